@@ -1,0 +1,28 @@
+"""gguf-spec: speculative decoding for quantised GGUF models. Importing it loads nothing; the names below are fetched when used."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import errors
+    from ._llm import LLM, load
+    from ._stream import Stream
+    from ._types import Chunk, Completion, Sampling, Speculation, Stats
+
+__version__ = "0.1.0"
+__all__ = ["LLM", "Chunk", "Completion", "Sampling", "Speculation", "Stats", "Stream", "__version__", "errors", "load"]
+_HOME = {"LLM": "_llm", "load": "_llm", "Stream": "_stream"} | dict.fromkeys(["Chunk", "Completion", "Sampling", "Speculation", "Stats"], "_types")
+
+
+def __getattr__(name: str) -> Any:
+    if name == "errors":
+        return import_module(".errors", __name__)
+    if name in _HOME:
+        return getattr(import_module(f".{_HOME[name]}", __name__), name)
+    raise AttributeError(f"module 'gguf_spec' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,5 @@
+"""`python -m gguf_spec`."""
+
+from .cli import main
+
+main()

@@ -1,0 +1,219 @@
+"""The public face: a target, perhaps a draft, and one request at a time."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+
+from ._context import ContextOptions
+from ._drafters import check_vocabulary
+from ._model import Model
+from ._probe import extra_bufts_work
+from ._registry import resolve
+from ._stream import Request, Stream, check_request
+from ._template import Message, encode_chat
+from ._types import Completion, Sampling, Speculation
+from .errors import BusyError, ClosedError
+
+Prompt = str | Sequence[Message]
+
+
+class LLM:
+    """A loaded model. It serves one request at a time and may be called from any thread; others wait.
+
+    Attributes:
+        name: The target's name or file name.
+        draft_name: The draft's file name, or None.
+        prompt: `text` or `chat`: what the registry says of a bare prompt, else whether the file has a chat template.
+        speculation: How many tokens are drafted, unless a call says otherwise.
+        notes: Why things are not as one would expect, such as a draft that is not used. One sentence each.
+    """
+
+    def __init__(self, name: str, target: Model, draft: Model | None, *, prompt: str, speculation: Speculation, notes: Sequence[str] = ()) -> None:
+        self.name, self.prompt, self.speculation, self.notes = name, prompt, speculation, tuple(notes)
+        self.draft_name = draft.path.name if draft else None
+        self._target, self._draft = target, draft
+        self._lock = threading.Lock()  # held while a stream is open
+        self._life = threading.Lock()  # held while the models must not be freed by another thread
+        self._holder: int | None = None  # the thread whose stream is open
+        self._stream: weakref.ref[Stream] | None = None
+        self._closed = False
+
+    @property
+    def n_ctx(self) -> int:
+        """Tokens the context holds, prompt and answer together."""
+        return self._target.n_ctx
+
+    def tokenize(self, prompt: Prompt) -> list[int]:
+        """Return the ids of a text, special tokens read as such, or of messages in the model's chat template."""
+        with self._life:
+            if self._closed:
+                raise ClosedError
+            if not prompt:
+                return []
+            return self._target.tokenize(prompt, special=True) if isinstance(prompt, str) else encode_chat(self._target, prompt)
+
+    def generate(self, prompt: Prompt, sampling: Sampling | None = None, *, speculation: Speculation | None = None) -> Completion:
+        """Go on from a text, or answer messages, and return the whole result.
+
+        Args:
+            prompt: A text, taken as it is, or messages (`{"role": ..., "content": ...}`) for the model's chat template.
+            sampling: How to sample; `Sampling()` where it is not given.
+            speculation: Instead of the one given at load.
+
+        Raises:
+            EmptyPromptError, PromptTooLongError: Before anything runs.
+            BusyError: This thread has a stream of this LLM open.
+        """
+        return self._complete(self.stream(prompt, sampling, speculation=speculation))
+
+    def stream(self, prompt: Prompt, sampling: Sampling | None = None, *, speculation: Speculation | None = None) -> Stream:
+        """Do as `generate`, but return an iterator over `Chunk`s. The LLM is taken until it is read to its end or closed."""
+        return self._open(Request(self.tokenize(prompt), sampling or Sampling(), speculation or self.speculation))
+
+    def generate_tokens(
+        self,
+        tokens: Sequence[int],
+        sampling: Sampling | None = None,
+        *,
+        stop_tokens: Iterable[int] = (),
+        on_token: Callable[[int], object] | None = None,
+        speculation: Speculation | None = None,
+    ) -> Completion:
+        """Go on from token ids.
+
+        Args:
+            tokens: The prompt's ids, nothing added.
+            sampling: As for `generate`.
+            stop_tokens: Ids that end the generation too; like an end token they are not part of the result.
+            on_token: Called with each id as it is emitted; a true result ends the generation right there, as `cancelled`.
+            speculation: Instead of the one given at load.
+        """
+        return self._complete(
+            self._open(Request(list(tokens), sampling or Sampling(), speculation or self.speculation, frozenset(stop_tokens), on_token))
+        )
+
+    def close(self) -> None:
+        """Free the native memory; more than once does nothing. A stream of this thread is closed, one of another is cancelled and waited for."""
+        stream = self._stream() if self._stream else None
+        if stream and self._holder == threading.get_ident():
+            stream.close()
+        elif stream:
+            stream.cancel()
+        self._take()
+        with self._life:
+            self._closed = True
+            self._target.close()
+            if self._draft:
+                self._draft.close()
+        self._give_back()
+
+    def _complete(self, stream: Stream) -> Completion:
+        with stream:
+            for _ in stream:
+                pass
+        return stream.result
+
+    def _open(self, request: Request) -> Stream:
+        self._take()
+        try:
+            if self._closed:
+                raise ClosedError
+            check_request(request, self._target)
+            stream = Stream(request, self._target, self._draft, self._give_back)
+        except BaseException:
+            self._give_back()
+            raise
+        self._stream = weakref.ref(stream)
+        return stream
+
+    def _take(self) -> None:
+        if self._holder == threading.get_ident():
+            raise BusyError
+        self._lock.acquire()
+        self._holder = threading.get_ident()
+
+    def _give_back(self) -> None:
+        self._holder = self._stream = None
+        self._lock.release()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def load(
+    model: str | Path = "tales",
+    draft: str | Path | None = "auto",
+    *,
+    speculation: Speculation | None = None,
+    n_ctx: int | None = None,
+    threads: int | None = None,
+    flash_attention: str = "auto",
+    kv_type: str = "f16",
+    gpu_layers: int = -1,
+    extra_bufts: bool | None = None,
+    verbose: bool = False,
+) -> LLM:
+    """Load a model, and a draft that speaks its vocabulary.
+
+    Args:
+        model: A name in models.yaml, or the path of a GGUF file.
+        draft: A name, a path, None or `none` for plain decoding, or `auto` for the one that belongs to the model's name.
+        speculation: How many tokens to draft; `Speculation()` where it is not given.
+        n_ctx: Tokens the context holds; None takes what the model was trained for, at most 4,096.
+        threads: None takes the physical cores.
+        flash_attention: `auto`, `on` or `off`.
+        kv_type: Number type of the key-value cache: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1 or q4_0.
+        gpu_layers: Layers to offload in a GPU build; -1 for all.
+        extra_bufts: Let llama.cpp repack the weights for this CPU; None asks a probe, which runs once a machine.
+        verbose: Write llama.cpp's log to stderr.
+
+    Raises:
+        ModelError, VocabularyMismatchError, NotEnoughMemoryError, InvalidOptionError: Nothing stays in memory then.
+    """
+    entry = resolve(model)
+    draft_path = entry.draft if draft == "auto" else None if draft in (None, "none") else _draft_file(str(draft))
+    options = ContextOptions(n_ctx, threads, flash_attention, kv_type, gpu_layers, extra_bufts is not False, verbose)
+    if extra_bufts is None and not extra_bufts_work():
+        options = replace(options, extra_bufts=False)
+    target, drafter, notes = Model(entry.target, options), None, []
+    try:
+        if draft_path:
+            drafter, why_not = _load_draft(draft_path, target)
+            notes += why_not
+        elif draft == "auto":
+            notes.append(f"no draft is known for {entry.name}: decoding plainly. Give one with --draft FILE.")
+        prompt = entry.prompt or ("chat" if target.chat_template else "text")
+        return LLM(entry.name, target, drafter, prompt=prompt, speculation=speculation or Speculation(), notes=notes)
+    except BaseException:
+        target.close()
+        raise
+
+
+def _draft_file(draft: str) -> Path:
+    """Return the file a draft's name stands for: a pair's name means the draft of that pair."""
+    entry = resolve(draft)
+    return entry.draft or entry.target
+
+
+def _load_draft(path: Path, target: Model) -> tuple[Model | None, list[str]]:
+    """Load a draft that speaks the target's vocabulary; where one of them cannot go back, return None and the reason."""
+    if not target.can_roll_back:
+        return None, [f"{target.path.name} cannot go back a token (it is recurrent or hybrid), which speculation needs: decoding plainly."]
+    draft = Model(path, replace(target.options, n_ctx=target.n_ctx))
+    try:
+        check_vocabulary(target, draft)
+    except BaseException:
+        draft.close()
+        raise
+    if draft.can_roll_back:
+        return draft, []
+    draft.close()
+    return None, [f"the draft {path.name} cannot go back a token (it is recurrent or hybrid), which speculation needs: decoding plainly."]

@@ -1,0 +1,283 @@
+"""One llama.cpp model with one context: tokens in, logits out, and a cache that can be cut back.
+
+The only importer of llama.cpp's low level. llama.cpp ends the whole process on batches that are too long, so sizes are checked here first.
+"""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import os
+import time
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from llama_cpp import llama_cpp as C
+
+from ._context import FLASH_ATTENTION, KV_TYPES, ContextOptions, check_memory, context_error, load_error, physical_cores
+from ._gguf import Header, check_generates_text, read_header
+from ._sampling import Logits
+from ._types import K_MAX
+from .errors import ClosedError, DecodeError, InvalidOptionError, RollbackError, UnsupportedModelError
+
+_N_BATCH = 512
+_WARNING = 3
+
+_log: collections.deque[str] = collections.deque(maxlen=20)
+_verbose = False
+
+
+@C.llama_log_callback  # type: ignore[untyped-decorator]
+def _keep_log(level: int, text: bytes, _data: object) -> None:
+    """Keep what llama.cpp warns of, for error messages; write all of it to stderr when asked to."""
+    if _verbose:
+        os.write(2, text)
+    if level >= _WARNING and text.strip():
+        _log.append(text.decode("utf-8", errors="replace").strip())
+
+
+_started = False
+
+
+def _start_backend(verbose: bool) -> None:
+    global _started, _verbose  # noqa: PLW0603 - llama.cpp has one log and one backend a process
+    _verbose = verbose
+    if not _started:
+        C.llama_log_set(_keep_log, ctypes.c_void_p(0))
+        C.llama_backend_init()
+        _started = True
+
+
+def library_files() -> list[Path]:
+    """Return llama.cpp's shared libraries."""
+    return sorted(path for path in (Path(C.__file__).parent / "lib").iterdir() if path.is_file())
+
+
+class Model:
+    """A model, its vocabulary, and a cache of the tokens it has seen.
+
+    Attributes:
+        cached: Ids of the tokens in the cache, position by position.
+        n_vocab: V, the length of a row of logits.
+        n_ctx: Positions the cache holds.
+        busy_s: Seconds spent inside llama.cpp since loading.
+    """
+
+    def __init__(self, path: Path, options: ContextOptions) -> None:
+        """Load a GGUF file.
+
+        Raises:
+            ModelError: The file is missing, damaged, or generates no text.
+            NotEnoughMemoryError: Weights and cache do not fit.
+        """
+        self.path, self.options = path, options
+        self._model: Any = None
+        self._ctx: Any = None
+        self._batch: Any = None
+        self._memory: Any = None
+        self._vocab: Any = None
+        self.cached: list[int] = []
+        self.busy_s = 0.0
+        header = read_header(path)
+        check_generates_text(header)
+        _start_backend(options.verbose)
+        try:
+            self._load(header)
+            self._check_kind(header)
+            self._open(header)
+        except BaseException:
+            self.close()
+            raise
+
+    # ---- loading
+
+    def _load(self, header: Header) -> None:
+        if not C.llama_supports_gpu_offload():
+            check_memory(header)
+        params = C.llama_model_default_params()
+        params.n_gpu_layers = self.options.gpu_layers
+        params.use_extra_bufts = self.options.extra_bufts
+        _log.clear()
+        self._model = C.llama_model_load_from_file(os.fsencode(self.path), params)
+        if not self._model:
+            raise load_error(header, _log)
+        self._vocab = C.llama_model_get_vocab(self._model)
+        self.n_vocab: int = C.llama_vocab_n_tokens(self._vocab)
+        self.n_ctx_train: int = C.llama_model_n_ctx_train(self._model)
+
+    def _check_kind(self, header: Header) -> None:
+        model = self._model
+        if C.llama_model_has_encoder(model) or not C.llama_model_has_decoder(model) or C.llama_model_is_diffusion(model):
+            what = "a diffusion model" if C.llama_model_is_diffusion(model) else "an encoder"
+            message = f"{self.path.name} is {what} ({header.architecture}), not a text generator."
+            raise UnsupportedModelError(self.path, message, "give a chat or base model.")
+
+    def _open(self, header: Header) -> None:
+        params, options = C.llama_context_default_params(), self.options
+        params.n_ctx = options.positions(self.n_ctx_train)
+        params.n_batch = params.n_ubatch = _N_BATCH
+        params.n_seq_max, params.n_outputs_max, params.n_outputs_max_per_seq = 1, K_MAX + 1, K_MAX + 1
+        params.n_threads = params.n_threads_batch = options.threads or physical_cores()
+        params.flash_attn_type = FLASH_ATTENTION[options.flash_attention]
+        params.type_k = params.type_v = KV_TYPES[options.kv_type][0]
+        if not C.llama_supports_gpu_offload():
+            check_memory(header, options.kv_bytes(header, self.n_ctx_train))
+        _log.clear()
+        self._ctx = C.llama_init_from_model(self._model, params)
+        if not self._ctx:
+            raise context_error(options, params.n_ctx, _log)
+        self.n_ctx: int = min(int(params.n_ctx), C.llama_n_ctx(self._ctx))  # llama.cpp rounds up
+        self._memory = C.llama_get_memory(self._ctx)
+        self._batch = C.llama_batch_init(_N_BATCH, 0, 1)
+        self._tokens = np.ctypeslib.as_array(self._batch.token, (_N_BATCH,))
+        self._positions = np.ctypeslib.as_array(self._batch.pos, (_N_BATCH,))
+        self._outputs = np.ctypeslib.as_array(self._batch.logits, (_N_BATCH,))
+        np.ctypeslib.as_array(self._batch.n_seq_id, (_N_BATCH,))[:] = 1
+        for i in range(_N_BATCH):
+            self._batch.seq_id[i][0] = 0
+
+    def close(self) -> None:
+        """Free the native memory; more than once does nothing."""
+        if self._batch is not None:
+            self._tokens = self._positions = self._outputs = np.zeros(0, dtype=np.int32)  # they point into the batch
+            C.llama_batch_free(self._batch)
+            self._batch = None
+        if self._ctx:
+            C.llama_free(self._ctx)
+            self._ctx = None
+        if self._model:
+            C.llama_model_free(self._model)
+            self._model = None
+
+    # ---- the cache
+
+    @property
+    def n_past(self) -> int:
+        """How many tokens are in the cache."""
+        return len(self.cached)
+
+    @cached_property
+    def can_roll_back(self) -> bool:
+        """Whether the cache can forget its last tokens; recurrent and hybrid models cannot."""
+        return not (C.llama_model_is_recurrent(self._model) or C.llama_model_is_hybrid(self._model))
+
+    def read(self, tokens: Sequence[int]) -> None:
+        """Put tokens into the cache; at most 512 at a time reach llama.cpp. No logits are computed."""
+        for i in range(0, len(tokens), _N_BATCH):
+            self._decode(tokens[i : i + _N_BATCH], 0)
+
+    def logits(self, tokens: Sequence[int], n_rows: int) -> Logits:
+        """Put tokens into the cache and return the logits after each of the last `n_rows` of them.
+
+        Returns:
+            A view of shape `(n_rows, V)` into llama.cpp's buffer, overwritten by the next call.
+
+        Raises:
+            DecodeError: llama.cpp refused the batch. The cache is empty then.
+        """
+        if not 0 < n_rows <= min(len(tokens), K_MAX + 1):
+            raise InvalidOptionError("n_rows", n_rows, f"from 1 to the {len(tokens)} tokens given, at most {K_MAX + 1}")
+        if len(tokens) > _N_BATCH:
+            self.read(tokens[:-n_rows])
+            tokens = tokens[-n_rows:]
+        self._decode(tokens, n_rows)
+        row = C.llama_get_logits_ith(self._ctx, len(tokens) - n_rows)
+        return np.ctypeslib.as_array(row, (n_rows, self.n_vocab))
+
+    def _decode(self, tokens: Sequence[int], n_rows: int) -> None:
+        n, n_past = len(tokens), self.n_past
+        if not self._ctx:
+            raise ClosedError
+        if n_past + n > self.n_ctx:
+            raise DecodeError(1, n_past, n, f"the context holds {self.n_ctx}")
+        self._tokens[:n] = tokens
+        if n and not 0 <= int(self._tokens[:n].min()) <= int(self._tokens[:n].max()) < self.n_vocab:
+            raise InvalidOptionError("tokens", list(tokens), f"ids from 0 to {self.n_vocab - 1}")
+        self._positions[:n] = np.arange(n_past, n_past + n)
+        self._outputs[: n - n_rows] = 0
+        self._outputs[n - n_rows : n] = 1
+        self._batch.n_tokens = n
+        started = time.perf_counter()
+        code = C.llama_decode(self._ctx, self._batch)
+        C.llama_synchronize(self._ctx)  # a GPU may still be at it
+        self.busy_s += time.perf_counter() - started
+        if code != 0:
+            C.llama_memory_clear(self._memory, True)
+            self.cached.clear()
+            raise DecodeError(code, n_past, n, _log[-1] if _log else "")
+        self.cached.extend(tokens)
+
+    def rollback(self, to: int) -> None:
+        """Forget all but the first `to` tokens; a cache that is no longer stays as it is.
+
+        Raises:
+            RollbackError: The model cannot forget part of its past. The cache is as it was.
+        """
+        if to >= self.n_past:
+            return
+        if to == 0:
+            C.llama_memory_clear(self._memory, False)
+        elif not C.llama_memory_seq_rm(self._memory, 0, to, -1):
+            raise RollbackError(self.path.name, self.n_past, to)
+        del self.cached[to:]
+
+    # ---- the vocabulary
+
+    def tokenize(self, text: str, *, special: bool, start: bool = True) -> list[int]:
+        """Return the token ids of a text.
+
+        Args:
+            text: Any string; what cannot be written as UTF-8 becomes `?`.
+            special: Whether `<|im_start|>` and the like are read as the tokens they name.
+            start: Whether the tokens that the model wants at the start of a text (BOS) are added.
+        """
+        data = text.encode("utf-8", errors="replace")
+        size = len(data) + 8
+        ids = (C.llama_token * size)()
+        n = C.llama_tokenize(self._vocab, data, len(data), ids, size, start, special)
+        if n < 0:  # only a vocabulary that adds many tokens at the start
+            ids = (C.llama_token * -n)()
+            n = C.llama_tokenize(self._vocab, data, len(data), ids, -n, start, special)
+        return list(ids[: max(n, 0)])
+
+    def piece(self, token: int) -> bytes:
+        """Return the bytes a token stands for; none for control tokens."""
+        piece = self._pieces.get(token)
+        if piece is None:
+            buffer = ctypes.create_string_buffer(256)
+            n = C.llama_token_to_piece(self._vocab, token, buffer, len(buffer), 0, False)
+            if n < 0:
+                buffer = ctypes.create_string_buffer(-n)
+                n = C.llama_token_to_piece(self._vocab, token, buffer, len(buffer), 0, False)
+            piece = self._pieces[token] = buffer.raw[:n]
+        return piece
+
+    @cached_property
+    def _pieces(self) -> dict[int, bytes]:
+        return {}
+
+    def is_end(self, token: int) -> bool:
+        """Whether a token ends a generation."""
+        return bool(C.llama_vocab_is_eog(self._vocab, token))
+
+    def token_text(self, token: int) -> str:
+        """Return a token as the vocabulary writes it."""
+        return (C.llama_vocab_get_text(self._vocab, token) or b"").decode("utf-8", errors="replace")
+
+    @cached_property
+    def vocabulary(self) -> dict[str, Any]:
+        """What must agree between a target and its draft: `type`, `add_bos`, `bos`, `add_eos`, `eos`, `size`."""
+        v = self._vocab
+        return {
+            "type": C.llama_vocab_type(v), "add_bos": C.llama_vocab_get_add_bos(v), "bos": C.llama_vocab_bos(v),
+            "add_eos": C.llama_vocab_get_add_eos(v), "eos": C.llama_vocab_eos(v), "size": self.n_vocab,
+        }  # fmt: skip
+
+    @cached_property
+    def chat_template(self) -> str | None:
+        """The Jinja template in the file, or None."""
+        template = C.llama_model_chat_template(self._model, None)
+        return template.decode("utf-8", errors="replace") if template else None

@@ -1,0 +1,110 @@
+"""Does the compiled llama.cpp compute right on this machine? Asked once for each library and machine, in a child process.
+
+Some builds of llama.cpp die, or could go wrong, in the kernels that repack weights for a CPU (AMX above all). The probe decodes with the
+bundled models with and without repacking. Where it fails, models are loaded with `use_extra_bufts=False`: slower, but right.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from ._context import ContextOptions
+from ._model import Model, library_files
+from ._registry import resolve
+
+# Repacking changes the order of sums, so logits move by up to about 0.15 here (spread of a row: 2 to 3); broken kernels are off by whole units.
+_TOLERANCE = 0.5
+
+
+def extra_bufts_work() -> bool:
+    """Return whether repacked weights can be used, from the cache or by probing; a failure is told on stderr when it is found."""
+    cache = _cache_file()
+    try:
+        return bool(json.loads(cache.read_text(encoding="utf-8"))["ok"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    problem = _probe()
+    if problem:
+        sys.stderr.write(
+            f"Note: llama.cpp's repacked kernels fail on this machine ({problem}): going on without them, slower but right (use_extra_bufts=False).\n"
+        )
+    try:
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        part = cache.with_suffix(f".{os.getpid()}")
+        part.write_text(json.dumps({"ok": not problem, "problem": problem}), encoding="utf-8")
+        part.replace(cache)
+    except OSError:
+        pass  # no place to remember it: the next load asks again
+    return not problem
+
+
+def _cache_file() -> Path:
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gguf-spec" / "probe"
+    parts = [platform.machine(), platform.node(), _cpu()]
+    for path in library_files():
+        about = path.stat()
+        parts.append(f"{path} {about.st_size} {about.st_mtime_ns}")
+    return folder / (hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24] + ".json")
+
+
+def _cpu() -> str:
+    """Return what the kernels are chosen by: the processor's name and features."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n", maxsplit=1)[0].splitlines()
+    except OSError:
+        return platform.processor()
+    return "\n".join(line for line in lines if line.startswith(("model name", "flags", "Features", "CPU")))
+
+
+def _probe() -> str | None:
+    """Return what is wrong, or None."""
+    if getattr(sys, "frozen", False):  # a packed program cannot start itself as Python; be careful only where it is known to matter
+        return "not checked in a packed program" if "amx" in _cpu() else None
+    try:
+        child = subprocess.run(_command(), capture_output=True, text=True, timeout=300, check=False, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"the probe did not run: {error}"
+    if child.returncode < 0:
+        return f"the probe died of signal {-child.returncode}"
+    try:
+        difference = float(json.loads(child.stdout.splitlines()[-1])["difference"])
+    except (ValueError, KeyError, IndexError, TypeError):
+        return f"the probe ended with code {child.returncode}"
+    return None if difference <= _TOLERANCE else f"logits are off by {difference:.2g}"
+
+
+def _command() -> list[str]:
+    return [sys.executable, "-m", "gguf_spec._probe", "--child"]
+
+
+def largest_difference() -> float:
+    """Return how far logits move with repacked weights, in batches of 1 and of 8 tokens, over both bundled models."""
+    worst = 0.0
+    pair = resolve("tales")
+    for path in filter(None, (pair.target, pair.draft)):
+        rows = []
+        for extra_bufts in (False, True):
+            model = Model(path, ContextOptions(n_ctx=64, extra_bufts=extra_bufts))
+            tokens = list(range(100, 109))
+            one = [model.logits([token], 1).copy() for token in tokens[:8]]
+            model.rollback(0)
+            rows.append(np.concatenate([*one, model.logits(tokens[:8], 8).copy()]))
+            model.close()
+        difference = float(np.max(np.abs(rows[0] - rows[1])))
+        worst = max(worst, difference if np.isfinite(difference) else float("inf"))
+    return worst
+
+
+if __name__ == "__main__":
+    if "--child" in sys.argv:
+        sys.stdout.write(json.dumps({"difference": largest_difference()}) + "\n")
+    else:
+        sys.exit(0 if extra_bufts_work() else 1)

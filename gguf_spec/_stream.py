@@ -1,0 +1,200 @@
+"""A generation under way: rounds become chunks of text, and time is kept."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+from . import _engine
+from ._drafters import Drafter, ModelDrafter, NoDrafter
+from ._model import Model
+from ._rng import SeededRng
+from ._sampling import Sampler
+from ._text import TextStream
+from ._types import Chunk, Completion, FinishReason, Sampling, Speculation, Stats
+from .errors import EmptyPromptError, InvalidOptionError, PromptTooLongError
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a stream is to do.
+
+    Attributes:
+        prompt: Token ids.
+        sampling: How to sample.
+        speculation: How many tokens to draft.
+        stop_tokens: Ids that end the generation, beside the model's own.
+        on_token: Called with each emitted id; a true result ends the generation there.
+    """
+
+    prompt: Sequence[int]
+    sampling: Sampling
+    speculation: Speculation
+    stop_tokens: frozenset[int] = frozenset()
+    on_token: Callable[[int], object] | None = None
+
+
+def check_request(request: Request, target: Model) -> None:
+    """Refuse what cannot run, before anything does.
+
+    Raises:
+        EmptyPromptError, PromptTooLongError, InvalidOptionError: With the real numbers.
+    """
+    if not request.prompt:
+        raise EmptyPromptError
+    if len(request.prompt) >= target.n_ctx:
+        raise PromptTooLongError(len(request.prompt), target.n_ctx)
+    for token in (*request.prompt, *request.stop_tokens):
+        if not (isinstance(token, int) and 0 <= token < target.n_vocab):
+            raise InvalidOptionError("token", token, f"an id from 0 to {target.n_vocab - 1}")
+
+
+class Stream:
+    """A generation under way: iterate over it for `Chunk`s, use it in a `with` statement, cancel it from any thread.
+
+    Attributes:
+        seed: The seed in use.
+        stats: What it cost so far; complete after the last chunk.
+    """
+
+    def __init__(self, request: Request, target: Model, draft: Model | None, release: Callable[[], None]) -> None:
+        """Make a stream over models that nothing else uses until `release` is called, once."""
+        self.seed = secrets.randbits(32) if request.sampling.seed is None else request.sampling.seed
+        self.stats = Stats(n_prompt=len(request.prompt))
+        self._request, self._target, self._draft = request, target, draft
+        self._release: Callable[[], None] | None = release
+        self._cancelled = threading.Event()
+        self._visible = TextStream(request.sampling.stop)
+        self._text: list[str] = []
+        self._tokens: list[int] = []
+        self._finish: FinishReason = "cancelled"
+        self._chunks = self._run()
+
+    @property
+    def result(self) -> Completion:
+        """What has been generated so far; its finish reason is `cancelled` until the end was reached."""
+        return Completion("".join(self._text), tuple(self._tokens), self._finish, self.seed, self.stats)
+
+    def cancel(self) -> None:
+        """End the generation after the round that runs; safe from any thread and from a signal handler."""
+        self._cancelled.set()
+
+    def close(self) -> None:
+        """Give the LLM back; more than once does nothing."""
+        release, self._release = self._release, None
+        if release:
+            self._chunks.close()
+            release()
+
+    def __iter__(self) -> Iterator[Chunk]:
+        return self
+
+    def __next__(self) -> Chunk:
+        try:
+            return next(self._chunks)
+        except BaseException:  # its end too
+            self.close()
+            raise
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _run(self) -> Generator[Chunk, None, None]:
+        request, target, cancelled = self._request, self._target, self._cancelled.is_set
+        clock = _Clock(target, self._draft)
+        sampler, k = Sampler(request.sampling, SeededRng(self.seed)), request.speculation.k
+        drafter: Drafter = ModelDrafter(self._draft, sampler, target.n_vocab) if self._draft and k else NoDrafter()
+
+        def is_end(token: int) -> bool:
+            return token in request.stop_tokens or target.is_end(token)
+
+        _engine.read_prompt(target, drafter, request.prompt, k, cancelled)
+        clock.prompt_is_read()
+        for one in _engine.rounds(target, drafter, request.prompt, sampler, k, request.sampling.max_tokens, is_end, cancelled):
+            chunk = self._deliver(one)
+            self.stats = clock.round_is_done(self.stats, one, len(chunk.tokens))
+            yield chunk
+            clock.resume()
+            if chunk.finish_reason:
+                return
+        yield self._deliver(_engine.Round([], 0, 0), cut="cancelled")
+
+    def _deliver(self, one: _engine.Round, cut: FinishReason | None = None) -> Chunk:
+        """Turn a round into a chunk, cut where the text or the caller ends it."""
+        parts: list[tuple[str, bool]] = []
+        tokens: list[int] = []
+        for token in one.tokens[:-1] if one.ended else one.tokens:
+            parts.append((self._visible.push(self._target.piece(token)), len(tokens) < one.n_accepted))
+            tokens.append(token)
+            if self._request.on_token and self._request.on_token(token):
+                cut = "cancelled"
+            if self._visible.stopped:
+                cut = "stop"
+            if cut:
+                break
+        self._tokens += tokens
+        cut = cut or ("stop" if one.ended else "length" if self._is_full() else None)
+        if cut:
+            parts.append((self._visible.finish(), False))
+            self._finish = cut
+        parts = [part for part in parts if part[0]]
+        text = "".join(piece for piece, _ in parts)
+        self._text.append(text)
+        return Chunk(text, tuple(tokens), one.n_drafted, min(one.n_accepted, len(tokens)), cut, tuple(parts))
+
+    def _is_full(self) -> bool:
+        return len(self._tokens) == self._request.sampling.max_tokens or len(self._request.prompt) + len(self._tokens) >= self._target.n_ctx
+
+
+class _Clock:
+    """Keeps a stream's times: those inside the models, and all that passes while the stream itself runs."""
+
+    def __init__(self, target: Model, draft: Model | None) -> None:
+        self._models = (draft, target)
+        self._busy = self._busy_now()
+        self._since = time.perf_counter()
+        self._total_s = self._prompt_s = 0.0
+
+    def resume(self) -> None:
+        """Go on counting: the caller is done with a chunk."""
+        self._since = time.perf_counter()
+
+    def prompt_is_read(self) -> None:
+        """Book all time so far as the prompt's."""
+        self._pause()
+        self._prompt_s, self._busy = self._total_s, self._busy_now()
+        self.resume()
+
+    def round_is_done(self, old: Stats, one: _engine.Round, n_emitted: int) -> Stats:
+        """Return the stats with a round added, and stop counting until `resume`."""
+        self._pause()
+        draft_s, verify_s = (now - before for now, before in zip(self._busy_now(), self._busy, strict=True))
+        return Stats(
+            n_prompt=old.n_prompt,
+            n_generated=old.n_generated + n_emitted,
+            n_drafted=old.n_drafted + one.n_drafted,
+            n_accepted=old.n_accepted + one.n_accepted,
+            rounds=old.rounds + 1,
+            prompt_s=self._prompt_s,
+            draft_s=draft_s,
+            verify_s=verify_s,
+            other_s=self._total_s - self._prompt_s - draft_s - verify_s,
+            ttft_s=old.ttft_s or self._total_s,
+            total_s=self._total_s,
+        )
+
+    def _pause(self) -> None:
+        self._total_s += time.perf_counter() - self._since
+
+    def _busy_now(self) -> tuple[float, ...]:
+        return tuple(model.busy_s if model else 0.0 for model in self._models)

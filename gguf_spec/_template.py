@@ -1,0 +1,65 @@
+"""Messages to token ids, by the chat template in the model file. Neither the template nor the messages are trusted."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+
+from llama_cpp.llama_chat_format import Jinja2ChatFormatter
+
+from ._model import Model
+from .errors import TemplateError
+
+Message = Mapping[str, str]
+
+
+def encode_chat(model: Model, messages: Sequence[Message]) -> list[int]:
+    """Return the prompt for the next answer to `messages`.
+
+    Special tokens count only where the template writes them: a message that spells `<|im_end|>` holds just these letters.
+
+    Args:
+        model: A model whose file holds a template.
+        messages: `{"role": ..., "content": ...}` each.
+
+    Raises:
+        TemplateError: No template, or one that refuses the messages.
+    """
+    if model.chat_template is None:
+        raise TemplateError(f"{model.path.name} has no chat template.", "give the whole prompt as text (--raw).")
+    for message in messages:
+        if not (isinstance(message, Mapping) and isinstance(message.get("role"), str) and isinstance(message.get("content"), str)):
+            raise TemplateError(f"a message is {message!r}.", 'write messages as {"role": "user", "content": "..."}.')
+    text = _render(model, model.chat_template, messages)
+    bos = model.token_text(model.vocabulary["bos"]) if model.vocabulary["bos"] >= 0 else ""
+    start = not (bos and text.startswith(bos))
+    if not any(_spells_special(model, m["content"]) for m in messages):
+        return model.tokenize(text, special=True, start=start)
+    # Rare and slower: marks stand in for the contents, so that template and contents are tokenized apart.
+    marks = [secrets.token_hex(16) for _ in messages]
+    text = _render(model, model.chat_template, [{**m, "content": mark} for m, mark in zip(messages, marks, strict=True)])
+    ids: list[int] = []
+    for mark, message in zip(marks, messages, strict=True):
+        before, found, after = text.partition(mark)
+        if found:
+            ids += model.tokenize(before, special=True, start=start and not ids)
+            ids += model.tokenize(message["content"], special=False, start=False)
+            text = after
+    return ids + model.tokenize(text, special=True, start=start and not ids)
+
+
+def _spells_special(model: Model, content: str) -> bool:
+    return model.tokenize(content, special=True, start=False) != model.tokenize(content, special=False, start=False)
+
+
+def _render(model: Model, template: str, messages: Sequence[Message]) -> str:
+    def name(token: int) -> str:
+        return model.token_text(token) if token >= 0 else ""
+
+    try:
+        formatter = Jinja2ChatFormatter(template, eos_token=name(model.vocabulary["eos"]), bos_token=name(model.vocabulary["bos"]))
+        return str(formatter(messages=[dict(m) for m in messages]).prompt)
+    except Exception as error:  # a template is a program: it may raise anything
+        raise TemplateError(
+            f"the chat template of {model.path.name} fails: {error}.", "check the roles and their order, or give the whole prompt as text (--raw)."
+        ) from error

@@ -1,0 +1,67 @@
+"""The command line: a client of the public API. Answers go to stdout, everything else to stderr."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+
+from .. import __version__, errors
+from .generate import generate
+
+
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}, epilog="gguf-spec COMMAND --help shows a command's options."
+)
+@click.version_option(__version__, "-V", "--version", prog_name="gguf-spec", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Run quantised GGUF models faster, and never change what they say.
+
+    \b
+    Examples:
+      gguf-spec generate "Once upon a time"
+      gguf-spec generate "Once upon a time" --seed 1 -n 120 --stats
+      gguf-spec generate -m target.gguf -d draft.gguf "Why is the sky blue?"
+    """
+
+
+cli.add_command(generate)
+
+
+def main() -> None:
+    """Run the command line; exit 0 when all went well, 1 for our errors, 2 for wrong usage, 130 after Ctrl-C."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal that is not UTF-8 must not end a tale
+    try:
+        code = cli.main(standalone_mode=False)
+        sys.stdout.flush()
+        sys.exit(code if isinstance(code, int) else 0)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        sys.exit(2)
+    except click.UsageError as error:
+        _fail(error.format_message(), f"{error.ctx.command_path if error.ctx else 'gguf-spec'} --help shows what can be given.", 2)
+    except click.ClickException as error:
+        _fail(error.format_message(), "check the file and its permissions.", 1)
+    except errors.GgufSpecError as error:
+        if _wants_trace():
+            raise
+        _fail(str(error), error.hint, 2 if isinstance(error, errors.InvalidOptionError) else 1)
+    except (KeyboardInterrupt, click.Abort):
+        sys.exit(130)
+    except BrokenPipeError:  # the reader, `head` say, has what it wanted
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(0)
+    except MemoryError:
+        _fail("there is not enough memory.", "give a smaller --ctx, or take a smaller model.", 1)
+
+
+def _wants_trace() -> bool:
+    return any(a in ("-vv", "-vvv") for a in sys.argv)
+
+
+def _fail(message: str, hint: str, code: int) -> None:
+    click.echo(f"Error: {message}\nHint: {hint}", err=True)
+    sys.exit(code)
