@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import collections
+import math
 import mmap
 import struct
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,14 @@ _BLOCKS = {
     20: (32, 18), 21: (256, 110), 22: (256, 82), 23: (256, 136), 24: (1, 1), 25: (1, 2), 26: (1, 4), 27: (1, 8), 28: (1, 8),
     29: (256, 56), 30: (1, 2), 34: (256, 54), 35: (256, 66), 39: (32, 17),
 }  # fmt: skip
-_MAX_STRING, _MAX_COUNT = 1 << 24, 1 << 24
+_MAX_STRING, _MAX_COUNT, _MAX_ENTRIES = 1 << 24, 1 << 24, 1 << 17
+_NO_WEIGHTS = {24, 25, 27, 28}  # whole numbers and doubles: llama.cpp multiplies none of them
+_LENGTH = struct.Struct("<Q")
+_TOKENS = "tokenizer.ggml.tokens"
+_EMBEDS = {
+    "bert", "modern-bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2", "jina-bert-v3", "eurobert", "gemma-embedding", "llama-embed",
+}  # fmt: skip
+_ENCODES = {"t5", "t5encoder", "clip", "wavtokenizer-dec"}
 
 
 @dataclass(frozen=True)
@@ -61,7 +71,7 @@ class Header:
             value = self.of_architecture(key, default)
             if isinstance(value, tuple) and value:  # one number a layer
                 value = sum(value) / len(value)
-            return value if isinstance(value, (int, float)) and value > 0 else default
+            return value if isinstance(value, (int, float)) and 0 < value < math.inf else default
 
         if self.of_architecture("attention.kv_lora_rank") or self.of_architecture("ssm.state_size"):
             return 0
@@ -80,17 +90,20 @@ class _Reader:
     def damaged(self, why: str) -> NotAModelError:
         return NotAModelError(self.path, f"{self.path.name} is a damaged GGUF file: {why}.", "download or convert it again.")
 
+    def cut_short(self) -> NotAModelError:
+        return self.damaged(f"its header ends at byte {len(self.data):,}, before it is complete")
+
     def take(self, form: str) -> Any:
         n = struct.calcsize("<" + form)
         if self.at + n > len(self.data):
-            raise self.damaged(f"its header ends at byte {len(self.data):,}, before it is complete")
+            raise self.cut_short()
         (value,) = struct.unpack_from("<" + form, self.data, self.at)
         self.at += n
         return value
 
     def skip(self, n: int) -> None:
         if self.at + n > len(self.data):
-            raise self.damaged(f"its header ends at byte {len(self.data):,}, before it is complete")
+            raise self.cut_short()
         self.at += n
 
     def count(self, what: str, most: int = _MAX_COUNT) -> int:
@@ -105,7 +118,20 @@ class _Reader:
         self.skip(n)
         return self.data[start : start + n].decode("utf-8", errors="replace")
 
-    def value(self, kind: int) -> Any:
+    def strings(self, n: int) -> Iterator[bytes]:
+        """Yield an array of `n` strings; without calls, as there may be half a million of them."""
+        data, at, end = self.data, self.at, len(self.data)
+        for _ in range(n):
+            start = at + 8
+            if start > end:
+                raise self.cut_short()
+            at = start + _LENGTH.unpack_from(data, start - 8)[0]
+            if at > end:
+                raise self.cut_short()
+            yield data[start:at]
+        self.at = at
+
+    def value(self, kind: int, key: str) -> Any:
         if kind == _STRING:
             return self.string()
         if kind in _SCALARS:
@@ -118,8 +144,12 @@ class _Reader:
                 return tuple(self.take(_SCALARS[inner]) for _ in range(n))
             self.skip(n * struct.calcsize("<" + _SCALARS[inner]))
         elif inner == _STRING:
-            for _ in range(n):
-                self.skip(self.count("bytes for one string", _MAX_STRING))
+            if key == _TOKENS:  # as llama.cpp tells them apart, which ends the process where two are the same
+                known = {text.partition(b"\0")[0] or b"[EMPTY_%d]" % i for i, text in enumerate(self.strings(n))}
+                if len(known) < n:
+                    raise self.damaged(f"{n - len(known):,} of its {n:,} tokens are there twice")
+            else:
+                collections.deque(self.strings(n), maxlen=0)
         else:
             raise self.damaged(f"it holds an array of the unknown type {inner}")
         return ArrayLength(n)
@@ -133,6 +163,8 @@ class _Reader:
         for _ in range(n_dims):
             n_values *= self.count("rows", 1 << 40)
         kind, offset = self.take("I"), self.take("Q")
+        if kind in _NO_WEIGHTS:
+            raise self.damaged(f"tensor {name!r} holds numbers of the type {kind}, which no model computes with")
         per_block, n_bytes = _BLOCKS.get(kind, (1, 0))
         return int(offset + n_values // per_block * n_bytes)
 
@@ -148,6 +180,8 @@ def read_header(path: Path) -> Header:
         raise ModelNotFoundError(path, f"there is no file {path}.", "give a GGUF file or a name from the registry, such as tales.")
     if path.is_dir():
         raise NotAModelError(path, f"{path} is a directory.", "name the .gguf file inside it.")
+    if not path.is_file():  # reading a pipe would wait for ever
+        raise NotAModelError(path, f"{path} is no regular file.", "give the path of a GGUF file on a disk.")
     try:
         with path.open("rb") as file:
             if file.read(4) != b"GGUF":
@@ -166,17 +200,17 @@ def _parse(data: mmap.mmap, path: Path) -> Header:
         raise NotAModelError(
             path, f"{path.name} is GGUF of version {version}; versions 2 and 3 can be read.", "convert it again with a current llama.cpp."
         )
-    n_tensors, n_pairs = reader.count("tensors"), reader.count("metadata values")
+    n_tensors, n_pairs = reader.count("tensors", _MAX_ENTRIES), reader.count("metadata values", _MAX_ENTRIES)
     metadata: dict[str, Any] = {}
     for _ in range(n_pairs):
         key = reader.string()
-        metadata[key] = reader.value(reader.take("I"))
+        metadata[key] = reader.value(reader.take("I"), key)
     ends = [reader.tensor_end() for _ in range(n_tensors)]
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
         raise reader.damaged(f"its alignment is {alignment!r}")
     needed = -(-reader.at // alignment) * alignment + max(ends, default=0)
-    if needed > len(data):
+    if ends and needed > len(data):
         raise NotAModelError(
             path,
             f"{path.name} is cut short: it has {len(data):,} bytes but its tensors need {needed:,}.",
@@ -206,11 +240,40 @@ def check_generates_text(header: Header) -> None:
             f"is part {metadata['split.no'] + 1} of {metadata.get('split.count', '?')} of a split model",
             "give the first part, the one named -00001-of-.",
         )
-    if header.of_architecture("attention.causal", True) is False or header.of_architecture("pooling_type", 0) not in (0, None):
+    if header.architecture in _ENCODES:
+        raise refuse(f"is an encoder ({header.architecture}), not a text generator", "give a chat or base model.")
+    if (
+        header.architecture in _EMBEDS
+        or header.of_architecture("attention.causal", True) is False
+        or header.of_architecture("pooling_type", 0) not in (0, None)
+    ):
         raise refuse(f"is an embedding model ({header.architecture}), not a text generator", "give a chat or base model.")
-    if metadata.get("tokenizer.ggml.model", "no_vocab") in ("no_vocab", "none") or metadata.get(
-        "tokenizer.ggml.tokens", ArrayLength(0)
-    ) == ArrayLength(0):
+    if metadata.get("tokenizer.ggml.model", "no_vocab") in ("no_vocab", "none") or metadata.get(_TOKENS, ArrayLength(0)) == ArrayLength(0):
         raise refuse("has no tokenizer", "convert it again without --vocab-only or --no-vocab options.")
     if header.n_tensors == 0:
         raise refuse("has a vocabulary but no weights", "give the full model file.")
+    _check_numbers(header)
+
+
+def _check_numbers(header: Header) -> None:
+    """Refuse numbers on which llama.cpp ends the whole process instead of saying what is wrong."""
+
+    def check(key: str, ok: Callable[[Any], bool]) -> None:
+        value = header.of_architecture(key)
+        if value is not None and not isinstance(value, (tuple, ArrayLength)) and not ok(value):
+            what = f"{header.path.name} is a damaged GGUF file: its {header.architecture}.{key} is {value!r}."
+            raise NotAModelError(header.path, what, "download or convert it again.")
+
+    def number(key: str) -> Any:
+        value = header.of_architecture(key, 0)
+        return value if isinstance(value, int) else 0
+
+    n_experts = number("expert_count")
+    check("block_count", lambda n: isinstance(n, int) and 0 < n <= 512)
+    check("nextn_predict_layers", lambda n: isinstance(n, int) and n <= number("block_count"))
+    check("expert_count", lambda n: isinstance(n, int) and n <= 1024)
+    check("expert_used_count", lambda n: isinstance(n, int) and min(n_experts, 1) <= n <= n_experts)
+    check("expert_group_count", lambda n: isinstance(n, int) and (n == 0 or n < n_experts))
+    check("rope.scaling.type", lambda kind: kind in ("none", "linear", "yarn", "longrope"))
+    for key in ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"):
+        check(key, lambda x: isinstance(x, float) and 0 <= x < math.inf)

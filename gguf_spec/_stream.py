@@ -56,32 +56,34 @@ def check_request(request: Request, target: Model) -> None:
 class Stream:
     """A generation under way: iterate over it for `Chunk`s, use it in a `with` statement, cancel it from any thread.
 
-    Attributes:
-        seed: The seed in use.
-        stats: What it cost so far; complete after the last chunk.
+    One that is dropped closes itself.
     """
 
     def __init__(self, request: Request, target: Model, draft: Model | None, release: Callable[[], None]) -> None:
         """Make a stream over models that nothing else uses until `release` is called, once."""
-        self.seed = secrets.randbits(32) if request.sampling.seed is None else request.sampling.seed
-        self.stats = Stats(n_prompt=len(request.prompt))
-        self._request, self._target, self._draft = request, target, draft
+        self._generation = _Generation(request, target, draft)
+        self._chunks = self._generation.run()
         self._release: Callable[[], None] | None = release
-        self._cancelled = threading.Event()
-        self._visible = TextStream(request.sampling.stop)
-        self._text: list[str] = []
-        self._tokens: list[int] = []
-        self._finish: FinishReason = "cancelled"
-        self._chunks = self._run()
+
+    @property
+    def seed(self) -> int:
+        """The seed in use."""
+        return self._generation.seed
+
+    @property
+    def stats(self) -> Stats:
+        """What it cost so far; complete after the last chunk."""
+        return self._generation.stats
 
     @property
     def result(self) -> Completion:
         """What has been generated so far; its finish reason is `cancelled` until the end was reached."""
-        return Completion("".join(self._text), tuple(self._tokens), self._finish, self.seed, self.stats)
+        g = self._generation
+        return Completion("".join(g.text), tuple(g.tokens), g.finish, g.seed, g.stats)
 
     def cancel(self) -> None:
         """End the generation after the round that runs; safe from any thread and from a signal handler."""
-        self._cancelled.set()
+        self._generation.cancelled.set()
 
     def close(self) -> None:
         """Give the LLM back; more than once does nothing."""
@@ -109,8 +111,23 @@ class Stream:
     def __del__(self) -> None:
         self.close()
 
-    def _run(self) -> Generator[Chunk, None, None]:
-        request, target, cancelled = self._request, self._target, self._cancelled.is_set
+
+class _Generation:
+    """What a stream runs. Apart from it, so that the running generator does not keep a dropped stream alive."""
+
+    def __init__(self, request: Request, target: Model, draft: Model | None) -> None:
+        self.seed = secrets.randbits(32) if request.sampling.seed is None else request.sampling.seed
+        self.stats = Stats(n_prompt=len(request.prompt))
+        self.cancelled = threading.Event()
+        self.text: list[str] = []
+        self.tokens: list[int] = []
+        self.finish: FinishReason = "cancelled"
+        self._request, self._target, self._draft = request, target, draft
+        self._visible = TextStream(request.sampling.stop)
+
+    def run(self) -> Generator[Chunk, None, None]:
+        """Yield a chunk for every round."""
+        request, target, cancelled = self._request, self._target, self.cancelled.is_set
         clock = _Clock(target, self._draft)
         sampler, k = Sampler(request.sampling, SeededRng(self.seed)), request.speculation.k
         drafter: Drafter = ModelDrafter(self._draft, sampler, target.n_vocab) if self._draft and k else NoDrafter()
@@ -142,18 +159,18 @@ class Stream:
                 cut = "stop"
             if cut:
                 break
-        self._tokens += tokens
+        self.tokens += tokens
         cut = cut or ("stop" if one.ended else "length" if self._is_full() else None)
         if cut:
             parts.append((self._visible.finish(), False))
-            self._finish = cut
+            self.finish = cut
         parts = [part for part in parts if part[0]]
         text = "".join(piece for piece, _ in parts)
-        self._text.append(text)
+        self.text.append(text)
         return Chunk(text, tuple(tokens), one.n_drafted, min(one.n_accepted, len(tokens)), cut, tuple(parts))
 
     def _is_full(self) -> bool:
-        return len(self._tokens) == self._request.sampling.max_tokens or len(self._request.prompt) + len(self._tokens) >= self._target.n_ctx
+        return len(self.tokens) == self._request.sampling.max_tokens or len(self._request.prompt) + len(self.tokens) >= self._target.n_ctx
 
 
 class _Clock:

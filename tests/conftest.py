@@ -1,0 +1,32 @@
+"""What all tests share: --slow, and the bundled pair, loaded once."""
+
+import pytest
+
+
+def pytest_addoption(parser):
+    parser.addoption("--slow", action="store_true", help="run the slow tests too")
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("--slow"):
+        return
+    for item in items:
+        if "slow" in item.keywords:
+            item.add_marker(pytest.mark.skip(reason="slow: give --slow"))
+
+
+@pytest.fixture(scope="session")
+def tales():
+    """The bundled pair on one thread: so small a model does not gain from two, and a busy machine does not hold it up."""
+    import gguf_spec
+
+    with gguf_spec.load("tales", threads=1) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="session")
+def prompts():
+    """Fifty openings of tales."""
+    from pathlib import Path
+
+    return (Path(__file__).parent / "prompts.txt").read_text(encoding="utf-8").splitlines()

@@ -1,0 +1,133 @@
+"""Level 2: every random path of the real engine on a tiny vocabulary; the joint law of the first tokens is the target's own to 1e-12."""
+
+import itertools
+from collections import defaultdict
+
+import numpy as np
+import pytest
+
+from gguf_spec._accept import rejection
+from gguf_spec._drafters import ModelDrafter, NoDrafter
+from gguf_spec._engine import read_prompt, rounds, run_round
+from gguf_spec._sampling import Sampler
+from tests.exactness import wrong_rules
+from tests.fakes import FakeModel, every_path, random_table, sampler
+
+V, M, PROMPT = 3, 3, [1, 2]
+CHAINS = {
+    "plain": {},
+    "temperature": {"temperature": 0.6},
+    "top-k": {"top_k": 2},
+    "top-p": {"top_p": 0.7},
+    "min-p": {"min_p": 0.2, "temperature": 1.4},
+    "penalties": {"repeat_penalty": 1.7, "frequency_penalty": 0.4, "presence_penalty": -0.3, "penalty_last_n": 3},
+    "bias": {"logit_bias": {0: 1.5, 2: float("-inf")}},
+    "greedy": {"temperature": 0.0},
+}
+
+
+def exact_law(target_table, options):
+    """The target's own law of the first M tokens, by the chain rule."""
+    law = {}
+    for tokens in itertools.product(range(V), repeat=M):
+        history, weight = list(PROMPT), 1.0
+        for token in tokens:
+            row = FakeModel(target_table).logits(history, 1)[0]
+            weight *= sampler(None, **options).distribution(row, history).prob(token)
+            history.append(token)
+        if weight:
+            law[tokens] = weight
+    return law
+
+
+def engine_law(target_table, draft_table, k, options, rule=rejection):
+    """The engine's law of the first M tokens, over all its random paths; and how many paths there are."""
+    law, n_paths = defaultdict(float), 0
+
+    def run(rng):
+        target, chain = FakeModel(target_table), sampler(rng, **options)
+        drafter = NoDrafter() if draft_table is None else ModelDrafter(FakeModel(draft_table), chain, V)
+        tokens = list(PROMPT)
+        while len(tokens) < len(PROMPT) + M:
+            tokens += run_round(target, drafter, tokens, chain, k, rule).tokens
+        return tuple(tokens[len(PROMPT) : len(PROMPT) + M])
+
+    for tokens, weight in every_path(run):
+        law[tokens] += weight
+        n_paths += 1
+    return law, n_paths
+
+
+def distance(a, b):
+    return max(abs(a.get(t, 0.0) - b.get(t, 0.0)) for t in {*a, *b})
+
+
+@pytest.fixture(params=[0.0, 0.25], ids=["full", "with zeros"])
+def tables(request):
+    rng = np.random.default_rng(7)
+    return random_table(rng, V, request.param), random_table(rng, V, request.param)
+
+
+@pytest.mark.parametrize("options", CHAINS.values(), ids=CHAINS)
+@pytest.mark.parametrize("k", [0, 1, 2])
+def test_every_path_together_gives_the_targets_law(tables, options, k):
+    target, draft = tables
+    law, n_paths = engine_law(target, draft, k, options)
+    assert abs(sum(law.values()) - 1) < 1e-12
+    assert distance(law, exact_law(target, options)) < 1e-12
+    assert n_paths > 1 or options == CHAINS["greedy"]
+
+
+def test_the_paths_are_many(tables):
+    assert engine_law(*tables, 2, {})[1] > 400
+
+
+@pytest.mark.parametrize("rule", wrong_rules.ALL, ids=lambda rule: rule.__name__)
+def test_a_wrong_rule_is_caught(tables, rule):
+    target, draft = tables
+    law, _ = engine_law(target, draft, 2, {}, rule)
+    assert distance(law, exact_law(target, {})) > 1e-3
+
+
+def test_a_drafter_that_forgets_too_much_costs_only_speed(tables, monkeypatch):
+    target, draft = tables
+    monkeypatch.setattr(ModelDrafter, "rollback", lambda self, to: self._model.rollback(max(to - 1, 0)))
+    assert distance(engine_law(target, draft, 2, {})[0], exact_law(target, {})) < 1e-12
+
+
+def test_penalties_from_a_stale_history_are_caught(tables, monkeypatch):
+    """The rows of a burst must see the tokens drafted before them; here they see only the prompt."""
+    target, draft = tables
+    options = CHAINS["penalties"]
+    right = Sampler.distribution
+    monkeypatch.setattr(Sampler, "distribution", lambda self, logits, history: right(self, logits, history[: len(PROMPT)]))
+    law = engine_law(target, draft, 2, options)[0]
+    monkeypatch.undo()
+    assert distance(law, exact_law(target, options)) > 1e-3
+
+
+def test_the_loop_cuts_bursts_without_changing_the_law(tables):
+    """With end tokens and a limit, over `rounds`: sequences that end early count as such."""
+    target_table, draft_table = tables
+    ends, n_max = {0}, 3
+
+    def law_with(draft, k):
+        law = defaultdict(float)
+
+        def run(rng):
+            chain, target = sampler(rng), FakeModel(target_table)
+            drafter = ModelDrafter(FakeModel(draft, end=ends), chain, V)
+            read_prompt(target, drafter, PROMPT, k, lambda: False)
+            tokens = []
+            for one in rounds(target, drafter, PROMPT, chain, k, n_max, lambda t: t in ends, lambda: False):
+                tokens += one.tokens
+            return tuple(tokens)
+
+        for tokens, weight in every_path(run):
+            law[tokens] += weight
+        return law
+
+    plain = law_with(draft_table, 0)
+    assert any(len(tokens) < n_max for tokens in plain)
+    for k in (1, 2):
+        assert distance(law_with(draft_table, k), plain) < 1e-12

@@ -1,0 +1,107 @@
+"""Stand-ins that run the real engine: models with a table for weights, a random source that replays every path."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from gguf_spec._sampling import Sampler
+from gguf_spec._types import Sampling
+
+
+class FakeModel:
+    """A model whose logits depend on the last two tokens: `table` has shape `(V, V, V)`, and the token before the first is 0.
+
+    `cached` is the cache; asking for a row whose past is not in the cache is impossible, as in llama.cpp.
+    """
+
+    def __init__(self, table, n_ctx=64, end=()):
+        self.table = np.asarray(table, dtype=np.float32)
+        self.n_vocab = self.table.shape[-1]
+        self.n_ctx, self.end, self.cached, self.busy_s = n_ctx, frozenset(end), [], 0.0
+        self.passes = []  # (tokens given, rows asked for) of every pass
+
+    @property
+    def n_past(self):
+        return len(self.cached)
+
+    def read(self, tokens):
+        assert self.n_past + len(tokens) <= self.n_ctx
+        self.cached.extend(tokens)
+
+    def logits(self, tokens, n_rows):
+        assert 0 < n_rows <= len(tokens)
+        self.passes.append((len(tokens), n_rows))
+        self.read(tokens)
+        past = [0, *self.cached]
+        return np.stack([self.table[past[i - 1], past[i]] for i in range(len(past) - n_rows, len(past))])
+
+    def rollback(self, to):
+        del self.cached[to:]
+
+    def is_end(self, token):
+        return token in self.end
+
+    # what a stream and an LLM need on top: token i is the letter with that number
+    path, can_roll_back, chat_template = Path("fake.gguf"), True, None
+
+    def piece(self, token):
+        return chr(ord("a") + token).encode()
+
+    def tokenize(self, text, *, special, start=True):
+        return [ord(letter) - ord("a") for letter in text]
+
+    def close(self):
+        self.cached = None
+
+
+def random_table(rng, n_vocab, holes=0.0):
+    """Logits of a context-dependent model; `holes` is the share of tokens that can never come."""
+    table = rng.normal(size=(n_vocab, n_vocab, n_vocab)) * 1.5
+    table[rng.random(table.shape) < holes] = -np.inf
+    table[..., 0] = np.where(np.isinf(table).all(-1), 0.0, table[..., 0])
+    return table
+
+
+class Replay:
+    """A random source that walks a given path of outcomes and, past its end, takes the first possible outcome of each choice.
+
+    After a run `path` lists the choices as (outcome, outcomes still to try) and `weight` is the path's probability.
+    """
+
+    def __init__(self, prefix=()):
+        self._prefix, self.path, self.weight = list(prefix), [], 1.0
+
+    def _take(self, probabilities):
+        possible = [i for i, p in enumerate(probabilities) if p > 0]
+        at = len(self.path)
+        outcome = self._prefix[at] if at < len(self._prefix) else possible[0]
+        self.path.append((outcome, [i for i in possible if i > outcome]))
+        self.weight *= probabilities[outcome]
+        return outcome
+
+    def chance(self, probability):
+        return self._take([1 - probability, probability]) == 1
+
+    def choose(self, probabilities):
+        return self._take(list(probabilities))
+
+
+def every_path(run):
+    """Call `run(rng)` once for each path of random outcomes; yield `(result, probability of the path)`."""
+    prefix = []
+    while True:
+        rng = Replay(prefix)
+        yield run(rng), rng.weight
+        path = rng.path
+        while path and not path[-1][1]:
+            path.pop()
+        if not path:
+            return
+        prefix = [outcome for outcome, _ in path[:-1]] + [path[-1][1][0]]
+
+
+def sampler(rng, **options):
+    """A sampler with no filter but those named."""
+    return Sampler(Sampling(**{"temperature": 1.0, "top_k": 0, "top_p": 1.0, **options}), rng)

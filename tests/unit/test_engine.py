@@ -1,0 +1,142 @@
+"""The round and the loop on fakes: how many passes, how many tokens, what stays in the caches."""
+
+import numpy as np
+import pytest
+
+from gguf_spec._accept import Draft
+from gguf_spec._drafters import ModelDrafter, NoDrafter
+from gguf_spec._engine import read_prompt, rounds, run_round
+from gguf_spec._rng import SeededRng
+from tests.fakes import FakeModel, random_table, sampler
+
+V = 6
+TABLE = random_table(np.random.default_rng(3), V)
+OTHER = random_table(np.random.default_rng(4), V)
+
+
+def never():
+    return False
+
+
+def pair(k=4, draft_table=TABLE, end=(), **options):
+    chain = sampler(SeededRng(1), **options)
+    target = FakeModel(TABLE, end=end)
+    return target, ModelDrafter(FakeModel(draft_table, end=end), chain, V), chain
+
+
+def test_a_perfect_draft_gives_k_plus_1_tokens_in_one_pass():
+    target, drafter, chain = pair(temperature=0.0)
+    one = run_round(target, drafter, [1, 2], chain, 4)
+    assert (len(one.tokens), one.n_drafted, one.n_accepted) == (5, 4, 4)
+    assert target.passes == [(2 + 4, 5)]
+    assert drafter._model.passes == [(2, 1), (1, 1), (1, 1), (1, 1)]
+
+
+def test_a_drafts_token_is_decoded_once_and_never_replayed():
+    target, drafter, chain = pair(temperature=0.0)
+    tokens = [1, 2]
+    for _ in range(5):
+        tokens += run_round(target, drafter, tokens, chain, 3).tokens
+    given = [n for n, _ in drafter._model.passes]
+    # After a full acceptance the draft has not seen its own last token: two tokens in one pass, then singles.
+    assert given == [2, 1, 1] + [2, 1, 1] * 4
+    assert [n for n, _ in target.passes] == [2 + 3] + [1 + 3] * 4
+
+
+def test_one_target_pass_a_round_whatever_is_accepted():
+    target, drafter, chain = pair(draft_table=OTHER)
+    tokens = [1]
+    for i in range(20):
+        tokens += run_round(target, drafter, tokens, chain, 2).tokens
+        assert len(target.passes) == i + 1
+        assert target.cached == tokens[:-1]
+        assert drafter._model.cached == tokens[: drafter._model.n_past]
+        assert len(tokens) - drafter._model.n_past in (1, 2)
+
+
+def test_k_0_is_plain_decoding_and_touches_no_draft():
+    target, drafter, chain = pair()
+    run_round(target, drafter, [1, 2], chain, 0)
+    assert target.passes == [(2, 1)]
+    assert drafter._model.passes == []
+
+
+def test_the_draft_stops_after_a_token_that_ends():
+    target, drafter, chain = pair(end=range(V))
+    assert len(drafter.draft([1], 4).tokens) == 1
+
+
+def test_a_draft_proposes_only_tokens_the_target_has():
+    wide = np.full((V + 3,) * 3, 0.0)
+    wide[..., V:] = 50.0
+    chain = sampler(SeededRng(1))
+    drafter = ModelDrafter(FakeModel(wide), chain, V)
+    assert all(max(drafter.draft([1], 4).tokens) < V and drafter.rollback(0) is None for _ in range(20))
+
+
+def test_a_draft_reads_tokens_it_lacks_as_its_last_one():
+    small = FakeModel(TABLE[:4, :4, :4])
+    drafter = ModelDrafter(small, sampler(SeededRng(1)), V)
+    drafter.draft([5, 1], 1)
+    assert small.cached == [3, 1]
+
+
+def run(k, n_max, n_ctx=64, end=(), prompt=(1, 2), cancelled=never):
+    chain = sampler(SeededRng(1))
+    target = FakeModel(TABLE, n_ctx=n_ctx, end=end)
+    drafter = ModelDrafter(FakeModel(OTHER, n_ctx=n_ctx, end=end), chain, V)
+    read_prompt(target, drafter, list(prompt), k, cancelled)
+    return target, list(rounds(target, drafter, list(prompt), chain, k, n_max, target.is_end, cancelled))
+
+
+@pytest.mark.parametrize("k", [0, 1, 3, 8])
+@pytest.mark.parametrize("n_max", [1, 2, 7])
+def test_max_tokens_is_exact(k, n_max):
+    _, done = run(k, n_max)
+    assert sum(len(one.tokens) for one in done) == n_max
+
+
+@pytest.mark.parametrize("k", [0, 1, 3, 8])
+def test_a_full_context_ends_it(k):
+    target, done = run(k, None, n_ctx=12)
+    assert sum(len(one.tokens) for one in done) == 12 - 2
+    assert target.n_past == 11
+
+
+@pytest.mark.parametrize("k", [0, 3, 8])
+def test_nothing_comes_after_an_end_token(k):
+    target, done = run(k, 60, end={3})
+    tokens = [t for one in done for t in one.tokens]
+    assert tokens.count(3) == 1 and tokens[-1] == 3
+    assert done[-1].ended and not any(one.ended for one in done[:-1])
+    assert target.cached == [1, 2, *tokens][:-1]
+
+
+def test_cancel_before_the_first_round():
+    target, done = run(3, 9, cancelled=lambda: True)
+    assert done == [] and target.passes == []
+
+
+def test_a_prompt_of_one_token():
+    assert sum(len(one.tokens) for one in run(2, 4, prompt=[1])[1]) == 4
+
+
+def test_a_long_prompt_is_read_in_parts_and_can_be_cancelled_between_them():
+    looks = iter([False, True])
+    target = FakeModel(TABLE, n_ctx=4000)
+    read_prompt(target, NoDrafter(), [1] * 2000, 0, lambda: next(looks))
+    assert target.n_past == 512
+
+
+def test_a_second_prompt_starts_from_an_empty_cache():
+    target, drafter, chain = pair()
+    for prompt in ([1, 2, 3], [1, 2, 4]):
+        read_prompt(target, drafter, prompt, 2, never)
+        assert target.cached == prompt[:-1] == drafter._model.cached
+
+
+def test_no_drafter_drafts_nothing():
+    drafter = NoDrafter()
+    drafter.read([1])
+    drafter.rollback(0)
+    assert drafter.draft([1], 5) == Draft([], [])

@@ -1,0 +1,154 @@
+"""The public face on fakes: one request at a time, exact cuts, errors before anything runs."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from gguf_spec import Sampling, Speculation
+from gguf_spec._llm import LLM
+from gguf_spec.errors import BusyError, ClosedError, EmptyPromptError, InvalidOptionError, PromptTooLongError
+from tests.fakes import FakeModel, random_table
+
+V = 6
+TABLES = [random_table(np.random.default_rng(seed), V) for seed in (5, 6)]
+FREE = Sampling(temperature=1.0, top_k=0, top_p=1.0, seed=1, max_tokens=20)
+
+
+@pytest.fixture
+def llm():
+    with LLM("fake", FakeModel(TABLES[0]), FakeModel(TABLES[1]), prompt="text", speculation=Speculation(3)) as one:
+        yield one
+
+
+def test_stream_and_generate_agree(llm):
+    with llm.stream("ab", FREE) as stream:
+        chunks = list(stream)
+    whole = llm.generate("ab", FREE)
+    assert "".join(c.text for c in chunks) == whole.text == stream.result.text
+    assert tuple(t for c in chunks for t in c.tokens) == whole.tokens
+    assert [c.finish_reason for c in chunks] == [None] * (len(chunks) - 1) + ["length"]
+    assert all("".join(t for t, _ in c.accepted_text) == c.text for c in chunks)
+
+
+def test_stats_add_up(llm):
+    s = llm.generate("ab", FREE).stats
+    assert (s.n_prompt, s.n_generated) == (2, 20)
+    assert s.n_accepted <= s.n_drafted
+    assert s.n_generated == s.n_accepted + s.rounds
+    assert s.prompt_s + s.draft_s + s.verify_s + s.other_s == pytest.approx(s.total_s)
+    assert 0 < s.ttft_s <= s.total_s
+    assert s.to_dict()["tokens_per_round"] == s.n_generated / s.rounds
+    assert llm.generate("ab", FREE, speculation=Speculation(0)).stats.n_drafted == 0
+
+
+def test_a_seed_that_was_drawn_is_named(llm):
+    free = Sampling(temperature=1.0, max_tokens=20)
+    first = llm.generate("ab", free)
+    again = llm.generate("ab", Sampling(temperature=1.0, max_tokens=20, seed=first.seed))
+    assert again.tokens == first.tokens
+    assert llm.generate("ab", free).seed != first.seed
+
+
+@pytest.mark.parametrize("k", [0, 1, 4])
+def test_stop_tokens_end_it_and_are_left_out(llm, k):
+    plain = llm.generate_tokens([0, 1], FREE, speculation=Speculation(k))
+    end = plain.tokens[6]
+    cut = llm.generate_tokens([0, 1], FREE, stop_tokens=[end], speculation=Speculation(k))
+    assert cut.tokens == plain.tokens[: plain.tokens.index(end)]
+    assert cut.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("k", [0, 4])
+def test_the_callback_stops_at_its_token(llm, k):
+    seen = []
+    plain = llm.generate_tokens([0, 1], FREE, speculation=Speculation(k))
+    cut = llm.generate_tokens([0, 1], FREE, on_token=lambda t: seen.append(t) or len(seen) == 5, speculation=Speculation(k))
+    assert cut.tokens == tuple(seen) == plain.tokens[:5]
+    assert cut.finish_reason == "cancelled"
+
+
+def test_a_failing_callback_gives_the_llm_back(llm):
+    with pytest.raises(ZeroDivisionError):
+        llm.generate_tokens([0, 1], FREE, on_token=lambda t: 1 / 0)
+    assert llm.generate("ab", FREE).tokens
+
+
+@pytest.mark.parametrize("k", [0, 1, 5])
+def test_a_stop_string_over_tokens_cuts_text_and_tokens_alike(llm, k):
+    plain = llm.generate("ab", FREE, speculation=Speculation(k))
+    stop = plain.text[7:9]
+    at = plain.text.index(stop)
+    cut = llm.generate("ab", Sampling(**{**FREE.__dict__, "stop": (stop,)}), speculation=Speculation(k))
+    assert cut.text == plain.text[:at]
+    assert cut.tokens == plain.tokens[: at + 2]
+    assert cut.finish_reason == "stop"
+
+
+def test_cancel_from_another_thread(llm):
+    long = Sampling(temperature=1.0, max_tokens=None, seed=1)
+    with llm.stream("ab", long) as stream:
+        first = next(stream)
+        thread = threading.Thread(target=stream.cancel)
+        thread.start()
+        thread.join()
+        rest = list(stream)
+    assert [c.finish_reason for c in rest] == ["cancelled"]
+    assert stream.result.text == first.text
+
+
+def test_errors_come_before_anything_runs(llm):
+    for bad, error in (([], EmptyPromptError), ([1] * 64, PromptTooLongError), ([V], InvalidOptionError), ([-1], InvalidOptionError)):
+        with pytest.raises(error):
+            llm.generate_tokens(bad)
+    with pytest.raises(EmptyPromptError):
+        llm.generate("")
+    with pytest.raises(InvalidOptionError):
+        llm.generate_tokens([1], stop_tokens=[99])
+    assert llm._target.passes == []
+    assert len(llm.generate_tokens([1] * 63).tokens) == 1
+
+
+def test_the_thread_that_streams_is_told_and_others_wait(llm):
+    done = []
+    with llm.stream("ab", FREE) as stream:
+        next(stream)
+        with pytest.raises(BusyError):
+            llm.generate("ab", FREE)
+        other = threading.Thread(target=lambda: done.append(llm.generate("ab", FREE)))
+        other.start()
+        assert done == []
+    other.join()
+    assert done[0].tokens == llm.generate("ab", FREE).tokens
+
+
+def test_a_stream_that_is_dropped_gives_the_llm_back(llm):
+    next(llm.stream("ab", FREE))
+    assert llm.generate("ab", FREE).tokens
+
+
+def test_many_threads(llm):
+    expected = {seed: llm.generate("ab", Sampling(temperature=1.0, seed=seed, max_tokens=12)).tokens for seed in range(8)}
+    found = {}
+
+    def work(seed):
+        found[seed] = llm.generate("ab", Sampling(temperature=1.0, seed=seed, max_tokens=12)).tokens
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == expected
+
+
+def test_close():
+    llm = LLM("fake", FakeModel(TABLES[0]), None, prompt="text", speculation=Speculation())
+    stream = llm.stream("ab", FREE)
+    next(stream)
+    llm.close()
+    llm.close()
+    assert next(stream, None) is None
+    for call in (lambda: llm.generate("ab"), lambda: llm.tokenize("ab"), lambda: llm.generate_tokens([1])):
+        with pytest.raises(ClosedError):
+            call()

@@ -1,0 +1,119 @@
+"""The chain against a plain reading of it over the whole vocabulary."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gguf_spec._rng import SeededRng
+from gguf_spec.errors import NoTokenLeftError
+from tests.fakes import sampler
+
+
+def dense(law, n):
+    row = np.zeros(n)
+    row[law.ids] = law.probs
+    return row
+
+
+def reference(logits, history, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, repeat=1.0, frequency=0.0, presence=0.0, last_n=64, bias=()):
+    """Bias, penalties, top-k, top-p, min-p, temperature: sorted and in full."""
+    z = np.array(logits, dtype=np.float64)
+    for token, value in dict(bias).items():
+        z[token] += value
+    for token in set(history[-last_n:] if last_n > 0 else history if last_n < 0 else []):
+        count = list(history[-last_n:] if last_n > 0 else history).count(token)
+        z[token] = z[token] / repeat if z[token] > 0 else z[token] * repeat
+        z[token] -= count * frequency + presence
+    order = sorted(range(len(z)), key=lambda i: (-z[i], i))
+    if top_k:
+        order = order[:top_k]
+    p = np.exp(z[order] - z.max())
+    p /= p.sum()
+    if top_p < 1:
+        n = next((i + 1 for i, total in enumerate(np.cumsum(p)) if total >= top_p - 1e-12), len(p))
+        order, p = order[:n], p[:n]
+    keep = [i for i, prob in zip(order, p, strict=True) if prob >= min_p * p[0] * (1 - 1e-12)]
+    out = np.zeros(len(z))
+    out[keep] = np.exp((z[keep] - z[keep].max()) / temperature)
+    return out / out.sum()
+
+
+@pytest.mark.parametrize("n", [5, 700, 5000])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"temperature": 0.3},
+        {"top_k": 3},
+        {"top_p": 0.6},
+        {"top_p": 0.9999},
+        {"min_p": 0.3},
+        {"top_k": 40, "top_p": 0.95, "min_p": 0.05, "temperature": 0.8},
+        {"top_k": 10**6, "top_p": 0.5},
+        {"bias": {0: 9.0, 3: -np.inf}},
+        {"repeat": 1.3, "frequency": 0.5, "presence": 0.2, "last_n": 4},
+        {"repeat": 0.7, "last_n": -1},
+        {"repeat": 5.0, "last_n": 0},
+    ],
+)
+def test_against_the_reference(n, options):
+    rng = np.random.default_rng(n)
+    logits = rng.normal(size=n).astype(np.float32) * 3
+    history = [int(t) for t in rng.integers(0, 5, size=12)]
+    names = {"repeat": "repeat_penalty", "frequency": "frequency_penalty", "presence": "presence_penalty", "last_n": "penalty_last_n", "bias": "logit_bias"}
+    before = logits.copy()
+    law = sampler(None, **{names.get(k, k): v for k, v in options.items()}).distribution(logits, history)
+    assert np.abs(dense(law, n) - reference(logits, history, **options)).max() < 1e-6
+    assert (logits == before).all()
+    assert (np.diff(law.ids) > 0).all()
+
+
+def test_greedy_takes_the_best_after_bias_and_penalties():
+    logits = np.array([1.0, 2.0, 3.0], dtype=np.float32)
+    assert sampler(None, temperature=0.0).distribution(logits, []).ids == [2]
+    assert sampler(None, temperature=0.0, logit_bias={2: -5.0}).distribution(logits, []).ids == [1]
+    assert sampler(None, temperature=0.0, repeat_penalty=10.0).distribution(logits, [2, 1]).ids == [0]
+    assert sampler(None, top_k=1).distribution(logits, []).ids == [2]
+
+
+def test_a_tiny_temperature_is_greedy_without_overflow():
+    law = sampler(None, temperature=1e-9).distribution(np.array([1.0, 30.0, 29.9], dtype=np.float32), [])
+    assert list(law.ids) == [1]
+
+
+@pytest.mark.parametrize("bad", [np.nan, -np.inf])
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.0}, {"top_k": 2}, {"top_p": 0.5}])
+def test_no_token_left(bad, options):
+    with pytest.raises(NoTokenLeftError):
+        sampler(None, **options).distribution(np.full(4, bad, dtype=np.float32), [])
+
+
+def test_penalties_and_bias_of_tokens_the_draft_lacks_do_nothing():
+    logits = np.zeros(3, dtype=np.float32)
+    law = sampler(None, repeat_penalty=2.0, presence_penalty=1.0, logit_bias={7: 3.0}).distribution(logits, [7, 9])
+    assert law.probs == pytest.approx([1 / 3] * 3)
+
+
+@given(st.lists(st.sampled_from([0.0, 0.1, 0.5, 1.0]), min_size=2, max_size=8).filter(lambda p: sum(p) > 0), st.integers(0, 2**64 - 1))
+def test_a_token_of_probability_zero_is_never_drawn(weights, seed):
+    probs = np.array(weights) / sum(weights)
+    rng = SeededRng(seed)
+    assert all(probs[rng.choose(probs)] > 0 for _ in range(20))
+
+
+def test_the_seed_decides():
+    def draws(seed):
+        rng = SeededRng(seed)
+        return [rng.choose(np.full(50, 0.02)) for _ in range(20)] + [rng.chance(0.5) for _ in range(20)]
+
+    assert draws(3) == draws(3)
+    assert draws(3) != draws(4)
+
+
+def test_certain_choices_draw_nothing():
+    a, b = SeededRng(1), SeededRng(1)
+    assert a.chance(1.0)
+    assert not a.chance(0.0)
+    assert a.choose(np.ones(1)) == 0
+    assert [a.chance(0.5) for _ in range(9)] == [b.chance(0.5) for _ in range(9)]
