@@ -62,7 +62,7 @@ def test_k_0_is_plain_decoding_and_touches_no_draft():
 
 
 def test_the_draft_stops_after_a_token_that_ends():
-    target, drafter, chain = pair(end=range(V))
+    _target, drafter, _chain = pair(end=range(V))
     assert len(drafter.draft([1], 4).tokens) == 1
 
 
@@ -129,7 +129,7 @@ def test_a_long_prompt_is_read_in_parts_and_can_be_cancelled_between_them():
 
 
 def test_a_second_prompt_starts_from_an_empty_cache():
-    target, drafter, chain = pair()
+    target, drafter, _chain = pair()
     for prompt in ([1, 2, 3], [1, 2, 4]):
         read_prompt(target, drafter, prompt, 2, never)
         assert target.cached == prompt[:-1] == drafter._model.cached

@@ -1,0 +1,152 @@
+"""Levels 3 and 4 on the bundled pair: the law of sampled tokens by chi-square, and greedy texts with and without speculation."""
+
+import itertools
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from gguf_spec import Sampling, Speculation
+from gguf_spec._accept import rejection
+from gguf_spec._drafters import ModelDrafter
+from gguf_spec._engine import run_round
+from gguf_spec._rng import SeededRng
+from gguf_spec.cli import cli
+from tests.exactness import wrong_rules
+from tests.exactness.near_ties import first_difference, gap, noise, rows_at_width
+from tests.fakes import sampler
+
+CHAIN = {"temperature": 0.9, "top_k": 4, "repeat_penalty": 1.2}
+M, K = 3, 2
+
+
+def exact_law(target, prompt):
+    """The target's own law of the first M tokens, from its logits; the law of each depends on those before it."""
+    chain = sampler(None, **CHAIN)
+    law = {(): 1.0}
+    for _ in range(M):
+        longer = {}
+        for tokens, weight in law.items():
+            target.rollback(0)
+            history = [*prompt, *tokens]
+            one = chain.distribution(target.logits(history, 1)[0], history)
+            longer |= {(*tokens, int(t)): weight * p for t, p in zip(one.ids, one.probs, strict=True)}
+        law = longer
+    return law
+
+
+def sampled(llm, prompt, rule, n, k=K):
+    """Counts of the first M tokens over `n` sequences through the real engine."""
+    target, draft = llm._target, llm._draft
+    chain = sampler(SeededRng(11), **CHAIN)
+    drafter = ModelDrafter(draft, chain, target.n_vocab)
+    target.rollback(0), draft.rollback(0)
+    counts = Counter()
+    for _ in range(n):
+        tokens = list(prompt)
+        target.rollback(len(prompt) - 1), draft.rollback(len(prompt) - 1)
+        while len(tokens) < len(prompt) + M:
+            tokens += run_round(target, drafter, tokens, chain, k, rule).tokens
+        counts[tuple(tokens[len(prompt) : len(prompt) + M])] += 1
+    return counts
+
+
+def excess(counts, law, n):
+    """How many standard deviations chi-square is above what chance gives; cells with few expected are pooled."""
+    rare = [t for t, p in law.items() if p * n < 5]
+    cells = [(sum(counts[t] for t in rare), sum(law[t] for t in rare))] if rare else []
+    cells += [(counts[t], p) for t, p in law.items() if p * n >= 5]
+    if sum(c for c, _ in cells) < n:
+        return float("inf")  # tokens came that the target never says
+    chi_square = sum((c - p * n) ** 2 / (p * n) for c, p in cells if p)
+    return (chi_square - (len(cells) - 1)) / np.sqrt(2 * (len(cells) - 1))
+
+
+@pytest.fixture(scope="module")
+def opening(tales):
+    prompt = tales.tokenize("Once upon a time there was a")
+    return prompt, exact_law(tales._target, prompt)
+
+
+def test_the_law_depends_on_earlier_tokens(opening):
+    _, law = opening
+    first = {t[0] for t in law}
+    given = [{t[1]: p / sum(q for s, q in law.items() if s[:2] == t[:2]) for t, p in law.items() if t[0] == f} for f in first]
+    assert any(a.keys() != b.keys() for a, b in itertools.combinations(given, 2))
+
+
+@pytest.mark.parametrize("k", [0, K])
+def test_chi_square_over_ten_thousand_sequences(tales, opening, k):
+    prompt, law = opening
+    n = 10_000
+    assert excess(sampled(tales, prompt, rejection, n, k), law, n) < 4
+
+
+@pytest.mark.parametrize("rule", wrong_rules.ALL, ids=lambda rule: rule.__name__)
+def test_chi_square_catches_a_wrong_rule(tales, opening, rule):
+    prompt, law = opening
+    assert excess(sampled(tales, prompt, rule, 2_000), law, 2_000) > 6
+
+
+def compare(llm, prompts, ks, n_tokens):
+    """Return (texts compared, near ties); fail on a difference that noise does not explain."""
+    n_texts, near_ties = 0, []
+    for text in prompts:
+        ids = llm.tokenize(text)
+        plain = llm.generate_tokens(ids, Sampling(temperature=0.0, max_tokens=n_tokens), speculation=Speculation(0))
+        for k in ks:
+            burst = llm.generate_tokens(ids, Sampling(temperature=0.0, max_tokens=n_tokens), speculation=Speculation(k))
+            n_texts += 1
+            at = first_difference(plain.tokens, burst.tokens)
+            if at is not None:
+                row = rows_at_width(llm._target, [*ids, *plain.tokens[:at]], len(ids), 1)[-1]
+                allowed = noise(llm._target, ids, list(plain.tokens))
+                assert gap(row) <= allowed, f"{text!r}, k = {k}: token {at} differs, gap {gap(row):.4f}, noise {allowed:.4f}"
+                near_ties.append((text, k, at, gap(row), allowed))
+    return n_texts, near_ties
+
+
+def test_greedy_text_is_the_same_with_any_k(tales, prompts, capsys):
+    n_texts, near_ties = compare(tales, prompts[::7], [1, 2, 4, 8], 40)
+    with capsys.disabled():
+        print(f"\n{n_texts - len(near_ties)} of {n_texts} greedy texts identical, {len(near_ties)} near ties {near_ties}")
+
+
+@pytest.mark.slow
+def test_greedy_text_of_fifty_prompts(tales, prompts, capsys):
+    n_texts, near_ties = compare(tales, prompts, [1, 2, 4, 8], 120)
+    with capsys.disabled():
+        print(f"\n{n_texts - len(near_ties)} of {n_texts} greedy texts identical, {len(near_ties)} near ties {near_ties}")
+
+
+@pytest.mark.slow
+def test_greedy_text_of_fifty_prompts_through_the_command_line(tales, prompts, capsys):
+    """What a user can do: `generate --json -t 0` with --draft none and with -k 1, 2, 4, 8."""
+    n_same, near_ties = 0, 0
+    for prompt in prompts:
+        results = []
+        for how in (["--draft", "none"], *(["-k", str(k)] for k in (1, 2, 4, 8))):
+            run = CliRunner().invoke(cli, ["generate", prompt, "--json", "-t", "0", "-n", "64", "--threads", "1", *how], standalone_mode=False)
+            assert run.exception is None
+            results.append(json.loads(run.stdout))
+        assert results[0]["draft"] is None and all(r["stats"]["n_drafted"] for r in results[1:])
+        for one in results[1:]:
+            n_same += one["text"] == results[0]["text"]
+            if one["text"] != results[0]["text"]:
+                ids = tales.tokenize(prompt)
+                at = first_difference(results[0]["tokens"], one["tokens"])
+                row = rows_at_width(tales._target, [*ids, *results[0]["tokens"][:at]], len(ids), 1)[-1]
+                assert gap(row) <= noise(tales._target, ids, results[0]["tokens"])
+                near_ties += 1
+    with capsys.disabled():
+        print(f"\n--json -t 0: {n_same} of {4 * len(prompts)} texts identical, {near_ties} near ties")
+
+
+def test_the_same_seed_gives_the_same_text(tales):
+    once = Sampling(seed=5, max_tokens=40)
+    first = tales.generate("Once upon a time", once)
+    tales.generate("Something else altogether, which fills the caches", Sampling(seed=9, max_tokens=30))
+    assert tales.generate("Once upon a time", once).tokens == first.tokens
+    assert tales.generate("Once upon a time", Sampling(seed=6, max_tokens=40)).tokens != first.tokens
