@@ -20,7 +20,8 @@ from ._context import ContextOptions
 from ._model import Model, library_files
 from ._registry import resolve
 
-# Repacking changes the order of sums, so logits move by up to about 0.15 here (spread of a row: 2 to 3); broken kernels are off by whole units.
+# Repacked kernels add the same products in another order: logits moved by 0.0 with AVX2, and rounding cannot move them by more than
+# a few hundredths elsewhere; a kernel that is broken is off by whole units (the logits of a row spread by 2 to 3).
 _TOLERANCE = 0.5
 
 

@@ -331,7 +331,7 @@ def train(name: str, work: Path, minutes: float | None, steps: int | None, seed:
     def save() -> None:
         part = path.with_suffix(".part")
         torch.save({"model": model.state_dict(), "optimizers": [o.state_dict() for o in optimizers], "state": state}, part)
-        os.replace(part, path)
+        part.replace(path)
 
     losses, saved_at = [], time.monotonic()
     while (done := state["step"] / steps if steps else state["seconds"] / (60 * minutes)) < 1:
@@ -393,7 +393,8 @@ def export(name: str, work: Path, out: Path, quant: gguf.GGMLQuantizationType, f
     tokenizer = json.loads((work / "tokenizer.json").read_text())["model"]
     vocab = sorted(tokenizer["vocab"], key=tokenizer["vocab"].__getitem__)
     path = out / f"tales-{name}-{quant.name}.gguf"
-    writer = gguf.GGUFWriter(str(path) + ".part", "llama")
+    part = path.with_suffix(".part")
+    writer = gguf.GGUFWriter(str(part), "llama")
     writer.add_name(f"tales {name}")
     writer.add_license(license_)
     writer.add_context_length(CONTEXT)
@@ -429,7 +430,7 @@ def export(name: str, work: Path, out: Path, quant: gguf.GGMLQuantizationType, f
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    os.replace(str(path) + ".part", path)
+    part.replace(path)
     n = sum(p.numel() for p in model.parameters())
     print(f"{path.name}: {n:,} parameters, {path.stat().st_size:,} bytes, {json.dumps(saved['state']['log'][-1:])}")
     return path
