@@ -311,7 +311,8 @@ def train(name: str, work: Path, minutes: float | None, steps: int | None, seed:
     data, held_out = np.load(work / "train.npy"), np.load(work / "held_out.npy")
     torch.manual_seed(seed)
     model = Model(SHAPES[name])
-    if name == "target":
+    grown = name == "target"
+    if grown:
         draft = Model(SHAPES["draft"])
         draft.load_state_dict(torch.load(work / "draft.pt", weights_only=True)["model"])
         model = grow(draft, SHAPES[name])
@@ -337,7 +338,8 @@ def train(name: str, work: Path, minutes: float | None, steps: int | None, seed:
     while (done := state["step"] / steps if steps else state["seconds"] / (60 * minutes)) < 1:
         start = time.monotonic()
         length, n_batch = (CONTEXT, 3) if done > 0.85 else (CONTEXT // 2, 6)
-        rate = min(1, (state["step"] + 1) / 30) * min(1, max(0.02, (1 - done) / 0.6))
+        # A grown target starts where its draft ended, at the end of a falling rate: the full rate would undo it.
+        rate = min(1, (state["step"] + 1) / 30) * (0.3 * max(0.02, 1 - done) if grown else min(1, max(0.02, (1 - done) / 0.6)))
         for optimizer, base in zip(optimizers, (0.02, 0.004), strict=True):
             for group in optimizer.param_groups:
                 group["lr"] = base * rate

@@ -110,7 +110,7 @@ def _read_prompt(prompt: str | None, file: Path | None) -> str:
     if prompt not in (None, "-"):
         return str(prompt)
     if sys.stdin is None or (prompt is None and sys.stdin.isatty()):
-        raise click.UsageError("there is no prompt.")
+        raise click.UsageError("there is no prompt: give one, or --file FILE, or pipe it in.")
     return sys.stdin.buffer.read().decode("utf-8", errors="replace").removesuffix("\n")
 
 

@@ -61,7 +61,13 @@ def test_against_the_reference(n, options):
     rng = np.random.default_rng(n)
     logits = rng.normal(size=n).astype(np.float32) * 3
     history = [int(t) for t in rng.integers(0, 5, size=12)]
-    names = {"repeat": "repeat_penalty", "frequency": "frequency_penalty", "presence": "presence_penalty", "last_n": "penalty_last_n", "bias": "logit_bias"}
+    names = {
+        "repeat": "repeat_penalty",
+        "frequency": "frequency_penalty",
+        "presence": "presence_penalty",
+        "last_n": "penalty_last_n",
+        "bias": "logit_bias",
+    }
     before = logits.copy()
     law = sampler(None, **{names.get(k, k): v for k, v in options.items()}).distribution(logits, history)
     assert np.abs(dense(law, n) - reference(logits, history, **options)).max() < 1e-6

@@ -1,0 +1,530 @@
+"""scripts/run and scripts/test: what they make, and that nothing half-made is taken for ready.
+
+Nothing is compiled or downloaded here, but for the last test. The scripts are the real ones, in a small copy of the project; `python`, `cc` and
+`c++` are shell scripts that write down how they were called and make the files that pip would make.
+"""
+
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+GCC = "cc (Debian 12.2.0) 12.2.0\nCopyright (C) 2022 Free Software Foundation, Inc."
+CLANG = "clang version 17.0.0\nTarget: x86_64"
+AMX_FLAGS = "-fno-tree-dse -fno-dse"
+
+# Stands for Python, outside and inside .venv. FAIL_AT and STOP_AT are words of the call to fail or to hang at.
+FAKE_PYTHON = r"""#!/bin/bash
+case "$*" in
+    *_setup.py*) echo "$*" >> "$CALLS.setup"; exec "$REAL_PYTHON" -I "$DRIVER" "$@" ;;
+    -c*) exec "$REAL_PYTHON" "$@" ;;
+esac
+echo "$*" >> "$CALLS"
+if [ -n "${FAIL_AT:-}" ]; then
+    case "$*" in *"$FAIL_AT"*) echo "$FAIL_TEXT"; exit 1 ;; esac
+fi
+last=${!#}
+case "$*" in
+    *"-m venv"*) mkdir -p "$last/bin"; cp "$0" "$last/bin/python" ;;
+    *" wheel "*)
+        for word in "$@"; do case $word in --wheel-dir=*) out=${word#--wheel-dir=} ;; esac; done
+        echo "CMAKE_ARGS=$CMAKE_ARGS" >> "$CALLS"
+        mkdir -p "$out"
+        "$REAL_PYTHON" -c 'import sys, zipfile; zipfile.ZipFile(sys.argv[1], "w").writestr("a", "b")' "$out/llama_cpp_python-0.whl" ;;
+    *--editable*)
+        program="$(dirname "$0")/gguf-spec"
+        printf '#!/bin/bash\necho "$$ $PWD $*"; cat; exit 7\n' > "$program"; chmod +x "$program" ;;
+esac
+if [ -n "${STOP_AT:-}" ]; then
+    case "$*" in *"$STOP_AT"*) echo $$ > "$CALLS.stopped"; exec sleep "${STOP_S:-60}" ;; esac
+fi
+"""
+# Runs the real _setup.py, but makes .venv from the fake Python. PATCH is a line of Python that changes one more thing.
+DRIVER = """
+import importlib.util, os, sys
+path = next(word for word in sys.argv if word.endswith("_setup.py"))
+spec = importlib.util.spec_from_file_location("_setup", path)
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+module.base_python = lambda: os.environ["PYTHON"]
+exec(os.environ.get("PATCH", ""))
+sys.exit(module.main(sys.argv[sys.argv.index(path) + 1 :]))
+"""
+
+
+def script(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    path.chmod(0o755)
+    return path
+
+
+class Machine:
+    """A machine with the fake tools, an empty home and one clone."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.calls_file = folder / "calls"
+        self.started = []
+        self.tools = folder / "tools"
+        for name in ("bash", "sh", "env", "dirname", "readlink", "mkdir", "cp", "chmod", "cat", "sleep"):
+            self.tools.mkdir(exist_ok=True)
+            (self.tools / name).symlink_to(shutil.which(name))
+        self.compilers(GCC)
+        self.env = {
+            "PATH": str(self.tools),
+            "HOME": str(folder / "home"),
+            "PYTHON": str(script(folder / "fake python", FAKE_PYTHON)),
+            "REAL_PYTHON": sys.executable,
+            "DRIVER": str(script(folder / "driver.py", DRIVER)),
+            "CALLS": str(self.calls_file),
+        }
+        self.clone = self.new_clone("a clone")
+
+    def compilers(self, text: str) -> None:
+        for name in ("cc", "c++"):
+            script(self.tools / name, f"#!/bin/bash\necho '{text}'\n")
+
+    def new_clone(self, name: str) -> Path:
+        clone = self.folder / name
+        shutil.copytree(ROOT / "scripts", clone / "scripts")
+        shutil.copy(ROOT / "pyproject.toml", clone)
+        return clone
+
+    def start(self, *args, clone=None, script="run", **env) -> subprocess.Popen:
+        process = subprocess.Popen(
+            [(clone or self.clone) / "scripts" / script, *args],
+            cwd=self.folder,
+            env=self.env | env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.started.append(process)
+        return process
+
+    def run(self, *args, given="", **kwargs) -> subprocess.CompletedProcess:
+        process = self.start(*args, **kwargs)
+        out, err = process.communicate(given, timeout=60)
+        return subprocess.CompletedProcess(process.pid, process.returncode, out, err)
+
+    def check(self, *args, **env) -> subprocess.CompletedProcess:
+        return self.run(*args, script="test", **env)
+
+    def calls(self, word="") -> list[str]:
+        lines = self.calls_file.read_text(encoding="utf-8").splitlines() if self.calls_file.exists() else []
+        return [line for line in lines if word in line]
+
+    def wait_for_stop(self) -> int:
+        """Wait until the fake Python hangs at STOP_AT and return its process number."""
+        file = Path(f"{self.calls_file}.stopped")
+        for _ in range(1000):
+            if file.exists() and (text := file.read_text(encoding="utf-8")):
+                file.unlink()
+                return int(text)
+            time.sleep(0.02)
+        raise AssertionError("the step to stop at was never reached")
+
+
+@pytest.fixture
+def machine(tmp_path):
+    machine = Machine(tmp_path)
+    yield machine
+    for process in machine.started:  # of a test that failed half way
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+
+
+@pytest.fixture
+def setup(machine, monkeypatch):
+    """The module _setup.py of a clone, on a machine with AMX, in an environment without build settings."""
+    for name in ("CMAKE_ARGS", "CC", "CXX", "CFLAGS", "CXXFLAGS", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", str(machine.tools))
+    spec = importlib.util.spec_from_file_location("_setup", machine.clone / "scripts" / "_setup.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "cpu_features", lambda: ["amx_int8", "avx2"])
+    return module
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def assert_one_error(done, *words):
+    lines = done.stderr.splitlines()
+    assert done.returncode == 1
+    assert [line.split(":")[0] for line in lines if line.startswith(("Error:", "Hint:"))] == ["Error", "Hint"], done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    for word in words:
+        assert word in "\n".join(lines[-2:])
+
+
+# The program
+
+
+def test_first_run_makes_all_and_hands_over(machine):
+    done = machine.run("generate", "two words", given="from stdin")
+    pid, rest = done.stdout.split(" ", 1)
+    assert rest == f"{machine.folder} generate two words\nfrom stdin"  # the user's own directory, arguments, stdin
+    assert int(pid) == done.args  # exec: signals reach the program itself
+    assert done.returncode == 7
+    assert "Compiling llama-cpp-python" in done.stderr
+    steps = [next(step for step in ("-m venv", " wheel ", "--editable", "install", "_probe") if step in call) for call in machine.calls("-I")]
+    assert steps == ["-m venv", "install", " wheel ", "install", "--editable", "_probe"]
+
+
+def test_nothing_to_do_starts_nothing(machine):
+    machine.run()
+    before = machine.calls()
+    starts = Path(f"{machine.calls_file}.setup")
+    starts.unlink()
+    done = machine.run("again")
+    assert len(starts.read_text(encoding="utf-8").splitlines()) == 1  # the quick question, and no set-up after it
+    assert machine.calls() == before
+    assert done.stderr == ""
+    assert done.stdout.endswith("again\n")
+
+
+def test_works_through_a_chain_of_relative_links(machine):
+    (machine.folder / "bin").mkdir()
+    (machine.folder / "bin" / "one").symlink_to("../a clone/scripts/run")
+    (machine.folder / "two").symlink_to("bin/one")
+    done = subprocess.run([machine.folder / "two", "x"], env=machine.env, cwd="/", capture_output=True, text=True, check=False, input="")
+    assert done.stdout.endswith(" / x\n"), done.stderr
+
+
+def test_checks_are_added_to_what_is_there(machine):
+    machine.run()
+    before = len(machine.calls())
+    machine.check()
+    (added,) = machine.calls()[before:]
+    assert added.endswith(f"{machine.clone}[dev]")
+    machine.check()
+    machine.run()
+    assert len(machine.calls()) == before + 1
+
+
+@pytest.mark.parametrize("ci", ["", "true"])
+def test_checks_run_in_order_and_stop_at_the_first_failure(machine, ci):
+    machine.run()
+    machine.check()
+    for name in ("ruff", "mypy", "lint-imports", "pytest"):
+        script(machine.clone / ".venv" / "bin" / name, '#!/bin/bash\necho "ran $PWD ${0##*/} $*"\n')
+
+    def checks():
+        done = machine.check("-k", "x", CI=ci)
+        return done.returncode, [line.removeprefix(f"ran {machine.clone} ").strip() for line in done.stdout.splitlines() if line.startswith("ran")]
+
+    order = ["ruff check", "ruff format --check", "mypy", "lint-imports", "pytest --slow -k x" if ci else "pytest -k x"]
+    assert checks() == (0, order)
+    script(machine.clone / ".venv" / "bin" / "mypy", "#!/bin/bash\nexit 3\n")
+    assert checks() == (3, order[:2])
+
+
+# What is ready and what is not
+
+
+@pytest.mark.parametrize("step", ["-m venv", "pip --disable-pip-version-check install", " wheel ", "--editable", "_probe"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_interrupted_anywhere_is_not_ready(machine, step, number):
+    process = machine.start(STOP_AT=step)
+    child = machine.wait_for_stop()
+    os.killpg(process.pid, number)  # as a terminal does: the script and _setup.py; what _setup.py started has a session of its own
+    if number == signal.SIGKILL:
+        os.kill(child, number)  # nobody else is left to end it
+    out, err = process.communicate(timeout=20)
+    assert "Traceback" not in err
+    assert out == ""
+    if number != signal.SIGKILL:
+        assert process.returncode == (130 if number == signal.SIGINT else -number)
+        for _ in range(250):  # after SIGTERM the shell is gone at once, _setup.py a moment later
+            if not is_running(child):
+                break
+            time.sleep(0.02)
+        assert not is_running(child)
+    assert not list((machine.clone / ".venv").glob("ready-*.json"))
+    done = machine.run("x")
+    assert done.stdout.endswith(" x\n"), done.stderr
+    assert machine.calls("-m venv")[1:], "what was half built was taken for ready"
+    wheels = machine.folder / "home" / ".cache" / "gguf-spec" / "wheels"
+    assert not list(wheels.glob("*.part*"))
+
+
+def test_interrupted_adding_the_checks_is_not_ready(machine):
+    machine.run()
+    process = machine.start(script="test", STOP_AT="[dev]")
+    machine.wait_for_stop()
+    os.killpg(process.pid, signal.SIGINT)
+    process.communicate(timeout=20)
+    assert not list((machine.clone / ".venv").glob("ready-*.json"))  # pip may have been half way through replacing our own package
+    assert machine.run("x").stdout.endswith(" x\n")
+
+
+def test_a_moved_clone_is_made_anew_from_the_cache(machine):
+    machine.run()
+    moved = machine.folder / "moved"
+    machine.clone.rename(moved)
+    done = machine.run("x", clone=moved)
+    assert done.stdout.endswith(" x\n")
+    assert "the place of this folder" in done.stderr
+    assert len(machine.calls("-m venv")) == 2
+    assert len(machine.calls(" wheel ")) == 1
+
+
+def test_an_empty_or_foreign_venv_is_not_ready(machine):
+    script(machine.clone / ".venv" / "bin" / "gguf-spec", "#!/bin/bash\necho wrong\n")
+    assert machine.run("x").stdout.endswith(" x\n")
+
+
+def test_a_lost_program_is_noticed(machine):
+    machine.run()
+    (machine.clone / ".venv" / "bin" / "gguf-spec").unlink()
+    assert machine.run("x").stdout.endswith(" x\n")
+
+
+@pytest.mark.parametrize("file", ["pyproject.toml", "scripts/constraints.txt"])
+def test_a_changed_list_of_packages_is_noticed(machine, file):
+    machine.run()
+    with (machine.clone / file).open("a", encoding="utf-8") as text:
+        text.write("# more\n")
+    assert "the list of packages" in machine.run().stderr
+    assert len(machine.calls("-m venv")) == 2
+
+
+def test_goes_on_working_without_the_compiler(machine):
+    machine.run()
+    (machine.tools / "cc").unlink()
+    done = machine.run("x")
+    assert done.stderr == ""
+    assert done.stdout.endswith(" x\n")
+
+
+def test_a_broken_wheel_in_the_cache_is_compiled_again(machine):
+    machine.run()
+    wheel = next(machine.folder.glob("home/.cache/gguf-spec/wheels/*/*.whl"))
+    wheel.write_bytes(b"half")
+    machine.run(clone=machine.new_clone("second"))
+    assert len(machine.calls(" wheel ")) == 2
+    assert wheel.stat().st_size > 4
+
+
+# Two at once
+
+
+def test_two_at_once_in_one_clone(machine):
+    first = machine.start("1", STOP_AT=" wheel ", STOP_S="1")
+    machine.wait_for_stop()
+    second = machine.run("2")
+    out, err = first.communicate(timeout=60)
+    assert out.endswith(" 1\n"), err
+    assert second.stdout.endswith(" 2\n")
+    assert "Waiting for another set-up" in second.stderr
+    assert len(machine.calls("-m venv")) == 1
+
+
+def test_two_clones_compile_once(machine):
+    first = machine.start("1", STOP_AT=" wheel ", STOP_S="2")
+    machine.wait_for_stop()
+    second = machine.run("2", clone=machine.new_clone("second"))
+    out, err = first.communicate(timeout=60)
+    assert out.endswith(" 1\n"), err
+    assert second.stdout.endswith(" 2\n")
+    assert "Waiting for another clone" in second.stderr
+    assert len(machine.calls("-m venv")) == 2
+    assert len(machine.calls(" wheel ")) == 1
+
+
+# What this machine lacks
+
+
+@pytest.mark.parametrize("missing", ["cc", "c++"])
+def test_no_compiler(machine, missing):
+    (machine.tools / missing).unlink()
+    assert_one_error(machine.run(), "compiler", "build-essential", "xcode-select")
+    assert machine.calls() == []
+
+
+@pytest.mark.parametrize("missing", ["venv", "ensurepip"])
+def test_no_venv_module(machine, missing):
+    patch = f"find = importlib.util.find_spec; importlib.util.find_spec = lambda name: None if name == '{missing}' else find(name)"
+    assert_one_error(machine.run(PATCH=patch), "virtual environments", "-venv")
+    assert machine.calls() == []
+
+
+def test_python_too_old(machine):
+    assert_one_error(machine.run(PATCH="module.sys.version_info = (3, 9, 2)"), "Python 3.9 is too old", "PYTHON=")
+
+
+def test_python_missing(machine):
+    assert_one_error(machine.run(PYTHON="/no/python"), "/no/python", "PYTHON=")
+    del machine.env["PYTHON"]
+    assert_one_error(machine.run(), "python3", "PYTHON=")
+
+
+@pytest.mark.parametrize("step", ["hatchling", " wheel ", "--editable"])
+def test_no_network(machine, step):
+    text = "WARNING: Retrying after connection broken by 'NewConnectionError'\nERROR: Could not find a version that satisfies the requirement x"
+    done = machine.run(FAIL_AT=step, FAIL_TEXT=text)
+    assert_one_error(done, "cannot reach", "network")
+    log = Path(done.stderr.strip().rpartition("The log: ")[2])
+    assert "Retrying" in log.read_text(encoding="utf-8")
+    assert machine.run("x").stdout.endswith(" x\n")
+
+
+def test_a_failed_build_names_the_error_and_the_log(machine):
+    done = machine.run(FAIL_AT=" wheel ", FAIL_TEXT="-- ok\n  fatal error: stdio.h: No such file or directory")
+    assert_one_error(done, "compiling llama-cpp-python failed: fatal error: stdio.h")
+    assert Path(done.stderr.strip().split()[-1]).is_file()
+
+
+def test_cache_folder_that_cannot_be_written(machine):
+    (machine.folder / "file").touch()
+    assert_one_error(machine.run(XDG_CACHE_HOME=str(machine.folder / "file")), "file", "XDG_CACHE_HOME")
+
+
+def test_open_quote_in_cmake_args(machine):
+    assert_one_error(machine.run(CMAKE_ARGS='-DX="a'), "CMAKE_ARGS", "quotes")
+
+
+# How the library is built
+
+
+def test_amx_with_gcc_gets_the_flags_and_clang_does_not(setup, machine):
+    assert setup.wanted()["CMAKE_ARGS"][-2:] == [f"-DCMAKE_C_FLAGS={AMX_FLAGS}", f"-DCMAKE_CXX_FLAGS={AMX_FLAGS}"]
+    machine.compilers(CLANG)
+    assert "-fno-tree-dse" not in str(setup.wanted())
+
+
+def test_no_amx_no_flags(setup, monkeypatch):
+    monkeypatch.setattr(setup, "cpu_features", lambda: ["avx2"])
+    assert "-fno-tree-dse" not in str(setup.wanted())
+
+
+def test_clang_chosen_inside_cmake_args_gets_no_flags(setup, machine, monkeypatch):
+    clang = script(machine.folder / "clang", f"#!/bin/bash\necho '{CLANG}'\n")
+    monkeypatch.setenv("CMAKE_ARGS", f"-DCMAKE_C_COMPILER:FILEPATH='{clang}'")
+    assert "-fno-tree-dse" not in str(setup.wanted())
+
+
+@pytest.mark.parametrize("given", ["-DCMAKE_C_FLAGS='-O2 -g'", "-D CMAKE_C_FLAGS='-O2 -g'", "-DCMAKE_C_FLAGS:STRING='-O2 -g'"])
+def test_the_users_flags_are_kept_and_ours_added(setup, monkeypatch, given):
+    monkeypatch.setenv("CMAKE_ARGS", f"-DGGML_CUDA=on {given}")
+    monkeypatch.setenv("CXXFLAGS", "-Wall")
+    args = setup.wanted()["CMAKE_ARGS"]
+    assert "-DGGML_CUDA=on" in args
+    assert setup.defined(args, "CMAKE_C_FLAGS") == f"-O2 -g {AMX_FLAGS}"
+    assert setup.defined(args, "CMAKE_CXX_FLAGS") == f"-Wall {AMX_FLAGS}"
+
+
+def test_the_arguments_reach_the_build(machine):
+    machine.run(CMAKE_ARGS="-DGGML_CUDA=on -DX='a b'", PATCH="module.cpu_features = lambda: ['amx_int8']")
+    (line,) = machine.calls("CMAKE_ARGS=")
+    for part in ("-DGGML_CUDA=on", "'-DX=a b'", f"'-DCMAKE_C_FLAGS={AMX_FLAGS}'", "-DLLAVA_BUILD=OFF"):
+        assert part in line
+    (wheel,) = machine.calls(" wheel ")
+    assert "--no-cache-dir" in wheel  # pip's own cache knows nothing of flags
+
+
+def test_every_part_changes_the_key(setup, machine, monkeypatch):
+    def key():
+        return setup.wheel_key(setup.wanted())
+
+    monkeypatch.setattr(setup, "cpu_features", lambda: ["avx2"])  # with AMX, the flags are inside CMAKE_ARGS too
+    keys = [key()]
+    for name in ("CMAKE_ARGS", "CC", "CXX", "CFLAGS", "CXXFLAGS"):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, {"CMAKE_ARGS": "-DGGML_CUDA=on", "CC": f"{machine.tools}/cc", "CXX": f"{machine.tools}/c++"}.get(name, "-O2"))
+            keys.append(key())
+    with monkeypatch.context() as patch:
+        patch.setattr(setup, "cpu_features", lambda: ["avx2", "avx512f"])
+        keys.append(key())
+    with monkeypatch.context() as patch:
+        patch.setattr(sys.implementation, "cache_tag", "cpython-399")
+        keys.append(key())
+    for name in ("cc", "c++"):
+        script(machine.tools / name, f"#!/bin/bash\necho '{GCC.replace('12.2.0', '13.1.0')}'\n")
+        keys.append(key())
+    setup.CONSTRAINTS.write_text("llama-cpp-python==9.9.9\n", encoding="utf-8")
+    keys.append(key())
+    assert len(set(keys)) == len(keys)
+    assert len(keys) == 11
+
+
+def test_the_key_is_the_same_in_another_clone(setup):
+    want = setup.wanted()
+    assert setup.wheel_key(want | {"the place of this folder": "/elsewhere", "the list of packages": "x"}) == setup.wheel_key(want)
+
+
+def test_a_changed_setting_installs_another_wheel(machine):
+    machine.run()
+    assert "CMAKE_ARGS" in machine.run(CMAKE_ARGS="-DGGML_CUDA=on").stderr
+    assert len(machine.calls(" wheel ")) == 2
+    machine.run()  # and back: from the cache
+    assert len(machine.calls(" wheel ")) == 2
+
+
+def test_the_users_own_constraints_are_kept(setup, machine, monkeypatch):
+    seen = {}
+    monkeypatch.setenv("PIP_CONSTRAINT", "mine.txt")
+    monkeypatch.setattr(setup, "call", lambda command, log, env, on_line: seen.update(env) or 1)
+    with (machine.folder / "log").open("wb") as log, pytest.raises(setup.Problem):
+        setup.compile_wheel(machine.folder, [], log)
+    mine, ours = seen["PIP_CONSTRAINT"].split()  # pip splits at blanks, and this clone's path has one
+    assert mine == "mine.txt"
+    assert ours == seen["PIP_BUILD_CONSTRAINT"] == setup.CONSTRAINTS.as_uri()
+
+
+def test_progress_is_told_in_lines_where_there_is_no_terminal(setup, monkeypatch, capsys):
+    clock = iter([0, 1, 31, 32, 33, 62])
+    monkeypatch.setattr(setup.time, "monotonic", lambda: next(clock))
+    progress = setup.Progress()
+    for line in ("  [1/80] c++ a.cpp", "  [20/80] c++ b.cpp", "  [21/80] c++ c.cpp", "no step", "  [40/80] c++ d.cpp"):
+        progress(line)
+    assert capsys.readouterr().err.splitlines() == ["  20 of 80 files, about 2 min left", "  40 of 80 files, about 1 min left"]
+
+
+# The real thing
+
+
+def test_constraints_pin_exactly_and_name_no_place():
+    lines = [line.partition("#")[0].strip() for line in (ROOT / "scripts" / "constraints.txt").read_text(encoding="utf-8").splitlines()]
+    pins = [line for line in lines if line]
+    assert pins
+    for pin in pins:
+        assert "==" in pin.partition(";")[0]
+        assert "/" not in pin
+        assert "*" not in pin
+
+
+@pytest.mark.slow
+def test_a_fresh_clone_runs(tmp_path):
+    """Clones the last commit; the wheel cache is the user's, all else is new. Needs the network."""
+    clone = tmp_path / "fresh clone"
+    subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
+    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    env = os.environ | {"HOME": str(tmp_path), "XDG_CACHE_HOME": cache, "PYTHON": sys.executable}
+    command = [clone / "scripts" / "run", "--version"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["gguf-spec", "0.1.0"] or "0.1.0" in done.stdout
+    assert {"the place of this folder", "CMAKE_ARGS"} <= json.loads((clone / ".venv" / "ready-run.json").read_text(encoding="utf-8")).keys()
+    again = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert (again.stdout, again.stderr) == (done.stdout, "")
