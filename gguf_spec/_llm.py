@@ -191,7 +191,9 @@ def load(
         elif draft == "auto":
             notes.append(f"no draft is known for {entry.name}: decoding plainly. Give one with --draft FILE.")
         if target.n_ctx > target.n_ctx_train > 0:
-            notes.append(f"{entry.name} was trained for {target.n_ctx_train:,} tokens: beyond them, in a context of {target.n_ctx:,}, it writes worse.")
+            notes.append(
+                f"{entry.name} was trained for {target.n_ctx_train:,} tokens: beyond them, in a context of {target.n_ctx:,}, it writes worse."
+            )
         prompt = entry.prompt or ("chat" if target.chat_template else "text")
         return LLM(entry.name, target, drafter, prompt=prompt, speculation=speculation or Speculation(), notes=notes)
     except BaseException:

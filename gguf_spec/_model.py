@@ -8,9 +8,10 @@ from __future__ import annotations
 import collections
 import ctypes
 import os
+import threading
 import time
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from ._context import FLASH_ATTENTION, KV_TYPES, ContextOptions, check_memory, c
 from ._gguf import Header, check_generates_text, read_header
 from ._sampling import Logits
 from ._types import K_MAX
-from .errors import ClosedError, DecodeError, InvalidOptionError, RollbackError, UnsupportedModelError
+from .errors import ClosedError, DecodeError, InvalidOptionError, NotEnoughMemoryError, RollbackError, UnsupportedModelError
 
 _N_BATCH = 512
 _WARNING = 3
@@ -54,6 +55,31 @@ def _start_backend(verbose: bool) -> None:
 def library_files() -> list[Path]:
     """Return llama.cpp's shared libraries."""
     return sorted(path for path in (Path(C.__file__).parent / "lib").iterdir() if path.is_file())
+
+
+_stack_lock = threading.Lock()
+
+
+def _on_deep_stack(n_bytes: int, call: Callable[[], int]) -> int:
+    """Run `call`, which reads a text of `n_bytes`, where it cannot overflow the stack.
+
+    For many vocabularies llama.cpp splits text by std::regex, which recurses for every character of a word, up to 500 bytes each:
+    20,000 spaces would end the process.
+    """
+    if n_bytes < 1000:
+        return call()
+    result: list[int] = []
+    thread = threading.Thread(target=lambda: result.append(call()))
+    with _stack_lock:
+        before = threading.stack_size((1 << 20) + (n_bytes >> 2 << 12))
+        try:
+            thread.start()
+        except RuntimeError as error:
+            raise NotEnoughMemoryError(f"there is no memory to read a text of {n_bytes:,} bytes.", n_bytes << 10) from error
+        finally:
+            threading.stack_size(before)
+    thread.join()
+    return result[0]
 
 
 class Model:
@@ -235,13 +261,13 @@ class Model:
             start: Whether the tokens that the model wants at the start of a text (BOS) are added.
         """
         data = text.encode("utf-8", errors="replace")
-        size = len(data) + 8
-        ids = (C.llama_token * size)()
-        n = C.llama_tokenize(self._vocab, data, len(data), ids, size, start, special)
-        if n < 0:  # only a vocabulary that adds many tokens at the start
-            ids = (C.llama_token * -n)()
-            n = C.llama_tokenize(self._vocab, data, len(data), ids, -n, start, special)
-        return list(ids[: max(n, 0)])
+        n = len(data) + 8
+        while True:
+            ids = (C.llama_token * n)()
+            n = _on_deep_stack(len(data), partial(C.llama_tokenize, self._vocab, data, len(data), ids, len(ids), start, special))
+            if n >= 0:
+                return list(ids[:n])
+            n = -n  # only a vocabulary whose normal form of a text is longer
 
     def piece(self, token: int) -> bytes:
         """Return the bytes a token stands for; none for control tokens."""

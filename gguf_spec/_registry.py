@@ -56,9 +56,13 @@ def resolve(model: str | Path) -> Entry:
     if found:
         folder = _PACKAGE / "models"
         return Entry(str(model), folder / found["target"], folder / found["draft"], found["prompt"])
-    path = Path(model).expanduser()
-    if path.exists():
-        return Entry(path.name, path)
+    path = Path(model)
+    try:
+        path = path.expanduser()
+        if path.exists():
+            return Entry(path.name, path)
+    except (OSError, RuntimeError, ValueError):
+        pass  # a name too long, a home that nobody has
     close = difflib.get_close_matches(str(model), names(), n=1)
     hint = f"did you mean {close[0]}?" if close else f"give the path of a GGUF file, or a name: {', '.join(names())}."
     raise ModelNotFoundError(path, f"there is no file {path} and no model of that name.", hint)

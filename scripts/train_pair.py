@@ -337,9 +337,11 @@ def train(name: str, work: Path, minutes: float | None, steps: int | None, seed:
     losses, saved_at = [], time.monotonic()
     while (done := state["step"] / steps if steps else state["seconds"] / (60 * minutes)) < 1:
         start = time.monotonic()
-        length, n_batch = (CONTEXT, 3) if done > 0.85 else (CONTEXT // 2, 6)
+        tokens_at_once = 2048 if grown else 6144
+        length = CONTEXT if done > 0.85 else CONTEXT // 2
+        n_batch = tokens_at_once // length
         # A grown target starts where its draft ended, at the end of a falling rate: the full rate would undo it.
-        rate = min(1, (state["step"] + 1) / 30) * (0.3 * max(0.02, 1 - done) if grown else min(1, max(0.02, (1 - done) / 0.6)))
+        rate = min(1, (state["step"] + 1) / 30) * (0.2 * max(0.02, 1 - done) if grown else min(1, max(0.02, (1 - done) / 0.6)))
         for optimizer, base in zip(optimizers, (0.02, 0.004), strict=True):
             for group in optimizer.param_groups:
                 group["lr"] = base * rate

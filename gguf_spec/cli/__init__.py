@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 import click
 
 from .. import __version__, errors
-from .generate import generate
+from .generate import CONTROL, generate
 
 
 @click.group(
@@ -31,12 +32,15 @@ cli.add_command(generate)
 
 def main() -> None:
     """Run the command line; exit 0 when all went well, 1 for our errors, 2 for wrong usage, 130 after Ctrl-C."""
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the reader, `head` say, has what it wanted: end as quietly as other commands
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that is not UTF-8 must not end a tale
     try:
-        code = cli.main(standalone_mode=False)
-        sys.stdout.flush()
+        code = cli.main(prog_name="gguf-spec", standalone_mode=False)
+        if sys.stdout:
+            sys.stdout.flush()
         sys.exit(code if isinstance(code, int) else 0)
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
@@ -51,17 +55,18 @@ def main() -> None:
         _fail(str(error), error.hint, 2 if isinstance(error, errors.InvalidOptionError) else 1)
     except (KeyboardInterrupt, click.Abort):
         sys.exit(130)
-    except BrokenPipeError:  # the reader, `head` say, has what it wanted
+    except OSError as error:  # a full disk; what is still to be flushed must not fail again
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        sys.exit(0)
+        _fail(f"the answer cannot be written: {error.strerror}.", "make room, or write it elsewhere.", 1)
     except MemoryError:
         _fail("there is not enough memory.", "give a smaller --ctx, or take a smaller model.", 1)
 
 
 def _wants_trace() -> bool:
-    return any(a in ("-vv", "-vvv") for a in sys.argv)
+    return sum(1 if a == "--verbose" else len(a) - 1 for a in sys.argv if a == "--verbose" or (a[:2] == "-v" and not a.strip("-v"))) > 1
 
 
 def _fail(message: str, hint: str, code: int) -> None:
+    message, hint = (" ".join(text.translate(CONTROL).splitlines()) for text in (message, hint))
     click.echo(f"Error: {message}\nHint: {hint}", err=True)
     sys.exit(code)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .._types import Chunk, Completion, Stats
 
 # A model is not to steer the terminal: control characters but tab and newline are shown as a replacement sign.
-_CONTROL = {c: "\N{REPLACEMENT CHARACTER}" for c in (*range(0x20), *range(0x7F, 0xA0)) if c not in (0x09, 0x0A)}
+CONTROL = {c: "\N{REPLACEMENT CHARACTER}" for c in (*range(0x20), *range(0x7F, 0xA0)) if c not in (0x09, 0x0A)}
 
 
 @click.command(context_settings={"auto_envvar_prefix": "GGUF_SPEC", "show_default": True})
@@ -39,14 +39,14 @@ _CONTROL = {c: "\N{REPLACEMENT CHARACTER}" for c in (*range(0x20), *range(0x7F, 
 @click.option("--stop", multiple=True, help="End the text before this string. May be given again.")
 @click.option("--ctx", type=int, help="Tokens the context holds.  [default: as trained, at most 4096]")
 @click.option("--threads", type=int, help="Threads.  [default: physical cores]")
-@click.option("--flash-attention", type=click.Choice(["auto", "on", "off"]), default="auto")
+@click.option("--flash-attention", type=click.Choice(["auto", "on", "off"]), default="auto", help="auto leaves it to llama.cpp.")
 @click.option("--kv-type", default="f16", help="Number type of the cache: f16, q8_0, q4_0, ...")
 @click.option("--gpu-layers", type=int, default=-1, help="Layers to offload in a GPU build; -1 for all.")
 @click.option("--raw/--chat", "raw", default=None, help="Go on from the prompt as it is / answer it by the chat template.  [default: by model]")
 @click.option("-s", "--system", help="System message; implies --chat.")
 @click.option("--stats", is_flag=True, help="Show speed and acceptance, on stderr.")
 @click.option("--show-draft", is_flag=True, help="Show what the draft proposed in green.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the text.")
+@click.option("--json", "as_json", is_flag=True, envvar="GGUF_SPEC_JSON", help="Print one JSON object instead of the text.")
 @click.option("-v", "--verbose", count=True, help="Show llama.cpp's log; -vv traces of errors too.")
 def generate(prompt: str | None, file: Path | None, system: str | None, raw: bool | None, **options: Any) -> int:
     """Go on from a prompt, or answer it. PROMPT may be - or missing to read a pipe.
@@ -152,7 +152,7 @@ def _show(out: Console, chunk: Chunk, show_draft: bool) -> None:
 
 def _write(out: Console, text: str, style: str | None) -> None:
     if out.is_terminal:
-        text = text.translate(_CONTROL)
+        text = text.translate(CONTROL)
     out.out(text, style=style, highlight=False, end="")
     out.file.flush()
 

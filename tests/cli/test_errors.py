@@ -1,0 +1,161 @@
+"""Every bad input: one line of what happened, one of what to do, exit 1 or 2, no trace, nothing on stdout."""
+
+import re
+
+import pytest
+
+from tests.gguf import zoo
+
+
+def check(result, code, *said):
+    stderr = result.stderr.decode()
+    assert re.fullmatch(r"Error: [^\n]+\nHint: [^\n]+\n", stderr), stderr
+    assert (result.returncode, result.stdout) == (code, b"")
+    for words in said:
+        assert words in stderr
+    return stderr
+
+
+@pytest.fixture(scope="session")
+def bad(tmp_path_factory, cage):
+    folder = tmp_path_factory.mktemp("bad")
+    good = (cage / "abc.gguf").read_bytes()
+    (folder / "picture.gguf").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(100))
+    (folder / "header.gguf").write_bytes(good[:3000])
+    (folder / "weights.gguf").write_bytes(good[:-3000])
+    (folder / "empty.gguf").write_bytes(b"")
+    zoo.write(folder / "mute.gguf", metadata={"tokenizer.ggml.model": "no_vocab"})
+    zoo.write(folder / "new.gguf", metadata={"general.architecture": "tomorrow"})
+    zoo.write(folder / "embed.gguf", metadata={"llama.pooling_type": 1})
+    zoo.write(folder / "t5.gguf", metadata={"general.architecture": "t5"})
+    zoo.write(folder / "adapter.gguf", metadata={"general.type": "adapter"})
+    tokens = [*zoo.TOKENS]
+    tokens[100] = "<other>"
+    zoo.write(folder / "stranger.gguf", tokens=tokens)
+    return folder
+
+
+MODELS = {
+    "gone.gguf": ["there is no file", "gone.gguf"],
+    "": ["is a directory"],
+    "picture.gguf": ["picture.gguf is not a GGUF file"],
+    "empty.gguf": ["empty.gguf is not a GGUF file"],
+    "header.gguf": ["header.gguf is a damaged GGUF file", "3,000"],
+    "weights.gguf": ["weights.gguf is cut short", "download it again"],
+    "mute.gguf": ["mute.gguf has no tokenizer"],
+    "new.gguf": ["new.gguf has the architecture 'tomorrow'"],
+    "embed.gguf": ["embed.gguf is an embedding model (llama)"],
+    "t5.gguf": ["t5.gguf is an encoder (t5)"],
+    "adapter.gguf": ["adapter.gguf holds no model but is of type 'adapter'"],
+}
+
+
+@pytest.mark.parametrize(("name", "said"), MODELS.items(), ids=lambda value: str(value)[:20])
+def test_target(generate, bad, name, said):
+    check(generate("a", "-m", bad / name), 1, *said)
+
+
+@pytest.mark.parametrize("name", ["gone.gguf", "picture.gguf", "weights.gguf", "mute.gguf"])
+def test_draft(generate, bad, name):
+    check(generate("a", "-d", bad / name), 1, *MODELS[name])
+
+
+def test_a_draft_of_another_vocabulary(generate, bad):
+    check(generate("a", "-d", bad / "stranger.gguf"), 1, "token 100", "'<other>' in the draft", "--draft none")
+
+
+def test_a_name_nearly_right(generate):
+    check(generate("a", "-m", "tale"), 1, "tale", "Hint: did you mean tales?")
+
+
+def test_prompt_longer_than_the_context(generate):
+    check(generate("a" * 100, "--ctx", "64"), 1, "the prompt has 100 tokens but the context holds 64", "--ctx 128")
+
+
+def test_a_megabyte_of_one_letter(generate):
+    check(generate(stdin=b"a" * (1 << 20)), 1, "the prompt has 1,048,576 tokens but the context holds 256")
+
+
+@pytest.mark.parametrize("flags", [["", "--raw"], ["", "--chat"], ["-", "--raw"]])
+def test_empty_prompt(generate, flags):
+    check(generate(*flags), 1, "the prompt is empty")
+
+
+OPTIONS = {
+    "-k -1": "k is -1",
+    "-k 33": "k is 33",
+    "-t -0.5": "temperature is -0.5",
+    "-t nan": "temperature is nan",
+    "--top-p 0": "top_p is 0",
+    "--top-p 1.5": "top_p is 1.5",
+    "--top-k -1": "top_k is -1",
+    "--min-p 2": "min_p is 2",
+    "--repeat-penalty 0": "repeat_penalty is 0",
+    "--seed -1": "seed is -1",
+    "-n 0": "max_tokens is 0",
+    "-n -2": "max_tokens is -2",
+    "--threads 0": "threads is 0",
+    "--threads -3": "threads is -3",
+    "--ctx 0": "ctx is 0",
+    "--ctx -1": "ctx is -1",
+    "--kv-type q9": "kv_type is 'q9'",
+    "--flash-attention maybe": "'maybe'",
+    "-k four": "'four'",
+    "--nonsense": "--nonsense",
+    "b": "extra argument",
+    "-f gone.txt": "not both",
+    "-s be brief --raw": "--system",
+}
+
+
+@pytest.mark.parametrize(("line", "said"), OPTIONS.items(), ids=OPTIONS)
+def test_options_out_of_range(generate, line, said):
+    flags = ["-s", "be brief", "--raw"] if line.startswith("-s") else line.split()
+    check(generate("a", *flags), 2, said)
+
+
+def test_an_empty_stop_string(generate):
+    check(generate("a", "--stop", ""), 2, "stop is ")
+
+
+def test_a_prompt_file_that_is_not_there(generate, cage):
+    check(generate("-f", "gone.txt"), 1, "gone.txt")
+    check(generate("-f", cage), 1, str(cage))
+
+
+def test_an_unknown_command(cli):
+    check(cli("genrate"), 2, "genrate")
+
+
+def test_out_of_memory(generate):
+    check(generate("a", "--ctx", "500000000", "-m", "tales"), 1, "GiB", "--ctx")
+
+
+def test_no_chat_template(generate, tmp_path):
+    plain = zoo.write(tmp_path / "plain.gguf", zoo.parrot("abc"), metadata={"tokenizer.chat_template": None})
+    check(generate("a", "-m", plain, "--chat"), 1, "plain.gguf has no chat template", "--raw")
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "~nobody-of-that-name/m.gguf", "a\nb.gguf"])
+def test_names_that_no_file_can_have(generate, name):
+    check(generate("a", "-m", name), 1)
+
+
+def test_a_name_cannot_steer_the_terminal(generate):
+    assert "\x1b" not in check(generate("a", "-m", "\x1b]2;x\x07.gguf"), 1)
+
+
+def test_a_trace_where_it_is_asked_for(generate):
+    for flags in (["-vv"], ["-v", "-v"]):
+        result = generate("a", "-m", "gone.gguf", *flags)
+        assert (result.returncode, result.stdout) == (1, b"")
+        assert b"Traceback" in result.stderr
+
+
+@pytest.mark.parametrize("kind", ["mamba", "lfm2"])
+def test_a_target_that_cannot_go_back_is_no_error(generate, tmp_path, kind):
+    path = zoo.write(tmp_path / f"{kind}.gguf", getattr(zoo, kind)())
+    plain, drafted = generate("a", "-m", path, "-n", "9"), generate("a", "-m", path, "-n", "9", "-d", "abc.gguf")
+    assert (plain.returncode, plain.stderr, drafted.returncode) == (0, b"", 0)
+    assert drafted.stdout == plain.stdout
+    assert re.fullmatch(rf"Note: {kind}\.gguf cannot go back a token [^\n]+\n", drafted.stderr.decode())

@@ -1,0 +1,228 @@
+"""`gguf-spec generate` by its whole output."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def out(result, code=0, stderr=b""):
+    assert (result.stderr, result.returncode) == (stderr, code)
+    return result.stdout.decode()
+
+
+def test_text_goes_to_stdout_and_ends_with_a_newline(generate):
+    assert out(generate("a")) == "bcdefghijkl\n"
+
+
+@pytest.mark.parametrize("draft", ["abc.gguf", "abx.gguf", "ever.gguf"])
+@pytest.mark.parametrize("k", [0, 1, 4, 32])
+def test_a_draft_changes_nothing(generate, draft, k):
+    assert out(generate("a", "-d", draft, "-k", k)) == "bcdefghijkl\n"
+
+
+def test_a_character_split_over_tokens_is_whole(generate):
+    assert out(generate("a", "-m", "split.gguf")) == "é日\n"
+    assert out(generate("a", "-m", "split.gguf", "-n", "3")) == "é\n"
+
+
+def test_no_second_newline(generate):
+    assert generate("d", "-m", "evil.gguf").stdout == b"\n"
+
+
+def test_prompts(generate, cage, tmp_path):
+    (tmp_path / "p.txt").write_bytes(b"xa\n")
+    assert out(generate(stdin=b"xa")) == "bcdefghijkl\n"
+    assert out(generate(stdin=b"xa\n")) == "bcdefghijkl\n"
+    assert out(generate("-", stdin=b"xa\n")) == "bcdefghijkl\n"
+    assert out(generate("-f", tmp_path / "p.txt")) == "bcdefghijkl\n"
+    assert (
+        out(
+            generate("-f", "-", stdin=b"xa\n"),
+            1,
+            b"Error: Could not open file '-': No such file or directory\nHint: check the file and its permissions.\n",
+        )
+        == ""
+    )
+    assert out(generate(stdin=b"\xff\xfea")) == "bcdefghijkl\n"
+    assert out(generate("--", "-a")) == "bcdefghijkl\n"
+
+
+def test_the_number_of_tokens(generate):
+    assert out(generate("a", "-n", "1")) == "b\n"
+    assert out(generate("a", "-n", "3", "-d", "abc.gguf", "-k", "8")) == "bcd\n"
+    assert out(generate("a", "-n", "-1", "-m", "ever.gguf", "--ctx", "16")) == "bcdefghijklabcd\n"
+
+
+def test_stop_strings(generate):
+    assert out(generate("a", "--stop", "efg")) == "bcd\n"
+    assert out(generate("a", "--stop", "xyz", "--stop", "cd", "-d", "abc.gguf")) == "b\n"
+    assert out(generate("a", "--stop", "b")) == "\n"
+
+
+def test_the_seed_gives_the_same_text(cli):
+    one, two, other = (out(cli("generate", "Once", "--threads", 1, "-n", 20, "--seed", seed)) for seed in (1, 1, 2))
+    assert one == two != other
+
+
+def test_json(generate):
+    one = json.loads(out(generate("xa", "--json", "-d", "abx.gguf", "-k", "3", "--seed", "5")))
+    assert list(one) == ["text", "tokens", "finish_reason", "prompt_tokens", "seed", "target", "draft", "stats"]
+    assert (one["text"], one["finish_reason"], one["prompt_tokens"], one["seed"]) == ("bcdefghijkl", "stop", 2, 5)
+    assert (len(one["tokens"]), one["target"], one["draft"]) == (11, "abc.gguf", "abx.gguf")
+    stats = one["stats"]
+    wanted = "n_generated n_drafted n_accepted acceptance rounds tokens_per_round tokens_per_s ttft_s total_s draft_s verify_s other_s"
+    assert set(wanted.split()) <= set(stats)
+    assert stats["n_generated"] == 11
+    assert 3 <= stats["n_accepted"] < stats["n_drafted"]
+    assert stats["acceptance"] == stats["n_accepted"] / stats["n_drafted"]
+    assert sum(stats[name] for name in ("prompt_s", "draft_s", "verify_s", "other_s")) == pytest.approx(stats["total_s"])
+    assert 0 < stats["ttft_s"] <= stats["total_s"]
+
+
+def test_json_is_one_line_and_can_hold_anything(generate):
+    text = out(generate("a", "-m", "evil.gguf", "--json"))
+    assert text.count("\n") == 1
+    assert json.loads(text)["text"] == "\x1b]2;b\x07\rc\x9bd\n"
+
+
+@pytest.mark.parametrize("flags", [["-d", "none"], ["-k", "0", "-d", "abc.gguf"]])
+def test_json_without_a_draft(generate, flags):
+    one = json.loads(out(generate("a", "--json", "-n", "4", *flags)))
+    assert (one["draft"], one["finish_reason"], one["stats"]["n_drafted"], one["stats"]["rounds"]) == (None, "length", 0, 4)
+
+
+STATS = r"""speed   5 tokens at [\d,.]+ tok/s, the first after [\d,]+ ms \(prompt: 2 tokens in [\d,]+ ms\)
+draft   {draft}
+time    draft \d+%, verify \d+%, Python \d+%
+seed    7
+"""
+
+
+def test_stats_go_to_stderr(generate):
+    result = generate("xa", "-n", "5", "--stats", "--seed", "7")
+    assert result.stdout == b"bcdef\n"
+    assert re.fullmatch(STATS.format(draft="none: one token a round"), result.stderr.decode())
+    result = generate("xa", "-n", "5", "--stats", "--seed", "7", "-d", "abc.gguf", "-k", "2")
+    assert re.fullmatch(STATS.format(draft=r"3 of 3 tokens accepted \(100%\), 2.50 tokens a round, k = 2"), result.stderr.decode())
+    json.loads(generate("xa", "-n", "5", "--stats", "--json").stdout)
+
+
+def test_without_a_terminal_the_draft_is_not_coloured(generate):
+    assert out(generate("a", "--show-draft", "-d", "abc.gguf")) == "bcdefghijkl\n"
+
+
+def test_chat(cli):
+    one = json.loads(out(cli("generate", "hi", "-m", "abc.gguf", "-d", "none", "--threads", "1", "-n", "1", "--json")))
+    raw = json.loads(out(cli("generate", "hi", "-m", "abc.gguf", "-d", "none", "--threads", "1", "-n", "1", "--json", "--raw")))
+    system = json.loads(out(cli("generate", "hi", "-m", "abc.gguf", "-d", "none", "--threads", "1", "-n", "1", "--json", "-s", "Be brief.")))
+    assert raw["prompt_tokens"] == 2 < one["prompt_tokens"] < system["prompt_tokens"]
+
+
+def test_options_from_the_environment(generate, cli):
+    env = {"GGUF_SPEC_MODEL": "abc.gguf", "GGUF_SPEC_DRAFT": "none", "GGUF_SPEC_MAX_TOKENS": "3", "GGUF_SPEC_RAW": "1", "GGUF_SPEC_TEMPERATURE": "0"}
+    assert out(cli("generate", "a", env=env)) == "bcd\n"
+    assert out(cli("generate", "a", "-n", "2", env=env)) == "bc\n"
+    assert out(generate("a", env={"GGUF_SPEC_STOP": "d"})) == "bc\n"
+    assert json.loads(out(generate("a", env={"GGUF_SPEC_K": "2", "GGUF_SPEC_JSON": "1", "GGUF_SPEC_SEED": "9"})))["seed"] == 9
+    bad = generate("a", env={"GGUF_SPEC_K": "many"})
+    assert bad.stderr.startswith(b"Error: Invalid value for '-k'")
+    assert bad.returncode == 2
+
+
+def test_a_note_where_no_draft_is_known(cli):
+    result = cli("generate", "a", "--raw", "-t", "0", "--threads", "1", "-m", "abc.gguf")
+    assert result.stdout == b"bcdefghijkl\n"
+    assert result.stderr == b"Note: no draft is known for abc.gguf: decoding plainly. Give one with --draft FILE.\n"
+
+
+def test_verbose_shows_the_log_on_stderr(generate):
+    result = generate("a", "-v")
+    assert result.stdout == b"bcdefghijkl\n"
+    assert b"llama_model_loader" in result.stderr
+
+
+# ---- the reader, and Ctrl-C
+
+
+@pytest.fixture
+def endless(cage, environment):
+    """Start a generation that does not end by itself."""
+    children = []
+
+    def start(*args, **options):
+        command = [sys.executable, "-m", "gguf_spec", "generate", "a", "--threads", "1", "--raw", "-t", "0", "-d", "none", "-m", "ever.gguf"]
+        command += ["-n", "-1", "--ctx", "100000", *args]
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        children.append(subprocess.Popen(command, cwd=cage, env=environment, **(pipes | options)))
+        return children[-1]
+
+    yield start
+    for child in children:
+        child.kill()
+        child.communicate()
+
+
+def test_a_reader_that_has_enough(endless):
+    child = endless()
+    assert child.stdout.read(5) == b"bcdef"
+    child.stdout.close()
+    assert child.wait() in (0, -signal.SIGPIPE)
+    assert child.stderr.read() == b""
+
+
+@pytest.mark.parametrize("flags", [(), ("--json",)])
+def test_no_stdout_at_all(generate, flags):
+    result = generate("a", *flags, stdout=None, preexec_fn=lambda: os.close(1))
+    assert (result.returncode, result.stderr) == (0, b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("flags", [(), ("--json",)])
+def test_a_full_disk(generate, flags):
+    with Path("/dev/full").open("wb") as full:
+        result = generate("a", *flags, stdout=full)
+    assert result.returncode == 1
+    assert re.fullmatch(r"Error: .*No space left on device.*\nHint: .+\n", result.stderr.decode())
+
+
+def test_ctrl_c_ends_cleanly_with_what_was_written(endless):
+    child = endless()
+    start = child.stdout.read(8)
+    child.send_signal(signal.SIGINT)
+    rest, stderr = child.communicate()
+    assert (child.returncode, stderr) == (130, b"")
+    text = (start + rest).decode()
+    assert text.endswith("\n")
+    assert ("bcdefghijkla" * len(text)).startswith(text.rstrip("\n"))
+
+
+def test_ctrl_c_leaves_one_json_object(endless):
+    for patience in (0.3, 3, 30):  # nothing shows when the generation has begun; before that there is no object
+        child = endless("--json", "-v")
+        while b"reserve took" not in child.stderr.readline():  # the last thing llama.cpp says before it decodes
+            assert child.poll() is None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(patience)
+        child.send_signal(signal.SIGINT)
+        stdout, stderr = child.communicate()
+        assert child.returncode == 130
+        assert b"Traceback" not in stderr
+        if stdout:
+            break
+    one = json.loads(stdout)
+    assert one["finish_reason"] == "cancelled"
+    assert ("bcdefghijkla" * len(one["tokens"])).startswith(one["text"])
+
+
+def test_ctrl_c_still_shows_the_stats(endless):
+    child = endless("--stats")
+    child.stdout.read(3)
+    child.send_signal(signal.SIGINT)
+    assert b"speed " in child.communicate()[1]

@@ -1,0 +1,32 @@
+"""The README is true: its Python runs as it stands, and the commands it names are there and do what it says."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_api_in_ten_lines_runs(monkeypatch, capsys):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert len([line for line in code.splitlines() if line.strip()]) <= 12
+    names = {}
+    exec(compile(code, "README.md", "exec"), names)
+    assert len(capsys.readouterr().out) > 200
+    assert names["stream"].stats.n_generated > 0 and isinstance(names["ids"], tuple)
+
+
+def test_the_two_commands_are_there_and_ci_runs_them():
+    for command in ("scripts/run", "scripts/test"):
+        assert f"\n{command}" in README
+        assert os.access(ROOT / command, os.X_OK)
+    assert "scripts/test" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", re.findall(r"\]\((?!http)([^)]+)\)", README))
+def test_what_it_links_to_is_there(path):
+    assert (ROOT / path).exists()

@@ -1,0 +1,117 @@
+"""What a person sees: the command at a pseudo-terminal."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+
+pty = pytest.importorskip("pty")
+
+
+@pytest.fixture
+def terminal(cage, environment):
+    """Run the command at a terminal; return its exit code and all it showed. `until`: press Ctrl-C when this is seen."""
+
+    def run(*args, until=None, typed=b""):
+        here, there = pty.openpty()
+        flags = ["--threads", "1", "--raw", "-t", "0", "-m", "abc.gguf", "-d", "none", *map(str, args)]
+        command = [sys.executable, "-m", "gguf_spec", "generate", *flags]
+        child = subprocess.Popen(command, stdin=there, stdout=there, stderr=there, cwd=cage, env=environment, start_new_session=True)
+        os.close(there)
+        os.write(here, typed)
+        seen = b""
+        while True:
+            try:
+                data = os.read(here, 65536)
+            except OSError:  # Linux: the other end was closed
+                break
+            if not data:
+                break
+            seen += data
+            if until and until in seen:
+                until = None
+                os.killpg(child.pid, signal.SIGINT)
+        os.close(here)
+        return child.wait(), seen.replace(b"\r\n", b"\n").decode()
+
+    return run
+
+
+def plain(text):
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+def test_the_prompt_comes_first_and_the_text_goes_on(terminal):
+    code, seen = terminal("xa")
+    assert code == 0
+    assert plain(seen) == "xabcdefghijkl\n"
+    assert seen.index("\x1b[2mxa") == 0
+
+
+def test_accepted_tokens_are_green(terminal):
+    code, seen = terminal("a", "--show-draft", "-d", "abc.gguf", "-k", "2")
+    assert (code, plain(seen)) == (0, "abcdefghijkl\n")
+    green = "".join(re.findall(r"\x1b\[32m(.*?)\x1b\[0m", seen))
+    assert green == "bcefhikl"
+
+
+def test_no_colour_where_it_is_not_wanted(terminal, environment, monkeypatch):
+    monkeypatch.setitem(environment, "NO_COLOR", "1")
+    _, seen = terminal("a", "--show-draft", "-d", "abc.gguf")
+    assert "\x1b[32m" not in seen
+
+
+def test_a_model_cannot_steer_the_terminal(terminal):
+    code, seen = terminal("a", "-m", "evil.gguf", "-n", "20")
+    assert code == 0
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", plain(seen))
+    assert plain(seen) == "a\ufffd]2;b\ufffd\ufffdc\ufffdd\n"
+
+
+def test_a_prompt_cannot_steer_the_terminal(terminal):
+    _, seen = terminal("\x1b]2;z\x07a")
+    assert plain(seen) == "\ufffd]2;z\ufffdabcdefghijkl\n"
+
+
+def test_markup_is_text(terminal):
+    _, seen = terminal("[bold red]:smile:[/] 3.5 'a'a")
+    assert plain(seen) == "[bold red]:smile:[/] 3.5 'a'abcdefghijkl\n"
+
+
+def test_long_lines_are_not_broken(terminal):
+    _, seen = terminal("z" * 150 + "a")
+    assert plain(seen) == "z" * 150 + "abcdefghijkl\n"
+
+
+def test_json_at_a_terminal_is_json_alone(terminal):
+    code, seen = terminal("a", "--json")
+    assert (code, seen[0], seen[-2:]) == (0, "{", "}\n")
+
+
+def test_no_prompt_at_a_terminal_is_an_error_and_not_a_wait(terminal):
+    code, seen = terminal()
+    assert code == 2
+    assert re.match(r"Error: there is no prompt[^\n]*\nHint: ", seen)
+
+
+def test_a_prompt_can_be_typed(terminal):
+    code, seen = terminal("-", typed=b"xa\n\x04")
+    assert code == 0
+    assert plain(seen).endswith("xabcdefghijkl\n")
+
+
+def test_ctrl_c(terminal):
+    code, seen = terminal("a", "-m", "ever.gguf", "-n", "-1", "--ctx", "100000", until=b"ghijklabc")
+    assert code == 130
+    assert "Traceback" not in seen
+    assert plain(seen).startswith("abcdefghijklabc")
+    assert seen.endswith("\n")
+
+
+def test_errors_at_a_terminal(terminal):
+    code, seen = terminal("a", "-m", "gone.gguf")
+    assert code == 1
+    assert re.fullmatch(r"Error: [^\n]+\nHint: [^\n]+\n", plain(seen))

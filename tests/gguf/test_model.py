@@ -1,0 +1,250 @@
+"""The real model: caches, texts, and what comes of too much."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import gguf_spec
+from gguf_spec import Sampling
+from gguf_spec._context import ContextOptions
+from gguf_spec._model import Model
+from gguf_spec._types import K_MAX
+from gguf_spec.errors import ClosedError, DecodeError, InvalidOptionError, PromptTooLongError, RollbackError
+from tests.gguf import zoo
+
+TEXTS = [
+    "",
+    " ",
+    "\n",
+    "Once upon the time",
+    "naïve café — 日本 🎉",
+    "a\0b",
+    "\0",
+    "\t\r\n  x  ",
+    "ﬁ\u0301\u200d",
+    "%s{}\\",
+    "z" * 2000,
+    "the and " * 200,
+]
+
+
+@pytest.fixture(scope="module")
+def model(animals):
+    model = Model(animals / "llama.gguf", ContextOptions(n_ctx=2000, threads=1, extra_bufts=False))
+    yield model
+    model.close()
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(model):
+    model.rollback(0)
+
+
+def rows(model: Model, tokens, n_rows=1):
+    return model.logits(tokens, n_rows).copy()
+
+
+def close(a, b):
+    return np.abs(a - b).max() < 0.05  # batches of other sizes round otherwise; a row spreads over 3
+
+
+def test_rows_are_those_of_one_token_at_a_time(model):
+    tokens = model.tokenize("Once upon the time and on", special=False)[:8]
+    alone = np.concatenate([rows(model, [t]) for t in tokens])
+    model.rollback(0)
+    together = rows(model, tokens, len(tokens))
+    assert together.shape == (len(tokens), model.n_vocab)
+    assert close(alone, together)
+    assert not close(alone[0], alone[1])
+
+
+def test_rollback_forgets_the_end_and_only_the_end(model):
+    first = rows(model, [40, 41, 42, 43], 2)
+    rows(model, [50, 51, 52])
+    model.rollback(4)
+    assert model.cached == [40, 41, 42, 43]
+    other = rows(model, [60])
+    model.rollback(3)
+    assert close(rows(model, [43]), first[1:])
+    assert close(rows(model, [60]), other)
+    model.rollback(99)
+    assert (model.n_past, model.cached) == (5, [40, 41, 42, 43, 60])
+
+
+def test_a_cache_is_emptied(model):
+    first = rows(model, [40, 41])
+    model.rollback(0)
+    assert model.n_past == 0
+    assert close(rows(model, [40, 41]), first)
+
+
+@pytest.mark.parametrize("n", [511, 512, 513, 1024, 1500])
+def test_more_tokens_than_a_batch_holds(model, n):
+    tokens = [i * 7 % 256 for i in range(n)]
+    at_once = rows(model, tokens, 3)
+    assert model.cached == tokens
+    model.rollback(0)
+    model.read(tokens[:-3])
+    assert close(rows(model, tokens[-3:], 3), at_once)
+
+
+def test_decoding_past_the_context_is_refused_and_nothing_is_lost(model):
+    tokens = [i % 256 for i in range(model.n_ctx - 1)]
+    model.read(tokens)
+    with pytest.raises(DecodeError, match="the context holds 2000"):
+        model.logits([1, 2], 1)
+    assert model.cached == tokens
+    assert np.isfinite(rows(model, [1])).all()
+    with pytest.raises(DecodeError):
+        model.read([1])
+    model.rollback(2)
+    assert np.isfinite(rows(model, [1])).all()
+
+
+@pytest.mark.parametrize("token", [-1, len(zoo.TOKENS), 2**31 - 1])
+def test_ids_outside_the_vocabulary_never_reach_llama_cpp(model, token):
+    with pytest.raises(InvalidOptionError):
+        model.logits([1, token], 1)
+    assert model.n_past == 0
+
+
+@pytest.mark.parametrize(("n_tokens", "n_rows"), [(1, 0), (1, 2), (0, 1), (40, K_MAX + 2), (3, -1)])
+def test_rows_out_of_range(model, n_tokens, n_rows):
+    with pytest.raises(InvalidOptionError):
+        model.logits([1] * n_tokens, n_rows)
+
+
+def test_as_many_rows_as_can_be_asked_for(model):
+    assert rows(model, list(range(K_MAX + 1)), K_MAX + 1).shape == (K_MAX + 1, model.n_vocab)
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
+@pytest.mark.parametrize("special", [True, False])
+def test_pieces_put_together_are_the_text(model, text, special):
+    ids = model.tokenize(text, special=special)
+    assert b"".join(model.piece(t) for t in ids) == text.encode()
+
+
+def test_merges_are_used(model):
+    assert model.tokenize("the", special=False) == [zoo.TOKENS.index("the")]
+
+
+def test_what_cannot_be_written_as_utf_8_becomes_a_question_mark(model):
+    assert model.tokenize("a\ud800b\udfff", special=True) == model.tokenize("a?b?", special=True)
+
+
+def test_special_tokens_count_only_when_asked_for(model):
+    assert model.tokenize("<|im_start|>x", special=True) == [zoo.IM_START, zoo.TOKENS.index("x")]
+    plain = model.tokenize("<|im_start|>x", special=False)
+    assert zoo.IM_START not in plain
+    assert b"".join(map(model.piece, plain)) == b"<|im_start|>x"
+    assert model.piece(zoo.IM_START) == b""
+    assert model.token_text(zoo.IM_START) == "<|im_start|>"
+    assert [t for t in range(model.n_vocab) if model.is_end(t)] == [zoo.END, zoo.IM_END]
+
+
+def test_every_token_has_its_bytes(model):
+    assert {model.piece(t) for t in range(256)} == {bytes([b]) for b in range(256)}
+
+
+def test_a_token_longer_than_the_buffer(tmp_path):
+    tokens = [*zoo.TOKENS]
+    tokens[20] = "x" * 5000
+    model = Model(zoo.write(tmp_path / "long.gguf", tokens=tokens), ContextOptions(n_ctx=32, threads=1, extra_bufts=False))
+    assert model.piece(20) == b"x" * 5000
+    assert model.token_text(20) == "x" * 5000
+    model.close()
+
+
+def test_a_start_token_is_added_when_the_model_wants_one(tmp_path):
+    model = Model(
+        zoo.write(tmp_path / "bos.gguf", metadata={"tokenizer.ggml.add_bos_token": True}), ContextOptions(n_ctx=32, threads=1, extra_bufts=False)
+    )
+    assert model.tokenize("", special=True) == [zoo.END]
+    assert model.tokenize("x", special=True)[0] == zoo.END
+    assert model.tokenize("x", special=True, start=False) == [zoo.TOKENS.index("x")]
+    model.close()
+
+
+def test_closed(animals):
+    model = Model(animals / "llama.gguf", ContextOptions(n_ctx=32, threads=1, extra_bufts=False))
+    model.close()
+    model.close()
+    with pytest.raises(ClosedError):
+        model.read([1])
+
+
+@pytest.mark.parametrize("kind", ["mamba", "lfm2"])
+def test_a_model_that_cannot_go_back_says_so(animals, kind):
+    model = Model(animals / f"{kind}.gguf", ContextOptions(n_ctx=64, threads=1, extra_bufts=False))
+    assert not model.can_roll_back
+    model.read([1, 2, 3])
+    with pytest.raises(RollbackError, match=f"{kind}.gguf cannot go back from 3 to 1"):
+        model.rollback(1)
+    assert model.cached == [1, 2, 3]
+    model.rollback(0)
+    model.read([1])
+    model.close()
+
+
+@pytest.mark.parametrize("kind", ["mamba", "lfm2"])
+@pytest.mark.parametrize("sampling", [Sampling(temperature=0, max_tokens=30), Sampling(seed=3, max_tokens=30)])
+def test_a_recurrent_or_hybrid_target_goes_on_plainly(animals, kind, sampling):
+    texts = []
+    for draft in (None, animals / "llama.gguf"):
+        with gguf_spec.load(animals / f"{kind}.gguf", draft, threads=1, extra_bufts=False) as llm:
+            texts.append(llm.generate("Once upon the time", sampling).text)
+            assert llm.generate("Once upon the time", sampling).text == texts[-1]
+            assert llm.draft_name is None
+            assert [f"{kind}.gguf cannot go back" in note for note in llm.notes] == ([True] if draft else [])
+    assert texts[0] == texts[1] != ""
+
+
+@pytest.mark.parametrize("kind", ["mamba", "lfm2"])
+def test_a_recurrent_or_hybrid_draft_is_left_out(animals, kind):
+    sampling = Sampling(temperature=0, max_tokens=30)
+    with gguf_spec.load(animals / "llama.gguf", animals / f"{kind}.gguf", threads=1, extra_bufts=False) as llm:
+        assert [f"the draft {kind}.gguf cannot go back" in note for note in llm.notes] == [True]
+        text, drafted = llm.generate("Once upon the time", sampling).text, llm.generate("x", sampling).stats.n_drafted
+    with gguf_spec.load(animals / "llama.gguf", None, threads=1, extra_bufts=False) as llm:
+        assert (text, drafted) == (llm.generate("Once upon the time", sampling).text, 0)
+
+
+@pytest.mark.parametrize("prompt_tokens", [1, 2, 511, 512, 513, 514, 1023, 1024, 1025, 1400])
+def test_long_prompts_give_the_same_with_and_without_a_draft(animals, prompt_tokens):
+    results = []
+    for draft in (None, animals / "cousin.gguf"):
+        with gguf_spec.load(animals / "llama.gguf", draft, threads=1, extra_bufts=False, n_ctx=1500) as llm:
+            results.append(llm.generate_tokens([i * 7 % 256 for i in range(prompt_tokens)], Sampling(temperature=0, max_tokens=20)))
+    assert results[0].tokens == results[1].tokens
+    assert results[1].stats.n_prompt == prompt_tokens
+
+
+def test_an_answer_fills_the_context_to_the_last_place(animals):
+    with gguf_spec.load(animals / "llama.gguf", animals / "twin.gguf", threads=1, extra_bufts=False, n_ctx=48) as llm:
+        result = llm.generate_tokens([40] * 10, Sampling(temperature=0, max_tokens=None, logit_bias={zoo.END: -np.inf, zoo.IM_END: -np.inf}))
+        assert (len(result.tokens), result.finish_reason) == (38, "length")
+        with pytest.raises(PromptTooLongError):
+            llm.generate_tokens([40] * 48)
+        assert len(llm.generate_tokens([40] * 47).tokens) <= 1
+
+
+# llama.cpp splits words by std::regex for these, which recurses for every character: on a common stack 20,000 spaces end the process.
+CHILD = """
+import sys
+from pathlib import Path
+from gguf_spec._context import ContextOptions
+from gguf_spec._model import Model
+for path in sys.argv[1:]:
+    model = Model(Path(path), ContextOptions(n_ctx=32, threads=1, extra_bufts=False))
+    for text in ("a" * 60_000, " " * 60_000, "!" * 60_000, "7" * 60_000):
+        assert b"".join(map(model.piece, model.tokenize(text, special=True))) == text.encode()
+"""
+
+
+def test_long_runs_of_one_letter(tmp_path):
+    files = [zoo.write(tmp_path / f"{pre}.gguf", metadata={"tokenizer.ggml.pre": pre}) for pre in ("default", "deepseek-v3", "tekken", "gpt-4o")]
+    child = subprocess.run([sys.executable, "-c", CHILD, *files], capture_output=True, text=True, check=False)
+    assert (child.returncode, child.stderr) == (0, "")

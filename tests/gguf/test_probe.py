@@ -1,0 +1,117 @@
+"""The probe, with children that behave as broken kernels would."""
+
+import json
+import sys
+
+import pytest
+
+import gguf_spec
+from gguf_spec import _probe
+
+DIES = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
+
+
+def says(text: str) -> str:
+    return f"import sys; sys.stdout.write({text!r})"
+
+
+FAILS = {
+    "dies": (DIES, "died of signal 11"),
+    "dies after a good answer": (says('{"difference": 0.0}\n') + "; sys.stdout.flush(); " + DIES, "died of signal 11"),
+    "ends early": ("raise SystemExit(3)", "ended with code 3"),
+    "prints nothing": ("pass", "ended with code 0"),
+    "prints garbage": (says("hello\n"), "ended with code 0"),
+    "prints no number": (says('{"difference": null}'), "ended with code 0"),
+    "prints a list": (says("[1]"), "ended with code 0"),
+    "computes wrong": (says('{"difference": 7.25}'), "off by 7.2"),
+    "computes no numbers": (says('{"difference": NaN}'), "off by nan"),
+    "computes infinity": (says('{"difference": Infinity}'), "off by inf"),
+}
+WORKS = {"exactly": says('{"difference": 0.0}'), "nearly": says('a warning\n{"difference": 0.15}\n')}
+
+
+@pytest.fixture
+def child(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def use(code: str) -> None:
+        monkeypatch.setattr(_probe, "_command", lambda: [sys.executable, "-c", code])
+
+    return use
+
+
+@pytest.mark.parametrize(("code", "said"), FAILS.values(), ids=FAILS)
+def test_a_child_that_fails(child, capfd, code, said):
+    child(code)
+    assert _probe.extra_bufts_work() is False
+    note = capfd.readouterr().err
+    assert note.startswith("Note: ")
+    assert note.count("\n") == 1
+    assert said in note
+    child(WORKS["exactly"])
+    assert _probe.extra_bufts_work() is False, "the answer was not remembered"
+    assert capfd.readouterr().err == "", "said twice"
+
+
+@pytest.mark.parametrize("code", WORKS.values(), ids=WORKS)
+def test_a_child_that_computes_right(child, capfd, code):
+    child(code)
+    assert _probe.extra_bufts_work() is True
+    child(DIES)
+    assert _probe.extra_bufts_work() is True
+    assert capfd.readouterr() == ("", "")
+
+
+def test_no_child_at_all(child, monkeypatch, capfd):
+    monkeypatch.setattr(_probe, "_command", lambda: ["/nowhere/python"])
+    assert _probe.extra_bufts_work() is False
+    assert "did not run" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("data", ["", "{", "[]", "null", '{"no": 1}'])
+def test_a_damaged_cache_is_asked_again(child, data):
+    child(DIES)
+    assert _probe.extra_bufts_work() is False
+    _probe._cache_file().write_text(data, encoding="utf-8")
+    child(WORKS["exactly"])
+    assert _probe.extra_bufts_work() is True
+    assert json.loads(_probe._cache_file().read_text(encoding="utf-8"))["ok"] is True
+    assert [path.name for path in _probe._cache_file().parent.iterdir()] == [_probe._cache_file().name]
+
+
+def test_a_cache_that_cannot_be_written(child, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    child(WORKS["exactly"])
+    assert _probe.extra_bufts_work() is True
+
+
+def test_another_library_or_machine_is_asked_again(child, monkeypatch, tmp_path):
+    first = _probe._cache_file()
+    monkeypatch.setattr(_probe, "_cpu", lambda: "flags: other")
+    second = _probe._cache_file()
+    library = tmp_path / "libllama.so"
+    library.write_text("new")
+    monkeypatch.setattr(_probe, "library_files", lambda: [library])
+    assert len({first, second, _probe._cache_file()}) == 3
+
+
+@pytest.mark.parametrize(("code", "works"), [(DIES, False), (WORKS["exactly"], True)])
+def test_models_are_loaded_by_what_it_says(child, animals, code, works):
+    child(code)
+    with gguf_spec.load(animals / "llama.gguf", animals / "twin.gguf", threads=1) as llm:
+        assert [model.options.extra_bufts for model in (llm._target, llm._draft)] == [works, works]
+        assert llm.generate("Once").finish_reason
+
+
+def test_it_is_not_asked_when_the_caller_decides(child, animals):
+    child(DIES)
+    with gguf_spec.load(animals / "llama.gguf", None, threads=1, extra_bufts=True) as llm:
+        assert llm._target.options.extra_bufts is True
+    assert not _probe._cache_file().exists()
+
+
+def test_the_real_child_answers_with_a_small_number(child, monkeypatch):
+    monkeypatch.undo()
+    assert _probe._command()[0] == sys.executable
+    assert 0 <= _probe.largest_difference() < 1

@@ -1,0 +1,96 @@
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gguf_spec
+from gguf_spec import errors
+
+CHECK = """
+import sys
+import gguf_spec
+from gguf_spec import Sampling, Speculation, errors
+Sampling(temperature=0)
+loaded = [name for name in ("llama_cpp", "numpy", "click", "rich", "yaml", "jinja2") if name in sys.modules]
+assert not loaded, loaded
+import threading
+assert threading.active_count() == 1
+"""
+HELP = """
+import sys
+from gguf_spec.cli import main
+sys.argv = ["gguf-spec", "generate", "--help"]
+try:
+    main()
+finally:
+    loaded = [name for name in ("llama_cpp", "numpy", "rich", "yaml") if name in sys.modules]
+    assert not loaded, loaded
+"""
+
+
+def run(code):
+    return subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
+
+
+def test_importing_loads_nothing_and_says_nothing():
+    child = run(CHECK)
+    assert (child.returncode, child.stdout, child.stderr) == (0, "", "")
+
+
+def test_help_loads_nothing_heavy():
+    child = run(HELP)
+    assert (child.returncode, child.stderr) == (0, "")
+
+
+def test_all_is_what_there_is():
+    assert gguf_spec.__all__ == sorted(gguf_spec.__all__, key=lambda name: (not name.isupper(), not name[0].isupper(), name))
+    assert dir(gguf_spec) == sorted(gguf_spec.__all__)
+    for name in gguf_spec.__all__:
+        assert getattr(gguf_spec, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = gguf_spec.nonsense
+
+
+def test_star_gives_all():
+    names = {}
+    exec("from gguf_spec import *", names)
+    assert set(gguf_spec.__all__) <= set(names)
+
+
+CLASSES = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, errors.GgufSpecError)]
+
+
+def example(kind):
+    """Make an error of any class, from values by the names of its parameters."""
+    values = {
+        "message": "it broke", "hint": "mend it.", "option": "k", "value": -1, "allowed": "0 or more", "path": Path("m.gguf"), "needed_bytes": 1,
+        "available_bytes": 2, "what": "size", "target_value": 1, "draft_value": 2, "token": 3, "n_prompt": 5120, "n_ctx": 4096, "code": 1,
+        "n_past": 7, "n_tokens": 3, "said": "no room", "name": "m.gguf", "to": 2,
+    }  # fmt: skip
+    names = [name for name in inspect.signature(kind.__init__).parameters if name != "self"]
+    return kind(**{name: values[name] for name in names})
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_every_error_says_what_happened_and_what_to_do(kind):
+    error = example(kind)
+    assert str(error).strip()
+    assert error.hint.strip()
+    assert error.hint.endswith((".", "?"))
+    assert "\n" not in str(error) + error.hint
+    assert kind.__name__ == "GgufSpecError" or kind.__name__.endswith("Error")
+
+
+def test_errors_carry_their_values():
+    error = example(errors.PromptTooLongError)
+    assert (error.n_prompt, error.n_ctx) == (5120, 4096)
+    assert "5,120" in str(error)
+    assert "4,096" in str(error)
+    assert error.hint == "raise it with --ctx 8192, or shorten the prompt."
+
+
+def test_the_context_that_is_proposed_holds_the_prompt_and_an_answer():
+    for n in (1, 31, 32, 4095, 4096, 4097, 100_000):
+        assert int(errors.PromptTooLongError(n, 2).hint.split("--ctx ")[1].split(",")[0]) > n

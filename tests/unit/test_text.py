@@ -1,0 +1,67 @@
+import pytest
+
+from gguf_spec._text import TextStream
+
+
+def run(pieces, stop=()):
+    stream = TextStream(stop)
+    shown = [stream.push(piece) for piece in pieces]
+    return shown, stream.finish(), stream.stopped
+
+
+def test_half_a_character_waits_for_the_other_half():
+    assert run([b"a\xc3", b"\xa4b"]) == (["a", "äb"], "", False)
+    assert run([b"\xf0", b"\x9f", b"\x8e", b"\x89"]) == (["", "", "", "🎉"], "", False)
+
+
+def test_half_a_character_at_the_end_is_left_out():
+    assert run([b"ab", b"\xe6\x97"]) == (["ab", ""], "", False)
+
+
+def test_bytes_that_are_no_text_show_as_replacement():
+    assert run([b"a\xffb"]) == (["a\ufffdb"], "", False)
+    assert run([b"\xc3", b"b"]) == (["", "\ufffdb"], "", False)
+
+
+def test_what_may_become_a_stop_string_is_held_back():
+    assert run([b"one E", b"N", b"D two"], ["END"]) == (["one ", "", ""], "", True)
+    assert run([b"one E", b"N", b"X two"], ["END"]) == (["one ", "", "ENX two"], "", False)
+
+
+def test_what_was_held_back_comes_at_the_end():
+    assert run([b"one EN"], ["END"]) == (["one "], "EN", False)
+
+
+def test_nothing_comes_after_a_stop_string():
+    assert run([b"a.", b"b", b"."], ["."]) == (["a", "", ""], "", True)
+
+
+@pytest.mark.parametrize(
+    ("stop", "text"),
+    [
+        (["b"], "a"),
+        (["b", "abc"], "a"),
+        (["abcd", "cd"], ""),
+        (["abcd", "bc"], "a"),
+        (["cd", "bcd"], "a"),
+        (["ä"], "abcd"),
+        (["abcde"], "abcd"),
+    ],
+)
+def test_the_stop_string_that_is_complete_first_counts(stop, text):
+    for pieces in ([b"abcd"], [b"a", b"b", b"c", b"d"], [b"ab", b"cd"]):
+        shown, rest, _ = run(pieces, stop)
+        assert "".join(shown) + rest == text
+
+
+def test_overlapping_starts():
+    assert run([b"aaab"], ["aab"]) == (["a"], "", True)
+    assert run([b"aa", b"aa"], ["aab"]) == (["", "aa"], "aa", False)
+
+
+def test_a_stop_string_over_a_split_character():
+    assert run([b"x\xe6\x97", b"\xa5\xe6\x9c\xac"], ["日本"]) == (["x", ""], "", True)
+
+
+def test_an_empty_piece_changes_nothing():
+    assert run([b"", b"a", b""]) == (["", "a", ""], "", False)

@@ -1,0 +1,104 @@
+import dataclasses
+import json
+import math
+
+import pytest
+
+from gguf_spec import Chunk, Completion, Sampling, Speculation, Stats
+from gguf_spec._types import K_MAX
+from gguf_spec.errors import GgufSpecError, InvalidOptionError
+
+NAN, INF = math.nan, math.inf
+BAD = {
+    "temperature": [-0.1, NAN, INF, "0", None, True],
+    "top_k": [-1, 1.5, "3", None, True],
+    "top_p": [0, -0.5, 1.5, NAN, INF, "1", None],
+    "min_p": [-0.1, 1.1, NAN, None],
+    "repeat_penalty": [0, -1, NAN, INF, None],
+    "frequency_penalty": [NAN, INF, -INF, "1", None],
+    "presence_penalty": [NAN, INF, -INF, "1", None],
+    "penalty_last_n": [-2, 1.0, None],
+    "seed": [-1, 2**64, 1.5, "1", True],
+    "max_tokens": [0, -1, 1.5, "5", True],
+    "stop": ["", [""], ["a", ""], [b"a"], [3]],
+    "logit_bias": [{-1: 1.0}, {"a": 1.0}, {1: NAN}, {1: INF}, {1: None}, {1.5: 1.0}, {True: 1.0}],
+}
+GOOD = {
+    "temperature": [0, 0.0, 1, 100.0],
+    "top_k": [0, 1, 10**9],
+    "top_p": [1e-9, 1, 1.0],
+    "min_p": [0, 1, 0.5],
+    "repeat_penalty": [0.5, 1, 2],
+    "frequency_penalty": [-2, 0, 2.0],
+    "presence_penalty": [-2, 0, 2.0],
+    "penalty_last_n": [-1, 0, 10**6],
+    "seed": [None, 0, 2**64 - 1],
+    "max_tokens": [None, 1, 10**9],
+    "stop": [(), [], ["a"], ("a", "b")],
+    "logit_bias": [{}, {0: -INF}, {5: 1, 7: -3.5}],
+}
+
+
+@pytest.mark.parametrize(("field", "value"), [(field, value) for field, values in BAD.items() for value in values])
+def test_a_value_out_of_range_is_named(field, value):
+    with pytest.raises(InvalidOptionError) as caught:
+        Sampling(**{field: value})
+    error = caught.value
+    assert error.option == field
+    assert str(error).startswith(f"{field} is ")
+    assert "must be" in str(error)
+    assert error.hint
+    assert isinstance(error, GgufSpecError)
+    assert isinstance(error, ValueError)
+
+
+@pytest.mark.parametrize(("field", "value"), [(field, value) for field, values in GOOD.items() for value in values])
+def test_a_value_in_range_is_kept(field, value):
+    kept = getattr(Sampling(**{field: value}), field)
+    assert kept == (tuple(value) if field == "stop" else value)
+
+
+def test_every_field_is_checked():
+    assert set(BAD) == set(GOOD) == {field.name for field in dataclasses.fields(Sampling)}
+
+
+def test_one_stop_string_needs_no_list():
+    assert Sampling(stop="END").stop == ("END",)
+
+
+@pytest.mark.parametrize(("sampling", "greedy"), [({"temperature": 0}, True), ({"top_k": 1}, True), ({}, False), ({"temperature": 1e-9}, False)])
+def test_greedy(sampling, greedy):
+    assert Sampling(**sampling).greedy is greedy
+
+
+@pytest.mark.parametrize("k", [-1, K_MAX + 1, 1.5, "4", None, True])
+def test_k_out_of_range(k):
+    with pytest.raises(InvalidOptionError, match=f"from 0 to {K_MAX}"):
+        Speculation(k)
+
+
+@pytest.mark.parametrize("one", [Sampling(), Speculation(), Stats(), Chunk("", (), 0, 0), Completion("", (), "stop", 0, Stats())])
+def test_frozen(one):
+    field = dataclasses.fields(one)[0].name
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(one, field, 1)
+
+
+def test_rates():
+    stats = Stats(n_generated=30, n_drafted=40, n_accepted=20, rounds=10, prompt_s=1.0, total_s=4.0)
+    assert (stats.acceptance, stats.tokens_per_round, stats.tokens_per_s) == (0.5, 3.0, 10.0)
+
+
+def test_rates_of_nothing_are_0():
+    assert (Stats().acceptance, Stats().tokens_per_round, Stats().tokens_per_s) == (0, 0, 0)
+
+
+def test_dicts_can_be_written_as_json():
+    stats = Stats(n_generated=1, rounds=1, total_s=0.5)
+    result = Completion("ä", (1, 2), "length", 7, stats)
+    read = json.loads(json.dumps(result.to_dict()))
+    assert read["tokens"] == [1, 2]
+    assert read["stats"]["tokens_per_s"] == 2.0
+    assert set(read) == {"text", "tokens", "finish_reason", "seed", "stats"}
+    chunk = json.loads(json.dumps(Chunk("ab", (1,), 4, 1, "stop", (("a", True), ("b", False))).to_dict()))
+    assert chunk["accepted_text"] == [["a", True], ["b", False]]
