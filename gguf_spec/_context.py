@@ -96,7 +96,7 @@ def _gib(n_bytes: int) -> str:
 def _reason(log: Iterable[str]) -> str:
     """Return the line of llama.cpp's log that says most, without the name of the function that wrote it."""
     lines = [line.split(": ", 1)[-1] if line.startswith(("llama_", "common_", "ggml_", "gguf_")) else line for line in log]
-    telling = [line for line in lines if "error loading model" in line] or lines or ["it gives no reason"]
+    telling = [line for line in lines if "error loading model" in line and "failed to load model from" not in line] or lines or ["it gives no reason"]
     return telling[0].removeprefix("error loading model: ").rstrip(".")
 
 

@@ -132,7 +132,7 @@ class Model:
             raise load_error(header, _log)
         self._vocab = C.llama_model_get_vocab(self._model)
         self.n_vocab: int = C.llama_vocab_n_tokens(self._vocab)
-        self.n_ctx_train: int = C.llama_model_n_ctx_train(self._model)
+        self.n_ctx_train: int = max(0, C.llama_model_n_ctx_train(self._model))  # a damaged number comes out negative
 
     def _check_kind(self, header: Header) -> None:
         model = self._model

@@ -59,7 +59,7 @@ def generate(prompt: str | None, file: Path | None, system: str | None, raw: boo
       gguf-spec generate -m target.gguf -d draft.gguf -t 0 --json < prompt.txt
     Every option can also be set as GGUF_SPEC_OPTION in the environment.
     """
-    from .. import Sampling, Speculation, load
+    from .. import Sampling, Speculation
     from ..errors import InvalidOptionError
 
     if system is not None and raw:
@@ -86,6 +86,8 @@ def generate(prompt: str | None, file: Path | None, system: str | None, raw: boo
     speculation = Speculation(options["k"])
     if options["ctx"] is not None and options["ctx"] < 2:
         raise InvalidOptionError("ctx", options["ctx"], "a whole number above 1")
+    from .. import load  # llama.cpp takes a while: after the options are known to be right
+
     with load(
         options["model"], options["draft"] if options["k"] else "none", speculation=speculation, n_ctx=options["ctx"], threads=options["threads"],
         flash_attention=options["flash_attention"], kv_type=options["kv_type"], gpu_layers=options["gpu_layers"], verbose=options["verbose"] > 0,
