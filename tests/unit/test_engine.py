@@ -43,6 +43,17 @@ def test_a_drafts_token_is_decoded_once_and_never_replayed():
     assert [n for n, _ in target.passes] == [2 + 3] + [1 + 3] * 4
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_draft_like_the_target_is_always_kept_with_penalties_too(temperature):
+    """Draft rows go through the same chain with the same history as the target's: equal models then have equal laws."""
+    target, drafter, chain = pair(temperature=temperature, repeat_penalty=1.8, presence_penalty=0.5, frequency_penalty=0.5)
+    tokens = [1]
+    for _ in range(8):
+        one = run_round(target, drafter, tokens, chain, 5)
+        assert one.n_accepted == one.n_drafted == 5
+        tokens += one.tokens
+
+
 def test_one_target_pass_a_round_whatever_is_accepted():
     target, drafter, chain = pair(draft_table=OTHER)
     tokens = [1]

@@ -31,6 +31,15 @@ def test_stream_and_generate_agree(llm):
     assert all("".join(t for t, _ in c.accepted_text) == c.text for c in chunks)
 
 
+def test_a_chunk_shows_which_text_was_drafted(llm):
+    """Every token is one letter here: the first `n_accepted` letters are the draft's, the last is the target's own."""
+    with llm.stream("ab", FREE) as stream:
+        chunks = list(stream)
+    assert {c.n_accepted for c in chunks} > {0}
+    for c in chunks:
+        assert [accepted for text, accepted in c.accepted_text for _ in text] == [i < c.n_accepted for i in range(len(c.tokens))]
+
+
 def test_stats_add_up(llm):
     s = llm.generate("ab", FREE).stats
     assert (s.n_prompt, s.n_generated) == (2, 20)
