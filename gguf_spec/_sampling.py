@@ -62,8 +62,11 @@ class Sampler:
         alive = probs > 0
         if not alive.all():
             ids, probs = ids[alive], probs[alive]
-        order = np.argsort(ids)
-        return Distribution(ids[order], probs[order] / probs.sum())
+        probs /= probs.sum()
+        if (ids[1:] < ids[:-1]).any():  # what was filtered may be in any order, a whole vocabulary is not worth sorting
+            order = np.argsort(ids)
+            ids, probs = ids[order], probs[order]
+        return Distribution(ids, probs)
 
     def draw(self, law: Distribution) -> int:
         """Return a token id drawn from `law`."""
