@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 # A model is not to steer the terminal: control characters but tab and newline are shown as a replacement sign.
 CONTROL = {c: "\N{REPLACEMENT CHARACTER}" for c in (*range(0x20), *range(0x7F, 0xA0)) if c not in (0x09, 0x0A)}
 
+# Options that are fields of `Sampling` under the same name.
+_SAMPLING = [
+    "temperature", "top_k", "top_p", "min_p", "repeat_penalty", "frequency_penalty", "presence_penalty", "penalty_last_n", "seed", "stop",
+]  # fmt: skip
+
 
 @click.command(context_settings={"auto_envvar_prefix": "GGUF_SPEC", "show_default": True})
 @click.argument("prompt", required=False)
@@ -66,21 +71,7 @@ def generate(prompt: str | None, file: Path | None, system: str | None, raw: boo
         raise click.UsageError("--system needs the chat template, which --raw leaves out.")
     text = _read_prompt(prompt, file)
     sampling = Sampling(
-        **{
-            name: options[name]
-            for name in (
-                "temperature",
-                "top_k",
-                "top_p",
-                "min_p",
-                "repeat_penalty",
-                "frequency_penalty",
-                "presence_penalty",
-                "penalty_last_n",
-                "seed",
-                "stop",
-            )
-        },
+        **{name: options[name] for name in _SAMPLING},
         max_tokens=None if options["max_tokens"] == -1 else options["max_tokens"],
     )
     speculation = Speculation(options["k"])
