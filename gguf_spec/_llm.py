@@ -99,7 +99,8 @@ class LLM:
 
     def close(self) -> None:
         """Free the native memory; more than once does nothing. A stream of this thread is closed, one of another is cancelled and waited for."""
-        stream = self._stream() if self._stream else None
+        open_stream = self._stream  # once: another thread may end it meanwhile
+        stream = open_stream() if open_stream else None
         if stream and self._holder == threading.get_ident():
             stream.close()
         elif stream:

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -28,28 +28,24 @@ _N_BATCH = 512
 _WARNING = 3
 
 _log: collections.deque[str] = collections.deque(maxlen=20)
-_verbose = False
+_verbose = threading.Event()  # llama.cpp has one log a process
 
 
-@C.llama_log_callback  # type: ignore[untyped-decorator]
 def _keep_log(level: int, text: bytes, _data: object) -> None:
     """Keep what llama.cpp warns of, for error messages; write all of it to stderr when asked to."""
-    if _verbose:
+    if _verbose.is_set():
         os.write(2, text)
     if level >= _WARNING and text.strip():
         _log.append(text.decode("utf-8", errors="replace").strip())
 
 
-_started = False
+_log_callback = C.llama_log_callback(_keep_log)  # llama.cpp calls it as long as the process lives
 
 
-def _start_backend(verbose: bool) -> None:
-    global _started, _verbose  # noqa: PLW0603 - llama.cpp has one log and one backend a process
-    _verbose = verbose
-    if not _started:
-        C.llama_log_set(_keep_log, ctypes.c_void_p(0))
-        C.llama_backend_init()
-        _started = True
+@cache
+def _start_backend() -> None:
+    C.llama_log_set(_log_callback, ctypes.c_void_p(0))
+    C.llama_backend_init()
 
 
 def library_files() -> list[Path]:
@@ -109,7 +105,8 @@ class Model:
         self.busy_s = 0.0
         header = read_header(path)
         check_generates_text(header)
-        _start_backend(options.verbose)
+        _start_backend()
+        _verbose.set() if options.verbose else _verbose.clear()
         try:
             self._load(header)
             self._check_kind(header)

@@ -86,11 +86,16 @@ class Stream:
         self._generation.cancelled.set()
 
     def close(self) -> None:
-        """Give the LLM back; more than once does nothing."""
-        release, self._release = self._release, None
-        if release:
+        """Give the LLM back; more than once does nothing. While another thread reads, it is cancelled, and that thread gives the LLM back."""
+        if self._release is None:
+            return
+        try:
             self._chunks.close()
-            release()
+        except ValueError:  # a round is running
+            self.cancel()
+            return
+        release, self._release = self._release, None
+        release()
 
     def __iter__(self) -> Iterator[Chunk]:
         return self

@@ -24,7 +24,7 @@ class Drafter(Protocol):
     def read(self, tokens: Sequence[int]) -> None:
         """Catch up with the first tokens, the prompt's, without drafting."""
 
-    def draft(self, tokens: Sequence[int], k: int) -> Draft:
+    def draft(self, tokens: Sequence[int], k: int, /) -> Draft:
         """Propose at most `k` tokens to follow `tokens`; fewer, or none, are fine."""
 
     def rollback(self, to: int) -> None:
@@ -39,7 +39,7 @@ class NoDrafter:
     def read(self, tokens: Sequence[int]) -> None:
         """Do nothing."""
 
-    def draft(self, tokens: Sequence[int], k: int) -> Draft:  # noqa: ARG002 - the protocol's
+    def draft(self, _tokens: Sequence[int], _k: int, /) -> Draft:
         """Return an empty draft."""
         return Draft([], [])
 

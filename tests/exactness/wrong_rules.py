@@ -1,4 +1,4 @@
-"""Acceptance rules with one mistake each, all of them seen in published programs. The exactness tests must catch every one."""
+"""Acceptance rules with one mistake each. The exactness tests must catch every one."""
 
 from gguf_spec._accept import residual
 from gguf_spec._sampling import Distribution

@@ -136,6 +136,17 @@ def test_a_stream_that_is_dropped_gives_the_llm_back(llm):
     assert llm.generate("ab", FREE).tokens
 
 
+def test_closing_while_a_round_runs_cancels_and_gives_the_llm_back(llm, monkeypatch):
+    """As from another thread, or from the caller's own code inside a round: the generator cannot be closed then."""
+    stream = llm.stream("ab", Sampling(temperature=1.0, max_tokens=None, seed=1))
+    piece = llm._target.piece
+    monkeypatch.setattr(llm._target, "piece", lambda token: stream.close() or piece(token))
+    chunks = list(stream)
+    assert chunks[-1].finish_reason == "cancelled" and len(chunks) == 2
+    monkeypatch.undo()
+    assert llm.generate("ab", FREE).tokens
+
+
 def test_many_threads(llm):
     expected = {seed: llm.generate("ab", Sampling(temperature=1.0, seed=seed, max_tokens=12)).tokens for seed in range(8)}
     found = {}
