@@ -1,13 +1,16 @@
-"""The acceptance rule: which drafted tokens stay, and what comes after them."""
+"""The acceptance rules: which drafted tokens stay, and what comes after them. Each emits exactly the target's law."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ._sampling import Distribution, Sampler
+from ._near_ties import is_near_tie
+from ._sampling import Distribution, Logits, Sampler, logprob
+from ._types import TokenLogprob
 
 
 class Draft(NamedTuple):
@@ -15,31 +18,115 @@ class Draft(NamedTuple):
 
     Attributes:
         tokens: Token ids, at most `k`.
-        q: For each of them the law it was drawn from.
+        q: For each of them the law it was drawn from; empty where the rule is `coupled`, which never asks.
     """
 
     tokens: list[int]
     q: list[Distribution]
 
 
-def residual(p: Distribution, q: Distribution) -> Distribution:
-    """Return the distribution to draw from after a rejection: norm(max(0, p - q)).
+class Rows:
+    """What the target says of a draft: row `i` follows its first `i` tokens, 0 <= i <= len(drafted). Each is read only when asked for."""
+
+    def __init__(self, logits: Logits, tokens: Sequence[int], drafted: Sequence[int], sampler: Sampler) -> None:
+        """Take `logits` of shape `(n, V)`, n > len(drafted), whose last rows are meant; `tokens` are all before the draft."""
+        self.logits, self.sampler = logits[-len(drafted) - 1 :], sampler
+        self._tokens, self._drafted = tokens, drafted
+
+    def law(self, i: int) -> Distribution:
+        """Return the target's law of the next token."""
+        return self.sampler.distribution(self.logits[i], self.history(i))
+
+    def token(self, i: int) -> int:
+        """Return the target's own next token, by the noise of its position."""
+        return self.sampler.token(self.logits[i], self.history(i))
+
+    def is_near_tie(self, i: int, token: int, noise: float) -> bool:
+        """Return whether the choice of `token` was closer than `noise`."""
+        return is_near_tie(self.sampler, self.logits[i], self.history(i), token, noise)
+
+    def logprob(self, i: int, token: int) -> TokenLogprob:
+        """Return how likely the target finds `token`."""
+        return logprob(self.logits[i], token, self.sampler.sampling.logprobs or 0)
+
+    def history(self, i: int) -> list[int]:
+        """Return all tokens before the next one."""
+        return [*self._tokens, *self._drafted[:i]]
+
+
+Accept = Callable[[Draft, Rows], list[int]]
+"""A rule: the 1 to `len(draft.tokens) + 1` token ids a round emits. All but the last are the first of the draft's."""
+
+
+def coupled(draft: Draft, rows: Rows) -> list[int]:
+    """Emit the target's own tokens, as far as they agree with the draft's, and one more.
+
+    What is emitted never depends on the draft: it is what plain decoding with the same noise says. The draft agrees often because it used that noise.
+
+    Source: Daliri, Musco, Suresh 2024, arXiv:2408.07978.
+    """
+    new: list[int] = []
+    for i, drafted in enumerate(draft.tokens):
+        new.append(rows.token(i))
+        if new[i] != drafted:
+            return new
+    return [*new, rows.token(len(draft.tokens))]
+
+
+def rejection(draft: Draft, rows: Rows) -> list[int]:
+    """Keep each drafted token x with probability min(1, p(x) / q(x)); draw the first that is not kept from the residual of p and q.
+
+    Source: Leviathan et al. 2022, arXiv:2211.17192, Algorithm 1.
+    """
+    sampler = rows.sampler
+    for i, (token, q) in enumerate(zip(draft.tokens, draft.q, strict=True)):
+        p = rows.law(i)
+        if not sampler.rng.chance(min(1.0, p.prob(token) / q.prob(token))):
+            return [*draft.tokens[:i], sampler.draw(residual(p, q))]
+    return [*draft.tokens, sampler.draw(rows.law(len(draft.tokens)))]
+
+
+def block(draft: Draft, rows: Rows) -> list[int]:
+    """Verify the draft as a whole: keep the longest part that passes, then draw from the residual that belongs to its weight.
+
+    Keeps at least as many tokens as `rejection` in expectation. Here `weight[i]` is the paper's p_i.
+
+    Source: Sun et al. 2024, arXiv:2403.10444, Algorithm 2.
+    """
+    sampler, weight, laws = rows.sampler, [1.0], [rows.law(0)]
+    for i, (token, q) in enumerate(zip(draft.tokens, draft.q, strict=True)):
+        weight.append(min(1.0, weight[i] * laws[i].prob(token) / q.prob(token)))
+        if weight[-1] == 0:  # nothing from here on can be kept, and the target may have no law after a token that it never says
+            break
+        laws.append(rows.law(i + 1))
+    for i in range(len(laws) - 1, 0, -1):
+        if i == len(draft.tokens):
+            if sampler.rng.chance(weight[i]):
+                return [*draft.tokens, sampler.draw(laws[i])]
+            continue
+        mass = float(_excess(laws[i], draft.q[i], weight[i]).sum())
+        refused = mass + 1 - weight[i]
+        if sampler.rng.chance(mass / refused if refused > 0 else 1.0):
+            return [*draft.tokens[:i], sampler.draw(residual(laws[i], draft.q[i], weight[i]))]
+    return [sampler.draw(residual(laws[0], draft.q[0]) if draft.tokens else laws[0])]
+
+
+RULES: dict[str, Accept] = {"coupled": coupled, "rejection": rejection, "block": block}
+
+
+def residual(p: Distribution, q: Distribution, weight: float = 1.0) -> Distribution:
+    """Return the distribution to draw from after a rejection: norm(max(0, weight * p - q)).
 
     Where it has no mass (p and q equal up to rounding, so that hardly anything is ever rejected) it is p itself.
 
     Args:
         p: The target's law.
         q: The draft's law, which the rejected token was drawn from.
+        weight: How much of p is still to be said, 1 but in block verification.
 
     Source: Leviathan et al. 2022, arXiv:2211.17192, Algorithm 1. Names follow the paper.
     """
-    if np.array_equal(p.ids, q.ids):  # no filter: spares a search for every token of the vocabulary
-        q_of_p = q.probs
-    else:
-        at = np.searchsorted(q.ids, p.ids)
-        at[at == len(q.ids)] = 0
-        q_of_p = np.where(q.ids[at] == p.ids, q.probs[at], 0.0)
-    rest = np.maximum(p.probs - q_of_p, 0.0)
+    rest = _excess(p, q, weight)
     mass = rest.sum()
     if mass <= 0:
         return p
@@ -47,24 +134,12 @@ def residual(p: Distribution, q: Distribution) -> Distribution:
     return Distribution(p.ids[alive], rest[alive] / mass)
 
 
-Accept = Callable[[Draft, Callable[[int], Distribution], Sampler], list[int]]
-
-
-def rejection(draft: Draft, law: Callable[[int], Distribution], sampler: Sampler) -> list[int]:
-    """Return the accepted tokens and one more: token-wise rejection sampling, which emits exactly the target's law.
-
-    Args:
-        draft: The proposal.
-        law: `law(i)` is the target's law after the first `i` drafted tokens, 0 <= i <= len(draft.tokens); asked for lazily, in order.
-        sampler: Where chances and draws come from.
-
-    Returns:
-        1 to `len(draft.tokens) + 1` token ids. The last one is the target's own: the correction of the first rejected token, or a bonus.
-
-    Source: Leviathan et al. 2022, arXiv:2211.17192, Algorithm 1.
-    """
-    for i, (token, q) in enumerate(zip(draft.tokens, draft.q, strict=True)):
-        p = law(i)
-        if not sampler.rng.chance(min(1.0, p.prob(token) / q.prob(token))):
-            return [*draft.tokens[:i], sampler.draw(residual(p, q))]
-    return [*draft.tokens, sampler.draw(law(len(draft.tokens)))]
+def _excess(p: Distribution, q: Distribution, weight: float) -> NDArray[np.float64]:
+    """Return max(0, weight * p - q) for the ids of p."""
+    if np.array_equal(p.ids, q.ids):  # no filter: spares a search for every token of the vocabulary
+        q_of_p = q.probs
+    else:
+        at = np.searchsorted(q.ids, p.ids)
+        at[at == len(q.ids)] = 0
+        q_of_p = np.where(q.ids[at] == p.ids, q.probs[at], 0.0)
+    return np.maximum(weight * p.probs - q_of_p, 0.0)

@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from ._accept import Accept, rejection
+from ._accept import Accept, Rows, coupled
 from ._drafters import Drafter
-from ._sampling import Distribution, Logits, Sampler
+from ._language_model import LanguageModel
+from ._sampling import Sampler
+from ._types import TokenLogprob
 
 _READ_AT_ONCE = 512  # prompt tokens between two looks at `cancelled`
 
 
-class Target(Protocol):
-    """What the loop needs of the target; `gguf_spec._model.Model` has it."""
+class Rule(NamedTuple):
+    """How a round is decided.
 
-    n_ctx: int
+    Attributes:
+        accept: Which drafted tokens stay.
+        noise: How close a decision must be to count as a near tie, in logits; 0 looks for none.
+        strict: Decide a near tie again from a pass over one token.
+    """
 
-    @property
-    def n_past(self) -> int: ...
-
-    def read(self, tokens: Sequence[int]) -> None: ...
-
-    def logits(self, tokens: Sequence[int], n_rows: int) -> Logits: ...
-
-    def rollback(self, to: int) -> None: ...
+    accept: Accept = coupled
+    noise: float = 0.0
+    strict: bool = False
 
 
 @dataclass(frozen=True)
@@ -37,31 +38,56 @@ class Round:
         n_drafted: How many were drafted.
         n_accepted: How many of `tokens`, from the first on, are the draft's.
         ended: The last of `tokens` ends the generation.
+        near_ties: Which of `tokens`, as indices, were decided by less than the noise.
+        decided_again: The last of `tokens` comes from a second pass, over one token.
+        logprobs: What the target says of each of `tokens`, where the sampling asks for it.
     """
 
     tokens: list[int]
     n_drafted: int
     n_accepted: int
     ended: bool = False
+    near_ties: tuple[int, ...] = ()
+    decided_again: bool = False
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+    def cut(self, n: int) -> Round:
+        """Return the round with only its first `n` tokens, the last of which ends the generation."""
+        return replace(
+            self, tokens=self.tokens[:n], n_accepted=min(self.n_accepted, n), ended=True,
+            near_ties=tuple(i for i in self.near_ties if i < n), logprobs=self.logprobs[:n],
+        )  # fmt: skip
 
 
-def run_round(target: Target, drafter: Drafter, tokens: Sequence[int], sampler: Sampler, k: int, accept: Accept = rejection) -> Round:
+def run_round(target: LanguageModel, drafter: Drafter, tokens: Sequence[int], sampler: Sampler, k: int, rule: Rule) -> Round:
     """Draft up to `k` tokens, check them in one target pass, return the 1 to k+1 new ones."""
     draft = drafter.draft(tokens, k)
-    pending = tokens[target.n_past :]
-    logits = target.logits([*pending, *draft.tokens], len(draft.tokens) + 1)
-
-    def law(i: int) -> Distribution:
-        return sampler.distribution(logits[i], [*tokens, *draft.tokens[:i]])
-
-    new = accept(draft, law, sampler)
+    pending = [*tokens[target.n_past :], *draft.tokens]
+    rows = Rows(target.logits(pending, len(draft.tokens) + 1), tokens, draft.tokens, sampler)
+    new = rule.accept(draft, rows)
+    noise = rule.noise if len(pending) > 1 else 0.0  # a pass over one token is what plain decoding does
+    near_ties = [i for i, token in enumerate(new) if rows.is_near_tie(i, token, noise)]
+    logprobs = [] if sampler.sampling.logprobs is None else [rows.logprob(i, token) for i, token in enumerate(new)]
+    drafter.learn(new, rows.logits)
+    again = rule.strict and bool(near_ties)
+    if again:
+        del new[near_ties[0] :], logprobs[near_ties[0] :], near_ties[1:]
+        alone = _row_alone(target, rows.history(len(new)), sampler)
+        new.append(alone.token(0))
+        logprobs += [] if sampler.sampling.logprobs is None else [alone.logprob(0, new[-1])]
     keep = len(tokens) + len(new) - 1  # the newest token is in no cache
     target.rollback(keep)
     drafter.rollback(keep)
-    return Round(new, n_drafted=len(draft.tokens), n_accepted=len(new) - 1)
+    return Round(new, len(draft.tokens), len(new) - 1, False, tuple(near_ties), again, tuple(logprobs))
 
 
-def read_prompt(target: Target, drafter: Drafter, prompt: Sequence[int], k: int, cancelled: Callable[[], bool]) -> None:
+def _row_alone(target: LanguageModel, history: Sequence[int], sampler: Sampler) -> Rows:
+    """Return the row after `history`, from a pass over its last token alone."""
+    target.rollback(len(history) - 1)
+    return Rows(target.logits(history[-1:], 1), history, [], sampler)
+
+
+def read_prompt(target: LanguageModel, drafter: Drafter, prompt: Sequence[int], k: int, cancelled: Callable[[], bool]) -> None:
     """Empty both caches and read all of the prompt but its last token, which the first round decodes.
 
     Both begin at nothing: a cache left by another request was filled in batches of other sizes, whose rounding could tip a near tie.
@@ -78,11 +104,12 @@ def read_prompt(target: Target, drafter: Drafter, prompt: Sequence[int], k: int,
 
 
 def rounds(
-    target: Target,
+    target: LanguageModel,
     drafter: Drafter,
     prompt: Sequence[int],
     sampler: Sampler,
     k: int,
+    rule: Rule,
     n_max: int | None,
     is_end: Callable[[int], bool],
     cancelled: Callable[[], bool],
@@ -94,10 +121,10 @@ def rounds(
     tokens = [*prompt]
     n_left = min(n_max or target.n_ctx, target.n_ctx - len(prompt))
     while n_left > 0 and not cancelled():
-        one = run_round(target, drafter, tokens, sampler, min(k, n_left - 1))
+        one = run_round(target, drafter, tokens, sampler, min(k, n_left - 1), rule)
         end = next((i for i, token in enumerate(one.tokens) if is_end(token)), None)
         if end is not None:  # what the burst holds after it was never said
-            one = Round(one.tokens[: end + 1], one.n_drafted, min(one.n_accepted, end + 1), ended=True)
+            one = one.cut(end + 1)
         tokens += one.tokens
         n_left -= len(one.tokens)
         target.rollback(len(tokens) - 1)

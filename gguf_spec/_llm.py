@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
 from ._context import ContextOptions
-from ._drafters import check_vocabulary
+from ._drafters import Calibration, check_vocabulary
 from ._model import Model
+from ._near_ties import measure_noise
 from ._probe import extra_bufts_work
 from ._registry import resolve
 from ._stream import Request, Stream, check_request
@@ -20,6 +22,7 @@ from ._types import Completion, Sampling, Speculation
 from .errors import BusyError, ClosedError
 
 Prompt = str | Sequence[Message]
+_SAMPLE = "Once upon a time there was a miller who had 3 sons, a mill, a donkey and a cat; what did the youngest of them get?"
 
 
 class LLM:
@@ -42,38 +45,48 @@ class LLM:
         self._holder: int | None = None  # the thread whose stream is open
         self._stream: weakref.ref[Stream] | None = None
         self._closed = False
+        self._noise: dict[int, float] = {}  # by k
+        self._calibration = Calibration(target.n_vocab)
 
     @property
     def n_ctx(self) -> int:
         """Tokens the context holds, prompt and answer together."""
         return self._target.n_ctx
 
-    def tokenize(self, prompt: Prompt) -> list[int]:
-        """Return the ids of a text, special tokens read as such, or of messages in the model's chat template."""
+    def tokenize(self, prompt: Prompt, *, prefill: str = "") -> list[int]:
+        """Return the ids of a text, special tokens read as such, or of messages in the model's chat template; `prefill` begins the answer."""
         with self._life:
             if self._closed:
                 raise ClosedError
-            if not prompt:
+            if not prompt and not prefill:
                 return []
-            return self._target.tokenize(prompt, special=True) if isinstance(prompt, str) else encode_chat(self._target, prompt)
+            return self._target.tokenize(prompt + prefill, special=True) if isinstance(prompt, str) else encode_chat(self._target, prompt, prefill)
 
-    def generate(self, prompt: Prompt, sampling: Sampling | None = None, *, speculation: Speculation | None = None) -> Completion:
+    def generate(
+        self, prompt: Prompt, sampling: Sampling | None = None, *, speculation: Speculation | None = None, prefill: str = "", echo: bool = False
+    ) -> Completion:
         """Go on from a text, or answer messages, and return the whole result.
 
         Args:
             prompt: A text, taken as it is, or messages (`{"role": ..., "content": ...}`) for the model's chat template.
             sampling: How to sample; `Sampling()` where it is not given.
             speculation: Instead of the one given at load.
+            prefill: What the answer begins with; the model goes on from there. A grammar counts it as part of the answer.
+            echo: Begin the text with the prompt, if that is a text, and the prefill.
 
         Raises:
-            EmptyPromptError, PromptTooLongError: Before anything runs.
+            EmptyPromptError, PromptTooLongError, InvalidOptionError: Before anything runs.
             BusyError: This thread has a stream of this LLM open.
         """
-        return self._complete(self.stream(prompt, sampling, speculation=speculation))
+        return self._complete(self.stream(prompt, sampling, speculation=speculation, prefill=prefill, echo=echo))
 
-    def stream(self, prompt: Prompt, sampling: Sampling | None = None, *, speculation: Speculation | None = None) -> Stream:
+    def stream(
+        self, prompt: Prompt, sampling: Sampling | None = None, *, speculation: Speculation | None = None, prefill: str = "", echo: bool = False
+    ) -> Stream:
         """Do as `generate`, but return an iterator over `Chunk`s. The LLM is taken until it is read to its end or closed."""
-        return self._open(Request(self.tokenize(prompt), sampling or Sampling(), speculation or self.speculation))
+        tokens, shown = self.tokenize(prompt, prefill=prefill), (prompt if isinstance(prompt, str) else "") + prefill
+        request = Request(tokens, sampling or Sampling(), speculation or self.speculation, prefill=prefill, echo=shown if echo else "")
+        return self._open(request)
 
     def generate_tokens(
         self,
@@ -89,13 +102,46 @@ class LLM:
         Args:
             tokens: The prompt's ids, nothing added.
             sampling: As for `generate`.
-            stop_tokens: Ids that end the generation too; like an end token they are not part of the result.
+            stop_tokens: Ids that end the generation, beside those of `sampling`.
             on_token: Called with each id as it is emitted; a true result ends the generation right there, as `cancelled`.
             speculation: Instead of the one given at load.
         """
-        return self._complete(
-            self._open(Request(list(tokens), sampling or Sampling(), speculation or self.speculation, frozenset(stop_tokens), on_token))
-        )
+        sampling = sampling or Sampling()
+        sampling = replace(sampling, stop_tokens=(*sampling.stop_tokens, *stop_tokens))
+        return self._complete(self._open(Request(list(tokens), sampling, speculation or self.speculation, on_token)))
+
+    def logit_noise(self, k: int) -> float:
+        """Return how far logits of the target move against each other with the size of the batch on this machine, at most, in logits.
+
+        Measured once for each `k`, over a few rows, and doubled: a decision closer than that is a near tie. 0 where k is 0, or where this machine's
+        kernels give the same logits whatever the size.
+        """
+        with self.models():
+            return self._logit_noise(k)
+
+    def _logit_noise(self, k: int) -> float:
+        if not k or not self._draft:
+            return 0.0
+        if k not in self._noise:
+            n = min(max(2 * (k + 1), 8), self._target.n_ctx)
+            tokens = (self._target.tokenize(_SAMPLE, special=False) * n)[:n]
+            self._noise[k] = measure_noise(self._target, tokens, min(k, n - 1))
+        return self._noise[k]
+
+    @contextmanager
+    def models(self) -> Iterator[tuple[Model, Model]]:
+        """Take the LLM and lend target and draft, for checks that look inside; without a draft the target is lent twice.
+
+        Raises:
+            BusyError, ClosedError: As for a generation.
+        """
+        self._take()
+        try:
+            if self._closed:
+                raise ClosedError
+            yield self._target, self._draft or self._target
+        finally:
+            self._give_back()
 
     def close(self) -> None:
         """Free the native memory; more than once does nothing. A stream of this thread is closed, one of another is cancelled and waited for."""
@@ -125,7 +171,8 @@ class LLM:
             if self._closed:
                 raise ClosedError
             check_request(request, self._target)
-            stream = Stream(request, self._target, self._draft, self._give_back)
+            noise = self._logit_noise(request.speculation.k) if request.speculation.accept == "coupled" else 0.0
+            stream = Stream(request, self._target, self._draft, noise, self._calibration, self._give_back)
         except BaseException:
             self._give_back()
             raise
@@ -196,7 +243,9 @@ def load(
                 f"{entry.name} was trained for {target.n_ctx_train:,} tokens: beyond them, in a context of {target.n_ctx:,}, it writes worse."
             )
         prompt = entry.prompt or ("chat" if target.chat_template else "text")
-        return LLM(entry.name, target, drafter, prompt=prompt, speculation=speculation or Speculation(), notes=notes)
+        llm = LLM(entry.name, target, drafter, prompt=prompt, speculation=speculation or Speculation(), notes=notes)
+        llm.logit_noise(llm.speculation.k)
+        return llm
     except BaseException:
         target.close()
         raise

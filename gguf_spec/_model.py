@@ -286,6 +286,11 @@ class Model:
         """Whether a token ends a generation."""
         return bool(C.llama_vocab_is_eog(self._vocab, token))
 
+    @cached_property
+    def ends(self) -> list[int]:
+        """All tokens that end a generation."""
+        return [token for token in range(self.n_vocab) if self.is_end(token)]
+
     def token_text(self, token: int) -> str:
         """Return a token as the vocabulary writes it."""
         return (C.llama_vocab_get_text(self._vocab, token) or b"").decode("utf-8", errors="replace")

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from . import _engine
-from ._drafters import Drafter, ModelDrafter, NoDrafter
+from ._accept import RULES
+from ._drafters import Calibration, CoupledGuess, Drafter, DrawnGuess, ModelDrafter, NoDrafter
+from ._filters import make_filters
 from ._model import Model
 from ._rng import SeededRng
 from ._sampling import Sampler
 from ._text import TextStream
-from ._types import Chunk, Completion, FinishReason, Sampling, Speculation, Stats
+from ._types import Chunk, Completion, FinishReason, Sampling, Speculation, Stats, TokenLogprob
 from .errors import EmptyPromptError, InvalidOptionError, PromptTooLongError
 
 
@@ -27,15 +29,17 @@ class Request:
         prompt: Token ids.
         sampling: How to sample.
         speculation: How many tokens to draft.
-        stop_tokens: Ids that end the generation, beside the model's own.
         on_token: Called with each emitted id; a true result ends the generation there.
+        prefill: The text at the end of the prompt that the answer begins with; a grammar begins there.
+        echo: Text that the first chunk begins with.
     """
 
     prompt: Sequence[int]
     sampling: Sampling
     speculation: Speculation
-    stop_tokens: frozenset[int] = frozenset()
     on_token: Callable[[int], object] | None = None
+    prefill: str = ""
+    echo: str = ""
 
 
 def check_request(request: Request, target: Model) -> None:
@@ -48,7 +52,7 @@ def check_request(request: Request, target: Model) -> None:
         raise EmptyPromptError
     if len(request.prompt) >= target.n_ctx:
         raise PromptTooLongError(len(request.prompt), target.n_ctx)
-    for token in (*request.prompt, *request.stop_tokens):
+    for token in (*request.prompt, *request.sampling.stop_tokens):
         if not (isinstance(token, int) and 0 <= token < target.n_vocab):
             raise InvalidOptionError("token", token, f"an id from 0 to {target.n_vocab - 1}")
 
@@ -59,9 +63,16 @@ class Stream:
     One that is dropped closes itself.
     """
 
-    def __init__(self, request: Request, target: Model, draft: Model | None, release: Callable[[], None]) -> None:
-        """Make a stream over models that nothing else uses until `release` is called, once."""
-        self._generation = _Generation(request, target, draft)
+    def __init__(
+        self, request: Request, target: Model, draft: Model | None, noise: float, calibration: Calibration, release: Callable[[], None]
+    ) -> None:
+        """Make a stream over models that nothing else uses until `release` is called, once. `noise` is the target's, in logits; `calibration`
+        is what the draft knows of it.
+
+        Raises:
+            InvalidOptionError: The grammar is none, or forbids the prefill.
+        """
+        self._generation = _Generation(request, target, draft, noise, calibration)
         self._chunks = self._generation.run()
         self._release: Callable[[], None] | None = release
 
@@ -79,7 +90,7 @@ class Stream:
     def result(self) -> Completion:
         """What has been generated so far; its finish reason is `cancelled` until the end was reached."""
         g = self._generation
-        return Completion("".join(g.text), tuple(g.tokens), g.finish, g.seed, g.stats)
+        return Completion("".join(g.text), tuple(g.tokens), g.finish, g.seed, g.stats, tuple(g.logprobs))
 
     def cancel(self) -> None:
         """End the generation after the round that runs; safe from any thread and from a signal handler."""
@@ -120,29 +131,31 @@ class Stream:
 class _Generation:
     """What a stream runs. Apart from it, so that the running generator does not keep a dropped stream alive."""
 
-    def __init__(self, request: Request, target: Model, draft: Model | None) -> None:
+    def __init__(self, request: Request, target: Model, draft: Model | None, noise: float, calibration: Calibration) -> None:
         self.seed = secrets.randbits(32) if request.sampling.seed is None else request.sampling.seed
         self.stats = Stats(n_prompt=len(request.prompt))
         self.cancelled = threading.Event()
         self.text: list[str] = []
         self.tokens: list[int] = []
+        self.logprobs: list[TokenLogprob] = []
         self.finish: FinishReason = "cancelled"
-        self._request, self._target, self._draft = request, target, draft
+        self._request, self._target, self._draft, self._calibration = request, target, draft, calibration
         self._visible = TextStream(request.sampling.stop)
+        self._to_echo = request.echo
+        self._stop_tokens = frozenset(request.sampling.stop_tokens)
+        speculation = request.speculation
+        self._rule = _engine.Rule(RULES[speculation.accept], noise if speculation.accept == "coupled" else 0.0, speculation.strict)
+        self._sampler = Sampler(request.sampling, SeededRng(self.seed), make_filters(target, request.sampling, len(request.prompt), request.prefill))
 
     def run(self) -> Generator[Chunk, None, None]:
         """Yield a chunk for every round."""
         request, target, cancelled = self._request, self._target, self.cancelled.is_set
-        clock = _Clock(target, self._draft)
-        sampler, k = Sampler(request.sampling, SeededRng(self.seed)), request.speculation.k
-        drafter: Drafter = ModelDrafter(self._draft, sampler, target.n_vocab) if self._draft and k else NoDrafter()
-
-        def is_end(token: int) -> bool:
-            return token in request.stop_tokens or target.is_end(token)
-
+        clock, k = _Clock(target, self._draft), request.speculation.k
+        drafter = self._drafter()
         _engine.read_prompt(target, drafter, request.prompt, k, cancelled)
         clock.prompt_is_read()
-        for one in _engine.rounds(target, drafter, request.prompt, sampler, k, request.sampling.max_tokens, is_end, cancelled):
+        n_max, chain = request.sampling.max_tokens, self._sampler
+        for one in _engine.rounds(target, drafter, request.prompt, chain, k, self._rule, n_max, self._is_end, cancelled):
             chunk = self._deliver(one)
             self.stats = clock.round_is_done(self.stats, one, len(chunk.tokens))
             yield chunk
@@ -151,9 +164,20 @@ class _Generation:
                 return
         yield self._deliver(_engine.Round([], 0, 0), cut="cancelled")
 
+    def _drafter(self) -> Drafter:
+        speculation = self._request.speculation
+        if not self._draft or not speculation.k:
+            return NoDrafter()
+        guess = CoupledGuess(self._sampler, self._calibration) if speculation.accept == "coupled" else DrawnGuess(self._sampler)
+        return ModelDrafter(self._draft, guess, self._target.n_vocab)
+
+    def _is_end(self, token: int) -> bool:
+        return token in self._stop_tokens or self._target.is_end(token)
+
     def _deliver(self, one: _engine.Round, cut: FinishReason | None = None) -> Chunk:
         """Turn a round into a chunk, cut where the text or the caller ends it."""
-        parts: list[tuple[str, bool]] = []
+        parts: list[tuple[str, bool]] = [(self._to_echo, False)]
+        self._to_echo = ""
         tokens: list[int] = []
         for token in one.tokens[:-1] if one.ended else one.tokens:
             parts.append((self._visible.push(self._target.piece(token)), len(tokens) < one.n_accepted))
@@ -165,6 +189,8 @@ class _Generation:
             if cut:
                 break
         self.tokens += tokens
+        logprobs = one.logprobs[: len(tokens)]
+        self.logprobs += logprobs
         cut = cut or ("stop" if one.ended else "length" if self._is_full() else None)
         if cut:
             parts.append((self._visible.finish(), False))
@@ -172,7 +198,7 @@ class _Generation:
         parts = [part for part in parts if part[0]]
         text = "".join(piece for piece, _ in parts)
         self.text.append(text)
-        return Chunk(text, tuple(tokens), one.n_drafted, min(one.n_accepted, len(tokens)), cut, tuple(parts))
+        return Chunk(text, tuple(tokens), one.n_drafted, min(one.n_accepted, len(tokens)), cut, tuple(parts), logprobs)
 
     def _is_full(self) -> bool:
         return len(self.tokens) == self._request.sampling.max_tokens or len(self._request.prompt) + len(self.tokens) >= self._target.n_ctx
@@ -206,6 +232,8 @@ class _Clock:
             n_generated=old.n_generated + n_emitted,
             n_drafted=old.n_drafted + one.n_drafted,
             n_accepted=old.n_accepted + one.n_accepted,
+            n_near_ties=old.n_near_ties + len(one.near_ties),
+            n_decided_again=old.n_decided_again + one.decided_again,
             rounds=old.rounds + 1,
             prompt_s=self._prompt_s,
             draft_s=draft_s,

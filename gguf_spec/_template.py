@@ -13,7 +13,7 @@ from .errors import TemplateError
 Message = Mapping[str, str]
 
 
-def encode_chat(model: Model, messages: Sequence[Message]) -> list[int]:
+def encode_chat(model: Model, messages: Sequence[Message], prefill: str = "") -> list[int]:
     """Return the prompt for the next answer to `messages`.
 
     Special tokens count only where the template writes them: a message that spells `<|im_end|>` holds just these letters.
@@ -21,6 +21,7 @@ def encode_chat(model: Model, messages: Sequence[Message]) -> list[int]:
     Args:
         model: A model whose file holds a template.
         messages: `{"role": ..., "content": ...}` each.
+        prefill: What the answer begins with.
 
     Raises:
         TemplateError: No template, or one that refuses the messages.
@@ -30,20 +31,21 @@ def encode_chat(model: Model, messages: Sequence[Message]) -> list[int]:
     for message in messages:
         if not (isinstance(message, Mapping) and isinstance(message.get("role"), str) and isinstance(message.get("content"), str)):
             raise TemplateError(f"a message is {message!r}.", 'write messages as {"role": "user", "content": "..."}.')
-    text = _render(model, model.chat_template, messages)
+    text = _render(model, model.chat_template, messages) + prefill
     bos = model.token_text(model.vocabulary["bos"]) if model.vocabulary["bos"] >= 0 else ""
     start = not (bos and text.startswith(bos))
-    if not any(_spells_special(model, m["content"]) for m in messages):
+    contents = [*(m["content"] for m in messages), prefill]
+    if not any(_spells_special(model, content) for content in contents):
         return model.tokenize(text, special=True, start=start)
     # Rare and slower: marks stand in for the contents, so that template and contents are tokenized apart.
-    marks = [secrets.token_hex(16) for _ in messages]
-    text = _render(model, model.chat_template, [{**m, "content": mark} for m, mark in zip(messages, marks, strict=True)])
+    marks = [secrets.token_hex(16) for _ in contents]
+    text = _render(model, model.chat_template, [{**m, "content": mark} for m, mark in zip(messages, marks, strict=False)]) + marks[-1]
     ids: list[int] = []
-    for mark, message in zip(marks, messages, strict=True):
+    for mark, content in zip(marks, contents, strict=True):
         before, found, after = text.partition(mark)
         if found:
             ids += model.tokenize(before, special=True, start=start and not ids)
-            ids += model.tokenize(message["content"], special=False, start=False)
+            ids += model.tokenize(content, special=False, start=False)
             text = after
     return ids + model.tokenize(text, special=True, start=start and not ids)
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from .errors import InvalidOptionError
 
+ACCEPT = ("coupled", "rejection", "block")
 FinishReason = Literal["stop", "length", "cancelled"]
+LOGPROBS_MAX = 100
 K_MAX = 32  # rows of logits are reserved when a context is made, so the longest draft is fixed
 
 
@@ -30,53 +32,107 @@ def _is_count(value: Any) -> bool:
 class Sampling:
     """How one token is drawn from the target's logits, and when to stop.
 
-    The chain is llama.cpp's, in its order: bias, penalties, top-k, top-p, min-p, temperature. It is the same for target and draft.
+    The chain is llama.cpp's, in its order: bias, penalties, DRY, grammar, top-n-sigma, top-k, typical-p, top-p, min-p, XTC, temperature. It is the
+    same for target and draft, so a draft proposes nothing that the target may not say.
 
     Attributes:
         temperature: 0 takes the most likely token, always.
         top_k: Keep the `top_k` most likely tokens; 0 keeps all.
         top_p: Keep the smallest set of most likely tokens whose probability reaches `top_p`, in (0, 1]; 1 keeps all.
         min_p: Keep tokens at least `min_p` times as likely as the likeliest, in [0, 1].
+        typical_p: Keep the tokens whose surprise is nearest to the expected one, up to this probability, in (0, 1]; 1 keeps all (arXiv:2202.00666).
+        top_n_sigma: Keep logits within so many standard deviations of the best; 0 keeps all (arXiv:2411.07641).
+        xtc_probability: How often XTC takes out all but the least likely of the tokens above its threshold, in [0, 1]; 0 never.
+        xtc_threshold: That threshold, a probability; above 0.5 XTC does nothing, at 0 it leaves but the least likely token.
         repeat_penalty: Divide positive and multiply negative logits of tokens seen by this; 1 does nothing.
         frequency_penalty: Take this off a logit for every time the token was seen.
         presence_penalty: Take this off a logit when the token was seen.
         penalty_last_n: How many of the last tokens, prompt included, the penalties look at; -1 for all.
+        dry_multiplier: Strength of DRY, which lowers tokens that would go on with a repetition; 0 switches it off.
+        dry_base: Growth of the DRY penalty with every repeated token, 1 or more.
+        dry_allowed_length: Repetitions of fewer tokens are not penalised.
+        dry_penalty_last_n: How many of the last tokens DRY looks at; -1 for all.
+        dry_sequence_breakers: Strings that no repetition reaches across.
         logit_bias: Token id -> what is added to its logit; `-inf` forbids the token.
+        grammar: A GBNF grammar that the answer follows.
+        json_schema: A JSON schema that the answer follows, as a mapping or as JSON; `{}` is any JSON value. Not together with `grammar`.
         seed: Any whole number from 0 to 2**64 - 1; None draws one, which the result names.
         max_tokens: Stop after so many tokens; None goes on until the context is full.
         stop: Strings that end the text; they are not part of it.
+        stop_tokens: Token ids that end the text, beside the model's own; they are not part of it.
+        ignore_eos: Never say a token that ends a generation, unless the grammar leaves no other.
+        logprobs: How many likely alternatives are reported with the log-probability of each emitted token; None reports nothing.
     """
 
     temperature: float = 0.8
     top_k: int = 40
     top_p: float = 0.95
     min_p: float = 0.0
+    typical_p: float = 1.0
+    top_n_sigma: float = 0.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
     repeat_penalty: float = 1.0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     penalty_last_n: int = 64
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    dry_sequence_breakers: Sequence[str] = ("\n", ":", '"', "*")
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    grammar: str | None = None
+    json_schema: Mapping[str, Any] | str | bool | None = None
     seed: int | None = None
     max_tokens: int | None = 256
     stop: Sequence[str] = ()
+    stop_tokens: Sequence[int] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         _check("temperature", self.temperature, "0 or more", _is_number(self.temperature) and self.temperature >= 0)
         _check("top_k", self.top_k, "a whole number, 0 or more", _is_count(self.top_k) and self.top_k >= 0)
         _check("top_p", self.top_p, "above 0 and at most 1", _is_number(self.top_p) and 0 < self.top_p <= 1)
-        _check("min_p", self.min_p, "between 0 and 1", _is_number(self.min_p) and 0 <= self.min_p <= 1)
+        for name in ("min_p", "xtc_probability", "xtc_threshold"):
+            _check(name, getattr(self, name), "between 0 and 1", _is_number(getattr(self, name)) and 0 <= getattr(self, name) <= 1)
+        _check("typical_p", self.typical_p, "above 0 and at most 1", _is_number(self.typical_p) and 0 < self.typical_p <= 1)
+        for name in ("top_n_sigma", "dry_multiplier"):
+            _check(name, getattr(self, name), "0 or more", _is_number(getattr(self, name)) and getattr(self, name) >= 0)
+        _check("dry_base", self.dry_base, "1 or more", _is_number(self.dry_base) and self.dry_base >= 1)
         _check("repeat_penalty", self.repeat_penalty, "above 0", _is_number(self.repeat_penalty) and self.repeat_penalty > 0)
         for name in ("frequency_penalty", "presence_penalty"):
             _check(name, getattr(self, name), "a finite number", _is_number(getattr(self, name)))
-        _check("penalty_last_n", self.penalty_last_n, "a whole number, -1 or more", _is_count(self.penalty_last_n) and self.penalty_last_n >= -1)
+        for name in ("penalty_last_n", "dry_penalty_last_n"):
+            _check(name, getattr(self, name), "a whole number, -1 or more", _is_count(getattr(self, name)) and getattr(self, name) >= -1)
+        _check(
+            "dry_allowed_length",
+            self.dry_allowed_length,
+            "a whole number, 0 or more",
+            _is_count(self.dry_allowed_length) and self.dry_allowed_length >= 0,
+        )
         _check("seed", self.seed, "a whole number from 0 to 2**64 - 1", self.seed is None or (_is_count(self.seed) and 0 <= self.seed < 2**64))
         _check(
             "max_tokens", self.max_tokens, "a whole number above 0", self.max_tokens is None or (_is_count(self.max_tokens) and self.max_tokens > 0)
         )
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        _check("stop", self.stop, "one or more strings that are not empty", all(isinstance(s, str) and s for s in self.stop))
-        object.__setattr__(self, "stop", tuple(self.stop))
+        for name in ("stop", "dry_sequence_breakers"):
+            value = getattr(self, name)
+            value = (value,) if isinstance(value, str) else value
+            _check(name, value, "strings that are not empty", isinstance(value, Iterable) and all(isinstance(s, str) and s for s in value))
+            object.__setattr__(self, name, tuple(value))
+        # llama.cpp looks for each breaker in every token of the vocabulary
+        _check("dry_sequence_breakers", self.dry_sequence_breakers, "at most 50 strings", len(self.dry_sequence_breakers) <= 50)
+        tokens = self.stop_tokens
+        _check("stop_tokens", tokens, "token ids", isinstance(tokens, Iterable) and all(_is_count(token) and token >= 0 for token in tokens))
+        object.__setattr__(self, "stop_tokens", tuple(tokens))
+        _check(
+            "logprobs", self.logprobs, f"a whole number from 0 to {LOGPROBS_MAX}",
+            self.logprobs is None or (_is_count(self.logprobs) and 0 <= self.logprobs <= LOGPROBS_MAX),
+        )  # fmt: skip
+        _check("ignore_eos", self.ignore_eos, "True or False", isinstance(self.ignore_eos, bool))
+        _check("grammar", self.grammar, "text in GBNF", self.grammar is None or isinstance(self.grammar, str))
+        _check("json_schema", self.json_schema, "given without a grammar", self.json_schema is None or self.grammar is None)
         for token, bias in self.logit_bias.items():
             _check(
                 "logit_bias",
@@ -93,16 +149,23 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Speculation:
-    """How many tokens are drafted in a round.
+    """How many tokens are drafted in a round, and which of them stay.
 
     Attributes:
         k: Most tokens drafted in a round, 0 to 32. 0 is plain decoding, on the same path.
+        accept: The rule. All three emit the target's own distribution. `coupled`: the seed alone decides the text, so it is the same with any draft
+            and without one. `rejection` and `block` draw anew where a draft token is refused: the text depends on seed, draft and k.
+        strict: Decide each near tie again from a pass of the target over one token, as plain decoding does; costs such a pass each.
     """
 
     k: int = 4
+    accept: Literal["coupled", "rejection", "block"] = "coupled"
+    strict: bool = False
 
     def __post_init__(self) -> None:
         _check("k", self.k, f"a whole number from 0 to {K_MAX}", _is_count(self.k) and 0 <= self.k <= K_MAX)
+        _check("accept", self.accept, f"one of {', '.join(ACCEPT)}", self.accept in ACCEPT)
+        _check("strict", self.strict, "True or False", isinstance(self.strict, bool))
 
 
 @dataclass(frozen=True)
@@ -117,7 +180,10 @@ class Stats:
         n_generated: Tokens that were emitted.
         n_drafted: Tokens the draft proposed.
         n_accepted: Tokens of those that the target accepted.
-        rounds: Passes of the target after the prompt was read.
+        n_near_ties: Emitted tokens whose decision was closer than the rounding noise between batches of different size: plain decoding may decide
+            them otherwise. Counted under the rule `coupled`.
+        n_decided_again: Near ties that were decided again from a pass over one token (`strict`).
+        rounds: Passes of the target after the prompt was read, but for those that decided near ties again.
         prompt_s: Time in which target and draft read the prompt.
         draft_s: Time inside the draft model.
         verify_s: Time inside the target model.
@@ -130,6 +196,8 @@ class Stats:
     n_generated: int = 0
     n_drafted: int = 0
     n_accepted: int = 0
+    n_near_ties: int = 0
+    n_decided_again: int = 0
     rounds: int = 0
     prompt_s: float = 0.0
     draft_s: float = 0.0
@@ -161,6 +229,25 @@ class Stats:
 
 
 @dataclass(frozen=True)
+class TokenLogprob:
+    """How likely the target found a token, before bias, penalties, filters and temperature.
+
+    Attributes:
+        token: The id.
+        logprob: Natural logarithm of its probability.
+        top: The likeliest tokens in this place, likeliest first: `((id, logprob), ...)`.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values."""
+        return {"token": self.token, "logprob": self.logprob, "top": [{"token": token, "logprob": logprob} for token, logprob in self.top]}
+
+
+@dataclass(frozen=True)
 class Chunk:
     """A piece of a stream: what one round emitted.
 
@@ -171,6 +258,7 @@ class Chunk:
         n_accepted: How many of the first `tokens` came from the draft.
         finish_reason: None but in the last chunk.
         accepted_text: For each stretch of `text`, whether it came from accepted tokens: `((text, accepted), ...)`.
+        logprobs: One for each of `tokens` where `Sampling.logprobs` asks for them, else empty.
     """
 
     text: str
@@ -179,10 +267,11 @@ class Chunk:
     n_accepted: int
     finish_reason: FinishReason | None = None
     accepted_text: tuple[tuple[str, bool], ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain values."""
-        return asdict(self)
+        return asdict(self) | {"logprobs": [one.to_dict() for one in self.logprobs]}
 
 
 @dataclass(frozen=True)
@@ -195,6 +284,7 @@ class Completion:
         finish_reason: `stop` (end token, stop string, stop token), `length` (max_tokens or a full context) or `cancelled`.
         seed: The seed that gives this text again.
         stats: What it cost.
+        logprobs: One for each of `tokens` where `Sampling.logprobs` asks for them, else empty.
     """
 
     text: str
@@ -202,7 +292,8 @@ class Completion:
     finish_reason: FinishReason
     seed: int
     stats: Stats
+    logprobs: tuple[TokenLogprob, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain values."""
-        return asdict(self) | {"tokens": list(self.tokens), "stats": self.stats.to_dict()}
+        return asdict(self) | {"tokens": list(self.tokens), "stats": self.stats.to_dict(), "logprobs": [one.to_dict() for one in self.logprobs]}

@@ -27,6 +27,6 @@ def tales():
 @pytest.fixture(scope="session")
 def prompts():
     """Fifty openings of tales."""
-    from pathlib import Path
+    from gguf_spec.verify import bundled_prompts
 
-    return (Path(__file__).parent / "prompts.txt").read_text(encoding="utf-8").splitlines()
+    return bundled_prompts()

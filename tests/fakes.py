@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from gguf_spec._sampling import Sampler
+from gguf_spec._accept import Draft
+from gguf_spec._sampling import NO_FILTERS, Sampler
 from gguf_spec._types import Sampling
 
 
@@ -46,11 +47,15 @@ class FakeModel:
     # what a stream and an LLM need on top: token i is the letter with that number
     path, can_roll_back, chat_template = Path("fake.gguf"), True, None
 
+    @property
+    def ends(self):
+        return sorted(self.end)
+
     def piece(self, token):
         return chr(ord("a") + token).encode()
 
     def tokenize(self, text, *, special, start=True):
-        return [ord(letter) - ord("a") for letter in text]
+        return [(ord(letter) - ord("a")) % self.n_vocab for letter in text]
 
     def close(self):
         self.cached = None
@@ -67,11 +72,12 @@ def random_table(rng, n_vocab, holes=0.0):
 class Replay:
     """A random source that walks a given path of outcomes and, past its end, takes the first possible outcome of each choice.
 
-    After a run `path` lists the choices as (outcome, outcomes still to try) and `weight` is the path's probability.
+    After a run `path` lists the choices as (outcome, outcomes still to try) and `weight` is the path's probability. `pick` may be asked
+    once for each position: under the rule `coupled` the target's token is drawn there and nowhere else.
     """
 
     def __init__(self, prefix=()):
-        self._prefix, self.path, self.weight = list(prefix), [], 1.0
+        self._prefix, self.path, self.weight, self._picked = list(prefix), [], 1.0, set()
 
     def _take(self, probabilities):
         possible = [i for i, p in enumerate(probabilities) if p > 0]
@@ -86,6 +92,49 @@ class Replay:
 
     def choose(self, probabilities):
         return self._take(list(probabilities))
+
+    def pick(self, ids, logits, temperature, position):
+        assert position not in self._picked
+        self._picked.add(position)
+        weights = np.exp((np.asarray(logits, dtype=np.float64) - np.max(logits)) / temperature)
+        return self._take(list(weights / weights.sum()))
+
+    def coin(self, position):
+        return position * 0x9E3779B9 % 2**32
+
+
+class Anything:
+    """A drafter that proposes every sequence of `n_vocab` tokens, each on a path of its own."""
+
+    busy_s = 0.0
+
+    def __init__(self, rng, n_vocab):
+        self._rng, self._n_vocab = rng, n_vocab
+
+    def draft(self, tokens, k):
+        return Draft([self._rng.choose([1 / self._n_vocab] * self._n_vocab) for _ in range(k)], [])
+
+    def read(self, tokens):
+        pass
+
+    def learn(self, tokens, rows):
+        pass
+
+    def rollback(self, to):
+        pass
+
+
+class NoTwice:
+    """A grammar in which no token follows itself; its state is the token before."""
+
+    def __init__(self, n_vocab):
+        self._all = np.arange(n_vocab)
+
+    def possible(self, history):
+        return self._all != -1
+
+    def allowed(self, history, ids):
+        return ids != history[-1]
 
 
 def every_path(run):
@@ -102,6 +151,6 @@ def every_path(run):
         prefix = [outcome for outcome, _ in path[:-1]] + [path[-1][1][0]]
 
 
-def sampler(rng, **options):
+def sampler(rng, filters=NO_FILTERS, **options):
     """A sampler with no filter but those named."""
-    return Sampler(Sampling(**{"temperature": 1.0, "top_k": 0, "top_p": 1.0, **options}), rng)
+    return Sampler(Sampling(**{"temperature": 1.0, "top_k": 0, "top_p": 1.0, **options}), rng, filters)

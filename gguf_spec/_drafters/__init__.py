@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from .._accept import Draft
+from .._sampling import Logits
+from ._guess import Calibration, CoupledGuess, DrawnGuess, Guess
 from ._model import ModelDrafter, check_vocabulary
 
-__all__ = ["Drafter", "ModelDrafter", "NoDrafter", "check_vocabulary"]
+__all__ = ["Calibration", "CoupledGuess", "Drafter", "DrawnGuess", "Guess", "ModelDrafter", "NoDrafter", "check_vocabulary"]
 
 
 class Drafter(Protocol):
@@ -27,6 +29,9 @@ class Drafter(Protocol):
     def draft(self, tokens: Sequence[int], k: int, /) -> Draft:
         """Propose at most `k` tokens to follow `tokens`; fewer, or none, are fine."""
 
+    def learn(self, tokens: Sequence[int], rows: Logits, /) -> None:
+        """Take note of the tokens that did follow where the last draft began, and of the target's rows there, shape `(n, V)`, n >= len(tokens)."""
+
     def rollback(self, to: int) -> None:
         """Forget what was read beyond the first `to` tokens."""
 
@@ -42,6 +47,9 @@ class NoDrafter:
     def draft(self, _tokens: Sequence[int], _k: int, /) -> Draft:
         """Return an empty draft."""
         return Draft([], [])
+
+    def learn(self, _tokens: Sequence[int], _rows: Logits, /) -> None:
+        """Do nothing."""
 
     def rollback(self, to: int) -> None:
         """Do nothing."""

@@ -3,49 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from .._accept import Draft
-from .._sampling import Logits, Sampler
-from ..errors import VocabularyMismatchError
+from .._language_model import LanguageModel
+from .._sampling import Logits
+from ..errors import NoTokenLeftError, VocabularyMismatchError
+from ._guess import Guess
 
 _MAX_SIZE_DIFFERENCE = 128
 _FIRST_COMPARED_TOKEN = 5
 
 
-class DraftModel(Protocol):
-    """What a drafter needs of a model; `gguf_spec._model.Model` has it."""
-
-    n_vocab: int
-    busy_s: float
-
-    @property
-    def n_past(self) -> int: ...
-
-    def read(self, tokens: Sequence[int]) -> None: ...
-
-    def logits(self, tokens: Sequence[int], n_rows: int) -> Logits: ...
-
-    def rollback(self, to: int) -> None: ...
-
-    def is_end(self, token: int) -> bool: ...
-
-
 class ModelDrafter:
-    """Draws each drafted token from a small model, through the same chain as the target's.
+    """Takes each drafted token from a small model, through the same chain as the target's.
 
     Its cache is trimmed after a round, never replayed: a token is decoded once.
     """
 
-    def __init__(self, model: DraftModel, sampler: Sampler, n_vocab: int) -> None:
+    def __init__(self, model: LanguageModel, guess: Guess, n_vocab: int) -> None:
         """Make a drafter.
 
         Args:
             model: The draft model; it may have a cache from before, of other tokens only if that was rolled back.
-            sampler: The chain and the random choices of this generation.
+            guess: How a token is taken from a row.
             n_vocab: V of the target; ids from there on are never proposed.
         """
-        self._model, self._sampler, self._n_vocab = model, sampler, n_vocab
+        self._model, self._guess, self._n_vocab = model, guess, n_vocab
 
     @property
     def busy_s(self) -> float:
@@ -57,20 +41,27 @@ class ModelDrafter:
         self._model.read(self._known(tokens[self._model.n_past :]))
 
     def draft(self, tokens: Sequence[int], k: int) -> Draft:
-        """Draw up to `k` tokens, one at a time; stop after a token that ends a generation."""
+        """Propose up to `k` tokens, one at a time; stop after one that ends a generation, or where there is none to propose."""
         draft = Draft([], [])
         history, pending = [*tokens], self._known(tokens[self._model.n_past :])
         while len(draft.tokens) < k and pending:
             row = self._model.logits(pending, 1)[0, : self._n_vocab]
-            law = self._sampler.distribution(row, history)
-            token = self._sampler.draw(law)
+            try:
+                token, law = self._guess.token(row, history)
+            except NoTokenLeftError:  # the target's affair, if it comes to that
+                break
             draft.tokens.append(token)
-            draft.q.append(law)
+            if law is not None:
+                draft.q.append(law)
             if self._model.is_end(token):
                 break
             history.append(token)
             pending = [token]
         return draft
+
+    def learn(self, tokens: Sequence[int], rows: Logits) -> None:
+        """Take note of what did follow, and of the target's rows."""
+        self._guess.learn(tokens, rows[:, : self._model.n_vocab])
 
     def rollback(self, to: int) -> None:
         """Forget what was read beyond the first `to` tokens."""

@@ -6,12 +6,12 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from gguf_spec._accept import rejection
-from gguf_spec._drafters import ModelDrafter, NoDrafter
-from gguf_spec._engine import read_prompt, rounds, run_round
-from gguf_spec._sampling import Sampler
+from gguf_spec._accept import block, coupled, rejection
+from gguf_spec._drafters import DrawnGuess, ModelDrafter
+from gguf_spec._engine import Rule, read_prompt, rounds, run_round
+from gguf_spec._sampling import NO_FILTERS, Sampler
 from tests.exactness import wrong_rules
-from tests.fakes import FakeModel, every_path, random_table, sampler
+from tests.fakes import Anything, FakeModel, NoTwice, Replay, every_path, random_table, sampler
 
 V, M, PROMPT = 3, 3, [1, 2]
 CHAINS = {
@@ -22,8 +22,13 @@ CHAINS = {
     "min-p": {"min_p": 0.2, "temperature": 1.4},
     "penalties": {"repeat_penalty": 1.7, "frequency_penalty": 0.4, "presence_penalty": -0.3, "penalty_last_n": 3},
     "bias": {"logit_bias": {0: 1.5, 2: float("-inf")}},
+    "typical-p": {"typical_p": 0.6},
+    "top-n-sigma": {"top_n_sigma": 1.7},
+    "xtc": {"xtc_probability": 0.5, "xtc_threshold": 0.2},
+    "grammar": {"filters": NO_FILTERS._replace(grammar=NoTwice(V))},
     "greedy": {"temperature": 0.0},
 }
+RULES = {"coupled": coupled, "rejection": rejection, "block": block}
 
 
 def exact_law(target_table, options):
@@ -33,7 +38,7 @@ def exact_law(target_table, options):
         history, weight = list(PROMPT), 1.0
         for token in tokens:
             row = FakeModel(target_table).logits(history, 1)[0]
-            weight *= sampler(None, **options).distribution(row, history).prob(token)
+            weight *= sampler(Replay(), **options).distribution(row, history).prob(token)
             history.append(token)
         if weight:
             law[tokens] = weight
@@ -41,15 +46,18 @@ def exact_law(target_table, options):
 
 
 def engine_law(target_table, draft_table, k, options, rule=rejection):
-    """The engine's law of the first M tokens, over all its random paths; and how many paths there are."""
+    """The engine's law of the first M tokens, over all its random paths; and how many paths there are.
+
+    Under the rule `coupled` nothing is asked of the draft, so every draft there can be is tried.
+    """
     law, n_paths = defaultdict(float), 0
 
     def run(rng):
         target, chain = FakeModel(target_table), sampler(rng, **options)
-        drafter = NoDrafter() if draft_table is None else ModelDrafter(FakeModel(draft_table), chain, V)
+        drafter = Anything(rng, V) if rule is coupled else ModelDrafter(FakeModel(draft_table), DrawnGuess(chain), V)
         tokens = list(PROMPT)
         while len(tokens) < len(PROMPT) + M:
-            tokens += run_round(target, drafter, tokens, chain, k, rule).tokens
+            tokens += run_round(target, drafter, tokens, chain, k, Rule(rule)).tokens
         return tuple(tokens[len(PROMPT) : len(PROMPT) + M])
 
     for tokens, weight in every_path(run):
@@ -70,16 +78,32 @@ def tables(request):
 
 @pytest.mark.parametrize("options", CHAINS.values(), ids=CHAINS)
 @pytest.mark.parametrize("k", [0, 1, 2])
-def test_every_path_together_gives_the_targets_law(tables, options, k):
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_every_path_together_gives_the_targets_law(tables, options, k, rule):
     target, draft = tables
-    law, n_paths = engine_law(target, draft, k, options)
+    law, n_paths = engine_law(target, draft, k, options, rule)
     assert abs(sum(law.values()) - 1) < 1e-12
     assert distance(law, exact_law(target, options)) < 1e-12
     assert n_paths > 1 or options == CHAINS["greedy"]
 
 
-def test_the_paths_are_many(tables):
-    assert engine_law(*tables, 2, {})[1] > 400
+@pytest.mark.parametrize(("rule", "n"), [(coupled, 1000), (rejection, 400), (block, 100)])
+def test_the_paths_are_many(tables, rule, n):
+    assert engine_law(*tables, 2, {}, rule)[1] > n
+
+
+def test_block_verification_accepts_at_least_as_much(tables):
+    """Expected accepted tokens of one round with k = 2, exactly; here more, not just as many."""
+    target_table, draft_table = tables
+
+    def accepted(rule):
+        def run(rng):
+            chain, target = sampler(rng), FakeModel(target_table)
+            return run_round(target, ModelDrafter(FakeModel(draft_table), DrawnGuess(chain), V), PROMPT, chain, 2, Rule(rule)).n_accepted
+
+        return sum(n * weight for n, weight in every_path(run))
+
+    assert accepted(block) > accepted(rejection) + 1e-3
 
 
 @pytest.mark.parametrize("rule", wrong_rules.ALL, ids=lambda rule: rule.__name__)
@@ -106,7 +130,8 @@ def test_penalties_from_a_stale_history_are_caught(tables, monkeypatch):
     assert distance(law, exact_law(target, options)) > 1e-3
 
 
-def test_the_loop_cuts_bursts_without_changing_the_law(tables):
+@pytest.mark.parametrize("rule", [rejection, block])
+def test_the_loop_cuts_bursts_without_changing_the_law(tables, rule):
     """With end tokens and a limit, over `rounds`: sequences that end early count as such."""
     target_table, draft_table = tables
     ends, n_max = {0}, 3
@@ -116,10 +141,10 @@ def test_the_loop_cuts_bursts_without_changing_the_law(tables):
 
         def run(rng):
             chain, target = sampler(rng), FakeModel(target_table)
-            drafter = ModelDrafter(FakeModel(draft, end=ends), chain, V)
+            drafter = ModelDrafter(FakeModel(draft, end=ends), DrawnGuess(chain), V)
             read_prompt(target, drafter, PROMPT, k, lambda: False)
             tokens = []
-            for one in rounds(target, drafter, PROMPT, chain, k, n_max, lambda t: t in ends, lambda: False):
+            for one in rounds(target, drafter, PROMPT, chain, k, Rule(rule), n_max, lambda t: t in ends, lambda: False):
                 tokens += one.tokens
             return tuple(tokens)
 

@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 from gguf_spec import Sampling, Speculation
-from gguf_spec._accept import rejection
-from gguf_spec._drafters import ModelDrafter
-from gguf_spec._engine import run_round
+from gguf_spec._accept import coupled, rejection
+from gguf_spec._drafters import Calibration, CoupledGuess, DrawnGuess, ModelDrafter
+from gguf_spec._engine import Rule, run_round
 from gguf_spec._rng import SeededRng
 from gguf_spec.cli import cli
 from tests.exactness import wrong_rules
@@ -40,15 +40,16 @@ def exact_law(target, prompt):
 def sampled(llm, prompt, rule, n, k=K):
     """Counts of the first M tokens over `n` sequences through the real engine."""
     target, draft = llm._target, llm._draft
-    chain = sampler(SeededRng(11), **CHAIN)
-    drafter = ModelDrafter(draft, chain, target.n_vocab)
+    rng = SeededRng(11)
+    chain = sampler(rng, **CHAIN)
+    drafter = ModelDrafter(draft, CoupledGuess(chain, Calibration(target.n_vocab)) if rule is coupled else DrawnGuess(chain), target.n_vocab)
     target.rollback(0), draft.rollback(0)
     counts = Counter()
     for _ in range(n):
         tokens = list(prompt)
         target.rollback(len(prompt) - 1), draft.rollback(len(prompt) - 1)
         while len(tokens) < len(prompt) + M:
-            tokens += run_round(target, drafter, tokens, chain, k, rule).tokens
+            tokens += run_round(target, drafter, tokens, chain, k, Rule(rule)).tokens
         counts[tuple(tokens[len(prompt) : len(prompt) + M])] += 1
     return counts
 

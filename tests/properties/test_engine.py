@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from gguf_spec._llm import LLM
-from gguf_spec._types import Sampling, Speculation
+from gguf_spec._types import ACCEPT, Sampling, Speculation
 from tests.fakes import FakeModel, random_table
 
 V = 5
@@ -25,6 +25,12 @@ chains = st.builds(
     top_k=st.sampled_from([0, 2]),
     top_p=st.sampled_from([1.0, 0.8]),
     repeat_penalty=st.sampled_from([1.0, 1.5]),
+    min_p=st.sampled_from([0.0, 0.2]),
+    typical_p=st.sampled_from([1.0, 0.7]),
+    top_n_sigma=st.sampled_from([0.0, 1.2]),
+    xtc_probability=st.sampled_from([0.0, 0.5]),
+    ignore_eos=st.booleans(),
+    logprobs=st.sampled_from([None, 0, 3]),
     seed=st.integers(0, 50),
     max_tokens=st.sampled_from([1, 2, 5, None]),
     stop=st.sampled_from([(), ("ab",), ("c", "dd")]),
@@ -42,12 +48,12 @@ class Requests(RuleBasedStateMachine):
         self.emitted = []
 
     @precondition(lambda self: self.stream is None)
-    @rule(prompt=prompts, sampling=chains, k=st.integers(0, 6))
-    def open(self, prompt, sampling, k):
+    @rule(prompt=prompts, sampling=chains, k=st.integers(0, 6), accept=st.sampled_from(ACCEPT), strict=st.booleans())
+    def open(self, prompt, sampling, k, accept="coupled", strict=False):
         text = "".join(chr(ord("a") + t) for t in prompt)
-        self.request = (text, sampling, Speculation(k))
+        self.request = (text, sampling, Speculation(k, accept, strict))
         self.prompt, self.emitted, self.chunks = prompt, [], []
-        self.stream = self.llm.stream(text, sampling, speculation=Speculation(k))
+        self.stream = self.llm.stream(text, sampling, speculation=self.request[2])
 
     @precondition(lambda self: self.stream is not None)
     @rule()
@@ -93,6 +99,8 @@ class Requests(RuleBasedStateMachine):
         with make_llm() as fresh:
             again = fresh.generate(text, sampling, speculation=speculation)
         assert (again.text, again.tokens, again.finish_reason) == (result.text, result.tokens, result.finish_reason)
+        assert again.logprobs == result.logprobs == tuple(one for c in self.chunks for one in c.logprobs)
+        assert [one.token for one in result.logprobs] == ([] if sampling.logprobs is None else list(result.tokens))
         assert not any(s in result.text for s in sampling.stop)
         assert len(result.tokens) <= (sampling.max_tokens or N_CTX)
         assert len(self.prompt) + len(result.tokens) <= N_CTX
@@ -129,13 +137,63 @@ def test_the_state_machine_catches_a_cache_that_is_not_cut(monkeypatch):
                 machine.the_caches_hold_what_was_emitted()
 
 
-@settings(deadline=None)
-@given(prompts, chains, st.integers(1, 6))
-def test_greedy_is_the_same_with_any_draft(prompt, sampling, k):
-    greedy = Sampling(**{**sampling.__dict__, "temperature": 0.0})
-    text = "".join(chr(ord("a") + t) for t in prompt)
-    with make_llm() as llm:
-        plain = llm.generate(text, greedy, speculation=Speculation(0))
-        burst = llm.generate(text, greedy, speculation=Speculation(k))
-    assert (plain.text, plain.tokens, plain.finish_reason) == (burst.text, burst.tokens, burst.finish_reason)
-    assert burst.stats.rounds <= plain.stats.rounds
+def letters(prompt):
+    return "".join(chr(ord("a") + t) for t in prompt)
+
+
+def with_draft(table):
+    draft = None if table is None else FakeModel(table, N_CTX, end={4})
+    return LLM("fake", FakeModel(TABLES[0], N_CTX, end={4}), draft, prompt="text", speculation=Speculation())
+
+
+drafts = st.sampled_from([None, TABLES[0], TABLES[1], random_table(np.random.default_rng(3), V, holes=0.4)])
+
+
+@settings(deadline=None, max_examples=300)
+@given(prompts, chains, drafts, st.integers(1, 6), st.integers(0, 12))
+def test_the_seed_alone_decides_the_text(prompt, sampling, draft, k, cut):
+    """Any draft, any k, cancelled anywhere and taken up again: the text, its end and its log-probabilities are those of plain decoding."""
+    with with_draft(None) as llm:
+        plain = llm.generate(letters(prompt), sampling, speculation=Speculation(0))
+    with with_draft(draft) as llm:
+        burst = llm.generate(letters(prompt), sampling, speculation=Speculation(k))
+        assert (burst.text, burst.tokens, burst.finish_reason) == (plain.text, plain.tokens, plain.finish_reason)
+        assert burst.logprobs == plain.logprobs
+        assert burst.stats.rounds <= plain.stats.rounds
+        said = []
+        free = Sampling(**{**sampling.__dict__, "stop": ()})
+
+        def enough(token):
+            said.append(token)
+            return len(said) > cut
+
+        if not sampling.stop:
+            whole = llm.generate_tokens(prompt, free, speculation=Speculation(k), on_token=enough)
+            if whole.finish_reason == "cancelled" and len(said) < (sampling.max_tokens or 99) and len(prompt) + len(said) < N_CTX:
+                left = None if sampling.max_tokens is None else sampling.max_tokens - len(said)
+                rest = llm.generate_tokens([*prompt, *said], Sampling(**{**free.__dict__, "max_tokens": left}), speculation=Speculation(k))
+                assert (*said, *rest.tokens) == plain.tokens
+
+
+def test_the_rules_that_draw_anew_do_not_give_the_same_text():
+    """What the test above would say of them: a negative control."""
+    sampling = Sampling(temperature=1.5, top_k=0, top_p=1.0, seed=3, max_tokens=12)
+    with with_draft(TABLES[1]) as llm:
+        for accept in ("rejection", "block"):
+            texts = {llm.generate("ab", sampling, speculation=Speculation(k, accept)).text for k in (0, 1, 3, 6)}
+            assert len(texts) > 1
+
+
+def test_a_draft_that_is_not_sure_enough_is_read_colder():
+    """Here the draft is the target at more than twice the temperature; by the same noise it says the same when read at its own."""
+    sampling = Sampling(temperature=1.0, top_k=0, top_p=1.0, seed=1, max_tokens=None)
+    table = random_table(np.random.default_rng(5), V) * 2
+
+    def acceptance(scale):
+        target, draft = FakeModel(table, 3000), FakeModel(table * scale, 3000)
+        with LLM("fake", target, draft, prompt="text", speculation=Speculation(1)) as llm:
+            return llm.generate("ab", sampling).stats.acceptance
+
+    assert acceptance(0.45) > 0.98
+    assert acceptance(1.05) > 0.98
+    assert acceptance(-1.0) < 0.5

@@ -1,9 +1,11 @@
 """The acceptance rule by hand: each number can be checked on paper."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
-from gguf_spec._accept import Draft, rejection, residual
+from gguf_spec._accept import Draft, block, coupled, rejection, residual
 from gguf_spec._sampling import Distribution
 from tests.fakes import sampler
 
@@ -21,6 +23,17 @@ class Said:
     def choose(self, probabilities):
         self.asked.append(list(probabilities))
         return self.answers.pop(0)
+
+
+class Laws:
+    """Rows of laws, which notes the ones it was asked for."""
+
+    def __init__(self, laws, rng):
+        self.laws, self.sampler, self.asked = laws, sampler(rng), []
+
+    def law(self, i):
+        self.asked.append(i)
+        return self.laws[i]
 
 
 def law(**probs):
@@ -43,7 +56,7 @@ def test_residual_of_laws_that_share_no_token_is_p():
 def test_a_token_is_kept_with_p_over_q():
     rng = Said(True, False, 0)
     p, q = law(a=0.5, b=0.5), law(a=0.25, b=0.75)
-    new = rejection(Draft([0, 1], [q, q]), lambda i: p, sampler(rng))
+    new = rejection(Draft([0, 1], [q, q]), Laws([p, p], rng))
     assert rng.asked[:2] == [1.0, pytest.approx(0.5 / 0.75)]
     assert rng.asked[2] == [1.0]  # the residual is a alone
     assert new == [0, 0]
@@ -51,19 +64,40 @@ def test_a_token_is_kept_with_p_over_q():
 
 def test_all_accepted_brings_a_bonus_from_the_last_row():
     rows = [law(a=1.0), law(b=1.0), law(c=1.0)]
-    assert rejection(Draft([0, 1], rows[:2]), rows.__getitem__, sampler(Said(True, True, 0))) == [0, 1, 2]
+    assert rejection(Draft([0, 1], rows[:2]), Laws(rows, Said(True, True, 0))) == [0, 1, 2]
 
 
-def test_no_draft_is_a_plain_draw():
-    assert rejection(Draft([], []), lambda i: law(a=0.1, c=0.9), sampler(Said(1))) == [2]
+@pytest.mark.parametrize("rule", [rejection, block])
+def test_no_draft_is_a_plain_draw(rule):
+    assert rule(Draft([], []), Laws([law(a=0.1, c=0.9)], Said(1))) == [2]
 
 
 def test_rows_after_a_rejection_are_never_asked_for():
-    asked = []
+    rows = Laws([law(a=0.5, b=0.5)] * 4, Said(True, False, 0))
+    rejection(Draft([0, 0, 0], [law(a=1.0)] * 3), rows)
+    assert rows.asked == [0, 1]
 
-    def rows(i):
-        asked.append(i)
-        return law(a=0.5, b=0.5)
 
-    rejection(Draft([0, 0, 0], [law(a=1.0)] * 3), rows, sampler(Said(True, False, 0)))
-    assert asked == [0, 1]
+def test_block_by_hand():
+    """The example on paper: weights 1, 0.5 / 0.8 and then min(1, 0.625 * 0.9 / 0.5) = 1."""
+    p, q = [law(a=0.5, b=0.5), law(a=0.1, b=0.9), law(b=1.0)], [law(a=0.8, b=0.2), law(a=0.5, b=0.5)]
+    rng = Said(False, True, 0)
+    assert block(Draft([0, 1], q), Laws(p, rng)) == [0, 1]
+    assert rng.asked[0] == pytest.approx(1.0)  # the whole draft: its weight
+    mass = 0.625 * 0.9 - 0.5
+    assert rng.asked[1] == pytest.approx(mass / (mass + 1 - 0.625))
+    assert rng.asked[2] == [1.0]  # of 0.625 p - q only b is above 0
+
+
+def test_block_does_not_ask_for_a_law_after_a_token_the_target_never_says():
+    rows = Laws([law(b=1.0), None, None], Said(0))
+    assert block(Draft([0, 0], [law(a=1.0), law(a=1.0)]), rows) == [1]
+    assert rows.asked == [0]
+
+
+def test_coupled_goes_on_as_long_as_the_target_says_the_same():
+    rows = SimpleNamespace(token=[3, 1, 4].__getitem__)
+    assert coupled(Draft([3, 1], []), rows) == [3, 1, 4]
+    assert coupled(Draft([3, 2], []), rows) == [3, 1]
+    assert coupled(Draft([9, 1], []), rows) == [3]
+    assert coupled(Draft([], []), rows) == [3]

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from gguf_spec._accept import Draft
-from gguf_spec._drafters import ModelDrafter, NoDrafter
-from gguf_spec._engine import read_prompt, rounds, run_round
+from gguf_spec._accept import Draft, rejection
+from gguf_spec._drafters import DrawnGuess, ModelDrafter, NoDrafter
+from gguf_spec._engine import Rule, read_prompt, rounds, run_round
 from gguf_spec._rng import SeededRng
 from tests.fakes import FakeModel, random_table, sampler
 
-V = 6
+V, RULE = 6, Rule(rejection)
 TABLE = random_table(np.random.default_rng(3), V)
 OTHER = random_table(np.random.default_rng(4), V)
 
@@ -21,12 +21,12 @@ def never():
 def pair(k=4, draft_table=TABLE, end=(), **options):
     chain = sampler(SeededRng(1), **options)
     target = FakeModel(TABLE, end=end)
-    return target, ModelDrafter(FakeModel(draft_table, end=end), chain, V), chain
+    return target, ModelDrafter(FakeModel(draft_table, end=end), DrawnGuess(chain), V), chain
 
 
 def test_a_perfect_draft_gives_k_plus_1_tokens_in_one_pass():
     target, drafter, chain = pair(temperature=0.0)
-    one = run_round(target, drafter, [1, 2], chain, 4)
+    one = run_round(target, drafter, [1, 2], chain, 4, RULE)
     assert (len(one.tokens), one.n_drafted, one.n_accepted) == (5, 4, 4)
     assert target.passes == [(2 + 4, 5)]
     assert drafter._model.passes == [(2, 1), (1, 1), (1, 1), (1, 1)]
@@ -36,7 +36,7 @@ def test_a_drafts_token_is_decoded_once_and_never_replayed():
     target, drafter, chain = pair(temperature=0.0)
     tokens = [1, 2]
     for _ in range(5):
-        tokens += run_round(target, drafter, tokens, chain, 3).tokens
+        tokens += run_round(target, drafter, tokens, chain, 3, RULE).tokens
     given = [n for n, _ in drafter._model.passes]
     # After a full acceptance the draft has not seen its own last token: two tokens in one pass, then singles.
     assert given == [2, 1, 1] + [2, 1, 1] * 4
@@ -49,7 +49,7 @@ def test_a_draft_like_the_target_is_always_kept_with_penalties_too(temperature):
     target, drafter, chain = pair(temperature=temperature, repeat_penalty=1.8, presence_penalty=0.5, frequency_penalty=0.5)
     tokens = [1]
     for _ in range(8):
-        one = run_round(target, drafter, tokens, chain, 5)
+        one = run_round(target, drafter, tokens, chain, 5, RULE)
         assert one.n_accepted == one.n_drafted == 5
         tokens += one.tokens
 
@@ -58,7 +58,7 @@ def test_one_target_pass_a_round_whatever_is_accepted():
     target, drafter, chain = pair(draft_table=OTHER)
     tokens = [1]
     for i in range(20):
-        tokens += run_round(target, drafter, tokens, chain, 2).tokens
+        tokens += run_round(target, drafter, tokens, chain, 2, RULE).tokens
         assert len(target.passes) == i + 1
         assert target.cached == tokens[:-1]
         assert drafter._model.cached == tokens[: drafter._model.n_past]
@@ -67,7 +67,7 @@ def test_one_target_pass_a_round_whatever_is_accepted():
 
 def test_k_0_is_plain_decoding_and_touches_no_draft():
     target, drafter, chain = pair()
-    run_round(target, drafter, [1, 2], chain, 0)
+    run_round(target, drafter, [1, 2], chain, 0, RULE)
     assert target.passes == [(2, 1)]
     assert drafter._model.passes == []
 
@@ -81,13 +81,13 @@ def test_a_draft_proposes_only_tokens_the_target_has():
     wide = np.full((V + 3,) * 3, 0.0)
     wide[..., V:] = 50.0
     chain = sampler(SeededRng(1))
-    drafter = ModelDrafter(FakeModel(wide), chain, V)
+    drafter = ModelDrafter(FakeModel(wide), DrawnGuess(chain), V)
     assert all(max(drafter.draft([1], 4).tokens) < V and drafter.rollback(0) is None for _ in range(20))
 
 
 def test_a_draft_reads_tokens_it_lacks_as_its_last_one():
     small = FakeModel(TABLE[:4, :4, :4])
-    drafter = ModelDrafter(small, sampler(SeededRng(1)), V)
+    drafter = ModelDrafter(small, DrawnGuess(sampler(SeededRng(1))), V)
     drafter.draft([5, 1], 1)
     assert small.cached == [3, 1]
 
@@ -95,9 +95,9 @@ def test_a_draft_reads_tokens_it_lacks_as_its_last_one():
 def run(k, n_max, n_ctx=64, end=(), prompt=(1, 2), cancelled=never):
     chain = sampler(SeededRng(1))
     target = FakeModel(TABLE, n_ctx=n_ctx, end=end)
-    drafter = ModelDrafter(FakeModel(OTHER, n_ctx=n_ctx, end=end), chain, V)
+    drafter = ModelDrafter(FakeModel(OTHER, n_ctx=n_ctx, end=end), DrawnGuess(chain), V)
     read_prompt(target, drafter, list(prompt), k, cancelled)
-    return target, list(rounds(target, drafter, list(prompt), chain, k, n_max, target.is_end, cancelled))
+    return target, list(rounds(target, drafter, list(prompt), chain, k, RULE, n_max, target.is_end, cancelled))
 
 
 @pytest.mark.parametrize("k", [0, 1, 3, 8])

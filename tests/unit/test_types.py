@@ -21,6 +21,20 @@ BAD = {
     "seed": [-1, 2**64, 1.5, "1", True],
     "max_tokens": [0, -1, 1.5, "5", True],
     "stop": ["", [""], ["a", ""], [b"a"], [3]],
+    "typical_p": [0, 1.1, NAN, None],
+    "top_n_sigma": [-1, NAN, INF, "1"],
+    "xtc_probability": [-0.1, 1.1, NAN, None],
+    "xtc_threshold": [-0.1, 1.1, NAN, None],
+    "dry_multiplier": [-0.1, NAN, INF, None],
+    "dry_base": [0.9, NAN, INF, None],
+    "dry_allowed_length": [-1, 1.5, None],
+    "dry_penalty_last_n": [-2, 1.0, None],
+    "dry_sequence_breakers": ["", [""], [b"a"], 3, ["a"] * 51],
+    "grammar": [3, b"root ::= [a]"],
+    "json_schema": [],  # read when a request is made: see tests/gguf/test_grammar.py
+    "stop_tokens": [[-1], [1.5], ["1"], [True], 3, None],
+    "ignore_eos": [1, None, "yes"],
+    "logprobs": [-1, 101, 1.5, "3", True],
     "logit_bias": [{-1: 1.0}, {"a": 1.0}, {1: NAN}, {1: INF}, {1: None}, {1.5: 1.0}, {True: 1.0}],
 }
 GOOD = {
@@ -35,6 +49,20 @@ GOOD = {
     "seed": [None, 0, 2**64 - 1],
     "max_tokens": [None, 1, 10**9],
     "stop": [(), [], ["a"], ("a", "b")],
+    "typical_p": [1e-9, 1],
+    "top_n_sigma": [0, 1.5],
+    "xtc_probability": [0, 1, 0.5],
+    "xtc_threshold": [0, 1, 0.1],
+    "dry_multiplier": [0, 0.8],
+    "dry_base": [1, 1.75],
+    "dry_allowed_length": [0, 2],
+    "dry_penalty_last_n": [-1, 0, 10**6],
+    "dry_sequence_breakers": [(), ("a", "\n")],
+    "grammar": [None, 'root ::= "a"'],
+    "json_schema": [None, {}, '{"type": "object"}', True],
+    "stop_tokens": [(), (0, 5)],
+    "ignore_eos": [True, False],
+    "logprobs": [None, 0, 100],
     "logit_bias": [{}, {0: -INF}, {5: 1, 7: -3.5}],
 }
 
@@ -60,6 +88,22 @@ def test_a_value_in_range_is_kept(field, value):
 
 def test_every_field_is_checked():
     assert set(BAD) == set(GOOD) == {field.name for field in dataclasses.fields(Sampling)}
+
+
+def test_a_grammar_and_a_schema_exclude_each_other():
+    with pytest.raises(InvalidOptionError, match=r"json_schema is .* but must be given without a grammar"):
+        Sampling(grammar='root ::= "a"', json_schema={})
+
+
+@pytest.mark.parametrize("accept", ["gumbel", "", None, 3])
+def test_a_rule_that_there_is_not(accept):
+    with pytest.raises(InvalidOptionError, match="coupled, rejection, block"):
+        Speculation(accept=accept)
+
+
+def test_strict_is_a_switch():
+    with pytest.raises(InvalidOptionError, match="strict"):
+        Speculation(strict="yes")
 
 
 def test_one_stop_string_needs_no_list():
@@ -99,6 +143,6 @@ def test_dicts_can_be_written_as_json():
     read = json.loads(json.dumps(result.to_dict()))
     assert read["tokens"] == [1, 2]
     assert read["stats"]["tokens_per_s"] == 2.0
-    assert set(read) == {"text", "tokens", "finish_reason", "seed", "stats"}
+    assert set(read) == {"text", "tokens", "finish_reason", "seed", "stats", "logprobs"}
     chunk = json.loads(json.dumps(Chunk("ab", (1,), 4, 1, "stop", (("a", True), ("b", False))).to_dict()))
     assert chunk["accepted_text"] == [["a", True], ["b", False]]

@@ -1,0 +1,358 @@
+"""Does speculation change what this model says? Asks the user's own models on the user's own machine; returns data, prints nothing.
+
+Three questions, each of which a broken sampler, rule or cache fails:
+
+1. Texts: each prompt is gone on from plainly and with each drafter, by the same seed. All must be the same text.
+2. Caches: after each text, both caches must hold just what was said, and a model that reads it afresh must agree with one that has it cached.
+3. Laws: under each rule the first tokens of many generations must come as often as the target's own probabilities say (chi-square).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+
+from ._filters import make_filters
+from ._language_model import LanguageModel
+from ._llm import LLM
+from ._near_ties import is_near_tie
+from ._rng import SeededRng
+from ._sampling import Sampler
+from ._types import ACCEPT, Sampling, Speculation
+from .errors import InvalidOptionError
+
+SAMPLINGS = {
+    "greedy": Sampling(temperature=0.0),
+    "sampled": Sampling(temperature=0.8, top_k=40, top_p=0.95),
+    "penalised": Sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.05, repeat_penalty=1.3, frequency_penalty=0.3, presence_penalty=0.2),
+}
+LENGTHS = (1, 3, 7)  # of the drafts
+_LAW = Sampling(temperature=1.0, top_k=4, top_p=1.0, repeat_penalty=1.2, ignore_eos=True)
+_LAW_TOKENS, _LAW_K = 3, 3
+_ALARM = 1e-5  # chance that a right sampler fails the chi-square of one rule
+_SAME_ROW = 0.2  # how far rows of a right cache may be apart, in standard deviations of the row; a wrong cache is at 0.5 and more
+
+Progress = Callable[[int, int], object]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where a text parts from the plain one.
+
+    Attributes:
+        sampling: Name of the options, a key of `SAMPLINGS`.
+        drafter: What drafted.
+        prompt: Index of the prompt.
+        position: Tokens that are the same before it.
+        gap: How much more the plain token's logit would have to be lowered to let the other one win, in logits; 0 or more.
+        near_tie: The decision is closer than the noise of this machine.
+    """
+
+    sampling: str
+    drafter: str
+    prompt: int
+    position: int
+    gap: float
+    near_tie: bool
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Texts of one sampling and one drafter against plain ones.
+
+    Attributes:
+        sampling: Name of the options.
+        drafter: What drafted.
+        n_texts: How many were compared.
+        n_identical: How many are the same.
+        n_near_ties: How many part at a near tie.
+        n_different: How many differ.
+        acceptance: Accepted over drafted tokens.
+    """
+
+    sampling: str
+    drafter: str
+    n_texts: int
+    n_identical: int
+    n_near_ties: int
+    n_different: int
+    acceptance: float
+
+
+@dataclass(frozen=True)
+class Law:
+    """The first tokens of many generations against the target's exact probabilities.
+
+    Attributes:
+        accept: The rule.
+        n_draws: Generations.
+        n_cells: Outcomes told apart.
+        chi_square: Sum of (seen - expected)^2 / expected.
+        p_value: Chance of so large a one, or a larger, from a right sampler.
+    """
+
+    accept: str
+    n_draws: int
+    n_cells: int
+    chi_square: float
+    p_value: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether chance explains it."""
+        return self.p_value >= _ALARM
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `verify` found.
+
+    Attributes:
+        target: Name of the model.
+        draft: File name of the draft.
+        n_prompts: Prompts that were gone on from.
+        n_tokens: Most tokens of a text.
+        noise: How far logits move with the size of the batch on this machine, at most, in logits.
+        comparisons: One for each sampling and drafter.
+        differences: Every text that is not the plain one.
+        cache_faults: What was wrong with a cache, one sentence each.
+        laws: One for each rule.
+        total_s: Seconds it took.
+    """
+
+    target: str
+    draft: str
+    n_prompts: int
+    n_tokens: int
+    noise: float
+    comparisons: tuple[Comparison, ...]
+    differences: tuple[Difference, ...]
+    cache_faults: tuple[str, ...]
+    laws: tuple[Law, ...]
+    total_s: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing differs beyond the noise."""
+        return not self.cache_faults and all(d.near_tie for d in self.differences) and all(law.ok for law in self.laws)
+
+    @property
+    def sentence(self) -> str:
+        """The result in one plain sentence."""
+        n, same = (sum(getattr(c, name) for c in self.comparisons) for name in ("n_texts", "n_identical"))
+        n_different = sum(not d.near_tie for d in self.differences)
+        if self.ok:
+            ties = f", {n - same} part at a near tie, where this machine's rounding decides" if n > same else ""
+            return f"Speculation does not change this model's output ({same} of {n} texts identical{ties})."
+        wrong = [f"{n_different} of {n} texts differ"] if n_different else []
+        wrong += ["a cache does not hold what was said"] if self.cache_faults else []
+        wrong += [f"first tokens under {law.accept} do not follow the model's probabilities" for law in self.laws if not law.ok]
+        return f"Speculation changes this model's output: {'; '.join(wrong)}."
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all of it as plain values."""
+        laws = [asdict(law) | {"ok": law.ok} for law in self.laws]
+        return {"ok": self.ok, "sentence": self.sentence} | asdict(self) | {"laws": laws}
+
+
+def bundled_prompts() -> list[str]:
+    """Return fifty openings of tales."""
+    return (files("gguf_spec") / "prompts.txt").read_text(encoding="utf-8").splitlines()
+
+
+def verify(
+    llm: LLM,
+    prompts: Sequence[str] | None = None,
+    *,
+    n_tokens: int = 64,
+    n_draws: int = 1000,
+    seed: int = 1,
+    limit_s: float | None = None,
+    progress: Progress = lambda _done, _total: None,
+) -> Report:
+    """Compare speculation with plain decoding.
+
+    Args:
+        llm: Models to ask; a draft must be among them.
+        prompts: Texts to go on from, as they are; the bundled ones where they are not given.
+        n_tokens: Most tokens of a text.
+        n_draws: Generations for each rule's chi-square.
+        seed: Of the first text; each further one takes the next.
+        limit_s: Begin no further prompt after so many seconds.
+        progress: Called with texts done and all texts.
+
+    Raises:
+        InvalidOptionError: There is no draft, or no prompt.
+    """
+    started = time.perf_counter()
+    prompts = bundled_prompts() if prompts is None else prompts
+    if not llm.draft_name:
+        raise InvalidOptionError("draft", None, "a model: without one there is no speculation to verify", "give one with --draft FILE.")
+    if not prompts:
+        raise InvalidOptionError("prompts", list(prompts), "one text or more", "write one a line.")
+    total = len(prompts) * len(SAMPLINGS) * (1 + len(LENGTHS)) + n_draws * len(ACCEPT)
+    noise = max(llm.logit_noise(k) for k in LENGTHS)
+    steps = _Steps(total, progress)
+    laws = tuple(_law(llm, prompts[0], accept, n_draws, seed, steps) for accept in ACCEPT)
+    texts = _Texts(llm, n_tokens, noise, steps)
+    n_prompts = 0
+    for prompt in prompts:
+        if n_prompts and limit_s is not None and time.perf_counter() - started > limit_s:
+            break
+        texts.compare(prompt, n_prompts, seed + n_prompts)
+        n_prompts += 1
+    return Report(
+        llm.name, llm.draft_name, n_prompts, n_tokens, noise, tuple(texts.comparisons()), tuple(texts.differences), tuple(texts.cache_faults), laws,
+        time.perf_counter() - started,
+    )  # fmt: skip
+
+
+class _Steps:
+    def __init__(self, total: int, progress: Progress) -> None:
+        self._done, self._total, self._progress = 0, total, progress
+
+    def one_more(self) -> None:
+        self._done += 1
+        self._progress(self._done, self._total)
+
+
+class _Texts:
+    """Compares texts, and the caches they leave behind."""
+
+    def __init__(self, llm: LLM, n_tokens: int, noise: float, steps: _Steps) -> None:
+        self._llm, self._n_tokens, self._noise, self._steps = llm, n_tokens, noise, steps
+        self._n_texts: Counter[tuple[str, str]] = Counter()
+        self._drafted: Counter[tuple[str, str]] = Counter()
+        self._accepted: Counter[tuple[str, str]] = Counter()
+        self.differences: list[Difference] = []
+        self.cache_faults: list[str] = []
+
+    def compare(self, prompt: str, index: int, seed: int) -> None:
+        """Go on from a prompt in all ways."""
+        ids = self._llm.tokenize(prompt)
+        for name, options in SAMPLINGS.items():
+            sampling = replace(options, seed=seed, max_tokens=self._n_tokens)
+            plain = self._llm.generate_tokens(ids, sampling, speculation=Speculation(0))
+            self._steps.one_more()
+            for k in LENGTHS:
+                burst = self._llm.generate_tokens(ids, sampling, speculation=Speculation(k))
+                drafter = f"model, k = {k}"
+                key = (name, drafter)
+                self._n_texts[key] += 1
+                self._drafted[key] += burst.stats.n_drafted
+                self._accepted[key] += burst.stats.n_accepted
+                at = _first_difference(plain.tokens, burst.tokens)
+                if at is not None:
+                    gap, near_tie = self._gap(ids, plain.tokens, burst.tokens, at, sampling)
+                    self.differences.append(Difference(name, drafter, index, at, gap, near_tie))
+                self.cache_faults += [f"{fault} ({name}, {drafter}, prompt {index + 1})." for fault in self._faults([*ids, *burst.tokens])]
+                self._steps.one_more()
+
+    def comparisons(self) -> Iterator[Comparison]:
+        """Yield the sums."""
+        for (sampling, drafter), n in self._n_texts.items():
+            parted = [d.near_tie for d in self.differences if (d.sampling, d.drafter) == (sampling, drafter)]
+            acceptance = self._accepted[sampling, drafter] / max(1, self._drafted[sampling, drafter])
+            yield Comparison(sampling, drafter, n, n - len(parted), sum(parted), len(parted) - sum(parted), acceptance)
+
+    def _gap(self, ids: Sequence[int], plain: Sequence[int], burst: Sequence[int], at: int, sampling: Sampling) -> tuple[float, bool]:
+        """Return how close the decision was where two texts part, and whether that is within the noise."""
+        if at >= min(len(plain), len(burst)):  # one of them ended
+            return math.inf, False
+        history = [*ids, *plain[:at]]
+        with self._llm.models() as (target, _):
+            sampler = Sampler(sampling, SeededRng(sampling.seed or 0), make_filters(target, sampling, len(ids)))
+            row = _read(target, history).copy()
+        if sampler.token(row, history) != plain[at]:
+            return math.inf, False  # plain decoding itself says otherwise when asked again
+        low, high = 0.0, 64.0  # the gap by bisection: whatever the filters are, this is what the near-tie check means by it
+        while high - low > 1e-4:
+            middle = (low + high) / 2
+            low, high = (low, middle) if is_near_tie(sampler, row, history, plain[at], middle) else (middle, high)
+        return high, is_near_tie(sampler, row, history, plain[at], self._noise)
+
+    def _faults(self, said: Sequence[int]) -> Iterator[str]:
+        """Yield what is wrong with the caches after a text; an end token or a refused draft may not be in them, so they may be shorter."""
+        with self._llm.models() as (target, draft):
+            for name, model in (("target", target), ("draft", draft)):
+                n = min(model.n_past, len(said) - 1)
+                if model.cached[:n] != [*said[:n]]:
+                    yield f"The {name}'s cache holds tokens that were not said"
+                    continue
+                model.rollback(n)
+                cached = _read(model, said[: n + 1]).copy()
+                model.rollback(0)
+                fresh = _read(model, said[: n + 1])
+                best = np.argsort(-fresh)[:64]
+                apart = (cached - fresh)[best]
+                if np.std(apart) > _SAME_ROW * np.std(fresh[np.isfinite(fresh)]):
+                    yield f"The {name}'s cache is not what reading the text afresh gives"
+
+
+def _read(model: LanguageModel, tokens: Sequence[int]) -> Any:
+    """Return the row after `tokens`, the last of which is decoded alone."""
+    if model.n_past < len(tokens) - 1:
+        model.read(tokens[model.n_past : -1])
+    model.rollback(len(tokens) - 1)
+    return model.logits(tokens[-1:], 1)[0]
+
+
+def _law(llm: LLM, prompt: str, accept: Any, n_draws: int, seed: int, steps: _Steps) -> Law:
+    """Draw first tokens under a rule and compare them with the exact law."""
+    ids = llm.tokenize(prompt)
+    exact = _exact_law(llm, ids)
+    seen: Counter[tuple[int, ...]] = Counter()
+    speculation, sampling = Speculation(_LAW_K, accept), replace(_LAW, max_tokens=_LAW_TOKENS + 1)
+    for i in range(n_draws):
+        seen[llm.generate_tokens(ids, replace(sampling, seed=seed + i), speculation=speculation).tokens[:_LAW_TOKENS]] += 1
+        steps.one_more()
+    return chi_square(accept, seen, exact, n_draws)
+
+
+def _exact_law(llm: LLM, ids: Sequence[int]) -> dict[tuple[int, ...], float]:
+    """Return the target's own law of the first tokens, by the chain rule from its rows."""
+    law: dict[tuple[int, ...], float] = {(): 1.0}
+    with llm.models() as (target, _):
+        sampler = Sampler(_LAW, SeededRng(0), make_filters(target, _LAW, len(ids)))
+        for _ in range(_LAW_TOKENS):
+            longer: dict[tuple[int, ...], float] = {}
+            for tokens, weight in law.items():
+                history = [*ids, *tokens]
+                target.rollback(0)
+                one = sampler.distribution(_read(target, history), history)
+                longer |= {(*tokens, int(t)): weight * p for t, p in zip(one.ids, one.probs, strict=True)}
+            law = longer
+    return law
+
+
+def chi_square(accept: str, seen: Counter[tuple[int, ...]], exact: dict[tuple[int, ...], float], n: int) -> Law:
+    """Compare counts with a law. Outcomes expected less than five times are pooled; one that the law does not know has no chance at all."""
+    cells = [(seen[outcome], p * n) for outcome, p in exact.items() if p * n >= 5]
+    rare = [(seen[outcome], p * n) for outcome, p in exact.items() if p * n < 5]
+    if rare:
+        cells.append((sum(c for c, _ in rare), sum(e for _, e in rare)))
+    statistic = sum((count - expected) ** 2 / expected for count, expected in cells)
+    if sum(count for count, _ in cells) < n:
+        return Law(accept, n, len(cells), math.inf, 0.0)
+    return Law(accept, n, len(cells), statistic, _chance_of_more(statistic, len(cells) - 1))
+
+
+def _chance_of_more(statistic: float, n_free: int) -> float:
+    """Return the upper tail of the chi-square distribution, by Wilson and Hilferty's cube root."""
+    if n_free < 1:
+        return 1.0
+    spread = 2 / (9 * n_free)
+    z = ((statistic / n_free) ** (1 / 3) - (1 - spread)) / math.sqrt(spread)
+    return 0.5 * math.erfc(z / math.sqrt(2))
+
+
+def _first_difference(a: Iterable[int], b: Iterable[int]) -> int | None:
+    return next((i for i, (x, y) in enumerate(itertools.zip_longest(a, b)) if x != y), None)

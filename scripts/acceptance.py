@@ -1,0 +1,57 @@
+"""Acceptance of the rules side by side on the bundled pair: same prompts, same seeds, same k. As Markdown, for the README.
+
+.venv/bin/python scripts/acceptance.py [-k 4] [-n 64]
+
+llama.cpp's rule (draft the likeliest token, keep it when the token sampled from the target is the same) is the rule `coupled` with a draft at
+temperature 0.
+"""
+
+import argparse
+
+import numpy as np
+
+import gguf_spec
+from gguf_spec import Sampling, Speculation
+from gguf_spec._drafters import Calibration, _guess
+from gguf_spec.verify import bundled_prompts
+
+TUNED = _guess._TEMPERATURES
+ROWS = {
+    "llama.cpp's: likeliest token, kept when sampled": ("coupled", np.array([1e-6])),
+    "`coupled`, draft at the target's temperature": ("coupled", np.array([1.0])),
+    "`coupled`": ("coupled", TUNED),
+    "`rejection`": ("rejection", TUNED),
+    "`block`": ("block", TUNED),
+}
+
+
+def acceptance(llm, accept, temperatures, sampling, k):
+    """(accepted over drafted tokens, tokens a round) over all prompts."""
+    _guess._TEMPERATURES = temperatures
+    _guess._AT_FIRST = min(5, len(temperatures) - 1)
+    llm._calibration = Calibration(llm._target.n_vocab)
+    if len(temperatures) == 1:  # a draft as it is
+        llm._calibration.learn = lambda *_: None
+    n_drafted = n_accepted = n_tokens = n_rounds = 0
+    for i, prompt in enumerate(bundled_prompts()):
+        stats = llm.generate(prompt, Sampling(**sampling, seed=i), speculation=Speculation(k, accept)).stats
+        n_drafted, n_accepted = n_drafted + stats.n_drafted, n_accepted + stats.n_accepted
+        n_tokens, n_rounds = n_tokens + stats.n_generated, n_rounds + stats.rounds
+    return n_accepted / n_drafted, n_tokens / n_rounds
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-k", type=int, default=4)
+    parser.add_argument("-n", type=int, default=64, help="tokens of a text")
+    args = parser.parse_args()
+    temperatures = (0.5, 0.8, 1.0)
+    print("| rule | " + " | ".join(f"T = {t}" for t in temperatures) + " |\n|---|" + "---|" * len(temperatures))
+    with gguf_spec.load("tales", threads=1) as llm:
+        for name, (accept, grid) in ROWS.items():
+            cells = [acceptance(llm, accept, grid, {"temperature": t, "max_tokens": args.n}, args.k) for t in temperatures]
+            print(f"| {name} | " + " | ".join(f"{a:.3f} ({n:.2f})" for a, n in cells) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,583 @@
+import codecs
+import ctypes
+import json
+import math
+import random
+import re
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from llama_cpp import llama_cpp as C
+
+import gguf_spec
+from gguf_spec import _automaton, _grammar
+from gguf_spec._context import ContextOptions
+from gguf_spec._grammar import Grammar
+from gguf_spec._json_schema import to_gbnf
+from gguf_spec._model import Model
+from gguf_spec.errors import ClosedError, InvalidOptionError
+from tests.gguf import zoo
+
+TALES = Path(gguf_spec.__file__).parent / "models" / "tales" / "tales-target-Q8_0.gguf"
+
+
+@pytest.fixture(scope="module")
+def model():
+    model = Model(TALES, ContextOptions(64, 1))
+    yield model
+    model.close()
+
+
+def ids_of(model, text):
+    """Return tokens that spell a text, the longest first."""
+    data, ids = text.encode(), []
+    pieces = {model.piece(i): i for i in reversed(range(model.n_vocab))}
+    while data:
+        n = next(n for n in range(len(data), 0, -1) if data[:n] in pieces)
+        ids.append(pieces[data[:n]])
+        data = data[n:]
+    return ids
+
+
+def all_ids(model):
+    return np.arange(model.n_vocab)
+
+
+def texts(model, grammar, history=()):
+    """Return the texts of all tokens that may come next."""
+    return {model.piece(int(i)) for i in np.flatnonzero(grammar.allowed(list(history), all_ids(model)))}
+
+
+def walk(model, grammar, rng, prompt=(), most=60, hurry=30):
+    """Say allowed tokens at random, towards the end short ones that close something, and return them with whether an end came."""
+    history = list(prompt)
+    for n in range(most):
+        allowed = grammar.allowed(history, all_ids(model))
+        assert not (allowed & ~grammar.possible(history)).any()
+        some = np.array(rng.sample(range(model.n_vocab), 50))
+        assert (grammar.allowed(history, some) == allowed[some]).all()
+        assert allowed.any()
+        ends = [i for i in np.flatnonzero(allowed).tolist() if model.is_end(i)]
+        choice = [i for i in np.flatnonzero(allowed).tolist() if not model.is_end(i)]
+        if ends and (n > hurry or not choice or rng.random() < 0.3):
+            return history[len(prompt) :], True
+        closing = [i for i in choice if model.piece(i).strip() in (b'"', b"}", b"]", b'"}', b'"]', b"0", b"1", b":", b"null", b"true")]
+        history.append(rng.choice(closing if closing and n > hurry else choice))
+    return history[len(prompt) :], False
+
+
+class Oracle:
+    """llama.cpp's own grammar, for grammars that do it no harm."""
+
+    def __init__(self, model, gbnf):
+        self.model, self.sampler = model, C.llama_sampler_init_grammar(model._vocab, gbnf.encode(), b"root")
+        assert self.sampler
+
+    def allowed(self):
+        data = np.zeros(self.model.n_vocab, dtype=[("id", np.int32), ("logit", np.float32), ("p", np.float32)])
+        data["id"] = all_ids(self.model)
+        array = C.llama_token_data_array(data.ctypes.data_as(ctypes.POINTER(C.llama_token_data)), len(data), -1, False)
+        C.llama_sampler_apply(self.sampler, ctypes.byref(array))
+        return data["logit"] == 0
+
+    def accept(self, token):
+        C.llama_sampler_accept(self.sampler, token)
+
+    def close(self):
+        C.llama_sampler_free(self.sampler)
+
+
+def is_text(data):
+    """Tell whether bytes are the beginning of UTF-8; llama.cpp lets others through."""
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(data)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+GRAMMARS = {
+    "word": 'root ::= "hello" " "? "world"',
+    "classes": 'root ::= [a-z]+ ("-" [^a-z0-9\\n]{2,3})* # a comment\n',
+    "repeats": 'root ::= ("ab"{2} | "c"{1,3} | d{2,}){1,4}\nd ::= "d" | "e"?\n',
+    "arithmetic": 'root ::= (expr "=" ws term "\\n")+\nexpr ::= term ([-+*/] term)*\nterm ::= id | num | "(" ws expr ")" ws\n'
+    "id ::= [a-z] [a-z0-9_]* ws\nnum ::= [0-9]+ ws\nws ::= [ \\t\\n]*",
+    "lines": 'root ::=\n  "a" (\n   "b"\n |\n "c"\n ) |\n\n "d" other\r\nother ::= "e" | ',
+    "escapes": r'root ::= "\x41\u0042\U00000043\t\"\\" [\]\-x] [a-] .',
+    "umlauts": 'root ::= ("ä" | [ö-ü] | "日本")+',
+    "loops": 'root ::= ("a"? "b"?)* "c"',
+    "deep": 'root ::= "(" root ")" | "x"',
+    "later wins": 'root ::= "a"\nroot ::= "b"',
+}
+
+
+@pytest.mark.parametrize("gbnf", GRAMMARS.values(), ids=GRAMMARS)
+def test_the_same_tokens_as_llama_cpp(model, gbnf):
+    control = np.array([model.piece(i) == b"" and not model.is_end(i) for i in range(model.n_vocab)])
+    for seed in range(4):
+        rng, grammar, oracle, history = random.Random(seed), Grammar(model, gbnf, 0), Oracle(model, gbnf), []
+        for _ in range(12):
+            ours, theirs = grammar.allowed(history, all_ids(model)), oracle.allowed() & ~control
+            said = b"".join(map(model.piece, history))
+            assert [i for i in np.flatnonzero(ours != theirs).tolist() if is_text(said + model.piece(i))] == []
+            assert not (ours & ~theirs).any()
+            choice = [i for i in np.flatnonzero(ours).tolist() if not model.is_end(i)]
+            if not choice:
+                break
+            history.append(rng.choice(choice))
+            oracle.accept(history[-1])
+        oracle.close()
+
+
+def test_json_schemas_are_read_like_llama_cpp_reads_them(model):
+    gbnf = to_gbnf({"type": "object", "properties": {"name": {"type": "string"}, "tags": {"type": "array", "items": {"enum": ["a", 1]}}}})
+    test_the_same_tokens_as_llama_cpp(model, gbnf)
+
+
+# ---- positions
+
+
+def test_only_the_answer_is_the_grammars(model):
+    grammar = Grammar(model, 'root ::= "ab"', 3)
+    assert texts(model, grammar, [5, 6, 7]) == texts(model, Grammar(model, 'root ::= "ab"', 0)) == {b"a", b"ab"} & texts(model, grammar, [5, 6, 7])
+    assert b"a" in texts(model, grammar, [5, 6, 7])
+    assert texts(model, grammar, [5, 6, 7, *ids_of(model, "a")]) == {b"b"}
+
+
+def test_a_draft_looks_ahead_and_is_taken_back(model):
+    gbnf = 'root ::= ("a" [0-9] | "b" [x-z])*'
+    grammar, (a, b, one, x) = Grammar(model, gbnf, 0), [ids_of(model, c)[0] for c in "ab1x"]
+    rng = random.Random(0)
+    for _ in range(200):
+        history = [t for _ in range(rng.randrange(60)) for t in rng.choice([(a, one), (b, x)])]
+        history += rng.choice([(), (a,), (b,)])
+        fresh = Grammar(model, gbnf, 0)
+        probe = np.array([a, b, one, x])
+        assert grammar.allowed(history, probe).tolist() == fresh.allowed(history, probe).tolist()
+        last = history[-1] if history else None
+        assert grammar.allowed(history, probe).tolist() == [last not in (a, b), last not in (a, b), last == a, last == b]
+
+
+def test_each_state_is_worked_out_once(model, monkeypatch):
+    accepted = []
+    real = Grammar._accept
+    monkeypatch.setattr(Grammar, "_accept", lambda self, state, token: (accepted.append(token), real(self, state, token))[1])
+    grammar, probe = Grammar(model, "root ::= [a-z]*", 0), np.array([5])
+    answer = [ids_of(model, c)[0] for c in "abcdefgh"]
+    for n in (0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 3):  # a draft, and the target on the same paths
+        grammar.allowed(answer[:n], probe)
+        grammar.possible(answer[:n])
+    assert accepted == answer[:4]
+    grammar.allowed([*answer[:3], answer[7]], probe)  # the target wanted something else
+    assert accepted == [*answer[:4], answer[7]]
+    grammar.allowed(answer[:3], probe)
+    assert len(accepted) == 5
+
+
+def test_a_long_answer_keeps_few_states_and_goes_back_far(model):
+    grammar, (a, b) = Grammar(model, 'root ::= ("a" "b")*', 0), [ids_of(model, c)[0] for c in "ab"]
+    answer = [a, b] * 400
+    for n in range(0, 800, 7):
+        grammar.allowed(answer[:n], np.array([a]))
+        assert len(grammar._states) <= 2 * _grammar._KEPT
+    for n in (800, 3, 4, 650, 2, 799):
+        assert grammar.allowed(answer[:n], np.array([a, b])).tolist() == [n % 2 == 0, n % 2 == 1]
+        assert 0 in grammar._states
+        assert len(grammar._states) <= 3 * _grammar._KEPT
+
+
+def test_what_is_kept_for_later_has_a_limit(model, monkeypatch):
+    monkeypatch.setattr(_automaton, "_MAX_CACHE", 2000)
+    grammar, rng, history = Grammar(model, 'root ::= "\\"" [^"]{0,2000} "\\""', 0), random.Random(0), ids_of(model, '"')
+    for _ in range(40):
+        allowed = grammar.allowed(history, all_ids(model))
+        history.append(rng.choice([i for i in np.flatnonzero(allowed).tolist() if b'"' not in model.piece(i)]))
+        assert len(grammar._automaton.states) < 5000
+    assert (grammar.allowed(history, all_ids(model)) == Grammar(model, 'root ::= "\\"" [^"]{0,2000} "\\""', 0).allowed(history, all_ids(model))).all()
+
+
+def test_a_long_answer_may_be_given_at_once(model, monkeypatch):
+    monkeypatch.setattr(_automaton, "_MAX_WORK", 20_000)
+    grammar, history = Grammar(model, 'root ::= "\\"" [^"]{0,9000} "\\""', 0), ids_of(model, '"' + "Tom and Lily " * 300)
+    assert b'"' in texts(model, grammar, history) or pytest.fail("the answer cannot end")
+    assert grammar.allowed(history, np.array(ids_of(model, "x")))[0]
+
+
+def test_an_answer_outside_the_grammar(model):
+    grammar = Grammar(model, 'root ::= "ab"', 0)
+    a, x = ids_of(model, "a")[0], ids_of(model, "x")[0]
+    for bad in ([x], [a, x], [a, 0], [1]):
+        with pytest.raises(InvalidOptionError, match="history is"):
+            grammar.allowed(bad, np.array([a]))
+        assert grammar.allowed([], np.array([a, x])).tolist() == [True, False]
+
+
+def test_a_closed_model(animals):
+    model = Model(animals / "llama.gguf", ContextOptions(64, 1))
+    model.close()
+    with pytest.raises(ClosedError):
+        Grammar(model, 'root ::= "a"', 0)
+
+
+def test_closing_twice(model):
+    grammar = Grammar(model, 'root ::= "ab"', 0)
+    grammar.close()
+    grammar.close()
+
+
+# ---- what ends, what cannot be seen, what is half
+
+
+def test_an_end_only_where_the_grammar_is_complete(model):
+    grammar = Grammar(model, 'root ::= "a" "b"?', 0)
+    ends = np.array([i for i in range(model.n_vocab) if model.is_end(i)])
+    a, b = (ids_of(model, c)[0] for c in "ab")
+    assert len(ends)
+    for history, complete in (([], False), ([a], True), ([a, b], True), ([a, int(ends[0])], True)):
+        assert grammar.allowed(history, ends).tolist() == [complete] * len(ends)
+        assert grammar.possible(history)[ends].tolist() == [complete] * len(ends)
+    assert grammar.allowed([a, int(ends[0])], np.array([b]))[0]  # an end leaves the state as it is
+
+
+@pytest.mark.parametrize("gbnf", ["root ::= .*", 'root ::= "<|im_start|>" | "<" .*', "root ::= [^x]+ # <|im_start|>"])
+def test_control_tokens_are_no_text(model, gbnf):
+    grammar = Grammar(model, gbnf, 0)
+    hidden = [i for i in range(model.n_vocab) if not model.piece(i) and not model.is_end(i)]
+    assert hidden
+    assert not grammar.allowed([], np.array(hidden)).any()
+    assert not grammar.possible([])[hidden].any()
+    assert b"<" in texts(model, grammar)
+
+
+def test_a_grammar_may_name_tokens(model):
+    start, x = 1, ids_of(model, "x")[0]
+    for name in ("<[1]>", "<|im_start|>"):
+        grammar = Grammar(model, f'root ::= "x" {name} "y"', 0)
+        assert np.flatnonzero(grammar.allowed([x], all_ids(model))).tolist() == np.flatnonzero(grammar.possible([x])).tolist() == [start]
+        assert texts(model, grammar, [x, start]) == {b"y"}
+    grammar = Grammar(model, f"root ::= !<[{x}]>", 0)
+    assert grammar.allowed([], np.array([x, x + 1])).tolist() == [False, True]
+    assert grammar.possible([]).sum() == model.n_vocab - 1 - sum(model.is_end(i) for i in range(model.n_vocab))
+
+
+def test_a_named_token_in_the_middle_of_another(model):
+    token = next(i for i in range(model.n_vocab) if len(model.piece(i)) == 2 and model.piece(i)[:1] == b"a")
+    grammar = Grammar(model, f'root ::= "a" <[{token}]>', 0)
+    assert not grammar.allowed([], np.array([token]))[0]  # llama.cpp allows it, and ends the process when it is taken
+
+
+def test_characters_split_over_tokens(model):
+    grammar, data = Grammar(model, 'root ::= [à-ü] "日" [^é]', 0), "ä日ã".encode()
+    byte = {model.piece(i): i for i in range(model.n_vocab) if len(model.piece(i)) == 1}
+    history = []
+    for n, value in enumerate(data):
+        allowed = grammar.allowed(history, all_ids(model))
+        assert not allowed[[i for i in range(model.n_vocab) if model.is_end(i)]].any()
+        assert allowed[byte[bytes([value])]]
+        assert not (n == 1 and allowed[byte[b"\xbd"]])  # ý comes after ü
+        history.append(byte[bytes([value])])
+    assert grammar.allowed(history[:-1], np.array([byte[b"\xa9"], byte[b"\xaa"]])).tolist() == [False, True]
+    assert [i for i in np.flatnonzero(grammar.allowed(history, all_ids(model))).tolist() if not model.is_end(i)] == []
+
+
+@pytest.mark.parametrize("bad", [b"\xff", b"\xc0\x80", b"\xed\xa0\x80", b"\xe0\x80\x80", b"\xf4\x90\x80\x80", b"\x80", b"\0"])
+def test_bytes_that_are_no_text(model, bad):
+    byte = {model.piece(i): i for i in range(model.n_vocab) if len(model.piece(i)) == 1}
+    grammar, history = Grammar(model, "root ::= .*", 0), []
+    for value in bad:
+        token = byte[bytes([value])]
+        if not grammar.allowed(history, np.array([token]))[0]:
+            return
+        history.append(token)
+    pytest.fail(f"{bad} was allowed")
+
+
+# ---- prefill
+
+
+def test_a_prefill_is_followed(model):
+    grammar = Grammar(model, 'root ::= "{\\"ä\\": " ("true" | "false")', 4, '{"ä": t')
+    assert texts(model, grammar, [9, 9, 9, 9]) <= {b"r", b"ru", b"rue"}
+    assert b"r" in texts(model, grammar, [9, 9, 9, 9])
+    assert Grammar(model, 'root ::= "a"', 0, "a").allowed([], np.array([i for i in range(3) if model.is_end(i)])).all()
+
+
+@pytest.mark.parametrize("prefill", ["x", "abc", "a\ud800"])
+def test_a_prefill_that_the_grammar_forbids(model, prefill):
+    with pytest.raises(InvalidOptionError, match="prefill is"):
+        Grammar(model, 'root ::= "ab"', 0, prefill)
+
+
+# ---- hostile grammars; nearly each of these ends or stops the process in llama.cpp, or writes to stderr there
+
+REFUSED = {
+    "empty": "",
+    "no root": 'a ::= "x"',
+    "undefined": "root ::= foo",
+    "open text": 'root ::= "a',
+    "open class": "root ::= [a",
+    "half escape": 'root ::= "\\',
+    "escape": r'root ::= "\q"',
+    "NUL": 'root ::= "a\0b"',
+    "surrogate": 'root ::= "\ud800"',
+    "open": 'root ::= ("a"',
+    "shut": 'root ::= "a")',
+    "nested": "root ::= " + "(" * 100_000 + '"a"' + ")" * 100_000,
+    "left": 'root ::= root "a" | "b"',
+    "itself": "root ::= root",
+    "hidden left": 'root ::= a root "x" | "y"\na ::= b\nb ::= "" | "z"',
+    "mutual": 'root ::= a "x"\na ::= root "y"',
+    "backwards": 'root ::= "a"{5,2}',
+    "huge": 'root ::= "a"{' + "9" * 30 + "}",
+    "repeats nothing": "root ::= *",
+    "long": 'root ::= "' + "a" * 300_000 + '"',
+    "token": "root ::= <[999999]>",
+    "huge token": "root ::= <[" + "9" * 30 + "]>",
+    "two tokens": "root ::= <a b c>",
+    "open token": "root ::= <a",
+    "nested define": 'root ::= (a ::= "x")',
+    "doubling": "\n".join(f'{"root" if not i else f"r{i}"} ::= r{i + 1} "x" | r{i + 1} "y"' for i in range(40)) + '\nr40 ::= "z"',
+    "late left": 'root ::= "a" b\nb ::= c b "x" | "y"\nc ::= "d"*',
+    "latin": "root ::= \xff",
+    "text": "say hello",
+    "rule in rule": 'root ::= "a" b ::= "c"',
+}
+
+
+@pytest.mark.parametrize("gbnf", REFUSED.values(), ids=REFUSED)
+def test_a_grammar_that_is_refused(model, capfd, gbnf):
+    started = time.perf_counter()
+    with pytest.raises(InvalidOptionError, match="grammar is") as caught:
+        Grammar(model, gbnf, 0)
+    assert time.perf_counter() - started < 5
+    assert len(str(caught.value)) < 500
+    assert caught.value.hint
+    assert capfd.readouterr() == ("", "")
+
+
+HARD = {
+    "repeats": ('root ::= (("a"{1000}){1000}){1000}', "aaa"),
+    "far": 'root ::= "a"{0,900000000}',
+    "long text": ('root ::= "' + "a" * 200_000 + '"{2000}', "a"),
+    "empty": 'root ::= (""*)*',
+    "loop": ('root ::= (("a"? | "")*)*', "aa"),
+    "optional": ('root ::= ("a"? "a"?){1000}', "aa"),
+    "chain": ("root ::= r0\n" + "\n".join(f"r{i} ::= r{i + 1}" for i in range(15_000)) + '\nr15000 ::= "a"', "a"),
+    "stacks": ('root ::= "a" root "b" | "a" root "c" | "x"', "a" * 24),
+    "wide": ("root ::= " + " | ".join(f'"a" root "{i}"' for i in range(30)) + ' | "x"', "a" * 9),
+    "alternatives": ("root ::= " + " | ".join(['"a"'] * 40_000), "a"),
+    "options": ("root ::= " + '"a"? ' * 10_000, "aaa"),
+    "nested counts": ("root ::= " + "(" * 90 + '"a"?' + "){5}" * 90, "aa"),
+    "empty forever": 'root ::= (""){900000000}',
+    "empty class": "root ::= []",
+    "mirror": ("root ::= " + " | ".join(f'"{c}" root "{c}{c}"' for c in "abcdefghijklmnopqrstuvwxyz ") + ' | "!"', "abc"),
+}
+
+
+@pytest.mark.parametrize("case", HARD.values(), ids=HARD)
+def test_a_grammar_that_is_hard_ends_soon(model, case):
+    gbnf, text = case if isinstance(case, tuple) else (case, "")
+    ids, refused = [ids_of(model, c)[0] for c in text], None
+    started = time.perf_counter()
+    try:
+        grammar = Grammar(model, gbnf, 0)
+        for n in range(len(ids) + 1):
+            grammar.allowed(ids[:n], all_ids(model))
+            grammar.possible(ids[:n])
+    except InvalidOptionError as error:
+        refused = error
+    assert time.perf_counter() - started < 10
+    if len(ids) == 24:
+        assert "too many ways" in refused.hint
+
+
+# ---- JSON schemas
+
+POINT = {"type": "object", "properties": {"x": {"type": "integer"}, "y": {"type": "number", "minimum": 0}}, "required": ["x", "y"]}
+TREE = {
+    "$defs": {
+        "n": {"type": "object", "properties": {"v": {"type": "null"}, "k": {"type": "array", "items": {"$ref": "#/$defs/n"}}}, "required": ["v"]}
+    }
+}
+FOLLOWED = {
+    "any": ({}, lambda v: True),
+    "true": (True, lambda v: True),
+    "text": ('{"type": "boolean"}', lambda v: isinstance(v, bool)),
+    "object": (POINT, lambda v: [*v] == ["x", "y"] and isinstance(v["x"], int) and v["y"] >= 0),
+    "optional": ({"properties": {"a": {"const": 1}, "b": {"const": 2}, "c": {"const": 3}}}, lambda v: [*v] == sorted(v) and not v.keys() - {*"abc"}),
+    "extra": ({"additionalProperties": {"type": "boolean"}}, lambda v: all(isinstance(x, bool) for x in v.values())),
+    "required": ({"type": "object", "properties": {}, "required": ["z"]}, lambda v: "z" in v),
+    "enum": ({"enum": ['a"b\\c\nd', "é☃", "\ud800", 1, None, {"k": [1]}]}, lambda v: v in ('a"b\\c\nd', "é☃", "\ud800", 1, None, {"k": [1]})),
+    "anyOf": ({"anyOf": [{"type": "null"}, {"type": "boolean"}]}, lambda v: v in (None, True, False)),
+    "types": ({"type": ["integer", "null"]}, lambda v: v is None or isinstance(v, int)),
+    "types with enum": ({"type": ["string", "null"], "enum": ["a", None]}, lambda v: v in ("a", None)),
+    "range": ({"type": "integer", "minimum": -2, "maximum": 3.5}, lambda v: v in range(-2, 4)),
+    "array": ({"type": "array", "items": {"const": 0}, "minItems": 1, "maxItems": 3}, lambda v: 1 <= len(v) <= 3 and set(v) == {0}),
+    "no items": ({"type": "array", "maxItems": 0}, lambda v: v == []),
+    "tuple": ({"prefixItems": [{"type": "boolean"}, {"type": "null"}]}, lambda v: len(v) == 2 and isinstance(v[0], bool) and v[1] is None),
+    "length": ({"type": "string", "minLength": 2, "maxLength": 300}, lambda v: 2 <= len(v) <= 300),
+    "pattern": ({"pattern": r'^(a|"b){1,3}[^x"]\d$'}, lambda v: re.fullmatch(r'(a|"b){1,3}[^x"]\d', v)),
+    "date": ({"type": "string", "format": "date"}, lambda v: re.fullmatch(r"\d{4}-[01]\d-[0-3]\d", v)),
+    "tree": ({**TREE, "$ref": "#/$defs/n"}, lambda v: v["v"] is None),
+    "allOf": ({"allOf": [POINT, {"properties": {"z": {"type": "null"}}, "required": ["z"]}]}, lambda v: {*v} == {*"xyz"}),
+    "one of all": ({"$defs": {"a": {"enum": ["u", "v"]}}, "allOf": [{"$ref": "#/$defs/a"}]}, lambda v: v in ("u", "v")),
+    "beside": ({**POINT, "anyOf": [{"properties": {"q": {"const": 1}}, "required": ["q"]}]}, lambda v: {*v} == {*"xyq"}),
+    "names": (
+        {"properties": {"string": {"const": 1}, 'a"\n': {"const": 2}, "*": {"const": 3}}, "required": ["string", 'a"\n', "*"]},
+        lambda v: len(v) == 3,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FOLLOWED.values(), ids=FOLLOWED)
+def test_random_answers_follow_the_schema(model, case):
+    schema, fits = case
+    gbnf, whole = to_gbnf(schema), 0
+    for seed in range(12):
+        grammar = Grammar(model, gbnf, 1)
+        ids, ended = walk(model, grammar, random.Random(seed), [7])
+        if ended:
+            value = json.loads(b"".join(map(model.piece, ids)).decode())
+            assert fits(value), value
+            whole += 1
+    assert whole > 2
+
+
+def takes(model, schema, text):
+    """Tell whether a text is a whole answer."""
+    try:
+        grammar = Grammar(model, to_gbnf(schema), 0, text)
+    except InvalidOptionError as error:
+        assert error.option == "prefill"
+        return False
+    return any(model.is_end(i) for i in np.flatnonzero(grammar.allowed([], all_ids(model))).tolist())
+
+
+TEXTS = [
+    ({"pattern": "a+b"}, ['"aab"', '"xaby"', '"\\nab"'], ['"\nab"', '"ba"', '""', '"ab', '"a\nb"', "ab"]),
+    ({"pattern": '^(?:x|\\w\\s)[^\\d"]?$'}, ['"x"', '"a b"', '"_\\t"', '"x\\\\"'], ['"x1"', '"x\\""', '"xx1"', '"é "', '" x"']),
+    ({"pattern": '^"\\\\.$'}, [r'"\"\\a"', r'"\"\\\""'], [r'"\"\\\n"', '"""']),
+    ({"type": "number"}, ["0", "-1.5", "1e5", "12E-3 "], ["01", "1.", ".5", "+1", "1e", "--1", "NaN"]),
+    ({"type": "number", "minimum": 0}, ["0", "1.5"], ["-1"]),
+    ({"type": "string"}, ['"\\u00e9é"', '""', '"/"'], ['"\t"', '"\\x"', '"\\u00g0"', '"a', "'a'"]),
+    ({}, ['{"a": [1, {"b": null}]}', "[]", "true", '"x"', "-0.5"], ["{a: 1}", "[1,]", "nul", "undefined", ""]),
+    ({"type": "object"}, ["{}", '{"a": 1}'], ["[]", '{"a"}']),
+    ({"const": "a\\"}, ['"a\\\\"'], ['"a\\"', '"a"']),
+    ({"format": "date-time"}, ['"2024-02-29T23:59:59Z"', '"2024-12-01T00:00:00.123+01:00"'], ['"2024-13-01T00:00:00Z"', '"2024-12-01"']),
+    ({"format": "uuid"}, ['"123e4567-e89b-12d3-a456-426614174000"'], ['"123e4567e89b12d3a456426614174000"']),
+    ({"type": "array", "items": False}, ["[]"], ["[1]"]),
+    ({"type": "array", "items": {}, "minItems": 2}, ['[1, "a"]', "[[], {}, null]"], ["[]", "[1]", "[1,2,]"]),
+    ({"anyOf": [{"type": "null"}, False]}, ["null"], ["true"]),
+]
+
+
+@pytest.mark.parametrize(("schema", "good", "bad"), TEXTS)
+def test_texts_that_fit_a_schema_and_texts_that_do_not(model, schema, good, bad):
+    assert [text for text in good if not takes(model, schema, text)] == []
+    assert [text for text in bad if takes(model, schema, text)] == []
+    for text in good:
+        json.loads(text)
+
+
+def test_a_schema_still_forbids(model):
+    grammar = Grammar(model, to_gbnf(POINT), 0)
+    assert texts(model, grammar) == {p for p in texts(model, grammar) if p[:1] == b"{"} != set()
+    assert b"\n" not in texts(model, Grammar(model, to_gbnf({"type": "string"}), 0), ids_of(model, '"'))
+
+
+def nested(n, inner):
+    for _ in range(n):
+        inner = {"type": "array", "items": inner}
+    return inner
+
+
+def doubled(n):
+    schema = {"type": "string"}
+    for _ in range(n):
+        schema = {"type": "object", "properties": {"a": schema}, "anyOf": [{"required": ["a"]}, {"minimum": 1}]}
+    return schema
+
+
+CIRCLE: dict = {}
+CIRCLE["items"] = CIRCLE
+NO_SCHEMA = {
+    "no JSON": "{",
+    "list": "[]",
+    "number": "5",
+    "None": None,
+    "type": {"type": 5},
+    "unknown type": {"type": "text"},
+    "false": False,
+    "set": {"const": {1}},
+    "deep": nested(3000, {}),
+    "deep text": "[" * 100_000,
+    "circle": CIRCLE,
+    "doubled": doubled(30),
+    "long": '"' + "x" * 300_000 + '"',
+    "NaN": '{"const": NaN}',
+    "remote": {"$ref": "https://example.com/x.json"},
+    "remote inside": {"properties": {"a": {"items": {"$ref": "http://example.com"}}}},
+    "file": {"$ref": "file:///etc/passwd"},
+    "relative": {"$ref": "x.json"},
+    "nowhere": {"$ref": "#/$defs/x"},
+    "ref number": {"$ref": 5},
+    "itself": {"$ref": "#"},
+    "ring": {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
+    "all of itself": {"allOf": [{"$ref": "#"}, {"type": "null"}]},
+    "lookahead": {"pattern": "(?=a)"},
+    "open pattern": {"pattern": "("},
+    "deep pattern": {"pattern": "(" * 3000 + ")" * 3000},
+    "flags": {"pattern": "(?i)a"},
+    "far pattern": {"pattern": "^a{0,1000000000000}$"},
+    "inner anchor": {"pattern": "a^b"},
+    "pattern number": {"type": "string", "pattern": 5},
+    "far": {"type": "string", "maxLength": 10**12},
+    "backwards": {"type": "array", "minItems": 3, "maxItems": 1},
+    "negative": {"type": "string", "minLength": -1},
+    "no enum": {"enum": []},
+    "no anyOf": {"anyOf": []},
+    "no types": {"type": []},
+    "bad types": {"type": ["string", 5]},
+    "properties": {"properties": []},
+    "forbidden": {"properties": {"a": False}, "required": ["a"]},
+    "bound": {"type": "integer", "minimum": "x"},
+    "no number": {"type": "integer", "minimum": 1.2, "maximum": 1.5},
+    "digits": '{"const": ' + "9" * 5000 + "}",
+    "items": {"type": "array", "items": 5},
+}
+
+
+@pytest.mark.parametrize("schema", NO_SCHEMA.values(), ids=NO_SCHEMA)
+def test_a_schema_that_is_refused(schema, monkeypatch):
+    monkeypatch.setattr("socket.socket", None)
+    started = time.perf_counter()
+    with pytest.raises(InvalidOptionError, match="json_schema is") as caught:
+        to_gbnf(schema)
+    assert time.perf_counter() - started < 5
+    assert len(str(caught.value)) < 500
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("schema", [{"type": "string", "maxLength": 10**8}, {"type": "array", "items": {"type": "integer"}, "minItems": 10**8}])
+def test_far_bounds_cost_nothing(model, schema):
+    gbnf = to_gbnf(schema)
+    assert len(gbnf) < 2000
+    assert texts(model, Grammar(model, gbnf, 0))
+
+
+def test_many_properties(model):
+    names = [f"p{i}" for i in range(1000)]
+    for required in ([], names):
+        grammar = Grammar(model, to_gbnf({"properties": {name: {"const": 1} for name in names}, "required": required}), 0)
+        assert b'"' in {p.strip() for p in texts(model, grammar, ids_of(model, "{"))}
+
+
+def test_another_vocabulary(animals):
+    model = Model(animals / "llama.gguf", ContextOptions(64, 1))
+    grammar = Grammar(model, 'root ::= "the" [^a]* <|im_end|> "x"', 0)
+    the = zoo.TOKENS.index("the")
+    assert grammar.allowed([], np.array([the, zoo.IM_START, zoo.END])).tolist() == [True, False, False]
+    assert math.isclose(grammar.possible([the]).sum(), model.n_vocab - 4, abs_tol=80)
+    model.close()

@@ -1,0 +1,404 @@
+"""llama.cpp's samplers: those we use against plain readings of their rules, and our own chain against llama.cpp's."""
+
+import ctypes
+import random
+
+import numpy as np
+import pytest
+from llama_cpp import llama_cpp as C
+
+from gguf_spec import _llama_samplers
+from gguf_spec._context import ContextOptions
+from gguf_spec._llama_samplers import Dry, typical, xtc
+from gguf_spec._model import Model
+from gguf_spec._types import K_MAX
+from gguf_spec.errors import ClosedError
+from tests.fakes import sampler
+from tests.gguf import zoo
+
+NONE = 0xFFFFFFFF  # the seed that llama.cpp reads as a random one
+
+
+def softmax(z):
+    p = np.exp(z - z.max())
+    return p / p.sum()
+
+
+def row(n, seed, scale=3.0):
+    """Ids that are not their places, in any order, and logits."""
+    rng = np.random.default_rng([n, seed])
+    return rng.permutation(n).astype(np.int64) * 3 + 7, rng.normal(size=n) * scale + 11
+
+
+def test_the_memory_is_laid_out_as_llama_cpp_expects():
+    fields = {name: getattr(C.llama_token_data, name) for name, _ in C.llama_token_data._fields_}
+    ours = {name: (offset, kind.itemsize) for name, (kind, offset) in _llama_samplers._CANDIDATE.fields.items()}
+    assert ours == {name: (field.offset, field.size) for name, field in fields.items()}
+    assert _llama_samplers._CANDIDATE.itemsize == ctypes.sizeof(C.llama_token_data)
+
+
+# ---- typical-p
+
+
+def plain_typical(ids, logits, mass):
+    """The ids whose surprise is nearest to the entropy, the fewest with more than `mass`."""
+    p = softmax(logits)
+    surprise = -np.log(p)
+    order = np.argsort(np.abs(surprise - (p * surprise).sum()), kind="stable")
+    n = int((np.cumsum(p[order]) <= mass).sum()) + 1
+    return set(ids[order[:n]].tolist())
+
+
+@pytest.mark.parametrize("mass", [0.05, 0.3, 0.5, 0.9, 0.99])
+@pytest.mark.parametrize("n", [1, 2, 3, 7, 40, 129, 2000])
+def test_typical_follows_the_paper(n, mass):
+    for seed in range(5):
+        ids, logits = row(n, seed)
+        kept = typical(ids, logits, mass)
+        assert (np.diff(kept) > 0).all()
+        assert plain_typical(ids, logits, mass - 1e-5) <= set(kept.tolist()) <= plain_typical(ids, logits, mass + 1e-5)
+        assert (row(n, seed)[1] == logits).all()
+
+
+def test_typical_may_leave_out_the_likeliest_and_a_hopeless_token_changes_nothing():
+    ids, logits = np.arange(66), np.log(np.array([0.35, *[0.01] * 65]))
+    kept = typical(ids, logits, 0.505)
+    assert len(kept) == 51
+    assert 0 not in kept
+    for hopeless in (-80.0, -104.0, -1000.0, -1e30, -1e300, -np.inf, np.nan):
+        assert (typical(np.append(ids, 99), np.append(logits, hopeless), 0.505) == kept).all()
+
+
+@pytest.mark.parametrize("mass", [1.0, 0.999999999])
+def test_typical_of_all_keeps_all(mass):
+    ids, logits = row(40, 0)
+    assert typical(ids, logits, mass).tolist() == sorted(ids.tolist())
+
+
+def test_typical_keeps_one_at_least():
+    ids, logits = row(40, 0)
+    assert len(typical(ids, logits, 1e-50)) == 1
+    assert len(typical(ids, np.zeros(40), 0.51)) == 21  # ties
+
+
+@pytest.mark.parametrize("keeps", [lambda ids, logits: typical(ids, logits, 0.5), lambda ids, logits: xtc(ids, logits, 1.0, 0.1, 0)])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_logits_that_are_no_numbers_are_left_out(keeps, bad):
+    for n in (1, 2, 40, 300):
+        assert keeps(np.arange(n), np.full(n, bad)).tolist() == []
+    ids, logits = row(40, 1)
+    some = logits.copy()
+    some[::2] = bad
+    assert keeps(ids, some).tolist() == keeps(ids[1::2], logits[1::2]).tolist() != []
+    assert keeps(np.zeros(0, dtype=np.int64), np.zeros(0)).tolist() == []
+
+
+@pytest.mark.parametrize("far", [-1e9, 1e9])
+def test_only_differences_of_logits_matter(far):
+    ids, logits = row(40, 2)
+    assert (typical(ids, logits + far, 0.5) == typical(ids, logits, 0.5)).all()
+    assert (xtc(ids, logits + far, 1.0, 0.02, 0) == xtc(ids, logits, 1.0, 0.02, 0)).all()
+
+
+# ---- XTC
+
+
+def plain_xtc(ids, logits, threshold):
+    """All ids but the likeliest ones above the threshold, the least likely of which stays."""
+    p = softmax(logits)
+    above = sorted((prob, token) for prob, token in zip(p, ids.tolist(), strict=True) if prob >= threshold)
+    return set(ids.tolist()) - {token for _, token in above[1:]}
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.001, 0.02, 0.1, 0.3, 0.5, 0.6])
+@pytest.mark.parametrize("n", [1, 2, 3, 7, 40, 129, 2000])
+def test_xtc_takes_out_the_top(n, threshold):
+    for seed in range(5):
+        ids, logits = row(n, seed)
+        kept = xtc(ids, logits, 1.0, threshold, seed)
+        assert set(kept.tolist()) == plain_xtc(ids, logits, threshold if threshold <= 0.5 else 2)
+        assert (np.diff(kept) > 0).all()
+        assert (row(n, seed)[1] == logits).all()
+
+
+def test_xtc_keeps_hopeless_tokens():
+    logits = np.array([0.0, -0.1, -200.0, -1e300])
+    assert xtc(np.arange(4), logits, 1.0, 0.1, 0).tolist() == [1, 2, 3]
+
+
+def tossed(seed, probability=0.5, logits=(0.0, 0.1)):
+    return len(xtc(np.arange(len(logits)), np.array(logits), probability, 0.1, seed)) < len(logits)
+
+
+@pytest.mark.parametrize("probability", [0.0, 0.1, 0.5, 0.9, 1.0])
+def test_xtc_tosses_one_coin_a_seed(probability):
+    tosses = [tossed(seed, probability) for seed in range(4000)]
+    assert np.mean(tosses) == pytest.approx(probability, abs=0.03)
+    assert tosses == [tossed(seed, probability, (3.0, 3.3, 3.1, -9.0)) for seed in range(4000)]
+
+
+def test_no_seed_of_xtc_is_random():
+    assert len({tossed(NONE) for _ in range(60)}) == 1
+    assert len({tossed(seed) for seed in range(60)}) == 2
+
+
+# ---- DRY
+
+NEWLINE, COLON, X, Y = (zoo.TOKENS.index(letter) for letter in ("Ċ", ":", "x", "y"))
+BREAKERS = ("\n", ":", '"', "*")
+
+
+@pytest.fixture(scope="module")
+def model(animals):
+    model = Model(animals / "llama.gguf", ContextOptions(n_ctx=512, threads=1, extra_bufts=False))
+    yield model
+    model.close()
+
+
+def plain_dry(history, multiplier, base, allowed, last_n, breaks=()):
+    """For every token that followed the history's end before: the longest such end, in tokens, gives the penalty."""
+    tokens = list(history[-last_n:] if last_n > 0 else history if last_n else [])
+    n = len(tokens)
+    ends = [i + len(b) for b in breaks for i in range(n) if tuple(tokens[i : i + len(b)]) == b]
+    limit, longest = n - max(ends, default=0), {}
+    for end in range(1, n):
+        length = 0
+        while length < end and tokens[end - 1 - length] == tokens[n - 1 - length]:
+            length += 1
+        if min(length, limit) >= allowed and (tokens[end],) not in breaks:
+            longest[tokens[end]] = max(longest.get(tokens[end], 0), min(length, limit))
+    return {token: multiplier * base ** (length - allowed) for token, length in longest.items()}
+
+
+def penalties(dry, history):
+    ids, values = dry.penalties(history)
+    assert (np.diff(ids) > 0).all()
+    return dict(zip(ids.tolist(), values.tolist(), strict=True))
+
+
+def walk(rnd, alphabet, steps):
+    """Histories as a speculative generation asks for them: grown by up to 5, cut by up to 4, now and then another one."""
+    history = []
+    for _ in range(steps):
+        jump = rnd.random()
+        if jump < 0.03:
+            history = rnd.choices(alphabet, k=rnd.randrange(60, 200))
+        elif jump < 0.06:
+            history = history[: rnd.randrange(len(history) + 1)]
+        else:
+            history = history[: max(0, len(history) - rnd.randrange(5))]
+        for _ in range(rnd.randrange(6)):
+            history = [*history, rnd.choice(alphabet)]
+            yield history
+        yield history[:-1]
+
+
+@pytest.mark.parametrize("last_n", [-1, 1, 7, 40, 600])
+@pytest.mark.parametrize(
+    ("options", "breakers", "breaks"),
+    [
+        ((0.8, 1.75, 2), (), ()),
+        ((0.8, 1.75, 2), BREAKERS, ((NEWLINE,), (COLON,))),
+        ((2.0, 1.1, 1), ("xy",), ((X, Y),)),
+        ((0.5, 1.0, 0), ("xy", "\n"), ((X, Y), (NEWLINE,))),
+        ((1.0, 1.3, 4), BREAKERS, ((NEWLINE,), (COLON,))),
+    ],
+)
+def test_dry_follows_its_rule_however_the_history_changes(model, options, breakers, breaks, last_n):
+    rnd, dry, n_penalised, longest = random.Random(5), Dry(model, *options, last_n, breakers), 0, 0
+    for history in walk(rnd, [*[X, Y] * 8, 40, NEWLINE, COLON], 300):
+        expected = plain_dry(history, *options, last_n, breaks)
+        assert penalties(dry, history) == pytest.approx(expected, rel=1e-5)
+        n_penalised += len(expected)
+        longest = max(longest, len(history))
+    assert 3 * K_MAX < longest < model.n_ctx
+    assert n_penalised > 50 or last_n == 1
+
+
+def test_dry_is_what_llama_cpp_does_to_a_whole_vocabulary(model):
+    dry, rnd = Dry(model, 0.8, 1.75, 1, -1, BREAKERS), random.Random(1)
+    breakers = (ctypes.c_char_p * 4)(*[text.encode() for text in BREAKERS])
+    for n in (0, 1, 5, 60, 400):
+        history = rnd.choices(range(40, 60), k=n)
+        whole = C.llama_sampler_init_dry(model._vocab, 0.8, 1.75, 1, model.n_ctx, breakers, 4)
+        law = dict.fromkeys(range(model.n_vocab), 0.0) | {int(c["id"]): float(c["logit"]) for c in applied(whole, np.zeros(model.n_vocab), history)}
+        assert {token: -logit for token, logit in law.items() if logit} == pytest.approx(penalties(dry, history), rel=1e-6)
+
+
+def test_dry_does_nothing_where_it_is_off(model):
+    history = [40, 41] * 20
+    assert penalties(Dry(model, 0.8, 1.75, 2, -1, ()), history).keys() == {40}
+    for off in ((0.0, 1.75, 2, -1), (0.8, 1.75, 2, 0), (0.8, 0.5, 2, -1), (0.8, 1.75, 2**40, -1)):
+        assert penalties(Dry(model, *off, ()), history) == {}
+
+
+@pytest.mark.parametrize(("multiplier", "base"), [(5.0, 10.0), (0.1, 1e32), (2.0, 1e300), (1e30, 1.75), (1e300, 1.0)])
+def test_dry_never_takes_off_infinity(model, multiplier, base):
+    (value,) = penalties(Dry(model, multiplier, base, 0, -1, ()), [40] * 300).values()
+    assert value == 1e30
+    (value,) = penalties(Dry(model, -multiplier, base, 0, -1, ()), [40] * 300).values()
+    assert value == -1e30
+
+
+def test_dry_reserves_no_more_than_a_context(model):
+    history = [40, 41] * 200
+    assert penalties(Dry(model, 0.8, 1.75, 2, 10**12, ()), history) == penalties(Dry(model, 0.8, 1.75, 2, -1, ()), history) != {}
+
+
+def test_dry_takes_any_sequence(model):
+    dry = Dry(model, 0.8, 1.75, 2, -1, [])
+    history = [40, 41, 42] * 30
+    assert penalties(dry, tuple(history)) == penalties(dry, history) != {}
+
+
+ODD = ["", "\0", "\0a", "a\0b", "\ud800", "x" * 10_000, "e" * 40, " " * 10_000, "é", "日本", "🎉" * 30, "a" * 39 + "é", "<|im_start|>"]
+
+
+@pytest.mark.parametrize("breaker", ODD, ids=range(len(ODD)))
+def test_odd_breakers_do_no_harm(model, breaker):
+    assert penalties(Dry(model, 0.8, 1.75, 2, -1, (breaker, "\n")), [40, 41] * 9) == plain_dry([40, 41] * 9, 0.8, 1.75, 2, -1) | {
+        40: pytest.approx(0.8 * 1.75**14, rel=1e-5)
+    }
+    assert penalties(Dry(model, 0.8, 1.75, 2, -1, (breaker, "\n")), [40, NEWLINE] * 9) == {}
+
+
+def test_a_breaker_ends_at_its_nul(model):
+    assert penalties(Dry(model, 0.8, 1.75, 2, -1, ("x\0y",)), [40, X] * 9) == {}
+    assert penalties(Dry(model, 0.8, 1.75, 2, -1, ("x\0y",)), [40, Y] * 9).keys() == {40}
+
+
+def test_breakers_are_looked_for_once(model, monkeypatch):
+    Dry(model, 0.8, 1.75, 3, -1, BREAKERS).close()
+    monkeypatch.setattr(C, "llama_sampler_init_dry", lambda *_: pytest.fail("made again"))
+    assert penalties(Dry(model, 0.8, 1.75, 3, -1, [*BREAKERS]), [40] * 9).keys() == {40}
+    with pytest.raises(pytest.fail.Exception):
+        Dry(model, 0.8, 1.75, 3, -1, BREAKERS[1:])
+
+
+def test_a_row_feeds_only_what_is_new(model, monkeypatch):
+    fed, accept = [], C.llama_sampler_accept
+    monkeypatch.setattr(C, "llama_sampler_accept", lambda sampler, token: fed.append(token) or accept(sampler, token))
+    dry, history = Dry(model, 0.8, 1.75, 2, -1, ()), [40] * 400
+    dry.penalties(history)
+    assert len(fed) == 400
+    for i in range(5):
+        dry.penalties([*history, *[41] * i])
+    assert len(fed) == 400 + 2 * 4  # once ahead, once behind
+    for length in (401, 402, 410, 405, 390):
+        dry.penalties([*history, *[42] * 10][:length])
+    assert len(fed) < 408 + 5 * (K_MAX + 11)
+
+
+def test_an_interrupted_feed_leaves_no_trace(model, monkeypatch):
+    dry, history, accept = Dry(model, 0.8, 1.75, 2, -1, ()), [40, 41, 42, 43] * 30, C.llama_sampler_accept
+    expected = penalties(dry, history)
+    for at in (1, 50, 100):
+        dry, left = Dry(model, 0.8, 1.75, 2, -1, ()), iter(range(at))
+
+        def interrupted(sampler, token, left=left):
+            accept(sampler, token)
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(C, "llama_sampler_accept", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            dry.penalties(history)
+        monkeypatch.undo()
+        assert penalties(dry, history) == expected != {}
+
+
+def test_closing(animals):
+    model = Model(animals / "llama.gguf", ContextOptions(n_ctx=64, threads=1, extra_bufts=False))
+    dry, other = Dry(model, 0.8, 1.75, 2, -1, ("\n",)), Dry(model, 0.8, 1.75, 2, -1, ("\n",))
+    dry.close()
+    dry.close()
+    with pytest.raises(ClosedError):
+        dry.penalties([1, 2])
+    model.close()
+    assert penalties(other, [40] * 9).keys() == {40}  # it needs the vocabulary only to be made
+    with pytest.raises(ClosedError):
+        Dry(model, 0.9, 1.75, 2, -1, ())
+
+
+# ---- our chain against llama.cpp's
+
+
+def applied(native, logits, history=()):
+    """What a native sampler leaves of a whole vocabulary after a history; frees it."""
+    candidates = np.zeros(len(logits), _llama_samplers._CANDIDATE)
+    candidates["id"], candidates["logit"] = np.arange(len(logits)), logits
+    array = C.llama_token_data_array(ctypes.cast(candidates.ctypes.data, C.llama_token_data_p), len(logits), -1, False)
+    for token in history:
+        C.llama_sampler_accept(native, token)
+    C.llama_sampler_apply(native, ctypes.byref(array))
+    left = [(array.data[i].id, array.data[i].logit) for i in range(array.size)]
+    C.llama_sampler_free(native)
+    return np.array(left, dtype=[("id", np.int64), ("logit", np.float64)])
+
+
+def llama_chain(logits, history, s):
+    """The law by llama.cpp alone; DRY and XTC, which come after the penalties and before the temperature, left out."""
+    chain = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
+    last_n = len(history) if s.penalty_last_n < 0 else s.penalty_last_n
+    for native in (
+        C.llama_sampler_init_penalties(len(logits), last_n, s.repeat_penalty, s.frequency_penalty, s.presence_penalty),
+        C.llama_sampler_init_top_n_sigma(s.top_n_sigma),
+        C.llama_sampler_init_top_k(s.top_k),
+        C.llama_sampler_init_typical(s.typical_p, 1),
+        C.llama_sampler_init_top_p(s.top_p, 1),
+        C.llama_sampler_init_min_p(s.min_p, 1),
+        C.llama_sampler_init_temp(s.temperature),
+    ):
+        C.llama_sampler_chain_add(chain, native)
+    left = applied(chain, logits, history)
+    law = np.zeros(len(logits))
+    law[left["id"]] = softmax(left["logit"])
+    return law
+
+
+PENALTIES = {"repeat_penalty": 1.3, "frequency_penalty": 0.4, "presence_penalty": 0.2, "penalty_last_n": 20}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"temperature": 0.3},
+        {"temperature": 2.5},
+        {"temperature": 0.0},
+        {"top_k": 1},
+        {"top_k": 40},
+        {"top_p": 0.5},
+        {"top_p": 0.95},
+        {"min_p": 0.1},
+        {"min_p": 1.0},
+        PENALTIES,
+        {**PENALTIES, "penalty_last_n": -1},
+        {"repeat_penalty": 0.6},
+        {"frequency_penalty": -0.7, "penalty_last_n": 3},
+        {"top_k": 40, "top_p": 0.95, "temperature": 0.8},
+        {"top_k": 40, "top_p": 0.95, "min_p": 0.05, "temperature": 0.8, **PENALTIES},
+        {"top_k": 30, "min_p": 0.02, "temperature": 1.7},
+        {"top_p": 0.9, "min_p": 0.05, "temperature": 0.5},
+        {"typical_p": 0.2},
+        {"typical_p": 0.9},
+        {"top_n_sigma": 0.5},
+        {"top_n_sigma": 1.5},
+        {"top_n_sigma": 1.0, "top_k": 10, "top_p": 0.9, "temperature": 1.5},
+        {"top_n_sigma": 2.0, "min_p": 0.05, **PENALTIES},
+        {"top_k": 40, "typical_p": 0.8, "top_p": 0.8, "min_p": 0.05, "temperature": 0.8},
+        {"typical_p": 0.7, "top_p": 0.9, "temperature": 0.6, **PENALTIES},
+    ],
+    ids=lambda options: "-".join(f"{name}={value}" for name, value in options.items()),
+)
+@pytest.mark.parametrize("n", [50, 5000])
+def test_our_chain_gives_the_probabilities_of_llama_cpp(n, options):
+    ours = sampler(None, **options)
+    for seed in range(4):
+        rng = np.random.default_rng([n, seed])
+        logits = (rng.normal(size=n) * 2 - seed).astype(np.float32)
+        history = rng.integers(0, n, size=30).tolist() * 2 + np.argsort(-logits)[:9].tolist()  # likely ones too
+        law = np.zeros(n)
+        ids, probs = ours.distribution(logits, history)
+        law[ids] = probs
+        assert np.abs(law - llama_chain(logits, history, ours.sampling)).max() < 1e-5

@@ -1,0 +1,140 @@
+"""A model whose logits wobble with the size of the batch, as llama.cpp's do: no text may change without a near tie being counted there."""
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from gguf_spec import _near_ties
+from gguf_spec._accept import coupled
+from gguf_spec._drafters import Calibration, CoupledGuess, ModelDrafter, NoDrafter
+from gguf_spec._engine import Rule, read_prompt, rounds
+from gguf_spec._near_ties import is_near_tie, measure_noise
+from gguf_spec._rng import SeededRng
+from tests.exactness.near_ties import first_difference
+from tests.fakes import FakeModel, random_table, sampler
+
+V, WOBBLE, PROMPT = 6, 0.08, [1, 2]
+
+
+class Wobbly(FakeModel):
+    """Adds up to WOBBLE / 2 to each logit, depending on where it stands and on the size of the batch; nothing to batches of one."""
+
+    def logits(self, tokens, n_rows):
+        rows = super().logits(tokens, n_rows)
+        if len(tokens) == 1:
+            return rows
+        wobble = np.random.default_rng([self.n_past, len(tokens)]).uniform(-WOBBLE / 2, WOBBLE / 2, rows.shape)
+        return (rows + wobble).astype(np.float32)
+
+
+def close_table(seed):
+    """Logits on a coarse grid, with many that are nearly or just equal."""
+    rng = np.random.default_rng(seed)
+    return np.round(random_table(rng, V) * 2) / 2 + rng.uniform(-0.02, 0.02, size=(V, V, V))
+
+
+def text(seed, options, k, rule, n=24):
+    """(tokens, indices of near ties, passes decided again) of a generation."""
+    chain = sampler(SeededRng(seed), **options)
+    target = Wobbly(close_table(seed % 7))
+    drafter = ModelDrafter(FakeModel(close_table(seed % 7 + 1)), CoupledGuess(chain, Calibration(V)), V) if k else NoDrafter()
+    read_prompt(target, drafter, PROMPT, k, lambda: False)
+    tokens, ties, again = [], [], 0
+    for one in rounds(target, drafter, PROMPT, chain, k, rule, n, lambda token: False, lambda: False):
+        ties += [len(tokens) + i for i in one.near_ties]
+        tokens += one.tokens
+        again += one.decided_again
+        assert target.cached == [*PROMPT, *tokens][:-1]
+    return tokens, ties, again
+
+
+chains = st.fixed_dictionaries(
+    {},
+    optional={
+        "temperature": st.sampled_from([0.0, 0.4, 1.0, 1.5]),
+        "top_k": st.sampled_from([1, 2, 3]),
+        "top_p": st.sampled_from([0.5, 0.9]),
+        "min_p": st.sampled_from([0.1, 0.4]),
+        "top_n_sigma": st.sampled_from([1.0, 1.5]),
+        "repeat_penalty": st.sampled_from([1.5, 0.7]),
+        "frequency_penalty": st.just(0.5),
+    },
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.integers(0, 10**6), chains, st.integers(1, 5))
+def test_texts_part_only_at_a_near_tie(seed, options, k):
+    plain = text(seed, options, 0, Rule(coupled, WOBBLE))
+    burst = text(seed, options, k, Rule(coupled, WOBBLE))
+    assert plain[1] == []  # at width 1 there is nothing to tell
+    at = first_difference(plain[0], burst[0])
+    assert at is None or at in burst[1]
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.integers(0, 10**6), chains, st.integers(1, 5))
+def test_strict_gives_the_plain_text(seed, options, k):
+    strict = text(seed, options, k, Rule(coupled, WOBBLE, strict=True))
+    assert strict[0] == text(seed, options, 0, Rule())[0]
+    assert strict[2] == len(strict[1])
+
+
+def differences(rule, n=120, **options):
+    """How many of `n` texts differ from plain ones, and at how many of those no near tie was counted."""
+    pairs = [(text(seed, options, 0, rule), text(seed, options, 3, rule)) for seed in range(n)]
+    parted = [(first_difference(a[0], b[0]), b[1]) for a, b in pairs if a[0] != b[0]]
+    return len(parted), sum(at not in ties for at, ties in parted)
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0.0}, {}, {"top_k": 2}, {"top_p": 0.7}, {"min_p": 0.3}])
+def test_texts_do_part_here_and_unwatched_would_not_be_told(options):
+    n_parted, n_untold = differences(Rule(coupled, WOBBLE), **options)
+    assert n_parted >= 5
+    assert n_untold == 0
+    assert differences(Rule(coupled, 0.0), **options)[1] == n_parted
+    assert differences(Rule(coupled, WOBBLE / 50), **options)[1] > 0
+
+
+@pytest.mark.parametrize("part", ["lower", "wider"])
+def test_each_half_of_the_check_is_needed(part, monkeypatch):
+    """A token that overtakes, and one that a filter lets in: without either half of the check some texts part untold."""
+    real = _near_ties.is_near_tie
+
+    def half(sampler, logits, history, token, noise):
+        shaped = sampler.shaped(logits, history)
+        if part == "lower":  # only the limits of filters, with the token as it is
+            kept = sampler.survivors(shaped, len(history)).logits
+            wider = np.flatnonzero(shaped >= kept.min() - noise)
+            return sampler.pick(_near_ties.Candidates(wider, shaped[wider]), len(history)) != token
+        lower = shaped.copy()
+        lower[token] -= noise
+        return sampler.pick(sampler.survivors(lower, len(history)), len(history)) != token
+
+    monkeypatch.setattr("gguf_spec._accept.is_near_tie", half)
+    assert differences(Rule(coupled, WOBBLE), n=300, top_k=2)[1] > 0
+    monkeypatch.setattr("gguf_spec._accept.is_near_tie", real)
+    assert differences(Rule(coupled, WOBBLE), n=300, top_k=2)[1] == 0
+
+
+def test_the_noise_is_measured():
+    tokens = [1, 2, 3, 4] * 6
+    model = Wobbly(random_table(np.random.default_rng(1), V))
+    assert WOBBLE < measure_noise(model, tokens, 4) <= 2 * WOBBLE
+    assert model.cached == []
+    assert measure_noise(FakeModel(random_table(np.random.default_rng(1), V)), tokens, 4) == 0.0
+
+
+def test_tokens_that_cannot_come_do_not_count_as_noise():
+    table = random_table(np.random.default_rng(2), V, holes=0.5)
+    assert 0 < measure_noise(Wobbly(table), [1, 2, 3, 4] * 6, 2) <= 2 * WOBBLE
+
+
+@given(st.lists(st.floats(-3, 3, width=32), min_size=3, max_size=6), st.floats(0.01, 0.5))
+def test_greedy_by_hand(row, noise):
+    row = np.array(row, dtype=np.float32)
+    best, second = np.sort(row)[::-1][:2]
+    assume(abs(best - second - noise) > 1e-5)
+    chain = sampler(SeededRng(0), temperature=0.0)
+    assert is_near_tie(chain, row, [1], int(row.argmax()), noise) == (best - second < noise)
