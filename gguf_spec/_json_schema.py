@@ -279,7 +279,8 @@ class _Pattern:
 
     def __init__(self, pattern: str) -> None:
         parser = importlib.import_module("re._parser" if sys.version_info >= (3, 11) else "sre_parse")
-        with warnings.catch_warnings(action="ignore") if sys.version_info >= (3, 11) else warnings.catch_warnings():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             parsed = parser.parse(pattern)  # what Python will read otherwise one day is no concern of the user's
         if parsed.state.flags & ~re.UNICODE:
             raise ValueError("a pattern sets flags")

@@ -62,6 +62,13 @@ class LLM:
                 return []
             return self._target.tokenize(prompt + prefill, special=True) if isinstance(prompt, str) else encode_chat(self._target, prompt, prefill)
 
+    def token_text(self, token: int) -> str:
+        """Return the text of one token; half a character is shown as a replacement sign."""
+        with self._life:
+            if self._closed:
+                raise ClosedError
+            return self._target.piece(token).decode("utf-8", errors="replace") or self._target.token_text(token)
+
     def generate(
         self, prompt: Prompt, sampling: Sampling | None = None, *, speculation: Speculation | None = None, prefill: str = "", echo: bool = False
     ) -> Completion:

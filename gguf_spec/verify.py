@@ -23,10 +23,10 @@ import numpy as np
 from ._filters import make_filters
 from ._language_model import LanguageModel
 from ._llm import LLM
-from ._near_ties import is_near_tie
+from ._near_ties import is_near_tie, measure_noise
 from ._rng import SeededRng
 from ._sampling import Sampler
-from ._types import ACCEPT, Sampling, Speculation
+from ._types import ACCEPT, K_MAX, Sampling, Speculation
 from .errors import InvalidOptionError
 
 SAMPLINGS = {
@@ -37,8 +37,9 @@ SAMPLINGS = {
 LENGTHS = (1, 3, 7)  # of the drafts
 _LAW = Sampling(temperature=1.0, top_k=4, top_p=1.0, repeat_penalty=1.2, ignore_eos=True)
 _LAW_TOKENS, _LAW_K = 3, 3
+_FEWEST_DRAWS = 50
 _ALARM = 1e-5  # chance that a right sampler fails the chi-square of one rule
-_SAME_ROW = 0.2  # how far rows of a right cache may be apart, in standard deviations of the row; a wrong cache is at 0.5 and more
+_SAME_ROW = 1e-3  # how far rows of a right cache may be apart beside the noise, in standard deviations of the row
 
 Progress = Callable[[int, int], object]
 
@@ -52,7 +53,8 @@ class Difference:
         drafter: What drafted.
         prompt: Index of the prompt.
         position: Tokens that are the same before it.
-        gap: How much more the plain token's logit would have to be lowered to let the other one win, in logits; 0 or more.
+        gap: How far logits would have to move against each other for the plain token not to be chosen; None where one of the texts had
+            ended, or where plain decoding, asked again, says something else too.
         near_tie: The decision is closer than the noise of this machine.
     """
 
@@ -60,7 +62,7 @@ class Difference:
     drafter: str
     prompt: int
     position: int
-    gap: float
+    gap: float | None
     near_tie: bool
 
 
@@ -95,14 +97,14 @@ class Law:
         accept: The rule.
         n_draws: Generations.
         n_cells: Outcomes told apart.
-        chi_square: Sum of (seen - expected)^2 / expected.
+        chi_square: Sum of (seen - expected)^2 / expected; None where tokens came that the target never says.
         p_value: Chance of so large a one, or a larger, from a right sampler.
     """
 
     accept: str
     n_draws: int
     n_cells: int
-    chi_square: float
+    chi_square: float | None
     p_value: float
 
     @property
@@ -186,7 +188,7 @@ def verify(
         n_tokens: Most tokens of a text.
         n_draws: Generations for each rule's chi-square.
         seed: Of the first text; each further one takes the next.
-        limit_s: Begin no further prompt after so many seconds.
+        limit_s: Begin no further prompt after so many seconds, and spend no more than a third of them on the chi-squares.
         progress: Called with texts done and all texts.
 
     Raises:
@@ -201,7 +203,8 @@ def verify(
     total = len(prompts) * len(SAMPLINGS) * (1 + len(LENGTHS)) + n_draws * len(ACCEPT)
     noise = max(llm.logit_noise(k) for k in LENGTHS)
     steps = _Steps(total, progress)
-    laws = tuple(_law(llm, prompts[0], accept, n_draws, seed, steps) for accept in ACCEPT)
+    until = [math.inf if limit_s is None else started + limit_s * (i + 1) / 9 for i in range(len(ACCEPT))]
+    laws = tuple(_law(llm, prompts[0], accept, n_draws, seed, end, steps) for accept, end in zip(ACCEPT, until, strict=True))
     texts = _Texts(llm, n_tokens, noise, steps)
     n_prompts = 0
     for prompt in prompts:
@@ -229,6 +232,7 @@ class _Texts:
 
     def __init__(self, llm: LLM, n_tokens: int, noise: float, steps: _Steps) -> None:
         self._llm, self._n_tokens, self._noise, self._steps = llm, n_tokens, noise, steps
+        self._model_noise: dict[str, float] = {}
         self._n_texts: Counter[tuple[str, str]] = Counter()
         self._drafted: Counter[tuple[str, str]] = Counter()
         self._accepted: Counter[tuple[str, str]] = Counter()
@@ -263,16 +267,16 @@ class _Texts:
             acceptance = self._accepted[sampling, drafter] / max(1, self._drafted[sampling, drafter])
             yield Comparison(sampling, drafter, n, n - len(parted), sum(parted), len(parted) - sum(parted), acceptance)
 
-    def _gap(self, ids: Sequence[int], plain: Sequence[int], burst: Sequence[int], at: int, sampling: Sampling) -> tuple[float, bool]:
+    def _gap(self, ids: Sequence[int], plain: Sequence[int], burst: Sequence[int], at: int, sampling: Sampling) -> tuple[float | None, bool]:
         """Return how close the decision was where two texts part, and whether that is within the noise."""
         if at >= min(len(plain), len(burst)):  # one of them ended
-            return math.inf, False
+            return None, False
         history = [*ids, *plain[:at]]
         with self._llm.models() as (target, _):
             sampler = Sampler(sampling, SeededRng(sampling.seed or 0), make_filters(target, sampling, len(ids)))
             row = _read(target, history).copy()
         if sampler.token(row, history) != plain[at]:
-            return math.inf, False  # plain decoding itself says otherwise when asked again
+            return None, False
         low, high = 0.0, 64.0  # the gap by bisection: whatever the filters are, this is what the near-tie check means by it
         while high - low > 1e-4:
             middle = (low + high) / 2
@@ -283,6 +287,9 @@ class _Texts:
         """Yield what is wrong with the caches after a text; an end token or a refused draft may not be in them, so they may be shorter."""
         with self._llm.models() as (target, draft):
             for name, model in (("target", target), ("draft", draft)):
+                if name not in self._model_noise:
+                    self._model_noise[name] = measure_noise(model, said[: K_MAX + 1], K_MAX)
+                    continue  # which empties the cache: the next text is looked at
                 n = min(model.n_past, len(said) - 1)
                 if model.cached[:n] != [*said[:n]]:
                     yield f"The {name}'s cache holds tokens that were not said"
@@ -292,8 +299,7 @@ class _Texts:
                 model.rollback(0)
                 fresh = _read(model, said[: n + 1])
                 best = np.argsort(-fresh)[:64]
-                apart = (cached - fresh)[best]
-                if np.std(apart) > _SAME_ROW * np.std(fresh[np.isfinite(fresh)]):
+                if np.std((cached - fresh)[best]) > self._model_noise[name] + _SAME_ROW * np.std(fresh[np.isfinite(fresh)]):
                     yield f"The {name}'s cache is not what reading the text afresh gives"
 
 
@@ -305,16 +311,18 @@ def _read(model: LanguageModel, tokens: Sequence[int]) -> Any:
     return model.logits(tokens[-1:], 1)[0]
 
 
-def _law(llm: LLM, prompt: str, accept: Any, n_draws: int, seed: int, steps: _Steps) -> Law:
-    """Draw first tokens under a rule and compare them with the exact law."""
+def _law(llm: LLM, prompt: str, accept: Any, n_draws: int, seed: int, until: float, steps: _Steps) -> Law:
+    """Draw first tokens under a rule, fewer when it takes too long, and compare them with the exact law."""
     ids = llm.tokenize(prompt)
     exact = _exact_law(llm, ids)
     seen: Counter[tuple[int, ...]] = Counter()
     speculation, sampling = Speculation(_LAW_K, accept), replace(_LAW, max_tokens=_LAW_TOKENS + 1)
     for i in range(n_draws):
+        if i >= _FEWEST_DRAWS and time.perf_counter() > until:
+            break
         seen[llm.generate_tokens(ids, replace(sampling, seed=seed + i), speculation=speculation).tokens[:_LAW_TOKENS]] += 1
         steps.one_more()
-    return chi_square(accept, seen, exact, n_draws)
+    return chi_square(accept, seen, exact)
 
 
 def _exact_law(llm: LLM, ids: Sequence[int]) -> dict[tuple[int, ...], float]:
@@ -333,25 +341,29 @@ def _exact_law(llm: LLM, ids: Sequence[int]) -> dict[tuple[int, ...], float]:
     return law
 
 
-def chi_square(accept: str, seen: Counter[tuple[int, ...]], exact: dict[tuple[int, ...], float], n: int) -> Law:
+def chi_square(accept: str, seen: Counter[tuple[int, ...]], exact: dict[tuple[int, ...], float]) -> Law:
     """Compare counts with a law. Outcomes expected less than five times are pooled; one that the law does not know has no chance at all."""
+    n = seen.total()
     cells = [(seen[outcome], p * n) for outcome, p in exact.items() if p * n >= 5]
     rare = [(seen[outcome], p * n) for outcome, p in exact.items() if p * n < 5]
     if rare:
         cells.append((sum(c for c, _ in rare), sum(e for _, e in rare)))
-    statistic = sum((count - expected) ** 2 / expected for count, expected in cells)
+    statistic = float(sum((count - expected) ** 2 / expected for count, expected in cells))
     if sum(count for count, _ in cells) < n:
-        return Law(accept, n, len(cells), math.inf, 0.0)
+        return Law(accept, n, len(cells), None, 0.0)
     return Law(accept, n, len(cells), statistic, _chance_of_more(statistic, len(cells) - 1))
 
 
 def _chance_of_more(statistic: float, n_free: int) -> float:
-    """Return the upper tail of the chi-square distribution, by Wilson and Hilferty's cube root."""
-    if n_free < 1:
+    """Return the upper tail of the chi-square distribution: the regularised gamma function Q(n / 2, x / 2) by its recurrence."""
+    if n_free < 1 or statistic <= 0:
         return 1.0
-    spread = 2 / (9 * n_free)
-    z = ((statistic / n_free) ** (1 / 3) - (1 - spread)) / math.sqrt(spread)
-    return 0.5 * math.erfc(z / math.sqrt(2))
+    x, a = statistic / 2, 0.5 if n_free % 2 else 1.0
+    tail = math.erfc(math.sqrt(x)) if n_free % 2 else math.exp(-x)
+    while a < n_free / 2:
+        tail += math.exp(a * math.log(x) - x - math.lgamma(a + 1))
+        a += 1
+    return min(1.0, tail)
 
 
 def _first_difference(a: Iterable[int], b: Iterable[int]) -> int | None:

@@ -15,23 +15,20 @@ from gguf_spec import Sampling, Speculation
 from gguf_spec._drafters import Calibration, _guess
 from gguf_spec.verify import bundled_prompts
 
-TUNED = _guess._TEMPERATURES
+TUNED = _guess._WAYS
 ROWS = {
-    "llama.cpp's: likeliest token, kept when sampled": ("coupled", np.array([1e-6])),
-    "`coupled`, draft at the target's temperature": ("coupled", np.array([1.0])),
+    "llama.cpp's: likeliest token, kept when sampled": ("coupled", np.array([(1e-6, 0.0)])),
+    "`coupled`, draft at the target's temperature": ("coupled", np.array([(1.0, 0.0)])),
     "`coupled`": ("coupled", TUNED),
     "`rejection`": ("rejection", TUNED),
     "`block`": ("block", TUNED),
 }
 
 
-def acceptance(llm, accept, temperatures, sampling, k):
+def acceptance(llm, accept, ways, sampling, k):
     """(accepted over drafted tokens, tokens a round) over all prompts."""
-    _guess._TEMPERATURES = temperatures
-    _guess._AT_FIRST = min(5, len(temperatures) - 1)
+    _guess._WAYS, _guess._AT_FIRST = ways, min(5, len(ways) - 1)
     llm._calibration = Calibration(llm._target.n_vocab)
-    if len(temperatures) == 1:  # a draft as it is
-        llm._calibration.learn = lambda *_: None
     n_drafted = n_accepted = n_tokens = n_rounds = 0
     for i, prompt in enumerate(bundled_prompts()):
         stats = llm.generate(prompt, Sampling(**sampling, seed=i), speculation=Speculation(k, accept)).stats

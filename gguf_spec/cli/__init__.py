@@ -10,6 +10,7 @@ import click
 
 from .. import __version__, errors
 from .generate import CONTROL, generate
+from .verify import verify
 
 
 @click.group(
@@ -24,10 +25,12 @@ def cli() -> None:
       gguf-spec generate "Once upon a time"
       gguf-spec generate "Once upon a time" --seed 1 -n 120 --stats
       gguf-spec generate -m target.gguf -d draft.gguf "Why is the sky blue?"
+      gguf-spec verify
     """
 
 
 cli.add_command(generate)
+cli.add_command(verify)
 
 
 def main() -> None:

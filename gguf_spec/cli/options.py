@@ -1,0 +1,144 @@
+"""Options that commands share: those of the models, and those of `Sampling` and `Speculation`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from .._llm import LLM
+    from .._types import Sampling, Speculation
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# Options that are fields of `Sampling` under the same name.
+_SAMPLING = [
+    "temperature", "top_k", "top_p", "min_p", "typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold", "repeat_penalty",
+    "frequency_penalty", "presence_penalty", "penalty_last_n", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n",
+    "ignore_eos", "logprobs", "seed", "stop",
+]  # fmt: skip
+
+
+class Bias(click.ParamType[tuple[int, float]]):
+    """A token id and what is added to its logit."""
+
+    name = "ID=BIAS"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, float]:
+        """Read `13=-inf`."""
+        if isinstance(value, tuple):
+            return value
+        token, _, bias = str(value).partition("=")
+        try:
+            return int(token), float(bias)
+        except ValueError:
+            self.fail(f"{value!r} is not like 13=-1.5 or 13=-inf.", param, ctx)
+
+
+def model_options(command: F) -> F:
+    """Add the options of `load`."""
+    for option in reversed((
+        click.option("-m", "--model", default="tales", help="Target: a name in models.yaml or a GGUF file."),
+        click.option("-d", "--draft", default="auto", help="Draft: auto, none, a name or a GGUF file."),
+        click.option("--ctx", type=int, help="Tokens the context holds.  [default: as trained, at most 4096]"),
+        click.option("--threads", type=int, help="Threads.  [default: physical cores]"),
+        click.option("--flash-attention", type=click.Choice(["auto", "on", "off"]), default="auto", help="auto leaves it to llama.cpp."),
+        click.option("--kv-type", default="f16", help="Number type of the cache: f16, q8_0, q4_0, ..."),
+        click.option("--gpu-layers", type=int, default=-1, help="Layers to offload in a GPU build; -1 for all."),
+        click.option("-v", "--verbose", count=True, help="Show llama.cpp's log; -vv traces of errors too."),
+    )):  # fmt: skip
+        command = option(command)
+    return command
+
+
+def load_models(options: dict[str, Any], draft: str, speculation: Speculation) -> LLM:
+    """Load what the options name, and write the notes to stderr."""
+    from ..errors import InvalidOptionError
+
+    if options["ctx"] is not None and options["ctx"] < 2:
+        raise InvalidOptionError("ctx", options["ctx"], "a whole number above 1")
+    from .. import load  # llama.cpp takes a while: after the options are known to be right
+
+    llm = load(
+        options["model"], draft, speculation=speculation, n_ctx=options["ctx"], threads=options["threads"],
+        flash_attention=options["flash_attention"], kv_type=options["kv_type"], gpu_layers=options["gpu_layers"], verbose=options["verbose"] > 0,
+    )  # fmt: skip
+    for note in llm.notes:
+        click.echo(f"Note: {note}", err=True)
+    return llm
+
+
+def sampling_options(command: F) -> F:
+    """Add the options of `Speculation` and `Sampling`."""
+    for option in reversed((
+        click.option("-k", "k", type=int, default=4, show_envvar=True, help="Most tokens drafted in a round; 0 decodes plainly."),
+        click.option("--accept", default="coupled", help="Which drafted tokens stay: coupled (same text with any draft), rejection or block."),
+        click.option("--strict", is_flag=True, help="Decide near ties again as plain decoding does; costs a pass each."),
+        click.option("-n", "--max-tokens", type=int, default=256, help="Stop after so many tokens; -1 goes on until the context is full."),
+        click.option("-t", "--temperature", type=float, default=0.8, help="0 takes the most likely token, always."),
+        click.option("--top-k", type=int, default=40, help="Keep the most likely tokens; 0 keeps all."),
+        click.option("--top-p", type=float, default=0.95, help="Keep the likeliest tokens up to this probability."),
+        click.option("--min-p", type=float, default=0.0, help="Keep tokens this likely beside the likeliest."),
+        click.option("--typical-p", type=float, default=1.0, help="Keep the tokens of most typical surprise up to this probability."),
+        click.option("--top-n-sigma", type=float, default=0.0, help="Keep logits within so many deviations of the best; 0 keeps all."),
+        click.option("--xtc-probability", type=float, default=0.0, help="How often XTC takes out the likeliest tokens."),
+        click.option("--xtc-threshold", type=float, default=0.1, help="How likely a token must be for that."),
+        click.option("--repeat-penalty", type=float, default=1.0, help="Above 1: make tokens seen less likely."),
+        click.option("--frequency-penalty", type=float, default=0.0, help="Taken off for every time a token was seen."),
+        click.option("--presence-penalty", type=float, default=0.0, help="Taken off when a token was seen."),
+        click.option("--penalty-last-n", type=int, default=64, help="How far back penalties look; -1 for all."),
+        click.option("--dry-multiplier", type=float, default=0.0, help="Strength of DRY against repeated sequences; 0 switches it off."),
+        click.option("--dry-base", type=float, default=1.75, help="Growth of that penalty with each repeated token."),
+        click.option("--dry-allowed-length", type=int, default=2, help="Shorter repetitions are not penalised."),
+        click.option("--dry-penalty-last-n", type=int, default=-1, help="How far back DRY looks; -1 for all."),
+        click.option("--dry-breaker", multiple=True, help="No repetition reaches across it. May be given again.  [default: \\n : \" *]"),
+        click.option("--logit-bias", type=Bias(), multiple=True, help="Add to a token's logit; -inf forbids it. May be given again."),
+        click.option("--grammar", type=click.Path(path_type=Path), metavar="FILE", help="GBNF grammar that the answer follows."),
+        click.option("--json-schema", metavar="JSON", help="JSON schema that the answer follows, or @FILE that holds one; {} is any JSON."),
+        click.option("--seed", type=int, help="The same seed gives the same text.  [default: drawn, see --stats]"),
+        click.option("--stop", multiple=True, help="End the text before this string. May be given again."),
+        click.option("--stop-token", type=int, multiple=True, help="End the text before this token id. May be given again."),
+        click.option("--ignore-eos", is_flag=True, help="Never end by an end token."),
+        click.option("--logprobs", type=int, metavar="N", help="Show how likely each token was, and N alternatives; in --json, else on stderr."),
+    )):  # fmt: skip
+        command = option(command)
+    return command
+
+
+def to_sampling(options: dict[str, Any]) -> Sampling:
+    """Return what the options ask for."""
+    from .. import Sampling
+
+    schema = options["json_schema"]
+    return Sampling(
+        **{name: options[name] for name in _SAMPLING},
+        **({"dry_sequence_breakers": options["dry_breaker"]} if options["dry_breaker"] else {}),
+        logit_bias=dict(options["logit_bias"]),
+        grammar=None if options["grammar"] is None else read_text(options["grammar"]),
+        json_schema=read_text(Path(schema[1:])) if schema and schema.startswith("@") else schema,
+        stop_tokens=options["stop_token"],
+        max_tokens=None if options["max_tokens"] == -1 else options["max_tokens"],
+    )
+
+
+def to_speculation(options: dict[str, Any]) -> Speculation:
+    """Return what the options ask for."""
+    from .. import Speculation
+
+    return Speculation(options["k"], options["accept"], options["strict"])
+
+
+def read_text(file: Path) -> str:
+    """Return the text of a file.
+
+    Raises:
+        click.FileError: It cannot be read.
+    """
+    try:
+        return file.read_text(encoding="utf-8", errors="replace")
+    except (OSError, ValueError) as error:
+        raise click.FileError(os.fspath(file), getattr(error, "strerror", None) or str(error)) from error

@@ -1,0 +1,110 @@
+"""`gguf-spec verify`: does speculation change what this model says?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .options import load_models, model_options, read_text
+
+if TYPE_CHECKING:
+    from ..verify import Difference, Report
+
+_SHOWN = 20  # differences
+
+
+@click.command(context_settings={"auto_envvar_prefix": "GGUF_SPEC", "show_default": True})
+@model_options
+@click.option("-f", "--prompts", type=click.Path(path_type=Path), metavar="FILE", help="Texts to go on from, one a line.  [default: 50 bundled ones]")
+@click.option("-c", "--count", type=int, help="Take only so many of them.")
+@click.option("-n", "--max-tokens", type=int, default=64, help="Tokens of a text.")
+@click.option("--draws", type=int, default=1000, help="Generations for each rule's chi-square.")
+@click.option("--seed", type=int, default=1, help="Seed of the first text.")
+@click.option("--minutes", type=float, default=10.0, help="Begin no further prompt after so long.")
+@click.option("--json", "as_json", is_flag=True, envvar="GGUF_SPEC_JSON", help="Print one JSON object instead of the table.")
+def verify(**options: Any) -> int:
+    """Compare speculation with plain decoding on these models and this machine.
+
+    Goes on from each prompt plainly and with drafts of 1, 3 and 7 tokens, greedily, sampled and with penalties: by the same seed all must give the
+    same text. Checks what both caches hold, and under each rule the first tokens of many generations against the model's own probabilities. Exits
+    with 1 when anything differs beyond the rounding noise of this machine.
+
+    \b
+    Examples:
+      gguf-spec verify
+      gguf-spec verify -m target.gguf -d draft.gguf --count 10
+      gguf-spec verify -m target.gguf -d draft.gguf --prompts my-prompts.txt --json
+    """
+    from .. import Speculation
+    from ..errors import InvalidOptionError
+
+    for name in ("count", "max_tokens", "draws", "minutes"):
+        if options[name] is not None and not options[name] > 0:
+            raise InvalidOptionError(name, options[name], "above 0")
+    prompts = None
+    if options["prompts"] is not None:
+        prompts = [line for line in read_text(options["prompts"]).splitlines() if line.strip()]
+    with load_models(options, options["draft"], Speculation()) as llm:
+        from ..verify import bundled_prompts
+
+        prompts = bundled_prompts() if prompts is None else prompts
+        report = _run(llm, prompts[: options["count"]], options)
+        texts = prompts[: report.n_prompts]
+    if options["as_json"]:
+        click.echo(json.dumps(report.to_dict(), ensure_ascii=False))
+    else:
+        _show(report, texts)
+    return 0 if report.ok else 1
+
+
+def _run(llm: Any, prompts: list[str], options: dict[str, Any]) -> Report:
+    """Verify behind a progress bar, which is there at a terminal only."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from ..verify import verify as run
+
+    console = Console(stderr=True)
+    columns = (TextColumn("verifying"), BarColumn(), TextColumn("{task.completed} of {task.total} texts"), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=None)
+        return run(
+            llm, prompts, n_tokens=options["max_tokens"], n_draws=options["draws"], seed=options["seed"], limit_s=60 * options["minutes"],
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )  # fmt: skip
+
+
+def _show(report: Report, prompts: list[str]) -> None:
+    """Print the report: what was compared, what differs, and the sentence."""
+    noise = f"up to {report.noise:.2g} logits" if report.noise else "none: batches of any size give the same logits here"
+    lines = [
+        f"{report.target} with {report.draft}: {report.n_prompts} prompts, {report.n_tokens} tokens each, {report.total_s:.0f} s",
+        f"rounding noise {noise}",
+        "",
+        f"{'texts':<12}{'drafter':<16}{'compared':>9}{'identical':>11}{'near ties':>11}{'different':>11}{'accepted':>10}",
+    ]
+    for c in report.comparisons:
+        lines.append(f"{c.sampling:<12}{c.drafter:<16}{c.n_texts:>9}{c.n_identical:>11}{c.n_near_ties:>11}{c.n_different:>11}{c.acceptance:>10.0%}")
+    lines += ["", f"{'first tokens':<28}{'drawn':>9}{'outcomes':>11}{'chi-square':>12}{'p':>10}"]
+    for law in report.laws:
+        statistic = "-" if law.chi_square is None else f"{law.chi_square:.1f}"
+        lines.append(f"{law.accept:<28}{law.n_draws:>9}{law.n_cells:>11}{statistic:>12}{law.p_value:>10.2g}")
+    lines.append("")
+    lines += [_line(d, prompts[d.prompt]) for d in report.differences[:_SHOWN]]
+    if len(report.differences) > _SHOWN:
+        lines.append(f"... and {len(report.differences) - _SHOWN} more")
+    lines += list(dict.fromkeys(report.cache_faults))[:_SHOWN]
+    if report.differences or report.cache_faults:
+        lines.append("")
+    click.echo("\n".join([*lines, report.sentence]))
+
+
+def _line(d: Difference, prompt: str) -> str:
+    gap = "not even close" if d.gap is None else f"{d.gap:.4f} logits apart"
+    start = prompt if len(prompt) <= 40 else prompt[:37] + "..."
+    return (
+        f"{d.sampling}, {d.drafter}, prompt {d.prompt + 1} {start!r}: another token after {d.position}, {gap}{', a near tie' if d.near_tie else ''}"
+    )

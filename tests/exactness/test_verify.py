@@ -1,0 +1,207 @@
+"""`verify` passes on the bundled pair, and must be able to fail: each planted bug is caught, and said."""
+
+import json
+import re
+from collections import Counter
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from gguf_spec import verify as module
+from gguf_spec._accept import RULES, Rows
+from gguf_spec._drafters import ModelDrafter
+from gguf_spec._engine import Rule
+from gguf_spec.cli import cli
+from gguf_spec.errors import InvalidOptionError
+from gguf_spec.verify import Comparison, Difference, Law, Report, bundled_prompts, chi_square, verify
+from tests.exactness import wrong_rules
+
+
+def keep_all(draft, rows):
+    """Accepts always, whatever the target says."""
+    return [*draft.tokens, rows.token(len(draft.tokens))]
+
+
+def accept_always(monkeypatch):
+    monkeypatch.setitem(RULES, "coupled", keep_all)
+
+
+def accept_always_when_drawing(monkeypatch):
+    monkeypatch.setitem(RULES, "rejection", wrong_rules.accept_always)
+
+
+def residual_forgotten(monkeypatch):
+    monkeypatch.setitem(RULES, "rejection", wrong_rules.residual_forgotten)
+
+
+def block_residual_of_rejection(monkeypatch):
+    monkeypatch.setitem(RULES, "block", wrong_rules.block_with_the_plain_residual)
+
+
+def draft_cache_off_by_one(monkeypatch):
+    monkeypatch.setattr(ModelDrafter, "rollback", lambda self, to: self._model.rollback(to + 1))
+
+
+def cache_of_other_tokens(monkeypatch):
+    """The books are right, but what llama.cpp holds is not."""
+    right = ModelDrafter.rollback
+
+    def rollback(self, to):
+        right(self, to)
+        if self._model.n_past == to > 12:
+            last = self._model.cached[-1]
+            self._model.rollback(to - 1)
+            self._model.read([7])
+            self._model.cached[-1] = last
+
+    monkeypatch.setattr(ModelDrafter, "rollback", rollback)
+
+
+def penalties_from_a_stale_history(monkeypatch):
+    monkeypatch.setattr(Rows, "history", lambda self, i: [*self._tokens, *[0] * len(self._drafted[:i])])
+
+
+def noise_that_belongs_to_the_round(monkeypatch):
+    """Positions counted from the start of the round, not of the sequence: two rounds share their noise, and k decides where they begin."""
+    from gguf_spec._sampling import Sampler
+
+    real = Sampler.pick
+    count = Counter()
+
+    def pick(self, candidates, position):
+        count["n"] += 1
+        return real(self, candidates, count["n"])
+
+    monkeypatch.setattr(Sampler, "pick", pick)
+
+
+BUGS = {
+    accept_always: "texts differ",
+    accept_always_when_drawing: "first tokens under rejection do not follow",
+    residual_forgotten: "first tokens under rejection do not follow",
+    block_residual_of_rejection: "first tokens under block do not follow",
+    draft_cache_off_by_one: "a cache does not hold what was said",
+    cache_of_other_tokens: "a cache does not hold what was said",
+    penalties_from_a_stale_history: "texts differ",
+    noise_that_belongs_to_the_round: "texts differ",
+}
+
+
+def test_it_passes_on_the_bundled_pair(tales, prompts):
+    steps = []
+    report = verify(tales, prompts[:3], n_tokens=24, n_draws=300, progress=lambda done, total: steps.append((done, total)))
+    assert report.ok, report.sentence
+    assert report.sentence == "Speculation does not change this model's output (27 of 27 texts identical)."
+    assert [(c.n_texts, c.n_identical, c.n_near_ties, c.n_different) for c in report.comparisons] == [(3, 3, 0, 0)] * 9
+    assert all(c.acceptance > 0.1 for c in report.comparisons)
+    assert [law.accept for law in report.laws] == ["coupled", "rejection", "block"]
+    assert all(law.n_draws == 300 and law.n_cells > 10 for law in report.laws)
+    assert steps == [(i, 3 * 12 + 900) for i in range(1, 3 * 12 + 901)]
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
+def test_a_planted_bug_is_caught(tales, prompts, monkeypatch, bug):
+    bug(monkeypatch)
+    report = verify(tales, prompts[:2], n_tokens=24, n_draws=1000 if "first tokens" in BUGS[bug] else 60)
+    monkeypatch.undo()
+    assert not report.ok
+    assert report.sentence.startswith("Speculation changes this model's output: ")
+    assert BUGS[bug] in report.sentence
+
+
+def test_a_planted_bug_ends_the_command_with_1(monkeypatch):
+    accept_always(monkeypatch)
+    args = ["verify", "--count", "1", "-n", "16", "--draws", "60", "--threads", "1"]
+    run = CliRunner().invoke(cli, args, standalone_mode=False)
+    assert run.return_value == 1
+    last = run.stdout.splitlines()[-1]
+    assert re.match(r"Speculation changes this model's output: [1-9] of 9 texts differ; first tokens under coupled do not follow", last)
+    assert "another token after" in run.stdout
+    run = CliRunner().invoke(cli, [*args, "--json"], standalone_mode=False)
+    assert run.return_value == 1
+    report = json.loads(run.stdout)
+    assert not report["ok"]
+    assert report["sentence"] == last
+    assert not any(d["near_tie"] for d in report["differences"])
+
+
+def test_the_command_passes(tmp_path):
+    file = tmp_path / "prompts.txt"
+    file.write_text("Once upon a time\n\nThe old king\n", encoding="utf-8")
+    run = CliRunner().invoke(cli, ["verify", "-f", str(file), "-n", "16", "--draws", "60", "--threads", "1", "--json"], standalone_mode=False)
+    assert run.return_value == 0
+    report = json.loads(run.stdout)
+    assert report["ok"]
+    assert report["n_prompts"] == 2
+    assert all(law["ok"] and law["p_value"] > 1e-5 for law in report["laws"])
+    assert run.stderr == ""
+
+
+def test_it_stops_when_the_time_is_up(tales, prompts):
+    report = verify(tales, prompts, n_tokens=8, n_draws=100_000, limit_s=0.0)
+    assert report.n_prompts == 1
+    assert [law.n_draws for law in report.laws] == [50, 50, 50]
+    assert report.ok
+
+
+def test_without_a_draft_there_is_nothing_to_verify():
+    from gguf_spec import load
+
+    with load("tales", "none", threads=1) as llm, pytest.raises(InvalidOptionError, match="without one there is no speculation"):
+        verify(llm)
+
+
+def test_no_prompts(tales):
+    with pytest.raises(InvalidOptionError, match="prompts"):
+        verify(tales, [])
+
+
+def test_the_bundled_prompts():
+    assert len(set(bundled_prompts())) == 50
+
+
+@pytest.mark.parametrize(("statistic", "n_free", "p"), [(18.307, 10, 0.05), (40.0, 10, 1.694e-5), (135.807, 100, 0.01), (3.8415, 1, 0.05)])
+def test_the_tail_of_chi_square(statistic, n_free, p):
+    assert module._chance_of_more(statistic, n_free) == pytest.approx(p, rel=1e-3)
+
+
+def test_the_chi_square_of_a_right_sampler_is_uniform():
+    rng, law = np.random.default_rng(1), {(i,): p for i, p in enumerate([0.5, 0.2, 0.2, 0.07, 0.03])}
+    p_values = []
+    for _ in range(300):
+        seen = Counter({(i,): int(n) for i, n in enumerate(rng.multinomial(400, list(law.values())))})
+        p_values.append(chi_square("x", seen, law).p_value)
+    assert 0.42 < np.mean(p_values) < 0.58
+    assert 3 <= sum(p < 0.05 for p in p_values) <= 30
+
+
+def test_a_token_that_the_law_does_not_know_has_no_chance():
+    law = chi_square("x", Counter({(0,): 99, (7,): 1}), {(0,): 1.0})
+    assert (law.chi_square, law.p_value, law.ok) == (None, 0.0, False)
+
+
+def report(differences=(), laws=(), faults=()):
+    n = len(differences)
+    comparison = Comparison("greedy", "model, k = 1", 5, 5 - n, sum(d.near_tie for d in differences), sum(not d.near_tie for d in differences), 0.5)
+    return Report("t", "d", 5, 8, 0.1, (comparison,), tuple(differences), tuple(faults), tuple(laws), 1.0)
+
+
+def test_near_ties_are_told_but_do_not_fail():
+    near = Difference("greedy", "model, k = 1", 0, 3, 0.01, True)
+    assert report([near]).ok
+    assert "4 of 5 texts identical, 1 part at a near tie" in report([near]).sentence
+    far = Difference("greedy", "model, k = 1", 0, 3, 2.0, False)
+    assert not report([near, far]).ok
+    assert report([near, far]).sentence == "Speculation changes this model's output: 1 of 5 texts differ."
+
+
+def test_the_report_can_be_written_as_json():
+    read = json.loads(
+        json.dumps(report([Difference("g", "d", 0, 1, None, False)], [Law("block", 9, 2, None, 0.0)], ["x"]).to_dict(), allow_nan=False)
+    )
+    assert read["laws"] == [{"accept": "block", "n_draws": 9, "n_cells": 2, "chi_square": None, "p_value": 0.0, "ok": False}]
+
+
+def test_the_default_rule_is_the_one_that_is_verified():
+    assert Rule().accept is RULES["coupled"]
