@@ -72,9 +72,10 @@ class Stream:
         Raises:
             InvalidOptionError: The grammar is none, or forbids the prefill.
         """
+        self._release: Callable[[], None] | None = None  # until there is something to close
         self._generation = _Generation(request, target, draft, noise, calibration)
         self._chunks = self._generation.run()
-        self._release: Callable[[], None] | None = release
+        self._release = release
 
     @property
     def seed(self) -> int:

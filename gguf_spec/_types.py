@@ -155,7 +155,8 @@ class Speculation:
         k: Most tokens drafted in a round, 0 to 32. 0 is plain decoding, on the same path.
         accept: The rule. All three emit the target's own distribution. `coupled`: the seed alone decides the text, so it is the same with any draft
             and without one. `rejection` and `block` draw anew where a draft token is refused: the text depends on seed, draft and k.
-        strict: Decide each near tie again from a pass of the target over one token, as plain decoding does; costs such a pass each.
+        strict: Decide each near tie again from a pass of the target over one token, as plain decoding does; costs such a pass each. Rarer, not
+            never: what is cached of the text before was still computed in batches.
     """
 
     k: int = 4

@@ -23,10 +23,10 @@ import numpy as np
 from ._filters import make_filters
 from ._language_model import LanguageModel
 from ._llm import LLM
-from ._near_ties import is_near_tie, measure_noise
+from ._near_ties import is_near_tie
 from ._rng import SeededRng
-from ._sampling import Sampler
-from ._types import ACCEPT, K_MAX, Sampling, Speculation
+from ._sampling import Logits, Sampler
+from ._types import ACCEPT, Sampling, Speculation
 from .errors import InvalidOptionError
 
 SAMPLINGS = {
@@ -39,7 +39,9 @@ _LAW = Sampling(temperature=1.0, top_k=4, top_p=1.0, repeat_penalty=1.2, ignore_
 _LAW_TOKENS, _LAW_K = 3, 3
 _FEWEST_DRAWS = 50
 _ALARM = 1e-5  # chance that a right sampler fails the chi-square of one rule
-_SAME_ROW = 1e-3  # how far rows of a right cache may be apart beside the noise, in standard deviations of the row
+_AT_ONCE = 32  # tokens in a batch when a text is read afresh
+_MARGIN = 5.0  # by which two right ways to read one text may be further apart than the first text says
+_SAME_ROW = 1e-3  # and this much more, of the spread of a row
 
 Progress = Callable[[int, int], object]
 
@@ -53,8 +55,8 @@ class Difference:
         drafter: What drafted.
         prompt: Index of the prompt.
         position: Tokens that are the same before it.
-        gap: How far logits would have to move against each other for the plain token not to be chosen; None where one of the texts had
-            ended, or where plain decoding, asked again, says something else too.
+        gap: How far logits would have to move against each other for the decision to fall otherwise; None where one of the texts had ended,
+            or where the target, asked again, says neither.
         near_tie: The decision is closer than the noise of this machine.
     """
 
@@ -232,7 +234,7 @@ class _Texts:
 
     def __init__(self, llm: LLM, n_tokens: int, noise: float, steps: _Steps) -> None:
         self._llm, self._n_tokens, self._noise, self._steps = llm, n_tokens, noise, steps
-        self._model_noise: dict[str, float] = {}
+        self._tolerance: dict[str, float] = {}
         self._n_texts: Counter[tuple[str, str]] = Counter()
         self._drafted: Counter[tuple[str, str]] = Counter()
         self._accepted: Counter[tuple[str, str]] = Counter()
@@ -274,41 +276,52 @@ class _Texts:
         history = [*ids, *plain[:at]]
         with self._llm.models() as (target, _):
             sampler = Sampler(sampling, SeededRng(sampling.seed or 0), make_filters(target, sampling, len(ids)))
-            row = _read(target, history).copy()
-        if sampler.token(row, history) != plain[at]:
+            row = _row_afresh(target, history, _AT_ONCE)
+        now = sampler.token(row, history)  # read in a batch again, so a near tie may fall to either side
+        if now not in (plain[at], burst[at]):
             return None, False
         low, high = 0.0, 64.0  # the gap by bisection: whatever the filters are, this is what the near-tie check means by it
         while high - low > 1e-4:
             middle = (low + high) / 2
-            low, high = (low, middle) if is_near_tie(sampler, row, history, plain[at], middle) else (middle, high)
-        return high, is_near_tie(sampler, row, history, plain[at], self._noise)
+            low, high = (low, middle) if is_near_tie(sampler, row, history, now, middle) else (middle, high)
+        return high, is_near_tie(sampler, row, history, now, self._noise)
 
     def _faults(self, said: Sequence[int]) -> Iterator[str]:
         """Yield what is wrong with the caches after a text; an end token or a refused draft may not be in them, so they may be shorter."""
         with self._llm.models() as (target, draft):
             for name, model in (("target", target), ("draft", draft)):
-                if name not in self._model_noise:
-                    self._model_noise[name] = measure_noise(model, said[: K_MAX + 1], K_MAX)
-                    continue  # which empties the cache: the next text is looked at
                 n = min(model.n_past, len(said) - 1)
                 if model.cached[:n] != [*said[:n]]:
                     yield f"The {name}'s cache holds tokens that were not said"
                     continue
-                model.rollback(n)
-                cached = _read(model, said[: n + 1]).copy()
-                model.rollback(0)
-                fresh = _read(model, said[: n + 1])
-                best = np.argsort(-fresh)[:64]
-                if np.std((cached - fresh)[best]) > self._model_noise[name] + _SAME_ROW * np.std(fresh[np.isfinite(fresh)]):
+                cached = _row_after(model, said[: n + 1])
+                fresh = _row_afresh(model, said[: n + 1], _AT_ONCE)
+                if name not in self._tolerance:  # what reading the same text in two ways makes of a row, both of them right
+                    self._tolerance[name] = _MARGIN * _distance(_row_afresh(model, said[: n + 1], 1), fresh)
+                if _distance(cached, fresh) > self._tolerance[name] + _SAME_ROW:
                     yield f"The {name}'s cache is not what reading the text afresh gives"
 
 
-def _read(model: LanguageModel, tokens: Sequence[int]) -> Any:
-    """Return the row after `tokens`, the last of which is decoded alone."""
+def _row_after(model: LanguageModel, tokens: Sequence[int]) -> Logits:
+    """Return the row after `tokens`, the last of which is decoded alone; the others are read where they are not in the cache."""
+    model.rollback(len(tokens) - 1)
     if model.n_past < len(tokens) - 1:
         model.read(tokens[model.n_past : -1])
-    model.rollback(len(tokens) - 1)
-    return model.logits(tokens[-1:], 1)[0]
+    return np.array(model.logits(tokens[-1:], 1)[0])
+
+
+def _row_afresh(model: LanguageModel, tokens: Sequence[int], at_once: int) -> Logits:
+    """Return the row after `tokens`, read into an empty cache so many at once."""
+    model.rollback(0)
+    for i in range(0, len(tokens) - 1, at_once):
+        model.read(tokens[i : min(i + at_once, len(tokens) - 1)])
+    return np.array(model.logits(tokens[-1:], 1)[0])
+
+
+def _distance(row: Logits, right: Logits) -> float:
+    """Return how far the best logits of two rows are apart, as a share of the spread of all."""
+    best = np.argsort(-right)[:64]
+    return float(np.std((row - right)[best]) / np.std(right[np.isfinite(right)]))
 
 
 def _law(llm: LLM, prompt: str, accept: Any, n_draws: int, seed: int, until: float, steps: _Steps) -> Law:
@@ -334,8 +347,7 @@ def _exact_law(llm: LLM, ids: Sequence[int]) -> dict[tuple[int, ...], float]:
             longer: dict[tuple[int, ...], float] = {}
             for tokens, weight in law.items():
                 history = [*ids, *tokens]
-                target.rollback(0)
-                one = sampler.distribution(_read(target, history), history)
+                one = sampler.distribution(_row_afresh(target, history, _AT_ONCE), history)
                 longer |= {(*tokens, int(t)): weight * p for t, p in zip(one.ids, one.probs, strict=True)}
             law = longer
     return law

@@ -105,6 +105,18 @@ OPTIONS = {
     "b": "extra argument",
     "-f gone.txt": "not both",
     "-s be brief --raw": "--system",
+    "--accept gumbel": "accept is 'gumbel' but must be one of coupled, rejection, block.",
+    "--typical-p 0": "typical_p is 0.0 but must be above 0 and at most 1.",
+    "--top-n-sigma -1": "top_n_sigma is -1.0 but must be 0 or more.",
+    "--xtc-probability 2": "xtc_probability is 2.0 but must be between 0 and 1.",
+    "--dry-base 0.5": "dry_base is 0.5 but must be 1 or more.",
+    "--logprobs 500": "logprobs is 500 but must be a whole number from 0 to 100.",
+    "--stop-token 99999": "token is 99999 but must be an id from 0 to",
+    "--stop-token -4": "stop_tokens is (-4,) but must be token ids.",
+    "--logit-bias 5": "'5' is not like 13=-1.5 or 13=-inf.",
+    "--logit-bias 5=inf": "logit_bias is {5: inf} but must be",
+    "--json-schema {": "json_schema is '{' but must be",
+    "--grammar abc.gguf": "grammar is",
 }
 
 
@@ -116,6 +128,23 @@ def test_options_out_of_range(generate, line, said):
 
 def test_an_empty_stop_string(generate):
     check(generate("a", "--stop", ""), 2, "stop is ")
+
+
+@pytest.mark.parametrize("flags", [("--json-schema", "@gone.json"), ("--grammar", "gone.gbnf"), ("--grammar", "."), ("--json-schema", "@")])
+def test_a_grammar_file_that_is_not_there(generate, flags):
+    check(generate("a", *flags), 1, "Could not open file")
+
+
+@pytest.mark.parametrize("flags", [("-d", "none"), ("--count", "0"), ("-n", "0"), ("--minutes", "-1"), ("--draws", "0"), ("--seed", "-1")])
+def test_verify_with_nothing_to_do(cli, flags):
+    check(cli("verify", "-m", "abc.gguf", "-d", "abc.gguf", "--threads", 1, *flags), 2)
+
+
+def test_verify_of_prompts_that_are_none(cli, cage):
+    (cage / "empty.txt").write_text("\n\n", encoding="utf-8")
+    verify = ("verify", "-m", "abc.gguf", "-d", "abc.gguf", "--threads", 1)
+    check(cli(*verify, "-f", "empty.txt"), 2, "prompts is [] but must be one text or more")
+    check(cli(*verify, "-f", "gone.txt"), 1, "gone.txt")
 
 
 def test_a_prompt_file_that_is_not_there(generate, cage):

@@ -98,6 +98,64 @@ def test_json_without_a_draft(generate, flags):
     assert (one["draft"], one["finish_reason"], one["stats"]["n_drafted"], one["stats"]["rounds"]) == (None, "length", 0, 4)
 
 
+def test_logprobs(generate):
+    one = json.loads(out(generate("a", "--json", "-n", "3", "--logprobs", "2", "-d", "abc.gguf")))
+    assert [place["text"] for place in one["logprobs"]] == ["b", "c", "d"]
+    assert [place["token"] for place in one["logprobs"]] == one["tokens"]
+    for place in one["logprobs"]:
+        assert place["top"][0] == {name: place[name] for name in ("token", "text", "logprob")}
+        assert place["logprob"] == place["top"][0]["logprob"] > place["top"][1]["logprob"]
+    assert "logprobs" not in json.loads(out(generate("a", "--json", "-n", "3")))
+    shown = generate("a", "-n", "2", "--logprobs", "1")
+    assert shown.stdout == b"bc\n"
+    assert re.fullmatch(r"( *\d+\.\d\d% '[bc]'\s+\d+\.\d\d% '[bc]'\n){2}", shown.stderr.decode())
+
+
+def test_prefill_and_echo(generate, cli):
+    assert out(generate("a", "--prefill", "bc")) == "defghijkl\n"
+    assert out(generate("a", "--prefill", "bc", "--echo", "-n", "2")) == "abcde\n"
+    chat = ("generate", "hi", "-m", "abc.gguf", "-d", "none", "--threads", "1", "-t", "0", "-n", "2", "--chat")
+    assert out(cli(*chat, "--prefill", "ab")) == "cd\n"
+    assert out(cli(*chat, "--prefill", "ab", "--echo")) == "abcd\n"
+
+
+def test_a_grammar_from_a_file(generate, tmp_path):
+    file = tmp_path / "z.gbnf"
+    file.write_text('root ::= "bxd" [a-z]*', encoding="utf-8")
+    assert out(generate("a", "--grammar", file, "-n", "5")).startswith("bxd")
+    assert out(generate("a", "--grammar", file, "-n", "5", "-d", "abc.gguf")) == out(generate("a", "--grammar", file, "-n", "5"))
+
+
+def test_a_schema_as_text_and_from_a_file(generate, tmp_path):
+    schema = '{"enum": ["fox", "hen"]}'
+    file = tmp_path / "schema.json"
+    file.write_text(schema, encoding="utf-8")
+    one = out(generate("a", "--json-schema", schema))
+    assert json.loads(one) in ("fox", "hen")
+    assert out(generate("a", "--json-schema", f"@{file}", "-d", "abc.gguf", "-k", "3")) == one
+    assert out(generate("a", env={"GGUF_SPEC_JSON_SCHEMA": schema})) == one
+
+
+def test_stop_tokens_bias_and_ends(generate):
+    ids = json.loads(out(generate("a", "--json")))["tokens"]
+    assert out(generate("a", "--stop-token", ids[3], "--stop-token", ids[5])) == "bcd\n"
+    assert out(generate("a", env={"GGUF_SPEC_STOP_TOKEN": str(ids[3])})) == "bcd\n"
+    without_c = out(generate("a", "--logit-bias", f"{ids[1]}=-inf", "-n", "2", "--ignore-eos"))
+    assert without_c.startswith("b")
+    assert "c" not in without_c
+    assert out(generate("a", env={"GGUF_SPEC_LOGIT_BIAS": f"{ids[1]}=-inf"}, stdin=b"")) == out(generate("a", "--logit-bias", f"{ids[1]}=-inf"))
+    whole = json.loads(out(generate("a", "--json", "--ignore-eos", "-n", "30")))
+    assert (len(whole["tokens"]), whole["finish_reason"]) == (30, "length")
+
+
+@pytest.mark.parametrize("accept", ["coupled", "rejection", "block"])
+def test_the_rules(cli, accept):
+    flags = ("generate", "Once upon a time", "--threads", 1, "-n", 30, "--seed", 3, "--json", "--accept", accept)
+    some, none = json.loads(out(cli(*flags))), json.loads(out(cli(*flags, "-d", "none")))
+    assert some["stats"]["n_accepted"] > 5
+    assert (some["text"] == none["text"]) == (accept == "coupled")
+
+
 STATS = r"""speed   5 tokens at [\d,.]+ tok/s, the first after [\d,]+ ms \(prompt: 2 tokens in [\d,]+ ms\)
 draft   {draft}
 time    draft \d+%, verify \d+%, Python \d+%
@@ -112,6 +170,17 @@ def test_stats_go_to_stderr(generate):
     result = generate("xa", "-n", "5", "--stats", "--seed", "7", "-d", "abc.gguf", "-k", "2")
     assert re.fullmatch(STATS.format(draft=r"3 of 3 tokens accepted \(100%\), 2.50 tokens a round, k = 2"), result.stderr.decode())
     json.loads(generate("xa", "-n", "5", "--stats", "--json").stdout)
+
+
+def test_near_ties_are_in_the_stats():
+    from gguf_spec import Stats
+    from gguf_spec.cli.generate import _stats_lines
+
+    assert "ties" not in _stats_lines(Stats(n_generated=9), 1, 4)
+    assert "ties    2 of 9 tokens were near ties: plain decoding may say others there (--strict asks it)\n" in _stats_lines(
+        Stats(n_generated=9, n_near_ties=2), 1, 4
+    )
+    assert "decided again" in _stats_lines(Stats(n_generated=9, n_near_ties=2, n_decided_again=2), 1, 4)
 
 
 def test_without_a_terminal_the_draft_is_not_coloured(generate):

@@ -30,8 +30,18 @@ def test_help_of_generate(cli):
     assert text.index("Examples:") < text.index("Options:")
     for option in (
         "-f, --file", "-m, --model", "-d, --draft", "-k ", "-n, --max-tokens", "-t, --temperature", "--top-k", "--top-p", "--min-p",
+        "--accept", "--strict", "--typical-p", "--dry-multiplier", "--logit-bias", "--grammar", "--json-schema", "--logprobs", "--prefill",
         "--repeat-penalty", "--seed", "--stop", "--ctx", "--threads", "--raw", "-s, --system", "--stats", "--show-draft", "--json",
     ):  # fmt: skip
+        assert option in text
+
+
+def test_help_of_verify(cli):
+    result = cli("verify", "--help")
+    text = result.stdout.decode()
+    assert (result.returncode, result.stderr) == (0, b"")
+    assert text.index("Examples:") < text.index("Options:")
+    for option in ("-m, --model", "-d, --draft", "-f, --prompts", "-c, --count", "-n, --max-tokens", "--draws", "--minutes", "--seed", "--json"):
         assert option in text
 
 

@@ -150,3 +150,24 @@ class _Writer(gguf.GGUFWriter):
         if vtype == gguf.GGUFValueType.ARRAY and not val:  # the package refuses to write an empty array
             return self._pack("I", vtype) + self._pack("I", gguf.GGUFValueType.STRING) + self._pack("Q", 0)
         return super()._pack_val(val, vtype, add_vtype, sub_type)
+
+
+def as_float16(source: Path, path: Path) -> Path:
+    """Write a model again with float16 weights, whose kernels give other last digits for batches of other sizes on most machines."""
+    reader, writer = gguf.GGUFReader(source), gguf.GGUFWriter(path, "llama")
+    for field in reader.fields.values():
+        kind = field.types[0] if field.types else None
+        if field.name.startswith("GGUF.") or field.name in ("general.architecture", "general.file_type"):
+            continue
+        if kind == gguf.GGUFValueType.ARRAY:
+            writer.add_array(field.name, field.contents())
+        else:
+            writer.add_key_value(field.name, field.contents(), kind)
+    for tensor in reader.tensors:
+        weights = gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
+        writer.add_tensor(tensor.name, weights if weights.ndim == 1 else weights.astype(np.float16))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path

@@ -1,6 +1,7 @@
 """The public face on fakes: one request at a time, exact cuts, errors before anything runs."""
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -49,6 +50,79 @@ def test_stats_add_up(llm):
     assert 0 < s.ttft_s <= s.total_s
     assert s.to_dict()["tokens_per_round"] == s.n_generated / s.rounds
     assert llm.generate("ab", FREE, speculation=Speculation(0)).stats.n_drafted == 0
+
+
+@pytest.mark.parametrize("k", [0, 3])
+def test_stop_tokens_of_the_sampling(llm, k):
+    plain = llm.generate("ab", FREE, speculation=Speculation(k)).tokens
+    cut = plain.index(plain[3])
+    once = replace(FREE, stop_tokens=[plain[3]])
+    result = llm.generate("ab", once, speculation=Speculation(k))
+    assert (result.tokens, result.finish_reason) == (plain[:cut], "stop")
+    assert llm.generate_tokens([0, 1], once, stop_tokens=[plain[0]]).tokens == ()
+
+
+@pytest.mark.parametrize("k", [0, 3])
+def test_ignore_eos(k):
+    with LLM("fake", FakeModel(TABLES[0], end={2, 3}), FakeModel(TABLES[1], end={2, 3}), prompt="text", speculation=Speculation(k)) as llm:
+        ended = llm.generate("ab", FREE)
+        assert (ended.finish_reason, len(ended.tokens) < 20) == ("stop", True)
+        result = llm.generate("ab", replace(FREE, ignore_eos=True))
+        assert (result.finish_reason, len(result.tokens)) == ("length", 20)
+        assert not {2, 3} & {*result.tokens}
+
+
+@pytest.mark.parametrize("k", [0, 3])
+def test_echo_and_prefill(llm, k):
+    plain = llm.generate("abc", FREE, speculation=Speculation(k))
+    filled = llm.generate("ab", FREE, speculation=Speculation(k), prefill="c")
+    assert (filled.text, filled.tokens) == (plain.text, plain.tokens)
+    with llm.stream("ab", FREE, speculation=Speculation(k), prefill="c", echo=True) as stream:
+        first = next(stream)
+        assert first.text.startswith("abc")
+        assert len(first.text) == 3 + len(first.tokens)
+        assert next(accepted for _, accepted in first.accepted_text) is False
+        rest = list(stream)
+    assert stream.result.text == "abc" + plain.text == first.text + "".join(c.text for c in rest)
+    assert stream.result.tokens == plain.tokens
+
+
+def test_a_stop_string_in_what_is_echoed_ends_nothing(llm):
+    assert llm.generate("ab", replace(FREE, stop=("ab",), max_tokens=1), echo=True).text.startswith("ab")
+
+
+def test_log_probabilities_of_cut_rounds(llm):
+    """One for each token that is part of the result, however it ended."""
+    for options in ({"max_tokens": 7}, {"stop": ("a",)}, {"stop_tokens": [1]}):
+        with llm.stream("ab", replace(FREE, logprobs=2, **options)) as stream:
+            chunks = list(stream)
+        result = stream.result
+        assert [one.token for one in result.logprobs] == list(result.tokens)
+        assert [[one.token for one in c.logprobs] for c in chunks] == [list(c.tokens) for c in chunks]
+        assert all(len(one.top) == 2 and one.top[0][1] >= one.logprob for one in result.logprobs)
+
+
+def test_strict_is_asked_for_in_vain_where_nothing_wobbles(llm):
+    result = llm.generate("ab", FREE, speculation=Speculation(3, strict=True))
+    assert (result.tokens, result.stats.n_decided_again) == (llm.generate("ab", FREE).tokens, 0)
+
+
+def test_a_draft_whose_numbers_are_none_changes_nothing(llm, monkeypatch):
+    plain = llm.generate("ab", FREE, speculation=Speculation(0)).tokens
+    llm._draft.table[:] = np.nan
+    result = llm.generate("ab", FREE)
+    assert (result.tokens, result.stats.n_drafted) == (plain, 0)
+
+
+def test_a_smaller_vocabulary_of_the_draft_changes_nothing():
+    small = FakeModel(random_table(np.random.default_rng(8), V - 2))
+    with LLM("fake", FakeModel(TABLES[0]), small, prompt="text", speculation=Speculation(3)) as llm:
+        options = {"logprobs": 1, "ignore_eos": True, "repeat_penalty": 1.3, "logit_bias": {5: 0.5}}
+        plain = llm.generate("ab", replace(FREE, **options), speculation=Speculation(0))
+        assert {4, 5} & {*plain.tokens}
+        burst = llm.generate("ab", replace(FREE, **options))
+        assert (burst.tokens, burst.logprobs) == (plain.tokens, plain.logprobs)
+        assert burst.stats.n_accepted > 0
 
 
 def test_a_seed_that_was_drawn_is_named(llm):
