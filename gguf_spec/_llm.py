@@ -22,7 +22,6 @@ from ._types import Completion, Sampling, Speculation
 from .errors import BusyError, ClosedError
 
 Prompt = str | Sequence[Message]
-_SAMPLE = "Once upon a time there was a miller who had 3 sons, a mill, a donkey and a cat; what did the youngest of them get?"
 
 
 class LLM:
@@ -131,7 +130,8 @@ class LLM:
             return 0.0
         if k not in self._noise:
             n = min(max(2 * (k + 1), 8), self._target.n_ctx)
-            tokens = (self._target.tokenize(_SAMPLE, special=False) * n)[:n]
+            # Any ids will do, while a text might hold what this vocabulary cannot spell.
+            tokens = [(7919 * i + 13) % self._target.n_vocab for i in range(n)]
             self._noise[k] = measure_noise(self._target, tokens, min(k, n - 1))
         return self._noise[k]
 

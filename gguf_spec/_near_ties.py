@@ -59,13 +59,17 @@ def is_near_tie(sampler: Sampler, logits: Logits, history: Sequence[int], token:
         return False
     s, position, shaped = sampler.sampling, len(history), sampler.shaped(logits, history)
     noise *= max(s.repeat_penalty, 1 / s.repeat_penalty) * (1 + s.top_n_sigma)  # penalties stretch it, and a sigma moves with it
-    lower, higher = shaped.copy(), shaped.copy()
+    lower = shaped.copy()
     lower[token] -= noise
-    higher[token] += noise
-    if any(sampler.pick(sampler.survivors(row, position), position) != token for row in (lower, higher)):
+    if sampler.pick(sampler.survivors(lower, position), position) != token:
         return True
     if s.greedy:
         return False
+    if s.typical_p < 1 or s.xtc_probability:  # these may take out what is too likely
+        higher = shaped.copy()
+        higher[token] += noise
+        if sampler.pick(sampler.survivors(higher, position), position) != token:
+            return True
     if s.top_n_sigma:  # its limit moves with every logit, those just lowered and raised too
         limit = sampler.sigma_limit(shaped)
         if abs(shaped[token] - limit) < noise:

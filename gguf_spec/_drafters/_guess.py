@@ -84,7 +84,7 @@ class CoupledGuess:
         self._temperature = max(sampler.sampling.temperature, COLDEST)
         first = np.zeros(len(_WAYS))
         first[_AT_FIRST] = 0.5
-        self._hits = calibration.hits.setdefault(self._temperature, first)
+        self._hits = calibration.hits.setdefault(round(self._temperature, 2), first)
         self._drafted: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.floating]]] = []
 
     def token(self, row: Logits, history: Sequence[int]) -> tuple[int, Distribution | None]:
@@ -108,11 +108,12 @@ class CoupledGuess:
         for (guesses, seen, logits), token, row in zip(self._drafted, tokens, rows, strict=False):
             self._hits += guesses == token
             alive = np.isfinite(logits) & np.isfinite(row[seen])
-            self._calibration.learn(seen[alive], logits[alive], row[seen[alive]])
+            if alive.any():
+                self._calibration.learn(seen[alive], logits[alive], row[seen[alive]])
         self._drafted.clear()
 
 
 def _log_softmax(logits: NDArray[np.floating]) -> NDArray[np.float64]:
     wide = logits.astype(np.float64)
-    wide -= wide.max(initial=-np.inf)
+    wide -= wide.max()
     return np.asarray(wide - np.log(np.exp(wide).sum()))

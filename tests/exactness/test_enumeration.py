@@ -6,7 +6,7 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from gguf_spec._accept import block, coupled, rejection
+from gguf_spec._accept import Draft, Rows, block, coupled, rejection
 from gguf_spec._drafters import DrawnGuess, ModelDrafter
 from gguf_spec._engine import Rule, read_prompt, rounds, run_round
 from gguf_spec._sampling import NO_FILTERS, Sampler
@@ -45,7 +45,7 @@ def exact_law(target_table, options):
     return law
 
 
-def engine_law(target_table, draft_table, k, options, rule=rejection):
+def engine_law(target_table, draft_table, k, options, rule=rejection, drafts=None):
     """The engine's law of the first M tokens, over all its random paths; and how many paths there are.
 
     Under the rule `coupled` nothing is asked of the draft, so every draft there can be is tried.
@@ -54,7 +54,7 @@ def engine_law(target_table, draft_table, k, options, rule=rejection):
 
     def run(rng):
         target, chain = FakeModel(target_table), sampler(rng, **options)
-        drafter = Anything(rng, V) if rule is coupled else ModelDrafter(FakeModel(draft_table), DrawnGuess(chain), V)
+        drafter = Anything(rng, V) if rule is coupled or drafts is Anything else ModelDrafter(FakeModel(draft_table), DrawnGuess(chain), V)
         tokens = list(PROMPT)
         while len(tokens) < len(PROMPT) + M:
             tokens += run_round(target, drafter, tokens, chain, k, Rule(rule)).tokens
@@ -111,6 +111,25 @@ def test_a_wrong_rule_is_caught(tables, rule):
     target, draft = tables
     law, _ = engine_law(target, draft, 2, {}, rule)
     assert distance(law, exact_law(target, {})) > 1e-3
+
+
+def kept_unseen(draft, rows):
+    """Coupling that trusts the first drafted token."""
+    return [*draft.tokens[:1], *coupled(Draft(draft.tokens[1:], []), Rows(rows.logits[1:], rows.history(1), draft.tokens[1:], rows.sampler))]
+
+
+def row_too_early(draft, rows):
+    """Coupling that reads each row one place too early."""
+    return [rows.token(max(len(draft.tokens) - 1, 0))]
+
+
+@pytest.mark.parametrize("rule", [kept_unseen, row_too_early], ids=lambda rule: rule.__name__)
+def test_a_wrong_coupling_is_caught(tables, rule):
+    target, draft = tables
+    law, _ = engine_law(target, draft, 2, {}, rule, Anything)
+    assert distance(law, exact_law(target, {})) > 1e-3
+    right, _ = engine_law(target, draft, 2, {}, coupled, Anything)
+    assert distance(right, exact_law(target, {})) < 1e-12
 
 
 def test_a_drafter_that_forgets_too_much_costs_only_speed(tables, monkeypatch):
