@@ -33,5 +33,5 @@ def make_filters(model: Model, s: Sampling, n_prompt: int, prefill: str = "") ->
     return Filters(
         dry=dry,
         grammar=None if gbnf is None else Grammar(model, gbnf, n_prompt, prefill),
-        ends=np.array(model.ends if s.ignore_eos else [], dtype=np.int64),
+        ends=np.array(model.ends if s.ignore_eos or gbnf is not None else [], dtype=np.int64),
     )

@@ -102,6 +102,7 @@ class LLM:
         stop_tokens: Iterable[int] = (),
         on_token: Callable[[int], object] | None = None,
         speculation: Speculation | None = None,
+        prefill: str = "",
     ) -> Completion:
         """Go on from token ids.
 
@@ -111,10 +112,11 @@ class LLM:
             stop_tokens: Ids that end the generation, beside those of `sampling`.
             on_token: Called with each id as it is emitted; a true result ends the generation right there, as `cancelled`.
             speculation: Instead of the one given at load.
+            prefill: The text at the end of `tokens` that belongs to the answer, for a grammar to go on from.
         """
         sampling = sampling or Sampling()
         sampling = replace(sampling, stop_tokens=(*sampling.stop_tokens, *stop_tokens))
-        return self._complete(self._open(Request(list(tokens), sampling, speculation or self.speculation, on_token)))
+        return self._complete(self._open(Request(list(tokens), sampling, speculation or self.speculation, on_token, prefill)))
 
     def logit_noise(self, k: int) -> float:
         """Return how far logits of the target move against each other with the size of the batch on this machine, at most, in logits.
@@ -126,6 +128,7 @@ class LLM:
             return self._logit_noise(k)
 
     def _logit_noise(self, k: int) -> float:
+        Speculation(k)  # or say what is wrong with it
         if not k or not self._draft:
             return 0.0
         if k not in self._noise:

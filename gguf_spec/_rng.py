@@ -87,7 +87,8 @@ class SeededRng:
         keys, best, least = self._keys(position), logits.max(), np.empty(len(ids), dtype=np.float32)
         for i in range(0, len(ids), _AT_ONCE):
             part = slice(i, i + _AT_ONCE)
-            weight = np.exp(((logits[part] - best) / temperature).astype(np.float32, copy=False))
+            with np.errstate(over="ignore"):  # far below the best is far enough
+                weight = np.exp(((logits[part] - best) / temperature).astype(np.float32, copy=False))
             np.maximum(weight, _LEAST_WEIGHT, out=weight)
             np.divide(_hash(ids[part].astype(_U32), keys[0], keys[1]), weight, out=least[part], dtype=np.float32, casting="same_kind")
         first = least.argmin()

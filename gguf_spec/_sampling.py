@@ -65,7 +65,7 @@ class Filters(NamedTuple):
     Attributes:
         dry: History -> ids, and what is taken off their logits.
         grammar: What may come next.
-        ends: Ids that end a generation, which `ignore_eos` takes out.
+        ends: Ids that end a generation, for `ignore_eos` and grammars.
     """
 
     dry: Callable[[Sequence[int]], tuple[Ids, NDArray[np.float64]]] | None = None
@@ -137,21 +137,24 @@ class Sampler:
 
     def shaped(self, logits: Logits, history: Sequence[int]) -> Logits:
         """Return the logits after bias, penalties, DRY, `ignore_eos` and grammar. The caller must not change them."""
-        s = self.sampling
+        s, row = self.sampling, logits
         logits = _penalise(_bias(logits, s), history, s)
         if self.filters.dry:
             ids, penalties = self.filters.dry(history)
             within = ids < len(logits)  # a draft may have fewer tokens than its target
             logits = logits.copy()
             logits[ids[within]] -= penalties[within]
+        ends = self.filters.ends[self.filters.ends < len(logits)]
         if s.ignore_eos:
-            with_ends, logits = logits, logits.copy()
-            logits[self.filters.ends[self.filters.ends < len(logits)]] = -np.inf
+            logits = logits.copy()
+            logits[ends] = -np.inf
         if self.filters.grammar:
             masked = _mask(logits, history, self.filters.grammar, self._n_needed(len(logits)))
-            if s.ignore_eos and masked.max() == -np.inf:  # the grammar is at its end: nothing but an end is left to say
-                masked = _mask(with_ends, history, self.filters.grammar, 1)
-            return masked
+            if masked.max() > -np.inf:
+                return masked
+            # The grammar is at its end: where `ignore_eos` or a bias forbid the ends, they are all that is left to say.
+            logits = np.full_like(row, -np.inf)
+            logits[ends[self.filters.grammar.allowed(history, ends)]] = 0
         return logits
 
     def survivors(self, logits: Logits, position: int) -> Candidates:
@@ -201,13 +204,17 @@ class Sampler:
 
 
 def logprob(logits: Logits, token: int, n_top: int) -> TokenLogprob:
-    """Return how likely a row finds a token, and its `n_top` likeliest tokens; of equal ones the lower id comes first."""
+    """Return how likely a row finds a token, and its `n_top` likeliest tokens; of equal ones the lower id comes first.
+
+    Tokens that cannot come at all are not among the likeliest, and have the lowest finite logarithm.
+    """
     wide = logits.astype(np.float64)
     wide -= wide.max()
     wide -= np.log(np.exp(wide).sum())
     top = largest(logits, min(n_top, len(logits))) if n_top else np.zeros(0, dtype=np.int64)
     top = top[np.lexsort((top, -logits[top]))]
-    return TokenLogprob(token, float(wide[token]), tuple((int(i), float(wide[i])) for i in top))
+    lowest = np.finfo(np.float32).min
+    return TokenLogprob(token, max(float(wide[token]), float(lowest)), tuple((int(i), float(wide[i])) for i in top if wide[i] > -np.inf))
 
 
 def _llama() -> ModuleType:

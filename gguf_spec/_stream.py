@@ -52,9 +52,11 @@ def check_request(request: Request, target: Model) -> None:
         raise EmptyPromptError
     if len(request.prompt) >= target.n_ctx:
         raise PromptTooLongError(len(request.prompt), target.n_ctx)
-    for token in (*request.prompt, *request.sampling.stop_tokens):
-        if not (isinstance(token, int) and 0 <= token < target.n_vocab):
-            raise InvalidOptionError("token", token, f"an id from 0 to {target.n_vocab - 1}")
+    sampling = request.sampling
+    for option, tokens in (("prompt", request.prompt), ("stop_tokens", sampling.stop_tokens), ("logit_bias", sampling.logit_bias)):
+        for token in tokens:
+            if not (isinstance(token, int) and 0 <= token < target.n_vocab):
+                raise InvalidOptionError(option, token, f"an id from 0 to {target.n_vocab - 1}")
 
 
 class Stream:
@@ -233,7 +235,7 @@ class _Clock:
             n_generated=old.n_generated + n_emitted,
             n_drafted=old.n_drafted + one.n_drafted,
             n_accepted=old.n_accepted + one.n_accepted,
-            n_near_ties=old.n_near_ties + len(one.near_ties),
+            n_near_ties=old.n_near_ties + sum(i < n_emitted for i in one.near_ties),
             n_decided_again=old.n_decided_again + one.decided_again,
             rounds=old.rounds + 1,
             prompt_s=self._prompt_s,

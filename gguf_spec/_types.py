@@ -12,6 +12,7 @@ from .errors import InvalidOptionError
 ACCEPT = ("coupled", "rejection", "block")
 FinishReason = Literal["stop", "length", "cancelled"]
 LOGPROBS_MAX = 100
+_MODERATE = 1e6
 K_MAX = 32  # rows of logits are reserved when a context is made, so the longest draft is fixed
 
 
@@ -20,8 +21,17 @@ def _check(option: str, value: Any, allowed: str, ok: bool) -> None:
         raise InvalidOptionError(option, value, allowed)
 
 
+def _as_tuple(value: Any) -> tuple[Any, ...] | None:
+    return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Iterable) else None
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_moderate(value: Any) -> bool:
+    """Whether a number can be added to logits or divide them and leave numbers."""
+    return _is_number(value) and abs(value) <= _MODERATE
 
 
 def _is_count(value: Any) -> bool:
@@ -92,18 +102,18 @@ class Sampling:
     logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        _check("temperature", self.temperature, "0 or more", _is_number(self.temperature) and self.temperature >= 0)
+        _check("temperature", self.temperature, "from 0 to a million", _is_moderate(self.temperature) and self.temperature >= 0)
         _check("top_k", self.top_k, "a whole number, 0 or more", _is_count(self.top_k) and self.top_k >= 0)
         _check("top_p", self.top_p, "above 0 and at most 1", _is_number(self.top_p) and 0 < self.top_p <= 1)
         for name in ("min_p", "xtc_probability", "xtc_threshold"):
             _check(name, getattr(self, name), "between 0 and 1", _is_number(getattr(self, name)) and 0 <= getattr(self, name) <= 1)
         _check("typical_p", self.typical_p, "above 0 and at most 1", _is_number(self.typical_p) and 0 < self.typical_p <= 1)
         for name in ("top_n_sigma", "dry_multiplier"):
-            _check(name, getattr(self, name), "0 or more", _is_number(getattr(self, name)) and getattr(self, name) >= 0)
-        _check("dry_base", self.dry_base, "1 or more", _is_number(self.dry_base) and self.dry_base >= 1)
-        _check("repeat_penalty", self.repeat_penalty, "above 0", _is_number(self.repeat_penalty) and self.repeat_penalty > 0)
+            _check(name, getattr(self, name), "from 0 to a million", _is_moderate(getattr(self, name)) and getattr(self, name) >= 0)
+        _check("dry_base", self.dry_base, "from 1 to a million", _is_moderate(self.dry_base) and self.dry_base >= 1)
+        _check("repeat_penalty", self.repeat_penalty, "from 0.001 to 1000", _is_number(self.repeat_penalty) and 0.001 <= self.repeat_penalty <= 1000)
         for name in ("frequency_penalty", "presence_penalty"):
-            _check(name, getattr(self, name), "a finite number", _is_number(getattr(self, name)))
+            _check(name, getattr(self, name), "a number up to a million", _is_moderate(getattr(self, name)))
         for name in ("penalty_last_n", "dry_penalty_last_n"):
             _check(name, getattr(self, name), "a whole number, -1 or more", _is_count(getattr(self, name)) and getattr(self, name) >= -1)
         _check(
@@ -117,15 +127,14 @@ class Sampling:
             "max_tokens", self.max_tokens, "a whole number above 0", self.max_tokens is None or (_is_count(self.max_tokens) and self.max_tokens > 0)
         )
         for name in ("stop", "dry_sequence_breakers"):
-            value = getattr(self, name)
-            value = (value,) if isinstance(value, str) else value
-            _check(name, value, "strings that are not empty", isinstance(value, Iterable) and all(isinstance(s, str) and s for s in value))
-            object.__setattr__(self, name, tuple(value))
+            value = _as_tuple(getattr(self, name))
+            _check(name, value, "strings that are not empty", value is not None and all(isinstance(s, str) and s for s in value))
+            object.__setattr__(self, name, value)
         # llama.cpp looks for each breaker in every token of the vocabulary
         _check("dry_sequence_breakers", self.dry_sequence_breakers, "at most 50 strings", len(self.dry_sequence_breakers) <= 50)
-        tokens = self.stop_tokens
-        _check("stop_tokens", tokens, "token ids", isinstance(tokens, Iterable) and all(_is_count(token) and token >= 0 for token in tokens))
-        object.__setattr__(self, "stop_tokens", tuple(tokens))
+        tokens = _as_tuple(self.stop_tokens)
+        _check("stop_tokens", self.stop_tokens, "token ids", tokens is not None and all(_is_count(token) and token >= 0 for token in tokens))
+        object.__setattr__(self, "stop_tokens", tokens)
         _check(
             "logprobs", self.logprobs, f"a whole number from 0 to {LOGPROBS_MAX}",
             self.logprobs is None or (_is_count(self.logprobs) and 0 <= self.logprobs <= LOGPROBS_MAX),
@@ -133,12 +142,13 @@ class Sampling:
         _check("ignore_eos", self.ignore_eos, "True or False", isinstance(self.ignore_eos, bool))
         _check("grammar", self.grammar, "text in GBNF", self.grammar is None or isinstance(self.grammar, str))
         _check("json_schema", self.json_schema, "given without a grammar", self.json_schema is None or self.grammar is None)
+        _check("logit_bias", self.logit_bias, "a mapping from token ids to numbers", isinstance(self.logit_bias, Mapping))
         for token, bias in self.logit_bias.items():
             _check(
                 "logit_bias",
                 {token: bias},
-                "token ids with numbers, or -inf",
-                _is_count(token) and token >= 0 and (_is_number(bias) or bias == -math.inf),
+                "token ids with numbers up to a million, or -inf",
+                _is_count(token) and token >= 0 and (_is_moderate(bias) or bias == -math.inf),
             )
 
     @property
@@ -166,7 +176,12 @@ class Speculation:
     def __post_init__(self) -> None:
         _check("k", self.k, f"a whole number from 0 to {K_MAX}", _is_count(self.k) and 0 <= self.k <= K_MAX)
         _check("accept", self.accept, f"one of {', '.join(ACCEPT)}", self.accept in ACCEPT)
-        _check("strict", self.strict, "True or False", isinstance(self.strict, bool))
+        _check(
+            "strict",
+            self.strict,
+            "True, under the rule coupled, or False",
+            isinstance(self.strict, bool) and (not self.strict or self.accept == "coupled"),
+        )
 
 
 @dataclass(frozen=True)

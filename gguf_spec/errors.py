@@ -143,11 +143,12 @@ class DecodeError(GgufSpecError):
 
 
 class NoTokenLeftError(GgufSpecError):
-    """No token can be drawn: the model wrote numbers that are none, or `logit_bias` forbids every token."""
+    """No token can be drawn: the model wrote numbers that are none, or `logit_bias` and the grammar forbid every token."""
 
     def __init__(self) -> None:
         super().__init__(
-            "every token is forbidden, or the model's logits are not numbers.", "check logit_bias; if it is empty, the model file is damaged."
+            "every token is forbidden, or the model's logits are not numbers.",
+            "check logit_bias and the grammar; without them, the model file is damaged.",
         )
 
 

@@ -27,7 +27,7 @@ from ._near_ties import is_near_tie
 from ._rng import SeededRng
 from ._sampling import Logits, Sampler
 from ._types import ACCEPT, Sampling, Speculation
-from .errors import InvalidOptionError
+from .errors import EmptyPromptError, InvalidOptionError
 
 SAMPLINGS = {
     "greedy": Sampling(temperature=0.0),
@@ -55,8 +55,8 @@ class Difference:
         drafter: What drafted.
         prompt: Index of the prompt.
         position: Tokens that are the same before it.
-        gap: How far logits would have to move against each other for the decision to fall otherwise; None where one of the texts had ended,
-            or where the target, asked again, says neither.
+        gap: How far logits would have to move against each other for the decision to fall otherwise; None where the target, asked again, says
+            neither.
         near_tie: The decision is closer than the noise of this machine.
     """
 
@@ -194,14 +194,20 @@ def verify(
         progress: Called with texts done and all texts.
 
     Raises:
-        InvalidOptionError: There is no draft, or no prompt.
+        InvalidOptionError: There is no draft or no prompt, or a prompt leaves no room in the context for a few tokens.
+        EmptyPromptError: A prompt holds no token.
     """
     started = time.perf_counter()
     prompts = bundled_prompts() if prompts is None else prompts
     if not llm.draft_name:
         raise InvalidOptionError("draft", None, "a model: without one there is no speculation to verify", "give one with --draft FILE.")
-    if not prompts:
-        raise InvalidOptionError("prompts", list(prompts), "one text or more", "write one a line.")
+    if not prompts or isinstance(prompts, str):
+        raise InvalidOptionError("prompts", prompts, "a list of one text or more", "write one a line.")
+    Sampling(seed=seed, max_tokens=n_tokens)  # or say what is wrong with them
+    if n_draws < 1:
+        raise InvalidOptionError("n_draws", n_draws, "1 or more")
+    for prompt in prompts:
+        _check_room(llm, prompt)
     total = len(prompts) * len(SAMPLINGS) * (1 + len(LENGTHS)) + n_draws * len(ACCEPT)
     noise = max(llm.logit_noise(k) for k in LENGTHS)
     steps = _Steps(total, progress)
@@ -212,12 +218,21 @@ def verify(
     for prompt in prompts:
         if n_prompts and limit_s is not None and time.perf_counter() - started > limit_s:
             break
-        texts.compare(prompt, n_prompts, seed + n_prompts)
+        texts.compare(prompt, n_prompts, (seed + n_prompts) % 2**64)
         n_prompts += 1
     return Report(
         llm.name, llm.draft_name, n_prompts, n_tokens, noise, tuple(texts.comparisons()), tuple(texts.differences), tuple(texts.cache_faults), laws,
         time.perf_counter() - started,
     )  # fmt: skip
+
+
+def _check_room(llm: LLM, prompt: str) -> None:
+    n, most = len(llm.tokenize(prompt)), llm.n_ctx - _LAW_TOKENS - 1
+    if not n:
+        raise EmptyPromptError
+    if n > most:
+        shown = prompt if len(prompt) <= 40 else prompt[:37] + "..."
+        raise InvalidOptionError("prompts", shown, f"at most {most} tokens in a context of {llm.n_ctx}, not {n}", "raise it with --ctx.")
 
 
 class _Steps:
@@ -271,14 +286,13 @@ class _Texts:
 
     def _gap(self, ids: Sequence[int], plain: Sequence[int], burst: Sequence[int], at: int, sampling: Sampling) -> tuple[float | None, bool]:
         """Return how close the decision was where two texts part, and whether that is within the noise."""
-        if at >= min(len(plain), len(burst)):  # one of them ended
-            return None, False
         history = [*ids, *plain[:at]]
         with self._llm.models() as (target, _):
             sampler = Sampler(sampling, SeededRng(sampling.seed or 0), make_filters(target, sampling, len(ids)))
             row = _row_afresh(target, history, _AT_ONCE)
-        now = sampler.token(row, history)  # read in a batch again, so a near tie may fall to either side
-        if now not in (plain[at], burst[at]):
+            now = sampler.token(row, history)  # read in a batch again, so a near tie may fall to either side
+            ended = at >= min(len(plain), len(burst)) and target.is_end(now)
+        if not ended and now not in (*plain[at : at + 1], *burst[at : at + 1]):
             return None, False
         low, high = 0.0, 64.0  # the gap by bisection: whatever the filters are, this is what the near-tie check means by it
         while high - low > 1e-4:
@@ -333,7 +347,7 @@ def _law(llm: LLM, prompt: str, accept: Any, n_draws: int, seed: int, until: flo
     for i in range(n_draws):
         if i >= _FEWEST_DRAWS and time.perf_counter() > until:
             break
-        seen[llm.generate_tokens(ids, replace(sampling, seed=seed + i), speculation=speculation).tokens[:_LAW_TOKENS]] += 1
+        seen[llm.generate_tokens(ids, replace(sampling, seed=(seed + i) % 2**64), speculation=speculation).tokens[:_LAW_TOKENS]] += 1
         steps.one_more()
     return chi_square(accept, seen, exact)
 

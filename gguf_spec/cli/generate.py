@@ -49,12 +49,16 @@ def generate(prompt: str | None, file: Path | None, system: str | None, raw: boo
     """
     if system is not None and raw:
         raise click.UsageError("--system needs the chat template, which --raw leaves out.")
+    from ..errors import EmptyPromptError
+
     text = _read_prompt(prompt, file)
     sampling, speculation = to_sampling(options), to_speculation(options)
     with load_models(options, options["draft"] if speculation.k else "none", speculation) as llm:
         chat = system is not None or raw is False or (raw is None and llm.prompt == "chat")
         messages = [{"role": "system", "content": system}] if system else []
-        request: Prompt = [*messages, {"role": "user", "content": text}] if chat and text else text
+        if chat and not text:
+            raise EmptyPromptError
+        request: Prompt = [*messages, {"role": "user", "content": text}] if chat else text
         return _answer(llm, request, sampling, options)
 
 
@@ -94,7 +98,7 @@ def _answer(llm: LLM, request: Prompt, sampling: Sampling, options: dict[str, An
             signal.signal(signal.SIGINT, before)
     result = stream.result
     if options["as_json"]:
-        click.echo(json.dumps(_to_json(llm, result, k), ensure_ascii=False))
+        click.echo(json.dumps(_to_json(llm, result, k, sampling.logprobs is not None), ensure_ascii=False, allow_nan=False))
     elif not result.text.endswith("\n"):
         click.echo()
     if options["stats"]:
@@ -116,12 +120,12 @@ def _write(out: Console, text: str, style: str | None) -> None:
     out.file.flush()
 
 
-def _to_json(llm: LLM, result: Completion, k: int) -> dict[str, Any]:
+def _to_json(llm: LLM, result: Completion, k: int, with_logprobs: bool) -> dict[str, Any]:
     head = result.to_dict()
     return {
         "text": result.text, "tokens": head["tokens"], "finish_reason": result.finish_reason, "prompt_tokens": result.stats.n_prompt,
         "seed": result.seed, "target": llm.name, "draft": llm.draft_name if k else None, "stats": head["stats"],
-    } | ({"logprobs": [_named(llm, one) for one in head["logprobs"]]} if head["logprobs"] else {})  # fmt: skip
+    } | ({"logprobs": [_named(llm, one) for one in head["logprobs"]]} if with_logprobs else {})  # fmt: skip
 
 
 def _named(llm: LLM, one: dict[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -61,15 +62,24 @@ def load_models(options: dict[str, Any], draft: str, speculation: Speculation) -
 
     if options["ctx"] is not None and options["ctx"] < 2:
         raise InvalidOptionError("ctx", options["ctx"], "a whole number above 1")
-    from .. import load  # llama.cpp takes a while: after the options are known to be right
-
-    llm = load(
-        options["model"], draft, speculation=speculation, n_ctx=options["ctx"], threads=options["threads"],
-        flash_attention=options["flash_attention"], kv_type=options["kv_type"], gpu_layers=options["gpu_layers"], verbose=options["verbose"] > 0,
-    )  # fmt: skip
+    # Ctrl-C would come while llama.cpp calls back to log, where Python can only drop it; there is nothing yet to clean up.
+    before = signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    try:
+        llm = _load(options, draft, speculation)
+    finally:
+        signal.signal(signal.SIGINT, before)
     for note in llm.notes:
         click.echo(f"Note: {note}", err=True)
     return llm
+
+
+def _load(options: dict[str, Any], draft: str, speculation: Speculation) -> LLM:
+    from .. import load  # llama.cpp takes a while: after the options are known to be right
+
+    return load(
+        options["model"], draft, speculation=speculation, n_ctx=options["ctx"], threads=options["threads"],
+        flash_attention=options["flash_attention"], kv_type=options["kv_type"], gpu_layers=options["gpu_layers"], verbose=options["verbose"] > 0,
+    )  # fmt: skip
 
 
 def sampling_options(command: F) -> F:

@@ -51,12 +51,14 @@ def verify(**options: Any) -> int:
         from ..verify import bundled_prompts
 
         prompts = bundled_prompts() if prompts is None else prompts
-        report = _run(llm, prompts[: options["count"]], options)
+        prompts = prompts[: options["count"]]
+        n_asked = len(prompts)
+        report = _run(llm, prompts, options)
         texts = prompts[: report.n_prompts]
     if options["as_json"]:
         click.echo(json.dumps(report.to_dict(), ensure_ascii=False))
     else:
-        _show(report, texts)
+        _show(report, texts, n_asked)
     return 0 if report.ok else 1
 
 
@@ -68,7 +70,7 @@ def _run(llm: Any, prompts: list[str], options: dict[str, Any]) -> Report:
     from ..verify import verify as run
 
     console = Console(stderr=True)
-    columns = (TextColumn("verifying"), BarColumn(), TextColumn("{task.completed} of {task.total} texts"), TimeRemainingColumn())
+    columns = (TextColumn("verifying"), BarColumn(), TextColumn("{task.completed} of {task.total} generations"), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=None)
         return run(
@@ -77,11 +79,13 @@ def _run(llm: Any, prompts: list[str], options: dict[str, Any]) -> Report:
         )  # fmt: skip
 
 
-def _show(report: Report, prompts: list[str]) -> None:
+def _show(report: Report, prompts: list[str], n_asked: int) -> None:
     """Print the report: what was compared, what differs, and the sentence."""
     noise = f"up to {report.noise:.2g} logits" if report.noise else "none: batches of any size give the same logits here"
+    some = "" if report.n_prompts == n_asked else f" of {n_asked}: --minutes ended it"
     lines = [
-        f"{report.target} with {report.draft}: {report.n_prompts} prompts, {report.n_tokens} tokens each, {report.total_s:.0f} s",
+        f"{report.target} with {report.draft}, {report.n_tokens} tokens a text, {report.total_s:.0f} s",
+        f"prompts        {report.n_prompts}{some}",
         f"rounding noise {noise}",
         "",
         f"{'texts':<12}{'drafter':<16}{'compared':>9}{'identical':>11}{'near ties':>11}{'different':>11}{'accepted':>10}",

@@ -107,12 +107,18 @@ OPTIONS = {
     "-s be brief --raw": "--system",
     "--accept gumbel": "accept is 'gumbel' but must be one of coupled, rejection, block.",
     "--typical-p 0": "typical_p is 0.0 but must be above 0 and at most 1.",
-    "--top-n-sigma -1": "top_n_sigma is -1.0 but must be 0 or more.",
+    "--top-n-sigma -1": "top_n_sigma is -1.0 but must be from 0 to a million.",
     "--xtc-probability 2": "xtc_probability is 2.0 but must be between 0 and 1.",
-    "--dry-base 0.5": "dry_base is 0.5 but must be 1 or more.",
+    "--dry-base 0.5": "dry_base is 0.5 but must be from 1 to a million.",
     "--logprobs 500": "logprobs is 500 but must be a whole number from 0 to 100.",
-    "--stop-token 99999": "token is 99999 but must be an id from 0 to",
+    "--stop-token 99999": "stop_tokens is 99999 but must be an id from 0 to",
     "--stop-token -4": "stop_tokens is (-4,) but must be token ids.",
+    "--logit-bias 99999=1": "logit_bias is 99999 but must be an id from 0 to",
+    "--logit-bias 5=1e39": "logit_bias is {5: 1e+39} but must be",
+    "--repeat-penalty 1e-300": "repeat_penalty is 1e-300 but must be from 0.001 to 1000.",
+    "--frequency-penalty 1e39": "frequency_penalty is 1e+39 but must be a number up to a million.",
+    "-t 1e39": "temperature is 1e+39 but must be from 0 to a million.",
+    "--strict --accept block": "strict is True but must be True, under the rule coupled, or False.",
     "--logit-bias 5": "'5' is not like 13=-1.5 or 13=-inf.",
     "--logit-bias 5=inf": "logit_bias is {5: inf} but must be",
     "--json-schema {": "json_schema is '{' but must be",
@@ -143,8 +149,19 @@ def test_verify_with_nothing_to_do(cli, flags):
 def test_verify_of_prompts_that_are_none(cli, cage):
     (cage / "empty.txt").write_text("\n\n", encoding="utf-8")
     verify = ("verify", "-m", "abc.gguf", "-d", "abc.gguf", "--threads", 1)
-    check(cli(*verify, "-f", "empty.txt"), 2, "prompts is [] but must be one text or more")
+    check(cli(*verify, "-f", "empty.txt"), 2, "prompts is [] but must be a list of one text or more")
     check(cli(*verify, "-f", "gone.txt"), 1, "gone.txt")
+
+
+@pytest.mark.parametrize("ctx", [5, 6])
+def test_verify_in_a_context_that_is_too_small(cli, cage, ctx):
+    (cage / "long.txt").write_text("abcde\n", encoding="utf-8")
+    prompt = ("-f", "long.txt", "--ctx", ctx)
+    check(cli("verify", "-m", "abc.gguf", "-d", "abc.gguf", "--threads", 1, *prompt), 2, "'abcde'", f"in a context of {ctx}, not 5")
+
+
+def test_a_chat_without_a_message(generate):
+    check(generate("", "--chat", "--prefill", "ab"), 1, "the prompt is empty")
 
 
 def test_a_prompt_file_that_is_not_there(generate, cage):

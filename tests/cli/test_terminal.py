@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -115,3 +116,16 @@ def test_errors_at_a_terminal(terminal):
     code, seen = terminal("a", "-m", "gone.gguf")
     assert code == 1
     assert re.fullmatch(r"Error: [^\n]+\nHint: [^\n]+\n", plain(seen))
+
+
+@pytest.mark.parametrize("command", ["generate", "verify"])
+@pytest.mark.parametrize("wait_s", [0.2, 0.25, 0.3, 0.4])
+def test_ctrl_c_while_loading_ends_it_without_a_trace(cage, environment, command, wait_s):
+    """At any moment: 130, or the signal itself where Python had not yet begun."""
+    words = [command, "--threads", "1", *(["Once", "-n", "50000", "-m", "ever.gguf", "-d", "none", "--raw"] if command == "generate" else [])]
+    child = subprocess.Popen([sys.executable, "-m", "gguf_spec", *words], cwd=cage, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    time.sleep(wait_s)
+    child.send_signal(signal.SIGINT)
+    _, stderr = child.communicate()
+    assert child.returncode in (130, -signal.SIGINT)
+    assert child.returncode == -signal.SIGINT or b"Traceback" not in stderr

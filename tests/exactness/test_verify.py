@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from gguf_spec import Sampling
 from gguf_spec import verify as module
 from gguf_spec._accept import RULES, Rows
 from gguf_spec._drafters import ModelDrafter
 from gguf_spec._engine import Rule
 from gguf_spec.cli import cli
-from gguf_spec.errors import InvalidOptionError
+from gguf_spec.errors import EmptyPromptError, InvalidOptionError
 from gguf_spec.verify import Comparison, Difference, Law, Report, bundled_prompts, chi_square, verify
 from tests.exactness import wrong_rules
 
@@ -155,6 +156,32 @@ def test_without_a_draft_there_is_nothing_to_verify():
 def test_no_prompts(tales):
     with pytest.raises(InvalidOptionError, match="prompts"):
         verify(tales, [])
+
+
+@pytest.mark.parametrize(("prompts", "options", "said"), [("Hi", {}, "a list"), (["Hi"], {"n_draws": 0}, "n_draws"), (["Hi"], {"seed": -1}, "seed")])
+def test_nonsense(tales, prompts, options, said):
+    with pytest.raises(InvalidOptionError, match=said):
+        verify(tales, prompts, **options)
+
+
+def test_an_empty_prompt(tales):
+    with pytest.raises(EmptyPromptError):
+        verify(tales, ["Once", ""])
+
+
+def test_the_largest_seed(tales):
+    assert verify(tales, ["Once", "Twice"], n_tokens=4, n_draws=50, seed=2**64 - 1).ok
+
+
+def test_an_end_at_a_near_tie_is_one(tales):
+    """One text ended where the other went on: whichever of the two the target says when asked again, it is the decision that counts."""
+    texts = module._Texts(tales, 20, 1e9, module._Steps(1, lambda *_: None))
+    sampling = module.SAMPLINGS["greedy"]
+    ids = tales.tokenize("Once upon a time")
+    plain = tales.generate_tokens(ids, Sampling(temperature=0.0, max_tokens=8)).tokens
+    gap, near_tie = texts._gap(ids, plain, plain[:5], 5, sampling)
+    assert near_tie
+    assert gap >= 0
 
 
 def test_the_bundled_prompts():

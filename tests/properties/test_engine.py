@@ -51,7 +51,7 @@ class Requests(RuleBasedStateMachine):
     @rule(prompt=prompts, sampling=chains, k=st.integers(0, 6), accept=st.sampled_from(ACCEPT), strict=st.booleans())
     def open(self, prompt, sampling, k, accept="coupled", strict=False):
         text = "".join(chr(ord("a") + t) for t in prompt)
-        self.request = (text, sampling, Speculation(k, accept, strict))
+        self.request = (text, sampling, Speculation(k, accept, strict and accept == "coupled"))
         self.prompt, self.emitted, self.chunks = prompt, [], []
         self.stream = self.llm.stream(text, sampling, speculation=self.request[2])
 

@@ -8,6 +8,7 @@ import pytest
 
 from gguf_spec import Sampling, Speculation
 from gguf_spec._llm import LLM
+from gguf_spec._sampling import Filters, logprob
 from gguf_spec.errors import BusyError, ClosedError, EmptyPromptError, InvalidOptionError, PromptTooLongError
 from tests.fakes import FakeModel, random_table
 
@@ -100,6 +101,45 @@ def test_log_probabilities_of_cut_rounds(llm):
         assert [one.token for one in result.logprobs] == list(result.tokens)
         assert [[one.token for one in c.logprobs] for c in chunks] == [list(c.tokens) for c in chunks]
         assert all(len(one.top) == 2 and one.top[0][1] >= one.logprob for one in result.logprobs)
+
+
+class Only:
+    """A grammar of one text: letters by their number, then an end."""
+
+    def __init__(self, tokens, end, n_prompt=2):
+        self.tokens, self.end, self.n_prompt = tokens, end, n_prompt
+
+    def allowed(self, history, ids):
+        at = len(history) - self.n_prompt
+        return ids == (self.tokens[at] if at < len(self.tokens) else self.end)
+
+    def possible(self, history):
+        return np.ones(V, dtype=bool)
+
+
+@pytest.mark.parametrize("k", [0, 3])
+@pytest.mark.parametrize("options", [{}, {"ignore_eos": True}, {"logit_bias": {2: -np.inf}}, {"temperature": 0.0, "logit_bias": {2: -np.inf}}])
+def test_a_grammar_at_its_end_ends_the_text_whatever_is_forbidden(monkeypatch, k, options):
+    grammar = Filters(grammar=Only([3, 1, 3, 3], 2), ends=np.array([2]))
+    monkeypatch.setattr("gguf_spec._stream.make_filters", lambda *_: grammar)
+    with LLM("fake", FakeModel(TABLES[0], end={2}), FakeModel(TABLES[1], end={2}), prompt="text", speculation=Speculation(k)) as llm:
+        result = llm.generate("ab", replace(FREE, **options))
+    assert (result.tokens, result.finish_reason) == ((3, 1, 3, 3), "stop")
+
+
+def test_near_ties_behind_a_stop_string_do_not_count(llm, monkeypatch):
+    monkeypatch.setattr("gguf_spec._accept.is_near_tie", lambda *_: True)
+    monkeypatch.setattr(LLM, "_logit_noise", lambda self, k: 1.0)
+    text = llm.generate("ab", replace(FREE, stop=("a",))).stats
+    assert text.n_near_ties <= text.n_generated
+    assert llm.generate("ab", FREE).stats.n_near_ties > 0
+
+
+def test_a_row_in_which_most_cannot_come_has_finite_log_probabilities():
+    row = np.array([1.0, -np.inf, 2.0, -np.inf], dtype=np.float32)
+    one = logprob(row, 0, 4)
+    assert [token for token, _ in one.top] == [2, 0]
+    assert np.isfinite(logprob(row, 1, 0).logprob)
 
 
 def test_strict_is_asked_for_in_vain_where_nothing_wobbles(llm):

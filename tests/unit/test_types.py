@@ -10,22 +10,22 @@ from gguf_spec.errors import GgufSpecError, InvalidOptionError
 
 NAN, INF = math.nan, math.inf
 BAD = {
-    "temperature": [-0.1, NAN, INF, "0", None, True],
+    "temperature": [-0.1, 1e39, NAN, INF, "0", None, True],
     "top_k": [-1, 1.5, "3", None, True],
     "top_p": [0, -0.5, 1.5, NAN, INF, "1", None],
     "min_p": [-0.1, 1.1, NAN, None],
-    "repeat_penalty": [0, -1, NAN, INF, None],
-    "frequency_penalty": [NAN, INF, -INF, "1", None],
-    "presence_penalty": [NAN, INF, -INF, "1", None],
+    "repeat_penalty": [0, -1, 1e-300, 1e300, NAN, INF, None],
+    "frequency_penalty": [1e39, NAN, INF, -INF, "1", None],
+    "presence_penalty": [-1e39, NAN, INF, -INF, "1", None],
     "penalty_last_n": [-2, 1.0, None],
     "seed": [-1, 2**64, 1.5, "1", True],
     "max_tokens": [0, -1, 1.5, "5", True],
     "stop": ["", [""], ["a", ""], [b"a"], [3]],
     "typical_p": [0, 1.1, NAN, None],
-    "top_n_sigma": [-1, NAN, INF, "1"],
+    "top_n_sigma": [-1, 1e308, NAN, INF, "1"],
     "xtc_probability": [-0.1, 1.1, NAN, None],
     "xtc_threshold": [-0.1, 1.1, NAN, None],
-    "dry_multiplier": [-0.1, NAN, INF, None],
+    "dry_multiplier": [-0.1, 1e39, NAN, INF, None],
     "dry_base": [0.9, NAN, INF, None],
     "dry_allowed_length": [-1, 1.5, None],
     "dry_penalty_last_n": [-2, 1.0, None],
@@ -35,7 +35,7 @@ BAD = {
     "stop_tokens": [[-1], [1.5], ["1"], [True], 3, None],
     "ignore_eos": [1, None, "yes"],
     "logprobs": [-1, 101, 1.5, "3", True],
-    "logit_bias": [{-1: 1.0}, {"a": 1.0}, {1: NAN}, {1: INF}, {1: None}, {1.5: 1.0}, {True: 1.0}],
+    "logit_bias": [{-1: 1.0}, {1: 1e39}, [(1, 2)], None, {"a": 1.0}, {1: NAN}, {1: INF}, {1: None}, {1.5: 1.0}, {True: 1.0}],
 }
 GOOD = {
     "temperature": [0, 0.0, 1, 100.0],
@@ -101,9 +101,15 @@ def test_a_rule_that_there_is_not(accept):
         Speculation(accept=accept)
 
 
-def test_strict_is_a_switch():
+@pytest.mark.parametrize("options", [{"strict": "yes"}, {"strict": True, "accept": "block"}])
+def test_strict_is_a_switch_of_the_rule_coupled(options):
     with pytest.raises(InvalidOptionError, match="strict"):
-        Speculation(strict="yes")
+        Speculation(**options)
+
+
+def test_sequences_of_any_kind_are_kept():
+    one = Sampling(stop=(s for s in ["a"]), stop_tokens=(t for t in [5]), dry_sequence_breakers=iter("x"))
+    assert (one.stop, one.stop_tokens, one.dry_sequence_breakers) == (("a",), (5,), ("x",))
 
 
 def test_one_stop_string_needs_no_list():
