@@ -79,11 +79,11 @@ class Rules:
         self._name = ""  # of the rule that is being read
         self._frames: list[list[list[Symbol]]] = []  # its open parentheses: each holds its alternatives so far
         self._free = False  # whether a line may end here without ending the rule
-        at = 0
+        self._at = 0  # where in the text
         try:
             if len(gbnf.encode()) > MAX_BYTES:
                 raise refused(gbnf, f"it has more than {MAX_BYTES >> 10} KiB")
-            for at, kind, word in self._words(gbnf):  # noqa: B007 - errors tell the line
+            for kind, word in self._words(gbnf):
                 self._take(kind, word)
             self._take("newline", "")
         except UnicodeEncodeError as error:
@@ -91,7 +91,7 @@ class Rules:
         except InvalidOptionError:
             raise
         except (ValueError, GgufSpecError) as error:
-            raise refused(gbnf, f"line {gbnf.count(chr(10), 0, at) + 1}: {error}") from error
+            raise refused(gbnf, f"line {gbnf.count(chr(10), 0, self._at) + 1}: {error}") from error
         if self._frames:
             raise refused(gbnf, "a parenthesis is open at its end, or its last rule is empty")
         try:
@@ -99,16 +99,14 @@ class Rules:
         except ValueError as error:
             raise refused(gbnf, str(error)) from error
 
-    @staticmethod
-    def _words(gbnf: str) -> Iterator[tuple[int, str, str]]:
-        at = 0
-        while at < len(gbnf):
-            word = _WORDS.match(gbnf, at)
+    def _words(self, gbnf: str) -> Iterator[tuple[str, str]]:
+        while self._at < len(gbnf):
+            word = _WORDS.match(gbnf, self._at)
             if not word or word.lastgroup is None or "\0" in word[0]:
-                raise ValueError(f"cannot read {gbnf[at : at + 20]!r}")
+                raise ValueError(f"cannot read {gbnf[self._at : self._at + 20]!r}")
             if word.lastgroup != "space":
-                yield at, word.lastgroup, word[0]
-            at = word.end()
+                yield word.lastgroup, word[0]
+            self._at = word.end()
 
     def _take(self, kind: str, word: str) -> None:
         frames = self._frames

@@ -481,6 +481,112 @@ def test_texts_that_fit_a_schema_and_texts_that_do_not(model, schema, good, bad)
         json.loads(text)
 
 
+def fits(schema, text, _made={}):  # noqa: B006 - made once for each schema
+    """Tell whether a text is a whole answer, without a model."""
+    key = json.dumps(schema)
+    automaton = _made[key] if key in _made else _made.setdefault(key, _automaton.Automaton(to_gbnf(schema), int))
+    automaton.breathe()
+    at = automaton.read(automaton.number(automaton.start), text.encode())
+    return at >= 0 and () in automaton.states[at][0]
+
+
+INT, A = {"type": "integer"}, {"properties": {"a": {"type": "integer"}}}
+STRICT = [
+    ({**A, "additionalProperties": True}, ['{"a":1}', '{"b":"x","a1":[],"":0}', '{"é":1}'], ['{"a":"x"}', '{"b":1,"a":"x"}', r'{"\u0061":"x"}']),
+    ({**A, "additionalProperties": True, "required": ["a"]}, ['{"a":1}', '{"a":1,"aa":"x"}'], ['{"a":1,"a":"x"}', '{"a":1,"b":0,"a":"x"}', "{}"]),
+    ({**A, "additionalProperties": INT, "required": ["z"]}, ['{"z":1,"a":2,"y":3}'], ['{"z":"x"}', '{"z":1,"z":2}', '{"z":1,"y":"x"}']),
+    ({"properties": {"a": False, "": INT, "-]": INT, "a\u200b": INT}, "additionalProperties": {}}, ['{"b":"x","-":"x","ab":"x"}'],
+     ['{"a":1}', '{"":"x"}', '{"-]":"x"}', '{"a\u200b":"x"}']),
+    ({"type": "object", "additionalProperties": False}, ["{}"], ['{"a":1}']),
+    ({"type": "object", "minProperties": 1, "maxProperties": 2, "required": ["a"], "properties": {"b": INT}}, ['{"a":1}', '{"a":1,"b":2}'], ["{}"]),
+    ({**INT, "exclusiveMinimum": 0, "exclusiveMaximum": 5}, ["1", "4"], ["-77", "0", "5", "-0", "10"]),
+    ({**INT, "minimum": -2.5, "exclusiveMaximum": 1.5, "multipleOf": 1}, ["-2", "1", "0"], ["-3", "2"]),
+    ({"type": "number", "maximum": -1}, ["-1", "-1.0", "-1.5", "-20"], ["5", "0", "-0.5", "1", "-0.999"]),
+    ({"type": "number", "minimum": 0, "maximum": 1}, ["0", "0.5", "1", "1.00"], ["1.01", "-0.1", "2", "10", "1e5", "0.5e9"]),
+    ({"type": "number", "exclusiveMinimum": 0}, ["0.1", "7", "12.5"], ["0", "0.0", "-1", "0e5"]),
+    ({"type": "number", "exclusiveMinimum": -3, "exclusiveMaximum": 2}, ["-2.99", "1.99", "0"], ["-3", "-3.0", "2", "2.0", "1.9999999999999999"]),
+    ({"type": "number", "maximum": 0}, ["0", "-1e5", "-0.5"], ["1", "0.5", "1e-5"]),
+    ({"minimum": 3}, ["3", "4.5"], ["2", '"x"']),
+    ({"allOf": [{"type": "string", "minLength": 3}, {"minLength": 1, "maxLength": 9}, {"maxLength": 4}]}, ['"abc"', '"abcd"'], ['"ab"', '"abcde"']),
+    ({"allOf": [{"type": "integer", "minimum": 3, "maximum": 7}, {"minimum": 1, "maximum": 5}]}, ["3", "5"], ["1", "7", "2", "6"]),
+    ({"allOf": [{"enum": [1, 2, True]}, {"enum": [2, 3, 1.0]}]}, ["1", "2"], ["3", "true"]),
+    ({"allOf": [{"enum": [1, 2]}, {"const": 2}]}, ["2"], ["1"]),
+    ({"const": 1, "enum": [1, 2]}, ["1"], ["2"]),
+    ({"allOf": [{"type": ["string", "number"]}, {"type": ["integer", "null"]}]}, ["1"], ["1.5", "null", '"x"']),
+    ({"allOf": [{"type": "array", "minItems": 2, "items": INT}, {"minItems": 1, "items": {"minimum": 3}}]}, ["[3,4]"], ["[3]", "[2,3]"]),
+    ({"allOf": [{"properties": {"a": INT}, "required": ["a"]}, {"properties": {"a": {"minimum": 5}, "b": INT}, "required": ["b"]}]},
+     ['{"a":5,"b":1}'], ['{"a":4,"b":1}', '{"a":5}', '{"b":5}']),
+    ({"allOf": [{**A, "additionalProperties": False}, {"properties": {"b": INT}}]}, ["{}", '{"a":1}'], ['{"b":1}', '{"a":1,"b":1}']),
+    ({"allOf": [{**A, "additionalProperties": {"maximum": 5}}, {"properties": {"b": INT}}]}, ['{"a":9,"b":5}'], ['{"b":6}', '{"b":1.5}']),
+    ({"$defs": {"s": {"type": "string", "maxLength": 3}}, "$ref": "#/$defs/s", "minLength": 2, "title": "x"}, ['"ab"'], ['"a"', '"abcd"']),
+    ({"$defs": {"s": INT}, "items": {"$ref": "#/$defs/s", "maximum": 3, "minimum": 1}}, ["[1,3]", "[]"], ["[4]", "[0]"]),
+    ({"$defs": {"a": {"properties": {"x": {"$ref": "#/$defs/a", "type": ["object", "null"], "required": ["x"]}}, "type": ["object", "null"]}},
+      "$ref": "#/$defs/a"}, ["{}", '{"x":null}', '{"x":{"x":null}}'], ['{"x":{}}', '{"x":1}']),
+    ({"prefixItems": [INT], "items": INT, "minItems": 3}, ["[1,2,3]", "[1,2,3,4]"], ["[1]", "[1,2]"]),
+    ({"items": [INT], "maxItems": 0}, ["[]"], ["[1]"]),
+    ({"items": [INT, {"type": "null"}], "additionalItems": {"type": "boolean"}, "minItems": 1, "maxItems": 3},
+     ["[1]", "[1,null]", "[1,null,true]"], ["[]", "[1,2]", "[1,null,3]", "[1,null,true,true]"]),
+    ({"prefixItems": [INT, False], "minItems": 0}, ["[]", "[1]"], ["[1,1]"]),
+    ({"prefixItems": [INT], "minItems": 2}, ['[1,"x"]', "[1,2,3]"], ["[1]", '["x",1]']),
+    ({"enum": [1, 2, "a", True, 1.5], "type": "string"}, ['"a"'], ["1", "2", "true"]),
+    ({"enum": [1, 2, "a", True, 1.5], "type": "integer", "minimum": 2}, ["2"], ["1", "true", "1.5", '"a"']),
+    ({"enum": ["", "a", "abc"], "minLength": 1, "maxLength": 2}, ['"a"'], ['""', '"abc"']),
+    ({"type": "string", "pattern": "^a+$", "minLength": 0}, ['"aa"'], ['"b"']),
+    ({"type": "string", "format": "email", "maxLength": 3}, ['"abc"'], ['"abcd"']),
+    ({"type": "array", "uniqueItems": False}, ["[1,1]"], ["1"]),
+    ({"type": "object", "propertyNames": {"type": "string"}, "patternProperties": {}, "minProperties": 0}, ['{"a":1}'], ["1"]),
+    ({"type": "string", "maxLength": 1}, [r'"\u00e9"', r'"\ud7ff"', r'"\uE000"', '"😀"'], [r'"\ud83d\ude00"', r'"\ud800"', r'"\uDfFf"', '"ab"']),
+    ({}, [r'["\u0041"]'], [r'["\ud800"]', r'{"\udead":1}']),
+    ({"oneOf": [INT, {"const": 1}], "description": "both", "x-unknown": [1], "deprecated": True, "readOnly": True}, ["1", "7"], ['"x"']),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("schema", "good", "bad"), STRICT)
+def test_no_text_is_of_another_schema(schema, good, bad):
+    assert [text for text in good if not fits(schema, text)] == []
+    assert [text for text in bad if fits(schema, text)] == []
+    for text in good:
+        json.loads(text)
+
+
+def test_ranges_of_integers():
+    rng = random.Random(0)
+    for _ in range(150):
+        size = 10 ** rng.randrange(1, 20)
+        low, high = sorted(rng.randrange(-size, size) for _ in range(2))
+        high = rng.choice([high, low, low + rng.randrange(300)])
+        open_low, open_high, sides = rng.random() < 0.3 and low < high - 1, rng.random() < 0.3 and low < high - 1, rng.randrange(4)
+        schema = {"type": "integer"}
+        if sides != 1:
+            schema["exclusiveMinimum" if open_low else "minimum"] = low
+        if sides != 2:
+            schema["exclusiveMaximum" if open_high else "maximum"] = high
+        near = {bound + n for bound in (low, high, 0, low // 10, high // 10) for n in range(-12, 13)}
+        near |= {10**n + d for n in range(15) for d in (-1, 0)} | {-(10**n) + d for n in range(15) for d in (1, 0)}
+        near |= {rng.randrange(low, high + 1) for _ in range(30)}
+        for n in near:
+            if (sides == 1 and n <= -(10**16)) or (sides == 2 and n >= 10**16):
+                continue  # without a bound there are 16 digits
+            inside = (sides == 1 or n >= low + open_low) and (sides == 2 or n <= high - open_high)
+            assert fits(schema, str(n)) == inside, (schema, n)
+            assert not fits(schema, f"0{n}")
+
+
+def test_ranges_of_numbers():
+    rng = random.Random(1)
+    for _ in range(150):
+        low, high = sorted(rng.randrange(-30, 30) for _ in range(2))
+        schema, keys = {"type": "number"}, (rng.choice(["minimum", "exclusiveMinimum", ""]), rng.choice(["maximum", "exclusiveMaximum", ""]))
+        if low == high and any("exclusive" in key for key in keys):
+            continue
+        schema.update({key: bound for key, bound in zip(keys, (low, high), strict=True) if key})
+        for tenth in range(-400, 400):
+            n, text = tenth / 10, f"{tenth / 10:.1f}"
+            above = {"minimum": n >= low, "exclusiveMinimum": n > low, "": True}[keys[0]]
+            inside = above and {"maximum": n <= high, "exclusiveMaximum": n < high, "": True}[keys[1]]
+            assert fits(schema, text) == inside, (schema, text)
+
+
 def test_a_schema_still_forbids(model):
     grammar = Grammar(model, to_gbnf(POINT), 0)
     assert texts(model, grammar) == {p for p in texts(model, grammar) if p[:1] == b"{"} != set()
@@ -547,6 +653,58 @@ NO_SCHEMA = {
     "digits": '{"const": ' + "9" * 5000 + "}",
     "items": {"type": "array", "items": 5},
 }
+REFUSED_KEYWORDS = [
+    ("1e999", '{"const": 1e999}'),
+    ("1e999", '{"enum": [1, -1e999]}'),
+    ("", {"const": math.inf}),
+    ("", {"enum": [math.nan]}),
+    ("minimum", {"type": "number", "minimum": 0.5}),
+    ("exclusiveMinimum", {"type": "integer", "exclusiveMinimum": True}),
+    ("minimum", {"type": "integer", "exclusiveMinimum": 3, "maximum": 3}),
+    ("maximum", {"type": "number", "minimum": 3, "exclusiveMaximum": 3}),
+    ("minimum", {"type": "integer", "minimum": 10**200}),
+    ("multipleOf", {"type": "integer", "multipleOf": 5}),
+    ("multipleOf", {"type": "number", "multipleOf": 1}),
+    ("multipleOf", {"multipleOf": 0.1}),
+    ("enum", {"allOf": [{"enum": [1]}, {"enum": [True]}]}),
+    ("enum", {"const": 1, "enum": [2]}),
+    ("type", {"allOf": [{"type": "string"}, {"type": "integer"}]}),
+    ("pattern", {"allOf": [{"pattern": "a"}, {"pattern": "b"}]}),
+    ("anyOf", {"allOf": [{"anyOf": [{"const": 1}]}, {"anyOf": [{"const": True}]}]}),
+    ("prefixItems", {"allOf": [{"prefixItems": [INT]}, {"items": {"type": "string"}}]}),
+    ("allows nothing", {"allOf": [{"properties": {"a": INT}, "additionalProperties": False}, {"items": False, "not": True}, False]}),
+    ("forbidden", {**A, "additionalProperties": False, "required": ["z"]}),
+    ("at least", {"prefixItems": [INT], "items": False, "minItems": 2}),
+    ("enum", {"enum": [1, 2], "type": "string"}),
+    ("pattern", {"enum": ["a", "b"], "pattern": "a"}),
+    ("required", {"enum": [{}], "required": ["a"]}),
+    ("pattern", {"pattern": "a", "maxLength": 3}),
+    ("format", {"format": "date", "minLength": 30}),
+    ("pattern", {"format": "date", "pattern": "^2"}),
+    ("minProperties", {"type": "object", "minProperties": 1}),
+    ("maxProperties", {"type": "object", "maxProperties": 1}),
+    ("maxProperties", {"properties": {"a": {}, "b": {}}, "maxProperties": 1}),
+    ("contains", {"type": "array", "contains": INT}),
+    ("propertyNames", {"type": "object", "propertyNames": {"maxLength": 3}}),
+    ("dependentRequired", {"dependentRequired": {"a": ["b"]}}),
+    ("dependentSchemas", {"dependentSchemas": {"a": {}}}),
+    ("dependencies", {"dependencies": {"a": ["b"]}}),
+    ("not", {"not": {"type": "null"}}),
+    ("if", {"if": INT, "then": {"minimum": 1}}),
+    ("uniqueItems", {"type": "array", "uniqueItems": True}),
+    ("patternProperties", {"patternProperties": {"^a": INT}}),
+    ("unevaluatedProperties", {**A, "unevaluatedProperties": False}),
+    ("unevaluatedItems", {"type": "array", "unevaluatedItems": False}),
+    ("not", {"$defs": {"a": INT}, "$ref": "#/$defs/a", "not": {"const": 1}}),
+    ("$dynamicRef", {"$dynamicRef": "#a"}),
+]
+
+
+@pytest.mark.parametrize(("keyword", "schema"), REFUSED_KEYWORDS)
+def test_a_keyword_that_is_not_followed_is_named(keyword, schema):
+    with pytest.raises(InvalidOptionError, match="json_schema is") as caught:
+        to_gbnf(schema)
+    assert keyword in caught.value.hint
 
 
 @pytest.mark.parametrize("schema", NO_SCHEMA.values(), ids=NO_SCHEMA)

@@ -1,0 +1,104 @@
+"""JSON schemas that hold together: `allOf`, and what stands beside a `$ref`."""
+
+from __future__ import annotations
+
+import json
+import operator
+from collections.abc import Callable
+from typing import Any
+
+_DAY, _HOUR = r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])", r"([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{3})?(Z|[+-]([01]\d|2[0-3]):[0-5]\d)"
+FORMATS = {"date": _DAY, "time": _HOUR, "date-time": f"{_DAY}T{_HOUR}", "uuid": "[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"}
+KINDS = {
+    "object": {"properties", "required", "additionalProperties", "minProperties", "maxProperties"},
+    "array": {"items", "prefixItems", "additionalItems", "minItems", "maxItems"},
+    "string": {"pattern", "format", "minLength", "maxLength"},
+    "number": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"},
+}
+REFUSED: dict[str, tuple[Any, ...]] = {  # keyword -> values with which it says nothing
+    "not": (False,), "if": (), "contains": (), "uniqueItems": (False,), "patternProperties": ({},), "propertyNames": (True, {}, {"type": "string"}),
+    "dependencies": ({},), "dependentRequired": ({},), "dependentSchemas": ({},), "unevaluatedItems": (True, {}), "unevaluatedProperties": (True, {}),
+    "$dynamicRef": (), "$recursiveRef": (),
+}  # fmt: skip
+KEYWORDS = {"$ref", "allOf", "anyOf", "oneOf", "type", "enum", "const", *REFUSED}.union(*KINDS.values())
+TESTS = {"minimum": operator.ge, "maximum": operator.le, "exclusiveMinimum": operator.gt, "exclusiveMaximum": operator.lt} | {
+    f"{way}{what}": test for way, test in (("min", operator.ge), ("max", operator.le)) for what in ("Length", "Items", "Properties")
+}
+
+
+def typed(value: Any, kind: type, key: str) -> Any:
+    if not isinstance(value, kind) or (key in ("enum", "anyOf", "oneOf", "allOf", "type") and not value):
+        raise ValueError(f"{key} is {value!r:.60}")
+    return value
+
+
+def reduced(schema: Any) -> dict[str, Any]:
+    """Return what a schema says, without what is ignored or says nothing, and `const` as an `enum`."""
+    said = {k: v for k, v in typed(schema, dict, "a schema").items() if k in KEYWORDS and v not in REFUSED.get(k, ())}
+    if "format" in said and not (isinstance(said["format"], str) and said["format"] in FORMATS):
+        del said["format"]
+    if "const" in said:
+        values = [said.pop("const")]
+        said["enum"] = _common(said.get("enum", values), values)
+    return said
+
+
+def same(value: Any) -> str:
+    """Return a text that equal values share; in Python 1 and true are equal."""
+    return json.dumps(int(value) if isinstance(value, float) and value.is_integer() else value, sort_keys=True)
+
+
+def _common(a: Any, b: Any) -> list[Any]:
+    there = {same(value) for value in typed(b, list, "enum")}
+    common = [value for value in typed(a, list, "enum") if same(value) in there]
+    if not common:
+        raise ValueError("two of enum and const have no value in common")
+    return common
+
+
+def kinds(kind: Any) -> list[str]:
+    return [typed(k, str, "type") for k in (typed(kind, list, "type") if isinstance(kind, list) else [kind])]
+
+
+def _common_kinds(a: Any, b: Any) -> list[str]:
+    a, b = ({*kinds, "integer"} if "number" in kinds else set(kinds) for kinds in (kinds(a), kinds(b)))
+    common = a & b
+    if not common:
+        raise ValueError("two of type have nothing in common")
+    return sorted(common - {"integer"} if "number" in common else common)
+
+
+def _both(a: Any, b: Any) -> Any:
+    if isinstance(a, bool) or isinstance(b, bool):
+        return False if a is False or b is False else b if a is True else a
+    return a if same(a) == same(b) else {"allOf": [a, b]}
+
+
+_COMBINED: dict[str, Callable[[Any, Any], Any]] = {
+    **{key: min if test in (operator.le, operator.lt) else max for key, test in TESTS.items()},
+    "type": _common_kinds, "enum": _common, "items": _both, "additionalItems": _both,
+    "required": lambda a, b: typed(a, list, "required") + typed(b, list, "required"),
+    "allOf": lambda a, b: typed(a, list, "allOf") + typed(b, list, "allOf"),
+}  # fmt: skip
+
+
+def merged(a: Any, b: Any) -> Any:
+    """Return one schema for what two say together."""
+    if isinstance(a, bool) or isinstance(b, bool):
+        return _both(a, b)
+    a, b = reduced(a), reduced(b)
+    both = {**a, **b}
+    tuples = [{k: s[k] for k in ("items", "prefixItems", "additionalItems") if k in s} for s in (a, b)]
+    if all(tuples) and ("prefixItems" in both or any(isinstance(s.get("items"), list) for s in (a, b))) and same(tuples[0]) != same(tuples[1]):
+        raise ValueError("prefixItems meets other items")
+    for key in a.keys() & b.keys() - {"properties", "additionalProperties"}:
+        if same(a[key]) != same(b[key]):
+            if key not in _COMBINED:
+                raise ValueError(f"{key} meets another {key}")
+            both[key] = _COMBINED[key](a[key], b[key])
+    (named_a, rest_a), (named_b, rest_b) = ((typed(s.get("properties", {}), dict, "properties"), s.get("additionalProperties", True)) for s in (a, b))
+    if "additionalProperties" in both:
+        both["additionalProperties"] = _both(rest_a, rest_b)
+    if "properties" in both:  # what one names may be an additional one for the other
+        both["properties"] = {name: _both(named_a.get(name, rest_a), named_b.get(name, rest_b)) for name in {**named_a, **named_b}}
+    return both
