@@ -254,7 +254,8 @@ def load(
             )
         prompt = entry.prompt or ("chat" if target.chat_template else "text")
         llm = LLM(entry.name, target, drafter, prompt=prompt, speculation=speculation or Speculation(), notes=notes)
-        llm.logit_noise(llm.speculation.k)
+        if llm.speculation.accept == "coupled":
+            llm.logit_noise(llm.speculation.k)  # now, not when the first answer is waited for
         return llm
     except BaseException:
         target.close()
