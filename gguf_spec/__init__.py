@@ -9,11 +9,13 @@ if TYPE_CHECKING:
     from . import errors
     from ._llm import LLM, load
     from ._stream import Stream
-    from ._types import Chunk, Completion, Sampling, Speculation, Stats
+    from ._types import Chunk, Completion, Sampling, Speculation, Stats, TokenLogprob
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "Chunk", "Completion", "Sampling", "Speculation", "Stats", "Stream", "__version__", "errors", "load"]
-_HOME = {"LLM": "_llm", "load": "_llm", "Stream": "_stream"} | dict.fromkeys(["Chunk", "Completion", "Sampling", "Speculation", "Stats"], "_types")
+__all__ = ["LLM", "Chunk", "Completion", "Sampling", "Speculation", "Stats", "Stream", "TokenLogprob", "__version__", "errors", "load"]
+_HOME = {"LLM": "_llm", "load": "_llm", "Stream": "_stream"} | dict.fromkeys(
+    ["Chunk", "Completion", "Sampling", "Speculation", "Stats", "TokenLogprob"], "_types"
+)
 
 
 def __getattr__(name: str) -> Any:
