@@ -10,6 +10,7 @@ import numpy as np
 
 from ._language_model import LanguageModel
 from ._sampling import Candidates, Logits, Sampler
+from ._types import Sampling
 
 _RIVALS = 64  # best tokens of a row that are compared with the best one
 _MARGIN = 2.0  # what a few rows show is not the most there can be
@@ -59,25 +60,36 @@ def is_near_tie(sampler: Sampler, logits: Logits, history: Sequence[int], token:
         return False
     s, position, shaped = sampler.sampling, len(history), sampler.shaped(logits, history)
     noise *= max(s.repeat_penalty, 1 / s.repeat_penalty) * (1 + s.top_n_sigma)  # penalties stretch it, and a sigma moves with it
+    tighter, wider = (replace(sampler, sampling=_with_limits(s, slack)) for slack in (-noise, noise))
     lower = shaped.copy()
     lower[token] -= noise
-    if sampler.pick(sampler.survivors(lower, position), position) != token:
+    if tighter.pick(tighter.survivors(lower, position), position) != token:
         return True
     if s.greedy:
         return False
     if s.typical_p < 1 or s.xtc_probability:  # these may take out what is too likely
         higher = shaped.copy()
         higher[token] += noise
-        if sampler.pick(sampler.survivors(higher, position), position) != token:
+        if tighter.pick(tighter.survivors(higher, position), position) != token:
             return True
     if s.top_n_sigma:  # its limit moves with every logit, those just lowered and raised too
         limit = sampler.sigma_limit(shaped)
         if abs(shaped[token] - limit) < noise:
             return True
         shaped = np.where(shaped >= limit - noise, shaped, np.float32(-np.inf))
-    wider = replace(
-        s, top_n_sigma=0.0, top_p=min(1.0, s.top_p + noise), typical_p=min(1.0, s.typical_p + noise), min_p=s.min_p * math.exp(-noise)
-    )  # fmt: skip
-    kept = replace(sampler, sampling=wider).survivors(shaped, position).logits
+    kept = wider.survivors(shaped, position).logits
     rivals = np.flatnonzero((shaped >= kept.min() - noise) & (shaped <= kept.max() + noise))
     return sampler.pick(Candidates(rivals, lower[rivals]), position) != token
+
+
+def _with_limits(s: Sampling, slack: float) -> Sampling:
+    """Return the filters with their limits moved by what logits that move by `slack` can do; below 0 the other way, and outwards the sigma is off.
+
+    Of a set of tokens with share a, all up by slack / 2 and all others down, the share grows by less than slack / 4. What min-p keeps is
+    a matter of one token's distance from the best, so inwards it is enough that the token itself is lower.
+    """
+    top_p = s.top_p if s.top_p == 1 else min(1.0, max(1e-9, s.top_p + slack / 4))
+    typical_p = s.typical_p if s.typical_p == 1 else min(1.0, max(1e-9, s.typical_p + slack))
+    if slack < 0:
+        return replace(s, top_p=top_p, typical_p=typical_p)
+    return replace(s, top_p=top_p, typical_p=typical_p, min_p=s.min_p * math.exp(-slack), top_n_sigma=0.0)

@@ -40,12 +40,14 @@ def text(seed, options, k, rule, n=24):
     target = Wobbly(close_table(seed % 7))
     drafter = ModelDrafter(FakeModel(close_table(seed % 7 + 1)), CoupledGuess(chain, Calibration(V)), V) if k else NoDrafter()
     read_prompt(target, drafter, PROMPT, k, lambda: False)
-    tokens, ties, again = [], [], 0
+    tokens, ties, again, logprobs = [], [], 0, []
     for one in rounds(target, drafter, PROMPT, chain, k, rule, n, lambda token: False, lambda: False):
         ties += [len(tokens) + i for i in one.near_ties]
         tokens += one.tokens
         again += one.decided_again
+        logprobs += one.logprobs
         assert target.cached == [*PROMPT, *tokens][:-1]
+    assert [one.token for one in logprobs] == (tokens if "logprobs" in options else [])
     return tokens, ties, again
 
 
@@ -59,6 +61,7 @@ chains = st.fixed_dictionaries(
         "top_n_sigma": st.sampled_from([1.0, 1.5]),
         "repeat_penalty": st.sampled_from([1.5, 0.7]),
         "frequency_penalty": st.just(0.5),
+        "logprobs": st.just(0),
     },
 )
 
@@ -95,6 +98,34 @@ def test_texts_do_part_here_and_unwatched_would_not_be_told(options):
     assert n_untold == 0
     assert differences(Rule(coupled, 0.0), **options)[1] == n_parted
     assert differences(Rule(coupled, WOBBLE / 50), **options)[1] > 0
+
+
+FILTERS = {
+    "none": {},
+    "top-k": {"top_k": 2},
+    "top-p": {"top_p": 0.6},
+    "min-p": {"min_p": 0.3},
+    "top-n-sigma": {"top_n_sigma": 1.2},
+    "penalty": {"repeat_penalty": 2.0},
+    "several": {"top_k": 4, "top_p": 0.8, "min_p": 0.1, "temperature": 0.7},
+}
+
+
+@pytest.mark.parametrize("options", FILTERS.values(), ids=FILTERS)
+def test_what_can_flip_is_a_near_tie(options):
+    """Rows and their noise as they come, and many ways in which logits may move: where one of them changes the token, it must be told."""
+    rng, noise, n_told, n_flipped = np.random.default_rng(1), 0.2, 0, 0
+    for seed in range(400):
+        row, history = (rng.normal(size=7) * 1.2).astype(np.float32), [1, 3]
+        chain = sampler(SeededRng(seed), **options)
+        token = chain.token(row, history)
+        told = is_near_tie(chain, row, history, token, noise)
+        moves = rng.uniform(-noise / 2, noise / 2, size=(60, 7)) * rng.choice([0.3, 1.0], size=(60, 1))
+        moves[::2] = np.sign(moves[::2]) * noise / 2  # as far as it goes, too
+        flips = any(chain.token((row + move).astype(np.float32), history) != token for move in moves)
+        assert told or not flips, seed
+        n_told, n_flipped = n_told + told, n_flipped + flips
+    assert 10 < n_flipped <= n_told < 300  # it does happen, and not everything is called a near tie
 
 
 @pytest.mark.parametrize("part", ["lower", "wider"])
