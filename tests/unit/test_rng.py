@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gguf_spec._rng import _FEW, SeededRng
+from gguf_spec._rng import _FEW, SeededRng, _hash
 from tests.fakes import sampler
 
 FILTERS = {
@@ -102,6 +102,15 @@ def test_the_noise_of_an_id_does_not_depend_on_the_others_asked_for():
     rng.choose(np.full(4, 0.25))
     rng.chance(0.5)
     assert rng.gumbel(np.arange(1000), 5).tolist() == whole.tolist()
+
+
+def test_two_places_do_not_share_their_noise_shifted():
+    """The first key only moves along the ids; were there no second, places whose keys are neighbours would have the same noise, one id further."""
+    ids, step = np.arange(1000, dtype=np.uint32), 0x9E3779B9
+    here = _hash(ids, np.uint32(5), np.uint32(7))
+    there = _hash(ids, np.uint32(5 + step), np.uint32(8))
+    assert (here[1:] == there[:-1]).mean() < 0.01
+    assert (here[1:] == _hash(ids, np.uint32(5 + step), np.uint32(7))[:-1]).all()  # with the second key alike they have
 
 
 def test_the_coin_differs_by_position_and_seed():
