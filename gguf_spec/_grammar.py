@@ -83,11 +83,6 @@ class Grammar:
         self._path: list[int] = []  # the answer that was asked about last
         self._states: dict[int, State] = {0: automaton.states[at]}  # after so many of its tokens
 
-    def close(self) -> None:
-        """Drop what was worked out; it is worked out again if it is asked for."""
-        self._automaton.forget()
-        self._path, self._states = [], {0: self._states[0]}
-
     def allowed(self, history: Sequence[int], ids: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Tell which of `ids` may follow `history`.
 

@@ -27,6 +27,7 @@ TESTS = {"minimum": operator.ge, "maximum": operator.le, "exclusiveMinimum": ope
 
 
 def typed(value: Any, kind: type, key: str) -> Any:
+    """Return the value of a keyword; ValueError names the keyword where it is of another kind, or empty where that says nothing."""
     if not isinstance(value, kind) or (key in ("enum", "anyOf", "oneOf", "allOf", "type") and not value):
         raise ValueError(f"{key} is {value!r:.60}")
     return value
@@ -57,6 +58,7 @@ def _common(a: Any, b: Any) -> list[Any]:
 
 
 def kinds(kind: Any) -> list[str]:
+    """Return the names that `type` gives, one or several."""
     return [typed(k, str, "type") for k in (typed(kind, list, "type") if isinstance(kind, list) else [kind])]
 
 

@@ -13,10 +13,12 @@ from ._gbnf import NEVER, Ranges, others_than
 
 
 def literal(text: str) -> str:
+    """Return a text as a GBNF literal."""
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def repeated(least: int | None, most: int | None) -> str:
+    """Return GBNF's mark for so many repetitions; None is no limit. ValueError where there can be none."""
     if most is not None and most < (least or 0):
         raise ValueError(f"at least {least} and at most {most} cannot be")
     return f"{{{least or 0},{'' if most is None else most}}}"

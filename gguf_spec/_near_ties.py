@@ -60,7 +60,7 @@ def is_near_tie(sampler: Sampler, logits: Logits, history: Sequence[int], token:
         return False
     s, position, shaped = sampler.sampling, len(history), sampler.shaped(logits, history)
     noise *= max(s.repeat_penalty, 1 / s.repeat_penalty) * (1 + s.top_n_sigma)  # penalties stretch it, and a sigma moves with it
-    tighter, wider = (replace(sampler, sampling=_with_limits(s, slack)) for slack in (-noise, noise))
+    tighter = replace(sampler, sampling=_with_limits(s, -noise))
     lower = shaped.copy()
     lower[token] -= noise
     if tighter.pick(tighter.survivors(lower, position), position) != token:
@@ -77,7 +77,7 @@ def is_near_tie(sampler: Sampler, logits: Logits, history: Sequence[int], token:
         if abs(shaped[token] - limit) < noise:
             return True
         shaped = np.where(shaped >= limit - noise, shaped, np.float32(-np.inf))
-    kept = wider.survivors(shaped, position).logits
+    kept = replace(sampler, sampling=_with_limits(s, noise)).survivors(shaped, position).logits
     rivals = np.flatnonzero((shaped >= kept.min() - noise) & (shaped <= kept.max() + noise))
     return sampler.pick(Candidates(rivals, lower[rivals]), position) != token
 

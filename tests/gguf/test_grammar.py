@@ -221,12 +221,6 @@ def test_a_closed_model(animals):
         Grammar(model, 'root ::= "a"', 0)
 
 
-def test_closing_twice(model):
-    grammar = Grammar(model, 'root ::= "ab"', 0)
-    grammar.close()
-    grammar.close()
-
-
 # ---- what ends, what cannot be seen, what is half
 
 
