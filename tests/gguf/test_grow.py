@@ -1,0 +1,168 @@
+"""scripts/grow_gguf.py: a small model in a larger shape says the same; a random one does not."""
+
+import sys
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from gguf_spec._context import ContextOptions
+from gguf_spec._model import Model
+from tests.gguf import zoo
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+from grow_gguf import SHAPES, SOURCES, Shape, grow, main
+
+SMALL = SOURCES["draft"]  # 4 layers x 128, 2 heads of 64
+WIDE = Shape(n_layer=6, n_embd=320, n_head=5, n_kv=5, n_ff=512)
+GROUPED = Shape(n_layer=6, n_embd=512, n_head=4, n_kv=2, n_ff=512)  # heads twice as wide, two of them to each key-value head, as in the 7B
+N_SMALL, N_VOCAB = 4096, 5000
+TEXT = (
+    "Once upon a time there was a king <pad17> who had three sons; and the eldest said: 'I will go into the wood,\n\nand see what it is "
+    "that frightens my brothers.'<|im_end|> So he took his sword, <pad3>and went on until he came to a house, in which there lived a witch."
+)
+
+
+def rows(path: Path) -> tuple[list[int], np.ndarray]:
+    """Return the ids of TEXT and the logits after each of them."""
+    model = Model(path, ContextOptions(n_ctx=256, threads=1, extra_bufts=False))
+    try:
+        ids = model.tokenize(TEXT, special=True)
+        return ids, np.concatenate([model.logits(ids[i : i + 16], len(ids[i : i + 16])).copy() for i in range(0, len(ids), 16)])
+    finally:
+        model.close()
+
+
+def close(grown: np.ndarray, small: np.ndarray) -> bool:
+    """Return whether logits are equal but for what float16 rounds away, which no machine does alike; they spread over 30."""
+    best = np.sort(small, axis=1)
+    clear = best[:, -1] - best[:, -2] > 0.1
+    assert clear.sum() >= 64
+    return np.abs(grown[:, : small.shape[1]] - small).max() < 0.05 and (grown.argmax(1) == small.argmax(1))[clear].all()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("grown")
+
+
+@pytest.fixture(scope="module")
+def small(folder):
+    """The bundled draft with weights that lose nothing more, and what it says."""
+    path = zoo.as_float16(SMALL, folder / "small.gguf")
+    return path, *rows(path)
+
+
+@pytest.mark.parametrize(("shape", "type"), [(WIDE, "F32"), (GROUPED, "F32"), (GROUPED, "F16")])
+def test_it_says_what_the_small_model_says(small, folder, shape, type):
+    source, ids, logits = small
+    assert len(ids) > 64
+    grown_ids, grown = rows(grow(source, shape, N_VOCAB, type, folder))
+    assert grown_ids == ids  # also where the text has the name of a padding token
+    assert close(grown, logits)
+    assert (grown[:, N_SMALL:].max(1) < logits.min(1) - 100).all()
+
+
+def test_an_epsilon_that_matters_and_queries_that_share_keys(tmp_path):
+    source = zoo.write(tmp_path / "small.gguf", zoo.llama(n_layer=2), metadata={"llama.attention.layer_norm_rms_epsilon": 0.3})
+    ids, logits = rows(source)
+    path = grow(source, Shape(n_layer=3, n_embd=192, n_head=3, n_kv=1, n_ff=128), 300, "F32", tmp_path)
+    assert path.name == "grown-3x192-small-300-F32.gguf"
+    grown_ids, grown = rows(path)
+    assert grown_ids == ids
+    assert close(grown, logits)
+
+
+@pytest.mark.parametrize("type", ["Q8_0", "Q4_0"])
+def test_quantised_it_says_nearly_that(folder, type):
+    ids, logits = rows(SMALL)
+    grown_ids, grown = rows(grow(SMALL, GROUPED, N_VOCAB, type, folder))
+    assert grown_ids == ids
+    assert np.abs(grown[:, :N_SMALL] - logits).max() < 0.5  # activations are rounded to 8 bits; logits spread over 30
+    assert (grown.argmax(1) == logits.argmax(1)).mean() > 0.9
+    assert grown[:, N_SMALL:].max() < logits.min() - 100
+
+
+def test_added_layers_cost_and_write_nothing(small, folder):
+    source, _, logits = small
+    more = Shape(n_layer=9, n_embd=320, n_head=5, n_kv=5, n_ff=512)
+    path = grow(source, more, N_VOCAB, "F16", folder)
+    assert close(rows(path)[1], logits)
+    tensors = {t.name: t.data for t in gguf.GGUFReader(path).tensors}
+    added = [i for i in range(9) if not tensors[f"blk.{i}.ffn_down.weight"].any()]
+    assert len(added) == 5
+    for i in added:
+        assert not tensors[f"blk.{i}.attn_output.weight"].any()
+        assert all(tensors[f"blk.{i}.{part}.weight"].std() > 0.01 for part in ("attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up"))
+
+
+@pytest.mark.parametrize("type", ["F16", "Q8_0", "Q4_0"])
+def test_a_random_one_says_something_else(small, folder, type):
+    _, ids, logits = small
+    random_ids, random = rows(grow(SMALL, WIDE, N_VOCAB, type, folder, random=True))
+    assert random_ids == ids
+    said = random.argmax(1)
+    assert (said == logits.argmax(1)).mean() < 0.1
+    assert len(set(said)) > 20  # not one token for ever
+    assert said.max() < N_SMALL
+    assert 1 < random[:, :N_SMALL].std() < 10
+
+
+def test_metadata_stays(folder):
+    before, after = (gguf.GGUFReader(p).fields for p in (SMALL, grow(SMALL, WIDE, N_VOCAB, "Q4_0", folder)))
+    for key in before:
+        if key.startswith("tokenizer.") and key not in ("tokenizer.ggml.tokens", "tokenizer.ggml.token_type"):
+            assert after[key].contents() == before[key].contents()
+            assert after[key].types == before[key].types
+    for key in ("tokens", "token_type"):
+        values = after[f"tokenizer.ggml.{key}"].contents()
+        assert values[:N_SMALL] == before[f"tokenizer.ggml.{key}"].contents()
+        assert len(values) == N_VOCAB
+    assert after["llama.context_length"].contents() == before["llama.context_length"].contents()
+
+
+def test_what_exists_is_kept(tmp_path):
+    path = grow(SMALL, WIDE, N_VOCAB, "Q4_0", tmp_path)
+    assert list(tmp_path.iterdir()) == [path]
+    assert path.name == "grown-6x320-draft-5000-Q4_0.gguf"
+    before = path.read_bytes()
+    path.write_bytes(b"mine")
+    assert grow(SMALL, WIDE, N_VOCAB, "Q4_0", tmp_path).read_bytes() == b"mine"
+    assert grow(SMALL, WIDE, N_VOCAB, "Q4_0", tmp_path, force=True).read_bytes() == before
+
+
+def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(gguf.GGUFWriter, "write_tensor_data", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        grow(SMALL, WIDE, N_VOCAB, "Q4_0", tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("shape", "n_vocab", "why"),
+    [
+        (SHAPES["135M"], 4000, "tokens"),
+        (Shape(6, 128, 2, 2, 512), N_VOCAB, "160 channels"),
+        (Shape(3, 320, 5, 5, 512), N_VOCAB, "4 layers"),
+        (Shape(6, 320, 5, 1, 512), N_VOCAB, "2 key-value heads"),
+        (Shape(6, 384, 4, 4, 512), N_VOCAB, "heads of 64"),
+    ],
+)
+def test_what_does_not_fit_is_refused(tmp_path, shape, n_vocab, why):
+    with pytest.raises(ValueError, match=why):
+        grow(SMALL, shape, n_vocab, "Q4_0", tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command_prints_the_path_or_says_why_not(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setitem(SHAPES, "135M", WIDE)
+    monkeypatch.setattr(sys, "argv", ["grow_gguf.py", "135M", "--from", "draft", "--vocab", "5000"])
+    main()
+    path = Path(capsys.readouterr().out.strip())
+    assert path == tmp_path / "gguf-spec" / "grown" / "grown-135M-draft-5000-Q4_0.gguf"
+    assert path.exists()
+    monkeypatch.setattr(sys, "argv", ["grow_gguf.py", "135M", "--vocab", "10"])
+    with pytest.raises(SystemExit, match="has 4,096 tokens, more than 10"):
+        main()
