@@ -19,19 +19,25 @@ class Draft(NamedTuple):
     Attributes:
         tokens: Token ids, at most `k`.
         q: For each of them the law it was drawn from; empty where the rule is `coupled`, which never asks.
+        branches: Second guesses: a place in `tokens`, and what may stand there instead. Only `coupled` looks at them.
     """
 
     tokens: list[int]
     q: list[Distribution]
+    branches: Sequence[tuple[int, int]] = ()
 
 
 class Rows:
     """What the target says of a draft: row `i` follows its first `i` tokens, 0 <= i <= len(drafted). Each is read only when asked for."""
 
-    def __init__(self, logits: Logits, tokens: Sequence[int], drafted: Sequence[int], sampler: Sampler) -> None:
-        """Take `logits` of shape `(n, V)`, n > len(drafted), whose last rows are meant; `tokens` are all before the draft."""
-        self.logits, self.sampler = logits[-len(drafted) - 1 :], sampler
-        self._tokens, self._drafted = tokens, drafted
+    def __init__(
+        self, logits: Logits, tokens: Sequence[int], drafted: Sequence[int], sampler: Sampler, branches: Sequence[tuple[int, int]] = ()
+    ) -> None:
+        """Take `logits` of shape `(n, V)`, whose last rows are meant: those of the draft, then one after each branch; `tokens` are all before."""
+        first = len(logits) - len(branches) - len(drafted) - 1
+        self.logits, self._branch_logits = logits[first : len(logits) - len(branches)], logits[len(logits) - len(branches) :]
+        self.sampler = sampler
+        self._tokens, self._drafted, self._branches = tokens, drafted, branches
 
     def law(self, i: int) -> Distribution:
         """Return the target's law of the next token."""
@@ -40,6 +46,15 @@ class Rows:
     def token(self, i: int) -> int:
         """Return the target's own next token, by the noise of its position."""
         return self.sampler.token(self.logits[i], self.history(i))
+
+    def branch_off(self, i: int, token: int) -> bool:
+        """Go on behind `token` in place of the i-th drafted one, if that is a branch: row i + 1, which is then the last, follows it."""
+        if (i, token) not in self._branches:
+            return False
+        at = self._branches.index((i, token))
+        self.logits = np.concatenate([self.logits[: i + 1], self._branch_logits[at : at + 1]])
+        self._drafted = [*self._drafted[:i], token]
+        return True
 
     def is_near_tie(self, i: int, token: int, noise: float) -> bool:
         """Return whether the choice of `token` was closer than `noise`."""
@@ -55,7 +70,7 @@ class Rows:
 
 
 Accept = Callable[[Draft, Rows], list[int]]
-"""A rule: the 1 to `len(draft.tokens) + 1` token ids a round emits. All but the last are the first of the draft's."""
+"""A rule: the 1 to `len(draft.tokens) + 1` token ids a round emits: the first of the draft's, perhaps one of its branches, and one more."""
 
 
 def coupled(draft: Draft, rows: Rows) -> list[int]:
@@ -69,7 +84,7 @@ def coupled(draft: Draft, rows: Rows) -> list[int]:
     for i, drafted in enumerate(draft.tokens):
         new.append(rows.token(i))
         if new[i] != drafted:
-            return new
+            return [*new, rows.token(i + 1)] if rows.branch_off(i, new[i]) else new
     return [*new, rows.token(len(draft.tokens))]
 
 

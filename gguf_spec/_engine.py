@@ -63,7 +63,8 @@ def run_round(target: LanguageModel, drafter: Drafter, tokens: Sequence[int], sa
     """Draft up to `k` tokens, check them in one target pass, return the 1 to k+1 new ones."""
     draft = drafter.draft(tokens, k)
     pending = [*tokens[target.n_past :], *draft.tokens]
-    rows = Rows(target.logits(pending, len(draft.tokens) + 1), tokens, draft.tokens, sampler)
+    branches = [(len(pending) - len(draft.tokens) + i, token) for i, token in draft.branches]
+    rows = Rows(target.logits(pending, len(draft.tokens) + 1, branches), tokens, draft.tokens, sampler, draft.branches)
     new = rule.accept(draft, rows)
     noise = rule.noise if len(pending) > 1 else 0.0  # a pass over one token is what plain decoding does
     near_ties = [i for i, token in enumerate(new) if rows.is_near_tie(i, token, noise)]
@@ -75,15 +76,21 @@ def run_round(target: LanguageModel, drafter: Drafter, tokens: Sequence[int], sa
         alone = _row_alone(target, rows.history(len(new)), sampler)
         new.append(alone.token(0))
         logprobs += [] if sampler.sampling.logprobs is None else [alone.logprob(0, new[-1])]
-    keep = len(tokens) + len(new) - 1  # the newest token is in no cache
+    keep = len(tokens) + _n_cached(draft.tokens, new)
     target.rollback(keep)
     drafter.rollback(keep)
-    return Round(new, len(draft.tokens), len(new) - 1, False, tuple(near_ties), again, tuple(logprobs))
+    return Round(new, len(draft.tokens) + len(branches), len(new) - 1, False, tuple(near_ties), again, tuple(logprobs))
+
+
+def _n_cached(drafted: Sequence[int], new: Sequence[int]) -> int:
+    """Return how many of the new tokens the pass left in the caches: the newest is in none, nor is what follows a branch, or a branch itself."""
+    return next((i for i, (a, b) in enumerate(zip(drafted, new[:-1], strict=False)) if a != b), len(new) - 1)
 
 
 def _row_alone(target: LanguageModel, history: Sequence[int], sampler: Sampler) -> Rows:
     """Return the row after `history`, from a pass over its last token alone."""
     target.rollback(len(history) - 1)
+    target.read(history[target.n_past : -1])  # a branch is not in the cache
     return Rows(target.logits(history[-1:], 1), history, [], sampler)
 
 
@@ -116,7 +123,7 @@ def rounds(
 ) -> Iterator[Round]:
     """Yield round after round, until an end token, `n_max` tokens, a full context, or `cancelled()`; the prompt is already read.
 
-    After each round `target.n_past` is one less than the tokens so far, and the cache holds just those.
+    After each round `target.n_past` is one less than the tokens so far, two less after a branch, and the cache holds just those.
     """
     tokens = [*prompt]
     n_left = min(n_max or target.n_ctx, target.n_ctx - len(prompt))

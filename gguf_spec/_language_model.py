@@ -15,11 +15,17 @@ class LanguageModel(Protocol):
         n_vocab: V, the length of a row of logits.
         n_ctx: Positions the cache holds.
         busy_s: Seconds spent inside the model.
+        start: A token that a text may begin with.
+        weight_bytes: What the weights take.
+        cached_bytes: What one token takes in the cache.
     """
 
     n_vocab: int
     n_ctx: int
     busy_s: float
+    start: int
+    weight_bytes: int
+    cached_bytes: float
 
     @property
     def n_past(self) -> int:
@@ -28,8 +34,12 @@ class LanguageModel(Protocol):
     def read(self, tokens: Sequence[int]) -> None:
         """Put tokens into the cache."""
 
-    def logits(self, tokens: Sequence[int], n_rows: int) -> Logits:
-        """Put tokens into the cache and return the logits after each of the last `n_rows`; the next call may overwrite them."""
+    def logits(self, tokens: Sequence[int], n_rows: int, branches: Sequence[tuple[int, int]] = ()) -> Logits:
+        """Put tokens into the cache and return the logits after each of the last `n_rows`; the next call may overwrite them.
+
+        Below them stand the logits after each of the `branches`, in order: an index into `tokens`, and the token that stands there instead.
+        Branches do not stay in the cache.
+        """
 
     def rollback(self, to: int) -> None:
         """Forget all but the first `to` tokens."""

@@ -11,15 +11,16 @@ from pathlib import Path
 from types import TracebackType
 
 from ._context import ContextOptions
-from ._drafters import Calibration, check_vocabulary
+from ._drafters import Suffixes, check_vocabulary
 from ._model import Model
-from ._near_ties import measure_noise
+from ._pair import Pair
 from ._probe import extra_bufts_work
+from ._profile import Profile, profile_of
 from ._registry import resolve
 from ._stream import Request, Stream, check_request
 from ._template import Message, encode_chat
-from ._types import Completion, Sampling, Speculation
-from .errors import BusyError, ClosedError
+from ._types import K_MAX, Completion, Sampling, Speculation
+from .errors import BusyError, ClosedError, InvalidOptionError
 
 Prompt = str | Sequence[Message]
 
@@ -35,17 +36,15 @@ class LLM:
         notes: Why things are not as one would expect, such as a draft that is not used. One sentence each.
     """
 
-    def __init__(self, name: str, target: Model, draft: Model | None, *, prompt: str, speculation: Speculation, notes: Sequence[str] = ()) -> None:
+    def __init__(self, name: str, pair: Pair, *, prompt: str, speculation: Speculation, notes: Sequence[str] = ()) -> None:
         self.name, self.prompt, self.speculation, self.notes = name, prompt, speculation, tuple(notes)
-        self.draft_name = draft.path.name if draft else None
-        self._target, self._draft = target, draft
+        self.draft_name = pair.draft.path.name if pair.draft else None
+        self._pair, self._target, self._draft = pair, pair.target, pair.draft
         self._lock = threading.Lock()  # held while a stream is open
         self._life = threading.Lock()  # held while the models must not be freed by another thread
         self._holder: int | None = None  # the thread whose stream is open
         self._stream: weakref.ref[Stream] | None = None
         self._closed = False
-        self._noise: dict[int, float] = {}  # by k
-        self._calibration = Calibration(target.n_vocab)
 
     @property
     def n_ctx(self) -> int:
@@ -121,22 +120,16 @@ class LLM:
     def logit_noise(self, k: int) -> float:
         """Return how far logits of the target move against each other with the size of the batch on this machine, at most, in logits.
 
-        Measured once for each `k`, over a few rows, and doubled: a decision closer than that is a near tie. 0 where k is 0, or where this machine's
+        Measured with the profile, over a few rows, and doubled: a decision closer than that is a near tie. 0 where k is 0, or where this machine's
         kernels give the same logits whatever the size.
         """
-        with self.models():
-            return self._logit_noise(k)
-
-    def _logit_noise(self, k: int) -> float:
         Speculation(k)  # or say what is wrong with it
-        if not k or not self._draft:
-            return 0.0
-        if k not in self._noise:
-            n = min(max(2 * (k + 1), 8), self._target.n_ctx)
-            # Any ids will do, while a text might hold what this vocabulary cannot spell.
-            tokens = [(7919 * i + 13) % self._target.n_vocab for i in range(n)]
-            self._noise[k] = measure_noise(self._target, tokens, min(k, n - 1))
-        return self._noise[k]
+        return self.profile.logit_noise(k) if k else 0.0
+
+    @property
+    def profile(self) -> Profile:
+        """What was measured of the models on this machine."""
+        return self._pair.profile
 
     @contextmanager
     def models(self) -> Iterator[tuple[Model, Model]]:
@@ -164,9 +157,7 @@ class LLM:
         self._take()
         with self._life:
             self._closed = True
-            self._target.close()
-            if self._draft:
-                self._draft.close()
+            self._pair.close()
         self._give_back()
 
     def _complete(self, stream: Stream) -> Completion:
@@ -181,8 +172,10 @@ class LLM:
             if self._closed:
                 raise ClosedError
             check_request(request, self._target)
-            noise = self._logit_noise(request.speculation.k) if request.speculation.accept == "coupled" else 0.0
-            stream = Stream(request, self._target, self._draft, noise, self._calibration, self._give_back)
+            self._pair.check(request.speculation)
+            if request.speculation.k:
+                self._pair.measure()
+            stream = Stream(request, self._pair, self._give_back)
         except BaseException:
             self._give_back()
             raise
@@ -217,49 +210,74 @@ def load(
     kv_type: str = "f16",
     gpu_layers: int = -1,
     extra_bufts: bool | None = None,
+    reference: str | Path | None = None,
     verbose: bool = False,
 ) -> LLM:
     """Load a model, and a draft that speaks its vocabulary.
 
     Args:
         model: A name in models.yaml, or the path of a GGUF file.
-        draft: A name, a path, None or `none` for plain decoding, or `auto` for the one that belongs to the model's name.
-        speculation: How many tokens to draft; `Speculation()` where it is not given.
+        draft: A name, a path, `ngram` to draft from the text alone, None or `none` for plain decoding, or `auto` for the one that belongs to the
+            model's name.
+        speculation: How to draft; where it is not given `Speculation()`, and plain decoding where `draft` is None.
         n_ctx: Tokens the context holds; None takes what the model was trained for, at most 4,096.
         threads: None takes the physical cores.
         flash_attention: `auto`, `on` or `off`.
         kv_type: Number type of the key-value cache: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1 or q4_0.
         gpu_layers: Layers to offload in a GPU build; -1 for all.
         extra_bufts: Let llama.cpp repack the weights for this CPU; None asks a probe, which runs once a machine.
+        reference: A text file that drafts may come from too, such as one that answers quote.
         verbose: Write llama.cpp's log to stderr.
+
+    What passes cost is measured the first time that models are loaded, in about a second, and kept in the user's cache.
 
     Raises:
         ModelError, VocabularyMismatchError, NotEnoughMemoryError, InvalidOptionError: Nothing stays in memory then.
     """
     entry = resolve(model)
-    draft_path = entry.draft if draft == "auto" else None if draft in (None, "none") else _draft_file(str(draft))
+    plain, by_text = draft in (None, "none"), draft == "ngram"
+    draft_path = entry.draft if draft == "auto" else None if plain or by_text else _draft_file(str(draft))
+    text = None if reference is None else _read_reference(Path(reference))
     options = ContextOptions(n_ctx, threads, flash_attention, kv_type, gpu_layers, extra_bufts is not False, verbose)
     if extra_bufts is None and not extra_bufts_work():
         options = replace(options, extra_bufts=False)
     target, drafter, notes = Model(entry.target, options), None, []
     try:
-        if draft_path:
+        if not (target.can_roll_back or plain):
+            notes.append(f"{target.path.name} cannot go back a token (it is recurrent or hybrid), which speculation needs: decoding plainly.")
+        elif draft_path:
             drafter, why_not = _load_draft(draft_path, target)
             notes += why_not
         elif draft == "auto":
-            notes.append(f"no draft is known for {entry.name}: decoding plainly. Give one with --draft FILE.")
+            notes.append(f"no draft model is known for {entry.name}: drafting from the text alone. Give one with --draft FILE.")
         if target.n_ctx > target.n_ctx_train > 0:
             notes.append(
                 f"{entry.name} was trained for {target.n_ctx_train:,} tokens: beyond them, in a context of {target.n_ctx:,}, it writes worse."
             )
+        pair = Pair(target, drafter, profile_of, None if text is None else _suffixes(target, text))
         prompt = entry.prompt or ("chat" if target.chat_template else "text")
-        llm = LLM(entry.name, target, drafter, prompt=prompt, speculation=speculation or Speculation(), notes=notes)
-        if llm.speculation.accept == "coupled":
-            llm.logit_noise(llm.speculation.k)  # now, not when the first answer is waited for
+        llm = LLM(entry.name, pair, prompt=prompt, speculation=speculation or Speculation(k=0 if plain else K_MAX), notes=notes)
+        if llm.speculation.k:
+            pair.measure()  # now, not when the first answer is waited for
         return llm
     except BaseException:
         target.close()
+        if drafter:
+            drafter.close()
         raise
+
+
+def _read_reference(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except (OSError, ValueError) as error:
+        raise InvalidOptionError("reference", str(path), f"a text file that can be read ({error})") from None
+
+
+def _suffixes(target: Model, text: str) -> Suffixes:
+    suffixes = Suffixes()
+    suffixes.extend(target.tokenize(text, special=False, start=False))
+    return suffixes
 
 
 def _draft_file(draft: str) -> Path:
@@ -269,9 +287,7 @@ def _draft_file(draft: str) -> Path:
 
 
 def _load_draft(path: Path, target: Model) -> tuple[Model | None, list[str]]:
-    """Load a draft that speaks the target's vocabulary; where one of them cannot go back, return None and the reason."""
-    if not target.can_roll_back:
-        return None, [f"{target.path.name} cannot go back a token (it is recurrent or hybrid), which speculation needs: decoding plainly."]
+    """Load a draft that speaks the target's vocabulary; where it cannot go back, return None and the reason."""
     draft = Model(path, replace(target.options, n_ctx=target.n_ctx))
     try:
         check_vocabulary(target, draft)
@@ -281,4 +297,4 @@ def _load_draft(path: Path, target: Model) -> tuple[Model | None, list[str]]:
     if draft.can_roll_back:
         return draft, []
     draft.close()
-    return None, [f"the draft {path.name} cannot go back a token (it is recurrent or hybrid), which speculation needs: decoding plainly."]
+    return None, [f"the draft {path.name} cannot go back a token (it is recurrent or hybrid), which drafting needs: drafting from the text alone."]

@@ -21,7 +21,7 @@ from llama_cpp import llama_cpp as C
 from ._context import FLASH_ATTENTION, KV_TYPES, ContextOptions, check_memory, context_error, load_error, physical_cores
 from ._gguf import Header, check_generates_text, read_header
 from ._sampling import Logits
-from ._types import K_MAX
+from ._types import BRANCHES_MAX, K_MAX
 from .errors import ClosedError, DecodeError, InvalidOptionError, NotEnoughMemoryError, RollbackError, UnsupportedModelError
 
 _N_BATCH = 512
@@ -48,9 +48,10 @@ def _start_backend() -> None:
     C.llama_backend_init()
 
 
-def library_files() -> list[Path]:
-    """Return llama.cpp's shared libraries."""
-    return sorted(path for path in (Path(C.__file__).parent / "lib").iterdir() if path.is_file())
+def library_parts() -> list[str]:
+    """Return what tells builds of llama.cpp apart: its shared libraries, their sizes and times."""
+    files = sorted(path for path in (Path(C.__file__).parent / "lib").iterdir() if path.is_file())
+    return [f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in files]
 
 
 _stack_lock = threading.Lock()
@@ -86,6 +87,9 @@ class Model:
         n_vocab: V, the length of a row of logits.
         n_ctx: Positions the cache holds.
         busy_s: Seconds spent inside llama.cpp since loading.
+        start: The token that a text begins with, or some other where there is none.
+        weight_bytes: What the weights take.
+        cached_bytes: What one token takes in the cache.
     """
 
     def __init__(self, path: Path, options: ContextOptions) -> None:
@@ -142,7 +146,9 @@ class Model:
         params, options = C.llama_context_default_params(), self.options
         params.n_ctx = options.positions(self.n_ctx_train)
         params.n_batch = params.n_ubatch = _N_BATCH
-        params.n_seq_max, params.n_outputs_max, params.n_outputs_max_per_seq = 1, K_MAX + 1, K_MAX + 1
+        n_sequences = 1 + BRANCHES_MAX if self.can_roll_back else 1  # they share one cache, and cost nothing while they are empty
+        params.kv_unified = self.can_roll_back
+        params.n_seq_max, params.n_outputs_max, params.n_outputs_max_per_seq = n_sequences, K_MAX + 1, K_MAX + 1
         params.n_threads = params.n_threads_batch = options.threads or physical_cores()
         params.flash_attn_type = FLASH_ATTENTION[options.flash_attention]
         params.type_k = params.type_v = KV_TYPES[options.kv_type][0]
@@ -154,18 +160,22 @@ class Model:
             raise context_error(options, params.n_ctx, _log)
         self.n_ctx: int = min(int(params.n_ctx), C.llama_n_ctx(self._ctx))  # llama.cpp rounds up
         self._memory = C.llama_get_memory(self._ctx)
-        self._batch = C.llama_batch_init(_N_BATCH, 0, 1)
+        self.start = max(0, C.llama_vocab_bos(self._vocab))
+        self.weight_bytes = self.path.stat().st_size
+        self.cached_bytes = options.kv_bytes(header, self.n_ctx_train) / self.n_ctx
+        self._batch = C.llama_batch_init(_N_BATCH, 0, n_sequences)
         self._tokens = np.ctypeslib.as_array(self._batch.token, (_N_BATCH,))
         self._positions = np.ctypeslib.as_array(self._batch.pos, (_N_BATCH,))
         self._outputs = np.ctypeslib.as_array(self._batch.logits, (_N_BATCH,))
-        np.ctypeslib.as_array(self._batch.n_seq_id, (_N_BATCH,))[:] = 1
+        self._n_sequences = np.ctypeslib.as_array(self._batch.n_seq_id, (_N_BATCH,))
+        self._n_sequences[:] = 1
         for i in range(_N_BATCH):
             self._batch.seq_id[i][0] = 0
 
     def close(self) -> None:
         """Free the native memory; more than once does nothing."""
         if self._batch is not None:
-            self._tokens = self._positions = self._outputs = np.zeros(0, dtype=np.int32)  # they point into the batch
+            self._tokens = self._positions = self._outputs = self._n_sequences = np.zeros(0, dtype=np.int32)  # they point into the batch
             C.llama_batch_free(self._batch)
             self._batch = None
         if self._ctx:
@@ -192,46 +202,76 @@ class Model:
         for i in range(0, len(tokens), _N_BATCH):
             self._decode(tokens[i : i + _N_BATCH], 0)
 
-    def logits(self, tokens: Sequence[int], n_rows: int) -> Logits:
+    def logits(self, tokens: Sequence[int], n_rows: int, branches: Sequence[tuple[int, int]] = ()) -> Logits:
         """Put tokens into the cache and return the logits after each of the last `n_rows` of them.
 
+        Args:
+            tokens: Their ids.
+            n_rows: How many rows are wanted.
+            branches: Tokens beside them, at most 3: an index into `tokens`, above 0, and the id that stands there instead. They are not cached.
+
         Returns:
-            A view of shape `(n_rows, V)` into llama.cpp's buffer, overwritten by the next call.
+            A view of shape `(n_rows + len(branches), V)` into llama.cpp's buffer, overwritten by the next call.
 
         Raises:
             DecodeError: llama.cpp refused the batch. The cache is empty then.
         """
-        if not 0 < n_rows <= min(len(tokens), K_MAX + 1):
-            raise InvalidOptionError("n_rows", n_rows, f"from 1 to the {len(tokens)} tokens given, at most {K_MAX + 1}")
+        if not 0 < n_rows <= min(len(tokens), K_MAX + 1 - len(branches)):
+            raise InvalidOptionError("n_rows", n_rows, f"from 1 to the {len(tokens)} tokens given, at most {K_MAX + 1} with the branches")
+        if len(branches) > BRANCHES_MAX or not all(0 < i < len(tokens) for i, _ in branches) or (branches and len(tokens) > K_MAX + 1):
+            raise InvalidOptionError("branches", branches, f"at most {BRANCHES_MAX}, each beside a token after the first")
         if len(tokens) > _N_BATCH:
             self.read(tokens[:-n_rows])
             tokens = tokens[-n_rows:]
-        self._decode(tokens, n_rows)
+        self._decode(tokens, n_rows, branches)
         row = C.llama_get_logits_ith(self._ctx, len(tokens) - n_rows)
-        return np.ctypeslib.as_array(row, (n_rows, self.n_vocab))
+        return np.ctypeslib.as_array(row, (n_rows + len(branches), self.n_vocab))
 
-    def _decode(self, tokens: Sequence[int], n_rows: int) -> None:
-        n, n_past = len(tokens), self.n_past
+    def _decode(self, tokens: Sequence[int], n_rows: int, branches: Sequence[tuple[int, int]] = ()) -> None:
+        n_cached, n_past = len(tokens), self.n_past
+        n = n_cached + len(branches)
         if not self._ctx:
             raise ClosedError
         if n_past + n > self.n_ctx:
             raise DecodeError(1, n_past, n, f"the context holds {self.n_ctx}")
-        self._tokens[:n] = tokens
+        self._tokens[:n] = [*tokens, *(token for _, token in branches)]
         if n and not 0 <= int(self._tokens[:n].min()) <= int(self._tokens[:n].max()) < self.n_vocab:
-            raise InvalidOptionError("tokens", list(tokens), f"ids from 0 to {self.n_vocab - 1}")
-        self._positions[:n] = np.arange(n_past, n_past + n)
-        self._outputs[: n - n_rows] = 0
-        self._outputs[n - n_rows : n] = 1
+            raise InvalidOptionError("tokens", self._tokens[:n].tolist(), f"ids from 0 to {self.n_vocab - 1}")
+        self._positions[:n_cached] = np.arange(n_past, n_past + n_cached)
+        self._outputs[: n_cached - n_rows] = 0
+        self._outputs[n_cached - n_rows : n] = 1
         self._batch.n_tokens = n
+        if branches:
+            self._begin_branches(n_cached, branches)
         started = time.perf_counter()
         code = C.llama_decode(self._ctx, self._batch)
         C.llama_synchronize(self._ctx)  # a GPU may still be at it
         self.busy_s += time.perf_counter() - started
+        if branches:
+            self._end_branches(n_cached, len(branches))
         if code != 0:
             C.llama_memory_clear(self._memory, True)
             self.cached.clear()
             raise DecodeError(code, n_past, n, _log[-1] if _log else "")
         self.cached.extend(tokens)
+
+    def _begin_branches(self, n_cached: int, branches: Sequence[tuple[int, int]]) -> None:
+        """Give each branch a sequence of its own, which shares all before it: the cache, and the first tokens of the batch."""
+        for i in range(n_cached):
+            beyond = [s for s, (at, _) in enumerate(branches, 1) if i < at]
+            self._n_sequences[i] = 1 + len(beyond)
+            for place, s in enumerate(beyond, 1):
+                self._batch.seq_id[i][place] = s
+        for s, (at, _) in enumerate(branches, 1):
+            C.llama_memory_seq_cp(self._memory, 0, s, 0, self.n_past)
+            self._positions[n_cached + s - 1] = self.n_past + at
+            self._batch.seq_id[n_cached + s - 1][0] = s
+
+    def _end_branches(self, n_cached: int, n_branches: int) -> None:
+        for s in range(1, n_branches + 1):
+            C.llama_memory_seq_rm(self._memory, s, -1, -1)
+            self._batch.seq_id[n_cached + s - 1][0] = 0
+        self._n_sequences[:n_cached] = 1
 
     def rollback(self, to: int) -> None:
         """Forget all but the first `to` tokens; a cache that is no longer stays as it is.

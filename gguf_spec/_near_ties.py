@@ -7,40 +7,36 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ._language_model import LanguageModel
-from ._sampling import Candidates, Logits, Sampler
+from ._sampling import Candidates, Logits, Sampler, largest
 from ._types import Sampling
 
 _RIVALS = 64  # best tokens of a row that are compared with the best one
-_MARGIN = 2.0  # what a few rows show is not the most there can be
+MARGIN = 2.0  # what a few rows show is not the most there can be
 
 
-def measure_noise(target: LanguageModel, tokens: Sequence[int], k: int) -> float:
-    """Return how far a logit's distance from the best one moves with the size of the batch, in logits; twice the most that was seen.
+class Alone:
+    """What rows of passes over one token each say, to be compared with rows of wider passes over the same tokens."""
 
-    Decodes `tokens` one at a time and again in batches of 2 and of k + 1. Leaves the cache empty.
+    def __init__(self) -> None:
+        self._best: list[tuple[NDArray[np.int64], NDArray[np.float64]]] = []
 
-    Args:
-        target: The model.
-        tokens: Some ids; two batches' worth are enough.
-        k: Most tokens drafted in a round.
-    """
+    def add(self, row: Logits) -> None:
+        """Take the next row, shape `(V,)`."""
+        best = largest(row, min(_RIVALS, len(row)))
+        best = best[np.argsort(-row[best])]
+        self._best.append((best, row[best].astype(np.float64)))
 
-    def rows(width: int) -> Logits:
-        target.rollback(0)
-        parts = [tokens[i : i + width] for i in range(0, len(tokens), width)]
-        return np.concatenate([target.logits(part, len(part)).copy() for part in parts]).astype(np.float64)
-
-    alone, worst = rows(1), 0.0
-    best = np.argsort(-alone, axis=1)[:, :_RIVALS]
-    for width in sorted({2, k + 1}):
-        with np.errstate(invalid="ignore"):  # tokens that cannot come are at -inf in both
-            moved = np.take_along_axis(rows(width) - alone, best, axis=1)
-            moved = np.abs(moved - moved[:, :1])
-        worst = max(worst, float(moved[np.isfinite(moved)].max(initial=0.0)))
-    target.rollback(0)
-    return _MARGIN * worst
+    def moved(self, rows: Logits) -> float:
+        """Return how far a logit's distance from the best one is another in `rows`, the first rows again, shape `(n, V)`; in logits."""
+        worst = 0.0
+        for (best, alone), row in zip(self._best, rows, strict=False):
+            with np.errstate(invalid="ignore"):  # tokens that cannot come are at -inf in both
+                moved = row[best].astype(np.float64) - alone
+                moved = np.abs(moved - moved[0])
+            worst = max(worst, float(moved[np.isfinite(moved)].max(initial=0.0)))
+        return worst
 
 
 def is_near_tie(sampler: Sampler, logits: Logits, history: Sequence[int], token: int, noise: float) -> bool:

@@ -6,18 +6,16 @@ bundled models with and without repacking. Where it fails, models are loaded wit
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import platform
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 
+from ._cache import cache_file, keep, recall, this_machine
 from ._context import ContextOptions
-from ._model import Model, library_files
+from ._model import Model, library_parts
 from ._registry import resolve
 
 # Repacked kernels add the same products in another order: logits moved by 0.0 with AVX2, and rounding cannot move them by more than
@@ -28,47 +26,26 @@ _TOLERANCE = 0.5
 def extra_bufts_work() -> bool:
     """Return whether repacked weights can be used, from the cache or by probing; a failure is told on stderr when it is found."""
     cache = _cache_file()
-    try:
-        return bool(json.loads(cache.read_text(encoding="utf-8"))["ok"])
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
+    known = recall(cache)
+    if isinstance(known, dict) and "ok" in known:
+        return bool(known["ok"])
     problem = _probe()
     if problem:
         sys.stderr.write(
             f"Note: llama.cpp's repacked kernels fail on this machine ({problem}): going on without them, slower but right (use_extra_bufts=False).\n"
         )
-    try:
-        cache.parent.mkdir(parents=True, exist_ok=True)
-        part = cache.with_suffix(f".{os.getpid()}")
-        part.write_text(json.dumps({"ok": not problem, "problem": problem}), encoding="utf-8")
-        part.replace(cache)
-    except OSError:
-        pass  # no place to remember it: the next load asks again
+    keep(cache, {"ok": not problem, "problem": problem})  # where there is no place for it the next load asks again
     return not problem
 
 
 def _cache_file() -> Path:
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gguf-spec" / "probe"
-    parts = [platform.machine(), platform.node(), _cpu()]
-    for path in library_files():
-        about = path.stat()
-        parts.append(f"{path} {about.st_size} {about.st_mtime_ns}")
-    return folder / (hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24] + ".json")
-
-
-def _cpu() -> str:
-    """Return what the kernels are chosen by: the processor's name and features."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n", maxsplit=1)[0].splitlines()
-    except OSError:
-        return platform.processor()
-    return "\n".join(line for line in lines if line.startswith(("model name", "flags", "Features", "CPU")))
+    return cache_file("probe", [*this_machine(), *library_parts()])
 
 
 def _probe() -> str | None:
     """Return what is wrong, or None."""
     if getattr(sys, "frozen", False):  # a packed program cannot start itself as Python; be careful only where it is known to matter
-        return "not checked in a packed program" if "amx" in _cpu() else None
+        return "not checked in a packed program" if "amx" in "".join(this_machine()) else None
     try:
         child = subprocess.run(_command(), capture_output=True, text=True, timeout=300, check=False, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -11,13 +11,15 @@ from types import TracebackType
 
 from . import _engine
 from ._accept import RULES
-from ._drafters import Calibration, CoupledGuess, Drafter, DrawnGuess, ModelDrafter, NoDrafter
+from ._drafters import Drafter
 from ._filters import make_filters
 from ._model import Model
+from ._pair import Pair
 from ._rng import SeededRng
 from ._sampling import Sampler
 from ._text import TextStream
 from ._types import Chunk, Completion, FinishReason, Sampling, Speculation, Stats, TokenLogprob
+from ._window import Window
 from .errors import EmptyPromptError, InvalidOptionError, PromptTooLongError
 
 
@@ -65,17 +67,14 @@ class Stream:
     One that is dropped closes itself.
     """
 
-    def __init__(
-        self, request: Request, target: Model, draft: Model | None, noise: float, calibration: Calibration, release: Callable[[], None]
-    ) -> None:
-        """Make a stream over models that nothing else uses until `release` is called, once. `noise` is the target's, in logits; `calibration`
-        is what the draft knows of it.
+    def __init__(self, request: Request, pair: Pair, release: Callable[[], None]) -> None:
+        """Make a stream over models that nothing else uses until `release` is called, once.
 
         Raises:
             InvalidOptionError: The grammar is none, or forbids the prefill.
         """
         self._release: Callable[[], None] | None = None  # until there is something to close
-        self._generation = _Generation(request, target, draft, noise, calibration)
+        self._generation = _Generation(request, pair)
         self._chunks = self._generation.run()
         self._release = release
 
@@ -134,7 +133,7 @@ class Stream:
 class _Generation:
     """What a stream runs. Apart from it, so that the running generator does not keep a dropped stream alive."""
 
-    def __init__(self, request: Request, target: Model, draft: Model | None, noise: float, calibration: Calibration) -> None:
+    def __init__(self, request: Request, pair: Pair) -> None:
         self.seed = secrets.randbits(32) if request.sampling.seed is None else request.sampling.seed
         self.stats = Stats(n_prompt=len(request.prompt))
         self.cancelled = threading.Event()
@@ -142,37 +141,34 @@ class _Generation:
         self.tokens: list[int] = []
         self.logprobs: list[TokenLogprob] = []
         self.finish: FinishReason = "cancelled"
-        self._request, self._target, self._draft, self._calibration = request, target, draft, calibration
+        self._request, self._pair, self._target = request, pair, pair.target
         self._visible = TextStream(request.sampling.stop)
         self._to_echo = request.echo
         self._stop_tokens = frozenset(request.sampling.stop_tokens)
         speculation = request.speculation
-        self._rule = _engine.Rule(RULES[speculation.accept], noise if speculation.accept == "coupled" else 0.0, speculation.strict)
-        self._sampler = Sampler(request.sampling, SeededRng(self.seed), make_filters(target, request.sampling, len(request.prompt), request.prefill))
+        noise = pair.profile.logit_noise(speculation.k) if speculation.k and speculation.accept == "coupled" else 0.0
+        self._rule = _engine.Rule(RULES[speculation.accept], noise, speculation.strict)
+        self._sampler = Sampler(
+            request.sampling, SeededRng(self.seed), make_filters(pair.target, request.sampling, len(request.prompt), request.prefill)
+        )
 
     def run(self) -> Generator[Chunk, None, None]:
         """Yield a chunk for every round."""
         request, target, cancelled = self._request, self._target, self.cancelled.is_set
-        clock, k = _Clock(target, self._draft), request.speculation.k
-        drafter = self._drafter()
+        k, chain, n_max = request.speculation.k, self._sampler, request.sampling.max_tokens
+        drafter = self._pair.drafter(request.speculation, chain, n_max or target.n_ctx)
+        clock = _Clock(target, self._pair.draft, drafter)
         _engine.read_prompt(target, drafter, request.prompt, k, cancelled)
         clock.prompt_is_read()
-        n_max, chain = request.sampling.max_tokens, self._sampler
         for one in _engine.rounds(target, drafter, request.prompt, chain, k, self._rule, n_max, self._is_end, cancelled):
             chunk = self._deliver(one)
             self.stats = clock.round_is_done(self.stats, one, len(chunk.tokens))
             yield chunk
             clock.resume()
             if chunk.finish_reason:
+                clock.answered(len(self.tokens))
                 return
         yield self._deliver(_engine.Round([], 0, 0), cut="cancelled")
-
-    def _drafter(self) -> Drafter:
-        speculation = self._request.speculation
-        if not self._draft or not speculation.k:
-            return NoDrafter()
-        guess = CoupledGuess(self._sampler, self._calibration) if speculation.accept == "coupled" else DrawnGuess(self._sampler)
-        return ModelDrafter(self._draft, guess, self._target.n_vocab)
 
     def _is_end(self, token: int) -> bool:
         return token in self._stop_tokens or self._target.is_end(token)
@@ -210,8 +206,9 @@ class _Generation:
 class _Clock:
     """Keeps a stream's times: those inside the models, and all that passes while the stream itself runs."""
 
-    def __init__(self, target: Model, draft: Model | None) -> None:
+    def __init__(self, target: Model, draft: Model | None, drafter: Drafter) -> None:
         self._models = (draft, target)
+        self._window = drafter if isinstance(drafter, Window) else None
         self._busy = self._busy_now()
         self._since = time.perf_counter()
         self._total_s = self._prompt_s = 0.0
@@ -229,6 +226,7 @@ class _Clock:
     def round_is_done(self, old: Stats, one: _engine.Round, n_emitted: int) -> Stats:
         """Return the stats with a round added, and stop counting until `resume`."""
         self._pause()
+        window = self._window
         draft_s, verify_s = (now - before for now, before in zip(self._busy_now(), self._busy, strict=True))
         return Stats(
             n_prompt=old.n_prompt,
@@ -244,7 +242,15 @@ class _Clock:
             other_s=self._total_s - self._prompt_s - draft_s - verify_s,
             ttft_s=old.ttft_s or self._total_s,
             total_s=self._total_s,
+            forecast_s=window.forecast.rounds_s if window else 0.0,
+            plain_s=window.forecast.plain_s if window else 0.0,
+            drafters=dict(window.counts) if window else {},
         )
+
+    def answered(self, n_tokens: int) -> None:
+        """Tell the window how long the answer was."""
+        if self._window:
+            self._window.known.answered(n_tokens)
 
     def _pause(self) -> None:
         self._total_s += time.perf_counter() - self._since

@@ -10,6 +10,8 @@ from typing import Any, Literal
 from .errors import InvalidOptionError
 
 ACCEPT = ("coupled", "rejection", "block")
+BRANCHES_MAX = 3  # sequences are reserved too
+DRAFTERS = ("auto", "model", "ngram", "hybrid")
 FinishReason = Literal["stop", "length", "cancelled"]
 LOGPROBS_MAX = 100
 _MODERATE = 1e6
@@ -167,21 +169,38 @@ class Speculation:
             and without one. `rejection` and `block` draw anew where a draft token is refused: the text depends on seed, draft and k.
         strict: Decide each near tie again from a pass of the target over one token, as plain decoding does; costs such a pass each. Rarer, not
             never: what is cached of the text before was still computed in batches.
+        drafter: Who drafts. `model`: the draft model. `ngram`: the text itself, prompt included. `hybrid`: token by token whichever is surer. `auto`:
+            whatever there is of both, by what pays; the model alone where `adaptive` is off.
+        adaptive: Draft only as far as it pays here, by measured costs and chances, and not at all where nothing does. How far depends on the clock:
+            under `rejection` and `block` the text then does too. Off, a round drafts `k` tokens whatever they cost.
+        tree: Check second guesses of the draft model beside its first, at the least certain places, where that costs less than it brings. Only
+            under `coupled`.
     """
 
-    k: int = 4
+    k: int = K_MAX
     accept: Literal["coupled", "rejection", "block"] = "coupled"
     strict: bool = False
+    drafter: Literal["auto", "model", "ngram", "hybrid"] = "auto"
+    adaptive: bool = True
+    tree: bool = False
 
     def __post_init__(self) -> None:
         _check("k", self.k, f"a whole number from 0 to {K_MAX}", _is_count(self.k) and 0 <= self.k <= K_MAX)
         _check("accept", self.accept, f"one of {', '.join(ACCEPT)}", self.accept in ACCEPT)
+        _check("drafter", self.drafter, f"one of {', '.join(DRAFTERS)}", self.drafter in DRAFTERS)
+        _check(
+            "tree", self.tree, "True, under the rule coupled, or False", isinstance(self.tree, bool) and (not self.tree or self.accept == "coupled")
+        )
+        _check("adaptive", self.adaptive, "True or False", isinstance(self.adaptive, bool))
         _check(
             "strict",
             self.strict,
             "True, under the rule coupled, or False",
             isinstance(self.strict, bool) and (not self.strict or self.accept == "coupled"),
         )
+
+
+_RATES = ("acceptance", "tokens_per_round", "tokens_per_s", "predicted_speedup", "speedup")
 
 
 @dataclass(frozen=True)
@@ -206,6 +225,9 @@ class Stats:
         other_s: The rest.
         ttft_s: Time until the first token was there.
         total_s: All of it.
+        forecast_s: What the rounds should have taken, by the costs known when each began.
+        plain_s: What the same tokens should have taken one at a time.
+        drafters: Drafted and accepted tokens of each drafter: `model`, `ngram`, and `retry`, the rest of a draft behind its first wrong token.
     """
 
     n_prompt: int = 0
@@ -221,6 +243,20 @@ class Stats:
     other_s: float = 0.0
     ttft_s: float = 0.0
     total_s: float = 0.0
+    forecast_s: float = 0.0
+    plain_s: float = 0.0
+    drafters: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def predicted_speedup(self) -> float:
+        """How many times as fast as plain decoding the rounds should have been, by measured costs and what was accepted; 1 where nothing is known."""
+        return self.plain_s / self.forecast_s if self.forecast_s else 1.0
+
+    @property
+    def speedup(self) -> float:
+        """How many times as fast they were, by the clock."""
+        decode_s = self.total_s - self.prompt_s
+        return self.plain_s / decode_s if self.plain_s and decode_s > 0 else 1.0
 
     @property
     def acceptance(self) -> float:
@@ -240,7 +276,7 @@ class Stats:
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields and rates as plain numbers."""
-        rates = {name: getattr(self, name) for name in ("acceptance", "tokens_per_round", "tokens_per_s")}
+        rates = {name: getattr(self, name) for name in _RATES}
         return asdict(self) | rates
 
 

@@ -15,6 +15,14 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.skip(reason="slow: give --slow"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory):
+    """A folder for what is measured here: what the user's cache holds must decide nothing, and what a busy machine measures is not kept there."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def tales():
     """The bundled pair on one thread: so small a model does not gain from two, and a busy machine does not hold it up."""

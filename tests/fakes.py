@@ -1,4 +1,4 @@
-"""Stand-ins that run the real engine: models with a table for weights, a random source that replays every path."""
+"""Stand-ins that run the real engine: models with a table for weights and another for time, a random source that replays every path."""
 
 from __future__ import annotations
 
@@ -7,36 +7,76 @@ from pathlib import Path
 import numpy as np
 
 from gguf_spec._accept import Draft
+from gguf_spec._costs import interpolate
+from gguf_spec._drafters import ModelDrafter
+from gguf_spec._llm import LLM
+from gguf_spec._pair import Pair
+from gguf_spec._profile import NOTHING_KNOWN
 from gguf_spec._sampling import NO_FILTERS, Sampler
 from gguf_spec._types import Sampling
+from gguf_spec._window import Window
+
+
+def costing(table):
+    """What passes of a fake model cost, from the seconds of some widths."""
+    return lambda n, n_past: interpolate(table, n)
+
+
+AS_TARGET, AS_DRAFT = costing(NOTHING_KNOWN.target), costing(NOTHING_KNOWN.draft)  # a pair for which drafting pays
+
+
+class Clock:
+    """Time that passes in fake models alone; `_window` can be given it in place of the module `time`."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def perf_counter(self):
+        return self.now
 
 
 class FakeModel:
     """A model whose logits depend on the last two tokens: `table` has shape `(V, V, V)`, and the token before the first is 0.
 
-    `cached` is the cache; asking for a row whose past is not in the cache is impossible, as in llama.cpp.
+    `cached` is the cache; asking for a row whose past is not in the cache is impossible, as in llama.cpp. A pass takes no real time to speak of;
+    `cost` says how many seconds it is said to have taken, from how many tokens it was given and how many were there.
     """
 
-    def __init__(self, table, n_ctx=64, end=()):
+    start, weight_bytes, cached_bytes = 1, 1000, 1.0
+
+    def __init__(self, table, n_ctx=64, end=(), cost=lambda n, n_past: 1e-6 * (9 + n), clock=None):
         self.table = np.asarray(table, dtype=np.float32)
         self.n_vocab = self.table.shape[-1]
         self.n_ctx, self.end, self.cached, self.busy_s = n_ctx, frozenset(end), [], 0.0
-        self.passes = []  # (tokens given, rows asked for) of every pass
+        self.cost, self.clock = cost, clock or Clock()
+        self.passes = []  # (tokens given, rows asked for) of every pass that gave rows
 
     @property
     def n_past(self):
         return len(self.cached)
 
     def read(self, tokens):
-        assert self.n_past + len(tokens) <= self.n_ctx
-        self.cached.extend(tokens)
+        if tokens:
+            self._pass(tokens, len(tokens))
 
-    def logits(self, tokens, n_rows):
+    def logits(self, tokens, n_rows, branches=()):
         assert 0 < n_rows <= len(tokens)
-        self.passes.append((len(tokens), n_rows))
-        self.read(tokens)
+        assert all(0 < i < len(tokens) for i, _ in branches)
+        self.passes.append((len(tokens) + len(branches), n_rows))
+        n_past = self.n_past
+        self._pass(tokens, len(tokens) + len(branches))
         past = [0, *self.cached]
-        return np.stack([self.table[past[i - 1], past[i]] for i in range(len(past) - n_rows, len(past))])
+        rows = [(past[i - 1], past[i]) for i in range(len(past) - n_rows, len(past))]
+        rows += [(past[n_past + i], token) for i, token in branches]  # past is one longer than the cache
+        before, last = zip(*rows, strict=True)
+        return self.table[list(before), list(last)]
+
+    def _pass(self, tokens, n):
+        assert self.n_past + n <= self.n_ctx
+        seconds = self.cost(n, self.n_past)
+        self.busy_s += seconds
+        self.clock.now += seconds
+        self.cached.extend(tokens)
 
     def rollback(self, to):
         del self.cached[to:]
@@ -149,6 +189,17 @@ def every_path(run):
         if not path:
             return
         prefix = [outcome for outcome, _ in path[:-1]] + [path[-1][1][0]]
+
+
+def drafting(target, draft, guess, n_vocab):
+    """A drafter of just as many tokens as it is asked for, from a draft model alone."""
+    known = NOTHING_KNOWN.experiences()["drawn"]
+    return Window(target, [], ModelDrafter(draft, guess, n_vocab), known, n_left=64, fixed=True)
+
+
+def fake_llm(target, draft, speculation, measure=None):
+    """An LLM over fake models."""
+    return LLM("fake", Pair(target, draft, measure), prompt="text", speculation=speculation)
 
 
 def sampler(rng, filters=NO_FILTERS, **options):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,34 +19,71 @@ _DOUBT = 3.0  # places in which a token must have been seen before its correctio
 _FORGET = 0.99  # of what is known of a token, each time that it is seen again
 _CLEAR = 0.02  # a token counts fully where one of the models finds it as likely as that
 _TOO_FAR = 3.0  # no single place corrects a logit by more
+_LEADS = (0.15, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.5, 7.5)  # of the guess over the second, in logits, that are told apart
+SURENESSES = len(_LEADS) + 1
+
+
+class Guessed(NamedTuple):
+    """A token taken from a row.
+
+    Attributes:
+        token: Its id.
+        sureness: From 0, not at all, to `SURENESSES` - 1.
+        q: The law it was drawn from, where the rule asks for it.
+        second: The next best token, or None.
+    """
+
+    token: int
+    sureness: int
+    q: Distribution | None = None
+    second: int | None = None
 
 
 class Guess(Protocol):
-    """How a drafter takes a token from a row."""
+    """How a drafter takes a token from a row.
 
-    def token(self, row: Logits, history: Sequence[int]) -> tuple[int, Distribution | None]:
-        """Return the token, and the law it was drawn from where the rule asks for it.
+    Attributes:
+        beliefs: For each sureness the chance to be right before anything was seen.
+    """
+
+    @property
+    def beliefs(self) -> Sequence[float]: ...
+
+    def token(self, row: Logits, history: Sequence[int]) -> Guessed:
+        """Return the token.
 
         Raises:
             NoTokenLeftError: There is none to propose.
         """
 
-    def learn(self, tokens: Sequence[int], rows: Logits) -> None:
-        """Take note of what did follow, from the first token since `learn` was last called, and of the target's rows, shape `(n, V)`."""
+    def review(self, row: Logits, history: Sequence[int], token: int) -> tuple[int, bool]:
+        """Return how sure a guess from this row would have been, and whether it would have been `token`. Draws nothing."""
+
+    def learn(self, start: int, tokens: Sequence[int], rows: Logits) -> None:
+        """Take note of what did follow the first `start` tokens, and of the target's rows there, shape `(n, V)`."""
 
 
 class DrawnGuess:
     """Draws from the draft's law, which the rules `rejection` and `block` need to know."""
 
+    beliefs: tuple[float, ...] = tuple(np.linspace(0.5, 0.98, SURENESSES).tolist())
+
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
 
-    def token(self, row: Logits, history: Sequence[int]) -> tuple[int, Distribution | None]:
+    def token(self, row: Logits, history: Sequence[int]) -> Guessed:
         """Return a token and its law."""
         law = self._sampler.distribution(row, history)
-        return self._sampler.draw(law), law
+        token = self._sampler.draw(law)
+        return Guessed(token, _sureness_of_share(law.prob(token)), law)
 
-    def learn(self, tokens: Sequence[int], rows: Logits) -> None:
+    def review(self, row: Logits, history: Sequence[int], token: int) -> tuple[int, bool]:
+        """Judge the likeliest token in place of a drawn one: it is right a little less often than a drawn one is kept."""
+        law = self._sampler.distribution(row, history)
+        best = int(np.argmax(law.probs))
+        return _sureness_of_share(law.probs[best]), int(law.ids[best]) == token
+
+    def learn(self, start: int, tokens: Sequence[int], rows: Logits) -> None:
         """Do nothing: whatever changes q would change the text."""
 
 
@@ -76,8 +114,10 @@ class CoupledGuess:
 
     What is emitted never depends on the guess, so the draft may guess as it likes, and learn: from the target's rows how its logits are off, and
     from what was emitted whether that helps and at which temperature it is best read. All ways are tried on each row; that with the most hits so
-    far decides.
+    far decides. How sure a guess is: its lead over the second best, noise included.
     """
+
+    beliefs: tuple[float, ...] = tuple(np.linspace(0.3, 0.97, SURENESSES).tolist())
 
     def __init__(self, sampler: Sampler, calibration: Calibration) -> None:
         self._sampler, self._calibration = sampler, calibration
@@ -85,32 +125,73 @@ class CoupledGuess:
         first = np.zeros(len(_WAYS))
         first[_AT_FIRST] = 0.5
         self._hits = calibration.hits.setdefault(round(self._temperature, 2), first)
-        self._drafted: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.floating]]] = []
+        self._drafted: list[_Place] = []
 
-    def token(self, row: Logits, history: Sequence[int]) -> tuple[int, Distribution | None]:
+    def token(self, row: Logits, history: Sequence[int]) -> Guessed:
         """Return the guess."""
-        seen, bias, best = largest(row, min(_MOST, len(row))), self._calibration.bias, int(np.argmax(self._hits))
+        place = self._guess(row, history)
+        self._drafted.append(place)
+        return Guessed(int(place.guesses[self._best]), place.sureness, second=place.second)
+
+    def review(self, row: Logits, history: Sequence[int], token: int) -> tuple[int, bool]:
+        """Judge a guess, and all ways to make it, by the token that was said."""
+        place = self._guess(row, history)
+        hit = bool(place.guesses[self._best] == token)
+        self._hits += place.guesses == token
+        return place.sureness, hit
+
+    def learn(self, start: int, tokens: Sequence[int], rows: Logits) -> None:
+        """Compare each row that had the true past with what the target said there."""
+        for place in self._drafted:
+            i = place.position - start
+            if not 0 <= i < len(tokens):
+                continue
+            self._hits += place.guesses == tokens[i]
+            logits, theirs = place.logits, rows[i][place.seen]
+            alive = np.isfinite(logits) & np.isfinite(theirs)
+            if alive.any():
+                self._calibration.learn(place.seen[alive], logits[alive], theirs[alive])
+        self._drafted.clear()
+
+    @property
+    def _best(self) -> int:
+        return int(np.argmax(self._hits))
+
+    def _guess(self, row: Logits, history: Sequence[int]) -> _Place:
+        seen, bias, best = largest(row, min(_MOST, len(row))), self._calibration.bias, self._best
         share = np.float32(_WAYS[best, 1])
         ids, logits = self._sampler.candidates(row + share * bias[: len(row)], history)
         if len(ids) > _MOST:
             top = largest(logits, _MOST)
             ids, logits = ids[top], logits[top]
-        guesses = np.broadcast_to(ids[:1], len(_WAYS))
         if len(ids) > 1:
             ways = logits - logits.max() + (_WAYS[:, 1:] - share) * bias[ids]
             noise = self._sampler.rng.gumbel(ids, len(history))
-            guesses = ids[np.argmax(ways / (_WAYS[:, :1] * self._temperature) + noise, axis=1)]
-        self._drafted.append((guesses, seen, row[seen]))
-        return int(guesses[best]), None
+            scores = ways / (_WAYS[:, :1] * self._temperature) + noise
+            behind, first = np.argpartition(scores[best], -2)[-2:]
+            guesses, lead = ids[np.argmax(scores, axis=1)], (scores[best, first] - scores[best, behind]) * self._temperature
+            second: int | None = int(ids[behind])
+        else:  # greedy: the sampler does not say what came second
+            corrected = np.where(seen == ids[0], -np.inf, row[seen] + share * bias[seen])
+            behind = int(np.argmax(corrected))
+            guesses, lead = np.broadcast_to(ids, len(_WAYS)), row[ids[0]] + share * bias[ids[0]] - corrected[behind]
+            second = int(seen[behind]) if len(seen) > 1 else None
+        return _Place(len(history), guesses, bisect_right(_LEADS, lead), seen, row[seen], second)
 
-    def learn(self, tokens: Sequence[int], rows: Logits) -> None:
-        """Compare each row that had the true past with what the target said there."""
-        for (guesses, seen, logits), token, row in zip(self._drafted, tokens, rows, strict=False):
-            self._hits += guesses == token
-            alive = np.isfinite(logits) & np.isfinite(row[seen])
-            if alive.any():
-                self._calibration.learn(seen[alive], logits[alive], row[seen[alive]])
-        self._drafted.clear()
+
+class _Place(NamedTuple):
+    """What the draft found in one place: guesses in all ways to read its row, and its likeliest tokens with their logits."""
+
+    position: int
+    guesses: NDArray[np.int64]
+    sureness: int
+    seen: NDArray[np.int64]
+    logits: NDArray[np.floating]
+    second: int | None
+
+
+def _sureness_of_share(share: float) -> int:
+    return min(int(share * SURENESSES), SURENESSES - 1)
 
 
 def _log_softmax(logits: NDArray[np.floating]) -> NDArray[np.float64]:

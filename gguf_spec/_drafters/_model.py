@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .._accept import Draft
+from .._chances import Kind
 from .._language_model import LanguageModel
 from .._sampling import Logits
 from ..errors import NoTokenLeftError, VocabularyMismatchError
 from ._guess import Guess
+from ._protocol import Proposal
 
 _MAX_SIZE_DIFFERENCE = 128
 _FIRST_COMPARED_TOKEN = 5
@@ -18,8 +19,10 @@ _FIRST_COMPARED_TOKEN = 5
 class ModelDrafter:
     """Takes each drafted token from a small model, through the same chain as the target's.
 
-    Its cache is trimmed after a round, never replayed: a token is decoded once.
+    Its cache is trimmed after a round, never replayed: a token is decoded once, and only when it is needed.
     """
+
+    name = "model"
 
     def __init__(self, model: LanguageModel, guess: Guess, n_vocab: int) -> None:
         """Make a drafter.
@@ -30,6 +33,12 @@ class ModelDrafter:
             n_vocab: V of the target; ids from there on are never proposed.
         """
         self._model, self._guess, self._n_vocab = model, guess, n_vocab
+        self._history: list[int] = []
+
+    @property
+    def n_past(self) -> int:
+        """How many tokens the model has read."""
+        return self._model.n_past
 
     @property
     def busy_s(self) -> float:
@@ -40,28 +49,43 @@ class ModelDrafter:
         """Read the tokens that are not in the cache yet."""
         self._model.read(self._known(tokens[self._model.n_past :]))
 
-    def draft(self, tokens: Sequence[int], k: int) -> Draft:
-        """Propose up to `k` tokens, one at a time; stop after one that ends a generation, or where there is none to propose."""
-        draft = Draft([], [])
-        history, pending = [*tokens], self._known(tokens[self._model.n_past :])
-        while len(draft.tokens) < k and pending:
-            row = self._model.logits(pending, 1)[0, : self._n_vocab]
-            try:
-                token, law = self._guess.token(row, history)
-            except NoTokenLeftError:  # the target's affair, if it comes to that
-                break
-            draft.tokens.append(token)
-            if law is not None:
-                draft.q.append(law)
-            if self._model.is_end(token):
-                break
-            history.append(token)
-            pending = [token]
-        return draft
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Begin a draft that follows `tokens`."""
+        self._history = [*tokens]
 
-    def learn(self, tokens: Sequence[int], rows: Logits) -> None:
+    def propose(self) -> Proposal | None:
+        """Return the next token, after a pass over all that was not read yet; None where there is none, or after one that ends a generation."""
+        pending = self._known(self._history[self._model.n_past :])
+        if not pending or self._model.is_end(self._history[-1]):
+            return None
+        row = self._model.logits(pending, 1)[0, : self._n_vocab]
+        try:
+            token, sureness, q, second = self._guess.token(row, self._history)
+        except NoTokenLeftError:  # the target's affair, if it comes to that
+            return None
+        return Proposal(token, (self.name, sureness), q, second)
+
+    def follow(self, token: int) -> None:
+        """Go on after `token`."""
+        self._history.append(token)
+
+    def learn(self, start: int, tokens: Sequence[int], rows: Logits) -> None:
         """Take note of what did follow, and of the target's rows."""
-        self._guess.learn(tokens, rows[:, : self._model.n_vocab])
+        self._guess.learn(start, tokens, rows[:, : self._model.n_vocab])
+
+    def review(self, tokens: Sequence[int], n_read: int, n: int) -> list[tuple[Kind, bool]]:
+        """Return for each of the last `n` tokens how sure a proposal would have been, and whether it would have been right.
+
+        One pass, over the `n_read` tokens before the last alone where more are unread; the cache stays whole.
+        """
+        n_past, start = self._model.n_past, len(tokens) - 1 - n_read
+        self._model.rollback(start)
+        rows = self._model.logits(self._known(tokens[start:-1]), min(n, n_read))[:, : self._n_vocab]
+        first = len(tokens) - len(rows)
+        judged = [self._guess.review(row, tokens[: first + i], tokens[first + i]) for i, row in enumerate(rows)]
+        if n_past < start:  # what lies between was left out
+            self._model.rollback(n_past)
+        return [((self.name, sureness), hit) for sureness, hit in judged]
 
     def rollback(self, to: int) -> None:
         """Forget what was read beyond the first `to` tokens."""

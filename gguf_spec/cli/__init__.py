@@ -9,7 +9,10 @@ import sys
 import click
 
 from .. import __version__, errors
+from .bench import bench
+from .doctor import doctor
 from .generate import CONTROL, generate
+from .tune import tune
 from .verify import verify
 
 
@@ -26,11 +29,17 @@ def cli() -> None:
       gguf-spec generate "Once upon a time" --seed 1 -n 120 --stats
       gguf-spec generate -m target.gguf -d draft.gguf "Why is the sky blue?"
       gguf-spec verify
+      gguf-spec tune
+      gguf-spec bench --quick
+      gguf-spec doctor
     """
 
 
 cli.add_command(generate)
 cli.add_command(verify)
+cli.add_command(tune)
+cli.add_command(doctor)
+cli.add_command(bench)
 
 
 def main() -> None:

@@ -102,7 +102,7 @@ def _answer(llm: LLM, request: Prompt, sampling: Sampling, options: dict[str, An
     elif not result.text.endswith("\n"):
         click.echo()
     if options["stats"]:
-        click.echo(_stats_lines(result.stats, result.seed, k if llm.draft_name else 0), err=True)
+        click.echo(_stats_lines(result.stats, result.seed), err=True)
     if result.logprobs and not options["as_json"]:
         click.echo(_logprob_lines(llm, result), err=True)
     return 130 if result.finish_reason == "cancelled" else 0
@@ -124,7 +124,7 @@ def _to_json(llm: LLM, result: Completion, k: int, with_logprobs: bool) -> dict[
     head = result.to_dict()
     return {
         "text": result.text, "tokens": head["tokens"], "finish_reason": result.finish_reason, "prompt_tokens": result.stats.n_prompt,
-        "seed": result.seed, "target": llm.name, "draft": llm.draft_name if k else None, "stats": head["stats"],
+        "seed": result.seed, "target": llm.name, "draft": (llm.draft_name or "ngram") if k else None, "stats": head["stats"],
     } | ({"logprobs": [_named(llm, one) for one in head["logprobs"]]} if with_logprobs else {})  # fmt: skip
 
 
@@ -145,15 +145,18 @@ def _logprob_lines(llm: LLM, result: Completion) -> str:
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines)
 
 
-def _stats_lines(s: Stats, seed: int, k: int) -> str:
+def _stats_lines(s: Stats, seed: int) -> str:
     busy = s.draft_s + s.verify_s + s.other_s or 1.0
     prompt = f"prompt: {s.n_prompt} tokens in {s.prompt_s * 1000:,.0f} ms"
-    accepted = f"{s.n_accepted} of {s.n_drafted} tokens accepted ({s.acceptance:.0%}), {s.tokens_per_round:.2f} tokens a round, k = {k}"
+    by = ", ".join(f"{name} {accepted} of {drafted}" for name, (drafted, accepted) in s.drafters.items())
+    accepted = f"{s.n_accepted} of {s.n_drafted} tokens accepted ({s.acceptance:.0%}; {by}), {s.tokens_per_round:.2f} tokens a round"
     ties = f"ties    {s.n_near_ties} of {s.n_generated} tokens were near ties: "
     ties += "decided again, as plain decoding does\n" if s.n_decided_again else "plain decoding may say others there (--strict asks it)\n"
+    gain = f"gain    {s.speedup:.2f} times plain decoding by the clock, {s.predicted_speedup:.2f} by measured costs\n"
     return (
         f"speed   {s.n_generated} tokens at {s.tokens_per_s:,.1f} tok/s, the first after {s.ttft_s * 1000:,.0f} ms ({prompt})\n"
-        f"draft   {accepted if k else 'none: one token a round'}\n"
+        f"draft   {accepted if s.n_drafted else 'none: one token a round'}\n"
+        f"{gain if s.plain_s else ''}"
         f"{ties if s.n_near_ties else ''}"
         f"time    draft {s.draft_s / busy:.0%}, verify {s.verify_s / busy:.0%}, Python {s.other_s / busy:.0%}\n"
         f"seed    {seed}"

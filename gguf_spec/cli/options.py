@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -44,12 +45,14 @@ def model_options(command: F) -> F:
     """Add the options of `load`."""
     for option in reversed((
         click.option("-m", "--model", default="tales", help="Target: a name in models.yaml or a GGUF file."),
-        click.option("-d", "--draft", default="auto", help="Draft: auto, none, a name or a GGUF file."),
+        click.option("-d", "--draft", default="auto", help="Draft model: a name, a GGUF file, auto; ngram has the text alone, none decodes plainly."),
+        click.option("--draft-text", type=click.Path(path_type=Path), metavar="FILE", help="A text that drafts may be taken from too."),
         click.option("--ctx", type=int, help="Tokens the context holds.  [default: as trained, at most 4096]"),
         click.option("--threads", type=int, help="Threads.  [default: physical cores]"),
         click.option("--flash-attention", type=click.Choice(["auto", "on", "off"]), default="auto", help="auto leaves it to llama.cpp."),
         click.option("--kv-type", default="f16", help="Number type of the cache: f16, q8_0, q4_0, ..."),
         click.option("--gpu-layers", type=int, default=-1, help="Layers to offload in a GPU build; -1 for all."),
+        click.option("--extra-bufts/--no-extra-bufts", default=None, help="Repack the weights for this CPU or not.  [default: where it works]"),
         click.option("-v", "--verbose", count=True, help="Show llama.cpp's log; -vv traces of errors too."),
     )):  # fmt: skip
         command = option(command)
@@ -78,14 +81,18 @@ def _load(options: dict[str, Any], draft: str, speculation: Speculation) -> LLM:
 
     return load(
         options["model"], draft, speculation=speculation, n_ctx=options["ctx"], threads=options["threads"],
-        flash_attention=options["flash_attention"], kv_type=options["kv_type"], gpu_layers=options["gpu_layers"], verbose=options["verbose"] > 0,
+        flash_attention=options["flash_attention"], kv_type=options["kv_type"], gpu_layers=options["gpu_layers"], extra_bufts=options["extra_bufts"],
+        reference=options["draft_text"], verbose=options["verbose"] > 0,
     )  # fmt: skip
 
 
 def sampling_options(command: F) -> F:
     """Add the options of `Speculation` and `Sampling`."""
     for option in reversed((
-        click.option("-k", "k", type=int, default=4, show_envvar=True, help="Most tokens drafted in a round; 0 decodes plainly."),
+        click.option("-k", "k", type=int, default=32, show_envvar=True, help="Most tokens drafted in a round; 0 decodes plainly."),
+        click.option("--drafter", default="auto", help="Who drafts: model, ngram (the text itself), hybrid, or auto: what pays."),
+        click.option("--fixed", is_flag=True, help="Draft -k tokens in every round, whether it pays or not."),
+        click.option("--tree", is_flag=True, help="Check the draft model's second guesses too, where that pays."),
         click.option("--accept", default="coupled", help="Which drafted tokens stay: coupled (same text with any draft), rejection or block."),
         click.option("--strict", is_flag=True, help="Decide near ties again as plain decoding does; costs a pass each."),
         click.option("-n", "--max-tokens", type=int, default=256, help="Stop after so many tokens; -1 goes on until the context is full."),
@@ -139,7 +146,8 @@ def to_speculation(options: dict[str, Any]) -> Speculation:
     """Return what the options ask for."""
     from .. import Speculation
 
-    return Speculation(options["k"], options["accept"], options["strict"])
+    asked = Speculation(options["k"], options["accept"], options["strict"], options["drafter"], not options["fixed"], options["tree"])
+    return replace(asked, k=0) if options["draft"] == "none" else asked
 
 
 def read_text(file: Path) -> str:

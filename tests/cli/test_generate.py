@@ -72,7 +72,7 @@ def test_the_seed_gives_the_same_text(cli):
 
 
 def test_json(generate):
-    one = json.loads(out(generate("xa", "--json", "-d", "abx.gguf", "-k", "3", "--seed", "5")))
+    one = json.loads(out(generate("xa", "--json", "-d", "abx.gguf", "-k", "3", "--fixed", "--seed", "5")))
     assert list(one) == ["text", "tokens", "finish_reason", "prompt_tokens", "seed", "target", "draft", "stats"]
     assert (one["text"], one["finish_reason"], one["prompt_tokens"], one["seed"]) == ("bcdefghijkl", "stop", 2, 5)
     assert (len(one["tokens"]), one["target"], one["draft"]) == (11, "abc.gguf", "abx.gguf")
@@ -148,9 +148,27 @@ def test_stop_tokens_bias_and_ends(generate):
     assert (len(whole["tokens"]), whole["finish_reason"]) == (30, "length")
 
 
+@pytest.mark.parametrize("drafter", ["auto", "model", "ngram", "hybrid"])
+@pytest.mark.parametrize("flags", [(), ("--fixed", "-k", "4"), ("--tree",)])
+def test_who_drafts_changes_nothing(generate, drafter, flags):
+    assert out(generate("a", "-d", "abx.gguf", "--drafter", drafter, *flags)) == "bcdefghijkl\n"
+
+
+def test_drafts_from_the_text_alone(generate, tmp_path):
+    """Here the text repeats itself; and it is found in a text beside it."""
+    flags = ("a", "-m", "ever.gguf", "--ctx", "200", "-n", "60", "--json", "--fixed", "-k", "4")
+    one = json.loads(out(generate(*flags, "-d", "ngram")))
+    assert (one["draft"], one["text"]) == ("ngram", "bcdefghijkla" * 5)
+    assert one["stats"]["n_accepted"] > 30
+    (tmp_path / "text.txt").write_text("abcdefghijkl" * 2, encoding="utf-8")
+    known = json.loads(out(generate(*flags, "-d", "ngram", "--draft-text", tmp_path / "text.txt")))
+    assert known["text"] == one["text"]
+    assert known["stats"]["n_accepted"] > one["stats"]["n_accepted"]
+
+
 @pytest.mark.parametrize("accept", ["coupled", "rejection", "block"])
 def test_the_rules(cli, accept):
-    flags = ("generate", "Once upon a time", "--threads", 1, "-n", 30, "--seed", 3, "--json", "--accept", accept)
+    flags = ("generate", "Once upon a time", "--threads", 1, "-n", 30, "--seed", 3, "--json", "--fixed", "-k", 4, "--accept", accept)
     some, none = json.loads(out(cli(*flags))), json.loads(out(cli(*flags, "-d", "none")))
     assert some["stats"]["n_accepted"] > 5
     assert (some["text"] == none["text"]) == (accept == "coupled")
@@ -158,17 +176,19 @@ def test_the_rules(cli, accept):
 
 STATS = r"""speed   5 tokens at [\d,.]+ tok/s, the first after [\d,]+ ms \(prompt: 2 tokens in [\d,]+ ms\)
 draft   {draft}
-time    draft \d+%, verify \d+%, Python \d+%
+{gain}time    draft \d+%, verify \d+%, Python \d+%
 seed    7
 """
+GAIN = r"gain    \d+\.\d\d times plain decoding by the clock, \d+\.\d\d by measured costs\n"
 
 
 def test_stats_go_to_stderr(generate):
     result = generate("xa", "-n", "5", "--stats", "--seed", "7")
     assert result.stdout == b"bcdef\n"
-    assert re.fullmatch(STATS.format(draft="none: one token a round"), result.stderr.decode())
-    result = generate("xa", "-n", "5", "--stats", "--seed", "7", "-d", "abc.gguf", "-k", "2")
-    assert re.fullmatch(STATS.format(draft=r"3 of 3 tokens accepted \(100%\), 2.50 tokens a round, k = 2"), result.stderr.decode())
+    assert re.fullmatch(STATS.format(draft="none: one token a round", gain=""), result.stderr.decode())
+    result = generate("xa", "-n", "5", "--stats", "--seed", "7", "-d", "abc.gguf", "-k", "2", "--fixed")
+    said = STATS.format(draft=r"3 of 3 tokens accepted \(100%; model 3 of 3\), 2.50 tokens a round", gain=GAIN)
+    assert re.fullmatch(said, result.stderr.decode())
     json.loads(generate("xa", "-n", "5", "--stats", "--json").stdout)
 
 
@@ -176,11 +196,11 @@ def test_near_ties_are_in_the_stats():
     from gguf_spec import Stats
     from gguf_spec.cli.generate import _stats_lines
 
-    assert "ties" not in _stats_lines(Stats(n_generated=9), 1, 4)
+    assert "ties" not in _stats_lines(Stats(n_generated=9), 1)
     assert "ties    2 of 9 tokens were near ties: plain decoding may say others there (--strict asks it)\n" in _stats_lines(
-        Stats(n_generated=9, n_near_ties=2), 1, 4
+        Stats(n_generated=9, n_near_ties=2), 1
     )
-    assert "decided again" in _stats_lines(Stats(n_generated=9, n_near_ties=2, n_decided_again=2), 1, 4)
+    assert "decided again" in _stats_lines(Stats(n_generated=9, n_near_ties=2, n_decided_again=2), 1)
 
 
 def test_without_a_terminal_the_draft_is_not_coloured(generate):
@@ -208,7 +228,7 @@ def test_options_from_the_environment(generate, cli):
 def test_a_note_where_no_draft_is_known(cli):
     result = cli("generate", "a", "--raw", "-t", "0", "--threads", "1", "-m", "abc.gguf")
     assert result.stdout == b"bcdefghijkl\n"
-    assert result.stderr == b"Note: no draft is known for abc.gguf: decoding plainly. Give one with --draft FILE.\n"
+    assert result.stderr == b"Note: no draft model is known for abc.gguf: drafting from the text alone. Give one with --draft FILE.\n"
 
 
 def test_verbose_shows_the_log_on_stderr(generate):

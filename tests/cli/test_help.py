@@ -29,7 +29,8 @@ def test_help_of_generate(cli):
     assert (result.returncode, result.stderr) == (0, b"")
     assert text.index("Examples:") < text.index("Options:")
     for option in (
-        "-f, --file", "-m, --model", "-d, --draft", "-k ", "-n, --max-tokens", "-t, --temperature", "--top-k", "--top-p", "--min-p",
+        "-f, --file", "-m, --model", "-d, --draft", "--draft-text", "-k ", "--drafter", "--fixed",
+        "-n, --max-tokens", "-t, --temperature", "--top-k", "--top-p", "--min-p",
         "--accept", "--strict", "--typical-p", "--dry-multiplier", "--logit-bias", "--grammar", "--json-schema", "--logprobs", "--prefill",
         "--repeat-penalty", "--seed", "--stop", "--ctx", "--threads", "--raw", "-s, --system", "--stats", "--show-draft", "--json",
     ):  # fmt: skip

@@ -53,7 +53,7 @@ def test_the_prompt_comes_first_and_the_text_goes_on(terminal):
 
 
 def test_accepted_tokens_are_green(terminal):
-    code, seen = terminal("a", "--show-draft", "-d", "abc.gguf", "-k", "2")
+    code, seen = terminal("a", "--show-draft", "-d", "abc.gguf", "-k", "2", "--fixed")
     assert (code, plain(seen)) == (0, "abcdefghijkl\n")
     green = "".join(re.findall(r"\x1b\[32m(.*?)\x1b\[0m", seen))
     assert green == "bcefhikl"

@@ -11,7 +11,7 @@ from gguf_spec._drafters import DrawnGuess, ModelDrafter
 from gguf_spec._engine import Rule, read_prompt, rounds, run_round
 from gguf_spec._sampling import NO_FILTERS, Sampler
 from tests.exactness import wrong_rules
-from tests.fakes import Anything, FakeModel, NoTwice, Replay, every_path, random_table, sampler
+from tests.fakes import Anything, FakeModel, NoTwice, Replay, drafting, every_path, random_table, sampler
 
 V, M, PROMPT = 3, 3, [1, 2]
 CHAINS = {
@@ -54,7 +54,7 @@ def engine_law(target_table, draft_table, k, options, rule=rejection, drafts=Non
 
     def run(rng):
         target, chain = FakeModel(target_table), sampler(rng, **options)
-        drafter = Anything(rng, V) if rule is coupled or drafts is Anything else ModelDrafter(FakeModel(draft_table), DrawnGuess(chain), V)
+        drafter = Anything(rng, V) if rule is coupled or drafts is Anything else drafting(target, FakeModel(draft_table), DrawnGuess(chain), V)
         tokens = list(PROMPT)
         while len(tokens) < len(PROMPT) + M:
             tokens += run_round(target, drafter, tokens, chain, k, Rule(rule)).tokens
@@ -99,7 +99,7 @@ def test_block_verification_accepts_at_least_as_much(tables):
     def accepted(rule):
         def run(rng):
             chain, target = sampler(rng), FakeModel(target_table)
-            return run_round(target, ModelDrafter(FakeModel(draft_table), DrawnGuess(chain), V), PROMPT, chain, 2, Rule(rule)).n_accepted
+            return run_round(target, drafting(target, FakeModel(draft_table), DrawnGuess(chain), V), PROMPT, chain, 2, Rule(rule)).n_accepted
 
         return sum(n * weight for n, weight in every_path(run))
 
@@ -160,7 +160,7 @@ def test_the_loop_cuts_bursts_without_changing_the_law(tables, rule):
 
         def run(rng):
             chain, target = sampler(rng), FakeModel(target_table)
-            drafter = ModelDrafter(FakeModel(draft, end=ends), DrawnGuess(chain), V)
+            drafter = drafting(target, FakeModel(draft, end=ends), DrawnGuess(chain), V)
             read_prompt(target, drafter, PROMPT, k, lambda: False)
             tokens = []
             for one in rounds(target, drafter, PROMPT, chain, k, Rule(rule), n_max, lambda t: t in ends, lambda: False):

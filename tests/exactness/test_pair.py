@@ -10,13 +10,13 @@ from click.testing import CliRunner
 
 from gguf_spec import Sampling, Speculation
 from gguf_spec._accept import coupled, rejection
-from gguf_spec._drafters import Calibration, CoupledGuess, DrawnGuess, ModelDrafter
+from gguf_spec._drafters import Calibration, CoupledGuess, DrawnGuess
 from gguf_spec._engine import Rule, run_round
 from gguf_spec._rng import SeededRng
 from gguf_spec.cli import cli
 from tests.exactness import wrong_rules
 from tests.exactness.near_ties import first_difference, gap, noise, rows_at_width
-from tests.fakes import sampler
+from tests.fakes import drafting, sampler
 
 CHAIN = {"temperature": 0.9, "top_k": 4, "repeat_penalty": 1.2}
 M, K = 3, 2
@@ -42,7 +42,8 @@ def sampled(llm, prompt, rule, n, k=K):
     target, draft = llm._target, llm._draft
     rng = SeededRng(11)
     chain = sampler(rng, **CHAIN)
-    drafter = ModelDrafter(draft, CoupledGuess(chain, Calibration(target.n_vocab)) if rule is coupled else DrawnGuess(chain), target.n_vocab)
+    guess = CoupledGuess(chain, Calibration(target.n_vocab)) if rule is coupled else DrawnGuess(chain)
+    drafter = drafting(target, draft, guess, target.n_vocab)
     target.rollback(0), draft.rollback(0)
     counts = Counter()
     for _ in range(n):
@@ -97,7 +98,7 @@ def compare(llm, prompts, ks, n_tokens):
         ids = llm.tokenize(text)
         plain = llm.generate_tokens(ids, Sampling(temperature=0.0, max_tokens=n_tokens), speculation=Speculation(0))
         for k in ks:
-            burst = llm.generate_tokens(ids, Sampling(temperature=0.0, max_tokens=n_tokens), speculation=Speculation(k))
+            burst = llm.generate_tokens(ids, Sampling(temperature=0.0, max_tokens=n_tokens), speculation=Speculation(k, adaptive=False))
             n_texts += 1
             at = first_difference(plain.tokens, burst.tokens)
             if at is not None:
@@ -128,7 +129,8 @@ def test_greedy_text_of_fifty_prompts_through_the_command_line(tales, prompts, c
     for prompt in prompts:
         results = []
         for how in (["--draft", "none"], *(["-k", str(k)] for k in (1, 2, 4, 8))):
-            run = CliRunner().invoke(cli, ["generate", prompt, "--json", "-t", "0", "-n", "64", "--threads", "1", *how], standalone_mode=False)
+            args = ["generate", prompt, "--json", "-t", "0", "-n", "64", "--threads", "1", "--fixed", *how]
+            run = CliRunner().invoke(cli, args, standalone_mode=False)
             assert run.exception is None
             results.append(json.loads(run.stdout))
         assert results[0]["draft"] is None and all(r["stats"]["n_drafted"] for r in results[1:])

@@ -48,7 +48,7 @@ def compare(llm, prompts, sampling, ks=(1, 3, 7)):
         one = replace(sampling, seed=1000 + i)
         plain = llm.generate(prompt, one, speculation=Speculation(0))
         for k in ks:
-            burst = llm.generate(prompt, one, speculation=Speculation(k))
+            burst = llm.generate(prompt, one, speculation=Speculation(k, adaptive=False))
             ties += burst.stats.n_near_ties
             if not burst.stats.n_near_ties:
                 assert (burst.text, burst.tokens, burst.finish_reason) == (plain.text, plain.tokens, plain.finish_reason), (prompt, k)
@@ -100,7 +100,7 @@ def schema_run(llm, prompts):
     n_valid = 0
     for i, prompt in enumerate(prompts):
         sampling = Sampling(temperature=1.0, json_schema=SCHEMA, seed=i, max_tokens=400)
-        burst = llm.generate(prompt, sampling, speculation=Speculation(4))
+        burst = llm.generate(prompt, sampling, speculation=Speculation(4, adaptive=False))
         assert burst.finish_reason == "stop"
         n_valid += valid(burst.text) and burst.text == llm.generate(prompt, sampling, speculation=Speculation(0)).text
     return n_valid
@@ -122,7 +122,7 @@ def test_a_hundred_answers_follow_a_schema(tales, prompts, capsys):
 def test_log_probabilities_are_those_of_a_plain_run(tales, options):
     sampling = Sampling(**options, seed=5, max_tokens=40, logprobs=3)
     plain = tales.generate("Once upon a time", sampling, speculation=Speculation(0))
-    burst = tales.generate("Once upon a time", sampling, speculation=Speculation(5))
+    burst = tales.generate("Once upon a time", sampling, speculation=Speculation(5, adaptive=False))
     assert [one.token for one in burst.logprobs] == list(burst.tokens) == list(plain.tokens)
     for a, b in zip(burst.logprobs, plain.logprobs, strict=True):
         assert a.logprob == pytest.approx(b.logprob, abs=1e-3)
@@ -137,7 +137,7 @@ def test_log_probabilities_are_the_models_own(tales):
     import numpy as np
 
     ids = tales.tokenize("Once upon a time")
-    result = tales.generate_tokens(ids, Sampling(seed=3, max_tokens=20, logprobs=0, repeat_penalty=1.4), speculation=Speculation(4))
+    result = tales.generate_tokens(ids, Sampling(seed=3, max_tokens=20, logprobs=0, repeat_penalty=1.4), speculation=Speculation(4, adaptive=False))
     with tales.models() as (target, _):
         target.rollback(0)
         rows = target.logits([*ids, *result.tokens[:-1]], len(result.tokens)).astype(np.float64)
@@ -148,14 +148,14 @@ def test_log_probabilities_are_the_models_own(tales):
 
 def test_cancelled_and_taken_up_again(tales):
     ids, sampling = tales.tokenize("The old woman said"), Sampling(seed=8, max_tokens=60)
-    whole = tales.generate_tokens(ids, sampling, speculation=Speculation(4))
+    whole = tales.generate_tokens(ids, sampling, speculation=Speculation(4, adaptive=False))
     for cut in (1, 7, 30):
         said = []
         part = tales.generate_tokens(
-            ids, sampling, speculation=Speculation(3), on_token=lambda t, said=said, cut=cut: said.append(t) or len(said) == cut
+            ids, sampling, speculation=Speculation(3, adaptive=False), on_token=lambda t, said=said, cut=cut: said.append(t) or len(said) == cut
         )
         assert part.finish_reason == "cancelled"
-        rest = tales.generate_tokens([*ids, *said], replace(sampling, max_tokens=60 - cut), speculation=Speculation(6))
+        rest = tales.generate_tokens([*ids, *said], replace(sampling, max_tokens=60 - cut), speculation=Speculation(6, adaptive=False))
         assert (*said, *rest.tokens) == whole.tokens
 
 
@@ -171,7 +171,7 @@ def test_what_was_asked_before_changes_no_text(tales):
 @pytest.mark.parametrize("accept", ["rejection", "block"])
 def test_the_other_rules_are_reproducible(tales, accept):
     """Their text depends on the draft, so the draft must not learn under them."""
-    sampling, speculation = Sampling(seed=2, max_tokens=50), Speculation(4, accept)
+    sampling, speculation = Sampling(seed=2, max_tokens=50), Speculation(4, accept, adaptive=False)
     before = tales.generate("A fox and a hen", sampling, speculation=speculation)
     for seed in range(4):
         tales.generate("Once upon a time there was a king", Sampling(seed=seed, max_tokens=60), speculation=Speculation(4, "coupled"))

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 import gguf_spec
-from gguf_spec import _probe
+from gguf_spec import _cache, _probe
 
 DIES = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
 
@@ -86,13 +86,11 @@ def test_a_cache_that_cannot_be_written(child, monkeypatch, tmp_path):
     assert _probe.extra_bufts_work() is True
 
 
-def test_another_library_or_machine_is_asked_again(child, monkeypatch, tmp_path):
+def test_another_library_or_machine_is_asked_again(child, monkeypatch):
     first = _probe._cache_file()
-    monkeypatch.setattr(_probe, "_cpu", lambda: "flags: other")
+    monkeypatch.setattr(_cache, "_cpu", lambda: "flags: other")
     second = _probe._cache_file()
-    library = tmp_path / "libllama.so"
-    library.write_text("new")
-    monkeypatch.setattr(_probe, "library_files", lambda: [library])
+    monkeypatch.setattr(_probe, "library_parts", lambda: ["libllama.so 3 5"])
     assert len({first, second, _probe._cache_file()}) == 3
 
 

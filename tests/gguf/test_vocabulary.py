@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 import gguf_spec
-from gguf_spec import Sampling
+from gguf_spec import Sampling, Speculation
 from gguf_spec._context import ContextOptions
 from gguf_spec._drafters import check_vocabulary
 from gguf_spec._model import Model
@@ -64,7 +64,7 @@ def test_the_size_may_differ_by_128(tmp_path, larger):
     pair = [padded(0), padded(128)]
     target, other = pair if larger == "draft" else pair[::-1]
     with gguf_spec.load(target, other, threads=1, extra_bufts=False) as llm:
-        drafted = llm.generate("Once upon", GREEDY)
+        drafted = llm.generate("Once upon", GREEDY, speculation=Speculation(4, adaptive=False))
     with gguf_spec.load(target, None, threads=1, extra_bufts=False) as llm:
         assert drafted.tokens == llm.generate("Once upon", GREEDY).tokens
     assert drafted.stats.n_drafted > 0

@@ -1,5 +1,7 @@
 """A model whose logits wobble with the size of the batch, as llama.cpp's do: no text may change without a near tie being counted there."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
@@ -7,12 +9,13 @@ from hypothesis import strategies as st
 
 from gguf_spec import _near_ties
 from gguf_spec._accept import coupled
-from gguf_spec._drafters import Calibration, CoupledGuess, ModelDrafter, NoDrafter
+from gguf_spec._drafters import Calibration, CoupledGuess, NoDrafter
 from gguf_spec._engine import Rule, read_prompt, rounds
-from gguf_spec._near_ties import is_near_tie, measure_noise
+from gguf_spec._near_ties import MARGIN, Alone, is_near_tie
+from gguf_spec._profile import NOTHING_KNOWN, measure
 from gguf_spec._rng import SeededRng
 from tests.exactness.near_ties import first_difference
-from tests.fakes import FakeModel, random_table, sampler
+from tests.fakes import FakeModel, drafting, random_table, sampler
 
 V, WOBBLE, PROMPT = 6, 0.08, [1, 2]
 
@@ -20,8 +23,8 @@ V, WOBBLE, PROMPT = 6, 0.08, [1, 2]
 class Wobbly(FakeModel):
     """Adds up to WOBBLE / 2 to each logit, depending on where it stands and on the size of the batch; nothing to batches of one."""
 
-    def logits(self, tokens, n_rows):
-        rows = super().logits(tokens, n_rows)
+    def logits(self, tokens, n_rows, branches=()):
+        rows = super().logits(tokens, n_rows, branches)
         if len(tokens) == 1:
             return rows
         wobble = np.random.default_rng([self.n_past, len(tokens)]).uniform(-WOBBLE / 2, WOBBLE / 2, rows.shape)
@@ -38,7 +41,7 @@ def text(seed, options, k, rule, n=24):
     """(tokens, indices of near ties, passes decided again) of a generation."""
     chain = sampler(SeededRng(seed), **options)
     target = Wobbly(close_table(seed % 7))
-    drafter = ModelDrafter(FakeModel(close_table(seed % 7 + 1)), CoupledGuess(chain, Calibration(V)), V) if k else NoDrafter()
+    drafter = drafting(target, FakeModel(close_table(seed % 7 + 1)), CoupledGuess(chain, Calibration(V)), V) if k else NoDrafter()
     read_prompt(target, drafter, PROMPT, k, lambda: False)
     tokens, ties, again, logprobs = [], [], 0, []
     for one in rounds(target, drafter, PROMPT, chain, k, rule, n, lambda token: False, lambda: False):
@@ -149,17 +152,40 @@ def test_each_half_of_the_check_is_needed(part, monkeypatch):
     assert differences(Rule(coupled, WOBBLE), n=300, top_k=2)[1] == 0
 
 
-def test_the_noise_is_measured():
-    tokens = [1, 2, 3, 4] * 6
+def test_the_noise_is_measured_with_the_profile():
     model = Wobbly(random_table(np.random.default_rng(1), V))
-    assert WOBBLE < measure_noise(model, tokens, 4) <= 2 * WOBBLE
+    profile = measure(model, None)
     assert model.cached == []
-    assert measure_noise(FakeModel(random_table(np.random.default_rng(1), V)), tokens, 4) == 0.0
+    for k in (1, 4, 32):
+        assert WOBBLE / 2 < profile.logit_noise(k) <= 2 * WOBBLE
+    calm = measure(FakeModel(random_table(np.random.default_rng(1), V)), None)
+    assert calm.noise
+    assert not any(calm.noise.values())
+    assert calm.logit_noise(4) == 0.0
+
+
+def test_the_noise_of_a_width_is_that_of_the_widths_up_to_the_next_one_measured():
+    profile = replace(NOTHING_KNOWN, noise={2: 0.1, 4: 0.05, 8: 0.3, 33: 0.2})
+    assert [profile.logit_noise(k) / MARGIN for k in (1, 2, 3, 4, 7, 8, 32)] == [0.1, 0.1, 0.3, 0.3, 0.3, 0.3, 0.3]
+    assert replace(NOTHING_KNOWN, noise={2: 0.1}).logit_noise(32) == MARGIN * 0.1
+    assert NOTHING_KNOWN.logit_noise(4) == 0.0
 
 
 def test_tokens_that_cannot_come_do_not_count_as_noise():
-    table = random_table(np.random.default_rng(2), V, holes=0.5)
-    assert 0 < measure_noise(Wobbly(table), [1, 2, 3, 4] * 6, 2) <= 2 * WOBBLE
+    table = random_table(np.random.default_rng(2), V, holes=0.3)
+    assert 0 < measure(Wobbly(table), None).logit_noise(4) <= 2 * WOBBLE
+
+
+def test_rows_alone_are_compared_with_rows_together():
+    """A row that moves as a whole has not moved; what counts is how far the others come up to the best one, or fall behind."""
+    alone = Alone()
+    for row in ([1.0, 3.0, 2.0], [0.0, -np.inf, 1.0]):
+        alone.add(np.array(row, dtype=np.float32))
+    same = np.array([[2.0, 4.0, 3.0], [0.5, -np.inf, 1.5]], dtype=np.float32)
+    assert alone.moved(same) == 0.0
+    assert alone.moved(same[:1]) == 0.0
+    assert alone.moved(np.array([[1.0, 3.0, 2.25]], dtype=np.float32)) == 0.25
+    assert alone.moved(np.array([[1.0, 3.5, 2.0]], dtype=np.float32)) == 0.5
 
 
 @given(st.lists(st.floats(-3, 3, width=32), min_size=3, max_size=6), st.floats(0.01, 0.5))

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+CACHE = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")  # the user's, read before the tests get their own
 GCC = "cc (Debian 12.2.0) 12.2.0\nCopyright (C) 2022 Free Software Foundation, Inc."
 CLANG = "clang version 17.0.0\nTarget: x86_64"
 AMX_FLAGS = "-fno-tree-dse -fno-dse"
@@ -519,8 +520,7 @@ def test_a_fresh_clone_runs(tmp_path):
     """Clones the last commit; the wheel cache is the user's, all else is new. Needs the network."""
     clone = tmp_path / "fresh clone"
     subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
-    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    env = os.environ | {"HOME": str(tmp_path), "XDG_CACHE_HOME": cache, "PYTHON": sys.executable}
+    env = os.environ | {"HOME": str(tmp_path), "XDG_CACHE_HOME": CACHE, "PYTHON": sys.executable}
     command = [clone / "scripts" / "run", "--version"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

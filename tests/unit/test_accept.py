@@ -96,7 +96,7 @@ def test_block_does_not_ask_for_a_law_after_a_token_the_target_never_says():
 
 
 def test_coupled_goes_on_as_long_as_the_target_says_the_same():
-    rows = SimpleNamespace(token=[3, 1, 4].__getitem__)
+    rows = SimpleNamespace(token=[3, 1, 4].__getitem__, branch_off=lambda i, token: False)
     assert coupled(Draft([3, 1], []), rows) == [3, 1, 4]
     assert coupled(Draft([3, 2], []), rows) == [3, 1]
     assert coupled(Draft([9, 1], []), rows) == [3]

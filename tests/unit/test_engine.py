@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from gguf_spec._accept import Draft, rejection
-from gguf_spec._drafters import DrawnGuess, ModelDrafter, NoDrafter
+from gguf_spec._drafters import DrawnGuess, NoDrafter
 from gguf_spec._engine import Rule, read_prompt, rounds, run_round
 from gguf_spec._rng import SeededRng
-from tests.fakes import FakeModel, random_table, sampler
+from tests.fakes import FakeModel, drafting, random_table, sampler
 
 V, RULE = 6, Rule(rejection)
 TABLE = random_table(np.random.default_rng(3), V)
@@ -18,10 +18,10 @@ def never():
     return False
 
 
-def pair(k=4, draft_table=TABLE, end=(), **options):
-    chain = sampler(SeededRng(1), **options)
+def pair(draft_table=TABLE, end=(), seed=1, **options):
+    chain = sampler(SeededRng(seed), **options)
     target = FakeModel(TABLE, end=end)
-    return target, ModelDrafter(FakeModel(draft_table, end=end), DrawnGuess(chain), V), chain
+    return target, drafting(target, FakeModel(draft_table, end=end), DrawnGuess(chain), V), chain
 
 
 def test_a_perfect_draft_gives_k_plus_1_tokens_in_one_pass():
@@ -29,7 +29,7 @@ def test_a_perfect_draft_gives_k_plus_1_tokens_in_one_pass():
     one = run_round(target, drafter, [1, 2], chain, 4, RULE)
     assert (len(one.tokens), one.n_drafted, one.n_accepted) == (5, 4, 4)
     assert target.passes == [(2 + 4, 5)]
-    assert drafter._model.passes == [(2, 1), (1, 1), (1, 1), (1, 1)]
+    assert drafter.model._model.passes == [(2, 1), (1, 1), (1, 1), (1, 1)]
 
 
 def test_a_drafts_token_is_decoded_once_and_never_replayed():
@@ -37,7 +37,7 @@ def test_a_drafts_token_is_decoded_once_and_never_replayed():
     tokens = [1, 2]
     for _ in range(5):
         tokens += run_round(target, drafter, tokens, chain, 3, RULE).tokens
-    given = [n for n, _ in drafter._model.passes]
+    given = [n for n, _ in drafter.model._model.passes]
     # After a full acceptance the draft has not seen its own last token: two tokens in one pass, then singles.
     assert given == [2, 1, 1] + [2, 1, 1] * 4
     assert [n for n, _ in target.passes] == [2 + 3] + [1 + 3] * 4
@@ -61,33 +61,36 @@ def test_one_target_pass_a_round_whatever_is_accepted():
         tokens += run_round(target, drafter, tokens, chain, 2, RULE).tokens
         assert len(target.passes) == i + 1
         assert target.cached == tokens[:-1]
-        assert drafter._model.cached == tokens[: drafter._model.n_past]
-        assert len(tokens) - drafter._model.n_past in (1, 2)
+        assert drafter.model._model.cached == tokens[: drafter.model._model.n_past]
+        assert len(tokens) - drafter.model._model.n_past in (1, 2)
 
 
 def test_k_0_is_plain_decoding_and_touches_no_draft():
     target, drafter, chain = pair()
     run_round(target, drafter, [1, 2], chain, 0, RULE)
     assert target.passes == [(2, 1)]
-    assert drafter._model.passes == []
+    assert drafter.model._model.passes == []
 
 
 def test_the_draft_stops_after_a_token_that_ends():
-    _target, drafter, _chain = pair(end=range(V))
-    assert len(drafter.draft([1], 4).tokens) == 1
+    for seed in range(9):
+        _target, drafter, _chain = pair(end={0, 2, 4}, seed=seed)
+        drafted = drafter.draft([1], 9).tokens
+        ends = [i for i, token in enumerate(drafted) if token in (0, 2, 4)]
+        assert ends == ([len(drafted) - 1] if len(drafted) < 9 else [])
 
 
 def test_a_draft_proposes_only_tokens_the_target_has():
     wide = np.full((V + 3,) * 3, 0.0)
     wide[..., V:] = 50.0
     chain = sampler(SeededRng(1))
-    drafter = ModelDrafter(FakeModel(wide), DrawnGuess(chain), V)
+    drafter = drafting(FakeModel(TABLE), FakeModel(wide), DrawnGuess(chain), V)
     assert all(max(drafter.draft([1], 4).tokens) < V and drafter.rollback(0) is None for _ in range(20))
 
 
 def test_a_draft_reads_tokens_it_lacks_as_its_last_one():
     small = FakeModel(TABLE[:4, :4, :4])
-    drafter = ModelDrafter(small, DrawnGuess(sampler(SeededRng(1))), V)
+    drafter = drafting(FakeModel(TABLE), small, DrawnGuess(sampler(SeededRng(1))), V)
     drafter.draft([5, 1], 1)
     assert small.cached == [3, 1]
 
@@ -95,7 +98,7 @@ def test_a_draft_reads_tokens_it_lacks_as_its_last_one():
 def run(k, n_max, n_ctx=64, end=(), prompt=(1, 2), cancelled=never):
     chain = sampler(SeededRng(1))
     target = FakeModel(TABLE, n_ctx=n_ctx, end=end)
-    drafter = ModelDrafter(FakeModel(OTHER, n_ctx=n_ctx, end=end), DrawnGuess(chain), V)
+    drafter = drafting(target, FakeModel(OTHER, n_ctx=n_ctx, end=end), DrawnGuess(chain), V)
     read_prompt(target, drafter, list(prompt), k, cancelled)
     return target, list(rounds(target, drafter, list(prompt), chain, k, RULE, n_max, target.is_end, cancelled))
 
@@ -143,7 +146,7 @@ def test_a_second_prompt_starts_from_an_empty_cache():
     target, drafter, _chain = pair()
     for prompt in ([1, 2, 3], [1, 2, 4]):
         read_prompt(target, drafter, prompt, 2, never)
-        assert target.cached == prompt[:-1] == drafter._model.cached
+        assert target.cached == prompt[:-1] == drafter.model._model.cached
 
 
 def test_no_drafter_drafts_nothing():

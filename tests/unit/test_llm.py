@@ -7,19 +7,23 @@ import numpy as np
 import pytest
 
 from gguf_spec import Sampling, Speculation
-from gguf_spec._llm import LLM
+from gguf_spec._profile import Profile
 from gguf_spec._sampling import Filters, logprob
 from gguf_spec.errors import BusyError, ClosedError, EmptyPromptError, InvalidOptionError, PromptTooLongError
-from tests.fakes import FakeModel, random_table
+from tests.fakes import FakeModel, fake_llm, random_table
 
 V = 6
 TABLES = [random_table(np.random.default_rng(seed), V) for seed in (5, 6)]
 FREE = Sampling(temperature=1.0, top_k=0, top_p=1.0, seed=1, max_tokens=20)
 
 
+def fixed(k, **options):
+    return Speculation(k, adaptive=False, **options)
+
+
 @pytest.fixture
 def llm():
-    with LLM("fake", FakeModel(TABLES[0]), FakeModel(TABLES[1]), prompt="text", speculation=Speculation(3)) as one:
+    with fake_llm(FakeModel(TABLES[0]), FakeModel(TABLES[1]), fixed(3)) as one:
         yield one
 
 
@@ -55,17 +59,17 @@ def test_stats_add_up(llm):
 
 @pytest.mark.parametrize("k", [0, 3])
 def test_stop_tokens_of_the_sampling(llm, k):
-    plain = llm.generate("ab", FREE, speculation=Speculation(k)).tokens
+    plain = llm.generate("ab", FREE, speculation=fixed(k)).tokens
     cut = plain.index(plain[3])
     once = replace(FREE, stop_tokens=[plain[3]])
-    result = llm.generate("ab", once, speculation=Speculation(k))
+    result = llm.generate("ab", once, speculation=fixed(k))
     assert (result.tokens, result.finish_reason) == (plain[:cut], "stop")
     assert llm.generate_tokens([0, 1], once, stop_tokens=[plain[0]]).tokens == ()
 
 
 @pytest.mark.parametrize("k", [0, 3])
 def test_ignore_eos(k):
-    with LLM("fake", FakeModel(TABLES[0], end={2, 3}), FakeModel(TABLES[1], end={2, 3}), prompt="text", speculation=Speculation(k)) as llm:
+    with fake_llm(FakeModel(TABLES[0], end={2, 3}), FakeModel(TABLES[1], end={2, 3}), fixed(k)) as llm:
         ended = llm.generate("ab", FREE)
         assert (ended.finish_reason, len(ended.tokens) < 20) == ("stop", True)
         result = llm.generate("ab", replace(FREE, ignore_eos=True))
@@ -75,10 +79,10 @@ def test_ignore_eos(k):
 
 @pytest.mark.parametrize("k", [0, 3])
 def test_echo_and_prefill(llm, k):
-    plain = llm.generate("abc", FREE, speculation=Speculation(k))
-    filled = llm.generate("ab", FREE, speculation=Speculation(k), prefill="c")
+    plain = llm.generate("abc", FREE, speculation=fixed(k))
+    filled = llm.generate("ab", FREE, speculation=fixed(k), prefill="c")
     assert (filled.text, filled.tokens) == (plain.text, plain.tokens)
-    with llm.stream("ab", FREE, speculation=Speculation(k), prefill="c", echo=True) as stream:
+    with llm.stream("ab", FREE, speculation=fixed(k), prefill="c", echo=True) as stream:
         first = next(stream)
         assert first.text.startswith("abc")
         assert len(first.text) == 3 + len(first.tokens)
@@ -122,14 +126,14 @@ class Only:
 def test_a_grammar_at_its_end_ends_the_text_whatever_is_forbidden(monkeypatch, k, options):
     grammar = Filters(grammar=Only([3, 1, 3, 3], 2), ends=np.array([2]))
     monkeypatch.setattr("gguf_spec._stream.make_filters", lambda *_: grammar)
-    with LLM("fake", FakeModel(TABLES[0], end={2}), FakeModel(TABLES[1], end={2}), prompt="text", speculation=Speculation(k)) as llm:
+    with fake_llm(FakeModel(TABLES[0], end={2}), FakeModel(TABLES[1], end={2}), fixed(k)) as llm:
         result = llm.generate("ab", replace(FREE, **options))
     assert (result.tokens, result.finish_reason) == ((3, 1, 3, 3), "stop")
 
 
 def test_near_ties_behind_a_stop_string_do_not_count(llm, monkeypatch):
     monkeypatch.setattr("gguf_spec._accept.is_near_tie", lambda *_: True)
-    monkeypatch.setattr(LLM, "_logit_noise", lambda self, k: 1.0)
+    monkeypatch.setattr(Profile, "logit_noise", lambda self, k: 1.0)
     for seed in range(20):  # some of them are cut in the middle of a round
         stats = llm.generate("ab", replace(FREE, stop=("a", "cd"), seed=seed)).stats
         assert stats.n_near_ties <= stats.n_generated
@@ -144,7 +148,7 @@ def test_a_row_in_which_most_cannot_come_has_finite_log_probabilities():
 
 
 def test_strict_is_asked_for_in_vain_where_nothing_wobbles(llm):
-    result = llm.generate("ab", FREE, speculation=Speculation(3, strict=True))
+    result = llm.generate("ab", FREE, speculation=fixed(3, strict=True))
     assert (result.tokens, result.stats.n_decided_again) == (llm.generate("ab", FREE).tokens, 0)
 
 
@@ -157,7 +161,7 @@ def test_a_draft_whose_numbers_are_none_changes_nothing(llm, monkeypatch):
 
 def test_a_smaller_vocabulary_of_the_draft_changes_nothing():
     small = FakeModel(random_table(np.random.default_rng(8), V - 2))
-    with LLM("fake", FakeModel(TABLES[0]), small, prompt="text", speculation=Speculation(3)) as llm:
+    with fake_llm(FakeModel(TABLES[0]), small, fixed(3)) as llm:
         options = {"logprobs": 1, "ignore_eos": True, "repeat_penalty": 1.3, "logit_bias": {5: 0.5}}
         plain = llm.generate("ab", replace(FREE, **options), speculation=Speculation(0))
         assert {4, 5} & {*plain.tokens}
@@ -176,9 +180,9 @@ def test_a_seed_that_was_drawn_is_named(llm):
 
 @pytest.mark.parametrize("k", [0, 1, 4])
 def test_stop_tokens_end_it_and_are_left_out(llm, k):
-    plain = llm.generate_tokens([0, 1], FREE, speculation=Speculation(k))
+    plain = llm.generate_tokens([0, 1], FREE, speculation=fixed(k))
     end = plain.tokens[6]
-    cut = llm.generate_tokens([0, 1], FREE, stop_tokens=[end], speculation=Speculation(k))
+    cut = llm.generate_tokens([0, 1], FREE, stop_tokens=[end], speculation=fixed(k))
     assert cut.tokens == plain.tokens[: plain.tokens.index(end)]
     assert cut.finish_reason == "stop"
 
@@ -186,8 +190,8 @@ def test_stop_tokens_end_it_and_are_left_out(llm, k):
 @pytest.mark.parametrize("k", [0, 4])
 def test_the_callback_stops_at_its_token(llm, k):
     seen = []
-    plain = llm.generate_tokens([0, 1], FREE, speculation=Speculation(k))
-    cut = llm.generate_tokens([0, 1], FREE, on_token=lambda t: seen.append(t) or len(seen) == 5, speculation=Speculation(k))
+    plain = llm.generate_tokens([0, 1], FREE, speculation=fixed(k))
+    cut = llm.generate_tokens([0, 1], FREE, on_token=lambda t: seen.append(t) or len(seen) == 5, speculation=fixed(k))
     assert cut.tokens == tuple(seen) == plain.tokens[:5]
     assert cut.finish_reason == "cancelled"
 
@@ -200,10 +204,10 @@ def test_a_failing_callback_gives_the_llm_back(llm):
 
 @pytest.mark.parametrize("k", [0, 1, 5])
 def test_a_stop_string_over_tokens_cuts_text_and_tokens_alike(llm, k):
-    plain = llm.generate("ab", FREE, speculation=Speculation(k))
+    plain = llm.generate("ab", FREE, speculation=fixed(k))
     stop = plain.text[7:9]
     at = plain.text.index(stop)
-    cut = llm.generate("ab", Sampling(**{**FREE.__dict__, "stop": (stop,)}), speculation=Speculation(k))
+    cut = llm.generate("ab", Sampling(**{**FREE.__dict__, "stop": (stop,)}), speculation=fixed(k))
     assert cut.text == plain.text[:at]
     assert cut.tokens == plain.tokens[: at + 2]
     assert cut.finish_reason == "stop"
@@ -278,7 +282,7 @@ def test_many_threads(llm):
 
 
 def test_close():
-    llm = LLM("fake", FakeModel(TABLES[0]), None, prompt="text", speculation=Speculation())
+    llm = fake_llm(FakeModel(TABLES[0]), None, Speculation())
     stream = llm.stream("ab", FREE)
     next(stream)
     llm.close()

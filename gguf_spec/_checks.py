@@ -1,0 +1,248 @@
+"""What `doctor` looks at before it looks at models: the installation, the processor, memory and disk.
+
+llama.cpp may be what is broken, so it is imported only where it is looked at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ._cache import cache_file, keep, recall
+from ._context import ContextOptions, physical_cores
+from ._memory import available_bytes, total_bytes
+
+_OLDEST_PYTHON = (3, 10)
+_NEEDED = ("llama_memory_seq_rm", "llama_model_is_hybrid", "llama_model_is_diffusion", "llama_synchronize", "llama_log_set")
+_LITTLE_DISK, _LITTLE_MEMORY = 100e6, 500e6
+_KEPT = ("profiles", "probe", "experience")
+# What llama.cpp calls a processor's feature -> what Linux calls it.
+_FEATURES = {
+    "SSE3": "pni", "SSSE3": "ssse3", "AVX": "avx", "AVX2": "avx2", "F16C": "f16c", "FMA": "fma", "BMI2": "bmi2", "AVX_VNNI": "avx_vnni",
+    "AVX512": "avx512f", "AVX512_VBMI": "avx512vbmi", "AVX512_VNNI": "avx512_vnni", "AVX512_BF16": "avx512_bf16", "AMX_INT8": "amx_int8",
+    "NEON": "asimd", "DOTPROD": "asimddp", "MATMUL_INT8": "i8mm", "SVE": "sve",
+}  # fmt: skip
+_NVIDIA = Path("/proc/driver/nvidia/version")
+_GPU_BUILD = "for a GPU build export CMAKE_ARGS=-DGGML_CUDA=on and install llama-cpp-python anew."
+_REBUILD = "build llama-cpp-python on this machine, as scripts/run does in a clone."
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at.
+
+    Attributes:
+        name: What.
+        status: `ok`; `warn` where it works, but worse than it could; `fail` where it does not.
+        found: What was found.
+        todo: What to do; empty where there is nothing to do.
+    """
+
+    name: str
+    status: Literal["ok", "warn", "fail"]
+    found: str
+    todo: str = ""
+
+
+# ---- the installation
+
+
+def python() -> Check:
+    """Check that Python is new enough."""
+    version, oldest = sys.version_info[:3], ".".join(map(str, _OLDEST_PYTHON))
+    found = f"{'.'.join(map(str, version))} ({platform.python_implementation()}) on {platform.system()} {platform.machine()}"
+    return Check("Python", "ok", found) if version >= _OLDEST_PYTHON else Check("Python", "fail", found, f"take Python {oldest} or newer.")
+
+
+def package(version: str) -> Check:
+    """Check that the package that runs is the one that is installed."""
+    try:
+        installed = importlib.metadata.version("gguf-spec")
+    except importlib.metadata.PackageNotFoundError:
+        return Check("gguf-spec", "ok", f"{version}, from {Path(__file__).parent.parent}")
+    if installed != version:
+        found = f"{version} runs from {Path(__file__).parent.parent}, but {installed} is installed"
+        return Check("gguf-spec", "warn", found, "install it again, or run it outside the clone.")
+    return Check("gguf-spec", "ok", version)
+
+
+def library() -> Check:
+    """Check that llama.cpp can be imported and is new enough."""
+    name = "llama.cpp"
+    try:
+        import llama_cpp
+    except (ImportError, OSError, RuntimeError) as error:  # a library that is missing or for another machine, among others
+        todo = "install it again: pip install --force-reinstall llama-cpp-python."
+        return Check(name, "fail", f"llama-cpp-python cannot be imported: {error}", todo)
+    missing = [one for one in _NEEDED if not hasattr(llama_cpp, one)]
+    if missing:
+        found = f"llama-cpp-python {llama_cpp.__version__} lacks {', '.join(missing)}"
+        return Check(name, "fail", found, "take a newer one: pip install --upgrade llama-cpp-python.")
+    return Check(name, "ok", f"llama-cpp-python {llama_cpp.__version__}")
+
+
+def build_features() -> dict[str, str]:
+    """Return what this build of llama.cpp can do, by its own words: `CPU : AVX2 = 1 | REPACK = 1 | `; `GPU` where it can offload to one."""
+    import llama_cpp
+
+    pairs = (part.rpartition(" : ")[2].partition("=") for part in llama_cpp.llama_print_system_info().decode().split("|"))
+    said = {key.strip(): value.strip() for key, _, value in pairs if key.strip()}
+    return said | {"GPU": str(int(llama_cpp.llama_supports_gpu_offload()))}
+
+
+def build(features: Mapping[str, str], options: ContextOptions) -> Check:
+    """Check that the build can use the GPU, if there is one."""
+    gpu = has(features, "GPU")
+    found = f"{'with' if gpu else 'without'} GPU offload; {', '.join(name for name in features if name != 'GPU' and has(features, name))}"
+    if not gpu and options.gpu_layers > 0:
+        return Check("build", "warn", f"it has no GPU offload, so --gpu-layers {options.gpu_layers} does nothing", _GPU_BUILD)
+    if not gpu and _NVIDIA.exists():
+        return Check("build", "warn", f"it does not use the NVIDIA GPU that is here; {found}", _GPU_BUILD)
+    return Check("build", "ok", found)
+
+
+def has(features: Mapping[str, str], name: str) -> bool:
+    """Return whether a build has a feature."""
+    return features.get(name, "0") != "0"
+
+
+# ---- the processor
+
+
+def _cpu() -> tuple[str, set[str]]:
+    """Return the processor's name and features; none where they are not known."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n", maxsplit=1)[0]
+    except OSError:
+        return platform.processor() or platform.machine(), set()
+    said = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}
+    return said.get("model name", platform.machine()), set((said.get("flags") or said.get("Features") or "").split())
+
+
+def processor(features: Mapping[str, str]) -> Check:
+    """Check that the build fits the processor."""
+    name, flags = _cpu()
+    there = {feature for feature, flag in _FEATURES.items() if flag in flags}
+    used = {feature for feature in _FEATURES if has(features, feature)}
+    if not flags:
+        return Check("processor", "ok", f"{name}; its features are not known here")
+    if used - there:
+        return Check("processor", "fail", f"{name} lacks {_listed(used - there)}, which this build of llama.cpp needs", _REBUILD)
+    if unused := there - used - {"AMX_INT8"}:  # that has a check of its own
+        return Check("processor", "warn", f"{name} has {_listed(unused)}, which this build of llama.cpp does not use", _REBUILD)
+    return Check("processor", "ok", f"{name}; the build uses what it has")
+
+
+def _listed(features: set[str]) -> str:
+    return ", ".join(feature for feature in _FEATURES if feature in features)
+
+
+def fast_kernels(features: Mapping[str, str], options: ContextOptions) -> Check:
+    """Check that the probe finds repacked weights right; one that once failed is asked again, as what it said is kept until the library changes."""
+    from . import _probe
+
+    name, file = "fast kernels", _probe._cache_file()
+    if not options.extra_bufts:
+        return Check(name, "ok", "not used: --no-extra-bufts", "leave that out, unless you know why.")
+    kept = recall(file)
+    known = isinstance(kept, dict) and "ok" in kept
+    if not (known and kept["ok"]):
+        problem = _probe._probe()
+        if problem:
+            return Check(name, "warn", f"repacked weights fail here, so models go without them, slower but right: {problem}", _REBUILD)
+        if known:
+            found = f"they work now, but are not used, as an earlier probe failed: {kept.get('problem')}"
+            return Check(name, "warn", found, f"remove {file} to have it probed again.")
+        keep(file, {"ok": True, "problem": None})
+    how = "weights are repacked" if has(features, "REPACK") else "this build repacks no weights"
+    return Check(name, "ok", f"{how}; the probe finds the same logits with and without")
+
+
+def amx(features: Mapping[str, str], fast: Check) -> Check:
+    """Check that the matrix unit is used, where there is one."""
+    if "amx_int8" not in _cpu()[1]:
+        return Check("AMX", "ok", "this processor has none")
+    if not has(features, "AMX_INT8"):
+        return Check("AMX", "warn", "this processor has it, but llama.cpp was built without", _REBUILD)
+    if fast.status != "ok" or fast.todo:
+        return Check("AMX", "warn", "this processor and llama.cpp have it, but it is not used: see fast kernels", fast.todo)
+    return Check("AMX", "ok", "in use")
+
+
+def threads(options: ContextOptions) -> Check:
+    """Check that every core has one thread."""
+    cores, quota = physical_cores(), _quota()
+    threads = options.threads or cores
+    found = f"{threads} on {cores} physical core{'s' if cores > 1 else ''}"
+    if quota is not None and threads > quota + 0.5:
+        return Check("threads", "warn", f"{found}, but this container may use {quota:.3g} of them", f"give --threads {max(1, int(quota))}.")
+    if threads > cores:
+        return Check("threads", "warn", f"{found}: they wait for each other", f"leave --threads out, or give {cores}.")
+    if threads < cores:
+        return Check("threads", "warn", f"{found}: the others idle", f"leave --threads out, or give {cores}.")
+    return Check("threads", "ok", found)
+
+
+def _quota() -> float | None:
+    """Return how many processors the container may use at a time, or None."""
+    try:
+        most, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+        return int(most) / int(period)
+    except (OSError, ValueError):
+        return None
+
+
+# ---- memory and disk
+
+
+def size(n_bytes: float) -> str:
+    """Return a number of bytes as it is shown."""
+    return f"{n_bytes / 1e9:,.1f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:,.0f} MB" if n_bytes >= 1e7 else f"{n_bytes / 1e6:,.1f} MB"
+
+
+def memory() -> Check:
+    """Check that some memory is free."""
+    free, total = available_bytes(), total_bytes()
+    if free is None or not total:
+        return Check("memory", "ok", "not known here")
+    found = f"{size(free)} of {size(total)} are free"
+    return Check("memory", "ok", found) if free >= _LITTLE_MEMORY else Check("memory", "warn", found, "close other programs.")
+
+
+def _folder() -> Path:
+    return cache_file(_KEPT[0], []).parent.parent
+
+
+def disk() -> Check:
+    """Check that there is room for the caches."""
+    folder = _folder()
+    there = next((path for path in (folder, *folder.parents) if path.is_dir()), Path("/"))
+    try:
+        free = shutil.disk_usage(there).free
+    except OSError as error:
+        return Check("disk", "warn", f"{there} cannot be looked at: {error.strerror}", "set XDG_CACHE_HOME to another folder.")
+    found = f"{size(free)} are free at {folder}"
+    return Check("disk", "ok", found) if free >= _LITTLE_DISK else Check("disk", "warn", found, "make room, or set XDG_CACHE_HOME to another disk.")
+
+
+def cache() -> Check:
+    """Check that what is measured can be kept."""
+    bad = []
+    for kind in _KEPT:
+        file = cache_file(kind, ["doctor", os.getpid()])
+        if not keep(file, kind) or recall(file) != kind:
+            bad.append(kind)
+        with contextlib.suppress(OSError):
+            file.unlink()
+    if bad:
+        found = f"nothing can be kept in {' and '.join(str(cache_file(kind, []).parent) for kind in bad)}: each load measures anew"
+        return Check("cache", "warn", found, "make it writable, or set XDG_CACHE_HOME to another folder.")
+    return Check("cache", "ok", f"{_folder()} can be written and read")

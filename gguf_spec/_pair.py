@@ -1,0 +1,76 @@
+"""A target, perhaps a draft model, and what is known of them: from that each request gets its drafter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ._drafters import Calibration, CoupledGuess, Drafter, DrawnGuess, ModelDrafter, NgramDrafter, NoDrafter, RetryDrafter, Suffixes, TokenDrafter
+from ._model import Model
+from ._profile import NOTHING_KNOWN, Profile, keep_experience, recall_experience
+from ._sampling import Sampler
+from ._types import Speculation
+from ._window import Window
+from .errors import InvalidOptionError
+
+
+class Pair:
+    """Two models on this machine.
+
+    Attributes:
+        target: The model that decides.
+        draft: The model that proposes, or None.
+        profile: What was measured of them.
+        reference: A text beside the request's own that drafts may come from, or None.
+        calibration: What the draft has learned of the target.
+        experiences: What is known of costs and chances; it learns. One for texts that are `greedy`, `sampled`, and `drawn`.
+    """
+
+    def __init__(
+        self, target: Model, draft: Model | None, measure: Callable[[Model, Model | None], Profile] | None = None, reference: Suffixes | None = None
+    ) -> None:
+        """Join two models; `measure` gives their profile when it is first needed. Without it nothing is known of their costs."""
+        self.target, self.draft, self.reference = target, draft, reference
+        self.calibration = Calibration(target.n_vocab)
+        self._measure = measure
+        self.know(NOTHING_KNOWN)
+
+    def measure(self) -> None:
+        """Get the profile, if it is not there yet."""
+        if self._measure and self.target.can_roll_back:
+            self.know(self._measure(self.target, self.draft))
+            recall_experience(self.target, self.draft, self.experiences)
+
+    def close(self) -> None:
+        """Keep what was learned, and free both models; more than once does nothing."""
+        if self.profile is not NOTHING_KNOWN:
+            keep_experience(self.target, self.draft, self.experiences)
+            self.know(NOTHING_KNOWN)
+        for model in filter(None, (self.target, self.draft)):
+            model.close()
+
+    def know(self, profile: Profile) -> None:
+        """Go by a profile from now on."""
+        self.profile, self.experiences = profile, profile.experiences()
+        self._measure = None if profile is not NOTHING_KNOWN else self._measure
+
+    def check(self, speculation: Speculation) -> None:
+        """Refuse what these models cannot do.
+
+        Raises:
+            InvalidOptionError: The draft model is asked for, and there is none.
+        """
+        if speculation.k and speculation.drafter in ("model", "hybrid") and not self.draft and self.target.can_roll_back:
+            raise InvalidOptionError("drafter", speculation.drafter, "auto or ngram: no draft model is loaded")
+
+    def drafter(self, speculation: Speculation, sampler: Sampler, n_left: int) -> Drafter:
+        """Return the drafter of one request, whose answer has at most `n_left` tokens."""
+        if not speculation.k or not self.target.can_roll_back:
+            return NoDrafter()
+        coupled, who = speculation.accept == "coupled", speculation.drafter
+        if who == "auto":
+            who = ("hybrid" if speculation.adaptive else "model") if self.draft else "ngram"
+        guess = CoupledGuess(sampler, self.calibration) if coupled else DrawnGuess(sampler)
+        model = ModelDrafter(self.draft, guess, self.target.n_vocab) if self.draft and who != "ngram" else None
+        texts: list[TokenDrafter] = [] if who == "model" else [NgramDrafter(self.reference), RetryDrafter()]
+        way = "drawn" if not coupled else "greedy" if sampler.sampling.greedy else "sampled"
+        return Window(self.target, texts, model, self.experiences[way], n_left, not speculation.adaptive, speculation.tree)

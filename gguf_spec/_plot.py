@@ -1,0 +1,150 @@
+"""Grouped bars as SVG, written by hand: on a ground of its own, so it reads the same on a light and on a dark page."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+import unicodedata
+from collections.abc import Iterator, Sequence
+from html import escape
+from typing import NamedTuple
+
+_COLOURS = ("#a8b0ba", "#e3a857", "#2f6fde", "#b4532a")
+_INK, _SOFT, _GRID, _GROUND = "#1f2328", "#59636e", "#e4e7eb", "#ffffff"
+_FONT = "'DejaVu Sans', Verdana, Geneva, sans-serif"  # wide ones: what fits in them fits in others
+_NARROW = frozenset("fijlrtI1 .,:;'|()[]-")
+_BAR, _BETWEEN = 30.0, 26.0  # width of a bar; of the space between groups
+_LEFT, _RIGHT, _MIN_WIDTH = 56.0, 24.0, 640.0
+_HEIGHT, _ABOVE, _BELOW = 200.0, 26.0, 62.0  # of the highest bar; of what is above it, and below
+_IN_A_ROW = 6  # groups, at most
+
+
+class Bar(NamedTuple):
+    """A bar with what it spreads over.
+
+    Attributes:
+        value: Its height.
+        least: Where the line of its spread begins.
+        most: Where it ends.
+    """
+
+    value: float
+    least: float
+    most: float
+
+
+class Group(NamedTuple):
+    """Bars that belong together.
+
+    Attributes:
+        name: What stands below them.
+        kind: And below that.
+        note: And below that, smaller.
+        bars: In the order of the legend.
+    """
+
+    name: str
+    kind: str
+    note: str
+    bars: Sequence[Bar]
+
+
+def grouped_bars(title: str, lines: Sequence[str], legend: Sequence[str], groups: Sequence[Group]) -> str:
+    """Return an SVG of groups of ratios, with a line at 1.
+
+    Args:
+        title: Above all.
+        lines: Smaller, below the title.
+        legend: What each bar of a group is.
+        groups: From left to right; one that misses a bar leaves a gap.
+    """
+    n = math.ceil(len(groups) / math.ceil(len(groups) / _IN_A_ROW))
+    width = max(_MIN_WIDTH, _LEFT + n * max(len(legend) * _BAR + _BETWEEN, *(_width(one.note, 10) + 8 for one in groups)) + _RIGHT)
+    head, y = _head(title, lines, legend, width)
+    step, scale = _scale(_highest(groups))
+    parts = [*head]
+    for i in range(0, len(groups), n):
+        n_lines = math.ceil(_highest(groups[i : i + n]) / step - 1e-9)
+        base = y + _ABOVE + n_lines * step * scale
+        parts += _grid(base, width, step, n_lines, scale)
+        for j, one in enumerate(groups[i : i + n]):
+            middle = _LEFT + (j + 0.5) * (width - _LEFT - _RIGHT) / n
+            parts += _bars(one.bars, middle - len(legend) * _BAR / 2, base, scale)
+            for text, size, down, colour in ((one.name, 13, 20, _INK), (one.kind, 12, 37, _INK), (one.note, 10, 53, _SOFT)):
+                parts.append(_text(middle, base + down, text, size, colour, "middle"))
+        y = base + _BELOW
+    wide, high = f"{width:.0f}", f"{y + 8:.0f}"
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide}" height="{high}" viewBox="0 0 {wide} {high}" '
+        f'font-family="{_FONT}" role="img">\n<title>{escape(_plain(title))}</title>\n'
+        f'<rect width="100%" height="100%" rx="8" fill="{_GROUND}" stroke="{_GRID}"/>\n' + "\n".join(parts) + "\n</svg>\n"
+    )
+
+
+def _head(title: str, lines: Sequence[str], legend: Sequence[str], width: float) -> tuple[list[str], float]:
+    """Return title, lines and legend, and where they end."""
+    parts: list[str] = []
+    y = 18.0
+    for text, size, letter, colour, weight in [(title, 16, 0.7, _INK, "bold"), *((line, 12, 0.56, _SOFT, "normal") for line in lines)]:
+        for part in textwrap.wrap(_plain(text), int((width - 2 * _RIGHT) / (letter * size))):
+            y += size + 5
+            parts.append(_text(_RIGHT, y, part, size, colour, weight=weight))
+    x, y = _RIGHT, y + 14
+    for name, colour in zip(legend, _COLOURS, strict=False):
+        wide = 18 + _width(name, 12)
+        if x > _RIGHT and x + wide > width - _RIGHT:
+            x, y = _RIGHT, y + 20
+        parts.append(f'<rect x="{x:.1f}" y="{y:.1f}" width="12" height="12" rx="2" fill="{colour}"/>')
+        parts.append(_text(x + 18, y + 10.5, name, 12))
+        x += wide + 20
+    return parts, y + 14
+
+
+def _grid(base: float, width: float, step: float, n_lines: int, scale: float) -> Iterator[str]:
+    """Yield the lines of a row, dashed at 1, and what they stand for."""
+    for i in range(n_lines + 1):
+        at = base - i * step * scale
+        yield f'<line x1="{_LEFT}" y1="{at:.1f}" x2="{width - _RIGHT:.1f}" y2="{at:.1f}" stroke="{_GRID}"/>'
+        yield _text(_LEFT - 8, at + 4, f"{i * step:.10g}", 12, _SOFT, "end")
+    at = base - scale
+    yield f'<line x1="{_LEFT}" y1="{at:.1f}" x2="{width - _RIGHT:.1f}" y2="{at:.1f}" stroke="{_SOFT}" stroke-dasharray="5 4"/>'
+
+
+def _bars(bars: Sequence[Bar], left: float, base: float, scale: float) -> Iterator[str]:
+    """Yield the bars of a group, their spreads and, but for those of the first kind, their values."""
+    for i, bar in enumerate(bars):
+        x, high = left + i * _BAR + 1, bar.value * scale
+        middle, top = x + _BAR / 2 - 1, max(bar.value, bar.most) * scale
+        colour = _COLOURS[i % len(_COLOURS)]
+        yield f'<rect x="{x:.1f}" y="{base - high:.1f}" width="{_BAR - 2:.1f}" height="{high:.1f}" rx="2" fill="{colour}"/>'
+        if bar.most > bar.least:
+            yield f'<line x1="{middle:.1f}" y1="{base - top:.1f}" x2="{middle:.1f}" y2="{base - bar.least * scale:.1f}" stroke="{_INK}"/>'
+        if i:
+            top = scale if scale - 18 < top < scale else top  # the line at 1 runs through no number
+            yield _text(middle, base - top - 5, f"{bar.value:.2f}", 11, anchor="middle")
+
+
+def _highest(groups: Sequence[Group]) -> float:
+    return max(1.2, *(max(bar.value, bar.most) for one in groups for bar in one.bars))
+
+
+def _scale(most: float) -> tuple[float, float]:
+    """Return the distance of the lines, at most eight up to `most`, and the height of 1."""
+    power = 10.0 ** math.floor(math.log10(most / 8))
+    step = next(power * n for n in (1, 2, 2.5, 5, 10) if most <= 8 * power * n)
+    return step, _HEIGHT / (step * math.ceil(most / step - 1e-9))
+
+
+def _width(text: str, size: float) -> float:
+    """Return about how wide a text is."""
+    return size * sum(0.4 if letter in _NARROW else 0.66 for letter in text)
+
+
+def _plain(text: str) -> str:
+    """Leave out what XML cannot hold."""
+    return "".join(letter for letter in text if unicodedata.category(letter) not in ("Cc", "Cs", "Cn"))
+
+
+def _text(x: float, y: float, text: str, size: int, colour: str = _INK, anchor: str = "start", weight: str = "normal") -> str:
+    bold = ' font-weight="bold"' if weight == "bold" else ""
+    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{colour}" text-anchor="{anchor}"{bold}>{escape(_plain(text))}</text>'

@@ -1,0 +1,189 @@
+"""`gguf-spec bench`: how fast is it here, and is it ever slower than plain decoding?"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .options import load_models, model_options
+
+if TYPE_CHECKING:
+    from ..bench import Report
+
+
+_USELESS_SHARE = 0.15  # of the time: two contenders of about thirty
+_COLUMNS = "{:<14}{:>8}{:>10}{:>9}{:>11}{:>11}{:>8}{:>10}{:>11}{:>12}{:>9}{:>9}"
+
+
+@click.command(context_settings={"auto_envvar_prefix": "GGUF_SPEC", "show_default": True})
+@model_options
+@click.option("-w", "--workload", multiple=True, help="story, repetitive, copy, chat, long or short. May be given again.  [default: all]")
+@click.option("--runs", type=int, help="How often each setting runs on each workload.  [default: 3, or 1 with --quick]")
+@click.option("-n", "--max-tokens", type=int, help="Tokens of an answer.  [default: 128; 64 in chat, 16 in short; 32 with --quick]")
+@click.option("--quick", is_flag=True, help="Few fixed settings, short answers, greedy only.")
+@click.option("--useless", metavar="FILE", help="A draft that is never right, one of random weights: the worst case.")
+@click.option("--seed", type=int, default=1, help="Seed of the first text.")
+@click.option("--minutes", type=float, help="Begin no further run after so long.")
+@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE.svg", help="Draw the result.")
+@click.option("--json", "as_json", is_flag=True, envvar="GGUF_SPEC_JSON", help="Print one JSON object, with every run, instead of the tables.")
+def bench(**options: Any) -> int:
+    """Compare adaptive drafting with plain decoding and with fixed settings on these models and this machine.
+
+    All do the same work by the same seeds, in turn, and each is compared with the plain runs of its own round. Fixed settings that are far from the
+    best run once only. Leave the machine alone meanwhile.
+
+    \b
+    Examples:
+      gguf-spec bench --quick
+      gguf-spec bench -m target.gguf -d draft.gguf --minutes 30 --plot bench.svg
+      gguf-spec bench -m target.gguf -d draft.gguf --workload copy --workload story --runs 5
+    """
+    from ..errors import InvalidOptionError
+
+    for name in ("runs", "max_tokens", "minutes"):
+        if options[name] is not None and not options[name] > 0:
+            raise InvalidOptionError(name, options[name], "above 0")
+    if options["plot"]:
+        _check_place(options["plot"])
+    report = _run(options)
+    if options["plot"]:
+        _write(options["plot"], report.to_svg())
+    if options["as_json"]:
+        click.echo(json.dumps(report.to_dict(), ensure_ascii=False))
+    else:
+        _show(report)
+    return 0
+
+
+def _run(options: dict[str, Any]) -> Report:
+    """Time the models, then those with the useless draft, behind a progress bar, which is there at a terminal only."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from .._registry import resolve
+    from .._types import Speculation
+    from .._workloads import workloads
+    from ..bench import bench as run
+
+    workloads(options["workload"])  # or say what is wrong with them, before anything is loaded
+    if options["useless"]:
+        resolve(options["useless"])
+    asked = {"n_rounds": options["runs"], "n_tokens": options["max_tokens"], "quick": options["quick"], "seed": options["seed"]}
+    started, limit_s = time.monotonic(), None if options["minutes"] is None else 60 * options["minutes"]
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("runs"), TimeRemainingColumn())
+
+    def timed(draft: str, what: str, limit_s: float | None, **more: bool) -> Report:
+        with (
+            load_models(options, draft, Speculation()) as llm,
+            Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar,
+        ):
+            task = bar.add_task(what, total=None)
+            return run(
+                llm, options["workload"], **asked, limit_s=limit_s, **more,
+                progress=lambda done, total: bar.update(task, completed=done, total=total),
+            )  # fmt: skip
+
+    worst = None
+    if options["useless"]:  # first: it is short, and a file that is none is told at once
+        worst = timed(options["useless"], "timing the useless draft", None if limit_s is None else _USELESS_SHARE * limit_s, useless=True)
+    report = timed(options["draft"], "timing", None if limit_s is None else limit_s - (time.monotonic() - started))
+    return report.with_useless(worst) if worst else report
+
+
+def _show(report: Report) -> None:
+    """Print the report: a line for each case, all ratios, and the sentence."""
+    m = report.machine
+    draft = f"with {report.draft}" if report.draft else "drafting from the text alone"
+    lines = [
+        f"{report.target} {draft}, {report.total_s:.0f} s",
+        f"{m.cpu}, {m.cores} core{'s' * (m.cores > 1)}, {m.threads} thread{'s' * (m.threads > 1)}, rounds: {report.n_rounds}",
+        "",
+        _COLUMNS.format(
+            "workload", "plain", "adaptive", "x plain", "spread", "predicted", "in all", "accepted", "1st token", "best fixed", "x plain", "of best"
+        ),
+    ]
+    for case in report.cases:
+        ours, best = case.adaptive, case.best_fixed
+        lines.append(
+            _COLUMNS.format(
+                case.name,
+                f"{case.plain.of('tokens_per_s').median:.1f}",
+                f"{ours.of('tokens_per_s').median:.1f}",
+                f"{ours.speedup.median:.2f}",
+                f"{ours.speedup.least:.2f}-{ours.speedup.most:.2f}",
+                f"{ours.of('predicted').median:.2f}",
+                f"{ours.speedup_in_all.median:.2f}",
+                f"{ours.acceptance:.0%}",
+                f"{1000 * ours.of('ttft_s').median:.0f} ms",
+                best.contender.name,
+                f"{best.speedup.median:.2f}",
+                f"{case.of_best.median:.2f}",
+            )
+        )
+    lines += ["", "Tokens a second over those of plain decoding:", "", *_all_ratios(report), ""]
+    if not report.is_complete:
+        lines.append("The time was up before all was done (--minutes).")
+    if not report.useless:
+        lines.append("No useless draft was given (--useless FILE), so the worst case was not timed.")
+    click.echo("\n".join([*lines, report.sentence]))
+
+
+def _all_ratios(report: Report) -> list[str]:
+    """Return a table of every contender on every case."""
+    names = list(dict.fromkeys(result.contender.name for case in report.cases for result in case.results))
+    widths = [max(7, len(case.name) + 2) for case in report.cases]
+    lines = [" " * 24 + "".join(f"{case.name:>{width}}" for case, width in zip(report.cases, widths, strict=True))]
+    for name in names:
+        results = [case.result(name) for case in report.cases]
+        cells = [f"{result.speedup.median:.2f}" if result else "-" for result in results]
+        lines.append(f"{name:<24}" + "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True)))
+    return lines
+
+
+def _check_place(path: Path) -> None:
+    """Say now, not after an hour, that a picture cannot be written.
+
+    Raises:
+        InvalidOptionError: It is not to be an SVG file.
+        click.FileError: The folder is not there or cannot be written to.
+    """
+    from ..errors import InvalidOptionError
+
+    if path.suffix != ".svg":
+        raise InvalidOptionError("plot", str(path), "a file whose name ends in .svg")
+    if path.is_dir():
+        raise click.FileError(os.fspath(path), "it is a folder")
+    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        raise click.FileError(os.fspath(path), "its folder is not there or cannot be written to")
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file, whole or not at all.
+
+    Raises:
+        click.FileError: It cannot be written.
+    """
+    part = None
+    try:
+        handle, part = tempfile.mkstemp(dir=path.parent, suffix=".part")
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        mask = os.umask(0)
+        os.umask(mask)
+        Path(part).chmod(0o666 & ~mask)
+        Path(part).replace(path)
+        part = None
+    except OSError as error:
+        raise click.FileError(os.fspath(path), error.strerror or str(error)) from error
+    finally:
+        if part:
+            with contextlib.suppress(OSError):
+                Path(part).unlink()

@@ -1,0 +1,57 @@
+"""`gguf-spec doctor`: is all well here, and if not, what to do?"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .options import model_options
+from .tune import cost_lines, wrapped
+
+if TYPE_CHECKING:
+    from .._checks import Check
+
+_COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
+_INDENT = 19
+
+
+@click.command(context_settings={"auto_envvar_prefix": "GGUF_SPEC", "show_default": True})
+@model_options
+@click.option("--json", "as_json", is_flag=True, envvar="GGUF_SPEC_JSON", help="Print one JSON object instead of the table.")
+def doctor(**options: Any) -> int:
+    """Look at this installation, this machine and the models; say what is wrong and what to do.
+
+    Shows what passes of the models cost where that was measured. Exits with 1 when something fails.
+
+    \b
+    Examples:
+      gguf-spec doctor
+      gguf-spec doctor -m target.gguf -d draft.gguf --ctx 8192
+      gguf-spec doctor --json
+    """
+    from .._context import ContextOptions
+    from ..doctor import doctor as run
+
+    how = ContextOptions(
+        options["ctx"], options["threads"], options["flash_attention"], options["kv_type"], options["gpu_layers"],
+        options["extra_bufts"] is not False, options["verbose"] > 0,
+    )  # fmt: skip
+    diagnosis = run(options["model"], options["draft"], how, reference=options["draft_text"])
+    if options["as_json"]:
+        click.echo(json.dumps(diagnosis.to_dict(), ensure_ascii=False, allow_nan=False))
+        return 0 if diagnosis.ok else 1
+    lines = [line for check in diagnosis.checks for line in _lines(check)]
+    if diagnosis.tuning:
+        lines += ["", *cost_lines(diagnosis.tuning)]
+    click.echo("\n".join([*lines, "", *wrapped(diagnosis.sentence)]))
+    return 0 if diagnosis.ok else 1
+
+
+def _lines(check: Check) -> list[str]:
+    """Return a check as it is shown, with what to do below it."""
+    first, *rest = wrapped(check.found, _INDENT)
+    status = click.style(f"{check.status:<6}", fg=_COLOURS[check.status])
+    todo = [f"{'':>{_INDENT}}{line}" if not i else line for i, line in enumerate(wrapped(f"-> {check.todo}", _INDENT))] if check.todo else []
+    return [f"{status}{check.name:<{_INDENT - 6}}{first}", *rest, *todo]

@@ -1,0 +1,102 @@
+"""`gguf-spec tune`: what do passes cost here, and does drafting pay?"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import textwrap
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .options import load_models, model_options
+
+if TYPE_CHECKING:
+    from ..tune import Tuning
+
+_SHOWN = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 33)  # tokens in a pass; --json has all
+
+
+@click.command(context_settings={"auto_envvar_prefix": "GGUF_SPEC", "show_default": True})
+@model_options
+@click.option("--json", "as_json", is_flag=True, envvar="GGUF_SPEC_JSON", help="Print one JSON object instead of the table.")
+def tune(**options: Any) -> int:
+    """Measure what these models cost on this machine, and keep it.
+
+    Times passes over 1 to 33 tokens of both models, with nothing before and far into a context, and asks the draft what it would have said. Models
+    are measured in a second when they are loaded first; this takes longer and is more exact. Do it when the machine has nothing else to do.
+
+    \b
+    Examples:
+      gguf-spec tune
+      gguf-spec tune -m target.gguf -d draft.gguf
+      gguf-spec tune -m target.gguf -d draft.gguf --threads 4 --json
+    """
+    from .. import Speculation
+
+    with load_models(options, options["draft"], Speculation(0)) as llm:  # plain: so nothing is measured before
+        tuning = _run(llm)
+    if not tuning.kept:
+        click.echo("Note: there is no place to keep this: gguf-spec doctor says why.", err=True)
+    if options["as_json"]:
+        click.echo(json.dumps(tuning.to_dict(), ensure_ascii=False, allow_nan=False))
+    else:
+        click.echo("\n".join(cost_lines(tuning)))
+    return 0
+
+
+def _run(llm: Any) -> Tuning:
+    """Measure behind a progress bar, which is there at a terminal only."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from ..tune import tune as run
+
+    console = Console(stderr=True)
+    columns = (TextColumn("measuring"), BarColumn(), TextColumn("{task.completed} of {task.total} passes"), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", visible=False)
+        return run(llm, progress=lambda done, total: bar.update(task, completed=done, total=total, visible=True))
+
+
+def cost_lines(tuning: Tuning) -> list[str]:
+    """Return the table, what else was measured, and the sentence."""
+    from ..tune import milliseconds
+
+    profile = tuning.profile
+    of_draft = f", {milliseconds(profile.draft_slope * 1000)} a row of the draft" if tuning.draft else ""
+    target, draft = _column(profile.target), _column(profile.draft)
+    widths = [n for n in _SHOWN if n in profile.target]
+    lines = [f"{tuning.target}{f' with {tuning.draft}' if tuning.draft else ''}, measured in {profile.seconds:.1f} s", ""]
+    lines.append(f"{'tokens in a pass':>16}{'target ms':>12}{'a token':>10}{'draft ms' if draft else '':>12}".rstrip())
+    each = _column({n: s / n for n, s in profile.target.items()}, of=profile.target[1])
+    lines += [f"{n:>16}{target[n]:>12}{each[n]:>10}{draft.get(n, ''):>12}".rstrip() for n in widths]
+    noise = max(profile.noise.values(), default=0.0)
+    facts = {
+        "context": f"1,000 tokens of it add {milliseconds(profile.target_slope * 1000)} a row{of_draft}",
+        "rounding noise": f"up to {noise:.2g} logits" if noise else "none: batches of any size give the same logits here",
+        "draft": f"right in {sum(h for h, _ in profile.right):.0f} of {sum(n for _, n in profile.right):.0f} places ({profile.agreement:.0%})",
+        "Python": f"{profile.token_s * 1000:.2f} ms a token, {profile.proposal_s * 1000:.2f} ms one that the draft proposes",
+    }
+    if not tuning.draft:
+        del facts["draft"]
+        facts["Python"] = facts["Python"].split(",")[0]
+    return [*lines, "", *(f"{name:<16}{fact}" for name, fact in facts.items()), "", *wrapped(tuning.sentence)]
+
+
+def _column(seconds: Mapping[int, float], of: float | None = None) -> dict[int, str]:
+    """Return times in milliseconds, with as many digits as that over one token needs."""
+    first = of or seconds.get(1, 0.0)
+    digits = 0 if first >= 0.1 else 1 if first >= 0.01 else 2
+    return {n: f"{s * 1000:,.{digits}f}" for n, s in seconds.items()}
+
+
+def wrapped(text: str, indent: int = 0) -> list[str]:
+    """Return a text in lines that fit the terminal, those after the first indented; in one line where there is none."""
+    if not sys.stdout.isatty():
+        return [text]
+    width = max(40, shutil.get_terminal_size().columns)
+    first, *rest = textwrap.wrap(text, width - indent, break_long_words=False, break_on_hyphens=False) or [""]
+    return [first, *(" " * indent + line for line in rest)]

@@ -1,0 +1,201 @@
+"""Is all well here, and if not, what to do? Looks at the installation, the machine and the models; returns data, prints nothing."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import __version__, _checks
+from ._checks import Check, size
+from ._context import ContextOptions
+from ._gguf import Header, check_generates_text, read_header
+from ._memory import available_bytes, total_bytes
+from ._registry import resolve
+from .errors import GgufSpecError
+
+if TYPE_CHECKING:
+    from ._model import Model
+    from .tune import Tuning
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """All that was looked at.
+
+    Attributes:
+        checks: One after the other.
+        tuning: What passes of the models cost, as it was kept; None where that was not measured yet.
+    """
+
+    checks: tuple[Check, ...]
+    tuning: Tuning | None
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing fails."""
+        return all(one.status != "fail" for one in self.checks)
+
+    @property
+    def sentence(self) -> str:
+        """The result in one plain sentence."""
+        fails, warns = (", ".join(one.name for one in self.checks if one.status == status) for status in ("fail", "warn"))
+        parts = [f"what fails: {fails}"] * bool(fails) + [f"what could be better: {warns}"] * bool(warns)
+        text = "; ".join(parts) or "all is well"
+        return f"{text[0].upper()}{text[1:]}."
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all of it as plain values."""
+        checks = [asdict(one) for one in self.checks]
+        return {"ok": self.ok, "sentence": self.sentence, "checks": checks, "costs": self.tuning.to_dict() if self.tuning else None}
+
+
+def doctor(
+    model: str | Path = "tales", draft: str | Path | None = "auto", options: ContextOptions | None = None, *, reference: str | Path | None = None
+) -> Diagnosis:
+    """Look at this installation, this machine, and a pair of models on it.
+
+    Args:
+        model: As for `load`.
+        draft: As for `load`.
+        options: How the models are to be put into memory; with repacked weights only where the probe finds them right.
+        reference: As for `load`.
+    """
+    options = options or ContextOptions()
+    checks = [_checks.python(), _checks.package(__version__), _checks.library()]
+    features: dict[str, str] | None = None
+    if checks[-1].status == "ok":
+        features = _checks.build_features()
+        fast = _checks.fast_kernels(features, options)
+        checks += [_checks.build(features, options), _checks.processor(features), fast, _checks.amx(features, fast)]
+        options = replace(options, extra_bufts=options.extra_bufts and fast.status == "ok")
+    checks += [_checks.threads(options), _checks.memory(), _checks.disk(), _checks.cache()]
+    if reference is not None:
+        checks.append(_text(Path(reference)))
+    with contextlib.closing(_Pair(options, features)) as pair:
+        checks += pair.examine(model, draft)
+        return Diagnosis(tuple(checks), pair.tuning)
+
+
+class _Pair:
+    """Looks at a target and a draft, first from outside, then from inside.
+
+    Attributes:
+        tuning: What was kept of their costs.
+    """
+
+    def __init__(self, options: ContextOptions, features: dict[str, str] | None) -> None:
+        """Take how models are loaded, and what the build can do; None where it does nothing, so none is loaded."""
+        self.tuning: Tuning | None = None
+        self._options, self._features = options, features
+        self._loaded: list[Model] = []
+
+    def close(self) -> None:
+        """Free the models."""
+        for model in self._loaded:
+            model.close()
+
+    def examine(self, model: str | Path, draft: str | Path | None) -> Iterator[Check]:
+        """Yield what is found; what depends on something that fails is left out."""
+        role = "target"
+        try:
+            entry = resolve(model)
+            headers = [_header(entry.target)]
+            yield _file(role, headers[0])
+            role = "draft"
+            if draft in (None, "none", "ngram"):
+                yield Check(role, "ok", "drafts come from the text alone" if draft == "ngram" else "none: plain decoding")
+            elif draft == "auto" and not entry.draft:
+                yield Check(role, "warn", f"none is known for {entry.name}: drafts come from the text alone", "give one with --draft FILE.")
+            else:
+                other = entry if draft == "auto" else resolve(str(draft))
+                headers.append(_header(other.draft or other.target))
+                yield _file(role, headers[-1])
+        except GgufSpecError as error:
+            yield Check(role, "fail", str(error), error.hint)
+            return
+        fits = self._fits(headers)
+        yield fits
+        if self._features is not None and fits.status != "fail":
+            yield from self._inside(entry.name, headers)
+
+    def _fits(self, headers: list[Header]) -> Check:
+        n_ctx = self._options.positions(_trained(headers[0]))
+        weights = sum(header.file_bytes for header in headers)
+        caches = sum(replace(self._options, n_ctx=max(2, n_ctx)).kv_bytes(header, n_ctx) for header in headers)
+        needed, free, total = weights + caches, available_bytes(), total_bytes()
+        found = f"{size(needed)}, {size(caches)} of it for a context of {n_ctx:,}" + (f"; {size(free)} are free" if free is not None else "")
+        todo = "give a smaller --ctx or --kv-type q8_0, take a smaller model, or close other programs."
+        if self._features and _checks.has(self._features, "GPU"):
+            return Check("room", "ok", f"{found}; what the GPU has is not known here")
+        if (total and needed > total) or (free is not None and caches > free):
+            return Check("room", "fail", found, todo)
+        if free is not None and needed > free:
+            return Check("room", "warn", f"{found}: weights will be read from the disk again and again", todo)
+        return Check("room", "ok", found)
+
+    def _inside(self, name: str, headers: list[Header]) -> Iterator[Check]:
+        from ._drafters import check_vocabulary
+        from ._model import Model
+
+        options = self._options
+        for header in headers:
+            try:
+                self._loaded.append(Model(header.path, options))
+            except GgufSpecError as error:
+                yield Check("loading", "fail", str(error), error.hint)
+                return
+            options = replace(options, n_ctx=self._loaded[0].n_ctx)
+        yield Check("loading", "ok", f"llama.cpp loads {'both' if len(headers) > 1 else 'it'}")
+        target, draft = self._loaded[0], self._loaded[1] if len(headers) > 1 else None
+        if draft:
+            try:
+                check_vocabulary(target, draft)
+                yield Check("vocabulary", "ok", f"the draft speaks the target's, {target.n_vocab:,} tokens")
+            except GgufSpecError as error:
+                yield Check("vocabulary", "fail", str(error), error.hint)
+                return
+        fixed = [model.path.name for model in self._loaded if not model.can_roll_back]
+        if fixed:
+            found = f"{' and '.join(fixed)} cannot go back a token (recurrent or hybrid), which speculation needs"
+            yield Check("rollback", "warn", found, "take other models, or be content with plain decoding.")
+        else:
+            yield Check("rollback", "ok", f"{'both' if draft else 'it'} can go back to an earlier token")
+        if target.can_roll_back:
+            yield self._costs(name, target, draft if draft and draft.can_roll_back else None)
+
+    def _costs(self, name: str, target: Model, draft: Model | None) -> Check:
+        from ._profile import kept_profile
+        from .tune import Tuning
+
+        profile = kept_profile(target, draft)
+        if not profile:
+            return Check("costs", "ok", "not measured yet: gguf-spec tune")
+        self.tuning = Tuning(name, draft.path.name if draft else None, profile)
+        return Check("costs", "ok", f"measured in {profile.seconds:.1f} s; gguf-spec tune measures again")
+
+
+def _header(path: Path) -> Header:
+    header = read_header(path)
+    check_generates_text(header)
+    return header
+
+
+def _trained(header: Header) -> int:
+    n_ctx = header.of_architecture("context_length", 0)
+    return n_ctx if isinstance(n_ctx, int) else 0
+
+
+def _file(role: str, header: Header) -> Check:
+    return Check(role, "ok", f"{header.path.name}: {header.architecture}, {size(header.file_bytes)}, context of {_trained(header):,}")
+
+
+def _text(path: Path) -> Check:
+    try:
+        with path.open("rb") as file:
+            file.read(1)
+    except (OSError, ValueError) as error:
+        return Check("draft text", "fail", f"{path} cannot be read: {error}", "give a text file, or leave --draft-text out.")
+    return Check("draft text", "ok", f"{path}: {size(path.stat().st_size)}")

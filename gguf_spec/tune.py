@@ -1,0 +1,138 @@
+"""What passes cost here, measured thoroughly, and whether drafting by the model pays; returns data, prints nothing.
+
+A round over k drafted tokens takes V(k + 1) and k tokens of the draft, and brings 1 + c + c^2 + ... + c^k tokens, if each is right with the
+chance c.
+
+Source: Leviathan et al. 2022, arXiv:2211.17192, section 3, with measured costs in place of proportional ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ._costs import interpolate
+from ._llm import LLM
+from ._profile import Profile, keep_profile, measure
+from ._types import K_MAX
+from .errors import UnsupportedModelError
+
+_WORTH_SAYING = 1.05  # a speed-up below that is none
+
+Progress = Callable[[int, int], object]
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What was measured, and what it means.
+
+    Attributes:
+        target: Name of the model.
+        draft: File name of the draft, or None.
+        profile: What was measured of them.
+        kept: Whether it could be kept, for every load from now on.
+    """
+
+    target: str
+    draft: str | None
+    profile: Profile
+    kept: bool = True
+
+    def target_s(self, n: int) -> float:
+        """Return the seconds of a pass of the target over `n` tokens."""
+        return interpolate(self.profile.target, n)
+
+    def draft_s(self, n: int) -> float:
+        """Return the seconds of a pass of the draft over `n` tokens; 0 without one, for drafts taken from the text cost nothing."""
+        return interpolate(self.profile.draft, n) if self.profile.draft else 0.0
+
+    def speedup(self, k: int, chance: float) -> float:
+        """Return how many times as fast as plain decoding `k` drafted tokens a round are, Python's time included.
+
+        Args:
+            k: Tokens drafted in each round.
+            chance: How often each of them is right, where those before it are.
+        """
+        tokens, all_right = sum(chance**i for i in range(k + 1)), chance**k
+        python_s = tokens * self.profile.token_s + (k * self.profile.proposal_s if self.draft else 0.0)
+        drafting_s = (k - all_right) * self.draft_s(1) + all_right * self.draft_s(2)  # where all were right it has two to read
+        return tokens * (self.target_s(1) + self.profile.token_s) / (self.target_s(k + 1) + drafting_s + python_s)
+
+    def best(self, chance: float) -> tuple[float, int]:
+        """Return the best speed-up of drafts whose tokens are right with this chance, and their length."""
+        return max(((self.speedup(k, chance), k) for k in range(1, K_MAX + 1)), key=lambda one: (round(one[0], 3), -one[1]))
+
+    @property
+    def needed(self) -> float | None:
+        """The chance to be right from which drafts pay; None where not even drafts that are always right do."""
+        low, high = 0.0, 1.0
+        if self.best(high)[0] < _WORTH_SAYING:
+            return None
+        while high - low > 1e-4:
+            middle = (low + high) / 2
+            low, high = (low, middle) if self.best(middle)[0] >= _WORTH_SAYING else (middle, high)
+        return high
+
+    @property
+    def pays(self) -> bool:
+        """Whether drafting by the model does."""
+        return self.draft is not None and self.best(self.profile.agreement)[0] >= _WORTH_SAYING
+
+    @property
+    def sentence(self) -> str:
+        """What it means, in a few plain sentences."""
+        one, agreement = self.target_s(1), self.profile.agreement
+        said = f"A token of the target takes {milliseconds(one)}; "
+        said += f"checking 4 takes as long as {self.target_s(4) / one:.1f}, 8 as long as {self.target_s(8) / one:.1f}."
+        if self.draft is None:
+            never = "would not pay if they were always right"
+            return (
+                f"{said} Drafts from the text itself {never if self.needed is None else f'pay where more than {self.needed:.0%} of them are right'}."
+            )
+        speedup, k = self.best(agreement)
+        tokens = f"{k} token{'s' if k > 1 else ''} a round"
+        said += f" A token of the draft takes {milliseconds(self.draft_s(1))}."
+        if self.pays:
+            return f"{said} At the measured {agreement:.0%} agreement drafting {tokens} should be {speedup:.1f} times as fast as plain decoding."
+        said += (
+            f" Drafting by the model does not pay here: at the measured {agreement:.0%} agreement {tokens} would be {speedup:.2f} times as fast as "
+        )
+        return f"{said}plain decoding, and {'not even 100%' if self.needed is None else f'{self.needed:.0%}'} would be enough."
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all of it as plain values."""
+        speedup, k = self.best(self.profile.agreement) if self.draft else (None, None)
+        return {
+            "sentence": self.sentence, "target": self.target, "draft": self.draft, "kept": self.kept, "pays": self.pays,
+            "agreement": self.profile.agreement if self.draft else None, "best_k": k, "speedup": speedup, "needed": self.needed,
+            "profile": self.profile.to_dict(),
+        }  # fmt: skip
+
+
+def tune(llm: LLM, *, progress: Progress = lambda _done, _total: None) -> Tuning:
+    """Measure what the passes of a pair cost and how often its draft is right, and keep that in place of what was kept.
+
+    Args:
+        llm: The models. It goes by what was measured from now on.
+        progress: Called with passes done and all passes.
+
+    Raises:
+        UnsupportedModelError: The target cannot go back a token: it is decoded plainly, and there is nothing to measure.
+        BusyError, ClosedError: As for a generation.
+    """
+    with llm.models() as (target, lent):
+        draft = lent if lent is not target else None
+        if not target.can_roll_back:
+            message = f"{target.path.name} cannot go back a token (it is recurrent or hybrid): it is decoded plainly, and there is nothing to tune."
+            raise UnsupportedModelError(target.path, message, "tune a model of another kind.")
+        profile = measure(target, draft, thorough=True, on_step=progress)
+        kept = keep_profile(target, draft, profile)
+        llm._pair.know(profile)
+    return Tuning(llm.name, llm.draft_name, profile, kept)
+
+
+def milliseconds(seconds: float) -> str:
+    """Return a time as it is shown."""
+    ms = seconds * 1000
+    return f"{ms:,.0f} ms" if ms >= 10 else f"{ms:.1f} ms" if ms >= 1 else f"{ms:.2f} ms"

@@ -1,0 +1,150 @@
+"""`gguf-spec bench` from end to end."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ET
+from importlib import import_module
+
+import pytest
+from click.testing import CliRunner
+
+from gguf_spec.cli import cli as group
+
+module = import_module("gguf_spec.cli.bench")  # in the package the name is the command's
+QUICK = ["bench", "--threads", "1", "--quick", "-n", "8", "--runs", "1", "--workload", "story"]
+
+
+def invoke(*args):
+    return CliRunner().invoke(group, [*QUICK, *map(str, args)], standalone_mode=False)
+
+
+def test_json(cli, tmp_path):
+    file = tmp_path / "a.svg"
+    result = cli(*QUICK, "--json", "--plot", file)
+    assert (result.returncode, result.stderr) == (0, b"")
+    report = json.loads(result.stdout)
+    assert (report["target"], report["useless"], report["texts_equal"], report["is_complete"]) == ("tales", None, True, True)
+    assert [case["name"] for case in report["cases"]] == ["story"]
+    results = report["cases"][0]["results"]
+    assert [one["name"] for one in results] == [
+        "plain", "adaptive", "adaptive model", "adaptive ngram", "adaptive hybrid", *(f"{who} {k}" for who in ("model", "ngram") for k in (2, 4, 8)),
+    ]  # fmt: skip
+    assert all(one["runs"][0]["n_tokens"] == 24 and one["runs"][0]["n_same"] == 3 for one in results)
+    assert ET.parse(file).getroot().tag.endswith("svg")
+    assert list(tmp_path.iterdir()) == [file]
+    assert file.stat().st_mode & 0o777 == 0o666 & ~umask()
+
+
+def umask():
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def test_the_table_and_the_useless_draft():
+    from gguf_spec._registry import resolve
+
+    run = invoke("--useless", resolve("tales").draft)  # not useless, but another file is not at hand
+    assert (run.exception, run.stderr) == (None, "")
+    lines = run.stdout.splitlines()
+    assert re.match(r"tales with tales-draft-Q4_0.gguf, \d+ s", lines[0])
+    assert re.match(r".*\d cores?, 1 thread, rounds: 1", lines[1])
+    assert len(lines[3]) == len(lines[4]) < 130
+    assert lines[4].startswith("story ")
+    names = [line[:24].strip() for line in lines[9:-2]]
+    assert names[0] == "plain" and names[-1] == "adaptive, useless draft" and len(names) == 12
+    assert re.fullmatch(
+        r"Adaptive is \d+\.\d\d times plain on the workload story, and \d+\.\d\d of the best fixed setting; "
+        r"reading the prompts included, \d+\.\d\d times plain\. With a useless draft it is \d+\.\d\d times plain \(worst \d+\.\d\d\)\.",
+        lines[-1],
+    )
+
+
+def test_what_was_not_done_is_told():
+    run = invoke("--minutes", "0.000001")
+    assert run.exception is None
+    assert "The time was up before all was done (--minutes)." in run.stdout
+    assert "No useless draft was given (--useless FILE), so the worst case was not timed." in run.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "said"),
+    [(["--workload", "gone"], 2, "workload is 'gone' but must be one of story, repetitive, copy, chat, long, short."),
+     (["--runs", "0"], 2, "runs is 0"), (["-n", "-1"], 2, "max_tokens is -1"), (["--minutes", "nan"], 2, "minutes is nan"),
+     (["--plot", "a.png"], 2, "plot is 'a.png' but must be a file whose name ends in .svg."), (["--plot", "gone/a.svg"], 1, "gone/a.svg"),
+     (["--seed", "-1"], 2, "seed is -1"), (["--useless", "gone.gguf"], 1, "there is no file gone.gguf"),
+     (["--useless", "abc.gguf"], 1, "4096 in the target, 275 in the draft"), (["--useless", "none"], 1, "no file none")],
+)  # fmt: skip
+def test_errors(cli, args, code, said):
+    result = cli(*QUICK, *args)
+    error = result.stderr.decode()
+    assert (result.returncode, result.stdout) == (code, b"")
+    assert re.fullmatch(r"Error: [^\n]+\nHint: [^\n]+\n", error)
+    assert said in error
+
+
+def test_a_picture_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
+    from click import FileError
+
+    file = tmp_path / "a.svg"
+    file.write_text("old", encoding="utf-8")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module.Path, "replace", full)
+    with pytest.raises(FileError, match="No space left"):
+        module._write(file, "new")
+    assert [one.name for one in tmp_path.iterdir()] == ["a.svg"]
+    assert file.read_text(encoding="utf-8") == "old"
+
+
+def test_ctrl_c_leaves_nothing(environment, tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "gguf_spec",
+        "bench",
+        "--threads",
+        "1",
+        "--runs",
+        "1000",
+        "-n",
+        "4",
+        "-w",
+        "story",
+        "--plot",
+        str(tmp_path / "a.svg"),
+    ]
+    child = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    time.sleep(3)
+    child.send_signal(signal.SIGINT)
+    stdout, stderr = child.communicate()
+    assert (child.returncode, stdout) == (130, b"")
+    assert b"Traceback" not in stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help(cli):
+    result = cli("bench", "--help")
+    text = result.stdout.decode()
+    assert (result.returncode, result.stderr) == (0, b"")
+    assert text.index("Examples:") < text.index("Options:")
+    for option in (
+        "-m, --model",
+        "-d, --draft",
+        "-w, --workload",
+        "--runs",
+        "-n, --max-tokens",
+        "--quick",
+        "--useless",
+        "--minutes",
+        "--plot",
+        "--json",
+    ):
+        assert option in text

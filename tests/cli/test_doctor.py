@@ -1,0 +1,101 @@
+"""`gguf-spec doctor` from end to end: what it shows, how it ends, and how it looks at a terminal."""
+
+import json
+import os
+import re
+import struct
+import subprocess
+import sys
+
+import pytest
+
+WELL = ("-m", "abc.gguf", "-d", "abx.gguf", "--ctx", "64", "--threads", "1")
+
+
+def test_what_it_shows(cli):
+    result = cli("doctor", *WELL)
+    assert (result.returncode, result.stderr) == (0, b"")
+    lines = result.stdout.decode().splitlines()
+    shown = [re.fullmatch(r"(ok|warn)  +(\S+(?: \S+)?)  *(.+)", line) for line in lines if line[:4] in ("ok  ", "warn")]
+    assert all(shown)
+    names = [match[2] for match in shown]
+    assert names[0].split()[0] == "Python"
+    assert len(names) == 18
+    assert "fast kernels" in names
+    assert lines[-2] == ""
+    assert lines[-1].startswith(("All is well.", "What could be better: "))
+
+
+def test_json(cli):
+    result = cli("doctor", *WELL, "--json")
+    assert (result.returncode, result.stderr) == (0, b"")
+    data = json.loads(result.stdout)
+    assert data["ok"] is True
+    assert {one["status"] for one in data["checks"]} <= {"ok", "warn"}
+    assert [one["name"] for one in data["checks"]][-1] == "costs"
+    assert data["costs"] is None
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_what_fails_ends_it_with_1(cli, as_json):
+    result = cli("doctor", "-m", "abc.gguf", "-d", "no.gguf", *["--json"] * as_json)
+    assert (result.returncode, result.stderr) == (1, b"")
+    text = result.stdout.decode()
+    if as_json:
+        assert json.loads(text)["ok"] is False
+        assert json.loads(text)["checks"][-1] == {
+            "name": "draft", "status": "fail", "found": "there is no file no.gguf and no model of that name.",
+            "todo": "give the path of a GGUF file, or a name: tales.",
+        }  # fmt: skip
+    else:
+        assert "fail  draft        there is no file no.gguf and no model of that name.\n                   -> give the path" in text
+        assert text.splitlines()[-1].startswith("What fails: draft")
+
+
+def test_usage(cli):
+    result = cli("doctor", "--threads", "0")
+    assert (result.returncode, result.stdout) == (2, b"")
+    assert b"threads is 0" in result.stderr
+
+
+def test_help(cli):
+    for command in ("doctor", "tune"):
+        text = cli(command, "--help").stdout.decode()
+        assert text.index("Examples:") < text.index("Options:")
+        assert "--json" in text
+
+
+def test_at_a_terminal_of_80_columns(cage, environment):
+    """No line is longer, those that go on are indented, and what is well is green."""
+    pty = pytest.importorskip("pty")
+    fcntl, termios = pytest.importorskip("fcntl"), pytest.importorskip("termios")
+    here, there = pty.openpty()
+    fcntl.ioctl(there, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    command = [
+        sys.executable,
+        "-m",
+        "gguf_spec",
+        "doctor",
+        "-m",
+        "abc.gguf",
+        "-d",
+        "a file with a name that is quite long/and that is not there.gguf",
+    ]
+    child = subprocess.Popen(command, stdin=there, stdout=there, stderr=there, cwd=cage, env=environment)
+    os.close(there)
+    seen = b""
+    while True:
+        try:
+            data = os.read(here, 65536)
+        except OSError:  # Linux: the other end was closed
+            break
+        if not data:
+            break
+        seen += data
+    os.close(here)
+    assert child.wait() == 1
+    assert seen.startswith(b"\x1b[32mok    \x1b[0mPython")
+    assert b"\x1b[31mfail  \x1b[0mdraft" in seen
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", seen.decode()).replace("\r\n", "\n").splitlines()
+    assert max(map(len, lines)) <= 80
+    assert all(re.match(r"(ok    |warn  |fail  |What )\S|\s{19}\S|$", line) for line in lines), lines

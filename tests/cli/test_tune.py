@@ -1,0 +1,80 @@
+"""`gguf-spec tune` from end to end; what it measures is no matter here."""
+
+import json
+import re
+
+import pytest
+
+from gguf_spec.cli.tune import cost_lines
+from tests.unit.test_tune import tuning
+
+PAIR = ("-m", "abc.gguf", "-d", "abc.gguf", "--threads", "1")
+
+
+@pytest.fixture(scope="module")
+def tuned(cli):
+    return cli("tune", *PAIR)
+
+
+def test_a_table_and_a_sentence(tuned):
+    assert (tuned.returncode, tuned.stderr) == (0, b"")
+    lines = tuned.stdout.decode().splitlines()
+    assert re.fullmatch(r"abc\.gguf with abc\.gguf, measured in [\d.]+ s", lines[0])
+    assert lines[2].split("  ")[0] == "tokens in a pass"
+    rows = [line.split() for line in lines[3:15]]
+    assert [row[0] for row in rows] == ["1", "2", "3", "4", "5", "6", "7", "8", "12", "16", "24", "33"]
+    assert all(len(row) == 4 and all(float(cell.replace(",", "")) >= 0 for cell in row[1:]) for row in rows)
+    assert [line[:16].strip() for line in lines[16:20]] == ["context", "rounding noise", "draft", "Python"]
+    assert re.search(r"right in \d+ of 129 places \(\d+%\)", lines[18])
+    assert lines[21].startswith("A token of the target takes ")
+    assert len(lines) == 22
+
+
+def test_it_is_kept(cli, tuned):
+    """What is loaded next goes by it: the file is not written anew."""
+    doctor = json.loads(cli("doctor", *PAIR, "--json").stdout)
+    assert doctor["costs"]["sentence"] == tuned.stdout.decode().splitlines()[-1]
+
+
+def test_json(cli):
+    result = cli("tune", *PAIR, "--json")
+    assert (result.returncode, result.stderr) == (0, b"")
+    data = json.loads(result.stdout)
+    assert len(data["profile"]["target"]) == len(data["profile"]["draft"]) == 21
+    assert data["kept"] is True
+    assert 0 <= data["agreement"] <= 1
+    assert data["sentence"].startswith("A token of the target takes ")
+    assert cli("tune", "--help", env={"GGUF_SPEC_JSON": "1"}).returncode == 0
+
+
+def test_without_a_draft(cli):
+    lines = cli("tune", "-m", "abc.gguf", "-d", "none", "--threads", "1").stdout.decode().splitlines()
+    assert lines[0].startswith("abc.gguf, measured in")
+    assert all(len(line.split()) == 3 for line in lines[3:15])
+    assert "Drafts from the text itself " in lines[-1]
+
+
+def test_where_it_cannot_be_kept(cli, tmp_path):
+    (tmp_path / "gguf-spec").write_text("")
+    result = cli("tune", *PAIR, "--extra-bufts", env={"XDG_CACHE_HOME": str(tmp_path)})
+    assert (result.returncode, result.stderr) == (0, b"Note: there is no place to keep this: gguf-spec doctor says why.\n")
+    assert b"A token of the target takes" in result.stdout
+
+
+@pytest.mark.parametrize(("args", "code", "said"), [(("-m", "no.gguf"), 1, "there is no file"), (("--threads", "0"), 2, "threads is 0")])
+def test_what_is_wrong_is_said(cli, args, code, said):
+    result = cli("tune", *args)
+    assert (result.returncode, result.stdout) == (code, b"")
+    assert said in result.stderr.decode()
+    assert result.stderr.decode().count("\n") == 2
+
+
+@pytest.mark.parametrize("seconds", [0.00004, 0.0006, 0.059, 0.4, 12.0])
+def test_no_line_of_the_table_is_too_long(seconds):
+    one = tuning({1: seconds, 2: seconds, 33: 9 * seconds}, {1: seconds / 8, 33: seconds}, 0.5, token_s=0.0001, proposal_s=0.0002)
+    lines = cost_lines(one)
+    assert max(map(len, lines[:-1])) <= 80
+    first = lines[3].split()
+    assert first[0] == "1"
+    assert float(first[1].replace(",", "")) == pytest.approx(1000 * seconds, rel=0.02)
+    assert float(lines[4].split()[2].replace(",", "")) == pytest.approx(500 * seconds, rel=0.02)

@@ -1,0 +1,357 @@
+"""What `bench` counts and computes, by numbers made by hand; that copying is copied, and that its picture holds what it should."""
+
+import json
+import xml.etree.ElementTree as ET
+from types import SimpleNamespace
+
+import pytest
+
+from gguf_spec import _workloads
+from gguf_spec import bench as module
+from gguf_spec._bench_report import ratios
+from gguf_spec._plot import Bar, Group, grouped_bars
+from gguf_spec._types import Sampling, Speculation
+from gguf_spec.bench import ADAPTIVE, PLAIN, USELESS, WORKLOADS, Case, Contender, Machine, Report, Result, Run, Spread, bench
+from gguf_spec.errors import InvalidOptionError
+
+SVG = "{http://www.w3.org/2000/svg}"
+FIXED = [f"{drafter} {k}" for drafter in ("model", "ngram", "hybrid") for k in (1, 2, 3, 4, 6, 8, 12, 16)]
+ADAPTIVES = [ADAPTIVE, f"{ADAPTIVE} model", f"{ADAPTIVE} ngram", f"{ADAPTIVE} hybrid"]
+
+
+def run(round_, speed, prompt_s=0.0, n_same=1, **more):
+    """A run of 100 tokens."""
+    values = {"ttft_s": 0.1, "n_drafted": 50, "n_accepted": 30, "forecast_s": 2.0, "plain_s": 3.0, "n_texts": 1} | more
+    return Run(round=round_, n_tokens=100, decode_s=100 / speed, total_s=100 / speed + prompt_s, n_same=n_same, **values)
+
+
+def result(name, speeds, plain, fixed=True, prompt_s=0.0, **more):
+    runs = tuple(run(i, speed, prompt_s, **more) for i, speed in enumerate(speeds))
+    plain_runs = tuple(run(i, speed, prompt_s) for i, speed in enumerate(plain))
+    spreads = [ratios(runs, plain_runs, what) for what in ("tokens_per_s", "tokens_per_s_in_all")]
+    return Result(Contender(name, Speculation(), fixed), runs, *spreads)
+
+
+def case(workload="story", temperature=0.0, plain=(10, 10, 10), ours=(12, 12, 12), **more):
+    fixed = {"model 2": (11, 15, 15), "ngram 8": (5,)}
+    others = [result(name, speeds, plain) for name, speeds in fixed.items()]
+    return Case(workload, temperature, (result(PLAIN, plain, plain), result(ADAPTIVE, ours, plain, fixed=False, **more), *others))
+
+
+def report(*cases, **more):
+    values = {"target": "t.gguf", "draft": "d.gguf", "machine": Machine("A <fast> & good CPU", 2, 1), "n_rounds": 3} | more
+    return Report(cases=cases, is_complete=True, total_s=1.0, **values)
+
+
+# ---- arithmetic
+
+
+def test_ratios_are_taken_round_by_round():
+    slower_and_slower = [run(0, 10), run(1, 5), run(2, 2)]
+    twice_as_fast = [run(0, 20), run(1, 10), run(2, 4)]
+    assert ratios(twice_as_fast, slower_and_slower, "tokens_per_s") == Spread(2.0, 2.0, 2.0)
+    assert ratios([run(0, 20), run(1, 5), run(2, 6)], slower_and_slower, "tokens_per_s") == Spread(2.0, 1.0, 3.0)
+
+
+def test_a_round_that_the_other_missed_does_not_count():
+    assert ratios([run(0, 30), run(1, 99)], [run(0, 10)], "tokens_per_s") == Spread(3.0, 3.0, 3.0)
+
+
+def test_the_prompt_counts_in_all():
+    one = run(0, 10, prompt_s=10.0)
+    assert (one.tokens_per_s, one.tokens_per_s_in_all) == (10.0, 5.0)
+    fast = run(0, 100, prompt_s=10.0)
+    assert ratios([fast], [one], "tokens_per_s_in_all").median == pytest.approx(20 / 11)
+
+
+def test_rates_of_a_result():
+    one = result("x", (10, 30, 20), (10, 10, 10))
+    assert one.of("tokens_per_s") == Spread(20, 10, 30)
+    assert one.speedup == Spread(2.0, 1.0, 3.0)
+    assert one.acceptance == 0.6
+    assert one.of("predicted").median == 1.5
+
+
+def test_the_best_fixed_setting_and_what_is_lost_against_it():
+    one = case(ours=(12, 12, 12))
+    assert one.best_fixed.contender.name == "model 2"
+    assert one.of_best == Spread(0.8, 0.8, pytest.approx(12 / 11))
+
+
+def test_plain_decoding_is_a_fixed_setting_too():
+    plain = (20, 20, 20)
+    one = case(plain=plain)
+    assert one.best_fixed is one.plain
+    assert one.of_best.median == 0.6
+
+
+def test_where_nothing_is_predicted_nothing_is_gained():
+    assert run(0, 10, forecast_s=0.0, plain_s=0.0).predicted == 1.0
+
+
+def test_the_sentence():
+    two = report(case(ours=(20, 20, 20)), case("copy", 0.8, ours=(5, 5, 5)))
+    assert two.speedup == pytest.approx(1.0)
+    assert two.sentence.startswith("Adaptive is 1.00 times plain over two workloads (worst 0.50), and 0.67 of the best fixed setting; reading the")
+    assert two.texts_equal
+    assert "on the workload story, and 0.80 of" in report(case()).sentence
+    assert "on the workload story (worst 1.20), and" in report(case(), case(temperature=0.8)).sentence
+
+
+def test_texts_that_differ_are_told():
+    other = report(case(n_same=0))
+    assert (other.n_texts, other.n_same, other.texts_equal) == (7, 4, False)
+    assert "3 of 7 texts are not those of plain decoding" in other.sentence
+
+
+def test_a_useless_draft_is_added():
+    whole = report(case(), case("copy"))
+    plain = (10, 10, 10)
+    useless = Case("story", 0.0, (result(PLAIN, plain, plain), result(USELESS, (9, 9, 9), plain, fixed=False)))
+    both = whole.with_useless(report(useless, draft="noise.gguf", n_rounds=3))
+    assert (both.useless, both.total_s) == ("noise.gguf", 2.0)
+    assert both.cases[0].result(USELESS).speedup.median == 0.9
+    assert both.cases[1].result(USELESS) is None
+    assert both.speedup == whole.speedup
+    assert both.sentence.endswith("With a useless draft it is 0.90 times plain (worst 0.90).")
+
+
+def test_the_report_can_be_written_as_json():
+    read = json.loads(json.dumps(report(case(), case(temperature=0.8)).to_dict(), allow_nan=False))
+    assert [one["name"] for one in read["cases"]] == ["story", "story 0.8"]
+    first = read["cases"][0]
+    assert (first["best_fixed"], first["of_best"]["median"]) == ("model 2", 0.8)
+    assert first["results"][1]["name"] == ADAPTIVE
+    assert first["results"][1]["speedup"] == {"median": 1.2, "least": 1.2, "most": 1.2}
+    assert first["results"][1]["speculation"]["adaptive"]
+    assert len(first["results"][1]["runs"]) == 3
+    assert read["machine"] == {"cpu": "A <fast> & good CPU", "cores": 2, "threads": 1}
+
+
+# ---- who runs when
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """What was run, as (round, case, contender's settings); all are equally fast but for the n-gram drafters, which are slow."""
+    seen = []
+
+    def fake(_llm, work, speculation, round_):
+        seen.append((round_, work.workload, work.samplings[0].temperature, speculation))
+        return run(round_, 4.0 if speculation.drafter == "ngram" and not speculation.adaptive else 10.0)
+
+    monkeypatch.setattr(module, "_run", fake)
+    return seen
+
+
+def test_all_take_turns_and_the_hopeless_run_once(tales, runs):
+    steps = []
+    found = bench(tales, ["story"], n_rounds=3, progress=lambda *step: steps.append(step))
+    first = [one[3] for one in runs if one[:3] == (0, "story", 0.0)]
+    assert [s.k for s in first[:5]] == [0, 32, 32, 32, 32]
+    assert [s.drafter for s in first[1:5]] == ["auto", "model", "ngram", "hybrid"]
+    assert all(s.adaptive for s in first[1:5]) and not any(s.adaptive for s in first[5:])
+    assert [one[0] for one in runs] == sorted(one[0] for one in runs)
+    per_round = [sum(one[0] == round_ for one in runs) for round_ in range(3)]
+    assert per_round == [2 * 29, 2 * 21, 2 * 21]
+    assert steps[-1] == (2 * 71, 2 * 71)
+    assert [s[0] for s in steps] == list(range(1, 143))
+    assert [one.name for one in found.cases] == ["story", "story 0.8"]
+    assert [one.contender.name for one in found.cases[0].results] == [PLAIN, *ADAPTIVES, *FIXED]
+    assert [len(found.cases[0].result(name).runs) for name in (PLAIN, ADAPTIVE, "model 4", "ngram 4")] == [3, 3, 3, 1]
+    assert found.is_complete
+
+
+def test_quick(tales, runs):
+    found = bench(tales, quick=True)
+    assert [one.name for one in found.cases] == [workload.name for workload in WORKLOADS]
+    assert len(runs) == 6 * (1 + 4 + 6)
+    assert {one[3].k for one in runs} == {0, 32, 2, 4, 8}
+
+
+def test_the_useless_draft_is_timed_against_plain_decoding_alone(tales, runs):
+    found = bench(tales, ["story", "copy"], n_rounds=2, useless=True)
+    assert len(runs) == 3 * 2 * 2
+    assert [one.contender.name for one in found.cases[0].results] == [PLAIN, USELESS]
+
+
+def test_when_the_time_is_up_one_pair_has_run(tales, runs):
+    found = bench(tales, limit_s=0.0)
+    assert [one[3].k for one in runs] == [0, 32]
+    assert not found.is_complete
+    assert [one.contender.name for one in found.cases[0].results] == [PLAIN, ADAPTIVE]
+    assert (len(found.cases), found.speedup, found.of_best) == (1, 1.0, 1.0)
+
+
+def test_without_a_draft_the_text_drafts_alone(tales, runs, monkeypatch):
+    monkeypatch.setattr(tales, "draft_name", None)
+    found = bench(tales, ["copy"], n_rounds=1)
+    assert {one[3].drafter for one in runs} == {"auto", "ngram"}
+    assert [one.contender.name for one in found.cases[0].results][:3] == [PLAIN, ADAPTIVE, "ngram 1"]
+    assert "drafting from the text alone" in found.to_svg()
+
+
+# ---- the bundled pair
+
+
+def test_each_run_begins_with_what_was_known_at_first(tales, monkeypatch):
+    calibration, seen, real = tales._pair.calibration, [], module._run
+
+    def spy(*args):
+        seen.append((tales._pair.experiences, tales._pair.experiences["greedy"].target.seconds(4, 0)))
+        return real(*args)
+
+    monkeypatch.setattr(module, "_run", spy)
+    bench(tales, ["short"], n_rounds=1, n_tokens=4, quick=True)
+    assert len({id(one) for one, _ in seen}) == len(seen) == 11
+    assert len({seconds for _, seconds in seen}) == 1
+    assert tales._pair.calibration is not calibration
+
+
+def test_all_say_the_same_and_all_of_it(tales):
+    found = bench(tales, ["chat", "story"], n_rounds=1, n_tokens=6, quick=True)
+    assert found.texts_equal
+    assert found.n_texts == 10 * (1 + 3)
+    for one in found.cases:
+        n = 6 * 3  # three turns; three stories
+        assert {r.n_tokens for result in one.results for r in result.runs} == {n}
+        assert all(0 < r.ttft_s < r.total_s and r.decode_s < r.total_s for result in one.results for r in result.runs)
+
+
+@pytest.mark.parametrize("at", range(2))
+def test_the_bundled_pair_copies_what_it_should(tales, at):
+    (copy,) = [workload for workload in WORKLOADS if workload.name == "copy"]
+    prompt, unit = copy.prompts(tales)[at], _workloads._BARGAIN[at]
+    said = tales.generate(prompt, Sampling(temperature=0.0, max_tokens=copy.n_tokens, ignore_eos=True)).text
+    assert (unit * 10).startswith(said)
+    assert len(said) > 2 * len(unit)
+
+
+def test_repetitive_texts_repeat(tales):
+    (repetitive,) = [workload for workload in WORKLOADS if workload.name == "repetitive"]
+    for prompt in repetitive.prompts(tales):
+        said = tales.generate(prompt, Sampling(temperature=0.0, max_tokens=repetitive.n_tokens, ignore_eos=True), speculation=Speculation(0)).tokens
+        assert len(set(said)) < 15
+
+
+# ---- workloads
+
+
+@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.name)
+def test_every_workload_fits_and_has_both_forms(tales, workload):
+    prompts = workload.prompts(tales)
+    assert all(len(tales.tokenize(prompt)) + workload.n_tokens < tales.n_ctx for prompt in prompts)
+    assert workload.conversations(tales) == [(prompt, *turns[1:]) for prompt, turns in zip(prompts, workload.texts, strict=True)]
+    assert workload.about.endswith(".")
+    assert workload.questions
+    chat = SimpleNamespace(prompt="chat", n_ctx=tales.n_ctx, tokenize=tales.tokenize)
+    assert all(
+        got[0].endswith(turns[0]) and got[1:] == turns[1:] for got, turns in zip(workload.conversations(chat), workload.questions, strict=True)
+    )
+
+
+def test_the_long_prompt_takes_what_there_is(tales):
+    (long,) = [workload for workload in WORKLOADS if workload.name == "long"]
+    for n_ctx, least, most in ((4096, 3450, 3550), (2048, 1700, 1950), (512, 200, 384)):
+        (prompt,) = long.prompts(SimpleNamespace(n_ctx=n_ctx, tokenize=tales.tokenize))
+        assert least < len(tales.tokenize(prompt)) < most
+        sentences = prompt.replace("\n\n", " ").split(". ")
+        assert len(set(sentences)) == len(sentences) > 10
+
+
+def test_a_context_too_small_is_told(tales):
+    with pytest.raises(InvalidOptionError, match=r"n_ctx is 2048 but must be about 3,\d\d\d tokens or more for the workload long"):
+        bench(tales, ["long"], n_tokens=3000)
+    with pytest.raises(InvalidOptionError, match="for the workload chat"):
+        bench(tales, ["chat"], n_tokens=800)
+
+
+def test_a_conversation_goes_on_with_what_was_answered():
+    asked = []
+
+    def generate(prompt, sampling, *, speculation):
+        asked.append(prompt if isinstance(prompt, str) else [dict(message) for message in prompt])
+        return SimpleNamespace(text=f"<{len(asked)}>")
+
+    text = SimpleNamespace(prompt="text", generate=generate)
+    assert [answer.text for answer in module._converse(text, ("a", "b", "c"), None, None)] == ["<1>", "<2>", "<3>"]
+    assert asked == ["a", "a<1>b", "a<1>b<2>c"]
+    asked.clear()
+    list(module._converse(SimpleNamespace(prompt="chat", generate=generate), ("a", "b"), None, None))
+    assert asked[1] == [
+        {"role": "user", "content": "a"}, {"role": "assistant", "content": "<1>"}, {"role": "user", "content": "b"},
+    ]  # fmt: skip
+
+
+# ---- nonsense
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "said"),
+    [(["gone"], {}, "workload is 'gone' but must be one of story, "), (None, {"n_rounds": 0}, "runs"), (None, {"n_tokens": 0}, "max_tokens"),
+     (None, {"seed": -1}, "seed")],
+)  # fmt: skip
+def test_nonsense(tales, names, options, said):
+    with pytest.raises(InvalidOptionError, match=said):
+        bench(tales, names, **options)
+
+
+def test_a_model_that_cannot_go_back(tales, monkeypatch):
+    with tales.models() as (target, _):
+        monkeypatch.setattr(target, "can_roll_back", False)
+    with pytest.raises(InvalidOptionError, match="can go back a token"):
+        bench(tales)
+
+
+# ---- the picture
+
+
+def texts(svg):
+    return [element.text for element in ET.fromstring(svg).iter(f"{SVG}text")]
+
+
+def test_the_picture_holds_every_case():
+    cases = [case(workload.name, t) for workload in WORKLOADS for t in workload.temperatures]
+    svg = report(*cases).to_svg()
+    said = texts(svg)
+    for workload in WORKLOADS:
+        assert said.count(workload.name) == len(workload.temperatures)
+    assert said.count("greedy") == 6 and said.count("T = 0.8") == 4
+    assert said.count("best: model 2") == 10
+    assert said.count("1.20") == 10  # adaptive
+    assert "t.gguf with d.gguf" in said
+    assert "A <fast> & good CPU, 2 cores, 1 thread" in said
+    assert [one for one in said if one in ("plain", "best fixed setting, in hindsight", "adaptive", USELESS)] == said[3:6]
+
+
+def test_nothing_is_outside_the_picture_and_no_numbers_overlap():
+    cases = [case(workload.name, t, ours=(12, 13, 9)) for workload in WORKLOADS for t in workload.temperatures]
+    root = ET.fromstring(report(*cases, target="a-very-long-name-of-a-model-" * 5).to_svg())
+    width, height = float(root.get("width")), float(root.get("height"))
+    places = []
+    for element in root.iter(f"{SVG}text"):
+        wide = 0.66 * float(element.get("font-size")) * len(element.text)
+        x = float(element.get("x")) - {"start": 0, "middle": wide / 2, "end": wide}[element.get("text-anchor")]
+        places.append((x, float(element.get("y")), wide))
+        assert x >= 0 and 0 < places[-1][1] < height - 4
+        assert x + wide <= width + 60 or element.get("text-anchor") == "start"
+    bars = [one for one in root.iter(f"{SVG}rect") if one.get("x")]
+    assert all(float(one.get("x")) >= 0 and float(one.get("x")) + float(one.get("width")) <= width for one in bars)
+    numbers = [(x, y, wide) for x, y, wide in places if wide == 0.66 * 11 * 4]
+    assert len(numbers) == 20
+    for i, (x, y, wide) in enumerate(numbers):
+        assert all(abs(x - x2) >= wide or abs(y - y2) >= 11 for x2, y2, _ in numbers[i + 1 :])
+
+
+def test_bars_are_as_high_as_their_values():
+    svg = grouped_bars("t", [], ["a", "b"], [Group("g", "", "", (Bar(1.0, 1.0, 1.0), Bar(2.0, 1.5, 2.5)))])
+    bars = [one for one in ET.fromstring(svg).iter(f"{SVG}rect") if one.get("width") == "28.0"]
+    one, two = (float(bar.get("height")) for bar in bars)
+    assert two == pytest.approx(2 * one, abs=0.2)
+
+
+def test_a_name_cannot_break_the_picture():
+    svg = report(case(), target='x"</text><script>\x00\x1b\ud800é', machine=Machine("", 1, 1)).to_svg()
+    assert "<script>" not in svg
+    assert "é with d.gguf" in texts(svg)[0]
+    svg.encode("utf-8")

@@ -1,0 +1,78 @@
+"""How often proposals are right, by kind."""
+
+import numpy as np
+import pytest
+
+from gguf_spec._chances import Chances
+
+BELIEFS = {"ngram": (0.2, 0.9), "model": (0.5,)}
+
+
+def test_before_anything_was_seen_it_is_what_was_believed():
+    chances = Chances(BELIEFS)
+    assert chances.of(("ngram", 0)) == pytest.approx(0.2)
+    assert chances.of(("ngram", 1)) == pytest.approx(0.9)
+    assert chances.of(("model", 0)) == 0.5
+    with pytest.raises(KeyError):
+        chances.of(("ngram", 2))
+
+
+def test_kinds_are_counted_apart():
+    chances = Chances(BELIEFS)
+    for _ in range(20):
+        chances.learn(("ngram", 0), True)
+    assert chances.of(("ngram", 0)) > 0.9
+    assert chances.of(("ngram", 1)) == pytest.approx(0.9)
+    assert chances.of(("model", 0)) == 0.5
+
+
+@pytest.mark.parametrize("true", [0.0, 0.3, 0.95])
+def test_what_was_seen_outweighs_what_was_believed(true):
+    rng, chances = np.random.default_rng(1), Chances(BELIEFS)
+    found = []
+    for _ in range(2000):
+        chances.learn(("ngram", 1), bool(rng.random() < true))
+        found.append(chances.of(("ngram", 1)))
+    assert np.mean(found[100:]) == pytest.approx(true, abs=0.02)
+
+
+def test_a_change_is_noticed_within_a_hundred_places():
+    chances = Chances(BELIEFS)
+    for _ in range(1000):
+        chances.learn(("model", 0), False)
+    assert chances.of(("model", 0)) < 0.01
+    for _ in range(100):
+        chances.learn(("model", 0), True)
+    assert chances.of(("model", 0)) > 0.8
+
+
+def test_a_chance_is_never_below_0_or_above_1():
+    chances = Chances({"x": (0.0, 1.0)})
+    for kind in (("x", 0), ("x", 1)):
+        for hit in (True, False) * 50:
+            chances.learn(kind, hit)
+            assert 0 <= chances.of(kind) <= 1
+
+
+def test_what_was_seen_can_be_kept_and_counts_less_another_day():
+    before = Chances(BELIEFS)
+    for _ in range(500):
+        before.learn(("ngram", 0), True)
+    after = Chances(BELIEFS)
+    after.recall(before.to_list())
+    assert after.of(("ngram", 0)) == pytest.approx(before.of(("ngram", 0)))
+    assert after.of(("model", 0)) == 0.5
+    for one in (before, after):
+        for _ in range(15):
+            one.learn(("ngram", 0), False)
+    assert after.of(("ngram", 0)) < before.of(("ngram", 0)) - 0.1
+
+
+def test_kinds_that_are_no_more_are_passed_over_and_nonsense_is_refused():
+    chances = Chances(BELIEFS)
+    chances.recall([("gone", 0, 5.0, 9.0), ("ngram", 9, 1.0, 2.0), ("model", 0, 0.0, 0.0)])
+    assert chances.of(("model", 0)) == 0.5
+    for nonsense in ([("model", 0, 9.0, 5.0)], [("model", 0, -1.0, 5.0)], [("model", 0, "x", 5.0)], [3], [("model", 0)], 5):
+        with pytest.raises((TypeError, ValueError)):
+            chances.recall(nonsense)
+        assert chances.of(("model", 0)) == 0.5

@@ -1,0 +1,128 @@
+"""What passes cost: a table, what lies between its widths, and how it follows the machine."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gguf_spec._costs import Costs, Overhead, Pace, interpolate
+
+STAIRS = {1: 40.0, 2: 78.0, 3: 82.0, 4: 87.0, 8: 110.0, 16: 192.0, 33: 324.0}
+tables = st.dictionaries(st.integers(2, 40), st.floats(0.001, 100.0), max_size=8).map(lambda table: {1: 1.0, **table})
+
+
+def test_measured_widths_are_kept_and_those_between_lie_on_the_line():
+    assert [interpolate(STAIRS, n) for n in (1, 2, 4, 33)] == [40.0, 78.0, 87.0, 324.0]
+    assert [interpolate(STAIRS, n) for n in (5, 6, 12)] == [92.75, 98.5, 151.0]
+
+
+def test_beyond_the_last_width_it_goes_on_as_before():
+    assert interpolate({1: 10.0, 3: 20.0}, 5) == 30.0
+    assert interpolate({2: 10.0}, 5) == 25.0
+    assert interpolate({1: 10.0, 3: 20.0, 4: 28.0}, 6) == 44.0
+
+
+@given(tables, st.integers(1, 60))
+def test_no_pass_is_free_and_none_beyond_the_table_is_cheaper_than_its_last(table, n):
+    """A table whose last widths were measured while the machine was busy may fall at its end; what was not measured must not be a bargain."""
+    assert interpolate(table, n) > 0
+    last = max(table)
+    if n > last:
+        assert interpolate(table, n) >= table[last] * 0.999
+    assert min(table.values()) * 0.999 <= interpolate(table, min(n, last)) <= max(table.values()) * 1.001
+
+
+def test_the_cost_of_attention_is_for_each_row_and_each_cached_token():
+    costs = Costs(STAIRS, 0.01, 33, Pace())
+    assert costs.seconds(4, 0) == 87.0
+    assert costs.seconds(4, 1000) == pytest.approx(87.0 + 4 * 1000 * 0.01)
+    assert costs.seconds(66, 0) == pytest.approx(2 * 324.0)  # a prompt, read in wide passes
+
+
+def after(n_passes, costs, seconds, widths=(1, 4, 8), n_past=0):
+    """Let passes of some widths take what `seconds` says."""
+    for i in range(n_passes):
+        n = widths[i % len(widths)]
+        costs.learn(n, n_past, seconds(n))
+    return costs
+
+
+def test_what_is_true_already_stays():
+    costs = after(100, Costs(STAIRS, 0.0, 33, Pace()), STAIRS.get)
+    assert [costs.seconds(n, 0) for n in STAIRS] == pytest.approx([*STAIRS.values()])
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_a_machine_of_another_pace_is_followed_at_all_widths_at_once(factor):
+    """Half as fast, or twice as fast, all of a sudden: thirty passes later that is known, of widths too that did not come."""
+    pace = Pace()
+    costs, other = Costs(STAIRS, 0.0, 33, pace), Costs({1: 4.0, 33: 30.0}, 0.0, 33, pace)
+    after(30, costs, lambda n: factor * STAIRS[n])
+    for n in STAIRS:
+        assert costs.seconds(n, 0) == pytest.approx(factor * STAIRS[n], rel=0.2)
+    assert other.seconds(1, 0) == pytest.approx(factor * 4.0, rel=0.2)  # another model, the same machine
+
+
+def test_a_width_that_was_measured_wrong_is_corrected_and_leaves_the_others_alone():
+    true = STAIRS | {4: 174.0}
+    costs = after(400, Costs(STAIRS, 0.0, 33, Pace()), true.get)
+    assert costs.seconds(4, 0) == pytest.approx(174.0, rel=0.05)
+    assert costs.seconds(1, 0) == pytest.approx(40.0, rel=0.05)
+    assert costs.seconds(8, 0) == pytest.approx(110.0, rel=0.05)
+
+
+def test_a_slope_that_was_measured_wrong_is_corrected():
+    def true(n):
+        return STAIRS[n] + n * 2000 * 0.03
+
+    costs = after(600, Costs(STAIRS, 0.01, 33, Pace()), true, n_past=2000)
+    assert costs.seconds(8, 2000) == pytest.approx(true(8), rel=0.05)
+    assert costs.slope > 0.012
+
+
+def test_one_pass_that_was_held_up_hardly_counts():
+    costs = Costs(STAIRS, 0.0, 33, Pace())
+    costs.learn(4, 0, 87.0 * 1000)
+    assert costs.seconds(4, 0) < 87.0 * 1.1
+    assert costs.seconds(1, 0) < 40.0 * 1.1
+
+
+def test_a_pass_as_wide_as_a_prompt_teaches_nothing():
+    costs = Costs(STAIRS, 0.0, 33, Pace())
+    costs.learn(400, 0, 1.0)
+    assert [costs.seconds(n, 0) for n in (1, 33, 400)] == [40.0, 324.0, 400 * 324.0 / 33]
+
+
+def test_a_clock_that_did_not_move_is_no_error():
+    costs = Costs(STAIRS, 0.0, 33, Pace())
+    costs.learn(4, 0, 0.0)
+    assert costs.seconds(4, 0) == pytest.approx(87.0, rel=0.1)
+
+
+@given(st.lists(st.tuples(st.integers(1, 33), st.integers(0, 4000), st.floats(1e-6, 1e3)), max_size=60))
+def test_whatever_passes_take_costs_stay_numbers_above_0(passes):
+    costs = Costs({1: 0.02, 33: 0.1}, 1e-6, 33, Pace())
+    for n, n_past, seconds in passes:
+        costs.learn(n, n_past, seconds)
+    assert all(0 < costs.seconds(n, 100) < math.inf for n in range(1, 40))
+
+
+def test_overheads_are_a_mean_of_late_and_not_moved_by_one_long_wait():
+    one = Overhead()
+    one.learn(0.001)
+    assert one.seconds == 0.001
+    one.learn(5.0)
+    assert one.seconds <= 0.00131
+    for _ in range(100):
+        one.learn(0.002)
+    assert one.seconds == pytest.approx(0.002, rel=0.01)
+    one.learn(-1.0)  # a clock that was set back
+    assert 0 < one.seconds <= 0.002
+
+
+def test_an_overhead_that_begins_at_nothing_can_grow():
+    one = Overhead()
+    one.learn(0.0)
+    one.learn(0.001)
+    assert one.seconds > 0

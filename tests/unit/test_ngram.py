@@ -1,0 +1,188 @@
+"""Drafts from the text itself, by examples made by hand."""
+
+import pytest
+
+from gguf_spec._drafters import NgramDrafter, RetryDrafter, Suffixes
+
+NO_ROWS = None
+
+
+def draft(drafter, tokens, n=8):
+    """The tokens a drafter proposes one after the other, each followed."""
+    drafter.begin(tokens)
+    drafted = []
+    while len(drafted) < n and (proposal := drafter.propose()):
+        drafted.append(proposal.token)
+        drafter.follow(proposal.token)
+    return drafted
+
+
+def letters(text):
+    return [ord(letter) for letter in text]
+
+
+def said(tokens):
+    return "".join(map(chr, tokens))
+
+
+@pytest.mark.parametrize(
+    ("text", "drafted"),
+    [
+        ("the cat sat. the c", "at sat. "),  # a copy
+        ("abcabcab", "cabcabca"),  # a repetition goes on and on
+        ("aaaa", "aaaaaaaa"),
+        ("abcdefgh", ""),  # nothing came twice
+        ("", ""),
+        ("a", ""),
+        ("one two one tw", "o one tw"),
+    ],
+)
+def test_what_followed_before_is_proposed(text, drafted):
+    assert said(draft(NgramDrafter(), letters(text))) == drafted
+
+
+def test_the_longest_match_decides():
+    """`b` was mostly followed by `x`, but `ab` by `c`."""
+    assert said(draft(NgramDrafter(), letters("zbxzbxzbxabcdab"), 1)) == "c"
+    assert said(draft(NgramDrafter(), letters("zbxzbxzbxabcdzzb"), 1)) == "x"
+
+
+def test_of_the_same_match_what_followed_most_often():
+    assert said(draft(NgramDrafter(), letters("abc abd abc ab"), 1)) == "c"
+
+
+def test_a_text_that_grows_is_read_once_and_drafts_leave_no_trace():
+    drafter = NgramDrafter()
+    text = letters("the cat sat. the ")
+    draft(drafter, text)
+    assert drafter._own.n_tokens == len(text)
+    text += letters("dog sat. the d")
+    assert said(draft(drafter, text)) == "og sat. "
+    assert drafter._own.n_tokens == len(text)
+
+
+def test_it_follows_what_another_proposed():
+    drafter = NgramDrafter()
+    drafter.begin(letters("one two three four on"))
+    for letter in "e t":
+        drafter.follow(ord(letter))
+    assert chr(drafter.propose().token) == "w"
+    drafter.follow(ord("h"))  # after `e th` comes what followed ` th`
+    assert chr(drafter.propose().token) == "r"
+    drafter.follow(ord("Z"))
+    assert drafter.propose() is None
+
+
+def reference(text):
+    suffixes = Suffixes()
+    suffixes.extend(letters(text))
+    return suffixes
+
+
+def test_a_text_beside_the_request_is_proposed_from_and_not_changed():
+    known = reference("All happy families are alike.")
+    before = known.n_tokens
+    assert said(draft(NgramDrafter(known), letters("They say: All happy f"), 9)) == "amilies a"
+    assert said(draft(NgramDrafter(known), letters("All hap"), 30)) == "py families are alike."
+    assert known.n_tokens == before
+
+
+def test_the_text_with_the_longer_match_is_proposed_from():
+    known = reference("abcdeX")
+    assert said(draft(NgramDrafter(known), letters("cdeY abcde"), 1)) == "X"
+    assert said(draft(NgramDrafter(known), letters("zabcdeY zabcde"), 1)) == "Y"
+
+
+def test_the_end_of_the_reference_is_not_the_end_of_drafts():
+    """Where the reference has nothing to follow, its shorter ends may."""
+    assert said(draft(NgramDrafter(reference("ab ab")), letters("xx ab"), 3)) == " ab"
+
+
+def test_longer_matches_and_clearer_ones_are_surer():
+    def sureness(text):
+        drafter = NgramDrafter()
+        drafter.begin(letters(text))
+        return drafter.propose().kind[1]
+
+    lengths = [sureness("." + text + "!" + text) for text in ("a", "ab", "abc", "abcdef", "abcdefghijkl", "abcdefghijklmnopqrst")]
+    assert lengths == sorted(set(lengths))
+    assert sureness("abc abd ab") < sureness("abc abc abd ab") < sureness("abc ab") < sureness("abc abc ab")
+    beliefs = NgramDrafter.beliefs
+    assert all(0 < belief < 1 for belief in beliefs)
+    assert max(lengths) < len(beliefs)
+
+
+def test_every_sureness_there_can_be_has_a_belief():
+    from gguf_spec._drafters._ngram import _bucket
+
+    buckets = {_bucket(length, most, total) for length in range(1, 60) for total in range(1, 9) for most in range(1, total + 1)}
+    assert buckets == set(range(len(NgramDrafter.beliefs)))
+
+
+# ---- a draft that went wrong
+
+
+def after(drafted, new, text="."):
+    """A retry drafter whose last draft, after `text`, was `drafted`, where the target said `new`; and all tokens now."""
+    drafter, tokens = RetryDrafter(), letters(text)
+    drafter.begin(tokens)
+    for letter in drafted:
+        drafter.follow(ord(letter))
+    drafter.learn(len(tokens), letters(new), NO_ROWS)
+    return drafter, tokens + letters(new)
+
+
+def test_one_wrong_token_is_replaced_and_the_rest_proposed_again():
+    drafter, tokens = after("the cat sat", "the b")
+    assert said(draft(drafter, tokens)) == "at sat"
+
+
+def test_tokens_that_were_too_many_are_skipped():
+    drafter, tokens = after("the big cat sat", "the c")
+    assert said(draft(drafter, tokens)) == "at sat"
+
+
+def test_nothing_is_proposed_again_where_nothing_was_wrong():
+    for drafted, new in (("the", "the "), ("", "a"), ("the", "thx"), ("the", "th")):
+        drafter, tokens = after(drafted, new)
+        assert draft(drafter, tokens) == []
+
+
+def test_it_goes_on_in_the_next_round_as_long_as_the_text_agrees():
+    drafter, tokens = after("the cat sat on it", "the b")
+    drafter.begin(tokens)
+    for letter in "at":
+        drafter.follow(ord(letter))
+    new = letters("at ")
+    drafter.learn(len(tokens), new, NO_ROWS)
+    assert said(draft(drafter, tokens + new)) == "sat on i"
+
+
+def test_it_is_given_up_when_the_text_goes_another_way():
+    drafter, tokens = after("the cat sat on it", "the b")
+    assert draft(drafter, [*tokens, ord("Z")]) == []
+    drafter, tokens = after("the cat sat on it", "the b")
+    drafter.begin(tokens)
+    drafter.follow(ord("Z"))  # what another drafter proposed in its place
+    assert drafter.propose() is None
+
+
+def test_the_longer_it_was_right_the_surer_it_is():
+    drafter, tokens = after("the cat sat on it", "the b")
+    sureness = []
+    drafter.begin(tokens)
+    for letter in "at sat":
+        sureness.append(drafter.propose().kind[1])
+        drafter.follow(ord(letter))
+    assert sureness == sorted(sureness)
+    assert sureness[0] < sureness[1] < sureness[-1] < len(RetryDrafter.beliefs)
+    skipping, tokens = after("the big cat sat", "the c")
+    skipping.begin(tokens)
+    assert skipping.propose().kind[1] != sureness[0]
+
+
+def test_a_draft_that_is_wrong_again_replaces_the_rest():
+    drafter, tokens = after("abcdefgh", "x")
+    assert said(draft(drafter, tokens)) == "bcdefgh"
+    drafter.learn(len(tokens), letters("by"), NO_ROWS)
+    assert said(draft(drafter, tokens + letters("by"))) == "defgh"

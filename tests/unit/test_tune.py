@@ -1,0 +1,222 @@
+"""Measuring thoroughly, on fakes whose passes take what a table says, and what is made of it."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from gguf_spec import Sampling, Speculation, _pair, _profile
+from gguf_spec import tune as module
+from gguf_spec._drafters import SURENESSES
+from gguf_spec._profile import NOTHING_KNOWN, Profile, kept_profile, measure
+from gguf_spec.errors import BusyError, ClosedError, UnsupportedModelError
+from gguf_spec.tune import Tuning, tune
+from tests.fakes import Clock, FakeModel, fake_llm, random_table
+
+V = 6
+TABLES = [random_table(np.random.default_rng(seed), V) for seed in (5, 6)]
+
+
+def stairs(n, n_past):
+    """Passes go in fours; each row looks at all that is cached."""
+    return 0.06 * math.ceil(n / 4) + n * 2e-6 * n_past
+
+
+def flat(n, n_past):
+    return 0.008 + n * 1e-6 * n_past
+
+
+@pytest.fixture
+def pair(monkeypatch):
+    """A target and a draft that agree wherever noise of the sampler does not part them, on one clock."""
+    clock = Clock()
+    monkeypatch.setattr(_profile, "time", clock)
+    return FakeModel(TABLES[0], n_ctx=2048, cost=stairs, clock=clock), FakeModel(TABLES[0], n_ctx=2048, cost=flat, clock=clock)
+
+
+def profile(target, draft=None, right=0.0, **others):
+    """A profile with these seconds, whose draft was right so often in 100 places."""
+    places = ((100 * right, 100.0 if draft else 0.0), *((0.0, 0.0),) * (SURENESSES - 1))
+    return Profile(target, 1e-6, draft or {}, 1e-7 if draft else 0.0, {2: 0.0}, places, 1.5, **others)
+
+
+def tuning(target, draft=None, right=0.0, **others):
+    return Tuning("a", "b" if draft else None, profile(target, draft, right, **others))
+
+
+def test_everything_is_measured(pair):
+    steps = []
+    got = measure(*pair, thorough=True, on_step=lambda done, total: steps.append((done, total)))
+    assert set(got.target) == set(got.draft) == {1, *_profile._WIDTHS}
+    assert set(got.noise) == set(_profile._WIDTHS)
+    assert got.target_slope == pytest.approx(2e-6, rel=0.1)
+    assert got.draft_slope == pytest.approx(1e-6, rel=0.1)
+    for n in got.target:
+        assert got.target[n] == pytest.approx(stairs(n, 0), rel=0.01)
+        assert got.draft[n] == pytest.approx(flat(n, 0), rel=0.05)
+    assert got.agreement > 0.95, "the draft reads its rows a little colder"
+    assert sum(n for _, n in got.right) == 129
+    assert max(got.noise.values()) == 0
+    assert steps == [(i, len(steps)) for i in range(1, len(steps) + 1)]
+    assert (pair[0].n_past, pair[1].n_past) == (0, 0)
+    assert got == Profile.from_dict(json.loads(json.dumps(got.to_dict())))
+
+
+@pytest.mark.parametrize("n_ctx", [2, 5, 40, 200])
+@pytest.mark.parametrize("thorough", [True, False])
+def test_a_small_context_is_enough(pair, n_ctx, thorough):
+    for model in pair:
+        model.n_ctx = n_ctx
+    steps = []
+    got = measure(*pair, thorough=thorough, on_step=lambda *step: steps.append(step))
+    assert got.target[1] == pytest.approx(0.06, rel=0.1)
+    assert all(n < n_ctx for n in got.target if n > 1)
+    assert not thorough or steps[-1][0] == steps[-1][1]
+
+
+def test_passes_of_one_width_lie_apart(pair):
+    """Another program has the processor for a while: no width may suffer in all its passes."""
+    target, _ = pair
+    busy = range(200, 206)
+    target.cost = lambda n, n_past: stairs(n, n_past) * (10 if len(target.passes) in busy else 1)
+    got = measure(target, None, thorough=True)
+    for n in got.target:
+        assert got.target[n] == pytest.approx(stairs(n, 0), rel=0.01)
+
+
+def test_a_draft_that_disagrees(pair):
+    target, draft = pair
+    draft.table = FakeModel(TABLES[1]).table
+    assert 0 < measure(target, draft, thorough=True).agreement < 0.8
+
+
+def test_a_draft_that_does_not_have_all_tokens(pair):
+    target, draft = pair
+    draft.table, draft.n_vocab = draft.table[:3, :3, :3], 3
+    assert set(measure(target, draft, thorough=True).draft) == {1, *_profile._WIDTHS}
+
+
+def test_drafting_pays_where_rows_are_free():
+    one = tuning({1: 0.1, 33: 0.1}, {1: 1e-6, 33: 1e-6}, 0.5)
+    assert [one.speedup(k, 0.5) for k in (1, 2, 3)] == pytest.approx([1.5, 1.75, 1.875], rel=1e-3)
+    assert one.speedup(3, 1.0) == pytest.approx(4, rel=1e-3)
+    assert one.best(0.5)[0] == pytest.approx(2, rel=1e-3)
+    assert one.pays
+    assert one.needed == pytest.approx(0.05, abs=0.005)
+
+
+def test_what_it_says_is_what_it_would_take():
+    """Rounds drawn one by one, each with the passes that the engine would do."""
+    one = tuning({1: 0.06, 4: 0.07, 8: 0.12, 33: 0.5}, {1: 0.008, 2: 0.009, 33: 0.02}, 0.7, token_s=0.001, proposal_s=0.002)
+    rng, k, seconds, tokens, pending = np.random.default_rng(1), 3, 0.0, 0, 1
+    for _ in range(20_000):
+        n = next((i for i in range(k) if rng.random() >= 0.7), k)
+        seconds += one.draft_s(pending) + (k - 1) * one.draft_s(1) + k * 0.002 + one.target_s(k + 1) + (n + 1) * 0.001
+        tokens, pending = tokens + n + 1, 2 if n == k else 1
+    assert one.speedup(k, 0.7) == pytest.approx(tokens * 0.061 / seconds, rel=0.02)
+    assert one.best(0.7) == max((one.speedup(k, 0.7), k) for k in range(1, 33))
+
+
+def test_the_shorter_of_two_drafts_that_are_as_good():
+    assert tuning({1: 0.1, 33: 0.1}, {1: 1e-9}, 0.0).best(0.0) == (pytest.approx(1.0), 1)
+
+
+def test_the_sentence_where_it_pays():
+    one = tuning({1: 0.059, 2: 0.06, 4: 0.112, 8: 0.159, 33: 0.6}, {1: 0.0075, 33: 0.02}, 0.62)
+    assert one.sentence == (
+        "A token of the target takes 59 ms; checking 4 takes as long as 1.9, 8 as long as 2.7. A token of the draft takes 7.5 ms. "
+        "At the measured 62% agreement drafting 1 token a round should be 1.4 times as fast as plain decoding."
+    )
+    assert "drafting 3 tokens a round" in tuning({1: 0.059, 4: 0.06, 33: 0.6}, {1: 0.0005}, 0.62).sentence
+
+
+def test_the_sentence_where_it_does_not():
+    one = tuning({1: 0.0006, 2: 0.0009, 4: 0.0012, 33: 0.01}, {1: 0.0002, 33: 0.001}, 0.41)
+    assert not one.pays
+    assert one.sentence.startswith("A token of the target takes 0.60 ms; checking 4 takes as long as 2.0, ")
+    assert "Drafting by the model does not pay here: at the measured 41% agreement" in one.sentence
+    assert one.best(one.needed)[0] == pytest.approx(1.05, abs=0.01)
+    assert one.sentence.endswith(f" times as fast as plain decoding, and {one.needed:.0%} would be enough.")
+    never = tuning({1: 0.001, 33: 0.033}, {1: 0.001}, 0.41)
+    assert never.needed is None
+    assert never.sentence.endswith(" and not even 100% would be enough.")
+
+
+def test_the_sentence_without_a_draft():
+    one = tuning({1: 0.06, 2: 0.072, 33: 2.0})
+    assert not one.pays
+    assert one.sentence.endswith("8 as long as 7.4. Drafts from the text itself pay where more than 26% of them are right.")
+    assert tuning({1: 0.06, 33: 1.98}).sentence.endswith("Drafts from the text itself would not pay if they were always right.")
+
+
+@pytest.mark.parametrize("draft", [None, {1: 0.01, 33: 0.1}])
+def test_a_program_may_read_it(draft):
+    one = tuning({1: 0.06, 33: 0.5}, draft, 0.5)
+    data = json.loads(json.dumps(one.to_dict(), allow_nan=False))
+    assert data["sentence"] == one.sentence
+    assert (data["target"], data["draft"], data["kept"]) == ("a", one.draft, True)
+    assert data["profile"]["target"] == {"1": 0.06, "33": 0.5}
+    assert (data["speedup"], data["best_k"]) == (one.best(0.5) if draft else (None, None))
+    assert data["agreement"] == (0.5 if draft else None)
+
+
+@pytest.fixture
+def kept(monkeypatch):
+    """What was kept, in place of a file."""
+    seen = []
+    monkeypatch.setattr(_pair, "keep_experience", lambda *args: None)
+    monkeypatch.setattr(module, "keep_profile", lambda *args: seen.append(args) or True)
+    return seen
+
+
+@pytest.mark.parametrize("with_draft", [True, False])
+def test_tune_keeps_it_and_goes_by_it(pair, kept, with_draft):
+    target, draft = pair[0], pair[1] if with_draft else None
+    with fake_llm(target, draft, Speculation(3)) as llm:
+        assert llm.profile is NOTHING_KNOWN
+        steps = []
+        got = tune(llm, progress=lambda *step: steps.append(step))
+        assert llm.profile is got.profile
+        assert kept == [(target, draft, got.profile)]
+        assert (got.target, got.draft, got.kept) == ("fake", "fake.gguf" if with_draft else None, True)
+        assert bool(got.profile.draft) is with_draft
+        assert steps[-1][0] == steps[-1][1]
+        assert llm.generate("ab", Sampling(max_tokens=9, ignore_eos=True)).stats.n_generated == 9, "the caches are as they were"
+        with llm.stream("ab"), pytest.raises(BusyError):
+            tune(llm)
+    with pytest.raises(ClosedError):
+        tune(llm)
+
+
+def test_where_there_is_no_place_for_it(pair, monkeypatch):
+    monkeypatch.setattr(module, "keep_profile", lambda *args: False)
+    with fake_llm(*pair, Speculation(3)) as llm:
+        assert tune(llm).kept is False
+        assert llm.profile.target[1] == pytest.approx(0.06, rel=0.01)
+
+
+def test_nothing_to_tune_where_nothing_can_be_taken_back(pair, kept):
+    pair[0].can_roll_back = False
+    with fake_llm(*pair, Speculation(0)) as llm, pytest.raises(UnsupportedModelError, match="nothing to tune"):
+        tune(llm)
+    assert not kept
+
+
+def test_the_bundled_pair_and_the_next_load(monkeypatch, tmp_path):
+    import gguf_spec
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    options = {"threads": 1, "extra_bufts": True}
+    with gguf_spec.load("tales", speculation=Speculation(0), **options) as llm:
+        got = tune(llm)
+        with llm.models() as models:
+            assert kept_profile(*models) == got.profile
+            assert kept_profile(models[0], None) is None, "another pair"
+    assert got.kept
+    assert 0.2 < got.profile.agreement < 1
+    assert got.profile.token_s > 0
+    assert got.profile.proposal_s > 0
+    monkeypatch.setattr(_profile, "measure", None)
+    with gguf_spec.load("tales", **options) as llm:
+        assert llm.profile == got.profile
