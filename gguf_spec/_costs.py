@@ -59,8 +59,8 @@ class Costs:
 class Overhead:
     """What Python takes around passes, in seconds each time."""
 
-    def __init__(self) -> None:
-        self.seconds = 0.0
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.seconds = seconds
 
     def learn(self, seconds: float) -> None:
         """Take note of one time; a single long one is another program's doing."""

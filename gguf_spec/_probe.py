@@ -70,7 +70,9 @@ def largest_difference() -> float:
     for path in filter(None, (pair.target, pair.draft)):
         rows = []
         for extra_bufts in (False, True):
-            model = Model(path, ContextOptions(n_ctx=64, extra_bufts=extra_bufts))
+            model = Model(
+                path, ContextOptions(n_ctx=64, threads=1, extra_bufts=extra_bufts)
+            )  # more threads would wait for each other on a busy machine
             tokens = list(range(100, 109))
             one = [model.logits([token], 1).copy() for token in tokens[:8]]
             model.rollback(0)

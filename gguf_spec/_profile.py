@@ -15,7 +15,7 @@ import numpy as np
 from ._cache import cache_file, content_id, keep, recall, this_machine
 from ._chances import Chances
 from ._context import physical_cores
-from ._costs import Costs, Pace
+from ._costs import Costs, Overhead, Pace
 from ._drafters import SURENESSES, Calibration, CoupledGuess, DrawnGuess, ModelDrafter, NgramDrafter, RetryDrafter
 from ._language_model import LanguageModel
 from ._model import Model, library_parts
@@ -29,6 +29,7 @@ VERSION = 2
 _WIDTHS = (2, 4, 8, 3, 5, 6, 16, 12, 7, 9, 10, 14, 17, 24, 33, 11, 13, 15, 20, 28)  # the most telling first
 _NEEDED = 3  # of them, however long they take
 _DRAFT_WIDTHS = (2, 4, 8, 16, 33)
+_MORE_THAN_MEMORY = 4.0  # twice to six times was measured
 _FAITH = 5.0  # places by which what a sureness usually means counts against what was seen
 _HOPE = 3.0  # standard deviations
 _FEWEST = 16  # passes over one token
@@ -89,7 +90,13 @@ class Profile:
         likely = min(0.9, share + _HOPE * math.sqrt(share * (1 - share) / (n + 2)))
         coupled = [(_FAITH * belief + hits) / (_FAITH + places) for belief, (hits, places) in zip(CoupledGuess.beliefs, self.right, strict=True)]
         guesses = {"greedy": coupled, "sampled": coupled, "drawn": DrawnGuess.beliefs}
-        return {way: Experience(target, draft, Chances({**texts, **expectations(beliefs, likely)}, FIRM)) for way, beliefs in guesses.items()}
+        return {
+            way: Experience(
+                target, draft, Chances({**texts, **expectations(beliefs, likely)}, FIRM),
+                per_token=Overhead(self.token_s), per_proposal=Overhead(self.proposal_s),
+            )
+            for way, beliefs in guesses.items()
+        }  # fmt: skip
 
     @property
     def _n_places(self) -> float:
@@ -291,12 +298,12 @@ def _time(
 def _slope(model: LanguageModel, said: Sequence[int], single_s: float, thorough: bool, steps: _Steps) -> float:
     """Return what each row costs more for each cached token: measured where that is quick or wished, else as memory goes.
 
-    A pass over one token reads all weights and the cache of all tokens before it.
+    A pass over one token reads all weights and the cache of all tokens before it; attention takes more than reading alone.
     """
     far = min(_FAR, model.n_ctx - _FAR_TIMES)
     if not (far >= _FAR_ENOUGH if thorough else far == _FAR and single_s * far < _QUICK_S):
         steps.advance(2 * _FAR_TIMES)
-        return single_s * model.cached_bytes / max(1, model.weight_bytes)
+        return _MORE_THAN_MEMORY * single_s * model.cached_bytes / max(1, model.weight_bytes)
     model.rollback(0)
     text = (list(said) * far)[:far]
     for i in range(_FAR_TIMES):

@@ -29,7 +29,7 @@ _PROBE = 16  # tokens it is asked about, after as many to find its feet
 _GOOD = 0.9  # a chance that a good draft may have
 _SLIGHT = 0.02  # a chance that is not worth a look
 _NEXT = "next"  # kinds of chances: what the next token of the model will be worth, by how sure the last was, or by
-FIRM = {_NEXT: 8.0}  # places by which what was hoped of a draft counts: a few wrong tokens must not put it off for long
+FIRM = {_NEXT: 16.0}  # places by which what was hoped of a draft counts: a few wrong tokens must not put it off for long
 _SECOND = "second"  # and what its second guesses are worth, by how sure the first was
 _AFTER_WRONG, _AFTER_ALL, _EVER = SURENESSES, SURENESSES + 1, SURENESSES + 2  # how the last round ended; the mean over all
 _WORTH = 2.5  # times the time to read what is unread must be saved by it: the chances of the rest of an answer are not known well
@@ -149,7 +149,9 @@ class Window:
     # ---- what the engine calls
 
     def read(self, tokens: Sequence[int]) -> None:
-        """Let the model read the prompt, if it is going to be used."""
+        """Let the texts take in the prompt, and the model read it, if it is going to be used."""
+        for drafter in self.texts:
+            drafter.begin(tokens)
         if self.model and (self.fixed or self._is_worth_reading(len(tokens))):
             self.model.read(tokens)
 

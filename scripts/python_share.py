@@ -1,6 +1,6 @@
 """Measure Python's share of a round on models of real size with random weights: time depends on the shape, not on what the weights say.
 
-    .venv/bin/python scripts/python_share.py [--folder DIR] [--tokens 64]
+    .venv/bin/python scripts/python_share.py [--folder DIR] [--tokens 64] [--vocab 49152]
 
 Writes about 1.1 GB of GGUF files into DIR (the user cache by default), once. Prints one table: the share of draft, verify and Python, and the
 tokens per second, for greedy and sampled decoding at k = 4.
@@ -20,7 +20,6 @@ SHAPES = {  # SmolLM2's: layers, width, heads, key-value heads, feed-forward wid
     "135M": (30, 576, 9, 3, 1536),
     "1.7B": (24, 2048, 32, 32, 8192),
 }
-N_VOCAB = 49152
 
 
 def random_q4(rng, rows, columns):
@@ -31,7 +30,7 @@ def random_q4(rng, rows, columns):
     return blocks.reshape(rows, -1)
 
 
-def write(path, shape, seed):
+def write(path, shape, seed, n_vocab):
     """Write a llama-architecture GGUF with random Q4_0 weights and a vocabulary of numbered words."""
     n_layer, n_embd, n_head, n_kv, n_ff = shape
     rng = np.random.default_rng(seed)
@@ -44,12 +43,12 @@ def write(path, shape, seed):
     writer.add_head_count(n_head)
     writer.add_head_count_kv(n_kv)
     writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(N_VOCAB)
+    writer.add_vocab_size(n_vocab)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_0)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list(["<end>", *(f"w{i}" for i in range(1, N_VOCAB))])
-    writer.add_token_types([gguf.TokenType.CONTROL] + [gguf.TokenType.NORMAL] * (N_VOCAB - 1))
+    writer.add_token_list(["<end>", *(f"w{i}" for i in range(1, n_vocab))])
+    writer.add_token_types([gguf.TokenType.CONTROL] + [gguf.TokenType.NORMAL] * (n_vocab - 1))
     writer.add_token_merges(["w 1"])
     writer.add_eos_token_id(0)
     writer.add_add_bos_token(False)
@@ -60,7 +59,7 @@ def write(path, shape, seed):
     def matrix(name, rows, columns):
         writer.add_tensor(name, random_q4(rng, rows, columns), raw_dtype=gguf.GGMLQuantizationType.Q4_0)
 
-    matrix("token_embd.weight", N_VOCAB, n_embd)
+    matrix("token_embd.weight", n_vocab, n_embd)
     for i in range(n_layer):
         for norm in ("attn_norm", "ffn_norm"):
             writer.add_tensor(f"blk.{i}.{norm}.weight", np.ones(n_embd, dtype=np.float32))
@@ -79,12 +78,13 @@ def main():
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gguf-spec" / "random"
     parser.add_argument("--folder", type=Path, default=cache)
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--vocab", type=int, default=49152)
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
-    files = {name: args.folder / f"random-{name}-Q4_0.gguf" for name in SHAPES}
+    files = {name: args.folder / f"random-{name}-{args.vocab}-Q4_0.gguf" for name in SHAPES}
     for seed, (name, path) in enumerate(files.items()):
         if not path.exists():
-            write(path, SHAPES[name], seed)
+            write(path, SHAPES[name], seed, args.vocab)
     chains = {"greedy": Sampling(temperature=0.0, max_tokens=args.tokens), "T 0.8, top-k 40": Sampling(seed=1, max_tokens=args.tokens)}
     chains["T 0.8, no filter"] = Sampling(seed=1, top_k=0, top_p=1.0, max_tokens=args.tokens)
     print("chain             k  draft verify Python  tok/s  Python ms a round")
@@ -92,7 +92,7 @@ def main():
         llm.generate_tokens([5, 6, 7], Sampling(temperature=0.0, max_tokens=4))  # warm
         for name, chain in chains.items():
             for k in (0, 4):
-                s = llm.generate_tokens(list(range(100, 132)), chain, speculation=Speculation(k)).stats
+                s = llm.generate_tokens(list(range(100, 132)), chain, speculation=Speculation(k, adaptive=False)).stats
                 busy = s.draft_s + s.verify_s + s.other_s
                 shares = " ".join(f"{part / busy:6.1%}" for part in (s.draft_s, s.verify_s, s.other_s))
                 print(f"{name:16} {k:2} {shares} {s.tokens_per_s:6.1f} {1000 * s.other_s / s.rounds:8.2f}")

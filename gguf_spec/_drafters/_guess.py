@@ -126,6 +126,7 @@ class CoupledGuess:
         first[_AT_FIRST] = 0.5
         self._hits = calibration.hits.setdefault(round(self._temperature, 2), first)
         self._drafted: list[_Place] = []
+        self._row = np.empty_like(calibration.bias)
 
     def token(self, row: Logits, history: Sequence[int]) -> Guessed:
         """Return the guess."""
@@ -159,8 +160,9 @@ class CoupledGuess:
 
     def _guess(self, row: Logits, history: Sequence[int]) -> _Place:
         seen, bias, best = largest(row, min(_MOST, len(row))), self._calibration.bias, self._best
-        share = np.float32(_WAYS[best, 1])
-        ids, logits = self._sampler.candidates(row + share * bias[: len(row)], history)
+        share = np.float32(_WAYS[best, 1])  # 0 or 1
+        corrected_row = np.add(row, bias[: len(row)], out=self._row[: len(row)]) if share else row
+        ids, logits = self._sampler.candidates(corrected_row, history)
         if len(ids) > _MOST:
             top = largest(logits, _MOST)
             ids, logits = ids[top], logits[top]
@@ -172,9 +174,9 @@ class CoupledGuess:
             guesses, lead = ids[np.argmax(scores, axis=1)], (scores[best, first] - scores[best, behind]) * self._temperature
             second: int | None = int(ids[behind])
         else:  # greedy: the sampler does not say what came second
-            corrected = np.where(seen == ids[0], -np.inf, row[seen] + share * bias[seen])
-            behind = int(np.argmax(corrected))
-            guesses, lead = np.broadcast_to(ids, len(_WAYS)), row[ids[0]] + share * bias[ids[0]] - corrected[behind]
+            others = np.where(seen == ids[0], -np.inf, corrected_row[seen])
+            behind = int(np.argmax(others))
+            guesses, lead = ids.repeat(len(_WAYS)), corrected_row[ids[0]] - others[behind]
             second = int(seen[behind]) if len(seen) > 1 else None
         return _Place(len(history), guesses, bisect_right(_LEADS, lead), seen, row[seen], second)
 
