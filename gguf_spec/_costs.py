@@ -6,7 +6,8 @@ import math
 from bisect import bisect_left
 from collections.abc import Mapping
 
-_STEP = 0.06  # how far one pass moves what is known of passes of its width
+_STEP = 0.08  # how far one pass moves what is known of passes of its width
+_REACH = 3  # widths to either side that it moves too, half as far with each step; but a single token has kernels of its own
 _PACE_STEP = 0.1  # and of the machine's pace
 _LEAP = 0.4  # logarithm of the most that one pass may be off: beyond that another program had the processor
 
@@ -51,7 +52,9 @@ class Costs:
         error = max(-_LEAP, min(_LEAP, math.log(max(seconds, 1e-9) / self.seconds(n, n_past))))
         attention = n * self.slope * n_past
         share = attention / (self.base[n] + attention)
-        self.base[n] *= math.exp(_STEP * (1 - share) * error)
+        step = _STEP * (1 - share) * error
+        for width in range(max(2, n - _REACH), min(len(self.base), n + _REACH + 1)) if n > 1 else (1,):
+            self.base[width] *= math.exp(step / 2 ** abs(width - n))
         self.slope *= math.exp(_STEP * share * error)
         self._pace.learn(error)
 

@@ -343,6 +343,8 @@ class Window:
             return
         assert self.known.draft
         pending = len(tokens) - 1 - self.model.n_past
+        if pending < _PROBE:  # it was used, in a long round
+            return
         n_read = min(pending if pending < 4 * _PROBE else 2 * _PROBE, len(tokens) - 1)
         asking_s = self.known.draft.seconds(n_read, self.model.n_past) + _PROBE * self.known.per_proposal.seconds
         if self.known.to_ask_s < asking_s:

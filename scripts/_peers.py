@@ -99,11 +99,12 @@ def flags(prefix, **values):
     return tuple(word for name, value in values.items() for word in (f"--spec-{prefix}-{name.replace('_', '-')}", str(value)))
 
 
-def draft_settings(draft, threads):
+def draft_settings(draft, threads, coarse=False):
     """Return the settings of a draft model: alone, and behind an n-gram drafter, which then goes first."""
+    lengths, least = ((1, 2, 3, 4, 6, 8), (0, 0.5)) if coarse else ((1, 2, 3, 4, 5, 6, 7, 8, 11, 15), (0, 0.3, 0.5, 0.75))
     model = ("-md", str(draft), "-td", str(threads), "-tbd", str(threads))
     settings = []
-    for n, p in product((1, 2, 3, 4, 5, 6, 7, 8, 11, 15), (0, 0.3, 0.5, 0.75)):
+    for n, p in product(lengths, least):
         options = (*model, "--spec-type", "draft-simple", *flags("draft", n_max=n, p_min=p))
         settings.append(Setting(f"N={n} P={p}", "llama-speculative-simple", options))
     ngrams = {
@@ -111,13 +112,13 @@ def draft_settings(draft, threads):
         "ngram-map-k": {"size_n": 3, "size_m": 8},
         "ngram-mod": {"n_match": 4, "n_min": 0, "n_max": 16},
     }
-    for (kind, values), n, p in product(ngrams.items(), (3, 5), (0, 0.5)):
+    for (kind, values), n, p in product(ngrams.items(), (3,) if coarse else (3, 5), (0.5,) if coarse else (0, 0.5)):
         options = (*model, "--spec-type", f"{kind},draft-simple", *flags(kind, **values), *flags("draft", n_max=n, p_min=p))
         settings.append(Setting(f"{kind}, then N={n} P={p}", "llama-speculative-simple", options))
     return settings
 
 
-def ngram_settings():
+def ngram_settings(coarse=False):
     """Return the settings of `--spec-type ngram-*`, from far shorter keys and drafts than the defaults (12 to 24, 48 to 64) up to those."""
     sweep = [("ngram-cache", {})]  # its draft of 8 is fixed
     sweep += [("ngram-simple", {"size_n": n, "size_m": m}) for n, m in product((1, 2, 3, 4, 6, 12), (4, 8, 16, 48)) if m >= n]  # else it never drafts
@@ -126,7 +127,7 @@ def ngram_settings():
     lengths = ((0, 4), (0, 8), (0, 16), (0, 64), (48, 64))
     sweep += [("ngram-mod", {"n_match": n, "n_min": least, "n_max": m}) for n, (least, m) in product((2, 4, 8, 24), lengths)]
     settings = []
-    for kind, values in sweep:
+    for kind, values in sweep[::4] if coarse else sweep:
         name = " ".join([kind, *(f"{key.replace('_', '-')}={value}" for key, value in values.items())])
         settings.append(Setting(name, "llama-speculative-simple", ("--spec-type", kind, *flags(kind, **values))))
     return settings

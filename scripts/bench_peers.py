@@ -23,6 +23,7 @@ from _peers import Peers, Setting, build, cpu_features, draft_settings, flags, l
 
 from gguf_spec import Speculation
 from gguf_spec._context import physical_cores
+from gguf_spec._workloads import WORKLOADS
 
 # Ratios that we want to reach at least against a peer at its best, on each workload and in the geometric mean; `useless` is a draft that is never
 # right, against plain decoding. Memory may be 80 MiB more.
@@ -33,24 +34,8 @@ WARM_UP = "The ship had sailed for seven days when"
 
 
 def workloads():
-    """Return name -> prompts."""
-    tales = [
-        "There was once a poor miller who had three sons, a mill, a donkey and a cat. When he died, the eldest took the mill, the second the donkey, "
-        "and for the youngest there was nothing left but the cat.",
-        "A hungry fox saw some fine bunches of grapes hanging from a vine that was trained along a high trellis, and did his best to reach them by "
-        "jumping as high as he could into the air.",
-        "The king had a garden behind the palace, and in it stood a tree which bore golden apples. The apples were always counted, and when they "
-        "began to grow ripe it was found that every night one of them was gone.",
-    ]
-    return {
-        "story": ["Once upon a time there was a king who", "In the middle of the forest stood", "The old woman opened the door and"],
-        "repetitive": [
-            " ".join(f"{n} little birds sat in a tree. One flew away, and then there were fewer." for n in ("Ten", "Nine", "Eight")) + " Seven",
-            "\n".join(f"{day}: we rose early, fed the hens and went to the mill." for day in ("Monday", "Tuesday", "Wednesday")) + "\nThursday",
-            "\n".join(f"Line {n}: the quick brown fox jumps over the lazy dog." for n in range(1, 6)) + "\nLine 6",
-        ],
-        "copy": [f"{tale}\n\nHere is the same tale once more, word for word:\n\n{' '.join(tale.split()[:4])}" for tale in tales],
-    }
+    """Return name -> prompts: those of `gguf-spec bench` that are texts of one turn."""
+    return {one.name: [turns[0] for turns in one.texts] for one in WORKLOADS if one.name in ("story", "repetitive", "copy")}
 
 
 def section(name, args):
@@ -63,9 +48,9 @@ def section(name, args):
     if name == "ngram":
         lookup = [Setting(f"N={n}", "llama-lookup", flags("draft", n_max=n)) for n in (1, 2, 3, 4, 6, 8, 12, 16)]
         python = [Setting(f"num_pred_tokens={n}", "python", (str(n),)) for n in (2, 4, 8, 10)]
-        peers = {"llama-lookup": lookup, "--spec-type ngram-*": ngram_settings(), "llama-cpp-python": python}
+        peers = {"llama-lookup": lookup, "--spec-type ngram-*": ngram_settings(args.coarse), "llama-cpp-python": python}
         return None, {"drafter": "ngram"}, ["repetitive", "copy"], peers
-    return args.draft, {}, list(workloads()), {"llama-speculative-simple": draft_settings(args.draft, args.threads)}
+    return args.draft, {}, list(workloads()), {"llama-speculative-simple": draft_settings(args.draft, args.threads, args.coarse)}
 
 
 @dataclass
@@ -161,6 +146,7 @@ def arguments():
     parser.add_argument("--ctx", type=int, default=2048, help="tokens of a context (2048)")
     parser.add_argument("--only", type=lambda text: text.split(","), default=list(GOALS), help="of " + ",".join(GOALS))
     parser.add_argument("--no-extra-bufts", dest="extra_bufts", action="store_false", help="no repacked weights, no AMX, on either side")
+    parser.add_argument("--coarse", action="store_true", help="try about a quarter of the peers' settings")
     parser.add_argument("--json", type=Path, help="write all figures into this file")
     parser.add_argument("--sdist", type=Path, help="sources of llama-cpp-python, folder or .tar.gz, in place of a download")
     parser.add_argument("--programs", type=Path, help="folder of programs that are already compiled")

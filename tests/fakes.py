@@ -42,7 +42,7 @@ class FakeModel:
     `cost` says how many seconds it is said to have taken, from how many tokens it was given and how many were there.
     """
 
-    start, weight_bytes, cached_bytes = 1, 1000, 1.0
+    start, weight_bytes, cached_bytes = 1, 10**9, 1.0
 
     def __init__(self, table, n_ctx=64, end=(), cost=lambda n, n_past: 1e-6 * (9 + n), clock=None):
         self.table = np.asarray(table, dtype=np.float32)

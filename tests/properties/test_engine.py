@@ -173,6 +173,9 @@ def test_all_these_ways_do_draft_and_tokens_of_each_are_accepted(drafter, adapti
             assert stream.stats.n_accepted > 20
             names |= {name for name, (_, accepted) in stream.stats.drafters.items() if accepted}
     both = {"model", "ngram"}
+    if (drafter, adaptive) == ("hybrid", False):  # there the text drafts only where it is surer than the model is hoped to be
+        assert "model" in names <= {*both, "retry"}
+        return
     assert names - {"retry"} == {"model": {"model"}, "ngram": {"ngram"}, "hybrid": both, "auto": both if adaptive else {"model"}}[drafter]
     assert (branched > 10) == (tree and drafter != "ngram")
 

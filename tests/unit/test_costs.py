@@ -59,8 +59,8 @@ def test_a_machine_of_another_pace_is_followed_at_all_widths_at_once(factor):
     pace = Pace()
     costs, other = Costs(STAIRS, 0.0, 33, pace), Costs({1: 4.0, 33: 30.0}, 0.0, 33, pace)
     after(30, costs, lambda n: factor * STAIRS[n])
-    for n in STAIRS:
-        assert costs.seconds(n, 0) == pytest.approx(factor * STAIRS[n], rel=0.2)
+    for n, seconds in STAIRS.items():
+        assert costs.seconds(n, 0) == pytest.approx(factor * seconds, rel=0.2)
     assert other.seconds(1, 0) == pytest.approx(factor * 4.0, rel=0.2)  # another model, the same machine
 
 

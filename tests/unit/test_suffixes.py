@@ -89,6 +89,7 @@ def depth(suffixes):
 
 
 @given(any_text)
+@example([0, 1, 2, 0, 1, 2, 3, 1])
 def test_counts_are_those_of_the_text_where_no_end_has_more_than_four_contexts(text):
     """The longest four are counted; more would not be the same for each token."""
     suffixes = Suffixes()

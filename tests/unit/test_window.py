@@ -1,0 +1,302 @@
+"""The window in simulated time: fake models say how long their passes took, and nothing else takes any time.
+
+A pair is measured by the real `measure`, so the window knows of it what it would know of a real one.
+"""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from gguf_spec import _profile, _window
+from gguf_spec._accept import coupled
+from gguf_spec._drafters import Proposal
+from gguf_spec._engine import Rule, read_prompt, rounds
+from gguf_spec._pair import Pair
+from gguf_spec._rng import SeededRng
+from gguf_spec._sampling import Distribution
+from gguf_spec._types import K_MAX, Speculation
+from gguf_spec._window import Window, _Step
+from tests.fakes import Clock, FakeModel, costing, random_table, sampler
+
+V, N = 30, 600
+PLAIN, AUTO, MODEL = Speculation(0), Speculation(), Speculation(drafter="model")
+SOME_K = (1, 2, 3, 4, 5, 7, 8, 11)
+
+
+def linear(n, n_past):
+    """A processor that is as busy with every token as with the first."""
+    return 0.020 * n
+
+
+def half(n, n_past):
+    return 0.020 * (1 + (n - 1) / 4)
+
+
+def stairs(n, n_past):
+    """Four tokens cost as much as one."""
+    return 0.020 * -(-n // 4)
+
+
+FLAT = costing({1: 0.020, 33: 0.026})
+CHEAP, DEAR = costing({1: 0.002, 33: 0.003}), costing({1: 0.008, 33: 0.012})
+TABLE, OTHER = (random_table(np.random.default_rng(seed), V) for seed in (1, 2))
+DRAFTS = {"good": 1.3 * TABLE + 0.25 * OTHER, "fair": 1.3 * TABLE + 0.8 * OTHER, "useless": -TABLE}
+
+
+class Scene:
+    """A pair of fake models whose clock is the only one."""
+
+    def __init__(self, monkeypatch, target_s, draft_s=None, draft="good", n_ctx=4000):
+        self.clock = Clock()
+        for module in (_window, _profile):
+            monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=self.clock.perf_counter))
+        self.target = FakeModel(1.3 * TABLE, n_ctx, cost=target_s, clock=self.clock)
+        self.draft = draft_s and FakeModel(DRAFTS[draft], n_ctx, cost=draft_s, clock=self.clock)
+        self.pair = Pair(self.target, self.draft)
+        self.pair.know(_profile.measure(self.target, self.draft))
+
+    @property
+    def known(self):
+        return self.pair.experiences["sampled"]
+
+    def run(self, speculation=AUTO, n=N, prompt=(1, 2, 3), seed=0, each=lambda n_said: None, **options):
+        """Say `n` tokens; return the seconds that took, prompt and all."""
+        chain = sampler(SeededRng(seed), **options)
+        self.window = self.pair.drafter(speculation, chain, n)
+        self.tokens, self.target.passes, began, draft_s = [], [], self.clock.now, self.draft.busy_s if self.draft else 0.0
+        read_prompt(self.target, self.window, prompt, speculation.k, lambda: False)
+        self.prompt_s = self.clock.now - began
+        for one in rounds(self.target, self.window, prompt, chain, speculation.k, Rule(coupled), n, lambda token: False, lambda: False):
+            self.tokens += one.tokens
+            each(len(self.tokens))
+        self.drafting_s = self.draft.busy_s - draft_s if self.draft else 0.0
+        return self.clock.now - began
+
+
+@pytest.fixture
+def scene(monkeypatch):
+    return lambda *args, **options: Scene(monkeypatch, *args, **options)
+
+
+def best_fixed(scene, *args):
+    """Seconds of the best length that there is for these models, plain decoding among them."""
+    ways = [PLAIN, *(Speculation(k, drafter="model", adaptive=False) for k in SOME_K)]
+    return min(scene(*args).run(way) for way in ways)
+
+
+PAYS = [(FLAT, CHEAP, "good"), (FLAT, CHEAP, "fair"), (FLAT, DEAR, "good"), (stairs, CHEAP, "good"), (stairs, CHEAP, "fair"), (half, CHEAP, "good")]
+
+
+@pytest.mark.parametrize("models", PAYS, ids=lambda models: None)
+def test_a_draft_that_pays_is_used_as_well_as_at_the_best_fixed_length(scene, models):
+    best, plain = best_fixed(scene, *models), scene(*models).run(PLAIN)
+    assert best < 0.75 * plain
+    for way in (AUTO, MODEL):
+        assert best / scene(*models).run(way) > 0.95
+
+
+@pytest.mark.parametrize("target_s", [FLAT, half, stairs, linear])
+@pytest.mark.parametrize("draft_s", [CHEAP, DEAR])
+def test_a_useless_draft_costs_next_to_nothing(scene, target_s, draft_s):
+    models = (target_s, draft_s, "useless")
+    plain = scene(*models).run(PLAIN)
+    for way in (AUTO, MODEL):
+        assert scene(*models).run(way) < 1.02 * plain
+    assert scene(target_s, DEAR, "useless").run(Speculation(3, drafter="model", adaptive=False)) > 1.5 * plain
+
+
+@pytest.mark.parametrize("draft", ["good", "useless"])
+def test_nothing_is_drafted_where_each_token_checked_costs_as_much_as_one_said(scene, draft):
+    one = scene(linear, CHEAP, draft)
+    one.run()
+    assert {n for n, _ in one.target.passes} == {1}
+    assert one.drafting_s == 0.0
+
+
+def test_a_text_that_repeats_itself_is_drafted_from_without_any_draft_model(scene):
+    one = scene(half)
+    plain = one.run(PLAIN, temperature=0.0)
+    assert one.run(temperature=0.0) < 0.5 * plain
+    assert set(one.window.counts) <= {"ngram", "retry"}
+
+
+def test_drafts_go_to_the_edge_of_a_stair(scene):
+    one = scene(stairs, CHEAP, "good")
+    one.run()
+    widths = [n for n, _ in one.target.passes]
+    assert np.mean([n % 4 == 0 for n in widths]) > 0.85
+    flat = scene(FLAT, CHEAP, "good")
+    flat.run()
+    assert np.mean([n % 4 == 0 for n, _ in flat.target.passes]) < 0.5
+
+
+def test_the_better_the_draft_the_longer_the_drafts(scene):
+    lengths = []
+    for draft in ("good", "fair", "useless"):
+        one = scene(FLAT, CHEAP, draft)
+        one.run(MODEL)
+        lengths.append(np.mean([n for n, _ in one.target.passes]))
+    assert lengths[0] > lengths[1] + 1 > lengths[2] + 2
+
+
+def test_no_more_is_drafted_than_asked_for(scene):
+    one = scene(FLAT, CHEAP, "good")
+    one.run(Speculation(3))
+    assert max(n for n, _ in one.target.passes) == 4
+    one.run()
+    assert 4 < max(n for n, _ in one.target.passes) <= K_MAX + 1
+
+
+# ---- asking a draft that is not used
+
+
+def test_asking_costs_less_than_one_part_in_a_hundred(scene):
+    one = scene(FLAT, DEAR, "useless")
+    one.run(MODEL)
+    seconds = one.run(MODEL, n=2000)
+    assert 0 < one.drafting_s < 0.01 * seconds
+    assert one.window.counts == {}
+
+
+def test_a_draft_that_could_not_help_is_not_asked(scene):
+    one = scene(linear, DEAR, "useless")
+    one.run()
+    one.run(n=2000)
+    assert one.drafting_s == 0.0
+
+
+def changing(one, draft, n, since):
+    """Say `n` tokens with a draft that becomes another after 500; return the seconds of a token from `since` on."""
+    at = {}
+
+    def each(n_said):
+        if n_said >= 500:
+            one.draft.table = np.float32(DRAFTS[draft])
+        at[n_said] = one.clock.now
+
+    one.run(MODEL, n=n, each=each)
+    first, last = min(n_said for n_said in at if n_said >= since), max(at)
+    return (at[last] - at[first]) / (last - first)
+
+
+def test_a_draft_that_becomes_good_in_the_middle_of_a_text_is_noticed(scene):
+    assert changing(scene(FLAT, CHEAP, "useless"), "good", 1000, 700) < 0.8 * FLAT(1, 0)
+    assert changing(scene(FLAT, CHEAP, "useless"), "good", 2000, 1500) < 0.7 * FLAT(1, 0)
+    assert scene(FLAT, CHEAP, "good").run(MODEL) / N < 0.4 * FLAT(1, 0)  # had it been so from the start
+
+
+def test_a_draft_that_becomes_useless_is_given_up(scene):
+    assert changing(scene(FLAT, CHEAP, "good"), "useless", 1500, 900) < 1.02 * FLAT(1, 0)
+
+
+# ---- the prompt
+
+
+def dear_reading(n, n_past):
+    """A draft whose tokens are cheap, and whose prompts are not."""
+    return 0.002 * n
+
+
+def test_a_prompt_is_not_read_by_a_draft_that_does_not_pay(scene):
+    one = scene(FLAT, CHEAP, "useless")
+    one.run(MODEL)
+    one.run(MODEL, n=100, prompt=[1, 2, 3] * 200)
+    assert one.draft.n_past == 0
+
+
+def test_a_long_prompt_is_not_read_for_a_short_answer(scene):
+    one = scene(FLAT, dear_reading, "good")
+    prompt = [1, 2, 3] * 500
+    one.run(MODEL, n=16, prompt=prompt)
+    assert one.draft.n_past == 0
+    assert one.drafting_s == 0.0
+    one.known.answer = 1000
+    one.run(MODEL, n=1000, prompt=prompt)
+    assert one.draft.n_past > len(prompt)
+    one.run(MODEL, n=16, prompt=prompt[:30])
+    assert one.draft.n_past > 30
+
+
+def test_how_long_answers_are_is_learned_from_those_before(scene):
+    """There may be a thousand tokens, and there are ten each time."""
+    one = scene(FLAT, dear_reading, "good")
+    prompt, chain = [1, 2, 3] * 200, sampler(SeededRng(0))
+    for answer, is_read in ((400, True), (10, False)):
+        for _ in range(30):
+            one.known.answered(answer)
+        window = one.pair.drafter(MODEL, chain, 1000)
+        read_prompt(one.target, window, prompt, 32, lambda: False)
+        assert (one.draft.n_past > 0) == is_read
+
+
+# ---- what is known
+
+
+def test_costs_follow_a_machine_that_becomes_half_as_fast(scene):
+    one = scene(FLAT, CHEAP, "good")
+    one.run()
+    for model in (one.target, one.draft):
+        model.cost = lambda n, n_past, cost=model.cost: 2 * cost(n, n_past)
+    one.run(n=300, seed=1)
+    for n in (1, 3, 6):
+        assert one.known.target.seconds(n, 100) == pytest.approx(2 * FLAT(n, 100), rel=0.1)
+    assert one.known.draft.seconds(1, 100) == pytest.approx(2 * CHEAP(1, 100), rel=0.1)
+
+
+def test_a_target_whose_wide_passes_become_dear_is_drafted_for_no_more(scene):
+    """As when half of the processor goes to another program: single tokens wait for memory, and do not notice."""
+    one = scene(FLAT, CHEAP, "good")
+    one.run()
+    one.target.cost = lambda n, n_past: 0.020 * n
+    for seed in range(4):
+        one.run(n=N, seed=seed)
+    assert one.run(n=N, seed=2) < 1.05 * scene(linear).run(PLAIN, seed=2)
+
+
+@pytest.mark.parametrize("models", [*PAYS, (half, DEAR, "fair"), (FLAT, DEAR, "useless")], ids=lambda models: None)
+def test_the_forecast_is_what_happened_within_one_part_in_ten(scene, models):
+    one = scene(*models)
+    for way in (AUTO, MODEL, Speculation(4, drafter="hybrid", adaptive=False), Speculation(tree=True)):
+        seconds = one.run(way) - one.prompt_s
+        assert one.window.forecast.rounds_s == pytest.approx(seconds, rel=0.1)
+        assert one.window.forecast.plain_s == pytest.approx(scene(*models).run(PLAIN), rel=0.1)
+
+
+def test_what_was_learned_in_one_request_is_known_in_the_next(scene):
+    one = scene(FLAT, CHEAP, "useless")
+    one.pair.know(_profile.NOTHING_KNOWN)
+    first, second = one.run(MODEL, n=200), one.run(MODEL, n=200)
+    first_drafted = sum(n - 1 for n, _ in one.target.passes)
+    assert second < first
+    assert first_drafted == 0
+
+
+def test_second_guesses_are_checked_where_that_is_cheap_and_only_there(scene):
+    for target_s, is_cheap in ((FLAT, True), (linear, False)):
+        one = scene(target_s, CHEAP, "fair")
+        one.run(Speculation(tree=True, drafter="model"))
+        without = scene(target_s, CHEAP, "fair")
+        without.run(MODEL)
+        assert (len(one.target.passes) < 0.95 * len(without.target.passes)) == is_cheap
+
+
+# ---- tokens that were drawn
+
+
+def n_checked(*steps):
+    """How many tokens of a draft are checked, where each costs almost as much as one said."""
+    window = Window(SimpleNamespace(n_past=0), [], None, _profile.NOTHING_KNOWN.experiences()["drawn"], 9)
+    window._steps, window._pass_s, window._rate, window._hoped = [*steps], [0.02 + 0.018 * n for n in range(len(steps) + 1)], 50.0, None
+    return window._cut()
+
+
+def test_a_token_that_was_drawn_is_checked_however_unlikely_it_looks():
+    """Were it left out because of what it is, the tokens that stay would not follow the draft's law any more."""
+    law = Distribution(np.array([2]), np.ones(1))
+    sure, unsure = _Step(Proposal(1, ("model", 12)), 0.99, None), _Step(Proposal(2, ("model", 0)), 0.01, None)
+    drawn = _Step(Proposal(2, ("model", 0), law), 0.01, None)
+    assert n_checked(unsure) == 0
+    assert n_checked(sure, unsure) == 1
+    assert n_checked(drawn) == 1
+    assert n_checked(unsure, drawn, unsure) == 2
