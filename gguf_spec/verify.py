@@ -34,7 +34,11 @@ SAMPLINGS = {
     "sampled": Sampling(temperature=0.8, top_k=40, top_p=0.95),
     "penalised": Sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.05, repeat_penalty=1.3, frequency_penalty=0.3, presence_penalty=0.2),
 }
-LENGTHS = (1, 3, 7)  # of the drafts
+WAYS = {
+    **{f"model, k = {k}": Speculation(k, drafter="model", adaptive=False) for k in (1, 3, 7)},
+    "hybrid tree": Speculation(7, drafter="hybrid", adaptive=False, tree=True),
+    "auto": Speculation(),
+}
 _LAW = Sampling(temperature=1.0, top_k=4, top_p=1.0, repeat_penalty=1.2, ignore_eos=True)
 _LAW_TOKENS, _LAW_K = 3, 3
 _FEWEST_DRAWS = 50
@@ -208,8 +212,8 @@ def verify(
         raise InvalidOptionError("n_draws", n_draws, "1 or more")
     for prompt in prompts:
         _check_room(llm, prompt)
-    total = len(prompts) * len(SAMPLINGS) * (1 + len(LENGTHS)) + n_draws * len(ACCEPT)
-    noise = max(llm.logit_noise(k) for k in LENGTHS)
+    total = len(prompts) * len(SAMPLINGS) * (1 + len(WAYS)) + n_draws * len(ACCEPT)
+    noise = max(llm.logit_noise(way.k) for way in WAYS.values())
     steps = _Steps(total, progress)
     until = [math.inf if limit_s is None else started + limit_s * (i + 1) / 9 for i in range(len(ACCEPT))]
     laws = tuple(_law(llm, prompts[0], accept, n_draws, seed, end, steps) for accept, end in zip(ACCEPT, until, strict=True))
@@ -263,9 +267,8 @@ class _Texts:
             sampling = replace(options, seed=seed, max_tokens=self._n_tokens)
             plain = self._llm.generate_tokens(ids, sampling, speculation=Speculation(0))
             self._steps.one_more()
-            for k in LENGTHS:
-                burst = self._llm.generate_tokens(ids, sampling, speculation=Speculation(k))
-                drafter = f"model, k = {k}"
+            for drafter, speculation in WAYS.items():
+                burst = self._llm.generate_tokens(ids, sampling, speculation=speculation)
                 key = (name, drafter)
                 self._n_texts[key] += 1
                 self._drafted[key] += burst.stats.n_drafted
@@ -343,7 +346,7 @@ def _law(llm: LLM, prompt: str, accept: Any, n_draws: int, seed: int, until: flo
     ids = llm.tokenize(prompt)
     exact = _exact_law(llm, ids)
     seen: Counter[tuple[int, ...]] = Counter()
-    speculation, sampling = Speculation(_LAW_K, accept), replace(_LAW, max_tokens=_LAW_TOKENS + 1)
+    speculation, sampling = Speculation(_LAW_K, accept, drafter="model", adaptive=False), replace(_LAW, max_tokens=_LAW_TOKENS + 1)
     for i in range(n_draws):
         if i >= _FEWEST_DRAWS and time.perf_counter() > until:
             break

@@ -28,8 +28,9 @@ _SHOWN = 20  # differences
 def verify(**options: Any) -> int:
     """Compare speculation with plain decoding on these models and this machine.
 
-    Goes on from each prompt plainly and with drafts of 1, 3 and 7 tokens, greedily, sampled and with penalties: by the same seed all must give the
-    same text. Checks what both caches hold, and under each rule the first tokens of many generations against the model's own probabilities. Exits
+    Goes on from each prompt plainly, with drafts of 1, 3 and 7 tokens, with drafts from the text and second guesses, and as it comes; greedily,
+    sampled and with penalties: by the same seed all must give the same text. Checks what both caches hold, and under each rule the first tokens of
+    many generations against the model's own probabilities. Exits
     with 1 when anything differs beyond the rounding noise of this machine.
 
     \b

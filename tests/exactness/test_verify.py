@@ -93,12 +93,12 @@ def test_it_passes_on_the_bundled_pair(tales, prompts):
     steps = []
     report = verify(tales, prompts[:3], n_tokens=24, n_draws=300, progress=lambda done, total: steps.append((done, total)))
     assert report.ok, report.sentence
-    assert report.sentence == "Speculation does not change this model's output (27 of 27 texts identical)."
-    assert [(c.n_texts, c.n_identical, c.n_near_ties, c.n_different) for c in report.comparisons] == [(3, 3, 0, 0)] * 9
-    assert all(c.acceptance > 0.1 for c in report.comparisons)
+    assert report.sentence == "Speculation does not change this model's output (45 of 45 texts identical)."
+    assert [(c.n_texts, c.n_identical, c.n_near_ties, c.n_different) for c in report.comparisons] == [(3, 3, 0, 0)] * 15
+    assert all(c.acceptance > 0.1 for c in report.comparisons if c.drafter != "auto")  # which may draft nothing
     assert [law.accept for law in report.laws] == ["coupled", "rejection", "block"]
     assert all(law.n_draws == 300 and law.n_cells > 10 for law in report.laws)
-    assert steps == [(i, 3 * 12 + 900) for i in range(1, 3 * 12 + 901)]
+    assert steps == [(i, 3 * 18 + 900) for i in range(1, 3 * 18 + 901)]
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
@@ -117,13 +117,14 @@ def test_a_planted_bug_ends_the_command_with_1(monkeypatch):
     run = CliRunner().invoke(cli, args, standalone_mode=False)
     assert run.return_value == 1
     last = run.stdout.splitlines()[-1]
-    assert re.match(r"Speculation changes this model's output: [1-9] of 9 texts differ; first tokens under coupled do not follow", last)
+    wrong = r"Speculation changes this model's output: [0-9]+ of 15 texts differ; first tokens under coupled do not follow"
+    assert re.match(wrong, last)
     assert "another token after" in run.stdout
     run = CliRunner().invoke(cli, [*args, "--json"], standalone_mode=False)
     assert run.return_value == 1
     report = json.loads(run.stdout)
     assert not report["ok"]
-    assert report["sentence"] == last
+    assert re.match(wrong, report["sentence"])  # how far `auto` drafts, and so how often it errs, is the clock's affair
     assert not any(d["near_tie"] for d in report["differences"])
 
 
