@@ -113,6 +113,8 @@ class Profile:
         Raises:
             KeyError, TypeError, ValueError: It is something else.
         """
+        if not all(isinstance(data[name], dict) for name in ("target", "draft", "noise")):
+            raise TypeError(data)
         tables = {name: {int(n): float(s) for n, s in data[name].items()} for name in ("target", "draft", "noise")}
         right = tuple((float(hits), float(places)) for hits, places in data["right"])
         if len(right) != SURENESSES or not tables["target"] or not all(0 < s < 1e6 for name in ("target", "draft") for s in tables[name].values()):

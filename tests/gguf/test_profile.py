@@ -1,0 +1,95 @@
+"""What was measured is kept, recalled, and measured anew where it cannot be trusted."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+import gguf_spec
+from gguf_spec import Sampling, _llm, _profile
+from gguf_spec._profile import Profile
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(_llm, "extra_bufts_work", lambda: True)
+    return tmp_path / "cache" / "gguf-spec"
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """How often something was measured."""
+    real, calls = _profile.measure, []
+    monkeypatch.setattr(_profile, "measure", lambda *args, **kwargs: calls.append(1) or real(*args, **kwargs))
+    return calls
+
+
+def load(**options):
+    return gguf_spec.load("tales", threads=1, n_ctx=256, **options)
+
+
+def test_a_second_load_measures_nothing_and_knows_the_same(cache, measured):
+    with load() as llm:
+        first = llm.profile
+    with load() as llm:
+        assert llm.profile == first
+    assert len(measured) == 1
+    assert set(first.target) >= {1, 2, 4, 8} <= set(first.noise) | {1}
+    assert first.draft
+    assert sum(places for _, places in first.right) > 8
+
+
+def test_plain_decoding_measures_nothing(cache, measured):
+    with load(draft=None) as llm:
+        llm.generate("Once", Sampling(max_tokens=4))
+    assert measured == []
+    assert not (cache / "profiles").exists()
+
+
+def test_other_threads_and_another_draft_are_measured_apart(cache, measured):
+    for options in ({}, {"draft": "ngram"}, {"kv_type": "q8_0"}):
+        load(**options).close()
+    assert len(measured) == len(list((cache / "profiles").iterdir())) == 3
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", "null", '{"version": 0}', "spoilt"])
+def test_a_damaged_or_old_file_is_measured_anew(cache, measured, damage):
+    load().close()
+    (path,) = (cache / "profiles").iterdir()
+    whole = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(whole | {"target": {"1": -1}}) if damage == "spoilt" else damage, encoding="utf-8")
+    load().close()
+    assert len(measured) == 2
+    assert json.loads(path.read_text(encoding="utf-8")).keys() == whole.keys()
+
+
+def test_without_a_place_to_keep_it_things_go_on(cache, measured):
+    cache.parent.mkdir(exist_ok=True)
+    cache.write_text("in the way", encoding="utf-8")
+    with load() as llm:
+        assert llm.generate("Once", Sampling(seed=1, max_tokens=8)).tokens
+    assert cache.read_text(encoding="utf-8") == "in the way"
+
+
+def test_what_was_learned_is_kept_and_damage_to_it_is_no_matter(cache):
+    with load() as llm:
+        llm.generate("Once", Sampling(temperature=0.0, max_tokens=40))
+        learned = llm._pair.experiences["greedy"].chances.to_list()
+    (path,) = (cache / "experience").iterdir()
+    with load() as llm:
+        again = llm._pair.experiences["greedy"].chances.to_list()
+    assert [hits / places for *_, hits, places in again] == pytest.approx([hits / places for *_, hits, places in learned])
+    for damage in ("", "7", '{"version": 2, "greedy": {"answer": "x", "seen": [[1]]}}'):
+        path.write_text(damage, encoding="utf-8")
+        load().close()
+
+
+def test_nonsense_is_no_profile():
+    with load() as llm:
+        profile = llm.profile
+    assert Profile.from_dict(json.loads(json.dumps(profile.to_dict()))) == profile
+    for nonsense in ({"target": {}}, {"target": {1: 0.0}}, {"right": [[0, 1]]}, {"target": "x"}):
+        with pytest.raises((KeyError, TypeError, ValueError)):
+            Profile.from_dict(profile.to_dict() | nonsense)
+    assert replace(profile, noise={}).logit_noise(4) == 0.0
