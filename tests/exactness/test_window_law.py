@@ -9,11 +9,14 @@ import pytest
 import gguf_spec
 from gguf_spec import Sampling, Speculation, _window
 from gguf_spec._accept import RULES
+from gguf_spec._chances import Chances
+from gguf_spec._costs import Costs, Pace
 from gguf_spec._drafters import SURENESSES, DrawnGuess, ModelDrafter, NgramDrafter, RetryDrafter
 from gguf_spec._engine import Rule, run_round
 from gguf_spec._profile import NOTHING_KNOWN
+from gguf_spec._sampling import Distribution
 from gguf_spec._types import DRAFTERS
-from gguf_spec._window import Window
+from gguf_spec._window import Experience, Window, expectations
 from gguf_spec.verify import bundled_prompts
 from tests.exactness.test_enumeration import V, distance, exact_law
 from tests.fakes import Clock, FakeModel, every_path, random_table, sampler
@@ -22,17 +25,25 @@ N = 2  # tokens; more have too many paths
 COSTS = {"free": lambda n, n_past: 1e-6, "flat": lambda n, n_past: 1 + 0.05 * n, "dear": lambda n, n_past: 0.4 + 0.6 * n}
 
 
-def law_of(table, draft_table, rule, cost, monkeypatch, prompt, fixed=False):
+WHO = {"model": (False, True), "ngram": (True, False), "hybrid": (True, True)}  # whether the text drafts, and a model
+
+
+def nothing_known():
+    return NOTHING_KNOWN.experiences()["drawn"]
+
+
+def law_of(table, draft_table, rule, cost, monkeypatch, prompt, known=nothing_known, who="hybrid"):
     """The law of the first tokens over all paths; the window knows what it learned on this path, and no real clock."""
     law, drafted = {}, set()
+    by_text, by_model = WHO[who]
 
     def run(rng):
         clock = Clock()
         monkeypatch.setattr(_window, "time", SimpleNamespace(perf_counter=clock.perf_counter))
         target, draft = FakeModel(table, cost=cost, clock=clock), FakeModel(draft_table, cost=lambda n, n_past: 0.05 * n, clock=clock)
         chain = sampler(rng)
-        model = ModelDrafter(draft, DrawnGuess(chain), V)
-        window = Window(target, [NgramDrafter(), RetryDrafter()], model, NOTHING_KNOWN.experiences()["drawn"], 50, fixed)
+        model, texts = ModelDrafter(draft, DrawnGuess(chain), V), [NgramDrafter(), RetryDrafter()]
+        window = Window(target, texts if by_text else [], model if by_model else None, known(), 50)
         tokens = list(prompt)
         while len(tokens) < len(prompt) + N:
             one = run_round(target, window, tokens, chain, 2, Rule(RULES[rule]))
@@ -65,6 +76,40 @@ def test_every_path_of_an_adaptive_window_follows_the_targets_law(rule, cost, pr
     law, drafted = law_of(table, draft, rule, COSTS[cost], monkeypatch, prompt)
     assert distance(law, right_law(table, prompt)) < 1e-12
     assert cost == "dear" or drafted - {0}
+
+
+def some_experience(seed):
+    """Costs and chances that make nothing, something, or everything worth drafting, by how sure each token looks."""
+    rng, pace = np.random.default_rng(seed), Pace()
+    beliefs = {one.name: rng.uniform(0.05, 0.95, len(one.beliefs)) for one in (NgramDrafter, RetryDrafter)}
+    beliefs |= expectations(np.sort(rng.uniform(0.05, 0.95, SURENESSES)).tolist(), rng.uniform(0.3, 0.9))
+    costs = []
+    for scale in (1.0, 0.3):  # stairs: some tokens more cost nothing, some much
+        table = scale * (rng.uniform(0.5, 1.0) + np.cumsum(rng.exponential(1.0, 8) * rng.integers(0, 2, 8)))
+        costs.append(Costs(dict(enumerate(table.tolist(), 1)), 0.0, 33, pace))
+    return Experience(*costs, Chances(beliefs))
+
+
+@pytest.mark.parametrize("who", WHO)
+@pytest.mark.parametrize("rule", RULES)
+def test_so_does_a_window_of_any_costs_and_chances(rule, who, monkeypatch):
+    rng, prompt, drafted = np.random.default_rng(7), [0, 1, 2, 0, 1, 2, 0, 1], set()
+    table, draft = random_table(rng, V), random_table(rng, V)
+    for seed in range(12):
+        law, some = law_of(table, draft, rule, COSTS["flat"], monkeypatch, prompt, lambda seed=seed: some_experience(seed), who)
+        assert distance(law, right_law(table, prompt)) < 1e-12
+        drafted |= some
+    assert drafted == {0, 1, 2}
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_a_token_of_the_text_that_passes_for_a_drawn_one_would_be_caught(rule, monkeypatch):
+    """What the text proposes was no choice: its law is that token alone."""
+    rng, prompt = np.random.default_rng(5), [1, 2, 0, 1, 2, 0, 1, 2]
+    table = random_table(rng, V)
+    monkeypatch.setattr(_window, "_surely", lambda token: Distribution(np.arange(V), np.full(V, 1 / V)))
+    law, _ = law_of(table, table, rule, COSTS["free"], monkeypatch, prompt, who="ngram")
+    assert distance(law, right_law(table, prompt)) > 1e-3
 
 
 def test_cutting_a_drawn_token_by_what_it_is_would_be_caught(monkeypatch):
