@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .._sampling import COLDEST, Distribution, Logits, Sampler, largest
+from ..errors import NoTokenLeftError
 
 _TEMPERATURES = np.array([0.05, 0.3, 0.45, 0.6, 0.75, 0.9, 1.0, 1.15, 1.3])  # of the draft, times the temperature asked for
 _WAYS = np.array([(t, corrected) for corrected in (1.0, 0.0) for t in _TEMPERATURES])  # to read a row: temperature, share of the correction
@@ -159,26 +160,35 @@ class CoupledGuess:
         return int(np.argmax(self._hits))
 
     def _guess(self, row: Logits, history: Sequence[int]) -> _Place:
-        seen, bias, best = largest(row, min(_MOST, len(row))), self._calibration.bias, self._best
+        seen = largest(row, min(_MOST, len(row)))
+        guesses, lead, second = self._best_of(row, history, seen) if self._sampler.sampling.greedy else self._drawn(row, history)
+        return _Place(len(history), guesses, bisect_right(_LEADS, lead), seen, row[seen], second)
+
+    def _best_of(self, row: Logits, history: Sequence[int], seen: NDArray[np.int64]) -> tuple[NDArray[np.int64], float, int | None]:
+        """Return the likeliest token, for all ways, its lead, and the second: what is further down than `seen` is not worth a look."""
+        shaped = self._sampler.shaped(row, history)
+        ids = seen if shaped is row else largest(shaped, len(seen))
+        logits = shaped[ids] + self._calibration.bias[ids]
+        order = np.argsort(logits)
+        if not np.isfinite(logits[order[-1]]):
+            raise NoTokenLeftError
+        second = int(ids[order[-2]]) if len(ids) > 1 else None
+        return ids[order[-1]].repeat(len(_WAYS)), float(logits[order[-1]] - logits[order[-2:][0]]), second
+
+    def _drawn(self, row: Logits, history: Sequence[int]) -> tuple[NDArray[np.int64], float, int | None]:
+        """Return the tokens that each of the ways draws, the lead of the one in use, and what comes second there."""
+        bias, best = self._calibration.bias, self._best
         share = np.float32(_WAYS[best, 1])  # 0 or 1
-        corrected_row = np.add(row, bias[: len(row)], out=self._row[: len(row)]) if share else row
-        ids, logits = self._sampler.candidates(corrected_row, history)
+        ids, logits = self._sampler.candidates(np.add(row, bias[: len(row)], out=self._row[: len(row)]) if share else row, history)
         if len(ids) > _MOST:
             top = largest(logits, _MOST)
             ids, logits = ids[top], logits[top]
-        if len(ids) > 1:
-            ways = logits - logits.max() + (_WAYS[:, 1:] - share) * bias[ids]
-            noise = self._sampler.rng.gumbel(ids, len(history))
-            scores = ways / (_WAYS[:, :1] * self._temperature) + noise
-            behind, first = np.argpartition(scores[best], -2)[-2:]
-            guesses, lead = ids[np.argmax(scores, axis=1)], (scores[best, first] - scores[best, behind]) * self._temperature
-            second: int | None = int(ids[behind])
-        else:  # greedy: the sampler does not say what came second
-            others = np.where(seen == ids[0], -np.inf, corrected_row[seen])
-            behind = int(np.argmax(others))
-            guesses, lead = ids.repeat(len(_WAYS)), corrected_row[ids[0]] - others[behind]
-            second = int(seen[behind]) if len(seen) > 1 else None
-        return _Place(len(history), guesses, bisect_right(_LEADS, lead), seen, row[seen], second)
+        if len(ids) == 1:
+            return ids.repeat(len(_WAYS)), np.inf, None
+        ways = logits - logits.max() + (_WAYS[:, 1:] - share) * bias[ids]
+        scores = ways / (_WAYS[:, :1] * self._temperature) + self._sampler.rng.gumbel(ids, len(history))
+        behind, first = np.argpartition(scores[best], -2)[-2:]
+        return ids[np.argmax(scores, axis=1)], (scores[best, first] - scores[best, behind]) * self._temperature, int(ids[behind])
 
 
 class _Place(NamedTuple):
