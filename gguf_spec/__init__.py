@@ -7,13 +7,30 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import errors
-    from ._llm import LLM, load
+    from ._chat import Chat, Turn
+    from ._llm import LLM
+    from ._load import load, pull
     from ._stream import Stream
     from ._types import Chunk, Completion, Sampling, Speculation, Stats, TokenLogprob
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "Chunk", "Completion", "Sampling", "Speculation", "Stats", "Stream", "TokenLogprob", "__version__", "errors", "load"]
-_HOME = {"LLM": "_llm", "load": "_llm", "Stream": "_stream"} | dict.fromkeys(
+__all__ = [
+    "LLM",
+    "Chat",
+    "Chunk",
+    "Completion",
+    "Sampling",
+    "Speculation",
+    "Stats",
+    "Stream",
+    "TokenLogprob",
+    "Turn",
+    "__version__",
+    "errors",
+    "load",
+    "pull",
+]
+_HOME = {"LLM": "_llm", "load": "_load", "pull": "_load", "Chat": "_chat", "Turn": "_chat", "Stream": "_stream"} | dict.fromkeys(
     ["Chunk", "Completion", "Sampling", "Speculation", "Stats", "TokenLogprob"], "_types"
 )
 

@@ -13,10 +13,14 @@ from pathlib import Path
 from typing import Any
 
 
+def cache_folder() -> Path:
+    """Return the folder of all that is kept for this user."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gguf-spec"
+
+
 def cache_file(kind: str, parts: Iterable[object]) -> Path:
     """Return the file that belongs to `parts`, all that the measurement depends on."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gguf-spec" / kind
-    return folder / (hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:24] + ".json")
+    return cache_folder() / kind / (hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:24] + ".json")
 
 
 def recall(path: Path) -> Any:

@@ -11,19 +11,24 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from . import _hub
 from ._cache import cache_file, keep, recall
 from ._context import ContextOptions, physical_cores
-from ._memory import available_bytes, total_bytes
+from ._memory import available_bytes, size, total_bytes
+from ._needs import features_of
+from ._registry import entries, user_file
+from .errors import GgufSpecError
 
 _OLDEST_PYTHON = (3, 10)
 _NEEDED = ("llama_memory_seq_rm", "llama_model_is_hybrid", "llama_model_is_diffusion", "llama_synchronize", "llama_log_set")
 _LITTLE_DISK, _LITTLE_MEMORY = 100e6, 500e6
-_KEPT = ("profiles", "probe", "experience")
+_KEPT = ("profiles", "probe", "experience", "pairs", "verified")
+_PATIENCE_S = 10  # for an answer of the hub
 # What llama.cpp calls a processor's feature -> what Linux calls it.
 _FEATURES = {
     "SSE3": "pni", "SSSE3": "ssse3", "AVX": "avx", "AVX2": "avx2", "F16C": "f16c", "FMA": "fma", "BMI2": "bmi2", "AVX_VNNI": "avx_vnni",
@@ -93,9 +98,7 @@ def build_features() -> dict[str, str]:
     """Return what this build of llama.cpp can do, by its own words: `CPU : AVX2 = 1 | REPACK = 1 | `; `GPU` where it can offload to one."""
     import llama_cpp
 
-    pairs = (part.rpartition(" : ")[2].partition("=") for part in llama_cpp.llama_print_system_info().decode().split("|"))
-    said = {key.strip(): value.strip() for key, _, value in pairs if key.strip()}
-    return said | {"GPU": str(int(llama_cpp.llama_supports_gpu_offload()))}
+    return features_of(llama_cpp.llama_print_system_info().decode()) | {"GPU": str(int(llama_cpp.llama_supports_gpu_offload()))}
 
 
 def build(features: Mapping[str, str], options: ContextOptions) -> Check:
@@ -103,7 +106,8 @@ def build(features: Mapping[str, str], options: ContextOptions) -> Check:
     gpu = has(features, "GPU")
     found = f"{'with' if gpu else 'without'} GPU offload; {', '.join(name for name in features if name != 'GPU' and has(features, name))}"
     if not gpu and options.gpu_layers > 0:
-        return Check("build", "warn", f"it has no GPU offload, so --gpu-layers {options.gpu_layers} does nothing", _GPU_BUILD)
+        found = f"it has no GPU backend, but --gpu-layers {options.gpu_layers} asks for one"
+        return Check("build", "fail", found, f"leave --gpu-layers out, or {_GPU_BUILD}")
     if not gpu and _NVIDIA.exists():
         return Check("build", "warn", f"it does not use the NVIDIA GPU that is here; {found}", _GPU_BUILD)
     return Check("build", "ok", found)
@@ -203,11 +207,6 @@ def _quota() -> float | None:
 # ---- memory and disk
 
 
-def size(n_bytes: float) -> str:
-    """Return a number of bytes as it is shown."""
-    return f"{n_bytes / 1e9:,.1f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:,.0f} MB" if n_bytes >= 1e7 else f"{n_bytes / 1e6:,.1f} MB"
-
-
 def memory() -> Check:
     """Check that some memory is free."""
     free, total = available_bytes(), total_bytes()
@@ -245,4 +244,65 @@ def cache() -> Check:
     if bad:
         found = f"nothing can be kept in {' and '.join(str(cache_file(kind, []).parent) for kind in bad)}: each load measures anew"
         return Check("cache", "warn", found, "make it writable, or set XDG_CACHE_HOME to another folder.")
-    return Check("cache", "ok", f"{_folder()} can be written and read")
+    folder = _folder()
+    return Check("cache", "ok", f"{folder} can be written and read; it holds {size(sum(_sizes(folder / kind for kind in _KEPT)))}")
+
+
+def hub_cache() -> Check:
+    """Check that downloaded models can be read, and that there is a place for more."""
+    name = "hub cache"
+    try:
+        folder = _hub.folder()
+    except ImportError as error:
+        return Check(name, "fail", f"huggingface_hub cannot be imported: {error}", "install it again: pip install --force-reinstall huggingface_hub.")
+    if not os.path.lexists(folder):
+        return Check(name, "ok", f"nothing was downloaded yet; it would come to {folder}")
+    try:
+        with os.scandir(folder) as there:
+            models = [Path(one.path) for one in there if one.name.startswith("models--")]
+        held = sum(_sizes(model / "blobs" for model in models))
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        todo = "give it back its permissions, or set HF_HOME to another folder."
+        return Check(name, "fail", f"{folder} cannot be read: {error.strerror}: no downloaded model is found", todo)
+    found = f"{folder} holds {len(models)} {'repository' if len(models) == 1 else 'repositories'}, {size(held)}; {size(free)} are free there"
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return Check(
+            name, "warn", f"{found}, but it cannot be written: no model can be downloaded", "make it writable, or set HF_HOME to another folder."
+        )
+    return Check(name, "ok", found)
+
+
+def _sizes(folders: Iterable[Path]) -> Iterator[int]:
+    """Yield the sizes of the files in folders; those in folders below are not counted."""
+    for folder in folders:
+        if folder.is_dir():
+            with os.scandir(folder) as there:
+                yield from (one.stat(follow_symlinks=False).st_size for one in there if one.is_file(follow_symlinks=False))
+
+
+def models_file(given: Path | None) -> Check:
+    """Check that names can be looked up: that the user's models.yaml, if there is one, and the one that was given are right."""
+    name, own = "models file", user_file()
+    try:
+        known = entries(given)
+    except GgufSpecError as error:
+        return Check(name, "fail", str(error), error.hint)
+    read = [str(file) for file in (own, given) if file and os.path.lexists(file)]
+    more = f"with {' and '.join(read)}" if read else f"there is none of your own at {own}"
+    return Check(name, "ok", f"{len(known)} models are known by name; {more}")
+
+
+def hub() -> Check:
+    """Check that the hub answers; the only check that makes a request."""
+    name, todo = "hub", "check the network, HTTPS_PROXY and HF_ENDPOINT; files, and models that were pulled, work without it."
+    try:
+        where = _hub.endpoint()
+        status = _hub.status(_PATIENCE_S)
+    except ImportError as error:
+        return Check(name, "fail", f"huggingface_hub cannot be imported: {error}", "install it again: pip install --force-reinstall huggingface_hub.")
+    except Exception as error:  # its HTTP library has a family of errors of its own, and is httpx or another by version
+        return Check(name, "fail", f"{where} cannot be reached: {error or type(error).__name__}", todo)
+    if status >= 400:
+        return Check(name, "fail", f"{where} answers, but with HTTP status {status}", todo)
+    return Check(name, "ok", f"{where} answers")

@@ -8,11 +8,9 @@ from typing import NamedTuple
 
 from ._accept import Accept, Rows, coupled
 from ._drafters import Drafter
-from ._language_model import LanguageModel
+from ._language_model import LanguageModel, keep_beginning, read_on
 from ._sampling import Sampler
 from ._types import TokenLogprob
-
-_READ_AT_ONCE = 512  # prompt tokens between two looks at `cancelled`
 
 
 class Rule(NamedTuple):
@@ -95,19 +93,12 @@ def _row_alone(target: LanguageModel, history: Sequence[int], sampler: Sampler) 
 
 
 def read_prompt(target: LanguageModel, drafter: Drafter, prompt: Sequence[int], k: int, cancelled: Callable[[], bool]) -> None:
-    """Empty both caches and read all of the prompt but its last token, which the first round decodes.
-
-    Both begin at nothing: a cache left by another request was filled in batches of other sizes, whose rounding could tip a near tie.
-    """
-    target.rollback(0)
-    drafter.rollback(0)
-    for end in range(_READ_AT_ONCE, len(prompt) - 1 + _READ_AT_ONCE, _READ_AT_ONCE):
-        if cancelled():
-            return
-        part = prompt[: min(end, len(prompt) - 1)]
-        target.read(part[target.n_past :])
-        if k:
-            drafter.read(part)
+    """Read all of the prompt but its last token, which the first round decodes. What the caches hold of it from before stays."""
+    keep_beginning(target, prompt[:-1])
+    drafter.keep(prompt[:-1])
+    read_on(target, prompt[:-1], cancelled)
+    if k and not cancelled():
+        drafter.read(prompt[:-1], cancelled)
 
 
 def rounds(

@@ -1,222 +1,112 @@
-"""Read the header of a GGUF file and refuse what llama.cpp would choke on. Nothing in the file is trusted."""
+"""Read the header of a GGUF model, of all its files where it is split, and refuse what llama.cpp would choke on."""
 
 from __future__ import annotations
 
-import collections
+import dataclasses
 import math
-import mmap
-import struct
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import os
+import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ._gguf_header import TOKENS, ArrayLength, Header, Tensor, damaged, parse, shown
 from .errors import ModelNotFoundError, NotAModelError, UnsupportedModelError
 
-_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-_STRING, _ARRAY = 8, 9
-# ggml type -> (values in a block, bytes of a block); a type that is not here is newer than this table and its size is not checked.
-_BLOCKS = {
-    0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34), 9: (32, 36), 10: (256, 84), 11: (256, 110),
-    12: (256, 144), 13: (256, 176), 14: (256, 210), 15: (256, 292), 16: (256, 66), 17: (256, 74), 18: (256, 98), 19: (256, 50),
-    20: (32, 18), 21: (256, 110), 22: (256, 82), 23: (256, 136), 24: (1, 1), 25: (1, 2), 26: (1, 4), 27: (1, 8), 28: (1, 8),
-    29: (256, 56), 30: (1, 2), 34: (256, 54), 35: (256, 66), 39: (32, 17),
-}  # fmt: skip
-_MAX_STRING, _MAX_COUNT, _MAX_ENTRIES = 1 << 24, 1 << 24, 1 << 17
-_NO_WEIGHTS = {24, 25, 27, 28}  # whole numbers and doubles: llama.cpp multiplies none of them
-_LENGTH = struct.Struct("<Q")
-_TOKENS = "tokenizer.ggml.tokens"
+__all__ = ["ArrayLength", "Header", "Tensor", "check_generates_text", "read_header"]
+
+_MAX_PARTS = 1024
 _EMBEDS = {
     "bert", "modern-bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2", "jina-bert-v3", "eurobert", "gemma-embedding", "llama-embed",
 }  # fmt: skip
+_ONE_EXPERT_IS_NONE = {"hunyuan-dense", "hunyuan_vl"}
+_F32, _I32 = 0, 26
+_NO_ROPE = {
+    "gpt2", "gptj", "mpt", "refact", "bloom", "mamba", "mamba2", "jamba", "jais", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7", "nemotron_h",
+    "nemotron_h_moe", "kimi-linear", "kimi-k3", "glm5-next",
+}  # fmt: skip
+_CHECKED_ROPE = {"llama", "deci", "falcon"}  # llama.cpp itself says what is wrong
+# Whose heads are as long in keys as in values, all of it turned by their positions.
+_EVEN_HEADS = {
+    "llama", "llama4", "mistral3", "qwen2", "qwen2moe", "qwen2vl", "qwen3", "qwen3moe", "smollm3", "granite", "granitemoe", "olmo", "olmo2",
+    "olmoe", "internlm2", "exaone", "exaone4", "starcoder2", "seed_oss", "ernie4_5", "arcee", "apertus", "baichuan", "xverse",
+}  # fmt: skip
+_ONLY_F32 = ("_norm.weight", "ssm_conv1d", "ssm_a", "shortconv.conv")  # besides all that have one dimension
 _ENCODES = {"t5", "t5encoder", "clip", "wavtokenizer-dec"}
 
 
-@dataclass(frozen=True)
-class ArrayLength:
-    """Stands for an array that was not kept."""
-
-    n: int
-
-
-@dataclass(frozen=True)
-class Header:
-    """What a GGUF file says of itself.
-
-    Attributes:
-        path: The file.
-        metadata: Its scalar values and strings; an array of at most 1,024 numbers as a tuple, of others an `ArrayLength`.
-        n_tensors: How many tensors it holds.
-        file_bytes: Its size.
-    """
-
-    path: Path
-    metadata: dict[str, Any]
-    n_tensors: int
-    file_bytes: int
-
-    @property
-    def architecture(self) -> str:
-        """The model's architecture, as llama.cpp names it."""
-        return str(self.metadata.get("general.architecture", ""))
-
-    def of_architecture(self, key: str, default: Any = None) -> Any:
-        """Return the value of `<architecture>.<key>`."""
-        return self.metadata.get(f"{self.architecture}.{key}", default)
-
-    def kv_bytes(self, n_ctx: int, bytes_per_value: float) -> int:
-        """Return an estimate of the key-value cache's size for `n_ctx` positions; 0 where the architecture keeps something else there."""
-
-        def number(key: str, default: float) -> float:
-            value = self.of_architecture(key, default)
-            if isinstance(value, tuple) and value:  # one number a layer
-                value = sum(value) / len(value)
-            return value if isinstance(value, (int, float)) and 0 < value < math.inf else default
-
-        if self.of_architecture("attention.kv_lora_rank") or self.of_architecture("ssm.state_size"):
-            return 0
-
-        n_layer, n_head = number("block_count", 0), number("attention.head_count", 1)
-        width = number("embedding_length", 0) / n_head
-        n_kv = number("attention.head_count_kv", n_head)
-        values = n_kv * (number("attention.key_length", width) + number("attention.value_length", width))
-        return int(n_layer * n_ctx * values * bytes_per_value)
-
-
-class _Reader:
-    def __init__(self, data: mmap.mmap, path: Path) -> None:
-        self.data, self.path, self.at = data, path, 0
-
-    def damaged(self, why: str) -> NotAModelError:
-        return NotAModelError(self.path, f"{self.path.name} is a damaged GGUF file: {why}.", "download or convert it again.")
-
-    def cut_short(self) -> NotAModelError:
-        return self.damaged(f"its header ends at byte {len(self.data):,}, before it is complete")
-
-    def take(self, form: str) -> Any:
-        n = struct.calcsize("<" + form)
-        if self.at + n > len(self.data):
-            raise self.cut_short()
-        (value,) = struct.unpack_from("<" + form, self.data, self.at)
-        self.at += n
-        return value
-
-    def skip(self, n: int) -> None:
-        if self.at + n > len(self.data):
-            raise self.cut_short()
-        self.at += n
-
-    def count(self, what: str, most: int = _MAX_COUNT) -> int:
-        n: int = self.take("Q")
-        if n > most:
-            raise self.damaged(f"it claims {n:,} {what}")
-        return n
-
-    def string(self) -> str:
-        n = self.count("bytes for one string", _MAX_STRING)
-        start = self.at
-        self.skip(n)
-        return self.data[start : start + n].decode("utf-8", errors="replace")
-
-    def strings(self, n: int) -> Iterator[bytes]:
-        """Yield an array of `n` strings; without calls, as there may be half a million of them."""
-        data, at, end = self.data, self.at, len(self.data)
-        for _ in range(n):
-            start = at + 8
-            if start > end:
-                raise self.cut_short()
-            at = start + _LENGTH.unpack_from(data, start - 8)[0]
-            if at > end:
-                raise self.cut_short()
-            yield data[start:at]
-        self.at = at
-
-    def value(self, kind: int, key: str) -> Any:
-        if kind == _STRING:
-            return self.string()
-        if kind in _SCALARS:
-            return self.take(_SCALARS[kind])
-        if kind != _ARRAY:
-            raise self.damaged(f"it holds a value of the unknown type {kind}")
-        inner, n = self.take("I"), self.count("values in one array")
-        if inner in _SCALARS:
-            if n <= 1024:
-                return tuple(self.take(_SCALARS[inner]) for _ in range(n))
-            self.skip(n * struct.calcsize("<" + _SCALARS[inner]))
-        elif inner == _STRING:
-            if key == _TOKENS:  # as llama.cpp tells them apart, which ends the process where two are the same
-                known = {text.partition(b"\0")[0] or b"[EMPTY_%d]" % i for i, text in enumerate(self.strings(n))}
-                if len(known) < n:
-                    raise self.damaged(f"{n - len(known):,} of its {n:,} tokens are there twice")
-            else:
-                collections.deque(self.strings(n), maxlen=0)
-        else:
-            raise self.damaged(f"it holds an array of the unknown type {inner}")
-        return ArrayLength(n)
-
-    def tensor_end(self) -> int:
-        """Read one tensor's entry; return the offset after its data, from the start of the data part."""
-        name, n_dims = self.string(), self.take("I")
-        if not 0 < n_dims <= 4:
-            raise self.damaged(f"tensor {name!r} has {n_dims} dimensions")
-        n_values = 1
-        for _ in range(n_dims):
-            n_values *= self.count("rows", 1 << 40)
-        kind, offset = self.take("I"), self.take("Q")
-        if kind in _NO_WEIGHTS:
-            raise self.damaged(f"tensor {name!r} holds numbers of the type {kind}, which no model computes with")
-        per_block, n_bytes = _BLOCKS.get(kind, (1, 0))
-        return int(offset + n_values // per_block * n_bytes)
-
-
 def read_header(path: Path) -> Header:
-    """Read and check the header of a GGUF file, and that the file is as long as its tensors need.
+    """Read and check the header of a GGUF file, and that the file is as long as its tensors need; of a split model, of all its files.
 
     Raises:
         ModelNotFoundError: There is no such file.
-        NotAModelError: It is a directory, no GGUF file, unreadable, or cut short.
+        NotAModelError: It is a directory, no GGUF file, unreadable, or damaged; or a part of it is missing.
     """
-    if not path.exists():
-        raise ModelNotFoundError(path, f"there is no file {path}.", "give a GGUF file or a name from the registry, such as tales.")
-    if path.is_dir():
+    header = _read(path)
+    count = header.metadata.get("split.count")
+    if isinstance(count, int) and count > 1 and header.metadata.get("split.no", 0) == 0:
+        return _join(header, count)
+    return header
+
+
+def _read(path: Path) -> Header:
+    try:
+        mode = os.stat(path).st_mode  # noqa: PTH116 -- what Path makes of a failure differs between versions of Python
+    except (FileNotFoundError, NotADirectoryError, ValueError) as error:  # a name with a zero byte is a ValueError
+        raise ModelNotFoundError(path, f"there is no file {path}.", "give a GGUF file or a name from the registry, such as tales.") from error
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if stat.S_ISDIR(mode):
         raise NotAModelError(path, f"{path} is a directory.", "name the .gguf file inside it.")
-    if not path.is_file():  # reading a pipe would wait for ever
+    if not stat.S_ISREG(mode):  # reading a pipe would wait for ever
         raise NotAModelError(path, f"{path} is no regular file.", "give the path of a GGUF file on a disk.")
     try:
         with path.open("rb") as file:
             if file.read(4) != b"GGUF":
                 raise NotAModelError(path, f"{path.name} is not a GGUF file.", "give a file in the GGUF format; others need converting first.")
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                return _parse(data, path)
+            file.seek(0)
+            return parse(file, path, os.fstat(file.fileno()).st_size)
     except OSError as error:
-        raise NotAModelError(path, f"{path} cannot be read: {error.strerror}.", "check its permissions.") from error
+        raise _unreadable(path, error) from error
 
 
-def _parse(data: mmap.mmap, path: Path) -> Header:
-    reader = _Reader(data, path)
-    reader.skip(4)
-    version = reader.take("I")
-    if version not in (2, 3):
-        raise NotAModelError(
-            path, f"{path.name} is GGUF of version {version}; versions 2 and 3 can be read.", "convert it again with a current llama.cpp."
-        )
-    n_tensors, n_pairs = reader.count("tensors", _MAX_ENTRIES), reader.count("metadata values", _MAX_ENTRIES)
-    metadata: dict[str, Any] = {}
-    for _ in range(n_pairs):
-        key = reader.string()
-        metadata[key] = reader.value(reader.take("I"), key)
-    ends = [reader.tensor_end() for _ in range(n_tensors)]
-    alignment = metadata.get("general.alignment", 32)
-    if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
-        raise reader.damaged(f"its alignment is {alignment!r}")
-    needed = -(-reader.at // alignment) * alignment + max(ends, default=0)
-    if ends and needed > len(data):
-        raise NotAModelError(
-            path,
-            f"{path.name} is cut short: it has {len(data):,} bytes but its tensors need {needed:,}.",
-            "download it again; the last download did not finish.",
-        )
-    return Header(path, metadata, n_tensors, len(data))
+def _unreadable(path: Path, error: OSError) -> NotAModelError:
+    return NotAModelError(path, f"{path} cannot be read: {error.strerror}.", "check its permissions.")
+
+
+def _join(first: Header, count: int) -> Header:
+    """Add what the other files of a split model hold; they lie beside the first, as llama.cpp names them."""
+    hint = f"pull the model again, or copy all {count:,} parts into one folder."
+    ending = f"-00001-of-{count:05}.gguf"
+    if count > _MAX_PARTS or not first.path.name.endswith(ending) or first.path.name == ending:
+        raise NotAModelError(first.path, f"{first.path.name} is the first of {count:,} parts but its name does not end in {ending}.", hint)
+    parts = [first]
+    for i in range(1, count):
+        path = first.path.with_name(first.path.name.removesuffix(ending) + f"-{i + 1:05}-of-{count:05}.gguf")
+        try:
+            part = _read(path)
+        except ModelNotFoundError as error:
+            raise NotAModelError(path, f"{path.name} is missing: {first.path.name} is the first of {count:,} parts.", hint) from error
+        number, of = part.metadata.get("split.no"), part.metadata.get("split.count", count)
+        if part.kinds.get("split.no") != "u16" or (number, of) != (i, count):  # any other type ends llama.cpp's process
+            what = f"{path.name} says that it is part {_next(number)} of {of!r}, not {i + 1} of {count}"
+            raise NotAModelError(path, f"{what}.", hint)
+        parts.append(part)
+    tensors = tuple(tensor._replace(part=i) for i, part in enumerate(parts) for tensor in part.tensors)
+    names = {tensor.name for tensor in tensors}
+    if len(names) < len(tensors):
+        raise damaged(first.path, f"{len(tensors) - len(names):,} of its tensors are in two of its parts")
+    return dataclasses.replace(
+        first,
+        n_tensors=len(tensors),
+        file_bytes=sum(part.file_bytes for part in parts),
+        tensors=tensors,
+        parts=tuple(part.path for part in parts),
+    )
+
+
+def _next(number: Any) -> Any:
+    return number + 1 if isinstance(number, int) else repr(number)
 
 
 def check_generates_text(header: Header) -> None:
@@ -224,6 +114,7 @@ def check_generates_text(header: Header) -> None:
 
     Raises:
         UnsupportedModelError: An adapter, a projector, an encoder, an embedding model, no tokenizer, a later part of a split model.
+        NotAModelError: Numbers on which llama.cpp would end the process.
     """
     name, metadata = header.path.name, header.metadata
 
@@ -232,9 +123,11 @@ def check_generates_text(header: Header) -> None:
 
     kind = metadata.get("general.type", "model")
     if kind != "model":
-        raise refuse(f"holds no model but is of type {kind!r}", "give the file of the language model itself.")
+        raise refuse(f"holds no model but is of type {shown(kind)}", "give the file of the language model itself.")
     if not header.architecture:
         raise refuse("does not name its architecture", "convert it again with a current llama.cpp.")
+    if len(header.architecture) > 64:
+        raise damaged(header.path, f"its architecture is called {shown(header.architecture)}")
     if isinstance(metadata.get("split.no"), int) and metadata["split.no"] > 0:
         raise refuse(
             f"is part {metadata['split.no'] + 1} of {metadata.get('split.count', '?')} of a split model",
@@ -248,11 +141,15 @@ def check_generates_text(header: Header) -> None:
         or header.of_architecture("pooling_type", 0) not in (0, None)
     ):
         raise refuse(f"is an embedding model ({header.architecture}), not a text generator", "give a chat or base model.")
-    if metadata.get("tokenizer.ggml.model", "no_vocab") in ("no_vocab", "none") or metadata.get(_TOKENS, ArrayLength(0)) == ArrayLength(0):
+    if metadata.get("tokenizer.ggml.model", "no_vocab") in ("no_vocab", "none") or metadata.get(TOKENS, ArrayLength(0)) == ArrayLength(0):
         raise refuse("has no tokenizer", "convert it again without --vocab-only or --no-vocab options.")
     if header.n_tensors == 0:
         raise refuse("has a vocabulary but no weights", "give the full model file.")
+    if metadata["tokenizer.ggml.model"] == "bert":
+        raise refuse("has the tokenizer of an embedding model (bert)", "give a chat or base model.")
     _check_numbers(header)
+    _check_heads(header)
+    _check_tensors(header)
 
 
 def _check_numbers(header: Header) -> None:
@@ -261,19 +158,66 @@ def _check_numbers(header: Header) -> None:
     def check(key: str, ok: Callable[[Any], bool]) -> None:
         value = header.of_architecture(key)
         if value is not None and not isinstance(value, (tuple, ArrayLength)) and not ok(value):
-            what = f"{header.path.name} is a damaged GGUF file: its {header.architecture}.{key} is {value!r}."
-            raise NotAModelError(header.path, what, "download or convert it again.")
+            raise damaged(header.path, f"its {header.architecture}.{key} is {shown(value)}")
 
-    def number(key: str) -> Any:
+    def number(key: str) -> int:
+        """Return a whole number, the largest where there is one a layer."""
         value = header.of_architecture(key, 0)
-        return value if isinstance(value, int) else 0
+        return max((n % 2**32 for n in (value if isinstance(value, tuple) else (value,)) if isinstance(n, int)), default=0)
 
-    n_experts = number("expert_count")
     check("block_count", lambda n: isinstance(n, int) and 0 < n <= 512)
     check("nextn_predict_layers", lambda n: isinstance(n, int) and n <= number("block_count"))
-    check("expert_count", lambda n: isinstance(n, int) and n <= 1024)
-    check("expert_used_count", lambda n: isinstance(n, int) and min(n_experts, 1) <= n <= n_experts)
-    check("expert_group_count", lambda n: isinstance(n, int) and (n == 0 or n < n_experts))
+    check("attention.sliding_window", lambda n: isinstance(n, int) and n <= 1 << 26)
     check("rope.scaling.type", lambda kind: kind in ("none", "linear", "yarn", "longrope"))
     for key in ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"):
         check(key, lambda x: isinstance(x, float) and 0 <= x < math.inf)
+    n_experts, n_used = number("expert_count"), number("expert_used_count")
+    n_groups, n_groups_used = number("expert_group_count"), number("expert_group_used_count")
+    if header.architecture in _ONE_EXPERT_IS_NONE and n_experts <= 1:
+        n_experts = n_used = 0
+    check("expert_count", lambda n: isinstance(n, int) and n <= 1024)
+    if not min(n_experts, 1) <= n_used <= n_experts:
+        raise damaged(header.path, f"its {header.architecture}.expert_used_count is {n_used:,} of {n_experts:,} experts")
+    if n_groups and not (n_groups < n_experts and (n_groups == 1 or (n_experts % n_groups == 0 and 0 < n_groups_used < n_groups))):
+        what = f"its {header.architecture}.expert_group_count is {n_groups:,}, {n_groups_used:,} of them used, of {n_experts:,} experts"
+        raise damaged(header.path, what)
+
+
+def _check_heads(header: Header) -> None:
+    """Refuse heads that do not fit together."""
+
+    def numbers(key: str, default: Any) -> tuple[int, ...]:
+        """Return whole numbers, one or one a layer; none where the file holds something else, of which llama.cpp says so."""
+        value = header.of_architecture(key, default)
+        value = value if isinstance(value, tuple) else (value,)
+        return value if all(isinstance(n, int) for n in value) else ()
+
+    def refuse(what: str) -> NotAModelError:
+        return damaged(header.path, f"{what} in its {header.architecture}.attention and .rope")
+
+    n_heads, width = numbers("attention.head_count", 0), numbers("embedding_length", 0)
+    shared = numbers("attention.head_count_kv", 0)
+    n_layers = max(len(n_heads), len(shared))
+    for n, n_kv in zip(n_heads * (n_layers if len(n_heads) == 1 else 1), shared * (n_layers if len(shared) == 1 else 1), strict=False):
+        if n_kv and n % n_kv:
+            raise refuse(f"{n:,} heads share {n_kv:,}")
+    if header.architecture in _NO_ROPE or not (n_heads and n_heads[0] and width):
+        return
+    usual = width[0] // n_heads[0]
+    keys, values = numbers("attention.key_length", usual), numbers("attention.value_length", usual)
+    turned = numbers("rope.dimension_count", keys[0] if keys else 0)
+    if not (keys and values and turned) or (header.architecture in _CHECKED_ROPE and turned != keys):
+        return
+    if turned[0] % 2 or not 0 < turned[0] <= keys[0]:
+        raise refuse(f"{turned[0]:,} of a head's {keys[0]:,} numbers are turned")
+    if header.architecture in _EVEN_HEADS and not keys == values == turned:
+        raise refuse(f"heads of {keys[0]:,}, {values[0]:,} and {turned[0]:,} numbers")
+
+
+def _check_tensors(header: Header) -> None:
+    """Refuse types of numbers with which llama.cpp would end the process when it computes."""
+    for tensor in header.tensors:
+        if tensor.type == _I32 and not tensor.name.endswith("tid2eid.weight"):  # a table of experts
+            raise damaged(header.path, f"the tensor {shown(tensor.name)} holds whole numbers")
+        if tensor.type != _F32 and (len(tensor.shape) == 1 or any(part in tensor.name for part in _ONLY_F32)):
+            raise damaged(header.path, f"the tensor {shown(tensor.name)} is of the type {tensor.type} but llama.cpp computes with it in f32")

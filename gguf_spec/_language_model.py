@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from ._sampling import Logits
+from .errors import RollbackError
 
 
 class LanguageModel(Protocol):
@@ -18,6 +19,8 @@ class LanguageModel(Protocol):
         start: A token that a text may begin with.
         weight_bytes: What the weights take.
         cached_bytes: What one token takes in the cache.
+        cached: The tokens in the cache, one after the other.
+        reads_at_once: Tokens of a prompt that are read in one pass.
     """
 
     n_vocab: int
@@ -26,6 +29,8 @@ class LanguageModel(Protocol):
     start: int
     weight_bytes: int
     cached_bytes: float
+    cached: list[int]
+    reads_at_once: int
 
     @property
     def n_past(self) -> int:
@@ -46,3 +51,18 @@ class LanguageModel(Protocol):
 
     def is_end(self, token: int) -> bool:
         """Whether a token ends a generation."""
+
+
+def keep_beginning(model: LanguageModel, tokens: Sequence[int]) -> None:
+    """Forget all that a model has read but the longest beginning of `tokens`; everything, where it cannot go back to that."""
+    same = next((i for i, (a, b) in enumerate(zip(model.cached, tokens, strict=False)) if a != b), min(model.n_past, len(tokens)))
+    try:
+        model.rollback(same)
+    except RollbackError:
+        model.rollback(0)
+
+
+def read_on(model: LanguageModel, tokens: Sequence[int], cancelled: Callable[[], bool]) -> None:
+    """Read what a model has not read of `tokens`, pass by pass until `cancelled()`."""
+    while model.n_past < len(tokens) and not cancelled():
+        model.read(tokens[model.n_past : model.n_past + model.reads_at_once])

@@ -13,18 +13,30 @@ import time
 from collections.abc import Callable, Sequence
 from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from llama_cpp import llama_cpp as C
+from numpy.typing import NDArray
 
-from ._context import FLASH_ATTENTION, KV_TYPES, ContextOptions, check_memory, context_error, load_error, physical_cores
+from ._context import (
+    FLASH_ATTENTION,
+    KV_TYPES,
+    ContextOptions,
+    adapter_error,
+    context_error,
+    load_error,
+    physical_cores,
+)
 from ._gguf import Header, check_generates_text, read_header
+from ._lora import check_adapter
+from ._needs import check_memory, features_of
 from ._sampling import Logits
 from ._types import BRANCHES_MAX, K_MAX
-from .errors import ClosedError, DecodeError, InvalidOptionError, NotEnoughMemoryError, RollbackError, UnsupportedModelError
+from .errors import ClosedError, DecodeError, InvalidOptionError, LoadCancelledError, NotEnoughMemoryError, RollbackError, UnsupportedModelError
 
 _N_BATCH = 512
+_READS_AT_ONCE = 32  # on a CPU: wider passes are hardly faster, and some kernels round otherwise from 33 on: what was read would tip near ties
 _WARNING = 3
 
 _log: collections.deque[str] = collections.deque(maxlen=20)
@@ -46,6 +58,16 @@ _log_callback = C.llama_log_callback(_keep_log)  # llama.cpp calls it as long as
 def _start_backend() -> None:
     C.llama_log_set(_log_callback, ctypes.c_void_p(0))
     C.llama_backend_init()
+
+
+def build_features() -> dict[str, str]:
+    """Return what this build of llama.cpp can do, by its own words."""
+    return features_of(C.llama_print_system_info().decode())
+
+
+def offloads() -> bool:
+    """Return whether this build of llama.cpp can use a GPU, whose memory is not known here."""
+    return bool(C.llama_supports_gpu_offload())
 
 
 def library_parts() -> list[str]:
@@ -79,6 +101,33 @@ def _on_deep_stack(n_bytes: int, call: Callable[[], int]) -> int:
     return result[0]
 
 
+Progress: TypeAlias = Callable[[float], object]
+"""Called with the share of the weights that is loaded, 0 to 1; to return False cancels."""
+
+
+class _Watch:
+    """Calls `progress` from llama.cpp, which drops what Python raises there."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        self._progress, self._cancelled = progress, False
+        self._raised: BaseException | None = None
+
+    def tell(self, share: float, _data: object) -> bool:
+        if self._progress is None:
+            return True
+        try:
+            self._cancelled = self._progress(share) is False
+        except BaseException as error:  # raised again by `check`
+            self._raised = error
+        return not (self._cancelled or self._raised)
+
+    def check(self, path: Path) -> None:
+        if self._raised:
+            raise self._raised
+        if self._cancelled:
+            raise LoadCancelledError(path.name)
+
+
 class Model:
     """A model, its vocabulary, and a cache of the tokens it has seen.
 
@@ -88,15 +137,18 @@ class Model:
         n_ctx: Positions the cache holds.
         busy_s: Seconds spent inside llama.cpp since loading.
         start: The token that a text begins with, or some other where there is none.
-        weight_bytes: What the weights take.
+        weight_bytes: What the weights take, those of adapters too.
         cached_bytes: What one token takes in the cache.
+        reads_at_once: Tokens of a prompt that are read in one pass.
     """
 
-    def __init__(self, path: Path, options: ContextOptions) -> None:
-        """Load a GGUF file.
+    def __init__(self, path: Path, options: ContextOptions, progress: Progress | None = None) -> None:
+        """Load a GGUF file; `progress` is called with the share that is loaded.
 
         Raises:
-            ModelError: The file is missing, damaged, or generates no text.
+            LoadCancelledError: `progress` returned False.
+            ModelError: The file is missing, damaged, or generates no text; or an adapter does not belong to it.
+            InvalidOptionError: The model or this build of llama.cpp cannot be loaded so.
             NotEnoughMemoryError: Weights and cache do not fit.
         """
         self.path, self.options = path, options
@@ -105,30 +157,41 @@ class Model:
         self._batch: Any = None
         self._memory: Any = None
         self._vocab: Any = None
+        self._adapters: list[Any] = []
         self.cached: list[int] = []
         self.busy_s = 0.0
         header = read_header(path)
         check_generates_text(header)
+        options.check_heads(header)
+        for adapter in options.lora:
+            check_adapter(adapter.path, header)
         _start_backend()
+        options.check_backend(C.llama_supports_gpu_offload())
         _verbose.set() if options.verbose else _verbose.clear()
         try:
-            self._load(header)
+            self._load(header, progress)
             self._check_kind(header)
+            self._adapt()
             self._open(header)
+            self._use_adapters()
         except BaseException:
             self.close()
             raise
 
     # ---- loading
 
-    def _load(self, header: Header) -> None:
-        if not C.llama_supports_gpu_offload():
-            check_memory(header)
+    def _load(self, header: Header, progress: Progress | None) -> None:
+        if not offloads():
+            check_memory([(header, self.options)], build_features())
         params = C.llama_model_default_params()
         params.n_gpu_layers = self.options.gpu_layers
         params.use_extra_bufts = self.options.extra_bufts
+        watch = _Watch(progress)
+        params.progress_callback = callback = C.llama_progress_callback(watch.tell)
         _log.clear()
         self._model = C.llama_model_load_from_file(os.fsencode(self.path), params)
+        del callback  # llama.cpp held no more than its address
+        watch.check(self.path)
         if not self._model:
             raise load_error(header, _log)
         self._vocab = C.llama_model_get_vocab(self._model)
@@ -142,6 +205,21 @@ class Model:
             message = f"{self.path.name} is {what} ({header.architecture}), not a text generator."
             raise UnsupportedModelError(self.path, message, "give a chat or base model.")
 
+    def _adapt(self) -> None:
+        """Load the adapters: before the context, which makes room for what they add to a pass."""
+        for adapter in self.options.lora:
+            _log.clear()
+            loaded = C.llama_adapter_lora_init(self._model, os.fsencode(adapter.path))
+            if not loaded:
+                raise adapter_error(adapter, _log)
+            self._adapters.append(loaded)
+
+    def _use_adapters(self) -> None:
+        if self._adapters:
+            n = len(self._adapters)
+            scales = (ctypes.c_float * n)(*(adapter.scale for adapter in self.options.lora))
+            C.llama_set_adapters_lora(self._ctx, (C.llama_adapter_lora_p_ctypes * n)(*self._adapters), n, scales)
+
     def _open(self, header: Header) -> None:
         params, options = C.llama_context_default_params(), self.options
         params.n_ctx = options.positions(self.n_ctx_train)
@@ -152,8 +230,6 @@ class Model:
         params.n_threads = params.n_threads_batch = options.threads or physical_cores()
         params.flash_attn_type = FLASH_ATTENTION[options.flash_attention]
         params.type_k = params.type_v = KV_TYPES[options.kv_type][0]
-        if not C.llama_supports_gpu_offload():
-            check_memory(header, options.kv_bytes(header, self.n_ctx_train))
         _log.clear()
         self._ctx = C.llama_init_from_model(self._model, params)
         if not self._ctx:
@@ -161,7 +237,8 @@ class Model:
         self.n_ctx: int = min(int(params.n_ctx), C.llama_n_ctx(self._ctx))  # llama.cpp rounds up
         self._memory = C.llama_get_memory(self._ctx)
         self.start = max(0, C.llama_vocab_bos(self._vocab))
-        self.weight_bytes = self.path.stat().st_size
+        self.reads_at_once = _N_BATCH if C.llama_supports_gpu_offload() else _READS_AT_ONCE
+        self.weight_bytes = header.file_bytes + sum(adapter.path.stat().st_size for adapter in options.lora)
         self.cached_bytes = options.kv_bytes(header, self.n_ctx_train) / self.n_ctx
         self._batch = C.llama_batch_init(_N_BATCH, 0, n_sequences)
         self._tokens = np.ctypeslib.as_array(self._batch.token, (_N_BATCH,))
@@ -181,6 +258,8 @@ class Model:
         if self._ctx:
             C.llama_free(self._ctx)
             self._ctx = None
+        while self._adapters:
+            C.llama_adapter_lora_free(self._adapters.pop())
         if self._model:
             C.llama_model_free(self._model)
             self._model = None
@@ -198,9 +277,9 @@ class Model:
         return not (C.llama_model_is_recurrent(self._model) or C.llama_model_is_hybrid(self._model))
 
     def read(self, tokens: Sequence[int]) -> None:
-        """Put tokens into the cache; at most 512 at a time reach llama.cpp. No logits are computed."""
-        for i in range(0, len(tokens), _N_BATCH):
-            self._decode(tokens[i : i + _N_BATCH], 0)
+        """Put tokens into the cache, `reads_at_once` in a pass. No logits are computed."""
+        for i in range(0, len(tokens), self.reads_at_once):
+            self._decode(tokens[i : i + self.reads_at_once], 0)
 
     def logits(self, tokens: Sequence[int], n_rows: int, branches: Sequence[tuple[int, int]] = ()) -> Logits:
         """Put tokens into the cache and return the logits after each of the last `n_rows` of them.
@@ -286,6 +365,31 @@ class Model:
         elif not C.llama_memory_seq_rm(self._memory, 0, to, -1):
             raise RollbackError(self.path.name, self.n_past, to)
         del self.cached[to:]
+
+    def state_bytes(self) -> int:
+        """Return about how many bytes `state` takes."""
+        return int(C.llama_state_seq_get_size(self._ctx, 0)) if self.cached else 0
+
+    def state(self) -> NDArray[np.uint8]:
+        """Return the cache as llama.cpp writes it; nothing where it is empty."""
+        state = np.empty(self.state_bytes(), dtype=np.uint8)
+        if len(state):
+            n = C.llama_state_seq_get_data(self._ctx, state.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8)), len(state), 0)
+            state = state[:n]
+        return state
+
+    def restore(self, tokens: Sequence[int], state: bytes) -> bool:
+        """Fill the cache with what `state` gave when `tokens` were in it; return whether llama.cpp took it. If not, the cache is empty."""
+        self.rollback(0)
+        if not tokens or len(tokens) > self.n_ctx:
+            return not tokens
+        buffer = np.frombuffer(state, dtype=np.uint8)
+        n = C.llama_state_seq_set_data(self._ctx, buffer.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8)), len(buffer), 0)
+        if n and C.llama_memory_seq_pos_max(self._memory, 0) == len(tokens) - 1:
+            self.cached.extend(tokens)
+            return True
+        C.llama_memory_clear(self._memory, True)
+        return False
 
     # ---- the vocabulary
 

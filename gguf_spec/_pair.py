@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ._drafters import Calibration, CoupledGuess, Drafter, DrawnGuess, ModelDrafter, NgramDrafter, NoDrafter, RetryDrafter, Suffixes, TokenDrafter
+from ._drafters import Calibration, CoupledGuess, DrawnGuess, ModelDrafter, NgramDrafter, NoDrafter, RetryDrafter, Suffixes, TokenDrafter
 from ._model import Model
 from ._profile import NOTHING_KNOWN, Profile, keep_experience, recall_experience
 from ._sampling import Sampler
@@ -62,10 +62,12 @@ class Pair:
         if speculation.k and speculation.drafter in ("model", "hybrid") and not self.draft and self.target.can_roll_back:
             raise InvalidOptionError("drafter", speculation.drafter, "auto or ngram: no draft model is loaded")
 
-    def drafter(self, speculation: Speculation, sampler: Sampler, n_left: int) -> Drafter:
+    def drafter(self, speculation: Speculation, sampler: Sampler, n_left: int) -> Window | NoDrafter:
         """Return the drafter of one request, whose answer has at most `n_left` tokens."""
-        if not speculation.k or not self.target.can_roll_back:
+        if not speculation.k:
             return NoDrafter()
+        if not self.target.can_roll_back:
+            return NoDrafter("the model cannot go back a token (it is recurrent or hybrid)")
         coupled, who = speculation.accept == "coupled", speculation.drafter
         if who == "auto":
             who = ("hybrid" if speculation.adaptive else "model") if self.draft else "ngram"

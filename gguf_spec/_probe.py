@@ -17,6 +17,7 @@ from ._cache import cache_file, keep, recall, this_machine
 from ._context import ContextOptions
 from ._model import Model, library_parts
 from ._registry import resolve
+from ._store import local
 
 # Repacked kernels add the same products in another order: logits moved by 0.0 with AVX2, and rounding cannot move them by more than
 # a few hundredths elsewhere; a kernel that is broken is off by whole units (the logits of a row spread by 2 to 3).
@@ -66,8 +67,8 @@ def _command() -> list[str]:
 def largest_difference() -> float:
     """Return how far logits move with repacked weights, in batches of 1 and of 8 tokens, over both bundled models."""
     worst = 0.0
-    pair = resolve("tales")
-    for path in filter(None, (pair.target, pair.draft)):
+    for name in ("tales", "tales-draft"):
+        path = local(resolve(name))
         rows = []
         for extra_bufts in (False, True):
             model = Model(

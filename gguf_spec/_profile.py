@@ -14,8 +14,8 @@ import numpy as np
 
 from ._cache import cache_file, content_id, keep, recall, this_machine
 from ._chances import Chances
-from ._context import physical_cores
-from ._costs import Costs, Overhead, Pace
+from ._context import ContextOptions, physical_cores
+from ._costs import Costs, Overhead, Pace, interpolate
 from ._drafters import SURENESSES, Calibration, CoupledGuess, DrawnGuess, ModelDrafter, NgramDrafter, RetryDrafter
 from ._language_model import LanguageModel
 from ._model import Model, library_parts
@@ -26,6 +26,7 @@ from ._types import K_MAX, Sampling
 from ._window import FIRM, Experience, expectations
 
 VERSION = 2
+WORTH_SAYING = 1.05  # a speed-up below that is none
 _WIDTHS = (2, 4, 8, 3, 5, 6, 16, 12, 7, 9, 10, 14, 17, 24, 33, 11, 13, 15, 20, 28)  # the most telling first
 _NEEDED = 3  # of them, however long they take
 _DRAFT_WIDTHS = (2, 4, 8, 16, 33)
@@ -77,6 +78,36 @@ class Profile:
     def agreement(self) -> float:
         """How often the draft was right; 0 where it was not asked."""
         return sum(hits for hits, _ in self.right) / max(1.0, sum(places for _, places in self.right))
+
+    def speedup(self, k: int, chance: float) -> float:
+        """Return how many times as fast as plain decoding `k` drafted tokens a round are, Python's time included.
+
+        Args:
+            k: Tokens drafted in each round.
+            chance: How often each of them is right, where those before it are.
+        """
+        tokens, all_right = sum(chance**i for i in range(k + 1)), chance**k
+        python_s = tokens * self.token_s + (k * self.proposal_s if self.draft else 0.0)
+        drafting_s = (k - all_right) * self._drafting_s(1) + all_right * self._drafting_s(2)  # where all were right it has two to read
+        return tokens * (interpolate(self.target, 1) + self.token_s) / (interpolate(self.target, k + 1) + drafting_s + python_s)
+
+    def best(self, chance: float) -> tuple[float, int]:
+        """Return the best speed-up of drafts whose tokens are right with this chance, and their length."""
+        return max(((self.speedup(k, chance), k) for k in range(1, K_MAX + 1)), key=lambda one: (round(one[0], 3), -one[1]))
+
+    @property
+    def needed(self) -> float | None:
+        """The chance to be right from which drafts pay; None where not even drafts that are always right do."""
+        low, high = 0.0, 1.0
+        if self.best(high)[0] < WORTH_SAYING:
+            return None
+        while high - low > 1e-4:
+            middle = (low + high) / 2
+            low, high = (low, middle) if self.best(middle)[0] >= WORTH_SAYING else (middle, high)
+        return high
+
+    def _drafting_s(self, n: int) -> float:
+        return interpolate(self.draft, n) if self.draft else 0.0  # drafts taken from the text cost nothing
 
     def experiences(self) -> dict[str, Experience]:
         """Return what to go by at first, for texts that are `greedy`, `sampled`, and `drawn` by a rule that needs the draft's law."""
@@ -139,7 +170,14 @@ def profile_of(target: Model, draft: Model | None) -> Profile:
     return profile
 
 
-def kept_profile(target: Model, draft: Model | None) -> Profile | None:
+class Loadable(NamedTuple):
+    """A file and how it would be loaded: what a profile is kept under."""
+
+    path: Path
+    options: ContextOptions
+
+
+def kept_profile(target: Model | Loadable, draft: Model | Loadable | None) -> Profile | None:
     """Return the profile kept for these models, or None."""
     data = recall(_file(target, draft))
     try:
@@ -148,7 +186,7 @@ def kept_profile(target: Model, draft: Model | None) -> Profile | None:
         return None
 
 
-def keep_profile(target: Model, draft: Model | None, profile: Profile) -> bool:
+def keep_profile(target: Model | Loadable, draft: Model | Loadable | None, profile: Profile) -> bool:
     """Keep a profile in place of what was kept; return whether there was a place for it."""
     return keep(_file(target, draft), {"version": VERSION, **profile.to_dict()})
 
@@ -172,12 +210,13 @@ def keep_experience(target: Model, draft: Model | None, experiences: Mapping[str
         keep(_file(target, draft, "experience"), {"version": VERSION, **learned})
 
 
-def _file(target: Model, draft: Model | None, kind: str = "profiles") -> Path:
+def _file(target: Model | Loadable, draft: Model | Loadable | None, kind: str = "profiles") -> Path:
     parts: list[object] = [VERSION, *this_machine(), *library_parts()]
     for model in (target, draft):
         if model:
             o = model.options
             parts += [content_id(model.path), o.threads or physical_cores(), o.flash_attention, o.kv_type, o.gpu_layers, o.extra_bufts]
+            parts += [(content_id(adapter.path), adapter.scale) for adapter in o.lora]
     return cache_file(kind, parts)
 
 

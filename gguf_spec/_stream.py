@@ -11,7 +11,7 @@ from types import TracebackType
 
 from . import _engine
 from ._accept import RULES
-from ._drafters import Drafter
+from ._drafters import NoDrafter
 from ._filters import make_filters
 from ._model import Model
 from ._pair import Pair
@@ -206,9 +206,9 @@ class _Generation:
 class _Clock:
     """Keeps a stream's times: those inside the models, and all that passes while the stream itself runs."""
 
-    def __init__(self, target: Model, draft: Model | None, drafter: Drafter) -> None:
+    def __init__(self, target: Model, draft: Model | None, drafter: Window | NoDrafter) -> None:
         self._models = (draft, target)
-        self._window = drafter if isinstance(drafter, Window) else None
+        self._drafter, self._window = drafter, drafter if isinstance(drafter, Window) else None
         self._busy = self._busy_now()
         self._since = time.perf_counter()
         self._total_s = self._prompt_s = 0.0
@@ -245,6 +245,7 @@ class _Clock:
             forecast_s=window.forecast.rounds_s if window else 0.0,
             plain_s=window.forecast.plain_s if window else 0.0,
             drafters=dict(window.counts) if window else {},
+            why_none=self._drafter.why_none,
         )
 
     def answered(self, n_tokens: int) -> None:

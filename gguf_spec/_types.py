@@ -228,6 +228,7 @@ class Stats:
         forecast_s: What the rounds should have taken, by the costs known when each began.
         plain_s: What the same tokens should have taken one at a time.
         drafters: Drafted and accepted tokens of each drafter: `model`, `ngram`, and `retry`, the rest of a draft behind its first wrong token.
+        why_none: Why nothing was drafted; empty where something was.
     """
 
     n_prompt: int = 0
@@ -246,6 +247,7 @@ class Stats:
     forecast_s: float = 0.0
     plain_s: float = 0.0
     drafters: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    why_none: str = ""
 
     @property
     def predicted_speedup(self) -> float:

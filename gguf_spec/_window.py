@@ -10,7 +10,7 @@ Source: Dinkelbach 1967, On nonlinear fractional programming; Leviathan et al. 2
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -146,14 +146,28 @@ class Window:
         self._since_model = 0
         self._returned = 0.0
 
+    @property
+    def why_none(self) -> str:
+        """Why nothing was drafted so far; empty where something was."""
+        if self.counts:
+            return ""
+        if not self.model:
+            return "no draft model, and the text did not repeat itself where that pays"
+        return f"{self.known.chances.of((_NEXT, _EVER)):.0%} of the draft's tokens are expected to be right, too few to pay here (gguf-spec tune)"
+
     # ---- what the engine calls
 
-    def read(self, tokens: Sequence[int]) -> None:
+    def keep(self, prompt: Sequence[int]) -> None:
+        """Let the model keep what it has read of a prompt."""
+        if self.model:
+            self.model.keep(prompt)
+
+    def read(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> None:
         """Let the texts take in the prompt, and the model read it, if it is going to be used."""
         for drafter in self.texts:
             drafter.begin(tokens)
         if self.model and (self.fixed or self._is_worth_reading(len(tokens))):
-            self.model.read(tokens)
+            self.model.read(tokens, cancelled)
 
     def draft(self, tokens: Sequence[int], k: int) -> Draft:
         """Propose as many tokens as pay, at most `k`."""

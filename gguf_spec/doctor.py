@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import __version__, _checks
-from ._checks import Check, size
+from ._checks import Check
 from ._context import ContextOptions
 from ._gguf import Header, check_generates_text, read_header
-from ._memory import available_bytes, total_bytes
-from ._registry import resolve
+from ._memory import available_bytes, size, total_bytes
+from ._needs import largest_ctx, needs
+from ._registry import Entry, resolve
+from ._store import local
 from .errors import GgufSpecError
 
 if TYPE_CHECKING:
@@ -53,7 +55,14 @@ class Diagnosis:
 
 
 def doctor(
-    model: str | Path = "tales", draft: str | Path | None = "auto", options: ContextOptions | None = None, *, reference: str | Path | None = None
+    model: str | Path = "tales",
+    draft: str | Path | None = "auto",
+    options: ContextOptions | None = None,
+    *,
+    draft_options: ContextOptions | None = None,
+    reference: str | Path | None = None,
+    models_file: Path | None = None,
+    online: bool = False,
 ) -> Diagnosis:
     """Look at this installation, this machine, and a pair of models on it.
 
@@ -61,20 +70,27 @@ def doctor(
         model: As for `load`.
         draft: As for `load`.
         options: How the models are to be put into memory; with repacked weights only where the probe finds them right.
+        draft_options: How the draft is, where that is another way; its context is as long as the target's.
         reference: As for `load`.
+        models_file: As for `load`.
+        online: Ask the hub whether it is there; nothing else makes a request.
     """
     options = options or ContextOptions()
+    draft_options = draft_options or options.for_draft()
     checks = [_checks.python(), _checks.package(__version__), _checks.library()]
     features: dict[str, str] | None = None
     if checks[-1].status == "ok":
         features = _checks.build_features()
         fast = _checks.fast_kernels(features, options)
         checks += [_checks.build(features, options), _checks.processor(features), fast, _checks.amx(features, fast)]
-        options = replace(options, extra_bufts=options.extra_bufts and fast.status == "ok")
-    checks += [_checks.threads(options), _checks.memory(), _checks.disk(), _checks.cache()]
+        repack = options.extra_bufts and fast.status == "ok"
+        options, draft_options = replace(options, extra_bufts=repack), replace(draft_options, extra_bufts=repack)
+    checks += [_checks.threads(options), _checks.memory(), _checks.disk(), _checks.cache(), _checks.hub_cache(), _checks.models_file(models_file)]
+    if online:
+        checks.append(_checks.hub())
     if reference is not None:
         checks.append(_text(Path(reference)))
-    with contextlib.closing(_Pair(options, features)) as pair:
+    with contextlib.closing(_Pair(options, draft_options, features, models_file)) as pair:
         checks += pair.examine(model, draft)
         return Diagnosis(tuple(checks), pair.tuning)
 
@@ -86,10 +102,10 @@ class _Pair:
         tuning: What was kept of their costs.
     """
 
-    def __init__(self, options: ContextOptions, features: dict[str, str] | None) -> None:
+    def __init__(self, options: ContextOptions, draft_options: ContextOptions, features: dict[str, str] | None, models_file: Path | None) -> None:
         """Take how models are loaded, and what the build can do; None where it does nothing, so none is loaded."""
         self.tuning: Tuning | None = None
-        self._options, self._features = options, features
+        self._options, self._draft_options, self._features, self._models_file = options, draft_options, features, models_file
         self._loaded: list[Model] = []
 
     def close(self) -> None:
@@ -101,55 +117,70 @@ class _Pair:
         """Yield what is found; what depends on something that fails is left out."""
         role = "target"
         try:
-            entry = resolve(model)
-            headers = [_header(entry.target)]
-            yield _file(role, headers[0])
+            entry = resolve(model, self._models_file)
+            target = _header(local(entry))
+            yield _file(role, target)
             role = "draft"
-            if draft in (None, "none", "ngram"):
-                yield Check(role, "ok", "drafts come from the text alone" if draft == "ngram" else "none: plain decoding")
-            elif draft == "auto" and not entry.draft:
-                yield Check(role, "warn", f"none is known for {entry.name}: drafts come from the text alone", "give one with --draft FILE.")
-            else:
-                other = entry if draft == "auto" else resolve(str(draft))
-                headers.append(_header(other.draft or other.target))
-                yield _file(role, headers[-1])
+            found, why_not = self._draft(entry, target.path, draft, str(model))
+            other = _header(found) if found else None
+            yield _file(role, other) if other else why_not
         except GgufSpecError as error:
             yield Check(role, "fail", str(error), error.hint)
             return
-        fits = self._fits(headers)
-        yield fits
-        if self._features is not None and fits.status != "fail":
-            yield from self._inside(entry.name, headers)
+        n_ctx = max(2, self._options.positions(_trained(target)))
+        models = [(target, replace(self._options, n_ctx=n_ctx))]
+        if other:
+            models.append((other, replace(self._draft_options, n_ctx=n_ctx)))
+        room = self._room(models)
+        yield room
+        if self._features is not None and room.status != "fail":
+            yield from self._inside(entry.name, models)
 
-    def _fits(self, headers: list[Header]) -> Check:
-        n_ctx = self._options.positions(_trained(headers[0]))
-        weights = sum(header.file_bytes for header in headers)
-        caches = sum(replace(self._options, n_ctx=max(2, n_ctx)).kv_bytes(header, n_ctx) for header in headers)
-        needed, free, total = weights + caches, available_bytes(), total_bytes()
-        found = f"{size(needed)}, {size(caches)} of it for a context of {n_ctx:,}" + (f"; {size(free)} are free" if free is not None else "")
-        todo = "give a smaller --ctx or --kv-type q8_0, take a smaller model, or close other programs."
-        if self._features and _checks.has(self._features, "GPU"):
+    def _draft(self, target: Entry, path: Path, draft: str | Path | None, given: str) -> tuple[Path | None, Check]:
+        """Return the file that drafts, or None and what is said of that."""
+        plain, by_text = Check("draft", "ok", "none: plain decoding"), Check("draft", "ok", "drafts come from the text alone")
+        if draft in (None, "none", "ngram"):
+            return None, by_text if draft == "ngram" else plain
+        if draft != "auto":
+            return local(resolve(draft, self._models_file)), plain
+        if target.draft in ("ngram", "none"):
+            return None, replace(by_text, found=f"models.yaml names none for {target.name}: {by_text.found}")
+        if self._features is None:
+            return None, Check("draft", "warn", "not looked for, as llama.cpp does not work", "see llama.cpp above.")
+        from ._pairing import choose
+
+        chosen, why = choose(target, path, self._options, self._models_file)
+        return chosen.path if chosen else None, Check(
+            "draft", "warn", f"{why} Drafts come from the text alone.", f"see gguf-spec models drafts {given}."
+        )
+
+    def _room(self, models: list[tuple[Header, ContextOptions]]) -> Check:
+        features = self._features or {}
+        wanted, free, total = needs(models, features), available_bytes(), total_bytes()
+        found = f"{size(wanted.added)}, {size(wanted.caches)} of it for a context of {wanted.n_ctx:,}"
+        found += f"; {size(free)} are free" if free is not None else ""
+        if _checks.has(features, "GPU"):
             return Check("room", "ok", f"{found}; what the GPU has is not known here")
-        if (total and needed > total) or (free is not None and caches > free):
-            return Check("room", "fail", found, todo)
-        if free is not None and needed > free:
+        todo = "give a smaller --ctx or --kv-type q8_0, take a smaller model, or close other programs."
+        if not wanted.fits(free, total):
+            longest = largest_ctx(models, features, free, total)
+            return Check("room", "fail", found, f"give --ctx {longest}, which would fit." if longest else f"the weights alone do not fit: {todo}")
+        if free is not None and wanted.added > free:
             return Check("room", "warn", f"{found}: weights will be read from the disk again and again", todo)
         return Check("room", "ok", found)
 
-    def _inside(self, name: str, headers: list[Header]) -> Iterator[Check]:
+    def _inside(self, name: str, models: list[tuple[Header, ContextOptions]]) -> Iterator[Check]:
         from ._drafters import check_vocabulary
         from ._model import Model
 
-        options = self._options
-        for header in headers:
+        for header, options in models:
             try:
                 self._loaded.append(Model(header.path, options))
             except GgufSpecError as error:
                 yield Check("loading", "fail", str(error), error.hint)
                 return
-            options = replace(options, n_ctx=self._loaded[0].n_ctx)
-        yield Check("loading", "ok", f"llama.cpp loads {'both' if len(headers) > 1 else 'it'}")
-        target, draft = self._loaded[0], self._loaded[1] if len(headers) > 1 else None
+        yield Check("loading", "ok", f"llama.cpp loads {'both' if len(models) > 1 else 'it'}")
+        target, draft = self._loaded[0], self._loaded[1] if len(models) > 1 else None
         if draft:
             try:
                 check_vocabulary(target, draft)

@@ -157,3 +157,102 @@ class RollbackError(GgufSpecError):
 
     def __init__(self, name: str, n_past: int, to: int) -> None:
         super().__init__(f"{name} cannot go back from {n_past} to {to} tokens.", "use it without a draft (--draft none).")
+
+
+class InvalidModelsFileError(GgufSpecError):
+    """A models file cannot be read, or says something that cannot be.
+
+    Attributes:
+        path: The file.
+        line: The line, from 1, or None where it is about the whole file.
+        key: The key and those above it, as in `models.smollm2-1.7b.draft`, or None.
+    """
+
+    def __init__(self, path: Path, message: str, hint: str, line: int | None = None, key: str | None = None) -> None:
+        super().__init__(f"{path}{f', line {line}' if line else ''}: {message}", hint)
+        self.path, self.line, self.key = path, line, key
+
+
+class StoreError(GgufSpecError):
+    """A model cannot be fetched, or is not on this disk.
+
+    Attributes:
+        name: The model, as it was asked for.
+    """
+
+    def __init__(self, name: str, message: str, hint: str) -> None:
+        super().__init__(message, hint)
+        self.name = name
+
+
+class NotDownloadedError(StoreError):
+    """The model is not on this disk, or not all of its files are."""
+
+
+class NotOnHubError(StoreError):
+    """The hub has no such repository, revision or file.
+
+    Attributes:
+        what: What is missing: `repository`, `revision` or `file`.
+    """
+
+    def __init__(self, name: str, what: str, message: str, hint: str) -> None:
+        super().__init__(name, message, hint)
+        self.what = what
+
+
+class AccessDeniedError(StoreError):
+    """The hub does not give the model to this user: a licence to be accepted, a private repository, a token that is no good."""
+
+
+class UnreachableError(StoreError):
+    """The hub cannot be reached: no network, no such host, a proxy that refuses, no answer in time."""
+
+
+class HubError(StoreError):
+    """The hub answered, but not with the file.
+
+    Attributes:
+        status: The HTTP status, or None where that was not what was wrong.
+    """
+
+    def __init__(self, name: str, status: int | None, message: str, hint: str) -> None:
+        super().__init__(name, message, hint)
+        self.status = status
+
+
+class NoSpaceError(StoreError):
+    """The disk is full, or would be.
+
+    Attributes:
+        needed_bytes: What is to be written, or None where it is not known.
+        free_bytes: What there is, or None where it is not known.
+    """
+
+    def __init__(self, name: str, message: str, needed_bytes: int | None, free_bytes: int | None) -> None:
+        super().__init__(name, message, "make room, or set HF_HOME to a folder on another disk.")
+        self.needed_bytes, self.free_bytes = needed_bytes, free_bytes
+
+
+class CorruptFileError(StoreError):
+    """A file does not hold what it should.
+
+    Attributes:
+        expected: The size or sha256 it should have.
+        found: What it has.
+    """
+
+    def __init__(self, name: str, message: str, hint: str, expected: object, found: object) -> None:
+        super().__init__(name, message, hint)
+        self.expected, self.found = expected, found
+
+
+class SessionError(GgufSpecError):
+    """A saved session cannot be written, or cannot be read back."""
+
+
+class LoadCancelledError(GgufSpecError):
+    """Loading was cancelled by the one who watched its progress."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"loading {name} was cancelled.", "load it again.")

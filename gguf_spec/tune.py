@@ -14,11 +14,8 @@ from typing import Any
 
 from ._costs import interpolate
 from ._llm import LLM
-from ._profile import Profile, keep_profile, measure
-from ._types import K_MAX
+from ._profile import WORTH_SAYING, Profile, keep_profile, measure
 from .errors import UnsupportedModelError
-
-_WORTH_SAYING = 1.05  # a speed-up below that is none
 
 Progress = Callable[[int, int], object]
 
@@ -47,37 +44,10 @@ class Tuning:
         """Return the seconds of a pass of the draft over `n` tokens; 0 without one, for drafts taken from the text cost nothing."""
         return interpolate(self.profile.draft, n) if self.profile.draft else 0.0
 
-    def speedup(self, k: int, chance: float) -> float:
-        """Return how many times as fast as plain decoding `k` drafted tokens a round are, Python's time included.
-
-        Args:
-            k: Tokens drafted in each round.
-            chance: How often each of them is right, where those before it are.
-        """
-        tokens, all_right = sum(chance**i for i in range(k + 1)), chance**k
-        python_s = tokens * self.profile.token_s + (k * self.profile.proposal_s if self.draft else 0.0)
-        drafting_s = (k - all_right) * self.draft_s(1) + all_right * self.draft_s(2)  # where all were right it has two to read
-        return tokens * (self.target_s(1) + self.profile.token_s) / (self.target_s(k + 1) + drafting_s + python_s)
-
-    def best(self, chance: float) -> tuple[float, int]:
-        """Return the best speed-up of drafts whose tokens are right with this chance, and their length."""
-        return max(((self.speedup(k, chance), k) for k in range(1, K_MAX + 1)), key=lambda one: (round(one[0], 3), -one[1]))
-
-    @property
-    def needed(self) -> float | None:
-        """The chance to be right from which drafts pay; None where not even drafts that are always right do."""
-        low, high = 0.0, 1.0
-        if self.best(high)[0] < _WORTH_SAYING:
-            return None
-        while high - low > 1e-4:
-            middle = (low + high) / 2
-            low, high = (low, middle) if self.best(middle)[0] >= _WORTH_SAYING else (middle, high)
-        return high
-
     @property
     def pays(self) -> bool:
         """Whether drafting by the model does."""
-        return self.draft is not None and self.best(self.profile.agreement)[0] >= _WORTH_SAYING
+        return self.draft is not None and self.profile.best(self.profile.agreement)[0] >= WORTH_SAYING
 
     @property
     def sentence(self) -> str:
@@ -86,11 +56,10 @@ class Tuning:
         said = f"A token of the target takes {milliseconds(one)}; "
         said += f"checking 4 takes as long as {self.target_s(4) / one:.1f}, 8 as long as {self.target_s(8) / one:.1f}."
         if self.draft is None:
-            never = "would not pay if they were always right"
-            return (
-                f"{said} Drafts from the text itself {never if self.needed is None else f'pay where more than {self.needed:.0%} of them are right'}."
-            )
-        speedup, k = self.best(agreement)
+            needed = self.profile.needed
+            pays = "would not pay if they were always right" if needed is None else f"pay where more than {needed:.0%} of them are right"
+            return f"{said} Drafts from the text itself {pays}."
+        speedup, k = self.profile.best(agreement)
         tokens = f"{k} token{'s' if k > 1 else ''} a round"
         said += f" A token of the draft takes {milliseconds(self.draft_s(1))}."
         if self.pays:
@@ -98,14 +67,14 @@ class Tuning:
         said += (
             f" Drafting by the model does not pay here: at the measured {agreement:.0%} agreement {tokens} would be {speedup:.2f} times as fast as "
         )
-        return f"{said}plain decoding, and {'not even 100%' if self.needed is None else f'{self.needed:.0%}'} would be enough."
+        return f"{said}plain decoding, and {'not even 100%' if self.profile.needed is None else f'{self.profile.needed:.0%}'} would be enough."
 
     def to_dict(self) -> dict[str, Any]:
         """Return all of it as plain values."""
-        speedup, k = self.best(self.profile.agreement) if self.draft else (None, None)
+        speedup, k = self.profile.best(self.profile.agreement) if self.draft else (None, None)
         return {
             "sentence": self.sentence, "target": self.target, "draft": self.draft, "kept": self.kept, "pays": self.pays,
-            "agreement": self.profile.agreement if self.draft else None, "best_k": k, "speedup": speedup, "needed": self.needed,
+            "agreement": self.profile.agreement if self.draft else None, "best_k": k, "speedup": speedup, "needed": self.profile.needed,
             "profile": self.profile.to_dict(),
         }  # fmt: skip
 

@@ -20,6 +20,7 @@ def own_cache(tmp_path_factory):
     """A folder for what is measured here: what the user's cache holds must decide nothing, and what a busy machine measures is not kept there."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))  # nor a models.yaml of theirs
         yield
 
 

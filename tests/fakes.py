@@ -42,7 +42,7 @@ class FakeModel:
     `cost` says how many seconds it is said to have taken, from how many tokens it was given and how many were there.
     """
 
-    start, weight_bytes, cached_bytes = 1, 10**9, 1.0
+    start, weight_bytes, cached_bytes, reads_at_once = 1, 10**9, 1.0, 32
 
     def __init__(self, table, n_ctx=64, end=(), cost=lambda n, n_past: 1e-6 * (9 + n), clock=None):
         self.table = np.asarray(table, dtype=np.float32)
@@ -50,6 +50,7 @@ class FakeModel:
         self.n_ctx, self.end, self.cached, self.busy_s = n_ctx, frozenset(end), [], 0.0
         self.cost, self.clock = cost, clock or Clock()
         self.passes = []  # (tokens given, rows asked for) of every pass that gave rows
+        self.read_tokens = []  # of every pass that gave none
 
     @property
     def n_past(self):
@@ -57,6 +58,7 @@ class FakeModel:
 
     def read(self, tokens):
         if tokens:
+            self.read_tokens.append(list(tokens))
             self._pass(tokens, len(tokens))
 
     def logits(self, tokens, n_rows, branches=()):
@@ -154,7 +156,10 @@ class Anything:
     def draft(self, tokens, k):
         return Draft([self._rng.choose([1 / self._n_vocab] * self._n_vocab) for _ in range(k)], [])
 
-    def read(self, tokens):
+    def keep(self, prompt):
+        pass
+
+    def read(self, tokens, cancelled):
         pass
 
     def learn(self, tokens, rows):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .._chances import Kind
-from .._language_model import LanguageModel
+from .._language_model import LanguageModel, keep_beginning, read_on
 from .._sampling import Logits
 from ..errors import NoTokenLeftError, VocabularyMismatchError
 from ._guess import Guess
@@ -45,9 +45,13 @@ class ModelDrafter:
         """Seconds inside the model."""
         return self._model.busy_s
 
-    def read(self, tokens: Sequence[int]) -> None:
-        """Read the tokens that are not in the cache yet."""
-        self._model.read(self._known(tokens[self._model.n_past :]))
+    def read(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> None:
+        """Read the tokens that are not in the cache yet, pass by pass until `cancelled()`."""
+        read_on(self._model, self._known(tokens), cancelled)
+
+    def keep(self, prompt: Sequence[int]) -> None:
+        """Forget all that was read but the longest beginning of `prompt`."""
+        keep_beginning(self._model, self._known(prompt))
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Begin a draft that follows `tokens`."""
@@ -117,7 +121,7 @@ def check_vocabulary(target: Any, draft: Any) -> None:
         if a[flag] and a[what] != b[what]:
             raise _mismatch(what, f"the {what} tokens", a[what], b[what])
     if abs(a["size"] - b["size"]) > _MAX_SIZE_DIFFERENCE:
-        raise _mismatch("size", f"the vocabulary sizes, by more than {_MAX_SIZE_DIFFERENCE},", a["size"], b["size"])
+        raise _mismatch("size", f"the vocabulary sizes, by more than {_MAX_SIZE_DIFFERENCE}", a["size"], b["size"])
     for token in range(_FIRST_COMPARED_TOKEN, min(a["size"], b["size"])):
         if target.token_text(token) != draft.token_text(token):
             raise _mismatch("token", f"the texts of token {token}", target.token_text(token), draft.token_text(token), token)

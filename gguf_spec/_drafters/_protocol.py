@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from .._accept import Draft
@@ -13,8 +13,11 @@ from .._sampling import Distribution, Logits
 class Drafter(Protocol):
     """Proposes drafts. Like a model it is fed by position: it sees all tokens and reads those it has not read."""
 
-    def read(self, tokens: Sequence[int]) -> None:
-        """Catch up with the first tokens, the prompt's, if they are going to be needed."""
+    def keep(self, prompt: Sequence[int]) -> None:
+        """Forget all that was read but the longest beginning of `prompt`: a request begins."""
+
+    def read(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> None:
+        """Catch up with the first tokens, the prompt's, if they are going to be needed, pass by pass until `cancelled()`."""
 
     def draft(self, tokens: Sequence[int], k: int, /) -> Draft:
         """Propose at most `k` tokens to follow `tokens`; fewer, or none, are fine."""
@@ -29,7 +32,14 @@ class Drafter(Protocol):
 class NoDrafter:
     """Proposes nothing: plain decoding."""
 
-    def read(self, tokens: Sequence[int]) -> None:
+    def __init__(self, why_none: str = "speculation is switched off") -> None:
+        """Take the reason."""
+        self.why_none = why_none
+
+    def keep(self, prompt: Sequence[int]) -> None:
+        """Do nothing."""
+
+    def read(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> None:
         """Do nothing."""
 
     def draft(self, _tokens: Sequence[int], _k: int, /) -> Draft:

@@ -11,7 +11,10 @@ import click
 from .. import __version__, errors
 from .bench import bench
 from .doctor import doctor
+from .drafts import drafts
 from .generate import CONTROL, generate
+from .models import models
+from .quantize import quantize
 from .tune import tune
 from .verify import verify
 
@@ -28,6 +31,7 @@ def cli() -> None:
       gguf-spec generate "Once upon a time"
       gguf-spec generate "Once upon a time" --seed 1 -n 120 --stats
       gguf-spec generate -m target.gguf -d draft.gguf "Why is the sky blue?"
+      gguf-spec models pull smollm2
       gguf-spec verify
       gguf-spec tune
       gguf-spec bench --quick
@@ -40,6 +44,9 @@ cli.add_command(verify)
 cli.add_command(tune)
 cli.add_command(doctor)
 cli.add_command(bench)
+cli.add_command(models)
+models.add_command(drafts)
+models.add_command(quantize)
 
 
 def main() -> None:

@@ -19,6 +19,7 @@ _INDENT = 19
 
 @click.command(context_settings={"auto_envvar_prefix": "GGUF_SPEC", "show_default": True})
 @model_options
+@click.option("--online", is_flag=True, help="Ask the hub whether it answers; without it no request is made.")
 @click.option("--json", "as_json", is_flag=True, envvar="GGUF_SPEC_JSON", help="Print one JSON object instead of the table.")
 def doctor(**options: Any) -> int:
     """Look at this installation, this machine and the models; say what is wrong and what to do.
@@ -29,16 +30,22 @@ def doctor(**options: Any) -> int:
     Examples:
       gguf-spec doctor
       gguf-spec doctor -m target.gguf -d draft.gguf --ctx 8192
-      gguf-spec doctor --json
+      gguf-spec doctor --online --json
     """
-    from .._context import ContextOptions
+    from .._context import ContextOptions, adapters
     from ..doctor import doctor as run
 
     how = ContextOptions(
         options["ctx"], options["threads"], options["flash_attention"], options["kv_type"], options["gpu_layers"],
-        options["extra_bufts"] is not False, options["verbose"] > 0,
+        options["extra_bufts"] is not False, options["verbose"] > 0, adapters(options["lora"]),
     )  # fmt: skip
-    diagnosis = run(options["model"], options["draft"], how, reference=options["draft_text"])
+    of_draft = how.for_draft(
+        options["draft_flash_attention"], options["draft_kv_type"], options["draft_gpu_layers"], adapters(options["draft_lora"], "draft_lora")
+    )
+    diagnosis = run(
+        options["model"], options["draft"], how, draft_options=of_draft, reference=options["draft_text"], models_file=options["models_file"],
+        online=options["online"],
+    )  # fmt: skip
     if options["as_json"]:
         click.echo(json.dumps(diagnosis.to_dict(), ensure_ascii=False, allow_nan=False))
         return 0 if diagnosis.ok else 1

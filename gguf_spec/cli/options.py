@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 if TYPE_CHECKING:
     from .._llm import LLM
@@ -23,6 +24,7 @@ _SAMPLING = [
     "frequency_penalty", "presence_penalty", "penalty_last_n", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n",
     "ignore_eos", "logprobs", "seed", "stop",
 ]  # fmt: skip
+_OPTION = {"stop_tokens": "stop_token", "dry_sequence_breakers": "dry_breaker"}  # fields of `Sampling` whose option has another name
 
 
 class Bias(click.ParamType[tuple[int, float]]):
@@ -41,17 +43,44 @@ class Bias(click.ParamType[tuple[int, float]]):
             self.fail(f"{value!r} is not like 13=-1.5 or 13=-inf.", param, ctx)
 
 
+class AdapterFile(click.ParamType[tuple[str, float]]):
+    """A LoRA adapter and its scale: what follows the last colon, where that is a number."""
+
+    name = "FILE[:SCALE]"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, float]:
+        """Read `lora.gguf:0.5`; a file that is there under the whole name is taken as it is."""
+        if isinstance(value, tuple):
+            return value
+        if not value:
+            self.fail("give a file, such as lora.gguf or lora.gguf:0.5.", param, ctx)
+        file, _, scale = str(value).rpartition(":")
+        try:
+            return (str(value), 1.0) if not file or Path(value).exists() else (file, float(scale))
+        except (OSError, ValueError):
+            return str(value), 1.0
+
+
+_ATTENTION = click.Choice(["auto", "on", "off"])
+
+
 def model_options(command: F) -> F:
     """Add the options of `load`."""
     for option in reversed((
-        click.option("-m", "--model", default="tales", help="Target: a name in models.yaml or a GGUF file."),
-        click.option("-d", "--draft", default="auto", help="Draft model: a name, a GGUF file, auto; ngram has the text alone, none decodes plainly."),
+        click.option("-m", "--model", default="tales", help="Target: a name (gguf-spec models list), hf:OWNER/REPO/FILE or a GGUF file."),
+        click.option("-d", "--draft", default="auto", help="Draft model: the same, or auto; ngram has the text alone, none decodes plainly."),
+        click.option("--models-file", type=click.Path(path_type=Path), metavar="FILE", help="More names, in a file like models.yaml."),
         click.option("--draft-text", type=click.Path(path_type=Path), metavar="FILE", help="A text that drafts may be taken from too."),
         click.option("--ctx", type=int, help="Tokens the context holds.  [default: as trained, at most 4096]"),
         click.option("--threads", type=int, help="Threads.  [default: physical cores]"),
-        click.option("--flash-attention", type=click.Choice(["auto", "on", "off"]), default="auto", help="auto leaves it to llama.cpp."),
-        click.option("--kv-type", default="f16", help="Number type of the cache: f16, q8_0, q4_0, ..."),
-        click.option("--gpu-layers", type=int, default=-1, help="Layers to offload in a GPU build; -1 for all."),
+        click.option("--flash-attention", type=_ATTENTION, default="auto", help="auto leaves it to llama.cpp; a --kv-type below 16 bits needs it."),
+        click.option("--draft-flash-attention", type=_ATTENTION, help="The same for the draft model.  [default: as the target]"),
+        click.option("--kv-type", default="f16", help="Number type of the cache: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1 or q4_0."),
+        click.option("--draft-kv-type", help="The same for the draft model.  [default: as the target]"),
+        click.option("--gpu-layers", type=int, default=-1, help="Layers to offload; -1 for all where the build of llama.cpp has a GPU backend."),
+        click.option("--draft-gpu-layers", type=int, help="The same for the draft model.  [default: as the target]"),
+        click.option("--lora", type=AdapterFile(), multiple=True, help="LoRA adapter of the target; SCALE is 1 if left out. May be given again."),
+        click.option("--draft-lora", type=AdapterFile(), multiple=True, help="The same for the draft model."),
         click.option("--extra-bufts/--no-extra-bufts", default=None, help="Repack the weights for this CPU or not.  [default: where it works]"),
         click.option("-v", "--verbose", count=True, help="Show llama.cpp's log; -vv traces of errors too."),
     )):  # fmt: skip
@@ -81,8 +110,10 @@ def _load(options: dict[str, Any], draft: str, speculation: Speculation) -> LLM:
 
     return load(
         options["model"], draft, speculation=speculation, n_ctx=options["ctx"], threads=options["threads"],
-        flash_attention=options["flash_attention"], kv_type=options["kv_type"], gpu_layers=options["gpu_layers"], extra_bufts=options["extra_bufts"],
-        reference=options["draft_text"], verbose=options["verbose"] > 0,
+        flash_attention=options["flash_attention"], kv_type=options["kv_type"], gpu_layers=options["gpu_layers"],
+        draft_flash_attention=options["draft_flash_attention"], draft_kv_type=options["draft_kv_type"], draft_gpu_layers=options["draft_gpu_layers"],
+        lora=options["lora"], draft_lora=options["draft_lora"] if draft == options["draft"] else (),  # it belongs to that draft alone
+        extra_bufts=options["extra_bufts"], reference=options["draft_text"], models_file=options["models_file"], verbose=options["verbose"] > 0,
     )  # fmt: skip
 
 
@@ -127,11 +158,12 @@ def sampling_options(command: F) -> F:
 
 
 def to_sampling(options: dict[str, Any]) -> Sampling:
-    """Return what the options ask for."""
+    """Return what the options ask for; what is not given is as models.yaml has it for the model, if it says."""
     from .. import Sampling
+    from .._registry import resolve
 
     schema = options["json_schema"]
-    return Sampling(
+    asked = Sampling(
         **{name: options[name] for name in _SAMPLING},
         **({"dry_sequence_breakers": options["dry_breaker"]} if options["dry_breaker"] else {}),
         logit_bias=dict(options["logit_bias"]),
@@ -140,6 +172,9 @@ def to_sampling(options: dict[str, Any]) -> Sampling:
         stop_tokens=options["stop_token"],
         max_tokens=None if options["max_tokens"] == -1 else options["max_tokens"],
     )
+    source = click.get_current_context().get_parameter_source
+    preset = resolve(options["model"], options["models_file"]).sampling
+    return replace(asked, **{name: value for name, value in preset.items() if source(_OPTION.get(name, name)) in (None, ParameterSource.DEFAULT)})
 
 
 def to_speculation(options: dict[str, Any]) -> Speculation:

@@ -185,7 +185,7 @@ GAIN = r"gain    \d+\.\d\d times plain decoding by the clock, \d+\.\d\d by measu
 def test_stats_go_to_stderr(generate):
     result = generate("xa", "-n", "5", "--stats", "--seed", "7")
     assert result.stdout == b"bcdef\n"
-    assert re.fullmatch(STATS.format(draft="none: one token a round", gain=""), result.stderr.decode())
+    assert re.fullmatch(STATS.format(draft="none: speculation is switched off", gain=""), result.stderr.decode())
     result = generate("xa", "-n", "5", "--stats", "--seed", "7", "-d", "abc.gguf", "-k", "2", "--fixed")
     said = STATS.format(draft=r"3 of 3 tokens accepted \(100%; model 3 of 3\), 2.50 tokens a round", gain=GAIN)
     assert re.fullmatch(said, result.stderr.decode())

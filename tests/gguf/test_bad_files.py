@@ -220,7 +220,7 @@ def test_weights_that_are_no_numbers(tmp_path):
 def test_a_context_larger_than_memory(animals):
     with pytest.raises(NotEnoughMemoryError) as caught:
         load(animals / "llama.gguf", n_ctx=2_000_000_000)
-    assert "for the context" in str(caught.value)
+    assert "for a context of 2,000,000,000" in str(caught.value)
     assert caught.value.needed_bytes > caught.value.available_bytes
     assert "--ctx" in caught.value.hint
 

@@ -1,24 +1,34 @@
 """Each check of the doctor is well here, or says why not, and can be made to say so."""
 
+import http.server
 import importlib.metadata
 import json
+import os
+import platform
+import re
 import shutil
+import subprocess
 import sys
+import threading
 from collections import namedtuple
+from pathlib import Path
 
 import llama_cpp
 import pytest
 
-from gguf_spec import _checks, _probe
+from gguf_spec import _checks, _hub, _memory, _probe
 from gguf_spec import doctor as module
 from gguf_spec._cache import keep
 from gguf_spec._checks import Check
 from gguf_spec._context import ContextOptions
+from gguf_spec._gguf import read_header
+from gguf_spec._needs import needs
 from gguf_spec._profile import keep_profile
 from gguf_spec.doctor import Diagnosis, doctor
 from tests.gguf import zoo
 from tests.unit.test_tune import profile
 
+FOLDER = _hub.folder
 OPTIONS = ContextOptions(n_ctx=64, threads=1)
 GB = 10**9
 AVX2 = {"AVX", "AVX2", "FMA"}
@@ -29,6 +39,8 @@ FLAGS = {_checks._FEATURES[name] for name in AVX2}
 def machine(monkeypatch, tmp_path):
     """A machine on which all is well: nothing of the real one is asked but llama.cpp."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setattr(_hub, "folder", lambda: tmp_path / "hub")
     monkeypatch.setattr(_probe, "_probe", lambda: None)
     monkeypatch.setattr(_checks, "_cpu", lambda: ("A processor", FLAGS))
     monkeypatch.setattr(_checks, "physical_cores", lambda: 1)
@@ -69,8 +81,8 @@ def test_all_is_well():
     diagnosis = doctor(options=OPTIONS)
     assert [(one.name, one.todo) for one in diagnosis.checks if one.status != "ok"] == []
     assert [one.name for one in diagnosis.checks] == [
-        "Python", "gguf-spec", "llama.cpp", "build", "processor", "fast kernels", "AMX", "threads", "memory", "disk", "cache", "target", "draft",
-        "room", "loading", "vocabulary", "rollback", "costs",
+        "Python", "gguf-spec", "llama.cpp", "build", "processor", "fast kernels", "AMX", "threads", "memory", "disk", "cache", "hub cache",
+        "models file", "target", "draft", "room", "loading", "vocabulary", "rollback", "costs",
     ]  # fmt: skip
     assert (diagnosis.ok, diagnosis.sentence) == (True, "All is well.")
     assert diagnosis.tuning is None
@@ -116,8 +128,8 @@ def test_all_that_is_looked_for_is_there():
 
 def test_layers_for_a_gpu_that_the_build_does_not_know():
     build = found("build", doctor(options=ContextOptions(n_ctx=64, threads=1, gpu_layers=4)))
-    assert build.status == "warn"
-    assert "--gpu-layers 4 does nothing" in build.found
+    assert build.status == "fail"
+    assert "--gpu-layers 4 asks for one" in build.found
 
 
 def test_a_gpu_that_is_not_used(monkeypatch, tmp_path):
@@ -249,7 +261,7 @@ def test_a_disk_that_does_not_answer(monkeypatch):
     assert "Input/output error" in check("disk").found
 
 
-@pytest.mark.parametrize("kind", ["profiles", "probe", "experience"])
+@pytest.mark.parametrize("kind", ["profiles", "probe", "experience", "pairs", "verified"])
 def test_a_cache_that_cannot_be_written(tmp_path, kind):
     (tmp_path / "gguf-spec").mkdir()
     (tmp_path / "gguf-spec" / kind).write_text("a file, not a folder")
@@ -264,7 +276,178 @@ def test_a_cache_that_cannot_be_read(monkeypatch):
 
 def test_nothing_but_what_was_probed_is_left_in_the_cache(tmp_path):
     doctor(options=OPTIONS)
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [_probe._cache_file()]
+    assert [path for path in tmp_path.rglob("*") if path.is_file() and path.parent.name != "pairs"] == [_probe._cache_file()]
+
+
+def test_nothing_downloaded_yet(tmp_path):
+    assert check("hub cache") == Check("hub cache", "ok", f"nothing was downloaded yet; it would come to {tmp_path / 'hub'}")
+
+
+def test_models_that_were_downloaded(tmp_path):
+    for name, n_bytes in (("models--a--b", 2_000_000), ("models--a--c", 500_000), ("datasets--a--d", 9_000_000)):
+        (tmp_path / "hub" / name / "blobs").mkdir(parents=True)
+        (tmp_path / "hub" / name / "blobs" / "0123").write_bytes(bytes(n_bytes))
+    assert re.fullmatch(rf"{tmp_path / 'hub'} holds 2 repositories, 2\.5 MB; .* are free there", check("hub cache").found)
+
+
+def test_a_hub_cache_that_cannot_be_read(tmp_path):
+    (tmp_path / "hub").write_text("a file, not a folder")
+    assert check("hub cache").status == "fail"
+    assert f"{tmp_path / 'hub'} cannot be read: Not a directory" in check("hub cache").found
+    assert "HF_HOME" in check("hub cache").todo
+
+
+def test_a_hub_cache_that_cannot_be_written(monkeypatch, tmp_path):
+    (tmp_path / "hub").mkdir()
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert check("hub cache").status == "warn"
+    assert "cannot be written" in check("hub cache").found
+
+
+def test_no_library_for_the_hub(monkeypatch):
+    monkeypatch.setattr(_hub, "folder", FOLDER)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    assert found("hub cache", doctor("tales", "none", OPTIONS)).status == "fail"
+    assert found("hub", doctor("tales", "none", OPTIONS, online=True)).status == "fail"
+    assert "pip install" in found("hub", doctor("tales", "none", OPTIONS, online=True)).todo
+
+
+# ---- the user's models file
+
+
+def test_a_models_file_with_a_mistake(tmp_path):
+    own = tmp_path / "config" / "gguf-spec" / "models.yaml"
+    own.parent.mkdir(parents=True)
+    own.write_text("models:\n  mine:\n    path: mine.gguf\n    draught: ngram\n")
+    assert check("models file").status == "fail"
+    assert f"{own}, line 4" in check("models file").found
+    assert "draught" in check("models file").found
+    assert check("models file").todo
+
+
+def test_models_files_that_are_read(tmp_path):
+    own, given = tmp_path / "config" / "gguf-spec" / "models.yaml", tmp_path / "given.yaml"
+    assert f"there is none of your own at {own}" in check("models file").found
+    n_models = int(check("models file").found.split()[0])
+    own.parent.mkdir(parents=True)
+    for path, name in ((own, "mine"), (given, "yours")):
+        path.write_text(f"models:\n  {name}: {{path: {name}.gguf}}\n")
+    both = check("models file", models_file=given)
+    assert both.status == "ok"
+    assert both.found == f"{n_models + 2} models are known by name; with {own} and {given}"
+
+
+def test_a_models_file_that_is_not_there(tmp_path):
+    assert check("models file", models_file=tmp_path / "none.yaml").status == "fail"
+
+
+# ---- the hub
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """Serve a status to the hub's library; return the paths that were asked for."""
+    from huggingface_hub import constants
+
+    asked, servers = [], []
+
+    def serve(status):
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_HEAD(self):
+                asked.append(self.path)
+                self.send_response(status)
+                self.end_headers()
+
+            def log_message(self, *_):
+                pass
+
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        servers.append(server)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        return asked
+
+    yield serve
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize(("answer", "status"), [(200, "ok"), (404, "fail"), (503, "fail")])
+def test_a_hub_that_answers(served, answer, status):
+    asked = served(answer)
+    hub = check("hub", online=True)
+    assert hub.status == status
+    assert asked == ["/"]
+    assert ("503" in hub.found) is (answer == 503)
+    assert bool(hub.todo) is (status != "ok")
+
+
+def test_a_hub_that_cannot_be_reached(monkeypatch):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    hub = check("hub", online=True)
+    assert hub.status == "fail"
+    assert hub.found.startswith("http://127.0.0.1:9 cannot be reached: ")
+    assert "HF_ENDPOINT" in hub.todo
+
+
+def test_nothing_is_asked_unless_it_is_wanted(served):
+    asked = served(200)
+    assert "hub" not in [one.name for one in doctor(options=OPTIONS).checks]
+    assert asked == []
+
+
+# ---- what is said of this very machine
+
+
+@pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="told by Linux")
+def test_every_line_is_true_here(monkeypatch, tmp_path, capfd):
+    from gguf_spec._model import Model
+
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    diagnosis = doctor(options=ContextOptions(n_ctx=512))
+
+    def said(name):
+        return found(name, diagnosis).found
+
+    def run(*command):
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    assert said("Python").startswith(run(sys.executable, "-V").split()[1] + " ")
+    assert said("Python").endswith(f"on {run('uname', '-s').strip()} {run('uname', '-m').strip()}")
+    assert said("llama.cpp") == f"llama-cpp-python {importlib.metadata.version('llama-cpp-python')}"
+    cpuinfo = [dict(re.findall(r"^(.+?)\s*: (.*)$", one, re.MULTILINE)) for one in Path("/proc/cpuinfo").read_text().strip().split("\n\n")]
+    here = [one for one in cpuinfo if int(one["processor"]) in os.sched_getaffinity(0)]
+    cores = len({(one.get("physical id"), one.get("core id", one["processor"])) for one in here})
+    assert found("threads", diagnosis).found.startswith(f"{cores} on {cores} physical core")
+    flags = set((cpuinfo[0].get("flags") or cpuinfo[0].get("Features", "")).split())
+    assert said("processor").startswith(cpuinfo[0].get("model name", platform.machine()))
+    assert (said("AMX") == "this processor has none") is ("amx_int8" not in flags)
+
+    meminfo = dict(re.findall(r"^(\w+): +(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE))
+    free, total = (float(n) for n in re.fullmatch(r"([\d.]+) GB of ([\d.]+) GB are free", said("memory")).groups())
+    assert total <= int(meminfo["MemTotal"]) * 1024 / 1e9 + 0.06
+    assert free <= int(meminfo["MemAvailable"]) * 1024 / 1e9 + 0.5
+    disk = os.statvfs(tmp_path)
+    assert said("disk").endswith(f" are free at {tmp_path / 'gguf-spec'}")
+    assert float(re.match(r"[\d,.]+", said("disk"))[0].replace(",", "")) == pytest.approx(disk.f_bavail * disk.f_frsize / 1e9, abs=0.5)
+
+    folder = Path(module.__file__).parent / "models" / "tales"
+    for role, name in (("target", "tales-target-Q8_0.gguf"), ("draft", "tales-draft-Q4_0.gguf")):
+        n_bytes = int(run("wc", "-c", str(folder / name)).split()[0])
+        assert said(role).startswith(f"{name}: llama, {n_bytes / 1e6:.1f} MB, ")
+    capfd.readouterr()
+    Model(folder / "tales-draft-Q4_0.gguf", ContextOptions(n_ctx=64, verbose=True)).close()
+    log = capfd.readouterr().err
+    assert said("fast kernels").startswith("weights are repacked") is ("CPU_REPACK model buffer size" in log or "AMX model buffer size" in log)
+    says = llama_cpp.llama_print_system_info().decode()
+    used = re.fullmatch(r"with(?:out)? GPU offload; (.*)", said("build"))
+    assert used is None or used[1].split(", ") == re.findall(r"(\w+) = [1-9]", says)
+    assert diagnosis.ok, diagnosis.sentence
 
 
 # ---- the models
@@ -285,16 +468,47 @@ def test_a_file_that_is_no_model(files, role, file, said):
     assert diagnosis.sentence == f"What fails: {role}."
 
 
-@pytest.mark.parametrize(
-    ("free", "total", "status"), [(4 * GB, 8 * GB, "ok"), (1_000_000, 8 * GB, "warn"), (100, 8 * GB, "fail"), (4 * GB, 1_000_000, "fail")]
-)
-def test_models_that_are_too_large(monkeypatch, free, total, status):
-    monkeypatch.setattr(module, "available_bytes", lambda: free)
-    monkeypatch.setattr(module, "total_bytes", lambda: total)
+@pytest.mark.parametrize(("of", "more", "status"), [("added", 1000, "ok"), ("added", -1000, "warn"), ("own", 1000, "warn"), ("own", -1000, "fail")])
+def test_models_that_are_too_large(monkeypatch, of, more, status):
+    wanted = bundled()
+    monkeypatch.setattr(module, "available_bytes", lambda: getattr(wanted, of) + more)
     diagnosis = doctor(options=OPTIONS)
-    assert found("room", diagnosis).status == status
-    assert found("room", diagnosis).found.startswith("11 MB, 0.7 MB of it for a context of 64")
+    room = found("room", diagnosis)
+    assert room.status == status
+    assert re.match(rf"{re.escape(_memory.size(wanted.added))}, 2\.6 MB of it for a context of 64; .* are free", room.found)
+    assert bool(room.todo) is (status != "ok")
     assert ("loading" in [one.name for one in diagnosis.checks]) is (status != "fail")
+
+
+def test_a_machine_that_is_too_small(monkeypatch):
+    monkeypatch.setattr(module, "total_bytes", lambda: 1_000_000)
+    assert check("room").status == "fail"
+    assert check("room").todo.startswith("the weights alone do not fit: ")
+
+
+def test_a_context_that_is_too_long(monkeypatch):
+    wanted = bundled(ContextOptions(n_ctx=200_000, threads=1))
+    monkeypatch.setattr(module, "available_bytes", lambda: wanted.own // 2)
+    room = found("room", doctor(options=ContextOptions(n_ctx=200_000, threads=1)))
+    assert room.status == "fail"
+    n_ctx = int(re.fullmatch(r"give --ctx (\d+), which would fit\.", room.todo)[1])
+    assert bundled(ContextOptions(n_ctx=n_ctx)).own <= wanted.own // 2 < bundled(ContextOptions(n_ctx=n_ctx + 256)).own
+
+
+def bundled(options=OPTIONS):
+    folder = Path(module.__file__).parent / "models" / "tales"
+    headers = [read_header(folder / name) for name in ("tales-target-Q8_0.gguf", "tales-draft-Q4_0.gguf")]
+    return needs([(header, options) for header in headers], {"AVX2": "1", "REPACK": "1"})
+
+
+def test_a_model_that_was_not_downloaded(tmp_path):
+    given = tmp_path / "given.yaml"
+    given.write_text(f"models:\n  far: {{repo: a/b, file: far.gguf, revision: {'a' * 40}}}\n")
+    for role, pair in (("target", ("far", "none")), ("draft", ("tales", "far"))):
+        diagnosis = doctor(*pair, OPTIONS, models_file=given)
+        assert found(role, diagnosis).status == "fail"
+        assert found(role, diagnosis).todo == "gguf-spec models pull far."
+        assert diagnosis.checks[-1].name == role
 
 
 def test_a_model_that_llama_does_not_load(files, tmp_path):
@@ -325,7 +539,9 @@ def test_models_that_cannot_go_back(files):
         assert diagnosis.ok
 
 
-@pytest.mark.parametrize(("draft", "status", "said"), [("auto", "warn", "none is known"), (None, "ok", "none"), ("ngram", "ok", "text alone")])
+@pytest.mark.parametrize(
+    ("draft", "status", "said"), [("auto", "warn", "no draft for one.gguf is on this disk"), (None, "ok", "none"), ("ngram", "ok", "text alone")]
+)
 def test_without_a_draft(files, draft, status, said):
     diagnosis = doctor(files / "one.gguf", draft, OPTIONS)
     assert found("draft", diagnosis).status == status

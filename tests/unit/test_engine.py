@@ -7,6 +7,7 @@ from gguf_spec._accept import Draft, rejection
 from gguf_spec._drafters import DrawnGuess, NoDrafter
 from gguf_spec._engine import Rule, read_prompt, rounds, run_round
 from gguf_spec._rng import SeededRng
+from gguf_spec.errors import RollbackError
 from tests.fakes import FakeModel, drafting, random_table, sampler
 
 V, RULE = 6, Rule(rejection)
@@ -139,18 +140,39 @@ def test_a_long_prompt_is_read_in_parts_and_can_be_cancelled_between_them():
     looks = iter([False, True])
     target = FakeModel(TABLE, n_ctx=4000)
     read_prompt(target, NoDrafter(), [1] * 2000, 0, lambda: next(looks))
-    assert target.n_past == 512
+    assert target.n_past == 32
 
 
-def test_a_second_prompt_starts_from_an_empty_cache():
+def test_a_second_prompt_reads_only_what_is_new():
     target, drafter, _chain = pair()
-    for prompt in ([1, 2, 3], [1, 2, 4]):
+    for prompt in ([1, 2, 3, 4], [1, 2, 4, 4, 3], [2, 2], [2, 2, 1], [2, 2]):
         read_prompt(target, drafter, prompt, 2, never)
         assert target.cached == prompt[:-1] == drafter.model._model.cached
+    target.read_tokens.clear()
+    read_prompt(target, drafter, [2, 1, 3, 1], 2, never)
+    assert target.read_tokens == [[1, 3]]
+    read_prompt(target, drafter, [2, 1, 3, 2], 2, never)
+    assert target.read_tokens == [[1, 3]]
+
+
+def test_a_model_that_cannot_go_back_reads_all_again_unless_the_prompt_goes_on():
+    target = FakeModel(TABLE)
+
+    def rollback(to):
+        if 0 < to < target.n_past:
+            raise RollbackError("fake", target.n_past, to)
+        del target.cached[to:]
+
+    target.rollback = rollback
+    for prompt, read in (([1, 2, 3], [[1, 2]]), ([1, 2, 4, 1], [[4]]), ([1, 3, 1], [[1, 3]])):
+        target.read_tokens.clear()
+        read_prompt(target, NoDrafter(), prompt, 0, never)
+        assert (target.cached, target.read_tokens) == (prompt[:-1], read)
 
 
 def test_no_drafter_drafts_nothing():
     drafter = NoDrafter()
-    drafter.read([1])
+    drafter.read([1], never)
+    drafter.keep([1])
     drafter.rollback(0)
     assert drafter.draft([1], 5) == Draft([], [])

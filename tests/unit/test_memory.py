@@ -1,11 +1,9 @@
+import os
 from pathlib import Path
 
 import pytest
 
 from gguf_spec import _memory
-from gguf_spec._context import check_memory
-from gguf_spec._gguf import Header
-from gguf_spec.errors import NotEnoughMemoryError
 
 GIB = 1 << 30
 
@@ -37,6 +35,13 @@ def test_a_container_with_a_limit(machine):
     assert (_memory.total_bytes(), _memory.available_bytes()) == (2 * GIB, GIB)
 
 
+def test_a_container_that_holds_pages_of_files(machine):
+    stat = f"anon {GIB // 2}\nfile {GIB}\ninactive_file {GIB // 4}\nactive_file {GIB // 4}\nfile_dirty 0\n"
+    files = {"meminfo": "MemAvailable: 8388608 kB\n", "memory.max": f"{2 * GIB}\n", "memory.current": f"{3 * GIB // 2}\n", "memory.stat": stat}
+    machine(16 * GIB, files)
+    assert _memory.available_bytes() == GIB, "the kernel drops them for who needs the room"
+
+
 def test_a_container_over_its_limit(machine):
     machine(16 * GIB, {"meminfo": "MemAvailable: 8388608 kB\n", "memory.max": f"{GIB}\n", "memory.current": f"{2 * GIB}\n"})
     assert _memory.available_bytes() == 0
@@ -44,36 +49,18 @@ def test_a_container_over_its_limit(machine):
 
 def test_another_system(machine):
     machine(16 * GIB, {})
-    assert (_memory.total_bytes(), _memory.available_bytes()) == (16 * GIB, 16 * GIB)
+    assert (_memory.total_bytes(), _memory.available_bytes(), _memory.resident_bytes()) == (16 * GIB, 16 * GIB, 0)
     machine(None, {})
     assert (_memory.total_bytes(), _memory.available_bytes()) == (None, None)
 
 
-@pytest.fixture
-def free(monkeypatch):
-    def make(total, available):
-        monkeypatch.setattr("gguf_spec._context.total_bytes", lambda: total)
-        monkeypatch.setattr("gguf_spec._context.available_bytes", lambda: available)
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux tells it there")
+def test_what_this_process_holds():
+    def said():
+        return int(next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS:")).split()[1]) * 1024
 
-    return make
-
-
-@pytest.mark.parametrize(
-    ("file_bytes", "kv_bytes", "fits"),
-    [(GIB, 0, True), (5 * GIB, 0, True), (9 * GIB, 0, False), (GIB, 3 * GIB, True), (GIB, 5 * GIB, False), (7 * GIB, 2 * GIB, False)],
-)
-def test_what_fits(free, file_bytes, kv_bytes, fits):
-    free(8 * GIB, 4 * GIB)  # weights are mapped: they may push others out, the cache may not
-    header = Header(Path("m.gguf"), {}, 1, file_bytes)
-    if fits:
-        check_memory(header, kv_bytes)
-        return
-    with pytest.raises(NotEnoughMemoryError, match=rf"m\.gguf needs {(file_bytes + kv_bytes) / GIB:.1f} GiB") as caught:
-        check_memory(header, kv_bytes)
-    assert (caught.value.needed_bytes, caught.value.available_bytes) == (file_bytes + kv_bytes, 4 * GIB)
-    assert isinstance(caught.value, MemoryError)
-
-
-def test_where_nothing_is_known_nothing_is_refused(free):
-    free(None, None)
-    check_memory(Header(Path("m.gguf"), {}, 1, 1 << 60), 1 << 60)
+    before = _memory.resident_bytes()
+    assert abs(before - said()) < 16 << 20  # the kernel counts in batches
+    block = b"\1" * (64 << 20)
+    assert 60 << 20 < _memory.resident_bytes() - before < 80 << 20
+    assert len(block) > os.sysconf("SC_PAGE_SIZE")

@@ -1,38 +1,210 @@
+import hashlib
+import pickle
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
 import pytest
+import yaml
 
-from gguf_spec._registry import names, resolve
-from gguf_spec.errors import ModelNotFoundError
+from gguf_spec import Sampling, _yaml
+from gguf_spec._registry import Entry, Part, entries, resolve, split_names, user_file
+from gguf_spec.errors import InvalidModelsFileError, ModelNotFoundError
+
+REVISION = "0123456789abcdef0123456789abcdef01234567"
+MINE = f"""\
+models:
+  mine:
+    repo: someone/some-GGUF
+    file: some-Q4_0.gguf
+    revision: {REVISION}
+"""
 
 
-def test_the_bundled_pair_is_there():
-    entry = resolve("tales")
-    assert "tales" in names()
-    assert (entry.name, entry.prompt) == ("tales", "text")
-    assert entry.target.is_file()
-    assert entry.draft.is_file()
-    assert entry.target.stat().st_size + entry.draft.stat().st_size < 25_000_000
+@pytest.fixture(autouse=True)
+def config(tmp_path, monkeypatch):
+    """The user's configuration folder, empty."""
+    folder = tmp_path / "config"
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(folder))
+    return folder
 
 
-def test_every_name_is_a_pair_of_files_in_the_package():
-    for name in names():
-        assert resolve(name).target.suffix == ".gguf"
+@pytest.fixture(params=["CSafeLoader", "SafeLoader"])
+def parser(request, monkeypatch):
+    """Either part of PyYAML: its C part is not there everywhere."""
+    monkeypatch.setattr(_yaml, "_LOADER", getattr(yaml, request.param))
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(text, name="more.yaml"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+# the package's own entries
+
+# family -> rows of its vocabulary; llama.cpp lets target and draft differ by 128
+VOCABULARY = {"smollm2": 49_152, "qwen2.5": 151_936, "qwen3": 151_936, "llama3": 128_256, "gemma3": 262_144, "tales": 4_096}
+PADDED = {"qwen2.5-7b": 152_064, "qwen2.5-coder-7b": 152_064}
+PAIRS = {
+    "smollm2-135m": ["smollm2-360m", "smollm2-1.7b"],
+    "qwen2.5-0.5b": ["qwen2.5-1.5b", "qwen2.5-3b", "qwen2.5-7b"],
+    "qwen2.5-coder-0.5b": ["qwen2.5-coder-1.5b", "qwen2.5-coder-7b"],
+    "qwen3-0.6b": ["qwen3-1.7b", "qwen3-4b", "qwen3-8b"],
+    "llama3.2-1b": ["llama3.2-3b", "llama3.1-8b"],
+    "gemma3-270m": ["gemma3-1b", "gemma3-4b"],
+    "tales-draft": ["tales"],
+}
+# an alias of a family is its largest
+FAMILIES = {
+    "smollm2": "smollm2-1.7b", "qwen2.5": "qwen2.5-7b", "qwen2.5-coder": "qwen2.5-coder-7b", "qwen3": "qwen3-8b",
+    "llama3.1": "llama3.1-8b", "llama3.2": "llama3.2-3b", "gemma3": "gemma3-4b",
+}  # fmt: skip
+
+
+def test_all_families_are_there():
+    assert sorted(entries()) == sorted([*PAIRS, *(target for targets in PAIRS.values() for target in targets)])
+    assert {alias: entry.name for entry in entries().values() for alias in entry.aliases} == FAMILIES
+
+
+def test_every_declared_pair_is_compatible():
+    known = entries()
+    assert {name: entry.draft for name, entry in known.items() if entry.draft} == {target: draft for draft in PAIRS for target in PAIRS[draft]}
+    for target in known.values():
+        if target.draft:
+            draft = known[target.draft]
+            assert draft.tokenizer == target.tokenizer and draft.chat == target.chat, target.name
+            rows = [PADDED.get(entry.name, VOCABULARY[entry.tokenizer]) for entry in (target, draft)]
+            assert rows[0] - rows[1] in range(129), target.name
+            assert draft.size_bytes < target.size_bytes / 2, target.name
+            assert draft.draft is None and "draft" in draft.note
+            assert dict(draft.sampling) == dict(target.sampling), "else -d would change what is sampled"
+
+
+def test_every_entry_says_what_a_user_must_know():
+    for entry in entries().values():
+        assert entry.license and entry.context and entry.tokenizer and entry.chat and entry.note, entry.name
+        assert entry.size_bytes
+        assert "Q4" in (entry.path.name if entry.path else entry.parts[0].file).upper() or entry.name == "tales"
+        Sampling(**entry.sampling)
+        assert entry.permissive or any(word in entry.note for word in ("licence", "terms")), entry.name
+    not_permissive = {entry.license for entry in entries().values() if not entry.permissive}
+    assert not_permissive == {"gemma", "llama3.1", "llama3.2", "qwen-research"}
+
+
+def test_what_is_written_of_the_bundled_files_is_true():
+    written = yaml.safe_load((Path(__file__).parents[2] / "models.yaml").read_text(encoding="utf-8"))["models"]
+    for name in ("tales", "tales-draft"):
+        entry = resolve(name)
+        data = entry.path.read_bytes()
+        assert written[name]["size_bytes"] == len(data) == entry.size_bytes
+        assert written[name]["sha256"] == hashlib.sha256(data).hexdigest()
+        assert (entry.repo, entry.revision, entry.parts) == (None, None, ())
+    assert (resolve("tales").draft, resolve("tales").prompt) == ("tales-draft", "text")
+    assert sum(resolve(name).size_bytes for name in ("tales", "tales-draft")) < 25_000_000
+
+
+def test_an_entry_of_the_hub():
+    entry = resolve("smollm2-1.7b")
+    assert (entry.repo, entry.path, entry.draft) == ("HuggingFaceTB/SmolLM2-1.7B-Instruct-GGUF", None, "smollm2-135m")
+    digest = "decd2598bc2c8ed08c19adc3c8fdd461ee19ed5708679d1c54ef54a5a30d4f33"
+    assert entry.parts == (Part("smollm2-1.7b-instruct-q4_k_m.gguf", 1_055_609_536, digest),)
+    assert entry.revision == "2d4a76a30b4af41ecd395c35725ac11688d4cfe4"
+    assert entry.permissive
+
+
+@pytest.mark.parametrize("name", ["smollm2", "SmolLM2", "SMOLLM2-1.7B"])
+def test_aliases_and_capitals(name):
+    assert resolve(name) == entries()["smollm2-1.7b"]
+
+
+def test_an_entry_is_a_plain_value():
+    entry = resolve("gemma3-4b")
+    assert pickle.loads(pickle.dumps(entry)) == entry and hash(entry) == hash(replace(entry))
+    assert asdict(entry)["sampling"] == {"temperature": 1.0, "top_k": 64, "top_p": 0.95}
+    changed = entries()
+    changed.clear()
+    assert entries()  # not what is kept
+
+
+LICENCES = {
+    "MIT": True,
+    "apache-2.0": True,
+    "bsd-3-clause": True,
+    "CC0-1.0": True,
+    "gemma": False,
+    "other": False,
+    "cc-by-nc-4.0": False,
+    None: False,
+}
+
+
+@pytest.mark.parametrize(("licence", "permissive"), LICENCES.items())
+def test_permissive_licences(licence, permissive):
+    assert Entry("x", None, None, (), Path("x"), license=licence).permissive is permissive
+
+
+# paths
 
 
 @pytest.mark.parametrize("as_text", [True, False])
 def test_a_path_is_taken_as_it_is(tmp_path, as_text):
     path = tmp_path / "a model.gguf"
-    path.write_text("")
+    path.write_text("12345")
     entry = resolve(str(path) if as_text else path)
-    assert (entry.name, entry.target, entry.draft, entry.prompt) == ("a model.gguf", path, None, None)
+    assert entry == Entry("a model.gguf", None, None, (), path)
+    assert entry.size_bytes == 5
 
 
 def test_home_is_understood(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "m.gguf").write_text("")
-    assert resolve("~/m.gguf").target == tmp_path / "m.gguf"
+    assert resolve("~/m.gguf").path == tmp_path / "m.gguf"
 
 
-@pytest.mark.parametrize(("wrong", "right"), [("tale", "tales"), ("talse", "tales"), ("tales2", "tales")])
+def test_a_name_goes_before_a_file_called_like_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("tales", "mine.gguf"):
+        (tmp_path / name).write_text("")
+    assert resolve("tales").path.name == "tales-target-Q8_0.gguf"
+    assert resolve("./tales").path == Path("tales") == resolve(Path("tales")).path
+    assert resolve("mine.gguf").path == Path("mine.gguf")
+
+
+def test_a_local_split_model_is_as_large_as_all_its_files(tmp_path):
+    names = split_names("m-00001-of-00003.gguf")
+    assert names == ["m-00001-of-00003.gguf", "m-00002-of-00003.gguf", "m-00003-of-00003.gguf"]
+    for i, name in enumerate(names):
+        (tmp_path / name).write_bytes(bytes(10 + i))
+    entry = resolve(tmp_path / names[0])
+    assert (entry.path.name, entry.size_bytes) == (names[0], 33)
+    (tmp_path / names[1]).unlink()
+    assert resolve(tmp_path / names[0]).size_bytes is None
+
+
+@pytest.mark.parametrize(
+    "name", ["m.gguf", "m-00000-of-00003.gguf", "m-00004-of-00003.gguf", "m-1-of-3.gguf", "m-00001-of-99999.gguf", "m-0000١-of-00002.gguf"]
+)
+def test_what_is_no_part_of_a_split_model(name):
+    assert split_names(name) == [name]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("tale", "tales"),
+        ("talse", "tales"),
+        ("smolm2", "smollm2"),
+        ("qwen25-7b", "qwen2.5-7b"),
+        ("Llama-3.1-8B", "llama3.1-8b"),
+        ("gemma-3", "gemma3"),
+    ],
+)
 def test_what_comes_close_is_suggested(wrong, right):
     with pytest.raises(ModelNotFoundError) as caught:
         resolve(wrong)
@@ -40,11 +212,11 @@ def test_what_comes_close_is_suggested(wrong, right):
     assert caught.value.hint == f"did you mean {right}?"
 
 
-def test_what_comes_close_to_nothing_is_told_the_names():
+def test_what_comes_close_to_nothing_is_told_the_ways():
     with pytest.raises(ModelNotFoundError) as caught:
         resolve("/nowhere/x.gguf")
     assert "/nowhere/x.gguf" in str(caught.value)
-    assert all(name in caught.value.hint for name in names())
+    assert "hf:OWNER/REPO/FILE" in caught.value.hint and "gguf-spec models list" in caught.value.hint
 
 
 IMPOSSIBLE = {
@@ -61,3 +233,383 @@ def test_names_that_no_file_can_have(name):
     with pytest.raises(ModelNotFoundError) as caught:
         resolve(name)
     assert caught.value.hint
+
+
+# places on the hub
+
+PLACES = {
+    "hf:someone/some-GGUF/some-Q4_0.gguf": ("someone/some-GGUF", ["some-Q4_0.gguf"], "main"),
+    "hf:a/b/folder/deep er/x.GGUF": ("a/b", ["folder/deep er/x.GGUF"], "main"),
+    f"hf:a/b/x.gguf@{REVISION}": ("a/b", ["x.gguf"], REVISION),
+    "hf:a/b/x.gguf@refs/pr/1": ("a/b", ["x.gguf"], "refs/pr/1"),
+    "hf:a/b/x@2.gguf@v1.0": ("a/b", ["x@2.gguf"], "v1.0"),
+    "hf:a/b/f/x-00001-of-00002.gguf": ("a/b", ["f/x-00001-of-00002.gguf", "f/x-00002-of-00002.gguf"], "main"),
+}
+
+
+@pytest.mark.parametrize("spec", PLACES)
+def test_a_place_on_the_hub(spec):
+    repo, files, revision = PLACES[spec]
+    entry = resolve(spec)
+    assert (entry.name, entry.repo, entry.revision, entry.path) == (spec, repo, revision, None)
+    assert entry.parts == tuple(Part(file, None, None) for file in files)
+    assert entry.size_bytes is None and entry.draft is None and not entry.permissive
+
+
+NO_PLACES = [
+    "hf:", "hf:a", "hf:a/b", "hf:a/b/", "hf:a/b/x.bin", "hf:a/b/.gguf", "hf:a//x.gguf", "hf:/b/x.gguf", "hf:a/b/../x.gguf", "hf:a/b/f/../../x.gguf",
+    "hf:../b/x.gguf", "hf:a/../x.gguf", "hf:a/b/x\\y.gguf", "hf:a/b//x.gguf", "hf:a/b/x.gguf@", "hf:a/b/x.gguf@../main", "hf:a/b/x.gguf@-f",
+    "hf:a/b/x.gguf@a b", "hf:a b/c/x.gguf", "hf:a/b/x\n.gguf", "hf:a/b/x\0.gguf", "hf:a--b/c/x.gguf", "hf:" + "a" * 100 + "/b/x.gguf",
+    "hf:a/b/" + "x" * 600 + ".gguf", "hf:a/b/x-00002-of-00002.gguf", "hf:ä/b/x.gguf", "hf:a/b/x.gguf@" + "f" * 300,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("spec", NO_PLACES)
+def test_what_is_no_place_on_the_hub(spec, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelNotFoundError) as caught:
+        resolve(spec)
+    assert caught.value.hint and "\n" not in str(caught.value)
+
+
+# files of one's own
+
+
+def test_the_users_file_and_one_more_go_over_the_packages(config, write, tmp_path):
+    write(MINE + "    draft: smollm2-135m\n  tales: {path: other.gguf, draft: tales-draft}\n", "config/gguf-spec/models.yaml")
+    assert user_file() == config / "gguf-spec" / "models.yaml"
+    assert (resolve("mine").repo, resolve("MINE").draft) == ("someone/some-GGUF", "smollm2-135m")
+    assert resolve("tales").path == config / "gguf-spec" / "other.gguf"
+    assert resolve("tales").prompt is None  # the whole entry is replaced
+    more = write("models:\n  tales: {path: /a/third.gguf}\n  new: {path: x.gguf, draft: mine}\n")
+    assert resolve("tales", more).path == Path("/a/third.gguf")
+    assert resolve("new", more).path == tmp_path / "x.gguf"
+    assert resolve("mine", more) == resolve("mine")
+    assert list(entries(more))[-2:] == ["mine", "new"] and "smollm2-1.7b" in entries(more)
+    with pytest.raises(ModelNotFoundError):
+        resolve("new")
+
+
+def test_an_alias_goes_to_the_last_file_that_gives_it(write):
+    more = write("models:\n  mine: {path: a.gguf, aliases: [smollm2, m]}\n  qwen3: {path: b.gguf}\n")
+    assert (resolve("smollm2", more).name, resolve("m", more).name, resolve("qwen3", more).name) == ("mine", "mine", "qwen3")
+    known = entries(more)
+    assert known["smollm2-1.7b"].aliases == known["qwen3-8b"].aliases == () and known["gemma3-4b"].aliases == ("gemma3",)
+    assert resolve("smollm2").name == "smollm2-1.7b"
+
+
+def test_a_path_may_begin_at_home(write, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert resolve("mine", write("models:\n  mine: {path: ~/m.gguf}\n")).path == tmp_path / "home" / "m.gguf"
+
+
+def test_a_bundled_file_under_another_entry(write):
+    more = write("models:\n  tales: {repo: bundled, file: tales/tales-target-Q8_0.gguf, draft: ngram, prompt: chat}\n")
+    assert (resolve("tales", more).path, resolve("tales", more).draft) == (resolve("tales").path, "ngram")
+
+
+def test_where_the_users_file_is(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for unset in ("", "relative/folder"):  # as the specification of these folders says
+        monkeypatch.setenv("XDG_CONFIG_HOME", unset)
+        assert user_file() == tmp_path / ".config" / "gguf-spec" / "models.yaml"
+    monkeypatch.delenv("XDG_CONFIG_HOME")
+    assert user_file() == tmp_path / ".config" / "gguf-spec" / "models.yaml"
+
+
+def test_a_user_without_a_home(monkeypatch):
+    def nowhere():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CONFIG_HOME")
+    monkeypatch.setattr(Path, "home", nowhere)
+    assert user_file() is None
+    assert "tales" in entries()
+
+
+def test_a_broken_file_of_the_user_is_no_hindrance_to_a_path(write, tmp_path):
+    write("models: 3\n", "config/gguf-spec/models.yaml")
+    (tmp_path / "m.gguf").write_text("")
+    assert resolve(tmp_path / "m.gguf") == resolve(str(tmp_path / "m.gguf"))
+    assert resolve("hf:a/b/x.gguf").repo == "a/b"
+    with pytest.raises(InvalidModelsFileError):
+        resolve("tales")
+
+
+def test_split_models_in_a_file(write):
+    text = MINE.replace("some-Q4_0.gguf", "f/some-00001-of-00003.gguf")
+    assert resolve("mine", write(text)).parts == tuple(Part(f"f/some-0000{i}-of-00003.gguf", None, None) for i in (1, 2, 3))
+    parts = f"parts: [{{file: a-00001-of-00002.gguf, size_bytes: 7, sha256: {'a' * 64}}}, {{file: a-00002-of-00002.gguf, size_bytes: 5}}]"
+    entry = resolve("mine", write(MINE.replace("file: some-Q4_0.gguf", parts)))
+    assert entry.parts == (Part("a-00001-of-00002.gguf", 7, "a" * 64), Part("a-00002-of-00002.gguf", 5, None))
+    assert entry.size_bytes == 12
+    one = "parts: [{file: a.gguf, size_bytes: 7}]"
+    assert resolve("mine", write(MINE.replace("file: some-Q4_0.gguf", one))).parts == (Part("a.gguf", 7, None),)
+
+
+def test_every_field_arrives(write):
+    more = f"""\
+    size_bytes: 1_000
+    sha256: {"b" * 64}
+    license: MIT
+    context: 0x1000
+    tokenizer: own
+    chat: chatml
+    draft: ngram
+    prompt: chat
+    note: 'One: two.'
+    aliases: [m, my]
+    sampling:
+      temperature: 0
+      max_tokens: null
+      stop: [a, b]
+      logit_bias: {{7: -.inf, 8: 1}}
+      json_schema: {{type: object, properties: {{a: {{type: [string, "null"]}}}}}}
+"""
+    entry = resolve("my", write(MINE + more))
+    assert entry.parts == (Part("some-Q4_0.gguf", 1000, "b" * 64),)
+    assert (entry.license, entry.context, entry.tokenizer, entry.chat) == ("MIT", 4096, "own", "chatml")
+    assert (entry.draft, entry.prompt, entry.note, entry.aliases) == ("ngram", "chat", "One: two.", ("m", "my"))
+    assert dict(entry.sampling) == {
+        "temperature": 0, "max_tokens": None, "stop": ["a", "b"], "logit_bias": {7: float("-inf"), 8: 1},
+        "json_schema": {"type": "object", "properties": {"a": {"type": ["string", "null"]}}},
+    }  # fmt: skip
+    assert Sampling(**entry.sampling).greedy
+
+
+def test_null_is_the_same_as_left_out(write):
+    keys = ("size_bytes", "sha256", "license", "context", "tokenizer", "chat", "draft", "prompt", "sampling", "note", "aliases", "parts", "path")
+    assert resolve("mine", write(MINE + "".join(f"    {key}: null\n" for key in keys))) == resolve("mine", write(MINE))
+
+
+def test_a_file_of_no_entries(write, parser):
+    assert entries(write("models: {}\n")) == entries()
+    assert entries(write("\ufeffmodels: {}\n")) == entries()  # as Windows writes it
+
+
+# mistakes: what is added to or replaced in MINE, and the line, the key and the words that the error must name
+
+ADDED = {
+    "unknown key": ("licence: mit", 6, "licence", "did you mean license?"),
+    "unknown key like nothing": ("zzz: 1", 6, "zzz", "the keys are repo, revision"),
+    "a key that is no text": ("7: 1", 6, "7", "not a key"),
+    "a very long key": ("? " + "k" * 5000 + "\n    : 1", 6, "'" + "k" * 77 + "...'", "not a key"),
+    "a key with control characters": ('"a\\e[31m": 1', 6, "'a\\x1b[31m'", "not a key"),
+    "a key twice": ("file: x.gguf", 6, "file", "there twice"),
+    "a list as key": ("? [a]\n    : 1", 6, "", "a list or a mapping for a key"),
+    "size zero": ("size_bytes: 0", 6, "size_bytes", "'0' but must be a whole number above 0"),
+    "size negative": ("size_bytes: -1", 6, "size_bytes", "'-1'"),
+    "size no whole number": ("size_bytes: 1.5", 6, "size_bytes", "'1.5'"),
+    "size as text": ("size_bytes: '12'", 6, "size_bytes", "'12'"),
+    "size true": ("size_bytes: true", 6, "size_bytes", "'true'"),
+    "size of a list": ("size_bytes: [1]", 6, "size_bytes", "a list"),
+    "size too large": (f"size_bytes: {2**63}", 6, "size_bytes", str(2**63)),
+    "size of 5000 digits": ("size_bytes: " + "9" * 5000, 6, "size_bytes", "99..."),
+    "a list tagged as text": ("note: !!str [" + "a, " * 90 + "]", 6, "note", "tagged"),
+    "size tagged as a number": ("size_bytes: !!int ''", 6, "size_bytes", "a number of some size"),
+    "hash too short": ("sha256: abc", 6, "sha256", "'abc' but must be 64 hexadecimal digits"),
+    "hash in capitals": ("sha256: " + "A" * 64, 6, "sha256", "64 hexadecimal digits"),
+    "context zero": ("context: 0", 6, "context", "above 0"),
+    "context in words": ("context: many", 6, "context", "'many'"),
+    "parts beside a file": ("parts: [{file: a.gguf}]", 4, "file", "left out where there are parts"),
+    "path beside a repo": ("path: x.gguf", 3, "repo", "left out where there is a path"),
+    "draft unknown": ("draft: smollm2-135", 6, "draft", "did you mean smollm2-135m?"),
+    "draft by an alias": ("draft: qwen3", 6, "draft", "did you mean qwen3-"),
+    "draft is itself": ("draft: mine", 6, "draft", "'mine' but must be another entry's name"),
+    "draft no text": ("draft: no", 6, "draft", "quotes"),
+    "prompt of another kind": ("prompt: story", 6, "prompt", "'story' but must be text or chat"),
+    "tokenizer in capitals": ("tokenizer: Qwen", 6, "tokenizer", "'Qwen'"),
+    "chat as a list": ("chat: [chatml]", 6, "chat", "a list but must be text"),
+    "licence as a list": ("license: [mit]", 6, "license", "a list but must be text"),
+    "licence of nothing": ("license: ''", 6, "license", "text on one line"),
+    "note as a number": ("note: 5", 6, "note", "quotes"),
+    "note of two lines": ('note: "a\\nb"', 6, "note", "text on one line"),
+    "note that colours the terminal": ('note: "\\e[31m"', 6, "note", "'\\x1b[31m'"),
+    "note tagged as an object": ("note: !!python/object/apply:os.system ['echo']", 6, "note", "tagged"),
+    "sampling as a list": ("sampling: [1]", 6, "sampling", "a list but must be a mapping"),
+    "sampling unknown": ("sampling: {temprature: 1}", 6, "sampling.temprature", "did you mean temperature?"),
+    "sampling out of range": ("sampling:\n      top_k: 1\n      temperature: -1", 8, "sampling.temperature", "-1"),
+    "sampling of another type": ("sampling: {top_k: many}", 6, "sampling.top_k", "'many'"),
+    "sampling with a number beyond all": ("sampling: {top_p: 1" + "0" * 400 + "}", 6, "sampling.top_p", "a number of some size"),
+    "sampling with a long hexadecimal number": ("sampling: {top_k: 0x" + "f" * 9000 + "}", 6, "sampling.top_k", "a number of some size"),
+    "sampling null": ("sampling: {temperature: null}", 6, "sampling.temperature", "None"),
+    "sampling with a date": ("sampling: {stop: [2020-01-01]}", 6, "sampling.stop[0]", "tagged"),
+    "sampling with a key twice": ("sampling: {json_schema: {a: 1, a: 2}}", 6, "sampling.json_schema.a", "there twice"),
+    "sampling with merged keys": ("sampling: {json_schema: {<<: {a: 1}}}", 6, "sampling.json_schema.<<", "tagged"),
+    "sampling with an object": ("sampling: {grammar: !!python/name:os.system ''}", 6, "sampling.grammar", "tagged"),
+    "grammar beside a schema": ("sampling: {grammar: 'root ::= \"a\"', json_schema: {}}", 6, "sampling.json_schema", "without a grammar"),
+    "aliases as text": ("aliases: m", 6, "aliases", "'m' but must be a list"),
+    "an alias with a capital": ("aliases: [m, M]", 6, "aliases[1]", "'M'"),
+    "an alias with a meaning": ("aliases: [ngram]", 6, "aliases[0]", "'ngram'"),
+    "an alias like its own name": ("aliases: [mine]", 6, "aliases[0]", "a name that nothing else has"),
+    "an alias like another name": ("aliases: [tales]", 6, "aliases[0]", "'tales' but must be a name that nothing else has"),
+    "an alias twice": ("aliases:\n    - m\n    - m", 8, "aliases[1]", "'m'"),
+}
+REPLACED = {
+    "revision too short": (REVISION, "abc123", 5, "revision", "'abc123' but must be 40 hexadecimal digits"),
+    "revision a branch": (REVISION, "main", 5, "revision", "'main'"),
+    "revision in capitals": (REVISION, REVISION.upper(), 5, "revision", "40 hexadecimal digits"),
+    "revision of digits alone": (REVISION, "1" * 40, 5, "revision", "quotes"),
+    "no revision": (f"    revision: {REVISION}\n", "", 3, "", "has no revision"),
+    "no repo": ("    repo: someone/some-GGUF\n", "", 3, "", "has no repo"),
+    "no file": ("    file: some-Q4_0.gguf\n", "", 3, "", "has no file"),
+    "repo without owner": ("someone/some-GGUF", "some-GGUF", 3, "repo", "'some-GGUF' but must be OWNER/REPO"),
+    "repo with folders": ("someone/some-GGUF", "a/b/c", 3, "repo", "'a/b/c'"),
+    "repo that climbs": ("someone/some-GGUF", "a/..", 3, "repo", "'a/..'"),
+    "repo as an address": ("someone/some-GGUF", "https://huggingface.co/a/b", 3, "repo", "https"),
+    "repo a number": ("someone/some-GGUF", "12", 3, "repo", "quotes"),
+    "repo bundled, with a revision": ("someone/some-GGUF", "bundled", 5, "revision", "left out of a bundled model"),
+    "file from the root": ("some-Q4_0", "/some", 4, "file", "'/some.gguf'"),
+    "file that climbs": ("some-Q4_0", "../some", 4, "file", "'../some.gguf'"),
+    "file that climbs later": ("some-Q4_0", "a/../../b", 4, "file", "inside the repository"),
+    "file with a dot": ("some-Q4_0", "./b", 4, "file", "inside the repository"),
+    "file with a backslash": ("some-Q4_0", "a\\b", 4, "file", "'a\\\\b.gguf'"),
+    "file on a drive": ("some-Q4_0", "C:a", 4, "file", "'C:a.gguf'"),
+    "file of another kind": ("some-Q4_0.gguf", "some.safetensors", 4, "file", ".gguf"),
+    "file without a name": ("some-Q4_0.gguf", "a/.gguf", 4, "file", "'a/.gguf'"),
+    "file too long": ("some-Q4_0", "x" * 600, 4, "file", "inside the repository"),
+    "file that is a later part": ("some-Q4_0", "x-00002-of-00002", 4, "file", "write x-00001-of-00002.gguf"),
+    "a size for all parts": ("some-Q4_0.gguf", "x-00001-of-00002.gguf\n    size_bytes: 5", 5, "size_bytes", "left out where a model has 2 files"),
+    "parts as text": ("file: some-Q4_0.gguf", "parts: a.gguf", 4, "parts", "a list"),
+    "no parts": ("file: some-Q4_0.gguf", "parts: []", 4, "parts", "lists 0 files"),
+    "a part with an unknown key": ("file: some-Q4_0.gguf", "parts: [{file: a.gguf, sha265: x}]", 4, "parts[0].sha265", "did you mean sha256?"),
+    "a part with a wrong size": ("file: some-Q4_0.gguf", "parts:\n    - {file: a.gguf, size_bytes: x}", 5, "parts[0].size_bytes", "'x'"),
+    "a part too few": ("file: some-Q4_0.gguf", "parts: [{file: a-00001-of-00002.gguf}]", 4, "parts", "lists 1 files of 2"),
+    "a part too many": ("file: some-Q4_0.gguf", "parts: [{file: a.gguf}, {file: b.gguf}]", 4, "parts", "lists 2 files of 1"),
+    "parts in another order": (
+        "file: some-Q4_0.gguf", "parts:\n    - file: a-00001-of-00002.gguf\n    - file: b-00002-of-00002.gguf",
+        6, "parts[1]", "'a-00002-of-00002.gguf'",
+    ),
+}  # fmt: skip
+WHOLE = {
+    "model for models": ("model: {}\n", 1, "model", "did you mean models?"),
+    "a list": ("- a\n", 1, "", "a mapping"),
+    "text": ("models\n", 1, "", "'models' but must be a mapping"),
+    "models as text": ("\nmodels: all\n", 2, "models", "'all' but must be a mapping"),
+    "no models": ("models:\n", None, None, "nothing under `models:`"),
+    "an entry of text": ("models:\n  mine: x.gguf\n", 2, "models.mine", "a mapping"),
+    "an entry of nothing": ("models:\n  mine:\n", 2, "models.mine", "a mapping"),
+    "an entry that is an object": ("models:\n  mine: !!python/object:os.Foo {path: x}\n", 2, "models.mine", "tagged"),
+    "a name with a capital": ("models:\n  Mine: {path: x}\n", 2, "models.Mine", "'Mine'"),
+    "a name with a space": ("models:\n  a b: {path: x}\n", 2, "models.a b", "lower-case letters"),
+    "a name that climbs": ("models:\n  ../x: {path: x}\n", 2, "models.../x", "lower-case letters"),
+    "a name with a meaning": ("models:\n  none: {path: x}\n", 2, "models.none", "mean something else"),
+    "a name of nothing": ("models:\n  '': {path: x}\n", 2, "models.''", "text on one line"),
+    "a name that is a number": ("models:\n  7: {path: x}\n", 2, "models.7", "quotes"),
+    "an entry twice": ("models:\n  a: {path: x}\n  b: {path: x}\n  a: {path: x}\n", 4, "models.a", "there twice"),
+    "path that is no text": ("models:\n  a: {path: [x]}\n", 2, "models.a.path", "a list but must be text"),
+    "path of nobody": ("models:\n  a: {path: ~nobody-of-that-name/x}\n", 2, "models.a.path", "'~nobody"),
+    "one alias for two": ("models:\n  a: {path: x, aliases: [m]}\n  b: {path: x, aliases: [m]}\n", 2, "models.a.aliases[0]", "nothing else has"),
+    "a tab": ("models:\n  a:\n\t  path: x\n", 3, None, "not YAML"),
+    "an open bracket": ("models:\n  a: {path: x\n", 3, None, "not YAML"),
+    "two documents": ("models: {}\n---\nmodels: {}\n", 2, None, "another document"),
+    "an alias of YAML": ("models:\n  a: &a {path: x}\n  b: *a\n", 3, None, "aliases"),
+    "an unknown tag": ("models:\n  a: !x!y {path: x}\n", 2, None, "not YAML"),
+    "a zero byte": ("models:\n  a: {path: 'x\0'}\n", 2, None, "control character"),
+    "nothing": ("", None, None, "empty"),
+    "a comment": ("# nothing\n", None, None, "empty"),
+}
+MISTAKES = (
+    {name: (f"{MINE}    {text}\n", line, f"models.mine.{key}".rstrip("."), words) for name, (text, line, key, words) in ADDED.items()}
+    | {name: (MINE.replace(old, new), line, f"models.mine.{key}".rstrip("."), words) for name, (old, new, line, key, words) in REPLACED.items()}
+    | WHOLE
+)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_named_with_file_line_and_key(write, parser, mistake):
+    text, line, key, words = MISTAKES[mistake]
+    path = write(text)
+    with pytest.raises(InvalidModelsFileError) as caught:
+        entries(path)
+    said, hint = str(caught.value), caught.value.hint
+    assert (caught.value.path, caught.value.line) == (path, line), said
+    assert caught.value.key == key
+    assert said.startswith(f"{path}, line {line}: " if line else f"{path}: ")
+    assert not key or key in said
+    assert words in said + hint, (said, hint)
+    assert len(said) < 800 + len(str(path)) and (said + hint).isprintable() and hint.endswith((".", "?"))
+
+
+# hostile files
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n"
+BOMB += "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True))
+HOSTILE = {
+    "10 MB": b"models:\n" + b"# x\n" * 2_500_000,
+    "brackets": b"[" * 60_000,
+    "braces": b"{a: " * 15_000,
+    "dashes": b"- " * 30_000,
+    "deep by lines": "".join(" " * i + "a:\n" for i in range(350)).encode(),
+    "aliases that grow": BOMB.encode(),
+    "an alias of itself": b"models: &m\n  a: *m\n",
+    "keys without end": b"models: {" + b"a, " * 20_000 + b"}",
+    "question marks": b"? " * 30_000,
+    "a scalar of 60 kB": b"models: " + b"x" * 60_000,
+    "digits": b"models: {a: {size_bytes: " + b"9" * 60_000 + b"}}",
+    "sixties": b"models: {a: {path: x, context: 1" + b":1" * 30_000 + b"}}",
+    "no UTF-8": b"models:\n  a: {note: \xff}\n",
+    "UTF-16": "models: {}\n".encode("utf-16"),
+    "a GGUF file": b"GGUF\x03\0\0\0" + bytes(200),
+    "half a character": b'models:\n  a: {path: x, note: "\\ud800"}\n',
+    "a character too large": b'models: {a: {path: "\\Uffffffff"}}\n',
+    "a version too large": b"%YAML " + b"9" * 5000 + b".1\n---\n{}\n",
+    "an object": b"!!python/object/apply:os.system ['touch /tmp/never']\n",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_files(tmp_path, parser, name):
+    path = tmp_path / "m.yaml"
+    path.write_bytes(HOSTILE[name])
+    started = time.process_time()
+    with pytest.raises(InvalidModelsFileError) as caught:
+        entries(path)
+    assert time.process_time() - started < 8
+    assert caught.value.hint and len(str(caught.value)) < 800
+
+
+def test_not_utf_8_is_named_with_its_line(tmp_path):
+    (tmp_path / "m.yaml").write_bytes(b"models:\n  a: {note: \xff}\n")
+    with pytest.raises(InvalidModelsFileError, match=r"line 2: this is not UTF-8"):
+        entries(tmp_path / "m.yaml")
+
+
+UNREADABLE = {
+    "missing": ("missing.yaml", "No such file"),
+    "a folder": (".", "not a file"),
+    "a device": ("/dev/zero", "not a file"),
+    "a name too long": ("x" * 300, "too long"),
+    "a zero byte": ("a\0b", "null"),
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_what_cannot_be_read(tmp_path, name):
+    file, words = UNREADABLE[name]
+    with pytest.raises(InvalidModelsFileError, match=words) as caught:
+        entries(tmp_path / file)
+    assert caught.value.hint and caught.value.line is None
+
+
+def test_a_file_of_any_length_is_not_read_to_its_end(write):
+    text = "models: {}\n# " + "x" * (2**16 - 13)
+    assert entries(write(text)) == entries()
+    with pytest.raises(InvalidModelsFileError, match="more than 65,536 bytes"):
+        entries(write(text + "x"))
+
+
+def test_a_file_that_fails_in_reading(tmp_path):
+    memory = Path("/proc/self/mem")  # may be opened, but there is nothing at its start
+    if not memory.exists():
+        pytest.skip("needs Linux")
+    (tmp_path / "m.yaml").symlink_to(memory)
+    with pytest.raises(InvalidModelsFileError, match="cannot be read"):
+        entries(tmp_path / "m.yaml")
+
+
+def test_a_users_file_that_leads_nowhere_is_told(config):
+    (config / "gguf-spec").mkdir(parents=True)
+    (config / "gguf-spec" / "models.yaml").symlink_to("nowhere")
+    with pytest.raises(InvalidModelsFileError, match="No such file"):
+        entries()

@@ -99,11 +99,11 @@ def test_a_draft_that_does_not_have_all_tokens(pair):
 
 def test_drafting_pays_where_rows_are_free():
     one = tuning({1: 0.1, 33: 0.1}, {1: 1e-6, 33: 1e-6}, 0.5)
-    assert [one.speedup(k, 0.5) for k in (1, 2, 3)] == pytest.approx([1.5, 1.75, 1.875], rel=1e-3)
-    assert one.speedup(3, 1.0) == pytest.approx(4, rel=1e-3)
-    assert one.best(0.5)[0] == pytest.approx(2, rel=1e-3)
+    assert [one.profile.speedup(k, 0.5) for k in (1, 2, 3)] == pytest.approx([1.5, 1.75, 1.875], rel=1e-3)
+    assert one.profile.speedup(3, 1.0) == pytest.approx(4, rel=1e-3)
+    assert one.profile.best(0.5)[0] == pytest.approx(2, rel=1e-3)
     assert one.pays
-    assert one.needed == pytest.approx(0.05, abs=0.005)
+    assert one.profile.needed == pytest.approx(0.05, abs=0.005)
 
 
 def test_what_it_says_is_what_it_would_take():
@@ -114,12 +114,12 @@ def test_what_it_says_is_what_it_would_take():
         n = next((i for i in range(k) if rng.random() >= 0.7), k)
         seconds += one.draft_s(pending) + (k - 1) * one.draft_s(1) + k * 0.002 + one.target_s(k + 1) + (n + 1) * 0.001
         tokens, pending = tokens + n + 1, 2 if n == k else 1
-    assert one.speedup(k, 0.7) == pytest.approx(tokens * 0.061 / seconds, rel=0.02)
-    assert one.best(0.7) == max((one.speedup(k, 0.7), k) for k in range(1, 33))
+    assert one.profile.speedup(k, 0.7) == pytest.approx(tokens * 0.061 / seconds, rel=0.02)
+    assert one.profile.best(0.7) == max((one.profile.speedup(k, 0.7), k) for k in range(1, 33))
 
 
 def test_the_shorter_of_two_drafts_that_are_as_good():
-    assert tuning({1: 0.1, 33: 0.1}, {1: 1e-9}, 0.0).best(0.0) == (pytest.approx(1.0), 1)
+    assert tuning({1: 0.1, 33: 0.1}, {1: 1e-9}, 0.0).profile.best(0.0) == (pytest.approx(1.0), 1)
 
 
 def test_the_sentence_where_it_pays():
@@ -136,10 +136,10 @@ def test_the_sentence_where_it_does_not():
     assert not one.pays
     assert one.sentence.startswith("A token of the target takes 0.60 ms; checking 4 takes as long as 2.0, ")
     assert "Drafting by the model does not pay here: at the measured 41% agreement" in one.sentence
-    assert one.best(one.needed)[0] == pytest.approx(1.05, abs=0.01)
-    assert one.sentence.endswith(f" times as fast as plain decoding, and {one.needed:.0%} would be enough.")
+    assert one.profile.best(one.profile.needed)[0] == pytest.approx(1.05, abs=0.01)
+    assert one.sentence.endswith(f" times as fast as plain decoding, and {one.profile.needed:.0%} would be enough.")
     never = tuning({1: 0.001, 33: 0.033}, {1: 0.001}, 0.41)
-    assert never.needed is None
+    assert never.profile.needed is None
     assert never.sentence.endswith(" and not even 100% would be enough.")
 
 
@@ -157,7 +157,7 @@ def test_a_program_may_read_it(draft):
     assert data["sentence"] == one.sentence
     assert (data["target"], data["draft"], data["kept"]) == ("a", one.draft, True)
     assert data["profile"]["target"] == {"1": 0.06, "33": 0.5}
-    assert (data["speedup"], data["best_k"]) == (one.best(0.5) if draft else (None, None))
+    assert (data["speedup"], data["best_k"]) == (one.profile.best(0.5) if draft else (None, None))
     assert data["agreement"] == (0.5 if draft else None)
 
 

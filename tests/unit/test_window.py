@@ -64,6 +64,8 @@ class Scene:
         """Say `n` tokens; return the seconds that took, prompt and all."""
         chain = sampler(SeededRng(seed), **options)
         self.window = self.pair.drafter(speculation, chain, n)
+        for model in filter(None, (self.target, self.draft)):  # or what was read before would be read no more
+            model.rollback(0)
         self.tokens, self.target.passes, began, draft_s = [], [], self.clock.now, self.draft.busy_s if self.draft else 0.0
         read_prompt(self.target, self.window, prompt, speculation.k, lambda: False)
         self.prompt_s = self.clock.now - began
@@ -226,6 +228,7 @@ def test_how_long_answers_are_is_learned_from_those_before(scene):
         for _ in range(30):
             one.known.answered(answer)
         window = one.pair.drafter(MODEL, chain, 1000)
+        one.draft.rollback(0)
         read_prompt(one.target, window, prompt, 32, lambda: False)
         assert (one.draft.n_past > 0) == is_read
 

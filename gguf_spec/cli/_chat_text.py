@@ -1,0 +1,171 @@
+"""An answer made readable while it comes: simple markdown becomes style, and lines end between words. What is shown is never taken back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+
+from rich.cells import cell_len
+
+Piece = tuple[str, str]  # text and its style, in rich's words
+
+CODE = "cyan"  # blocks of code, whose lines are left as they are
+_STYLES = {"code": "bold cyan", "both": "bold italic", "bold": "bold", "italic": "italic", "italic_": "italic"}
+_HELD = 300  # characters that wait for the end of a span, at most
+
+# Spans begin and end outside of words, stricter than CommonMark: 2*3*4, **kwargs, snake_case and __init__ stay as they are.
+_SPAN = re.compile(
+    r"(?P<ticks>`+)(?!`)(?P<code>.+?)(?<!`)(?P=ticks)(?!`)"
+    r"|(?<![A-Za-z0-9])(?:\*\*\*(?![\s*])(?P<both>.+?)(?<![\s*])\*\*\*"
+    r"|\*\*(?![\s*])(?P<bold>.+?)(?<!\s)\*\*(?!\*)|\*(?![\s*])(?P<italic>.+?)(?<![\s*])\*(?!\*)"
+    r"|_(?![\s_])(?P<italic_>.+?)(?<![\s_])_(?!_))(?![A-Za-z0-9])"
+)
+_MAY_OPEN = re.compile(r"`+|(?<![A-Za-z0-9])(?:\*{1,3}|_)(?=[^\s*_]|$)")
+_SPECIAL = re.compile(r"[*_`]|\\[*_`]|\\$")
+_UNDECIDED = re.compile(r"\s*[#>*+_`~-]*\s*")  # how a line may begin before it shows what it is
+_FENCE = re.compile(r" *(`{3,}(?!.*`)|~{3,})")
+_RULE = re.compile(r" *([-*_])\1{2,} *")
+_BEGINNING = re.compile(r"(?P<indent> *)(?:(?P<heading>#{1,6}) +|(?P<bullet>[-*+]) +(?=\S)|(?P<quote>>) ?)")
+
+
+class Markdown:
+    """Styles headings, lists, quotes, code, bold and italics as text comes; a span waits for its end. All else stays as written."""
+
+    def __init__(self) -> None:
+        self._line, self._at = "", 0  # the line so far, and how much of it was given out
+        self._style, self._fence = "", ""
+
+    def feed(self, text: str) -> list[Piece]:
+        """Take text and return what can be shown."""
+        out: list[Piece] = []
+        *ended, rest = text.split("\n")
+        for part in ended:
+            self._line += part
+            self._go_on(out, final=True)
+            out.append(("\n", ""))
+            self._line, self._at, self._style = "", 0, ""
+        self._line += rest
+        self._go_on(out, final=False)
+        return out
+
+    def finish(self) -> list[Piece]:
+        """Return what is left."""
+        out: list[Piece] = []
+        self._go_on(out, final=True)
+        return out
+
+    def _go_on(self, out: list[Piece], final: bool) -> None:
+        if self._at == 0:
+            if not final and (_UNDECIDED.fullmatch(self._line) or _FENCE.match(self._line)):
+                return
+            if self._is_marker(out):
+                return
+        if self._fence:
+            out.append((self._line[self._at :], CODE))
+            self._at = len(self._line)
+        else:
+            self._at = _inline(out, self._line, self._at, self._style, final)
+
+    def _is_marker(self, out: list[Piece]) -> bool:
+        """Look at the beginning of a line; return whether all of it was a marker."""
+        fence = _FENCE.match(self._line)
+        if fence and (not self._fence or (fence[1].startswith(self._fence) and not self._line[fence.end() :].strip())):
+            self._fence = "" if self._fence else fence[1]
+        elif self._fence or not _RULE.fullmatch(self._line):
+            begins = None if self._fence else _BEGINNING.match(self._line)
+            if begins:
+                self._at, self._style = begins.end(), "bold" if begins["heading"] else ""
+                out.append((begins["indent"] + ("• " if begins["bullet"] else "│ " if begins["quote"] else ""), ""))
+            return False
+        out.append((self._line, "dim"))
+        self._at = len(self._line)
+        return True
+
+
+def _inline(out: list[Piece], line: str, at: int, style: str, final: bool) -> int:
+    """Give out what is decided of a line from `at` on; return where the rest begins."""
+    while at < len(line):
+        special = _SPECIAL.search(line, at)
+        if special is None or special.start() > at:
+            end = special.start() if special else len(line)
+            out.append((line[at:end], style))
+            at = end
+            continue
+        span = _SPAN.match(line, at)
+        if span and (final or span.end() < len(line)):  # what follows a span decides too
+            kind = next(kind for kind in _STYLES if span[kind] is not None)
+            inner = f"{style} {_STYLES[kind]}".strip()
+            if kind == "code":
+                out.append((span[kind].strip() or span[kind], inner))
+            else:
+                _inline(out, span[kind], 0, inner, final=True)
+            at = span.end()
+        elif line[at] == "\\" and at + 1 < len(line):
+            out.append((line[at + 1], style))
+            at += 2
+        elif not final and len(line) - at < _HELD and (span or line[at] == "\\" or _MAY_OPEN.match(line, at)):
+            break
+        else:
+            end = at + len(line[at:]) - len(line[at:].lstrip(line[at]))
+            out.append((line[at:end], style))
+            at = end
+    return at
+
+
+class Wrap:
+    """Ends lines between words, further lines of a list item under its text. A word waits for its end."""
+
+    def __init__(self, width: Callable[[], int]) -> None:
+        self._width = width
+        self._out: list[Piece] = []
+        self._word: list[Piece] = []
+        self._spaces, self._column, self._indent, self._first = "", 0, 0, True
+
+    def feed(self, pieces: Iterable[Piece]) -> list[Piece]:
+        """Take pieces and return those that can be shown."""
+        for text, style in pieces:
+            for part in re.findall(r"\n|[^\S\n]+|\S+", text):
+                if part == "\n":
+                    self._end_word()
+                    self._out.append((part, ""))
+                    self._spaces, self._column, self._indent, self._first = "", 0, 0, True
+                elif style == CODE:
+                    self._end_word()
+                    self._out.append((self._spaces + part, style))
+                    self._spaces, self._column = "", self._column + cell_len(part)
+                elif part.isspace():
+                    self._end_word()
+                    self._spaces += part
+                elif cell_len(part) == len(part):
+                    self._word.append((part, style))
+                else:  # scripts with wide characters have no spaces: a line may end before each of these
+                    for character in part:
+                        if cell_len(character) > 1:
+                            self._end_word()
+                        self._word.append((character, style))
+        out, self._out = self._out, []
+        return out
+
+    def finish(self) -> list[Piece]:
+        """Return what is left."""
+        self._end_word()
+        out, self._out = self._out, []
+        return out
+
+    def _end_word(self) -> None:
+        if not self._word:
+            return
+        width, n, n_spaces = self._width(), sum(cell_len(text) for text, _ in self._word), cell_len(self._spaces)
+        if self._column + n_spaces + n > width and self._column > self._indent and n <= width - self._indent:
+            self._out.append(("\n" + " " * self._indent, ""))
+            self._column = self._indent
+        else:
+            self._out.append((self._spaces, ""))
+            self._column += n_spaces
+        if self._first:
+            word = "".join(text for text, _ in self._word)
+            is_marker = word in ("•", "│", "-", "*", ">") or re.fullmatch(r"\d{1,3}[.)]", word)
+            self._indent, self._first = min(self._column + (n + 1 if is_marker else 0), width // 3), False
+        self._out += self._word
+        self._column = (self._column + n - 1) % width + 1  # the terminal breaks a word that is wider
+        self._word, self._spaces = [], ""

@@ -1,0 +1,311 @@
+"""`gguf-spec models`: what models there are by name, and which of them are on this disk."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from .generate import CONTROL
+
+if TYPE_CHECKING:
+    from .._checksums import Tell
+    from .._registry import Entry
+    from .._store import Pulled
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_WIDTH = 100  # of the table
+_NO_MODEL = ("ngram", "none")  # drafts that are no files
+_SETTINGS = {"auto_envvar_prefix": "GGUF_SPEC", "show_default": True}
+_VERIFIED = {
+    "sha256": "sha256 verified", "size and etag": "size and the hub's etag verified, as no sha256 is declared",
+    "size": "its size is right, no more is known of it", "nothing": "nothing is known to verify it by", "local": "not from the hub",
+}  # fmt: skip
+
+
+@click.group()
+def models() -> None:
+    """List models by name, download them, and remove them.
+
+    \b
+    Examples:
+      gguf-spec models list
+      gguf-spec models pull smollm2
+      gguf-spec generate -m smollm2 "Why is the sky blue?"
+      gguf-spec models remove smollm2
+    """
+
+
+def _options(command: F) -> F:
+    """Add the options that all of these commands have."""
+    for option in (
+        click.option("--json", "as_json", is_flag=True, envvar="GGUF_SPEC_JSON", help="Print one JSON object."),
+        click.option("--models-file", type=click.Path(path_type=Path), metavar="FILE", help="More names, in a file like models.yaml."),
+    ):
+        command = option(command)
+    return command
+
+
+@models.command("list", context_settings=_SETTINGS)
+@click.option("--cached", is_flag=True, help="Only what is on this disk.")
+@_options
+def list_(cached: bool, models_file: Path | None, as_json: bool) -> int:
+    """List the models that have names.
+
+    \b
+    Examples:
+      gguf-spec models list
+      gguf-spec models list --cached --json
+    """
+    from .. import _store
+    from .._memory import size
+    from .._registry import entries
+
+    found = [(entry, _store.find(entry)) for entry in entries(models_file).values()]
+    found = [(entry, path) for entry, path in found if path or not cached]
+    if as_json:
+        _print({"models": [_facts(entry, path) for entry, path in found]})
+        return 0
+    rows = [["name", "size", "licence", "draft", "on disk", "note"]]
+    for entry, path in found:
+        here = "bundled" if entry.path else "yes" if path else "no"
+        rows.append([entry.name, size(entry.size_bytes) if entry.size_bytes else "?", entry.license or "?", entry.draft or "-", here, entry.note])
+    click.echo("\n".join(_table(rows)).translate(CONTROL))
+    return 0
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows as lines that fit the width, the last column cut where need be."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
+    lines = ["  ".join([*(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip() for row in rows]
+    return [line if len(line) <= _WIDTH else line[: _WIDTH - 3].rstrip() + "..." for line in lines]
+
+
+@models.command(context_settings=_SETTINGS)
+@click.argument("name")
+@_options
+def show(name: str, models_file: Path | None, as_json: bool) -> int:
+    """Show all that is known of a model, and where it lies.
+
+    \b
+    Examples:
+      gguf-spec models show smollm2
+      gguf-spec models show hf:OWNER/REPO/FILE.gguf --json
+    """
+    from .. import _store
+    from .._memory import size
+    from .._registry import resolve
+
+    entry = resolve(name, models_file)
+    path = _store.find(entry)
+    if as_json:
+        _print(_facts(entry, path))
+        return 0
+    known = _store.verified(entry)
+    disk = f"{path}, {_VERIFIED[known] if known else 'not verified'}" if path else "no"
+    lines: list[tuple[str, object]] = [("name", entry.name), ("aliases", ", ".join(entry.aliases))]
+    lines += [("repository", entry.repo), ("revision", entry.revision)]
+    lines += [("file", f"{part.file}, {size(part.size_bytes) if part.size_bytes else 'size not known'}") for part in entry.parts]
+    lines += [("sha256", part.sha256 or "not declared") for part in entry.parts]
+    lines += [
+        ("licence", entry.license), ("context", entry.context), ("tokenizer", entry.tokenizer), ("chat", entry.chat), ("draft", entry.draft),
+        ("prompt", entry.prompt), ("sampling", ", ".join(f"{key} {value}" for key, value in entry.sampling.items())), ("note", entry.note),
+        ("on disk", disk),
+    ]  # fmt: skip
+    click.echo("\n".join(f"{what:<12}{value}" for what, value in lines if value not in (None, "")).translate(CONTROL))
+    return 0
+
+
+@models.command(context_settings=_SETTINGS)
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.option("--draft/--no-draft", default=True, help="Download the draft that a model declares, too.")
+@click.option("--force", is_flag=True, help="Download again what is there.")
+@click.option("--offline", is_flag=True, help="Make no request: only verify what is there.")
+@click.option("-y", "--yes", is_flag=True, help="Ask nothing.")
+@click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
+@_options
+def pull(names: tuple[str, ...], draft: bool, yes: bool, models_file: Path | None, as_json: bool, **options: bool) -> int:
+    """Download models and their drafts, and verify them. NAME may be hf:OWNER/REPO/FILE[@REVISION], too.
+
+    What is on this disk stays as it is; after that no network is needed. HF_HOME says where files go, HF_TOKEN opens gated models, HF_ENDPOINT
+    is another hub.
+
+    \b
+    Examples:
+      gguf-spec models pull smollm2
+      gguf-spec models pull qwen2.5-1.5b qwen2.5-3b --no-draft
+      gguf-spec models pull hf:OWNER/REPO/FILE.gguf@REVISION
+    """
+    from .. import _store
+
+    entries = _with_drafts(names, draft, models_file)
+    missing = [entry for entry in entries if options["force"] or not _store.find(entry)]
+    if not options["offline"]:
+        if not _is_agreed(missing, yes or as_json):
+            click.echo("Nothing was downloaded.", err=True)
+            return 1
+        if len(missing) > 1:
+            _store.check_room(missing)  # rather now than after the first
+    pulled = []
+    for entry in entries:
+        start = time.monotonic()
+        with _progress(entry, options["quiet"]) as tell:
+            pulled.append(_store.pull(entry, force=options["force"], offline=options["offline"], progress=tell))
+        if not options["quiet"]:
+            click.echo(_line(pulled[-1], time.monotonic() - start), err=True)
+    if as_json:
+        _print({"models": [_result(one) for one in pulled]})
+    return 0
+
+
+def _with_drafts(names: Sequence[str], draft: bool, models_file: Path | None) -> list[Entry]:
+    """Return the entries of names, each with its draft after it, and none twice."""
+    from .._registry import resolve
+
+    found: dict[str, Entry] = {}
+    for name in names:
+        entry = resolve(name, models_file)
+        found[entry.name] = entry
+        if draft and entry.draft and entry.draft not in _NO_MODEL:
+            entry = resolve(entry.draft, models_file)
+            found[entry.name] = entry
+    return list(found.values())
+
+
+def _is_agreed(entries: Sequence[Entry], yes: bool) -> bool:
+    """Show licences that are not permissive; at a terminal ask."""
+    bound = [entry for entry in entries if entry.repo and not entry.permissive]
+    for entry in bound:
+        what = f"{entry.license}, which is not permissive" if entry.license else "not known here"
+        click.echo(f"Note: the licence of {entry.name} is {what}: https://huggingface.co/{entry.repo}", err=True)
+    bound = [entry for entry in bound if entry.license]
+    if not bound or yes or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return True
+    return click.confirm("Download it under this licence?" if len(bound) == 1 else "Download them under these licences?", err=True)
+
+
+@contextlib.contextmanager
+def _progress(entry: Entry, quiet: bool) -> Iterator[Tell | None]:
+    """Yield what draws a bar at a terminal, and writes a line a step elsewhere."""
+    if quiet:
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    from .._memory import size
+
+    verbs = {"load": "downloading", "verify": "verifying", "wait": "the hub is busy, waiting for"}
+    console = Console(stderr=True)
+    seen: dict[str, Any] = {}
+    if not console.is_terminal:
+
+        def write(stage: str, _: int, total: int | None) -> None:
+            if stage not in seen:
+                click.echo(f"{verbs[stage]} {entry.name}{f', {size(total)}' if total else ''}", err=True)
+            seen[stage] = True
+
+        yield write
+        return
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+
+        def draw(stage: str, done: int, total: int | None) -> None:
+            if stage not in seen:
+                seen[stage] = bar.add_task(f"{verbs[stage]} {entry.name}", total=None)
+            bar.update(seen[stage], completed=done, total=total)
+
+        yield draw
+
+
+def _line(pulled: Pulled, seconds: float) -> str:
+    """Return what was done, in one line."""
+    from .._memory import size
+
+    came = f"{size(pulled.loaded_bytes)} in {seconds:.1f} s" if pulled.loaded_bytes else "was on this disk"
+    return f"{pulled.name}: {came}, {_VERIFIED[pulled.verified]}: {pulled.paths[0]}"
+
+
+@models.command(context_settings=_SETTINGS)
+@click.argument("name")
+@_options
+def path(name: str, models_file: Path | None, as_json: bool) -> int:
+    """Print where a model lies; exit with 1 if it is not on this disk.
+
+    \b
+    Examples:
+      gguf-spec models path smollm2
+      llama-cli -m "$(gguf-spec models path smollm2)"
+    """
+    from .. import _store
+    from .._registry import resolve
+
+    entry = resolve(name, models_file)
+    found = _store.local(entry)
+    if as_json:
+        _print({"name": entry.name, "path": str(found)})
+    else:
+        click.echo(found)
+    return 0
+
+
+@models.command(context_settings=_SETTINGS)
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.option("-y", "--yes", is_flag=True, help="Ask nothing.")
+@_options
+def remove(names: tuple[str, ...], yes: bool, models_file: Path | None, as_json: bool) -> int:
+    """Remove downloaded models from this disk. What comes with gguf-spec, and files of yours, stay.
+
+    \b
+    Examples:
+      gguf-spec models remove smollm2
+      gguf-spec models remove qwen2.5-3b qwen2.5-0.5b --yes
+    """
+    from .. import _store
+    from .._memory import size
+    from .._registry import resolve
+
+    removed = []
+    for name in names:
+        entry = resolve(name, models_file)
+        where = _store.find(entry)
+        if where and not entry.path and not yes and not as_json and sys.stdin.isatty() and sys.stderr.isatty():  # noqa: SIM102
+            if not click.confirm(f"Remove {entry.name}, {where}?", err=True):
+                continue
+        freed = _store.remove(entry)
+        removed.append({"name": entry.name, "freed_bytes": freed})
+        if not as_json:
+            left = f"{size(freed)} are free again" if freed else "but another revision has the same file, so no room is won"
+            click.echo(f"{entry.name}: removed, {left}")
+    if as_json:
+        _print({"models": removed})
+    return 0
+
+
+def _facts(entry: Entry, path: Path | None) -> dict[str, Any]:
+    """Return what is known of a model, for --json."""
+    from .. import _store
+
+    return {
+        "name": entry.name, "aliases": list(entry.aliases), "repo": entry.repo, "revision": entry.revision,
+        "files": [{"file": part.file, "size_bytes": part.size_bytes, "sha256": part.sha256} for part in entry.parts],
+        "size_bytes": entry.size_bytes, "license": entry.license, "permissive": entry.permissive, "context": entry.context,
+        "tokenizer": entry.tokenizer, "chat": entry.chat, "draft": entry.draft, "prompt": entry.prompt, "sampling": dict(entry.sampling),
+        "note": entry.note, "path": None if path is None else str(path), "verified": _store.verified(entry),
+    }  # fmt: skip
+
+
+def _result(pulled: Pulled) -> dict[str, Any]:
+    paths = [str(path) for path in pulled.paths]
+    return {"name": pulled.name, "paths": paths, "n_bytes": pulled.n_bytes, "loaded_bytes": pulled.loaded_bytes, "verified": pulled.verified}
+
+
+def _print(data: dict[str, Any]) -> None:
+    click.echo(json.dumps(data, ensure_ascii=False, allow_nan=False))

@@ -1,0 +1,75 @@
+"""`gguf-spec models quantize`: a smaller file of a model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..quantize import TYPES
+
+if TYPE_CHECKING:
+    from ..quantize import Quantized
+
+
+@click.command(context_settings={"auto_envvar_prefix": "GGUF_SPEC", "show_default": True})
+@click.argument("model")
+@click.argument("target", metavar="OUT.gguf", type=click.Path(path_type=Path))
+@click.option("--type", "kind", required=True, metavar="TYPE", help=f"{', '.join(TYPES)}.")
+@click.option("--threads", type=int, help="Threads.  [default: physical cores]")
+@click.option("--force", is_flag=True, help="Replace OUT.gguf if it is there.")
+@click.option("-q", "--quiet", is_flag=True, help="Write nothing but errors.")
+@click.option("--models-file", type=click.Path(path_type=Path), metavar="FILE", help="More names, in a file like models.yaml.")
+@click.option("--json", "as_json", is_flag=True, envvar="GGUF_SPEC_JSON", help="Print one JSON object instead of the line.")
+def quantize(model: str, target: Path, **options: Any) -> int:
+    """Write MODEL again with smaller numbers: as a draft, or to save memory. MODEL is a GGUF file or the name of one on this disk.
+
+    By llama.cpp's own quantiser, in the types that need no importance matrix. Best made from a file of F32, F16 or BF16. The tokenizer stays as it
+    is, so what is made of a draft still speaks the target's vocabulary, and what is made of the target itself can be its draft.
+
+    \b
+    Examples:
+      gguf-spec models quantize draft-F16.gguf draft-Q4_0.gguf --type Q4_0
+      gguf-spec models quantize target.gguf target-Q2_K.gguf --type Q2_K
+      gguf-spec generate -m target.gguf -d target-Q2_K.gguf "Once upon a time"
+    """
+    from .._registry import resolve
+    from .._store import local
+
+    made = _run(local(resolve(model, options["models_file"])), target, options)
+    if made.requantized and not options["quiet"]:
+        click.echo(f"Note: {made.source.name} is quantised already: quality suffers; a file made from F32, F16 or BF16 is better.", err=True)
+    if options["as_json"]:
+        click.echo(json.dumps(made.to_dict(), ensure_ascii=False))
+    elif not options["quiet"]:
+        click.echo(_line(made))
+    return 0
+
+
+def _run(source: Path, target: Path, options: dict[str, Any]) -> Quantized:
+    """Quantise behind a progress bar, which is there at a terminal only."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from ..quantize import quantize as run
+
+    console = Console(stderr=True)
+    columns = (TextColumn("quantising"), BarColumn(), MofNCompleteColumn(), TextColumn("tensors"), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=options["quiet"] or not console.is_terminal) as bar:
+        task = bar.add_task("", total=None)
+        return run(
+            source, target, options["kind"], threads=options["threads"], force=options["force"],
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )  # fmt: skip
+
+
+def _line(made: Quantized) -> str:
+    from .._memory import size
+
+    others = f", {made.n_fallback} of {made.n_tensors} tensors in a larger type, as its blocks do not divide their rows" if made.n_fallback else ""
+    return (
+        f"{made.target}: {made.type}, {size(made.target_bytes)} after {size(made.source_bytes)}, "
+        f"{made.target_bits:.2f} bits a weight after {made.source_bits:.2f}, in {made.seconds:.1f} s{others}"
+    )

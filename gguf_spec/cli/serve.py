@@ -1,0 +1,94 @@
+"""`gguf-spec serve`: OpenAI's protocol at a local port."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .options import F, load_models, model_options, sampling_options, to_speculation
+
+if TYPE_CHECKING:
+    from ..server import Server, Settings
+
+
+def _speculation_options(command: F) -> F:
+    """Add those of `sampling_options` that are fields of `Speculation`."""
+    names = ("k", "drafter", "fixed", "tree", "accept", "strict")
+    options = [option for option in sampling_options(click.Command("all", params=[])).params if option.name in names]
+    command.__dict__.setdefault("__click_params__", []).extend(reversed(options))
+    return command
+
+
+@click.command(context_settings={"auto_envvar_prefix": "GGUF_SPEC", "show_default": True})
+@model_options
+@click.option("--host", default="127.0.0.1", help="Address to listen at; any but this machine's own needs --api-key.")
+@click.option("--port", type=int, default=8080, help="Port to listen at; 0 takes a free one.")
+@click.option("--api-key", show_default=False, help="Key that clients have to send; in the environment nobody sees it in the list of processes.")
+@click.option("--cors-origin", multiple=True, metavar="ORIGIN", help="Let pages of this origin use the server; * for all. May be given again.")
+@click.option("--queue", type=int, default=16, help="Requests that may wait; those beyond get 429.")
+@click.option("--max-tokens-limit", type=int, help="Most tokens of an answer.  [default: what the context holds]")
+@click.option("--timeout", type=float, default=600.0, help="Seconds an answer may take once it has begun.")
+@click.option("--body-limit", type=float, default=4.0, help="Most megabytes of a request.")
+@click.option("--grace", type=float, default=5.0, help="Seconds that answers under way have to finish when the server is stopped.")
+@_speculation_options
+def serve(**options: Any) -> int:
+    """Answer OpenAI's protocol at a local port, and a page to chat in at its address.
+
+    \b
+    Examples:
+      gguf-spec serve
+      gguf-spec serve -m target.gguf -d draft.gguf --port 8000 --ctx 8192
+      GGUF_SPEC_API_KEY=secret gguf-spec serve --host 0.0.0.0
+      curl http://127.0.0.1:8080/v1/chat/completions -d '{"messages": [{"role": "user", "content": "Hi"}]}'
+    Every option can also be set as GGUF_SPEC_OPTION in the environment.
+    """
+    settings = _settings(options)  # before the models, which take a while
+    speculation = to_speculation(options)
+    with load_models(options, options["draft"] if speculation.k else "none", speculation) as llm:
+        from ..server import Server
+
+        with Server(llm, settings) as server:
+            return _wait(server)
+
+
+def _settings(options: dict[str, Any]) -> Settings:
+    from ..errors import GgufSpecError
+
+    try:
+        from ..server import Settings
+    except ModuleNotFoundError as error:
+        if error.name not in ("starlette", "uvicorn"):
+            raise
+        raise GgufSpecError(f"the server needs {error.name}, which is not installed.", "install it with: pip install 'gguf-spec[server]'.") from None
+    return Settings(
+        host=options["host"], port=options["port"], api_key=options["api_key"], cors_origins=options["cors_origin"], queue=options["queue"],
+        max_tokens=options["max_tokens_limit"], timeout=options["timeout"], body_bytes=int(options["body_limit"] * 1_000_000), grace=options["grace"],
+    )  # fmt: skip
+
+
+def _wait(server: Server) -> int:
+    """Serve until a signal comes; a second one ends answers that are under way. Return the exit code."""
+    told, caught = threading.Event(), []
+
+    def stop(number: int, _frame: object) -> None:
+        caught.append(number)
+        told.set()
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        click.echo(f"Listening at {server.url}")
+        while server.is_running and not told.wait(0.5):  # without a limit, Windows would not let Ctrl-C through
+            pass
+        server.stop()
+        while server.is_running:
+            time.sleep(0.05)
+            if len(caught) > 1:
+                server.close(grace=0)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return 130 if signal.SIGINT in caught else 0

@@ -1,0 +1,70 @@
+"""Whom the server answers, and how much of anything it takes on."""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..errors import InvalidOptionError
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The server's address and limits.
+
+    Attributes:
+        host: The address it listens at; any but this machine's own (`127.0.0.1`, `::1`, `localhost`) demands `api_key`.
+        port: 0 takes a free one.
+        api_key: What clients have to send as `Authorization: Bearer ...`; None asks for none.
+        cors_origins: Origins whose pages may use the server, such as `http://localhost:3000`; `*` for all.
+        queue: Requests that may wait beside the one that runs; those beyond get 429.
+        max_tokens: Most tokens of an answer; None leaves it to the context.
+        timeout: Seconds that an answer may take once it has begun, and a body to arrive. What is there by then is the answer.
+        body_bytes: Most bytes of a request.
+        grace: Seconds that answers under way are given when the server is to end.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    api_key: str | None = None
+    cors_origins: Sequence[str] = ()
+    queue: int = 16
+    max_tokens: int | None = None
+    timeout: float = 600.0
+    body_bytes: int = 4 << 20
+    grace: float = 5.0
+
+    def __post_init__(self) -> None:
+        _check("host", self.host, "an address", bool(self.host))
+        _check("port", self.port, "from 0 to 65535", 0 <= self.port <= 65535)
+        _check("queue", self.queue, "a whole number, 0 or more", self.queue >= 0)
+        _check("max_tokens", self.max_tokens, "a whole number above 0", self.max_tokens is None or self.max_tokens > 0)
+        _check("timeout", self.timeout, "seconds above 0", math.isfinite(self.timeout) and self.timeout > 0)
+        _check("body_bytes", self.body_bytes, "a whole number above 0", self.body_bytes > 0)
+        _check("grace", self.grace, "seconds, 0 or more", math.isfinite(self.grace) and self.grace >= 0)
+        if self.api_key is not None:  # the value is a secret: it is not named
+            _check(
+                "api_key",
+                "..." if self.api_key else "",
+                "letters without spaces",
+                self.api_key.isascii() and "".join(self.api_key.split()) == self.api_key != "",
+            )
+        if not (self.is_local or self.api_key):
+            raise InvalidOptionError(
+                "api_key", None, f"given where others can reach the server, as at {self.host}", "give --api-key, or set GGUF_SPEC_API_KEY."
+            )
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can reach the server."""
+        try:
+            return self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+
+def _check(option: str, value: object, allowed: str, ok: bool) -> None:
+    if not ok:
+        raise InvalidOptionError(option, value, allowed)

@@ -1,0 +1,241 @@
+"""`gguf-spec chat`: in a pipe here, at a terminal in test_chat_terminal.py."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.gguf import zoo
+
+SAYS = "abcdefghijkl"
+
+
+@pytest.fixture(scope="session")
+def chat(cli, cage):
+    """Run `chat` with one thread and greedily on a model that always answers the same; arguments that come later override."""
+    zoo.write(cage / "chat.gguf", zoo.parrot("\n" + SAYS))  # a question ends with a newline
+    zoo.write(cage / "plain.gguf", zoo.parrot(":" + SAYS), metadata={"tokenizer.chat_template": None})
+
+    def run(lines, *args, **options):
+        stdin = lines if isinstance(lines, bytes) else "".join(f"{line}\n" for line in lines).encode()
+        return cli("chat", "--threads", "1", "-t", "0", "-m", "chat.gguf", "-d", "none", *args, stdin=stdin, **options)
+
+    return run
+
+
+def seen(result):
+    return result.returncode, result.stdout.decode(), result.stderr.decode()
+
+
+def test_a_turn_a_line_and_nothing_else_on_stdout(chat):
+    assert seen(chat(["hello", "", "  ", "again"])) == (0, f"{SAYS}\n{SAYS}\n", "")
+
+
+def test_a_last_line_without_a_newline_counts(chat):
+    assert seen(chat(b"hello\r\nagain")) == (0, f"{SAYS}\n{SAYS}\n", "")
+
+
+def test_no_line_is_no_turn(chat):
+    assert seen(chat([])) == (0, "", "")
+
+
+def test_bytes_that_are_no_text_end_nothing(chat):
+    assert seen(chat(b"\xff\xfe\x00 a\xc3\n")) == (0, f"{SAYS}\n", "")
+
+
+def objects(result):
+    return [json.loads(line) for line in result.stdout.decode().splitlines()]
+
+
+def test_json_has_an_object_for_each_turn(chat):
+    result = chat(["hello", "again"], "--json", "--logprobs", "1")
+    first, second = objects(result)
+    assert (result.returncode, result.stderr) == (0, b"")
+    assert first["text"] == second["text"] == SAYS
+    assert (first["finish_reason"], first["target"], first["draft"], first["dropped"]) == ("stop", "chat.gguf", None, 0)
+    assert second["prompt_tokens"] > first["prompt_tokens"] + len(first["tokens"])  # the whole conversation
+    assert len(first["logprobs"]) == len(first["tokens"])
+
+
+def test_the_system_message_is_read(chat):
+    plain, told, later = (
+        objects(chat(lines, "--json", *args))[-1]["prompt_tokens"]
+        for lines, args in ((["hi"], ()), (["hi"], ("-s", "Be brief.")), (["/system Be brief.", "hi"], ()))
+    )
+    assert plain < told == later
+    code, _, said = seen(chat(["/system", "/system Be brief.", "/system", "/system -", "/system"]))
+    assert (code, said.splitlines()) == (
+        0, ["There is no system message.", "From the next answer on.", "Be brief.", "From the next answer on.", "There is no system message."],
+    )  # fmt: skip
+
+
+def test_an_error_ends_its_own_turn_alone(chat):
+    code, out, err = seen(chat(["x" * 300, "hello"], "--ctx", "128"))
+    assert (code, out) == (1, f"{SAYS}\n")
+    assert err.splitlines()[0].startswith("Error: the prompt has ")
+    assert err.splitlines()[1].startswith("Hint: ")
+    result = chat(["x" * 300, "hello"], "--ctx", "128", "--json")
+    failed, answered = objects(result)
+    assert result.returncode == 1
+    assert "the prompt has" in failed["error"]
+    assert failed["hint"]
+    assert answered["text"] == SAYS
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [("/hlep", "did you mean /help?"), ("/q", "did you mean /quit?"), ("/xyzzy", "/help lists them."), ("/undo it", "begin with a space")],
+)
+def test_what_is_no_command_gets_a_hint(chat, line, hint):
+    code, out, err = seen(chat([line]))
+    assert (code, out) == (1, "")
+    assert err.startswith("Error: ")
+    assert hint in err
+
+
+@pytest.mark.parametrize("line", [" /help", "/etc/hosts is a file", "/2 is a half"])
+def test_other_slashes_are_said_to_the_model(chat, line):
+    assert seen(chat([line])) == (0, f"{SAYS}\n", "")
+
+
+def test_quit_ends_it(chat):
+    assert seen(chat(["hello", "/quit", "again"])) == (0, f"{SAYS}\n", "")
+
+
+def test_help_names_every_command(chat):
+    _, out, err = seen(chat(["/help"]))
+    assert out == ""
+    for word in ("/help", "/system", "/reset", "/undo", "/retry", "/stats", "/draft", "/save", "/load", "/quit", "Alt-Enter", "Ctrl-C"):
+        assert word in err
+
+
+def test_undo_and_reset_make_the_prompt_short_again(chat):
+    one, two, undone, anew = (turn["prompt_tokens"] for turn in objects(chat(["hi", "hi", "/undo", "hi", "/reset", "hi"], "--json")))
+    assert one < two == undone
+    assert anew == one
+    code, _, err = seen(chat(["hi", "/undo", "/undo", "/retry", "/stats"]))
+    assert code == 1
+    assert err.startswith("Forgotten: hi\nError: there is nothing to undo.\n")
+    assert "Error: nothing was asked yet.\n" in err
+    assert "speed " in err  # what the answer cost is still known
+
+
+def test_retry_has_another_seed_that_a_fixed_seed_gives_again(cli):
+    run = ["chat", "--threads", "1", "-n", "12", "--json", "--seed", "5"]
+    first, again = (objects(cli(*run, stdin=b"Tell me a story.\n/retry\n/retry\n")) for _ in range(2))
+    assert [turn["seed"] for turn in first] == [5, 6, 7]
+    assert len({turn["text"] for turn in first}) == 3
+    assert len({turn["prompt_tokens"] for turn in first}) == 1
+    assert [turn["text"] for turn in again] == [turn["text"] for turn in first]
+
+
+def test_the_draft_can_be_switched_off_and_on(chat):
+    turns = objects(chat(["hi", "/draft off", "hi", "/draft on", "hi"], "--json", "-d", "chat.gguf", "-k", "2", "--fixed"))
+    assert [turn["stats"]["n_drafted"] > 0 for turn in turns] == [True, False, True]
+    assert {turn["text"] for turn in turns} == {SAYS}
+    code, _, err = seen(chat(["/draft off", "/draft", "/draft on", "/draft perhaps"]))
+    assert code == 1
+    assert err.startswith("Speculation is off.\nSpeculation is off.\nError: the models were loaded without speculation.\n")
+    assert "it takes on, off, show or hide" in err
+
+
+def test_the_oldest_turns_are_dropped_where_that_is_wanted(chat):
+    lines = ["x" * 40] * 3  # the third is too much, and `shift` keeps a quarter free for the answer
+    code, out, err = seen(chat(lines, "--ctx", "160"))
+    assert (code, out) == (1, f"{SAYS}\n{SAYS}\n")
+    assert "Hint: " in err
+    result = chat(lines, "--ctx", "160", "--overflow", "shift", "--json")
+    assert (result.returncode, [turn["dropped"] for turn in objects(result)]) == (0, [0, 2, 2])
+    assert result.stderr.decode().splitlines()[-1] == "Note: the context was full, so the oldest 2 messages were dropped."
+
+
+def test_a_conversation_is_saved_and_goes_on(chat, tmp_path):
+    file = tmp_path / "talk.session"
+    code, _, err = seen(chat(["hello", "more"], "--save", file))
+    assert code == 0
+    assert err.startswith(f"Saved 4 messages in {file} (")
+    whole = objects(chat(["hello", "more", "last"], "--json"))[-1]
+    result = chat(["last", "/save"], "--load", file, "--json")
+    assert objects(result)[0]["prompt_tokens"] == whole["prompt_tokens"]
+    said = result.stderr.decode().splitlines()
+    assert said[:3] == [f"Loaded 4 messages from {file}.", "You: more", f"Answer: {SAYS}"]
+    assert said[3].startswith(f"Saved 6 messages in {file} (")
+    within = objects(chat([f"/load {file}", "/undo", "last"], "--json"))
+    assert within[0]["prompt_tokens"] == whole["prompt_tokens"]
+
+
+def test_caches_of_other_models_are_not_used_and_that_is_said(chat, tmp_path):
+    file = tmp_path / "talk.session"
+    chat(["hello", f"/save {file}"])
+    code, out, err = seen(chat([f"/load {file}", "more"], "-m", "plain.gguf"))
+    assert (code, out) == (0, f"{SAYS}\n")
+    assert "Note: all of it is read again at the next answer: " in err
+
+
+@pytest.mark.parametrize(
+    "line", ["/load gone.session", "/load chat.gguf", "/load ~nobody-here/x", "/save gone/x", "/save ~nobody-here/x", "/save", "/load"]
+)
+def test_files_that_cannot_be_used_end_nothing(chat, line):
+    code, out, err = seen(chat([line, "hello"]))
+    assert (code, out) == (1, f"{SAYS}\n")
+    assert err.count("Error: ") == err.count("Hint: ") == 1
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("args", [("--load", "gone.session"), ("--save", "gone/x"), ("--save", ".")])
+def test_a_file_that_cannot_be_used_is_told_before_anything_is_said(chat, args):
+    code, out, err = seen(chat(["hello"], *args))
+    assert (code, out) == (1, "")
+    assert err.startswith("Error: ")
+
+
+def test_nothing_said_is_not_saved_over_what_was(chat, tmp_path):
+    file = tmp_path / "talk.session"
+    file.write_bytes(b"mine")
+    assert seen(chat([], "--save", file)) == (0, "", "")
+    assert file.read_bytes() == b"mine"
+
+
+def test_a_model_without_a_template_is_noted(chat):
+    code, out, err = seen(chat(["hello"], "-m", "plain.gguf"))
+    assert (code, out) == (0, f"{SAYS}\n")
+    assert err == "Note: the model has no chat template: it reads User: and Assistant: before each message.\n"
+
+
+def test_probabilities_go_to_stderr(chat):
+    code, out, err = seen(chat(["hello"], "--logprobs", "0", "-n", "2"))
+    assert (code, out) == (0, "ab\n")
+    assert [line.split()[-1] for line in err.splitlines()] == ["'a'", "'b'"]
+
+
+def test_a_bad_option_is_an_error_before_a_model_is_loaded(chat):
+    assert chat([], "--top-p", "2", "-m", "gone.gguf").returncode == 2
+    assert chat([], "--overflow", "spill").returncode == 2
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("when", ["in an answer", "between two"])
+def test_told_to_end_it_ends_and_saves(chat, cage, environment, tmp_path, number, code, when):
+    zoo.write(cage / "on.gguf", zoo.parrot("\n" + SAYS, for_ever=True), metadata={"llama.context_length": 100_000})
+    file, model = tmp_path / "talk.session", "on.gguf" if when == "in an answer" else "chat.gguf"
+    command = [sys.executable, "-m", "gguf_spec", "chat", "--threads", "1", "-d", "none", "-t", "0", "-m", model, "-n", "-1", "--ctx", "8192"]
+    command += ["--save", str(file)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=cage, env=environment, start_new_session=True
+    ) as child:
+        child.stdin.write(b"hello\n")
+        child.stdin.flush()
+        first = child.stdout.read(len(SAYS))
+        if when == "between two":
+            first += child.stdout.read(1)
+        child.send_signal(number)
+        rest, err = child.stdout.read(), child.stderr.read()  # and it does not wait for the end of its input
+        child.wait(timeout=60)
+    assert child.returncode == code
+    assert (first + rest).decode().startswith(SAYS)
+    assert (first + rest).endswith(b"\n")
+    assert err.decode().splitlines()[-1].startswith("Saved 2 messages in ")
+    assert b"Traceback" not in err
+    assert seen(chat(["/undo"], "--load", file, "-m", model, "--ctx", "8192"))[0] == 0

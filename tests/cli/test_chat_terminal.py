@@ -1,0 +1,365 @@
+"""`gguf-spec chat` at a terminal, which tmux plays."""
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.gguf import zoo
+
+pytestmark = pytest.mark.skipif(not shutil.which("tmux"), reason="needs tmux")
+
+SAYS = "abcdefghijkl"
+COMMAND = [sys.executable, "-m", "gguf_spec", "chat", "--threads", "1", "-t", "0", "-d", "none", "-m", "chat.gguf"]
+
+
+@pytest.fixture(scope="session")
+def parrots(cage):
+    zoo.write(cage / "chat.gguf", zoo.parrot("\n" + SAYS))  # a question ends with a newline
+    zoo.write(cage / "on.gguf", zoo.parrot("\n" + SAYS, for_ever=True), metadata={"llama.context_length": 100_000})
+    zoo.write(cage / "steers.gguf", zoo.parrot("\na\x1b]2;b\x07\rc\x9b1Ad"))
+    return cage
+
+
+class Terminal:
+    """A terminal of tmux's with a chat in it."""
+
+    def __init__(self, folder, cage, environment, width=80, height=24):
+        self._tmux = ["tmux", "-S", str(folder / "tmux"), "-f", os.devnull]
+        self._size, self._cage, self._environment = (width, height), cage, environment
+
+    def tmux(self, *args):
+        return subprocess.run([*self._tmux, *map(str, args)], env=self._environment, check=True, capture_output=True, timeout=30).stdout.decode()
+
+    def begin(self, *args, until="\n>", **variables):
+        """Start a chat, a second one in the place of the first, and wait for its prompt."""
+        command = shlex.join(["env", *(f"{name}={value}" for name, value in variables.items()), *COMMAND, *map(str, args)])
+        command = f"{command}; echo code $? $(stty -a | grep -oE '[-]?(echo|icanon) '); sleep 600"
+        if self.alive():
+            self.tmux("respawn-window", "-k", "-t", "chat", "-c", self._cage, command)
+        else:
+            width, height = self._size
+            new = ["new-session", "-d", "-s", "chat", "-x", width, "-y", height, "-c", self._cage]
+            self.tmux(*new, command)
+        self.see(until)
+
+    def alive(self):
+        return subprocess.run([*self._tmux, "has-session"], check=False, capture_output=True, timeout=30).returncode == 0
+
+    def type(self, *keys):
+        self.tmux("send-keys", "-t", "chat", *keys)
+
+    def paste(self, text):
+        self.tmux("set-buffer", text, ";", "paste-buffer", "-p", "-t", "chat")
+
+    def screen(self, *options):
+        return "\n".join(line.rstrip() for line in self.tmux("capture-pane", "-p", *options, "-t", "chat").split("\n"))
+
+    def see(self, what):
+        """Wait for a text, or a pattern, and return the screen."""
+        for _ in range(200):
+            seen = self.screen()
+            if re.search(what, seen) if isinstance(what, re.Pattern) else what in seen:
+                return seen
+            time.sleep(0.05)
+        raise AssertionError(f"{what!r} is not in\n{seen}")
+
+    def ask(self, text):
+        """Type a line, wait for the prompt after what it does, and return the screen."""
+        asked = f"> {text[:12]}"
+        before = self.screen("-S", "-").count(asked)
+        self.type(text, "Enter")
+        for _ in range(200):
+            seen = self.screen("-S", "-")
+            if seen.count(asked) > before and "\n>" in seen[seen.rindex(asked) :]:
+                return self.screen()
+            time.sleep(0.05)
+        raise AssertionError(self.screen())
+
+    def pid(self):
+        shell = self.tmux("display-message", "-p", "-t", "chat", "#{pane_pid}").strip()
+        return int(Path(f"/proc/{shell}/task/{shell}/children").read_text())
+
+    def end(self):
+        """Wait for the end, see that the terminal is as it should be, and return the exit code."""
+        return int(re.search(r"code (\d+)", self.see(re.compile(r"code \d+ icanon echo")))[1])
+
+    def close(self):
+        subprocess.run([*self._tmux, "kill-server"], check=False, capture_output=True, timeout=30)
+
+
+@pytest.fixture
+def home(tmp_path):
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def make(parrots, environment, tmp_path, home):
+    made = []
+
+    def make(**size):
+        folder = tmp_path / f"t{len(made)}"
+        folder.mkdir()
+        kept = {name: value for name, value in environment.items() if name not in ("TMUX", "NO_COLOR", "LINES")}
+        made.append(Terminal(folder, parrots, kept | {"XDG_STATE_HOME": str(home), "LC_ALL": "C.UTF-8"}, **size))
+        return made[-1]
+
+    yield make
+    for terminal in made:
+        terminal.close()
+
+
+@pytest.fixture
+def terminal(make):
+    return make()
+
+
+def test_it_begins_in_two_lines(terminal):
+    terminal.begin()
+    lines = terminal.see("context of 256 tokens, draft off").split("\n")
+    assert lines[:2] == ["chat.gguf. /help lists the commands, Ctrl-D leaves.", ">"]
+
+
+def test_a_conversation(terminal, tmp_path):
+    """Edit, say, stop, undo, retry, save, leave, load, leave."""
+    file = tmp_path / "talk.session"
+    terminal.begin("-m", "on.gguf", "-n", "-1", "--ctx", "60000")
+    terminal.type("helo", "Left", "l", "End", " you", "Enter")
+    terminal.see(f"{SAYS}\n{SAYS}")
+    terminal.type("C-c")
+    seen = terminal.see("(stopped)")
+    assert "^C" not in seen
+    seen = terminal.see(re.compile(r"\n>\n+[\d,.]+ tok/s, context [\d,]+ of 60,000, draft off: speculation is switched off"))
+    terminal.type("/retry", "Enter")
+    terminal.see("there is one answer")
+    terminal.see(f"{SAYS}\n{SAYS}")
+    terminal.type("C-c")
+    terminal.see("(stopped)")
+    terminal.type("more", "Enter")
+    terminal.see(f"> more\n{SAYS}")
+    terminal.type("C-c")
+    terminal.see("(stopped)")
+    terminal.type("/undo", "Enter")
+    terminal.see("Forgotten: more")
+    terminal.type(f"/save {file}", "Enter")
+    terminal.see("Saved 2 messages in")
+    terminal.type("C-d")
+    assert terminal.end() == 0
+    terminal.begin("-m", "on.gguf", "-n", "-1", "--ctx", "60000", "--load", file)
+    terminal.see("Loaded 2 messages from")
+    terminal.see("You: hello you")
+    terminal.see("Answer: abcdefghijkl abcdefghijkl")
+    terminal.type("/undo", "Enter")
+    terminal.see("Forgotten: hello you")
+    terminal.type("/quit", "Enter")
+    assert terminal.end() == 0
+
+
+def told(file):
+    """Return the questions in a saved session."""
+    return [bytes(text).decode() for text in re.findall(rb'"role": "user", "content": "(.*?)"', file.read_bytes())]
+
+
+def test_lines_of_a_question(terminal, tmp_path):
+    terminal.begin("--save", tmp_path / "talk.session")
+    terminal.type("one", "M-Enter", "two", "\\", "Enter", "three")
+    assert terminal.see("three").split("\n")[1:4] == ["> one", "  two", "  three"]
+    terminal.type("Enter")
+    terminal.see(SAYS)
+    terminal.paste("four\nfive\n\nsix")
+    terminal.see("six")
+    terminal.type("Enter")
+    terminal.see(re.compile(rf"six\n{SAYS}"))
+    terminal.type("C-d")
+    assert terminal.end() == 0
+    assert told(tmp_path / "talk.session") == ["one\\ntwo\\nthree", "four\\nfive\\n\\nsix"]
+
+
+def test_what_was_typed_is_there_the_next_time(terminal, home):
+    terminal.begin()
+    terminal.ask("first words")
+    terminal.ask("other words")
+    terminal.type("C-d")
+    terminal.end()
+    terminal.begin()
+    terminal.type("Up", "Up")
+    terminal.see("> first words")
+    terminal.type("Down")
+    terminal.see("> other words")
+    assert stat.S_IMODE((home / "gguf-spec" / "chat-history").stat().st_mode) == 0o600
+    assert stat.S_IMODE((home / "gguf-spec").stat().st_mode) == 0o700
+
+
+def test_what_is_typed_is_not_kept_where_that_is_wanted(terminal, home):
+    terminal.begin("--no-history")
+    terminal.ask("first words")
+    terminal.type("Up")
+    terminal.see(re.compile(r"> first words\n.*\n\n> first words"))
+    assert not home.exists()
+
+
+def test_a_history_that_cannot_be_kept_ends_nothing(terminal, home):
+    home.write_text("a file where a folder should be")
+    terminal.begin()
+    seen = terminal.ask("first words")
+    seen = terminal.ask("other words")
+    assert seen.count("Note: what is typed is not kept: ") == 1
+    assert seen.count(SAYS) == 2
+
+
+def test_ctrl_c_at_the_prompt_leaves_nothing_but_the_line(terminal):
+    terminal.begin()
+    terminal.type("C-c")
+    terminal.see("Ctrl-D leaves the chat")
+    terminal.type("some words", "C-c")
+    seen = terminal.see(re.compile("> some words\n>"))
+    assert seen.count("Ctrl-D leaves the chat") == 1
+    assert SAYS in terminal.ask("hello")
+
+
+def test_typing_while_an_answer_comes_does_not_mix_with_it(terminal):
+    terminal.begin("-m", "on.gguf", "-n", "3000", "--ctx", "60000")
+    terminal.type("hello", "Enter")
+    terminal.see(f"{SAYS}\n{SAYS}")
+    terminal.type("XYZ")
+    terminal.see("(cut after 3,000 tokens: -n sets how many an answer may have)")
+    terminal.see("> XYZ")
+    assert "X" not in terminal.screen("-S", "-").replace("> XYZ", "")
+
+
+def test_commands_are_completed(terminal):
+    terminal.begin()
+    terminal.type("/re")
+    seen = terminal.see("/retry")
+    assert "/reset" in seen
+    assert "forget all but the system message" in seen
+    terminal.type("t")
+    terminal.see(re.compile("> /ret\n +/retry "))
+    terminal.type("Tab")
+    terminal.see("> /retry\n")
+    terminal.type("Enter")
+    terminal.see(re.compile(r"Error: nothing was asked yet\.\nHint: .*\n>"))
+    terminal.type("/draft s")
+    terminal.see(re.compile("> /draft s\n +show"))
+    terminal.type("Tab")
+    terminal.see("> /draft show\n")
+    terminal.type("Enter")
+    terminal.see("is green")
+
+
+def test_errors_are_shown_and_the_chat_goes_on(terminal):
+    terminal.begin("--ctx", "128")
+    seen = terminal.ask("/hlep")
+    assert "Error: there is no command /hlep.\nHint: did you mean /help? Begin with a space to say it to the model." in seen
+    assert "Hint: raise it with --ctx" in terminal.ask("x" * 300)
+    assert SAYS in terminal.ask("hello")
+    terminal.type("C-d")
+    assert terminal.end() == 0
+
+
+def test_a_narrow_terminal(make):
+    terminal = make(width=30, height=16)
+    terminal.begin()
+    for words in ("a question that takes more than one line", "another one that does so too", "日本語" * 8):
+        terminal.ask(words)
+    lines = terminal.see("switched off").rstrip("\n").split("\n")
+    assert lines.count(SAYS) >= 2
+    assert re.fullmatch(r"[\d,.]+ tok/s, context \d+ of 256, draft off: speculation is switched off", " ".join(lines[-3:]))
+    terminal.type("/help", "Enter")
+    terminal.see("and all.\n>")
+
+
+def test_the_window_may_change_its_size(terminal):
+    terminal.begin()
+    terminal.type("some words that are to be seen whole")
+    terminal.tmux("resize-window", "-t", "chat", "-x", "20", "-y", "10")
+    time.sleep(0.3)
+    terminal.type("Home", "so ", "Enter")
+    terminal.see(SAYS)
+    terminal.type("/undo", "Enter")
+    seen = terminal.see("Forgotten")
+    assert "so some words" in " ".join(seen.split())
+
+
+def test_a_model_cannot_steer_the_terminal(terminal):
+    title = terminal.tmux
+    terminal.begin("-m", "steers.gguf")
+    before = title("display-message", "-p", "-t", "chat", "#{pane_title}")
+    seen = terminal.ask("hello")
+    assert "> hello\na\ufffd]2;b\ufffd\ufffdc\ufffd1Ad\n" in seen
+    terminal.ask("/draft show")
+    seen = terminal.ask("hello")
+    assert seen.count("a\ufffd]2;b\ufffd\ufffdc\ufffd1Ad\n") == 2
+    assert title("display-message", "-p", "-t", "chat", "#{pane_title}") == before
+
+
+def test_accepted_tokens_are_green_on_request(terminal):
+    green = re.compile(r"\x1b\[32m([a-z]+)")
+    terminal.begin("-d", "chat.gguf", "-k", "2", "--fixed")
+    terminal.ask("hello")
+    assert not green.findall(terminal.screen("-e"))
+    terminal.ask("/draft show")
+    seen = terminal.ask("hello")
+    assert seen.count(SAYS) == 2
+    assert "".join(green.findall(terminal.screen("-e"))) == "abdeghjk"
+    terminal.see(re.compile("draft on: 100% of [0-9]+ accepted"))
+    terminal.begin("-d", "chat.gguf", "-k", "2", "--fixed", "--show-draft")
+    terminal.ask("hello")
+    assert green.findall(terminal.screen("-e"))
+    terminal.type("/draft hide", "Enter")
+    terminal.see("Markdown again.")
+
+
+def test_no_colour_where_it_is_not_wanted(terminal):
+    terminal.begin("-d", "chat.gguf", "-k", "2", "--fixed", "--show-draft", NO_COLOR="1")
+    terminal.ask("/hlep")
+    terminal.ask("hello")
+    assert SAYS in terminal.screen()
+    assert not re.search(r"\x1b\[[0-9;]*(3[0-7]|9[0-7])", terminal.screen("-e").replace("\x1b[39m", ""))
+
+
+def test_a_dumb_terminal(terminal):
+    terminal.begin(TERM="dumb")
+    seen = terminal.ask("hello")
+    assert SAYS in seen
+    assert "draft off: speculation is switched off" in seen
+    terminal.type("C-c")
+    terminal.see("Ctrl-D leaves the chat")
+    assert "\x1b" not in terminal.screen("-e")
+    terminal.type("C-d")
+    assert terminal.end() == 0
+
+
+@pytest.mark.parametrize("while_it_answers", [False, True])
+def test_told_to_end_it_leaves_the_terminal_as_it_was(terminal, tmp_path, while_it_answers):
+    file = tmp_path / "talk.session"
+    model = ("-m", "on.gguf", "-n", "-1", "--ctx", "60000") if while_it_answers else ()
+    terminal.begin(*model, "--save", file)
+    terminal.type("hello", "Enter")
+    terminal.see(f"{SAYS}\n{SAYS}" if while_it_answers else f"{SAYS}\n\n>")
+    os.kill(terminal.pid(), signal.SIGTERM)
+    assert terminal.end() == 143
+    terminal.see("Saved 2 messages")
+
+
+@pytest.mark.parametrize("while_it_answers", [False, True])
+def test_a_terminal_that_is_closed_saves_the_conversation(terminal, tmp_path, while_it_answers):
+    file = tmp_path / "talk.session"
+    model = ("-m", "on.gguf", "-n", "-1", "--ctx", "60000") if while_it_answers else ()
+    terminal.begin(*model, "--save", file)
+    terminal.type("hello", "Enter")
+    terminal.see(f"{SAYS}\n{SAYS}" if while_it_answers else f"{SAYS}\n\n>")
+    terminal.close()
+    for _ in range(200):
+        if file.exists():
+            break
+        time.sleep(0.05)
+    assert told(file) == ["hello"]

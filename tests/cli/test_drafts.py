@@ -1,0 +1,74 @@
+"""`gguf-spec models drafts`, and the draft that commands find by themselves."""
+
+import json
+
+import pytest
+
+from tests.gguf import zoo
+
+
+@pytest.fixture
+def home(tmp_path):
+    """A home with a target, a draft in llama.cpp's cache, and one beside the target that does not fit."""
+    (tmp_path / ".cache/llama.cpp").mkdir(parents=True)
+    zoo.write(tmp_path / "big.gguf", zoo.llama(n_layer=20))
+    zoo.write(tmp_path / ".cache/llama.cpp/small.gguf", zoo.llama())
+    zoo.write(tmp_path / "other.gguf", zoo.llama(), tokens=[*zoo.TOKENS[:40], "another", *zoo.TOKENS[41:]])
+    return tmp_path
+
+
+@pytest.fixture
+def run(cli, home):
+    env = {"HOME": str(home), "XDG_CACHE_HOME": str(home / ".cache"), "HF_HOME": str(home / "hf"), "XDG_CONFIG_HOME": str(home / ".config")}
+    return lambda *args, **more: cli(*args, env=env | more, cwd=home)
+
+
+def test_a_table_of_what_fits_and_what_does_not(run):
+    result = run("models", "drafts", "./big.gguf")
+    lines = result.stdout.decode().splitlines()
+    assert (result.returncode, result.stderr) == (0, b"")
+    assert lines[0].split() == ["draft", "gain", "why"]
+    assert lines[1].startswith("small.gguf ")
+    assert "it speaks the same vocabulary and has 12% of the target's size" in lines[1]
+    assert next(line for line in lines if line.startswith("other.gguf")).endswith("in the target, 'another' in the draft")
+    assert "more in models.yaml are not on this disk" in lines[-1]
+
+
+def test_json_has_all_of_them(run):
+    data = json.loads(run("models", "drafts", "./big.gguf", "--json").stdout)
+    by_name = {one["name"]: one for one in data["drafts"]}
+    assert data["drafts"][0]["name"] == "small.gguf"
+    assert by_name["smollm2-135m"] == {
+        "name": "smollm2-135m", "path": None, "fits": False, "gain": None, "measured": False, "declared": False,
+        "why": "not on this disk, so that its vocabulary cannot be compared",
+    }  # fmt: skip
+    assert by_name["small.gguf"]["path"].endswith("small.gguf")
+
+
+def test_the_declared_draft_of_a_model_that_is_on_the_disk(run):
+    data = json.loads(run("models", "drafts", "tales", "--json").stdout)
+    assert (data["drafts"][0]["name"], data["drafts"][0]["declared"]) == ("tales-draft", True)
+
+
+def test_what_is_no_model_is_one_line(run):
+    for name in ("nothing", "smollm2", "./small"):
+        result = run("models", "drafts", name)
+        assert result.returncode == 1
+        assert len(result.stderr.decode().splitlines()) == 2
+
+
+def test_generate_takes_it_and_says_so(run):
+    result = run("generate", "--raw", "-m", "./big.gguf", "--threads", "1", "-n", "3", "-t", "0", "a", "--json")
+    assert json.loads(result.stdout)["draft"] == "small.gguf"
+    assert result.stderr.decode().startswith("Note: drafting with small.gguf: it speaks the same vocabulary")
+
+
+def test_the_defaults_of_an_entry_count_where_nothing_else_is_said(run, home):
+    (home / "mine.yaml").write_text("models:\n  mine: {path: big.gguf, draft: ngram, prompt: text, sampling: {temperature: 0.0, seed: 7, max_tokens: 4}}\n")
+    args = ("generate", "-m", "mine", "--models-file", "mine.yaml", "--threads", "1", "a", "--json")
+    answers = [json.loads(run(*args, *more).stdout) for more in ((), ("-n", "2"), ("--seed", "8", "-t", "1.5"))]
+    assert [len(one["tokens"]) for one in answers] == [4, 2, 4]
+    assert [one["seed"] for one in answers] == [7, 7, 8]
+    assert answers[1]["tokens"] == answers[0]["tokens"][:2] != answers[2]["tokens"][:2]
+    assert json.loads(run(*args, GGUF_SPEC_MAX_TOKENS="3").stdout)["seed"] == 7
+    assert len(json.loads(run(*args, GGUF_SPEC_MAX_TOKENS="3").stdout)["tokens"]) == 3

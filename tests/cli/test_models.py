@@ -1,0 +1,419 @@
+"""`gguf-spec models` from end to end, against a hub on loopback."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import gguf_spec
+from gguf_spec import _registry
+from tests.hub import COMMIT, REPO, Hub
+
+TALES = Path(gguf_spec.__file__).parent / "models" / "tales"
+BODY = (TALES / "tales-draft-Q4_0.gguf").read_bytes()
+SHORT = BODY[:100_000]
+
+
+@pytest.fixture
+def hub():
+    with Hub() as hub:
+        hub.add("one.gguf", BODY)
+        hub.add("two.gguf", SHORT)
+        yield hub
+
+
+@pytest.fixture
+def home(tmp_path):
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def names(hub, tmp_path):
+    """A models file: `one`, drafted by `two`, and `two`."""
+    return hub.models_file(tmp_path / "names.yaml", one={"file": "one.gguf", "draft": "two", "aliases": ["uno"]}, two="two.gguf")
+
+
+@pytest.fixture
+def command(hub, home, environment, names):
+    """Return how a process that runs `gguf-spec models` is started. `first`: Python to run before."""
+
+    def build(*args, first="", env=()):
+        program = f"{first}\nfrom gguf_spec.cli import main\nmain()"
+        others = ("hf_", "hugging_face", "http_proxy", "https_proxy", "all_proxy")
+        clean = {name: value for name, value in environment.items() if not name.lower().startswith(others)}
+        settings = clean | hub.environment(home) | {"GGUF_SPEC_MODELS_FILE": str(names), "OMP_NUM_THREADS": "1"} | dict(env)
+        return [sys.executable, "-c", program, "models", *map(str, args)], settings
+
+    return build
+
+
+@pytest.fixture
+def run(command, tmp_path):
+    def start(*args, **options):
+        line, settings = command(*args, **options)
+        return subprocess.run(line, env=settings, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+
+    return start
+
+
+@pytest.fixture
+def terminal(command, tmp_path):
+    """Run the command at a terminal; return its exit code and what it showed."""
+    pty = pytest.importorskip("pty")
+
+    def start(*args, typed=b""):
+        line, settings = command(*args, env={"COLUMNS": "100", "TERM": "xterm"})
+        here, there = pty.openpty()
+        child = subprocess.Popen(line, env=settings, cwd=tmp_path, stdin=there, stdout=there, stderr=there)
+        os.close(there)
+        os.write(here, typed)
+        seen = b""
+        while True:
+            try:
+                data = os.read(here, 65536)
+            except OSError:  # Linux: the other end was closed
+                break
+            if not data:
+                break
+            seen += data
+        os.close(here)
+        return child.wait(), re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode()).replace("\r", "\n")
+
+    return start
+
+
+def fails(result, *said, code=1):
+    assert re.fullmatch(r"(Note: [^\n]+\n|downloading [^\n]+\n|verifying [^\n]+\n)*Error: [^\n]+\nHint: [^\n]+\n", result.stderr), result.stderr
+    assert (result.returncode, result.stdout) == (code, "")
+    for words in said:
+        assert words in result.stderr
+    return result.stderr
+
+
+def leftovers(home):
+    return sorted(home.glob("hub/*/blobs/*"))
+
+
+# ---- pull
+
+
+def test_pull(run, hub, home):
+    result = run("pull", "uno")
+    assert (result.returncode, result.stdout) == (0, "")
+    folder = home / "hub" / "models--someone--tales-GGUF" / "snapshots" / COMMIT
+    lines = result.stderr.splitlines()
+    assert [line for i, line in enumerate(lines) if i not in (2, 5)] == [
+        "downloading one, 1.2 MB", "verifying one, 1.2 MB", "downloading two, 0.1 MB", "verifying two, 0.1 MB",
+    ]  # fmt: skip
+    assert re.fullmatch(rf"one: 1\.2 MB in [\d.]+ s, sha256 verified: {folder}/one\.gguf", lines[2])
+    assert re.fullmatch(rf"two: 0\.1 MB in [\d.]+ s, sha256 verified: {folder}/two\.gguf", lines[5])
+    assert (folder / "one.gguf").read_bytes() == BODY
+    hub.requests.clear()
+    result = run("pull", "uno")
+    assert result.stderr.splitlines() == [f"{name}: was on this disk, sha256 verified: {folder}/{name}.gguf" for name in ("one", "two")]
+    assert run("path", "uno").stdout == f"{folder}/one.gguf\n"
+    assert run("pull", "one", "--offline", env={"HF_HUB_OFFLINE": "1"}).returncode == 0
+    assert hub.requests == []
+
+
+def test_pull_without_drafts_in_json(run, hub):
+    result = run("pull", "one", "--no-draft", "--json", "-q")
+    assert (result.returncode, result.stderr) == (0, "")
+    (one,) = json.loads(result.stdout)["models"]
+    assert (one["name"], one["n_bytes"], one["loaded_bytes"], one["verified"]) == ("one", len(BODY), len(BODY), "sha256")
+    assert Path(one["paths"][0]).read_bytes() == BODY
+    again = json.loads(run("pull", "one", "two", "one", "-q", env={"GGUF_SPEC_JSON": "1"}).stdout)["models"]
+    assert [(model["name"], model["loaded_bytes"]) for model in again] == [("one", 0), ("two", len(SHORT))]
+
+
+def test_a_place_on_the_hub(run, hub):
+    result = run("pull", f"hf:{REPO}/one.gguf")
+    assert result.returncode == 0
+    assert result.stderr.startswith(f"Note: the licence of hf:{REPO}/one.gguf is not known here: https://huggingface.co/{REPO}\ndownloading ")
+    assert "size and the hub's etag verified, as no sha256 is declared" in result.stderr
+    hub.requests.clear()
+    assert Path(run("path", f"hf:{REPO}/one.gguf").stdout.strip()).read_bytes() == BODY
+    assert Path(run("path", f"hf:{REPO}/one.gguf@{COMMIT}").stdout.strip()).read_bytes() == BODY
+    assert hub.requests == []
+
+
+def test_a_token_is_sent_to_the_hub_alone(run, hub):
+    assert run("pull", "two", env={"HF_TOKEN": "hf_x"}).returncode == 0
+    sent = {(path.split("/")[1], headers.get("authorization")) for _, path, headers in hub.requests}
+    assert sent == {("someone", "Bearer hf_x"), ("cdn", None)}
+
+
+def test_at_a_terminal(terminal, hub):
+    code, seen = terminal("pull", "one")
+    assert code == 0
+    assert "downloading one" in seen
+    assert "verifying one" in seen
+    assert re.search(r"1\.2/1\.2 MB", seen)
+    assert "MB/s" in seen
+    assert "one: 1.2 MB in " in seen
+    assert "tales-draft" not in seen  # nor anything of a bar of the library's
+    assert "http" not in seen
+
+
+def test_interrupted(command, run, hub, home, tmp_path):
+    file = hub.files[REPO, "one.gguf"]
+    file.pause_at = len(BODY) - 1000
+    line, settings = command("pull", "one", "--no-draft")
+    child = subprocess.Popen(line, env=settings, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    assert file.paused.wait(30)
+    until = time.monotonic() + 10
+    while not any(path.stat().st_size > 1_000_000 for path in home.rglob("*.incomplete")):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    child.send_signal(signal.SIGINT)
+    assert child.communicate(timeout=10)[1] == "downloading one, 1.2 MB\n\n"
+    assert child.returncode == 130
+    assert leftovers(home) == []
+    fails(run("path", "one"), "one (1.2 MB) is not on this disk")
+    file.go_on.set()
+    assert run("pull", "one", "--no-draft").returncode == 0
+    assert Path(run("path", "one").stdout.strip()).read_bytes() == BODY
+
+
+def test_killed(command, run, hub, home, tmp_path):
+    """What lies about then is not taken for the file."""
+    file = hub.files[REPO, "one.gguf"]
+    file.pause_at = len(BODY) - 1000
+    line, settings = command("pull", "one", "--no-draft")
+    child = subprocess.Popen(line, env=settings, cwd=tmp_path, stderr=subprocess.DEVNULL)
+    assert file.paused.wait(30)
+    child.kill()
+    child.wait()
+    fails(run("path", "one"), "is not on this disk")
+    file.go_on.set()
+    assert run("pull", "one", "--no-draft").returncode == 0
+    assert Path(run("path", "one").stdout.strip()).read_bytes() == BODY
+
+
+def test_two_at_once(command, hub, tmp_path):
+    file = hub.files[REPO, "one.gguf"]
+    file.pause_at = 1000
+    line, settings = command("pull", "one", "--no-draft", "--json", "-q")
+    children = [subprocess.Popen(line, env=settings, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    assert file.paused.wait(30)
+    until = time.monotonic() + 30
+    while len(hub.sent("HEAD")) < 4:  # both have asked twice, and one of them waits for the other
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    file.go_on.set()
+    said = [child.communicate(timeout=30) for child in children]
+    assert [(child.returncode, stderr) for child, (_, stderr) in zip(children, said, strict=True)] == [(0, ""), (0, "")]
+    models = [json.loads(stdout)["models"][0] for stdout, _ in said]
+    assert sorted(model["loaded_bytes"] for model in models) == [0, len(BODY)]
+    assert {model["verified"] for model in models} == {"sha256"}
+    assert len([path for path in hub.sent("GET") if path.startswith("/cdn")]) == 1
+
+
+def test_a_corrupt_body(run, hub, home):
+    file = hub.files[REPO, "one.gguf"]
+    file.sent = BODY[:-1] + b"\0"
+    fails(run("pull", "one"), "one.gguf has the sha256", "it was deleted", "gguf-spec models pull one --force downloads it again.")
+    assert leftovers(home) == []
+    assert hub.files[REPO, "two.gguf"].etag not in str(hub.requests)
+    file.sent = None
+    assert run("pull", "one", "--force").returncode == 0
+
+
+def test_gated(run, hub):
+    hub.refused[REPO] = (401, {"X-Error-Code": "GatedRepo"})
+    fails(run("pull", "one"), f"{REPO} is gated", f"accept it at {hub.url}/{REPO}, and set HF_TOKEN")
+
+
+@pytest.mark.parametrize(("args", "said", "todo"), [
+    (("pull", f"hf:{REPO}/three.gguf"), f"{REPO} has no file three.gguf at main", "/tree/main"),
+    (("pull", f"hf:{REPO}/one.gguf@v2"), f"{REPO} has no revision v2", "/commits/main"),
+    (("pull", "hf:no/such/one.gguf"), "there is no repository no/such, or it is private", "HF_TOKEN"),
+    (("pull", "three"), "there is no file three", "a name"),
+    (("path", "one"), "one (1.2 MB) is not on this disk", "gguf-spec models pull one."),
+    (("remove", "one"), "one (1.2 MB) is not on this disk", "gguf-spec models pull one."),
+    (("pull", "one", "--offline"), "is not on this disk", "it takes a network once"),
+])  # fmt: skip
+def test_what_is_missing(run, args, said, todo):
+    fails(run(*args), said, todo)
+
+
+def test_wrong_usage(run):
+    fails(run("pull"), "NAME", code=2)
+    fails(run("pull", "one", "--force", "--offline"), "force is True but must be False while offline", code=2)
+    fails(run("remove", "tales", "--yes"), "model is 'tales' but must be one that was downloaded", code=2)
+
+
+def test_offline_by_the_environment(run, hub):
+    fails(run("pull", "one", env={"HF_HUB_OFFLINE": "1"}), "is not on this disk", "without --offline and HF_HUB_OFFLINE")
+    assert hub.requests == []
+
+
+def test_no_answer(run):
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        address = f"http://127.0.0.1:{mute.getsockname()[1]}"
+        result = run("pull", "two", env={"HF_HUB_ETAG_TIMEOUT": "1", "HF_ENDPOINT": address})
+    fails(result, f"{address} does not answer in time", "check HF_ENDPOINT, run it again; HF_HUB_ETAG_TIMEOUT and")
+
+
+def test_no_room(run, hub):
+    full = "import shutil\nshutil.disk_usage = lambda path: shutil._ntuple_diskusage(10**9, 10**9, 1_200_000)"
+    fails(run("pull", "one", first=full), "one and two needs 1.3 MB, but 1.2 MB are free", "HF_HOME")
+    assert hub.requests == []
+    assert run("pull", "one", "--no-draft", first=full).returncode == 0
+
+
+def test_a_disk_that_is_full(run, hub, home, tmp_path):
+    """A real one, where one can be mounted."""
+    home.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", home]
+    if not shutil.which("mount") or subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("no file system can be mounted here")
+    try:
+        blind = "import shutil\nshutil.disk_usage = lambda path: shutil._ntuple_diskusage(10**9, 0, 10**9)"
+        fails(run("pull", "one", "--no-draft", first=blind), f"the disk of {home}/hub is full: one.gguf is not downloaded", "make room")
+        fails(run("pull", "one", "--no-draft"), "one needs 1.2 MB, but 1.0 MB are free")
+        assert leftovers(home) == []
+    finally:
+        subprocess.run(["umount", home], check=True)
+
+
+def test_licences(run, terminal, hub, names, home):
+    hub.models_file(names, one={"file": "one.gguf", "license": "gemma", "draft": "two"}, two="two.gguf")
+    note = f"Note: the licence of one is gemma, which is not permissive: https://huggingface.co/{REPO}"
+    code, seen = terminal("pull", "one", typed=b"n\n")
+    assert code == 1
+    assert note in seen
+    assert "Download it under this licence? [y/N]" in seen
+    assert "Nothing was downloaded." in seen
+    assert hub.requests == []
+    code, seen = terminal("pull", "one", "--no-draft", typed=b"y\n")
+    assert (code, note in seen, "one: 1.2 MB in " in seen) == (0, True, True)
+    assert note not in run("pull", "one").stderr  # it is there
+    shutil.rmtree(home / "hub")
+    assert run("pull", "one", "-q").stderr == note + "\n"
+    shutil.rmtree(home / "hub")
+    code, seen = terminal("pull", "one", "--yes", typed=b"n\n")
+    assert (code, note in seen, "[y/N]" in seen) == (0, True, False)
+
+
+def test_a_split_model(run, hub, names):
+    parts = {f"big-{i:05}-of-00002.gguf": BODY[i:] for i in (1, 2)}
+    for name, body in parts.items():
+        hub.add(name, body)
+    listed = [{"file": name, "size_bytes": len(body), "sha256": hub.files[REPO, name].sha256} for name, body in parts.items()]
+    names.write_text(json.dumps({"models": {"big": {"repo": REPO, "revision": COMMIT, "license": "mit", "parts": listed}}}))
+    (big,) = json.loads(run("pull", "big", "--json").stdout)["models"]
+    assert [Path(path).read_bytes() for path in big["paths"]] == list(parts.values())
+    assert len({Path(path).parent for path in big["paths"]}) == 1
+    assert run("path", "big").stdout.strip() == big["paths"][0]
+    shown = run("show", "big").stdout
+    assert [line.split()[1].strip(",") for line in shown.splitlines() if line.startswith("file")] == list(parts)
+
+
+# ---- list, show, path, remove
+
+
+def test_list(run, hub):
+    before = run("list")
+    assert (before.returncode, before.stderr) == (0, "")
+    rows = {line.split()[0]: line.split() for line in before.stdout.splitlines()}
+    assert rows["name"] == ["name", "size", "licence", "draft", "on", "disk", "note"]
+    assert rows["one"][1:6] == ["1.2", "MB", "mit", "two", "no"]
+    assert rows["tales"][5] == "bundled"
+    assert set(rows) - {"name"} == {*_registry.entries(), "one", "two"}
+    assert max(map(len, before.stdout.splitlines())) <= 100
+    assert all(line.startswith("name") or line[before.stdout.splitlines()[0].index("size") - 1] == " " for line in before.stdout.splitlines())
+    run("pull", "two")
+    cached = run("list", "--cached").stdout.splitlines()
+    assert {line.split()[0] for line in cached} == {"name", "two", *(name for name in _registry.entries() if name.startswith("tales"))}
+    listed = {one["name"]: one for one in json.loads(run("list", "--json").stdout)["models"]}
+    assert (listed["one"]["path"], listed["one"]["size_bytes"], listed["one"]["draft"]) == (None, len(BODY), "two")
+    assert Path(listed["two"]["path"]).read_bytes() == SHORT
+    assert (listed["two"]["verified"], listed["one"]["verified"], listed["two"]["permissive"]) == ("sha256", None, True)
+
+
+def test_show(run, hub, home):
+    lines = run("show", "uno").stdout.splitlines()
+    facts = {line[:12].strip(): line[12:] for line in lines}
+    assert facts["name"] == "one"
+    assert facts["aliases"] == "uno"
+    assert facts["repository"] == REPO
+    assert facts["revision"] == COMMIT
+    assert facts["file"] == "one.gguf, 1.2 MB"
+    assert facts["sha256"] == hub.files[REPO, "one.gguf"].sha256
+    assert (facts["licence"], facts["draft"], facts["on disk"]) == ("mit", "two", "no")
+    run("pull", "one")
+    path = run("path", "one").stdout.strip()
+    assert run("show", "one").stdout.splitlines()[-1] == f"on disk     {path}, sha256 verified"
+    shutil.rmtree(home / "cache")
+    assert run("show", "one").stdout.splitlines()[-1] == f"on disk     {path}, not verified"
+    assert json.loads(run("show", "one", "--json").stdout)["verified"] is None
+    assert f"{TALES}/tales-target-Q8_0.gguf" in run("show", "tales").stdout
+    assert json.loads(run("path", "one", "--json").stdout) == {"name": "one", "path": path}
+
+
+def test_remove(run, terminal, hub, home):
+    run("pull", "one")
+    code, seen = terminal("remove", "one", typed=b"n\n")
+    assert (code, "Remove one, " in seen) == (0, True)
+    assert run("path", "one").returncode == 0
+    hub.requests.clear()
+    result = run("remove", "uno")
+    assert (result.returncode, result.stdout, result.stderr) == (0, "one: removed, 1.2 MB are free again\n", "")
+    assert run("path", "one").returncode == 1
+    assert [path.name for path in leftovers(home)] == [hub.files[REPO, "two.gguf"].etag]
+    assert json.loads(run("remove", "two", "--json").stdout) == {"models": [{"name": "two", "freed_bytes": len(SHORT)}]}
+    assert leftovers(home) == []
+    assert hub.requests == []
+
+
+@pytest.mark.parametrize("command_name", ["list", "show", "pull", "path", "remove"])
+def test_help(run, command_name):
+    result = run(command_name, "--help", env={"GGUF_SPEC_JSON": "1"})
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "--models-file FILE" in result.stdout
+    assert "Examples:" in result.stdout
+
+
+# ---- a pair by its name
+
+
+@pytest.fixture
+def pair(hub, tmp_path):
+    """The bundled pair, as the hub would have it."""
+    for role, kind in (("target", "Q8_0"), ("draft", "Q4_0")):
+        hub.add(f"tales-{role}-{kind}.gguf", (TALES / f"tales-{role}-{kind}.gguf").read_bytes())
+    small = {"file": "tales-draft-Q4_0.gguf", "license": "cc0-1.0", "prompt": "text"}
+    large = {"file": "tales-target-Q8_0.gguf", "license": "cc0-1.0", "prompt": "text", "draft": "story-draft"}
+    return hub.models_file(tmp_path / "pair.yaml", story=large, story_draft=small)
+
+
+@pytest.mark.parametrize("where", ["of the user", "by the option"])
+def test_a_pair_by_its_name(run, command, hub, home, pair, tmp_path, where):
+    """Pulled by its name, then loaded by its name, with its draft, with no request."""
+    from_hub = {"GGUF_SPEC_MODELS_FILE": str(pair)}
+    if where == "of the user":
+        from_hub = {"GGUF_SPEC_MODELS_FILE": ""}
+        (home / "config" / "gguf-spec").mkdir(parents=True)
+        pair.rename(home / "config" / "gguf-spec" / "models.yaml")
+    assert run("pull", "story", env=from_hub).returncode == 0
+    hub.requests.clear()
+    answers = {}
+    for name in ("story", "tales"):
+        line, settings = command(env=from_hub)
+        fixed = ("--threads", "1", "--seed", "1", "--fixed", "-k", "4", "--drafter", "model")
+        line = [*line[:-1], "generate", "Once upon a time", "-m", name, "-n", "24", "--json", *fixed]
+        result = subprocess.run(line, env=settings, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+        assert result.returncode == 0, result.stderr
+        answers[name] = json.loads(result.stdout)
+    assert answers["story"]["text"] == answers["tales"]["text"]
+    assert answers["story"]["stats"]["n_drafted"] > 0
+    assert hub.requests == []

@@ -1,0 +1,146 @@
+"""`gguf-spec models quantize` from end to end."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from gguf_spec.quantize import TYPES
+from tests.gguf import zoo
+
+
+@pytest.fixture
+def quantise(cli, tmp_path):
+    """Quantise the model that says abc, into an empty folder."""
+
+    def run(*args, model="abc.gguf", out="small.gguf", **options):
+        return cli("models", "quantize", model, tmp_path / out, "--threads", "1", *args, **options)
+
+    return run
+
+
+def test_a_line_at_the_end(quantise, cli, tmp_path):
+    result = quantise("--type", "q8_0")
+    assert (result.returncode, result.stderr) == (0, b"")
+    line = rf"{re.escape(str(tmp_path))}/small\.gguf: Q8_0, 0\.1 MB after [\d.]+ MB, [89]\.\d\d bits a weight after 32\.00, in [\d.]+ s\n"
+    assert re.fullmatch(line, result.stdout.decode())
+    says = [
+        cli("generate", "a", "-m", path, "-d", "none", "--raw", "-t", "0", "--threads", "1").stdout for path in ("abc.gguf", tmp_path / "small.gguf")
+    ]
+    assert says[0] == says[1] == b"bcdefghijkl\n"
+
+
+def test_what_was_made_drafts(quantise, cli, tmp_path):
+    quantise("--type", "Q4_0")
+    args = ("-m", "abc.gguf", "-d", tmp_path / "small.gguf", "--raw", "-t", "0", "--threads", "1", "-k", "2", "--fixed", "--json")
+    data = json.loads(cli("generate", "a", *args).stdout)
+    assert data["text"] == "bcdefghijkl"
+    assert data["stats"]["n_accepted"] > 0
+
+
+def test_quiet(quantise):
+    result = quantise("--type", "Q8_0", "-q")
+    assert (result.returncode, result.stdout, result.stderr) == (0, b"", b"")
+
+
+def test_json_and_the_note(quantise, cli, tmp_path):
+    quantise("--type", "Q8_0", "-q")
+    result = cli("models", "quantize", tmp_path / "small.gguf", tmp_path / "smaller.gguf", "--type", "Q4_0", "--json", "--threads", "1")
+    data = json.loads(result.stdout)
+    assert (result.returncode, data["type"], data["requantized"]) == (0, "Q4_0", True)
+    assert data["target_bytes"] == (tmp_path / "smaller.gguf").stat().st_size < data["source_bytes"]
+    assert result.stderr.decode() == "Note: small.gguf is quantised already: quality suffers; a file made from F32, F16 or BF16 is better.\n"
+
+
+def test_rows_that_blocks_do_not_divide_are_told(quantise):
+    assert re.search(rb"s, \d+ of 12 tensors in a larger type, as its blocks do not divide their rows\n", quantise("--type", "Q4_K_M").stdout)
+
+
+def test_a_bundled_model_by_its_name(quantise, tmp_path):
+    result = quantise("--type", "Q4_0", "-q", model="tales")
+    assert (result.returncode, result.stderr) == (0, b"")
+    assert (tmp_path / "small.gguf").exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "said"),
+    [
+        (("--type", "Q9"), 2, "type is 'Q9' but must be one of F16, BF16, Q8_0,"),
+        ((), 2, "--type"),
+        (("--type", "Q8_0", "--threads", "0"), 2, "threads is 0"),
+    ],
+)
+def test_what_is_wrong_is_said(quantise, tmp_path, args, code, said):
+    result = quantise(*args)
+    assert (result.returncode, result.stdout) == (code, b"")
+    assert said in result.stderr.decode()
+    assert result.stderr.decode().count("\n") == 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_files_are_kept(quantise, cli, tmp_path):
+    (tmp_path / "small.gguf").write_bytes(b"mine")
+    result = quantise("--type", "Q8_0")
+    assert (result.returncode, (tmp_path / "small.gguf").read_bytes()) == (2, b"mine")
+    assert b"--force to replace it" in result.stderr
+    assert quantise("--type", "Q8_0", "--force").returncode == 0
+    same = cli("models", "quantize", tmp_path / "small.gguf", tmp_path / "small.gguf", "--type", "Q4_0", "--force")
+    assert (same.returncode, b"another file than the model" in same.stderr) == (2, True)
+    gone = quantise("--type", "Q8_0", model="gone.gguf", out="x.gguf")
+    assert (gone.returncode, b"gone.gguf" in gone.stderr) == (1, True)
+
+
+def test_help_lists_the_types(cli):
+    result = cli("models", "quantize", "--help")
+    text = result.stdout.decode()
+    assert text.index("Examples:") < text.index("Options:")
+    assert all(name in text for name in TYPES)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no such signals there")
+def test_ctrl_c_leaves_nothing(tmp_path, environment):
+    """The whole group gets the signal, as from a terminal; the quantiser is in the middle of a tensor."""
+    rows = np.random.default_rng(0).normal(size=(20_000, 1024)).astype(np.float32)
+    big = zoo.write(tmp_path / "big.gguf", tensors={"blk.0.ffn_up.weight": rows})
+    command = [sys.executable, "-m", "gguf_spec", "models", "quantize", big, tmp_path / "small.gguf", "--type", "Q2_K", "--threads", "1"]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, start_new_session=True)
+    part = tmp_path / "small.gguf.part"
+    deadline = time.monotonic() + 30
+    while not (part.exists() and part.stat().st_size) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    started = time.monotonic()
+    os.killpg(child.pid, signal.SIGINT)
+    out, err = child.communicate(timeout=30)
+    assert (child.returncode, out, err.strip()) == (130, b"", b"")
+    assert time.monotonic() - started < 5
+    assert [path.name for path in tmp_path.iterdir()] == ["big.gguf"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no pseudo-terminals there")
+def test_a_bar_at_a_terminal(tmp_path, cage, environment):
+    import pty
+
+    here, there = pty.openpty()
+    command = [sys.executable, "-m", "gguf_spec", "models", "quantize", "tales", tmp_path / "small.gguf", "--type", "Q4_0", "--threads", "1"]
+    child = subprocess.Popen(command, stdin=there, stdout=there, stderr=there, cwd=cage, env=environment, start_new_session=True)
+    os.close(there)
+    seen = b""
+    while True:
+        try:
+            data = os.read(here, 65536)
+        except OSError:  # Linux: the other end was closed
+            break
+        if not data:
+            break
+        seen += data
+    os.close(here)
+    assert child.wait() == 0, seen
+    assert b"quantising" in seen
+    assert re.search(rb"\d+/\d+", seen)
+    assert b"bits a weight after" in seen

@@ -1,0 +1,292 @@
+"""Conversations on the bundled pair: what is read again, what is kept, what a saved one gives back."""
+
+import json
+
+import pytest
+
+import gguf_spec
+from gguf_spec import Sampling, Speculation, _sessions
+from gguf_spec._model import Model
+from gguf_spec.errors import InvalidOptionError, PromptTooLongError, SessionError
+from tests.gguf import zoo
+
+SAID = Sampling(seed=3, max_tokens=40, temperature=0.8)
+QUESTIONS = ["Tell me of a fox.", "And the king?", "What did they eat?", "Who came then?", "How did it end?"]
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with gguf_spec.load("tales", threads=1, n_ctx=1024) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def fresh():
+    """Another one, whose caches each test may empty."""
+    with gguf_spec.load("tales", threads=1, n_ctx=1024) as one:
+        yield one
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """Tokens given to each model, by file name, since the list was last cleared."""
+    given = {}
+
+    def decode(self, tokens, n_rows, branches=(), _decode=Model._decode):
+        given.setdefault(self.path.name, []).extend(tokens)
+        return _decode(self, tokens, n_rows, branches)
+
+    monkeypatch.setattr(Model, "_decode", decode)
+    return given
+
+
+def forget(llm):
+    with llm.models() as models:
+        for model in models:
+            model.rollback(0)
+
+
+def test_every_turn_says_what_a_fresh_read_of_the_conversation_says(llm, fresh):
+    chat = llm.chat("You tell tales.", sampling=SAID)
+    for question in QUESTIONS:
+        asked = [*chat.messages, {"role": "user", "content": question}]
+        answer = chat.send(question)
+        for draft in (Speculation(), Speculation(0)):
+            forget(fresh)
+            alone = fresh.generate(asked, SAID, speculation=draft)
+            assert (alone.text, alone.tokens) == (answer.text, answer.tokens)
+        assert chat.messages == [*asked, {"role": "assistant", "content": answer.text}]
+        assert chat.last == answer
+
+
+def test_a_turn_reads_what_is_new_and_nothing_else(llm, reads):
+    chat, fixed = llm.chat(sampling=SAID), Speculation(4, adaptive=False, drafter="model")
+    target, draft = llm.name, llm.draft_name
+    with llm.models() as models:
+        target = models[0].path.name
+    for i, question in enumerate(QUESTIONS):
+        before = llm.tokenize([*chat.messages, {"role": "user", "content": question}])
+        with llm.models() as models:
+            kept = [
+                next((j for j, (a, b) in enumerate(zip(m.cached, before, strict=False)) if a != b), min(m.n_past, len(before) - 1)) for m in models
+            ]
+        assert i == 0 or all(n > len(before) / 2 for n in kept)
+        reads.clear()
+        answer = chat.send(question, speculation=fixed)
+        for name, n_kept in zip((target, draft), kept, strict=True):
+            assert reads[name][: len(before) - n_kept] == before[n_kept:]
+        assert answer.stats.n_prompt == len(before)
+
+
+def test_an_answer_to_somebody_else_costs_a_fresh_read_but_changes_nothing(llm):
+    one, other = llm.chat(sampling=SAID), llm.chat("You are brief.", sampling=SAID)
+    texts = [one.send(QUESTIONS[0]).text, one.send(QUESTIONS[1]).text]
+    one.reset()
+    mixed = []
+    for question in QUESTIONS[:2]:
+        mixed.append(one.send(question).text)
+        other.send("What is a wolf?")
+    assert mixed == texts
+
+
+def test_undo_retry_reset_and_system(llm):
+    chat = llm.chat("A.", sampling=SAID)
+    assert not chat.undo()
+    with pytest.raises(InvalidOptionError, match="after a question"):
+        chat.retry()
+    first = chat.send("One?")
+    second = chat.send("Two?")
+    assert [one["role"] for one in chat.messages] == ["system", "user", "assistant", "user", "assistant"]
+    with chat.retry(Sampling(seed=3, max_tokens=40)) as turn:
+        same = "".join(chunk.text for chunk in turn)
+    assert same == second.text
+    with chat.retry(Sampling(max_tokens=40)) as turn:
+        for _ in turn:
+            pass
+    assert len(chat.messages) == 5
+    assert chat.undo()
+    assert chat.messages[-1]["content"] == first.text
+    chat.system = "B."
+    assert chat.messages[0] == {"role": "system", "content": "B."}
+    chat.system = None
+    assert chat.messages[0] == {"role": "user", "content": "One?"}
+    chat.system = "C."
+    chat.reset()
+    assert chat.messages == [{"role": "system", "content": "C."}]
+
+
+def test_an_answer_that_is_stopped_stays_as_far_as_it_came(llm):
+    chat = llm.chat(sampling=Sampling(seed=1, max_tokens=200, ignore_eos=True))
+    with chat.stream("Tell me a long tale.") as turn:
+        heard = next(turn).text
+        turn.cancel()
+        heard += "".join(chunk.text for chunk in turn)
+    assert turn.result.finish_reason == "cancelled"
+    assert chat.messages[-1] == {"role": "assistant", "content": heard}
+    assert len(turn.result.tokens) < 100
+    assert chat.send("Go on.").text
+    before = list(chat.messages)
+    with chat.stream("And now?") as turn:
+        turn.cancel()
+    assert chat.messages == before
+
+
+def test_what_does_not_fit_is_refused_or_old_turns_go():
+    with gguf_spec.load("tales", threads=1, n_ctx=160) as llm:
+        chat = llm.chat("You tell tales.", sampling=SAID)
+        with pytest.raises(PromptTooLongError):
+            for question in QUESTIONS * 3:
+                chat.send(question)
+        assert chat.messages[-1]["role"] == "assistant"
+        chat = llm.chat("You tell tales.", sampling=SAID, overflow="shift")
+        dropped = 0
+        for question in QUESTIONS * 3:
+            with chat.stream(question) as turn:
+                for _ in turn:
+                    pass
+            dropped += turn.dropped
+            assert turn.result.tokens
+            assert turn.result.stats.n_prompt + 40 <= 160
+            assert chat.messages[0] == {"role": "system", "content": "You tell tales."}
+            assert [one["role"] for one in chat.messages[1:]] == ["user", "assistant"] * (len(chat.messages) // 2)
+            assert chat.messages[-2]["content"] == question
+        assert dropped == 2 * len(QUESTIONS) * 3 - len(chat.messages) + 1 > 0
+        with pytest.raises(PromptTooLongError):
+            chat.send("word " * 400)
+        assert chat.messages[-2]["content"] == QUESTIONS[-1]
+        with pytest.raises(InvalidOptionError, match="overflow"):
+            llm.chat(overflow="forget")
+
+
+def test_a_model_without_a_template(tmp_path):
+    path = zoo.write(tmp_path / "plain.gguf", metadata={"tokenizer.chat_template": None})
+    with gguf_spec.load(path, "none", threads=1, extra_bufts=False) as llm:
+        chat = llm.chat("Be brief.", sampling=Sampling(seed=1, max_tokens=4))
+        assert "no chat template" in chat.note
+        chat.send("a<|im_end|>b")
+        asked = "Be brief.\nUser: a<|im_end|>b\nAssistant:"
+        with llm.models() as (target, _):
+            tokens = target.tokenize(asked, special=False)
+            assert target.cached[: len(tokens)] == tokens
+            assert zoo.IM_END not in tokens
+    with gguf_spec.load("tales", threads=1) as llm:
+        assert llm.chat().note == ""
+
+
+# ---- sessions
+
+
+@pytest.fixture(scope="module")
+def saved(llm, tmp_path_factory):
+    """A conversation that was saved, and what came next."""
+    path = tmp_path_factory.mktemp("sessions") / "fox.session"
+    chat = llm.chat("You tell tales.", sampling=SAID)
+    for question in QUESTIONS[:3]:
+        chat.send(question)
+    chat.save(path)
+    messages = list(chat.messages)
+    return path, messages, chat.send(QUESTIONS[3])
+
+
+def test_a_restored_session_goes_on_as_if_nothing_had_been(saved, fresh, reads):
+    path, messages, after = saved
+    forget(fresh)
+    chat = fresh.chat(sampling=SAID)
+    assert chat.restore(path) == ""
+    assert chat.messages == messages
+    reads.clear()
+    answer = chat.send(QUESTIONS[3])
+    assert (answer.text, answer.tokens) == (after.text, after.tokens)
+    assert all(len(tokens) < 120 for tokens in reads.values())
+    assert answer.stats.n_prompt > 120
+
+
+def test_and_equals_a_fresh_read_of_its_messages(saved, fresh):
+    _path, messages, after = saved
+    forget(fresh)
+    answer = fresh.generate([*messages, {"role": "user", "content": QUESTIONS[3]}], SAID)
+    assert answer.tokens == after.tokens
+
+
+@pytest.mark.parametrize("where", [0.3, 0.6, 0.9, 0.99999])
+def test_damaged_caches_are_not_given_to_llama_cpp(saved, fresh, tmp_path, monkeypatch, where):
+    path, messages, after = saved
+    data = bytearray(path.read_bytes())
+    data[int(where * len(data))] ^= 1
+    damaged = tmp_path / "damaged"
+    damaged.write_bytes(data)
+    monkeypatch.setattr(Model, "restore", lambda *_: pytest.fail("llama.cpp was given damaged caches"))
+    chat = fresh.chat(sampling=SAID)
+    assert "damaged" in chat.restore(damaged)
+    assert chat.messages == messages
+    assert chat.send(QUESTIONS[3]).tokens == after.tokens
+
+
+def test_damaged_messages_are_refused(saved, fresh, tmp_path):
+    data = bytearray(saved[0].read_bytes())
+    chat = fresh.chat("Stays.")
+    for at in (0, 21, 60, 100, 400):
+        damaged = tmp_path / "damaged"
+        damaged.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        with pytest.raises(SessionError):
+            chat.restore(damaged)
+    for n in (0, 10, 50, 300):
+        damaged.write_bytes(data[:n])
+        with pytest.raises(SessionError):
+            chat.restore(damaged)
+    assert chat.messages == [{"role": "system", "content": "Stays."}]
+
+
+def test_a_session_cut_short_or_of_another_user_is_read_again(saved, fresh, tmp_path, monkeypatch):
+    path, messages, after = saved
+    cut = tmp_path / "cut"
+    cut.write_bytes(path.read_bytes()[:-100])
+    chat = fresh.chat(sampling=SAID)
+    assert "damaged" in chat.restore(cut)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "someone"))
+    assert "somebody else" in chat.restore(path)
+    assert chat.messages == messages
+    assert (tmp_path / "someone/gguf-spec/session-key").stat().st_mode & 0o077 == 0
+    assert chat.send(QUESTIONS[3]).tokens == after.tokens
+
+
+@pytest.mark.parametrize("change", [{"kv_type": "q8_0"}, {"n_ctx": 512}, {"draft": "none"}])
+def test_other_settings_read_it_again(saved, change):
+    path, messages, _after = saved
+    with gguf_spec.load("tales", threads=1, **{"n_ctx": 1024, **change}) as llm:
+        chat = llm.chat()
+        assert "other models, settings" in chat.restore(path)
+        assert chat.messages == messages
+
+
+def test_no_session_at_all(fresh, tmp_path):
+    chat = fresh.chat()
+    for path in (tmp_path / "nowhere", tmp_path):
+        with pytest.raises(SessionError, match="cannot be read"):
+            chat.restore(path)
+    other = tmp_path / "other"
+    fresh.save_session(other, {"messages": [{"role": "wolf", "content": 3}]})
+    with pytest.raises(SessionError, match="no conversation"):
+        chat.restore(other)
+    forged = json.dumps([]).encode()
+    other.write_bytes(_sessions._FORMAT + _sessions._LENGTHS.pack(1 << 63, 0, 0) + bytes(32) + forged)
+    with pytest.raises(SessionError, match="damaged"):
+        chat.restore(other)
+
+
+def test_saving_where_there_is_no_room_leaves_what_was_there(fresh, tmp_path, monkeypatch):
+    chat, path = fresh.chat(sampling=SAID), tmp_path / "one"
+    chat.send("Who?")
+    chat.save(path)
+    before = path.read_bytes()
+    monkeypatch.setattr(_sessions.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 10}))
+    with pytest.raises(SessionError, match="MB are free"):
+        chat.save(path)
+    monkeypatch.undo()
+    monkeypatch.setattr(_sessions.os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(SessionError, match="No space left"):
+        chat.save(path)
+    assert path.read_bytes() == before
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["one"]
+    with pytest.raises(SessionError):
+        chat.save(tmp_path / "no folder" / "two")

@@ -1,0 +1,196 @@
+"""The draft that is found among files on the disk, by their headers alone."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import gguf_spec
+from gguf_spec import _hub, _model, _pairing, _store
+from gguf_spec._cache import cache_file
+from gguf_spec._context import ContextOptions
+from gguf_spec._drafters import SURENESSES
+from gguf_spec._gguf import read_header
+from gguf_spec._model import Model
+from gguf_spec._pairing import candidates, choose
+from gguf_spec._profile import Loadable, Profile, keep_profile
+from gguf_spec._registry import resolve
+from gguf_spec._vocabulary import FileVocabulary
+from tests.gguf import zoo
+
+OPTIONS = ContextOptions(threads=1)
+OTHER_TOKENS = [*zoo.TOKENS[:40], "another", *zoo.TOKENS[41:]]
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A home in which nothing lies yet."""
+    for name in ("HF_HOME", "HF_HUB_CACHE", "LLAMA_CACHE", "OLLAMA_MODELS", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
+    monkeypatch.setattr(_hub, "folder", lambda: tmp_path / "home/.cache/huggingface/hub")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home/.cache"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def target(tmp_path):
+    (tmp_path / "models").mkdir()
+    return zoo.write(tmp_path / "models/target.gguf", zoo.llama(n_layer=40))
+
+
+def put(path, *model, **changes):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return zoo.write(path, *model, **changes)
+
+
+def names(target):
+    return {one.name: one for one in candidates(resolve(target), target, OPTIONS)}
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {},
+        {"tokenizer.ggml.pre": "llama-bpe", "tokenizer.ggml.add_bos_token": None},
+        {"tokenizer.ggml.pre": "smollm", "tokenizer.ggml.add_bos_token": None},
+        {"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.add_eos_token": True},
+        {"tokenizer.ggml.bos_token_id": None, "tokenizer.ggml.eos_token_id": None},
+        {"tokenizer.ggml.bos_token_id": 100_000},
+        {"tokenizer.ggml.pre": "glm4", "tokenizer.ggml.bos_token_id": None},
+        {"tokenizer.ggml.model": "t5"},
+    ],
+)
+def test_a_header_tells_the_vocabulary_that_llama_cpp_sees(tmp_path, metadata):
+    tokens = [*zoo.TOKENS[:50], "", "zz\0b", *zoo.TOKENS[50:]]
+    path = zoo.write(tmp_path / "a.gguf", zoo.llama(n_vocab=len(tokens)), tokens=tokens, metadata=metadata)
+    model, of_file = Model(path, replace(OPTIONS, extra_bufts=False)), FileVocabulary(read_header(path))
+    assert of_file.vocabulary == model.vocabulary
+    assert [of_file.token_text(i) for i in range(len(tokens))] == [model.token_text(i) for i in range(len(tokens))]
+    model.close()
+
+
+def test_so_it_does_for_the_bundled_pair():
+    for name in ("tales", "tales-draft"):
+        path = _store.local(resolve(name))
+        model, of_file = Model(path, OPTIONS), FileVocabulary(read_header(path))
+        assert of_file.vocabulary == model.vocabulary
+        assert all(of_file.token_text(i) == model.token_text(i) for i in range(model.n_vocab))
+        model.close()
+
+
+def test_the_right_draft_among_ten_caches_with_decoys(home, target, monkeypatch):
+    hub, lm, ollama = home / ".cache/huggingface/hub", home / ".lmstudio/models", home / ".ollama/models/blobs"
+    right = put(hub / "models--a--right/snapshots/0/right.gguf", zoo.llama(n_layer=4))
+    put(hub / "models--b--larger/snapshots/0/larger.gguf", zoo.llama(n_layer=60))
+    put(hub / "models--c--words/snapshots/0/words.gguf", zoo.llama(), tokens=OTHER_TOKENS)
+    cut = put(hub / "models--d--cut/snapshots/0/cut.gguf", zoo.llama(n_layer=4))
+    os.truncate(cut, cut.stat().st_size - 1000)
+    put(home / ".cache/llama.cpp/state.gguf", zoo.mamba())
+    put(home / ".cache/llama.cpp/begins.gguf", zoo.llama(), metadata={"tokenizer.ggml.add_bos_token": True})
+    put(lm / "someone/slow.gguf", zoo.llama(n_layer=35))
+    put(lm / "someone/adapter.gguf", metadata={"general.type": "adapter"})
+    put(target.parent / "twin.gguf", zoo.llama(n_layer=40))
+    ollama.mkdir(parents=True)
+    (ollama / "sha256-0123").write_bytes(b"not a model")
+    (home / ".cache/llama.cpp/empty.gguf").touch()
+    monkeypatch.setattr(_model.C, "llama_model_load_from_file", lambda *_: pytest.fail("weights were loaded"))
+    found, why = choose(resolve(target), target, OPTIONS)
+    assert (found.path, found.name) == (right, "right.gguf")
+    assert why == "drafting with right.gguf: it speaks the same vocabulary and has 13% of the target's size."
+    others = names(target)
+    assert "'another'" in others["words.gguf"].why
+    assert "token 40" in others["words.gguf"].why
+    assert "no smaller than the target" in others["larger.gguf"].why
+    assert "no smaller than the target" in others["twin.gguf"].why
+    assert "cut short" in others["cut.gguf"].why
+    assert others["state.gguf"].why == "mamba models cannot go back a token"
+    assert "start token" in others["begins.gguf"].why
+    assert "adapter" in others["adapter.gguf"].why
+    assert "GGUF" in others["empty.gguf"].why
+    assert others["slow.gguf"].fits
+    assert 0 < others["slow.gguf"].gain < found.gain
+    assert not any(others[name].fits for name in ("words.gguf", "larger.gguf", "twin.gguf", "cut.gguf", "state.gguf", "begins.gguf", "adapter.gguf"))
+
+
+def test_ollamas_blobs_have_no_names(home, target):
+    blob = put(home / ".ollama/models/blobs/sha256-abc", zoo.llama(n_layer=4))
+    assert choose(resolve(target), target, OPTIONS)[0].path == blob
+
+
+def test_a_file_linked_to_from_two_places_is_one_candidate(home, target):
+    real = put(home / ".cache/huggingface/hub/blobs/0.gguf", zoo.llama())
+    (home / ".cache/huggingface/hub/link.gguf").symlink_to(real)
+    (target.parent / "itself.gguf").symlink_to(target)
+    (target.parent / "nowhere.gguf").symlink_to(home / "nothing.gguf")
+    assert [one.path.resolve() for one in candidates(resolve(target), target, OPTIONS) if one.fits] == [real]
+    assert "itself.gguf" not in names(target)
+
+
+def test_nothing_to_find(home, target):
+    found, why = choose(resolve(target), target, OPTIONS)
+    assert found is None
+    assert why.startswith("no draft for target.gguf is on this disk (")
+    assert why.endswith("Give one with --draft FILE.")
+
+
+def test_what_models_yaml_declares_comes_first_and_is_said_to_be_so(home, target, tmp_path):
+    small, smaller = put(tmp_path / "small.gguf", zoo.llama(n_layer=8)), put(tmp_path / "models/smaller.gguf", zoo.llama(n_layer=2))
+    overlay = tmp_path / "more.yaml"
+    overlay.write_text(f"models:\n  big: {{path: {target}, draft: small}}\n  small: {{path: {small}}}\n")
+    found, why = choose(resolve("big", overlay), target, OPTIONS, overlay)
+    assert (found.path, found.declared, why) == (small, True, "")
+    small.unlink()
+    found, why = choose(resolve("big", overlay), target, OPTIONS, overlay)
+    assert (found.path, found.declared) == (smaller, False)
+    assert why
+
+
+def test_what_is_not_on_the_disk_is_named(home, target, tmp_path):
+    overlay = tmp_path / "more.yaml"
+    pin = "0" * 40
+    overlay.write_text(
+        f"models:\n  big: {{path: {target}, draft: away, tokenizer: zoo}}\n"
+        f"  away: {{repo: a/b, file: c.gguf, revision: '{pin}', size_bytes: 1000, sha256: null, license: mit, tokenizer: zoo}}\n"
+    )
+    found, why = choose(resolve("big", overlay), target, OPTIONS, overlay)
+    assert found is None
+    assert why.endswith("gguf-spec models pull away would bring one.")
+
+
+def test_costs_that_were_measured_count_more_than_sizes(home, target):
+    light, heavy = put(target.parent / "light.gguf", zoo.llama(n_layer=2)), put(target.parent / "heavy.gguf", zoo.llama(n_layer=20))
+    assert choose(resolve(target), target, OPTIONS)[0].path == light
+
+    def measured(draft, right):
+        profile = Profile({1: 0.1, 33: 0.11}, 0.0, {1: 0.001, 33: 0.01}, 0.0, {}, ((right * 100.0, 100.0),) * SURENESSES, 1.0)
+        assert keep_profile(Loadable(target, OPTIONS), Loadable(draft, OPTIONS), profile)
+
+    measured(light, 0.05)
+    measured(heavy, 0.9)
+    found, why = choose(resolve(target), target, OPTIONS)
+    assert found.path == heavy
+    assert "measured here" in why
+
+
+def test_comparisons_are_remembered_until_a_file_changes(home, target, monkeypatch):
+    other = put(target.parent / "other.gguf", zoo.llama(), tokens=OTHER_TOKENS)
+    assert not names(target)["other.gguf"].fits
+    compare = _pairing.check_vocabulary
+    monkeypatch.setattr(_pairing, "check_vocabulary", lambda *_: pytest.fail("compared again"))
+    assert not names(target)["other.gguf"].fits
+    monkeypatch.setattr(_pairing, "check_vocabulary", compare)
+    put(other, zoo.llama())
+    assert names(target)["other.gguf"].fits
+
+
+def test_loading_finds_it_and_says_so(home, target):
+    put(target.parent / "right.gguf", zoo.llama(n_layer=4))
+    with gguf_spec.load(target, threads=1, extra_bufts=False) as llm:
+        assert llm.draft_name == "right.gguf"
+        assert llm.notes[0].startswith("drafting with right.gguf: it speaks")
+    with gguf_spec.load(target, "none", threads=1, extra_bufts=False) as llm:
+        assert (llm.draft_name, llm.notes) == (None, ())
+    assert cache_file("pairs", []).parent.exists()

@@ -1,0 +1,215 @@
+"""Every call of the official client, whole and in pieces: the answer is the one that the library gives alone."""
+
+import math
+
+import openai
+import pytest
+
+from gguf_spec import Sampling, Speculation
+from tests.server.conftest import ask, ask_chat, metrics
+
+FOX = [{"role": "user", "content": "Tell me of a fox."}]
+START = "Once upon a time there was"
+
+
+def alone(tales, prompt, **options):
+    return tales.generate(prompt, Sampling(**({"max_tokens": 40, "seed": 7} | options)))
+
+
+def in_pieces(stream):
+    """Return text, finish reason and the last usage of a streamed chat or completion."""
+    text, finish, usage = "", None, None
+    with stream:
+        for piece in stream:
+            usage = piece.usage or usage
+            for choice in piece.choices:
+                said = choice.delta.content if hasattr(choice, "delta") else choice.text
+                text += said or ""
+                finish = choice.finish_reason or finish
+    return text, finish, usage
+
+
+@pytest.mark.parametrize(
+    "speculation", [None, "off", {"k": 4, "adaptive": False}, {"drafter": "ngram", "accept": "coupled"}, {"tree": True, "strict": True}]
+)
+def test_a_chat_whole_and_in_pieces(client, tales, speculation):
+    wanted = alone(tales, FOX)
+    body = {} if speculation is None else {"speculation": speculation}
+    whole = client.chat.completions.create(model="tales", messages=FOX, max_tokens=40, seed=7, extra_body=body)
+    stream = client.chat.completions.create(model="tales", messages=FOX, max_completion_tokens=40, seed=7, stream=True, extra_body=body)
+    assert whole.choices[0].message.content == in_pieces(stream)[0] == wanted.text
+    assert whole.choices[0].finish_reason == wanted.finish_reason
+    assert (whole.object, whole.model, whole.choices[0].message.role, whole.seed) == ("chat.completion", "tales", "assistant", 7)
+    assert whole.usage.prompt_tokens == wanted.stats.n_prompt
+    assert whole.usage.completion_tokens == len(wanted.tokens)
+    assert whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens
+
+
+@pytest.mark.parametrize("prompt", [START, [START], "ids", "ids in an array"])
+def test_a_text_whole_and_in_pieces(client, tales, prompt):
+    wanted = alone(tales, START)
+    if prompt in ("ids", "ids in an array"):
+        prompt = tales.tokenize(START) if prompt == "ids" else [tales.tokenize(START)]
+    whole = client.completions.create(model="tales", prompt=prompt, max_tokens=40, seed=7)
+    text, finish, usage = in_pieces(
+        client.completions.create(model="tales", prompt=prompt, max_tokens=40, seed=7, stream=True, stream_options={"include_usage": True})
+    )
+    assert whole.choices[0].text == text == wanted.text
+    assert whole.choices[0].finish_reason == finish == wanted.finish_reason
+    assert usage.completion_tokens == whole.usage.completion_tokens == len(wanted.tokens)
+
+
+def test_what_speculation_did_is_in_the_usage(client):
+    body = {"speculation": {"k": 4, "adaptive": False, "drafter": "model"}, "ignore_eos": True}
+    usage = client.completions.create(model="tales", prompt=START, max_tokens=60, seed=7, extra_body=body).usage
+    told = usage.speculation
+    assert 0 < told["accepted"] <= told["drafted"]
+    assert told["acceptance"] == pytest.approx(told["accepted"] / told["drafted"], abs=1e-3)
+    assert (usage.completion_tokens_details.accepted_prediction_tokens, usage.completion_tokens_details.rejected_prediction_tokens) == (
+        told["accepted"], told["drafted"] - told["accepted"],
+    )  # fmt: skip
+    assert told["rounds"] < usage.completion_tokens
+    off = client.completions.create(model="tales", prompt=START, max_tokens=60, seed=7, extra_body=body | {"speculation": "off"}).usage.speculation
+    assert (off["drafted"], off["rounds"]) == (0, 60)
+    assert off["why_none"]
+
+
+def test_usage_comes_last_and_only_when_asked(client):
+    options = {"model": "tales", "messages": FOX, "max_tokens": 5, "stream": True}
+    with client.chat.completions.create(**options) as stream:
+        assert all(piece.usage is None and piece.choices for piece in stream)
+    with client.chat.completions.create(**options, stream_options={"include_usage": True}) as stream:
+        *pieces, last = list(stream)
+    assert all(piece.usage is None for piece in pieces)
+    assert (last.choices, last.usage.completion_tokens) == ([], 5)
+    assert pieces[0].choices[0].delta.role == "assistant"
+    assert [piece.choices[0].finish_reason for piece in pieces] == [None] * (len(pieces) - 1) + ["length"]
+    assert len({piece.id for piece in pieces}) == 1
+
+
+def test_the_pieces_show_what_was_drafted_when_asked(client):
+    body = {"speculation": {"k": 4, "adaptive": False}, "stream_options": {"include_speculation": True}, "ignore_eos": True}
+    with client.completions.create(model="tales", prompt=START, max_tokens=40, seed=7, stream=True, extra_body=body) as stream:
+        pieces = list(stream)
+    shown = [piece.speculation for piece in pieces if getattr(piece, "speculation", None)]
+    assert "".join(text for one in shown for text, _ in one["text"]) == "".join(piece.choices[0].text for piece in pieces)
+    assert 0 < sum(one["accepted"] for one in shown) <= sum(one["drafted"] for one in shown)
+    assert any(accepted for one in shown for _, accepted in one["text"])
+    assert sum(one["tokens"] for one in shown) == 40
+
+
+@pytest.mark.parametrize(
+    "fields", [
+        {"temperature": 0.0}, {"temperature": 1.3, "top_p": 0.5}, {"frequency_penalty": 1.5, "presence_penalty": 0.5},
+        {"logit_bias": dict.fromkeys(range(300, 400), -100.0)},
+        {"top_k": 3}, {"min_p": 0.2}, {"repeat_penalty": 1.3, "penalty_last_n": -1}, {"typical_p": 0.5, "top_n_sigma": 1.5}, {"dry_multiplier": 0.8},
+        {"xtc_probability": 0.5}, {"stop": "man"}, {"stop": [".", ","]}, {"ignore_eos": True}, {"grammar": 'root ::= "ho " root'},
+    ],
+)  # fmt: skip
+def test_options_of_sampling(client, tales, fields):
+    wanted = alone(tales, START, **fields)
+    sent = {name: {str(token): bias for token, bias in value.items()} if name == "logit_bias" else value for name, value in fields.items()}
+    got = client.completions.create(model="tales", prompt=START, max_tokens=40, seed=7, extra_body=sent).choices[0]
+    assert (got.text, got.finish_reason) == (wanted.text, wanted.finish_reason)
+    assert wanted.text != alone(tales, START).text
+
+
+def test_without_a_seed_answers_differ_and_name_theirs(client, tales):
+    answers = [client.completions.create(model="tales", prompt=START, max_tokens=20) for _ in range(3)]
+    assert len({one.seed for one in answers}) == 3
+    for one in answers:
+        assert alone(tales, START, max_tokens=20, seed=one.seed).text == one.choices[0].text
+
+
+def test_a_text_has_16_tokens_where_nothing_is_said(client):
+    assert client.completions.create(model="tales", prompt=START, extra_body={"ignore_eos": True}).usage.completion_tokens == 16
+
+
+def test_echo(client):
+    whole = client.completions.create(model="tales", prompt=START, max_tokens=5, seed=1, echo=True).choices[0].text
+    pieces = in_pieces(client.completions.create(model="tales", prompt=START, max_tokens=5, seed=1, echo=True, stream=True))[0]
+    assert whole == pieces
+    assert whole.startswith(START)
+    assert len(whole) > len(START)
+
+
+def test_logprobs_of_a_chat(client, tales):
+    wanted = alone(tales, FOX, logprobs=3)
+    choice = client.chat.completions.create(model="tales", messages=FOX, max_tokens=40, seed=7, logprobs=True, top_logprobs=3).choices[0]
+    content = choice.logprobs.content
+    assert [one.logprob for one in content] == pytest.approx([one.logprob for one in wanted.logprobs])
+    assert bytes(b for one in content for b in one.bytes).decode() == choice.message.content
+    assert all(len(one.top_logprobs) == 3 and one.top_logprobs[0].logprob >= one.logprob for one in content)
+    with client.chat.completions.create(model="tales", messages=FOX, max_tokens=40, seed=7, logprobs=True, top_logprobs=3, stream=True) as stream:
+        streamed = [one for piece in stream if piece.choices[0].logprobs for one in piece.choices[0].logprobs.content]
+    assert [one.logprob for one in streamed] == pytest.approx([one.logprob for one in content])
+    bare = client.chat.completions.create(model="tales", messages=FOX, max_tokens=4, seed=7, logprobs=True).choices[0].logprobs.content
+    assert [len(one.top_logprobs) for one in bare] == [0] * 4
+
+
+def test_logprobs_of_a_text(client):
+    choice = client.completions.create(model="tales", prompt=START, max_tokens=30, seed=7, logprobs=2).choices[0]
+    told = choice.logprobs
+    assert "".join(told.tokens) == choice.text
+    assert told.text_offset == [len("".join(told.tokens[:i])) for i in range(30)]
+    for token, logprob, top in zip(told.tokens, told.token_logprobs, told.top_logprobs, strict=True):
+        assert top[token] == logprob <= max(top.values())
+        assert 2 <= len(top) <= 3
+        assert sum(math.exp(one) for one in top.values()) <= 1.001
+    assert client.completions.create(model="tales", prompt=START, max_tokens=3, logprobs=0).choices[0].logprobs.top_logprobs is None
+
+
+def test_a_system_message_a_developer_message_and_parts(client, tales):
+    wanted = alone(tales, [{"role": "system", "content": "Be brief."}, *FOX])
+    for role in ("system", "developer"):
+        messages = [
+            {"role": role, "content": "Be brief."},
+            {"role": "user", "content": [{"type": "text", "text": "Tell me of"}, {"type": "text", "text": " a fox."}]},
+        ]
+        assert client.chat.completions.create(model="tales", messages=messages, max_tokens=40, seed=7).choices[0].message.content == wanted.text
+
+
+def test_models(client, tales):
+    assert [model.id for model in client.models.list()] == ["tales"]
+    model = client.models.retrieve("tales")
+    assert (model.object, model.n_ctx, model.draft) == ("model", tales.n_ctx, tales.draft_name)
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("gpt-4o")
+
+
+def test_health_and_an_empty_model_name(server):
+    assert ask(server).json().items() >= {"status": "ok", "model": "tales", "queue": 0, "busy": False}.items()
+    assert ask_chat(server, model="").status == ask_chat(server).status == 200
+
+
+def test_metrics_add_up(server, client):
+    before = metrics(server)
+    body = {"speculation": {"k": 4, "adaptive": False}}
+    usages = [client.completions.create(model="tales", prompt=START, max_tokens=30, seed=seed, extra_body=body).usage for seed in range(3)]
+    with pytest.raises(openai.BadRequestError):
+        client.completions.create(model="tales", prompt="")
+    after = metrics(server)
+
+    def gain(name):
+        return after[name] - before.get(name, 0)
+
+    assert gain("generated_tokens_total") == sum(one.completion_tokens for one in usages)
+    assert gain("prompt_tokens_total") == sum(one.prompt_tokens for one in usages)
+    for name in ("drafted", "accepted"):
+        assert gain(f"{name}_tokens_total") == sum(one.speculation[name] for one in usages) > 0
+        by_drafter = sum(after[key] - before.get(key, 0) for key in after if key.startswith(f"drafter_{name}_tokens_total"))
+        assert by_drafter == gain(f"{name}_tokens_total")
+    assert gain("rounds_total") == sum(one.speculation["rounds"] for one in usages)
+    for part in ("prompt", "draft", "verify", "other"):
+        assert gain(f'time_seconds_total{{part="{part}"}}') == pytest.approx(sum(one.speculation[f"{part}_s"] for one in usages), abs=1e-4)
+    assert gain('requests_total{path="/v1/completions",status="200"}') == 3
+    assert gain('requests_total{path="/v1/completions",status="400"}') == 1
+    assert gain('requests_total{path="/metrics",status="200"}') == 1
+    assert after["queue_length"] == after["busy"] == 0
+    assert after["tokens_per_second"] > 0
+    assert 0 < after['drafter_acceptance{drafter="model"}'] <= 1
+
+
+def test_per_request_settings_do_not_stay(client, tales):
+    client.completions.create(model="tales", prompt=START, max_tokens=5, extra_body={"speculation": "off"})
+    assert tales.speculation == Speculation()

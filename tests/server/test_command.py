@@ -1,0 +1,176 @@
+"""`gguf-spec serve` as people start and stop it."""
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.gguf import zoo
+from tests.server.conftest import ask, ask_text, until
+
+SECRET = "zyxwv-the-fox-knows"
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def ever(tmp_path_factory):
+    path = tmp_path_factory.mktemp("ever") / "ever.gguf"
+    return zoo.write(path, zoo.parrot("abcdefghijkl", for_ever=True), metadata={"llama.context_length": 100_000})
+
+
+class Child:
+    """A server in a process of its own."""
+
+    def __init__(self, *args, **env):
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("GGUF_SPEC_")}
+        command = [sys.executable, "-W", "ignore", "-m", "gguf_spec", "serve", "--threads", "1", *map(str, args)]
+        self._err = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 -- a pipe that nobody reads would hold a long log up
+        environment |= {"PYTHONPATH": str(ROOT)} | env
+        self.process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=self._err, text=True)
+        self.line = self.process.stdout.readline()
+        self.url = self.line.rpartition(" ")[2].strip()
+
+    def end(self, number=signal.SIGTERM):
+        """Send a signal; return exit code, stdout and stderr, and how long it took."""
+        started = time.perf_counter()
+        self.process.send_signal(number)
+        out = self.process.communicate(timeout=30)[0]
+        return self.process.returncode, out, self.err, time.perf_counter() - started
+
+    @property
+    def err(self):
+        """What stderr holds so far."""
+        self._err.seek(0)
+        return self._err.read()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.communicate()
+        self._err.close()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_start_serve_stop_and_no_prompt_in_the_logs(number, code):
+    with Child("--port", 0, "-v") as child:
+        assert child.line.startswith("Listening at http://127.0.0.1:")
+        assert ask_text(child, prompt=SECRET).status == 200
+        assert ask_text(child, prompt=SECRET, stream=True).status == 200
+        assert ask_text(child, prompt=SECRET, temperature=-1).status == 400
+        assert ask_text(child, prompt=SECRET * 2000).status == 400
+        assert ask(child, "POST", "/v1/completions", SECRET.encode()).status == 400
+        assert ask(child, path=f"/nowhere?{SECRET}").status == 404
+        returned, out, err, seconds = child.end(number)
+    assert (returned, out) == (code, "")
+    assert seconds < 3
+    assert SECRET not in err
+    assert "llama" in err  # -v: the log is there
+
+
+@contextlib.contextmanager
+def begun(child, n):
+    """Ask for a long stream and lend the response once it has begun."""
+    connection = http.client.HTTPConnection(urlsplit(child.url).netloc, timeout=30)
+    connection.request("POST", "/v1/completions", json.dumps({"prompt": "a", "temperature": 0, "max_tokens": n, "stream": True}))
+    response = connection.getresponse()
+    response.read(200)
+    try:
+        yield response
+    finally:
+        response.close()
+        connection.close()
+
+
+def test_what_is_under_way_may_finish(ever):
+    with Child("-m", ever, "-d", "none", "--port", 0, "--grace", 20, "--ctx", 8192) as child, begun(child, 800) as response:
+        threading.Timer(0.3, lambda: child.process.send_signal(signal.SIGTERM)).start()
+        rest = response.read()
+        child.process.communicate(timeout=20)
+    assert rest.endswith(b"data: [DONE]\n\n")
+    assert child.process.returncode == 0
+
+
+def test_what_takes_too_long_is_cut_and_says_so(ever):
+    with Child("-m", ever, "-d", "none", "--port", 0, "--grace", 0.5, "--ctx", 50_000) as child, begun(child, 45_000) as response:
+        waiting = []
+        thread = threading.Thread(target=lambda: waiting.append(ask_text(child, prompt="a")))
+        thread.start()
+        until(lambda: ask(child).json()["queue"] == 1)
+        code, _, err, seconds = child.end()
+        rest = response.read()
+        thread.join(10)
+    assert code == 0
+    assert seconds < 4
+    assert b'"code":"shutting_down"' in rest
+    assert b"[DONE]" not in rest
+    assert (waiting[0].status, waiting[0].code) == (503, "shutting_down")
+    assert "Traceback" not in err
+
+
+def test_a_second_signal_does_not_wait(ever):
+    with Child("-m", ever, "-d", "none", "--port", 0, "--grace", 25, "--ctx", 50_000) as child, begun(child, 45_000):
+        child.process.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+        code, _, _, seconds = child.end(signal.SIGINT)
+    assert code == 130
+    assert seconds < 4
+
+
+def test_errors_of_the_command(ever):
+    def fails(*args, **env):
+        with Child(*args, **env) as child:
+            out = child.process.communicate(timeout=60)[0]
+            return child.process.returncode, child.line + out, child.err
+
+    code, out, err = fails("--host", "0.0.0.0")
+    assert (code, out) == (2, "")
+    assert "api_key" in err
+    assert "--api-key" in err
+    assert fails("--port", "70000")[0] == 2
+    with Child("-m", ever, "-d", "none", "--port", 0, "--ctx", 512, GGUF_SPEC_API_KEY="k") as child:
+        assert ask_text(child).status == 401
+        code, out, err = fails("-m", ever, "-d", "none", "--ctx", 512, "--port", urlsplit(child.url).port)
+        assert (code, out) == (1, "")
+        assert "cannot listen at 127.0.0.1 port" in err
+
+
+def test_without_the_extra(tmp_path):
+    (tmp_path / "starlette.py").write_text("raise ModuleNotFoundError(\"No module named 'starlette'\", name='starlette')")
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    command = [sys.executable, "-m", "gguf_spec", "serve"]
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "Error: the server needs starlette, which is not installed.\nHint: install it with: pip install 'gguf-spec[server]'.\n"
+
+
+def test_help():
+    command = [sys.executable, "-m", "gguf_spec", "serve", "--help"]
+    text = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, env=os.environ | {"COLUMNS": "200"}).stdout
+    assert text.index("Examples:") < text.index("Options:")
+    for option in (
+        "--host",
+        "--port",
+        "--api-key",
+        "--cors-origin",
+        "--queue",
+        "--max-tokens-limit",
+        "--timeout",
+        "--grace",
+        "-k ",
+        "--tree",
+        "--ctx",
+    ):
+        assert option in text
+    assert "--temperature" not in text

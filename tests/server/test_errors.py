@@ -1,0 +1,155 @@
+"""What is refused: by class, status, code, and the name of the field."""
+
+import openai
+import pytest
+
+import gguf_spec
+from gguf_spec.errors import DecodeError
+from gguf_spec.server import serve_in_thread
+from tests.gguf import zoo
+from tests.server.conftest import ask, ask_chat, ask_text
+
+FOX = [{"role": "user", "content": "Tell me of a fox."}]
+
+
+def test_classes_of_the_official_client(client):
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="tales", messages=FOX, temperature=-1)
+    assert (caught.value.param, caught.value.code, caught.value.type) == ("temperature", "invalid_value", "invalid_request_error")
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.chat.completions.create(model="gpt-4o", messages=FOX)
+    assert (caught.value.param, caught.value.code) == ("model", "model_not_found")
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="tales", messages=[{"role": "user", "content": "a fox " * 5000}])
+    assert (caught.value.param, caught.value.code) == ("messages", "context_length_exceeded")
+    assert "tokens but the context holds" in caught.value.message
+    with pytest.raises(openai.NotFoundError):
+        client.embeddings.create(model="tales", input="x")
+
+
+CHAT = [
+    ({"n": 2}, "n"), ({"n": True}, "n"), ({"user": "me"}, "user"), ({"functions": []}, "functions"), ({"store": True}, "store"),
+    ({"reasoning_effort": "low"}, "reasoning_effort"), ({"parallel_tool_calls": False}, "parallel_tool_calls"), ({"prediction": {}}, "prediction"),
+    ({"temprature": 1}, "temprature"), ({"prompt": "x"}, "prompt"), ({"echo": True}, "echo"),
+    ({"temperature": "hot"}, "temperature"), ({"temperature": 10**400}, None), ({"top_p": 0}, "top_p"), ({"top_k": 1.5}, "top_k"),
+    ({"seed": -1}, "seed"),
+    ({"seed": 2**64}, "seed"), ({"max_tokens": 0}, "max_tokens"), ({"max_completion_tokens": 2, "max_tokens": 3}, "max_tokens"),
+    ({"max_completion_tokens": 0, "max_tokens": None}, "max_completion_tokens"), ({"stop": ""}, "stop"), ({"stop": ["a"] * 17}, "stop"),
+    ({"stop": {"a": 1}}, "stop"), ({"stop": "a" * 257}, "stop"), ({"logit_bias": {"a": 1}}, "logit_bias"), ({"logit_bias": {"1": "x"}}, "logit_bias"),
+    ({"logit_bias": {"999999": 1}}, "logit_bias"), ({"logit_bias": [1]}, "logit_bias"), ({"logprobs": 1}, "logprobs"),
+    ({"top_logprobs": 3}, "top_logprobs"), ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"), ({"stream": "yes"}, "stream"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"), ({"stream": True, "stream_options": {"x": 1}}, "stream_options"),
+    ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"), ({"model": 5}, "model"),
+    ({"speculation": "on"}, "speculation"), ({"speculation": {"k": 33}}, "speculation.k"), ({"speculation": {"depth": 1}}, "speculation.depth"),
+    ({"speculation": {"accept": []}}, "speculation.accept"), ({"speculation": {"tree": True, "accept": "block"}}, "speculation.tree"),
+    ({"response_format": {"type": "xml"}}, "response_format"), ({"response_format": "json"}, "response_format"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}, "response_format.json_schema"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "what"}}}}, "response_format"),
+    ({"response_format": {"type": "json_object"}, "grammar": "root ::= [a-z]"}, "grammar"), ({"grammar": "root ::= ("}, "grammar"),
+    ({"tool_choice": "auto"}, "tool_choice"), ({"tools": []}, "tools"), ({"tools": [{"type": "web"}]}, "tools[0].type"),
+    ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+    ({"tools": [{"type": "function", "function": {"name": "a", "strict": True}}]}, "tools[0].function.strict"),
+    ({"tools": [{"type": "function", "function": {"name": "a"}}], "tool_choice": "required"}, "tool_choice"),
+    ({"messages": []}, "messages"), ({"messages": None}, "messages"), ({"messages": "hi"}, "messages"), ({"messages": ["hi"]}, "messages[0]"),
+    ({"messages": [{"role": "fox", "content": "x"}]}, "messages[0].role"), ({"messages": [{"role": "user"}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"), ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages[0].content[0].type"),
+    ({"messages": [{"role": "user", "content": "x", "name": "me"}]}, "messages[0].name"),
+    ({"messages": [{"role": "user", "content": "x", "tool_calls": []}]}, "messages[0].tool_calls"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
+]  # fmt: skip
+TEXT = [
+    ({"prompt": None}, "prompt"), ({"prompt": ""}, "prompt"), ({"prompt": []}, "prompt"), ({"prompt": ["a", "b"]}, "prompt"),
+    ({"prompt": [1, "a"]}, "prompt"), ({"prompt": [10**9]}, "prompt"), ({"prompt": [-1]}, "prompt"), ({"prompt": {"a": 1}}, "prompt"),
+    ({"suffix": "x"}, "suffix"), ({"best_of": 2}, "best_of"), ({"logprobs": True}, "logprobs"), ({"logprobs": 21}, "logprobs"),
+    ({"echo": True, "logprobs": 1}, "echo"), ({"echo": True, "prompt": [1, 2]}, "echo"), ({"messages": []}, "messages"),
+    ({"prompt": "fox " * 5000}, "prompt"), ({"max_tokens": 0}, "max_tokens"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "param"), CHAT)
+def test_fields_of_a_chat(server, fields, param):
+    reply = ask_chat(server, **fields)
+    assert (reply.status, reply.param) == (400, param)
+    error = reply.json()["error"]
+    assert (error["type"], set(error)) == ("invalid_request_error", {"message", "type", "param", "code"})
+    assert error["code"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("fields", "param"), TEXT)
+def test_fields_of_a_text(server, fields, param, stream):
+    reply = ask_text(server, **fields, stream=stream)
+    assert (reply.status, reply.param) == (400, param)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"n": 1}, {"store": False}, {"parallel_tool_calls": True}, {"service_tier": "auto"}, {"user": None}, {"response_format": {"type": "text"}}],
+)
+def test_what_asks_for_nothing_is_taken(server, fields):
+    assert ask_chat(server, **fields).status == 200
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b"5", b'{"prompt": "\xff"}', b'{"prompt": "\\ud800"}', b'{"temperature": NaN}', b"[" * 100_000, b"9" * 5000]
+)
+def test_bodies_that_are_none(server, body):
+    reply = ask(server, "POST", "/v1/completions", body)
+    assert (reply.status, reply.code) == (400, "invalid_json")
+
+
+def test_paths_and_methods(server):
+    assert (ask(server, path="/v2").status, ask(server, path="/v2").code) == (404, "not_found")
+    reply = ask(server, "GET", "/v1/completions")
+    assert (reply.status, reply.code) == (405, "method_not_allowed")
+
+
+def test_a_model_without_a_template(tmp_path):
+    path = zoo.write(tmp_path / "none.gguf", zoo.parrot("abc"), metadata={"tokenizer.chat_template": None})
+    with gguf_spec.load(path, None, threads=1, extra_bufts=False) as llm, serve_in_thread(llm) as server:
+        reply = ask_chat(server)
+        assert (reply.status, reply.param) == (400, "messages")
+        assert "no chat template" in reply.json()["error"]["message"]
+        reply = ask_text(server, prompt="a", speculation={"drafter": "model", "k": 4})
+        assert (reply.status, reply.param) == (400, "speculation.drafter")
+        assert ask_text(server, prompt="a", temperature=0).json()["choices"][0] == {
+            "index": 0,
+            "logprobs": None,
+            "text": "bc",
+            "finish_reason": "stop",
+        }
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_engine_that_fails(tales, monkeypatch, caplog, stream):
+    """The client learns that it failed, the log where; neither repeats the prompt, and the next request is served."""
+    with serve_in_thread(tales) as server:
+        with monkeypatch.context() as patch:
+            patch.setattr(tales._target, "logits", _fail)
+            reply = ask_text(server, prompt="SECRET", stream=stream)
+        told = reply.body.decode()
+        assert reply.status == (200 if stream else 500)  # a stream has begun by then
+        assert '"server_error"' in told
+        assert "[DONE]" not in told
+        assert ask_text(server).status == 200
+    assert "SECRET" not in caplog.text + told
+    assert "DecodeError" in caplog.text
+
+
+def _fail(*_):
+    raise DecodeError(1, 0, 1, "SEC" + "RET")  # the line itself is in the log
+
+
+def test_an_error_in_a_stream_reaches_the_official_client(tales, client, monkeypatch):
+    monkeypatch.setattr(tales._target, "logits", _fail)
+    with pytest.raises(openai.APIError), client.completions.create(model="tales", prompt="x", stream=True) as stream:
+        list(stream)
+
+
+def test_a_closed_llm(tmp_path):
+    path = zoo.write(tmp_path / "abc.gguf", zoo.parrot("abc"))
+    with gguf_spec.load(path, None, threads=1, extra_bufts=False) as llm, serve_in_thread(llm) as server:
+        llm.close()
+        assert (ask_text(server).status, ask_text(server).code) == (503, "shutting_down")
+        assert ask(server).status == 200

@@ -1,0 +1,96 @@
+"""Options of the command line that commands share."""
+
+import click
+import pytest
+from click.testing import CliRunner
+
+import gguf_spec
+from gguf_spec._types import Speculation
+from gguf_spec.cli import options
+from gguf_spec.cli.options import AdapterFile
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("lora.gguf", ("lora.gguf", 1.0)),
+        ("lora.gguf:0.5", ("lora.gguf", 0.5)),
+        ("lora.gguf:-2", ("lora.gguf", -2.0)),
+        ("lora.gguf:1e-1", ("lora.gguf", 0.1)),
+        ("lora.gguf:", ("lora.gguf:", 1.0)),
+        ("lora.gguf:big", ("lora.gguf:big", 1.0)),
+        (r"C:\models\lora.gguf", (r"C:\models\lora.gguf", 1.0)),
+        (r"C:\models\lora.gguf:0.25", (r"C:\models\lora.gguf", 0.25)),
+        ("C:/models/lora.gguf", ("C:/models/lora.gguf", 1.0)),
+        ("a:b.gguf", ("a:b.gguf", 1.0)),
+        ("a:1:2", ("a:1", 2.0)),
+        (":0.5", (":0.5", 1.0)),
+        ("x" * 5000, ("x" * 5000, 1.0)),
+    ],
+)
+def test_a_file_and_its_scale(text, found):
+    assert AdapterFile().convert(text, None, None) == found
+
+
+def test_a_file_that_ends_like_a_scale(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "v:1").touch()
+    assert AdapterFile().convert("v:1", None, None) == ("v:1", 1.0)
+    assert AdapterFile().convert("v:1:0.5", None, None) == ("v:1", 0.5)
+
+
+def test_no_file():
+    with pytest.raises(click.BadParameter, match=r"lora\.gguf:0\.5"):
+        AdapterFile().convert("", None, None)
+
+
+@pytest.fixture
+def loaded(monkeypatch):
+    """What `load` is called with by a command that has the options of models."""
+    calls = []
+    monkeypatch.setattr(gguf_spec, "load", lambda *args, **given: calls.append((args, given)), raising=False)
+
+    @click.command(context_settings={"auto_envvar_prefix": "GGUF_SPEC"})
+    @options.model_options
+    @click.option("--other", help="Another draft.")
+    def command(**given):
+        options._load(given, given["other"] or given["draft"], Speculation())
+
+    def run(*args, env=None):
+        result = CliRunner().invoke(command, args, env=env, catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        return calls.pop()[1]
+
+    return run
+
+
+def test_each_option_reaches_load(loaded):
+    asked = {
+        "kv_type": "q8_0",
+        "draft_kv_type": "q4_0",
+        "flash_attention": "on",
+        "draft_flash_attention": "off",
+        "gpu_layers": 3,
+        "draft_gpu_layers": 4,
+    }
+    flags = [text for name, value in asked.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+    given = loaded("--draft", "d.gguf", *flags, "--lora", "a.gguf", "--lora", "b.gguf:2", "--draft-lora", "c.gguf:0.5")
+    assert {name: given[name] for name in asked} == asked
+    assert (given["lora"], given["draft_lora"]) == ((("a.gguf", 1.0), ("b.gguf", 2.0)), (("c.gguf", 0.5),))
+
+
+def test_without_them_the_draft_is_as_the_target(loaded):
+    given = loaded()
+    assert [given[f"draft_{name}"] for name in ("kv_type", "flash_attention", "gpu_layers")] == [None, None, None]
+    assert (given["lora"], given["draft_lora"], given["gpu_layers"]) == ((), (), -1)
+
+
+def test_an_adapter_belongs_to_the_draft_that_was_named(loaded):
+    """`bench` loads another draft beside it, and -k 0 none."""
+    given = loaded("--draft-lora", "c.gguf", "--lora", "a.gguf", "--other", "none")
+    assert (given["lora"], given["draft_lora"]) == ((("a.gguf", 1.0),), ())
+
+
+def test_from_the_environment(loaded):
+    given = loaded(env={"GGUF_SPEC_LORA": "a.gguf:0.5 b.gguf", "GGUF_SPEC_DRAFT_KV_TYPE": "q8_0", "GGUF_SPEC_DRAFT_GPU_LAYERS": "0"})
+    assert (given["lora"], given["draft_kv_type"], given["draft_gpu_layers"]) == ((("a.gguf", 0.5), ("b.gguf", 1.0)), "q8_0", 0)
