@@ -56,8 +56,13 @@ class LLM:
         return self._target.n_ctx
 
     @property
+    def chat_template(self) -> str | None:
+        """The file's Jinja template, which says how messages are to be put, or None."""
+        return self._target.chat_template
+
+    @property
     def has_chat_template(self) -> bool:
-        """Whether the file says how messages are to be put."""
+        """Whether there is one."""
         return self._target.chat_template is not None
 
     def tokenize(self, prompt: Prompt, *, prefill: str = "", special: bool = True, tools: Tools | None = None) -> list[int]:
@@ -77,6 +82,13 @@ class LLM:
             if isinstance(prompt, str):
                 return self._target.tokenize(prompt + prefill, special=special)
             return encode_chat(self._target, prompt, prefill, tools)
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return the bytes of one token; none for one that is not text."""
+        with self._life:
+            if self._closed:
+                raise ClosedError
+            return self._target.piece(token)
 
     def token_text(self, token: int) -> str:
         """Return the text of one token; half a character is shown as a replacement sign."""

@@ -256,3 +256,16 @@ class LoadCancelledError(GgufSpecError):
 
     def __init__(self, name: str) -> None:
         super().__init__(f"loading {name} was cancelled.", "load it again.")
+
+
+class QuantizeError(GgufSpecError):
+    """A model cannot be quantised, or what was made of it is not right.
+
+    Attributes:
+        source: The model.
+        target: What was to be written; there is no such file, or it is as it was.
+    """
+
+    def __init__(self, source: Path, target: Path, message: str, hint: str) -> None:
+        super().__init__(message, hint)
+        self.source, self.target = source, target

@@ -18,7 +18,7 @@ from typing import Any
 from ._context import physical_cores
 from ._gguf import Header, check_generates_text, read_header
 from ._vocabulary import read_tokens
-from .errors import GgufSpecError, InvalidOptionError, NotAModelError
+from .errors import InvalidOptionError, NotAModelError, QuantizeError
 
 # name -> llama.cpp's number; those that need no importance matrix
 TYPES = {
@@ -27,19 +27,6 @@ TYPES = {
 }  # fmt: skip
 _ALIGNMENT = 32
 _FLOATS = {0, 1, 30}  # ggml types that nothing was lost in
-
-
-class QuantizeError(GgufSpecError):
-    """A model cannot be quantised, or what was made of it is not right.
-
-    Attributes:
-        source: The model.
-        target: What was to be written; there is no such file, or it is as it was.
-    """
-
-    def __init__(self, source: Path, target: Path, message: str, hint: str) -> None:
-        super().__init__(message, hint)
-        self.source, self.target = source, target
 
 
 @dataclass(frozen=True)

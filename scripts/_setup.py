@@ -355,7 +355,7 @@ def make_venv(why: list, want: dict, log) -> None:
         raise failure("python -m venv", log)
     install(log, "pip", "hatchling", "editables")
     install(log, get_wheel(want, log))
-    install(log, "--no-build-isolation", "--editable", ROOT)
+    install(log, "--no-build-isolation", "--editable", f"{ROOT}[server]")
 
 
 def require_python(kind: str) -> None:

@@ -10,11 +10,13 @@ import click
 
 from .. import __version__, errors
 from .bench import bench
+from .chat import chat
 from .doctor import doctor
 from .drafts import drafts
 from .generate import CONTROL, generate
 from .models import models
 from .quantize import quantize
+from .serve import serve
 from .tune import tune
 from .verify import verify
 
@@ -31,7 +33,9 @@ def cli() -> None:
       gguf-spec generate "Once upon a time"
       gguf-spec generate "Once upon a time" --seed 1 -n 120 --stats
       gguf-spec generate -m target.gguf -d draft.gguf "Why is the sky blue?"
+      gguf-spec chat
       gguf-spec models pull smollm2
+      gguf-spec serve
       gguf-spec verify
       gguf-spec tune
       gguf-spec bench --quick
@@ -44,7 +48,9 @@ cli.add_command(verify)
 cli.add_command(tune)
 cli.add_command(doctor)
 cli.add_command(bench)
+cli.add_command(chat)
 cli.add_command(models)
+cli.add_command(serve)
 models.add_command(drafts)
 models.add_command(quantize)
 

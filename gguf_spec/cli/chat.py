@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from .generate import CONTROL, _logprob_lines, _show, _to_json
-from .options import load_models, model_options, sampling_options, to_sampling, to_speculation
+from .options import load_models, model_options, sampling_options, speculation_options, to_sampling, to_speculation
 
 if TYPE_CHECKING:
     from .._chat import Chat, Turn
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 @click.command(context_settings={"auto_envvar_prefix": "GGUF_SPEC", "show_default": True, "default_map": {"max_tokens": 1024}})
 @click.option("-s", "--system", help="What the model is told before all else.")
 @model_options
+@speculation_options
 @sampling_options
 @click.option("--overflow", type=click.Choice(["error", "shift"]), default="error", help="A full context: refuse, or drop the oldest turns.")
 @click.option("--load", type=click.Path(path_type=Path), metavar="FILE", help="Go on with a conversation that was saved.")

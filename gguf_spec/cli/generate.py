@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .options import load_models, model_options, read_text, sampling_options, to_sampling, to_speculation
+from .options import load_models, model_options, read_text, sampling_options, speculation_options, to_sampling, to_speculation
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,6 +27,7 @@ CONTROL = {c: "\N{REPLACEMENT CHARACTER}" for c in (*range(0x20), *range(0x7F, 0
 @click.argument("prompt", required=False)
 @click.option("-f", "--file", type=click.Path(path_type=Path), help="Read the prompt from a file.")
 @model_options
+@speculation_options
 @sampling_options
 @click.option("--raw/--chat", "raw", default=None, help="Go on from the prompt as it is / answer it by the chat template.  [default: by model]")
 @click.option("-s", "--system", help="System message; implies --chat.")

@@ -117,8 +117,8 @@ def _load(options: dict[str, Any], draft: str, speculation: Speculation) -> LLM:
     )  # fmt: skip
 
 
-def sampling_options(command: F) -> F:
-    """Add the options of `Speculation` and `Sampling`."""
+def speculation_options(command: F) -> F:
+    """Add the options of `Speculation`."""
     for option in reversed((
         click.option("-k", "k", type=int, default=32, show_envvar=True, help="Most tokens drafted in a round; 0 decodes plainly."),
         click.option("--drafter", default="auto", help="Who drafts: model, ngram (the text itself), hybrid, or auto: what pays."),
@@ -126,6 +126,14 @@ def sampling_options(command: F) -> F:
         click.option("--tree", is_flag=True, help="Check the draft model's second guesses too, where that pays."),
         click.option("--accept", default="coupled", help="Which drafted tokens stay: coupled (same text with any draft), rejection or block."),
         click.option("--strict", is_flag=True, help="Decide near ties again as plain decoding does; costs a pass each."),
+    )):  # fmt: skip
+        command = option(command)
+    return command
+
+
+def sampling_options(command: F) -> F:
+    """Add the options of `Sampling`."""
+    for option in reversed((
         click.option("-n", "--max-tokens", type=int, default=256, help="Stop after so many tokens; -1 goes on until the context is full."),
         click.option("-t", "--temperature", type=float, default=0.8, help="0 takes the most likely token, always."),
         click.option("--top-k", type=int, default=40, help="Keep the most likely tokens; 0 keeps all."),

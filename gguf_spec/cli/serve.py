@@ -9,18 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .options import F, load_models, model_options, sampling_options, to_speculation
+from .options import load_models, model_options, speculation_options, to_speculation
 
 if TYPE_CHECKING:
     from ..server import Server, Settings
-
-
-def _speculation_options(command: F) -> F:
-    """Add those of `sampling_options` that are fields of `Speculation`."""
-    names = ("k", "drafter", "fixed", "tree", "accept", "strict")
-    options = [option for option in sampling_options(click.Command("all", params=[])).params if option.name in names]
-    command.__dict__.setdefault("__click_params__", []).extend(reversed(options))
-    return command
 
 
 @click.command(context_settings={"auto_envvar_prefix": "GGUF_SPEC", "show_default": True})
@@ -34,7 +26,7 @@ def _speculation_options(command: F) -> F:
 @click.option("--timeout", type=float, default=600.0, help="Seconds an answer may take once it has begun.")
 @click.option("--body-limit", type=float, default=4.0, help="Most megabytes of a request.")
 @click.option("--grace", type=float, default=5.0, help="Seconds that answers under way have to finish when the server is stopped.")
-@_speculation_options
+@speculation_options
 def serve(**options: Any) -> int:
     """Answer OpenAI's protocol at a local port, and a page to chat in at its address.
 

@@ -51,7 +51,7 @@ class App:
         self._totals, self._since = Totals(), int(time.time())
         self._worker = Worker(llm, settings.queue, self._totals)
         self._ends = False
-        self._form = form_of(llm._target.chat_template or "")
+        self._form = form_of(llm.chat_template or "")
         self._asgi = self._make()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:

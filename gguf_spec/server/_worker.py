@@ -220,4 +220,4 @@ class Worker:
 
     def _name(self, token: int, logprob: float, top: tuple[Named, ...] = ()) -> Named:
         text = self._llm.token_text(token)
-        return Named(text, self._llm._target.piece(token) or text.encode(), max(logprob, -9999.0), top)  # JSON knows no infinity
+        return Named(text, self._llm.token_bytes(token) or text.encode(), max(logprob, -9999.0), top)  # JSON knows no infinity

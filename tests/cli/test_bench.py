@@ -47,7 +47,6 @@ def umask():
 
 
 def test_the_table_and_the_useless_draft():
-    from gguf_spec._registry import resolve
 
     run = invoke("--useless", "tales-draft")  # not useless, but another file is not at hand
     assert (run.exception, run.stderr) == (None, "")

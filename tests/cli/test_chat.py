@@ -238,4 +238,38 @@ def test_told_to_end_it_ends_and_saves(chat, cage, environment, tmp_path, number
     assert (first + rest).endswith(b"\n")
     assert err.decode().splitlines()[-1].startswith("Saved 2 messages in ")
     assert b"Traceback" not in err
+    assert b"Ctrl-D" not in err
     assert seen(chat(["/undo"], "--load", file, "-m", model, "--ctx", "8192"))[0] == 0
+
+
+@pytest.mark.parametrize(("number", "keep_on", "code"), [(signal.SIGINT, True, 0), (signal.SIGINT, False, 130), (signal.SIGTERM, True, 143)])
+@pytest.mark.parametrize("early", [True, False])
+def test_a_signal_cancels_the_answer_even_one_that_has_not_begun(number, keep_on, code, early):
+    from gguf_spec.cli._chat_talk import Signals
+
+    class Turn:
+        cancelled = False
+
+        def cancel(self):
+            self.cancelled = True
+
+    def start():
+        if early:
+            signal.raise_signal(number)
+        return Turn()
+
+    before = signal.getsignal(number)
+    with Signals(keep_on) as signals:
+        turn = signals.open(start)
+        assert turn.cancelled == early
+        if not early:
+            signal.raise_signal(number)
+        assert turn.cancelled
+        assert signals.code == code
+        assert not signals.open(Turn).cancelled
+        if code:
+            with pytest.raises(SystemExit):
+                signals.wait(lambda: "line")
+        else:
+            assert signals.wait(lambda: "line") == "line"
+    assert signal.getsignal(number) == before

@@ -65,7 +65,7 @@ class Terminal:
 
     def see(self, what):
         """Wait for a text, or a pattern, and return the screen."""
-        for _ in range(200):
+        for _ in range(600):
             seen = self.screen()
             if re.search(what, seen) if isinstance(what, re.Pattern) else what in seen:
                 return seen
@@ -77,7 +77,7 @@ class Terminal:
         asked = f"> {text[:12]}"
         before = self.screen("-S", "-").count(asked)
         self.type(text, "Enter")
-        for _ in range(200):
+        for _ in range(600):
             seen = self.screen("-S", "-")
             if seen.count(asked) > before and "\n>" in seen[seen.rindex(asked) :]:
                 return self.screen()
@@ -358,7 +358,7 @@ def test_a_terminal_that_is_closed_saves_the_conversation(terminal, tmp_path, wh
     terminal.type("hello", "Enter")
     terminal.see(f"{SAYS}\n{SAYS}" if while_it_answers else f"{SAYS}\n\n>")
     terminal.close()
-    for _ in range(200):
+    for _ in range(600):
         if file.exists():
             break
         time.sleep(0.05)

@@ -64,7 +64,8 @@ def test_generate_takes_it_and_says_so(run):
 
 
 def test_the_defaults_of_an_entry_count_where_nothing_else_is_said(run, home):
-    (home / "mine.yaml").write_text("models:\n  mine: {path: big.gguf, draft: ngram, prompt: text, sampling: {temperature: 0.0, seed: 7, max_tokens: 4}}\n")
+    preset = "{temperature: 0.0, seed: 7, max_tokens: 4}"
+    (home / "mine.yaml").write_text(f"models:\n  mine: {{path: big.gguf, draft: ngram, prompt: text, sampling: {preset}}}\n")
     args = ("generate", "-m", "mine", "--models-file", "mine.yaml", "--threads", "1", "a", "--json")
     answers = [json.loads(run(*args, *more).stdout) for more in ((), ("-n", "2"), ("--seed", "8", "-t", "1.5"))]
     assert [len(one["tokens"]) for one in answers] == [4, 2, 4]

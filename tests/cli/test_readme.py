@@ -2,6 +2,8 @@
 
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,12 @@ def test_the_two_commands_are_there_and_ci_runs_them():
         assert f"\n{command}" in README
         assert os.access(ROOT / command, os.X_OK)
     assert "scripts/test" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+
+
+def test_what_is_made_from_the_code_is_not_stale():
+    command = [sys.executable, str(ROOT / "scripts" / "readme.py"), "--check"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": "/nowhere"}
+    assert subprocess.run(command, env=environment, check=False, capture_output=True).stderr == b""
 
 
 @pytest.mark.parametrize("path", re.findall(r"\]\((?!http)([^)]+)\)", README))

@@ -2,13 +2,14 @@ import gc
 import inspect
 import json
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import llama_cpp
 import pytest
 from llama_cpp import LlamaGrammar
 
-from gguf_spec import Speculation
+from gguf_spec import Speculation, Stream
 from gguf_spec.compat import Llama
 from gguf_spec.compat._arguments import HINTS, USUAL, kv_type
 from gguf_spec.errors import ClosedError, EmptyPromptError, InvalidOptionError, ModelNotFoundError, PromptTooLongError
@@ -312,7 +313,10 @@ def test_a_stream_that_is_left_alone_holds_nobody_up(ours):
     assert "".join(part["choices"][0]["text"] for part in left)
 
 
-def test_a_stream_that_is_dropped_ends(ours):
+def test_a_stream_that_is_dropped_ends(ours, monkeypatch):
+    quick = Stream.__next__
+    monkeypatch.setattr(Stream, "__next__", lambda self: (time.sleep(0.05), quick(self))[1])  # a minute, to its end
+
     def running():
         return [thread for thread in threading.enumerate() if thread.name == "gguf-spec-stream"]
 

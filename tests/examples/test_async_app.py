@@ -4,11 +4,12 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from gguf_spec import Sampling
+from gguf_spec import Sampling, Stream
 from gguf_spec.errors import PromptTooLongError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,7 +46,11 @@ def test_the_loop_goes_on_meanwhile(tales):
 
 
 @pytest.mark.parametrize("how", ["cancel", "break"])
-def test_who_leaves_frees_the_model(tales, how):
+def test_who_leaves_frees_the_model(tales, how, monkeypatch):
+    quick = Stream.__next__
+    monkeypatch.setattr(Stream, "__next__", lambda self: (time.sleep(0.02), quick(self))[1])  # half a minute, to its end
+    started = time.monotonic()
+
     async def leave():
         task = asyncio.create_task(read(tales, "Once", LONG))
         if how == "cancel":
@@ -60,6 +65,7 @@ def test_who_leaves_frees_the_model(tales, how):
                 break
 
     asyncio.run(leave())
+    assert time.monotonic() - started < 5
     assert tales.generate("Once", Sampling(max_tokens=1)).tokens
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("asyncio")]
 

@@ -134,7 +134,9 @@ def test_stop_and_close_while_it_answers(app):
     one.type("Tell me a story about a fox.", "Return")
     one.until(lambda shown: shown["state"] == "answering" and len(shown["text"]) > len(stopped["text"]) + 35)
     one.close()
+    closed = time.monotonic()
     assert one.left() == (["MainThread"], "")
+    assert time.monotonic() - closed < 3  # to its end the answer takes ten seconds and more
 
 
 def test_a_model_that_is_not_there(app):

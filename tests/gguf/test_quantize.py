@@ -13,8 +13,8 @@ import pytest
 import gguf_spec
 from gguf_spec import Sampling, Speculation, quantize
 from gguf_spec._gguf import read_header
-from gguf_spec.errors import InvalidOptionError, ModelNotFoundError, NotAModelError, UnsupportedModelError
-from gguf_spec.quantize import TYPES, QuantizeError
+from gguf_spec.errors import InvalidOptionError, ModelNotFoundError, NotAModelError, QuantizeError, UnsupportedModelError
+from gguf_spec.quantize import TYPES
 from tests.gguf import zoo
 
 # How far the written numbers may be from those before, as a share of the largest in a block: half a step of each type, and a bit for its scale.
