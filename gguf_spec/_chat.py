@@ -81,6 +81,11 @@ class Chat:
     def _turns(self) -> list[dict[str, str]]:
         return [message for message in self.messages if message["role"] != "system"]
 
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of all so far, as the next question will find them in the context."""
+        return len(self._encode(self.messages)) if self.messages else 0
+
     def send(self, text: str, sampling: Sampling | None = None, *, speculation: Speculation | None = None) -> Completion:
         """Say something and return the whole answer.
 
@@ -127,6 +132,7 @@ class Chat:
         if last is None:
             return False
         del self.messages[last:]
+        self.last = None
         return True
 
     def reset(self) -> None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ._automaton import Automaton, State
 from ._model import Model
 from ._types import K_MAX
-from .errors import ClosedError, InvalidOptionError
+from .errors import ClosedError, InvalidOptionError, OffGrammarError
 
 _KEPT = 2 * K_MAX + 2  # positions back from the last one that keep their state
 
@@ -140,7 +140,7 @@ class Grammar:
         else:
             after = self._automaton.after_token(state, token, self._model.piece(token))
         if after is None:
-            raise InvalidOptionError("history", token, "an answer that follows the grammar", "start the answer again.")
+            raise OffGrammarError(token)
         return after
 
 

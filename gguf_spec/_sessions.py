@@ -36,6 +36,8 @@ def save(path: Path, data: Mapping[str, Any], target: Model, draft: Model | None
     Raises:
         SessionError: There is no place for it.
     """
+    if path.exists() and not _is_ours(path):
+        raise SessionError(f"{path} is there and is no saved session.", "give another name.")
     about = {**data, "caches": [_about(model) for model in (target, draft) if model]}
     told = json.dumps(about, ensure_ascii=False).encode("utf-8", errors="surrogatepass")
     lengths = (len(told), target.state_bytes(), draft.state_bytes() if draft else 0)
@@ -61,6 +63,14 @@ def save(path: Path, data: Mapping[str, Any], target: Model, draft: Model | None
         if part:
             with contextlib.suppress(OSError):
                 Path(part).unlink()
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_FORMAT)) == _FORMAT
+    except OSError:
+        return False
 
 
 def restore(path: Path, target: Model, draft: Model | None) -> tuple[dict[str, Any], str]:

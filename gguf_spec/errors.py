@@ -33,6 +33,13 @@ class InvalidOptionError(GgufSpecError, ValueError):
         self.option, self.value = option, value
 
 
+class OffGrammarError(InvalidOptionError):
+    """An answer so far holds a token that its grammar does not allow there."""
+
+    def __init__(self, token: int) -> None:
+        super().__init__("history", token, "an answer that follows the grammar", "start the answer again.")
+
+
 class ModelError(GgufSpecError):
     """A model file cannot be used.
 

@@ -8,7 +8,7 @@ from typing import Any
 from .._chances import Kind
 from .._language_model import LanguageModel, keep_beginning, read_on
 from .._sampling import Logits
-from ..errors import NoTokenLeftError, VocabularyMismatchError
+from ..errors import NoTokenLeftError, OffGrammarError, VocabularyMismatchError
 from ._guess import Guess
 from ._protocol import Proposal
 
@@ -65,7 +65,7 @@ class ModelDrafter:
         row = self._model.logits(pending, 1)[0, : self._n_vocab]
         try:
             token, sureness, q, second = self._guess.token(row, self._history)
-        except NoTokenLeftError:  # the target's affair, if it comes to that
+        except (NoTokenLeftError, OffGrammarError):  # the target's affair, if it comes to that; a token of the text may be off the grammar
             return None
         return Proposal(token, (self.name, sureness), q, second)
 

@@ -157,7 +157,7 @@ def _stats_lines(s: Stats, seed: int) -> str:
     return (
         f"speed   {s.n_generated} tokens at {s.tokens_per_s:,.1f} tok/s, the first after {s.ttft_s * 1000:,.0f} ms ({prompt})\n"
         f"draft   {accepted if s.n_drafted else f'none: {s.why_none}'}\n"
-        f"{gain if s.plain_s else ''}"
+        f"{gain if s.plain_s and s.n_drafted else ''}"
         f"{ties if s.n_near_ties else ''}"
         f"time    draft {s.draft_s / busy:.0%}, verify {s.verify_s / busy:.0%}, Python {s.other_s / busy:.0%}\n"
         f"seed    {seed}"

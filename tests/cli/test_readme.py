@@ -12,9 +12,13 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_api_in_ten_lines_runs(monkeypatch, capsys):
+def test_the_python_runs_as_it_stands(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    code, program = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    exec(compile(program, "README.md", "exec"), {})
+    assert "http://127.0.0.1:" in capsys.readouterr().out
+    assert (tmp_path / "fox.session").stat().st_size > 1000
     assert len([line for line in code.splitlines() if line.strip()]) <= 12
     names = {}
     exec(compile(code, "README.md", "exec"), names)

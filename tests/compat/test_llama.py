@@ -13,6 +13,7 @@ from gguf_spec import Speculation, Stream
 from gguf_spec.compat import Llama
 from gguf_spec.compat._arguments import HINTS, USUAL, kv_type
 from gguf_spec.errors import ClosedError, EmptyPromptError, InvalidOptionError, ModelNotFoundError, PromptTooLongError
+from tests.gguf import zoo
 
 Original = llama_cpp.llama.Llama
 PROMPTS = ["Once upon a time", "The king said to the fox", "There was once a miller who"]
@@ -362,3 +363,15 @@ def test_what_from_pretrained_cannot_do_is_named(more):
     assert info.value.option == next(iter(more))
     with pytest.raises(InvalidOptionError, match="filename is"):
         Llama.from_pretrained("someone/thing", "*q4.gguf")
+
+
+def test_tools_are_shown_where_the_template_has_a_place_for_them(tmp_path):
+    template = "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}{% for m in messages %}{{ m.content }}{% endfor %}"
+    path = zoo.write(tmp_path / "tools.gguf", metadata={"tokenizer.chat_template": template})
+    llama = Llama(path, draft_model_path=None, n_threads=1, verbose=False)
+    asked = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+    n = [llama.create_chat_completion(**asked, **more)["usage"]["prompt_tokens"] for more in ({}, {"tools": [WEATHER]})]
+    assert n[1] - n[0] == len(llama.tokenize(b"weather"))
+    for choice, expected in (("auto", n[1]), ("none", n[0])):
+        assert llama.create_chat_completion(**asked, tools=[WEATHER], tool_choice=choice)["usage"]["prompt_tokens"] == expected
+    llama.close()

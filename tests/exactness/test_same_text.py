@@ -1,11 +1,13 @@
 """On the bundled pair: the seed decides the text, whatever is drafted, with everything people sample with."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
 
 from gguf_spec import Sampling, Speculation
+from gguf_spec._window import Window
 
 SCHEMA = {
     "type": "object",
@@ -176,3 +178,17 @@ def test_the_other_rules_are_reproducible(tales, accept):
     for seed in range(4):
         tales.generate("Once upon a time there was a king", Sampling(seed=seed, max_tokens=60), speculation=Speculation(4, "coupled"))
     assert tales.generate("A fox and a hen", sampling, speculation=speculation).text == before.text
+
+
+@pytest.mark.parametrize("accept", ["coupled", "rejection", "block"])
+def test_a_draft_from_the_text_may_leave_the_grammar(tales, accept, monkeypatch):
+    """The text goes on with a word that the grammar forbids, and the draft model is asked what follows that."""
+    best_text = Window._best_text
+    monkeypatch.setattr(Window, "_best_text", lambda self: (None, 0.0) if self._steps else (best_text(self)[0], 1.0))
+    grammar = 'root ::= (" cat" (" cow" | " hen"))+'
+    sampling = Sampling(temperature=0.7, seed=2, grammar=grammar, max_tokens=40)
+    ways = [Speculation(0), *(Speculation(6, accept, drafter="hybrid", adaptive=adaptive) for adaptive in (False, True))]
+    answers = [tales.generate(" cat dog" * 12, sampling, speculation=way) for way in ways]
+    assert all(re.fullmatch(r"( cat( cow| hen)?)*( c.*| h.*)?", one.text) for one in answers)
+    assert answers[1].stats.drafters["ngram"][0] > answers[1].stats.drafters["ngram"][1]
+    assert accept != "coupled" or len({one.text for one in answers}) == 1

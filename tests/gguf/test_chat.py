@@ -104,8 +104,10 @@ def test_undo_retry_reset_and_system(llm):
         for _ in turn:
             pass
     assert len(chat.messages) == 5
+    n_tokens = chat.n_tokens
     assert chat.undo()
-    assert chat.messages[-1]["content"] == first.text
+    assert (chat.messages[-1]["content"], chat.last) == (first.text, None)
+    assert 0 < chat.n_tokens < n_tokens
     chat.system = "B."
     assert chat.messages[0] == {"role": "system", "content": "B."}
     chat.system = None
@@ -290,3 +292,13 @@ def test_saving_where_there_is_no_room_leaves_what_was_there(fresh, tmp_path, mo
     assert sorted(one.name for one in tmp_path.iterdir()) == ["one"]
     with pytest.raises(SessionError):
         chat.save(tmp_path / "no folder" / "two")
+
+
+def test_a_file_that_is_no_session_is_not_overwritten(fresh, tmp_path):
+    letter = tmp_path / "letter.txt"
+    letter.write_text("Dear fox")
+    with pytest.raises(SessionError, match="is no saved session"):
+        fresh.chat("A.").save(letter)
+    with pytest.raises(SessionError):
+        fresh.chat("A.").save(tmp_path)
+    assert letter.read_text() == "Dear fox"

@@ -6,14 +6,14 @@ from dataclasses import replace
 import pytest
 
 import gguf_spec
-from gguf_spec import Sampling, _llm, _profile
+from gguf_spec import Sampling, _load, _profile
 from gguf_spec._profile import Profile
 
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(_llm, "extra_bufts_work", lambda: True)
+    monkeypatch.setattr(_load, "extra_bufts_work", lambda: True)
     return tmp_path / "cache" / "gguf-spec"
 
 
