@@ -132,7 +132,6 @@ class Chat:
         if last is None:
             return False
         del self.messages[last:]
-        self.last = None
         return True
 
     def reset(self) -> None:

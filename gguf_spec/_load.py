@@ -140,7 +140,7 @@ def _draft_of(entry: Entry, path: Path, draft: str | Path | None, options: Conte
     found, why = choose(entry, path, options, models_file)
     if found:
         return found.path, [why] if why else []
-    return None, [f"{why.rstrip('.')}: drafting from the text alone." if "." not in why.rstrip(".") else f"{why} Drafting from the text alone."]
+    return None, [why]
 
 
 class _Steps:

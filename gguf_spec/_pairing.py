@@ -69,7 +69,7 @@ def choose(target: Entry, path: Path, options: ContextOptions, models_file: Path
         models_file: As for `resolve`.
     """
     if target.draft in ("ngram", "none"):
-        return None, f"models.yaml names no draft model for {target.name}."
+        return None, f"models.yaml names no draft model for {target.name}: drafting from the text alone."
     known = entries(models_file)
     declared = known.get(target.draft or "")
     if declared and (found := _store.find(declared)):
@@ -82,9 +82,8 @@ def choose(target: Entry, path: Path, options: ContextOptions, models_file: Path
         best = here[0]
         return best, f"drafting with {best.name}: {best.why}."
     absent = next((one for one in all_of_them if one.fits), None)
-    n_seen = sum(one.path is not None for one in all_of_them)
-    hint = f" gguf-spec models pull {absent.name} would bring one." if absent else " Give one with --draft FILE."
-    return None, f"no draft for {target.name} is on this disk ({n_seen} {'model' if n_seen == 1 else 'models'} looked at).{hint}"
+    hint = f"gguf-spec models pull {absent.name} would bring one." if absent else "Give one with --draft FILE."
+    return None, f"no draft for {target.name} is on this disk: drafting from the text alone. {hint}"
 
 
 def candidates(target: Entry, path: Path, options: ContextOptions, models_file: Path | None = None) -> list[Candidate]:

@@ -150,9 +150,7 @@ class _Pair:
         from ._pairing import choose
 
         chosen, why = choose(target, path, self._options, self._models_file)
-        return chosen.path if chosen else None, Check(
-            "draft", "warn", f"{why} Drafts come from the text alone.", f"see gguf-spec models drafts {given}."
-        )
+        return chosen.path if chosen else None, Check("draft", "warn", why, f"see gguf-spec models drafts {given}.")
 
     def _room(self, models: list[tuple[Header, ContextOptions]]) -> Check:
         features = self._features or {}

@@ -1,5 +1,7 @@
 """What an answer looks like: markdown as it comes, and lines that end between words."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -123,7 +125,8 @@ def test_lines_fit(text, width, size):
     shown = wrapped(text, width, size)
     assert "".join(shown.split()) == "".join(text.split())
     for line in shown.split("\n"):
-        assert cell_len(line) <= width or not any(len(word) <= width for word in line.split()[1:])
+        parts = re.findall(r"日?[^日\s]+|日", line)  # that a line does not end within
+        assert cell_len(line) <= width or any(cell_len(part) > width for part in parts)
 
 
 def test_code_is_not_wrapped():

@@ -228,7 +228,7 @@ def test_options_from_the_environment(generate, cli):
 def test_a_note_where_no_draft_is_known(cli):
     result = cli("generate", "a", "--raw", "-t", "0", "--threads", "1", "-m", "abc.gguf")
     assert result.stdout == b"bcdefghijkl\n"
-    assert result.stderr == b"Note: no draft model is known for abc.gguf: drafting from the text alone. Give one with --draft FILE.\n"
+    assert result.stderr == b"Note: no draft for abc.gguf is on this disk: drafting from the text alone. Give one with --draft FILE.\n"
 
 
 def test_verbose_shows_the_log_on_stderr(generate):

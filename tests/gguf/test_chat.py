@@ -106,7 +106,7 @@ def test_undo_retry_reset_and_system(llm):
     assert len(chat.messages) == 5
     n_tokens = chat.n_tokens
     assert chat.undo()
-    assert (chat.messages[-1]["content"], chat.last) == (first.text, None)
+    assert chat.messages[-1]["content"] == first.text
     assert 0 < chat.n_tokens < n_tokens
     chat.system = "B."
     assert chat.messages[0] == {"role": "system", "content": "B."}

@@ -11,16 +11,12 @@ import pytest
 
 import gguf_spec
 from gguf_spec.server import _app, serve_in_thread
+from tests.server import browser
+from tests.server.browser import ENTER, ESCAPE, RELEASE, SHIFT, TAB, WIDTHS, Page
 from tests.server.conftest import ask, until
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 needs_browser = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver (Debian: chromium, chromium-driver)")
-FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
-)  # fmt: skip
-WIDTHS = {"desktop": (1280, 800), "phone": (390, 844), "narrow": (320, 640)}
-ENTER, ESCAPE, TAB, SPACE, SHIFT = "\ue007", "\ue00c", "\ue004", "\ue00d", "\ue008"
 
 
 def test_the_page(server):
@@ -68,99 +64,9 @@ def test_the_colours_stand_out(scheme):
     assert contrast("bad", "bad-tint") >= 4.5
 
 
-class Page:
-    """The page, as its user sees it."""
-
-    def __init__(self, driver, url):
-        self.driver, self.url = driver, url
-        self.size("desktop")
-        driver.get(url)
-        until(lambda: self.script("return document.readyState") == "complete")
-
-    def script(self, text, *arguments):
-        return self.driver.execute_script(text, *arguments)
-
-    def text(self, selector):
-        return self.script("return document.querySelector(arguments[0])?.textContent ?? ''", selector).strip()
-
-    def texts(self, selector):
-        return self.script("return [...document.querySelectorAll(arguments[0])].map((one) => one.textContent)", selector)
-
-    def count(self, selector):
-        return len(self.texts(selector))
-
-    def shows(self, selector):
-        return self.script("return document.querySelector(arguments[0])?.checkVisibility() ?? false", selector)
-
-    @property
-    def focus(self):
-        return self.script("return document.activeElement.id")
-
-    def find(self, selector):
-        return self.driver.find_element("css selector", selector)
-
-    def press(self, *keys):
-        self.driver.switch_to.active_element.send_keys(*keys)
-
-    def type(self, selector, text):
-        field = self.find(selector)
-        field.clear()
-        field.send_keys(text)
-
-    def set(self, **settings):
-        self.find("[popovertarget=settings]").click()
-        for name, value in settings.items():
-            self.type(f"#{name}", str(value))
-        self.press(ESCAPE)
-        assert not self.shows("#settings")
-        self.find("#prompt").click()
-
-    def say(self, text):
-        self.type("#prompt", text)
-        self.press(ENTER)
-
-    def idle(self):
-        return self.shows("#send") and not self.count("[aria-busy=true]")
-
-    def answer(self, text):
-        """Send a text, and wait for the end of the answer."""
-        n = self.count(".turn")
-        self.say(text)
-        until(lambda: self.count(".turn") > n and self.idle(), 60)
-        return self.texts(".said")[-1]
-
-    def size(self, name, scheme="light"):
-        width, height = WIDTHS[name]
-        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": name != "desktop"}
-        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]})
-
-    def requests(self):
-        """Return the addresses that were asked for since the last call."""
-        told = [json.loads(one["message"])["message"] for one in self.driver.get_log("performance")]
-        return [one["params"]["request"]["url"] for one in told if one["method"] == "Network.requestWillBeSent"]
-
-    def bodies(self):
-        """Return what was posted since the last call."""
-        told = [json.loads(one["message"])["message"] for one in self.driver.get_log("performance")]
-        sent = [one["params"]["request"] for one in told if one["method"] == "Network.requestWillBeSent"]
-        return [json.loads(one["postData"]) for one in sent if one.get("postData")]
-
-    def complaints(self):
-        """Return what the browser's console was told since the last call."""
-        return [one["message"] for one in self.driver.get_log("browser") if one["level"] != "DEBUG"]
-
-
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory):
-    from selenium import webdriver
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    one = webdriver.Chrome(options, webdriver.ChromeService(DRIVER))
+    one = browser.start(CHROMIUM, DRIVER, tmp_path_factory.mktemp("chromium"))
     yield one
     one.quit()
 
@@ -194,10 +100,13 @@ class TestChat:
         page.say("Tell me of a fox.")
         until(lambda: page.text(".said"))
         seen = []
-        while not page.idle():
-            seen.append((len(page.text(".said")), page.text("#speed"), page.text("#accepted"), page.text("#told")))
+        look = """const see = (one) => document.querySelector(one)?.textContent;
+            return document.querySelector("[aria-busy=true]") && [".said", "#speed", "#accepted", "#told"].map(see)"""
+        while moment := page.script(look):  # all of one moment
+            seen.append(moment)
             time.sleep(0.02)
-        assert len({n for n, *_ in seen}) > 3, "the text does not stream"
+        until(page.idle)
+        assert len({text for text, *_ in seen}) > 3, "the text does not stream"
         assert len({speed for _, speed, *_ in seen}) > 1, "the speed does not move"
         assert len({accepted for _, _, accepted, _ in seen}) > 1, "the acceptance does not move"
         assert {told for *_, told in seen} <= {"Answering."}, "a screen reader hears every token"
@@ -240,6 +149,14 @@ class TestChat:
         assert page.shows("#empty")
         page.answer("Three.")
         assert [one["content"] for one in page.bodies()[-1]["messages"]] == ["You are brief.", "Three."]
+
+    def test_moves_no_more_than_asked(self, page):
+        """The caret blinks, but not where less motion is asked for."""
+        caret = "document.querySelector('main').innerHTML = '<div class=run aria-busy=true><div class=said></div></div>';"
+        caret += "return getComputedStyle(document.querySelector('.said'), '::after').animationName"
+        assert page.script(caret) == "blink"
+        page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-reduced-motion", "value": "reduce"}]})
+        assert page.script(caret) == "none"
 
     def test_text_stays_text(self, page):
         page.set(max_tokens=4)
@@ -285,7 +202,7 @@ class TestChat:
 
     def test_keyboard(self, page):
         page.set(max_tokens=5)
-        page.find("#prompt").send_keys("one", SHIFT, ENTER, "\ue000", "two")
+        page.find("#prompt").send_keys("one", SHIFT, ENTER, RELEASE, "two")
         assert page.count(".turn") == 0
         page.press(ENTER)
         until(lambda: page.count(".turn") and page.idle())
@@ -351,14 +268,27 @@ class TestTrouble:
         assert page.text("#trouble") == "The server does not answer. Is gguf-spec serve still running?"
         assert page.script("return document.querySelector('#prompt').value") == "Hello."
 
+    def test_a_server_that_ends_meanwhile(self, endless, driver):
+        """What was said stays."""
+        with serve_in_thread(endless) as server:
+            page = Page(driver, server.url)
+            until(lambda: page.text("#model"))
+            page.say("a")
+            until(lambda: len(page.text(".said")) > 100)
+            server.close(grace=0)
+        until(lambda: page.text("#trouble"))
+        assert page.text("#trouble") == "The server is shutting down."
+        assert len(page.text(".said")) > 100
+        assert page.idle()
+
     def test_a_key(self, tales, driver):
         with serve_in_thread(tales, api_key="open-sesame") as server:
             page = Page(driver, server.url)
             until(lambda: page.text("#trouble"))
-            assert page.text("#trouble") == "This server needs an API key: Authorization: Bearer KEY. Enter the key below."
+            assert page.text("#trouble") == "This server needs an API key. Enter it below."
             assert page.focus == "key"
             page.press("wrong", ENTER)
-            until(lambda: page.text("#trouble").startswith("Incorrect API key."))
+            until(lambda: page.text("#trouble") == "This is not the server's API key. Enter it below.")
             page.press("open-sesame", ENTER)
             until(lambda: page.text("#model"))
             assert page.focus == "prompt"
@@ -399,6 +329,11 @@ class TestStop:
         page.answer("b")
         assert [one["role"] for one in page.bodies()[-1]["messages"]] == ["user", "assistant", "user"]
 
+    def test_where_nothing_is_drafted(self, page):
+        assert not page.find("#draft").is_enabled()
+        assert not page.find("#draft").is_selected()
+        assert page.text("#legend") == "This server drafts nothing."
+
     def test_a_new_chat_ends_the_answer(self, page, for_ever):
         page.say("a")
         until(lambda: len(page.text(".said")) > 100)
@@ -430,8 +365,9 @@ def test_nothing_is_wider_than_the_screen(page, width):
     page.find(".again").click()
     until(lambda: page.shows(".difference"), 60)
     page.find("[popovertarget=settings]").click()
-    wide = """return [...document.querySelectorAll("body *")].filter((one) => one.checkVisibility() && !one.closest(".unseen, .skip"))
-        .filter((one) => one.getBoundingClientRect().right > innerWidth + 0.5 || one.getBoundingClientRect().left < -0.5).map((one) => one.outerHTML.slice(0, 80))"""
+    wide = """const place = (one) => one.getBoundingClientRect();
+        const seen = [...document.querySelectorAll("body *")].filter((one) => one.checkVisibility() && !one.closest(".unseen, .skip"));
+        return seen.filter((one) => place(one).right > innerWidth + 0.5 || place(one).left < -0.5).map((one) => one.outerHTML.slice(0, 80))"""
     assert page.script(wide) == []
     assert page.script("return document.documentElement.scrollWidth <= innerWidth")
     assert page.script("return innerWidth") == WIDTHS[width][0], "the page was zoomed out to fit"

@@ -67,7 +67,8 @@ def example(kind):
     values = {
         "message": "it broke", "hint": "mend it.", "option": "k", "value": -1, "allowed": "0 or more", "path": Path("m.gguf"), "needed_bytes": 1,
         "available_bytes": 2, "what": "size", "target_value": 1, "draft_value": 2, "token": 3, "n_prompt": 5120, "n_ctx": 4096, "code": 1,
-        "n_past": 7, "n_tokens": 3, "said": "no room", "name": "m.gguf", "to": 2,
+        "n_past": 7, "n_tokens": 3, "said": "no room", "name": "m.gguf", "to": 2, "expected": 1, "found": 2, "status": 404, "line": 3, "key": "file",
+        "free_bytes": 1, "source": Path("a.gguf"), "target": Path("b.gguf"),
     }  # fmt: skip
     names = [name for name in inspect.signature(kind.__init__).parameters if name != "self"]
     return kind(**{name: values[name] for name in names})
