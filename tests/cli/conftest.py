@@ -25,13 +25,8 @@ def environment(tmp_path_factory) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("GGUF_SPEC_", "COLUMNS"))}
     root = str(Path(__file__).parents[2])
     path = os.pathsep.join(filter(None, [root, kept.get("PYTHONPATH")]))
-    return kept | {
-        "HOME": str(tmp_path_factory.mktemp("home")),
-        "XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache")),
-        "PYTHONPATH": path,
-        "PYTHONIOENCODING": "utf-8",
-        "TERM": "xterm",
-    }
+    own = {"HOME": str(tmp_path_factory.mktemp("home")), "XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache"))}
+    return kept | own | {"PYTHONPATH": path, "PYTHONIOENCODING": "utf-8", "TERM": "xterm"}
 
 
 @pytest.fixture(scope="session")
