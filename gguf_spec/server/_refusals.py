@@ -81,5 +81,5 @@ def log(error: BaseException) -> None:
 
 
 def _told(error: GgufSpecError) -> str:
-    message = f"{error} {error.hint}"
+    message = f"{error} {error.hint[:1].upper()}{error.hint[1:]}"
     return message if len(message) <= 600 else f"{message[:300]} [...] {message[-290:]}"

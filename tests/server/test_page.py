@@ -228,6 +228,8 @@ class TestChat:
         assert sorted(found["textbox"]) == ["API key", "Message", "System prompt"]
         assert sorted(found["spinbutton"]) == ["Most tokens", "Seed", "Temperature"]
         assert found["switch"] == ["Draft"]
+        unlabelled = "return [...document.querySelectorAll('input, textarea')].filter((one) => !one.labels.length).map((one) => one.id)"
+        assert page.script(unlabelled) == [], "a placeholder is no label"
         assert found["main"] == ["Conversation"]
         assert found["article"] == ["Turn 1"]
         assert {"banner", "status", "alert"} <= set(found)
