@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+from tests.terminals import screen_of
+
 WELL = ("-m", "abc.gguf", "-d", "abx.gguf", "--ctx", "64", "--threads", "1")
 
 
@@ -90,16 +92,7 @@ def test_at_a_terminal_of_80_columns(cage, environment):
     ]
     child = subprocess.Popen(command, stdin=there, stdout=there, stderr=there, cwd=cage, env=environment)
     os.close(there)
-    seen = b""
-    while True:
-        try:
-            data = os.read(here, 65536)
-        except OSError:  # Linux: the other end was closed
-            break
-        if not data:
-            break
-        seen += data
-    os.close(here)
+    seen = screen_of(here)
     assert child.wait() == 1
     assert seen.startswith(b"\x1b[32mok    \x1b[0mPython")
     assert b"\x1b[31mfail  \x1b[0mdraft" in seen

@@ -16,6 +16,7 @@ import pytest
 import gguf_spec
 from gguf_spec import _registry
 from tests.hub import COMMIT, REPO, Hub
+from tests.terminals import screen_of
 
 TALES = Path(gguf_spec.__file__).parent / "models" / "tales"
 BODY = (TALES / "tales-draft-Q4_0.gguf").read_bytes()
@@ -75,16 +76,7 @@ def terminal(command, tmp_path):
         child = subprocess.Popen(line, env=settings, cwd=tmp_path, stdin=there, stdout=there, stderr=there)
         os.close(there)
         os.write(here, typed)
-        seen = b""
-        while True:
-            try:
-                data = os.read(here, 65536)
-            except OSError:  # Linux: the other end was closed
-                break
-            if not data:
-                break
-            seen += data
-        os.close(here)
+        seen = screen_of(here)
         return child.wait(), re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode()).replace("\r", "\n")
 
     return start

@@ -13,6 +13,7 @@ import pytest
 
 from gguf_spec.quantize import TYPES
 from tests.gguf import zoo
+from tests.terminals import screen_of
 
 
 @pytest.fixture
@@ -130,16 +131,7 @@ def test_a_bar_at_a_terminal(tmp_path, cage, environment):
     command = [sys.executable, "-m", "gguf_spec", "models", "quantize", "tales", tmp_path / "small.gguf", "--type", "Q4_0", "--threads", "1"]
     child = subprocess.Popen(command, stdin=there, stdout=there, stderr=there, cwd=cage, env=environment, start_new_session=True)
     os.close(there)
-    seen = b""
-    while True:
-        try:
-            data = os.read(here, 65536)
-        except OSError:  # Linux: the other end was closed
-            break
-        if not data:
-            break
-        seen += data
-    os.close(here)
+    seen = screen_of(here)
     assert child.wait() == 0, seen
     assert b"quantising" in seen
     assert re.search(rb"\d+/\d+", seen)

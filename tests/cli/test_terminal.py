@@ -9,6 +9,8 @@ import time
 
 import pytest
 
+from tests.terminals import screen_of
+
 pty = pytest.importorskip("pty")
 
 
@@ -23,19 +25,7 @@ def terminal(cage, environment):
         child = subprocess.Popen(command, stdin=there, stdout=there, stderr=there, cwd=cage, env=environment, start_new_session=True)
         os.close(there)
         os.write(here, typed)
-        seen = b""
-        while True:
-            try:
-                data = os.read(here, 65536)
-            except OSError:  # Linux: the other end was closed
-                break
-            if not data:
-                break
-            seen += data
-            if until and until in seen:
-                until = None
-                os.killpg(child.pid, signal.SIGINT)
-        os.close(here)
+        seen = screen_of(here, until, lambda: os.killpg(child.pid, signal.SIGINT))
         return child.wait(), seen.replace(b"\r\n", b"\n").decode()
 
     return run
