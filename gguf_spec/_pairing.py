@@ -77,13 +77,13 @@ def choose(target: Entry, path: Path, options: ContextOptions, models_file: Path
         if one.fits:
             return one, ""
     all_of_them = candidates(target, path, options, models_file)
-    here = [one for one in all_of_them if one.fits and one.path]
+    here = [one for one in all_of_them if one.path and (one.gain > 1 or (one.fits and one.declared))]
     if here:
         best = here[0]
         return best, f"drafting with {best.name}: {best.why}."
-    absent = next((one for one in all_of_them if one.fits), None)
+    absent = next((one for one in all_of_them if one.gain > 1), None)
     hint = f"gguf-spec models pull {absent.name} would bring one." if absent else "Give one with --draft FILE."
-    return None, f"no draft for {target.name} is on this disk: drafting from the text alone. {hint}"
+    return None, f"no draft that pays for {target.name} is on this disk: drafting from the text alone. {hint}"
 
 
 def candidates(target: Entry, path: Path, options: ContextOptions, models_file: Path | None = None) -> list[Candidate]:

@@ -20,7 +20,7 @@ _SPAN = re.compile(
     r"|\*\*(?![\s*])(?P<bold>.+?)(?<!\s)\*\*(?!\*)|\*(?![\s*])(?P<italic>.+?)(?<![\s*])\*(?!\*)"
     r"|_(?![\s_])(?P<italic_>.+?)(?<![\s_])_(?!_))(?![A-Za-z0-9])"
 )
-_MAY_OPEN = re.compile(r"`+|(?<![A-Za-z0-9])(?:\*{1,3}|_)(?=[^\s*_]|$)")
+_MAY_OPEN = re.compile(r"`+|(?<![A-Za-z0-9])(?:\*{1,3}(?=[^\s*]|$)|_(?=[^\s_]|$))")
 _SPECIAL = re.compile(r"[*_`]|\\[*_`]|\\$")
 _UNDECIDED = re.compile(r"\s*[#>*+_`~-]*\s*")  # how a line may begin before it shows what it is
 _FENCE = re.compile(r" *(`{3,}(?!.*`)|~{3,})")
@@ -107,6 +107,8 @@ def _inline(out: list[Piece], line: str, at: int, style: str, final: bool) -> in
             break
         else:
             end = at + len(line[at:]) - len(line[at:].lstrip(line[at]))
+            if not final and end == len(line) and end - at < _HELD:  # there may be more of the same
+                break
             out.append((line[at:end], style))
             at = end
     return at

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -225,10 +226,11 @@ def test_options_from_the_environment(generate, cli):
     assert bad.returncode == 2
 
 
-def test_a_note_where_no_draft_is_known(cli):
-    result = cli("generate", "a", "--raw", "-t", "0", "--threads", "1", "-m", "abc.gguf")
+def test_a_note_where_no_draft_is_known(cli, cage, tmp_path):
+    shutil.copy(cage / "abc.gguf", tmp_path)  # what lies beside a model might draft for it
+    result = cli("generate", "a", "--raw", "-t", "0", "--threads", "1", "-m", "abc.gguf", cwd=tmp_path)
     assert result.stdout == b"bcdefghijkl\n"
-    assert result.stderr == b"Note: no draft for abc.gguf is on this disk: drafting from the text alone. Give one with --draft FILE.\n"
+    assert result.stderr == b"Note: no draft that pays for abc.gguf is on this disk: drafting from the text alone. Give one with --draft FILE.\n"
 
 
 def test_verbose_shows_the_log_on_stderr(generate):

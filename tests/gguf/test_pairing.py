@@ -132,7 +132,7 @@ def test_a_file_linked_to_from_two_places_is_one_candidate(home, target):
 def test_nothing_to_find(home, target):
     found, why = choose(resolve(target), target, OPTIONS)
     assert found is None
-    assert why == "no draft for target.gguf is on this disk: drafting from the text alone. Give one with --draft FILE."
+    assert why == "no draft that pays for target.gguf is on this disk: drafting from the text alone. Give one with --draft FILE."
 
 
 def test_what_models_yaml_declares_comes_first_and_is_said_to_be_so(home, target, tmp_path):

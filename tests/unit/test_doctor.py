@@ -540,7 +540,8 @@ def test_models_that_cannot_go_back(files):
 
 
 @pytest.mark.parametrize(
-    ("draft", "status", "said"), [("auto", "warn", "no draft for one.gguf is on this disk"), (None, "ok", "none"), ("ngram", "ok", "text alone")]
+    ("draft", "status", "said"),
+    [("auto", "warn", "no draft that pays for one.gguf is on this disk"), (None, "ok", "none"), ("ngram", "ok", "text alone")],
 )
 def test_without_a_draft(files, draft, status, said):
     diagnosis = doctor(files / "one.gguf", draft, OPTIONS)

@@ -241,7 +241,8 @@ try:
     said = None
 except _jinja.TemplateFailure as error:
     text, said = "", str(error)
-kib = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+own = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))  # ru_maxrss begins with that of who started us
+kib = max(own, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
 print(json.dumps([len(text), said, time.monotonic() - started, kib / 1024]))
 """
 
