@@ -170,6 +170,16 @@ class LLM:
         """
         return Chat(self, system, sampling=sampling or self.sampling, overflow=overflow)
 
+    def forget(self) -> None:
+        """Empty both caches: the next prompt is read from its start. It changes no text, only what the next one costs.
+
+        Raises:
+            BusyError, ClosedError: As for a generation.
+        """
+        with self.models() as models:
+            for model in models:
+                model.rollback(0)
+
     def save_session(self, path: str | Path, data: Mapping[str, Any]) -> None:
         """Write what both models have read, and data that goes with it, into a file, whole or not at all.
 

@@ -35,7 +35,7 @@ from ._sampling import Logits
 from ._types import BRANCHES_MAX, K_MAX
 from .errors import ClosedError, DecodeError, InvalidOptionError, LoadCancelledError, NotEnoughMemoryError, RollbackError, UnsupportedModelError
 
-_N_BATCH = 512
+_N_BATCH, _N_BATCH_CPU = 512, 64  # tokens of a batch at most; without flash attention llama.cpp sets memory aside for each
 _READS_AT_ONCE = 32  # on a CPU: wider passes are hardly faster, and some kernels round otherwise from 33 on: what was read would tip near ties
 _WARNING = 3
 
@@ -223,7 +223,8 @@ class Model:
     def _open(self, header: Header) -> None:
         params, options = C.llama_context_default_params(), self.options
         params.n_ctx = options.positions(self.n_ctx_train)
-        params.n_batch = params.n_ubatch = _N_BATCH
+        self.reads_at_once = _N_BATCH if offloads() else _READS_AT_ONCE
+        self._n_batch = params.n_batch = params.n_ubatch = _N_BATCH if offloads() else _N_BATCH_CPU
         n_sequences = 1 + BRANCHES_MAX if self.can_roll_back else 1  # they share one cache, and cost nothing while they are empty
         params.kv_unified = self.can_roll_back
         params.n_seq_max, params.n_outputs_max, params.n_outputs_max_per_seq = n_sequences, K_MAX + 1, K_MAX + 1
@@ -237,7 +238,6 @@ class Model:
         self.n_ctx: int = min(int(params.n_ctx), C.llama_n_ctx(self._ctx))  # llama.cpp rounds up
         self._memory = C.llama_get_memory(self._ctx)
         self.start = max(0, C.llama_vocab_bos(self._vocab))
-        self.reads_at_once = _N_BATCH if C.llama_supports_gpu_offload() else _READS_AT_ONCE
         self.weight_bytes = header.file_bytes + sum(adapter.path.stat().st_size for adapter in options.lora)
         self.cached_bytes = options.kv_bytes(header, self.n_ctx_train) / self.n_ctx
         self._batch = C.llama_batch_init(_N_BATCH, 0, n_sequences)
@@ -299,7 +299,7 @@ class Model:
             raise InvalidOptionError("n_rows", n_rows, f"from 1 to the {len(tokens)} tokens given, at most {K_MAX + 1} with the branches")
         if len(branches) > BRANCHES_MAX or not all(0 < i < len(tokens) for i, _ in branches) or (branches and len(tokens) > K_MAX + 1):
             raise InvalidOptionError("branches", branches, f"at most {BRANCHES_MAX}, each beside a token after the first")
-        if len(tokens) > _N_BATCH:
+        if len(tokens) > self._n_batch:
             self.read(tokens[:-n_rows])
             tokens = tokens[-n_rows:]
         self._decode(tokens, n_rows, branches)

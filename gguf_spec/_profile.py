@@ -25,7 +25,7 @@ from ._sampling import Filters, Logits, Sampler
 from ._types import K_MAX, Sampling
 from ._window import FIRM, Experience, expectations
 
-VERSION = 2
+VERSION = 3
 WORTH_SAYING = 1.05  # a speed-up below that is none
 _WIDTHS = (2, 4, 8, 3, 5, 6, 16, 12, 7, 9, 10, 14, 17, 24, 33, 11, 13, 15, 20, 28)  # the most telling first
 _NEEDED = 3  # of them, however long they take
@@ -38,6 +38,7 @@ _QUICK_S = 2.0  # at the pace of single passes, for reading so far; batches are 
 _FAR = 1024  # cached tokens at which the cost of a context is measured
 _FAR_ENOUGH = 128  # at least, for that
 _FAR_TIMES = 8
+_SPLIT, _PATIENT_S = 260, 15.0  # tokens from which attention may be split; at the pace of single passes, for noise behind them
 _AT_LENGTH = 4 * K_MAX + 2  # tokens said where it is measured thoroughly: so often the draft is asked
 _SAID = Sampling(temperature=0.8, ignore_eos=True)  # how the target says what is measured with
 
@@ -249,7 +250,8 @@ def measure(
     target_s = {1: statistics.median(singles)} | _time(
         target, said, passes, 1.5 * half_s, steps, judge=lambda width, logits: noise.setdefault(width, rows.moved(logits))
     )
-    target_slope = _slope(target, said, target_s[1], thorough, steps)
+    target_far = _look_far(target, said, target_s[1], thorough, steps, with_noise=True)
+    noise = {width: max(moved, target_far.noise) for width, moved in noise.items()}
     draft_s: dict[int, float] = {}
     right, draft_slope, proposal_s = [(0.0, 0.0)] * SURENESSES, 0.0, 0.0
     if draft:
@@ -257,11 +259,11 @@ def measure(
         said = [min(token, draft.n_vocab - 1) for token in said]
         draft_s[1] = statistics.median(_say(draft, n_draft, half_s / 4, steps).singles_s)
         draft_s |= _time(draft, said, draft_passes, half_s / 4, steps, n_rows=1)
-        draft_slope = _slope(draft, said, draft_s[1], thorough, steps)
+        draft_slope = _look_far(draft, said, draft_s[1], thorough, steps).slope
         draft.rollback(0)
     target.rollback(0)
     seconds = time.perf_counter() - began
-    return Profile(target_s, target_slope, draft_s, draft_slope, noise, tuple(right), seconds, token_s, proposal_s)
+    return Profile(target_s, target_far.slope, draft_s, draft_slope, noise, tuple(right), seconds, token_s, proposal_s)
 
 
 def _order(widths: Sequence[int], n_times: int, n_ctx: int) -> list[int]:
@@ -336,27 +338,55 @@ def _time(
     return {width: statistics.median(seconds) for width, seconds in took.items()}
 
 
-def _slope(model: LanguageModel, said: Sequence[int], single_s: float, thorough: bool, steps: _Steps) -> float:
-    """Return what each row costs more for each cached token: measured where that is quick or wished, else as memory goes.
+class _Far(NamedTuple):
+    """What is different far into a context.
 
-    A pass over one token reads all weights and the cache of all tokens before it; attention takes more than reading alone.
+    Attributes:
+        slope: What each row costs more for each cached token, in seconds.
+        noise: How far the logits of a pass over two tokens moved against those of one; 0 where that was not looked at.
+    """
+
+    slope: float
+    noise: float = 0.0
+
+
+def _look_far(model: LanguageModel, said: Sequence[int], single_s: float, thorough: bool, steps: _Steps, with_noise: bool = False) -> _Far:
+    """Look behind many cached tokens where that is quick or wished; else the costs are foretold as memory goes.
+
+    A pass over one token reads all weights and the cache of all tokens before it; attention takes more than reading alone. With several threads
+    llama.cpp's flash attention on a CPU splits a long cache among them for a single token, but not for several: hence noise that is not there before.
     """
     far = min(_FAR, model.n_ctx - _FAR_TIMES)
+    text = (list(said) * (far + 2))[: far + 2]
     if not (far >= _FAR_ENOUGH if thorough else far == _FAR and single_s * far < _QUICK_S):
+        noise = _noise_behind(model, text, _SPLIT) if with_noise and far > _SPLIT and single_s * _SPLIT < _PATIENT_S else 0.0
         steps.advance(2 * _FAR_TIMES)
-        return _MORE_THAN_MEMORY * single_s * model.cached_bytes / max(1, model.weight_bytes)
+        return _Far(_MORE_THAN_MEMORY * single_s * model.cached_bytes / max(1, model.weight_bytes), noise)
     model.rollback(0)
-    text = (list(said) * far)[:far]
     for i in range(_FAR_TIMES):
         model.read(text[far * i // _FAR_TIMES : far * (i + 1) // _FAR_TIMES])
         steps.advance()
+    noise = _noise_behind(model, text, far) if with_noise else 0.0
     took: list[float] = []
     for _ in range(_FAR_TIMES):
         started = time.perf_counter()
         model.logits(said[:1], 1)
         took.append(time.perf_counter() - started)
         steps.advance()
-    return max(0.0, (statistics.median(took) - single_s) / far)
+    return _Far(max(0.0, (statistics.median(took) - single_s) / far), noise)
+
+
+def _noise_behind(model: LanguageModel, text: Sequence[int], depth: int) -> float:
+    """Return how far the logits of a pass over two tokens move against those of one, behind the first `depth` of `text`, which stay cached."""
+    model.rollback(depth)
+    model.read(text[model.n_past : depth])
+    alone = model.logits(text[depth : depth + 1], 1)[0].copy()
+    model.rollback(depth)
+    beside = model.logits(text[depth : depth + 2], 2)[0]
+    alive = np.isfinite(alone) & np.isfinite(beside)
+    noise = float(np.abs(alone - beside)[alive].max(initial=0.0))
+    model.rollback(depth)
+    return noise
 
 
 def _ask(draft: LanguageModel, said: Sequence[int]) -> tuple[list[tuple[float, float]], float]:

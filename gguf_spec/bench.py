@@ -179,7 +179,8 @@ def _run(llm: LLM, work: _Work, speculation: Speculation, round_: int) -> Run:
 
 
 def _converse(llm: LLM, conversation: Conversation, sampling: Sampling, speculation: Speculation) -> Iterator[Completion]:
-    """Yield the answer to each turn."""
+    """Yield the answer to each turn. The first prompt is read from its start: one that was read before would cost nothing."""
+    llm.forget()
     text, messages = "", []
     for turn in conversation:
         text += turn

@@ -265,9 +265,11 @@ class _Texts:
         ids = self._llm.tokenize(prompt)
         for name, options in SAMPLINGS.items():
             sampling = replace(options, seed=seed, max_tokens=self._n_tokens)
+            self._llm.forget()
             plain = self._llm.generate_tokens(ids, sampling, speculation=Speculation(0))
             self._steps.one_more()
             for drafter, speculation in WAYS.items():
+                self._llm.forget()
                 burst = self._llm.generate_tokens(ids, sampling, speculation=speculation)
                 key = (name, drafter)
                 self._n_texts[key] += 1

@@ -124,6 +124,7 @@ def rows_of(name, args, peers, prompts):
 
         def ours(prompt, n_tokens, sampled, seed):
             text = prompt.read_text(encoding="utf-8") if prompt else WARM_UP
+            llm.forget()
             done = llm.generate(text, our_sampling(n_tokens, sampled, seed), speculation=speculation)
             if len(done.tokens) != n_tokens:
                 raise SystemExit(f"ours wrote {len(done.tokens)} tokens in place of {n_tokens}: is the context too small?")

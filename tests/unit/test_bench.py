@@ -273,11 +273,11 @@ def test_a_conversation_goes_on_with_what_was_answered():
         asked.append(prompt if isinstance(prompt, str) else [dict(message) for message in prompt])
         return SimpleNamespace(text=f"<{len(asked)}>")
 
-    text = SimpleNamespace(prompt="text", generate=generate)
+    text = SimpleNamespace(prompt="text", generate=generate, forget=lambda: None)
     assert [answer.text for answer in module._converse(text, ("a", "b", "c"), None, None)] == ["<1>", "<2>", "<3>"]
     assert asked == ["a", "a<1>b", "a<1>b<2>c"]
     asked.clear()
-    list(module._converse(SimpleNamespace(prompt="chat", generate=generate), ("a", "b"), None, None))
+    list(module._converse(SimpleNamespace(prompt="chat", generate=generate, forget=lambda: None), ("a", "b"), None, None))
     assert asked[1] == [
         {"role": "user", "content": "a"}, {"role": "assistant", "content": "<1>"}, {"role": "user", "content": "b"},
     ]  # fmt: skip
