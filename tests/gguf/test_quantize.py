@@ -332,10 +332,10 @@ def test_whoever_asked_decides_what_ctrl_c_does(model, tmp_path):
     """A terminal sends it to the whole group; the quantiser goes on as long as its parent does."""
     code = (
         "import signal, sys\nsignal.signal(signal.SIGINT, lambda *_: None)\nfrom gguf_spec.quantize import quantize\n"
-        "quantize(*sys.argv[1:3], 'Q4_0', threads=1)"
+        "quantize(*sys.argv[1:3], 'Q4_0', threads=1)\nsys.stdin.read()"  # Python no longer handles signals when it ends: not before the last one
     )
     command = [sys.executable, "-c", code, model, tmp_path / "small.gguf"]
-    parent = subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True)
+    parent = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
     while not (tmp_path / "small.gguf.part").exists() and parent.poll() is None:
         time.sleep(0.005)
     for _ in range(10):
