@@ -37,7 +37,7 @@ def verify(entry: Entry, paths: Sequence[Path], remotes: Mapping[str, _hub.Remot
         wanted, found = part.sha256 or _etag(path), known_sum(path)
         if wanted and not found:
             with explained(entry, part):
-                found = _sum(path, lambda n, before=done: tell("verify", before + n, total))  # type: ignore[misc]
+                found = _sum(path, tell, done, total)
         if wanted and found != wanted:
             raise _refused(entry, path, f"has the sha256 {found}, not {wanted}", wanted, found)
         verdicts.append(_verdict(part, path, size is not None))
@@ -95,13 +95,13 @@ def known_sum(path: Path) -> str | None:
     return kept.get("sha256") if isinstance(kept, dict) else None
 
 
-def _sum(path: Path, tell: Callable[[int], None]) -> str:
-    """Return the sha256 of a file, and keep it."""
-    mark, digest, done = _mark(path), hashlib.sha256(), 0
+def _sum(path: Path, tell: Tell, done: int, total: int) -> str:
+    """Return the sha256 of a file, and keep it; before it, `done` of `total` bytes were verified."""
+    mark, digest = _mark(path), hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):
             digest.update(chunk)
             done += len(chunk)
-            tell(done)
+            tell("verify", done, total)
     keep(mark, {"sha256": digest.hexdigest()})
     return digest.hexdigest()

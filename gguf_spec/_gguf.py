@@ -51,7 +51,7 @@ def read_header(path: Path) -> Header:
 
 def _read(path: Path) -> Header:
     try:
-        mode = os.stat(path).st_mode  # noqa: PTH116 -- what Path makes of a failure differs between versions of Python
+        mode = path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError, ValueError) as error:  # a name with a zero byte is a ValueError
         raise ModelNotFoundError(path, f"there is no file {path}.", "give a GGUF file or a name from the registry, such as tales.") from error
     except OSError as error:

@@ -49,7 +49,9 @@ class _Unsure(Exception):
 class _Generation(Extension):
     """`{% generation %}` marks what a model is trained on; for writing a prompt it means nothing."""
 
-    tags = {"generation"}  # noqa: RUF012 -- as its base class has it
+    def __init__(self, environment: jinja2.Environment) -> None:
+        super().__init__(environment)
+        self.tags = {"generation"}
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)

@@ -273,12 +273,12 @@ def remove(names: tuple[str, ...], yes: bool, models_file: Path | None, as_json:
     from .._registry import resolve
 
     removed = []
+    may_ask = not (yes or as_json) and sys.stdin.isatty() and sys.stderr.isatty()
     for name in names:
         entry = resolve(name, models_file)
         where = _store.find(entry)
-        if where and not entry.path and not yes and not as_json and sys.stdin.isatty() and sys.stderr.isatty():  # noqa: SIM102
-            if not click.confirm(f"Remove {entry.name}, {where}?", err=True):
-                continue
+        if may_ask and where and not entry.path and not click.confirm(f"Remove {entry.name}, {where}?", err=True):
+            continue
         freed = _store.remove(entry)
         removed.append({"name": entry.name, "freed_bytes": freed})
         if not as_json:

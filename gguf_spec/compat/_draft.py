@@ -46,7 +46,7 @@ class _Likeliest:
         """Do nothing: llama-cpp-python does not say what the target found likely."""
 
 
-class DraftModel(LlamaDraftModel):  # type: ignore[misc]
+class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama-cpp-python is not typed
     """Proposes tokens to a `llama_cpp.Llama`: what followed in the text before, and what a small model would say.
 
         llama_cpp.Llama("target.gguf", draft_model=DraftModel("draft.gguf", target_path="target.gguf"), logits_all=True)

@@ -258,7 +258,7 @@ class Llama:
         with self._vocabulary() as target:
             return target.tokenize(text.decode("utf-8", errors="replace"), special=special, start=add_bos)
 
-    def detokenize(self, tokens: Sequence[int], prev_tokens: Sequence[int] | None = None, special: bool = False) -> bytes:  # noqa: ARG002
+    def detokenize(self, tokens: Sequence[int], prev_tokens: Sequence[int] | None = None, special: bool = False) -> bytes:  # noqa: ARG002 -- as there
         """Return the bytes of tokens, those of control tokens only where `special`; what came before them changes nothing."""
         with self._vocabulary() as target:
             pieces = [target.piece(token) or (target.token_text(token).encode() if special else b"") for token in tokens]

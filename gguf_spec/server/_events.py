@@ -26,7 +26,7 @@ class EventStream(Response):
         del self.headers["content-length"]
         self._job, self._reply, self._patience, self._close = job, reply, patience, close
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         """Answer as ASGI wants it."""
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})

@@ -9,16 +9,15 @@ from pathlib import Path
 
 import gguf_spec.compat
 
-gguf_spec.compat.install()  # from here on `from llama_cpp import Llama` means gguf_spec.compat.Llama
-
-from langchain_community.chat_models import ChatLlamaCpp  # noqa: E402
-from langchain_community.llms import LlamaCpp  # noqa: E402
-
 TALES = Path(gguf_spec.__file__).parent / "models" / "tales"
 MODEL, DRAFT = str(TALES / "tales-target-Q8_0.gguf"), str(TALES / "tales-draft-Q4_0.gguf")
 
 
 def main() -> None:
+    gguf_spec.compat.install()  # from here on `from llama_cpp import Llama` means gguf_spec.compat.Llama
+    from langchain_community.chat_models import ChatLlamaCpp
+    from langchain_community.llms import LlamaCpp
+
     own = {"model_path": sys.argv[1]} if len(sys.argv) > 1 else {"model_path": MODEL, "model_kwargs": {"draft_model_path": DRAFT}}
     chat = ChatLlamaCpp(**own, n_ctx=1024, max_tokens=80, temperature=0.7, verbose=False)
     for chunk in chat.stream([("system", "You tell tales."), ("human", "Tell me a story about a fox and a king.")]):

@@ -9,11 +9,6 @@ from pathlib import Path
 
 import gguf_spec.compat
 
-gguf_spec.compat.install()  # from here on `from llama_cpp import Llama` means gguf_spec.compat.Llama
-
-from llama_index.core.llms import ChatMessage  # noqa: E402
-from llama_index.llms.llama_cpp import LlamaCPP  # noqa: E402
-
 TALES = Path(gguf_spec.__file__).parent / "models" / "tales"
 MODEL, DRAFT = str(TALES / "tales-target-Q8_0.gguf"), str(TALES / "tales-draft-Q4_0.gguf")
 
@@ -24,6 +19,10 @@ def as_chatml(messages) -> str:
 
 
 def main() -> None:
+    gguf_spec.compat.install()  # from here on `from llama_cpp import Llama` means gguf_spec.compat.Llama
+    from llama_index.core.llms import ChatMessage
+    from llama_index.llms.llama_cpp import LlamaCPP
+
     own = {"model_path": sys.argv[1]} if len(sys.argv) > 1 else {"model_path": MODEL, "model_kwargs": {"draft_model_path": DRAFT}}
     llm = LlamaCPP(
         **own, context_window=1024, max_new_tokens=80, temperature=0.7, verbose=False, messages_to_prompt=as_chatml, completion_to_prompt=str

@@ -301,28 +301,32 @@ from gguf_spec._gguf import read_header
 from gguf_spec.errors import GgufSpecError
 def peak():  # since this program began; ru_maxrss would count the one that started it
     return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
-before, started = peak(), time.process_time()
+def yard():  # a yardstick that a busy machine stretches as well
+    started = time.process_time()
+    sum(range(20_000_000))
+    return time.process_time() - started
+yards, before, started = yard(), peak(), time.process_time()
 try:
     read_header(Path(sys.argv[1]))
     said = "read"
 except GgufSpecError as error:
     said = str(error)
-print(time.process_time() - started, peak() - before, said, sep="|")
+print((time.process_time() - started) / yards, peak() - before, said, sep="|")
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="measures memory in KiB")
 @pytest.mark.parametrize("name", GREEDY)
-def test_no_header_takes_a_second_or_256_mb(tmp_path, name):
+def test_no_header_takes_long_or_256_mb(tmp_path, name):
     data, zeros = GREEDY[name]()
     with (tmp_path / "greedy.gguf").open("wb") as file:
         file.write(data)
         file.truncate(len(data) + zeros)
     child = subprocess.run([sys.executable, "-c", MEASURE, tmp_path / "greedy.gguf"], capture_output=True, text=True, check=False)
     assert (child.returncode, child.stderr) == (0, "")
-    seconds, kib, said = child.stdout.split("|")
-    print(f"{float(seconds):.2f} s, {int(kib) >> 10} MiB: {said.strip()}")
-    assert float(seconds) < 1
+    yards, kib, said = child.stdout.split("|")
+    print(f"{float(yards):.2f} of the time to add up 20 million numbers, {int(kib) >> 10} MiB: {said.strip()}")
+    assert float(yards) < 3  # idle about a second
     assert int(kib) < 256 << 10
     assert REFUSED.get(name, "read") in said
     assert len(said) < 300
