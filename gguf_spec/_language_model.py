@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import numpy as np
+
 from ._sampling import Logits
 from .errors import RollbackError
 
@@ -66,3 +68,11 @@ def read_on(model: LanguageModel, tokens: Sequence[int], cancelled: Callable[[],
     """Read what a model has not read of `tokens`, pass by pass until `cancelled()`."""
     while model.n_past < len(tokens) and not cancelled():
         model.read(tokens[model.n_past : model.n_past + model.reads_at_once])
+
+
+def row_afresh(model: LanguageModel, tokens: Sequence[int], at_once: int = 32) -> Logits:
+    """Return a copy of the row after `tokens`, read into an empty cache so many at once."""
+    model.rollback(0)
+    for i in range(0, len(tokens) - 1, at_once):
+        model.read(tokens[i : min(i + at_once, len(tokens) - 1)])
+    return np.array(model.logits(tokens[-1:], 1)[0])

@@ -11,13 +11,14 @@ from ._checksums import Tell
 from ._context import AdapterFile, ContextOptions, adapters
 from ._drafters import Suffixes, check_vocabulary
 from ._gguf import read_header
+from ._library import Progress, build_features, offloads
 from ._llm import LLM
-from ._model import Model, Progress, build_features, offloads
+from ._measure import profile_of
+from ._model import Model
 from ._needs import check_memory
 from ._pair import Pair
 from ._pairing import choose
 from ._probe import extra_bufts_work
-from ._profile import profile_of
 from ._registry import Entry, resolve
 from ._store import Pulled, local
 from ._types import K_MAX, Sampling, Speculation

@@ -1,19 +1,17 @@
 """One llama.cpp model with one context: tokens in, logits out, and a cache that can be cut back.
 
-The only importer of llama.cpp's low level. llama.cpp ends the whole process on batches that are too long, so sizes are checked here first.
+llama.cpp ends the whole process on batches that are too long, so sizes are checked here first.
 """
 
 from __future__ import annotations
 
-import collections
 import ctypes
 import os
-import threading
 import time
-from collections.abc import Callable, Sequence
-from functools import cache, cached_property, partial
+from collections.abc import Sequence
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from llama_cpp import llama_cpp as C
@@ -29,103 +27,15 @@ from ._context import (
     physical_cores,
 )
 from ._gguf import Header, check_generates_text, read_header
+from ._library import Progress, Watch, build_features, log, offloads, on_deep_stack, start_backend, verbose
 from ._lora import check_adapter
-from ._needs import check_memory, features_of
+from ._needs import check_memory
 from ._sampling import Logits
 from ._types import BRANCHES_MAX, K_MAX
-from .errors import ClosedError, DecodeError, InvalidOptionError, LoadCancelledError, NotEnoughMemoryError, RollbackError, UnsupportedModelError
+from .errors import ClosedError, DecodeError, InvalidOptionError, RollbackError, UnsupportedModelError
 
 _N_BATCH, _N_BATCH_CPU = 512, 64  # tokens of a batch at most; without flash attention llama.cpp sets memory aside for each
 _READS_AT_ONCE = 32  # on a CPU: wider passes are hardly faster, and some kernels round otherwise from 33 on: what was read would tip near ties
-_WARNING = 3
-
-_log: collections.deque[str] = collections.deque(maxlen=20)
-_verbose = threading.Event()  # llama.cpp has one log a process
-
-
-def _keep_log(level: int, text: bytes, _data: object) -> None:
-    """Keep what llama.cpp warns of, for error messages; write all of it to stderr when asked to."""
-    if _verbose.is_set():
-        os.write(2, text)
-    if level >= _WARNING and text.strip():
-        _log.append(text.decode("utf-8", errors="replace").strip())
-
-
-_log_callback = C.llama_log_callback(_keep_log)  # llama.cpp calls it as long as the process lives
-
-
-@cache
-def _start_backend() -> None:
-    C.llama_log_set(_log_callback, ctypes.c_void_p(0))
-    C.llama_backend_init()
-
-
-def build_features() -> dict[str, str]:
-    """Return what this build of llama.cpp can do, by its own words."""
-    return features_of(C.llama_print_system_info().decode())
-
-
-def offloads() -> bool:
-    """Return whether this build of llama.cpp can use a GPU, whose memory is not known here."""
-    return bool(C.llama_supports_gpu_offload())
-
-
-def library_parts() -> list[str]:
-    """Return what tells builds of llama.cpp apart: its shared libraries, their sizes and times."""
-    files = sorted(path for path in (Path(C.__file__).parent / "lib").iterdir() if path.is_file())
-    return [f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in files]
-
-
-_stack_lock = threading.Lock()
-
-
-def _on_deep_stack(n_bytes: int, call: Callable[[], int]) -> int:
-    """Run `call`, which reads a text of `n_bytes`, where it cannot overflow the stack.
-
-    For many vocabularies llama.cpp splits text by std::regex, which recurses for every character of a word, up to 500 bytes each:
-    20,000 spaces would end the process.
-    """
-    if n_bytes < 1000:
-        return call()
-    result: list[int] = []
-    thread = threading.Thread(target=lambda: result.append(call()))
-    with _stack_lock:
-        before = threading.stack_size((1 << 20) + (n_bytes >> 2 << 12))
-        try:
-            thread.start()
-        except RuntimeError as error:
-            raise NotEnoughMemoryError(f"there is no memory to read a text of {n_bytes:,} bytes.", n_bytes << 10) from error
-        finally:
-            threading.stack_size(before)
-    thread.join()
-    return result[0]
-
-
-Progress: TypeAlias = Callable[[float], object]
-"""Called with the share of the weights that is loaded, 0 to 1; to return False cancels."""
-
-
-class _Watch:
-    """Calls `progress` from llama.cpp, which drops what Python raises there."""
-
-    def __init__(self, progress: Progress | None) -> None:
-        self._progress, self._cancelled = progress, False
-        self._raised: BaseException | None = None
-
-    def tell(self, share: float, _data: object) -> bool:
-        if self._progress is None:
-            return True
-        try:
-            self._cancelled = self._progress(share) is False
-        except BaseException as error:  # raised again by `check`
-            self._raised = error
-        return not (self._cancelled or self._raised)
-
-    def check(self, path: Path) -> None:
-        if self._raised:
-            raise self._raised
-        if self._cancelled:
-            raise LoadCancelledError(path.name)
 
 
 class Model:
@@ -165,9 +75,9 @@ class Model:
         options.check_heads(header)
         for adapter in options.lora:
             check_adapter(adapter.path, header)
-        _start_backend()
+        start_backend()
         options.check_backend(C.llama_supports_gpu_offload())
-        _verbose.set() if options.verbose else _verbose.clear()
+        verbose.set() if options.verbose else verbose.clear()
         try:
             self._load(header, progress)
             self._check_kind(header)
@@ -186,14 +96,14 @@ class Model:
         params = C.llama_model_default_params()
         params.n_gpu_layers = self.options.gpu_layers
         params.use_extra_bufts = self.options.extra_bufts
-        watch = _Watch(progress)
+        watch = Watch(progress)
         params.progress_callback = callback = C.llama_progress_callback(watch.tell)
-        _log.clear()
+        log.clear()
         self._model = C.llama_model_load_from_file(os.fsencode(self.path), params)
         del callback  # llama.cpp held no more than its address
         watch.check(self.path)
         if not self._model:
-            raise load_error(header, _log)
+            raise load_error(header, log)
         self._vocab = C.llama_model_get_vocab(self._model)
         self.n_vocab: int = C.llama_vocab_n_tokens(self._vocab)
         self.n_ctx_train: int = max(0, C.llama_model_n_ctx_train(self._model))  # a damaged number comes out negative
@@ -208,10 +118,10 @@ class Model:
     def _adapt(self) -> None:
         """Load the adapters: before the context, which makes room for what they add to a pass."""
         for adapter in self.options.lora:
-            _log.clear()
+            log.clear()
             loaded = C.llama_adapter_lora_init(self._model, os.fsencode(adapter.path))
             if not loaded:
-                raise adapter_error(adapter, _log)
+                raise adapter_error(adapter, log)
             self._adapters.append(loaded)
 
     def _use_adapters(self) -> None:
@@ -231,10 +141,10 @@ class Model:
         params.n_threads = params.n_threads_batch = options.threads or physical_cores()
         params.flash_attn_type = FLASH_ATTENTION[options.flash_attention]
         params.type_k = params.type_v = KV_TYPES[options.kv_type][0]
-        _log.clear()
+        log.clear()
         self._ctx = C.llama_init_from_model(self._model, params)
         if not self._ctx:
-            raise context_error(options, params.n_ctx, _log)
+            raise context_error(options, params.n_ctx, log)
         self.n_ctx: int = min(int(params.n_ctx), C.llama_n_ctx(self._ctx))  # llama.cpp rounds up
         self._memory = C.llama_get_memory(self._ctx)
         self.start = max(0, C.llama_vocab_bos(self._vocab))
@@ -331,7 +241,7 @@ class Model:
         if code != 0:
             C.llama_memory_clear(self._memory, True)
             self.cached.clear()
-            raise DecodeError(code, n_past, n, _log[-1] if _log else "")
+            raise DecodeError(code, n_past, n, log[-1] if log else "")
         self.cached.extend(tokens)
 
     def _begin_branches(self, n_cached: int, branches: Sequence[tuple[int, int]]) -> None:
@@ -405,7 +315,7 @@ class Model:
         n = len(data) + 8
         while True:
             ids = (C.llama_token * n)()
-            n = _on_deep_stack(len(data), partial(C.llama_tokenize, self._vocab, data, len(data), ids, len(ids), start, special))
+            n = on_deep_stack(len(data), partial(C.llama_tokenize, self._vocab, data, len(data), ids, len(ids), start, special))
             if n >= 0:
                 return list(ids[:n])
             n = -n  # only a vocabulary whose normal form of a text is longer

@@ -15,7 +15,8 @@ import numpy as np
 
 from ._cache import cache_file, keep, recall, this_machine
 from ._context import ContextOptions
-from ._model import Model, library_parts
+from ._library import library_parts
+from ._model import Model
 from ._registry import resolve
 from ._store import local
 

@@ -16,89 +16,20 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ._accept import Draft
-from ._chances import Chances, Kind
-from ._costs import Costs, Overhead
-from ._drafters import SURENESSES, ModelDrafter, Proposal, TokenDrafter
+from ._chances import Kind
+from ._drafters import ModelDrafter, Proposal, TokenDrafter
+from ._experience import AFTER_ALL, AFTER_WRONG, EVER, NEXT, SECOND, Experience, Forecast
 from ._language_model import LanguageModel
 from ._sampling import Distribution, Logits
 from ._types import BRANCHES_MAX, K_MAX
 
-_MEMORY = 0.97  # of the rate: it is that of some thirty rounds
 _PROBE_SHARE = 0.007  # of the time, for asking a draft model that is not used whether it would be right by now
 _PROBE = 16  # tokens it is asked about, after as many to find its feet
 _GOOD = 0.9  # a chance that a good draft may have
 _SLIGHT = 0.02  # a chance that is not worth a look
-_NEXT = "next"  # kinds of chances: what the next token of the model will be worth, by how sure the last was, or by
-FIRM = {_NEXT: 16.0}  # places by which what was hoped of a draft counts: a few wrong tokens must not put it off for long
-_SECOND = "second"  # and what its second guesses are worth, by how sure the first was
-_AFTER_WRONG, _AFTER_ALL, _EVER = SURENESSES, SURENESSES + 1, SURENESSES + 2  # how the last round ended; the mean over all
 _WORTH = 2.5  # times the time to read what is unread must be saved by it: the chances of the rest of an answer are not known well
 _FAR_BEHIND = 2  # unread tokens; more are read for the rest of the answer, not for one round
 _BIAS_STEP, _BIAS_FADES = 0.1, 0.99  # of what is known of how hopeful the window is; it fades, so that it tries again
-
-
-@dataclass
-class Experience:
-    """What is known of a pair on this machine, from all requests so far.
-
-    Attributes:
-        target: What a pass of the target costs.
-        draft: What a pass of the draft model costs; None without one.
-        chances: How often which proposals are right.
-        answer: Tokens of a usual answer.
-        per_token: Python's time for each token said.
-        per_proposal: Python's time for each token that the draft model proposes.
-        bias: By how many tokens a round was worth less when its draft was there than was hoped when it began.
-        to_ask_s: Time saved up for asking a draft model that is not used.
-        n_said: Tokens said, of all requests.
-    """
-
-    target: Costs
-    draft: Costs | None
-    chances: Chances
-    answer: float = 128.0
-    per_token: Overhead = field(default_factory=Overhead)
-    per_proposal: Overhead = field(default_factory=Overhead)
-    bias: float = 0.0
-    to_ask_s: float = 0.0
-    n_said: int = 0
-    _tokens: float = 0.0
-    _seconds: float = 0.0
-
-    def rate(self, n_past: int) -> float:
-        """Return tokens per second of late, at least those of plain decoding."""
-        return max(self._tokens / self._seconds if self._seconds else 0.0, 1 / self.verify_s(1, 1.0, n_past))
-
-    def verify_s(self, n: int, n_said: float, n_past: int) -> float:
-        """Return what it takes to check `n - 1` drafted tokens, where `n_said` tokens come out."""
-        return self.target.seconds(n, n_past) + n_said * self.per_token.seconds
-
-    def propose_s(self, n: int, n_past: int) -> float:
-        """Return what a token of the draft model takes that has not read the last `n`."""
-        assert self.draft
-        return self.draft.seconds(n, n_past) + self.per_proposal.seconds
-
-    def answered(self, n_tokens: int) -> None:
-        """Take note of how long an answer was."""
-        self.answer += (n_tokens - self.answer) / 5
-
-    def round_is_done(self, n_tokens: int, seconds: float) -> None:
-        """Take note of a round, by its predicted time: the clock's is as noisy as the machine."""
-        self._tokens = _MEMORY * self._tokens + n_tokens
-        self._seconds = _MEMORY * self._seconds + seconds
-
-
-@dataclass
-class Forecast:
-    """What a generation was expected to take, in seconds, from the costs known when each round began.
-
-    Attributes:
-        rounds_s: Its rounds as they were.
-        plain_s: The same tokens one at a time.
-    """
-
-    rounds_s: float = 0.0
-    plain_s: float = 0.0
 
 
 @dataclass
@@ -140,7 +71,7 @@ class Window:
         self._all: list[TokenDrafter] = [*self.texts, *([self.model] if self.model else [])]
         self._steps: list[_Step] = []
         self._n_said, self._start, self._n_drafted = 0, 0, 0
-        self._before = _EVER
+        self._before = EVER
         self._draft_s = 0.0  # what this round's drafting should take
         self._hoped: float | None = None  # how many tokens it should bring more than it costs, by the model
         self._since_model = 0
@@ -153,7 +84,7 @@ class Window:
             return ""
         if not self.model:
             return "no draft model, and the text did not repeat itself where that pays"
-        return f"{self.known.chances.of((_NEXT, _EVER)):.0%} of the draft's tokens are expected to be right, too few to pay here (gguf-spec tune)"
+        return f"{self.known.chances.of((NEXT, EVER)):.0%} of the draft's tokens are expected to be right, too few to pay here (gguf-spec tune)"
 
     # ---- what the engine calls
 
@@ -195,14 +126,14 @@ class Window:
         self.known.target.learn(self._start - n_past + n + self._n_extra, n_past, passed_s)
         self.known.per_token.learn((time.perf_counter() - self._returned - passed_s) / len(tokens))
         chances = self.known.chances
-        self._before = _EVER if not n else _AFTER_WRONG if len(tokens) <= n else _AFTER_ALL
+        self._before = EVER if not n else AFTER_WRONG if len(tokens) <= n else AFTER_ALL
         for step, said in zip(self._steps, tokens, strict=False):
             right = step.proposal.token == said
             chances.learn(step.proposal.kind, right)
             if step.expected_by:
-                for kind in {step.expected_by, (_NEXT, _EVER)}:
+                for kind in {step.expected_by, (NEXT, EVER)}:
                     chances.learn(kind, right)
-                chances.learn((_SECOND, step.proposal.kind[1]), step.proposal.second == said)
+                chances.learn((SECOND, step.proposal.kind[1]), step.proposal.second == said)
             if not right:
                 break
         for drafter in self._all:
@@ -228,7 +159,7 @@ class Window:
                 can_model = step is not None
             if not step and text:
                 step = _Step(text, reach * chance, None)
-                self._before = _EVER
+                self._before = EVER
             if not step:
                 return
             self._steps.append(step)
@@ -249,7 +180,7 @@ class Window:
         """Return the model's next token."""
         assert self.model
         assert self.known.draft
-        n_past, expected_by = self.model.n_past, (_NEXT, self._before)
+        n_past, expected_by = self.model.n_past, (NEXT, self._before)
         n = self._start + len(self._steps) - n_past
         self._draft_s += self.known.propose_s(n, n_past)
         started, busy_s = time.perf_counter(), self.model.busy_s
@@ -269,7 +200,7 @@ class Window:
         assert self.known.draft
         chances, n_past = self.known.chances, self.model.n_past
         pending = n_tokens - n_past
-        likely = reach * chances.of((_NEXT, self._before))
+        likely = reach * chances.of((NEXT, self._before))
         each = self._rate * self.known.propose_s(1, n_past)
         first = each if pending > _FAR_BEHIND else self._rate * self.known.propose_s(pending, n_past)  # what is far behind is read once for all
         if self.fixed:
@@ -278,7 +209,7 @@ class Window:
             return False
         if pending > _FAR_BEHIND and not self._is_worth_reading(n_tokens):
             return False
-        m, ever = len(self._steps), chances.of((_NEXT, _EVER))
+        m, ever = len(self._steps), chances.of((NEXT, EVER))
         worth = 1 - self._rate * self.known.per_token.seconds  # of a token said
         gain, here, best = -first, self._rate * self._pass_s[m], -np.inf
         for n in range(m + 1, k + 1):
@@ -319,7 +250,7 @@ class Window:
         for i, step in enumerate(self._steps[:n]):
             second = step.proposal.second
             if second is not None and second != step.proposal.token:
-                found.append((before * self.known.chances.of((_SECOND, step.proposal.kind[1])), i, second))
+                found.append((before * self.known.chances.of((SECOND, step.proposal.kind[1])), i, second))
             before = step.reach
         room = min(BRANCHES_MAX, K_MAX - n, self.target.n_ctx - self._start - n)
         found = sorted(found, reverse=True)[: max(0, room)]
@@ -334,7 +265,7 @@ class Window:
         """Return whether what the model saves over the rest of the answer is more than it takes to read what it has not read."""
         assert self.model
         assert self.known.draft
-        ever, plain = self.known.chances.of((_NEXT, _EVER)), self.known.verify_s(1, 1, n_tokens)
+        ever, plain = self.known.chances.of((NEXT, EVER)), self.known.verify_s(1, 1, n_tokens)
         usual = max(self.known.answer - self._n_said, self._n_said, _PROBE)
         left = min(self.n_left - self._n_said, usual)
         reading_s = self.known.draft.seconds(n_tokens - self.model.n_past, self.model.n_past)
@@ -366,13 +297,13 @@ class Window:
         if self._token_s(_GOOD, len(tokens)) > 1 / self._rate:  # it would not help if it were right
             return
         self.known.to_ask_s -= asking_s
-        chances, before = self.known.chances, _EVER
+        chances, before = self.known.chances, EVER
         for kind, right in self.model.review(tokens, n_read, _PROBE):
             chances.learn(kind, right)
-            chances.learn((_NEXT, _EVER), right)
-            if before != _EVER:
-                chances.learn((_NEXT, before), right)
-            before = kind[1] if right else _AFTER_WRONG
+            chances.learn((NEXT, EVER), right)
+            if before != EVER:
+                chances.learn((NEXT, before), right)
+            before = kind[1] if right else AFTER_WRONG
         self._since_model = 0
 
     def _book(self, n_tokens: int) -> None:
@@ -390,17 +321,6 @@ class Window:
             name = step.proposal.kind[0]
             drafted, accepted = self.counts.get(name, (0, 0))
             self.counts[name] = (drafted + 1, accepted + (i < n_tokens - 1))
-
-
-def expectations(sureness_beliefs: Sequence[float], likely: float) -> dict[str, list[float]]:
-    """Return what to believe at first of a draft model's proposals and of those to come.
-
-    Args:
-        sureness_beliefs: For each sureness the chance to be right.
-        likely: The chance of any proposal.
-    """
-    second = [(1 - belief) / 3 for belief in sureness_beliefs]
-    return {ModelDrafter.name: list(sureness_beliefs), _SECOND: second, _NEXT: [likely] * (_EVER + 1)}
 
 
 def _surely(token: int) -> Distribution:

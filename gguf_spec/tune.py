@@ -14,7 +14,8 @@ from typing import Any
 
 from ._costs import interpolate
 from ._llm import LLM
-from ._profile import WORTH_SAYING, Profile, keep_profile, measure
+from ._measure import measure
+from ._profile import WORTH_SAYING, Profile, keep_profile
 from .errors import UnsupportedModelError
 
 Progress = Callable[[int, int], object]

@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 
 from ._filters import make_filters
-from ._language_model import LanguageModel
+from ._language_model import LanguageModel, row_afresh
+from ._laws import LAW_TOKENS, Law, drawn
 from ._llm import LLM
 from ._near_ties import is_near_tie
 from ._rng import SeededRng
@@ -39,11 +40,6 @@ WAYS = {
     "hybrid tree": Speculation(7, drafter="hybrid", adaptive=False, tree=True),
     "auto": Speculation(),
 }
-_LAW = Sampling(temperature=1.0, top_k=4, top_p=1.0, repeat_penalty=1.2, ignore_eos=True)
-_LAW_TOKENS, _LAW_K = 3, 3
-_FEWEST_DRAWS = 50
-_ALARM = 1e-5  # chance that a right sampler fails the chi-square of one rule
-_AT_ONCE = 32  # tokens in a batch when a text is read afresh
 _MARGIN = 5.0  # by which two right ways to read one text may be further apart than the first text says
 _SAME_ROW = 1e-3  # and this much more, of the spread of a row
 
@@ -93,30 +89,6 @@ class Comparison:
     n_near_ties: int
     n_different: int
     acceptance: float
-
-
-@dataclass(frozen=True)
-class Law:
-    """The first tokens of many generations against the target's exact probabilities.
-
-    Attributes:
-        accept: The rule.
-        n_draws: Generations.
-        n_cells: Outcomes told apart.
-        chi_square: Sum of (seen - expected)^2 / expected; None where tokens came that the target never says.
-        p_value: Chance of so large a one, or a larger, from a right sampler.
-    """
-
-    accept: str
-    n_draws: int
-    n_cells: int
-    chi_square: float | None
-    p_value: float
-
-    @property
-    def ok(self) -> bool:
-        """Whether chance explains it."""
-        return self.p_value >= _ALARM
 
 
 @dataclass(frozen=True)
@@ -216,7 +188,7 @@ def verify(
     noise = max(llm.logit_noise(way.k) for way in WAYS.values())
     steps = _Steps(total, progress)
     until = [math.inf if limit_s is None else started + limit_s * (i + 1) / 9 for i in range(len(ACCEPT))]
-    laws = tuple(_law(llm, prompts[0], accept, n_draws, seed, end, steps) for accept, end in zip(ACCEPT, until, strict=True))
+    laws = tuple(drawn(llm, prompts[0], accept, n_draws, seed, end, steps.one_more) for accept, end in zip(ACCEPT, until, strict=True))
     texts = _Texts(llm, n_tokens, noise, steps)
     n_prompts = 0
     for prompt in prompts:
@@ -231,7 +203,7 @@ def verify(
 
 
 def _check_room(llm: LLM, prompt: str) -> None:
-    n, most = len(llm.tokenize(prompt)), llm.n_ctx - _LAW_TOKENS - 1
+    n, most = len(llm.tokenize(prompt)), llm.n_ctx - LAW_TOKENS - 1
     if not n:
         raise EmptyPromptError
     if n > most:
@@ -294,7 +266,7 @@ class _Texts:
         history = [*ids, *plain[:at]]
         with self._llm.models() as (target, _):
             sampler = Sampler(sampling, SeededRng(sampling.seed or 0), make_filters(target, sampling, len(ids)))
-            row = _row_afresh(target, history, _AT_ONCE)
+            row = row_afresh(target, history)
             now = sampler.token(row, history)  # read in a batch again, so a near tie may fall to either side
             ended = at >= min(len(plain), len(burst)) and target.is_end(now)
         if not ended and now not in (*plain[at : at + 1], *burst[at : at + 1]):
@@ -314,9 +286,9 @@ class _Texts:
                     yield f"The {name}'s cache holds tokens that were not said"
                     continue
                 cached = _row_after(model, said[: n + 1])
-                fresh = _row_afresh(model, said[: n + 1], _AT_ONCE)
+                fresh = row_afresh(model, said[: n + 1])
                 if name not in self._tolerance:  # what reading the same text in two ways makes of a row, both of them right
-                    self._tolerance[name] = _MARGIN * _distance(_row_afresh(model, said[: n + 1], 1), fresh)
+                    self._tolerance[name] = _MARGIN * _distance(row_afresh(model, said[: n + 1], 1), fresh)
                 if _distance(cached, fresh) > self._tolerance[name] + _SAME_ROW:
                     yield f"The {name}'s cache is not what reading the text afresh gives"
 
@@ -329,72 +301,10 @@ def _row_after(model: LanguageModel, tokens: Sequence[int]) -> Logits:
     return np.array(model.logits(tokens[-1:], 1)[0])
 
 
-def _row_afresh(model: LanguageModel, tokens: Sequence[int], at_once: int) -> Logits:
-    """Return the row after `tokens`, read into an empty cache so many at once."""
-    model.rollback(0)
-    for i in range(0, len(tokens) - 1, at_once):
-        model.read(tokens[i : min(i + at_once, len(tokens) - 1)])
-    return np.array(model.logits(tokens[-1:], 1)[0])
-
-
 def _distance(row: Logits, right: Logits) -> float:
     """Return how far the best logits of two rows are apart, as a share of the spread of all."""
     best = np.argsort(-right)[:64]
     return float(np.std((row - right)[best]) / np.std(right[np.isfinite(right)]))
-
-
-def _law(llm: LLM, prompt: str, accept: Any, n_draws: int, seed: int, until: float, steps: _Steps) -> Law:
-    """Draw first tokens under a rule, fewer when it takes too long, and compare them with the exact law."""
-    ids = llm.tokenize(prompt)
-    exact = _exact_law(llm, ids)
-    seen: Counter[tuple[int, ...]] = Counter()
-    speculation, sampling = Speculation(_LAW_K, accept, drafter="model", adaptive=False), replace(_LAW, max_tokens=_LAW_TOKENS + 1)
-    for i in range(n_draws):
-        if i >= _FEWEST_DRAWS and time.perf_counter() > until:
-            break
-        seen[llm.generate_tokens(ids, replace(sampling, seed=(seed + i) % 2**64), speculation=speculation).tokens[:_LAW_TOKENS]] += 1
-        steps.one_more()
-    return chi_square(accept, seen, exact)
-
-
-def _exact_law(llm: LLM, ids: Sequence[int]) -> dict[tuple[int, ...], float]:
-    """Return the target's own law of the first tokens, by the chain rule from its rows."""
-    law: dict[tuple[int, ...], float] = {(): 1.0}
-    with llm.models() as (target, _):
-        sampler = Sampler(_LAW, SeededRng(0), make_filters(target, _LAW, len(ids)))
-        for _ in range(_LAW_TOKENS):
-            longer: dict[tuple[int, ...], float] = {}
-            for tokens, weight in law.items():
-                history = [*ids, *tokens]
-                one = sampler.distribution(_row_afresh(target, history, _AT_ONCE), history)
-                longer |= {(*tokens, int(t)): weight * p for t, p in zip(one.ids, one.probs, strict=True)}
-            law = longer
-    return law
-
-
-def chi_square(accept: str, seen: Counter[tuple[int, ...]], exact: dict[tuple[int, ...], float]) -> Law:
-    """Compare counts with a law. Outcomes expected less than five times are pooled; one that the law does not know has no chance at all."""
-    n = seen.total()
-    cells = [(seen[outcome], p * n) for outcome, p in exact.items() if p * n >= 5]
-    rare = [(seen[outcome], p * n) for outcome, p in exact.items() if p * n < 5]
-    if rare:
-        cells.append((sum(c for c, _ in rare), sum(e for _, e in rare)))
-    statistic = float(sum((count - expected) ** 2 / expected for count, expected in cells))
-    if sum(count for count, _ in cells) < n:
-        return Law(accept, n, len(cells), None, 0.0)
-    return Law(accept, n, len(cells), statistic, _chance_of_more(statistic, len(cells) - 1))
-
-
-def _chance_of_more(statistic: float, n_free: int) -> float:
-    """Return the upper tail of the chi-square distribution: the regularised gamma function Q(n / 2, x / 2) by its recurrence."""
-    if n_free < 1 or statistic <= 0:
-        return 1.0
-    x, a = statistic / 2, 0.5 if n_free % 2 else 1.0
-    tail = math.erfc(math.sqrt(x)) if n_free % 2 else math.exp(-x)
-    while a < n_free / 2:
-        tail += math.exp(a * math.log(x) - x - math.lgamma(a + 1))
-        a += 1
-    return min(1.0, tail)
 
 
 def _first_difference(a: Iterable[int], b: Iterable[int]) -> int | None:

@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from gguf_spec import Sampling
+from gguf_spec import Sampling, _laws
 from gguf_spec import verify as module
 from gguf_spec._accept import RULES, Rows
 from gguf_spec._drafters import ModelDrafter
 from gguf_spec._engine import Rule
+from gguf_spec._laws import Law, chi_square
 from gguf_spec.cli import cli
 from gguf_spec.errors import EmptyPromptError, InvalidOptionError
-from gguf_spec.verify import Comparison, Difference, Law, Report, bundled_prompts, chi_square, verify
+from gguf_spec.verify import Comparison, Difference, Report, bundled_prompts, verify
 from tests.exactness import wrong_rules
 
 
@@ -191,7 +192,7 @@ def test_the_bundled_prompts():
 
 @pytest.mark.parametrize(("statistic", "n_free", "p"), [(18.307, 10, 0.05), (40.0, 10, 1.694e-5), (135.807, 100, 0.01), (3.8415, 1, 0.05)])
 def test_the_tail_of_chi_square(statistic, n_free, p):
-    assert module._chance_of_more(statistic, n_free) == pytest.approx(p, rel=1e-3)
+    assert _laws._chance_of_more(statistic, n_free) == pytest.approx(p, rel=1e-3)
 
 
 def test_the_chi_square_of_a_right_sampler_is_uniform():

@@ -13,10 +13,11 @@ from gguf_spec._chances import Chances
 from gguf_spec._costs import Costs, Pace
 from gguf_spec._drafters import SURENESSES, DrawnGuess, ModelDrafter, NgramDrafter, RetryDrafter
 from gguf_spec._engine import Rule, run_round
+from gguf_spec._experience import Experience, expectations
 from gguf_spec._profile import NOTHING_KNOWN
 from gguf_spec._sampling import Distribution
 from gguf_spec._types import DRAFTERS
-from gguf_spec._window import Experience, Window, expectations
+from gguf_spec._window import Window
 from gguf_spec.verify import bundled_prompts
 from tests.exactness.test_enumeration import V, distance, exact_law
 from tests.fakes import Clock, FakeModel, every_path, random_table, sampler

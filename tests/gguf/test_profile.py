@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 import gguf_spec
-from gguf_spec import Sampling, _load, _profile
+from gguf_spec import Sampling, _load, _measure
 from gguf_spec._profile import Profile
 
 
@@ -20,8 +20,8 @@ def cache(tmp_path, monkeypatch):
 @pytest.fixture
 def measured(monkeypatch):
     """How often something was measured."""
-    real, calls = _profile.measure, []
-    monkeypatch.setattr(_profile, "measure", lambda *args, **kwargs: calls.append(1) or real(*args, **kwargs))
+    real, calls = _measure.measure, []
+    monkeypatch.setattr(_measure, "measure", lambda *args, **kwargs: calls.append(1) or real(*args, **kwargs))
     return calls
 
 

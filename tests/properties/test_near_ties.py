@@ -11,8 +11,9 @@ from gguf_spec import _near_ties
 from gguf_spec._accept import coupled
 from gguf_spec._drafters import Calibration, CoupledGuess, NoDrafter
 from gguf_spec._engine import Rule, read_prompt, rounds
+from gguf_spec._measure import measure
 from gguf_spec._near_ties import MARGIN, Alone, is_near_tie
-from gguf_spec._profile import NOTHING_KNOWN, measure
+from gguf_spec._profile import NOTHING_KNOWN
 from gguf_spec._rng import SeededRng
 from tests.exactness.near_ties import first_difference
 from tests.fakes import FakeModel, drafting, random_table, sampler

@@ -20,7 +20,13 @@ def test_measured_widths_are_kept_and_those_between_lie_on_the_line():
 def test_beyond_the_last_width_it_goes_on_as_before():
     assert interpolate({1: 10.0, 3: 20.0}, 5) == 30.0
     assert interpolate({2: 10.0}, 5) == 25.0
-    assert interpolate({1: 10.0, 3: 20.0, 4: 28.0}, 6) == 44.0
+    assert interpolate({1: 10.0, 3: 20.0, 4: 23.0}, 6) == 23.0 + 2 * 13.0 / 3
+
+
+def test_beyond_the_last_width_no_row_is_dearer_than_those_before():
+    """The last two widths may stand where the stairs are steepest: 32 rows would seem to take three times what they do."""
+    assert interpolate({1: 10.0, 3: 20.0, 4: 28.0}, 6) == 28.0 + 2 * 28.0 / 4
+    assert interpolate({1: 88.7, 2: 170.7, 4: 245.3, 6: 301.1, 8: 446.4}, 33) < 33 / 8 * 446.5
 
 
 @given(tables, st.integers(1, 60))

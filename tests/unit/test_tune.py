@@ -6,10 +6,11 @@ import math
 import numpy as np
 import pytest
 
-from gguf_spec import Sampling, Speculation, _pair, _profile
+from gguf_spec import Sampling, Speculation, _measure, _pair
 from gguf_spec import tune as module
 from gguf_spec._drafters import SURENESSES
-from gguf_spec._profile import NOTHING_KNOWN, Profile, kept_profile, measure
+from gguf_spec._measure import measure
+from gguf_spec._profile import NOTHING_KNOWN, Profile, kept_profile
 from gguf_spec.errors import BusyError, ClosedError, UnsupportedModelError
 from gguf_spec.tune import Tuning, tune
 from tests.fakes import Clock, FakeModel, fake_llm, random_table
@@ -31,7 +32,7 @@ def flat(n, n_past):
 def pair(monkeypatch):
     """A target and a draft that agree wherever noise of the sampler does not part them, on one clock."""
     clock = Clock()
-    monkeypatch.setattr(_profile, "time", clock)
+    monkeypatch.setattr(_measure, "time", clock)
     return FakeModel(TABLES[0], n_ctx=2048, cost=stairs, clock=clock), FakeModel(TABLES[0], n_ctx=2048, cost=flat, clock=clock)
 
 
@@ -48,8 +49,8 @@ def tuning(target, draft=None, right=0.0, **others):
 def test_everything_is_measured(pair):
     steps = []
     got = measure(*pair, thorough=True, on_step=lambda done, total: steps.append((done, total)))
-    assert set(got.target) == set(got.draft) == {1, *_profile._WIDTHS}
-    assert set(got.noise) == set(_profile._WIDTHS)
+    assert set(got.target) == set(got.draft) == {1, *_measure._WIDTHS}
+    assert set(got.noise) == set(_measure._WIDTHS)
     assert got.target_slope == pytest.approx(2e-6, rel=0.1)
     assert got.draft_slope == pytest.approx(1e-6, rel=0.1)
     for n in got.target:
@@ -94,7 +95,7 @@ def test_a_draft_that_disagrees(pair):
 def test_a_draft_that_does_not_have_all_tokens(pair):
     target, draft = pair
     draft.table, draft.n_vocab = draft.table[:3, :3, :3], 3
-    assert set(measure(target, draft, thorough=True).draft) == {1, *_profile._WIDTHS}
+    assert set(measure(target, draft, thorough=True).draft) == {1, *_measure._WIDTHS}
 
 
 def test_drafting_pays_where_rows_are_free():
@@ -217,6 +218,6 @@ def test_the_bundled_pair_and_the_next_load(monkeypatch, tmp_path):
     assert 0.2 < got.profile.agreement < 1
     assert got.profile.token_s > 0
     assert got.profile.proposal_s > 0
-    monkeypatch.setattr(_profile, "measure", None)
+    monkeypatch.setattr(_measure, "measure", None)
     with gguf_spec.load("tales", **options) as llm:
         assert llm.profile == got.profile

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from gguf_spec import _profile, _window
+from gguf_spec import _measure, _profile, _window
 from gguf_spec._accept import coupled
 from gguf_spec._drafters import Proposal
 from gguf_spec._engine import Rule, read_prompt, rounds
@@ -49,12 +49,12 @@ class Scene:
 
     def __init__(self, monkeypatch, target_s, draft_s=None, draft="good", n_ctx=4000):
         self.clock = Clock()
-        for module in (_window, _profile):
+        for module in (_window, _measure):
             monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=self.clock.perf_counter))
         self.target = FakeModel(1.3 * TABLE, n_ctx, cost=target_s, clock=self.clock)
         self.draft = draft_s and FakeModel(DRAFTS[draft], n_ctx, cost=draft_s, clock=self.clock)
         self.pair = Pair(self.target, self.draft)
-        self.pair.know(_profile.measure(self.target, self.draft))
+        self.pair.know(_measure.measure(self.target, self.draft))
 
     @property
     def known(self):
