@@ -203,14 +203,19 @@ class LLM:
         with self.models() as (target, lent):
             return restore_session(Path(path), target, lent if lent is not target else None)
 
-    def logit_noise(self, k: int) -> float:
+    def logit_noise(self, k: int, n_tokens: int | None = None) -> float:
         """Return how far logits of the target move against each other with the size of the batch on this machine, at most, in logits.
 
         Measured with the profile, over a few rows, and doubled: a decision closer than that is a near tie. 0 where k is 0, or where this machine's
         kernels give the same logits whatever the size.
+
+        Args:
+            k: Tokens drafted in a round.
+            n_tokens: Tokens in the cache after it: with several threads long texts can have noise that short ones have not. None: as many as
+                there can be.
         """
         Speculation(k)  # or say what is wrong with it
-        return self.profile.logit_noise(k) if k else 0.0
+        return self.profile.logit_noise(k, n_tokens) if k else 0.0
 
     @property
     def profile(self) -> Profile:

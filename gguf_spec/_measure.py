@@ -12,7 +12,7 @@ import numpy as np
 from ._drafters import SURENESSES, Calibration, CoupledGuess, ModelDrafter
 from ._language_model import LanguageModel
 from ._model import Model
-from ._near_ties import Alone
+from ._near_ties import FAR, Alone
 from ._profile import Profile, keep_profile, kept_profile
 from ._rng import SeededRng
 from ._sampling import Filters, Logits, Sampler
@@ -27,7 +27,7 @@ _QUICK_S = 2.0  # at the pace of single passes, for reading so far; batches are 
 _FAR = 1024  # cached tokens at which the cost of a context is measured
 _FAR_ENOUGH = 128  # at least, for that
 _FAR_TIMES = 8
-_SPLIT, _PATIENT_S = 260, 15.0  # tokens from which attention may be split; at the pace of single passes, for noise behind them
+_SPLIT, _PATIENT_S = FAR + 4, 15.0  # tokens behind which noise is looked for; at the pace of single passes
 _AT_LENGTH = 4 * K_MAX + 2  # tokens said where it is measured thoroughly: so often the draft is asked
 _SAID = Sampling(temperature=0.8, ignore_eos=True)  # how the target says what is measured with
 
@@ -71,7 +71,6 @@ def measure(
         target, said, passes, 1.5 * half_s, steps, judge=lambda width, logits: noise.setdefault(width, rows.moved(logits))
     )
     target_far = _look_far(target, said, target_s[1], thorough, steps, with_noise=True)
-    noise = {width: max(moved, target_far.noise) for width, moved in noise.items()}
     draft_s: dict[int, float] = {}
     right, draft_slope, proposal_s = [(0.0, 0.0)] * SURENESSES, 0.0, 0.0
     if draft:
@@ -83,7 +82,7 @@ def measure(
         draft.rollback(0)
     target.rollback(0)
     seconds = time.perf_counter() - began
-    return Profile(target_s, target_far.slope, draft_s, draft_slope, noise, tuple(right), seconds, token_s, proposal_s)
+    return Profile(target_s, target_far.slope, draft_s, draft_slope, noise, tuple(right), seconds, token_s, proposal_s, target_far.noise)
 
 
 def _order(widths: Sequence[int], n_times: int, n_ctx: int) -> list[int]:

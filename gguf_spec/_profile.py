@@ -16,7 +16,7 @@ from ._drafters import SURENESSES, CoupledGuess, DrawnGuess, NgramDrafter, Retry
 from ._experience import FIRM, Experience, expectations
 from ._library import library_parts
 from ._model import Model
-from ._near_ties import MARGIN
+from ._near_ties import FAR, MARGIN
 from ._types import K_MAX
 
 VERSION = 4
@@ -34,11 +34,12 @@ class Profile:
         target_slope: Seconds more for each row and each cached token.
         draft: The same of the draft model; empty without one.
         draft_slope: The same of the draft model.
-        noise: Tokens in a pass -> how far its logits moved against those of passes over one token.
+        noise: Tokens in a pass -> how far its logits moved against those of passes over one token, with little before.
         right: For each sureness of the draft how often it was right, and in how many places.
         seconds: What measuring took.
         token_s: About what Python takes for each token said.
         proposal_s: And for each token that the draft model proposes.
+        far_noise: How far logits moved behind more than `FAR` tokens.
     """
 
     target: dict[int, float]
@@ -50,12 +51,19 @@ class Profile:
     seconds: float
     token_s: float = 0.0
     proposal_s: float = 0.0
+    far_noise: float = 0.0
 
-    def logit_noise(self, k: int) -> float:
-        """Return the noise of passes over up to `k` + 1 tokens, and over the next width that was measured."""
+    def logit_noise(self, k: int, n_tokens: int | None = None) -> float:
+        """Return the noise of passes over up to `k` + 1 tokens, and over the next width that was measured.
+
+        Args:
+            k: Tokens drafted.
+            n_tokens: Tokens in the cache after the pass; None stands for as many as there can be.
+        """
+        far = 0.0 if n_tokens is not None and n_tokens <= FAR else self.far_noise
         within = [width for width in sorted(self.noise) if width <= k + 1]
         wider = [width for width in sorted(self.noise) if width > k + 1][:1]
-        return MARGIN * max((self.noise[width] for width in [*within, *wider]), default=0.0)
+        return MARGIN * max([far, *(self.noise[width] for width in [*within, *wider])])
 
     @property
     def agreement(self) -> float:
@@ -135,7 +143,7 @@ class Profile:
             raise ValueError(data)
         slopes, seconds = (
             (float(data["target_slope"]), float(data["draft_slope"])),
-            (float(data[name]) for name in ("seconds", "token_s", "proposal_s")),
+            (float(data[name]) for name in ("seconds", "token_s", "proposal_s", "far_noise")),
         )
         return cls(tables["target"], slopes[0], tables["draft"], slopes[1], tables["noise"], right, *seconds)
 

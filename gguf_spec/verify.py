@@ -182,14 +182,13 @@ def verify(
     Sampling(seed=seed, max_tokens=n_tokens)  # or say what is wrong with them
     if n_draws < 1:
         raise InvalidOptionError("n_draws", n_draws, "1 or more")
-    for prompt in prompts:
-        _check_room(llm, prompt)
+    longest = max(_check_room(llm, prompt) for prompt in prompts) + n_tokens
     total = len(prompts) * len(SAMPLINGS) * (1 + len(WAYS)) + n_draws * len(ACCEPT)
-    noise = max(llm.logit_noise(way.k) for way in WAYS.values())
+    noise = max(llm.logit_noise(way.k, longest + way.k) for way in WAYS.values())
     steps = _Steps(total, progress)
     until = [math.inf if limit_s is None else started + limit_s * (i + 1) / 9 for i in range(len(ACCEPT))]
     laws = tuple(drawn(llm, prompts[0], accept, n_draws, seed, end, steps.one_more) for accept, end in zip(ACCEPT, until, strict=True))
-    texts = _Texts(llm, n_tokens, noise, steps)
+    texts = _Texts(llm, n_tokens, steps)
     n_prompts = 0
     for prompt in prompts:
         if n_prompts and limit_s is not None and time.perf_counter() - started > limit_s:
@@ -202,13 +201,15 @@ def verify(
     )  # fmt: skip
 
 
-def _check_room(llm: LLM, prompt: str) -> None:
+def _check_room(llm: LLM, prompt: str) -> int:
+    """Return how many tokens a prompt has."""
     n, most = len(llm.tokenize(prompt)), llm.n_ctx - LAW_TOKENS - 1
     if not n:
         raise EmptyPromptError
     if n > most:
         shown = prompt if len(prompt) <= 40 else prompt[:37] + "..."
         raise InvalidOptionError("prompts", shown, f"at most {most} tokens in a context of {llm.n_ctx}, not {n}", "raise it with --ctx.")
+    return n
 
 
 class _Steps:
@@ -223,8 +224,8 @@ class _Steps:
 class _Texts:
     """Compares texts, and the caches they leave behind."""
 
-    def __init__(self, llm: LLM, n_tokens: int, noise: float, steps: _Steps) -> None:
-        self._llm, self._n_tokens, self._noise, self._steps = llm, n_tokens, noise, steps
+    def __init__(self, llm: LLM, n_tokens: int, steps: _Steps) -> None:
+        self._llm, self._n_tokens, self._steps = llm, n_tokens, steps
         self._tolerance: dict[str, float] = {}
         self._n_texts: Counter[tuple[str, str]] = Counter()
         self._drafted: Counter[tuple[str, str]] = Counter()
@@ -275,7 +276,8 @@ class _Texts:
         while high - low > 1e-4:
             middle = (low + high) / 2
             low, high = (low, middle) if is_near_tie(sampler, row, history, now, middle) else (middle, high)
-        return high, is_near_tie(sampler, row, history, now, self._noise)
+        noise = max(self._llm.logit_noise(way.k, len(history) + way.k) for way in WAYS.values())
+        return high, is_near_tie(sampler, row, history, now, noise)
 
     def _faults(self, said: Sequence[int]) -> Iterator[str]:
         """Yield what is wrong with the caches after a text; an end token or a refused draft may not be in them, so they may be shorter."""

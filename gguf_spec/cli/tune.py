@@ -63,6 +63,7 @@ def _run(llm: Any) -> Tuning:
 
 def cost_lines(tuning: Tuning) -> list[str]:
     """Return the table, what else was measured, and the sentence."""
+    from .._near_ties import FAR
     from ..tune import milliseconds
 
     profile = tuning.profile
@@ -74,9 +75,10 @@ def cost_lines(tuning: Tuning) -> list[str]:
     each = _column({n: s / n for n, s in profile.target.items()}, of=profile.target[1])
     lines += [f"{n:>16}{target[n]:>12}{each[n]:>10}{draft.get(n, ''):>12}".rstrip() for n in widths]
     noise = max(profile.noise.values(), default=0.0)
+    behind = f"; behind {FAR} tokens up to {profile.far_noise:.2g} logits" if profile.far_noise > noise else ""
     facts = {
         "context": f"1,000 tokens of it add {milliseconds(profile.target_slope * 1000)} a row{of_draft}",
-        "rounding noise": f"up to {noise:.2g} logits" if noise else "none: batches of any size give the same logits here",
+        "rounding noise": (f"up to {noise:.2g} logits" if noise else "none: batches of any size give the same logits here") + behind,
         "draft": f"right in {sum(h for h, _ in profile.right):.0f} of {sum(n for _, n in profile.right):.0f} places ({profile.agreement:.0%})",
         "Python": f"{profile.token_s * 1000:.2f} ms a token, {profile.proposal_s * 1000:.2f} ms one that the draft proposes",
     }

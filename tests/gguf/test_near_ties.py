@@ -51,7 +51,7 @@ def test_differences_are_near_ties_and_told(wobbly, prompts, monkeypatch):
     assert report.noise == max(wobbly.logit_noise(k) for k in (1, 3, 7, 32))
     if report.differences:
         assert all(d.near_tie and 0 <= d.gap < report.noise for d in report.differences)
-        monkeypatch.setattr(LLM, "logit_noise", lambda self, k: 0.0)
+        monkeypatch.setattr(LLM, "logit_noise", lambda self, *_: 0.0)
         assert not verify(wobbly, some, n_tokens=60, n_draws=50).ok
 
 

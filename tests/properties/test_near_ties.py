@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from gguf_spec import _near_ties
 from gguf_spec._accept import coupled
 from gguf_spec._drafters import Calibration, CoupledGuess, NoDrafter
-from gguf_spec._engine import Rule, read_prompt, rounds
+from gguf_spec._engine import Rule, read_prompt, rounds, run_round
 from gguf_spec._measure import measure
-from gguf_spec._near_ties import MARGIN, Alone, is_near_tie
+from gguf_spec._near_ties import FAR, MARGIN, Alone, is_near_tie
 from gguf_spec._profile import NOTHING_KNOWN
 from gguf_spec._rng import SeededRng
 from tests.exactness.near_ties import first_difference
@@ -170,6 +170,22 @@ def test_the_noise_of_a_width_is_that_of_the_widths_up_to_the_next_one_measured(
     assert [profile.logit_noise(k) / MARGIN for k in (1, 2, 3, 4, 7, 8, 32)] == [0.1, 0.1, 0.3, 0.3, 0.3, 0.3, 0.3]
     assert replace(NOTHING_KNOWN, noise={2: 0.1}).logit_noise(32) == MARGIN * 0.1
     assert NOTHING_KNOWN.logit_noise(4) == 0.0
+
+
+def test_long_texts_have_a_noise_of_their_own():
+    """Where threads share a long cache for a single token, short texts have none of that noise, and must not be told that they have."""
+    rule = Rule(coupled, 0.1, far_noise=0.3)
+    assert [rule.noise_of(*at) for at in ((2, FAR), (2, FAR + 1), (1, 10), (1, FAR + 1))] == [0.1, 0.3, 0.0, 0.0]
+    profile = replace(NOTHING_KNOWN, noise={2: 0.1}, far_noise=0.3)
+    assert [profile.logit_noise(1, n) / MARGIN for n in (0, FAR, FAR + 1, None)] == pytest.approx([0.1, 0.1, 0.3, 0.3])
+    table, chain, tokens, ties = random_table(np.random.default_rng(1), V), sampler(SeededRng(1)), list(PROMPT), []
+    target, draft = (FakeModel(table, n_ctx=2 * FAR + 10) for _ in range(2))
+    drafter = drafting(target, draft, CoupledGuess(chain, Calibration(V)), V)
+    while len(tokens) < 2 * FAR:
+        one = run_round(target, drafter, tokens, chain, 3, Rule(coupled, 0.0, far_noise=1e9))
+        ties += [len(tokens)] * len(one.near_ties)
+        tokens += one.tokens
+    assert FAR - 3 <= min(ties) <= FAR + 4
 
 
 def test_tokens_that_cannot_come_do_not_count_as_noise():
