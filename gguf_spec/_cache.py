@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
 import platform
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+from ._places import place
 
 
 def cache_folder() -> Path:
@@ -33,17 +33,11 @@ def recall(path: Path) -> Any:
 
 def keep(path: Path, data: Any) -> bool:
     """Write data, whole or not at all; return whether there was a place for it."""
-    part = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, part = tempfile.mkstemp(dir=path.parent, suffix=".part")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(data, file)
-        Path(part).replace(path)
+        with place(path) as part:
+            part.write_text(json.dumps(data), encoding="utf-8")
     except OSError:
-        if part:
-            with contextlib.suppress(OSError):
-                Path(part).unlink()
         return False
     return True
 

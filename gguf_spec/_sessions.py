@@ -14,13 +14,15 @@ import os
 import secrets
 import shutil
 import struct
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from ._cache import cache_folder, content_id, this_machine
-from ._model import Model, library_parts
+from ._library import library_parts
+from ._memory import size
+from ._model import Model
+from ._places import place
 from .errors import SessionError
 
 _FORMAT = b"gguf-spec session 1\n"
@@ -41,13 +43,11 @@ def save(path: Path, data: Mapping[str, Any], target: Model, draft: Model | None
     about = {**data, "caches": [_about(model) for model in (target, draft) if model]}
     told = json.dumps(about, ensure_ascii=False).encode("utf-8", errors="surrogatepass")
     lengths = (len(told), target.state_bytes(), draft.state_bytes() if draft else 0)
-    part = None
     try:
         free = shutil.disk_usage(path.parent).free
         if sum(lengths) > free:
-            raise SessionError(f"{path} needs {sum(lengths) / 1e6:,.0f} MB, but {free / 1e6:,.0f} MB are free.", "make room, or save it elsewhere.")
-        handle, part = tempfile.mkstemp(dir=path.parent, prefix=path.name[:100], suffix=".part")
-        with os.fdopen(handle, "wb") as file:
+            raise SessionError(f"{path} needs {size(sum(lengths))}, but {size(free)} are free.", "make room, or save it elsewhere.")
+        with place(path) as part, part.open("wb") as file:
             out = _Hashed(file, hmac.new(_key(), digestmod=hashlib.sha256))
             for piece in (_FORMAT, _LENGTHS.pack(*lengths), hashlib.sha256(told).digest(), told):
                 out.write(piece)
@@ -56,13 +56,8 @@ def save(path: Path, data: Mapping[str, Any], target: Model, draft: Model | None
             file.write(out.digest.digest())
             file.flush()
             os.fsync(file.fileno())
-        Path(part).replace(path)
     except OSError as error:
         raise SessionError(f"{path} cannot be written: {error.strerror or error}.", "make room, or save it elsewhere.") from error
-    finally:
-        if part:
-            with contextlib.suppress(OSError):
-                Path(part).unlink()
 
 
 def _is_ours(path: Path) -> bool:
@@ -90,12 +85,12 @@ def restore(path: Path, target: Model, draft: Model | None) -> tuple[dict[str, A
 
 
 def _read(path: Path, file: BinaryIO, target: Model, draft: Model | None) -> tuple[dict[str, Any], str]:
-    size = os.fstat(file.fileno()).st_size
+    n_bytes = os.fstat(file.fileno()).st_size
     head = file.read(len(_FORMAT) + _LENGTHS.size + hashlib.sha256().digest_size)
     if not head.startswith(_FORMAT) or len(head) < len(_FORMAT) + _LENGTHS.size + 32:
         raise SessionError(f"{path} is no saved session.", _OURS)
     n_data, *n_states = _LENGTHS.unpack_from(head, len(_FORMAT))
-    told = file.read(n_data) if n_data <= min(size, _MOST_DATA) else b""
+    told = file.read(n_data) if n_data <= min(n_bytes, _MOST_DATA) else b""
     try:
         data = json.loads(told) if hashlib.sha256(told).digest() == head[-32:] else None
     except (ValueError, RecursionError):
@@ -109,7 +104,7 @@ def _read(path: Path, file: BinaryIO, target: Model, draft: Model | None) -> tup
     about = data.pop("caches", None)
     if not isinstance(about, list) or [_identity(one) for one in about] != [_identity(_about(model)) for model in models]:
         return data, "it was saved with other models, settings or another build of llama.cpp"
-    if size != len(head) + n_data + sum(n_states) + 32:
+    if n_bytes != len(head) + n_data + sum(n_states) + 32:
         return data, "its caches are damaged"
     digest = hmac.new(_key(), head + told, hashlib.sha256)
     at = file.tell()
@@ -146,10 +141,8 @@ def _key() -> bytes:
             if len(key) == hashlib.sha256().digest_size:
                 return key
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, part = tempfile.mkstemp(dir=path.parent, suffix=".part")  # readable by its owner alone
-        with os.fdopen(handle, "wb") as file:
-            file.write(secrets.token_bytes(hashlib.sha256().digest_size))
-        Path(part).replace(path)
+        with place(path) as part:
+            part.write_bytes(secrets.token_bytes(hashlib.sha256().digest_size))
     raise OSError(f"{path} cannot be kept")
 
 

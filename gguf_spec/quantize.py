@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import shutil
@@ -17,6 +16,7 @@ from typing import Any
 
 from ._context import physical_cores
 from ._gguf import Header, check_generates_text, read_header
+from ._places import place
 from ._vocabulary import read_tokens
 from .errors import InvalidOptionError, NotAModelError, QuantizeError
 
@@ -75,8 +75,8 @@ def quantize(
 ) -> Quantized:
     """Write a model again with smaller numbers; its tokenizer stays as it is.
 
-    The file appears under its name when it is whole and was checked. Until then it is called as `target` with `.part` behind it, which is gone
-    after any failure.
+    The file appears under its name when it is whole and was checked. Until then it is called as `target` with some letters and `.part` behind it,
+    which is gone after any failure.
 
     Args:
         source: A GGUF file; of a split model the first, all of which become one.
@@ -102,20 +102,14 @@ def quantize(
     if alignment != _ALIGNMENT:
         message = f"{source.name} is aligned to {alignment} bytes, but llama.cpp quantises to {_ALIGNMENT} and says {alignment}."
         raise QuantizeError(source, target, message, "convert it again with the default alignment.")
-    part = target.with_name(target.name + ".part") if target.name else target
-    _check_place(header, target, part, force)
     started = time.monotonic()
     try:
-        part.unlink(missing_ok=True)
-        part.touch()  # or learn why that cannot be: llama.cpp does not say
-        n_fallback = _Child(header, target, part).run(TYPES[name], threads or physical_cores(), progress)
-        made = _check_made(header, target, part)
-        part.replace(target)
+        _check_place(header, target, force)
+        with place(target, private=False) as part:
+            n_fallback = _Child(header, target, part).run(TYPES[name], threads or physical_cores(), progress)
+            made = _check_made(header, target, part)
     except OSError as error:
         raise QuantizeError(source, target, f"{target} cannot be written: {error.strerror or error}.", "name a file in a folder of yours.") from error
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
     return Quantized(
         source, target, name, header.file_bytes, made.file_bytes, _bits(header), _bits(made), made.n_tensors, n_fallback,
         is_quantized(header), time.monotonic() - started,
@@ -132,7 +126,7 @@ def _bits(header: Header) -> float:
     return 8 * sum(tensor.n_bytes for tensor in header.tensors) / sum(math.prod(tensor.shape) for tensor in header.tensors)
 
 
-def _check_place(header: Header, target: Path, part: Path, force: bool) -> None:
+def _check_place(header: Header, target: Path, force: bool) -> None:
     """Refuse a target that may not be written: llama.cpp would begin to, whatever is there."""
 
     def refuse(allowed: str, hint: str) -> InvalidOptionError:
@@ -140,9 +134,8 @@ def _check_place(header: Header, target: Path, part: Path, force: bool) -> None:
 
     if not target.parent.is_dir():
         raise refuse("in a folder that is there", f"make the folder {target.parent} first.")
-    for place in (target, part):
-        if any(place.exists() and place.samefile(file) for file in header.parts):
-            raise refuse("another file than the model", "give it another name.")
+    if any(target.exists() and target.samefile(file) for file in header.parts):
+        raise refuse("another file than the model", "give it another name.")
     if target.exists() and not target.is_file():
         raise refuse("a file", "name the file to be made, such as small.gguf.")
     if target.exists() and not force:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from .._places import place
 from .options import load_models, model_options
 
 if TYPE_CHECKING:
@@ -171,19 +170,8 @@ def _write(path: Path, text: str) -> None:
     Raises:
         click.FileError: It cannot be written.
     """
-    part = None
     try:
-        handle, part = tempfile.mkstemp(dir=path.parent, suffix=".part")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        mask = os.umask(0)
-        os.umask(mask)
-        Path(part).chmod(0o666 & ~mask)
-        Path(part).replace(path)
-        part = None
+        with place(path, private=False) as part:
+            part.write_text(text, encoding="utf-8")
     except OSError as error:
         raise click.FileError(os.fspath(path), error.strerror or str(error)) from error
-    finally:
-        if part:
-            with contextlib.suppress(OSError):
-                Path(part).unlink()

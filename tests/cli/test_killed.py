@@ -1,0 +1,160 @@
+"""kill -9 at random moments, two hundred times: what is written is whole or as before, and the next run says nothing strange."""
+
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import gguf_spec
+from gguf_spec import Sampling, _profile
+from gguf_spec._registry import entries
+from gguf_spec._store import find
+from tests.hub import Hub
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name == "nt", reason="no such signals there")]
+KILLS = 50  # of each of the four
+TALES = Path(gguf_spec.__file__).parent / "models" / "tales"
+TARGET = TALES / "tales-target-Q8_0.gguf"
+
+
+def killed(code, *args, most_s, ready=True, env=None):
+    """Run code that says `ready`, if it does, and kill it some time later."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, args)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=os.environ | (env or {}), text=True
+    )
+    if ready:
+        assert child.stdout.readline() == "ready\n"
+    time.sleep(random.random() * most_s)
+    child.send_signal(signal.SIGKILL)
+    child.communicate()
+    return child.returncode
+
+
+def only(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+SAVE = """
+import sys, gguf_spec
+from gguf_spec import Sampling
+with gguf_spec.load("tales", threads=1) as llm:
+    chat = llm.chat(sampling=Sampling(max_tokens=30, seed=1))
+    for i in range(1000):
+        chat.send("Tell me of a fox.") if i < 5 else None
+        chat.save(sys.argv[1])
+        if i == 0:
+            print("ready", flush=True)
+"""
+
+
+def test_a_session_is_whole_or_as_before(tmp_path, tales):
+    session, lengths = tmp_path / "talk.session", set()
+    for _ in range(KILLS):
+        assert killed(SAVE, session, most_s=0.15) == -signal.SIGKILL
+        data, why = tales.restore_session(session)
+        assert why == ""
+        lengths.add(len(data["messages"]))
+    assert len(lengths) > 1, "it was never killed in the middle of a talk"
+    chat = tales.chat(sampling=Sampling(max_tokens=5))
+    chat.save(session)
+    assert only(tmp_path) == ["talk.session"]
+
+
+KEEP = """
+import gguf_spec
+from dataclasses import replace
+from gguf_spec._profile import keep_profile, kept_profile, keep_experience
+from gguf_spec.tune import tune
+with gguf_spec.load("tales", threads=1) as llm:
+    with llm.models() as pair:
+        one = kept_profile(*pair)
+    if one is None:
+        tune(llm)
+        one = llm.profile
+    with llm.models() as pair:
+        print("ready", flush=True)
+        for i in range(10**9):
+            keep_profile(*pair, replace(one, seconds=float(i)))
+"""
+
+
+def test_a_profile_is_whole_or_as_before(tmp_path, monkeypatch, tales):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    seen = set()
+    for _ in range(KILLS):
+        assert killed(KEEP, most_s=0.05) == -signal.SIGKILL
+        with tales.models() as pair:
+            profile = _profile.kept_profile(*pair)
+        assert profile is not None
+        seen.add(profile.seconds)
+    assert len(seen) > 5
+    done = subprocess.run([sys.executable, "-m", "gguf_spec", "tune", "--threads", "1", "--json"], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["profile"]["target"]
+    profiles = tmp_path / "gguf-spec" / "profiles"
+    assert [path.suffix for path in profiles.iterdir()] == [".json"]
+
+
+QUANTIZE = """
+import sys
+from gguf_spec.quantize import quantize
+print("ready", flush=True)
+while True:
+    quantize(*sys.argv[1:3], "Q5_0", threads=1, force=True)
+"""
+
+
+def test_a_quantised_file_is_whole_or_as_before(tmp_path):
+    from gguf_spec.quantize import quantize
+
+    made, there = tmp_path / "small.gguf", 0
+    quantize(TARGET, tmp_path / "right.gguf", "Q5_0", threads=1)
+    right = (tmp_path / "right.gguf").read_bytes()
+    for _ in range(KILLS):
+        assert killed(QUANTIZE, TARGET, made, most_s=1.5) == -signal.SIGKILL
+        assert not made.exists() or made.read_bytes() == right
+        there += made.exists()
+        made.unlink(missing_ok=True)
+    assert 0 < there < KILLS
+    command = [sys.executable, "-m", "gguf_spec", "models", "quantize", TARGET, made, "--type", "Q5_0", "--quiet"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    deadline = time.monotonic() + 20
+    while only(tmp_path) != ["right.gguf", "small.gguf"] and time.monotonic() < deadline:
+        time.sleep(0.1)  # the last quantiser that lost its parent may still be about to end
+    assert only(tmp_path) == ["right.gguf", "small.gguf"]
+
+
+PULL = "import sys; from gguf_spec.cli import main; sys.argv[0] = 'gguf-spec'; main()"
+
+
+def test_a_download_is_whole_or_not_there(tmp_path, monkeypatch):
+    body = random.Random(1).randbytes(20_000_000)
+    body = TARGET.read_bytes()[:4] + body[4:]
+    with Hub() as hub:
+        hub.add("m.gguf", body)
+        models = hub.models_file(tmp_path / "models.yaml", one="m.gguf")
+        for name, value in hub.environment(tmp_path / "home").items():
+            monkeypatch.setenv(name, value)
+        arguments, there = ["models", "pull", "one", "--models-file", models], 0
+        for _ in range(KILLS):
+            code = killed(PULL, *arguments, most_s=1.6, ready=False)
+            assert code in (0, -signal.SIGKILL)
+            found = find(entries(models)["one"])
+            if found:
+                assert hashlib.sha256(found.read_bytes()).hexdigest() == hashlib.sha256(body).hexdigest()
+                there += 1
+                subprocess.run(
+                    [sys.executable, "-m", "gguf_spec", "models", "remove", "one", "--yes", "--models-file", models], check=True, capture_output=True
+                )
+        assert 0 < there < KILLS
+        done = subprocess.run([sys.executable, "-c", PULL, *map(str, arguments)], capture_output=True, text=True, check=True)
+        assert "sha256 verified" in done.stdout + done.stderr
+        assert "rror" not in done.stdout + done.stderr
+        assert find(entries(models)["one"])
