@@ -62,8 +62,8 @@ class Pair:
         if speculation.k and speculation.drafter in ("model", "hybrid") and not self.draft and self.target.can_roll_back:
             raise InvalidOptionError("drafter", speculation.drafter, "auto or ngram: no draft model is loaded")
 
-    def drafter(self, speculation: Speculation, sampler: Sampler, n_left: int) -> Window | NoDrafter:
-        """Return the drafter of one request, whose answer has at most `n_left` tokens."""
+    def drafter(self, speculation: Speculation, sampler: Sampler, n_left: int, before: Window | NoDrafter | None = None) -> Window | NoDrafter:
+        """Return the drafter of one request, whose answer has at most `n_left` tokens; it goes on with the counts of the one `before`."""
         if not speculation.k:
             return NoDrafter()
         if not self.target.can_roll_back:
@@ -75,4 +75,7 @@ class Pair:
         model = ModelDrafter(self.draft, guess, self.target.n_vocab) if self.draft and who != "ngram" else None
         texts: list[TokenDrafter] = [] if who == "model" else [NgramDrafter(self.reference), RetryDrafter()]
         way = "drawn" if not coupled else "greedy" if sampler.sampling.greedy else "sampled"
-        return Window(self.target, texts, model, self.experiences[way], n_left, not speculation.adaptive, speculation.tree)
+        window = Window(self.target, texts, model, self.experiences[way], n_left, not speculation.adaptive, speculation.tree)
+        if isinstance(before, Window):
+            window.forecast, window.counts = before.forecast, before.counts
+        return window

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import threading
 import time
@@ -21,6 +22,8 @@ from ._text import TextStream
 from ._types import Chunk, Completion, FinishReason, Sampling, Speculation, Stats, TokenLogprob
 from ._window import Window
 from .errors import EmptyPromptError, InvalidOptionError, PromptTooLongError
+
+_PART = 0x9E3779B97F4A7C15  # odd, so that no two parts of a text have one seed
 
 
 @dataclass(frozen=True)
@@ -146,29 +149,39 @@ class _Generation:
         self._to_echo = request.echo
         self._stop_tokens = frozenset(request.sampling.stop_tokens)
         speculation = request.speculation
-        noise = pair.profile.logit_noise(speculation.k) if speculation.k and speculation.accept == "coupled" else 0.0
-        self._rule = _engine.Rule(RULES[speculation.accept], noise, speculation.strict)
-        self._sampler = Sampler(
-            request.sampling, SeededRng(self.seed), make_filters(pair.target, request.sampling, len(request.prompt), request.prefill)
-        )
+        noises = [pair.profile.logit_noise(speculation.k, n) if speculation.k and speculation.accept == "coupled" else 0.0 for n in (0, None)]
+        self._rule = _engine.Rule(RULES[speculation.accept], noises[0], speculation.strict, noises[1])
+        self._filters = make_filters(pair.target, request.sampling, len(request.prompt), request.prefill)
+        self._n_kept = (pair.target.n_ctx - len(request.prompt)) // 2 if request.sampling.overflow == "shift" else 0
 
     def run(self) -> Generator[Chunk, None, None]:
         """Yield a chunk for every round."""
         request, target, cancelled = self._request, self._target, self.cancelled.is_set
-        k, chain, n_max = request.speculation.k, self._sampler, request.sampling.max_tokens
-        drafter = self._pair.drafter(request.speculation, chain, n_max or target.n_ctx)
-        clock = _Clock(target, self._pair.draft, drafter)
-        _engine.read_prompt(target, drafter, request.prompt, k, cancelled)
-        clock.prompt_is_read()
-        for one in _engine.rounds(target, drafter, request.prompt, chain, k, self._rule, n_max, self._is_end, cancelled):
-            chunk = self._deliver(one)
-            self.stats = clock.round_is_done(self.stats, one, len(chunk.tokens))
-            yield chunk
-            clock.resume()
-            if chunk.finish_reason:
-                clock.answered(len(self.tokens))
-                return
+        k, clock = request.speculation.k, _Clock(target, self._pair.draft)
+        for begin, chain in self._contexts():
+            n_left = request.sampling.max_tokens and request.sampling.max_tokens - len(self.tokens)
+            drafter = clock.drafter = self._pair.drafter(request.speculation, chain, n_left or target.n_ctx, clock.drafter)
+            _engine.read_prompt(target, drafter, begin, k, cancelled)
+            clock.prompt_is_read()
+            for one in _engine.rounds(target, drafter, begin, chain, k, self._rule, n_left, self._is_end, cancelled):
+                chunk = self._deliver(one)
+                self.stats = clock.round_is_done(self.stats, one, len(chunk.tokens))
+                yield chunk
+                clock.resume()
+                if chunk.finish_reason:
+                    clock.answered(len(self.tokens))
+                    return
         yield self._deliver(_engine.Round([], 0, 0), cut="cancelled")
+
+    def _contexts(self) -> Iterator[tuple[Sequence[int], Sampler]]:
+        """Yield what to begin with and its chain: the prompt, and the prompt with the end of what was said whenever the context is full."""
+        prompt, sampling = self._request.prompt, self._request.sampling
+        yield prompt, Sampler(sampling, SeededRng(self.seed), self._filters)
+        for part in itertools.count(1):
+            if not self._n_kept or self.cancelled.is_set():
+                return
+            # positions come again, and their noise must not: each part has a seed of its own
+            yield [*prompt, *self.tokens[-self._n_kept :]], Sampler(sampling, SeededRng((self.seed + part * _PART) % 2**64), self._filters)
 
     def _is_end(self, token: int) -> bool:
         return token in self._stop_tokens or self._target.is_end(token)
@@ -200,25 +213,31 @@ class _Generation:
         return Chunk(text, tuple(tokens), one.n_drafted, min(one.n_accepted, len(tokens)), cut, tuple(parts), logprobs)
 
     def _is_full(self) -> bool:
-        return len(self.tokens) == self._request.sampling.max_tokens or len(self._request.prompt) + len(self.tokens) >= self._target.n_ctx
+        if len(self.tokens) == self._request.sampling.max_tokens:
+            return True
+        return not self._n_kept and len(self._request.prompt) + len(self.tokens) >= self._target.n_ctx
 
 
 class _Clock:
     """Keeps a stream's times: those inside the models, and all that passes while the stream itself runs."""
 
-    def __init__(self, target: Model, draft: Model | None, drafter: Window | NoDrafter) -> None:
+    def __init__(self, target: Model, draft: Model | None) -> None:
         self._models = (draft, target)
-        self._drafter, self._window = drafter, drafter if isinstance(drafter, Window) else None
+        self.drafter: Window | NoDrafter = NoDrafter()
         self._busy = self._busy_now()
         self._since = time.perf_counter()
         self._total_s = self._prompt_s = 0.0
+        self._is_read = False
 
     def resume(self) -> None:
         """Go on counting: the caller is done with a chunk."""
         self._since = time.perf_counter()
 
     def prompt_is_read(self) -> None:
-        """Book all time so far as the prompt's."""
+        """Book all time so far as the prompt's; what is read anew later on counts as generation."""
+        if self._is_read:
+            return
+        self._is_read = True
         self._pause()
         self._prompt_s, self._busy = self._total_s, self._busy_now()
         self.resume()
@@ -226,7 +245,7 @@ class _Clock:
     def round_is_done(self, old: Stats, one: _engine.Round, n_emitted: int) -> Stats:
         """Return the stats with a round added, and stop counting until `resume`."""
         self._pause()
-        window = self._window
+        window = self.drafter if isinstance(self.drafter, Window) else None
         draft_s, verify_s = (now - before for now, before in zip(self._busy_now(), self._busy, strict=True))
         return Stats(
             n_prompt=old.n_prompt,
@@ -245,13 +264,13 @@ class _Clock:
             forecast_s=window.forecast.rounds_s if window else 0.0,
             plain_s=window.forecast.plain_s if window else 0.0,
             drafters=dict(window.counts) if window else {},
-            why_none=self._drafter.why_none,
+            why_none=self.drafter.why_none,
         )
 
     def answered(self, n_tokens: int) -> None:
         """Tell the window how long the answer was."""
-        if self._window:
-            self._window.known.answered(n_tokens)
+        if isinstance(self.drafter, Window):
+            self.drafter.known.answered(n_tokens)
 
     def _pause(self) -> None:
         self._total_s += time.perf_counter() - self._since

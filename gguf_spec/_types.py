@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from .errors import InvalidOptionError
 
-ACCEPT = ("coupled", "rejection", "block")
+Accept: TypeAlias = Literal["coupled", "rejection", "block"]
+ACCEPT: tuple[Accept, ...] = ("coupled", "rejection", "block")
 BRANCHES_MAX = 3  # sequences are reserved too
 DRAFTERS = ("auto", "model", "ngram", "hybrid")
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -70,6 +71,7 @@ class Sampling:
         json_schema: A JSON schema that the answer follows, as a mapping or as JSON; `{}` is any JSON value. Not together with `grammar`.
         seed: Any whole number from 0 to 2**64 - 1; None draws one, which the result names.
         max_tokens: Stop after so many tokens; None goes on until the context is full.
+        overflow: What then: `stop`, or `shift`: go on from the prompt and the later half of what was said behind it, read anew. Not with a grammar.
         stop: Strings that end the text; they are not part of it.
         stop_tokens: Token ids that end the text, beside the model's own; they are not part of it.
         ignore_eos: Never say a token that ends a generation, unless the grammar leaves no other.
@@ -98,6 +100,7 @@ class Sampling:
     json_schema: Mapping[str, Any] | str | bool | None = None
     seed: int | None = None
     max_tokens: int | None = 256
+    overflow: Literal["stop", "shift"] = "stop"
     stop: Sequence[str] = ()
     stop_tokens: Sequence[int] = ()
     ignore_eos: bool = False
@@ -143,6 +146,9 @@ class Sampling:
         )  # fmt: skip
         _check("ignore_eos", self.ignore_eos, "True or False", isinstance(self.ignore_eos, bool))
         _check("grammar", self.grammar, "text in GBNF", self.grammar is None or isinstance(self.grammar, str))
+        _check("overflow", self.overflow, "stop or shift", self.overflow in ("stop", "shift"))
+        whole = self.grammar is None and self.json_schema is None
+        _check("overflow", self.overflow, "stop with a grammar, which must see the whole answer", self.overflow == "stop" or whole)
         _check("json_schema", self.json_schema, "given without a grammar", self.json_schema is None or self.grammar is None)
         _check("logit_bias", self.logit_bias, "a mapping from token ids to numbers", isinstance(self.logit_bias, Mapping))
         for token, bias in self.logit_bias.items():
@@ -178,7 +184,7 @@ class Speculation:
     """
 
     k: int = K_MAX
-    accept: Literal["coupled", "rejection", "block"] = "coupled"
+    accept: Accept = "coupled"
     strict: bool = False
     drafter: Literal["auto", "model", "ngram", "hybrid"] = "auto"
     adaptive: bool = True

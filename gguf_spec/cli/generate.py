@@ -6,10 +6,12 @@ import json
 import math
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from .options import load_models, model_options, read_text, sampling_options, speculation_options, to_sampling, to_speculation
 
@@ -32,6 +34,7 @@ CONTROL = {c: "\N{REPLACEMENT CHARACTER}" for c in (*range(0x20), *range(0x7F, 0
 @click.option("--raw/--chat", "raw", default=None, help="Go on from the prompt as it is / answer it by the chat template.  [default: by model]")
 @click.option("-s", "--system", help="System message; implies --chat.")
 @click.option("--prefill", default="", help="What the answer begins with.")
+@click.option("--overflow", default="stop", help="When the context is full: stop, or shift: forget the older half of the answer and go on.")
 @click.option("--echo", is_flag=True, help="Begin the text with the prompt, if it is not a chat, and the prefill.")
 @click.option("--stats", is_flag=True, help="Show speed and acceptance, on stderr.")
 @click.option("--show-draft", is_flag=True, help="Show what the draft proposed in green.")
@@ -54,6 +57,8 @@ def generate(prompt: str | None, file: Path | None, system: str | None, raw: boo
 
     text = _read_prompt(prompt, file)
     sampling, speculation = to_sampling(options), to_speculation(options)
+    if click.get_current_context().get_parameter_source("overflow") is not ParameterSource.DEFAULT:  # else as models.yaml has it
+        sampling = replace(sampling, overflow=options["overflow"])
     with load_models(options, options["draft"] if speculation.k else "none", speculation) as llm:
         chat = system is not None or raw is False or (raw is None and llm.prompt == "chat")
         messages = [{"role": "system", "content": system}] if system else []
