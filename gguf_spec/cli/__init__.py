@@ -11,6 +11,7 @@ import click
 from .. import __version__, errors
 from .bench import bench
 from .chat import chat
+from .completion import completion
 from .doctor import doctor
 from .drafts import drafts
 from .generate import CONTROL, generate
@@ -51,6 +52,7 @@ cli.add_command(bench)
 cli.add_command(chat)
 cli.add_command(models)
 cli.add_command(serve)
+cli.add_command(completion)
 models.add_command(drafts)
 models.add_command(quantize)
 

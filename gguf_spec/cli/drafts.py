@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from .completion import model_names
 from .generate import CONTROL
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.command(context_settings={"auto_envvar_prefix": "GGUF_SPEC"})
-@click.argument("target")
+@click.argument("target", shell_complete=model_names)
 @click.option("--models-file", type=click.Path(path_type=Path), metavar="FILE", help="More models by name, before those that are known.")
 @click.option("--json", "as_json", is_flag=True, envvar="GGUF_SPEC_JSON", help="Print one JSON object instead of the table.")
 def drafts(target: str, models_file: Path | None, as_json: bool) -> int:

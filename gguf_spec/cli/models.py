@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from .completion import model_names
 from .generate import CONTROL
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 @models.command(context_settings=_SETTINGS)
-@click.argument("name")
+@click.argument("name", shell_complete=model_names)
 @_options
 def show(name: str, models_file: Path | None, as_json: bool) -> int:
     """Show all that is known of a model, and where it lies.
@@ -124,7 +125,7 @@ def show(name: str, models_file: Path | None, as_json: bool) -> int:
 
 
 @models.command(context_settings=_SETTINGS)
-@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=model_names)
 @click.option("--draft/--no-draft", default=True, help="Download the draft that a model declares, too.")
 @click.option("--force", is_flag=True, help="Download again what is there.")
 @click.option("--offline", is_flag=True, help="Make no request: only verify what is there.")
@@ -234,7 +235,7 @@ def _line(pulled: Pulled, seconds: float) -> str:
 
 
 @models.command(context_settings=_SETTINGS)
-@click.argument("name")
+@click.argument("name", shell_complete=model_names)
 @_options
 def path(name: str, models_file: Path | None, as_json: bool) -> int:
     """Print where a model lies; exit with 1 if it is not on this disk.
@@ -257,7 +258,7 @@ def path(name: str, models_file: Path | None, as_json: bool) -> int:
 
 
 @models.command(context_settings=_SETTINGS)
-@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=model_names)
 @click.option("-y", "--yes", is_flag=True, help="Ask nothing.")
 @_options
 def remove(names: tuple[str, ...], yes: bool, models_file: Path | None, as_json: bool) -> int:

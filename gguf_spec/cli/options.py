@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from .completion import model_names
+
 if TYPE_CHECKING:
     from .._llm import LLM
     from .._types import Sampling, Speculation
@@ -67,8 +69,14 @@ _ATTENTION = click.Choice(["auto", "on", "off"])
 def model_options(command: F) -> F:
     """Add the options of `load`."""
     for option in reversed((
-        click.option("-m", "--model", default="tales", help="Target: a name (gguf-spec models list), hf:OWNER/REPO/FILE or a GGUF file."),
-        click.option("-d", "--draft", default="auto", help="Draft model: the same, or auto; ngram has the text alone, none decodes plainly."),
+        click.option(
+            "-m", "--model", default="tales", shell_complete=model_names,
+            help="Target: a name (gguf-spec models list), hf:OWNER/REPO/FILE or a GGUF file.",
+        ),
+        click.option(
+            "-d", "--draft", default="auto", shell_complete=model_names,
+            help="Draft model: the same, or auto; ngram has the text alone, none decodes plainly.",
+        ),
         click.option("--models-file", type=click.Path(path_type=Path), metavar="FILE", help="More names, in a file like models.yaml."),
         click.option("--draft-text", type=click.Path(path_type=Path), metavar="FILE", help="A text that drafts may be taken from too."),
         click.option("--ctx", type=int, help="Tokens the context holds.  [default: as trained, at most 4096]"),
