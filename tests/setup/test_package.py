@@ -1,0 +1,100 @@
+"""The wheel and the sdist carry all that is needed, and work where the clone is not."""
+
+import os
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import venv
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+import gguf_spec
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """Build both from a copy of what git knows, as a release would."""
+    folder = tmp_path_factory.mktemp("build")
+    files = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
+    for name in filter(None, files):
+        if (ROOT / name).exists():
+            (folder / "clone" / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / "clone" / name).write_bytes((ROOT / name).read_bytes())
+    command = [sys.executable, "-m", "hatchling", "build", "-d", str(folder / "dist")]
+    subprocess.run(command, cwd=folder / "clone", check=True, capture_output=True)
+    (wheel,), (sdist,) = (folder / "dist").glob("*.whl"), (folder / "dist").glob("*.tar.gz")
+    return wheel, sdist
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(built):
+    with zipfile.ZipFile(built[0]) as wheel:
+        names, folder = wheel.namelist(), f"gguf_spec-{gguf_spec.__version__}.dist-info"
+        about = Parser().parsestr(wheel.read(f"{folder}/METADATA").decode())
+    ours = {str(path.relative_to(ROOT)) for path in (ROOT / "gguf_spec").rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    assert {name for name in names if not name.startswith(folder)} == ours | {"gguf_spec/models.yaml"}
+    for name in ("gguf_spec/py.typed", "gguf_spec/server/page.html", "gguf_spec/prompts.txt", "gguf_spec/models/tales/tales-target-Q8_0.gguf"):
+        assert name in names
+    assert f"{folder}/licenses/.github/LICENSE" in names
+    assert (about["Name"], about["Version"], about["License-Expression"]) == ("gguf-spec", gguf_spec.__version__, "Apache-2.0")
+    assert set(about.get_all("Provides-Extra")) == {"server", "bench", "dev"}
+
+
+def test_the_sdist_holds_what_the_tests_need(built):
+    with tarfile.open(built[1]) as sdist:
+        names = {name.partition("/")[2] for name in sdist.getnames()}
+    for name in ("pyproject.toml", "models.yaml", "README.md", ".github/LICENSE", "scripts/constraints.txt", "scripts/run", "tests/conftest.py"):
+        assert name in names
+    assert not [name for name in names if name.startswith((".venv", "dist/")) or "__pycache__" in name]
+
+
+@pytest.fixture(scope="module")
+def installed(built, tmp_path_factory):
+    """The wheel in an environment of its own; what it depends on is lent by this one."""
+    folder = tmp_path_factory.mktemp("installed")
+    venv.create(folder / "venv", symlinks=True)
+    purelib = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder / "venv"), "platbase": str(folder / "venv")}))
+    pip = [sys.executable, "-m", "pip", "--python", str(folder / "venv" / "bin" / "python")]
+    subprocess.run([*pip, "install", "--quiet", "--no-deps", "--no-index", str(built[0])], check=True)
+    # Behind the wheel's own folder in the path; without its .pth files, so that the clone of this environment is not found through it.
+    (purelib / "lent.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return folder / "venv" / "bin"
+
+
+def run(command, tmp_path, **env):
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"HOME": str(tmp_path), "OMP_NUM_THREADS": "1"} | env
+    return subprocess.run(list(map(str, command)), cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_it_works_where_the_clone_is_not(installed, tmp_path):
+    where = run([installed / "python", "-c", "import gguf_spec; print(gguf_spec.__file__)"], tmp_path)
+    assert str(ROOT) not in where.stdout
+    programs = [([installed / "gguf-spec"], {}), ([installed / "python", "-m", "gguf_spec"], {})]
+    programs += [([sys.executable, "-m", "gguf_spec"], {"PYTHONPATH": str(ROOT)})]
+    tale = ["generate", "Once upon a time", "--seed", "1", "-n", "20", "--threads", "1"]
+    told = [run([*program, *tale], tmp_path, **env) for program, env in programs]
+    assert [one.returncode for one in told] == [0, 0, 0]
+    assert told[0].stdout == told[1].stdout == told[2].stdout != ""
+    assert run([installed / "gguf-spec", "--version"], tmp_path).stdout == f"gguf-spec {gguf_spec.__version__}\n"
+    assert "smollm2" in run([installed / "gguf-spec", "models", "list"], tmp_path).stdout
+    verified = run([installed / "gguf-spec", "verify", "--count", "1", "--draws", "50", "--threads", "1"], tmp_path)
+    assert "does not change" in verified.stdout, verified.stderr
+
+
+def test_a_library_compiled_without_our_flags_is_tried_out_first(installed, tmp_path):
+    """The first load asks a child process whether the kernels compute right, and where they do not, goes without them."""
+    code = (
+        "import subprocess, sys\nfrom gguf_spec import Sampling, _probe, load\n"
+        "_probe._command = lambda: [sys.executable, '-c', 'import os; os.abort()']\n"
+        "with load('tales', threads=1) as llm:\n    print(llm.generate('Once', Sampling(seed=1, max_tokens=20)).text)\n"
+    )
+    done = run([installed / "python", "-c", code], tmp_path, XDG_CACHE_HOME=str(tmp_path / "cache"))
+    assert done.returncode == 0, done.stderr
+    assert "repacked kernels fail on this machine (the probe died of signal 6): going on without them" in done.stderr
+    usual = run([installed / "gguf-spec", "generate", "Once", "--threads", "1", "--seed", "1", "-n", "20"], tmp_path)
+    assert (done.stdout, usual.returncode) == (usual.stdout, 0)
