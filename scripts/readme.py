@@ -1,15 +1,20 @@
-"""Write the generated parts of the README from the code: the table of models. With --check only say whether they are as they should be.
+"""Write what is made from the code: parts of the README, .github/REFERENCE.md and .github/COMMANDS.md. With --check only say what is stale.
 
 .venv/bin/python scripts/readme.py [--check]
 """
 
+import ast
+import re
 import sys
 from pathlib import Path
 
+from _reference import commands, helps, reference
+
 from gguf_spec._memory import size
 from gguf_spec._registry import entries
+from gguf_spec.cli import cli
 
-README = Path(__file__).parents[1] / "README.md"
+ROOT = Path(__file__).parents[1]
 
 
 def models():
@@ -22,11 +27,29 @@ def models():
     return "\n".join(lines)
 
 
-PARTS = {"models": models}
+def command_line():
+    """The first help, and what each command is for."""
+    (_, text), *_ = helps(cli, "gguf-spec")
+    return f"```text\n{text}\n```"
 
 
-def generated(text):
-    """Return the README with its generated parts made anew."""
+def files():
+    """What each file of the package is for, by the first sentence of its docstring."""
+    lines = ["| file | what it is |", "|---|---|"]
+    package = ROOT / "gguf_spec"
+    for path in sorted(package.rglob("*.py"), key=lambda path: (len(path.relative_to(package).parts), path)):
+        doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        phrase = re.split(r"(?<=[.?])\s", doc, maxsplit=1)[0].rstrip(".").replace("\n", " ")
+        lines.append(f"| [`{path.relative_to(package)}`]({path.relative_to(ROOT)}) | {phrase} |")
+    return "\n".join(lines)
+
+
+PARTS = {"models": models, "commands": command_line, "files": files}
+
+
+def readme():
+    """The README with its generated parts made anew."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
     for name, make in PARTS.items():
         begin, end = f"<!-- {name}: made by scripts/readme.py -->\n", f"\n<!-- end of {name} -->"
         before, found, rest = text.partition(begin)
@@ -37,12 +60,19 @@ def generated(text):
     return text
 
 
+MADE = {"README.md": readme, ".github/REFERENCE.md": reference, ".github/COMMANDS.md": commands}
+
+
 def main():
-    text = README.read_text(encoding="utf-8")
-    made = generated(text)
-    if "--check" in sys.argv:
-        sys.exit(0 if made == text else "the README's generated parts are stale: run scripts/readme.py")
-    README.write_text(made, encoding="utf-8")
+    stale = []
+    for name, make in MADE.items():
+        file, made = ROOT / name, make()
+        if not file.exists() or file.read_text(encoding="utf-8") != made:
+            stale.append(name)
+            if "--check" not in sys.argv:
+                file.write_text(made, encoding="utf-8")
+    if "--check" in sys.argv and stale:
+        sys.exit(f"stale: {', '.join(stale)}; run scripts/readme.py")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,128 @@
+"""The public API and the command line as Markdown, from their docstrings and help."""
+
+import importlib
+import inspect
+import re
+from dataclasses import is_dataclass
+
+import click
+
+from gguf_spec.cli import cli
+
+MODULES = ["", "errors", "verify", "tune", "bench", "quantize", "doctor", "server", "compat"]
+SECTIONS = ("Args:", "Attributes:", "Raises:", "Returns:", "Yields:")
+
+
+def reference():
+    """The public API."""
+    parts = ["# Reference\n\nMade from the docstrings by `scripts/readme.py`. Sizes are in bytes and times in seconds, tokens are ids.\n"]
+    seen = set()
+    for name in MODULES:
+        module = importlib.import_module(f"gguf_spec.{name}".rstrip("."))
+        parts.append(f"## {module.__name__}\n\n{markdown(module.__doc__)}\n")
+        for thing in public(module):
+            value = getattr(module, thing)
+            if (inspect.isclass(value) or inspect.isfunction(value)) and value not in seen and value.__module__.startswith("gguf_spec"):
+                seen.add(value)
+                parts += described(thing, value)
+    return "\n".join(parts)
+
+
+def public(module):
+    """The names a module offers: those it says, or those it defines."""
+    own = [name for name, value in vars(module).items() if name[0] != "_" and getattr(value, "__module__", "") == module.__name__]
+    return getattr(module, "__all__", own)
+
+
+def described(name, value):
+    """Yield a function, or a class with what can be done with it."""
+    if inspect.isfunction(value):
+        yield f"### `{name}{signature(value)}`\n\n{markdown(value.__doc__)}\n"
+        return
+    bases = [base.__name__ for base in value.__bases__ if base is not object]
+    made = "" if issubclass(value, BaseException) or (is_dataclass(value) and not value.__dataclass_params__.init) else signature(value)
+    yield f"### class `{name}{made}`\n"
+    if bases:
+        yield f"Is a {', '.join(f'`{base}`' for base in bases)}.\n"
+    yield f"{markdown(value.__doc__)}\n"
+    if issubclass(value, BaseException):
+        return
+    init = vars(value).get("__init__")
+    if init and init.__doc__ and not is_dataclass(value):
+        yield f"{markdown(init.__doc__)}\n"
+    for one, member in sorted(vars(value).items()):
+        if one[0] == "_":
+            continue
+        if isinstance(member, property):
+            yield f"- **`.{one}`**: {flat(member.__doc__)}"
+        elif inspect.isfunction(member) or isinstance(member, (classmethod, staticmethod)):
+            function = getattr(member, "__func__", member)
+            yield f"- **`.{one}{signature(function, method=not isinstance(member, staticmethod))}`**: {flat(function.__doc__)}"
+    yield ""
+
+
+def signature(function, method=False):
+    """How it is called; what a default is made of does not matter."""
+    found = inspect.signature(function)
+    shown, marked = [], False
+    for parameter in list(found.parameters.values())[1 if method else 0 :]:
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            marked = True
+        if parameter.kind is parameter.KEYWORD_ONLY and not marked:
+            shown.append("*")
+            marked = True
+        text = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "") + parameter.name
+        if parameter.annotation is not parameter.empty:
+            text += f": {annotation(parameter.annotation)}"
+        if parameter.default is not parameter.empty:
+            text += " = ..." if callable(parameter.default) or "factory" in repr(parameter.default) else f" = {parameter.default!r}"
+        shown.append(text)
+    returned = "" if found.return_annotation in (found.empty, None, "None") else f" -> {annotation(found.return_annotation)}"
+    return f"({', '.join(shown)}){returned}"
+
+
+def annotation(value):
+    return value if isinstance(value, str) else getattr(value, "__name__", str(value))
+
+
+def flat(text):
+    """A docstring as one item of a list: its sections below it."""
+    first, _, rest = markdown(text).partition("\n")
+    return "\n".join([first, *(f"  {line}" if line else "" for line in rest.splitlines())]).rstrip()
+
+
+def markdown(text):
+    """A docstring, its sections as lists."""
+    lines, section = [], False
+    for line in inspect.cleandoc(text or "").splitlines():
+        if line in SECTIONS:
+            section = True
+            lines += [f"{line}", ""]
+        elif section and (found := re.match(r" {4}([*\w][\w., *|]*):(?: (.*))?$", line)):
+            lines.append(f"- `{found[1]}`: {found[2] or ''}".rstrip())
+        elif section and line.startswith("    "):
+            if lines[-1].startswith(("- ", "  ")):
+                lines.append(f"  {line.strip()}")
+            else:
+                lines.append(line.strip())
+        else:
+            section = section and not line.strip()
+            lines.append(line)
+    return "\n".join(lines).strip()
+
+
+def commands():
+    """The help of every command."""
+    parts = ["# Commands\n\nMade from the code by `scripts/readme.py`: what `--help` prints. `scripts/run` stands for `gguf-spec` in a clone.\n"]
+    parts += [f"## {path}\n\n```text\n{text}\n```\n" for path, text in helps(cli, "gguf-spec")]
+    return "\n".join(parts)
+
+
+def helps(command, path, parent=None):
+    """Yield the path and the help of a command and of all below it."""
+    settings = command.context_settings | {"max_content_width": 110, "terminal_width": 110}
+    context = click.Context(command, info_name=path.rpartition(" ")[2], parent=parent, **settings)
+    yield path, command.get_help(context).strip()
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            yield from helps(command.commands[name], f"{path} {name}", context)
