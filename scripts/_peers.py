@@ -46,7 +46,7 @@ def build(args):
     if marker.exists() and json.loads(marker.read_text(encoding="utf-8")) == want and all((programs / name).exists() for name in PROGRAMS):
         return programs
     if not shutil.which("cmake"):
-        raise _setup.Problem("no cmake to compile llama.cpp's programs with.", "pip install '.[bench]' in the clone, or take the package of your system.")
+        raise _setup.Problem("no cmake to compile llama.cpp's programs with.", "pip install '.[bench]' in the clone, or your system's package.")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     with (folder / "build.log").open("wb") as log:
