@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .._places import place
 from .options import load_models, model_options
 
 if TYPE_CHECKING:
@@ -170,6 +169,8 @@ def _write(path: Path, text: str) -> None:
     Raises:
         click.FileError: It cannot be written.
     """
+    from .._places import place
+
     try:
         with place(path, private=False) as part:
             part.write_text(text, encoding="utf-8")

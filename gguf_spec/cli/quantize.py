@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..quantize import TYPES
+from .._quantization import TYPES
 from .completion import model_names
 
 if TYPE_CHECKING:
