@@ -317,3 +317,15 @@ def test_ctrl_c_still_shows_the_stats(endless):
     child.stdout.read(3)
     child.send_signal(signal.SIGINT)
     assert b"speed " in child.communicate()[1]
+
+
+def test_a_full_context_stops_or_shifts(generate):
+    stopped = generate("a", "-m", "ever.gguf", "--ctx", "64", "-n", "300")
+    assert len(stopped.stdout.decode().strip()) < 64
+    shifted = generate("a", "-m", "ever.gguf", "--ctx", "64", "-n", "300", "--overflow", "shift")
+    text = shifted.stdout.decode().strip()
+    assert (shifted.returncode, shifted.stderr, len(text)) == (0, b"", 300)
+    assert text in "abcdefghijkl" * 30
+    wrong = generate("a", "--overflow", "drop")
+    assert wrong.returncode == 2
+    assert wrong.stderr.decode() == "Error: overflow is 'drop' but must be stop or shift.\nHint: leave overflow out to take its default.\n"
