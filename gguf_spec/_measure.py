@@ -18,7 +18,7 @@ from ._rng import SeededRng
 from ._sampling import Filters, Logits, Sampler
 from ._types import K_MAX, Sampling
 
-_WIDTHS = (2, 4, 8, 16, 3, 5, 6, 33, 12, 7, 9, 10, 14, 17, 24, 11, 13, 15, 20, 28)  # the most telling first
+_WIDTHS = (2, 4, 8, 16, 3, 5, 6, 33, 12, 7, 9, 10, 14, 17, 24, 32, 11, 13, 15, 20, 28)  # the most telling first
 _NEEDED = 4  # of them, however long they take: what is beyond the widest is a guess, and long drafts stand or fall with it
 _DRAFT_WIDTHS = (2, 4, 8, 16, 33)
 _MORE_THAN_MEMORY = 4.0  # twice to six times was measured
