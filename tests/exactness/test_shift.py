@@ -92,11 +92,10 @@ def test_a_grammar_must_see_the_whole_answer(more):
 
 @pytest.mark.slow
 def test_a_long_text(tales):
-    """32,768 tokens, sixteen times the context, drafted and plainly."""
+    """32,768 tokens, sixteen times the context, as it comes and plainly."""
     long = Sampling(seed=1, max_tokens=32_768, ignore_eos=True, overflow="shift")
     plain = tales.generate("Once upon a time", long, speculation=PLAIN)
-    drafted = tales.generate("Once upon a time", long, speculation=Speculation(4, adaptive=False))
-    assert len(plain.tokens) == 32_768
+    drafted = tales.generate("Once upon a time", long)
+    assert len(plain.tokens) == len(drafted.tokens) == 32_768
     at = next((i for i, (a, b) in enumerate(zip(plain.tokens, drafted.tokens, strict=True)) if a != b), None)
     assert at is None or drafted.stats.n_near_ties > 0
-    assert drafted.stats.n_accepted > 10_000
