@@ -8,12 +8,10 @@ import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
-try:
-    import fcntl
-except ImportError:  # where there are no such locks, what a killed process left stays
-    fcntl = None  # type: ignore[assignment]
+_HAS_LOCKS = find_spec("fcntl") is not None  # elsewhere what a killed process left stays
 
 
 @contextmanager
@@ -45,7 +43,7 @@ def _begin(path: Path, mode: int) -> tuple[Path, int]:
     while True:
         part = path.with_name(f"{path.name[:100]}.{secrets.token_hex(4)}.part")
         handle = os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode)
-        if fcntl is None or (_lock(handle) and part.exists()):
+        if not _HAS_LOCKS or (_lock(handle) and part.exists()):
             return part, handle
         os.close(handle)  # another process took it for a leftover before it was locked
 
@@ -63,8 +61,10 @@ def _remove_leftovers(path: Path) -> None:
 
 def _lock(handle: int) -> bool:
     """Return whether nobody else holds the file."""
-    if fcntl is None:
+    if not _HAS_LOCKS:
         return False
+    import fcntl
+
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

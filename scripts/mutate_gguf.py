@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import collections
 import copy
+import importlib
 import os
 import random
 import resource
@@ -383,7 +384,7 @@ def apart(call: Callable[[], str], seconds: int = 20) -> tuple[str, str]:
 def deaths(damages: Iterator[tuple[str, bytes]], only: Callable[[str], bool] = lambda _: True) -> tuple[dict[str, int], list[tuple[str, str, str]]]:
     """Load damaged files one after another; return how often what came of it, and each that ended its process: its name, how and where."""
     os.environ["GGML_NO_BACKTRACE"] = "1"
-    import gguf_spec._model  # noqa: F401 -- once, and not in every copy of this process
+    importlib.import_module("gguf_spec._model")  # once, and not in every copy of this process
 
     outcomes, dead = collections.Counter[str](), []
     with tempfile.TemporaryDirectory(dir=_memory_folder()) as folder:
