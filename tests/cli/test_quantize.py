@@ -111,9 +111,8 @@ def test_ctrl_c_leaves_nothing(tmp_path, environment):
     big = zoo.write(tmp_path / "big.gguf", tensors={"blk.0.ffn_up.weight": rows})
     command = [sys.executable, "-m", "gguf_spec", "models", "quantize", big, tmp_path / "small.gguf", "--type", "Q2_K", "--threads", "1"]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, start_new_session=True)
-    part = tmp_path / "small.gguf.part"
     deadline = time.monotonic() + 30
-    while not (part.exists() and part.stat().st_size) and time.monotonic() < deadline:
+    while not any(part.stat().st_size for part in tmp_path.glob("small.gguf.*.part")) and time.monotonic() < deadline:
         time.sleep(0.01)
     started = time.monotonic()
     os.killpg(child.pid, signal.SIGINT)

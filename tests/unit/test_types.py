@@ -34,6 +34,7 @@ BAD = {
     "json_schema": [],  # read when a request is made: see tests/gguf/test_grammar.py
     "stop_tokens": [[-1], [1.5], ["1"], [True], 3, None],
     "ignore_eos": [1, None, "yes"],
+    "overflow": ["drop", None, True],
     "logprobs": [-1, 101, 1.5, "3", True],
     "logit_bias": [{-1: 1.0}, {1: 1e39}, [(1, 2)], None, {"a": 1.0}, {1: NAN}, {1: INF}, {1: None}, {1.5: 1.0}, {True: 1.0}],
 }
@@ -62,6 +63,7 @@ GOOD = {
     "json_schema": [None, {}, '{"type": "object"}', True],
     "stop_tokens": [(), (0, 5)],
     "ignore_eos": [True, False],
+    "overflow": ["stop", "shift"],
     "logprobs": [None, 0, 100],
     "logit_bias": [{}, {0: -INF}, {5: 1, 7: -3.5}],
 }
