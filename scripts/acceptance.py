@@ -28,10 +28,11 @@ ROWS = {
 def acceptance(llm, accept, ways, sampling, k):
     """(accepted over drafted tokens, tokens a round) over all prompts."""
     _guess._WAYS, _guess._AT_FIRST = ways, min(5, len(ways) - 1)
-    llm._calibration = Calibration(llm._target.n_vocab)
+    llm._pair.calibration = Calibration(llm._target.n_vocab)
     n_drafted = n_accepted = n_tokens = n_rounds = 0
+    speculation = Speculation(k, accept, drafter="model", adaptive=False)  # drafts, whether it pays or not
     for i, prompt in enumerate(bundled_prompts()):
-        stats = llm.generate(prompt, Sampling(**sampling, seed=i), speculation=Speculation(k, accept)).stats
+        stats = llm.generate(prompt, Sampling(**sampling, seed=i), speculation=speculation).stats
         n_drafted, n_accepted = n_drafted + stats.n_drafted, n_accepted + stats.n_accepted
         n_tokens, n_rounds = n_tokens + stats.n_generated, n_rounds + stats.rounds
     return n_accepted / n_drafted, n_tokens / n_rounds

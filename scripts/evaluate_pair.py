@@ -49,7 +49,9 @@ def main():
         print("| sampling | acceptance | tokens a round |\n|---|---|---|")
         for name, options in (("greedy", {"temperature": 0.0}), ("temperature 0.8, top-k 40, top-p 0.95", {"seed": 1})):
             stats = [
-                llm.generate_tokens(llm.tokenize(text)[:64], Sampling(max_tokens=64, **options), speculation=Speculation(4)).stats
+                llm.generate_tokens(
+                    llm.tokenize(text)[:64], Sampling(max_tokens=64, **options), speculation=Speculation(4, drafter="model", adaptive=False)
+                ).stats
                 for text in texts[:20]
             ]
             accepted = sum(s.n_accepted for s in stats) / sum(s.n_drafted for s in stats)
