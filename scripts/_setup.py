@@ -28,6 +28,9 @@ OLDEST, NEWEST = (3, 10), (3, 14)
 # We use neither llava nor llama.cpp's own tools: less than half is left to compile. The wrapper forces LLAMA_BUILD_COMMON on in CMake's cache, where
 # no argument reaches it; a plain variable of the same name, set by an included file, is stronger.
 LEAN = ["-DLLAVA_BUILD=OFF"]
+# llamafile's matrix products round differently from the dot product of a single row. Without them, and without flash attention, a row has the same
+# bits in a pass of any width (docs/exactness.md).
+EXACT = ["-DGGML_LLAMAFILE=OFF"]
 LEAN_INCLUDE = "set(LLAMA_BUILD_COMMON OFF)\n"
 # GCC takes the stores that fill AMX's tile configuration for dead ones; without these flags the first decode of a quantised model crashes.
 AMX_FIX = "-fno-tree-dse -fno-dse"
@@ -99,7 +102,7 @@ def cpu_features() -> list:
 
 def cmake_args(features: list, is_gcc: bool) -> list:
     """Return the arguments to build with: ours, then the user's, which win."""
-    args = [*LEAN, *user_cmake_args()]
+    args = [*LEAN, *EXACT, *user_cmake_args()]
     if is_gcc and "amx_int8" in features:
         for language in ("C", "CXX"):
             name = f"CMAKE_{language}_FLAGS"
