@@ -64,7 +64,7 @@ class ContextOptions:
     Attributes:
         n_ctx: Positions the cache holds; None takes the trained length, at most 4,096.
         threads: For batches of one and of many tokens; None takes the physical cores.
-        flash_attention: `auto`, `on` or `off`.
+        flash_attention: `on`, `off`, or `auto` for what is measured to be best here (`_attention`).
         kv_type: Number type of the cache, one of `KV_TYPES`; types below 16 bits need flash attention.
         gpu_layers: Layers to offload; -1 for all where the build has a GPU backend.
         extra_bufts: Let llama.cpp repack weights for this CPU (AMX and others).
@@ -108,6 +108,17 @@ class ContextOptions:
             kv_type=self.kv_type if kv_type is None else kv_type,
             gpu_layers=self.gpu_layers if gpu_layers is None else gpu_layers,
         )  # fmt: skip
+
+    @property
+    def needs_flash_attention(self) -> bool:
+        """Whether the cache's number type works with flash attention alone."""
+        return self._cache_in_blocks
+
+    def resolved(self) -> ContextOptions:
+        """Return the options with `on` or `off` in place of `auto`: off where that is possible, for rows then have the same bits in every pass."""
+        if self.flash_attention != "auto":
+            return self
+        return replace(self, flash_attention="on" if self._cache_in_blocks else "off")
 
     def positions(self, n_ctx_train: int) -> int:
         """Return how many positions to ask for, of a model trained for `n_ctx_train`."""

@@ -34,8 +34,9 @@ class Costs:
         slope: Seconds for each row and each cached token.
     """
 
-    def __init__(self, measured: Mapping[int, float], slope: float, n_most: int, pace: Pace) -> None:
+    def __init__(self, measured: Mapping[int, float], depth: Mapping[int, float], n_most: int, pace: Pace) -> None:
         """Take measured widths, at least one; those between are interpolated, those beyond go on as the last two do."""
+        slope = depth[min(depth)] / min(depth)
         self.base = [0.0, *(interpolate(measured, n) for n in range(1, n_most + 1))]
         self.slope, self._pace = slope, pace
         self._per_row = self.base[-1] / n_most

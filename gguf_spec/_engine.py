@@ -9,7 +9,6 @@ from typing import NamedTuple
 from ._accept import Accept, Rows, coupled
 from ._drafters import Drafter
 from ._language_model import LanguageModel, keep_beginning, read_on
-from ._near_ties import FAR
 from ._sampling import Sampler
 from ._types import TokenLogprob
 
@@ -21,19 +20,15 @@ class Rule(NamedTuple):
         accept: Which drafted tokens stay.
         noise: How close a decision must be to count as a near tie, in logits; 0 looks for none.
         strict: Decide a near tie again from a pass over one token.
-        far_noise: The same as `noise`, where a pass ends behind `FAR` tokens.
     """
 
     accept: Accept = coupled
     noise: float = 0.0
     strict: bool = False
-    far_noise: float = 0.0
 
-    def noise_of(self, n_pending: int, n_tokens: int) -> float:
-        """Return the noise of a pass over the last `n_pending` of `n_tokens`; one over a single token is what plain decoding does."""
-        if n_pending == 1:
-            return 0.0
-        return max(self.noise, self.far_noise) if n_tokens > FAR else self.noise
+    def noise_of(self, n_rows: int) -> float:
+        """Return the noise of a pass over `n_rows`; one over a single row is what plain decoding does."""
+        return self.noise if n_rows > 1 else 0.0
 
 
 @dataclass(frozen=True)
@@ -73,7 +68,7 @@ def run_round(target: LanguageModel, drafter: Drafter, tokens: Sequence[int], sa
     branches = [(len(pending) - len(draft.tokens) + i, token) for i, token in draft.branches]
     rows = Rows(target.logits(pending, len(draft.tokens) + 1, branches), tokens, draft.tokens, sampler, draft.branches)
     new = rule.accept(draft, rows)
-    noise = rule.noise_of(len(pending), len(tokens) + len(draft.tokens))
+    noise = rule.noise_of(len(pending))
     near_ties = [i for i, token in enumerate(new) if rows.is_near_tie(i, token, noise)]
     logprobs = [] if sampler.sampling.logprobs is None else [rows.logprob(i, token) for i, token in enumerate(new)]
     drafter.learn(new, rows.logits)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -23,6 +23,10 @@ class LanguageModel(Protocol):
         cached_bytes: What one token takes in the cache.
         cached: The tokens in the cache, one after the other.
         reads_at_once: Tokens of a prompt that are read in one pass.
+        grid: Passes that read a prompt end at multiples of this; 0 where it does not matter.
+        n_read: How many of the cached tokens, from the first on, were read as a prompt, on the grid.
+        exact_attention: Attention gives a row the same bits in passes of all widths, at all depths.
+        depth_costs: Tokens in a pass -> seconds more for each cached token; empty where that was not measured.
     """
 
     n_vocab: int
@@ -33,6 +37,10 @@ class LanguageModel(Protocol):
     cached_bytes: float
     cached: list[int]
     reads_at_once: int
+    grid: int
+    n_read: int
+    exact_attention: bool
+    depth_costs: Mapping[int, float]
 
     @property
     def n_past(self) -> int:
@@ -56,8 +64,15 @@ class LanguageModel(Protocol):
 
 
 def keep_beginning(model: LanguageModel, tokens: Sequence[int]) -> None:
-    """Forget all that a model has read but the longest beginning of `tokens`; everything, where it cannot go back to that."""
+    """Roll back to the longest beginning of `tokens` whose cache is what reading `tokens` afresh gives; to nothing, where the model cannot do that.
+
+    Where the bits of a row depend on the width of its pass (`grid`), decoded tokens are read again, and so is the last part of a prompt that goes
+    on differently: it was read in a pass of another width.
+    """
     same = next((i for i, (a, b) in enumerate(zip(model.cached, tokens, strict=False)) if a != b), min(model.n_past, len(tokens)))
+    if model.grid and not same == len(tokens) == model.n_read:
+        same = min(same, model.n_read)
+        same -= same % model.grid
     try:
         model.rollback(same)
     except RollbackError:
@@ -67,12 +82,22 @@ def keep_beginning(model: LanguageModel, tokens: Sequence[int]) -> None:
 def read_on(model: LanguageModel, tokens: Sequence[int], cancelled: Callable[[], bool]) -> None:
     """Read what a model has not read of `tokens`, pass by pass until `cancelled()`."""
     while model.n_past < len(tokens) and not cancelled():
-        model.read(tokens[model.n_past : model.n_past + model.reads_at_once])
+        model.read(tokens[model.n_past : _pass_end(model, len(tokens))])
 
 
-def row_afresh(model: LanguageModel, tokens: Sequence[int], at_once: int = 32) -> Logits:
-    """Return a copy of the row after `tokens`, read into an empty cache so many at once."""
+def _pass_end(model: LanguageModel, n_tokens: int) -> int:
+    """Return where the next pass ends: at a multiple of the grid, but for the last pass."""
+    end = min(model.n_past + model.reads_at_once, n_tokens)
+    on_grid = end - end % model.grid if model.grid else end
+    return on_grid if on_grid > model.n_past else end
+
+
+def row_afresh(model: LanguageModel, tokens: Sequence[int], one_by_one: bool = False) -> Logits:
+    """Return a copy of the row after `tokens`, read into an empty cache as a prompt is, or one token in each pass."""
     model.rollback(0)
-    for i in range(0, len(tokens) - 1, at_once):
-        model.read(tokens[i : min(i + at_once, len(tokens) - 1)])
+    if one_by_one:
+        for token in tokens[:-1]:
+            model.read([token])
+    else:
+        read_on(model, tokens[:-1], lambda: False)
     return np.array(model.logits(tokens[-1:], 1)[0])

@@ -6,13 +6,15 @@ import collections
 import ctypes
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from typing import TypeAlias
 
 from llama_cpp import llama_cpp as C
 
+from ._exact_kernels import switch_tiles
+from ._gguf import Header
 from ._needs import features_of
 from .errors import LoadCancelledError, NotEnoughMemoryError
 
@@ -33,9 +35,14 @@ def _keep_log(level: int, text: bytes, _data: object) -> None:
 _log_callback = C.llama_log_callback(_keep_log)  # llama.cpp calls it as long as the process lives
 
 
+def start_backend(headers: Iterable[Header]) -> None:
+    """Start llama.cpp, once a process, with the kernels that suit the first models."""
+    switch_tiles(headers)
+    _start()
+
+
 @cache
-def start_backend() -> None:
-    """Let llama.cpp begin, once a process."""
+def _start() -> None:
     C.llama_log_set(_log_callback, ctypes.c_void_p(0))
     C.llama_backend_init()
 

@@ -203,19 +203,17 @@ class LLM:
         with self.models() as (target, lent):
             return restore_session(Path(path), target, lent if lent is not target else None)
 
-    def logit_noise(self, k: int, n_tokens: int | None = None) -> float:
-        """Return how far logits of the target move against each other with the size of the batch on this machine, at most, in logits.
+    def logit_noise(self, k: int, exact: bool = True) -> float:
+        """Return how far logits of the target move against each other with the width of the pass on this machine, at most, in logits.
 
-        Measured with the profile, over a few rows, and doubled: a decision closer than that is a near tie. 0 where k is 0, or where this machine's
-        kernels give the same logits whatever the size.
+        Measured with the profile, over a few rows, and doubled: a decision closer than that is a near tie. 0 where k is 0, and where the passes
+        in use give a row the same bits as single-row passes.
 
         Args:
-            k: Tokens drafted in a round.
-            n_tokens: Tokens in the cache after it: with several threads long texts can have noise that short ones have not. None: as many as
-                there can be.
+            k: Tokens drafted in a round, at most.
+            exact: As in `Speculation`.
         """
-        Speculation(k)  # or say what is wrong with it
-        return self.profile.logit_noise(k, n_tokens) if k else 0.0
+        return self._pair.logit_noise(Speculation(k, exact=exact))
 
     @property
     def profile(self) -> Profile:

@@ -7,11 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from . import _store
+from ._attention import choose_attention
 from ._checksums import Tell
 from ._context import AdapterFile, ContextOptions, adapters
 from ._drafters import Suffixes, check_vocabulary
-from ._gguf import read_header
-from ._library import Progress, build_features, offloads
+from ._gguf import Header, read_header
+from ._library import Progress, build_features, offloads, start_backend
 from ._llm import LLM
 from ._measure import profile_of
 from ._model import Model
@@ -102,15 +103,20 @@ def load(
     draft_path, notes = _draft_of(entry, path, draft, options, named)
     if of_draft.lora and not draft_path:
         raise InvalidOptionError("draft_lora", str(of_draft.lora[0].path), "left out: no draft model is loaded", "name one with --draft FILE.")
-    if draft_path and not offloads():  # together, before one of them is loaded
-        check_memory([(read_header(path), options), (read_header(draft_path), of_draft)], build_features())
+    header, draft_header = read_header(path), read_header(draft_path) if draft_path else None
+    if draft_header and not offloads():  # together, before one of them is loaded
+        check_memory([(header, options), (draft_header, of_draft)], build_features())
+    start_backend([header, *([draft_header] if draft_header else [])])
+    options, attention = choose_attention(header, options, must_be_exact=True)
     steps = _Steps(progress, [path, *([draft_path] if draft_path else [])])
     target, drafter = Model(path, options, steps.next()), None
     try:
+        if attention:
+            target.exact_attention, target.depth_costs = attention.exact, attention.depth_costs(header)
         if not (target.can_roll_back or plain):
             notes = [f"{path.name} cannot go back a token (it is recurrent or hybrid), which speculation needs: decoding plainly."]
-        elif draft_path:
-            drafter, why_not = _load_draft(draft_path, target, of_draft, steps.next())
+        elif draft_path and draft_header:
+            drafter, why_not = _load_draft(draft_path, draft_header, target, of_draft, steps.next())
             notes += why_not
         if target.n_ctx > target.n_ctx_train > 0:
             notes.append(
@@ -173,10 +179,12 @@ def _suffixes(target: Model, text: str) -> Suffixes:
     return suffixes
 
 
-def _load_draft(path: Path, target: Model, options: ContextOptions, progress: Progress | None) -> tuple[Model | None, list[str]]:
+def _load_draft(path: Path, header: Header, target: Model, options: ContextOptions, progress: Progress | None) -> tuple[Model | None, list[str]]:
     """Load a draft that speaks the target's vocabulary; where it cannot go back, return None and the reason."""
+    options, attention = choose_attention(header, options, must_be_exact=False)
     draft = Model(path, replace(options, n_ctx=target.n_ctx), progress)
     try:
+        draft.depth_costs = attention.depth_costs(header) if attention else {}
         check_vocabulary(target, draft)
     except BaseException:
         draft.close()

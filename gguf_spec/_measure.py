@@ -1,10 +1,12 @@
-"""Measures what passes of a pair cost on this machine, and how often the draft is right."""
+"""Measure what passes of a pair cost on this machine, which of them give a row the same bits, and how often the draft is right."""
 
 from __future__ import annotations
 
+import hashlib
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -12,32 +14,43 @@ import numpy as np
 from ._drafters import SURENESSES, Calibration, CoupledGuess, ModelDrafter
 from ._language_model import LanguageModel
 from ._model import Model
-from ._near_ties import FAR, Alone
+from ._near_ties import Alone
 from ._profile import Profile, keep_profile, kept_profile
 from ._rng import SeededRng
 from ._sampling import Filters, Logits, Sampler
 from ._types import K_MAX, Sampling
 
-_WIDTHS = (2, 4, 8, 16, 3, 5, 6, 33, 12, 7, 9, 10, 14, 17, 24, 32, 11, 13, 15, 20, 28)  # the most telling first
-_NEEDED = 4  # of them, however long they take: what is beyond the widest is a guess, and long drafts stand or fall with it
+_WIDTHS = (2, 4, 8, 16, 65, 33, 3, 5, 6, 12, 7, 9, 10, 14, 17, 24, 32, 11, 13, 15, 20, 28, 48, 64)  # the most telling first
+_NEEDED = 4  # of them, however long they take: what is beyond the widest is a guess, and no wider pass verifies
 _DRAFT_WIDTHS = (2, 4, 8, 16, 33)
-_MORE_THAN_MEMORY = 4.0  # twice to six times was measured
-_FEWEST = 16  # passes over one token
-_QUICK_S = 2.0  # at the pace of single passes, for reading so far; batches are several times faster
-_FAR = 1024  # cached tokens at which the cost of a context is measured
-_FAR_ENOUGH = 128  # at least, for that
-_FAR_TIMES = 8
-_SPLIT, _PATIENT_S = FAR + 4, 15.0  # tokens behind which noise is looked for; at the pace of single passes
-_AT_LENGTH = 4 * K_MAX + 2  # tokens said where it is measured thoroughly: so often the draft is asked
+_MORE_THAN_MEMORY = 4.0  # attention takes so much more than reading the cached bytes: two to six times was measured
+_N_SINGLES, _FEWEST = 64, 4  # passes over one token: as many as the budget allows, and at least
+_DEEP = 1024  # cached tokens behind which passes are timed where it is thorough
+_SPLIT = 520  # cached tokens from which flash attention is split over threads: 512 cells
+_DEEP_ENOUGH = 128  # at least, for that
+_DEEP_PARTS = 8
+_DEEP_WIDTHS = (1, 8)
+_AT_LENGTH = 4 * K_MAX + 2  # tokens generated where it is measured thoroughly: so often the draft is asked
 _SAID = Sampling(temperature=0.8, ignore_eos=True)  # how the target says what is measured with
+_MANY = 7  # widths between an exact and an inexact one that are tried one by one
+_CHEAPER, _DEARER = 0.5, 3.0  # a pass is not cheaper than half of a narrower one, nor dearer than three times as many single passes
+_STEADY = 1.5  # the median of single passes over their shortest: beyond that another program was running
+_OLD_S = 30 * 24 * 3600.0  # age from which a profile is measured again
 
 
 def profile_of(target: Model, draft: Model | None) -> Profile:
-    """Return the profile kept for these models, or measure it, in about two seconds and at least 20 passes of the target, and keep it."""
-    profile = kept_profile(target, draft)
-    if profile is None:
-        profile = measure(target, draft)
-        keep_profile(target, draft, profile)
+    """Return the profile kept for these models, or measure it in about two seconds and keep it.
+
+    One that was measured beside another program, or is a month old, is measured again.
+    """
+    kept = kept_profile(target, draft)
+    now = time.time()
+    if kept and kept.steady and 0 <= now - kept.measured_at < _OLD_S:
+        return kept
+    profile = measure(target, draft)
+    if kept and kept.steady and not profile.steady:
+        profile = replace(kept, measured_at=now)  # the machine is busy now: what an idle one took is closer
+    keep_profile(target, draft, profile)
     return profile
 
 
@@ -45,7 +58,7 @@ def measure(
     target: LanguageModel,
     draft: LanguageModel | None,
     *,
-    budget_s: float = 2.0,
+    budget_s: float = 1.6,
     thorough: bool = False,
     on_step: Callable[[int, int], object] | None = None,
 ) -> Profile:
@@ -59,30 +72,46 @@ def measure(
         on_step: Called with the number of passes done and to do; for what is thorough, as else the budget ends it.
     """
     began = time.perf_counter()
-    n_times, n_said, n_draft = (5, _AT_LENGTH, _AT_LENGTH // 4) if thorough else (3, 2 * K_MAX, _FEWEST)
+    n_times, n_said, n_draft = (5, _AT_LENGTH, _AT_LENGTH // 4) if thorough else (3, _N_SINGLES, 16)
     half_s = np.inf if thorough else budget_s / 2
     n_said, n_draft = (max(1, min(n, target.n_ctx - 1)) for n in (n_said, n_draft))
     passes, draft_passes = (_order(of, n_times, target.n_ctx) for of in (_WIDTHS, _WIDTHS if thorough else _DRAFT_WIDTHS))
-    n_of_draft = n_draft + len(draft_passes) + 2 * _FAR_TIMES
-    steps = _Steps(on_step, n_said + len(passes) + 2 * _FAR_TIMES + (n_of_draft if draft else 0))
-    said, rows, singles, token_s = _say(target, n_said, half_s / 2, steps)
-    noise: dict[int, float] = {}
-    target_s = {1: statistics.median(singles)} | _time(
-        target, said, passes, 1.5 * half_s, steps, judge=lambda width, logits: noise.setdefault(width, rows.moved(logits))
-    )
-    target_far = _look_far(target, said, target_s[1], thorough, steps, with_noise=True)
-    draft_s: dict[int, float] = {}
-    right, draft_slope, proposal_s = [(0.0, 0.0)] * SURENESSES, 0.0, 0.0
+    n_deep = _DEEP_PARTS * (1 + len(_DEEP_WIDTHS))
+    steps = _Steps(on_step, n_said + len(passes) + n_deep + (n_draft + len(draft_passes) + n_deep if draft else 0))
+    said = _generate(target, n_said, half_s / 3, steps)
+    rows = _PassRows(target, said)
+    target_s = {1: said.single_s} | _time(target, said.tokens, passes, 1.5 * half_s, steps, judge=rows.compare)
+    exact_width = rows.exact_width() if target.exact_attention else 1
+    noise = rows.noise if target.exact_attention else rows.with_deep_noise()
+    target_depth = _depth(target, said.tokens, said.single_s, thorough, steps)
+    right, draft_s, draft_depth, proposal_s = [(0.0, 0.0)] * SURENESSES, dict[int, float](), dict[int, float](), 0.0
     if draft:
-        right, proposal_s = _ask(draft, said)
-        said = [min(token, draft.n_vocab - 1) for token in said]
-        draft_s[1] = statistics.median(_say(draft, n_draft, half_s / 4, steps).singles_s)
-        draft_s |= _time(draft, said, draft_passes, half_s / 4, steps, n_rows=1)
-        draft_slope = _look_far(draft, said, draft_s[1], thorough, steps).slope
+        right, proposal_s = _ask(draft, said.tokens)
+        text = [min(token, draft.n_vocab - 1) for token in said.tokens]
+        draft_s[1] = _generate(draft, n_draft, half_s / 4, steps).single_s
+        draft_s |= _time(draft, text, draft_passes, half_s / 4, steps, n_rows=1)
+        draft_depth = _depth(draft, text, draft_s[1], thorough, steps)
         draft.rollback(0)
     target.rollback(0)
-    seconds = time.perf_counter() - began
-    return Profile(target_s, target_far.slope, draft_s, draft_slope, noise, tuple(right), seconds, token_s, proposal_s, target_far.noise)
+    return Profile(
+        plausible(target_s), target_depth, plausible(draft_s), draft_depth, noise, tuple(right),
+        time.perf_counter() - began, said.token_s, proposal_s, exact_width, said.steady, time.time(),
+    )  # fmt: skip
+
+
+def plausible(table: Mapping[int, float]) -> dict[int, float]:
+    """Return a table of costs without the entries that only another program can explain.
+
+    Args:
+        table: Tokens in a pass -> seconds, 1 among them; or empty.
+    """
+    kept: dict[int, float] = {}
+    for width in sorted(table):
+        if all(table[width] >= _CHEAPER * other for other in kept.values()) and table[width] <= _DEARER * width * table[1]:
+            kept[width] = table[width]
+    if len(kept) * 2 < len(table):  # most contradict the narrowest passes, so it is those that are wrong
+        return {width: min(table[w] for w in table if w >= width) for width in table}
+    return kept
 
 
 def _order(widths: Sequence[int], n_times: int, n_ctx: int) -> list[int]:
@@ -102,110 +131,167 @@ class _Steps:
             self._on_step(self._done, self._total)
 
 
-class _Talk(NamedTuple):
-    """What a model said.
+class _Generated(NamedTuple):
+    """What a model generated in passes over one token.
 
     Attributes:
-        said: The ids it was given, one after the other.
-        rows: What its rows say.
-        singles_s: What its passes took, but for the first two.
+        tokens: The ids it was given, one after the other.
+        rows: A hash of the bits of each row.
+        gaps: The best logits of each row, to compare other rows with.
+        single_s: What a pass took: the lower quartile.
+        steady: No other program seems to have run beside it.
         token_s: What taking a token from a row took Python.
     """
 
-    said: list[int]
-    rows: Alone
-    singles_s: list[float]
+    tokens: list[int]
+    rows: list[bytes]
+    gaps: Alone
+    single_s: float
+    steady: bool
     token_s: float
 
 
-def _say(model: LanguageModel, n: int, budget_s: float, steps: _Steps) -> _Talk:
-    """Let a model talk from nothing, for `n` tokens or fewer."""
+def _bits(row: Logits) -> bytes:
+    return hashlib.blake2b(row.tobytes(), digest_size=16).digest()
+
+
+def _generate(model: LanguageModel, n: int, budget_s: float, steps: _Steps) -> _Generated:
+    """Let a model generate from nothing, `n` tokens or fewer."""
     sampler = Sampler(_SAID, SeededRng(1), Filters(ends=np.array([i for i in range(model.n_vocab) if model.is_end(i)], dtype=np.int64)))
-    said, rows = [model.start % model.n_vocab], Alone()
+    tokens, rows, gaps = [model.start % model.n_vocab], list[bytes](), Alone()
     took: list[float] = []
     python_s: list[float] = []
     model.rollback(0)
-    while len(said) <= n and (sum(took) < budget_s or len(took) < _FEWEST):
+    while len(tokens) <= n and (sum(took) < budget_s or len(took) < _FEWEST):
         started = time.perf_counter()
-        row = model.logits(said[-1:], 1)[0]
+        row = model.logits(tokens[-1:], 1)[0]
         passed = time.perf_counter()
-        said.append(sampler.token(row, said))
+        tokens.append(sampler.token(row, tokens))
         python_s.append(time.perf_counter() - passed)
         took.append(passed - started)
-        rows.add(row)
+        if len(rows) <= K_MAX:
+            rows.append(_bits(row))
+            gaps.add(row)
         steps.advance()
-    return _Talk(said[:-1], rows, took[2:] or took, statistics.median(python_s))
+    warm = took[2:] or took
+    steady = statistics.median(warm) <= _STEADY * min(warm)
+    return _Generated(tokens[:-1], rows, gaps, _low(warm), steady, statistics.median(python_s))
+
+
+def _low(seconds: Sequence[float]) -> float:
+    """Return the lower quartile: another program only makes a pass longer."""
+    return sorted(seconds)[len(seconds) // 4]
+
+
+class _PassRows:
+    """Compares rows of wide passes with those of single-token passes over the same tokens.
+
+    Attributes:
+        noise: Tokens in a pass -> how far its logits moved against each other; 0 where all rows have the same bits.
+    """
+
+    def __init__(self, model: LanguageModel, said: _Generated) -> None:
+        self._model, self._said = model, said
+        self.noise: dict[int, float] = {}
+
+    def compare(self, width: int, logits: Logits) -> None:
+        """Compare the rows of a pass over the first tokens, shape `(width, V)`, once for each width."""
+        if width in self.noise:
+            return
+        same = all(_bits(row) == alone for row, alone in zip(logits, self._said.rows, strict=False))
+        moved = 0.0 if same else max(self._said.gaps.moved(logits), float(np.finfo(np.float32).tiny))
+        if same and width > len(self._said.rows):  # the last rows may go through other kernels: read the last token again, alone
+            last, token = _bits(logits[-1]), self._text(width)[-1]
+            self._model.rollback(width - 1)
+            moved = 0.0 if _bits(self._model.logits([token], 1)[0]) == last else float(np.finfo(np.float32).tiny)
+        self.noise[width] = moved
+
+    def exact_width(self) -> int:
+        """Return the widest pass up to which all passes have the bits of single rows; narrow passes beside an inexact one are tried too."""
+        exact = 1
+        for width in sorted(self.noise):
+            if self.noise[width]:
+                if width - exact <= _MANY + 1:
+                    exact += self._n_exact(exact + 1, width)
+                break
+            exact = width
+        return exact
+
+    def _n_exact(self, first: int, end: int) -> int:
+        """Return how many widths from `first` on, before `end`, are exact."""
+        for width in range(first, end):
+            self._model.rollback(0)
+            self.compare(width, self._model.logits(self._text(width), width))
+            if self.noise[width]:
+                return width - first
+        return end - first
+
+    def with_deep_noise(self) -> dict[int, float]:
+        """Return the noise with that behind many tokens, where attention may round otherwise; there where the context is long enough."""
+        n_deep = min(_SPLIT, self._model.n_ctx - 9)
+        text, deep = self._text(max(n_deep, 1) + 8), 0.0
+        self._model.rollback(0)
+        self._model.read(text[:n_deep])
+        alone = Alone()
+        alone.add(self._model.logits(text[n_deep : n_deep + 1], 1)[0])
+        for width in (2, 8):
+            self._model.rollback(n_deep)
+            deep = max(deep, alone.moved(self._model.logits(text[n_deep : n_deep + width], width)[:1]))
+        return {width: max(noise, deep) for width, noise in self.noise.items()}
+
+    def _text(self, width: int) -> list[int]:
+        return _repeated(self._said.tokens, width)
+
+
+def _repeated(tokens: Sequence[int], n: int) -> list[int]:
+    return (list(tokens) * (n // len(tokens) + 1))[:n]
 
 
 def _time(
     model: LanguageModel, said: Sequence[int], widths: Sequence[int], budget_s: float, steps: _Steps,
     n_rows: int | None = None, judge: Callable[[int, Logits], object] | None = None,
 ) -> dict[int, float]:  # fmt: skip
-    """Time passes over the first tokens said, of the first few widths at least once, and return the median for each; `judge` sees their rows."""
-    text = [*said, *list(said) * K_MAX]
+    """Time passes over the first tokens, the first few widths at least once; return the lower quartile for each. `judge` sees their rows."""
     took: dict[int, list[float]] = {}
     began = time.perf_counter()
     for i, width in enumerate(widths):
         if i < _NEEDED or time.perf_counter() - began < budget_s:
+            text = _repeated(said, width)
             model.rollback(0)
             started = time.perf_counter()
-            logits = model.logits(text[:width], n_rows or width)
+            logits = model.logits(text, n_rows or width)
             took.setdefault(width, []).append(time.perf_counter() - started)
             if judge:
                 judge(width, logits)
         steps.advance()
-    return {width: statistics.median(seconds) for width, seconds in took.items()}
+    return {width: _low(seconds) for width, seconds in took.items()}
 
 
-class _Far(NamedTuple):
-    """What is different far into a context.
+def _depth(model: LanguageModel, said: Sequence[int], single_s: float, thorough: bool, steps: _Steps) -> dict[int, float]:
+    """Return for passes of some widths the seconds that each cached token adds: measured where it is thorough, else known or estimated.
 
-    Attributes:
-        slope: What each row costs more for each cached token, in seconds.
-        noise: How far the logits of a pass over two tokens moved against those of one; 0 where that was not looked at.
+    The estimate: a pass over one token reads all weights and the cache of all tokens before it, and attention takes more than reading.
     """
-
-    slope: float
-    noise: float = 0.0
-
-
-def _look_far(model: LanguageModel, said: Sequence[int], single_s: float, thorough: bool, steps: _Steps, with_noise: bool = False) -> _Far:
-    """Look behind many cached tokens where that is quick or wished; else the costs are foretold as memory goes.
-
-    A pass over one token reads all weights and the cache of all tokens before it; attention takes more than reading alone. With several threads
-    llama.cpp's flash attention on a CPU splits a long cache among them for a single token, but not for several: hence noise that is not there before.
-    """
-    far = min(_FAR, model.n_ctx - _FAR_TIMES)
-    text = (list(said) * (far + 2))[: far + 2]
-    if not (far >= _FAR_ENOUGH if thorough else far == _FAR and single_s * far < _QUICK_S):
-        noise = _noise_behind(model, text, _SPLIT) if with_noise and far > _SPLIT and single_s * _SPLIT < _PATIENT_S else 0.0
-        steps.advance(2 * _FAR_TIMES)
-        return _Far(_MORE_THAN_MEMORY * single_s * model.cached_bytes / max(1, model.weight_bytes), noise)
+    deep = min(_DEEP, model.n_ctx - max(_DEEP_WIDTHS) - 1)
+    if not thorough or deep < _DEEP_ENOUGH:
+        steps.advance(_DEEP_PARTS * (1 + len(_DEEP_WIDTHS)))
+        slope = _MORE_THAN_MEMORY * single_s * model.cached_bytes / max(1, model.weight_bytes)
+        return dict(model.depth_costs) or {1: slope, 8: 8 * slope}
+    text = _repeated(said, deep + max(_DEEP_WIDTHS))
+    near = _time(model, said, _DEEP_WIDTHS * _DEEP_PARTS, np.inf, _Steps(None, 0), n_rows=1)
     model.rollback(0)
-    for i in range(_FAR_TIMES):
-        model.read(text[far * i // _FAR_TIMES : far * (i + 1) // _FAR_TIMES])
+    for i in range(_DEEP_PARTS):
+        model.read(text[deep * i // _DEEP_PARTS : deep * (i + 1) // _DEEP_PARTS])
         steps.advance()
-    noise = _noise_behind(model, text, far) if with_noise else 0.0
-    took: list[float] = []
-    for _ in range(_FAR_TIMES):
-        started = time.perf_counter()
-        model.logits(said[:1], 1)
-        took.append(time.perf_counter() - started)
-        steps.advance()
-    return _Far(max(0.0, (statistics.median(took) - single_s) / far), noise)
-
-
-def _noise_behind(model: LanguageModel, text: Sequence[int], depth: int) -> float:
-    """Return how far the logits of a pass over two tokens move against those of one, behind the first `depth` of `text`, which stay cached."""
-    model.rollback(depth)
-    model.read(text[model.n_past : depth])
-    alone = model.logits(text[depth : depth + 1], 1)[0].copy()
-    model.rollback(depth)
-    beside = model.logits(text[depth : depth + 2], 2)[0]
-    alive = np.isfinite(alone) & np.isfinite(beside)
-    noise = float(np.abs(alone - beside)[alive].max(initial=0.0))
-    model.rollback(depth)
-    return noise
+    far: dict[int, list[float]] = {}
+    for _ in range(_DEEP_PARTS):
+        for width in _DEEP_WIDTHS:
+            started = time.perf_counter()
+            model.logits(text[deep : deep + width], 1)
+            far.setdefault(width, []).append(time.perf_counter() - started)
+            model.rollback(deep)
+            steps.advance()
+    return {width: max(0.0, _low(far[width]) - near[width]) / deep for width in _DEEP_WIDTHS}
 
 
 def _ask(draft: LanguageModel, said: Sequence[int]) -> tuple[list[tuple[float, float]], float]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import ctypes
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -26,16 +27,16 @@ from ._context import (
     load_error,
     physical_cores,
 )
+from ._exact_kernels import GRID, has_exact_attention, has_exact_products
 from ._gguf import Header, check_generates_text, read_header
 from ._library import Progress, Watch, build_features, log, offloads, on_deep_stack, start_backend, verbose
 from ._lora import check_adapter
-from ._needs import check_memory
+from ._needs import CPU_BATCH, check_memory
 from ._sampling import Logits
 from ._types import BRANCHES_MAX, K_MAX
 from .errors import ClosedError, DecodeError, InvalidOptionError, RollbackError, UnsupportedModelError
 
-_N_BATCH, _N_BATCH_CPU = 512, 64  # tokens of a batch at most; without flash attention llama.cpp sets memory aside for each
-_READS_AT_ONCE = 32  # on a CPU: wider passes are hardly faster, and some kernels round otherwise from 33 on: what was read would tip near ties
+_N_BATCH = 512  # tokens of a batch at most
 
 
 class Model:
@@ -50,7 +51,13 @@ class Model:
         weight_bytes: What the weights take, those of adapters too.
         cached_bytes: What one token takes in the cache.
         reads_at_once: Tokens of a prompt that are read in one pass.
+        grid: Passes that read a prompt end at multiples of this; 0 where it does not matter, as rows have the same bits in passes of any width.
+        n_read: How many of the cached tokens, from the first on, were read as a prompt, on the grid.
+        exact_attention: Attention gives a row the same bits in passes of all widths, at all depths.
+        depth_costs: Tokens in a pass -> seconds more for each cached token; empty where that was not measured.
     """
+
+    depth_costs: Mapping[int, float] = MappingProxyType({})
 
     def __init__(self, path: Path, options: ContextOptions, progress: Progress | None = None) -> None:
         """Load a GGUF file; `progress` is called with the share that is loaded.
@@ -61,7 +68,7 @@ class Model:
             InvalidOptionError: The model or this build of llama.cpp cannot be loaded so.
             NotEnoughMemoryError: Weights and cache do not fit.
         """
-        self.path, self.options = path, options
+        self.path, self.options = path, options if offloads() else options.resolved()
         self._model: Any = None
         self._ctx: Any = None
         self._batch: Any = None
@@ -69,13 +76,16 @@ class Model:
         self._vocab: Any = None
         self._adapters: list[Any] = []
         self.cached: list[int] = []
+        self.n_read = 0
         self.busy_s = 0.0
         header = read_header(path)
         check_generates_text(header)
         options.check_heads(header)
         for adapter in options.lora:
             check_adapter(adapter.path, header)
-        start_backend()
+        start_backend([header])
+        self.exact_attention = has_exact_attention(self.options, build_features())
+        self.grid = 0 if options.drafts or (self.exact_attention and has_exact_products(header)) else GRID
         options.check_backend(C.llama_supports_gpu_offload())
         verbose.set() if options.verbose else verbose.clear()
         try:
@@ -133,8 +143,7 @@ class Model:
     def _open(self, header: Header) -> None:
         params, options = C.llama_context_default_params(), self.options
         params.n_ctx = options.positions(self.n_ctx_train)
-        self.reads_at_once = _N_BATCH if offloads() else _READS_AT_ONCE
-        self._n_batch = params.n_batch = params.n_ubatch = _N_BATCH if offloads() else _N_BATCH_CPU
+        self.reads_at_once = self._n_batch = params.n_batch = params.n_ubatch = _N_BATCH if offloads() else CPU_BATCH
         n_sequences = 1 + BRANCHES_MAX if self.can_roll_back else 1  # they share one cache, and cost nothing while they are empty
         params.kv_unified = self.can_roll_back
         params.n_seq_max, params.n_outputs_max, params.n_outputs_max_per_seq = n_sequences, K_MAX + 1, K_MAX + 1
@@ -188,8 +197,11 @@ class Model:
 
     def read(self, tokens: Sequence[int]) -> None:
         """Put tokens into the cache, `reads_at_once` in a pass. No logits are computed."""
+        on_grid = self.n_read == self.n_past
         for i in range(0, len(tokens), self.reads_at_once):
             self._decode(tokens[i : i + self.reads_at_once], 0)
+        if on_grid:
+            self.n_read = self.n_past
 
     def logits(self, tokens: Sequence[int], n_rows: int, branches: Sequence[tuple[int, int]] = ()) -> Logits:
         """Put tokens into the cache and return the logits after each of the last `n_rows` of them.
@@ -241,6 +253,7 @@ class Model:
         if code != 0:
             C.llama_memory_clear(self._memory, True)
             self.cached.clear()
+            self.n_read = 0
             raise DecodeError(code, n_past, n, log[-1] if log else "")
         self.cached.extend(tokens)
 
@@ -275,6 +288,7 @@ class Model:
         elif not C.llama_memory_seq_rm(self._memory, 0, to, -1):
             raise RollbackError(self.path.name, self.n_past, to)
         del self.cached[to:]
+        self.n_read = min(self.n_read, to)
 
     def state_bytes(self) -> int:
         """Return about how many bytes `state` takes."""
@@ -288,8 +302,14 @@ class Model:
             state = state[:n]
         return state
 
-    def restore(self, tokens: Sequence[int], state: bytes) -> bool:
-        """Fill the cache with what `state` gave when `tokens` were in it; return whether llama.cpp took it. If not, the cache is empty."""
+    def restore(self, tokens: Sequence[int], n_read: int, state: bytes) -> bool:
+        """Fill the cache with what `state` gave when `tokens` were in it; return whether llama.cpp took it. If not, the cache is empty.
+
+        Args:
+            tokens: Their ids.
+            n_read: How many of them were read as a prompt.
+            state: What `state` returned.
+        """
         self.rollback(0)
         if not tokens or len(tokens) > self.n_ctx:
             return not tokens
@@ -297,6 +317,7 @@ class Model:
         n = C.llama_state_seq_set_data(self._ctx, buffer.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8)), len(buffer), 0)
         if n and C.llama_memory_seq_pos_max(self._memory, 0) == len(tokens) - 1:
             self.cached.extend(tokens)
+            self.n_read = n_read
             return True
         C.llama_memory_clear(self._memory, True)
         return False

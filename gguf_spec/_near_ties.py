@@ -14,7 +14,6 @@ from ._types import Sampling
 
 _RIVALS = 64  # best tokens of a row that are compared with the best one
 MARGIN = 2.0  # what a few rows show is not the most there can be
-FAR = 256  # tokens in the cache up to which llama.cpp looks at all of them at once; behind that, threads may share them for a single token
 
 
 class Alone:

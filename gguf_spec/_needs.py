@@ -18,7 +18,8 @@ from ._memory import available_bytes, resident_bytes, total_bytes
 from ._types import BRANCHES_MAX, K_MAX
 from .errors import NotEnoughMemoryError
 
-_ROWS = K_MAX + 1 + BRANCHES_MAX  # that a pass has at most
+CPU_BATCH = 256  # tokens of a prompt that are read in one pass on a CPU: without flash attention each takes memory for all it looks at
+_ROWS = K_MAX + 1 + BRANCHES_MAX  # of logits that a pass has at most
 _PAD = 256  # llama.cpp rounds contexts up to this many positions
 _FLOAT = 4
 _SMALL, _PER_TOKEN, _PER_MERGE = 6 << 20, 150, 140  # measured: code and tables of llama.cpp, and what it keeps of a vocabulary
@@ -90,6 +91,7 @@ def needs(models: Sequence[tuple[Header, ContextOptions]], features: Mapping[str
         models: Header and options of the target, and of a draft, whose context is as long as the target's.
         features: What the build of llama.cpp can do, as `features_of` reads it.
     """
+    models = [(header, options.resolved()) for header, options in models]
     header, options = models[0]
     n_ctx = options.positions(_whole(header, "context_length"))
     weights = caches = compute = copies = idle = 0
@@ -263,7 +265,7 @@ def _compute_bytes(header: Header, options: ContextOptions, n_ctx: int) -> int:
     of_row += _padded(n_ctx) // 2 if options.flash_attention != "off" else _padded(n_ctx) * (heads + 1)
     n_tokens, n_merges = _length(header, "tokenizer.ggml.tokens"), _length(header, "tokenizer.ggml.merges")
     logits = 2 * _ROWS * n_tokens  # in the pass, and where they are read
-    return _SMALL + _FLOAT * (_ROWS * of_row + logits) + _PER_TOKEN * n_tokens + _PER_MERGE * n_merges
+    return _SMALL + _FLOAT * (CPU_BATCH * of_row + logits) + _PER_TOKEN * n_tokens + _PER_MERGE * n_merges
 
 
 def _padded(n_ctx: int) -> int:

@@ -8,7 +8,7 @@ from ._drafters import Calibration, CoupledGuess, DrawnGuess, ModelDrafter, Ngra
 from ._model import Model
 from ._profile import NOTHING_KNOWN, Profile, keep_experience, recall_experience
 from ._sampling import Sampler
-from ._types import Speculation
+from ._types import K_MAX, Speculation
 from ._window import Window
 from .errors import InvalidOptionError
 
@@ -51,7 +51,17 @@ class Pair:
     def know(self, profile: Profile) -> None:
         """Go by a profile from now on."""
         self.profile, self.experiences = profile, profile.experiences()
+        if profile is not NOTHING_KNOWN and profile.exact_width > K_MAX and self.target.exact_attention:
+            self.target.grid = 0  # all kernels of this machine are exact, whatever the header suggests
         self._measure = None if profile is not NOTHING_KNOWN else self._measure
+
+    def logit_noise(self, speculation: Speculation) -> float:
+        """Return how far logits of the passes that `speculation` may make move against those of single-row passes, at most."""
+        return self.profile.logit_noise(self.most_drafted(speculation))
+
+    def most_drafted(self, speculation: Speculation) -> int:
+        """Return how many tokens a round may draft: no more than passes that verify have rows for, beside the one before them."""
+        return min(speculation.k, self.profile.widest(speculation.exact) - 1)
 
     def check(self, speculation: Speculation) -> None:
         """Refuse what these models cannot do.

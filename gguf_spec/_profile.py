@@ -13,16 +13,18 @@ from ._chances import Chances
 from ._context import ContextOptions, physical_cores
 from ._costs import Costs, Overhead, Pace, interpolate
 from ._drafters import SURENESSES, CoupledGuess, DrawnGuess, NgramDrafter, RetryDrafter
+from ._exact_kernels import kernels_in_use
 from ._experience import FIRM, Experience, expectations
 from ._library import library_parts
 from ._model import Model
-from ._near_ties import FAR, MARGIN
+from ._near_ties import MARGIN
 from ._types import K_MAX
 
-VERSION = 4
+VERSION = 5
 WORTH_SAYING = 1.05  # a speed-up below that is none
 _FAITH = 5.0  # places by which what a sureness usually means counts against what was seen
 _HOPE = 3.0  # standard deviations
+_MOST_NOISE = 1e3  # logits
 
 
 @dataclass(frozen=True)
@@ -31,39 +33,47 @@ class Profile:
 
     Attributes:
         target: Tokens in a pass of the target -> seconds, with nothing before.
-        target_slope: Seconds more for each row and each cached token.
+        target_depth: Tokens in a pass of the target -> seconds more of the pass for each cached token.
         draft: The same of the draft model; empty without one.
-        draft_slope: The same of the draft model.
-        noise: Tokens in a pass -> how far its logits moved against those of passes over one token, with little before.
+        draft_depth: The same of the draft model.
+        noise: Tokens in a pass -> how far its logits moved against those of single-row passes; 0 where all rows have the same bits.
         right: For each sureness of the draft how often it was right, and in how many places.
         seconds: What measuring took.
         token_s: About what Python takes for each token said.
         proposal_s: And for each token that the draft model proposes.
-        far_noise: How far logits moved behind more than `FAR` tokens.
+        exact_width: The widest pass up to which all passes give a row the bits of a single-row pass; 1 where none does.
+        steady: No other program seems to have run beside the measurement.
+        measured_at: When, in seconds since 1970.
     """
 
     target: dict[int, float]
-    target_slope: float
+    target_depth: dict[int, float]
     draft: dict[int, float]
-    draft_slope: float
+    draft_depth: dict[int, float]
     noise: dict[int, float]
     right: tuple[tuple[float, float], ...]
     seconds: float
     token_s: float = 0.0
     proposal_s: float = 0.0
-    far_noise: float = 0.0
+    exact_width: int = 1
+    steady: bool = True
+    measured_at: float = 0.0
 
-    def logit_noise(self, k: int, n_tokens: int | None = None) -> float:
-        """Return the noise of passes over up to `k` + 1 tokens, and over the next width that was measured.
+    def widest(self, exact: bool) -> int:
+        """Return the most rows of a pass that verifies.
 
         Args:
-            k: Tokens drafted.
-            n_tokens: Tokens in the cache after the pass; None stands for as many as there can be.
+            exact: Only passes whose rows have the bits of single-row passes, on a machine that has any.
         """
-        far = 0.0 if n_tokens is not None and n_tokens <= FAR else self.far_noise
+        return self.exact_width if exact and self.exact_width > 1 else K_MAX + 1
+
+    def logit_noise(self, k: int) -> float:
+        """Return how far logits move in passes over up to `k` + 1 tokens against those of single-row passes, doubled; 0 where these are exact."""
+        if k < self.exact_width:
+            return 0.0
         within = [width for width in sorted(self.noise) if width <= k + 1]
         wider = [width for width in sorted(self.noise) if width > k + 1][:1]
-        return MARGIN * max([far, *(self.noise[width] for width in [*within, *wider])])
+        return MARGIN * max([0.0, *(self.noise[width] for width in [*within, *wider])])
 
     @property
     def agreement(self) -> float:
@@ -103,8 +113,8 @@ class Profile:
     def experiences(self) -> dict[str, Experience]:
         """Return what to go by at first, for texts that are `greedy`, `sampled`, and `drawn` by a rule that needs the draft's law."""
         pace = Pace()
-        target = Costs(self.target, self.target_slope, K_MAX + 1, pace)
-        draft = Costs(self.draft, self.draft_slope, K_MAX + 1, pace) if self.draft else None
+        target = Costs(self.target, self.target_depth, K_MAX + 1, pace)
+        draft = Costs(self.draft, self.draft_depth, K_MAX + 1, pace) if self.draft else None
         texts = {NgramDrafter.name: NgramDrafter.beliefs, RetryDrafter.name: RetryDrafter.beliefs}
         # A few places say little: hope for the better, within what they allow. What comes true then weighs more than this.
         n = self._n_places
@@ -135,20 +145,39 @@ class Profile:
         Raises:
             KeyError, TypeError, ValueError: It is something else.
         """
-        if not all(isinstance(data[name], dict) for name in ("target", "draft", "noise")):
-            raise TypeError(data)
-        tables = {name: {int(n): float(s) for n, s in data[name].items()} for name in ("target", "draft", "noise")}
+        tables = {name: _table(data[name], 0.0) for name in ("target_depth", "draft_depth", "noise")}
+        tables |= {name: _table(data[name], 1e-9) for name in ("target", "draft")}
         right = tuple((float(hits), float(places)) for hits, places in data["right"])
-        if len(right) != SURENESSES or not tables["target"] or not all(0 < s < 1e6 for name in ("target", "draft") for s in tables[name].values()):
+        if len(right) != SURENESSES or not all(0 <= hits <= places < 1e9 for hits, places in right):
             raise ValueError(data)
-        slopes, seconds = (
-            (float(data["target_slope"]), float(data["draft_slope"])),
-            (float(data[name]) for name in ("seconds", "token_s", "proposal_s", "far_noise")),
-        )
-        return cls(tables["target"], slopes[0], tables["draft"], slopes[1], tables["noise"], right, *seconds)
+        numbers = {name: float(data[name]) for name in ("seconds", "token_s", "proposal_s", "measured_at")}
+        if not (1 in tables["target"] and tables["target_depth"]) or bool(tables["draft"]) != bool(tables["draft_depth"]):
+            raise ValueError(data)
+        if not (1 <= (exact_width := data["exact_width"]) <= K_MAX + 1 and isinstance(exact_width, int) and isinstance(data["steady"], bool)):
+            raise ValueError(data)
+        if not all(0 <= number < 1e12 for number in numbers.values()) or any(noise > _MOST_NOISE for noise in tables["noise"].values()):
+            raise ValueError(data)
+        return cls(
+            tables["target"], tables["target_depth"], tables["draft"], tables["draft_depth"], tables["noise"], right,
+            numbers["seconds"], numbers["token_s"], numbers["proposal_s"], exact_width, data["steady"], numbers["measured_at"],
+        )  # fmt: skip
 
 
-NOTHING_KNOWN = Profile({1: 0.02, 33: 0.1}, 0.0, {1: 0.002, 33: 0.02}, 0.0, {}, ((0.0, 0.0),) * SURENESSES, 0.0)
+def _table(data: Any, least: float) -> dict[int, float]:
+    """Return a table by widths, read back.
+
+    Raises:
+        TypeError, ValueError: It is something else, or a value is out of range.
+    """
+    if not isinstance(data, dict):
+        raise TypeError(data)
+    table = {int(width): float(value) for width, value in data.items()}
+    if not all(0 < width <= 1 << 16 and least <= value < 1e6 for width, value in table.items()):
+        raise ValueError(data)
+    return table
+
+
+NOTHING_KNOWN = Profile({1: 0.02, 33: 0.1}, {1: 0.0}, {1: 0.002, 33: 0.02}, {1: 0.0}, {}, ((0.0, 0.0),) * SURENESSES, 0.0, exact_width=K_MAX + 1)
 """What to go by where nothing was measured."""
 
 
@@ -193,7 +222,7 @@ def keep_experience(target: Model, draft: Model | None, experiences: Mapping[str
 
 
 def _file(target: Model | Loadable, draft: Model | Loadable | None, kind: str = "profiles") -> Path:
-    parts: list[object] = [VERSION, *this_machine(), *library_parts()]
+    parts: list[object] = [VERSION, *this_machine(), *library_parts(), kernels_in_use()]
     for model in (target, draft):
         if model:
             o = model.options

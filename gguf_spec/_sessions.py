@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ._cache import cache_folder, content_id, this_machine
+from ._exact_kernels import kernels_in_use
 from ._library import library_parts
 from ._memory import size
 from ._model import Model
@@ -114,7 +115,7 @@ def _read(path: Path, file: BinaryIO, target: Model, draft: Model | None) -> tup
         return data, "its caches are damaged, or were written by somebody else"
     file.seek(at)
     for model, said, n in zip(models, about, n_states, strict=False):
-        if not model.restore(said["tokens"], file.read(n)):
+        if not model.restore(said["tokens"], said["n_read"], file.read(n)):
             target.rollback(0)
             return data, "llama.cpp does not take its caches back"
     return data, ""
@@ -123,9 +124,10 @@ def _read(path: Path, file: BinaryIO, target: Model, draft: Model | None) -> tup
 def _about(model: Model) -> dict[str, Any]:
     """Return what a cache depends on, and the tokens in it."""
     o = model.options
-    parts = [*this_machine(), *library_parts(), content_id(model.path), o.flash_attention, o.kv_type, o.gpu_layers, o.extra_bufts, model.n_ctx]
+    parts: list[object] = [*this_machine(), *library_parts(), kernels_in_use(), content_id(model.path)]
+    parts += [o.flash_attention, o.kv_type, o.gpu_layers, o.extra_bufts, model.n_ctx]
     parts += [(content_id(adapter.path), adapter.scale) for adapter in o.lora]
-    return {"made_by": hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest(), "tokens": list(model.cached)}
+    return {"made_by": hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest(), "tokens": list(model.cached), "n_read": model.n_read}
 
 
 def _identity(about: object) -> object:

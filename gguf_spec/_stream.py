@@ -149,15 +149,15 @@ class _Generation:
         self._to_echo = request.echo
         self._stop_tokens = frozenset(request.sampling.stop_tokens)
         speculation = request.speculation
-        noises = [pair.profile.logit_noise(speculation.k, n) if speculation.k and speculation.accept == "coupled" else 0.0 for n in (0, None)]
-        self._rule = _engine.Rule(RULES[speculation.accept], noises[0], speculation.strict, noises[1])
+        noise = pair.logit_noise(speculation) if speculation.accept == "coupled" else 0.0
+        self._rule = _engine.Rule(RULES[speculation.accept], noise, speculation.strict)
         self._filters = make_filters(pair.target, request.sampling, len(request.prompt), request.prefill)
         self._n_kept = (pair.target.n_ctx - len(request.prompt)) // 2 if request.sampling.overflow == "shift" else 0
 
     def run(self) -> Generator[Chunk, None, None]:
         """Yield a chunk for every round."""
         request, target, cancelled = self._request, self._target, self.cancelled.is_set
-        k, clock = request.speculation.k, _Clock(target, self._pair.draft)
+        k, clock = self._pair.most_drafted(request.speculation), _Clock(target, self._pair.draft)
         for begin, chain in self._contexts():
             n_left = request.sampling.max_tokens and request.sampling.max_tokens - len(self.tokens)
             drafter = clock.drafter = self._pair.drafter(request.speculation, chain, n_left or target.n_ctx, clock.drafter)

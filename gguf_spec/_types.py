@@ -16,7 +16,7 @@ DRAFTERS = ("auto", "model", "ngram", "hybrid")
 FinishReason = Literal["stop", "length", "cancelled"]
 LOGPROBS_MAX = 100
 _MODERATE = 1e6
-K_MAX = 32  # rows of logits are reserved when a context is made, so the longest draft is fixed
+K_MAX = 64  # rows of logits are reserved when a context is made, so the longest draft is fixed
 
 
 def _check(option: str, value: Any, allowed: str, ok: bool) -> None:
@@ -179,6 +179,8 @@ class Speculation:
             whatever there is of both, by what pays; the model alone where `adaptive` is off.
         adaptive: Draft only as far as it pays here, by measured costs and chances, and not at all where nothing does. How far depends on the clock:
             under `rejection` and `block` the text then does too. Off, a round drafts `k` tokens whatever they cost.
+        exact: Verify only in passes whose rows have the bits of single-row passes, on a machine that has such passes of two rows and more. Off,
+            passes may be wider: the text may differ from that of plain decoding at near ties, which are counted.
         tree: Check second guesses of the draft model beside its first, at the least certain places, where that costs less than it brings. Only
             under `coupled`.
     """
@@ -189,6 +191,7 @@ class Speculation:
     drafter: Literal["auto", "model", "ngram", "hybrid"] = "auto"
     adaptive: bool = True
     tree: bool = False
+    exact: bool = True
 
     def __post_init__(self) -> None:
         _check("k", self.k, f"a whole number from 0 to {K_MAX}", _is_count(self.k) and 0 <= self.k <= K_MAX)
@@ -197,6 +200,7 @@ class Speculation:
         _check(
             "tree", self.tree, "True, under the rule coupled, or False", isinstance(self.tree, bool) and (not self.tree or self.accept == "coupled")
         )
+        _check("exact", self.exact, "True or False", isinstance(self.exact, bool))
         _check("adaptive", self.adaptive, "True or False", isinstance(self.adaptive, bool))
         _check(
             "strict",

@@ -182,9 +182,10 @@ def verify(
     Sampling(seed=seed, max_tokens=n_tokens)  # or say what is wrong with them
     if n_draws < 1:
         raise InvalidOptionError("n_draws", n_draws, "1 or more")
-    longest = max(_check_room(llm, prompt) for prompt in prompts) + n_tokens
+    for prompt in prompts:
+        _check_room(llm, prompt)
     total = len(prompts) * len(SAMPLINGS) * (1 + len(WAYS)) + n_draws * len(ACCEPT)
-    noise = max(llm.logit_noise(way.k, longest + way.k) for way in WAYS.values())
+    noise = max(llm.logit_noise(way.k) for way in WAYS.values())
     steps = _Steps(total, progress)
     until = [math.inf if limit_s is None else started + limit_s * (i + 1) / 9 for i in range(len(ACCEPT))]
     laws = tuple(drawn(llm, prompts[0], accept, n_draws, seed, end, steps.one_more) for accept, end in zip(ACCEPT, until, strict=True))
@@ -201,15 +202,14 @@ def verify(
     )  # fmt: skip
 
 
-def _check_room(llm: LLM, prompt: str) -> int:
-    """Return how many tokens a prompt has."""
+def _check_room(llm: LLM, prompt: str) -> None:
+    """Refuse a prompt that is empty or leaves no room for an answer."""
     n, most = len(llm.tokenize(prompt)), llm.n_ctx - LAW_TOKENS - 1
     if not n:
         raise EmptyPromptError
     if n > most:
         shown = prompt if len(prompt) <= 40 else prompt[:37] + "..."
         raise InvalidOptionError("prompts", shown, f"at most {most} tokens in a context of {llm.n_ctx}, not {n}", "raise it with --ctx.")
-    return n
 
 
 class _Steps:
@@ -276,7 +276,7 @@ class _Texts:
         while high - low > 1e-4:
             middle = (low + high) / 2
             low, high = (low, middle) if is_near_tie(sampler, row, history, now, middle) else (middle, high)
-        noise = max(self._llm.logit_noise(way.k, len(history) + way.k) for way in WAYS.values())
+        noise = max(self._llm.logit_noise(way.k) for way in WAYS.values())
         return high, is_near_tie(sampler, row, history, now, noise)
 
     def _faults(self, said: Sequence[int]) -> Iterator[str]:
@@ -290,7 +290,7 @@ class _Texts:
                 cached = _row_after(model, said[: n + 1])
                 fresh = row_afresh(model, said[: n + 1])
                 if name not in self._tolerance:  # what reading the same text in two ways makes of a row, both of them right
-                    self._tolerance[name] = _MARGIN * _distance(row_afresh(model, said[: n + 1], 1), fresh)
+                    self._tolerance[name] = _MARGIN * _distance(row_afresh(model, said[: n + 1], one_by_one=True), fresh)
                 if _distance(cached, fresh) > self._tolerance[name] + _SAME_ROW:
                     yield f"The {name}'s cache is not what reading the text afresh gives"
 

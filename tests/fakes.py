@@ -43,6 +43,7 @@ class FakeModel:
     """
 
     start, weight_bytes, cached_bytes, reads_at_once = 1, 10**9, 1.0, 32
+    grid, n_read, exact_attention, depth_costs = 0, 0, True, {}
 
     def __init__(self, table, n_ctx=64, end=(), cost=lambda n, n_past: 1e-6 * (9 + n), clock=None):
         self.table = np.asarray(table, dtype=np.float32)

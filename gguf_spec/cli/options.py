@@ -128,11 +128,12 @@ def _load(options: dict[str, Any], draft: str, speculation: Speculation) -> LLM:
 def speculation_options(command: F) -> F:
     """Add the options of `Speculation`."""
     for option in reversed((
-        click.option("-k", "k", type=int, default=32, show_envvar=True, help="Most tokens drafted in a round; 0 decodes plainly."),
+        click.option("-k", "k", type=int, default=64, show_envvar=True, help="Most tokens drafted in a round; 0 decodes plainly."),
         click.option("--drafter", default="auto", help="Who drafts: model, ngram (the text itself), hybrid, or auto: what pays."),
         click.option("--fixed", is_flag=True, help="Draft -k tokens in every round, whether it pays or not."),
         click.option("--tree", is_flag=True, help="Check the draft model's second guesses too, where that pays."),
         click.option("--accept", default="coupled", help="Which drafted tokens stay: coupled (same text with any draft), rejection or block."),
+        click.option("--allow-near-ties", is_flag=True, help="Verify in wider passes too: the text may differ at near ties, which are counted."),
         click.option("--strict", is_flag=True, help="Decide near ties again as plain decoding does; costs a pass each."),
     )):  # fmt: skip
         command = option(command)
@@ -197,7 +198,10 @@ def to_speculation(options: dict[str, Any]) -> Speculation:
     """Return what the options ask for."""
     from .. import Speculation
 
-    asked = Speculation(options["k"], options["accept"], options["strict"], options["drafter"], not options["fixed"], options["tree"])
+    asked = Speculation(
+        options["k"], options["accept"], options["strict"], options["drafter"],
+        adaptive=not options["fixed"], tree=options["tree"], exact=not options["allow_near_ties"],
+    )  # fmt: skip
     return replace(asked, k=0) if options["draft"] == "none" else asked
 
 

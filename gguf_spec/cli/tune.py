@@ -63,11 +63,8 @@ def _run(llm: Any) -> Tuning:
 
 def cost_lines(tuning: Tuning) -> list[str]:
     """Return the table, what else was measured, and the sentence."""
-    from .._near_ties import FAR
-    from ..tune import milliseconds
 
     profile = tuning.profile
-    of_draft = f", {milliseconds(profile.draft_slope * 1000)} a row of the draft" if tuning.draft else ""
     target, draft = _column(profile.target), _column(profile.draft)
     widths = [n for n in _SHOWN if n in profile.target]
     lines = [f"{tuning.target}{f' with {tuning.draft}' if tuning.draft else ''}, measured in {profile.seconds:.1f} s", ""]
@@ -75,10 +72,11 @@ def cost_lines(tuning: Tuning) -> list[str]:
     each = _column({n: s / n for n, s in profile.target.items()}, of=profile.target[1])
     lines += [f"{n:>16}{target[n]:>12}{each[n]:>10}{draft.get(n, ''):>12}".rstrip() for n in widths]
     noise = max(profile.noise.values(), default=0.0)
-    behind = f"; behind {FAR} tokens up to {profile.far_noise:.2g} logits" if profile.far_noise > noise else ""
+    of_draft = f"; draft: {_context_cost(profile.draft_depth)}" if draft else ""
     facts = {
-        "context": f"1,000 tokens of it add {milliseconds(profile.target_slope * 1000)} a row{of_draft}",
-        "rounding noise": (f"up to {noise:.2g} logits" if noise else "none: batches of any size give the same logits here") + behind,
+        "context": f"1,000 tokens of it add {_context_cost(profile.target_depth)}{of_draft}",
+        "exact passes": exact_passes(profile.exact_width),
+        "rounding noise": f"up to {noise:.2g} logits in wider passes" if noise else "none: passes of all widths give the same logits here",
         "draft": f"right in {sum(h for h, _ in profile.right):.0f} of {sum(n for _, n in profile.right):.0f} places ({profile.agreement:.0%})",
         "Python": f"{profile.token_s * 1000:.2f} ms a token, {profile.proposal_s * 1000:.2f} ms one that the draft proposes",
     }
@@ -86,6 +84,24 @@ def cost_lines(tuning: Tuning) -> list[str]:
         del facts["draft"]
         facts["Python"] = facts["Python"].split(",")[0]
     return [*lines, "", *(f"{name:<16}{fact}" for name, fact in facts.items()), "", *wrapped(tuning.sentence)]
+
+
+def _context_cost(depth: Mapping[int, float]) -> str:
+    """Return what 1,000 cached tokens add to a pass of the narrowest and of the widest width that is known."""
+    from ..tune import milliseconds
+
+    return ", ".join(f"{milliseconds(depth[n] * 1000)} to a pass of {n}" for n in sorted({min(depth), min(8, max(depth))}))
+
+
+def exact_passes(widest: int) -> str:
+    """Return which passes give a row the bits of a single-row pass, in words."""
+    from .._types import K_MAX
+
+    if widest > K_MAX:
+        return f"of all widths, up to {widest} tokens"
+    if widest > 1:
+        return f"of up to {widest} tokens: no wider pass verifies drafts, unless --allow-near-ties is given"
+    return "none of several tokens: near ties are counted"
 
 
 def _column(seconds: Mapping[int, float], of: float | None = None) -> dict[int, str]:
