@@ -27,6 +27,7 @@ _MORE_THAN_MEMORY = 4.0  # attention takes so much more than reading the cached 
 _N_SINGLES, _FEWEST = 64, 4  # passes over one token: as many as the budget allows, and at least
 _DEEP = 1024  # cached tokens behind which passes are timed where it is thorough
 _SPLIT = 520  # cached tokens from which flash attention is split over threads: 512 cells
+_DEEP_ROWS = 16  # rows behind these that are compared
 _DEEP_ENOUGH = 128  # at least, for that
 _DEEP_PARTS = 8
 _DEEP_WIDTHS = (1, 8)
@@ -228,15 +229,16 @@ class _PassRows:
 
     def with_deep_noise(self) -> dict[int, float]:
         """Return the noise with that behind many tokens, where attention may round otherwise; there where the context is long enough."""
-        n_deep = min(_SPLIT, self._model.n_ctx - 9)
-        text, deep = self._text(max(n_deep, 1) + 8), 0.0
+        n_deep = max(0, min(_SPLIT, self._model.n_ctx - _DEEP_ROWS - 1))
+        text, alone = self._text(n_deep + _DEEP_ROWS), Alone()
         self._model.rollback(0)
         self._model.read(text[:n_deep])
-        alone = Alone()
-        alone.add(self._model.logits(text[n_deep : n_deep + 1], 1)[0])
-        for width in (2, 8):
+        for token in text[n_deep:]:
+            alone.add(self._model.logits([token], 1)[0])
+        deep = 0.0
+        for width in (2, _DEEP_ROWS):
             self._model.rollback(n_deep)
-            deep = max(deep, alone.moved(self._model.logits(text[n_deep : n_deep + width], width)[:1]))
+            deep = max(deep, alone.moved(self._model.logits(text[n_deep : n_deep + width], width)))
         return {width: max(noise, deep) for width, noise in self.noise.items()}
 
     def _text(self, width: int) -> list[int]:

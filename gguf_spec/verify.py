@@ -185,7 +185,7 @@ def verify(
     for prompt in prompts:
         _check_room(llm, prompt)
     total = len(prompts) * len(SAMPLINGS) * (1 + len(WAYS)) + n_draws * len(ACCEPT)
-    noise = max(llm.logit_noise(way.k) for way in WAYS.values())
+    noise = max(llm.logit_noise(way.k, way.exact) for way in WAYS.values())
     steps = _Steps(total, progress)
     until = [math.inf if limit_s is None else started + limit_s * (i + 1) / 9 for i in range(len(ACCEPT))]
     laws = tuple(drawn(llm, prompts[0], accept, n_draws, seed, end, steps.one_more) for accept, end in zip(ACCEPT, until, strict=True))
@@ -276,7 +276,7 @@ class _Texts:
         while high - low > 1e-4:
             middle = (low + high) / 2
             low, high = (low, middle) if is_near_tie(sampler, row, history, now, middle) else (middle, high)
-        noise = max(self._llm.logit_noise(way.k) for way in WAYS.values())
+        noise = max(self._llm.logit_noise(way.k, way.exact) for way in WAYS.values())
         return high, is_near_tie(sampler, row, history, now, noise)
 
     def _faults(self, said: Sequence[int]) -> Iterator[str]:

@@ -34,6 +34,9 @@ class Clock:
     def perf_counter(self):
         return self.now
 
+    def time(self):
+        return 1e9 + self.now
+
 
 class FakeModel:
     """A model whose logits depend on the last two tokens: `table` has shape `(V, V, V)`, and the token before the first is 0.

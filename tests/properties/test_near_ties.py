@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from gguf_spec import _near_ties
 from gguf_spec._accept import coupled
 from gguf_spec._drafters import Calibration, CoupledGuess, NoDrafter
-from gguf_spec._engine import Rule, read_prompt, rounds, run_round
+from gguf_spec._engine import Rule, read_prompt, rounds
 from gguf_spec._measure import measure
-from gguf_spec._near_ties import FAR, MARGIN, Alone, is_near_tie
+from gguf_spec._near_ties import MARGIN, Alone, is_near_tie
 from gguf_spec._profile import NOTHING_KNOWN
 from gguf_spec._rng import SeededRng
+from gguf_spec._types import K_MAX
 from tests.exactness.near_ties import first_difference
 from tests.fakes import FakeModel, drafting, random_table, sampler
 
@@ -166,26 +167,47 @@ def test_the_noise_is_measured_with_the_profile():
 
 
 def test_the_noise_of_a_width_is_that_of_the_widths_up_to_the_next_one_measured():
-    profile = replace(NOTHING_KNOWN, noise={2: 0.1, 4: 0.05, 8: 0.3, 33: 0.2})
+    profile = replace(NOTHING_KNOWN, noise={2: 0.1, 4: 0.05, 8: 0.3, 33: 0.2}, exact_width=1)
     assert [profile.logit_noise(k) / MARGIN for k in (1, 2, 3, 4, 7, 8, 32)] == [0.1, 0.1, 0.3, 0.3, 0.3, 0.3, 0.3]
-    assert replace(NOTHING_KNOWN, noise={2: 0.1}).logit_noise(32) == MARGIN * 0.1
+    assert replace(NOTHING_KNOWN, noise={2: 0.1}, exact_width=1).logit_noise(32) == MARGIN * 0.1
+    assert replace(profile, exact_width=4).logit_noise(3) == 0.0
+    assert [replace(profile, exact_width=4).widest(exact) for exact in (True, False)] == [4, K_MAX + 1]
+    assert profile.widest(True) == K_MAX + 1, "where no pass is exact, all are used, and near ties are counted"
     assert NOTHING_KNOWN.logit_noise(4) == 0.0
 
 
-def test_long_texts_have_a_noise_of_their_own():
-    """Where threads share a long cache for a single token, short texts have none of that noise, and must not be told that they have."""
-    rule = Rule(coupled, 0.1, far_noise=0.3)
-    assert [rule.noise_of(*at) for at in ((2, FAR), (2, FAR + 1), (1, 10), (1, FAR + 1))] == [0.1, 0.3, 0.0, 0.0]
-    profile = replace(NOTHING_KNOWN, noise={2: 0.1}, far_noise=0.3)
-    assert [profile.logit_noise(1, n) / MARGIN for n in (0, FAR, FAR + 1, None)] == pytest.approx([0.1, 0.1, 0.3, 0.3])
-    table, chain, tokens, ties = random_table(np.random.default_rng(1), V), sampler(SeededRng(1)), list(PROMPT), []
-    target, draft = (FakeModel(table, n_ctx=2 * FAR + 10) for _ in range(2))
-    drafter = drafting(target, draft, CoupledGuess(chain, Calibration(V)), V)
-    while len(tokens) < 2 * FAR:
-        one = run_round(target, drafter, tokens, chain, 3, Rule(coupled, 0.0, far_noise=1e9))
-        ties += [len(tokens)] * len(one.near_ties)
-        tokens += one.tokens
-    assert FAR - 3 <= min(ties) <= FAR + 4
+def test_a_profile_of_the_wobbling_model_has_no_exact_pass_and_one_of_a_calm_model_has_all():
+    table = random_table(np.random.default_rng(1), V)
+    assert measure(Wobbly(table, n_ctx=512), None).exact_width == 1
+    assert measure(FakeModel(table, n_ctx=512), None).exact_width == K_MAX + 1
+
+
+@pytest.mark.parametrize("exact", [2, 3, 4, 7, 8, 20])
+def test_the_widest_exact_pass_is_found_between_the_widths_that_are_timed(exact):
+    class Kernels(FakeModel):
+        """Rows of passes of more than `exact` tokens are a little off, as those of other kernels are."""
+
+        def logits(self, tokens, n_rows, branches=()):
+            rows = super().logits(tokens, n_rows, branches)
+            return rows + np.float32(1e-6) * (len(tokens) > exact)
+
+    found = measure(Kernels(random_table(np.random.default_rng(1), V), n_ctx=512), None).exact_width
+    assert found == exact
+
+
+def test_a_pass_whose_last_rows_alone_differ_is_not_exact():
+    class Ragged(FakeModel):
+        """The rows beyond a multiple of 64 go through other kernels."""
+
+        def logits(self, tokens, n_rows, branches=()):
+            rows = np.array(super().logits(tokens, n_rows, branches))
+            if len(tokens) > 64:
+                rows[64 - len(tokens) :] += 1e-6
+            return rows
+
+    found = measure(Ragged(random_table(np.random.default_rng(1), V), n_ctx=512), None)
+    assert found.noise[65] > 0 == found.noise[33]
+    assert found.exact_width < 65
 
 
 def test_tokens_that_cannot_come_do_not_count_as_noise():

@@ -11,6 +11,7 @@ from gguf_spec import tune as module
 from gguf_spec._drafters import SURENESSES
 from gguf_spec._measure import measure
 from gguf_spec._profile import NOTHING_KNOWN, Profile, kept_profile
+from gguf_spec._types import K_MAX
 from gguf_spec.errors import BusyError, ClosedError, UnsupportedModelError
 from gguf_spec.tune import Tuning, tune
 from tests.fakes import Clock, FakeModel, fake_llm, random_table
@@ -39,7 +40,7 @@ def pair(monkeypatch):
 def profile(target, draft=None, right=0.0, **others):
     """A profile with these seconds, whose draft was right so often in 100 places."""
     places = ((100 * right, 100.0 if draft else 0.0), *((0.0, 0.0),) * (SURENESSES - 1))
-    return Profile(target, 1e-6, draft or {}, 1e-7 if draft else 0.0, {2: 0.0}, places, 1.5, **others)
+    return Profile(target, {1: 1e-6}, draft or {}, {1: 1e-7} if draft else {}, {2: 0.0}, places, 1.5, **others)
 
 
 def tuning(target, draft=None, right=0.0, **others):
@@ -51,13 +52,13 @@ def test_everything_is_measured(pair):
     got = measure(*pair, thorough=True, on_step=lambda done, total: steps.append((done, total)))
     assert set(got.target) == set(got.draft) == {1, *_measure._WIDTHS}
     assert set(got.noise) == set(_measure._WIDTHS)
-    assert got.target_slope == pytest.approx(2e-6, rel=0.1)
-    assert got.draft_slope == pytest.approx(1e-6, rel=0.1)
+    assert got.target_depth == pytest.approx({1: 2e-6, 8: 16e-6}, rel=0.1)
+    assert got.draft_depth == pytest.approx({1: 1e-6, 8: 8e-6}, rel=0.1)
     for n in got.target:
         assert got.target[n] == pytest.approx(stairs(n, 0), rel=0.01)
         assert got.draft[n] == pytest.approx(flat(n, 0), rel=0.05)
     assert got.agreement > 0.95, "the draft reads its rows a little colder"
-    assert sum(n for _, n in got.right) == 129
+    assert sum(n for _, n in got.right) == 4 * K_MAX + 1
     assert max(got.noise.values()) == 0
     assert steps == [(i, len(steps)) for i in range(1, len(steps) + 1)]
     assert (pair[0].n_past, pair[1].n_past) == (0, 0)

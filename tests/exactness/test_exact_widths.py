@@ -1,0 +1,168 @@
+"""Which passes give a row the bits of a single-row pass, on the real llama.cpp: what is promised holds, and texts are the plain ones.
+
+The same for another library, such as one for plain AVX2: `scripts/library.py avx2` builds it and says how these tests use it.
+"""
+
+import os
+
+import numpy as np
+import pytest
+
+import gguf_spec
+from gguf_spec import Sampling, Speculation
+from gguf_spec._context import ContextOptions
+from gguf_spec._library import build_features
+from gguf_spec._model import Model
+from gguf_spec._types import K_MAX
+from gguf_spec.quantize import quantize
+from tests.gguf import zoo
+from tests.gguf.test_near_ties import TALES
+
+TYPES = ("Q4_K_M", "Q5_K_M", "Q6_K", "IQ4_NL", "Q4_0", "Q8_0", "F16")
+WIDTHS = (1, 2, 3, 4, 8, 32, 65)
+DEPTHS = (0, 100, 300, 1024)
+THREADS = 2  # several, for what threads share is where bits depended on the width
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """The bundled target with weights of each type."""
+    folder, source = tmp_path_factory.mktemp("types"), TALES / "tales-target-Q8_0.gguf"
+    made = {"Q8_0": source, "F16": zoo.as_float16(source, folder / "F16.gguf")}
+    for name in TYPES:
+        if name not in made:
+            made[name] = folder / f"{name}.gguf"
+            quantize(source, made[name], name)
+    return made
+
+
+def rows_behind(model, tokens, depth, at_once):
+    """The rows after `depth` tokens, read `at_once`, and each of the next 65, one by one."""
+    model.rollback(0)
+    for i in range(0, depth, at_once):
+        model.read(tokens[i : min(i + at_once, depth)])
+    return np.concatenate([model.logits([token], 1).copy() for token in tokens[depth : depth + max(WIDTHS)]])
+
+
+def worst(model, n_deepest):
+    """(the largest difference of a logit for each width, and for each chunking of the past) over all depths."""
+    tokens = [100 + i * 7919 % 3900 for i in range(n_deepest + max(WIDTHS))]
+    of_width, of_chunk = dict.fromkeys(WIDTHS, 0.0), dict.fromkeys((1, 32, 64, 512), 0.0)
+    for depth in (d for d in DEPTHS if d <= n_deepest):
+        alone = rows_behind(model, tokens, depth, 1)
+        for width in WIDTHS:
+            model.rollback(depth)
+            rows = model.logits(tokens[depth : depth + width], width)
+            of_width[width] = max(of_width[width], float(np.abs(rows - alone[:width]).max()))
+        for chunk in of_chunk:
+            of_chunk[chunk] = max(of_chunk[chunk], float(np.abs(rows_behind(model, tokens, depth, chunk) - alone).max()))
+    return of_width, of_chunk
+
+
+@pytest.mark.parametrize("options", [{}, {"kv_type": "q8_0"}, {"kv_type": "bf16"}, {"flash_attention": "on", "kv_type": "bf16"}], ids=str)
+def test_rows_have_the_same_bits_for_any_width_depth_and_chunking(options, capsys):
+    """The bundled target: fails where llama.cpp is built with llamafile's products."""
+    model = Model(TALES / "tales-target-Q8_0.gguf", ContextOptions(n_ctx=2048, threads=THREADS, **options))
+    try:
+        of_width, of_chunk = worst(model, 1024)
+    finally:
+        model.close()
+    with capsys.disabled():
+        print(f"\n{options}: largest difference {max(of_width.values()):.3g} over widths, {max(of_chunk.values()):.3g} over chunkings")
+    assert build_features().get("LLAMAFILE", "0") == "0", "build llama.cpp with -DGGML_LLAMAFILE=OFF, as scripts/run does"
+    assert set(of_width.values()) == set(of_chunk.values()) == {0.0}
+    assert model.exact_attention
+    assert model.grid == 0
+
+
+def test_flash_attention_on_f16_is_not_taken_for_exact():
+    """With several threads it splits a long cache for a single token."""
+    with gguf_spec.load("tales", threads=THREADS, n_ctx=2048, flash_attention="on") as llm:
+        with llm.models() as (target, _):
+            of_width, _ = worst(target, 1024)
+            assert target.grid
+        noise = max(of_width.values())
+        assert noise > 0
+        assert llm.profile.exact_width == 1
+        assert noise <= llm.logit_noise(8)
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_the_passes_that_verify_are_exact(files, name, capsys):
+    with gguf_spec.load(files[name], TALES / "tales-draft-Q4_0.gguf", threads=THREADS, n_ctx=512) as llm:
+        widest = llm.profile.exact_width
+        with llm.models() as (target, _):
+            of_width, of_chunk = worst(target, 300)
+            grid = target.grid
+    with capsys.disabled():
+        print(f"\n{name}: passes of up to {widest} tokens are exact; prompts are read on a grid of {grid}; {of_width}")
+    assert widest > 1
+    assert all(difference == 0 for width, difference in of_width.items() if width <= widest)
+    assert grid or not any(of_chunk.values())
+
+
+def kept_apart(llm, prompts, n_tokens):
+    """How many texts are those of plain decoding, of all; and near ties that were counted: at the default options and at fixed lengths."""
+    same = n = n_ties = 0
+    for i, prompt in enumerate(prompts):
+        for sampling in (Sampling(temperature=0, max_tokens=n_tokens), Sampling(seed=i, max_tokens=n_tokens)):
+            llm.forget()
+            plain = llm.generate(prompt, sampling, speculation=Speculation(0))
+            for speculation in (Speculation(), Speculation(K_MAX, adaptive=False), Speculation(4, adaptive=False, drafter="model")):
+                llm.forget()
+                burst = llm.generate(prompt, sampling, speculation=speculation)
+                same += burst.tokens == plain.tokens
+                n_ties += burst.stats.n_near_ties
+                n += 1
+    return same, n, n_ties
+
+
+@pytest.mark.parametrize("n_prompts", [3, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", TYPES)
+def test_texts_are_those_of_plain_decoding(files, name, n_prompts, prompts, capsys):
+    if n_prompts == 50 and os.environ.get("CI") and len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("too slow on one core")
+    with gguf_spec.load(files[name], TALES / "tales-draft-Q4_0.gguf", threads=1, n_ctx=256) as llm:
+        same, n, n_ties = kept_apart(llm, prompts[:n_prompts], 48)
+    with capsys.disabled():
+        print(f"\n{name}: {same} of {n} texts are the plain ones, {n_ties} near ties")
+    assert (same, n_ties) == (n, 0)
+
+
+@pytest.mark.parametrize("name", ["Q4_K_M", "Q6_K", "Q8_0"])
+def test_a_cache_that_is_used_again_gives_the_text_of_a_fresh_one(files, name):
+    """Whatever was asked before: other prompts that begin the same, other answers, a chat's last turn."""
+    start = "Once upon a time there was a fox who met a king, and the king said to the fox that the winter was long. " * 4
+    ways = [start + "The fox", start + "The king and the", start[:-37], start + "The fox", start]
+    with gguf_spec.load(files[name], TALES / "tales-draft-Q4_0.gguf", threads=1, n_ctx=1024) as llm:
+        sampling = Sampling(seed=5, max_tokens=40)
+
+        def text(prompt, speculation):
+            return llm.generate(prompt, sampling, speculation=speculation).text
+
+        fresh = {}
+        for way in ways:
+            llm.forget()
+            fresh[way] = text(way, Speculation(0))
+        for speculation in (Speculation(0), Speculation(3, adaptive=False), Speculation(20, adaptive=False)):
+            llm.forget()
+            for way in ways:
+                assert text(way, speculation) == fresh[way]
+            turn = ways[0] + fresh[ways[0]] + " And then"  # goes on after an answer that was decoded
+            again = text(turn, speculation)
+            llm.forget()
+            assert again == text(turn, Speculation(0))
+
+
+def test_long_texts_are_the_plain_ones_with_two_threads():
+    """A prompt of 1,500 tokens and 300 more: any drafter, any length."""
+    start = "Once upon a time there was a fox who met a king. " * 130
+    with gguf_spec.load("tales", threads=2, n_ctx=2048) as llm:
+        prompt = llm.tokenize(start)[:1500]
+        for sampling in (Sampling(temperature=0, max_tokens=300), Sampling(seed=3, max_tokens=300)):
+            texts = []
+            for speculation in (Speculation(0), Speculation(4, adaptive=False), Speculation(3, drafter="model", adaptive=False), Speculation()):
+                llm.forget()
+                texts.append(llm.generate_tokens(prompt, sampling, speculation=speculation))
+            assert len({one.text for one in texts}) == 1
+            assert not any(one.stats.n_near_ties for one in texts)
