@@ -11,8 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import TypeAlias
 
-from llama_cpp import llama_cpp as C
-
+from ._llama import C
 from ._needs import features_of
 from .errors import LoadCancelledError, NotEnoughMemoryError
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from llama_cpp import llama_cpp as C
 from numpy.typing import NDArray
 
 from ._context import (
@@ -28,6 +27,7 @@ from ._context import (
 )
 from ._gguf import Header, check_generates_text, read_header
 from ._library import Progress, Watch, build_features, log, offloads, on_deep_stack, start_backend, verbose
+from ._llama import C
 from ._lora import check_adapter
 from ._needs import check_memory
 from ._sampling import Logits
