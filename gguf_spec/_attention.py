@@ -147,7 +147,8 @@ def _measure(shape: AttentionShape, options: ContextOptions) -> AttentionCosts:
     with tempfile.TemporaryDirectory(prefix="gguf-spec-") as folder:
         path = Path(folder) / "attention.gguf"
         write_probe_model(path, shape, n_ctx)
-        model = Model(path, replace(options, n_ctx=n_ctx, lora=(), verbose=False))
+        threads = options.threads or physical_cores()  # all of them, whatever else runs now
+        model = Model(path, replace(options, n_ctx=n_ctx, threads=threads, lora=(), verbose=False))
     try:
         text = [3 + i * 7 % (N_VOCAB - 3) for i in range(n_ctx)]
         exact = _is_exact(model, text)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from . import _hub
+from . import _hub, _openmp
 from ._cache import cache_file, keep, recall
 from ._context import ContextOptions, physical_cores
 from ._memory import available_bytes, size, total_bytes
@@ -83,7 +83,8 @@ def library() -> Check:
     """Check that llama.cpp can be imported and is new enough."""
     name = "llama.cpp"
     try:
-        import llama_cpp
+        with _openmp.spin_count_set():
+            import llama_cpp
     except (ImportError, OSError, RuntimeError) as error:  # a library that is missing or for another machine, among others
         todo = "install it again: pip install --force-reinstall llama-cpp-python."
         return Check(name, "fail", f"llama-cpp-python cannot be imported: {error}", todo)
@@ -193,6 +194,23 @@ def threads(options: ContextOptions) -> Check:
     if threads < cores:
         return Check("threads", "warn", f"{found}: the others idle", f"leave --threads out, or give {cores}.")
     return Check("threads", "ok", found)
+
+
+def openmp() -> Check:
+    """Check that threads do not spin long at barriers; beside another program that is many times slower."""
+    name, slow = "OpenMP", "beside another program, passes can take many times as long"
+    count, state = f"{_openmp.SPIN_COUNT:,}", _openmp.state()
+    if state == "set":
+        return Check(name, "ok", f"threads spin {count} times at a barrier, then sleep: set by gguf-spec")
+    if state == "user":
+        given = ", ".join(f"{one}={os.environ[one]}" for one in _openmp.VARIABLES if one in os.environ)
+        return Check(name, "ok", f"how long threads spin at a barrier is from the environment: {given}")
+    if state == "loaded":
+        found = f"another library of this process loaded libgomp first, with its long spin count: {slow}"
+        return Check(name, "warn", found, f"set GOMP_SPINCOUNT={_openmp.SPIN_COUNT} before the program starts.")
+    if state == "absent":
+        return Check(name, "ok", "this build does not use libgomp: the spin count is not set")
+    return Check(name, "ok", "the spin count is set on Linux only")
 
 
 def _quota() -> float | None:

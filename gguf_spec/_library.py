@@ -11,10 +11,9 @@ from functools import cache
 from pathlib import Path
 from typing import TypeAlias
 
-from llama_cpp import llama_cpp as C
-
 from ._exact_kernels import switch_tiles
 from ._gguf import Header
+from ._llama import C
 from ._needs import features_of
 from .errors import LoadCancelledError, NotEnoughMemoryError
 

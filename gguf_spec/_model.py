@@ -6,6 +6,7 @@ llama.cpp ends the whole process on batches that are too long, so sizes are chec
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,6 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from llama_cpp import llama_cpp as C
 from numpy.typing import NDArray
 
 from ._context import (
@@ -30,13 +30,17 @@ from ._context import (
 from ._exact_kernels import GRID, has_exact_attention, has_exact_products
 from ._gguf import Header, check_generates_text, read_header
 from ._library import Progress, Watch, build_features, log, offloads, on_deep_stack, start_backend, verbose
+from ._llama import C
 from ._lora import check_adapter
 from ._needs import CPU_BATCH, check_memory
 from ._sampling import Logits
+from ._threads import PassKind, shared_governor
 from ._types import BRANCHES_MAX, K_MAX
 from .errors import ClosedError, DecodeError, InvalidOptionError, RollbackError, UnsupportedModelError
 
 _N_BATCH = 512  # tokens of a batch at most
+_SHALLOW = 256  # cached tokens that add little to the time of a pass
+_OWNERS = itertools.count()  # numbers of models, for the thread governor
 
 
 class Model:
@@ -55,6 +59,9 @@ class Model:
         n_read: How many of the cached tokens, from the first on, were read as a prompt, on the grid.
         exact_attention: Attention gives a row the same bits in passes of all widths, at all depths.
         depth_costs: Tokens in a pass -> seconds more for each cached token; empty where that was not measured.
+        threads: Threads of the last pass.
+        follows_machine: Whether the thread count follows the load of the machine. Only where it changes no
+            logit that matters: on a CPU, without flash attention or for a draft model, and if the options name no count.
     """
 
     depth_costs: Mapping[int, float] = MappingProxyType({})
@@ -78,6 +85,10 @@ class Model:
         self.cached: list[int] = []
         self.n_read = 0
         self.busy_s = 0.0
+        self._owner = next(_OWNERS)
+        self.threads = options.threads or physical_cores()
+        self.follows_machine = options.threads is None and not offloads() and (options.drafts or self.options.flash_attention == "off")
+        self._governor = shared_governor(self.threads) if self.follows_machine else None
         header = read_header(path)
         check_generates_text(header)
         options.check_heads(header)
@@ -170,6 +181,8 @@ class Model:
 
     def close(self) -> None:
         """Free the native memory; more than once does nothing."""
+        if self._governor:
+            self._governor.forget(self._owner)
         if self._batch is not None:
             self._tokens = self._positions = self._outputs = self._n_sequences = np.zeros(0, dtype=np.int32)  # they point into the batch
             C.llama_batch_free(self._batch)
@@ -244,10 +257,14 @@ class Model:
         self._batch.n_tokens = n
         if branches:
             self._begin_branches(n_cached, branches)
+        kind = self._follow_machine(n, n_rows)
         started = time.perf_counter()
         code = C.llama_decode(self._ctx, self._batch)
         C.llama_synchronize(self._ctx)  # a GPU may still be at it
-        self.busy_s += time.perf_counter() - started
+        seconds = time.perf_counter() - started
+        self.busy_s += seconds
+        if self._governor and code == 0:
+            self._governor.observe(kind, self.threads, seconds)
         if branches:
             self._end_branches(n_cached, len(branches))
         if code != 0:
@@ -256,6 +273,15 @@ class Model:
             self.n_read = 0
             raise DecodeError(code, n_past, n, log[-1] if log else "")
         self.cached.extend(tokens)
+
+    def _follow_machine(self, n: int, n_rows: int) -> PassKind:
+        """Set the thread count for a pass of `n` tokens, and return what kind of pass it is."""
+        kind = PassKind(self._owner, n, n_rows, max(self.n_past, _SHALLOW).bit_length())
+        threads = self._governor.choose(kind) if self._governor else self.threads
+        if threads != self.threads:
+            C.llama_set_n_threads(self._ctx, threads, threads)
+            self.threads = threads
+        return kind
 
     def _begin_branches(self, n_cached: int, branches: Sequence[tuple[int, int]]) -> None:
         """Give each branch a sequence of its own, which shares all before it: the cache, and the first tokens of the batch."""

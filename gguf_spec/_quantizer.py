@@ -15,7 +15,7 @@ import sys
 import threading
 from pathlib import Path
 
-from llama_cpp import llama_cpp as C
+from ._llama import C
 
 _TENSOR = re.compile(r"\[ *(\d+)/ *(\d+)\]")
 _SIZE = re.compile(r"quant size += +([\d.]+) MiB")

@@ -83,6 +83,7 @@ def doctor(
         features = _checks.build_features()
         fast = _checks.fast_kernels(features, options)
         checks += [_checks.build(features, options), _checks.processor(features), fast, _checks.amx(features, fast)]
+        checks.append(_checks.openmp())
         repack = options.extra_bufts and fast.status == "ok"
         options, draft_options = replace(options, extra_bufts=repack), replace(draft_options, extra_bufts=repack)
     checks += [_checks.threads(options), _checks.memory(), _checks.disk(), _checks.cache(), _checks.hub_cache(), _checks.models_file(models_file)]

@@ -4,10 +4,14 @@
     .venv/bin/python scripts/grow_gguf.py 135M --from draft         # its draft in SmolLM2-135M's
     .venv/bin/python scripts/grow_gguf.py 135M --random             # a draft that is never right
     .venv/bin/python scripts/grow_gguf.py 0.5B --from draft --vocab 151936
+    .venv/bin/python scripts/grow_gguf.py 1.7B --layers 30 --from SmolLM2-135M-Instruct.Q4_1.gguf --precise --type F16
 
 Time depends on the shape of a model and its text on the weights, so a small model embedded in a large one has both. What it computes stays
-the same (Chen et al. 2015, Net2Net): new channels, heads and feed-forward units are zero, and so is what new layers write. The vocabulary is
-filled up with tokens that no text contains and that are never chosen. Prints the path of the file.
+the same (Chen et al. 2015, Net2Net): new channels, heads and feed-forward units are zero, and so is what new layers write. Key-value heads that
+several queries share are copied where the shape has fewer queries to a key-value head. Prints the path of the file.
+
+A vocabulary smaller than `--vocab` is filled up with tokens that no text contains and that are never chosen; this takes a channel with a constant
+and an output matrix of its own. A vocabulary of the right size stays as it is, tied embeddings stay tied, and all other metadata stays.
 """
 
 import argparse
@@ -15,7 +19,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -92,7 +96,12 @@ def matrices(s: Shape) -> dict[str, tuple[int, int]]:
     return sizes | {"ffn_gate": (s.n_ff, s.n_embd), "ffn_up": (s.n_ff, s.n_embd), "ffn_down": (s.n_embd, s.n_ff)}
 
 
-def check_fits(small: Small, s: Shape, n_vocab: int, random: bool) -> None:
+def kv_copies(a: Shape, s: Shape) -> int:
+    """Return the number of copies of a small key-value head that its queries need in the large shape."""
+    return -(-(a.n_head // a.n_kv) // (s.n_head // s.n_kv))
+
+
+def check_fits(small: Small, s: Shape, n_vocab: int, random: bool, copies: int) -> None:
     if n_vocab < small.n_vocab:
         raise ValueError(f"{small.path.name} has {small.n_vocab:,} tokens, more than {n_vocab:,}.")
     if s.n_embd % BLOCK or s.n_ff % BLOCK:
@@ -100,13 +109,16 @@ def check_fits(small: Small, s: Shape, n_vocab: int, random: bool) -> None:
     if random:
         return
     a = small.shape
-    sizes = {"layers": (a.n_layer, s.n_layer), "channels": (a.n_embd + BLOCK, s.n_embd), "feed-forward units": (a.n_ff, s.n_ff)}
-    sizes |= {"key-value heads": (a.n_kv, s.n_kv), "heads for each key-value head": (a.n_head // a.n_kv, s.n_head // s.n_kv)}
+    n_embd = copies * a.n_embd + (BLOCK if n_vocab > small.n_vocab else 0)
+    sizes = {"layers": (a.n_layer, s.n_layer), "channels": (n_embd, s.n_embd), "feed-forward units": (copies * a.n_ff, s.n_ff)}
+    sizes["key-value heads"] = (copies * a.n_kv * kv_copies(a, s), s.n_kv)
     for what, (needed, room) in sizes.items():
         if needed > room:
             raise ValueError(f"{small.path.name} needs {needed:,} {what}, and the shape has {room:,}: take a smaller model, such as --from draft.")
     if s.head % a.head:
         raise ValueError(f"{small.path.name} has heads of {a.head}; they fit in a multiple of that, not in {s.head}.")
+    if copies > 1 and any(n % BLOCK for n in (a.n_embd, a.head, a.n_ff)):
+        raise ValueError(f"{small.path.name} cannot be split: its widths are no multiples of {BLOCK}.")
 
 
 # ---- tensors, as bytes -----------------------------------------------------------------------------------------------------------
@@ -157,17 +169,23 @@ def placed(small: np.ndarray, rows: np.ndarray, columns: np.ndarray, size: tuple
 
 
 def head_places(a: Shape, s: Shape, queries: bool, rotated: bool) -> np.ndarray:
-    """Return where the rows of the small heads go.
+    """Return the rows of the small heads in the large matrix.
 
-    Key-value head i stays head i, and its queries are the first of its group. Neighbouring channels of a head turn as a pair, pair i by
-    base^(-2i / head): in a head m times as wide the same speeds are at every m-th pair.
+    Key-value head i becomes the heads i * copies to (i + 1) * copies - 1, and its queries fill their groups in order. Neighbouring channels of a
+    head turn as a pair, pair i by base^(-2i / head): in a head m times as wide the same speeds are at every m-th pair.
     """
-    per_kv, wide_per_kv = (a.n_head // a.n_kv, s.n_head // s.n_kv) if queries else (1, 1)
-    heads = [i // per_kv * wide_per_kv + i % per_kv for i in range(a.n_kv * per_kv)]
+    copies, per_kv, wide_per_kv = kv_copies(a, s), a.n_head // a.n_kv, s.n_head // s.n_kv
+    heads = [i // per_kv * copies * wide_per_kv + i % per_kv for i in range(a.n_head)] if queries else list(range(a.n_kv * copies))
     channel = np.arange(a.head)
     if rotated:
         channel = channel // 2 * 2 * (s.head // a.head) + channel % 2
     return (np.array(heads)[:, None] * s.head + channel).ravel()
+
+
+def split(weights: np.ndarray) -> list[np.ndarray]:
+    """Return two matrices that add up to `weights`: one that Q4_0 holds without loss, and the rest."""
+    coarse = gguf.quants.dequantize(gguf.quants.quantize(weights, Kind.Q4_0), Kind.Q4_0).astype(np.float32)
+    return [coarse, weights - coarse]
 
 
 # ---- the large model -------------------------------------------------------------------------------------------------------------
@@ -176,19 +194,27 @@ Tensor = tuple[str, tuple[int, ...], Kind, Callable[[], np.ndarray]]  # the last
 
 
 class Grown:
-    """A small model in a larger shape; with `random` only its vocabulary, and weights of noise."""
+    """A small model in a larger shape; with `random` only its vocabulary, and weights of noise.
 
-    def __init__(self, small: Small, shape: Shape, n_vocab: int, kind: Kind, random: bool):
-        check_fits(small, shape, n_vocab, random)
+    With `precise` every channel, head and feed-forward unit is there twice. The two copies of an input are equal, so a matrix can be spread over
+    them as a sum of two, and four bits a weight lose about as little as eight do elsewhere. A small model needs that to write sense in Q4_0.
+    """
+
+    def __init__(self, small: Small, shape: Shape, n_vocab: int, kind: Kind, random: bool, precise: bool = False):
+        self.copies = 2 if precise else 1
+        check_fits(small, shape, n_vocab, random, self.copies)
         self.small, self.shape, self.n_vocab, self.kind, self.random = small, shape, n_vocab, kind, random
         # As llama-quantize does for widths like SmolLM2's and Qwen2.5-0.5B's, and for the embedding too: it costs nothing, and helps the text.
         self.outer = Kind.Q8_0 if kind == Kind.Q4_0 else kind
         self.rng = np.random.default_rng(0)
-        n, d = small.shape.n_embd, shape.n_embd
+        self.padded = random or n_vocab > small.n_vocab
+        n, d = self.copies * small.shape.n_embd, shape.n_embd
         self.spread = 1.0 if random else (n / d) ** 0.5  # empty channels make the root mean square smaller
-        # Each token's embedding has the same constant in a channel of its own, which no layer writes to. It adds to the mean square as epsilon
-        # does, and half of epsilon is taken off for it. A power of two loses nothing in a block of its own.
-        self.constant = 1.0 if random else 2.0 ** math.floor(math.log2((small.eps * n / 2) ** 0.5))
+        # With padding tokens, each embedding has the same constant in a channel of its own, which no layer writes to. It adds to the mean square
+        # as epsilon does, and half of epsilon is taken off for it. A power of two loses nothing in a block of its own.
+        self.constant = 1.0 if random else 0.0
+        if self.padded and not random:
+            self.constant = 2.0 ** math.floor(math.log2((small.eps * n / 2) ** 0.5))
         self.eps = small.eps if random else (small.eps * n - self.constant**2) / d
 
     def tensors(self) -> Iterator[Tensor]:
@@ -203,28 +229,33 @@ class Grown:
             for part, size in matrices(s).items():
                 yield f"blk.{i}.{part}.weight", size, self.kind, partial(self.matrix, part, size, old.get(i))
         yield "output_norm.weight", (s.n_embd,), Kind.F32, self.output_norm
-        yield "output.weight", (self.n_vocab, s.n_embd), outer, self.output
+        if self.padded or "output.weight" in self.small.tensors:
+            yield "output.weight", (self.n_vocab, s.n_embd), outer, self.output
 
     def embedding(self) -> np.ndarray:
-        size, block = (self.n_vocab, self.shape.n_embd), last_block(self.constant, self.outer)
+        size = (self.n_vocab, self.shape.n_embd)
         if self.random:
             out = noise(self.rng, *size, self.outer, 1.0)
         else:
-            weights = self.small.tensors["token_embd.weight"]
+            weights = np.tile(self.small.tensors["token_embd.weight"], self.copies)
             out = placed(weights, np.arange(len(weights)), np.arange(weights.shape[1]), size, self.outer)
-        out[:, -len(block) :] = block
+        if self.padded:
+            block = last_block(self.constant, self.outer)
+            out[:, -len(block) :] = block
         return out
 
     def output(self) -> np.ndarray:
-        size, block, n_text = (self.n_vocab, self.shape.n_embd), last_block(-PAD_LOGIT, self.outer), self.small.n_vocab
+        size, n_text = (self.n_vocab, self.shape.n_embd), self.small.n_vocab
         if self.random:  # logits that spread over as much as a trained model's
             out = zeros(*size, self.outer)
             out[:n_text] = noise(self.rng, n_text, size[1], self.outer, 3 * size[1] ** -0.5)
         else:
-            weights = self.small.tensors.get("output.weight", self.small.tensors["token_embd.weight"])
+            weights = np.tile(self.small.tensors.get("output.weight", self.small.tensors["token_embd.weight"]), self.copies)
             out = placed(weights, np.arange(n_text), np.arange(weights.shape[1]), size, self.outer)
-        out[:n_text, -len(block) :] = 0
-        out[n_text:, -len(block) :] = block
+        if self.padded:
+            block = last_block(-PAD_LOGIT, self.outer)
+            out[:n_text, -len(block) :] = 0
+            out[n_text:, -len(block) :] = block
         return out
 
     def norm(self, part: str, layer: int | None) -> np.ndarray:
@@ -233,14 +264,15 @@ class Grown:
         return self.widened(self.small.tensors[f"blk.{layer}.{part}.weight"])
 
     def output_norm(self) -> np.ndarray:
-        out = np.ones(self.shape.n_embd, np.float32) if self.random else self.widened(self.small.tensors["output_norm.weight"])
-        out[-BLOCK:] = 0
-        out[-BLOCK] = self.spread / self.constant
+        out = np.ones(self.shape.n_embd, np.float32) if self.random else self.widened(self.small.tensors["output_norm.weight"] / self.copies)
+        if self.padded:
+            out[-BLOCK:] = 0
+            out[-BLOCK] = self.spread / self.constant
         return out
 
     def widened(self, norm: np.ndarray) -> np.ndarray:
         out = np.zeros(self.shape.n_embd, np.float32)
-        out[: len(norm)] = norm * self.spread
+        out[: self.copies * len(norm)] = np.tile(norm * self.spread, self.copies)
         return out
 
     def matrix(self, part: str, size: tuple[int, int], layer: int | None) -> np.ndarray:
@@ -252,12 +284,20 @@ class Grown:
             return out
         a, s, weights = self.small.shape, self.shape, self.small.tensors[f"blk.{layer}.{part}.weight"]
         rows, columns = (np.arange(n) for n in weights.shape)
+        row_step, column_step = weights.shape  # from one copy to the next
+        kv_step = a.n_kv * kv_copies(a, s) * s.head
+        q_step = kv_step * (s.n_head // s.n_kv)
         if part == "attn_q":
-            rows, weights = head_places(a, s, queries=True, rotated=True), weights * (s.head / a.head) ** 0.5  # scores are divided by head^0.5
+            rows, row_step = head_places(a, s, queries=True, rotated=True), q_step
+            weights = weights * (s.head / a.head) ** 0.5  # scores are divided by head^0.5
         elif part in ("attn_k", "attn_v"):
-            rows = head_places(a, s, queries=False, rotated=part == "attn_k")
+            rows, row_step = head_places(a, s, queries=False, rotated=part == "attn_k"), kv_step
+            weights = weights.reshape(a.n_kv, a.head, -1).repeat(kv_copies(a, s), axis=0).reshape(len(rows), -1)
         elif part == "attn_output":
-            columns = head_places(a, s, queries=True, rotated=False)
+            columns, column_step = head_places(a, s, queries=True, rotated=False), q_step
+        if self.copies > 1:
+            weights = np.tile(np.concatenate(split(weights), axis=1), (2, 1))
+            rows, columns = np.concatenate([rows, rows + row_step]), np.concatenate([columns, columns + column_step])
         return placed(weights, rows, columns, size, self.kind)
 
 
@@ -282,7 +322,8 @@ def metadata(grown: Grown, name: str) -> dict[str, gguf.GGUFValue]:
     out |= {f"llama.{key}": gguf.GGUFValue(value, kinds.UINT32) for key, value in sizes.items()}
     out["llama.attention.layer_norm_rms_epsilon"] = gguf.GGUFValue(grown.eps, kinds.FLOAT32)
     out["general.file_type"] = gguf.GGUFValue(int(gguf.LlamaFileType[file_type]), kinds.UINT32)
-    out["general.name"] = gguf.GGUFValue(name, kinds.STRING)
+    if grown.padded:
+        out["general.name"] = gguf.GGUFValue(name, kinds.STRING)
     return out
 
 
@@ -320,6 +361,8 @@ def grow(
     folder: Path | None = None,
     random: bool = False,
     force: bool = False,
+    n_layer: int | None = None,
+    precise: bool = False,
 ) -> Path:
     """Write a small model in a larger shape, unless the file is there.
 
@@ -331,6 +374,8 @@ def grow(
         folder: Where to; the user's cache where it is not given.
         random: Only the vocabulary of `source`, and weights of noise.
         force: Write it again.
+        n_layer: Layers, if not as many as the shape has.
+        precise: Use the spare width to lose less to Q4_0, see `Grown`.
 
     Returns:
         The file.
@@ -340,11 +385,13 @@ def grow(
     """
     label = next((name for name, path in SOURCES.items() if path == source), source.stem)
     name, shape = (shape, SHAPES[shape]) if isinstance(shape, str) else (f"{shape.n_layer}x{shape.n_embd}", shape)
+    if n_layer:
+        name, shape = f"{name}-{n_layer}L", replace(shape, n_layer=n_layer)
     folder = folder or default_folder()
-    path = folder / f"{'random' if random else 'grown'}-{name}-{label}-{n_vocab}-{type}.gguf"
+    path = folder / f"{'random' if random else 'precise' if precise else 'grown'}-{name}-{label}-{n_vocab}-{type}.gguf"
     if force or not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        write(path, Grown(Small(source), shape, n_vocab, Kind[type], random))
+        write(path, Grown(Small(source), shape, n_vocab, Kind[type], random, precise))
     return path
 
 
@@ -352,14 +399,17 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("--from", dest="source", default="target", metavar="target|draft|FILE")
+    parser.add_argument("--layers", type=int, help="layers, if not as many as the shape has")
     parser.add_argument("--vocab", type=int, default=49152, help="49152 as SmolLM2 has, or 151936 as Qwen2.5")
     parser.add_argument("--type", choices=TYPES, default="Q4_0")
     parser.add_argument("--random", action="store_true", help="weights of noise: a draft that is never right")
+    parser.add_argument("--precise", action="store_true", help="use the spare width so that 4 bits lose little; needs twice the small model's sizes")
     parser.add_argument("--folder", type=Path, default=default_folder())
     parser.add_argument("--force", action="store_true", help="write it again")
     args = parser.parse_args()
+    source = SOURCES.get(args.source, Path(args.source))
     try:
-        print(grow(SOURCES.get(args.source, Path(args.source)), args.shape, args.vocab, args.type, args.folder, args.random, args.force))
+        print(grow(source, args.shape, args.vocab, args.type, args.folder, args.random, args.force, args.layers, args.precise))
     except (OSError, ValueError) as error:
         sys.exit(f"Error: {error}")
 

@@ -31,6 +31,7 @@ _HOME = {
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
+        import_module("gguf_spec._llama")  # sets the spin count before llama_cpp is loaded
         return getattr(import_module(_HOME[name]), name)
     raise AttributeError(f"module 'gguf_spec.compat' has no attribute {name!r}")
 

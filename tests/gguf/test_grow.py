@@ -74,6 +74,64 @@ def test_an_epsilon_that_matters_and_queries_that_share_keys(tmp_path):
     assert close(grown, logits)
 
 
+def grouped(path, tied=True):
+    """Write a model whose three queries share a key-value head: 2 layers x 192, 6 heads of 32, 2 key-value heads."""
+    rng, metadata = np.random.default_rng(0), zoo.llama(n_layer=2)[0]
+    sizes = {"llama.embedding_length": 192, "llama.feed_forward_length": 96, "llama.attention.head_count": 6, "llama.attention.head_count_kv": 2}
+    shapes = {"attn_q": (192, 192), "attn_k": (64, 192), "attn_v": (64, 192), "attn_output": (192, 192)}
+    shapes |= {"ffn_gate": (96, 192), "ffn_up": (96, 192), "ffn_down": (192, 96)}
+    n_vocab = len(zoo.TOKENS)
+    tensors = {f"blk.{i}.{part}.weight": rng.normal(0, 0.15, size) for i in range(2) for part, size in shapes.items()}
+    tensors |= {f"blk.{i}.{part}.weight": rng.uniform(0.5, 1.5, 192) for i in range(2) for part in ("attn_norm", "ffn_norm")}
+    tensors |= {"output_norm.weight": rng.uniform(0.5, 1.5, 192), "token_embd.weight": rng.normal(0, 0.3, (n_vocab, 192))}
+    if not tied:
+        tensors["output.weight"] = rng.normal(0, 0.3, (n_vocab, 192))
+    sizes |= {"llama.attention.layer_norm_rms_epsilon": 0.1, "general.name": "A small one"}
+    return zoo.write(path, (metadata | sizes, {name: tensor.astype(np.float32) for name, tensor in tensors.items()}))
+
+
+UNGROUPED = Shape(n_layer=3, n_embd=512, n_head=16, n_kv=16, n_ff=256)  # a key-value head to each query, as in the 1.7B
+
+
+@pytest.mark.parametrize("precise", [False, True])
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("shape", [UNGROUPED, Shape(3, 512, 16, 8, 256)])
+def test_a_vocabulary_of_the_right_size_stays_as_it_is(tmp_path, shape, tied, precise):
+    source = grouped(tmp_path / "small.gguf", tied)
+    ids, logits = rows(source)
+    path = grow(source, shape, len(zoo.TOKENS), "F32", tmp_path, precise=precise)
+    grown_ids, grown = rows(path)
+    assert grown_ids == ids
+    assert grown.shape == logits.shape
+    assert np.abs(grown - logits).max() < 0.01 * logits.std()
+    before, after = gguf.GGUFReader(source), gguf.GGUFReader(path)
+    assert {t.name for t in after.tensors} >= {t.name for t in before.tensors}
+    assert any(t.name == "output.weight" for t in after.tensors) is not tied
+    changed = {key for key, field in before.fields.items() if field.contents() != after.fields[key].contents()}
+    assert {key for key in changed if not key.startswith(("llama.", "GGUF."))} == set()
+
+
+def test_a_precise_one_loses_less_to_four_bits(tmp_path):
+    source = grouped(tmp_path / "small.gguf")
+    _, logits = rows(source)
+    lost = []
+    for precise in (False, True):
+        path = grow(source, UNGROUPED, len(zoo.TOKENS), "Q4_0", tmp_path, precise=precise)
+        lost.append(np.abs(rows(path)[1] - logits).mean())
+    assert lost[1] < lost[0] / 3
+
+
+def test_more_layers_than_the_shape_has(tmp_path, monkeypatch, capsys):
+    source = grouped(tmp_path / "small.gguf")
+    monkeypatch.setitem(SHAPES, "135M", Shape(1, 512, 16, 16, 256))
+    words = ["135M", "--from", str(source), "--vocab", str(len(zoo.TOKENS)), "--layers", "2", "--precise", "--type", "F32", "--folder", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["grow_gguf.py", *words])
+    main()
+    path = Path(capsys.readouterr().out.strip())
+    assert path.name == f"precise-135M-2L-small-{len(zoo.TOKENS)}-F32.gguf"
+    assert np.abs(rows(path)[1] - rows(source)[1]).max() < 0.05
+
+
 @pytest.mark.parametrize("type", ["Q8_0", "Q4_0"])
 def test_quantised_it_says_nearly_that(folder, type):
     ids, logits = rows(SMALL)

@@ -16,7 +16,7 @@ from pathlib import Path
 import llama_cpp
 import pytest
 
-from gguf_spec import _checks, _hub, _memory, _probe
+from gguf_spec import _checks, _hub, _memory, _openmp, _probe
 from gguf_spec import doctor as module
 from gguf_spec._cache import keep
 from gguf_spec._checks import Check
@@ -45,6 +45,7 @@ def machine(monkeypatch, tmp_path):
     monkeypatch.setattr(_checks, "_cpu", lambda: ("A processor", FLAGS))
     monkeypatch.setattr(_checks, "physical_cores", lambda: 1)
     monkeypatch.setattr(_checks, "_quota", lambda: None)
+    monkeypatch.setattr(_openmp, "_state", "set")
     monkeypatch.setattr(_checks, "_NVIDIA", tmp_path / "no driver")
     monkeypatch.setattr(llama_cpp, "llama_print_system_info", lambda: b"CPU : AVX = 1 | AVX2 = 1 | FMA = 1 | NEON = 0 | REPACK = 1 | ")
     monkeypatch.setattr(llama_cpp, "llama_supports_gpu_offload", lambda: False)
@@ -81,7 +82,7 @@ def test_all_is_well():
     diagnosis = doctor(options=OPTIONS)
     assert [(one.name, one.todo) for one in diagnosis.checks if one.status != "ok"] == []
     assert [one.name for one in diagnosis.checks] == [
-        "Python", "gguf-spec", "llama.cpp", "build", "processor", "fast kernels", "AMX", "threads", "memory", "disk", "cache", "hub cache",
+        "Python", "gguf-spec", "llama.cpp", "build", "processor", "fast kernels", "AMX", "OpenMP", "threads", "memory", "disk", "cache", "hub cache",
         "models file", "target", "draft", "room", "loading", "vocabulary", "rollback", "costs",
     ]  # fmt: skip
     assert (diagnosis.ok, diagnosis.sentence) == (True, "All is well.")
@@ -212,6 +213,22 @@ def test_amx(monkeypatch, has, built, problem, wanted, status):
     diagnosis = doctor(options=ContextOptions(n_ctx=64, threads=1, extra_bufts=wanted))
     assert found("AMX", diagnosis).status == status
     assert bool(found("AMX", diagnosis).todo) is (status != "ok")
+
+
+@pytest.mark.parametrize(
+    ("state", "status", "said"),
+    [
+        ("set", "ok", "spin 10,000 times"), ("user", "ok", "from the environment: GOMP_SPINCOUNT=7"), ("loaded", "warn", "loaded libgomp first"),
+        ("absent", "ok", "does not use libgomp"), ("unknown", "ok", "on Linux only"),
+    ],
+)  # fmt: skip
+def test_the_spin_count(monkeypatch, state, status, said):
+    monkeypatch.setattr(_openmp, "_state", state)
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
+    one = _checks.openmp()
+    assert one.status == status
+    assert said in one.found
+    assert ("GOMP_SPINCOUNT=10000 before" in one.todo) is (state == "loaded")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,84 @@
+"""The thread count changes no logit where the governor may change it: on a CPU, without flash attention."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gguf_spec
+from gguf_spec import _model
+from gguf_spec._context import ContextOptions
+from gguf_spec._library import offloads
+from gguf_spec._model import Model
+from gguf_spec._threads import ThreadGovernor
+
+pytestmark = pytest.mark.skipif(offloads(), reason="the governor is off in GPU builds")
+
+FOLDER = Path(gguf_spec.__file__).parent / "models" / "tales"
+FILES = ["tales-target-Q8_0.gguf", "tales-draft-Q4_0.gguf"]
+OFF = ContextOptions(n_ctx=512, flash_attention="off")
+TEXT = [3 + i * 37 % 900 for i in range(400)]
+
+
+class Alternating(ThreadGovernor):
+    """Uses one thread and all threads in turn."""
+
+    def __init__(self, most):
+        super().__init__(most)
+        self.used = []
+
+    def choose(self, kind):
+        self.used.append(1 + len(self.used) % self.most)
+        return self.used[-1]
+
+
+def rows_of(model):
+    """The logits of passes of several widths, behind short and long texts."""
+    found = []
+    for depth in (0, 20, 300):
+        model.rollback(0)
+        model.read(TEXT[:depth])
+        for width in (1, 2, 4, 8):
+            model.rollback(depth)
+            found.append(model.logits(TEXT[depth : depth + width], width).copy())
+    model.close()
+    return found
+
+
+def assert_equal(some, others):
+    for a, b in zip(some, others, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_one_and_two_threads_give_the_same_bits(file):
+    one, two = (rows_of(Model(FOLDER / file, ContextOptions(n_ctx=512, flash_attention="off", threads=n))) for n in (1, 2))
+    assert_equal(one, two)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_the_count_may_change_between_passes(file, monkeypatch):
+    governor = Alternating(2)
+    monkeypatch.setattr(_model, "shared_governor", lambda most: governor)
+    followed = Model(FOLDER / file, OFF)
+    assert followed.follows_machine
+    rows = rows_of(followed)
+    assert set(governor.used) == {1, 2}
+    assert governor._best == {}, "a closed model is forgotten"
+    assert_equal(rows, rows_of(Model(FOLDER / file, ContextOptions(n_ctx=512, flash_attention="off", threads=1))))
+
+
+@pytest.mark.parametrize("options", [ContextOptions(threads=1, flash_attention="off"), ContextOptions(flash_attention="on")])
+def test_a_count_of_the_user_and_flash_attention_switch_it_off(options, monkeypatch):
+    monkeypatch.setattr(_model, "shared_governor", lambda most: pytest.fail("not to be used"))
+    model = Model(FOLDER / FILES[0], options)
+    assert not model.follows_machine
+    model.read(TEXT[:40])
+    model.close()
+
+
+def test_models_share_one_governor():
+    target, draft = (Model(FOLDER / file, OFF) for file in FILES)
+    assert target._governor is draft._governor
+    for model in (target, draft):
+        model.close()

@@ -1,0 +1,96 @@
+"""The spin count is set for libgomp, and for nothing else. Each case needs a new process: libgomp is loaded once."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="libgomp's spin count is set on Linux only")
+
+LOAD = """
+import os, sys
+{before}
+from gguf_spec import _openmp
+{first}
+print(_openmp.state(), os.environ.get("GOMP_SPINCOUNT"))
+"""
+HAS_LIBGOMP = """
+import sys
+from gguf_spec import _openmp
+import llama_cpp
+sys.exit(not _openmp._loaded_libgomp())
+"""
+
+
+def run(code, **variables):
+    clean = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    return subprocess.run([sys.executable, "-c", code], env=clean | variables, capture_output=True, text=True, check=False)
+
+
+def said(before="", first="import gguf_spec._library", **variables):
+    child = run(LOAD.format(before=before, first=first), **variables)
+    assert child.returncode == 0, child.stderr
+    return child.stdout.split()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _libgomp():
+    if run(HAS_LIBGOMP).returncode:
+        pytest.skip("this build of llama.cpp does not use libgomp")
+
+
+SHOWN = """
+with _openmp.spin_count_set():
+    assert os.environ["GOMP_SPINCOUNT"] == str(_openmp.SPIN_COUNT)
+    import llama_cpp
+"""
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "import gguf_spec._library", "import gguf_spec._model", "from gguf_spec import LLM", "import gguf_spec._quantizer",
+        "import gguf_spec._llama_samplers", "from gguf_spec.compat import Llama", "from gguf_spec.compat import LlamaGrammar",
+        "from gguf_spec import _checks; _checks.library(); import gguf_spec._model",
+    ],
+)  # fmt: skip
+def test_it_is_set_whatever_is_imported_first_and_does_not_stay(first):
+    assert said(first=first) == ["set", "None"]
+
+
+def test_it_is_in_the_environment_while_llama_is_loaded():
+    assert said(first=SHOWN) == ["set", "None"]
+
+
+def test_a_user_decides():
+    assert said(GOMP_SPINCOUNT="77") == ["user", "77"]
+    assert said(OMP_WAIT_POLICY="passive") == ["user", "None"]
+
+
+def test_libgomp_was_there_before():
+    assert said(before="import llama_cpp") == ["loaded", "None"]
+
+
+def test_nothing_is_loaded_yet():
+    assert said(first="") == ["unknown", "None"]
+
+
+def test_a_build_without_libgomp(monkeypatch):
+    assert said(
+        first="""
+from pathlib import Path
+_openmp._MAPS = Path(os.devnull)
+import gguf_spec._library
+"""
+    ) == ["absent", "None"]
+
+
+def test_a_system_without_maps():
+    assert said(
+        first="""
+from pathlib import Path
+_openmp._MAPS = Path("/nowhere/maps")
+import gguf_spec._library
+"""
+    ) == ["absent", "None"]
