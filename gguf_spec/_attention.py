@@ -89,8 +89,8 @@ def _most(value: Any) -> int:
     return max((n for n in numbers if isinstance(n, int)), default=0)
 
 
-def choose_attention(header: Header, options: ContextOptions, must_be_exact: bool) -> tuple[ContextOptions, AttentionCosts | None]:
-    """Return the options with flash attention `on` or `off`, and what attention costs so.
+def choose_attention(header: Header, options: ContextOptions, must_be_exact: bool) -> tuple[str, AttentionCosts | None]:
+    """Return whether to use flash attention, `on` or `off`, and what attention costs so.
 
     Args:
         header: The model's.
@@ -99,9 +99,9 @@ def choose_attention(header: Header, options: ContextOptions, must_be_exact: boo
             not be exact: its bits do not change the text.
 
     Returns:
-        None for the costs where the shape is not known or the measurement failed; `auto` is then what llama.cpp usually takes.
+        None for the costs where the shape is not known or the measurement failed; `auto` stays `auto` then on a build with a GPU.
     """
-    shape, unmeasured = attention_shape(header), options if offloads() else options.resolved()
+    shape, unmeasured = attention_shape(header), options.flash_attention if offloads() else options.flash_on_cpu
     if shape is None:
         return unmeasured, None
     asked = [options.flash_attention] if options.flash_attention != "auto" else ["on"] if options.needs_flash_attention else ["off", "on"]
@@ -111,7 +111,7 @@ def choose_attention(header: Header, options: ContextOptions, must_be_exact: boo
     if not found:
         return unmeasured, None
     best = min(found, key=lambda costs: _time(costs, found))
-    return replace(options, flash_attention=best.flash), best
+    return best.flash, best
 
 
 def _time(costs: AttentionCosts, others: list[AttentionCosts]) -> float:

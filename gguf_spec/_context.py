@@ -114,11 +114,12 @@ class ContextOptions:
         """Whether the cache's number type works with flash attention alone."""
         return self._cache_in_blocks
 
-    def resolved(self) -> ContextOptions:
-        """Return the options with `on` or `off` in place of `auto`: off where that is possible, for rows then have the same bits in every pass."""
+    @property
+    def flash_on_cpu(self) -> str:
+        """What `auto` stands for on a CPU: off where that is possible, as rows then have the same bits in passes of all widths."""
         if self.flash_attention != "auto":
-            return self
-        return replace(self, flash_attention="on" if self._cache_in_blocks else "off")
+            return self.flash_attention
+        return "on" if self._cache_in_blocks else "off"
 
     def positions(self, n_ctx_train: int) -> int:
         """Return how many positions to ask for, of a model trained for `n_ctx_train`."""

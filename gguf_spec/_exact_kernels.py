@@ -11,7 +11,6 @@ import platform
 import re
 from collections.abc import Iterable, Mapping
 
-from ._context import ContextOptions
 from ._gguf import Header
 
 GRID = 64  # tokens; passes of this width and more use the same kernels for all their rows
@@ -41,16 +40,17 @@ def kernels_in_use() -> str:
     return "untiled" if _decided and _decided[0] else "tiled"
 
 
-def has_exact_attention(options: ContextOptions, features: Mapping[str, str]) -> bool:
+def has_exact_attention(flash_attention: str, kv_type: str, features: Mapping[str, str]) -> bool:
     """Return whether attention on this CPU gives a row the same bits in passes of all widths, at all depths, as far as is known without measuring.
 
     Args:
-        options: With flash attention `on` or `off`; `auto` stands for a build with a GPU, where it is not known.
+        flash_attention: `on` or `off`; `auto` stands for a build with a GPU, where it is not known.
+        kv_type: Number type of the cache.
         features: What the build of llama.cpp can do: llamafile's products are used for the products of attention.
     """
-    if options.flash_attention == "off":
+    if flash_attention == "off":
         return features.get("LLAMAFILE", "0") == "0"
-    return options.flash_attention == "on" and options.kv_type not in ("f16", "f32")
+    return flash_attention == "on" and kv_type not in ("f16", "f32")
 
 
 def has_exact_products(header: Header) -> bool:

@@ -107,9 +107,9 @@ def load(
     if draft_header and not offloads():  # together, before one of them is loaded
         check_memory([(header, options), (draft_header, of_draft)], build_features())
     start_backend([header, *([draft_header] if draft_header else [])])
-    options, attention = choose_attention(header, options, must_be_exact=True)
+    flash_attention, attention = choose_attention(header, options, must_be_exact=True)
     steps = _Steps(progress, [path, *([draft_path] if draft_path else [])])
-    target, drafter = Model(path, options, steps.next()), None
+    target, drafter = Model(path, options, steps.next(), flash_attention), None
     try:
         if attention:
             target.exact_attention, target.depth_costs = attention.exact, attention.depth_costs(header)
@@ -181,8 +181,8 @@ def _suffixes(target: Model, text: str) -> Suffixes:
 
 def _load_draft(path: Path, header: Header, target: Model, options: ContextOptions, progress: Progress | None) -> tuple[Model | None, list[str]]:
     """Load a draft that speaks the target's vocabulary; where it cannot go back, return None and the reason."""
-    options, attention = choose_attention(header, options, must_be_exact=False)
-    draft = Model(path, replace(options, n_ctx=target.n_ctx), progress)
+    flash_attention, attention = choose_attention(header, options, must_be_exact=False)
+    draft = Model(path, replace(options, n_ctx=target.n_ctx), progress, flash_attention)
     try:
         draft.depth_costs = attention.depth_costs(header) if attention else {}
         check_vocabulary(target, draft)

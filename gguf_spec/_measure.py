@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ._drafters import SURENESSES, Calibration, CoupledGuess, ModelDrafter
+from ._exact_kernels import kernels_in_use
 from ._language_model import LanguageModel
 from ._model import Model
 from ._near_ties import Alone
@@ -44,11 +45,12 @@ def profile_of(target: Model, draft: Model | None) -> Profile:
 
     One that was measured beside another program, or is a month old, is measured again.
     """
-    kept = kept_profile(target, draft)
-    now = time.time()
+    kept, now = kept_profile(target, draft), time.time()
+    if kept and kept.kernels != kernels_in_use():
+        kept = None
     if kept and kept.steady and 0 <= now - kept.measured_at < _OLD_S:
         return kept
-    profile = measure(target, draft)
+    profile = replace(measure(target, draft), measured_at=now)
     if kept and kept.steady and not profile.steady:
         profile = replace(kept, measured_at=now)  # the machine is busy now: what an idle one took is closer
     keep_profile(target, draft, profile)
@@ -96,7 +98,7 @@ def measure(
     target.rollback(0)
     return Profile(
         plausible(target_s), target_depth, plausible(draft_s), draft_depth, noise, tuple(right),
-        time.perf_counter() - began, said.token_s, proposal_s, exact_width, said.steady, time.time(),
+        time.perf_counter() - began, said.token_s, proposal_s, exact_width, kernels_in_use(), said.steady,
     )  # fmt: skip
 
 

@@ -32,7 +32,7 @@ from ._gguf import Header, check_generates_text, read_header
 from ._library import Progress, Watch, build_features, log, offloads, on_deep_stack, start_backend, verbose
 from ._llama import C
 from ._lora import check_adapter
-from ._needs import CPU_BATCH, check_memory
+from ._needs import check_memory, cpu_batch
 from ._sampling import Logits
 from ._threads import PassKind, shared_governor
 from ._types import BRANCHES_MAX, K_MAX
@@ -54,6 +54,7 @@ class Model:
         start: The token that a text begins with, or some other where there is none.
         weight_bytes: What the weights take, those of adapters too.
         cached_bytes: What one token takes in the cache.
+        flash_attention: `on` or `off`; `auto` on a build with a GPU where nothing was measured.
         reads_at_once: Tokens of a prompt that are read in one pass.
         grid: Passes that read a prompt end at multiples of this; 0 where it does not matter, as rows have the same bits in passes of any width.
         n_read: How many of the cached tokens, from the first on, were read as a prompt, on the grid.
@@ -66,8 +67,14 @@ class Model:
 
     depth_costs: Mapping[int, float] = MappingProxyType({})
 
-    def __init__(self, path: Path, options: ContextOptions, progress: Progress | None = None) -> None:
-        """Load a GGUF file; `progress` is called with the share that is loaded.
+    def __init__(self, path: Path, options: ContextOptions, progress: Progress | None = None, flash_attention: str | None = None) -> None:
+        """Load a GGUF file.
+
+        Args:
+            path: The file.
+            options: How.
+            progress: Called with the share that is loaded.
+            flash_attention: What `auto` stands for, if that was measured.
 
         Raises:
             LoadCancelledError: `progress` returned False.
@@ -75,7 +82,8 @@ class Model:
             InvalidOptionError: The model or this build of llama.cpp cannot be loaded so.
             NotEnoughMemoryError: Weights and cache do not fit.
         """
-        self.path, self.options = path, options if offloads() else options.resolved()
+        self.path, self.options = path, options
+        self.flash_attention = flash_attention or (options.flash_attention if offloads() else options.flash_on_cpu)
         self._model: Any = None
         self._ctx: Any = None
         self._batch: Any = None
@@ -87,7 +95,7 @@ class Model:
         self.busy_s = 0.0
         self._owner = next(_OWNERS)
         self.threads = options.threads or physical_cores()
-        self.follows_machine = options.threads is None and not offloads() and (options.drafts or self.options.flash_attention == "off")
+        self.follows_machine = options.threads is None and not offloads() and (options.drafts or self.flash_attention == "off")
         self._governor = shared_governor(self.threads) if self.follows_machine else None
         header = read_header(path)
         check_generates_text(header)
@@ -95,7 +103,7 @@ class Model:
         for adapter in options.lora:
             check_adapter(adapter.path, header)
         start_backend([header])
-        self.exact_attention = has_exact_attention(self.options, build_features())
+        self.exact_attention = has_exact_attention(self.flash_attention, options.kv_type, build_features())
         self.grid = 0 if options.drafts or (self.exact_attention and has_exact_products(header)) else GRID
         options.check_backend(C.llama_supports_gpu_offload())
         verbose.set() if options.verbose else verbose.clear()
@@ -154,12 +162,12 @@ class Model:
     def _open(self, header: Header) -> None:
         params, options = C.llama_context_default_params(), self.options
         params.n_ctx = options.positions(self.n_ctx_train)
-        self.reads_at_once = self._n_batch = params.n_batch = params.n_ubatch = _N_BATCH if offloads() else CPU_BATCH
+        self.reads_at_once = self._n_batch = params.n_batch = params.n_ubatch = _N_BATCH if offloads() else cpu_batch(header, options, params.n_ctx)
         n_sequences = 1 + BRANCHES_MAX if self.can_roll_back else 1  # they share one cache, and cost nothing while they are empty
         params.kv_unified = self.can_roll_back
         params.n_seq_max, params.n_outputs_max, params.n_outputs_max_per_seq = n_sequences, K_MAX + 1, K_MAX + 1
         params.n_threads = params.n_threads_batch = options.threads or physical_cores()
-        params.flash_attn_type = FLASH_ATTENTION[options.flash_attention]
+        params.flash_attn_type = FLASH_ATTENTION[self.flash_attention]
         params.type_k = params.type_v = KV_TYPES[options.kv_type][0]
         log.clear()
         self._ctx = C.llama_init_from_model(self._model, params)

@@ -18,7 +18,8 @@ from ._memory import available_bytes, resident_bytes, total_bytes
 from ._types import BRANCHES_MAX, K_MAX
 from .errors import NotEnoughMemoryError
 
-CPU_BATCH = 256  # tokens of a prompt that are read in one pass on a CPU: without flash attention each takes memory for all it looks at
+_BATCH, _LEAST_BATCH = 256, 64  # tokens of a prompt that are read in one pass on a CPU
+_MOST_SCORES = 256 << 20  # bytes for the scores of a pass: without flash attention each token has one for each head and position
 _ROWS = K_MAX + 1 + BRANCHES_MAX  # of logits that a pass has at most
 _PAD = 256  # llama.cpp rounds contexts up to this many positions
 _FLOAT = 4
@@ -91,7 +92,6 @@ def needs(models: Sequence[tuple[Header, ContextOptions]], features: Mapping[str
         models: Header and options of the target, and of a draft, whose context is as long as the target's.
         features: What the build of llama.cpp can do, as `features_of` reads it.
     """
-    models = [(header, options.resolved()) for header, options in models]
     header, options = models[0]
     n_ctx = options.positions(_whole(header, "context_length"))
     weights = caches = compute = copies = idle = 0
@@ -212,7 +212,7 @@ def cache_bytes(header: Header, options: ContextOptions, n_ctx: int) -> int:
     slides = of("attention.sliding_window_pattern")
     short = [isinstance(slides, tuple) and i < len(slides) and bool(slides[i]) for i in range(n_layers)]
     values = [n * (short_value if slide else value) for n, slide in zip(kv_heads, short, strict=True)]
-    if options.flash_attention == "off" and values:
+    if options.flash_on_cpu == "off" and values:
         values = [max(values)] * n_layers  # turned, with all layers as wide as the widest
     keys = [n * (short_key if slide else key) for n, slide in zip(kv_heads, short, strict=True)]
     a_position = sum(keys[i] + values[i] for i in range(min(n_trunk, n_own)) if both or not recurrent[i])
@@ -262,10 +262,20 @@ def _compute_bytes(header: Header, options: ContextOptions, n_ctx: int) -> int:
     )
     of_row = 4 * embedding + 3 * ff + experts * embedding
     # Which positions a row sees, in 16 bits; without flash attention in 32, and how well each head sees them.
-    of_row += _padded(n_ctx) // 2 if options.flash_attention != "off" else _padded(n_ctx) * (heads + 1)
+    of_row += _padded(n_ctx) // 2 if options.flash_on_cpu == "on" else _padded(n_ctx) * (heads + 1)
     n_tokens, n_merges = _length(header, "tokenizer.ggml.tokens"), _length(header, "tokenizer.ggml.merges")
     logits = 2 * _ROWS * n_tokens  # in the pass, and where they are read
-    return _SMALL + _FLOAT * (CPU_BATCH * of_row + logits) + _PER_TOKEN * n_tokens + _PER_MERGE * n_merges
+    return _SMALL + _FLOAT * (cpu_batch(header, options, n_ctx) * of_row + logits) + _PER_TOKEN * n_tokens + _PER_MERGE * n_merges
+
+
+def cpu_batch(header: Header, options: ContextOptions, n_ctx: int) -> int:
+    """Return how many tokens of a prompt are read in one pass on a CPU: fewer where the scores of a long context would take much memory."""
+    heads = max(_by_layer(header, "attention.head_count", 0), default=0)
+    scores = _FLOAT * _padded(n_ctx) * max(heads, 1)
+    batch = _BATCH
+    while options.flash_on_cpu == "off" and batch > _LEAST_BATCH and batch * scores > _MOST_SCORES:
+        batch //= 2
+    return batch
 
 
 def _padded(n_ctx: int) -> int:

@@ -13,7 +13,6 @@ from ._chances import Chances
 from ._context import ContextOptions, physical_cores
 from ._costs import Costs, Overhead, Pace, interpolate
 from ._drafters import SURENESSES, CoupledGuess, DrawnGuess, NgramDrafter, RetryDrafter
-from ._exact_kernels import kernels_in_use
 from ._experience import FIRM, Experience, expectations
 from ._library import library_parts
 from ._model import Model
@@ -42,6 +41,7 @@ class Profile:
         token_s: About what Python takes for each token said.
         proposal_s: And for each token that the draft model proposes.
         exact_width: The widest pass up to which all passes give a row the bits of a single-row pass; 1 where none does.
+        kernels: Which kernels were in use (`_exact_kernels.kernels_in_use`).
         steady: No other program seems to have run beside the measurement.
         measured_at: When, in seconds since 1970.
     """
@@ -56,6 +56,7 @@ class Profile:
     token_s: float = 0.0
     proposal_s: float = 0.0
     exact_width: int = 1
+    kernels: str = ""
     steady: bool = True
     measured_at: float = 0.0
 
@@ -159,7 +160,7 @@ class Profile:
             raise ValueError(data)
         return cls(
             tables["target"], tables["target_depth"], tables["draft"], tables["draft_depth"], tables["noise"], right,
-            numbers["seconds"], numbers["token_s"], numbers["proposal_s"], exact_width, data["steady"], numbers["measured_at"],
+            numbers["seconds"], numbers["token_s"], numbers["proposal_s"], exact_width, str(data["kernels"]), data["steady"], numbers["measured_at"],
         )  # fmt: skip
 
 
@@ -222,7 +223,7 @@ def keep_experience(target: Model, draft: Model | None, experiences: Mapping[str
 
 
 def _file(target: Model | Loadable, draft: Model | Loadable | None, kind: str = "profiles") -> Path:
-    parts: list[object] = [VERSION, *this_machine(), *library_parts(), kernels_in_use()]
+    parts: list[object] = [VERSION, *this_machine(), *library_parts()]
     for model in (target, draft):
         if model:
             o = model.options

@@ -125,7 +125,7 @@ def _about(model: Model) -> dict[str, Any]:
     """Return what a cache depends on, and the tokens in it."""
     o = model.options
     parts: list[object] = [*this_machine(), *library_parts(), kernels_in_use(), content_id(model.path)]
-    parts += [o.flash_attention, o.kv_type, o.gpu_layers, o.extra_bufts, model.n_ctx]
+    parts += [model.flash_attention, o.kv_type, o.gpu_layers, o.extra_bufts, model.n_ctx]
     parts += [(content_id(adapter.path), adapter.scale) for adapter in o.lora]
     return {"made_by": hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest(), "tokens": list(model.cached), "n_read": model.n_read}
 

@@ -61,10 +61,10 @@ class Workload:
             if room < (_FEWEST if self.n_before else 0):
                 hint = "raise it with --ctx, lower --max-tokens, or choose other workloads with --workload."
                 raise InvalidOptionError("n_ctx", llm.n_ctx, f"about {sum(turns) + _FEWEST:,} tokens or more for the workload {self.name}", hint)
-            yield (_long_text(llm, min(self.n_before, room)) if self.n_before else ""), one
+            yield (long_text(llm, min(self.n_before, room)) if self.n_before else ""), one
 
 
-def _long_text(llm: LLM, n_tokens: int) -> str:
+def long_text(llm: LLM, n_tokens: int) -> str:
     """Return a tale of at most about `n_tokens` tokens in which no sentence comes twice."""
     low, high = 0, n_tokens  # a sentence has several tokens
     while high - low > 1:

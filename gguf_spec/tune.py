@@ -8,8 +8,9 @@ Source: Leviathan et al. 2022, arXiv:2211.17192, section 3, with measured costs 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ._costs import interpolate
@@ -96,7 +97,7 @@ def tune(llm: LLM, *, progress: Progress = lambda _done, _total: None) -> Tuning
         if not target.can_roll_back:
             message = f"{target.path.name} cannot go back a token (it is recurrent or hybrid): it is decoded plainly, and there is nothing to tune."
             raise UnsupportedModelError(target.path, message, "tune a model of another kind.")
-        profile = measure(target, draft, thorough=True, on_step=progress)
+        profile = replace(measure(target, draft, thorough=True, on_step=progress), measured_at=time.time())
         kept = keep_profile(target, draft, profile)
         llm._pair.know(profile)
     return Tuning(llm.name, llm.draft_name, profile, kept)

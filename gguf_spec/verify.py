@@ -28,6 +28,7 @@ from ._near_ties import is_near_tie
 from ._rng import SeededRng
 from ._sampling import Logits, Sampler
 from ._types import ACCEPT, Sampling, Speculation
+from ._workloads import long_text
 from .errors import EmptyPromptError, InvalidOptionError
 
 SAMPLINGS = {
@@ -41,6 +42,7 @@ WAYS = {
     "auto": Speculation(),
 }
 _MARGIN = 5.0  # by which two right ways to read one text may be further apart than the first text says
+_LONG, _LEAST_LONG, _SPARE = 1500, 300, 16  # tokens put before a prompt, the fewest of them, and tokens left free
 _SAME_ROW = 1e-3  # and this much more, of the spread of a row
 
 Progress = Callable[[int, int], object]
@@ -152,7 +154,8 @@ def verify(
     llm: LLM,
     prompts: Sequence[str] | None = None,
     *,
-    n_tokens: int = 64,
+    n_tokens: int | None = None,
+    long: bool = False,
     n_draws: int = 1000,
     seed: int = 1,
     limit_s: float | None = None,
@@ -163,7 +166,8 @@ def verify(
     Args:
         llm: Models to ask; a draft must be among them.
         prompts: Texts to go on from, as they are; the bundled ones where they are not given.
-        n_tokens: Most tokens of a text.
+        n_tokens: Most tokens of a text; None takes 64, or 300 where `long`.
+        long: Put 1,500 tokens of text before each prompt, or what the context holds: what rounds otherwise behind many tokens shows there.
         n_draws: Generations for each rule's chi-square.
         seed: Of the first text; each further one takes the next.
         limit_s: Begin no further prompt after so many seconds, and spend no more than a third of them on the chi-squares.
@@ -175,6 +179,7 @@ def verify(
     """
     started = time.perf_counter()
     prompts = bundled_prompts() if prompts is None else prompts
+    n_tokens = (300 if long else 64) if n_tokens is None else n_tokens
     if not llm.draft_name:
         raise InvalidOptionError("draft", None, "a model: without one there is no speculation to verify", "give one with --draft FILE.")
     if not prompts or isinstance(prompts, str):
@@ -184,6 +189,7 @@ def verify(
         raise InvalidOptionError("n_draws", n_draws, "1 or more")
     for prompt in prompts:
         _check_room(llm, prompt)
+    before = _long_text(llm, prompts, n_tokens) if long else ""
     total = len(prompts) * len(SAMPLINGS) * (1 + len(WAYS)) + n_draws * len(ACCEPT)
     noise = max(llm.logit_noise(way.k, way.exact) for way in WAYS.values())
     steps = _Steps(total, progress)
@@ -194,12 +200,21 @@ def verify(
     for prompt in prompts:
         if n_prompts and limit_s is not None and time.perf_counter() - started > limit_s:
             break
-        texts.compare(prompt, n_prompts, (seed + n_prompts) % 2**64)
+        texts.compare(before + prompt, n_prompts, (seed + n_prompts) % 2**64)
         n_prompts += 1
     return Report(
         llm.name, llm.draft_name, n_prompts, n_tokens, noise, tuple(texts.comparisons()), tuple(texts.differences), tuple(texts.cache_faults), laws,
         time.perf_counter() - started,
     )  # fmt: skip
+
+
+def _long_text(llm: LLM, prompts: Sequence[str], n_tokens: int) -> str:
+    """Return a text of 1,500 tokens, or of as many as the context holds before these prompts and their texts."""
+    room = llm.n_ctx - max(len(llm.tokenize(prompt)) for prompt in prompts) - n_tokens - _SPARE
+    if room < _LEAST_LONG:
+        hint = f"raise it with --ctx {llm.n_ctx - room + _LONG}, or generate fewer tokens."
+        raise InvalidOptionError("n_ctx", llm.n_ctx, f"at least {llm.n_ctx - room + _LEAST_LONG} for long prompts", hint)
+    return long_text(llm, min(_LONG, room))
 
 
 def _check_room(llm: LLM, prompt: str) -> None:

@@ -14,13 +14,15 @@ if TYPE_CHECKING:
     from ..verify import Difference, Report
 
 _SHOWN = 20  # differences
+_LONG_COUNT = 4  # prompts
 
 
 @click.command(context_settings={"auto_envvar_prefix": "GGUF_SPEC", "show_default": True})
 @model_options
 @click.option("-f", "--prompts", type=click.Path(path_type=Path), metavar="FILE", help="Texts to go on from, one a line.  [default: 50 bundled ones]")
 @click.option("-c", "--count", type=int, help="Take only so many of them.")
-@click.option("-n", "--max-tokens", type=int, default=64, help="Tokens of a text.")
+@click.option("--long", is_flag=True, help="Put 1,500 tokens before each prompt; 4 prompts unless -c says otherwise.")
+@click.option("-n", "--max-tokens", type=int, help="Tokens of a text.  [default: 64, or 300 with --long]")
 @click.option("--draws", type=int, default=1000, help="Generations for each rule's chi-square.")
 @click.option("--seed", type=int, default=1, help="Seed of the first text.")
 @click.option("--minutes", type=float, default=10.0, help="Begin no further prompt after so long.")
@@ -37,6 +39,7 @@ def verify(**options: Any) -> int:
     Examples:
       gguf-spec verify
       gguf-spec verify -m target.gguf -d draft.gguf --count 10
+      gguf-spec verify --long
       gguf-spec verify -m target.gguf -d draft.gguf --prompts my-prompts.txt --json
     """
     from .. import Speculation
@@ -52,7 +55,7 @@ def verify(**options: Any) -> int:
         from ..verify import bundled_prompts
 
         prompts = bundled_prompts() if prompts is None else prompts
-        prompts = prompts[: options["count"]]
+        prompts = prompts[: options["count"] or (_LONG_COUNT if options["long"] else None)]
         n_asked = len(prompts)
         report = _run(llm, prompts, options)
         texts = prompts[: report.n_prompts]
@@ -75,14 +78,14 @@ def _run(llm: Any, prompts: list[str], options: dict[str, Any]) -> Report:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=None)
         return run(
-            llm, prompts, n_tokens=options["max_tokens"], n_draws=options["draws"], seed=options["seed"], limit_s=60 * options["minutes"],
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
+            llm, prompts, n_tokens=options["max_tokens"], long=options["long"], n_draws=options["draws"], seed=options["seed"],
+            limit_s=60 * options["minutes"], progress=lambda done, total: bar.update(task, completed=done, total=total),
         )  # fmt: skip
 
 
 def _show(report: Report, prompts: list[str], n_asked: int) -> None:
     """Print the report: what was compared, what differs, and the sentence."""
-    noise = f"up to {report.noise:.2g} logits" if report.noise else "none: batches of any size give the same logits here"
+    noise = f"up to {report.noise:.2g} logits" if report.noise else "none: the passes in use give the logits of single tokens"
     some = "" if report.n_prompts == n_asked else f" of {n_asked}: --minutes ended it"
     lines = [
         f"{report.target} with {report.draft}, {report.n_tokens} tokens a text, {report.total_s:.0f} s",

@@ -164,7 +164,7 @@ def test_costs_that_were_measured_count_more_than_sizes(home, target):
     assert choose(resolve(target), target, OPTIONS)[0].path == light
 
     def measured(draft, right):
-        profile = Profile({1: 0.1, 33: 0.11}, 0.0, {1: 0.001, 33: 0.01}, 0.0, {}, ((right * 100.0, 100.0),) * SURENESSES, 1.0)
+        profile = Profile({1: 0.1, 33: 0.11}, {1: 0.0}, {1: 0.001, 33: 0.01}, {1: 0.0}, {}, ((right * 100.0, 100.0),) * SURENESSES, 1.0)
         assert keep_profile(Loadable(target, OPTIONS), Loadable(draft, OPTIONS), profile)
 
     measured(light, 0.05)
