@@ -32,10 +32,15 @@ _AT_LENGTH = 4 * K_MAX + 2  # tokens said where it is measured thoroughly: so of
 _SAID = Sampling(temperature=0.8, ignore_eos=True)  # how the target says what is measured with
 
 
-def profile_of(target: Model, draft: Model | None) -> Profile:
-    """Return the profile kept for these models, or measure it, in about two seconds and at least 20 passes of the target, and keep it."""
+def profile_of(target: Model, draft: Model | None, on_measure: Callable[[], object] | None = None) -> Profile:
+    """Return the profile kept for these models, or measure it, in about two seconds and at least 20 passes of the target, and keep it.
+
+    Before it is measured, `on_measure` is called.
+    """
     profile = kept_profile(target, draft)
     if profile is None:
+        if on_measure:
+            on_measure()
         profile = measure(target, draft)
         keep_profile(target, draft, profile)
     return profile
