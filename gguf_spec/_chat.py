@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Protocol
 
-from ._stream import Stream
+from ._stream import PromptProgress, Stream
 from ._types import Chunk, Completion, Sampling, Speculation, Stats
 from .errors import InvalidOptionError, PromptTooLongError, SessionError
 
@@ -28,7 +28,14 @@ class Speaker(Protocol):
 
     def tokenize(self, prompt: str | Sequence[Mapping[str, str]], *, special: bool = True) -> list[int]: ...
 
-    def stream_tokens(self, tokens: Sequence[int], sampling: Sampling | None = None, *, speculation: Speculation | None = None) -> Stream: ...
+    def stream_tokens(
+        self,
+        tokens: Sequence[int],
+        sampling: Sampling | None = None,
+        *,
+        speculation: Speculation | None = None,
+        on_prompt: PromptProgress | None = None,
+    ) -> Stream: ...
 
     def save_session(self, path: Path, data: Mapping[str, Any]) -> None: ...
 
@@ -97,8 +104,18 @@ class Chat:
                 pass
         return turn.result
 
-    def stream(self, text: str, sampling: Sampling | None = None, *, speculation: Speculation | None = None) -> Turn:
-        """Say something and return an iterator over the answer. What was said when it ends or is closed is part of the conversation."""
+    def stream(
+        self,
+        text: str,
+        sampling: Sampling | None = None,
+        *,
+        speculation: Speculation | None = None,
+        on_prompt: PromptProgress | None = None,
+    ) -> Turn:
+        """Say something and return an iterator over the answer. What was said when it ends or is closed is part of the conversation.
+
+        While the question is read, `on_prompt` is called as for `LLM.generate`.
+        """
         sampling = sampling or self._sampling
         if not self._llm.has_chat_template:
             sampling = replace(sampling, stop=(*sampling.stop, f"\n{_USER}"))
@@ -107,9 +124,10 @@ class Chat:
         n_asked = len(asked)
         if self._overflow == "shift":
             tokens = self._shift(asked, tokens, min(sampling.max_tokens or _ROOM, _ROOM, self._llm.n_ctx // 4))
-        return Turn(self, self._llm.stream_tokens(tokens, sampling, speculation=speculation), asked, n_asked - len(asked))
+        stream = self._llm.stream_tokens(tokens, sampling, speculation=speculation, on_prompt=on_prompt)
+        return Turn(self, stream, asked, n_asked - len(asked))
 
-    def retry(self, sampling: Sampling | None = None, *, speculation: Speculation | None = None) -> Turn:
+    def retry(self, sampling: Sampling | None = None, *, speculation: Speculation | None = None, on_prompt: PromptProgress | None = None) -> Turn:
         """Ask the last question again, with another seed unless the sampling has one.
 
         Raises:
@@ -121,7 +139,7 @@ class Chat:
         before = list(self.messages)
         self.undo()
         try:
-            return self.stream(questions[-1], sampling, speculation=speculation)
+            return self.stream(questions[-1], sampling, speculation=speculation, on_prompt=on_prompt)
         except BaseException:
             self.messages[:] = before
             raise

@@ -96,11 +96,21 @@ def _row_alone(target: LanguageModel, history: Sequence[int], sampler: Sampler) 
     return Rows(target.logits(history[-1:], 1), history, [], sampler)
 
 
-def read_prompt(target: LanguageModel, drafter: Drafter, prompt: Sequence[int], k: int, cancelled: Callable[[], bool]) -> None:
-    """Read all of the prompt but its last token, which the first round decodes. What the caches hold of it from before stays."""
+def read_prompt(
+    target: LanguageModel,
+    drafter: Drafter,
+    prompt: Sequence[int],
+    k: int,
+    cancelled: Callable[[], bool],
+    on_pass: Callable[[int, int], object] | None = None,
+) -> None:
+    """Read all of the prompt but its last token, which the first round decodes. What the caches hold of it from before stays.
+
+    After each pass of the target `on_pass` is called, as by `read_on`.
+    """
     keep_beginning(target, prompt[:-1])
     drafter.keep(prompt[:-1])
-    read_on(target, prompt[:-1], cancelled)
+    read_on(target, prompt[:-1], cancelled, on_pass)
     if k and not cancelled():
         drafter.read(prompt[:-1], cancelled)
 

@@ -79,10 +79,15 @@ def keep_beginning(model: LanguageModel, tokens: Sequence[int]) -> None:
         model.rollback(0)
 
 
-def read_on(model: LanguageModel, tokens: Sequence[int], cancelled: Callable[[], bool]) -> None:
-    """Read what a model has not read of `tokens`, pass by pass until `cancelled()`."""
+def read_on(model: LanguageModel, tokens: Sequence[int], cancelled: Callable[[], bool], on_pass: Callable[[int, int], object] | None = None) -> None:
+    """Read what a model has not read of `tokens`, pass by pass until `cancelled()`.
+
+    After each pass `on_pass` is called with the number of tokens in the cache and of all tokens.
+    """
     while model.n_past < len(tokens) and not cancelled():
         model.read(tokens[model.n_past : _pass_end(model, len(tokens))])
+        if on_pass:
+            on_pass(model.n_past, len(tokens))
 
 
 def _pass_end(model: LanguageModel, n_tokens: int) -> int:

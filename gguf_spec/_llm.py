@@ -17,7 +17,7 @@ from ._pair import Pair
 from ._profile import Profile
 from ._sessions import restore as restore_session
 from ._sessions import save as save_session
-from ._stream import Request, Stream, check_request
+from ._stream import PromptProgress, Request, Stream, check_request
 from ._template import Message, Tools, encode_chat
 from ._types import Completion, Sampling, Speculation
 from .errors import BusyError, ClosedError
@@ -98,7 +98,14 @@ class LLM:
             return self._target.piece(token).decode("utf-8", errors="replace") or self._target.token_text(token)
 
     def generate(
-        self, prompt: Prompt, sampling: Sampling | None = None, *, speculation: Speculation | None = None, prefill: str = "", echo: bool = False
+        self,
+        prompt: Prompt,
+        sampling: Sampling | None = None,
+        *,
+        speculation: Speculation | None = None,
+        prefill: str = "",
+        echo: bool = False,
+        on_prompt: PromptProgress | None = None,
     ) -> Completion:
         """Go on from a text, or answer messages, and return the whole result.
 
@@ -108,12 +115,13 @@ class LLM:
             speculation: Instead of the one given at load.
             prefill: What the answer begins with; the model goes on from there. A grammar counts it as part of the answer.
             echo: Begin the text with the prompt, if that is a text, and the prefill.
+            on_prompt: Called after each pass over the prompt, with the tokens read so far and all to be read; to return False cancels.
 
         Raises:
             EmptyPromptError, PromptTooLongError, InvalidOptionError: Before anything runs.
             BusyError: This thread has a stream of this LLM open.
         """
-        return self._complete(self.stream(prompt, sampling, speculation=speculation, prefill=prefill, echo=echo))
+        return self._complete(self.stream(prompt, sampling, speculation=speculation, prefill=prefill, echo=echo, on_prompt=on_prompt))
 
     def stream(
         self,
@@ -124,10 +132,13 @@ class LLM:
         prefill: str = "",
         echo: bool = False,
         tools: Tools | None = None,
+        on_prompt: PromptProgress | None = None,
     ) -> Stream:
         """Do as `generate`, but return an iterator over `Chunk`s. The LLM is taken until it is read to its end or closed."""
         tokens, shown = self.tokenize(prompt, prefill=prefill, tools=tools), (prompt if isinstance(prompt, str) else "") + prefill
-        request = Request(tokens, sampling or self.sampling, speculation or self.speculation, prefill=prefill, echo=shown if echo else "")
+        request = Request(
+            tokens, sampling or self.sampling, speculation or self.speculation, prefill=prefill, echo=shown if echo else "", on_prompt=on_prompt
+        )
         return self._open(request)
 
     def generate_tokens(
@@ -139,6 +150,7 @@ class LLM:
         on_token: Callable[[int], object] | None = None,
         speculation: Speculation | None = None,
         prefill: str = "",
+        on_prompt: PromptProgress | None = None,
     ) -> Completion:
         """Go on from token ids.
 
@@ -149,16 +161,25 @@ class LLM:
             on_token: Called with each id as it is emitted; a true result ends the generation right there, as `cancelled`.
             speculation: Instead of the one given at load.
             prefill: The text at the end of `tokens` that belongs to the answer, for a grammar to go on from.
+            on_prompt: As for `generate`.
         """
         sampling = sampling or self.sampling
         sampling = replace(sampling, stop_tokens=(*sampling.stop_tokens, *stop_tokens))
-        return self._complete(self._open(Request(list(tokens), sampling, speculation or self.speculation, on_token, prefill)))
+        request = Request(list(tokens), sampling, speculation or self.speculation, on_token, prefill, on_prompt=on_prompt)
+        return self._complete(self._open(request))
 
     def stream_tokens(
-        self, tokens: Sequence[int], sampling: Sampling | None = None, *, speculation: Speculation | None = None, prefill: str = ""
+        self,
+        tokens: Sequence[int],
+        sampling: Sampling | None = None,
+        *,
+        speculation: Speculation | None = None,
+        prefill: str = "",
+        on_prompt: PromptProgress | None = None,
     ) -> Stream:
         """Do as `generate_tokens`, but return an iterator over `Chunk`s, as `stream` does."""
-        return self._open(Request(list(tokens), sampling or self.sampling, speculation or self.speculation, prefill=prefill))
+        request = Request(list(tokens), sampling or self.sampling, speculation or self.speculation, prefill=prefill, on_prompt=on_prompt)
+        return self._open(request)
 
     def chat(self, system: str | None = None, *, sampling: Sampling | None = None, overflow: Literal["error", "shift"] = "error") -> Chat:
         """Begin a conversation.

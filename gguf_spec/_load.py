@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from . import _store
@@ -63,6 +64,7 @@ def load(
     reference: str | Path | None = None,
     models_file: str | Path | None = None,
     progress: Progress | None = None,
+    on_measure: Callable[[], object] | None = None,
     verbose: bool = False,
 ) -> LLM:
     """Load a model, and a draft that speaks its vocabulary.
@@ -84,6 +86,7 @@ def load(
         reference: A text file that drafts may come from too, such as one that answers quote.
         models_file: More names, in a file like models.yaml.
         progress: Called with the share of the weights that is loaded, 0 to 1; to return False cancels.
+        on_measure: Called before the passes of these models are measured, once a machine.
         verbose: Write llama.cpp's log to stderr.
 
     What passes cost is measured the first time that models are loaded, in about a second, and kept in the user's cache.
@@ -122,7 +125,7 @@ def load(
             notes.append(
                 f"{entry.name} was trained for {target.n_ctx_train:,} tokens: beyond them, in a context of {target.n_ctx:,}, it writes worse."
             )
-        pair = Pair(target, drafter, profile_of, None if text is None else _suffixes(target, text))
+        pair = Pair(target, drafter, partial(profile_of, on_measure=on_measure), None if text is None else _suffixes(target, text))
         prompt = entry.prompt or ("chat" if target.chat_template else "text")
         speculation = speculation or Speculation(k=0 if plain else K_MAX)
         llm = LLM(entry.name, pair, prompt=prompt, speculation=speculation, sampling=Sampling(**entry.sampling), notes=notes)

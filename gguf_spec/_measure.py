@@ -40,16 +40,18 @@ _STEADY = 1.5  # the median of single passes over their shortest: beyond that an
 _OLD_S = 30 * 24 * 3600.0  # age from which a profile is measured again
 
 
-def profile_of(target: Model, draft: Model | None) -> Profile:
+def profile_of(target: Model, draft: Model | None, on_measure: Callable[[], object] | None = None) -> Profile:
     """Return the profile kept for these models, or measure it in about two seconds and keep it.
 
-    One that was measured beside another program, or is a month old, is measured again.
+    One that was measured beside another program, or is a month old, is measured again. Before that `on_measure` is called.
     """
     kept, now = kept_profile(target, draft), time.time()
     if kept and kept.kernels != kernels_in_use():
         kept = None
     if kept and kept.steady and 0 <= now - kept.measured_at < _OLD_S:
         return kept
+    if on_measure:
+        on_measure()
     profile = replace(measure(target, draft), measured_at=now)
     if kept and kept.steady and not profile.steady:
         profile = replace(kept, measured_at=now)  # the machine is busy now: what an idle one took is closer

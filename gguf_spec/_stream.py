@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
+from typing import TypeAlias
 
 from . import _engine
 from ._accept import RULES
@@ -23,6 +24,11 @@ from ._types import Chunk, Completion, FinishReason, Sampling, Speculation, Stat
 from ._window import Window
 from .errors import EmptyPromptError, InvalidOptionError, PromptTooLongError
 
+PromptProgress: TypeAlias = Callable[[int, int], object]
+"""Called after each pass over the prompt, with the tokens read so far and all to be read.
+
+To return False cancels the generation. The last token of the prompt is not counted: it is decoded with the answer.
+"""
 _PART = 0x9E3779B97F4A7C15  # odd, so that no two parts of a text have one seed
 
 
@@ -37,6 +43,7 @@ class Request:
         on_token: Called with each emitted id; a true result ends the generation there.
         prefill: The text at the end of the prompt that the answer begins with; a grammar begins there.
         echo: Text that the first chunk begins with.
+        on_prompt: Called while the prompt is read, see `PromptProgress`.
     """
 
     prompt: Sequence[int]
@@ -45,6 +52,7 @@ class Request:
     on_token: Callable[[int], object] | None = None
     prefill: str = ""
     echo: str = ""
+    on_prompt: PromptProgress | None = None
 
 
 def check_request(request: Request, target: Model) -> None:
@@ -98,7 +106,7 @@ class Stream:
         return Completion("".join(g.text), tuple(g.tokens), g.finish, g.seed, g.stats, tuple(g.logprobs))
 
     def cancel(self) -> None:
-        """End the generation after the round that runs; safe from any thread and from a signal handler."""
+        """End the generation after the pass or round that runs; safe from any thread and from a signal handler."""
         self._generation.cancelled.set()
 
     def close(self) -> None:
@@ -161,7 +169,8 @@ class _Generation:
         for begin, chain in self._contexts():
             n_left = request.sampling.max_tokens and request.sampling.max_tokens - len(self.tokens)
             drafter = clock.drafter = self._pair.drafter(request.speculation, chain, n_left or target.n_ctx, clock.drafter)
-            _engine.read_prompt(target, drafter, begin, k, cancelled)
+            on_pass = self._prompt_pass if begin is request.prompt else None
+            _engine.read_prompt(target, drafter, begin, k, cancelled, on_pass)
             clock.prompt_is_read()
             for one in _engine.rounds(target, drafter, begin, chain, k, self._rule, n_left, self._is_end, cancelled):
                 chunk = self._deliver(one)
@@ -172,6 +181,11 @@ class _Generation:
                     clock.answered(len(self.tokens))
                     return
         yield self._deliver(_engine.Round([], 0, 0), cut="cancelled")
+
+    def _prompt_pass(self, n_done: int, n_total: int) -> None:
+        """Report a pass over the prompt."""
+        if self._request.on_prompt and self._request.on_prompt(n_done, n_total) is False:
+            self.cancelled.set()
 
     def _contexts(self) -> Iterator[tuple[Sequence[int], Sampler]]:
         """Yield what to begin with and its chain: the prompt, and the prompt with the end of what was said whenever the context is full."""

@@ -18,9 +18,11 @@ _FORGETTING = 1.003  # growth of a best time with each pass of its kind, so that
 _WINDOW = 8  # passes that say how slow the machine is now
 _FEWEST = 4  # passes between two trials
 _SLOW = 1.25  # times the best: fewer threads may be faster
+_VERY_SLOW = 2.5  # times the best
 _CLIP = 20.0  # times the best, at most: the weight of one pass
-_PASSES = 3  # that a trial needs to succeed
-_MOST_PASSES = 10  # of a trial
+_PASSES = 8  # that a trial needs to succeed: a trial that gains costs nothing
+_PASSES_FEWER = 3  # the same with fewer threads, whose times vary less
+_MOST_PASSES = 12  # of a trial
 _GAIN = 0.05  # share of the time that another count must save
 _LONG = 2.0  # times the recent mean: no trial in passes that take longer, such as those of a prompt
 _IDLE_SHARE, _SHARE = 0.004, 0.02  # of the time, for trials: with all threads at their best, and else
@@ -135,19 +137,22 @@ class ThreadGovernor:
         return _distinct((self.most, (self.threads + self.most + 1) // 2, self.threads + 1), self.threads, self.most)
 
     def _fewer(self) -> list[int]:
-        """Return smaller counts to try."""
-        return _distinct((self.threads - 1, self.threads // 2, self.threads * 3 // 4), 0, self.threads - 1)
+        """Return smaller counts to try; if passes are very slow, half of them first."""
+        n = self.threads
+        counts = (n // 2, n // 4, n * 3 // 4, n - 1) if self._level > _VERY_SLOW else (n - 1, n // 2, n // 4, n * 3 // 4)
+        return _distinct(counts, 0, n - 1)
 
     def _judge(self, trial: _Trial) -> None:
         """End a trial as soon as it is clear."""
         enough_s = _GAIN * trial.expected_s
-        if trial.gain_s < 0 or (trial.n_passes >= _MOST_PASSES and trial.gain_s <= enough_s):
+        noise_s, n = self._noise(trial), trial.n_passes
+        if trial.gain_s < (-noise_s if n < _FEWEST else 0.0) or (n >= _MOST_PASSES and trial.gain_s <= enough_s):
             mean_s, loss_s = fmean(self._seconds), max(0.0, -trial.gain_s)
             price = (self._price.get(trial.threads, _PRICE) + loss_s / mean_s) / 2
             self._price[trial.threads] = min(max(price, _LEAST_PRICE), _HIGHEST_PRICE)
             self._budget_s -= loss_s
             self._trial = None
-        elif trial.n_passes >= _PASSES and trial.gain_s > enough_s + self._noise(trial):
+        elif n >= (_PASSES if trial.threads > self.threads else _PASSES_FEWER) and trial.gain_s > enough_s + noise_s:
             if self._n_passes < _HASTY:
                 hasty = min(2 * self._price.get(self.threads, _PRICE), _HIGHEST_PRICE)
                 self._price[self.threads] = hasty

@@ -24,6 +24,7 @@ from rich.console import Console
 
 from ._chat_talk import COMMANDS, DRAFT
 from ._chat_text import Markdown, Piece, Wrap
+from ._progress import PromptBar
 from .generate import CONTROL, _logprob_lines
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ class Screen:
         message, hint = (" ".join(text.split()) for text in (message, hint))
         self._tell([("Error: ", "red"), (f"{message}\n", ""), ("Hint: ", "dim"), (hint, "")])
 
-    def answer(self, turn: Turn) -> None:
+    def answer(self, turn: Turn, bar: PromptBar) -> None:
         """Show an answer as it comes, and why it ended if the model did not end it."""
         plain = self._dumb or self._out.no_color or self._out.color_system is None
         markdown = None if self.show_draft or plain else Markdown()
@@ -89,8 +90,10 @@ class Screen:
         with _no_echo():
             try:
                 for chunk in turn:
+                    bar.remove()
                     self._flow(_pieces(chunk, self.show_draft), markdown, wrap)
             finally:
+                bar.remove()
                 rest = markdown.finish() if markdown else []
                 self._write([*wrap.feed(rest), *wrap.finish()] if wrap else rest)
                 if not turn.result.text.endswith("\n"):

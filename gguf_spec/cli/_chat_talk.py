@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import GgufSpecError, SessionError
+from ._progress import PromptBar
 from .generate import _stats_lines
 
 if TYPE_CHECKING:
@@ -61,8 +62,8 @@ class Face(Protocol):
     def fail(self, message: str, hint: str) -> None:
         """Show what went wrong."""
 
-    def answer(self, turn: Turn) -> None:
-        """Show an answer as it comes."""
+    def answer(self, turn: Turn, bar: PromptBar) -> None:
+        """Show an answer as it comes; `bar` is removed before its first text."""
 
 
 class Talk:
@@ -96,7 +97,7 @@ class Talk:
         if not command:
             if text:
                 self._n_retries = 0
-                self._answer(lambda: self._chat.stream(text, speculation=self._speculation))
+                self._answer(lambda bar: self._chat.stream(text, speculation=self._speculation, on_prompt=bar))
             return
         name, rest = command[1].lower(), (command[2] or "").strip()
         if name not in COMMANDS:
@@ -108,11 +109,12 @@ class Talk:
         else:
             getattr(self, f"_{name[1:]}")(rest)
 
-    def _answer(self, start: Callable[[], Turn]) -> None:
-        with self._signals.open(start) as turn:
+    def _answer(self, start: Callable[[PromptBar], Turn]) -> None:
+        bar = PromptBar()
+        with self._signals.open(lambda: start(bar)) as turn:
             if turn.dropped:
                 self._face.say(f"Note: the context was full, so the oldest {turn.dropped} messages were dropped.")
-            self._face.answer(turn)
+            self._face.answer(turn, bar)
 
     def _help(self, _rest: str) -> None:
         rows = [(f"{name} {argument}", text) for name, (argument, text) in COMMANDS.items()]
@@ -147,7 +149,7 @@ class Talk:
         self._n_retries += 1
         seed = self._sampling.seed  # with a fixed one the whole conversation can be had again, retries too
         sampling = self._sampling if seed is None else replace(self._sampling, seed=(seed + self._n_retries) % 2**64)
-        self._answer(lambda: self._chat.retry(sampling, speculation=self._speculation))
+        self._answer(lambda bar: self._chat.retry(sampling, speculation=self._speculation, on_prompt=bar))
 
     def _stats(self, _rest: str) -> None:
         last = self._chat.last

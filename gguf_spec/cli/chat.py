@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from ._progress import PromptBar
 from .generate import CONTROL, _logprob_lines, _show, _to_json
 from .options import load_models, model_options, sampling_options, speculation_options, to_sampling, to_speculation
 
@@ -101,13 +102,15 @@ class Pipe:
         if self._as_json:  # an object for each line of the input
             self._print({"error": message, "hint": hint})
 
-    def answer(self, turn: Turn) -> None:
+    def answer(self, turn: Turn, bar: PromptBar) -> None:
         """Write an answer as it comes."""
         try:
             for chunk in turn:
+                bar.remove()
                 if not self._as_json:
                     _show(self._out, chunk, self.show_draft)
         finally:
+            bar.remove()
             result = turn.result
             if not self._as_json and not result.text.endswith("\n"):
                 click.echo()

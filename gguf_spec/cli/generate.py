@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from ._progress import PromptBar
 from .options import load_models, model_options, read_text, sampling_options, speculation_options, to_sampling, to_speculation
 
 if TYPE_CHECKING:
@@ -86,7 +87,9 @@ def _answer(llm: LLM, request: Prompt, sampling: Sampling, options: dict[str, An
     from rich.console import Console
 
     out, k = Console(highlight=False, soft_wrap=True), llm.speculation.k
-    with llm.stream(request, sampling, prefill=options["prefill"], echo=options["echo"]) as stream:
+    shown = "" if options["as_json"] or options["echo"] or not out.is_terminal else (request if isinstance(request, str) else "") + options["prefill"]
+    bar = PromptBar()
+    with llm.stream(request, sampling, prefill=options["prefill"], echo=options["echo"], on_prompt=bar) as stream:
         before = signal.getsignal(signal.SIGINT)
 
         def stop(_number: int, _frame: object) -> None:
@@ -95,12 +98,14 @@ def _answer(llm: LLM, request: Prompt, sampling: Sampling, options: dict[str, An
 
         signal.signal(signal.SIGINT, stop)
         try:
-            if not options["as_json"] and out.is_terminal and not options["echo"]:
-                _write(out, (request if isinstance(request, str) else "") + options["prefill"], "dim")
-            for chunk in stream:
+            for i, chunk in enumerate(stream):
+                if i == 0:
+                    bar.remove()
+                    _write(out, shown, "dim")  # not before the bar, which needs a line of its own
                 if not options["as_json"]:
                     _show(out, chunk, options["show_draft"])
         finally:
+            bar.remove()
             signal.signal(signal.SIGINT, before)
     result = stream.result
     if options["as_json"]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from ._progress import MeasuringNote
 from .completion import model_names
 
 if TYPE_CHECKING:
@@ -102,18 +103,20 @@ def load_models(options: dict[str, Any], draft: str, speculation: Speculation) -
 
     if options["ctx"] is not None and options["ctx"] < 2:
         raise InvalidOptionError("ctx", options["ctx"], "a whole number above 1")
+    measuring = MeasuringNote()
     # Ctrl-C would come while llama.cpp calls back to log, where Python can only drop it; there is nothing yet to clean up.
     before = signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     try:
-        llm = _load(options, draft, speculation)
+        llm = _load(options, draft, speculation, measuring)
     finally:
+        measuring.remove()
         signal.signal(signal.SIGINT, before)
     for note in llm.notes:
         click.echo(f"Note: {note}", err=True)
     return llm
 
 
-def _load(options: dict[str, Any], draft: str, speculation: Speculation) -> LLM:
+def _load(options: dict[str, Any], draft: str, speculation: Speculation, on_measure: Callable[[], object]) -> LLM:
     from .. import load  # llama.cpp takes a while: after the options are known to be right
 
     return load(
@@ -122,6 +125,7 @@ def _load(options: dict[str, Any], draft: str, speculation: Speculation) -> LLM:
         draft_flash_attention=options["draft_flash_attention"], draft_kv_type=options["draft_kv_type"], draft_gpu_layers=options["draft_gpu_layers"],
         lora=options["lora"], draft_lora=options["draft_lora"] if draft == options["draft"] else (),  # it belongs to that draft alone
         extra_bufts=options["extra_bufts"], reference=options["draft_text"], models_file=options["models_file"], verbose=options["verbose"] > 0,
+        on_measure=on_measure,
     )  # fmt: skip
 
 

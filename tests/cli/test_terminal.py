@@ -25,8 +25,8 @@ def terminal(cage, environment):
         child = subprocess.Popen(command, stdin=there, stdout=there, stderr=there, cwd=cage, env=environment, start_new_session=True)
         os.close(there)
         os.write(here, typed)
-        seen = screen_of(here, until, lambda: os.killpg(child.pid, signal.SIGINT))
-        return child.wait(), seen.replace(b"\r\n", b"\n").decode()
+        seen = screen_of(here, until, lambda: os.killpg(child.pid, signal.SIGINT)).replace(b"\r\n", b"\n").decode()
+        return child.wait(), re.sub(r"^\rMeasuring this machine[^\r]*\r *\r", "", seen)  # only the first load of a pair shows it
 
     return run
 
@@ -119,3 +119,55 @@ def test_ctrl_c_while_loading_ends_it_without_a_trace(cage, environment, command
     _, stderr = child.communicate()
     assert child.returncode in (130, -signal.SIGINT)
     assert child.returncode == -signal.SIGINT or b"Traceback" not in stderr
+
+
+AT_ONCE = "from gguf_spec.cli import _progress, main; _progress._PATIENCE_S = 0; main()"
+
+
+@pytest.fixture
+def impatient(cage, environment):
+    """Run `generate` at a terminal, with a progress bar from the first pass on; `until` as for `terminal`."""
+
+    def run(*args, until=None):
+        here, there = pty.openpty()
+        flags = ["--threads", "1", "--raw", "-t", "0", "-m", "ever.gguf", "-d", "none", "--ctx", "60000", *map(str, args)]
+        command = [sys.executable, "-c", AT_ONCE, "generate", *flags]
+        child = subprocess.Popen(command, stdin=there, stdout=there, stderr=there, cwd=cage, env=environment, start_new_session=True)
+        os.close(there)
+        seen = screen_of(here, until, lambda: os.killpg(child.pid, signal.SIGINT))
+        return child.wait(), seen.replace(b"\r\n", b"\n").decode()
+
+    return run
+
+
+def test_a_long_prompt_has_a_bar_that_goes_before_the_text(impatient):
+    code, seen = impatient("z" * 300 + "a", "-n", "3")
+    bars, _, rest = seen.rpartition("\r")
+    assert code == 0
+    assert "\rReading the prompt [" in bars
+    assert "100% of 300 tokens" in bars
+    assert bars.rpartition("\r")[2].strip() == "", "the line is blank before the text"
+    assert plain(rest) == "z" * 300 + "abcd\n"
+
+
+def test_ctrl_c_while_a_prompt_is_read(impatient):
+    code, seen = impatient("z" * 50_000, "-n", "3", until=b"Reading the prompt")
+    assert code == 130
+    assert "Traceback" not in seen
+    assert "100%" not in seen
+
+
+def test_the_first_load_says_that_it_measures(cage, environment, tmp_path):
+    def load(**variables):
+        here, there = pty.openpty()
+        command = [sys.executable, "-m", "gguf_spec", "generate", "--raw", "-t", "0", "--threads", "1", "-m", "abc.gguf", "-d", "abc.gguf", "a"]
+        child = subprocess.Popen(command, stdin=there, stdout=there, stderr=there, cwd=cage, env=environment | variables, start_new_session=True)
+        os.close(there)
+        seen = screen_of(here).replace(b"\r\n", b"\n").decode()
+        assert child.wait() == 0
+        return seen
+
+    note = "Measuring this machine once (about 2 s)"
+    first, second = (load(XDG_CACHE_HOME=str(tmp_path)) for _ in range(2))
+    assert first.startswith(f"\r{note}\r{' ' * len(note)}\r")
+    assert plain(first.rpartition("\r")[2]) == plain(second) == "abcdefghijkl\n"

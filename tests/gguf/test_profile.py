@@ -93,3 +93,11 @@ def test_nonsense_is_no_profile():
         with pytest.raises((KeyError, TypeError, ValueError)):
             Profile.from_dict(profile.to_dict() | nonsense)
     assert replace(profile, noise={}).logit_noise(4) == 0.0
+
+
+def test_load_reports_that_it_measures_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    seen = []
+    for _ in range(2):
+        gguf_spec.load("tales", threads=1, extra_bufts=True, on_measure=lambda: seen.append("measuring")).close()
+    assert seen == ["measuring"]

@@ -66,7 +66,7 @@ def test_two_cores_with_busy_programs(busy, seed):
     machine, governor = Machine(2, seed=seed), ThreadGovernor(2)
     run(governor, machine, 200)
     machine.busy = busy
-    took, _ = run(governor, machine, 40)
+    took, _ = run(governor, machine, 80)
     assert governor.threads == 1, "soon"
     took, _ = run(governor, machine, 3000)
     assert share_of_best(machine, took) > 0.93

@@ -1,0 +1,187 @@
+"""Reports while a prompt is read, cancelling from there, and the lines of the command line that show it."""
+
+import io
+
+import numpy as np
+import pytest
+
+from gguf_spec import Sampling, Speculation
+from gguf_spec._profile import NOTHING_KNOWN
+from gguf_spec.cli import _progress
+from gguf_spec.cli._progress import Line, MeasuringNote, PromptBar
+from tests.fakes import FakeModel, fake_llm, random_table
+
+SAMPLING = Sampling(temperature=0, max_tokens=4)
+PROMPT = [1 + i % 3 for i in range(101)]
+
+
+def an_llm(k=0, n_ctx=256):
+    rng = np.random.default_rng(0)
+    target, draft = (FakeModel(random_table(rng, 4), n_ctx) for _ in range(2))
+    return fake_llm(target, draft if k else None, Speculation(k), lambda *_: NOTHING_KNOWN if not k else None), target
+
+
+# ---- the callback
+
+
+def test_each_pass_over_the_prompt_is_reported():
+    llm, _ = an_llm()
+    seen = []
+    result = llm.generate_tokens(PROMPT, SAMPLING, on_prompt=lambda *at: seen.append(at))
+    assert seen == [(32, 100), (64, 100), (96, 100), (100, 100)]
+    assert len(result.tokens) == 4
+    seen.clear()
+    llm.generate_tokens([*PROMPT[:80], *PROMPT], SAMPLING, on_prompt=lambda *at: seen.append(at))
+    assert seen[0][0] > 80, "what is in the cache counts as read"
+    assert seen[-1] == (180, 180)
+
+
+def test_nothing_to_read_is_not_reported():
+    llm, _ = an_llm()
+    llm.generate_tokens([1], SAMPLING, on_prompt=lambda *at: pytest.fail("there is nothing to read"))
+
+
+def test_every_way_to_ask_reports():
+    llm, _ = an_llm()
+    text = "b" * 40
+    seen = []
+
+    def note(done, total):
+        seen.append((done, total))
+
+    for ask in (
+        lambda: llm.generate(text, SAMPLING, on_prompt=note),
+        lambda: [*llm.stream(text, SAMPLING, on_prompt=note)],
+        lambda: [*llm.stream_tokens([1] * 40, SAMPLING, on_prompt=note)],
+        lambda: llm.generate_tokens([1] * 40, SAMPLING, on_prompt=note),
+        lambda: [*llm.chat().stream(text, on_prompt=note)],
+    ):
+        llm.forget()
+        seen.clear()
+        ask()
+        assert len(seen) >= 2
+
+
+@pytest.mark.parametrize("way", ["returns False", "cancels the stream"])
+def test_cancelling_takes_effect_after_the_pass(way):
+    llm, target = an_llm()
+    passes = []
+
+    def stop(done, total):
+        passes.append(done)
+        if way == "returns False":
+            return False
+        stream.cancel()
+        return None
+
+    stream = llm.stream_tokens(PROMPT, SAMPLING, on_prompt=stop)
+    chunks = [*stream]
+    assert passes == [32]
+    assert target.n_past == 32
+    assert [chunk.finish_reason for chunk in chunks] == ["cancelled"]
+    assert stream.result.tokens == ()
+    assert len(llm.generate_tokens(PROMPT, SAMPLING).tokens) == 4, "the LLM is free again"
+
+
+def test_none_and_true_go_on():
+    for result in (None, True, 0):
+        llm, _ = an_llm()
+        assert len(llm.generate_tokens(PROMPT, SAMPLING, on_prompt=lambda *_, result=result: result).tokens) == 4
+
+
+def test_an_error_of_the_callback_ends_the_stream():
+    llm, _ = an_llm()
+
+    def fail(done, total):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        llm.generate_tokens(PROMPT, SAMPLING, on_prompt=fail)
+    assert len(llm.generate_tokens(PROMPT, SAMPLING).tokens) == 4
+
+
+def test_a_text_that_is_read_again_is_not_reported():
+    """With overflow="shift" half of the answer is read again; a bar would stand in the middle of the text."""
+    llm, _ = an_llm(n_ctx=64)
+    seen = []
+    result = llm.generate_tokens([1] * 40, Sampling(temperature=0, max_tokens=90, overflow="shift"), on_prompt=lambda *at: seen.append(at))
+    assert len(result.tokens) == 90
+    assert seen == [(32, 39), (39, 39)]
+
+
+# ---- the lines
+
+
+class Terminal(io.StringIO):
+    """A terminal that knows what can be seen in its last line."""
+
+    def isatty(self):
+        return True
+
+    @property
+    def seen(self):
+        line = []
+        at = 0
+        for character in self.getvalue():
+            if character == "\r":
+                at = 0
+            else:
+                line[at : at + 1] = [character]
+                at += 1
+        return "".join(line).rstrip()
+
+
+@pytest.fixture(autouse=True)
+def terminal(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    return Terminal()
+
+
+def test_the_bar_waits_two_seconds_and_leaves_nothing(terminal):
+    now = [10.0]
+    bar = PromptBar(terminal, lambda: now[0])
+    now[0] = 11.9
+    bar(100, 3000)
+    assert terminal.getvalue() == ""
+    now[0] = 12.0
+    bar(1000, 3000)
+    assert terminal.seen == "Reading the prompt [########................]  33% of 3,000 tokens"
+    bar(3000, 3000)
+    assert terminal.seen == "Reading the prompt [########################] 100% of 3,000 tokens"
+    bar.remove()
+    assert terminal.seen == ""
+    n = len(terminal.getvalue())
+    bar.remove()
+    assert len(terminal.getvalue()) == n
+
+
+def test_no_bar_where_nobody_sees_it(monkeypatch, terminal):
+    pipe = io.StringIO()
+    for out in (pipe, terminal):
+        bar = PromptBar(out, iter([0.0, 9.0, 9.0]).__next__)
+        bar(1, 2)
+        bar.remove()
+        monkeypatch.setenv("TERM", "dumb")
+    assert pipe.getvalue() == ""
+    monkeypatch.setattr("sys.stderr", None)
+    PromptBar(clock=iter([0.0, 9.0]).__next__)(1, 2)
+
+
+def test_a_narrow_terminal(monkeypatch, terminal):
+    monkeypatch.setenv("COLUMNS", "20")
+    line = Line(terminal)
+    line.show("a" * 50)
+    assert terminal.seen == "a" * 19
+    line.show("b")
+    assert terminal.seen == "b"
+
+
+def test_the_note_that_the_machine_is_measured(terminal):
+    note = MeasuringNote(terminal)
+    note.remove()
+    assert terminal.getvalue() == ""
+    note()
+    assert terminal.seen == _progress._MEASURING == "Measuring this machine once (about 2 s)"
+    note.remove()
+    assert terminal.seen == ""
