@@ -26,10 +26,12 @@ class Conversation(NamedTuple):
     Attributes:
         turns: What the user writes.
         history: Messages before the first turn.
+        prefill: The beginning of each answer.
     """
 
     turns: tuple[str, ...]
     history: tuple[Message, ...] = ()
+    prefill: str = ""
 
 
 class _Form(NamedTuple):
@@ -39,11 +41,13 @@ class _Form(NamedTuple):
         text: For base models.
         question: The last message, for models with a chat template.
         history: The messages before it.
+        prefill: The beginning of the answer to it. Small models do not obey "write it again", but they continue what is begun.
     """
 
     text: str
     question: str
     history: tuple[Message, ...] = ()
+    prefill: str = ""
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,7 @@ class LongWorkload:
         """
         as_text = llm.prompt == "text"
         form = self._fitting(llm, n_tokens, as_text)
-        return [Conversation((form.text,)) if as_text else Conversation((form.question,), form.history)]
+        return [Conversation((form.text,)) if as_text else Conversation((form.question,), form.history, form.prefill)]
 
     def _fitting(self, llm: LLM, n_tokens: int | None, as_text: bool) -> _Form:
         """Return the longest form of at most `n_prompt` tokens."""
@@ -101,7 +105,8 @@ class LongWorkload:
 
         def fits(form: _Form) -> bool:
             messages = [*form.history, {"role": "user", "content": form.question}]
-            return len(llm.tokenize(form.text if as_text else messages)) <= self.n_prompt
+            ids = llm.tokenize(form.text) if as_text else llm.tokenize(messages, prefill=form.prefill)
+            return len(ids) <= self.n_prompt
 
         low, high = 1, self.n_prompt  # a piece has a token or more
         while high - low > 1:
@@ -136,21 +141,21 @@ def _document(n: int) -> _Form:
 
 def _rewrite(n: int) -> _Form:
     sentences = _sentences("rewrite.txt")[:n]
-    passage, start = "".join(sentences).strip(), _with_queen("".join(sentences[:2]))
-    text = f"{passage}\n\nThe same passage again, with a queen in place of the king:\n\n{start.rstrip()}"
-    return _Form(text, f"Write this passage again with a queen in place of the king, and change nothing else:\n\n{passage}")
+    passage, start = "".join(sentences).strip(), _with_queen("".join(sentences[:2])).rstrip()
+    text = f"{passage}\n\nThe same passage again, with a queen in place of the king:\n\n{start}"
+    return _Form(text, f"{passage}\n\nWrite this passage again with a queen in place of the king, and change nothing else.", (), start)
 
 
 def _with_queen(text: str) -> str:
-    return re.sub(r"\bking", "queen", text)
+    return re.sub(r"\bking", "queen", text).replace(" he ", " she ").replace(" his ", " her ").replace(" him ", " her ")
 
 
 def _json(n: int) -> _Form:
     records = "\n".join(_record(i, "active") for i in range(n))
     start = "\n".join(_record(i, "archived") for i in range(2))
     text = f'{records}\n\nThe same records again, with the status "archived":\n\n{start}\n'
-    question = f'Write these records again, one a line, with the status "archived" in place of "active". Change nothing else.\n\n{records}'
-    return _Form(text, question)
+    question = f'{records}\n\nWrite these records again, one a line, with the status "archived" in place of "active". Change nothing else.'
+    return _Form(text, question, (), f"{start}\n")
 
 
 def _record(i: int, status: str) -> str:
@@ -187,10 +192,10 @@ _QUESTIONS = (
 
 def _code(n: int) -> _Form:
     lines = _lines("code.txt")[:n]
-    source, start = "".join(lines).rstrip(), "".join(lines[:5]).replace("Model", "LoadedModel")
+    source, start = "".join(lines).rstrip(), "".join(lines[:12])
     text = f"{source}\n\n\n# The same file again, with the class Model renamed to LoadedModel:\n\n{start}"
-    question = f"Rename the class Model to LoadedModel in this Python file. Write the whole file again.\n\n```python\n{source}\n```"
-    return _Form(text, question)
+    question = f"```python\n{source}\n```\n\nRename the class Model to LoadedModel in this Python file. Write the whole file again."
+    return _Form(text, question, (), f"```python\n{start}")
 
 
 _KINDS: tuple[tuple[str, str, tuple[float, ...], Callable[[int], _Form]], ...] = (

@@ -193,9 +193,10 @@ def _converse(llm: LLM, conversation: Conversation, sampling: Sampling, speculat
     for turn in conversation.turns:
         text += turn
         messages.append({"role": "user", "content": turn})
-        answer = llm.generate(text if llm.prompt == "text" else messages, sampling, speculation=speculation)
-        text += answer.text
-        messages.append({"role": "assistant", "content": answer.text})
+        prompt = text if llm.prompt == "text" else messages
+        answer = llm.generate(prompt, sampling, speculation=speculation, prefill=conversation.prefill)
+        text += conversation.prefill + answer.text
+        messages.append({"role": "assistant", "content": conversation.prefill + answer.text})
         yield answer
 
 

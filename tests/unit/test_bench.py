@@ -282,7 +282,7 @@ def test_a_long_workload_has_the_tokens_it_names(tales, workload, kind):
     (one,) = workload.conversations(llm)
     (turn,) = one.turns
     messages = [*one.history, {"role": "user", "content": turn}]
-    n_tokens = len(tales.tokenize(turn if kind == "text" else messages))
+    n_tokens = len(tales.tokenize(turn if kind == "text" else messages, prefill=one.prefill))
     assert workload.n_prompt - 100 < n_tokens <= workload.n_prompt == {"1k": 1000, "4k": 3900}[workload.name[-2:]]
     assert n_tokens + workload.n_tokens <= llm.n_ctx
     assert kind == "text" or len(one.history) == (38 if workload.name.startswith("turn20") else 0)
@@ -331,17 +331,21 @@ def test_texts_that_are_changed_begin_with_the_change(tales):
     llm = SimpleNamespace(prompt="text", n_ctx=2048, tokenize=tales.tokenize)
     prompts = {one.name: one.prompts(llm)[0] for one in LONG_WORKLOADS if one.n_prompt == 1000}
     assert prompts["rewrite-1k"].endswith(
-        "he had lived in a sadly extravagant manner, and his subjects could spare him without the slightest inconvenience."
+        "she had lived in a sadly extravagant manner, and her subjects could spare her without the slightest inconvenience."
     )
     assert "It was high time this queen" in prompts["rewrite-1k"]
     assert prompts["json-1k"].count('"archived"}') == 2
     assert prompts["code-1k"].count("LoadedModel:") == 1
+    chat = SimpleNamespace(prompt="chat", n_ctx=2048, tokenize=tales.tokenize)
+    prefills = {one.name: one.conversations(chat)[0].prefill for one in LONG_WORKLOADS if one.n_prompt == 1000}
+    assert [name for name, prefill in prefills.items() if prefill] == ["rewrite-1k", "json-1k", "code-1k"]
+    assert all(prompts[name].endswith(prefill.removeprefix("```python\n")) for name, prefill in prefills.items())
 
 
 def test_a_conversation_goes_on_with_what_was_answered():
     asked = []
 
-    def generate(prompt, sampling, *, speculation):
+    def generate(prompt, sampling, *, speculation, prefill):
         asked.append(prompt if isinstance(prompt, str) else [dict(message) for message in prompt])
         return SimpleNamespace(text=f"<{len(asked)}>")
 
@@ -350,9 +354,9 @@ def test_a_conversation_goes_on_with_what_was_answered():
     assert asked == ["a", "a<1>b", "a<1>b<2>c"]
     asked.clear()
     chat, before = SimpleNamespace(prompt="chat", generate=generate, forget=lambda: None), ({"role": "user", "content": "0"},)
-    list(module._converse(chat, Conversation(("a", "b"), before), None, None))
+    list(module._converse(chat, Conversation(("a", "b"), before, "So: "), None, None))
     assert asked[1] == [
-        *before, {"role": "user", "content": "a"}, {"role": "assistant", "content": "<1>"}, {"role": "user", "content": "b"},
+        *before, {"role": "user", "content": "a"}, {"role": "assistant", "content": "So: <1>"}, {"role": "user", "content": "b"},
     ]  # fmt: skip
 
 
