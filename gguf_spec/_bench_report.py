@@ -248,7 +248,11 @@ class Report:
         """The result in plain words."""
         worst, names = min(case.adaptive.speedup.median for case in self.cases), {case.workload for case in self.cases}
         in_all = [case.adaptive.speedup_in_all.median for case in self.cases]
-        over = f"over {_WORDS[len(names)]} workloads" if len(names) > 1 else f"on the workload {self.cases[0].workload}"
+        over = (
+            f"over {_WORDS[len(names)] if len(names) < len(_WORDS) else len(names)} workloads"
+            if len(names) > 1
+            else f"on the workload {self.cases[0].workload}"
+        )
         over += f" (worst {worst:.2f})" if len(self.cases) > 1 else ""
         parts = [f"Adaptive is {self.speedup:.2f} times plain {over}, and {self.of_best:.2f} of the best fixed setting"]
         parts[0] += f"; reading the prompts included, {_mean(in_all):.2f} times plain" + (f" (worst {min(in_all):.2f})." if len(in_all) > 1 else ".")

@@ -7,7 +7,9 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-_DAY, _HOUR = r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])", r"([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{3})?(Z|[+-]([01]\d|2[0-3]):[0-5]\d)"
+_LEAP = r"(\d\d(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)"
+_DAY = rf"(\d{{4}}-((0[13578]|1[02])-(0[1-9]|[12]\d|3[01])|(0[469]|11)-(0[1-9]|[12]\d|30)|02-(0[1-9]|1\d|2[0-8]))|{_LEAP}-02-29)"
+_HOUR = r"([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,9})?(Z|[+-]([01]\d|2[0-3]):[0-5]\d)"
 FORMATS = {"date": _DAY, "time": _HOUR, "date-time": f"{_DAY}T{_HOUR}", "uuid": "[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"}
 KINDS = {
     "object": {"properties", "required", "additionalProperties", "minProperties", "maxProperties"},

@@ -24,19 +24,43 @@ def repeated(least: int | None, most: int | None) -> str:
     return f"{{{least or 0},{'' if most is None else most}}}"
 
 
+_WORDS = re.compile(
+    r"""(?P<python>\\(?:[AZaNU]|0\d)|\(\?[P#]|\[\^?\])      # only Python knows these, or reads them in another way
+    | (?P<brace>\{,)                                         # stands for itself
+    | (?P<name>\(\?<[A-Za-z_$][\w$]*>)
+    | \\. | \[(?:[^\]\\]|\\.)*\] | .""",
+    re.VERBOSE | re.DOTALL,
+)
+
+
+def _as_python(pattern: str) -> str:
+    """Return a regular expression of ECMA 262 as Python writes it. ValueError where Python would read something else."""
+
+    def word(match: re.Match[str]) -> str:
+        escapes = re.findall(r"\\0\d|\\.", match[0]) if match[0][0] == "[" else []
+        if match["python"] or any(re.fullmatch(r"\\([AZaNU]|0\d)", escape) for escape in escapes):
+            raise ValueError(f"a pattern holds {match[0]:.20}, which ECMA 262 does not know or reads otherwise")
+        return r"\{," if match["brace"] else "(" if match["name"] else match[0]
+
+    return _WORDS.sub(word, pattern)
+
+
 class Pattern:
     """A regular expression, as GBNF of what stands between the quotes of a JSON string."""
 
+    _LINE_ENDS: ClassVar = ((10, 10), (13, 13), (0x2028, 0x2029))
     _CLASSES: ClassVar = {
         "CATEGORY_DIGIT": ((48, 57),), "CATEGORY_WORD": ((48, 57), (65, 90), (95, 95), (97, 122)),
-        "CATEGORY_SPACE": ((9, 13), (32, 32), (160, 160)),
+        # white space and line ends of ECMA 262: Python's differ
+        "CATEGORY_SPACE": ((9, 13), (32, 32), (160, 160), (0x1680, 0x1680), (0x2000, 0x200A), (0x2028, 0x2029), (0x202F, 0x202F), (0x205F, 0x205F),
+                           (0x3000, 0x3000), (0xFEFF, 0xFEFF)),
     }  # fmt: skip
 
     def __init__(self, pattern: str) -> None:
         parser = importlib.import_module("re._parser" if sys.version_info >= (3, 11) else "sre_parse")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            parsed = parser.parse(pattern)  # what Python will read otherwise one day is no concern of the user's
+            parsed = parser.parse(_as_python(pattern))  # what Python will read otherwise one day is no concern of the user's
         if parsed.state.flags & ~re.UNICODE:
             raise ValueError("a pattern sets flags")
         parts = [(str(op), arg) for op, arg in parsed]
@@ -52,7 +76,7 @@ class Pattern:
         if op in ("LITERAL", "NOT_LITERAL"):
             return self._characters(((arg, arg),), op == "NOT_LITERAL")
         if op == "ANY":
-            return self._characters(((10, 10), (13, 13)), True)
+            return self._characters(self._LINE_ENDS, True)
         if op == "IN":
             return self._set(arg)
         if op == "BRANCH":
@@ -86,6 +110,11 @@ class Pattern:
         for letter, code in zip('"\\bfnrt', (34, 92, 8, 12, 10, 13, 9), strict=True):
             if any(low <= code <= high for low, high in others):
                 ways.append(literal("\\" + letter))
+        for high in (0, 16):  # control characters that have no letter
+            codes = [code for code in range(high, high + 16) if code not in (8, 9, 10, 12, 13) and any(low <= code <= end for low, end in others)]
+            if codes:
+                digits = "".join(dict.fromkeys(f"{code - high:x}{code - high:X}" for code in codes))
+                ways.append(f"{literal(chr(92) + f'u00{high >> 4}')} [{digits}]")
         if not ways:
             raise ValueError("a pattern holds a character that no text holds")
         return ways[0] if len(ways) == 1 else f"({' | '.join(ways)})"

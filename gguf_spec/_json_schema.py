@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -10,6 +11,7 @@ from typing import Any
 
 from ._automaton import Automaton
 from ._gbnf import MAX_BYTES, MAX_DEPTH
+from ._json_apart import apart
 from ._json_merge import FORMATS, KINDS, REFUSED, TESTS, kinds, merged, reduced, same, typed
 from ._json_numbers import number
 from ._json_pattern import Pattern, literal, repeated
@@ -36,8 +38,9 @@ def to_gbnf(schema: Mapping[str, Any] | str | bool) -> str:
 
     Not every value of the schema can be written: a schema without a type is of the kind that its first keywords speak of, required
     properties come first, numbers without a bound have up to 16 digits, an object that names properties has no others unless
-    `additionalProperties` says so, and a tuple is whole unless `minItems` says so. `oneOf` is read as `anyOf`. What stands beside `$ref`
-    or in `allOf` counts together.
+    `additionalProperties` says so, and a tuple is whole unless `minItems` says so. What stands beside `$ref` or in `allOf` counts together.
+    `oneOf` is followed where no value can be of two of its parts: they differ in type, in an `enum` or `const`, or in that of a required property,
+    or one of them requires a property that the others do not name. Patterns are of ECMA 262.
 
     Each other keyword that says something is followed or refused. Refused are `not`, `if`, `uniqueItems`, `contains`, `patternProperties`,
     `propertyNames`, `dependencies`, `dependent...`, `unevaluated...`, `multipleOf` other than 1 for integers, bounds of a number that are
@@ -81,8 +84,17 @@ def _bad_schema(schema: object, hint: str) -> InvalidOptionError:
 
 
 def _json(value: Any) -> str:
+    """Return GBNF of a value, with the spaces that other values may have."""
+    if isinstance(value, dict):
+        pairs = ' "," space '.join(f'{_json(key)} ":" space {_json(item)}' for key, item in value.items())
+        return f'"{{" space {pairs} "}}" space'
+    if isinstance(value, list):
+        items = ' "," space '.join(map(_json, value))
+        return f'"[" space {items} "]" space'
+    if isinstance(value, float) and value.is_integer() and abs(value) < 10**15:
+        return f'"{int(value)}" ".0"? space'
     text = json.dumps(value, ensure_ascii=False)
-    return literal(text if text.isprintable() else json.dumps(value))  # half surrogate pairs can only be escaped
+    return literal(text if text.isprintable() else json.dumps(value)) + " space"  # half surrogate pairs can only be escaped
 
 
 def _count(schema: dict[str, Any], key: str) -> int | None:
@@ -149,7 +161,10 @@ class _Converter:
         for key in ("anyOf", "oneOf"):
             if key in said:
                 rest = {k: v for k, v in said.items() if k != key}
-                return self._either(self._with(rest, s) for s in typed(said[key], list, key) if s is not False)
+                parts = [self._with(rest, s) for s in typed(said[key], list, key) if s is not False]
+                if key == "oneOf" and not all(apart(self._plain(a), self._plain(b), self._plain) for a, b in itertools.combinations(parts, 2)):
+                    raise ValueError("two parts of oneOf may allow the same value, which cannot be followed; write anyOf if that is meant")
+                return self._either(parts)
         for key in said.keys() & REFUSED.keys():
             raise ValueError(f"{key} cannot be followed")
         return self._values(said) if "enum" in said else self._of_type(said)
@@ -158,7 +173,7 @@ class _Converter:
         values = [value for value in typed(schema["enum"], list, "enum") if _fits(value, schema)]
         if not values:
             raise ValueError("no value of enum or const is what stands beside it")
-        return self._rule(f"({' | '.join(map(_json, values))}) space")
+        return self._rule(f"({' | '.join(map(_json, values))})")
 
     def _of_type(self, schema: dict[str, Any]) -> str:
         kind: Any = schema["type"] if "type" in schema else next((kind for kind, keys in KINDS.items() if keys & schema.keys()), True)
@@ -215,6 +230,15 @@ class _Converter:
             whole = self._with(whole, part)
         return whole
 
+    def _plain(self, schema: Any) -> Any:
+        """Return a schema without references and `allOf` at its top."""
+        for _ in range(MAX_DEPTH):
+            schema = self._follow(schema)
+            if not (isinstance(schema, dict) and "allOf" in schema):
+                return schema if isinstance(schema, bool) else reduced(schema)
+            schema = self._all(schema)
+        raise ValueError("its references go round in a circle")
+
     def _string(self, schema: dict[str, Any]) -> str:
         times = repeated(_count(schema, "minLength"), _count(schema, "maxLength"))
         told = [key for key in ("pattern", "format") if key in schema] + ["a length"] * (times != "{0,}")
@@ -268,7 +292,7 @@ class _Converter:
         required = dict.fromkeys(typed(name, str, "required") for name in typed(schema.get("required", []), list, "required"))
         extra = schema.get("additionalProperties", not properties)
         properties |= {name: schema.get("additionalProperties", True) for name in required if name not in properties}
-        pairs = {name: self._rule(f'{_json(name)} space ":" space {self._visit(s)}') for name, s in properties.items() if s is not False}
+        pairs = {name: self._rule(f'{_json(name)} ":" space {self._visit(s)}') for name, s in properties.items() if s is not False}
         if required.keys() - pairs.keys():
             raise ValueError("a required property is forbidden")
         most = _count(schema, "maxProperties")

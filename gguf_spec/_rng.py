@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from typing import Protocol
 
 import numpy as np
@@ -10,8 +11,15 @@ from numpy.typing import NDArray
 
 _U32 = np.uint32
 _FEW = 2048  # ids whose noise is computed at once; of more, only those that can win
+_MANY = 32768  # ids from which on it is faster to compute the noise only of tokens near the best one
 _AT_ONCE = 16384  # ids whose arrays fit into a cache
 _LEAST_WEIGHT = np.float32(1e-28)  # 2**32 over it is still a single-precision number
+_NEAR = 6.0  # distance from the best score, in nats, of the tokens whose noise is always computed
+_FIRST_HASHES = (4096, 65536)  # numbers of smallest hash values that are inverted; more of them need fewer forward hashes
+_SHARE = 10  # if more than one token in ten is that near, all hashes are computed
+_MARGIN = 1.001  # covers the rounding of single precision
+_MULTIPLIERS = (0x9E3779B9, 0x21F0AAAD, 0xD35A2D97)
+_INVERSES = tuple(pow(multiplier, -1, 2**32) for multiplier in _MULTIPLIERS)
 
 
 class Rng(Protocol):
@@ -31,6 +39,18 @@ class Rng(Protocol):
 
     def coin(self, position: int) -> int:
         """Return 32 random bits that belong to a position."""
+
+
+_WHOLE: dict[int, NDArray[np.int64]] = {}  # vocabulary size -> its ids
+
+
+def all_ids(n: int) -> NDArray[np.int64]:
+    """Return the ids 0 to n - 1: for the same `n` always the same read-only array."""
+    if n not in _WHOLE:
+        ids = np.arange(n)
+        ids.flags.writeable = False
+        _WHOLE.setdefault(n, ids)
+    return _WHOLE[n]
 
 
 class SeededRng:
@@ -80,34 +100,102 @@ class SeededRng:
         return int(self._keys(position)[4])
 
     def _contenders(self, ids: NDArray[np.int64], logits: NDArray[np.floating], temperature: float, position: int) -> NDArray[np.intp]:
-        """Return the indices of all that can win: with E = -log(1 - u) >= u, argmax(score + g) is argmin(E / exp(score)).
+        """Return the indices, ascending, of a few tokens that include the winner.
 
-        The first 32 bits bound u from below, in single precision; a thousandth is more than rounding can hide.
+        With E = -log(1 - u) >= u, argmax(score + g) is argmin(E / exp(score)), and the first 32 bits h of u bound u from below by h / 2**32. A token
+        that is far from the best can win only by a very small h. The hash is a bijection, so the ids that have a small h are computed from h.
         """
-        keys, best, least = self._keys(position), logits.max(), np.empty(len(ids), dtype=np.float32)
+        if len(ids) > _MANY and (ids is _WHOLE.get(len(ids)) or (ids[1:] > ids[:-1]).all()):
+            few = self._contenders_by_distance(ids, logits, temperature, position)
+            if few is not None:
+                return few
+        least = np.empty(len(ids), dtype=np.float32)
         for i in range(0, len(ids), _AT_ONCE):
             part = slice(i, i + _AT_ONCE)
-            with np.errstate(over="ignore"):  # far below the best is far enough
-                weight = np.exp(((logits[part] - best) / temperature).astype(np.float32, copy=False))
-            np.maximum(weight, _LEAST_WEIGHT, out=weight)
-            np.divide(_hash(ids[part].astype(_U32), keys[0], keys[1]), weight, out=least[part], dtype=np.float32, casting="same_kind")
-        first = least.argmin()
-        weight_of_first = max(np.exp((float(logits[first]) - best) / temperature), _LEAST_WEIGHT)
-        race = np.exp(-self.gumbel(ids[first : first + 1], position)[0]) * 2.0**32 / weight_of_first
-        return np.flatnonzero(least <= race * 1.001)
+            self._bound(ids[part], logits[part], logits.max(), temperature, position, out=least[part])
+        return np.flatnonzero(least <= self._limit(ids, logits, int(least.argmin()), temperature, position))
+
+    def _contenders_by_distance(
+        self, ids: NDArray[np.int64], logits: NDArray[np.floating], temperature: float, position: int
+    ) -> NDArray[np.intp] | None:
+        """Return the contenders, or None where too many tokens are near the best. `ids` must be ascending."""
+        near = _above(logits, _NEAR * temperature)
+        if len(near) > len(ids) // _SHARE:
+            return None
+        best = logits.max()
+        least = self._bound(ids[near], logits[near], best, temperature, position)
+        limit = self._limit(ids, logits, int(near[least.argmin()]), temperature, position)
+        for n_hashes in _FIRST_HASHES:
+            distance = max(_NEAR, math.log(limit / n_hashes)) if limit > 0 else _NEAR
+            if distance > _NEAR:
+                near = _above(logits, distance * temperature)
+            if len(near) <= len(ids) // _SHARE:
+                break
+        else:
+            return None
+        if distance > _NEAR:
+            least = self._bound(ids[near], logits[near], best, temperature, position)
+        # Any other token has a weight below exp(-distance), so its hash must be below this number.
+        n_hashes = math.ceil(limit * math.exp(-distance) * _MARGIN) + 1
+        lucky = _ids_of(np.arange(n_hashes, dtype=_U32), *self._keys(position)[:2])
+        lucky = lucky[lucky <= ids[-1]].astype(np.int64)
+        if ids is not _WHOLE.get(len(ids)):
+            at = np.searchsorted(ids, lucky)
+            lucky = at[ids[at] == lucky]
+        return np.union1d(near[least <= limit], lucky)
+
+    def _bound(
+        self,
+        ids: NDArray[np.int64],
+        logits: NDArray[np.floating],
+        best: np.floating,
+        temperature: float,
+        position: int,
+        out: NDArray[np.float32] | None = None,
+    ) -> NDArray[np.float32]:
+        """Return a lower bound of 2**32 * E / exp(score) in single precision, shape `(n,)`."""
+        keys = self._keys(position)
+        with np.errstate(over="ignore"):  # a score of minus infinity has weight 0
+            weight = np.exp(((logits - best) / temperature).astype(np.float32, copy=False))
+        np.maximum(weight, _LEAST_WEIGHT, out=weight)
+        return np.asarray(np.divide(_hash(ids.astype(_U32), keys[0], keys[1]), weight, out=out, dtype=np.float32, casting="same_kind"))
+
+    def _limit(self, ids: NDArray[np.int64], logits: NDArray[np.floating], i: int, temperature: float, position: int) -> float:
+        """Return 2**32 * E / exp(score) of the token at index `i`, and a margin: what a contender's lower bound may not exceed."""
+        weight = max(np.exp((float(logits[i]) - logits.max()) / temperature), _LEAST_WEIGHT)
+        return float(np.exp(-self.gumbel(ids[i : i + 1], position)[0]) * 2.0**32 / weight * _MARGIN)
 
     def _keys(self, position: int) -> NDArray[np.uint32]:
         return np.frombuffer(hashlib.blake2b(position.to_bytes(8, "little"), key=self._seed, digest_size=20).digest(), "<u4")
 
 
+def _above(logits: NDArray[np.floating], distance: float) -> NDArray[np.intp]:
+    """Return the indices of all logits that are at most `distance` below the best one, and perhaps a few more at the limit."""
+    limit = logits.dtype.type(max(float(logits.max()) - distance, float(np.finfo(logits.dtype).min)))
+    return np.flatnonzero(logits >= np.nextafter(limit, logits.dtype.type(-np.inf)))
+
+
 def _hash(ids: NDArray[np.uint32], a: np.uint32, b: np.uint32) -> NDArray[np.uint32]:
     """Return 32 random bits for each id: two rounds of multiply and shift, each with a key of its own."""
-    x = ids * _U32(0x9E3779B9)
+    x = ids * _U32(_MULTIPLIERS[0])
     x += a
     x ^= x >> _U32(16)
-    x *= _U32(0x21F0AAAD)
+    x *= _U32(_MULTIPLIERS[1])
     x += b
     x ^= x >> _U32(15)
-    x *= _U32(0xD35A2D97)
+    x *= _U32(_MULTIPLIERS[2])
     x ^= x >> _U32(15)
+    return x
+
+
+def _ids_of(hashes: NDArray[np.uint32], a: np.uint32, b: np.uint32) -> NDArray[np.uint32]:
+    """Return the id that has each hash: the inverse of `_hash`, step by step."""
+    x: NDArray[np.uint32] = hashes ^ (hashes >> _U32(15)) ^ (hashes >> _U32(30))
+    x *= _U32(_INVERSES[2])
+    x ^= (x >> _U32(15)) ^ (x >> _U32(30))
+    x -= b
+    x *= _U32(_INVERSES[1])
+    x ^= x >> _U32(16)
+    x -= a
+    x *= _U32(_INVERSES[0])
     return x

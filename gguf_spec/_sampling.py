@@ -10,13 +10,14 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ._rng import Rng
+from ._rng import Rng, all_ids
 from ._types import Sampling, TokenLogprob
 from .errors import NoTokenLeftError
 
 Logits = NDArray[np.float32]
 Ids = NDArray[np.int64]
 _OUT_OF_SIGHT = 1e4  # a logit so far below the best is a penalty or a ban, not the model's
+_QUICKLY_SORTED = 1024  # numbers whose order a stable sort finds quickly enough
 COLDEST = 1e-30  # colder than that is no different, and would overflow
 
 
@@ -173,10 +174,11 @@ class Sampler:
         elif s.top_p < 1 and s.typical_p == 1:
             ids, total = _nucleus_superset(logits, best, s.top_p)
         else:
-            ids = np.arange(n_vocab)
+            ids = all_ids(n_vocab)
         kept: NDArray[np.floating] = logits if len(ids) == n_vocab else logits[ids].astype(np.float64)
         if kept.min() == -np.inf:
-            ids, kept = ids[kept > -np.inf], kept[kept > -np.inf]
+            alive = np.flatnonzero(kept > -np.inf)
+            ids, kept = alive if len(ids) == n_vocab else ids[alive], kept[alive]
         if s.typical_p < 1:
             ids = _llama().typical(ids, kept.astype(np.float64), s.typical_p)
             kept = logits[ids].astype(np.float64)
@@ -287,12 +289,25 @@ def _nucleus_superset(logits: Logits, best: np.floating, top_p: float) -> tuple[
         if relative[ids].sum() >= top_p * total:
             return ids, total
         least /= 64
-    return np.arange(len(logits)), total
+    return all_ids(len(logits)), total
 
 
 def _nucleus(ids: Ids, kept: NDArray[np.float64], best: np.floating, total: float | None, top_p: float) -> tuple[Ids, NDArray[np.float64]]:
     """Return the smallest set of likeliest tokens that reaches `top_p` of `total`, which is their own mass where it is not given."""
-    order = np.argsort(-kept, kind="stable")
+    order = _descending(kept)
     reached = np.cumsum(np.exp(kept[order] - best))
     n = int(np.searchsorted(reached, top_p * (total or reached[-1]), side="left")) + 1
     return ids[order[:n]], kept[order[:n]]
+
+
+def _descending(values: NDArray[np.float64]) -> Ids:
+    """Return the indices of `values` from the largest to the smallest; of equal ones the lower index comes first."""
+    narrow = values.astype(np.float32)
+    if len(values) <= _QUICKLY_SORTED or (narrow != values).any():
+        return np.argsort(-values, kind="stable")
+    # Sorting unsigned integers is several times faster than a stable sort: the upper 32 bits order the values, the lower ones are the index.
+    bits = (np.float32(0) - narrow).view(np.uint32)
+    bits ^= np.where(bits >> np.uint32(31), np.uint32(0xFFFFFFFF), np.uint32(0x80000000))
+    keys = (bits.astype(np.uint64) << np.uint64(32)) | np.arange(len(values), dtype=np.uint64)
+    keys.sort()
+    return (keys & np.uint64(0xFFFFFFFF)).astype(np.int64)

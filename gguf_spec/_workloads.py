@@ -10,9 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ._llm import LLM
+from ._long_workloads import LONG_WORKLOADS, Conversation, LongWorkload
 from .errors import InvalidOptionError
 
-Conversation = tuple[str, ...]  # what the user says, turn after turn
+_Turns = tuple[str, ...]
 _TEMPLATE = 64  # tokens that a chat template may take
 _FEWEST = 16  # tokens of a prompt in a context that is nearly too small
 
@@ -35,8 +36,8 @@ class Workload:
     about: str
     n_tokens: int
     temperatures: tuple[float, ...]
-    texts: tuple[Conversation, ...]
-    questions: tuple[Conversation, ...]
+    texts: tuple[_Turns, ...]
+    questions: tuple[_Turns, ...]
     n_before: int = 0
 
     def prompts(self, llm: LLM, n_tokens: int | None = None) -> list[str]:
@@ -51,9 +52,9 @@ class Workload:
     def conversations(self, llm: LLM, n_tokens: int | None = None) -> list[Conversation]:
         """Return the conversations in the form that the model wants: texts to go on from where `llm.prompt` is `text`, else questions."""
         kind = self.texts if llm.prompt == "text" else self.questions
-        return [(before + one[0], *one[1:]) for before, one in self._with_before(llm, kind, n_tokens)]
+        return [Conversation((before + one[0], *one[1:])) for before, one in self._with_before(llm, kind, n_tokens)]
 
-    def _with_before(self, llm: LLM, kind: Sequence[Conversation], n_tokens: int | None) -> Iterator[tuple[str, Conversation]]:
+    def _with_before(self, llm: LLM, kind: Sequence[_Turns], n_tokens: int | None) -> Iterator[tuple[str, _Turns]]:
         n = n_tokens or self.n_tokens
         for one in kind:
             turns = [len(llm.tokenize(turn)) + n + _TEMPLATE for turn in one]
@@ -160,14 +161,16 @@ WORKLOADS = (
 """All kinds of work, in the order in which they are done."""
 
 
-def workloads(names: Sequence[str] | None) -> list[Workload]:
-    """Return the workloads of these names, or all.
+def workloads(names: Sequence[str] | None, long: bool = False) -> list[Workload | LongWorkload]:
+    """Return the workloads of these names, and all long ones if `long`; without either `WORKLOADS`.
 
     Raises:
         InvalidOptionError: There is none of a name.
     """
-    known = {workload.name: workload for workload in WORKLOADS}
+    known: dict[str, Workload | LongWorkload] = {one.name: one for one in WORKLOADS} | {one.name: one for one in LONG_WORKLOADS}
     for name in names or ():
         if name not in known:
             raise InvalidOptionError("workload", name, f"one of {', '.join(known)}")
-    return [workload for workload in WORKLOADS if not names or workload.name in names]
+    if not names and not long:
+        return list(WORKLOADS)
+    return [one for one in known.values() if one.name in (names or ()) or (long and isinstance(one, LongWorkload))]

@@ -21,11 +21,15 @@ from typing import Any
 from ._bench_report import ADAPTIVE, PLAIN, USELESS, Case, Contender, Machine, Report, Result, Run, Spread, ratios
 from ._context import physical_cores
 from ._llm import LLM
+from ._long_workloads import LONG_WORKLOADS, Conversation, LongWorkload
 from ._types import Completion, Sampling, Speculation
-from ._workloads import WORKLOADS, Conversation, Workload, workloads
+from ._workloads import WORKLOADS, Workload, workloads
 from .errors import InvalidOptionError
 
-__all__ = ["ADAPTIVE", "PLAIN", "USELESS", "WORKLOADS", "Case", "Contender", "Machine", "Report", "Result", "Run", "Spread", "Workload", "bench"]
+__all__ = [
+    "ADAPTIVE", "LONG_WORKLOADS", "PLAIN", "USELESS", "WORKLOADS", "Case", "Contender", "LongWorkload", "Machine", "Report", "Result", "Run",
+    "Spread", "Workload", "bench",
+]  # fmt: skip
 
 _LENGTHS, _QUICK_LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16), (2, 4, 8)
 _QUICK_TOKENS = 32
@@ -42,6 +46,7 @@ def bench(
     n_rounds: int | None = None,
     n_tokens: int | None = None,
     quick: bool = False,
+    long: bool = False,
     useless: bool = False,
     seed: int = 1,
     limit_s: float | None = None,
@@ -51,10 +56,11 @@ def bench(
 
     Args:
         llm: Models to time; without a draft, what drafts from the text alone.
-        names: Of `WORKLOADS`; all where they are not given.
+        names: Of `WORKLOADS` and `LONG_WORKLOADS`; `WORKLOADS` where they are not given.
         n_rounds: How often each contender runs; 3, or 1 where `quick`. After the first, fixed settings that are far from the best are left out.
         n_tokens: Tokens of an answer, if not each workload's own.
         quick: Few fixed settings, short answers, and each workload at its first temperature alone.
+        long: Run all of `LONG_WORKLOADS` beside `names`. With any of these, only the fixed settings of `quick` are tried.
         useless: Time only plain decoding and adaptive drafting, for `Report.with_useless`.
         seed: Of the first conversation; each further one takes the next.
         limit_s: Begin no further run after so many seconds; the first case has its plain and adaptive run in any case.
@@ -73,10 +79,12 @@ def bench(
         can_roll_back, threads = target.can_roll_back, target.options.threads or physical_cores()
     if not can_roll_back:
         raise InvalidOptionError("model", llm.name, "one that can go back a token, as speculation needs", "there is nothing to compare for this one.")
-    work = [_Work.of(llm, workload, t, n_tokens, quick, seed) for workload in workloads(names) for t in workload.temperatures[: 1 if quick else None]]
+    chosen = workloads(names, long)
+    work = [_Work.of(llm, workload, t, n_tokens, quick, seed) for workload in chosen for t in workload.temperatures[: 1 if quick else None]]
+    few = quick or any(isinstance(workload, LongWorkload) for workload in chosen)
     until = math.inf if limit_s is None else started + limit_s
     with _as_loaded(llm) as forget:
-        race = _Race(llm, _contenders(llm, quick, useless), work, n_rounds, until, forget, progress)
+        race = _Race(llm, _contenders(llm, few, useless), work, n_rounds, until, forget, progress)
         race.run()
     machine = Machine(_cpu(), physical_cores(), threads)
     total_s = time.perf_counter() - started
@@ -94,7 +102,7 @@ class _Work:
     said: dict[int, list[tuple[int, ...]]] = field(default_factory=dict)  # by plain decoding, in each round
 
     @classmethod
-    def of(cls, llm: LLM, workload: Workload, temperature: float, n_tokens: int | None, quick: bool, seed: int) -> _Work:
+    def of(cls, llm: LLM, workload: Workload | LongWorkload, temperature: float, n_tokens: int | None, quick: bool, seed: int) -> _Work:
         n_tokens = n_tokens or (min(workload.n_tokens, _QUICK_TOKENS) if quick else workload.n_tokens)
         conversations = workload.conversations(llm, n_tokens)
         sampling = Sampling(temperature=temperature, max_tokens=n_tokens, ignore_eos=True)
@@ -181,25 +189,26 @@ def _run(llm: LLM, work: _Work, speculation: Speculation, round_: int) -> Run:
 def _converse(llm: LLM, conversation: Conversation, sampling: Sampling, speculation: Speculation) -> Iterator[Completion]:
     """Yield the answer to each turn. The first prompt is read from its start: one that was read before would cost nothing."""
     llm.forget()
-    text, messages = "", []
-    for turn in conversation:
+    text, messages = "", list(conversation.history)
+    for turn in conversation.turns:
         text += turn
         messages.append({"role": "user", "content": turn})
-        answer = llm.generate(text if llm.prompt == "text" else messages, sampling, speculation=speculation)
-        text += answer.text
-        messages.append({"role": "assistant", "content": answer.text})
+        prompt = text if llm.prompt == "text" else messages
+        answer = llm.generate(prompt, sampling, speculation=speculation, prefill=conversation.prefill)
+        text += conversation.prefill + answer.text
+        messages.append({"role": "assistant", "content": conversation.prefill + answer.text})
         yield answer
 
 
-def _contenders(llm: LLM, quick: bool, useless: bool) -> list[Contender]:
+def _contenders(llm: LLM, few: bool, useless: bool) -> list[Contender]:
     """Return who runs, plain decoding first and adaptive drafting next to it, so that little time lies between the two."""
     plain = Contender(PLAIN, Speculation(k=0), True)
     if useless:
         return [plain, Contender(USELESS, Speculation(), False)]
     drafters: list[Any] = ["model", "ngram", "hybrid"] if llm.draft_name else ["ngram"]
     adaptive = [Contender(f"{ADAPTIVE} {drafter}", Speculation(drafter=drafter), False) for drafter in drafters] if llm.draft_name else []
-    swept = drafters[:2] if quick else drafters
-    lengths = _QUICK_LENGTHS if quick else _LENGTHS
+    swept = drafters[:2] if few else drafters
+    lengths = _QUICK_LENGTHS if few else _LENGTHS
     fixed = [Contender(f"{drafter} {k}", Speculation(k, drafter=drafter, adaptive=False), True) for drafter in swept for k in lengths]
     return [plain, Contender(ADAPTIVE, Speculation(), False), *adaptive, *fixed]
 

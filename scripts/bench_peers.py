@@ -1,11 +1,16 @@
 """Compare gguf-spec with llama.cpp's own programs and with llama-cpp-python's prompt lookup, each at the best of its settings, on the same files.
 
     .venv/bin/python scripts/bench_peers.py -m TARGET.gguf -d DRAFT.gguf [--useless OTHER.gguf] [--only plain,ngram] [--json FILE]
+    .venv/bin/python scripts/bench_peers.py -m TARGET.gguf -d DRAFT.gguf --ctx 8192 --long document-1k,code-4k [--lengths 1,3] [--json FILE]
 
-The programs are compiled once, from the sources inside llama-cpp-python and with the flags of our wheel: about 6 minutes on 2 cores, then they lie
+The programs are compiled once, from the sources inside llama-cpp-python and with the flags of our wheel: about 8 minutes on 2 cores, then they lie
 in the user's cache (needs cmake, a C++ compiler and, the first time, a network). Ours runs as it comes, `Speculation()`, never tuned. The settings of
 a peer are tried on each workload: all of them in one short run, the best three on all prompts, and the winner runs in turn with ours. A ratio above 1
 means that ours is faster. Reading the model and the prompt is not counted. Leave the machine alone while it runs.
+
+With --long there is another table instead: prompts of 1,000 and 3,900 tokens of real text (the long workloads of `gguf-spec bench`), llama.cpp with
+its default attention and with the faster of `-fa on` and `-fa off`, and the time to the first token beside the speed of decoding. llama-bench reads
+and writes random tokens and samples none.
 """
 
 import argparse
@@ -19,10 +24,12 @@ from itertools import product
 from pathlib import Path
 
 import _setup
+from _long_peers import compare_long
 from _peers import Peers, Setting, build, cpu_features, draft_settings, flags, load_ours, ngram_settings, our_sampling, wheel_libraries
 
 from gguf_spec import Speculation
 from gguf_spec._context import physical_cores
+from gguf_spec._long_workloads import LONG_WORKLOADS
 from gguf_spec._workloads import WORKLOADS
 
 # Ratios that we want to reach at least against a peer at its best, on each workload and in the geometric mean; `useless` is a draft that is never
@@ -148,10 +155,20 @@ def arguments():
     parser.add_argument("--only", type=lambda text: text.split(","), default=list(GOALS), help="of " + ",".join(GOALS))
     parser.add_argument("--no-extra-bufts", dest="extra_bufts", action="store_false", help="no repacked weights, no AMX, on either side")
     parser.add_argument("--coarse", action="store_true", help="try about a quarter of the peers' settings")
+    names = [one.name for one in LONG_WORKLOADS]
+    parser.add_argument("--long", type=lambda text: text.split(","), metavar="NAMES", help=f"compare on these: {','.join(names)}, or all")
+    lengths = parser.add_argument("--lengths", type=lambda text: [int(n) for n in text.split(",")], default=[3], help="with --long: of a draft (3)")
+    lengths.metavar = "N,N"
+    parser.add_argument(
+        "--contenders", type=lambda text: text.split(","), default=[], help="with --long: words of the programs to run, such as server,N=3"
+    )
     parser.add_argument("--json", type=Path, help="write all figures into this file")
     parser.add_argument("--sdist", type=Path, help="sources of llama-cpp-python, folder or .tar.gz, in place of a download")
     parser.add_argument("--programs", type=Path, help="folder of programs that are already compiled")
     args = parser.parse_args()
+    args.long = names if args.long == ["all"] else args.long
+    if unknown := set(args.long or ()) - set(names):
+        parser.error(f"--long: {', '.join(unknown)} is none of {', '.join(names)}")
     unknown = set(args.only) - set(GOALS)
     if unknown:
         parser.error(f"--only: {', '.join(unknown)} is none of {', '.join(GOALS)}")
@@ -168,6 +185,9 @@ def main():
         _setup.say("Warning: this machine is busy. llama.cpp collapses when another process takes one of its cores; the figures would mean nothing.")
     if mine != theirs:
         _setup.say(f"Warning: not compiled alike, so not comparable.\n  wheel    {mine}\n  programs {theirs}")
+    if args.long:
+        compare_long(args, programs)
+        return
     rows = []
     print(f"{'section':<14}{'workload':<12}{'peer':<26}{'its best setting':<44}{'peer':>9}{'ours':>9}  {'ratio':<24} goal", flush=True)
     with tempfile.TemporaryDirectory() as folder:

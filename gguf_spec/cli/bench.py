@@ -17,12 +17,15 @@ if TYPE_CHECKING:
 
 
 _USELESS_SHARE = 0.15  # of the time: two contenders of about thirty
-_COLUMNS = "{:<14}{:>8}{:>10}{:>9}{:>11}{:>11}{:>8}{:>10}{:>11}{:>12}{:>9}{:>9}"
+_COLUMNS = "{:<17}{:>8}{:>10}{:>9}{:>11}{:>11}{:>8}{:>10}{:>11}{:>12}{:>9}{:>9}"
 
 
 @click.command(context_settings={"auto_envvar_prefix": "GGUF_SPEC", "show_default": True})
 @model_options
-@click.option("-w", "--workload", multiple=True, help="story, repetitive, copy, chat, long or short. May be given again.  [default: all]")
+@click.option("-w", "--workload", multiple=True, help="story, repetitive, copy, chat, long, short, or a long one. Repeatable.  [default: these six]")
+@click.option(
+    "--long", is_flag=True, help="The long workloads: document, rewrite, json, turn20 and code, each -1k and -4k. Takes hours on a large model."
+)
 @click.option("--runs", type=int, help="How often each setting runs on each workload.  [default: 3, or 1 with --quick]")
 @click.option("-n", "--max-tokens", type=int, help="Tokens of an answer.  [default: 128; 64 in chat, 16 in short; 32 with --quick]")
 @click.option("--quick", is_flag=True, help="Few fixed settings, short answers, greedy only.")
@@ -37,11 +40,14 @@ def bench(**options: Any) -> int:
     All do the same work by the same seeds, in turn, and each is compared with the plain runs of its own round. Fixed settings that are far from the
     best run once only. Leave the machine alone meanwhile.
 
+    Long workloads have prompts of 1,000 and 3,900 tokens of real text, which each setting reads. With them only few fixed settings are tried.
+
     \b
     Examples:
       gguf-spec bench --quick
       gguf-spec bench -m target.gguf -d draft.gguf --minutes 30 --plot bench.svg
       gguf-spec bench -m target.gguf -d draft.gguf --workload copy --workload story --runs 5
+      gguf-spec bench -m target.gguf -d draft.gguf --workload document-4k --workload code-1k --quick
     """
     from ..errors import InvalidOptionError
 
@@ -70,10 +76,16 @@ def _run(options: dict[str, Any]) -> Report:
     from .._workloads import workloads
     from ..bench import bench as run
 
-    workloads(options["workload"])  # or say what is wrong with them, before anything is loaded
+    workloads(options["workload"], options["long"])  # or say what is wrong with them, before anything is loaded
     if options["useless"]:
         resolve(options["useless"])
-    asked = {"n_rounds": options["runs"], "n_tokens": options["max_tokens"], "quick": options["quick"], "seed": options["seed"]}
+    asked = {
+        "n_rounds": options["runs"],
+        "n_tokens": options["max_tokens"],
+        "quick": options["quick"],
+        "long": options["long"],
+        "seed": options["seed"],
+    }
     started, limit_s = time.monotonic(), None if options["minutes"] is None else 60 * options["minutes"]
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("runs"), TimeRemainingColumn())

@@ -531,7 +531,7 @@ STRICT = [
     ({"type": "object", "propertyNames": {"type": "string"}, "patternProperties": {}, "minProperties": 0}, ['{"a":1}'], ["1"]),
     ({"type": "string", "maxLength": 1}, [r'"\u00e9"', r'"\ud7ff"', r'"\uE000"', '"😀"'], [r'"\ud83d\ude00"', r'"\ud800"', r'"\uDfFf"', '"ab"']),
     ({}, [r'["\u0041"]'], [r'["\ud800"]', r'{"\udead":1}']),
-    ({"oneOf": [INT, {"const": 1}], "description": "both", "x-unknown": [1], "deprecated": True, "readOnly": True}, ["1", "7"], ['"x"']),
+    ({"oneOf": [INT, {"const": "one"}], "description": "both", "x-unknown": [1], "deprecated": True, "readOnly": True}, ["1", "7", '"one"'], ['"x"']),
 ]  # fmt: skip
 
 
@@ -691,6 +691,7 @@ REFUSED_KEYWORDS = [
     ("unevaluatedItems", {"type": "array", "unevaluatedItems": False}),
     ("not", {"$defs": {"a": INT}, "$ref": "#/$defs/a", "not": {"const": 1}}),
     ("$dynamicRef", {"$dynamicRef": "#a"}),
+    ("oneOf", {"oneOf": [INT, {"minimum": 2}]}),
 ]
 
 

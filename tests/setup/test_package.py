@@ -38,7 +38,13 @@ def test_the_wheel_holds_the_package_and_nothing_else(built):
         about = Parser().parsestr(wheel.read(f"{folder}/METADATA").decode())
     ours = {str(path.relative_to(ROOT)) for path in (ROOT / "gguf_spec").rglob("*") if path.is_file() and "__pycache__" not in path.parts}
     assert {name for name in names if not name.startswith(folder)} == ours | {"gguf_spec/models.yaml"}
-    for name in ("gguf_spec/py.typed", "gguf_spec/server/page.html", "gguf_spec/prompts.txt", "gguf_spec/models/tales/tales-target-Q8_0.gguf"):
+    for name in (
+        "gguf_spec/py.typed",
+        "gguf_spec/server/page.html",
+        "gguf_spec/prompts.txt",
+        "gguf_spec/data/code.txt",
+        "gguf_spec/models/tales/tales-target-Q8_0.gguf",
+    ):
         assert name in names
     assert f"{folder}/licenses/.github/LICENSE" in names
     assert (about["Name"], about["Version"], about["License-Expression"]) == ("gguf-spec", gguf_spec.__version__, "Apache-2.0")

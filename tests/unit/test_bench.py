@@ -6,11 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from gguf_spec import _workloads
+from gguf_spec import _long_workloads, _workloads
 from gguf_spec import bench as module
 from gguf_spec._bench_report import ratios
+from gguf_spec._long_workloads import LONG_WORKLOADS, Conversation
 from gguf_spec._plot import Bar, Group, grouped_bars
 from gguf_spec._types import Sampling, Speculation
+from gguf_spec._workloads import workloads
 from gguf_spec.bench import ADAPTIVE, PLAIN, USELESS, WORKLOADS, Case, Contender, Machine, Report, Result, Run, Spread, bench
 from gguf_spec.errors import InvalidOptionError
 
@@ -128,6 +130,10 @@ def test_the_report_can_be_written_as_json():
     assert read["machine"] == {"cpu": "A <fast> & good CPU", "cores": 2, "threads": 1}
 
 
+def test_the_sentence_counts_many_workloads():
+    assert "over 16 workloads (worst 1.20)" in report(*(case(f"w{i}") for i in range(16))).sentence
+
+
 # ---- who runs when
 
 
@@ -241,12 +247,15 @@ def test_repetitive_texts_repeat(tales):
 def test_every_workload_fits_and_has_both_forms(tales, workload):
     prompts = workload.prompts(tales)
     assert all(len(tales.tokenize(prompt)) + workload.n_tokens < tales.n_ctx for prompt in prompts)
-    assert workload.conversations(tales) == [(prompt, *turns[1:]) for prompt, turns in zip(prompts, workload.texts, strict=True)]
+    assert [one.turns for one in workload.conversations(tales)] == [
+        (prompt, *turns[1:]) for prompt, turns in zip(prompts, workload.texts, strict=True)
+    ]
     assert workload.about.endswith(".")
     assert workload.questions
     chat = SimpleNamespace(prompt="chat", n_ctx=tales.n_ctx, tokenize=tales.tokenize)
     assert all(
-        got[0].endswith(turns[0]) and got[1:] == turns[1:] for got, turns in zip(workload.conversations(chat), workload.questions, strict=True)
+        got.turns[0].endswith(turns[0]) and got.turns[1:] == turns[1:]
+        for got, turns in zip(workload.conversations(chat), workload.questions, strict=True)
     )
 
 
@@ -266,20 +275,88 @@ def test_a_context_too_small_is_told(tales):
         bench(tales, ["chat"], n_tokens=800)
 
 
+@pytest.mark.parametrize("kind", ["text", "chat"])
+@pytest.mark.parametrize("workload", LONG_WORKLOADS, ids=lambda workload: workload.name)
+def test_a_long_workload_has_the_tokens_it_names(tales, workload, kind):
+    llm = SimpleNamespace(prompt=kind, n_ctx=4096, tokenize=tales.tokenize)
+    (one,) = workload.conversations(llm)
+    (turn,) = one.turns
+    messages = [*one.history, {"role": "user", "content": turn}]
+    n_tokens = len(tales.tokenize(turn if kind == "text" else messages, prefill=one.prefill))
+    assert workload.n_prompt - 100 < n_tokens <= workload.n_prompt == {"1k": 1000, "4k": 3900}[workload.name[-2:]]
+    assert n_tokens + workload.n_tokens <= llm.n_ctx
+    assert kind == "text" or len(one.history) == (38 if workload.name.startswith("turn20") else 0)
+    assert workload.prompts(llm) == ([turn] if kind == "text" else workload.prompts(tales_as_text(llm)))
+    assert workload.about.endswith(".")
+
+
+def tales_as_text(llm):
+    return SimpleNamespace(prompt="text", n_ctx=llm.n_ctx, tokenize=llm.tokenize)
+
+
+@pytest.mark.parametrize("workload", LONG_WORKLOADS, ids=lambda workload: workload.name)
+def test_a_long_workload_that_does_not_fit_is_an_error(tales, workload):
+    needed = workload.n_prompt + 128
+    llm = SimpleNamespace(prompt="text", n_ctx=needed - 1, tokenize=tales.tokenize)
+    with pytest.raises(InvalidOptionError, match=f"n_ctx is {needed - 1} but must be {needed:,} or more for the workload {workload.name}"):
+        workload.conversations(llm)
+    with pytest.raises(InvalidOptionError, match="for the workload"):
+        workload.prompts(llm)
+    llm.n_ctx = needed
+    assert workload.prompts(llm)
+
+
+def test_long_workloads_run_only_when_they_are_named(tales):
+    assert workloads(None) == list(WORKLOADS)
+    assert workloads((), long=True) == list(LONG_WORKLOADS)
+    assert [one.name for one in workloads(["code-1k", "story"])] == ["story", "code-1k"]
+    assert [one.name for one in workloads(["story"], long=True)] == ["story", *(one.name for one in LONG_WORKLOADS)]
+    with pytest.raises(InvalidOptionError, match="n_ctx is 2048 but must be 4,028 or more for the workload document-4k"):
+        bench(tales, long=True)
+
+
+def test_a_long_workload_has_few_fixed_settings(tales, runs):
+    found = bench(tales, ["json-1k", "rewrite-1k"], n_rounds=1)
+    assert [one.name for one in found.cases] == ["rewrite-1k", "json-1k"]
+    assert {one[3].k for one in runs} == {0, 32, 2, 4, 8}
+
+
+def test_records_do_not_repeat():
+    records = [_long_workloads._record(i, "active") for i in range(200)]
+    assert len({record.partition(",")[2] for record in records}) == 200
+    assert json.loads(records[3])["status"] == "active"
+
+
+def test_texts_that_are_changed_begin_with_the_change(tales):
+    llm = SimpleNamespace(prompt="text", n_ctx=2048, tokenize=tales.tokenize)
+    prompts = {one.name: one.prompts(llm)[0] for one in LONG_WORKLOADS if one.n_prompt == 1000}
+    assert prompts["rewrite-1k"].endswith(
+        "she had lived in a sadly extravagant manner, and her subjects could spare her without the slightest inconvenience."
+    )
+    assert "It was high time this queen" in prompts["rewrite-1k"]
+    assert prompts["json-1k"].count('"archived"}') == 2
+    assert prompts["code-1k"].count("LoadedModel:") == 1
+    chat = SimpleNamespace(prompt="chat", n_ctx=2048, tokenize=tales.tokenize)
+    prefills = {one.name: one.conversations(chat)[0].prefill for one in LONG_WORKLOADS if one.n_prompt == 1000}
+    assert [name for name, prefill in prefills.items() if prefill] == ["rewrite-1k", "json-1k", "code-1k"]
+    assert all(prompts[name].endswith(prefill.removeprefix("```python\n")) for name, prefill in prefills.items())
+
+
 def test_a_conversation_goes_on_with_what_was_answered():
     asked = []
 
-    def generate(prompt, sampling, *, speculation):
+    def generate(prompt, sampling, *, speculation, prefill):
         asked.append(prompt if isinstance(prompt, str) else [dict(message) for message in prompt])
         return SimpleNamespace(text=f"<{len(asked)}>")
 
     text = SimpleNamespace(prompt="text", generate=generate, forget=lambda: None)
-    assert [answer.text for answer in module._converse(text, ("a", "b", "c"), None, None)] == ["<1>", "<2>", "<3>"]
+    assert [answer.text for answer in module._converse(text, Conversation(("a", "b", "c")), None, None)] == ["<1>", "<2>", "<3>"]
     assert asked == ["a", "a<1>b", "a<1>b<2>c"]
     asked.clear()
-    list(module._converse(SimpleNamespace(prompt="chat", generate=generate, forget=lambda: None), ("a", "b"), None, None))
+    chat, before = SimpleNamespace(prompt="chat", generate=generate, forget=lambda: None), ({"role": "user", "content": "0"},)
+    list(module._converse(chat, Conversation(("a", "b"), before, "So: "), None, None))
     assert asked[1] == [
-        {"role": "user", "content": "a"}, {"role": "assistant", "content": "<1>"}, {"role": "user", "content": "b"},
+        *before, {"role": "user", "content": "a"}, {"role": "assistant", "content": "So: <1>"}, {"role": "user", "content": "b"},
     ]  # fmt: skip
 
 

@@ -1,0 +1,103 @@
+"""The filters and the seeded choice as they were before 2026-11-22, when both were made faster: what the fast code must still give, bit for bit."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gguf_spec._rng import _AT_ONCE, _FEW, _LEAST_WEIGHT, _U32, SeededRng, _hash
+from gguf_spec._sampling import Candidates, Sampler, _llama
+from gguf_spec.errors import NoTokenLeftError
+
+
+class OldRng(SeededRng):
+    def pick(self, ids, logits, temperature, position):
+        """Return an index into `ids`, drawn by norm(exp(logits / temperature)), always the same for the same arguments."""
+        few = self._contenders(ids, logits, temperature, position) if len(ids) > _FEW else np.arange(len(ids))
+        scores = (logits[few].astype(np.float64) - logits.max()) / temperature
+        return int(few[np.argmax(scores + self.gumbel(ids[few], position))])
+
+    def _contenders(self, ids, logits, temperature, position):
+        """Return the indices of all that can win: with E = -log(1 - u) >= u, argmax(score + g) is argmin(E / exp(score)).
+
+        The first 32 bits bound u from below, in single precision; a thousandth is more than rounding can hide.
+        """
+        keys, best, least = self._keys(position), logits.max(), np.empty(len(ids), dtype=np.float32)
+        for i in range(0, len(ids), _AT_ONCE):
+            part = slice(i, i + _AT_ONCE)
+            with np.errstate(over="ignore"):  # far below the best is far enough
+                weight = np.exp(((logits[part] - best) / temperature).astype(np.float32, copy=False))
+            np.maximum(weight, _LEAST_WEIGHT, out=weight)
+            np.divide(_hash(ids[part].astype(_U32), keys[0], keys[1]), weight, out=least[part], dtype=np.float32, casting="same_kind")
+        first = least.argmin()
+        weight_of_first = max(np.exp((float(logits[first]) - best) / temperature), _LEAST_WEIGHT)
+        race = np.exp(-self.gumbel(ids[first : first + 1], position)[0]) * 2.0**32 / weight_of_first
+        return np.flatnonzero(least <= race * 1.001)
+
+
+class OldSampler(Sampler):
+    def survivors(self, logits, position):
+        """Filter shaped logits: top-n-sigma, top-k, typical-p, top-p, min-p, XTC. Up to ties, what is left is all tokens between two logits."""
+        s, n_vocab = self.sampling, len(logits)
+        best = logits.max()
+        if not np.isfinite(best):
+            raise NoTokenLeftError
+        if s.greedy:
+            return Candidates(np.array([np.argmax(logits)]), np.zeros(1))
+        if s.top_n_sigma:  # ours, like all that looks at whole rows: llama.cpp would want 12 bytes a token
+            logits = np.where(logits >= self.sigma_limit(logits), logits, np.float32(-np.inf))
+        total = None
+        if 0 < s.top_k < n_vocab:
+            ids = largest(logits, s.top_k)
+        elif s.top_p < 1 and s.typical_p == 1:
+            ids, total = _nucleus_superset(logits, best, s.top_p)
+        else:
+            ids = np.arange(n_vocab)
+        kept = logits if len(ids) == n_vocab else logits[ids].astype(np.float64)
+        if kept.min() == -np.inf:
+            ids, kept = ids[kept > -np.inf], kept[kept > -np.inf]
+        if s.typical_p < 1:
+            ids = _llama().typical(ids, kept.astype(np.float64), s.typical_p)
+            kept = logits[ids].astype(np.float64)
+        if s.top_p < 1:
+            ids, kept = _nucleus(ids, kept.astype(np.float64), best, total, s.top_p)
+        if s.min_p > 0:
+            within = kept >= kept.max() + np.log(s.min_p)
+            ids, kept = ids[within], kept[within]
+        if s.xtc_probability > 0:
+            ids = _llama().xtc(ids, kept.astype(np.float64), s.xtc_probability, s.xtc_threshold, self.rng.coin(position))
+            kept = logits[ids].astype(np.float64)
+        return Candidates(ids, kept)
+
+
+def largest(logits, n):
+    """Return the indices of the `n` largest, in any order."""
+    ids, n_lanes = None, 64
+    width = len(logits) // n_lanes
+    if 2 * n < width:
+        # The n-th largest of many maxima bounds the n-th largest of all from below: spares a partition of the whole row.
+        maxima = logits[: n_lanes * width].reshape(n_lanes, width).max(axis=0)
+        ids = np.flatnonzero(logits >= np.partition(maxima, width - n)[width - n])
+        logits = logits[ids]
+    best = np.argpartition(logits, len(logits) - n)[len(logits) - n :]
+    return best if ids is None else ids[best]
+
+
+def _nucleus_superset(logits, best, top_p):
+    """Return ids that hold the nucleus, and the mass of all tokens relative to the likeliest: spares the sort of a whole vocabulary."""
+    relative = logits - best
+    np.exp(relative, out=relative)
+    total, least = float(relative.sum()), np.float32(2.0**-7)
+    while least > 1e-12:
+        ids = np.flatnonzero(relative >= least)
+        if relative[ids].sum() >= top_p * total:
+            return ids, total
+        least /= 64
+    return np.arange(len(logits)), total
+
+
+def _nucleus(ids, kept, best, total, top_p):
+    """Return the smallest set of likeliest tokens that reaches `top_p` of `total`, which is their own mass where it is not given."""
+    order = np.argsort(-kept, kind="stable")
+    reached = np.cumsum(np.exp(kept[order] - best))
+    n = int(np.searchsorted(reached, top_p * (total or reached[-1]), side="left")) + 1
+    return ids[order[:n]], kept[order[:n]]
