@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ._costs import slope_depth
 from ._drafters import SURENESSES, Calibration, CoupledGuess, ModelDrafter
 from ._language_model import LanguageModel
 from ._model import Model
@@ -82,7 +83,8 @@ def measure(
         draft.rollback(0)
     target.rollback(0)
     seconds = time.perf_counter() - began
-    return Profile(target_s, target_far.slope, draft_s, draft_slope, noise, tuple(right), seconds, token_s, proposal_s, target_far.noise)
+    target_depth, draft_depth = slope_depth(target_far.slope), slope_depth(draft_slope) if draft else {}
+    return Profile(target_s, target_depth, draft_s, draft_depth, noise, tuple(right), seconds, token_s, proposal_s, target_far.noise)
 
 
 def _order(widths: Sequence[int], n_times: int, n_ctx: int) -> list[int]:

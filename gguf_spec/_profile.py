@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ._cache import cache_file, content_id, keep, recall, this_machine
-from ._chances import Chances
+from ._chances import Chances, fitted, shifted
 from ._context import ContextOptions, physical_cores
 from ._costs import Costs, Overhead, Pace, interpolate
 from ._drafters import SURENESSES, CoupledGuess, DrawnGuess, NgramDrafter, RetryDrafter
-from ._experience import FIRM, Experience, expectations
+from ._experience import Experience, expectations
 from ._library import library_parts
 from ._model import Model
 from ._near_ties import FAR, MARGIN
 from ._types import K_MAX
 
-VERSION = 4
+VERSION = 5
 WORTH_SAYING = 1.05  # a speed-up below that is none
-_FAITH = 5.0  # places by which what a sureness usually means counts against what was seen
-_HOPE = 3.0  # standard deviations
+_SAMPLED_SHIFT = -1.0  # log odds of proposals from the text where the target is sampled: the same words follow each other less often
+_TABLES = ("target", "target_depth", "draft", "draft_depth", "noise")
 
 
 @dataclass(frozen=True)
@@ -31,27 +30,29 @@ class Profile:
 
     Attributes:
         target: Tokens in a pass of the target -> seconds, with nothing before.
-        target_slope: Seconds more for each row and each cached token.
+        target_depth: Tokens in a pass of the target -> seconds more for each cached token, for the whole pass.
         draft: The same of the draft model; empty without one.
-        draft_slope: The same of the draft model.
+        draft_depth: The same of the draft model.
         noise: Tokens in a pass -> how far its logits moved against those of passes over one token, with little before.
         right: For each sureness of the draft how often it was right, and in how many places.
         seconds: What measuring took.
         token_s: About what Python takes for each token said.
         proposal_s: And for each token that the draft model proposes.
         far_noise: How far logits moved behind more than `FAR` tokens.
+        exact_width: The widest pass whose rows have exactly the bits of passes over one token.
     """
 
     target: dict[int, float]
-    target_slope: float
+    target_depth: dict[int, float]
     draft: dict[int, float]
-    draft_slope: float
+    draft_depth: dict[int, float]
     noise: dict[int, float]
     right: tuple[tuple[float, float], ...]
     seconds: float
     token_s: float = 0.0
     proposal_s: float = 0.0
     far_noise: float = 0.0
+    exact_width: int = 65
 
     def logit_noise(self, k: int, n_tokens: int | None = None) -> float:
         """Return the noise of passes over up to `k` + 1 tokens, and over the next width that was measured.
@@ -103,26 +104,24 @@ class Profile:
     def experiences(self) -> dict[str, Experience]:
         """Return what to go by at first, for texts that are `greedy`, `sampled`, and `drawn` by a rule that needs the draft's law."""
         pace = Pace()
-        target = Costs(self.target, self.target_slope, K_MAX + 1, pace)
-        draft = Costs(self.draft, self.draft_slope, K_MAX + 1, pace) if self.draft else None
-        texts = {NgramDrafter.name: NgramDrafter.beliefs, RetryDrafter.name: RetryDrafter.beliefs}
-        # A few places say little: hope for the better, within what they allow. What comes true then weighs more than this.
-        n = self._n_places
-        share = (n * self.agreement + 1) / (n + 2)
-        likely = min(0.9, share + _HOPE * math.sqrt(share * (1 - share) / (n + 2)))
-        coupled = [(_FAITH * belief + hits) / (_FAITH + places) for belief, (hits, places) in zip(CoupledGuess.beliefs, self.right, strict=True)]
-        guesses = {"greedy": coupled, "sampled": coupled, "drawn": DrawnGuess.beliefs}
+        target = Costs(self.target, self.target_depth, K_MAX + 1, pace)
+        draft = Costs(self.draft, self.draft_depth, K_MAX + 1, pace) if self.draft else None
+        texts = {one.name: list(one.beliefs) for one in (NgramDrafter, RetryDrafter)}
+        sampled = texts | {NgramDrafter.name: [shifted(belief, _SAMPLED_SHIFT) for belief in NgramDrafter.beliefs]}
+        coupled = fitted(CoupledGuess.beliefs, self.right)
+        guesses = {"greedy": coupled, "sampled": coupled, "drawn": list(DrawnGuess.beliefs)}
+        counts = [1 + places for _, places in self.right]
         return {
             way: Experience(
-                target, draft, Chances({**texts, **expectations(beliefs, likely)}, FIRM),
-                per_token=Overhead(self.token_s), per_proposal=Overhead(self.proposal_s),
+                target,
+                draft,
+                Chances({**(texts if way == "greedy" else sampled), **expectations(beliefs)}),
+                per_token=Overhead(self.token_s),
+                per_proposal=Overhead(self.proposal_s),
+                confidences=[1.0] * SURENESSES if way == "drawn" else [*counts],
             )
             for way, beliefs in guesses.items()
-        }  # fmt: skip
-
-    @property
-    def _n_places(self) -> float:
-        return sum(places for _, places in self.right)
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain values."""
@@ -135,20 +134,41 @@ class Profile:
         Raises:
             KeyError, TypeError, ValueError: It is something else.
         """
-        if not all(isinstance(data[name], dict) for name in ("target", "draft", "noise")):
+        if not all(isinstance(data[name], dict) for name in _TABLES):
             raise TypeError(data)
-        tables = {name: {int(n): float(s) for n, s in data[name].items()} for name in ("target", "draft", "noise")}
+        tables = {name: {int(n): float(value) for n, value in data[name].items()} for name in _TABLES}
         right = tuple((float(hits), float(places)) for hits, places in data["right"])
-        if len(right) != SURENESSES or not tables["target"] or not all(0 < s < 1e6 for name in ("target", "draft") for s in tables[name].values()):
-            raise ValueError(data)
-        slopes, seconds = (
-            (float(data["target_slope"]), float(data["draft_slope"])),
-            (float(data[name]) for name in ("seconds", "token_s", "proposal_s", "far_noise")),
+        others = {name: float(data[name]) for name in ("seconds", "token_s", "proposal_s", "far_noise")}
+        exact_width = int(data["exact_width"])
+        is_sound = (
+            len(right) == SURENESSES
+            and bool(tables["target"])
+            and all(1 <= n < 1e6 for table in tables.values() for n in table)
+            and all(0 < s < 1e6 for name in ("target", "draft") for s in tables[name].values())
+            and all(0 <= s < 1e3 for name in ("target_depth", "draft_depth") for s in tables[name].values())
+            and all(0 <= moved < 1e6 for moved in tables["noise"].values())
+            and all(0 <= hits <= places < 1e9 for hits, places in right)
+            and all(0 <= value < 1e9 for value in others.values())
+            and 1 <= exact_width < 1e6
         )
-        return cls(tables["target"], slopes[0], tables["draft"], slopes[1], tables["noise"], right, *seconds)
+        if not is_sound:  # a number that is not finite fails all comparisons
+            raise ValueError(data)
+        return cls(
+            target=tables["target"],
+            target_depth=tables["target_depth"],
+            draft=tables["draft"],
+            draft_depth=tables["draft_depth"],
+            noise=tables["noise"],
+            right=right,
+            seconds=others["seconds"],
+            token_s=others["token_s"],
+            proposal_s=others["proposal_s"],
+            far_noise=others["far_noise"],
+            exact_width=exact_width,
+        )
 
 
-NOTHING_KNOWN = Profile({1: 0.02, 33: 0.1}, 0.0, {1: 0.002, 33: 0.02}, 0.0, {}, ((0.0, 0.0),) * SURENESSES, 0.0)
+NOTHING_KNOWN = Profile({1: 0.02, 33: 0.1}, {}, {1: 0.002, 33: 0.02}, {}, {}, ((0.0, 0.0),) * SURENESSES, 0.0)
 """What to go by where nothing was measured."""
 
 

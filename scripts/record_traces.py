@@ -30,7 +30,11 @@ def prompts():
     """Return kind and text of each prompt: stories for the statistics, one to measure the pair with, and texts that repeat."""
     texts = {workload.name: [one[0] for one in workload.texts] for workload in WORKLOADS}
     stories = bundled_prompts()[2 : 3 + N_STORIES]
-    return [("measure", stories[0]), *(("story", text) for text in stories[1:]), *(("repetitive", text) for text in texts["repetitive"] + texts["copy"])]
+    return [
+        ("measure", stories[0]),
+        *(("story", text) for text in stories[1:]),
+        *(("repetitive", text) for text in texts["repetitive"] + texts["copy"]),
+    ]
 
 
 def free_draft(draft, guess, history, n):
@@ -53,8 +57,7 @@ def record(target, draft, prompt, temperature, seed, calibration):
     target.rollback(0)
     draft.rollback(0)
     draft.read(tokens[:-1])
-    for model in (target,):
-        model.read(tokens[:-1])
+    target.read(tokens[:-1])
     for _ in range(N_TOKENS):
         row = target.logits(tokens[target.n_past :], 1)
         token = sampler.token(row[0], tokens)

@@ -9,14 +9,13 @@ included), for requests whose prompt it has not seen: `fresh` knows a quick meas
 import argparse
 import gzip
 import json
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 
-from gguf_spec import Sampling
-from gguf_spec import _window as controller
+from gguf_spec import Sampling, _controller
 from gguf_spec._accept import coupled
 from gguf_spec._costs import interpolate
 from gguf_spec._drafters import SURENESSES, ModelDrafter, NgramDrafter, RetryDrafter
@@ -96,14 +95,12 @@ class RecordedModel:
     def rollback(self, to):
         del self.cached[to:]
 
-    def is_end(self, token):
+    def is_end(self, _token):
         return False
 
 
 class RecordedGuess:
     """The draft model's proposals, from the recording; `useless` keeps how sure it looks and gets all of them wrong."""
-
-    beliefs = tuple(np.linspace(0.3, 0.97, SURENESSES).tolist())
 
     def __init__(self, trace, useless=False):
         self.n_prompt, self.said, self.proposals, self.useless = len(trace.prompt), trace.tokens, trace.proposals, useless
@@ -115,15 +112,15 @@ class RecordedGuess:
         found = self.proposals[at][min(len(said) - at, len(self.proposals[at]) - 1) if len(said) > at else 0]
         return ((found[0] + 1) % V, *found[1:]) if self.useless else found
 
-    def token(self, row, history):
+    def token(self, _row, history):
         token, confidence, second = self._proposed(history)
         return Guessed(token, confidence, second=second if second >= 0 else None)
 
-    def review(self, row, history, token):
+    def review(self, _row, history, token):
         proposed, confidence, _ = self._proposed(history)
         return confidence, proposed == token
 
-    def learn(self, start, tokens, rows):
+    def learn(self, *_):
         pass
 
 
@@ -139,9 +136,7 @@ def profile_of(costs, useless=False):
     right = np.zeros((SURENESSES, 2))
     for proposals, token in zip(measured.proposals[:64], measured.tokens, strict=False):
         right[proposals[0][1]] += proposals[0][0] == token and not useless, 1
-    return Profile(
-        {n: target(n, 0) for n in QUICK}, 0.0, {n: draft(n, 0) for n in QUICK}, 0.0, {}, tuple((float(a), float(b)) for a, b in right), 2.0
-    )
+    return Profile({n: target(n, 0) for n in QUICK}, {}, {n: draft(n, 0) for n in QUICK}, {}, {}, tuple((float(a), float(b)) for a, b in right), 2.0)
 
 
 class Run:
@@ -149,24 +144,24 @@ class Run:
 
     def __init__(self, trace, costs, known, n=96, setting=None, useless=False, who="auto", **options):
         clock = Clock()
-        controller.time = SimpleNamespace(perf_counter=clock.perf_counter)
+        _controller.time = SimpleNamespace(perf_counter=clock.perf_counter)
         target_s, draft_s = (costing(table) for table in COSTS[costs])
         self.target, self.draft = RecordedModel(trace, target_s, clock), RecordedModel(trace, draft_s, clock)
         who, k = setting or (who, K_MAX)
         model = ModelDrafter(self.draft, RecordedGuess(trace, useless), V) if who != "ngram" else None
         texts = [] if who == "model" else [NgramDrafter(), RetryDrafter()]
-        self.drafter = controller.Window(self.target, texts, model, known, n, setting is not None, **options)
+        self.drafter = _controller.DraftController(self.target, texts, model, known, n, setting is not None, **options)
         read_prompt(self.target, self.drafter, trace.prompt, k, lambda: False)
         self.prompt_s, self.rounds = self.draft.busy_s, []
         began = clock.now - self.prompt_s  # the draft's reading of the prompt is the controller's own choice
         chain = Sampler(Sampling(temperature=0.0), SeededRng(0))
-        for one in rounds(self.target, self.drafter, trace.prompt, chain, k, Rule(coupled), n, lambda token: False, lambda: False):
+        for one in rounds(self.target, self.drafter, trace.prompt, chain, k, Rule(coupled), n, lambda _: False, lambda: False):
             self.rounds.append((one.n_drafted, one.n_accepted))
         self.seconds = clock.now - began
         known.answered(n)
 
 
-@lru_cache(maxsize=None)
+@cache
 def fixed_passes(at, n, setting):
     """Return the passes of a fixed setting, which do not depend on costs: those of the target and of the draft model."""
     run = Run(traces()[at], "amx", profile_of("amx").experiences()["greedy"], n, setting)

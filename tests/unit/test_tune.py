@@ -39,7 +39,7 @@ def pair(monkeypatch):
 def profile(target, draft=None, right=0.0, **others):
     """A profile with these seconds, whose draft was right so often in 100 places."""
     places = ((100 * right, 100.0 if draft else 0.0), *((0.0, 0.0),) * (SURENESSES - 1))
-    return Profile(target, 1e-6, draft or {}, 1e-7 if draft else 0.0, {2: 0.0}, places, 1.5, **others)
+    return Profile(target, {1: 1e-6}, draft or {}, {1: 1e-7} if draft else {}, {2: 0.0}, places, 1.5, **others)
 
 
 def tuning(target, draft=None, right=0.0, **others):
@@ -51,8 +51,8 @@ def test_everything_is_measured(pair):
     got = measure(*pair, thorough=True, on_step=lambda done, total: steps.append((done, total)))
     assert set(got.target) == set(got.draft) == {1, *_measure._WIDTHS}
     assert set(got.noise) == set(_measure._WIDTHS)
-    assert got.target_slope == pytest.approx(2e-6, rel=0.1)
-    assert got.draft_slope == pytest.approx(1e-6, rel=0.1)
+    assert got.target_depth == {1: pytest.approx(2e-6, rel=0.1)}
+    assert got.draft_depth == {1: pytest.approx(1e-6, rel=0.1)}
     for n in got.target:
         assert got.target[n] == pytest.approx(stairs(n, 0), rel=0.01)
         assert got.draft[n] == pytest.approx(flat(n, 0), rel=0.05)
