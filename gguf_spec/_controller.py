@@ -31,7 +31,7 @@ _FAR_BEHIND = 2  # unread tokens; more are read for the rest of the answer, not 
 _LONG_PROMPT = 2048  # tokens; of a longer text the draft model may read the last part alone
 _LAST_PART = 1024  # tokens of that part
 _PLAIN_EVERY = 64  # rounds after which one is decoded plainly, so that the cost of a single token is known
-_EXPLORE_EVERY = 24  # rounds at least between two that decide by hopeful costs
+_EXPLORE_EVERY = 16  # rounds at least between two that decide by hopeful costs
 _RATE_MEMORY = 0.95  # factor on the counts of a request's throughput at each round
 _RATE_PRIOR = 0.25  # weight of the throughput of earlier requests at the start of one
 
@@ -64,6 +64,7 @@ class _Round:
         draft_s: Predicted seconds of drafting.
         n_kept: Drafted tokens that are checked.
         n_branches: Second guesses that are checked.
+        explored_s: Believed loss of a pass that tries a width; None where none is tried.
         returned_s: Clock when the draft was ready.
         busy_s: The target's time until then.
     """
@@ -76,6 +77,7 @@ class _Round:
     draft_s: float = 0.0
     n_kept: int = 0
     n_branches: int = 0
+    explored_s: float | None = None
     returned_s: float = 0.0
     busy_s: float = 0.0
 
@@ -178,6 +180,7 @@ class DraftController:
         self._count(len(tokens))
         passed_s = self.target.busy_s - one.busy_s
         self.known.target.learn(one.n_rows, one.n_past, passed_s)
+        self._charge_exploring(passed_s)
         self.known.per_token.learn((time.perf_counter() - one.returned_s - passed_s) / len(tokens))
         for step, emitted in zip(one.steps, tokens, strict=False):
             self._learn_step(step, emitted)
@@ -244,7 +247,9 @@ class DraftController:
         each_s = self.known.propose_s(1, n_past)
         is_far = pending > _FAR_BEHIND
         first_s = each_s if is_far else self.known.propose_s(pending, n_past)  # a distant text is read once, for the rest of the answer
-        if reach * (mean - by_text) <= one.prices.rate * first_s or (is_far and self._reading_offset(one.start + n) is None):
+        if reach * (mean - by_text) <= one.prices.rate * first_s:
+            return False
+        if is_far and (one.explores or self._reading_offset(one.start + n) is None):
             return False
         outlook = Outlook(*self._confidences(), first_s, each_s)
         return drafting_gain([step.reach for step in one.steps], k, outlook, one.hopeful) > 0
@@ -294,16 +299,26 @@ class DraftController:
     def _explored(self, n: int, gain: float, reaches: Sequence[float]) -> int:
         """Return the length to try an untried width with, if the spare time allows, else `n`, the best by what is believed."""
         one, self._since_explored = self._round, 0
-        pending = one.start - one.n_past
         tried, _ = best_length(reaches, one.hopeful)
-        loss_s = (gain - gain_of(reaches, tried, one.prices)) / one.prices.rate
-        if tried == n or loss_s > self.known.spare_s or self.known.target.is_confirmed(pending + tried):
+        if tried == n or self.known.target.is_confirmed(one.start - one.n_past + tried):
+            self.known.spare_s -= one.draft_s * (1 - n / max(1, len(reaches)))
+            return n
+        loss_s = (gain - gain_of(reaches, tried, one.prices)) / one.prices.rate  # if the entry is right
+        if loss_s > self.known.spare_s:
             self._explore_from_s = loss_s
             self.known.spare_s -= one.draft_s * (1 - n / max(1, len(reaches)))
             return n
         self._explore_from_s = 0.0
-        self.known.spare_s -= max(0.0, loss_s)
+        one.explored_s = loss_s
         return tried
+
+    def _charge_exploring(self, passed_s: float) -> None:
+        """Pay for a pass that tried a width: by what it took, not by what was believed. One that came out otherwise is repeated at once."""
+        one = self._round
+        if one.explored_s is not None:
+            self.known.spare_s -= max(0.0, one.explored_s + passed_s - one.prices.pass_s[one.n_kept])
+            if self.known.target.is_doubtful(one.n_rows):
+                self._since_explored = _EXPLORE_EVERY
 
     def _is_plain_due(self) -> bool:
         """Return whether this round measures a pass over one token, which no draft leaves room for otherwise."""
@@ -393,16 +408,30 @@ class DraftController:
         if pending < _PROBE:  # it was used, in a long round
             return
         n_read = min(pending if pending < 4 * _PROBE else 2 * _PROBE, len(tokens) - 1)
-        seconds = self.known.draft.seconds(n_read, self.model.n_cached) + _PROBE * self.known.per_proposal.seconds
-        if self.known.spare_s < seconds or self._token_s(_GOOD, len(tokens), self.model.n_cached) > 1 / self._round.prices.rate:
+        if self.known.spare_s < self._least_probe_s(n_read, len(tokens)):
             return
-        self.known.spare_s -= seconds
         n_past, busy_s = self.model.n_cached, self.model.busy_s
         for kind, right in self.model.review(tokens, n_read, _PROBE):
             self.known.drafted(kind[1])
             self._chances.learn(kind, right)
-        self.known.draft.learn(n_read, n_past, self.model.busy_s - busy_s)
+        passed_s = self.model.busy_s - busy_s
+        self.known.draft.learn(n_read, n_past, passed_s)
+        if not self.known.draft.is_confirmed(1) and self.model.n_past == len(tokens) - 1:
+            for _ in range(2):  # a large error counts when it comes twice
+                before_s = self.model.busy_s
+                self.model.review(tokens, 1, 1)
+                self.known.draft.learn(1, self.model.n_cached - 1, self.model.busy_s - before_s)
+        self.known.spare_s -= self.model.busy_s - busy_s + _PROBE * self.known.per_proposal.seconds
         self._since_model = 0
+
+    def _least_probe_s(self, n_read: int, n_tokens: int) -> float:
+        """Return the spare time that a probe needs; infinity where a draft model that is mostly right would not help."""
+        assert self.model
+        assert self.known.draft
+        n_past = self.model.n_cached
+        if self._token_s(_GOOD, n_tokens, n_past) > 1 / self._round.prices.rate:
+            return float("inf")
+        return self.known.draft.seconds(n_read, n_past) + _PROBE * self.known.per_proposal.seconds
 
     # ---- statistics
 

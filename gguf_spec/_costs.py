@@ -15,8 +15,14 @@ _REACH = 3  # neighbouring widths that learn too, half as much with each step; w
 _OUTLIER = 0.4  # natural logarithm; a larger error is a wrong entry if it comes twice in a row, else another program's doing
 _SAME_JUMP = 0.5  # two widths whose corrections differ by less than this logarithm were moved by the same cause: the machine
 _JUMP_MEMORY = 64  # passes in which corrections of two widths are compared
+_STEEPEST = 0.8  # logarithm; no step of a real table is further from its neighbours, a factor of 2.2
+_FEWEST_WITNESSES = 4  # entries of a table that can tell which of them is wrong
 _CONFIRMED = 2  # passes after which an entry is known from use
 _NARROWER = 1.5  # a pass costs at most this many times as much as a wider one: kernels gain from full blocks of rows
+_DEPTH_STEP = 0.3  # share of a pass's error that the depth of its width takes on, as far as it is to blame
+_DEEP = 2000.0  # cached tokens that may double the time of a pass where nothing else is known
+_BASE_DOUBT = 0.15  # share of a base that may be wrong
+_NEGLIGIBLE = 0.01
 _UNTRIED = 4.0  # an entry that is not confirmed may be this many times too high
 
 
@@ -34,16 +40,17 @@ class Pace:
         self.factor *= math.exp(_PACE_STEP * error)
 
     def jumped(self, costs: Costs, n: int, size: float) -> None:
-        """Take over a correction of an entry if an entry elsewhere was corrected alike a moment ago: then the machine changed, not the entries."""
+        """Take over a correction if another model's entry, or that of single tokens, was corrected alike a moment ago: then the machine changed.
+
+        Two widths of one table prove nothing: one wrong measurement between them moves both.
+        """
         self._jumps = [one for one in self._jumps if self._n_passes - one[0] < _JUMP_MEMORY]
         for at, other, width, earlier in self._jumps:
-            if (other is not costs or abs(width - n) > _REACH or (width == 1) != (n == 1)) and abs(earlier - size) < _SAME_JUMP:
+            if (other is not costs or (width == 1) != (n == 1)) and abs(earlier - size) < _SAME_JUMP:
                 common = (earlier + size) / 2
-                costs.scale(n, -common)
-                other.scale(width, -common)
                 self.factor *= math.exp(common)
-                costs.set_caps()
-                other.set_caps()
+                costs.undo(n, common)
+                other.undo(width, common)
                 self._jumps.remove((at, other, width, earlier))
                 return
         self._jumps.append((self._n_passes, costs, n, size))
@@ -66,11 +73,13 @@ class Costs:
             n_most: Widest pass of the table. Wider ones read prompts; they have one cost for each row.
             pace: Speed of the machine.
         """
+        measured = repaired(measured)
         self.base = [0.0, *(interpolate(measured, n) for n in range(1, n_most + 1))]
         self.depth = [0.0, *(interpolate_depth(depth, n) for n in range(1, n_most + 1))]
         self._pace = pace
         self._wide_row_s = self.base[-1] / n_most  # of passes beyond the table
         self._wide_depth = self.depth[-1] / n_most
+        self._anchors = {n for n in measured if n <= n_most}  # widths known from measuring or from use; others are interpolated
         self._n_passes = [0] * (n_most + 1)
         self._caps = [math.inf] * (n_most + 1)  # the most that entries may cost by what is known of others; only those never used have one
         self._has_read = False
@@ -113,53 +122,104 @@ class Costs:
         if n < 1 or not math.isfinite(seconds):
             return
         error = math.log(max(seconds, 1e-9) / self.seconds(n, n_past))
-        if n < len(self.base):
+        in_table = n < len(self.base)
+        if in_table:
             self.base[n], self._caps[n] = min(self.base[n], self._caps[n]), math.inf
-        at = min(n, len(self.base))
-        last, self._last_errors[at] = self._last_errors[at], error
-        size = math.copysign(min(abs(last), abs(error)), error) if last * error > 0 else 0.0
-        if abs(size) > _OUTLIER:
-            self._last_errors[at] = 0.0
+        size = self._twice(min(n, len(self.base)), error)
+        if in_table and not self._n_passes[n] and n not in self._anchors and abs(error) > _OUTLIER:
+            size = error / 2  # never measured: an estimate that is this far off is worth less than one pass
+        if size:
             self._correct(n, n_past, size)
         else:
             clipped = max(-_OUTLIER, min(_OUTLIER, error))
-            share = self._attention_share(n, n_past)
-            self.scale(n, _TABLE_STEP * (1 - share) * clipped, _TABLE_STEP * share * clipped)
-            self._pace.learn(clipped)
-        if n < len(self.base):
+            by_depth = self._blame_of_depth(n, n_past)
+            if by_depth > _NEGLIGIBLE:
+                took = self._unpaced(n, n_past) * math.expm1(_DEPTH_STEP * by_depth * clipped) / n_past
+                self._set_depth(n, max(self._depth_of(n) + took, 0.5 * self._depth_of(n)))
+            self.scale(n, _TABLE_STEP * (1 - by_depth) * clipped)
+            self._pace.learn((1 - by_depth) * clipped)
+        if in_table:
             self._n_passes[n] += 1
+            if self._n_passes[n] == _CONFIRMED:
+                self._anchors.add(n)
         else:
             self._has_read = True
-        if n >= len(self.base) or self._n_passes[n] == _CONFIRMED or abs(size) > _OUTLIER:
+        if size or not in_table or self._n_passes[n] == _CONFIRMED:
             self.set_caps()
 
-    def scale(self, n: int, log_base: float, log_depth: float = 0.0) -> None:
-        """Multiply the entry of width `n` by the exponentials given, and its neighbours half as far with each step."""
+    def is_doubtful(self, n: int) -> bool:
+        """Return whether the last pass of this width was far off, and nothing was made of that yet."""
+        return n < len(self.base) and abs(self._last_errors[n]) > _OUTLIER
+
+    def _twice(self, at: int, error: float) -> float:
+        """Return the smaller of the last two errors of a width if both are large and of one sign, else 0."""
+        last, self._last_errors[at] = self._last_errors[at], error
+        size = math.copysign(min(abs(last), abs(error)), error) if last * error > 0 else 0.0
+        if abs(size) <= _OUTLIER:
+            return 0.0
+        self._last_errors[at] = 0.0
+        return size
+
+    def scale(self, n: int, log_base: float) -> None:
+        """Multiply the base of width `n` by `exp(log_base)`, and that of its neighbours half as far with each step."""
         if n >= len(self.base):
             self._wide_row_s *= math.exp(log_base)
-            self._wide_depth *= math.exp(log_depth)
             return
         for width in range(max(2, n - _REACH), min(len(self.base), n + _REACH + 1)) if n > 1 else (1,):
-            share = 0.5 ** abs(width - n)
-            self.base[width] *= math.exp(share * log_base)
-            self.depth[width] *= math.exp(share * log_depth)
+            if width == n or self._n_passes[width] < _CONFIRMED:
+                self.base[width] *= math.exp(log_base * 0.5 ** abs(width - n))
 
-    def _attention_share(self, n: int, n_past: int) -> float:
-        """Return the part of a pass that depends on the cached tokens."""
-        base, depth = (self.base[n], self.depth[n]) if n < len(self.base) else (n * self._wide_row_s, n * self._wide_depth)
-        return depth * n_past / (base + depth * n_past)
+    def _blame_of_depth(self, n: int, n_past: int) -> float:
+        """Return which part of an error is the depth's: the further into a text, the more, for the base is known better."""
+        base = self.base[n] if n < len(self.base) else n * self._wide_row_s
+        of_depth = max(self._depth_of(n), base / _DEEP) * n_past
+        return of_depth**2 / ((_BASE_DOUBT * base) ** 2 + of_depth**2)
 
     def _correct(self, n: int, n_past: int, size: float) -> None:
         """Correct an entry so that passes of its width are predicted to take `exp(size)` times as long."""
-        share = self._attention_share(n, n_past)
-        factor = math.exp(size)
-        if share > 0.5:
-            self.scale(n, 0.0, math.log(max((factor - 1 + share) / share, 0.05)))
-        else:
-            before = self.base[n] if n < len(self.base) else self._wide_row_s
-            self.scale(n, math.log(max((factor - share) / (1 - share), 0.05)))
-            after = self.base[n] if n < len(self.base) else self._wide_row_s
-            self._pace.jumped(self, n, math.log(after / before))
+        whole, attention = self._unpaced(n, n_past), self._depth_of(n) * n_past
+        rest = math.exp(size) * whole - (whole - attention)
+        if rest > 0 and self._blame_of_depth(n, n_past) > 0.5:
+            self._set_depth(n, rest / n_past)
+            return
+        log_base = math.log(max((math.exp(size) * whole - attention) / (whole - attention), 0.05))
+        self._shift(self.base, n, log_base)
+        self._pace.jumped(self, n, log_base)
+
+    def _unpaced(self, n: int, n_past: int) -> float:
+        """Return the seconds of a pass at the pace of measuring."""
+        return self.seconds(n, n_past) / self._pace.factor
+
+    def _depth_of(self, n: int) -> float:
+        return self.depth[n] if n < len(self.depth) else n * self._wide_depth
+
+    def _set_depth(self, n: int, depth: float) -> None:
+        """Set the depth of width `n`, and scale those derived from it."""
+        before = self._depth_of(n)
+        if before > 0:
+            self._shift(self.depth, n, math.log(depth / before))
+        elif depth > 0:
+            self.depth = [depth * width / n for width in range(len(self.depth))]
+            self._wide_depth = depth / n
+
+    def _shift(self, entries: list[float], n: int, size: float) -> None:
+        """Multiply entry `n` by `exp(size)`, and those derived from it: less with the distance up to the next known width, all beyond the last."""
+        if n >= len(self.base):
+            if entries is self.base:
+                self._wide_row_s *= math.exp(size)
+            else:
+                self._wide_depth *= math.exp(size)
+            return
+        below = max((width for width in self._anchors if width < n), default=0)
+        above = min((width for width in self._anchors if width > n), default=0)
+        for width in range(below + 1, above or len(entries)):
+            distance = (n - width) / (n - below) if width < n else (width - n) / (above - n) if above else 0.0
+            entries[width] *= math.exp(size * (1 - distance))
+
+    def undo(self, n: int, size: float) -> None:
+        """Take back a correction of the base."""
+        self._shift(self.base, n, -size)
+        self.set_caps()
 
     def set_caps(self) -> None:
         """Bound the entries that were never used by those that were, and by what prompts cost.
@@ -185,6 +245,27 @@ class Overhead:
         seconds = max(seconds, 0.0)
         most = 4 * self.seconds if self.seconds else seconds
         self.seconds += _PACE_STEP * (min(seconds, most) - self.seconds) if self.seconds else seconds
+
+
+def repaired(measured: Mapping[int, float]) -> dict[int, float]:
+    """Return a measured table; where one entry does not fit the others, they decide.
+
+    An entry is compared with what its neighbours give without it. A wrong one makes its neighbours look wrong too: of those that stand out, that
+    is replaced without which the rest fits best.
+    """
+    if len(measured) < _FEWEST_WITNESSES:
+        return dict(measured)
+    odd = [n for n in measured if _misfit(measured, n) > _STEEPEST]
+    if not odd:
+        return dict(measured)
+    rests = {n: {m: s for m, s in measured.items() if m != n} for n in odd}
+    worst = min(odd, key=lambda n: max(_misfit(rests[n], m) for m in rests[n]))
+    return rests[worst] | {worst: interpolate(rests[worst], worst)}
+
+
+def _misfit(measured: Mapping[int, float], n: int) -> float:
+    """Return how far an entry is from what the others give, as a logarithm."""
+    return abs(math.log(measured[n] / interpolate({m: s for m, s in measured.items() if m != n}, n)))
 
 
 def interpolate(measured: Mapping[int, float], n: int) -> float:

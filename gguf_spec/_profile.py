@@ -72,7 +72,7 @@ class Profile:
         return sum(hits for hits, _ in self.right) / max(1.0, sum(places for _, places in self.right))
 
     def speedup(self, k: int, chance: float) -> float:
-        """Return how many times as fast as plain decoding `k` drafted tokens a round are, Python's time included.
+        """Return how many times as fast as plain decoding `k` drafted tokens a round are, Python's time included; at most the tokens per round.
 
         Args:
             k: Tokens drafted in each round.
@@ -81,7 +81,8 @@ class Profile:
         tokens, all_right = sum(chance**i for i in range(k + 1)), chance**k
         python_s = tokens * self.token_s + (k * self.proposal_s if self.draft else 0.0)
         drafting_s = (k - all_right) * self._drafting_s(1) + all_right * self._drafting_s(2)  # where all were right it has two to read
-        return tokens * (interpolate(self.target, 1) + self.token_s) / (interpolate(self.target, k + 1) + drafting_s + python_s)
+        plain_s = tokens * (interpolate(self.target, 1) + self.token_s)
+        return min(tokens, plain_s / (interpolate(self.target, k + 1) + drafting_s + python_s))
 
     def best(self, chance: float) -> tuple[float, int]:
         """Return the best speed-up of drafts whose tokens are right with this chance, and their length."""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gguf_spec._costs import Costs, Overhead, Pace, interpolate
+from gguf_spec._costs import Costs, Overhead, Pace, interpolate, interpolate_depth, repaired, slope_depth
 
 STAIRS = {1: 40.0, 2: 78.0, 3: 82.0, 4: 87.0, 8: 110.0, 16: 192.0, 33: 324.0}
 tables = st.dictionaries(st.integers(2, 40), st.floats(0.001, 100.0), max_size=8).map(lambda table: {1: 1.0, **table})
@@ -136,3 +136,76 @@ def test_an_overhead_that_begins_at_nothing_can_grow():
     one.learn(0.0)
     one.learn(0.001)
     assert one.seconds > 0
+
+
+def test_depth_is_linear_between_widths_and_proportional_outside():
+    depth = {2: 2.0, 4: 3.0, 8: 10.0}
+    assert [interpolate_depth(depth, n) for n in (1, 2, 3, 4, 6, 8, 16)] == [1.0, 2.0, 2.5, 3.0, 6.5, 10.0, 20.0]
+    assert interpolate_depth({}, 7) == 0.0
+    assert slope_depth(0.5, (1, 8)) == {1: 0.5, 8: 4.0}
+
+
+@pytest.mark.parametrize("factor", [1 / 16, 0.25, 4.0, 16.0])
+@pytest.mark.parametrize("wrong", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("table", [STAIRS, {1: 40.0, 2: 57.6, 4: 55.6, 8: 86.4, 16: 120.8}, {1: 47.0, 2: 79.0, 4: 119.0, 8: 213.0, 16: 362.0}])
+def test_one_entry_that_is_far_off_is_found_by_the_others(table, wrong, factor):
+    if wrong == 1 and factor == 4.0:
+        pytest.skip("single tokens are cheaper than the others say, so four times as much is not odd; every pass corrects it")
+    spoilt = repaired({**table, wrong: factor * table[wrong]})
+    assert repaired(table) == table
+    for n, seconds in table.items():
+        assert spoilt[n] == (pytest.approx(seconds, rel=0.85) if n == wrong else seconds)
+
+
+def test_three_entries_cannot_tell_which_is_wrong():
+    assert repaired({1: 40.0, 2: 78.0, 4: 870.0}) == {1: 40.0, 2: 78.0, 4: 870.0}
+
+
+@pytest.mark.parametrize("factor", [1 / 16, 1 / 4, 4, 16])
+def test_a_wrong_depth_is_corrected_by_passes_far_into_a_text(factor):
+    true = {1: 0.01, 8: 0.05}
+    costs = Costs(STAIRS, {n: factor * s for n, s in true.items()}, 33, Pace())
+    for n_past in range(0, 2000, 25):
+        for n in (1, 8):
+            costs.learn(n, n_past, STAIRS[n] + n_past * true[n])
+    for n in (1, 8):
+        assert costs.seconds(n, 2000) == pytest.approx(STAIRS[n] + 2000 * true[n], rel=0.2)
+        assert costs.seconds(n, 0) == pytest.approx(STAIRS[n], rel=0.3)
+
+
+@pytest.mark.parametrize("factor", [1 / 16, 1 / 4, 4, 16])
+def test_a_large_error_counts_when_it_comes_twice(factor):
+    costs = after(6, Costs(STAIRS, {}, 33, Pace()), STAIRS.get, widths=(1, 2, 8))
+    costs.learn(4, 0, factor * 87.0)
+    assert costs.seconds(4, 0) == pytest.approx(87.0, rel=0.1)
+    costs.learn(4, 0, factor * 87.0)
+    assert costs.seconds(4, 0) == pytest.approx(factor * 87.0, rel=0.1)
+    assert [costs.seconds(n, 0) for n in (1, 2, 8)] == pytest.approx([40.0, 78.0, 110.0], rel=0.1)
+
+
+def test_other_programs_for_one_pass_in_five_do_not_poison_the_table():
+    costs = Costs(STAIRS, {}, 33, Pace())
+    for i in range(200):
+        for n in (1, 4, 8):
+            costs.learn(n, 0, STAIRS[n] * (8 if (i + n) % 5 == 0 else 1))
+    for n, seconds in STAIRS.items():
+        assert costs.seconds(n, 0) < 1.6 * seconds
+
+
+def test_a_depth_that_was_never_measured_is_learned():
+    costs = Costs(STAIRS, {}, 33, Pace())
+    for n_past in range(0, 3000, 25):
+        for n in (1, 4):
+            costs.learn(n, n_past, STAIRS[n] * (1 + n_past / 500))
+    assert costs.seconds(4, 3000) == pytest.approx(7 * 87.0, rel=0.25)
+    assert costs.seconds(1, 3000) == pytest.approx(7 * 40.0, rel=0.25)
+    assert costs.seconds(4, 0) < 2 * 87.0
+
+
+def test_entries_that_were_never_used_cost_no_more_than_those_that_were_allow():
+    costs = Costs({1: 40.0, 4: 1400.0, 8: 1700.0}, {}, 33, Pace())
+    for _ in range(2):
+        costs.learn(1, 0, 40.0)
+    assert [costs.seconds(n, 0) for n in (2, 4, 8)] == pytest.approx([80.0, 160.0, 320.0], rel=0.01)
+    assert costs.hopeful_s(4, 1, 0) == [pytest.approx(40.0)]
+    assert costs.hopeful_s(1, 1, 0) == costs.passes_s(1, 1, 0)
