@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from .._chances import Kind
@@ -77,13 +78,11 @@ class ModelDrafter:
 
     def keep(self, prompt: Sequence[int]) -> None:
         """Forget all that was read but the longest beginning of `prompt`, or of the part of it that the model has read."""
-        offset = self._offset()
-        if offset:
-            keep_beginning(self._model, self._known(prompt[offset:]))
-            if self._model.n_past >= _LEAST_CONTEXT:
-                return
-            self.begin_at(0)
-        keep_beginning(self._model, self._known(prompt))
+        offset, known = self._offset(), self._known(prompt)
+        n_same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self._model.cached, known[offset:], strict=False)))
+        if n_same < _LEAST_CONTEXT:  # the cache may also hold a text from its start, from other hands
+            offset = self._first.offset = 0
+        keep_beginning(self._model, known[offset:])
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Begin a draft that follows `tokens`."""
