@@ -9,10 +9,8 @@ from ._chances import Chances
 from ._costs import Costs, Overhead
 from ._drafters import SURENESSES, ModelDrafter
 
-NEXT = "next"  # kinds of chances: what the next token of the model will be worth, by how sure the last was, or by
-AFTER_WRONG, AFTER_ALL, EVER = SURENESSES, SURENESSES + 1, SURENESSES + 2  # how the last round ended; the mean over all
-SECOND = "second"  # and what its second guesses are worth, by how sure the first was
-FIRM = {NEXT: 16.0}  # places by which what was hoped of a draft counts: a few wrong tokens must not put it off for long
+SECOND = "second"  # name under which second guesses are counted, by the confidence of the first
+_CONFIDENCE_MEMORY = 0.99  # factor on the counts of confidences at each token
 _MEMORY = 0.97  # of the rate: it is that of some thirty rounds
 
 
@@ -27,8 +25,8 @@ class Experience:
         answer: Tokens of a usual answer.
         per_token: Python's time for each token said.
         per_proposal: Python's time for each token that the draft model proposes.
-        bias: By how many tokens a round was worth less when its draft was there than was hoped when it began.
-        to_ask_s: Time saved up for asking a draft model that is not used.
+        confidences: How often the draft model was how confident, as counts.
+        spare_s: Time saved up for probes of an unused draft model and for passes of untried widths.
         n_said: Tokens said, of all requests.
     """
 
@@ -38,15 +36,15 @@ class Experience:
     answer: float = 128.0
     per_token: Overhead = field(default_factory=Overhead)
     per_proposal: Overhead = field(default_factory=Overhead)
-    bias: float = 0.0
-    to_ask_s: float = 0.0
+    confidences: list[float] = field(default_factory=lambda: [1.0] * SURENESSES)
+    spare_s: float = 0.0
     n_said: int = 0
     _tokens: float = 0.0
     _seconds: float = 0.0
 
-    def rate(self, n_past: int) -> float:
-        """Return tokens per second of late, at least those of plain decoding."""
-        return max(self._tokens / self._seconds if self._seconds else 0.0, 1 / self.verify_s(1, 1.0, n_past))
+    def recent(self, weight: float) -> tuple[float, float]:
+        """Return tokens and seconds of recent rounds of all requests, times `weight`."""
+        return weight * self._tokens, weight * self._seconds
 
     def verify_s(self, n: int, n_said: float, n_past: int) -> float:
         """Return what it takes to check `n - 1` drafted tokens, where `n_said` tokens come out."""
@@ -56,6 +54,11 @@ class Experience:
         """Return what a token of the draft model takes that has not read the last `n`."""
         assert self.draft
         return self.draft.seconds(n, n_past) + self.per_proposal.seconds
+
+    def drafted(self, confidence: int) -> None:
+        """Count a token of the draft model by its confidence."""
+        self.confidences = [_CONFIDENCE_MEMORY * count for count in self.confidences]
+        self.confidences[confidence] += 1
 
     def answered(self, n_tokens: int) -> None:
         """Take note of how long an answer was."""
@@ -80,12 +83,6 @@ class Forecast:
     plain_s: float = 0.0
 
 
-def expectations(sureness_beliefs: Sequence[float], likely: float) -> dict[str, list[float]]:
-    """Return what to believe at first of a draft model's proposals and of those to come.
-
-    Args:
-        sureness_beliefs: For each sureness the chance to be right.
-        likely: The chance of any proposal.
-    """
-    second = [(1 - belief) / 3 for belief in sureness_beliefs]
-    return {ModelDrafter.name: list(sureness_beliefs), SECOND: second, NEXT: [likely] * (EVER + 1)}
+def expectations(beliefs: Sequence[float]) -> dict[str, list[float]]:
+    """Return the first acceptance rates of a draft model's proposals and second guesses, from those for each confidence."""
+    return {ModelDrafter.name: list(beliefs), SECOND: [(1 - belief) / 3 for belief in beliefs]}

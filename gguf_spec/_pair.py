@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ._drafters import Calibration, CoupledGuess, DrawnGuess, ModelDrafter, NgramDrafter, NoDrafter, RetryDrafter, Suffixes, TokenDrafter
+from ._controller import DraftController
+from ._drafters import Calibration, CoupledGuess, DrawnGuess, FirstRead, ModelDrafter, NgramDrafter, NoDrafter, RetryDrafter, Suffixes, TokenDrafter
 from ._model import Model
 from ._profile import NOTHING_KNOWN, Profile, keep_experience, recall_experience
 from ._sampling import Sampler
 from ._types import K_MAX, Speculation
-from ._window import Window
 from .errors import InvalidOptionError
 
 
@@ -31,6 +31,7 @@ class Pair:
         """Join two models; `measure` gives their profile when it is first needed. Without it nothing is known of their costs."""
         self.target, self.draft, self.reference = target, draft, reference
         self.calibration = Calibration(target.n_vocab)
+        self._draft_first = FirstRead()
         self._measure = measure
         self.know(NOTHING_KNOWN)
 
@@ -72,7 +73,9 @@ class Pair:
         if speculation.k and speculation.drafter in ("model", "hybrid") and not self.draft and self.target.can_roll_back:
             raise InvalidOptionError("drafter", speculation.drafter, "auto or ngram: no draft model is loaded")
 
-    def drafter(self, speculation: Speculation, sampler: Sampler, n_left: int, before: Window | NoDrafter | None = None) -> Window | NoDrafter:
+    def drafter(
+        self, speculation: Speculation, sampler: Sampler, n_left: int, before: DraftController | NoDrafter | None = None
+    ) -> DraftController | NoDrafter:
         """Return the drafter of one request, whose answer has at most `n_left` tokens; it goes on with the counts of the one `before`."""
         if not speculation.k:
             return NoDrafter()
@@ -82,10 +85,13 @@ class Pair:
         if who == "auto":
             who = ("hybrid" if speculation.adaptive else "model") if self.draft else "ngram"
         guess = CoupledGuess(sampler, self.calibration) if coupled else DrawnGuess(sampler)
-        model = ModelDrafter(self.draft, guess, self.target.n_vocab) if self.draft and who != "ngram" else None
+        model = ModelDrafter(self.draft, guess, self.target.n_vocab, self._draft_first) if self.draft and who != "ngram" else None
         texts: list[TokenDrafter] = [] if who == "model" else [NgramDrafter(self.reference), RetryDrafter()]
         way = "drawn" if not coupled else "greedy" if sampler.sampling.greedy else "sampled"
-        window = Window(self.target, texts, model, self.experiences[way], n_left, not speculation.adaptive, speculation.tree)
-        if isinstance(before, Window):
-            window.forecast, window.counts = before.forecast, before.counts
-        return window
+        controller = DraftController(
+            self.target, texts, model, self.experiences[way], n_left,
+            fixed=not speculation.adaptive, tree=speculation.tree, widest=self.profile.widest(speculation.exact),
+        )  # fmt: skip
+        if isinstance(before, DraftController):
+            controller.forecast, controller.counts = before.forecast, before.counts
+        return controller

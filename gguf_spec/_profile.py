@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ._cache import cache_file, content_id, keep, recall, this_machine
-from ._chances import Chances
+from ._chances import Chances, fitted, shifted
 from ._context import ContextOptions, physical_cores
 from ._costs import Costs, Overhead, Pace, interpolate
 from ._drafters import SURENESSES, CoupledGuess, DrawnGuess, NgramDrafter, RetryDrafter
-from ._experience import FIRM, Experience, expectations
+from ._experience import Experience, expectations
 from ._library import library_parts
 from ._model import Model
 from ._near_ties import MARGIN
@@ -21,8 +20,7 @@ from ._types import K_MAX
 
 VERSION = 5
 WORTH_SAYING = 1.05  # a speed-up below that is none
-_FAITH = 5.0  # places by which what a sureness usually means counts against what was seen
-_HOPE = 3.0  # standard deviations
+_SAMPLED_SHIFT = -1.0  # log odds of proposals from the text where the target is sampled: the same words follow each other less often
 _MOST_NOISE = 1e3  # logits
 
 
@@ -82,7 +80,7 @@ class Profile:
         return sum(hits for hits, _ in self.right) / max(1.0, sum(places for _, places in self.right))
 
     def speedup(self, k: int, chance: float) -> float:
-        """Return how many times as fast as plain decoding `k` drafted tokens a round are, Python's time included.
+        """Return how many times as fast as plain decoding `k` drafted tokens a round are, Python's time included; at most the tokens per round.
 
         Args:
             k: Tokens drafted in each round.
@@ -91,7 +89,8 @@ class Profile:
         tokens, all_right = sum(chance**i for i in range(k + 1)), chance**k
         python_s = tokens * self.token_s + (k * self.proposal_s if self.draft else 0.0)
         drafting_s = (k - all_right) * self._drafting_s(1) + all_right * self._drafting_s(2)  # where all were right it has two to read
-        return tokens * (interpolate(self.target, 1) + self.token_s) / (interpolate(self.target, k + 1) + drafting_s + python_s)
+        plain_s = tokens * (interpolate(self.target, 1) + self.token_s)
+        return min(tokens, plain_s / (interpolate(self.target, k + 1) + drafting_s + python_s))
 
     def best(self, chance: float) -> tuple[float, int]:
         """Return the best speed-up of drafts whose tokens are right with this chance, and their length."""
@@ -116,24 +115,22 @@ class Profile:
         pace = Pace()
         target = Costs(self.target, self.target_depth, K_MAX + 1, pace)
         draft = Costs(self.draft, self.draft_depth, K_MAX + 1, pace) if self.draft else None
-        texts = {NgramDrafter.name: NgramDrafter.beliefs, RetryDrafter.name: RetryDrafter.beliefs}
-        # A few places say little: hope for the better, within what they allow. What comes true then weighs more than this.
-        n = self._n_places
-        share = (n * self.agreement + 1) / (n + 2)
-        likely = min(0.9, share + _HOPE * math.sqrt(share * (1 - share) / (n + 2)))
-        coupled = [(_FAITH * belief + hits) / (_FAITH + places) for belief, (hits, places) in zip(CoupledGuess.beliefs, self.right, strict=True)]
-        guesses = {"greedy": coupled, "sampled": coupled, "drawn": DrawnGuess.beliefs}
+        texts = {one.name: list(one.beliefs) for one in (NgramDrafter, RetryDrafter)}
+        sampled = texts | {NgramDrafter.name: [shifted(belief, _SAMPLED_SHIFT) for belief in NgramDrafter.beliefs]}
+        coupled = fitted(CoupledGuess.beliefs, self.right)
+        guesses = {"greedy": coupled, "sampled": coupled, "drawn": list(DrawnGuess.beliefs)}
+        counts = [1 + places for _, places in self.right]
         return {
             way: Experience(
-                target, draft, Chances({**texts, **expectations(beliefs, likely)}, FIRM),
-                per_token=Overhead(self.token_s), per_proposal=Overhead(self.proposal_s),
+                target,
+                draft,
+                Chances({**(texts if way == "greedy" else sampled), **expectations(beliefs)}),
+                per_token=Overhead(self.token_s),
+                per_proposal=Overhead(self.proposal_s),
+                confidences=[1.0] * SURENESSES if way == "drawn" else [*counts],
             )
             for way, beliefs in guesses.items()
-        }  # fmt: skip
-
-    @property
-    def _n_places(self) -> float:
-        return sum(places for _, places in self.right)
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain values."""

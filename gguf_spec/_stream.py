@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from . import _engine
 from ._accept import RULES
+from ._controller import DraftController
 from ._drafters import NoDrafter
 from ._filters import make_filters
 from ._model import Model
@@ -21,7 +22,6 @@ from ._rng import SeededRng
 from ._sampling import Sampler
 from ._text import TextStream
 from ._types import Chunk, Completion, FinishReason, Sampling, Speculation, Stats, TokenLogprob
-from ._window import Window
 from .errors import EmptyPromptError, InvalidOptionError, PromptTooLongError
 
 PromptProgress: TypeAlias = Callable[[int, int], object]
@@ -237,7 +237,7 @@ class _Clock:
 
     def __init__(self, target: Model, draft: Model | None) -> None:
         self._models = (draft, target)
-        self.drafter: Window | NoDrafter = NoDrafter()
+        self.drafter: DraftController | NoDrafter = NoDrafter()
         self._busy = self._busy_now()
         self._since = time.perf_counter()
         self._total_s = self._prompt_s = 0.0
@@ -259,7 +259,7 @@ class _Clock:
     def round_is_done(self, old: Stats, one: _engine.Round, n_emitted: int) -> Stats:
         """Return the stats with a round added, and stop counting until `resume`."""
         self._pause()
-        window = self.drafter if isinstance(self.drafter, Window) else None
+        controller = self.drafter if isinstance(self.drafter, DraftController) else None
         draft_s, verify_s = (now - before for now, before in zip(self._busy_now(), self._busy, strict=True))
         return Stats(
             n_prompt=old.n_prompt,
@@ -275,15 +275,15 @@ class _Clock:
             other_s=self._total_s - self._prompt_s - draft_s - verify_s,
             ttft_s=old.ttft_s or self._total_s,
             total_s=self._total_s,
-            forecast_s=window.forecast.rounds_s if window else 0.0,
-            plain_s=window.forecast.plain_s if window else 0.0,
-            drafters=dict(window.counts) if window else {},
+            forecast_s=controller.forecast.rounds_s if controller else 0.0,
+            plain_s=controller.forecast.plain_s if controller else 0.0,
+            drafters=dict(controller.counts) if controller else {},
             why_none=self.drafter.why_none,
         )
 
     def answered(self, n_tokens: int) -> None:
-        """Tell the window how long the answer was."""
-        if isinstance(self.drafter, Window):
+        """Count the length of an answer."""
+        if isinstance(self.drafter, DraftController):
             self.drafter.known.answered(n_tokens)
 
     def _pause(self) -> None:

@@ -261,14 +261,21 @@ class Stats:
 
     @property
     def predicted_speedup(self) -> float:
-        """How many times as fast as plain decoding the rounds should have been, by measured costs and what was accepted; 1 where nothing is known."""
-        return self.plain_s / self.forecast_s if self.forecast_s else 1.0
+        """How many times as fast as plain decoding the rounds should have been, by measured costs and what was accepted; 1 where nothing is known.
+
+        At most the tokens per round: a pass is never faster than one over a single token, whatever the cost table says.
+        """
+        return min(self.plain_s / self.forecast_s, self._most_speedup) if self.forecast_s else 1.0
 
     @property
     def speedup(self) -> float:
-        """How many times as fast they were, by the clock."""
+        """How many times as fast they were, by the clock; at most the tokens per round."""
         decode_s = self.total_s - self.prompt_s
-        return self.plain_s / decode_s if self.plain_s and decode_s > 0 else 1.0
+        return min(self.plain_s / decode_s, self._most_speedup) if self.plain_s and decode_s > 0 else 1.0
+
+    @property
+    def _most_speedup(self) -> float:
+        return max(1.0, self.tokens_per_round)
 
     @property
     def acceptance(self) -> float:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from gguf_spec._accept import Draft
+from gguf_spec._controller import DraftController
 from gguf_spec._costs import interpolate
 from gguf_spec._drafters import ModelDrafter
 from gguf_spec._llm import LLM
@@ -14,7 +15,6 @@ from gguf_spec._pair import Pair
 from gguf_spec._profile import NOTHING_KNOWN
 from gguf_spec._sampling import NO_FILTERS, Sampler
 from gguf_spec._types import Sampling
-from gguf_spec._window import Window
 
 
 def costing(table):
@@ -26,7 +26,7 @@ AS_TARGET, AS_DRAFT = costing(NOTHING_KNOWN.target), costing(NOTHING_KNOWN.draft
 
 
 class Clock:
-    """Time that passes in fake models alone; `_window` can be given it in place of the module `time`."""
+    """Time that passes in fake models alone; `_controller` can be given it in place of the module `time`."""
 
     def __init__(self):
         self.now = 0.0
@@ -203,7 +203,7 @@ def every_path(run):
 def drafting(target, draft, guess, n_vocab):
     """A drafter of just as many tokens as it is asked for, from a draft model alone."""
     known = NOTHING_KNOWN.experiences()["drawn"]
-    return Window(target, [], ModelDrafter(draft, guess, n_vocab), known, n_left=64, fixed=True)
+    return DraftController(target, [], ModelDrafter(draft, guess, n_vocab), known, n_left=64, fixed=True)
 
 
 def fake_llm(target, draft, speculation, measure=None):

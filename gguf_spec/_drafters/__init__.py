@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from ._guess import SURENESSES, Calibration, CoupledGuess, DrawnGuess, Guess
-from ._model import ModelDrafter, check_vocabulary
+from ._model import FirstRead, ModelDrafter, check_vocabulary
 from ._ngram import NgramDrafter, RetryDrafter
 from ._protocol import Drafter, NoDrafter, Proposal, TokenDrafter
 from ._suffixes import Suffixes
 
 __all__ = [
-    "SURENESSES", "Calibration", "CoupledGuess", "Drafter", "DrawnGuess", "Guess", "ModelDrafter", "NgramDrafter", "NoDrafter", "Proposal",
-    "RetryDrafter", "Suffixes", "TokenDrafter", "check_vocabulary",
+    "SURENESSES", "Calibration", "CoupledGuess", "Drafter", "DrawnGuess", "FirstRead", "Guess", "ModelDrafter", "NgramDrafter", "NoDrafter",
+    "Proposal", "RetryDrafter", "Suffixes", "TokenDrafter", "check_vocabulary",
 ]  # fmt: skip

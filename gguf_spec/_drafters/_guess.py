@@ -118,7 +118,7 @@ class CoupledGuess:
     far decides. How sure a guess is: its lead over the second best, noise included.
     """
 
-    beliefs: tuple[float, ...] = tuple(np.linspace(0.3, 0.97, SURENESSES).tolist())
+    beliefs: tuple[float, ...] = (0.35, 0.5, 0.6, 0.7, 0.78, 0.86, 0.92, 0.95, 0.97, 0.98, 0.985, 0.99, 0.99)
 
     def __init__(self, sampler: Sampler, calibration: Calibration) -> None:
         self._sampler, self._calibration = sampler, calibration

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from .._chances import Kind
@@ -14,6 +16,14 @@ from ._protocol import Proposal
 
 _MAX_SIZE_DIFFERENCE = 128
 _FIRST_COMPARED_TOKEN = 5
+_LEAST_CONTEXT = 256  # tokens; a model that began in the middle of a text and keeps fewer of them begins again
+
+
+@dataclass
+class FirstRead:
+    """The part of a text that a draft model sees: all from position `offset` on. Its own positions begin there."""
+
+    offset: int = 0
 
 
 class ModelDrafter:
@@ -24,21 +34,33 @@ class ModelDrafter:
 
     name = "model"
 
-    def __init__(self, model: LanguageModel, guess: Guess, n_vocab: int) -> None:
+    def __init__(self, model: LanguageModel, guess: Guess, n_vocab: int, first: FirstRead | None = None) -> None:
         """Make a drafter.
 
         Args:
             model: The draft model; it may have a cache from before, of other tokens only if that was rolled back.
             guess: How a token is taken from a row.
             n_vocab: V of the target; ids from there on are never proposed.
+            first: The first token of a text that the model has read; kept with the model from request to request.
         """
         self._model, self._guess, self._n_vocab = model, guess, n_vocab
+        self._first = first or FirstRead()
         self._history: list[int] = []
 
     @property
     def n_past(self) -> int:
-        """How many tokens the model has read."""
+        """Position in the text up to which the model has read; what lies before its first token counts."""
+        return self._first.offset + self._model.n_past if self._model.n_past else 0
+
+    @property
+    def n_cached(self) -> int:
+        """Tokens in the model's cache."""
         return self._model.n_past
+
+    @property
+    def reads_at_once(self) -> int:
+        """Tokens of a prompt that are read in one pass."""
+        return self._model.reads_at_once
 
     @property
     def busy_s(self) -> float:
@@ -47,11 +69,20 @@ class ModelDrafter:
 
     def read(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> None:
         """Read the tokens that are not in the cache yet, pass by pass until `cancelled()`."""
-        read_on(self._model, self._known(tokens), cancelled)
+        read_on(self._model, self._known(tokens[self._offset() :]), cancelled)
+
+    def begin_at(self, offset: int) -> None:
+        """Empty the cache; the model is going to see a text from this position on, as if it began there."""
+        self._model.rollback(0)
+        self._first.offset = offset
 
     def keep(self, prompt: Sequence[int]) -> None:
-        """Forget all that was read but the longest beginning of `prompt`."""
-        keep_beginning(self._model, self._known(prompt))
+        """Forget all that was read but the longest beginning of `prompt`, or of the part of it that the model has read."""
+        offset, known = self._offset(), self._known(prompt)
+        n_same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self._model.cached, known[offset:], strict=False)))
+        if n_same < _LEAST_CONTEXT:  # the cache may also hold a text from its start, from other hands
+            offset = self._first.offset = 0
+        keep_beginning(self._model, known[offset:])
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Begin a draft that follows `tokens`."""
@@ -59,7 +90,7 @@ class ModelDrafter:
 
     def propose(self) -> Proposal | None:
         """Return the next token, after a pass over all that was not read yet; None where there is none, or after one that ends a generation."""
-        pending = self._known(self._history[self._model.n_past :])
+        pending = self._known(self._history[self._offset() + self._model.n_past :])
         if not pending or self._model.is_end(self._history[-1]):
             return None
         row = self._model.logits(pending, 1)[0, : self._n_vocab]
@@ -82,18 +113,25 @@ class ModelDrafter:
 
         One pass, over the `n_read` tokens before the last alone where more are unread; the cache stays whole.
         """
-        n_past, start = self._model.n_past, len(tokens) - 1 - n_read
-        self._model.rollback(start)
+        n_past, start = self.n_past, len(tokens) - 1 - n_read
+        if n_past > start:
+            self.rollback(start)
         rows = self._model.logits(self._known(tokens[start:-1]), min(n, n_read))[:, : self._n_vocab]
         first = len(tokens) - len(rows)
         judged = [self._guess.review(row, tokens[: first + i], tokens[first + i]) for i, row in enumerate(rows)]
-        if n_past < start:  # what lies between was left out
-            self._model.rollback(n_past)
+        if n_past < start:  # the tokens between were left out
+            self.rollback(n_past)
         return [((self.name, sureness), hit) for sureness, hit in judged]
 
     def rollback(self, to: int) -> None:
-        """Forget what was read beyond the first `to` tokens."""
-        self._model.rollback(to)
+        """Forget what was read beyond the first `to` tokens of the text."""
+        offset = self._offset()
+        self._model.rollback(max(0, to - offset))
+        if to <= offset:
+            self._first.offset = 0
+
+    def _offset(self) -> int:
+        return self._first.offset
 
     def _known(self, tokens: Sequence[int]) -> list[int]:
         """Put the draft's last token in place of those it does not have: both are padding that no text holds."""

@@ -9,7 +9,7 @@ from .._sampling import Logits
 from ._protocol import Proposal
 from ._suffixes import Suffixes
 
-_LENGTHS = (2, 3, 4, 6, 9, 16)  # of matches, that are told apart
+_LENGTHS = (2, 3, 4, 6, 9, 16, 32)  # of matches, that are told apart
 _SHARES = 4  # how much of what followed was the same token
 
 
@@ -20,7 +20,7 @@ class NgramDrafter:
     """
 
     name = "ngram"
-    beliefs = tuple(length * share for length in (0.15, 0.3, 0.45, 0.6, 0.7, 0.8, 0.9) for share in (0.5, 0.8, 0.9, 1.0))
+    beliefs = tuple(length * share for length in (0.15, 0.3, 0.45, 0.6, 0.7, 0.8, 0.9, 0.98) for share in (0.5, 0.8, 0.9, 1.0))
 
     def __init__(self, reference: Suffixes | None = None) -> None:
         """Make a drafter that knows no text yet; `reference` is one beside the request's own, which is not changed."""

@@ -63,7 +63,6 @@ def _run(llm: Any) -> Tuning:
 
 def cost_lines(tuning: Tuning) -> list[str]:
     """Return the table, what else was measured, and the sentence."""
-
     profile = tuning.profile
     target, draft = _column(profile.target), _column(profile.draft)
     widths = [n for n in _SHOWN if n in profile.target]

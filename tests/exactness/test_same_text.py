@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gguf_spec import Sampling, Speculation
-from gguf_spec._window import Window
+from gguf_spec._controller import DraftController
 
 SCHEMA = {
     "type": "object",
@@ -183,8 +183,8 @@ def test_the_other_rules_are_reproducible(tales, accept):
 @pytest.mark.parametrize("accept", ["coupled", "rejection", "block"])
 def test_a_draft_from_the_text_may_leave_the_grammar(tales, accept, monkeypatch):
     """The text goes on with a word that the grammar forbids, and the draft model is asked what follows that."""
-    best_text = Window._best_text
-    monkeypatch.setattr(Window, "_best_text", lambda self: (None, 0.0) if self._steps else (best_text(self)[0], 1.0))
+    best_text = DraftController._best_text
+    monkeypatch.setattr(DraftController, "_best_text", lambda self: (None, 0.0) if self._round.steps else (best_text(self)[0], 1.0))
     grammar = 'root ::= (" cat" (" cow" | " hen"))+'
     sampling = Sampling(temperature=0.7, seed=2, grammar=grammar, max_tokens=40)
     ways = [Speculation(0), *(Speculation(6, accept, drafter="hybrid", adaptive=adaptive) for adaptive in (False, True))]

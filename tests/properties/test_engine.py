@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gguf_spec import _window
+from gguf_spec import _controller
 from gguf_spec._types import ACCEPT, BRANCHES_MAX, DRAFTERS, Sampling, Speculation
 from tests.fakes import AS_DRAFT, AS_TARGET, FakeModel, fake_llm, random_table
 
@@ -166,7 +166,7 @@ def test_the_state_machine_catches_a_cache_that_is_not_cut(monkeypatch):
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_all_these_ways_do_draft_and_tokens_of_each_are_accepted(drafter, adaptive, tree, monkeypatch):
     """Or the tests here would show nothing."""
-    monkeypatch.setattr(_window, "time", SimpleNamespace(perf_counter=lambda: 0.0))  # how busy this machine is must not decide
+    monkeypatch.setattr(_controller, "time", SimpleNamespace(perf_counter=lambda: 0.0))  # how busy this machine is must not decide
     names, branched = set(), 0
     with make_llm(TABLES[0] + 0.4 * TABLES[1], n_ctx=200) as llm:
         for seed in range(6):

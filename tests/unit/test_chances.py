@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from gguf_spec._chances import Chances
+from gguf_spec._chances import Chances, RequestChances, fitted
 
 BELIEFS = {"ngram": (0.2, 0.9), "model": (0.5,)}
 
@@ -36,14 +38,55 @@ def test_what_was_seen_outweighs_what_was_believed(true):
     assert np.mean(found[100:]) == pytest.approx(true, abs=0.02)
 
 
-def test_a_change_is_noticed_within_a_hundred_places():
+def test_a_change_is_noticed_in_time():
     chances = Chances(BELIEFS)
     for _ in range(1000):
         chances.learn(("model", 0), False)
     assert chances.of(("model", 0)) < 0.01
     for _ in range(100):
         chances.learn(("model", 0), True)
-    assert chances.of(("model", 0)) > 0.8
+    assert 0.6 < chances.of(("model", 0)) < 0.9
+
+
+def test_a_request_believes_its_own_first_places_more_than_those_of_others():
+    """A text that is hard shows in all buckets after a few places, and the next request begins with what is usual."""
+    known = Chances(BELIEFS)
+    for _ in range(300):
+        known.learn(("ngram", 0), True)
+        known.learn(("ngram", 1), True)
+    hard = RequestChances(known)
+    for _ in range(8):
+        hard.learn(("ngram", 0), False)
+    assert hard.of(("ngram", 1)) < 0.96 < 0.98 < RequestChances(known).of(("ngram", 1))
+    assert hard.of(("model", 0)) == 0.5  # another drafter
+
+
+def test_a_firm_drafter_is_doubted_less():
+    known = Chances(BELIEFS)
+    soft, firm = RequestChances(known), RequestChances(Chances(BELIEFS), {"model"})
+    for _ in range(5):
+        soft.learn(("model", 0), True)
+        firm.learn(("model", 0), True)
+    assert 0.5 < firm.of(("model", 0)) < soft.of(("model", 0)) < 1
+
+
+@given(st.lists(st.tuples(st.sampled_from([("ngram", 0), ("ngram", 1), ("model", 0)]), st.booleans()), max_size=200))
+def test_rates_of_a_request_stay_between_0_and_1(seen):
+    one = RequestChances(Chances({"ngram": (0.0, 1.0), "model": (0.5,)}))
+    for kind, hit in seen:
+        one.learn(kind, hit)
+    assert all(0 <= one.of(kind) <= 1 for kind in (("ngram", 0), ("ngram", 1), ("model", 0)))
+
+
+def test_what_a_pair_is_like_is_seen_from_few_places():
+    """0 of 17 right in one bucket: the others are believed less too. Without any place nothing changes."""
+    beliefs = [0.4, 0.7, 0.9]
+    assert fitted(beliefs, [(0, 0)] * 3) == pytest.approx(beliefs)
+    useless = fitted(beliefs, [(0.0, 17.0), (0.0, 0.0), (0.0, 0.0)])
+    assert useless[0] < 0.1
+    assert useless[1] < 0.35
+    good = fitted(beliefs, [(20.0, 20.0), (20.0, 20.0), (24.0, 24.0)])
+    assert all(0.9 < rate <= 1 for rate in good)
 
 
 def test_a_chance_is_never_below_0_or_above_1():

@@ -1,4 +1,4 @@
-"""Whoever drafts, and however far the window lets them: the law is the target's own, and under `coupled` the text is the plain one."""
+"""Whoever drafts, and however far the controller lets them: the law is the target's own, and under `coupled` the text is the plain one."""
 
 import itertools
 from types import SimpleNamespace
@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 import gguf_spec
-from gguf_spec import Sampling, Speculation, _window
+from gguf_spec import Sampling, Speculation, _controller
 from gguf_spec._accept import RULES
 from gguf_spec._chances import Chances
+from gguf_spec._controller import DraftController
 from gguf_spec._costs import Costs, Pace
 from gguf_spec._drafters import SURENESSES, DrawnGuess, ModelDrafter, NgramDrafter, RetryDrafter
 from gguf_spec._engine import Rule, run_round
@@ -17,7 +18,6 @@ from gguf_spec._experience import Experience, expectations
 from gguf_spec._profile import NOTHING_KNOWN
 from gguf_spec._sampling import Distribution
 from gguf_spec._types import DRAFTERS
-from gguf_spec._window import Window
 from gguf_spec.verify import bundled_prompts
 from tests.exactness.test_enumeration import V, distance, exact_law
 from tests.fakes import Clock, FakeModel, every_path, random_table, sampler
@@ -34,20 +34,20 @@ def nothing_known():
 
 
 def law_of(table, draft_table, rule, cost, monkeypatch, prompt, known=nothing_known, who="hybrid"):
-    """The law of the first tokens over all paths; the window knows what it learned on this path, and no real clock."""
+    """The law of the first tokens over all paths; the controller knows what it learned on this path, and no real clock."""
     law, drafted = {}, set()
     by_text, by_model = WHO[who]
 
     def run(rng):
         clock = Clock()
-        monkeypatch.setattr(_window, "time", SimpleNamespace(perf_counter=clock.perf_counter))
+        monkeypatch.setattr(_controller, "time", SimpleNamespace(perf_counter=clock.perf_counter))
         target, draft = FakeModel(table, cost=cost, clock=clock), FakeModel(draft_table, cost=lambda n, n_past: 0.05 * n, clock=clock)
         chain = sampler(rng)
         model, texts = ModelDrafter(draft, DrawnGuess(chain), V), [NgramDrafter(), RetryDrafter()]
-        window = Window(target, texts if by_text else [], model if by_model else None, known(), 50)
+        controller = DraftController(target, texts if by_text else [], model if by_model else None, known(), 50)
         tokens = list(prompt)
         while len(tokens) < len(prompt) + N:
-            one = run_round(target, window, tokens, chain, 2, Rule(RULES[rule]))
+            one = run_round(target, controller, tokens, chain, 2, Rule(RULES[rule]))
             drafted.add(one.n_drafted)
             tokens += one.tokens
         return tuple(tokens[len(prompt) : len(prompt) + N])
@@ -71,7 +71,7 @@ def right_law(table, prompt):
 @pytest.mark.parametrize("cost", COSTS)
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 @pytest.mark.parametrize("prompt", [[1, 2], [1, 2, 0, 1, 2, 0, 1, 2]], ids=["short", "repeated"])
-def test_every_path_of_an_adaptive_window_follows_the_targets_law(rule, cost, prompt, monkeypatch):
+def test_every_path_of_an_adaptive_controller_follows_the_targets_law(rule, cost, prompt, monkeypatch):
     rng = np.random.default_rng(5)
     table, draft = random_table(rng, V), random_table(rng, V)
     law, drafted = law_of(table, draft, rule, COSTS[cost], monkeypatch, prompt)
@@ -83,17 +83,17 @@ def some_experience(seed):
     """Costs and chances that make nothing, something, or everything worth drafting, by how sure each token looks."""
     rng, pace = np.random.default_rng(seed), Pace()
     beliefs = {one.name: rng.uniform(0.05, 0.95, len(one.beliefs)) for one in (NgramDrafter, RetryDrafter)}
-    beliefs |= expectations(np.sort(rng.uniform(0.05, 0.95, SURENESSES)).tolist(), rng.uniform(0.3, 0.9))
+    beliefs |= expectations(np.sort(rng.uniform(0.05, 0.95, SURENESSES)).tolist())
     costs = []
     for scale in (1.0, 0.3):  # stairs: some tokens more cost nothing, some much
         table = scale * (rng.uniform(0.5, 1.0) + np.cumsum(rng.exponential(1.0, 8) * rng.integers(0, 2, 8)))
-        costs.append(Costs(dict(enumerate(table.tolist(), 1)), 0.0, 33, pace))
+        costs.append(Costs(dict(enumerate(table.tolist(), 1)), {}, 33, pace))
     return Experience(*costs, Chances(beliefs))
 
 
 @pytest.mark.parametrize("who", WHO)
 @pytest.mark.parametrize("rule", RULES)
-def test_so_does_a_window_of_any_costs_and_chances(rule, who, monkeypatch):
+def test_so_does_a_controller_of_any_costs_and_chances(rule, who, monkeypatch):
     rng, prompt, drafted = np.random.default_rng(7), [0, 1, 2, 0, 1, 2, 0, 1], set()
     table, draft = random_table(rng, V), random_table(rng, V)
     for seed in range(12):
@@ -108,7 +108,7 @@ def test_a_token_of_the_text_that_passes_for_a_drawn_one_would_be_caught(rule, m
     """What the text proposes was no choice: its law is that token alone."""
     rng, prompt = np.random.default_rng(5), [1, 2, 0, 1, 2, 0, 1, 2]
     table = random_table(rng, V)
-    monkeypatch.setattr(_window, "_surely", lambda token: Distribution(np.arange(V), np.full(V, 1 / V)))
+    monkeypatch.setattr(_controller, "_surely", lambda token: Distribution(np.arange(V), np.full(V, 1 / V)))
     law, _ = law_of(table, table, rule, COSTS["free"], monkeypatch, prompt, who="ngram")
     assert distance(law, right_law(table, prompt)) > 1e-3
 
@@ -116,9 +116,12 @@ def test_a_token_of_the_text_that_passes_for_a_drawn_one_would_be_caught(rule, m
 def test_cutting_a_drawn_token_by_what_it_is_would_be_caught(monkeypatch):
     rng = np.random.default_rng(5)
     table, draft = random_table(rng, V), random_table(rng, V)
-    monkeypatch.setattr(
-        Window, "_cut", lambda self: next((i for i, s in enumerate(self._steps) if s.proposal.kind[1] < SURENESSES // 2), len(self._steps))
-    )
+
+    def cut_by_confidence(self):
+        steps = self._round.steps
+        return next((i for i, step in enumerate(steps) if step.proposal.kind[1] < SURENESSES // 2), len(steps))
+
+    monkeypatch.setattr(DraftController, "_cut", cut_by_confidence)
     law, _ = law_of(table, draft, "rejection", COSTS["free"], monkeypatch, [1, 2])
     assert distance(law, right_law(table, [1, 2])) > 1e-3
 

@@ -1,6 +1,6 @@
-"""The window in simulated time: fake models say how long their passes took, and nothing else takes any time.
+"""The draft controller in simulated time: fake models say how long their passes took, and nothing else takes any time.
 
-A pair is measured by the real `measure`, so the window knows of it what it would know of a real one.
+A pair is measured by the real `measure`, so the controller knows of it what it would know of a real one.
 """
 
 from types import SimpleNamespace
@@ -8,15 +8,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from gguf_spec import _measure, _profile, _window
+from gguf_spec import _controller, _measure, _profile
 from gguf_spec._accept import coupled
+from gguf_spec._controller import DraftController, _Round, _Step
+from gguf_spec._draft_length import Prices
 from gguf_spec._drafters import Proposal
 from gguf_spec._engine import Rule, read_prompt, rounds
 from gguf_spec._pair import Pair
 from gguf_spec._rng import SeededRng
 from gguf_spec._sampling import Distribution
 from gguf_spec._types import K_MAX, Speculation
-from gguf_spec._window import Window, _Step
 from tests.fakes import Clock, FakeModel, costing, random_table, sampler
 
 V, N = 30, 600
@@ -49,7 +50,7 @@ class Scene:
 
     def __init__(self, monkeypatch, target_s, draft_s=None, draft="good", n_ctx=4000):
         self.clock = Clock()
-        for module in (_window, _measure):
+        for module in (_controller, _measure):
             monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=self.clock.perf_counter))
         self.target = FakeModel(1.3 * TABLE, n_ctx, cost=target_s, clock=self.clock)
         self.draft = draft_s and FakeModel(DRAFTS[draft], n_ctx, cost=draft_s, clock=self.clock)
@@ -63,13 +64,13 @@ class Scene:
     def run(self, speculation=AUTO, n=N, prompt=(1, 2, 3), seed=0, each=lambda n_said: None, **options):
         """Say `n` tokens; return the seconds that took, prompt and all."""
         chain = sampler(SeededRng(seed), **options)
-        self.window = self.pair.drafter(speculation, chain, n)
+        self.controller = self.pair.drafter(speculation, chain, n)
         for model in filter(None, (self.target, self.draft)):  # or what was read before would be read no more
             model.rollback(0)
         self.tokens, self.target.passes, began, draft_s = [], [], self.clock.now, self.draft.busy_s if self.draft else 0.0
-        read_prompt(self.target, self.window, prompt, speculation.k, lambda: False)
+        read_prompt(self.target, self.controller, prompt, speculation.k, lambda: False)
         self.prompt_s = self.clock.now - began
-        for one in rounds(self.target, self.window, prompt, chain, speculation.k, Rule(coupled), n, lambda token: False, lambda: False):
+        for one in rounds(self.target, self.controller, prompt, chain, speculation.k, Rule(coupled), n, lambda token: False, lambda: False):
             self.tokens += one.tokens
             each(len(self.tokens))
         self.drafting_s = self.draft.busy_s - draft_s if self.draft else 0.0
@@ -110,17 +111,18 @@ def test_a_useless_draft_costs_next_to_nothing(scene, target_s, draft_s):
 
 @pytest.mark.parametrize("draft", ["good", "useless"])
 def test_nothing_is_drafted_where_each_token_checked_costs_as_much_as_one_said(scene, draft):
+    """But for a pass now and then that makes sure of it."""
     one = scene(linear, CHEAP, draft)
-    one.run()
-    assert {n for n, _ in one.target.passes} == {1}
-    assert one.drafting_s == 0.0
+    plain = scene(linear, CHEAP, draft).run(PLAIN)
+    assert one.run() < 1.01 * plain
+    assert sum(n > 1 for n, _ in one.target.passes) <= 0.01 * len(one.target.passes)
 
 
 def test_a_text_that_repeats_itself_is_drafted_from_without_any_draft_model(scene):
     one = scene(half)
     plain = one.run(PLAIN, temperature=0.0)
     assert one.run(temperature=0.0) < 0.5 * plain
-    assert set(one.window.counts) <= {"ngram", "retry"}
+    assert set(one.controller.counts) <= {"ngram", "retry"}
 
 
 def test_drafts_go_to_the_edge_of_a_stair(scene):
@@ -158,7 +160,7 @@ def test_asking_costs_less_than_one_part_in_a_hundred(scene):
     one.run(MODEL)
     seconds = one.run(MODEL, n=2000)
     assert 0 < one.drafting_s < 0.01 * seconds
-    assert one.window.counts == {}
+    assert one.controller.counts == {}
 
 
 def test_a_draft_that_could_not_help_is_not_asked(scene):
@@ -227,9 +229,9 @@ def test_how_long_answers_are_is_learned_from_those_before(scene):
     for answer, is_read in ((400, True), (10, False)):
         for _ in range(30):
             one.known.answered(answer)
-        window = one.pair.drafter(MODEL, chain, 1000)
+        controller = one.pair.drafter(MODEL, chain, 1000)
         one.draft.rollback(0)
-        read_prompt(one.target, window, prompt, 32, lambda: False)
+        read_prompt(one.target, controller, prompt, 32, lambda: False)
         assert (one.draft.n_past > 0) == is_read
 
 
@@ -262,17 +264,16 @@ def test_the_forecast_is_what_happened_within_one_part_in_ten(scene, models):
     one = scene(*models)
     for way in (AUTO, MODEL, Speculation(4, drafter="hybrid", adaptive=False), Speculation(tree=True)):
         seconds = one.run(way) - one.prompt_s
-        assert one.window.forecast.rounds_s == pytest.approx(seconds, rel=0.1)
-        assert one.window.forecast.plain_s == pytest.approx(scene(*models).run(PLAIN), rel=0.1)
+        assert one.controller.forecast.rounds_s == pytest.approx(seconds, rel=0.1)
+        assert one.controller.forecast.plain_s == pytest.approx(scene(*models).run(PLAIN), rel=0.1)
 
 
 def test_what_was_learned_in_one_request_is_known_in_the_next(scene):
     one = scene(FLAT, CHEAP, "useless")
     one.pair.know(_profile.NOTHING_KNOWN)
     first, second = one.run(MODEL, n=200), one.run(MODEL, n=200)
-    first_drafted = sum(n - 1 for n, _ in one.target.passes)
     assert second < first
-    assert first_drafted == 0
+    assert sum(n > 1 for n, _ in one.target.passes) <= 2
 
 
 def test_second_guesses_are_checked_where_that_is_cheap_and_only_there(scene):
@@ -289,16 +290,18 @@ def test_second_guesses_are_checked_where_that_is_cheap_and_only_there(scene):
 
 def n_checked(*steps):
     """How many tokens of a draft are checked, where each costs almost as much as one said."""
-    window = Window(SimpleNamespace(n_past=0), [], None, _profile.NOTHING_KNOWN.experiences()["drawn"], 9)
-    window._steps, window._pass_s, window._rate, window._hoped = [*steps], [0.02 + 0.018 * n for n in range(len(steps) + 1)], 50.0, None
-    return window._cut()
+    target = SimpleNamespace(n_past=0, busy_s=0.0)
+    controller = DraftController(target, [], None, _profile.NOTHING_KNOWN.experiences()["drawn"], 9)
+    prices = Prices(50.0, [0.02 + 0.018 * n for n in range(len(steps) + 1)])
+    controller._round = _Round(1, 0, prices, prices, [*steps])
+    return controller._cut()
 
 
 def test_a_token_that_was_drawn_is_checked_however_unlikely_it_looks():
     """Were it left out because of what it is, the tokens that stay would not follow the draft's law any more."""
     law = Distribution(np.array([2]), np.ones(1))
-    sure, unsure = _Step(Proposal(1, ("model", 12)), 0.99, None), _Step(Proposal(2, ("model", 0)), 0.01, None)
-    drawn = _Step(Proposal(2, ("model", 0), law), 0.01, None)
+    sure, unsure = _Step(Proposal(1, ("model", 12)), 0.99), _Step(Proposal(2, ("model", 0)), 0.01)
+    drawn = _Step(Proposal(2, ("model", 0), law), 0.01)
     assert n_checked(unsure) == 0
     assert n_checked(sure, unsure) == 1
     assert n_checked(drawn) == 1
