@@ -25,7 +25,8 @@ _WIDTHS = (2, 4, 8, 16, 65, 33, 3, 5, 6, 12, 7, 9, 10, 14, 17, 24, 32, 11, 13, 1
 _NEEDED = 4  # of them, however long they take: what is beyond the widest is a guess, and no wider pass verifies
 _DRAFT_WIDTHS = (2, 4, 8, 16, 33)
 _MORE_THAN_MEMORY = 4.0  # attention takes so much more than reading the cached bytes: two to six times was measured
-_N_SINGLES, _FEWEST = 64, 4  # passes over one token: as many as the budget allows, and at least
+_N_SINGLES = 64  # passes over one token: as many as the budget allows,
+_WANTED, _PATIENCE_S, _FEWEST = 16, 1.5, 4  # so many unless they take longer than that, and so many in any case
 _DEEP = 1024  # cached tokens behind which passes are timed where it is thorough
 _SPLIT = 520  # cached tokens from which flash attention is split over threads: 512 cells
 _DEEP_ROWS = 16  # rows behind these that are compared
@@ -167,7 +168,7 @@ def _generate(model: LanguageModel, n: int, budget_s: float, steps: _Steps) -> _
     took: list[float] = []
     python_s: list[float] = []
     model.rollback(0)
-    while len(tokens) <= n and (sum(took) < budget_s or len(took) < _FEWEST):
+    while len(tokens) <= n and (sum(took) < (budget_s if len(took) >= _WANTED else max(budget_s, _PATIENCE_S)) or len(took) < _FEWEST):
         started = time.perf_counter()
         row = model.logits(tokens[-1:], 1)[0]
         passed = time.perf_counter()

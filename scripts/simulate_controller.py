@@ -65,6 +65,7 @@ class RecordedModel:
     """A model whose rows have one possible token in each place, that of the recording; `cost` says what a pass takes."""
 
     n_vocab, n_ctx, start, weight_bytes, cached_bytes, reads_at_once = V, 1 << 20, 1, 10**9, 1.0, 512
+    grid, n_read, exact_attention, depth_costs = 0, 0, True, {}
 
     def __init__(self, trace, cost, clock):
         self.said = [*trace.prompt, *trace.tokens]

@@ -54,7 +54,7 @@ def loaded(monkeypatch):
     @options.model_options
     @click.option("--other", help="Another draft.")
     def command(**given):
-        options._load(given, given["other"] or given["draft"], Speculation())
+        options._load(given, given["other"] or given["draft"], Speculation(), None)
 
     def run(*args, env=None):
         result = CliRunner().invoke(command, args, env=env, catch_exceptions=False)
