@@ -175,7 +175,7 @@ def _table(data: Any, least: float) -> dict[int, float]:
     return table
 
 
-NOTHING_KNOWN = Profile({1: 0.02, 33: 0.1}, {1: 0.0}, {1: 0.002, 33: 0.02}, {1: 0.0}, {}, ((0.0, 0.0),) * SURENESSES, 0.0, exact_width=K_MAX + 1)
+NOTHING_KNOWN = Profile({1: 0.02, 33: 0.1}, {}, {1: 0.002, 33: 0.02}, {}, {}, ((0.0, 0.0),) * SURENESSES, 0.0, exact_width=K_MAX + 1)
 """What to go by where nothing was measured."""
 
 
