@@ -19,7 +19,7 @@ from ._rng import SeededRng
 from ._sampling import Filters, Logits, Sampler
 from ._types import K_MAX, Sampling
 
-_WIDTHS = (2, 4, 8, 16, 3, 5, 6, 33, 12, 7, 9, 10, 14, 17, 24, 32, 11, 13, 15, 20, 28)  # the most telling first
+_WIDTHS = (2, 4, 8, 16, 3, 5, 6, 33, 12, 7, 9, 10, 14, 17, 24, 32, 11, 13, 15, 20, 28, 48, 64)  # the most telling first
 _NEEDED = 4  # of them, however long they take: what is beyond the widest is a guess, and long drafts stand or fall with it
 _DRAFT_WIDTHS = (2, 4, 8, 16, 33)
 _MORE_THAN_MEMORY = 4.0  # twice to six times was measured
@@ -29,7 +29,8 @@ _FAR = 1024  # cached tokens at which the cost of a context is measured
 _FAR_ENOUGH = 128  # at least, for that
 _FAR_TIMES = 8
 _SPLIT, _PATIENT_S = FAR + 4, 15.0  # tokens behind which noise is looked for; at the pace of single passes
-_AT_LENGTH = 4 * K_MAX + 2  # tokens said where it is measured thoroughly: so often the draft is asked
+_BLOCK = 32  # tokens that the draft model is asked about in one pass
+_AT_LENGTH = 4 * _BLOCK + 2  # tokens said where it is measured thoroughly: so often the draft is asked
 _SAID = Sampling(temperature=0.8, ignore_eos=True)  # how the target says what is measured with
 
 
@@ -60,7 +61,7 @@ def measure(
         on_step: Called with the number of passes done and to do; for what is thorough, as else the budget ends it.
     """
     began = time.perf_counter()
-    n_times, n_said, n_draft = (5, _AT_LENGTH, _AT_LENGTH // 4) if thorough else (3, 2 * K_MAX, _FEWEST)
+    n_times, n_said, n_draft = (5, _AT_LENGTH, _AT_LENGTH // 4) if thorough else (3, 2 * _BLOCK, _FEWEST)
     half_s = np.inf if thorough else budget_s / 2
     n_said, n_draft = (max(1, min(n, target.n_ctx - 1)) for n in (n_said, n_draft))
     passes, draft_passes = (_order(of, n_times, target.n_ctx) for of in (_WIDTHS, _WIDTHS if thorough else _DRAFT_WIDTHS))
@@ -216,9 +217,9 @@ def _ask(draft: LanguageModel, said: Sequence[int]) -> tuple[list[tuple[float, f
     model = ModelDrafter(draft, CoupledGuess(sampler, Calibration(draft.n_vocab)), draft.n_vocab)
     right = np.zeros((SURENESSES, 2))
     started, busy_s = time.perf_counter(), draft.busy_s
-    for first in range(1, len(said), K_MAX):
-        text = said[: first + K_MAX]
-        for (_, sureness), hit in model.review(text, len(text) - first, K_MAX):
+    for first in range(1, len(said), _BLOCK):
+        text = said[: first + _BLOCK]
+        for (_, sureness), hit in model.review(text, len(text) - first, _BLOCK):
             right[sureness] += hit, 1
     python_s = time.perf_counter() - started - (draft.busy_s - busy_s)
     return [(float(hits), float(places)) for hits, places in right], max(0.0, python_s / max(1, len(said) - 1))

@@ -12,6 +12,8 @@ from ._sampling import Sampler
 from ._types import Speculation
 from .errors import InvalidOptionError
 
+_WIDEST = 64  # rows; the batch of a context on a CPU holds no more (`_model._N_BATCH_CPU`)
+
 
 class Pair:
     """Two models on this machine.
@@ -80,7 +82,7 @@ class Pair:
         way = "drawn" if not coupled else "greedy" if sampler.sampling.greedy else "sampled"
         controller = DraftController(
             self.target, texts, model, self.experiences[way], n_left,
-            fixed=not speculation.adaptive, tree=speculation.tree, widest=self.profile.exact_width,
+            fixed=not speculation.adaptive, tree=speculation.tree, widest=min(self.profile.exact_width, _WIDEST),
         )  # fmt: skip
         if isinstance(before, DraftController):
             controller.forecast, controller.counts = before.forecast, before.counts

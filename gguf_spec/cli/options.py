@@ -128,7 +128,7 @@ def _load(options: dict[str, Any], draft: str, speculation: Speculation) -> LLM:
 def speculation_options(command: F) -> F:
     """Add the options of `Speculation`."""
     for option in reversed((
-        click.option("-k", "k", type=int, default=32, show_envvar=True, help="Most tokens drafted in a round; 0 decodes plainly."),
+        click.option("-k", "k", type=int, default=64, show_envvar=True, help="Most tokens drafted in a round; 0 decodes plainly."),
         click.option("--drafter", default="auto", help="Who drafts: model, ngram (the text itself), hybrid, or auto: what pays."),
         click.option("--fixed", is_flag=True, help="Draft -k tokens in every round, whether it pays or not."),
         click.option("--tree", is_flag=True, help="Check the draft model's second guesses too, where that pays."),

@@ -68,7 +68,7 @@ def cost_lines(tuning: Tuning) -> list[str]:
     from ..tune import milliseconds
 
     profile = tuning.profile
-    of_draft = f", {milliseconds(interpolate_depth(profile.draft_depth, 1) * 1000)} to one of the draft" if tuning.draft else ""
+    of_draft = f", {milliseconds(interpolate_depth(profile.draft_depth, 1) * 1000)} (draft)" if tuning.draft else ""
     target, draft = _column(profile.target), _column(profile.draft)
     widths = [n for n in _SHOWN if n in profile.target]
     lines = [f"{tuning.target}{f' with {tuning.draft}' if tuning.draft else ''}, measured in {profile.seconds:.1f} s", ""]
@@ -78,7 +78,7 @@ def cost_lines(tuning: Tuning) -> list[str]:
     noise = max(profile.noise.values(), default=0.0)
     behind = f"; behind {FAR} tokens up to {profile.far_noise:.2g} logits" if profile.far_noise > noise else ""
     facts = {
-        "context": f"1,000 tokens of it add {milliseconds(interpolate_depth(profile.target_depth, 1) * 1000)} to a pass over one token{of_draft}",
+        "context": f"1,000 tokens of it add {milliseconds(interpolate_depth(profile.target_depth, 1) * 1000)} a token{of_draft}",
         "rounding noise": (f"up to {noise:.2g} logits" if noise else "none: batches of any size give the same logits here") + behind,
         "draft": f"right in {sum(h for h, _ in profile.right):.0f} of {sum(n for _, n in profile.right):.0f} places ({profile.agreement:.0%})",
         "Python": f"{profile.token_s * 1000:.2f} ms a token, {profile.proposal_s * 1000:.2f} ms one that the draft proposes",

@@ -148,7 +148,7 @@ def test_all_take_turns_and_the_hopeless_run_once(tales, runs):
     steps = []
     found = bench(tales, ["story"], n_rounds=3, progress=lambda *step: steps.append(step))
     first = [one[3] for one in runs if one[:3] == (0, "story", 0.0)]
-    assert [s.k for s in first[:5]] == [0, 32, 32, 32, 32]
+    assert [s.k for s in first[:5]] == [0, 64, 64, 64, 64]
     assert [s.drafter for s in first[1:5]] == ["auto", "model", "ngram", "hybrid"]
     assert all(s.adaptive for s in first[1:5]) and not any(s.adaptive for s in first[5:])
     assert [one[0] for one in runs] == sorted(one[0] for one in runs)
@@ -166,7 +166,7 @@ def test_quick(tales, runs):
     found = bench(tales, quick=True)
     assert [one.name for one in found.cases] == [workload.name for workload in WORKLOADS]
     assert len(runs) == 6 * (1 + 4 + 6)
-    assert {one[3].k for one in runs} == {0, 32, 2, 4, 8}
+    assert {one[3].k for one in runs} == {0, 64, 2, 4, 8}
 
 
 def test_the_useless_draft_is_timed_against_plain_decoding_alone(tales, runs):
@@ -177,7 +177,7 @@ def test_the_useless_draft_is_timed_against_plain_decoding_alone(tales, runs):
 
 def test_when_the_time_is_up_one_pair_has_run(tales, runs):
     found = bench(tales, limit_s=0.0)
-    assert [one[3].k for one in runs] == [0, 32]
+    assert [one[3].k for one in runs] == [0, 64]
     assert not found.is_complete
     assert [one.contender.name for one in found.cases[0].results] == [PLAIN, ADAPTIVE]
     assert (len(found.cases), found.speedup, found.of_best) == (1, 1.0, 1.0)
