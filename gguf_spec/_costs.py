@@ -23,6 +23,7 @@ _DEPTH_STEP = 0.3  # share of a pass's error that the depth of its width takes o
 _DEEP = 2000.0  # cached tokens that may double the time of a pass where nothing else is known
 _BASE_DOUBT = 0.15  # share of a base that may be wrong
 _NEGLIGIBLE = 0.01
+_CONTRADICTED = 3  # corrections after which measured entries that were never used follow those that were
 _UNTRIED = 4.0  # an entry that is not confirmed may be this many times too high
 
 
@@ -82,6 +83,7 @@ class Costs:
         self._anchors = {n for n in measured if n <= n_most}  # widths known from measuring or from use; others are interpolated
         self._n_passes = [0] * (n_most + 1)
         self._caps = [math.inf] * (n_most + 1)  # the most that entries may cost by what is known of others; only those never used have one
+        self._n_corrected = 0
         self._has_read = False
         self._last_errors = [0.0] * (n_most + 2)  # the last place is that of wider passes
 
@@ -184,6 +186,9 @@ class Costs:
             return
         log_base = math.log(max((math.exp(size) * whole - attention) / (whole - attention), 0.05))
         self._shift(self.base, n, log_base)
+        self._n_corrected += 1
+        if self._n_corrected == _CONTRADICTED:
+            self._anchors = {width for width in self._anchors if self._n_passes[width]}
         self._pace.jumped(self, n, log_base)
 
     def _unpaced(self, n: int, n_past: int) -> float:

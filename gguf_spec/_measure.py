@@ -33,7 +33,8 @@ _DEEP_ROWS = 16  # rows behind these that are compared
 _DEEP_ENOUGH = 128  # at least, for that
 _DEEP_PARTS = 8
 _DEEP_WIDTHS = (1, 8)
-_AT_LENGTH = 4 * K_MAX + 2  # tokens generated where it is measured thoroughly: so often the draft is asked
+_BLOCK = 32  # tokens that the draft model is asked about in one pass
+_AT_LENGTH = 4 * _BLOCK + 2  # tokens generated where it is measured thoroughly: so often the draft is asked
 _SAID = Sampling(temperature=0.8, ignore_eos=True)  # how the target says what is measured with
 _MANY = 7  # widths between an exact and an inexact one that are tried one by one
 _CHEAPER, _DEARER = 0.5, 3.0  # a pass is not cheaper than half of a narrower one, nor dearer than three times as many single passes
@@ -307,9 +308,9 @@ def _ask(draft: LanguageModel, said: Sequence[int]) -> tuple[list[tuple[float, f
     model = ModelDrafter(draft, CoupledGuess(sampler, Calibration(draft.n_vocab)), draft.n_vocab)
     right = np.zeros((SURENESSES, 2))
     started, busy_s = time.perf_counter(), draft.busy_s
-    for first in range(1, len(said), K_MAX):
-        text = said[: first + K_MAX]
-        for (_, sureness), hit in model.review(text, len(text) - first, K_MAX):
+    for first in range(1, len(said), _BLOCK):
+        text = said[: first + _BLOCK]
+        for (_, sureness), hit in model.review(text, len(text) - first, _BLOCK):
             right[sureness] += hit, 1
     python_s = time.perf_counter() - started - (draft.busy_s - busy_s)
     return [(float(hits), float(places)) for hits, places in right], max(0.0, python_s / max(1, len(said) - 1))

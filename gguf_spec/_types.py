@@ -170,7 +170,7 @@ class Speculation:
     """How many tokens are drafted in a round, and which of them stay.
 
     Attributes:
-        k: Most tokens drafted in a round, 0 to 32. 0 is plain decoding, on the same path.
+        k: Most tokens drafted in a round, 0 to 64. 0 is plain decoding, on the same path.
         accept: The rule. All three emit the target's own distribution. `coupled`: the seed alone decides the text, so it is the same with any draft
             and without one. `rejection` and `block` draw anew where a draft token is refused: the text depends on seed, draft and k.
         strict: Decide each near tie again from a pass of the target over one token, as plain decoding does; costs such a pass each. Rarer, not

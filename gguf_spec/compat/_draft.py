@@ -76,7 +76,7 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama-cpp-python is 
 
         Args:
             model_path: A small model of the target's family; None drafts from the text alone.
-            k: Most tokens in a draft, 1 to 32.
+            k: Most tokens in a draft, 1 to 64.
             target_path: The target's file; where it is given, the vocabularies are compared.
             n_ctx: Tokens of the small model's context, those of the target at best: beyond them the text alone is drafted from. None takes what
                 it was trained for, at most 4,096.

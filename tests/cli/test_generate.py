@@ -23,7 +23,7 @@ def test_text_goes_to_stdout_and_ends_with_a_newline(generate):
 
 
 @pytest.mark.parametrize("draft", ["abc.gguf", "abx.gguf", "ever.gguf"])
-@pytest.mark.parametrize("k", [0, 1, 4, 32])
+@pytest.mark.parametrize("k", [0, 1, 4, 64])
 def test_a_draft_changes_nothing(generate, draft, k):
     assert out(generate("a", "-d", draft, "-k", k)) == "bcdefghijkl\n"
 

@@ -40,7 +40,7 @@ def test_json(cli):
     result = cli("tune", *PAIR, "--json")
     assert (result.returncode, result.stderr) == (0, b"")
     data = json.loads(result.stdout)
-    assert len(data["profile"]["target"]) == len(data["profile"]["draft"]) == 22
+    assert len(data["profile"]["target"]) == len(data["profile"]["draft"]) == 24
     assert data["kept"] is True
     assert 0 <= data["agreement"] <= 1
     assert data["sentence"].startswith("A token of the target takes ")
