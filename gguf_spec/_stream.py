@@ -17,7 +17,7 @@ from ._filters import make_filters
 from ._model import Model
 from ._pair import Pair
 from ._rng import SeededRng
-from ._sampling import Sampler
+from ._sampling import CompatSampling, Sampler
 from ._text import TextStream
 from ._types import Chunk, Completion, FinishReason, Sampling, Speculation, Stats, TokenLogprob
 from ._window import Window
@@ -145,7 +145,7 @@ class _Generation:
         self.logprobs: list[TokenLogprob] = []
         self.finish: FinishReason = "cancelled"
         self._request, self._pair, self._target = request, pair, pair.target
-        self._visible = TextStream(request.sampling.stop)
+        self._visible = TextStream(request.sampling.stop, "ignore" if isinstance(request.sampling, CompatSampling) else "replace")
         self._to_echo = request.echo
         self._stop_tokens = frozenset(request.sampling.stop_tokens)
         speculation = request.speculation
