@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import secrets
 import threading
@@ -76,10 +77,12 @@ class Stream:
         Raises:
             InvalidOptionError: The grammar is none, or forbids the prefill.
         """
-        self._release: Callable[[], None] | None = None  # until there is something to close
+        self._releases: list[Callable[[], None]] = []  # one, from when there is something to close until it is closed
+        self._close_asked = False
+        self._last: Chunk | None = None  # of a stream that was closed for its reader
         self._generation = _Generation(request, pair)
         self._chunks = self._generation.run()
-        self._release = release
+        self._releases.append(release)
 
     @property
     def seed(self) -> int:
@@ -102,26 +105,43 @@ class Stream:
         self._generation.cancelled.set()
 
     def close(self) -> None:
-        """Give the LLM back; more than once does nothing. While another thread reads, it is cancelled, and that thread gives the LLM back."""
-        if self._release is None:
+        """Give the LLM back; safe from any thread, and more than once does nothing. A round that runs is finished first, and its thread does it."""
+        if not self._releases:
             return
+        self._close_asked = True  # before the attempt: the thread of a round looks at it afterwards
         try:
             self._chunks.close()
         except ValueError:  # a round is running
             self.cancel()
             return
-        release, self._release = self._release, None
-        release()
+        with contextlib.suppress(IndexError):  # another thread was faster; `pop` hands the function to one thread only
+            self._releases.pop()()
+
+    def abort(self) -> None:
+        """Cancel and close a stream that another thread reads, or holds without reading; it still gets the last chunk, `cancelled`."""
+        self.cancel()
+        self._close_asked = True
+        with contextlib.suppress(Exception):  # a round is running: its thread goes on from here
+            self._last = next(self._chunks, None)
+        self.close()
 
     def __iter__(self) -> Iterator[Chunk]:
         return self
 
     def __next__(self) -> Chunk:
+        if self._last:
+            chunk, self._last = self._last, None
+            return chunk
         try:
-            return next(self._chunks)
-        except BaseException:  # its end too
+            chunk = next(self._chunks)
+        except BaseException as error:  # its end too
             self.close()
+            if self._close_asked and isinstance(error, ValueError):  # another thread is closing this stream
+                raise StopIteration from None
             raise
+        if self._close_asked and chunk.finish_reason is None:  # asked for while the round ran
+            self.abort()
+        return chunk
 
     def __enter__(self) -> Stream:
         return self
