@@ -8,7 +8,7 @@ from ._grammar import Grammar
 from ._json_schema import to_gbnf
 from ._llama_samplers import Dry
 from ._model import Model
-from ._sampling import NO_FILTERS, Filters
+from ._sampling import NO_FILTERS, CompatSampling, Filters
 from ._types import Sampling
 
 
@@ -25,8 +25,9 @@ def make_filters(model: Model, s: Sampling, n_prompt: int, prefill: str = "") ->
         InvalidOptionError: The grammar or the schema is none, or the grammar forbids the prefill.
     """
     gbnf = s.grammar if s.json_schema is None else to_gbnf(s.json_schema)
+    penalise_from = n_prompt if isinstance(s, CompatSampling) else 0
     if gbnf is None and not s.dry_multiplier and not s.ignore_eos:
-        return NO_FILTERS
+        return NO_FILTERS._replace(penalise_from=penalise_from)
     dry = None
     if s.dry_multiplier and s.dry_penalty_last_n:
         dry = Dry(model, s.dry_multiplier, s.dry_base, s.dry_allowed_length, s.dry_penalty_last_n, s.dry_sequence_breakers).penalties
@@ -34,4 +35,5 @@ def make_filters(model: Model, s: Sampling, n_prompt: int, prefill: str = "") ->
         dry=dry,
         grammar=None if gbnf is None else Grammar(model, gbnf, n_prompt, prefill),
         ends=np.array(model.ends if s.ignore_eos or gbnf is not None else [], dtype=np.int64),
+        penalise_from=penalise_from,
     )

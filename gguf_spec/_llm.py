@@ -257,13 +257,13 @@ class LLM:
             self._give_back()
 
     def close(self) -> None:
-        """Free the native memory; more than once does nothing. A stream of this thread is closed, one of another is cancelled and waited for."""
+        """Free the native memory; more than once does nothing. An open stream is closed first; a round that runs is waited for."""
         open_stream = self._stream  # once: another thread may end it meanwhile
         stream = open_stream() if open_stream else None
         if stream and self._holder == threading.get_ident():
             stream.close()
         elif stream:
-            stream.cancel()
+            stream.abort()
         self._take()
         with self._life:
             self._closed = True

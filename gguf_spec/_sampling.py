@@ -67,14 +67,21 @@ class Filters(NamedTuple):
         dry: History -> ids, and what is taken off their logits.
         grammar: What may come next.
         ends: Ids that end a generation, for `ignore_eos` and grammars.
+        penalise_from: Penalties look at the history from this position on.
     """
 
     dry: Callable[[Sequence[int]], tuple[Ids, NDArray[np.float64]]] | None = None
     grammar: Grammar | None = None
     ends: Ids = np.zeros(0, dtype=np.int64)
+    penalise_from: int = 0
 
 
 NO_FILTERS = Filters()
+
+
+@dataclass(frozen=True)
+class CompatSampling(Sampling):
+    """Sampling as llama-cpp-python does it: penalties look at the answer only, and bytes that are not UTF-8 are left out of the text."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +146,7 @@ class Sampler:
     def shaped(self, logits: Logits, history: Sequence[int]) -> Logits:
         """Return the logits after bias, penalties, DRY, `ignore_eos` and grammar. The caller must not change them."""
         s, row = self.sampling, logits
-        logits = _penalise(_bias(logits, s), history, s)
+        logits = _penalise(_bias(logits, s), history[self.filters.penalise_from :] if self.filters.penalise_from else history, s)
         if self.filters.dry:
             ids, penalties = self.filters.dry(history)
             within = ids < len(logits)  # a draft may have fewer tokens than its target

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import secrets
 import threading
@@ -19,7 +20,7 @@ from ._filters import make_filters
 from ._model import Model
 from ._pair import Pair
 from ._rng import SeededRng
-from ._sampling import Sampler
+from ._sampling import CompatSampling, Sampler
 from ._text import TextStream
 from ._types import Chunk, Completion, FinishReason, Sampling, Speculation, Stats, TokenLogprob
 from .errors import EmptyPromptError, InvalidOptionError, PromptTooLongError
@@ -84,10 +85,12 @@ class Stream:
         Raises:
             InvalidOptionError: The grammar is none, or forbids the prefill.
         """
-        self._release: Callable[[], None] | None = None  # until there is something to close
+        self._releases: list[Callable[[], None]] = []  # one, from when there is something to close until it is closed
+        self._close_asked = False
+        self._last: Chunk | None = None  # of a stream that was closed for its reader
         self._generation = _Generation(request, pair)
         self._chunks = self._generation.run()
-        self._release = release
+        self._releases.append(release)
 
     @property
     def seed(self) -> int:
@@ -110,26 +113,43 @@ class Stream:
         self._generation.cancelled.set()
 
     def close(self) -> None:
-        """Give the LLM back; more than once does nothing. While another thread reads, it is cancelled, and that thread gives the LLM back."""
-        if self._release is None:
+        """Give the LLM back; safe from any thread, and more than once does nothing. A round that runs is finished first, and its thread does it."""
+        if not self._releases:
             return
+        self._close_asked = True  # before the attempt: the thread of a round looks at it afterwards
         try:
             self._chunks.close()
         except ValueError:  # a round is running
             self.cancel()
             return
-        release, self._release = self._release, None
-        release()
+        with contextlib.suppress(IndexError):  # another thread was faster; `pop` hands the function to one thread only
+            self._releases.pop()()
+
+    def abort(self) -> None:
+        """Cancel and close a stream that another thread reads, or holds without reading; it still gets the last chunk, `cancelled`."""
+        self.cancel()
+        self._close_asked = True
+        with contextlib.suppress(Exception):  # a round is running: its thread goes on from here
+            self._last = next(self._chunks, None)
+        self.close()
 
     def __iter__(self) -> Iterator[Chunk]:
         return self
 
     def __next__(self) -> Chunk:
+        if self._last:
+            chunk, self._last = self._last, None
+            return chunk
         try:
-            return next(self._chunks)
-        except BaseException:  # its end too
+            chunk = next(self._chunks)
+        except BaseException as error:  # its end too
             self.close()
+            if self._close_asked and isinstance(error, ValueError):  # another thread is closing this stream
+                raise StopIteration from None
             raise
+        if self._close_asked and chunk.finish_reason is None:  # asked for while the round ran
+            self.abort()
+        return chunk
 
     def __enter__(self) -> Stream:
         return self
@@ -153,7 +173,7 @@ class _Generation:
         self.logprobs: list[TokenLogprob] = []
         self.finish: FinishReason = "cancelled"
         self._request, self._pair, self._target = request, pair, pair.target
-        self._visible = TextStream(request.sampling.stop)
+        self._visible = TextStream(request.sampling.stop, "ignore" if isinstance(request.sampling, CompatSampling) else "replace")
         self._to_echo = request.echo
         self._stop_tokens = frozenset(request.sampling.stop_tokens)
         speculation = request.speculation

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from ._jinja import TemplateFailure, render
 from ._model import Model
 from .errors import InvalidOptionError, TemplateError
 
+_UNUSUAL = re.compile(r"[^\w\s.,;:!?'\"()-]")  # characters that special tokens have, or might get from a template that changes letters
+_TAG = re.compile(r"\s*(?:<[^<>\s]{1,60}>|\[/?[A-Z_]{1,40}\])\s*")
 Message = Mapping[str, Any]
 Tools = Sequence[Mapping[str, Any]]
 
@@ -40,18 +42,116 @@ def encode_chat(model: Model, messages: Sequence[Message], prefill: str = "", to
     text = _render(model, template, messages, tools) + prefill
     bos = model.token_text(model.vocabulary["bos"]) if model.vocabulary["bos"] >= 0 else ""
     start = not (bos and text.startswith(bos))
-    contents = {*(m["content"] for m in messages), prefill}
-    marks = {content: secrets.token_hex(16) for content in contents if _spells_special(model, content)}
-    if not marks:
-        return model.tokenize(text, special=True, start=start)
-    # Rare and slower: marks stand in for these contents, so that template and contents are tokenized apart.
-    marked = [{**m, "content": marks.get(m["content"], m["content"])} for m in messages]
-    text = _render(model, template, marked, tools) + marks.get(prefill, prefill)
-    named = {mark: content for content, mark in marks.items()}
-    ids: list[int] = []
-    for i, part in enumerate(re.split(f"({'|'.join(named)})", text)):
-        ids += model.tokenize(str(named.get(part, part)), special=part not in named, start=start and i == 0)
+    ids = model.tokenize(text, special=True, start=start)
+    contents = [*(m["content"] for m in messages), prefill]
+    if not any(_UNUSUAL.search(content) or _spells_special(model, content) for content in contents):
+        return ids
+    marks = _marks("".join([template, text, *contents]))
+    marked = [{**m, "content": _mark(m["content"], marks)} for m in messages]
+
+    def is_special(part: str) -> bool:
+        return bool(_controls(model, model.tokenize(part, special=True, start=False)))
+
+    parts = _parts(_render(model, template, marked, tools) + _mark(prefill, marks), marks, is_special)
+    if parts is None or "".join(part for part, _ in parts) != text:
+        return _check_rewritten(model, messages, prefill, tools, ids, start)
+    apart = [model.tokenize(part, special=is_template, start=start and i == 0) for i, (part, is_template) in enumerate(parts)]
+    by_template = [token for some, (_, is_template) in zip(apart, parts, strict=True) if is_template for token in _controls(model, some)]
+    if _controls(model, ids) == by_template:  # the contents add no special token, alone or joined
+        return ids
+    return [token for some in apart for token in some]
+
+
+class _Marks(NamedTuple):
+    """Characters that stand around contents in a rendered text; neither template nor messages hold them.
+
+    Attributes:
+        begin: Before a content.
+        end: After it.
+        tag: Before what looks like a tag in a content, and the white space around it.
+        after_tag: After that.
+    """
+
+    begin: str
+    end: str
+    tag: str
+    after_tag: str
+
+
+def _marks(taken: str) -> _Marks:
+    """Return four characters of the private use area that are not in a text. They have no case, and are no white space."""
+    found: set[str] = set()
+    while len(found) < len(_Marks._fields):
+        found.add(chr(0xF0000 + secrets.randbelow(0xFFFE)))
+        found -= set(taken)
+    return _Marks(*found)
+
+
+def _mark(content: str, marks: _Marks) -> str:
+    """Return a content with marks. White space at its ends stays outside, and a tag with its white space is a part of its own.
+
+    So a template that strips a content, or splits it at a tag such as `</think>`, does the same to the marked content.
+    """
+    core = content.strip()
+    if not core:
+        return content
+    at = content.index(core)
+    core = _TAG.sub(lambda match: f"{marks.tag}{match[0]}{marks.after_tag}", core)
+    return f"{content[:at]}{marks.begin}{core}{marks.end}{content[at:].removeprefix(content.strip())}"
+
+
+def _parts(text: str, marks: _Marks, is_special: Callable[[str], bool]) -> list[tuple[str, bool]] | None:
+    """Split a rendered text into parts, each with whether the template wrote it; None where the marks are not in order.
+
+    A content begins behind `begin` and ends before `end`. Between `tag` and `after_tag` a tag stands, or what a template writes where it splits a
+    content at a tag; that counts as content, too. A template may leave out what is before `after_tag`.
+    Special tokens other than one tag there may be of both, so the marks are not in order then.
+    """
+    words = re.split(f"([{''.join(marks)}])", text)
+    parts, last = [(words[0], True)], marks.end
+    inside = (marks.begin, marks.after_tag)
+    before = {marks.begin: (marks.end,), marks.end: inside, marks.tag: inside, marks.after_tag: (marks.tag, marks.end)}
+    for mark, after in zip(words[1::2], words[2::2], strict=True):
+        if last not in before[mark]:
+            return None
+        if mark == marks.after_tag and last == marks.tag and is_special(parts[-1][0]) and not _TAG.fullmatch(parts[-1][0]):
+            return None
+        parts.append((after, mark == marks.end))
+        last = mark
+    return _joined(parts) if last == marks.end else None
+
+
+def _joined(parts: list[tuple[str, bool]]) -> list[tuple[str, bool]]:
+    """Join neighbours of one kind: a special token that a content spells in two parts is one text."""
+    joined: list[tuple[str, bool]] = []
+    for text, is_template in parts:
+        if joined and joined[-1][1] == is_template:
+            joined[-1] = joined[-1][0] + text, is_template
+        elif text:
+            joined.append((text, is_template))
+    return joined
+
+
+def _check_rewritten(model: Model, messages: Sequence[Message], prefill: str, tools: Tools | None, ids: list[int], start: bool) -> list[int]:
+    """Return `ids` where a template rewrites contents, if it writes the same special tokens for contents that cannot hold any.
+
+    Raises:
+        TemplateError: The contents change the special tokens.
+    """
+    plain = [{**m, "content": _UNUSUAL.sub("x", m["content"])} for m in messages]
+    text = _render(model, model.chat_template or "", plain, tools) + _UNUSUAL.sub("x", prefill)
+    harmless = _controls(model, model.tokenize(text, special=True, start=start))
+    if harmless != _controls(model, ids) or any(_spells_special(model, m["content"]) for m in messages):
+        raise TemplateError(
+            f"a message may write a special token of {model.path.name}: its chat template rewrites the contents.",
+            "leave out what looks like a special token, such as <|im_end|>.",
+        )
     return ids
+
+
+def _controls(model: Model, ids: Sequence[int]) -> list[int]:
+    """Return the control tokens among some: those that stand for no text."""
+    return [token for token in ids if not model.piece(token)]
 
 
 def _check_message(model: Model, message: object) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
+from typing import Literal
 
 
 class TextStream:
@@ -13,8 +14,14 @@ class TextStream:
     text does not depend on how it was cut into pieces. Text that may yet become a stop string is held back.
     """
 
-    def __init__(self, stop: Sequence[str] = ()) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    def __init__(self, stop: Sequence[str] = (), errors: Literal["replace", "ignore"] = "replace") -> None:
+        """Begin a text.
+
+        Args:
+            stop: Strings that end it.
+            errors: What becomes of bytes that are not UTF-8: a replacement character, or nothing.
+        """
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors=errors)
         self._stop = tuple(stop)
         self._held = ""
         self.stopped = False

@@ -99,8 +99,8 @@ class EmptyPromptError(GgufSpecError):
         super().__init__("the prompt is empty.", "write something to go on from, such as 'Once upon a time'.")
 
 
-class PromptTooLongError(GgufSpecError):
-    """The prompt leaves no room in the context.
+class PromptTooLongError(GgufSpecError, ValueError):
+    """The prompt leaves no room in the context. A `ValueError` too, as llama-cpp-python raises.
 
     Attributes:
         n_prompt: Tokens in the prompt.
@@ -132,6 +132,18 @@ class ClosedError(GgufSpecError):
 
     def __init__(self) -> None:
         super().__init__("this LLM is closed.", "load it again.")
+
+
+class UnsupportedError(GgufSpecError, AttributeError):
+    """A method or attribute of `llama_cpp.Llama` that `gguf_spec.compat.Llama` does not have.
+
+    Attributes:
+        name: The method or attribute.
+    """
+
+    def __init__(self, name: str, hint: str) -> None:
+        super().__init__(f"gguf_spec.compat.Llama has no {name}.", hint)
+        self.name = name
 
 
 class DecodeError(GgufSpecError):

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from .._context import KV_TYPES
-from .._types import Sampling
+from .._sampling import CompatSampling
 from ..errors import InvalidOptionError
 
 ANY_SEED = (-1, 0xFFFFFFFF)  # what llama.cpp takes for: draw one
@@ -90,7 +90,7 @@ def named_as_there() -> Iterator[None]:
         raise
 
 
-def to_sampling(asked: Mapping[str, Any], *, seed: int | None, last_n: int) -> Sampling:
+def to_sampling(asked: Mapping[str, Any], *, seed: int | None, last_n: int) -> CompatSampling:
     """Return the sampling that a call asks for.
 
     Args:
@@ -104,7 +104,7 @@ def to_sampling(asked: Mapping[str, Any], *, seed: int | None, last_n: int) -> S
     for name, usual in (("suffix", None), ("stopping_criteria", None), ("logits_processor", None), ("tfs_z", 1.0), ("mirostat_mode", 0)):
         refuse_unless(name, asked.get(name, usual), (usual,))
     max_tokens, stop, bias = asked["max_tokens"], asked["stop"], asked["logit_bias"]
-    return Sampling(
+    return CompatSampling(
         temperature=asked["temperature"], top_p=asked["top_p"], min_p=asked["min_p"], typical_p=asked["typical_p"], top_k=max(asked["top_k"], 0),
         frequency_penalty=asked["frequency_penalty"], presence_penalty=asked["presence_penalty"], repeat_penalty=asked["repeat_penalty"],
         penalty_last_n=last_n, seed=seed, max_tokens=None if max_tokens is None or max_tokens <= 0 else max_tokens, stop=stop or (),

@@ -18,11 +18,12 @@ from .._model import Model
 from .._registry import resolve
 from .._stream import Stream
 from .._types import Speculation
-from ..errors import ClosedError, InvalidOptionError
+from ..errors import ClosedError, InvalidOptionError, UnsupportedError
 from ._arguments import ANY_SEED, check_constructor, kv_type, named_as_there, refuse_unless, schema_of, to_sampling
 from ._messages import as_messages, as_text, as_tools, check_chat_format, n_logprobs
 from ._pump import pumped
 from ._responses import Dict, Head, chat, chat_parts
+from ._tokens import NOT_HERE, Tokenizer, line_end, tokenize_bytes
 
 
 class Llama:
@@ -33,6 +34,8 @@ class Llama:
     What differs: a seed gives a text of its own, drawn from the same law. Log-probabilities need no `logits_all`. An answer in parts comes round by
     round, not token by token. A prompt is read again only from where it differs from the last one. What cannot be honoured is refused by an
     `InvalidOptionError` that names the argument, such as `use_mlock=True`, `suffix`, `logits_processor` or `mirostat_mode`.
+
+    Methods that work inside a pass, such as `eval`, `sample` and `save_state`, are refused by an `UnsupportedError` that names them.
 
     Hints, which are taken and change nothing: n_batch, n_ubatch, no_perf, logits_all, n_parts; mirostat_tau and mirostat_eta, without mirostat_mode.
     The RoPE settings that LangChain always passes, rope_freq_base=10000 and rope_freq_scale=1, mean the model's own.
@@ -94,6 +97,7 @@ class Llama:
         check_constructor(others)
         refuse_unless("n_threads_batch", n_threads_batch or None, (None, n_threads))
         self.model_path, self.verbose = os.fspath(model_path), verbose
+        self.cache: Any = None
         header = read_header(_store.local(resolve(self.model_path)))
         self.metadata = {key: as_text(value) for key, value in header.metadata.items() if isinstance(value, (str, bool, int, float))}
         self.chat_format = check_chat_format(chat_format, self.metadata)
@@ -256,7 +260,7 @@ class Llama:
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
         """Return the token ids of a text in UTF-8; `special` reads `<|im_end|>` and the like as the tokens they name."""
         with self._vocabulary() as target:
-            return target.tokenize(text.decode("utf-8", errors="replace"), special=special, start=add_bos)
+            return tokenize_bytes(target, text, special=special, start=add_bos)
 
     def detokenize(self, tokens: Sequence[int], prev_tokens: Sequence[int] | None = None, special: bool = False) -> bytes:  # noqa: ARG002 -- as there
         """Return the bytes of tokens, those of control tokens only where `special`; what came before them changes nothing."""
@@ -296,6 +300,83 @@ class Llama:
             if llm._closed:
                 raise ClosedError
             yield self._target
+
+    def token_nl(self) -> int:
+        """Return the token of a line end; -1 for none."""
+        with self._vocabulary() as target:
+            return line_end(target)
+
+    def n_embd(self) -> int:
+        """Return the width of the model's embeddings."""
+        return int(self.metadata[f"{self.metadata['general.architecture']}.embedding_length"])
+
+    def tokenizer(self) -> Tokenizer:
+        """Return an object that encodes and decodes text."""
+        return Tokenizer(self)
+
+    # ---- tokens
+
+    def generate(
+        self,
+        tokens: Sequence[int],
+        top_k: int = 40,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        temp: float = 0.80,
+        repeat_penalty: float = 1.0,
+        reset: bool = True,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        tfs_z: float = 1.0,
+        mirostat_mode: int = 0,
+        mirostat_tau: float = 5.0,
+        mirostat_eta: float = 0.1,
+        penalize_nl: bool = True,
+        logits_processor: Any = None,
+        stopping_criteria: Any = None,
+        grammar: Any = None,
+    ) -> Iterator[int]:
+        """Yield the token ids that follow a prompt, until the model ends its answer or the context is full; the end token is left out.
+
+        Raises:
+            InvalidOptionError: Names the argument that cannot be honoured.
+            EmptyPromptError, PromptTooLongError: When the first token is read.
+        """
+        asked = {name: value for name, value in locals().items() if name != "self"}
+        refuse_unless("reset", reset, (True,))
+        refuse_unless("penalize_nl", penalize_nl, (True,))
+        asked |= {"temperature": temp, "max_tokens": None, "stop": (), "logit_bias": None, "logprobs": None}
+        sampling = to_sampling(asked, seed=self._next_seed(None), last_n=self._last_n)
+        chunks = pumped(partial(self._alive.stream_tokens, list(tokens), sampling))
+        return (token for chunk in chunks for token in chunk.tokens)
+
+    def reset(self) -> None:
+        """Empty the caches: the next prompt is read from its start. It changes no text."""
+        self._alive.forget()
+
+    def set_cache(self, cache: Any) -> None:
+        """Take a prompt cache, and leave it alone: a prompt is read again only from where it differs from the last one, which changes no text."""
+        self.cache = cache
+
+    def create_chat_completion_openai_v1(self, *arguments: Any, **named: Any) -> Any:
+        """Do as `create_chat_completion`, but return objects of the package `openai`, which must be installed."""
+        from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+        answer: Any = self.create_chat_completion(*arguments, **named)
+        if isinstance(answer, dict):
+            return ChatCompletion(**answer)
+        return (ChatCompletionChunk(**part) for part in answer)
+
+    @staticmethod
+    def longest_token_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+        """Return how many tokens two sequences share at their beginning."""
+        return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+    def __getattr__(self, name: str) -> Any:
+        if name in NOT_HERE:
+            raise UnsupportedError(name, NOT_HERE[name])
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     # ---- its life
 

@@ -84,12 +84,26 @@ def _load(text: str) -> Any:
         return None
 
 
+def _values(text: str, before: str, after: str) -> list[Any] | None:
+    """Return the JSON values in a text, each between matches of two regular expressions; None where anything else is in it."""
+    found, at = [], 0
+    while at < len(text):
+        opened = re.compile(before).match(text, at)
+        if not opened:
+            return None
+        try:
+            value, at = json.JSONDecoder().raw_decode(text, opened.end())
+        except (ValueError, RecursionError):
+            return None
+        found.append((opened, value))
+        closed = re.compile(after).match(text, at)
+        at = closed.end() if closed else at
+    return found
+
+
 def _hermes(text: str) -> list[Any] | None:
-    parts = text.split(_OPEN)
-    bodies = [part.partition(_CLOSE) for part in parts[1:]]
-    if parts[0].strip() or any(after.strip() for _, _, after in bodies):
-        return None
-    return [_load(body) for body, _, _ in bodies]
+    found = _values(text, rf"\s*{_OPEN}\s*", rf"\s*({_CLOSE})?\s*")
+    return found and [value for _, value in found]
 
 
 def _mistral(text: str) -> list[Any] | None:
@@ -97,13 +111,13 @@ def _mistral(text: str) -> list[Any] | None:
     if text.startswith("["):
         found = _load(text)
         return found if isinstance(found, list) else None
-    calls = [re.fullmatch(r"\s*([\w-]+)(?:\[ARGS\])?\s*(\{.*\})\s*", part, re.DOTALL) for part in text.split(_MISTRAL)]
-    return [call and {"name": call[1], "arguments": _load(call[2])} for call in calls]
+    calls = _values(text, r"\s*(?:\[TOOL_CALLS\])?\s*([\w-]+)(?:\[ARGS\])?\s*", r"\s*")
+    return calls and [{"name": opened[1], "arguments": arguments} for opened, arguments in calls]
 
 
-def _llama(text: str) -> list[Any]:
-    whole = _load(text)
-    return [whole] if whole is not None else [_load(part) for part in text.split(";") if part.strip()]
+def _llama(text: str) -> list[Any] | None:
+    found = _values(text, r"\s*", r"\s*;?\s*")
+    return found and [value for _, value in found]
 
 
 def _call(found: Any, names: frozenset[str]) -> dict[str, Any] | None:

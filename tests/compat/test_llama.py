@@ -1,5 +1,6 @@
 import gc
 import inspect
+import itertools
 import json
 import threading
 import time
@@ -12,7 +13,7 @@ from llama_cpp import LlamaGrammar
 from gguf_spec import Speculation, Stream
 from gguf_spec.compat import Llama
 from gguf_spec.compat._arguments import HINTS, USUAL, kv_type
-from gguf_spec.errors import ClosedError, EmptyPromptError, InvalidOptionError, ModelNotFoundError, PromptTooLongError
+from gguf_spec.errors import ClosedError, EmptyPromptError, InvalidOptionError, ModelNotFoundError, PromptTooLongError, UnsupportedError
 from tests.gguf import zoo
 
 Original = llama_cpp.llama.Llama
@@ -145,13 +146,62 @@ def test_greedy_completions_are_the_same(ours, theirs, prompt, more):
     assert shape(a) == shape(b)
 
 
-def test_a_penalty_looks_at_the_prompt_too(ours, theirs):
-    """As llama.cpp's own programs have it, and not as llama-cpp-python does."""
-    said, prompt = [], "Once upon a time there was a king. Once upon a"
-    for one in (ours, theirs):
-        answer = one(prompt, repeat_penalty=1000.0, max_tokens=1, temperature=0, logprobs=0)["choices"][0]
-        said.append(answer["text"] in prompt)
-    assert said == [False, True]
+PENALTIES = [{"repeat_penalty": 1.3}, {"frequency_penalty": 0.7, "presence_penalty": 0.4}, {"repeat_penalty": 1000.0}, {"repeat_penalty": 0.8}]
+
+
+@pytest.mark.parametrize("prompt", [*PROMPTS, "Once upon a time there was a king. Once upon a"])
+@pytest.mark.parametrize("more", PENALTIES, ids=str)
+def test_greedy_texts_with_penalties_are_the_same(ours, theirs, prompt, more):
+    """Their penalties look at the answer only."""
+    assert ours(prompt, **GREEDY, **more)["choices"] == theirs(prompt, **GREEDY, **more)["choices"]
+    parts = [part["choices"][0]["text"] for part in ours(prompt, **GREEDY, **more, stream=True)]
+    assert "".join(parts) == theirs(prompt, **GREEDY, **more)["choices"][0]["text"]
+
+
+def test_bytes_that_are_not_utf8_are_read_and_written_as_there(ours, theirs):
+    for data in (b"\xff\xfeOnce", b"caf\xe9 and \xc3\xa9", b"\xe2\x82"):
+        assert ours.tokenize(data) == theirs.tokenize(data)
+    bias = dict.fromkeys(theirs.tokenize(b"\xe2\x82", add_bos=False), 100.0)
+    ban = {"temperature": 0, "max_tokens": 8, "logit_bias": bias}
+    text = ours("Once", **ban)["choices"][0]["text"]
+    assert text == theirs("Once", **ban)["choices"][0]["text"]
+    assert "\ufffd" not in text
+
+
+def test_methods_of_the_original_are_here_or_refused_by_name(ours):
+    for name in vars(Original):
+        if name.startswith("_"):
+            continue
+        try:
+            getattr(ours, name)
+        except UnsupportedError as error:
+            assert error.name == name
+            assert error.hint
+    assert not hasattr(ours, "eval")
+    assert not hasattr(ours, "no such thing")
+
+
+def test_tokens_as_they_are_generated(ours, theirs):
+    tokens = theirs.tokenize(b"Once upon a time")
+    expected = list(itertools.islice(theirs.generate(tokens, temp=0, repeat_penalty=1.2), 30))
+    assert list(itertools.islice(ours.generate(tokens, temp=0, repeat_penalty=1.2), 30)) == expected
+    ours.reset()
+    ours.set_cache(None)
+    assert list(itertools.islice(ours.generate(tokens, temp=0, repeat_penalty=1.2), 30)) == expected
+    with pytest.raises(InvalidOptionError, match="logits_processor"):
+        ours.generate(tokens, logits_processor=[print])
+
+
+def test_small_methods_give_the_same(ours, theirs):
+    assert ours.n_embd() == theirs.n_embd()
+    assert ours.token_nl() == theirs.token_nl()
+    assert ours.tokenizer().encode("Once <|im_end|>") == theirs.tokenizer().encode("Once <|im_end|>")
+    assert ours.tokenizer().decode(ours.tokenizer().encode("Once")) == theirs.tokenizer().decode(theirs.tokenizer().encode("Once"))
+    assert ours.longest_token_prefix([1, 2, 3], [1, 2, 4, 5]) == 2
+    answer = ours.create_chat_completion_openai_v1(HELLO, **GREEDY)
+    assert answer.choices[0].message.content == theirs.create_chat_completion(HELLO, **GREEDY)["choices"][0]["message"]["content"]
+    parts = ours.create_chat_completion_openai_v1(HELLO, **GREEDY, stream=True)
+    assert "".join(part.choices[0].delta.content or "" for part in parts) == answer.choices[0].message.content
 
 
 def test_token_ids_are_a_prompt_too(ours, theirs):
@@ -278,6 +328,8 @@ def test_messages_in_parts(ours):
 def test_prompts_that_are_none_or_too_long(ours):
     with pytest.raises(EmptyPromptError):
         ours("")
+    with pytest.raises(ValueError, match="prompt"):
+        ours("one two three " * 500)
     with pytest.raises(PromptTooLongError):
         ours("one two three " * 500)
     with pytest.raises(PromptTooLongError):

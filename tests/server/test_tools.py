@@ -21,10 +21,15 @@ HERMES = [
     ("<tool_call>{oops}</tool_call>", "<tool_call>{oops}</tool_call>", []),
     ('<tool_call>{"name": "g", "arguments": {}}</tool_call>', '<tool_call>{"name": "g", "arguments": {}}</tool_call>', []),
     (f"<tool_call>{CALL}</tool_call> and more", f"<tool_call>{CALL}</tool_call> and more", []), (" \n text \n", " \n text \n", []), ("", "", []),
+    ('<tool_call>{"name": "f", "arguments": {"x": "a </tool_call> b <tool_call> c"}}</tool_call>', "", ["f"]),
+    ('<tool_call>{"name": "f", "arguments": {"x": "</tool_call>"}}</tool_call><tool_call>{"name": "f", "arguments": {}}', "", ["f", "f"]),
     ('<tool_call>{"name": "f", "arguments": []}</tool_call>', '<tool_call>{"name": "f", "arguments": []}</tool_call>', []),
 ]  # fmt: skip
 LLAMA = [
     ('{"name": "f", "parameters": {"x": "é"}}', "", ["f"]), (f"  {CALL}; {CALL}", "", ["f", "f"]),
+    ('{"name": "f", "parameters": {"x": "a; b"}}; {"name": "f", "parameters": {"x": "};{"}}', "", ["f", "f"]),
+    ('{"name": "f", "parameters": {}}; and more', '{"name": "f", "parameters": {}}; and more', []),
+    ('{"name": "f", "parameters": {}} {"name": "f", "parameters": {}}', "", ["f", "f"]),
     ("{a set}", "{a set}", []), ("The {x}", "The {x}", []),
     ('{"name": "g", "parameters": {}}', '{"name": "g", "parameters": {}}', []), ("[1]", "[1]", []),
 ]  # fmt: skip
@@ -32,10 +37,12 @@ MISTRAL = [
     (f"[TOOL_CALLS][{CALL}]", "", ["f"]), (f"[{CALL}, {CALL}]", "", ["f", "f"]),
     ('[TOOL_CALLS]f[ARGS]{"x": "é"}', "", ["f"]), ('f{"x": "é"}', "", ["f"]),
     ('[TOOL_CALLS]f{"x": "é"}[TOOL_CALLS]get_weather[ARGS]{}', "", ["f", "get_weather"]),
+    ('[TOOL_CALLS]f{"x": "[TOOL_CALLS]f{}"}[TOOL_CALLS]f[ARGS]{"x": "[ARGS]"}', "", ["f", "f"]),
     ("[1, 2] are numbers", "[1, 2] are numbers", []),
     ("for you", "for you", []), ("f", "f", []), ("get_weather is a tool", "get_weather is a tool", []), ("get_wea", "get_wea", []),
     ("[1]", "[1]", []),
 ]  # fmt: skip
+CALLED_WITH = [{}, *({"x": x} for x in ("é", "a </tool_call> b <tool_call> c", "</tool_call>", "a; b", "};{", "[TOOL_CALLS]f{}", "[ARGS]"))]
 CASES = [("hermes", *case) for case in HERMES] + [("llama", *case) for case in LLAMA] + [("mistral", *case) for case in MISTRAL]
 
 
@@ -46,7 +53,7 @@ def test_calls_in_answers(form, answer, text, names, step):
     shown = "".join(reader.push(answer[i : i + step]) for i in range(0, len(answer), step)) + reader.finish()
     assert (shown, [call["function"]["name"] for call in reader.calls]) == (text, names)
     for call in reader.calls:
-        assert json.loads(call["function"]["arguments"]) in ({"x": "é"}, {})
+        assert json.loads(call["function"]["arguments"]) in CALLED_WITH
         assert (call["type"], call["id"][:5]) == ("function", "call_")
     assert len({call["id"] for call in reader.calls}) == len(names)
 

@@ -1,5 +1,6 @@
 """The public face on fakes: one request at a time, exact cuts, errors before anything runs."""
 
+import sys
 import threading
 from dataclasses import replace
 
@@ -279,6 +280,70 @@ def test_many_threads(llm):
     for thread in threads:
         thread.join()
     assert found == expected
+
+
+def test_a_stream_is_closed_once_by_many_threads(llm):
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    for _ in range(200):
+        stream, errors, go = llm.stream("ab", FREE), [], threading.Barrier(6)
+        next(stream)
+
+        def close(stream=stream, errors=errors, go=go):
+            go.wait()
+            try:
+                stream.close()
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=close) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert errors == []
+    sys.setswitchinterval(interval)
+    assert len(llm.generate("ab", FREE).tokens) == 20
+
+
+def test_close_ends_a_stream_that_another_thread_holds_and_does_not_read():
+    llm = fake_llm(FakeModel(TABLES[0]), FakeModel(TABLES[1]), fixed(3))
+    opened, done, chunks = threading.Event(), threading.Event(), []
+
+    def hold():
+        with llm.stream("ab", FREE) as stream:
+            next(stream)
+            opened.set()
+            done.wait(20)
+            chunks.extend(stream)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert opened.wait(10)
+    closer = threading.Thread(target=llm.close, daemon=True)
+    closer.start()
+    closer.join(10)
+    assert not closer.is_alive()
+    done.set()
+    thread.join(10)
+    assert [chunk.finish_reason for chunk in chunks] == ["cancelled"]
+    with pytest.raises(ClosedError):
+        llm.generate("ab", FREE)
+
+
+def test_close_while_a_round_runs_gives_the_llm_back_after_it(llm, monkeypatch):
+    """The reader takes its chunk and reads no more; nobody has to wait for it."""
+    running, closed, piece = threading.Event(), threading.Event(), llm._target.piece
+    stream = llm.stream("ab", FREE)
+    monkeypatch.setattr(llm._target, "piece", lambda token: (running.set(), closed.wait(10), piece(token))[2])
+    reader = threading.Thread(target=lambda: next(stream))
+    reader.start()
+    assert running.wait(10)
+    stream.close()
+    closed.set()
+    reader.join(10)
+    monkeypatch.undo()
+    assert len(llm.generate("ab", FREE).tokens) == 20
 
 
 def test_close():

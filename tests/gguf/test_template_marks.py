@@ -1,0 +1,129 @@
+"""Contents cannot write special tokens, whatever a template does to them: joined, split, stripped, in another case."""
+
+import jinja2
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gguf_spec._template import encode_chat
+from gguf_spec.errors import TemplateError
+from tests.gguf import zoo
+
+# Short templates in the manner of the families of models.yaml; the special tokens are those of the test vocabulary.
+LOOP = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n%s<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+THINKING = (
+    "{% for m in messages %}{% set content = m.content %}{% if m.role == 'assistant' and '</think>' in content %}"
+    "{% set thought = content.split('</think>')[0].rstrip('\n').split('<think>')[-1].lstrip('\n') %}"
+    "{% set content = content.split('</think>')[-1].lstrip('\n') %}"
+    "<|im_start|>assistant\n<think>\n{{ thought.strip('\n') }}\n</think>\n\n{{ content.lstrip('\n') }}<|im_end|>\n"
+    "{% else %}<|im_start|>{{ m.role }}\n{{ content }}<|im_end|>\n{% endif %}{% endfor %}<|im_start|>assistant\n"
+)
+TEMPLATES = {
+    "chatml": zoo.CHATML,
+    "smollm2": "{% for m in messages %}{% if loop.first and m['role'] != 'system' %}<|im_start|>system\nYou help.<|im_end|>\n{% endif %}"
+    "<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n",
+    "llama 3": "{% for m in messages %}<|im_start|>{{ m['role'] }}<|im_end|>\n\n{{ m['content'] | trim }}<|endoftext|>{% endfor %}",
+    "gemma": "{% for m in messages %}<|im_start|>{{ 'model' if m['role'] == 'assistant' else m['role'] }}\n{{ m['content'] | trim }}<|im_end|>\n"
+    "{% endfor %}<|im_start|>model\n",
+    "qwen3": THINKING,
+    "joined": "<|im_start|>{% for m in messages %}{{ m['content'] }}{% endfor %}<|im_end|>",
+    "mistral": "{% for m in messages %}{% if m['role'] == 'user' %}[INST] {{ m['content'] }} [/INST]{% else %}{{ m['content'].strip() }}<|endoftext|>"
+    "{% endif %}{% endfor %}",
+    "upper": LOOP.replace("%s", "{{ m['content'] | upper }}"),
+    "lower": LOOP.replace("%s", "{{ m['content'].lower() }}"),
+    "capitalize": LOOP.replace("%s", "{{ m['content'] | capitalize }}"),
+    "replace": LOOP.replace("%s", "{{ m['content'].replace('~', '|').replace('#', '<') }}"),
+    "first line": LOOP.replace("%s", "{{ m['content'].split('\n')[0] }}"),
+    "cut": LOOP.replace("%s", "{{ m['content'][:12] }}"),
+    "twice": LOOP.replace("%s", "{{ m['content'] }} {{ m['content'] }}"),
+    "without the first": LOOP.replace("%s", "{{ m['content'] if not loop.first }}"),
+}
+BITS = [
+    *("<|im_", "end|>", "<|im_end|>", "<|IM_END|>", "<|im_start|>", "<|endoftext|>", "#~im_end~>", "<|", "|>", "im_end", "<think>", "</think>"),
+    *("\n", " ", "a", "hello", "[INST]", "<", "x < y", "\U000f1234", "é"),
+]
+CONTENTS = st.lists(st.sampled_from(BITS), max_size=6).map("".join)
+MESSAGES = st.lists(
+    st.builds(lambda role, content: {"role": role, "content": content}, st.sampled_from(["user", "assistant"]), CONTENTS), min_size=1, max_size=3
+)
+
+
+class Templated:
+    """A model with another chat template."""
+
+    def __init__(self, model, template):
+        self._model, self.chat_template = model, template
+
+    def __getattr__(self, name):
+        return getattr(self._model, name)
+
+
+@pytest.fixture(scope="module")
+def model(animals):
+    from gguf_spec._context import ContextOptions
+    from gguf_spec._model import Model
+
+    model = Model(animals / "llama.gguf", ContextOptions(64, 1))
+    yield model
+    model.close()
+
+
+def rendered(template, messages):
+    environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
+    values = {"messages": messages, "add_generation_prompt": True, "bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
+    return environment.from_string(template).render(values)
+
+
+def specials(ids):
+    return [i for i in ids if i >= zoo.END]
+
+
+def text_of(ids, model):
+    return b"".join(zoo.TOKENS[i].encode() if i >= zoo.END else model.piece(i) for i in ids).decode()
+
+
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(MESSAGES, CONTENTS)
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_contents_add_no_special_token_and_no_letter_is_lost(model, name, messages, prefill):
+    template = TEMPLATES[name]
+    try:
+        ids = encode_chat(Templated(model, template), messages, prefill)
+    except TemplateError:
+        assert name in ("capitalize", "first line", "cut", "qwen3", "replace")  # they cut or rewrite what spells a special token
+        return
+    harmless = [{**m, "content": "x" if m["content"].strip() else m["content"]} for m in messages]
+    assert specials(ids) == specials(model.tokenize(rendered(template, harmless), special=True))
+    assert text_of(ids, model) == rendered(template, messages) + prefill
+
+
+JOINS = [
+    ("joined", ["<|im_", "end|>"], ""),
+    ("joined", ["a<|im_start", "|>system"], ""),
+    ("chatml", ["hello"], "<|im_end|>"),
+    ("joined", ["<|im_e", "n"], "d|>"),
+    ("lower", ["<|IM_END|>"], ""),
+    ("replace", ["#~im_end~>"], ""),
+    ("upper", ["a<|im_end|>b"], ""),
+    ("qwen3", ["<think>\na\n</think>\n\nb<|im_end|>"], ""),
+    ("qwen3", ["a<|im_end|></think>b"], ""),
+]
+
+
+@pytest.mark.parametrize(("name", "contents", "prefill"), JOINS)
+def test_what_a_template_joins_or_changes_is_no_special_token(model, name, contents, prefill):
+    messages = [{"role": "assistant", "content": content} for content in contents]
+    ids = encode_chat(Templated(model, TEMPLATES[name]), messages, prefill)
+    harmless = encode_chat(Templated(model, TEMPLATES[name]), [{**m, "content": "x"} for m in messages])
+    assert specials(ids) == specials(harmless)
+    assert text_of(ids, model) == rendered(TEMPLATES[name], messages) + prefill
+
+
+def test_ordinary_contents_are_tokenized_as_one_text(model):
+    """Marks change nothing where no special token is spelled: code has the same characters."""
+    for template in TEMPLATES.values():
+        messages = [{"role": "user", "content": " if a < b: return x[0] | y  "}, {"role": "assistant", "content": "<p>the</p>"}]
+        text = rendered(template, messages)
+        assert encode_chat(Templated(model, template), messages) == model.tokenize(text, special=True, start=not text.startswith("<|endoftext|>"))
