@@ -201,13 +201,16 @@ def keep_profile(target: Model | Loadable, draft: Model | Loadable | None, profi
 
 
 def recall_experience(target: Model, draft: Model | None, experiences: Mapping[str, Experience]) -> None:
-    """Give back what was learned of chances another day."""
+    """Read back what was learned of acceptance rates in earlier runs; a damaged file is ignored, and replaced when the models are closed."""
     data = recall(_file(target, draft, "experience"))
     try:
         if data["version"] == VERSION:
             for way, one in experiences.items():
-                one.answer = min(max(float(data[way]["answer"]), 1.0), 1e6)
+                answer = float(data[way]["answer"])
+                if not 1 <= answer < 1e9:  # a number that is not finite fails too
+                    raise ValueError(answer)
                 one.chances.recall(data[way]["seen"])
+                one.answer = min(answer, 1e6)
     except (KeyError, TypeError, ValueError):
         pass
 

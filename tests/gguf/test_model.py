@@ -117,7 +117,7 @@ def test_rows_out_of_range(model, n_tokens, n_rows):
 
 
 def test_as_many_rows_as_can_be_asked_for(model):
-    assert rows(model, list(range(K_MAX)), K_MAX).shape == (K_MAX, model.n_vocab)
+    assert rows(model, list(range(K_MAX + 1)), K_MAX + 1).shape == (K_MAX + 1, model.n_vocab)
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))

@@ -89,7 +89,19 @@ def test_nonsense_is_no_profile():
     with load() as llm:
         profile = llm.profile
     assert Profile.from_dict(json.loads(json.dumps(profile.to_dict()))) == profile
-    for nonsense in ({"target": {}}, {"target": {1: 0.0}}, {"right": [[0, 1]]}, {"target": "x"}):
+    for nonsense in (
+        {"target": {}},
+        {"target": {1: 0.0}},
+        {"right": [[0, 1]]},
+        {"target": "x"},
+        {"target": {1: float("nan")}},
+        {"target_depth": {1: -1.0}},
+        {"draft_depth": {1: float("inf")}},
+        {"exact_width": 0},
+        {"token_s": float("nan")},
+        {"noise": {2: -0.1}},
+        {"right": [[2.0, 1.0]] * len(profile.right)},
+    ):
         with pytest.raises((KeyError, TypeError, ValueError)):
             Profile.from_dict(profile.to_dict() | nonsense)
     assert replace(profile, noise={}).logit_noise(4) == 0.0

@@ -221,3 +221,8 @@ def test_the_bundled_pair_and_the_next_load(monkeypatch, tmp_path):
     monkeypatch.setattr(_measure, "measure", None)
     with gguf_spec.load("tales", **options) as llm:
         assert llm.profile == got.profile
+
+
+def test_a_forecast_gain_is_never_more_than_the_tokens_of_a_round():
+    """A table whose wide passes were measured too cheap."""
+    assert profile({1: 0.1, 5: 0.001}).speedup(4, 0.5) == pytest.approx(sum(0.5**i for i in range(5)))

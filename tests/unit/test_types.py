@@ -154,3 +154,10 @@ def test_dicts_can_be_written_as_json():
     assert set(read) == {"text", "tokens", "finish_reason", "seed", "stats", "logprobs"}
     chunk = json.loads(json.dumps(Chunk("ab", (1,), 4, 1, "stop", (("a", True), ("b", False))).to_dict()))
     assert chunk["accepted_text"] == [["a", True], ["b", False]]
+
+
+def test_a_gain_is_never_more_than_the_tokens_of_a_round():
+    """Whatever a cost table says, a pass is never faster than one over a single token."""
+    stats = Stats(n_generated=30, rounds=10, total_s=1.0, forecast_s=1.0, plain_s=50.0)
+    assert (stats.predicted_speedup, stats.speedup) == (3.0, 3.0)
+    assert Stats(n_generated=9, rounds=10, total_s=1.0, forecast_s=1.0, plain_s=1.0).predicted_speedup == 1.0
