@@ -149,7 +149,7 @@ class Profile:
         if len(right) != SURENESSES or not all(0 <= hits <= places < 1e9 for hits, places in right):
             raise ValueError(data)
         numbers = {name: float(data[name]) for name in ("seconds", "token_s", "proposal_s", "measured_at")}
-        if not (1 in tables["target"] and tables["target_depth"]) or bool(tables["draft"]) != bool(tables["draft_depth"]):
+        if 1 not in tables["target"]:
             raise ValueError(data)
         if not (1 <= (exact_width := data["exact_width"]) <= K_MAX + 1 and isinstance(exact_width, int) and isinstance(data["steady"], bool)):
             raise ValueError(data)

@@ -25,7 +25,7 @@ _SAMPLING: dict[str, Any] = {
 }  # fmt: skip
 _SPECULATION: dict[str, Any] = {
     "k": {"type": "integer", "minimum": 0, "maximum": K_MAX}, "accept": {"enum": list(ACCEPT)}, "strict": _FLAG, "drafter": {"enum": list(DRAFTERS)},
-    "adaptive": _FLAG, "tree": _FLAG,
+    "adaptive": _FLAG, "tree": _FLAG, "exact": _FLAG,
 }  # fmt: skip
 assert set(_SPECULATION) == {field.name for field in fields(Speculation)}
 
