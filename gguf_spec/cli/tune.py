@@ -71,25 +71,26 @@ def cost_lines(tuning: Tuning) -> list[str]:
     each = _column({n: s / n for n, s in profile.target.items()}, of=profile.target[1])
     lines += [f"{n:>16}{target[n]:>12}{each[n]:>10}{draft.get(n, ''):>12}".rstrip() for n in widths]
     noise = max(profile.noise.values(), default=0.0)
-    of_draft = f"; draft: {_context_cost(profile.draft_depth)}" if draft else ""
     facts = {
-        "context": f"1,000 tokens of it add {_context_cost(profile.target_depth)}{of_draft}",
+        "context": f"1,000 tokens of it add {_context_cost(profile.target_depth)}",
+        "draft context": f"1,000 tokens of it add {_context_cost(profile.draft_depth)}",
         "exact passes": exact_passes(profile.exact_width),
-        "rounding noise": f"up to {noise:.2g} logits in wider passes" if noise else "none: passes of all widths give the same logits here",
+        "rounding noise": f"up to {noise:.2g} logits in wider passes" if noise else "none: passes of all widths give the same logits",
         "draft": f"right in {sum(h for h, _ in profile.right):.0f} of {sum(n for _, n in profile.right):.0f} places ({profile.agreement:.0%})",
         "Python": f"{profile.token_s * 1000:.2f} ms a token, {profile.proposal_s * 1000:.2f} ms one that the draft proposes",
     }
     if not tuning.draft:
-        del facts["draft"]
+        del facts["draft"], facts["draft context"]
         facts["Python"] = facts["Python"].split(",")[0]
     return [*lines, "", *(f"{name:<16}{fact}" for name, fact in facts.items()), "", *wrapped(tuning.sentence)]
 
 
 def _context_cost(depth: Mapping[int, float]) -> str:
-    """Return what 1,000 cached tokens add to a pass of the narrowest and of the widest width that is known."""
+    """Return what 1,000 cached tokens add to passes over 1 and over 8 tokens."""
+    from .._costs import interpolate_depth
     from ..tune import milliseconds
 
-    return ", ".join(f"{milliseconds(depth[n] * 1000)} to a pass of {n}" for n in sorted({min(depth), min(8, max(depth))}))
+    return ", ".join(f"{milliseconds(interpolate_depth(depth, n) * 1000)} to a pass over {n}" for n in (1, 8))
 
 
 def exact_passes(widest: int) -> str:
@@ -97,10 +98,10 @@ def exact_passes(widest: int) -> str:
     from .._types import K_MAX
 
     if widest > K_MAX:
-        return f"of all widths, up to {widest} tokens"
+        return "all, up to the longest draft"
     if widest > 1:
-        return f"of up to {widest} tokens: no wider pass verifies drafts, unless --allow-near-ties is given"
-    return "none of several tokens: near ties are counted"
+        return f"up to {widest} tokens; wider ones verify only with --allow-near-ties"
+    return "none over several tokens: near ties are counted"
 
 
 def _column(seconds: Mapping[int, float], of: float | None = None) -> dict[int, str]:

@@ -83,7 +83,7 @@ def test_empty_prompt(generate, flags):
 
 OPTIONS = {
     "-k -1": "k is -1",
-    "-k 33": "k is 33",
+    "-k 65": "k is 65",
     "-t -0.5": "temperature is -0.5",
     "-t nan": "temperature is nan",
     "--top-p 0": "top_p is 0",

@@ -24,10 +24,11 @@ def test_a_table_and_a_sentence(tuned):
     rows = [line.split() for line in lines[3:15]]
     assert [row[0] for row in rows] == ["1", "2", "3", "4", "5", "6", "7", "8", "12", "16", "24", "33"]
     assert all(len(row) == 4 and all(float(cell.replace(",", "")) >= 0 for cell in row[1:]) for row in rows)
-    assert [line[:16].strip() for line in lines[16:20]] == ["context", "rounding noise", "draft", "Python"]
-    assert re.search(r"right in \d+ of 129 places \(\d+%\)", lines[18])
-    assert lines[21].startswith("A token of the target takes ")
-    assert len(lines) == 22
+    assert [line[:16].strip() for line in lines[16:22]] == ["context", "draft context", "exact passes", "rounding noise", "draft", "Python"]
+    assert lines[18].split("   ")[-1].strip() == "all, up to the longest draft"
+    assert re.search(r"right in \d+ of 129 places \(\d+%\)", lines[20])
+    assert lines[23].startswith("A token of the target takes ")
+    assert len(lines) == 24
 
 
 def test_it_is_kept(cli, tuned):
@@ -40,7 +41,7 @@ def test_json(cli):
     result = cli("tune", *PAIR, "--json")
     assert (result.returncode, result.stderr) == (0, b"")
     data = json.loads(result.stdout)
-    assert len(data["profile"]["target"]) == len(data["profile"]["draft"]) == 24
+    assert len(data["profile"]["target"]) == len(data["profile"]["draft"]) == 25
     assert data["kept"] is True
     assert 0 <= data["agreement"] <= 1
     assert data["sentence"].startswith("A token of the target takes ")

@@ -83,7 +83,7 @@ def test_flash_attention_on_f16_is_not_taken_for_exact():
             assert target.grid
         assert of_width[8] > 0
         assert llm.profile.exact_width == 1
-        assert of_width[8] / 2 <= llm.logit_noise(8), 'a few rows were measured, and doubled'
+        assert of_width[8] / 2 <= llm.logit_noise(8), "a few rows were measured, and doubled"
 
 
 @pytest.mark.parametrize("name", TYPES)

@@ -102,8 +102,8 @@ def test_the_pieces_show_what_was_drafted_when_asked(client):
     "fields", [
         {"temperature": 0.0}, {"temperature": 1.3, "top_p": 0.5}, {"frequency_penalty": 1.5, "presence_penalty": 0.5},
         {"logit_bias": dict.fromkeys(range(300, 400), -100.0)},
-        {"top_k": 3}, {"min_p": 0.2}, {"repeat_penalty": 1.3, "penalty_last_n": -1}, {"typical_p": 0.5, "top_n_sigma": 1.5}, {"dry_multiplier": 0.8},
-        {"xtc_probability": 0.5}, {"stop": "man"}, {"stop": [".", ","]}, {"ignore_eos": True}, {"grammar": 'root ::= "ho " root'},
+        {"top_k": 3}, {"min_p": 0.2}, {"repeat_penalty": 1.3, "penalty_last_n": -1}, {"typical_p": 0.5, "top_n_sigma": 1.5}, {"dry_multiplier": 5.0, "dry_allowed_length": 1},
+        {"xtc_probability": 0.5}, {"stop": "man"}, {"stop": [".", ","]}, {"grammar": 'root ::= "ho " root'},
     ],
 )  # fmt: skip
 def test_options_of_sampling(client, tales, fields):
@@ -112,6 +112,14 @@ def test_options_of_sampling(client, tales, fields):
     got = client.completions.create(model="tales", prompt=START, max_tokens=40, seed=7, extra_body=sent).choices[0]
     assert (got.text, got.finish_reason) == (wanted.text, wanted.finish_reason)
     assert wanted.text != alone(tales, START).text
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_the_end_of_a_text_can_be_ignored(client, tales, ignored):
+    bias = {str(token): 100.0 for token in tales._target.ends}
+    sent = {"logit_bias": bias, "ignore_eos": ignored}
+    got = client.completions.create(model="tales", prompt=START, max_tokens=10, seed=7, extra_body=sent).choices[0]
+    assert (got.finish_reason, bool(got.text)) == (("length", True) if ignored else ("stop", False))
 
 
 def test_without_a_seed_answers_differ_and_name_theirs(client, tales):

@@ -40,7 +40,7 @@ CHAT = [
     ({"top_logprobs": 3}, "top_logprobs"), ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"), ({"stream": "yes"}, "stream"),
     ({"stream_options": {"include_usage": True}}, "stream_options"), ({"stream": True, "stream_options": {"x": 1}}, "stream_options"),
     ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"), ({"model": 5}, "model"),
-    ({"speculation": "on"}, "speculation"), ({"speculation": {"k": 33}}, "speculation.k"), ({"speculation": {"depth": 1}}, "speculation.depth"),
+    ({"speculation": "on"}, "speculation"), ({"speculation": {"k": 65}}, "speculation.k"), ({"speculation": {"depth": 1}}, "speculation.depth"),
     ({"speculation": {"accept": []}}, "speculation.accept"), ({"speculation": {"tree": True, "accept": "block"}}, "speculation.tree"),
     ({"response_format": {"type": "xml"}}, "response_format"), ({"response_format": "json"}, "response_format"),
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}, "response_format.json_schema"),
