@@ -72,8 +72,8 @@ def cost_lines(tuning: Tuning) -> list[str]:
     lines += [f"{n:>16}{target[n]:>12}{each[n]:>10}{draft.get(n, ''):>12}".rstrip() for n in widths]
     noise = max(profile.noise.values(), default=0.0)
     facts = {
-        "context": f"1,000 tokens of it add {_context_cost(profile.target_depth)}",
-        "draft context": f"1,000 tokens of it add {_context_cost(profile.draft_depth)}",
+        "context": f"1,000 tokens add {_context_cost(profile.target_depth)}",
+        "draft context": f"1,000 tokens add {_context_cost(profile.draft_depth)}",
         "exact passes": exact_passes(profile.exact_width),
         "rounding noise": f"up to {noise:.2g} logits in wider passes" if noise else "none: passes of all widths give the same logits",
         "draft": f"right in {sum(h for h, _ in profile.right):.0f} of {sum(n for _, n in profile.right):.0f} places ({profile.agreement:.0%})",
@@ -86,11 +86,11 @@ def cost_lines(tuning: Tuning) -> list[str]:
 
 
 def _context_cost(depth: Mapping[int, float]) -> str:
-    """Return what 1,000 cached tokens add to passes over 1 and over 8 tokens."""
+    """Return what 1,000 cached tokens add to passes of 1 and of 8 rows."""
     from .._costs import interpolate_depth
     from ..tune import milliseconds
 
-    return ", ".join(f"{milliseconds(interpolate_depth(depth, n) * 1000)} to a pass over {n}" for n in (1, 8))
+    return ", ".join(f"{milliseconds(interpolate_depth(depth, n) * 1000)} ({rows})" for n, rows in ((1, "1 row"), (8, "8 rows")))
 
 
 def exact_passes(widest: int) -> str:

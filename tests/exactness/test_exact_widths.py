@@ -13,7 +13,6 @@ from gguf_spec import Sampling, Speculation
 from gguf_spec._context import ContextOptions
 from gguf_spec._library import build_features
 from gguf_spec._model import Model
-from gguf_spec._types import K_MAX
 from gguf_spec.quantize import quantize
 from tests.gguf import zoo
 from tests.gguf.test_near_ties import TALES
@@ -107,7 +106,7 @@ def kept_apart(llm, prompts, n_tokens):
         for sampling in (Sampling(temperature=0, max_tokens=n_tokens), Sampling(seed=i, max_tokens=n_tokens)):
             llm.forget()
             plain = llm.generate(prompt, sampling, speculation=Speculation(0))
-            for speculation in (Speculation(), Speculation(K_MAX, adaptive=False), Speculation(4, adaptive=False, drafter="model")):
+            for speculation in (Speculation(), Speculation(16, adaptive=False), Speculation(4, adaptive=False, drafter="model")):
                 llm.forget()
                 burst = llm.generate(prompt, sampling, speculation=speculation)
                 same += burst.tokens == plain.tokens
