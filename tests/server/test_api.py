@@ -103,7 +103,8 @@ def test_the_pieces_show_what_was_drafted_when_asked(client):
         {"temperature": 0.0}, {"temperature": 1.3, "top_p": 0.5}, {"frequency_penalty": 1.5, "presence_penalty": 0.5},
         {"logit_bias": dict.fromkeys(range(300, 400), -100.0)},
         {"top_k": 3}, {"min_p": 0.2}, {"repeat_penalty": 1.3, "penalty_last_n": -1}, {"typical_p": 0.5, "top_n_sigma": 1.5},
-        {"dry_multiplier": 5.0, "dry_allowed_length": 1}, {"xtc_probability": 0.5}, {"stop": "man"}, {"stop": [".", ","]}, {"grammar": 'root ::= "ho " root'},
+        {"dry_multiplier": 5.0, "dry_allowed_length": 1}, {"xtc_probability": 0.5}, {"stop": "man"},
+        {"stop": [".", ","]}, {"grammar": 'root ::= "ho " root'},
     ],
 )  # fmt: skip
 def test_options_of_sampling(client, tales, fields):
