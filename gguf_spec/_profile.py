@@ -66,6 +66,15 @@ class Profile:
         """
         return self.exact_width if exact and self.exact_width > 1 else K_MAX + 1
 
+    @property
+    def exact_passes(self) -> str:
+        """Which passes give a row the bits of a single-row pass, in words."""
+        if self.exact_width > K_MAX:
+            return "all, up to the longest draft"
+        if self.exact_width > 1:
+            return f"up to {self.exact_width} tokens; wider ones verify only with --allow-near-ties"
+        return "none over several tokens: near ties are counted"
+
     def logit_noise(self, k: int) -> float:
         """Return how far logits move in passes over up to `k` + 1 tokens against those of single-row passes, doubled; 0 where these are exact."""
         if k < self.exact_width:

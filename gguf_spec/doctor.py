@@ -194,7 +194,19 @@ class _Pair:
         else:
             yield Check("rollback", "ok", f"{'both' if draft else 'it'} can go back to an earlier token")
         if target.can_roll_back:
+            yield self._exact_passes(target, draft)
             yield self._costs(name, target, draft if draft and draft.can_roll_back else None)
+
+    def _exact_passes(self, target: Model, draft: Model | None) -> Check:
+        from ._profile import kept_profile
+
+        name, profile = "exact passes", kept_profile(target, draft)
+        if (self._features or {}).get("LLAMAFILE", "0") != "0":
+            found = "llama.cpp was built with llamafile's products: rows round otherwise in passes over several tokens"
+            return Check(name, "warn", found, "build it with -DGGML_LLAMAFILE=OFF, as scripts/run does in a clone.")
+        if not profile:
+            return Check(name, "ok", "not measured yet: loading the models for drafting does it")
+        return Check(name, "ok", profile.exact_passes)
 
     def _costs(self, name: str, target: Model, draft: Model | None) -> Check:
         from ._profile import kept_profile

@@ -74,7 +74,7 @@ def cost_lines(tuning: Tuning) -> list[str]:
     facts = {
         "context": f"1,000 tokens add {_context_cost(profile.target_depth)}",
         "draft context": f"1,000 tokens add {_context_cost(profile.draft_depth)}",
-        "exact passes": exact_passes(profile.exact_width),
+        "exact passes": profile.exact_passes,
         "rounding noise": f"up to {noise:.2g} logits in wider passes" if noise else "none: passes of all widths give the same logits",
         "draft": f"right in {sum(h for h, _ in profile.right):.0f} of {sum(n for _, n in profile.right):.0f} places ({profile.agreement:.0%})",
         "Python": f"{profile.token_s * 1000:.2f} ms a token, {profile.proposal_s * 1000:.2f} ms one that the draft proposes",
@@ -91,17 +91,6 @@ def _context_cost(depth: Mapping[int, float]) -> str:
     from ..tune import milliseconds
 
     return ", ".join(f"{milliseconds(interpolate_depth(depth, n) * 1000)} ({rows})" for n, rows in ((1, "1 row"), (8, "8 rows")))
-
-
-def exact_passes(widest: int) -> str:
-    """Return which passes give a row the bits of a single-row pass, in words."""
-    from .._types import K_MAX
-
-    if widest > K_MAX:
-        return "all, up to the longest draft"
-    if widest > 1:
-        return f"up to {widest} tokens; wider ones verify only with --allow-near-ties"
-    return "none over several tokens: near ties are counted"
 
 
 def _column(seconds: Mapping[int, float], of: float | None = None) -> dict[int, str]:

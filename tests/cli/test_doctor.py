@@ -22,7 +22,7 @@ def test_what_it_shows(cli):
     assert all(shown)
     names = [match[2] for match in shown]
     assert names[0].split()[0] == "Python"
-    assert len(names) == 21
+    assert len(names) == 22
     assert "fast kernels" in names
     assert lines[-2] == ""
     assert lines[-1].startswith(("All is well.", "What could be better: "))

@@ -83,7 +83,7 @@ def test_all_is_well():
     assert [(one.name, one.todo) for one in diagnosis.checks if one.status != "ok"] == []
     assert [one.name for one in diagnosis.checks] == [
         "Python", "gguf-spec", "llama.cpp", "build", "processor", "fast kernels", "AMX", "OpenMP", "threads", "memory", "disk", "cache", "hub cache",
-        "models file", "target", "draft", "room", "loading", "vocabulary", "rollback", "costs",
+        "models file", "target", "draft", "room", "loading", "vocabulary", "rollback", "exact passes", "costs",
     ]  # fmt: skip
     assert (diagnosis.ok, diagnosis.sentence) == (True, "All is well.")
     assert diagnosis.tuning is None
