@@ -1,0 +1,112 @@
+"""When a kept profile is believed, and which entries of a table are."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from gguf_spec import _measure
+from gguf_spec._language_model import keep_beginning, read_on
+from gguf_spec._measure import plausible, profile_of
+from gguf_spec._profile import NOTHING_KNOWN
+from tests.fakes import FakeModel, random_table
+
+NOW = 1.8e9
+GOOD = replace(NOTHING_KNOWN, kernels="tiled", steady=True, measured_at=NOW - 100, seconds=1.0)
+FRESH = replace(GOOD, seconds=2.0)
+
+
+@pytest.fixture
+def store(monkeypatch):
+    """What is kept (`kept`), what a measurement finds (`found`), and how often one was made (`n`)."""
+    store = SimpleNamespace(kept=GOOD, found=FRESH, n=0)
+
+    def measure(target, draft):
+        store.n += 1
+        return store.found
+
+    monkeypatch.setattr(_measure, "kept_profile", lambda *_: store.kept)
+    monkeypatch.setattr(_measure, "keep_profile", lambda _target, _draft, profile: setattr(store, "kept", profile))
+    monkeypatch.setattr(_measure, "measure", measure)
+    monkeypatch.setattr(_measure, "kernels_in_use", lambda: "tiled")
+    monkeypatch.setattr(_measure, "time", SimpleNamespace(time=lambda: NOW, perf_counter=lambda: 0.0))
+    return store
+
+
+def test_a_good_profile_is_not_measured_again(store):
+    assert profile_of(None, None) == GOOD
+    assert store.n == 0
+
+
+@pytest.mark.parametrize("change", [{"steady": False}, {"measured_at": NOW - 31 * 24 * 3600}, {"measured_at": NOW + 1000}, {"kernels": "untiled"}])
+def test_a_doubtful_an_old_and_another_one_is(store, change):
+    store.kept, told = replace(GOOD, **change), []
+    assert profile_of(None, None, lambda: told.append(1)) == replace(FRESH, measured_at=NOW) == store.kept
+    assert (store.n, told) == (1, [1])
+
+
+def test_a_busy_moment_does_not_replace_what_an_idle_one_gave(store):
+    store.kept, store.found = replace(GOOD, measured_at=0.0), replace(FRESH, steady=False)
+    assert profile_of(None, None) == replace(GOOD, measured_at=NOW)
+    store.kept = None
+    assert not profile_of(None, None).steady
+    profile_of(None, None)
+    assert store.n == 3, "and is measured again at the next load"
+
+
+@pytest.mark.parametrize(
+    ("table", "wanted"),
+    [
+        ({1: 40.0, 2: 78.0, 4: 87.0, 8: 110.0}, {1, 2, 4, 8}),  # AMX
+        ({1: 98.0, 2: 122.0, 3: 148.0, 4: 95.0, 8: 181.0}, {1, 2, 3, 4, 8}),  # AVX-512
+        ({1: 0.65, 2: 101.0, 5: 1.28, 16: 2.0}, {1, 5, 16}),
+        ({1: 40.0, 2: 78.0, 4: 870.0, 8: 110.0}, {1, 2, 8}),
+        ({}, set()),
+    ],
+)
+def test_entries_that_only_another_program_explains_are_left_out(table, wanted):
+    assert set(plausible(table)) == wanted
+
+
+def test_where_a_single_token_was_held_up_the_wider_passes_bound_it():
+    assert plausible({1: 476.0, 2: 1.0, 4: 1.5, 8: 2.0}) == {1: 1.0, 2: 1.0, 4: 1.5, 8: 2.0}
+
+
+class Reader(FakeModel):
+    """Knows which of its tokens were read as a prompt, as `Model` does."""
+
+    def read(self, tokens):
+        on_grid = self.n_read == self.n_past
+        super().read(tokens)
+        if on_grid:
+            self.n_read = self.n_past
+
+    def rollback(self, to):
+        super().rollback(to)
+        self.n_read = min(self.n_read, to)
+
+
+@pytest.mark.parametrize("grid", [0, 64])
+def test_a_prompt_is_read_on_the_grid_whatever_was_read_before(grid):
+    """Each token is read in a pass that begins and ends where that of a fresh read does."""
+    model = Reader(random_table(np.random.default_rng(1), 4), n_ctx=4000)
+    model.grid, model.reads_at_once = grid, 256
+    first, second = [i % 3 for i in range(700)], [i % 3 for i in range(690)] + [3] * 100
+
+    def read(tokens):
+        model.read_tokens.clear()
+        keep_beginning(model, tokens)
+        read_on(model, tokens, lambda: False)
+        return [len(one) for one in model.read_tokens]
+
+    assert read(first) == ([256, 256, 128, 60] if grid else [256, 256, 188])
+    model.logits([1, 1, 1], 3)  # decoded, not read
+    assert read(first) == [], "nothing but what was decoded is forgotten"
+    model.logits([1, 1, 1], 3)
+    assert read(second) == ([128, 22] if grid else [100])
+    model.rollback(0)
+    assert read(second) == [256, 256, 256, 22]
+    model.logits([2, 2], 2)
+    longer = [*second, 2, 2, 0, 1]
+    assert read(longer) == ([26] if grid else [2]), "the answer is read again"
