@@ -48,7 +48,7 @@ class Terminal:
         else:
             width, height = self._size
             new = ["new-session", "-d", "-s", "chat", "-x", width, "-y", height, "-c", self._cage]
-            self.tmux(*new, command)
+            self.tmux("start-server", ";", "set-option", "-g", "history-limit", 100_000, ";", *new, command)
         self.see(until)
 
     def alive(self):
@@ -63,10 +63,10 @@ class Terminal:
     def screen(self, *options):
         return "\n".join(line.rstrip() for line in self.tmux("capture-pane", "-p", *options, "-t", "chat").split("\n"))
 
-    def see(self, what):
-        """Wait for a text, or a pattern, and return the screen."""
+    def see(self, what, scrolled=False):
+        """Wait for a text, or a pattern, and return the screen; `scrolled`: with all that left it, as an answer may be quick."""
         for _ in range(600):
-            seen = self.screen()
+            seen = self.screen(*("-S", "-") if scrolled else ())
             if re.search(what, seen) if isinstance(what, re.Pattern) else what in seen:
                 return seen
             time.sleep(0.05)
@@ -139,12 +139,12 @@ def test_a_conversation(terminal, tmp_path):
     assert "^C" not in seen
     seen = terminal.see(re.compile(r"\n>\n+[\d,.]+ tok/s, context [\d,]+ of 60,000, draft off: speculation is switched off"))
     terminal.type("/retry", "Enter")
-    terminal.see("there is one answer")
+    terminal.see("there is one answer", scrolled=True)
     terminal.see(f"{SAYS}\n{SAYS}")
     terminal.type("C-c")
     terminal.see("(stopped)")
     terminal.type("more", "Enter")
-    terminal.see(f"> more\n{SAYS}")
+    terminal.see(f"> more\n{SAYS}", scrolled=True)
     terminal.type("C-c")
     terminal.see("(stopped)")
     terminal.type("/undo", "Enter")

@@ -46,7 +46,7 @@ def rows_behind(model, tokens, depth, at_once):
 def worst(model, n_deepest):
     """(the largest difference of a logit for each width, and for each chunking of the past) over all depths."""
     tokens = [100 + i * 7919 % 3900 for i in range(n_deepest + max(WIDTHS))]
-    of_width, of_chunk = dict.fromkeys(WIDTHS, 0.0), dict.fromkeys((1, 32, 64, 512), 0.0)
+    of_width, of_chunk = dict.fromkeys(WIDTHS, 0.0), dict.fromkeys((32, 64, 512), 0.0)  # those read one by one are `alone`
     for depth in (d for d in DEPTHS if d <= n_deepest):
         alone = rows_behind(model, tokens, depth, 1)
         for width in WIDTHS:
