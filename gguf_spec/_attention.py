@@ -28,6 +28,7 @@ _WIDTHS = (1, 2, 4, 8, 32)  # tokens of the passes that are timed
 _NEAR, _FAR = 32, 1024  # cached tokens before them
 _TIMES = 4  # passes of each width; the shortest counts, as other programs only make a pass longer
 _WIDE = 65  # rows of the widest pass that verifies
+_PATIENCE_S = 1.5  # for one setting: beyond that another program is running, and nothing is measured now
 _SINGLES = 96  # tokens read one by one behind `_SPLIT`, as reference
 _SPLIT = 520  # cached tokens from which llama.cpp splits flash attention over threads: 512 cells
 
@@ -105,11 +106,14 @@ def choose_attention(header: Header, options: ContextOptions, must_be_exact: boo
     if shape is None:
         return unmeasured, None
     asked = [options.flash_attention] if options.flash_attention != "auto" else ["on"] if options.needs_flash_attention else ["off", "on"]
-    found = [costs for flash in asked if (costs := measured_attention(shape, replace(options, flash_attention=flash)))]
+    found = []
+    for flash in asked:
+        costs = measured_attention(shape, replace(options, flash_attention=flash))
+        if costs is None:
+            return unmeasured, None
+        found.append(costs)
     if must_be_exact and any(costs.exact for costs in found):
         found = [costs for costs in found if costs.exact]
-    if not found:
-        return unmeasured, None
     best = min(found, key=lambda costs: _time(costs, found))
     return best.flash, best
 
@@ -136,7 +140,7 @@ def measured_attention(shape: AttentionShape, options: ContextOptions) -> Attent
         pass
     try:
         costs = _measure(shape, options)
-    except (GgufSpecError, OSError):
+    except (GgufSpecError, OSError, TimeoutError):
         return None
     keep(file, asdict(costs))
     return costs
@@ -174,7 +178,13 @@ def _passes(model: Model, text: list[int]) -> dict[int, float]:
             model.logits(text[n_past : n_past + width], 1)
             best[width] = min(best[width], time.perf_counter() - started)
             model.rollback(n_past)
+            _check_patience(model)
     return best
+
+
+def _check_patience(model: Model) -> None:
+    if model.busy_s > _PATIENCE_S:
+        raise TimeoutError
 
 
 def _is_exact(model: Model, text: list[int]) -> bool:
@@ -182,7 +192,10 @@ def _is_exact(model: Model, text: list[int]) -> bool:
     for depth in (0, _SPLIT):
         model.rollback(0)
         model.read(text[:depth])
-        rows = [model.logits([token], 1)[0].copy() for token in text[depth : depth + _SINGLES]]
+        rows = []
+        for token in text[depth : depth + _SINGLES]:
+            rows.append(model.logits([token], 1)[0].copy())
+            _check_patience(model)
         for width in (2, 8, 33, _WIDE):
             model.rollback(depth)
             if not np.array_equal(model.logits(text[depth : depth + width], width), rows[:width]):
