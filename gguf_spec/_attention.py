@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ._cache import cache_file, keep, recall, this_machine
+from ._competition import cores_are_shared
 from ._context import ContextOptions, physical_cores
 from ._gguf import Header
 from ._library import library_parts, offloads
@@ -129,15 +130,20 @@ def _time(costs: AttentionCosts, others: list[AttentionCosts]) -> float:
 
 
 def measured_attention(shape: AttentionShape, options: ContextOptions) -> AttentionCosts | None:
-    """Return what attention of this shape costs, from the user's cache, or measured in about half a second; None where that fails."""
-    o = options
-    parts = [_VERSION, *this_machine(), *library_parts(), *shape, o.flash_attention, o.kv_type, o.threads or physical_cores(), o.gpu_layers]
+    """Return what attention of this shape costs, from the user's cache, or measured in about half a second.
+
+    None where that fails, and while other programs use the cores: a later load measures then.
+    """
+    o, threads = options, options.threads or physical_cores()
+    parts = [_VERSION, *this_machine(), *library_parts(), *shape, o.flash_attention, o.kv_type, threads, o.gpu_layers]
     file = cache_file("attention", parts)
     data = recall(file)
     try:
         return AttentionCosts.from_dict(data)
     except (KeyError, TypeError, ValueError):
         pass
+    if cores_are_shared(threads):
+        return None
     try:
         costs = _measure(shape, options)
     except (GgufSpecError, OSError, TimeoutError):

@@ -1,4 +1,4 @@
-"""What is known of a pair on this machine: what passes cost, how often proposals are right, how fast it goes of late."""
+"""Cost model and acceptance statistics of a model pair on this machine."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ._competition import cores_are_shared
 from ._drafters import SURENESSES, Calibration, CoupledGuess, ModelDrafter
 from ._exact_kernels import kernels_in_use
 from ._language_model import LanguageModel
@@ -39,13 +40,15 @@ _SAID = Sampling(temperature=0.8, ignore_eos=True)  # how the target says what i
 _MANY = 7  # widths between an exact and an inexact one that are tried one by one
 _CHEAPER, _DEARER = 0.5, 3.0  # a pass is not cheaper than half of a narrower one, nor dearer than three times as many single passes
 _STEADY = 1.5  # the median of single passes over their shortest: beyond that another program was running
+_BUSY_BUDGET_S = 0.3  # for a profile that will be measured again, as other programs run now
 _OLD_S = 30 * 24 * 3600.0  # age from which a profile is measured again
 
 
 def profile_of(target: Model, draft: Model | None, on_measure: Callable[[], object] | None = None) -> Profile:
     """Return the profile kept for these models, or measure it in about two seconds and keep it.
 
-    One that was measured beside another program, or is a month old, is measured again. Before that `on_measure` is called.
+    One that was measured beside another program, or is a month old, is measured again; beside another program only the fewest passes are made.
+    Before that `on_measure` is called.
     """
     kept, now = kept_profile(target, draft), time.time()
     if kept and kept.kernels != kernels_in_use():
@@ -54,7 +57,10 @@ def profile_of(target: Model, draft: Model | None, on_measure: Callable[[], obje
         return kept
     if on_measure:
         on_measure()
-    profile = replace(measure(target, draft), measured_at=now)
+    if cores_are_shared(target.threads):
+        profile = replace(measure(target, draft, budget_s=_BUSY_BUDGET_S), steady=False, measured_at=now)
+    else:
+        profile = replace(measure(target, draft), measured_at=now)
     if kept and kept.steady and not profile.steady:
         profile = replace(kept, measured_at=now)  # the machine is busy now: what an idle one took is closer
     keep_profile(target, draft, profile)

@@ -17,10 +17,16 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory):
-    """A folder for what is measured here: what the user's cache holds must decide nothing, and what a busy machine measures is not kept there."""
+    """A folder for what is measured here: what the user's cache holds must decide nothing, and what a busy machine measures is not kept there.
+
+    Nor does what else runs now decide what is measured.
+    """
+    from gguf_spec import _competition
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))  # nor a models.yaml of theirs
+        patch.setattr(_competition, "others_running", lambda: 0)
         yield
 
 

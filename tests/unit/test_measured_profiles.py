@@ -13,6 +13,7 @@ from gguf_spec._profile import NOTHING_KNOWN
 from tests.fakes import FakeModel, random_table
 
 NOW = 1.8e9
+TARGET = SimpleNamespace(threads=2)
 GOOD = replace(NOTHING_KNOWN, kernels="tiled", steady=True, measured_at=NOW - 100, seconds=1.0)
 FRESH = replace(GOOD, seconds=2.0)
 
@@ -20,10 +21,11 @@ FRESH = replace(GOOD, seconds=2.0)
 @pytest.fixture
 def store(monkeypatch):
     """What is kept (`kept`), what a measurement finds (`found`), and how often one was made (`n`)."""
-    store = SimpleNamespace(kept=GOOD, found=FRESH, n=0)
+    store = SimpleNamespace(kept=GOOD, found=FRESH, n=0, budgets=[])
 
-    def measure(target, draft):
+    def measure(target, draft, budget_s=None):
         store.n += 1
+        store.budgets.append(budget_s)
         return store.found
 
     monkeypatch.setattr(_measure, "kept_profile", lambda *_: store.kept)
@@ -35,24 +37,36 @@ def store(monkeypatch):
 
 
 def test_a_good_profile_is_not_measured_again(store):
-    assert profile_of(None, None) == GOOD
+    assert profile_of(TARGET, None) == GOOD
     assert store.n == 0
 
 
 @pytest.mark.parametrize("change", [{"steady": False}, {"measured_at": NOW - 31 * 24 * 3600}, {"measured_at": NOW + 1000}, {"kernels": "untiled"}])
 def test_a_doubtful_an_old_and_another_one_is(store, change):
     store.kept, told = replace(GOOD, **change), []
-    assert profile_of(None, None, lambda: told.append(1)) == replace(FRESH, measured_at=NOW) == store.kept
+    assert profile_of(TARGET, None, lambda: told.append(1)) == replace(FRESH, measured_at=NOW) == store.kept
     assert (store.n, told) == (1, [1])
 
 
 def test_a_busy_moment_does_not_replace_what_an_idle_one_gave(store):
     store.kept, store.found = replace(GOOD, measured_at=0.0), replace(FRESH, steady=False)
-    assert profile_of(None, None) == replace(GOOD, measured_at=NOW)
+    assert profile_of(TARGET, None) == replace(GOOD, measured_at=NOW)
     store.kept = None
-    assert not profile_of(None, None).steady
-    profile_of(None, None)
+    assert not profile_of(TARGET, None).steady
+    profile_of(TARGET, None)
     assert store.n == 3, "and is measured again at the next load"
+
+
+def test_beside_another_program_few_passes_are_made_and_measured_again_later(store, monkeypatch):
+    store.kept = None
+    monkeypatch.setattr(_measure, "cores_are_shared", lambda threads: threads == TARGET.threads)
+    assert not profile_of(TARGET, None).steady
+    monkeypatch.setattr(_measure, "cores_are_shared", lambda threads: False)
+    assert profile_of(TARGET, None).steady
+    assert profile_of(TARGET, None).steady
+    assert store.n == 2
+    assert store.budgets[0] < 1
+    assert store.budgets[1] is None
 
 
 @pytest.mark.parametrize(
