@@ -88,6 +88,17 @@ def on_deep_stack(n_bytes: int, call: Callable[[], int]) -> int:
     return result[0]
 
 
+def apart(call: Callable[[], object]) -> None:
+    """Run `call` in a thread of its own, where no signal is handled: llama.cpp may log, and Python drops what Ctrl-C raises in what C calls."""
+    thread = threading.Thread(target=call, name="gguf-spec-apart")
+    try:
+        thread.start()
+    except RuntimeError:  # no thread can be had, or the program ends
+        call()
+        return
+    thread.join()
+
+
 Progress: TypeAlias = Callable[[float], object]
 """Called with the share of the weights that is loaded, 0 to 1; to return False cancels."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import os
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
@@ -29,7 +30,7 @@ from ._context import (
 )
 from ._exact_kernels import GRID, has_exact_attention, has_exact_products
 from ._gguf import Header, check_generates_text, read_header
-from ._library import Progress, Watch, build_features, log, offloads, on_deep_stack, start_backend, verbose
+from ._library import Progress, Watch, apart, build_features, log, offloads, on_deep_stack, start_backend, verbose
 from ._llama import C
 from ._lora import check_adapter
 from ._native import N_BATCH, Native
@@ -192,7 +193,12 @@ class Model:
 
     def close(self) -> None:
         """Give up the native memory; more than once does nothing. It is free as soon as no call of another thread needs it."""
-        self._native = None
+        last, self._native = [self._native], None
+        try:
+            if last[0] and threading.current_thread() is threading.main_thread():
+                apart(last.clear)
+        finally:
+            last.clear()
         if self._governor:
             self._governor.forget(self._owner)
 

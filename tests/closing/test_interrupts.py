@@ -2,6 +2,9 @@
 
 import contextlib
 import gc
+import os
+import signal
+import threading
 import weakref
 from functools import partial
 
@@ -94,6 +97,31 @@ def test_a_close_that_is_interrupted_can_be_repeated(animals, stream_open):
         assert [one() for one in natives] == [None, None], described(place)
         with pytest.raises(ClosedError):
             llm.generate("ab")
+
+
+def test_an_interrupt_while_llama_cpp_frees_is_not_lost(animals, monkeypatch):
+    """It comes where C calls Python, which drops what is raised there: this `free` stands for a log line."""
+    freed, before = [], signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def free(name, function, pointer):
+        if name == "llama_free":
+            os.kill(os.getpid(), signal.SIGINT)
+        function(pointer)
+        freed.append(name)
+
+    for name in ("llama_free", "llama_model_free"):
+        monkeypatch.setattr(C, name, partial(free, name, getattr(C, name)))
+    llm = gguf_spec.load(animals / "llama.gguf", None, threads=1, n_ctx=128, extra_bufts=False)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            llm.close()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    for thread in threading.enumerate():
+        if thread.name == "gguf-spec-apart":
+            thread.join(20)
+    assert freed == ["llama_free", "llama_model_free"]
+    llm.close()
 
 
 MADE = {"llama_model_load_from_file": "llama_model_free", "llama_init_from_model": "llama_free", "llama_batch_init": "llama_batch_free"}
