@@ -43,8 +43,8 @@ class Chances:
     def learn(self, kind: Kind, hit: float) -> None:
         """Take note of a proposal that was right (1) or not (0)."""
         seen = self._seen[kind]
+        seen[1] = _FORGET * seen[1] + 1  # first: should Ctrl-C come in between, there are never more hits than places
         seen[0] = _FORGET * seen[0] + hit
-        seen[1] = _FORGET * seen[1] + 1
 
     def to_list(self) -> list[tuple[str, int, float, float]]:
         """Return all that was seen as plain values."""

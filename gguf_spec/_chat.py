@@ -99,9 +99,15 @@ class Chat:
         Raises:
             PromptTooLongError: The conversation does not fit into the context. It is as it was.
         """
-        with self.stream(text, sampling, speculation=speculation) as turn:
-            for _ in turn:
-                pass
+        turn: Turn | None = None
+        try:
+            with self.stream(text, sampling, speculation=speculation) as turn:
+                for _ in turn:
+                    pass
+        except BaseException:
+            if turn:
+                turn.close()  # should Ctrl-C have come just before the first attempt
+            raise
         return turn.result
 
     def stream(
@@ -124,8 +130,14 @@ class Chat:
         n_asked = len(asked)
         if self._overflow == "shift":
             tokens = self._shift(asked, tokens, min(sampling.max_tokens or _ROOM, _ROOM, self._llm.n_ctx // 4))
-        stream = self._llm.stream_tokens(tokens, sampling, speculation=speculation, on_prompt=on_prompt)
-        return Turn(self, stream, asked, n_asked - len(asked))
+        stream: Stream | None = None
+        try:
+            stream = self._llm.stream_tokens(tokens, sampling, speculation=speculation, on_prompt=on_prompt)
+            return Turn(self, stream, asked, n_asked - len(asked))
+        except BaseException:
+            if stream:
+                stream.close()
+            raise
 
     def retry(self, sampling: Sampling | None = None, *, speculation: Speculation | None = None, on_prompt: PromptProgress | None = None) -> Turn:
         """Ask the last question again, with another seed unless the sampling has one.
@@ -137,8 +149,8 @@ class Chat:
         if not questions:
             raise InvalidOptionError("retry", None, "used after a question")
         before = list(self.messages)
-        self.undo()
         try:
+            self.undo()
             return self.stream(questions[-1], sampling, speculation=speculation, on_prompt=on_prompt)
         except BaseException:
             self.messages[:] = before
@@ -236,11 +248,11 @@ class Turn:
         """Give the LLM back; what was said is part of the conversation, and where nothing was said neither is the question."""
         self._stream.close()
         if self._open:
-            self._open = False
             result = self._stream.result
             self._chat.last = result
             if result.tokens or result.finish_reason != "cancelled":
                 self._chat.messages[:] = [*self._asked, {"role": "assistant", "content": result.text}]
+            self._open = False
 
     def __iter__(self) -> Iterator[Chunk]:
         return self

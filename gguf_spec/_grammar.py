@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ._automaton import Automaton, State
 from ._model import Model
 from ._types import K_MAX
-from .errors import ClosedError, InvalidOptionError, OffGrammarError
+from .errors import InvalidOptionError, OffGrammarError
 
 _KEPT = 2 * K_MAX + 2  # positions back from the last one that keep their state
 
@@ -34,7 +34,7 @@ _pieces: WeakKeyDictionary[Model, _Pieces] = WeakKeyDictionary()
 
 def _pieces_of(model: Model) -> _Pieces:
     """Return the pieces of a model; the first call takes a moment."""
-    pieces = _pieces.get(model)
+    pieces, _ = _pieces.get(model), model.native
     if pieces is None:
         texts = [model.piece(token) for token in range(model.n_vocab)]
         ends = np.cumsum([len(text) for text in texts], dtype=np.int64)
@@ -73,8 +73,6 @@ class Grammar:
             InvalidOptionError: The grammar is no good, or does not allow `prefill`.
             ClosedError: The model was closed.
         """
-        if not model._model:
-            raise ClosedError
         self._model, self._n_prompt, self._pieces = model, n_prompt, _pieces_of(model)
         self._automaton = automaton = Automaton(gbnf, partial(_read_token, model))
         at = automaton.read(automaton.number(automaton.start), prefill.encode("utf-8", errors="surrogatepass"))

@@ -21,7 +21,6 @@ class LanguageModel(Protocol):
         start: A token that a text may begin with.
         weight_bytes: What the weights take.
         cached_bytes: What one token takes in the cache.
-        cached: The tokens in the cache, one after the other.
         reads_at_once: Tokens of a prompt that are read in one pass.
         grid: Passes that read a prompt end at multiples of this; 0 where it does not matter.
         n_read: How many of the cached tokens, from the first on, were read as a prompt, on the grid.
@@ -35,12 +34,15 @@ class LanguageModel(Protocol):
     start: int
     weight_bytes: int
     cached_bytes: float
-    cached: list[int]
     reads_at_once: int
     grid: int
     n_read: int
     exact_attention: bool
     depth_costs: Mapping[int, float]
+
+    @property
+    def cached(self) -> list[int]:
+        """The tokens in the cache, one after the other."""
 
     @property
     def n_past(self) -> int:

@@ -76,8 +76,9 @@ def on_deep_stack(n_bytes: int, call: Callable[[], int]) -> int:
     result: list[int] = []
     thread = threading.Thread(target=lambda: result.append(call()))
     with _stack_lock:
-        before = threading.stack_size((1 << 20) + (n_bytes >> 2 << 12))
+        before = threading.stack_size()
         try:
+            threading.stack_size((1 << 20) + (n_bytes >> 2 << 12))
             thread.start()
         except RuntimeError as error:
             raise NotEnoughMemoryError(f"there is no memory to read a text of {n_bytes:,} bytes.", n_bytes << 10) from error
@@ -85,6 +86,17 @@ def on_deep_stack(n_bytes: int, call: Callable[[], int]) -> int:
             threading.stack_size(before)
     thread.join()
     return result[0]
+
+
+def apart(call: Callable[[], object]) -> None:
+    """Run `call` in a thread of its own, where no signal is handled: llama.cpp may log, and Python drops what Ctrl-C raises in what C calls."""
+    thread = threading.Thread(target=call, name="gguf-spec-apart")
+    try:
+        thread.start()
+    except RuntimeError:  # no thread can be had, or the program ends
+        call()
+        return
+    thread.join()
 
 
 Progress: TypeAlias = Callable[[float], object]
@@ -100,10 +112,9 @@ class Watch:
 
     def tell(self, share: float, _data: object) -> bool:
         """What llama.cpp calls; to return False ends the loading."""
-        if self._progress is None:
-            return True
         try:
-            self._cancelled = self._progress(share) is False
+            if self._progress:
+                self._cancelled = self._progress(share) is False
         except BaseException as error:  # raised again by `check`
             self._raised = error
         return not (self._cancelled or self._raised)

@@ -32,13 +32,13 @@ def xtc(ids: NDArray[np.int64], logits: NDArray[np.float64], probability: float,
 
 def _survivors(sampler: Any, ids: NDArray[np.int64], logits: NDArray[np.float64], lowest: float) -> NDArray[np.int64]:
     """Apply a sampler to the finite logits that are at least `lowest` below the largest, free it, and return the ids it kept, ascending."""
+    fed = _Fed(sampler, [])
     finite = np.isfinite(logits)
     relative = logits - logits.max(where=finite, initial=np.finfo(np.float64).min)
     use = finite & (relative >= lowest)
     ids, relative = ids[use], np.maximum(relative[use], -1e6)  # llama.cpp's sort casts logits to int
     if len(ids):  # llama.cpp ends the process where there are none
-        ids = np.sort(_apply(sampler, ids, relative)["id"].astype(np.int64))
-    C.llama_sampler_free(sampler)
+        ids = np.sort(_apply(fed.sampler, ids, relative)["id"].astype(np.int64))
     return ids
 
 
@@ -57,8 +57,9 @@ class Vocabulary(Protocol):
     """What DRY needs of a model; `gguf_spec._model.Model` has it."""
 
     n_ctx: int
-    _model: Any
-    _vocab: Any
+
+    @property
+    def native(self) -> Any: ...
 
 
 class _Fed:
@@ -86,13 +87,11 @@ _blanks: weakref.WeakKeyDictionary[Vocabulary, tuple[tuple[Any, ...], _Fed]] = w
 
 def _blank(model: Vocabulary, *options: Any) -> _Fed:
     """Return a sampler to clone; the last one of a model is kept, for llama.cpp looks for every breaker in every token of the vocabulary."""
-    known = _blanks.get(model)
+    known, native = _blanks.get(model), model.native
     if known is None or known[0] != options:
-        if not model._model:
-            raise ClosedError
         *numbers, breakers = options
         array = (ctypes.c_char_p * len(breakers))(*breakers)
-        known = _blanks[model] = (options, _Fed(C.llama_sampler_init_dry(model._vocab, *numbers, array, len(breakers)), []))
+        known = _blanks[model] = (options, _Fed(native.vocab(C.llama_sampler_init_dry, *numbers, array, len(breakers)), []))
     return known[1]
 
 

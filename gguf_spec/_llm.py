@@ -7,9 +7,10 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from ._chat import Chat
 from ._model import Model
@@ -19,10 +20,12 @@ from ._sessions import restore as restore_session
 from ._sessions import save as save_session
 from ._stream import PromptProgress, Request, Stream, check_request
 from ._template import Message, Tools, encode_chat
+from ._turns import Line, Ticket
 from ._types import Completion, Sampling, Speculation
 from .errors import BusyError, ClosedError
 
 Prompt = str | Sequence[Message]
+T = TypeVar("T")
 
 
 class LLM:
@@ -44,10 +47,7 @@ class LLM:
         self.sampling = sampling or Sampling()
         self.draft_name = pair.draft.path.name if pair.draft else None
         self._pair, self._target, self._draft = pair, pair.target, pair.draft
-        self._lock = threading.Lock()  # held while a stream is open
-        self._life = threading.Lock()  # held while the models must not be freed by another thread
-        self._holder: int | None = None  # the thread whose stream is open
-        self._stream: weakref.ref[Stream] | None = None
+        self._line = Line()  # who has the turn may use the models
         self._closed = False
 
     @property
@@ -74,28 +74,21 @@ class LLM:
             special: Read `<|im_end|>` and the like in a text as the tokens they name. In messages they never are.
             tools: What the model may call, for the template: OpenAI's descriptions of functions.
         """
-        with self._life:
-            if self._closed:
-                raise ClosedError
-            if not prompt and not prefill:
-                return []
-            if isinstance(prompt, str):
-                return self._target.tokenize(prompt + prefill, special=special)
-            return encode_chat(self._target, prompt, prefill, tools)
+        target = self._alive
+        if not prompt and not prefill:
+            return []
+        if isinstance(prompt, str):
+            return target.tokenize(prompt + prefill, special=special)
+        return encode_chat(target, prompt, prefill, tools)
 
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes of one token; none for one that is not text."""
-        with self._life:
-            if self._closed:
-                raise ClosedError
-            return self._target.piece(token)
+        return self._alive.piece(token)
 
     def token_text(self, token: int) -> str:
         """Return the text of one token; half a character is shown as a replacement sign."""
-        with self._life:
-            if self._closed:
-                raise ClosedError
-            return self._target.piece(token).decode("utf-8", errors="replace") or self._target.token_text(token)
+        target = self._alive
+        return target.piece(token).decode("utf-8", errors="replace") or target.token_text(token)
 
     def generate(
         self,
@@ -121,7 +114,7 @@ class LLM:
             EmptyPromptError, PromptTooLongError, InvalidOptionError: Before anything runs.
             BusyError: This thread has a stream of this LLM open.
         """
-        return self._complete(self.stream(prompt, sampling, speculation=speculation, prefill=prefill, echo=echo, on_prompt=on_prompt))
+        return self._complete(self._request(prompt, sampling, speculation, prefill, echo, on_prompt=on_prompt))
 
     def stream(
         self,
@@ -135,11 +128,7 @@ class LLM:
         on_prompt: PromptProgress | None = None,
     ) -> Stream:
         """Do as `generate`, but return an iterator over `Chunk`s. The LLM is taken until it is read to its end or closed."""
-        tokens, shown = self.tokenize(prompt, prefill=prefill, tools=tools), (prompt if isinstance(prompt, str) else "") + prefill
-        request = Request(
-            tokens, sampling or self.sampling, speculation or self.speculation, prefill=prefill, echo=shown if echo else "", on_prompt=on_prompt
-        )
-        return self._open(request)
+        return self._stream(self._request(prompt, sampling, speculation, prefill, echo, tools, on_prompt))
 
     def generate_tokens(
         self,
@@ -166,7 +155,7 @@ class LLM:
         sampling = sampling or self.sampling
         sampling = replace(sampling, stop_tokens=(*sampling.stop_tokens, *stop_tokens))
         request = Request(list(tokens), sampling, speculation or self.speculation, on_token, prefill, on_prompt=on_prompt)
-        return self._complete(self._open(request))
+        return self._complete(request)
 
     def stream_tokens(
         self,
@@ -179,7 +168,7 @@ class LLM:
     ) -> Stream:
         """Do as `generate_tokens`, but return an iterator over `Chunk`s, as `stream` does."""
         request = Request(list(tokens), sampling or self.sampling, speculation or self.speculation, prefill=prefill, on_prompt=on_prompt)
-        return self._open(request)
+        return self._stream(request)
 
     def chat(self, system: str | None = None, *, sampling: Sampling | None = None, overflow: Literal["error", "shift"] = "error") -> Chat:
         """Begin a conversation.
@@ -197,9 +186,12 @@ class LLM:
         Raises:
             BusyError, ClosedError: As for a generation.
         """
-        with self.models() as models:
-            for model in models:
+
+        def empty(_: Ticket) -> None:
+            for model in filter(None, (self._target, self._draft)):
                 model.rollback(0)
+
+        self._in_turn(empty)
 
     def save_session(self, path: str | Path, data: Mapping[str, Any]) -> None:
         """Write what both models have read, and data that goes with it, into a file, whole or not at all.
@@ -208,8 +200,7 @@ class LLM:
             SessionError: There is no place for it.
             BusyError, ClosedError: As for a generation.
         """
-        with self.models() as (target, lent):
-            save_session(Path(path), data, target, lent if lent is not target else None)
+        self._in_turn(lambda _: save_session(Path(path), data, self._target, self._draft))
 
     def restore_session(self, path: str | Path) -> tuple[dict[str, Any], str]:
         """Return the data of a file that `save_session` wrote, and give both models back what they had read.
@@ -221,8 +212,7 @@ class LLM:
             SessionError: The file is missing, damaged, or none of ours.
             BusyError, ClosedError: As for a generation.
         """
-        with self.models() as (target, lent):
-            return restore_session(Path(path), target, lent if lent is not target else None)
+        return self._in_turn(lambda _: restore_session(Path(path), self._target, self._draft))
 
     def logit_noise(self, k: int, exact: bool = True) -> float:
         """Return how far logits of the target move against each other with the width of the pass on this machine, at most, in logits.
@@ -248,59 +238,114 @@ class LLM:
         Raises:
             BusyError, ClosedError: As for a generation.
         """
-        self._take()
+        ticket = Ticket()
         try:
-            if self._closed:
-                raise ClosedError
+            self._take(ticket)
             yield self._target, self._draft or self._target
         finally:
-            self._give_back()
+            self._line.leave(ticket)
 
     def close(self) -> None:
-        """Free the native memory; more than once does nothing. An open stream is closed first; a round that runs is waited for."""
-        open_stream = self._stream  # once: another thread may end it meanwhile
-        stream = open_stream() if open_stream else None
-        if stream and self._holder == threading.get_ident():
-            stream.close()
+        """Free the native memory; more than once does nothing. An open stream is closed first; a round that runs is waited for.
+
+        Raises:
+            BusyError: This thread is in the middle of a round, or has the models.
+        """
+        self._end_stream()
+        self._closed = True  # those who wait are told so when it is their turn
+        ticket = Ticket()
+        try:
+            try:
+                self._line.join(ticket, self._end_stream)
+                self._pair.close()
+            finally:
+                self._line.leave(ticket)
+        except BaseException:
+            self._line.leave(ticket)
+            raise
+
+    def _end_stream(self) -> None:
+        """Close an open stream; one of another thread ends after the round that runs."""
+        first = self._line.first
+        stream = first.stream() if first and first.stream else None
+        if first and first.thread == threading.get_ident():
+            if stream:
+                stream.close()
+            if self._line.first is first:
+                raise BusyError
         elif stream:
             stream.abort()
-        self._take()
-        with self._life:
-            self._closed = True
-            self._pair.close()
-        self._give_back()
 
-    def _complete(self, stream: Stream) -> Completion:
-        with stream:
-            for _ in stream:
-                pass
-        return stream.result
+    @property
+    def _alive(self) -> Model:
+        """The target, to ask about its vocabulary: that does not need the turn."""
+        if self._closed:
+            raise ClosedError
+        return self._target
 
-    def _open(self, request: Request) -> Stream:
-        self._take()
+    def _request(
+        self,
+        prompt: Prompt,
+        sampling: Sampling | None,
+        speculation: Speculation | None,
+        prefill: str,
+        echo: bool,
+        tools: Tools | None = None,
+        on_prompt: PromptProgress | None = None,
+    ) -> Request:
+        tokens, shown = self.tokenize(prompt, prefill=prefill, tools=tools), (prompt if isinstance(prompt, str) else "") + prefill
+        return Request(
+            tokens, sampling or self.sampling, speculation or self.speculation, prefill=prefill, echo=shown if echo else "", on_prompt=on_prompt
+        )
+
+    def _complete(self, request: Request) -> Completion:
+        def run(ticket: Ticket) -> Completion:
+            with self._open(request, ticket) as stream:
+                for _ in stream:
+                    pass
+            return stream.result
+
+        return self._in_turn(run)
+
+    def _stream(self, request: Request) -> Stream:
+        ticket = Ticket()
         try:
-            if self._closed:
-                raise ClosedError
-            check_request(request, self._target)
-            self._pair.check(request.speculation)
-            if request.speculation.k:
-                self._pair.measure()
-            stream = Stream(request, self._pair, self._give_back)
+            self._take(ticket)
+            return self._open(request, ticket)
         except BaseException:
-            self._give_back()
+            self._line.leave(ticket)
             raise
-        self._stream = weakref.ref(stream)
+
+    def _open(self, request: Request, ticket: Ticket) -> Stream:
+        check_request(request, self._target)
+        self._pair.check(request.speculation)
+        if request.speculation.k:
+            self._pair.measure()
+        stream = Stream(request, self._pair, partial(self._line.leave, ticket))
+        ticket.stream = weakref.ref(stream)
         return stream
 
-    def _take(self) -> None:
-        if self._holder == threading.get_ident():
-            raise BusyError
-        self._lock.acquire()
-        self._holder = threading.get_ident()
+    def _in_turn(self, do: Callable[[Ticket], T]) -> T:
+        """Call `do` with a ticket that has the turn, and give the turn back, whatever exception comes in between."""
+        ticket = Ticket()
+        try:
+            try:
+                self._take(ticket)
+                return do(ticket)
+            finally:
+                self._line.leave(ticket)
+        except BaseException:
+            self._line.leave(ticket)  # should Ctrl-C have come just before the first
+            raise
 
-    def _give_back(self) -> None:
-        self._holder = self._stream = None
-        self._lock.release()
+    def _take(self, ticket: Ticket) -> None:
+        """Wait for the turn. Whatever this raises, the ticket is to leave the line."""
+        first = self._line.first
+        if first and first.thread == ticket.thread:
+            raise BusyError
+        self._line.join(ticket)
+        if self._closed:
+            raise ClosedError
 
     def __enter__(self) -> LLM:
         return self

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import os
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
@@ -29,16 +30,16 @@ from ._context import (
 )
 from ._exact_kernels import GRID, has_exact_attention, has_exact_products
 from ._gguf import Header, check_generates_text, read_header
-from ._library import Progress, Watch, build_features, log, offloads, on_deep_stack, start_backend, verbose
+from ._library import Progress, Watch, apart, build_features, log, offloads, on_deep_stack, start_backend, verbose
 from ._llama import C
 from ._lora import check_adapter
+from ._native import N_BATCH, Native
 from ._needs import check_memory, cpu_batch
 from ._sampling import Logits
 from ._threads import PassKind, shared_governor
 from ._types import BRANCHES_MAX, K_MAX
 from .errors import ClosedError, DecodeError, InvalidOptionError, RollbackError, UnsupportedModelError
 
-_N_BATCH = 512  # tokens of a batch at most
 _SHALLOW = 256  # cached tokens that add little to the time of a pass
 _OWNERS = itertools.count()  # numbers of models, for the thread governor
 
@@ -47,11 +48,13 @@ class Model:
     """A model, its vocabulary, and a cache of the tokens it has seen.
 
     Attributes:
-        cached: Ids of the tokens in the cache, position by position.
         n_vocab: V, the length of a row of logits.
         n_ctx: Positions the cache holds.
         busy_s: Seconds spent inside llama.cpp since loading.
         start: The token that a text begins with, or some other where there is none.
+        vocabulary: What must agree between a target and its draft: `type`, `add_bos`, `bos`, `add_eos`, `eos`, `size`.
+        chat_template: The Jinja template in the file, or None.
+        can_roll_back: Whether the cache can forget its last tokens; recurrent and hybrid models cannot.
         weight_bytes: What the weights take, those of adapters too.
         cached_bytes: What one token takes in the cache.
         flash_attention: `on` or `off`; `auto` on a build with a GPU where nothing was measured.
@@ -84,13 +87,9 @@ class Model:
         """
         self.path, self.options = path, options
         self.flash_attention = flash_attention or (options.flash_attention if offloads() else options.flash_on_cpu)
-        self._model: Any = None
-        self._ctx: Any = None
-        self._batch: Any = None
-        self._memory: Any = None
-        self._vocab: Any = None
-        self._adapters: list[Any] = []
-        self.cached: list[int] = []
+        self._native: Native | None = Native()
+        self._cached: list[int] | None = []  # None while it is not known what the cache holds
+        self._pieces: dict[int, bytes] = {}
         self.n_read = 0
         self.busy_s = 0.0
         self._owner = next(_OWNERS)
@@ -112,7 +111,6 @@ class Model:
             self._check_kind(header)
             self._adapt()
             self._open(header)
-            self._use_adapters()
         except BaseException:
             self.close()
             raise
@@ -128,19 +126,31 @@ class Model:
         watch = Watch(progress)
         params.progress_callback = callback = C.llama_progress_callback(watch.tell)
         log.clear()
-        self._model = C.llama_model_load_from_file(os.fsencode(self.path), params)
+        loaded = self.native.load(os.fsencode(self.path), params)
         del callback  # llama.cpp held no more than its address
         watch.check(self.path)
-        if not self._model:
+        if not loaded:
             raise load_error(header, log)
-        self._vocab = C.llama_model_get_vocab(self._model)
-        self.n_vocab: int = C.llama_vocab_n_tokens(self._vocab)
-        self.n_ctx_train: int = max(0, C.llama_model_n_ctx_train(self._model))  # a damaged number comes out negative
+        self._know_vocabulary()
+
+    def _know_vocabulary(self) -> None:
+        """Read what is asked for often, or after `close`."""
+        of_model, of_vocab = self.native.model, self.native.vocab
+        self.n_vocab: int = of_vocab(C.llama_vocab_n_tokens)
+        self.n_ctx_train: int = max(0, of_model(C.llama_model_n_ctx_train))  # a damaged number comes out negative
+        self.can_roll_back = not (of_model(C.llama_model_is_recurrent) or of_model(C.llama_model_is_hybrid))
+        self.vocabulary: dict[str, Any] = {
+            "type": of_vocab(C.llama_vocab_type), "add_bos": of_vocab(C.llama_vocab_get_add_bos), "bos": of_vocab(C.llama_vocab_bos),
+            "add_eos": of_vocab(C.llama_vocab_get_add_eos), "eos": of_vocab(C.llama_vocab_eos), "size": self.n_vocab,
+        }  # fmt: skip
+        self.start = max(0, self.vocabulary["bos"])
+        template = of_model(C.llama_model_chat_template, None)
+        self.chat_template: str | None = template.decode("utf-8", errors="replace") if template else None
 
     def _check_kind(self, header: Header) -> None:
-        model = self._model
-        if C.llama_model_has_encoder(model) or not C.llama_model_has_decoder(model) or C.llama_model_is_diffusion(model):
-            what = "a diffusion model" if C.llama_model_is_diffusion(model) else "an encoder"
+        ask = self.native.model
+        if ask(C.llama_model_has_encoder) or not ask(C.llama_model_has_decoder) or ask(C.llama_model_is_diffusion):
+            what = "a diffusion model" if ask(C.llama_model_is_diffusion) else "an encoder"
             message = f"{self.path.name} is {what} ({header.architecture}), not a text generator."
             raise UnsupportedModelError(self.path, message, "give a chat or base model.")
 
@@ -148,21 +158,13 @@ class Model:
         """Load the adapters: before the context, which makes room for what they add to a pass."""
         for adapter in self.options.lora:
             log.clear()
-            loaded = C.llama_adapter_lora_init(self._model, os.fsencode(adapter.path))
-            if not loaded:
+            if not self.native.adapt(os.fsencode(adapter.path)):
                 raise adapter_error(adapter, log)
-            self._adapters.append(loaded)
-
-    def _use_adapters(self) -> None:
-        if self._adapters:
-            n = len(self._adapters)
-            scales = (ctypes.c_float * n)(*(adapter.scale for adapter in self.options.lora))
-            C.llama_set_adapters_lora(self._ctx, (C.llama_adapter_lora_p_ctypes * n)(*self._adapters), n, scales)
 
     def _open(self, header: Header) -> None:
-        params, options = C.llama_context_default_params(), self.options
+        params, options, native = C.llama_context_default_params(), self.options, self.native
         params.n_ctx = options.positions(self.n_ctx_train)
-        self.reads_at_once = self._n_batch = params.n_batch = params.n_ubatch = _N_BATCH if offloads() else cpu_batch(header, options, params.n_ctx)
+        self.reads_at_once = self._n_batch = params.n_batch = params.n_ubatch = N_BATCH if offloads() else cpu_batch(header, options, params.n_ctx)
         n_sequences = 1 + BRANCHES_MAX if self.can_roll_back else 1  # they share one cache, and cost nothing while they are empty
         params.kv_unified = self.can_roll_back
         params.n_seq_max, params.n_outputs_max, params.n_outputs_max_per_seq = n_sequences, K_MAX + 1, K_MAX + 1
@@ -170,55 +172,67 @@ class Model:
         params.flash_attn_type = FLASH_ATTENTION[self.flash_attention]
         params.type_k = params.type_v = KV_TYPES[options.kv_type][0]
         log.clear()
-        self._ctx = C.llama_init_from_model(self._model, params)
-        if not self._ctx:
+        if not native.open(params, n_sequences):
             raise context_error(options, params.n_ctx, log)
-        self.n_ctx: int = min(int(params.n_ctx), C.llama_n_ctx(self._ctx))  # llama.cpp rounds up
-        self._memory = C.llama_get_memory(self._ctx)
-        self.start = max(0, C.llama_vocab_bos(self._vocab))
+        self.n_ctx: int = min(int(params.n_ctx), native.context(C.llama_n_ctx))  # llama.cpp rounds up
+        if options.lora:
+            native.use_adapters([adapter.scale for adapter in options.lora])
         self.weight_bytes = header.file_bytes + sum(adapter.path.stat().st_size for adapter in options.lora)
         self.cached_bytes = options.kv_bytes(header, self.n_ctx_train) / self.n_ctx
-        self._batch = C.llama_batch_init(_N_BATCH, 0, n_sequences)
-        self._tokens = np.ctypeslib.as_array(self._batch.token, (_N_BATCH,))
-        self._positions = np.ctypeslib.as_array(self._batch.pos, (_N_BATCH,))
-        self._outputs = np.ctypeslib.as_array(self._batch.logits, (_N_BATCH,))
-        self._n_sequences = np.ctypeslib.as_array(self._batch.n_seq_id, (_N_BATCH,))
-        self._n_sequences[:] = 1
-        for i in range(_N_BATCH):
-            self._batch.seq_id[i][0] = 0
+
+    @property
+    def native(self) -> Native:
+        """What llama.cpp has allocated.
+
+        Raises:
+            ClosedError: It was given up.
+        """
+        if self._native is None:
+            raise ClosedError
+        return self._native
 
     def close(self) -> None:
-        """Free the native memory; more than once does nothing."""
+        """Give up the native memory; more than once does nothing. It is free as soon as no call of another thread needs it."""
+        last, self._native = [self._native], None
+        try:
+            if last[0] and threading.current_thread() is threading.main_thread():
+                apart(last.clear)
+        finally:
+            last.clear()
         if self._governor:
             self._governor.forget(self._owner)
-        if self._batch is not None:
-            self._tokens = self._positions = self._outputs = self._n_sequences = np.zeros(0, dtype=np.int32)  # they point into the batch
-            C.llama_batch_free(self._batch)
-            self._batch = None
-        if self._ctx:
-            C.llama_free(self._ctx)
-            self._ctx = None
-        while self._adapters:
-            C.llama_adapter_lora_free(self._adapters.pop())
-        if self._model:
-            C.llama_model_free(self._model)
-            self._model = None
 
     # ---- the cache
+
+    @property
+    def cached(self) -> list[int]:
+        """Ids of the tokens in the cache, position by position."""
+        if self._cached is None:
+            self._start_over()
+        return self._cached or []
 
     @property
     def n_past(self) -> int:
         """How many tokens are in the cache."""
         return len(self.cached)
 
-    @cached_property
-    def can_roll_back(self) -> bool:
-        """Whether the cache can forget its last tokens; recurrent and hybrid models cannot."""
-        return not (C.llama_model_is_recurrent(self._model) or C.llama_model_is_hybrid(self._model))
+    def _in_doubt(self) -> list[int]:
+        """Return the tokens in the cache, and let it be unknown from now on, until what they become is set."""
+        cached, self._cached = self.cached, None
+        return cached
+
+    def _start_over(self, data: bool = False) -> None:
+        """Empty a cache of which it is not known what it holds: an exception came while it changed. With `data` its memory is erased, too."""
+        native = self.native
+        native.context(C.llama_synchronize)
+        native.cache(C.llama_memory_clear, data)
+        native.context(C.llama_set_n_threads, self.threads, self.threads)
+        self.n_read = 0
+        self._cached = []
 
     def read(self, tokens: Sequence[int]) -> None:
         """Put tokens into the cache, `reads_at_once` in a pass. No logits are computed."""
-        on_grid = self.n_read == self.n_past
+        on_grid = self.n_past == self.n_read  # in this order: a cache in doubt is emptied
         for i in range(0, len(tokens), self.reads_at_once):
             self._decode(tokens[i : i + self.reads_at_once], 0)
         if on_grid:
@@ -246,68 +260,42 @@ class Model:
             self.read(tokens[:-n_rows])
             tokens = tokens[-n_rows:]
         self._decode(tokens, n_rows, branches)
-        row = C.llama_get_logits_ith(self._ctx, len(tokens) - n_rows)
-        return np.ctypeslib.as_array(row, (n_rows + len(branches), self.n_vocab))
+        return self.native.rows(len(tokens) - n_rows, n_rows + len(branches), self.n_vocab)
 
     def _decode(self, tokens: Sequence[int], n_rows: int, branches: Sequence[tuple[int, int]] = ()) -> None:
-        n_cached, n_past = len(tokens), self.n_past
-        n = n_cached + len(branches)
-        if not self._ctx:
-            raise ClosedError
+        native, n_past = self.native, self.n_past
+        n = len(tokens) + len(branches)
         if n_past + n > self.n_ctx:
             raise DecodeError(1, n_past, n, f"the context holds {self.n_ctx}")
-        self._tokens[:n] = [*tokens, *(token for _, token in branches)]
-        if n and not 0 <= int(self._tokens[:n].min()) <= int(self._tokens[:n].max()) < self.n_vocab:
-            raise InvalidOptionError("tokens", self._tokens[:n].tolist(), f"ids from 0 to {self.n_vocab - 1}")
-        self._positions[:n_cached] = np.arange(n_past, n_past + n_cached)
-        self._outputs[: n_cached - n_rows] = 0
-        self._outputs[n_cached - n_rows : n] = 1
-        self._batch.n_tokens = n
-        if branches:
-            self._begin_branches(n_cached, branches)
-        kind = self._follow_machine(n, n_rows)
+        lowest, highest = native.batch.fill(tokens, n_rows, branches, n_past)
+        if not 0 <= lowest <= highest < self.n_vocab:
+            raise InvalidOptionError("tokens", [*tokens, *(token for _, token in branches)], f"ids from 0 to {self.n_vocab - 1}")
+        cached = self._in_doubt()
+        for sequence in range(1, len(branches) + 1):  # a branch shares all before it: the cache, and the first tokens of the batch
+            native.cache(C.llama_memory_seq_cp, 0, sequence, 0, n_past)
+        kind = self._follow_machine(native, n_past, n, n_rows)
         started = time.perf_counter()
-        code = C.llama_decode(self._ctx, self._batch)
-        C.llama_synchronize(self._ctx)  # a GPU may still be at it
+        code = native.decode()
         seconds = time.perf_counter() - started
         self.busy_s += seconds
         if self._governor and code == 0:
             self._governor.observe(kind, self.threads, seconds)
-        if branches:
-            self._end_branches(n_cached, len(branches))
+        for sequence in range(1, len(branches) + 1):
+            native.cache(C.llama_memory_seq_rm, sequence, -1, -1)
         if code != 0:
-            C.llama_memory_clear(self._memory, True)
-            self.cached.clear()
-            self.n_read = 0
+            self._start_over(data=True)
             raise DecodeError(code, n_past, n, log[-1] if log else "")
-        self.cached.extend(tokens)
+        cached.extend(tokens)
+        self._cached = cached
 
-    def _follow_machine(self, n: int, n_rows: int) -> PassKind:
+    def _follow_machine(self, native: Native, n_past: int, n: int, n_rows: int) -> PassKind:
         """Set the thread count for a pass of `n` tokens, and return what kind of pass it is."""
-        kind = PassKind(self._owner, n, n_rows, max(self.n_past, _SHALLOW).bit_length())
+        kind = PassKind(self._owner, n, n_rows, max(n_past, _SHALLOW).bit_length())
         threads = self._governor.choose(kind) if self._governor else self.threads
         if threads != self.threads:
-            C.llama_set_n_threads(self._ctx, threads, threads)
+            native.context(C.llama_set_n_threads, threads, threads)
             self.threads = threads
         return kind
-
-    def _begin_branches(self, n_cached: int, branches: Sequence[tuple[int, int]]) -> None:
-        """Give each branch a sequence of its own, which shares all before it: the cache, and the first tokens of the batch."""
-        for i in range(n_cached):
-            beyond = [s for s, (at, _) in enumerate(branches, 1) if i < at]
-            self._n_sequences[i] = 1 + len(beyond)
-            for place, s in enumerate(beyond, 1):
-                self._batch.seq_id[i][place] = s
-        for s, (at, _) in enumerate(branches, 1):
-            C.llama_memory_seq_cp(self._memory, 0, s, 0, self.n_past)
-            self._positions[n_cached + s - 1] = self.n_past + at
-            self._batch.seq_id[n_cached + s - 1][0] = s
-
-    def _end_branches(self, n_cached: int, n_branches: int) -> None:
-        for s in range(1, n_branches + 1):
-            C.llama_memory_seq_rm(self._memory, s, -1, -1)
-            self._batch.seq_id[n_cached + s - 1][0] = 0
-        self._n_sequences[:n_cached] = 1
 
     def rollback(self, to: int) -> None:
         """Forget all but the first `to` tokens; a cache that is no longer stays as it is.
@@ -317,22 +305,25 @@ class Model:
         """
         if to >= self.n_past:
             return
+        native, cached = self.native, self._in_doubt()
         if to == 0:
-            C.llama_memory_clear(self._memory, False)
-        elif not C.llama_memory_seq_rm(self._memory, 0, to, -1):
-            raise RollbackError(self.path.name, self.n_past, to)
-        del self.cached[to:]
+            native.cache(C.llama_memory_clear, False)
+        elif not native.cache(C.llama_memory_seq_rm, 0, to, -1):
+            self._cached = cached
+            raise RollbackError(self.path.name, len(cached), to)
         self.n_read = min(self.n_read, to)
+        del cached[to:]
+        self._cached = cached
 
     def state_bytes(self) -> int:
         """Return about how many bytes `state` takes."""
-        return int(C.llama_state_seq_get_size(self._ctx, 0)) if self.cached else 0
+        return int(self.native.context(C.llama_state_seq_get_size, 0)) if self.cached else 0
 
     def state(self) -> NDArray[np.uint8]:
         """Return the cache as llama.cpp writes it; nothing where it is empty."""
         state = np.empty(self.state_bytes(), dtype=np.uint8)
         if len(state):
-            n = C.llama_state_seq_get_data(self._ctx, state.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8)), len(state), 0)
+            n = self.native.context(C.llama_state_seq_get_data, state.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8)), len(state), 0)
             state = state[:n]
         return state
 
@@ -347,13 +338,15 @@ class Model:
         self.rollback(0)
         if not tokens or len(tokens) > self.n_ctx:
             return not tokens
+        native = self.native
+        self._in_doubt()
         buffer = np.frombuffer(state, dtype=np.uint8)
-        n = C.llama_state_seq_set_data(self._ctx, buffer.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8)), len(buffer), 0)
-        if n and C.llama_memory_seq_pos_max(self._memory, 0) == len(tokens) - 1:
-            self.cached.extend(tokens)
+        n = native.context(C.llama_state_seq_set_data, buffer.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8)), len(buffer), 0)
+        if n and native.cache(C.llama_memory_seq_pos_max, 0) == len(tokens) - 1:
             self.n_read = n_read
+            self._cached = [*tokens]
             return True
-        C.llama_memory_clear(self._memory, True)
+        self._start_over(data=True)
         return False
 
     # ---- the vocabulary
@@ -370,7 +363,7 @@ class Model:
         n = len(data) + 8
         while True:
             ids = (C.llama_token * n)()
-            n = on_deep_stack(len(data), partial(C.llama_tokenize, self._vocab, data, len(data), ids, len(ids), start, special))
+            n = on_deep_stack(len(data), partial(self.native.vocab, C.llama_tokenize, data, len(data), ids, len(ids), start, special))
             if n >= 0:
                 return list(ids[:n])
             n = -n  # only a vocabulary whose normal form of a text is longer
@@ -379,21 +372,18 @@ class Model:
         """Return the bytes a token stands for; none for control tokens."""
         piece = self._pieces.get(token)
         if piece is None:
-            buffer = ctypes.create_string_buffer(256)
-            n = C.llama_token_to_piece(self._vocab, token, buffer, len(buffer), 0, False)
+            ask, n = self.native.vocab, 256
+            buffer = ctypes.create_string_buffer(n)
+            n = ask(C.llama_token_to_piece, token, buffer, n, 0, False)
             if n < 0:
                 buffer = ctypes.create_string_buffer(-n)
-                n = C.llama_token_to_piece(self._vocab, token, buffer, len(buffer), 0, False)
+                n = ask(C.llama_token_to_piece, token, buffer, -n, 0, False)
             piece = self._pieces[token] = buffer.raw[:n]
         return piece
 
-    @cached_property
-    def _pieces(self) -> dict[int, bytes]:
-        return {}
-
     def is_end(self, token: int) -> bool:
         """Whether a token ends a generation."""
-        return bool(C.llama_vocab_is_eog(self._vocab, token))
+        return bool(self.native.vocab(C.llama_vocab_is_eog, token))
 
     @cached_property
     def ends(self) -> list[int]:
@@ -402,19 +392,4 @@ class Model:
 
     def token_text(self, token: int) -> str:
         """Return a token as the vocabulary writes it."""
-        return (C.llama_vocab_get_text(self._vocab, token) or b"").decode("utf-8", errors="replace")
-
-    @cached_property
-    def vocabulary(self) -> dict[str, Any]:
-        """What must agree between a target and its draft: `type`, `add_bos`, `bos`, `add_eos`, `eos`, `size`."""
-        v = self._vocab
-        return {
-            "type": C.llama_vocab_type(v), "add_bos": C.llama_vocab_get_add_bos(v), "bos": C.llama_vocab_bos(v),
-            "add_eos": C.llama_vocab_get_add_eos(v), "eos": C.llama_vocab_eos(v), "size": self.n_vocab,
-        }  # fmt: skip
-
-    @cached_property
-    def chat_template(self) -> str | None:
-        """The Jinja template in the file, or None."""
-        template = C.llama_model_chat_template(self._model, None)
-        return template.decode("utf-8", errors="replace") if template else None
+        return (self.native.vocab(C.llama_vocab_get_text, token) or b"").decode("utf-8", errors="replace")

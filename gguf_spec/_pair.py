@@ -43,11 +43,13 @@ class Pair:
 
     def close(self) -> None:
         """Keep what was learned, and free both models; more than once does nothing."""
-        if self.profile is not NOTHING_KNOWN:
-            keep_experience(self.target, self.draft, self.experiences)
-            self.know(NOTHING_KNOWN)
-        for model in filter(None, (self.target, self.draft)):
-            model.close()
+        try:
+            if self.profile is not NOTHING_KNOWN:
+                keep_experience(self.target, self.draft, self.experiences)
+                self.know(NOTHING_KNOWN)
+        finally:
+            for model in filter(None, (self.target, self.draft)):
+                model.close()
 
     def know(self, profile: Profile) -> None:
         """Go by a profile from now on."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import secrets
-import threading
+import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
@@ -80,17 +80,15 @@ class Stream:
     """
 
     def __init__(self, request: Request, pair: Pair, release: Callable[[], None]) -> None:
-        """Make a stream over models that nothing else uses until `release` is called, once.
+        """Make a stream over models that nothing else uses until `release` is called; to call it again does nothing.
 
         Raises:
             InvalidOptionError: The grammar is none, or forbids the prefill.
         """
-        self._releases: list[Callable[[], None]] = []  # one, from when there is something to close until it is closed
-        self._close_asked = False
+        self._release, self._close_asked = release, False
         self._last: Chunk | None = None  # of a stream that was closed for its reader
         self._generation = _Generation(request, pair)
         self._chunks = self._generation.run()
-        self._releases.append(release)
 
     @property
     def seed(self) -> int:
@@ -110,27 +108,27 @@ class Stream:
 
     def cancel(self) -> None:
         """End the generation after the pass or round that runs; safe from any thread and from a signal handler."""
-        self._generation.cancelled.set()
+        self._generation.cancelled = True
 
     def close(self) -> None:
         """Give the LLM back; safe from any thread, and more than once does nothing. A round that runs is finished first, and its thread does it."""
-        if not self._releases:
-            return
         self._close_asked = True  # before the attempt: the thread of a round looks at it afterwards
         try:
             self._chunks.close()
         except ValueError:  # a round is running
             self.cancel()
             return
-        with contextlib.suppress(IndexError):  # another thread was faster; `pop` hands the function to one thread only
-            self._releases.pop()()
+        except BaseException:
+            self._release()
+            raise
+        self._release()
 
     def abort(self) -> None:
         """Cancel and close a stream that another thread reads, or holds without reading; it still gets the last chunk, `cancelled`."""
         self.cancel()
         self._close_asked = True
         with contextlib.suppress(Exception):  # a round is running: its thread goes on from here
-            self._last = next(self._chunks, None)
+            self._last = next(self._chunks, self._last)
         self.close()
 
     def __iter__(self) -> Iterator[Chunk]:
@@ -142,23 +140,32 @@ class Stream:
             return chunk
         try:
             chunk = next(self._chunks)
+            if self._close_asked and chunk.finish_reason is None:  # asked for while the round ran
+                self.abort()
+            return chunk
         except BaseException as error:  # its end too
+            close_asked = self._close_asked
             self.close()
-            if self._close_asked and isinstance(error, ValueError):  # another thread is closing this stream
+            if close_asked and type(error) is ValueError:  # another thread is closing this stream
                 raise StopIteration from None
             raise
-        if self._close_asked and chunk.finish_reason is None:  # asked for while the round ran
-            self.abort()
-        return chunk
 
     def __enter__(self) -> Stream:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
+        self._surely_close()
 
     def __del__(self) -> None:
-        self.close()
+        if hasattr(self, "_chunks") and not sys.is_finalizing():
+            self._surely_close()
+
+    def _surely_close(self) -> None:
+        try:
+            self.close()
+        except BaseException:  # Ctrl-C: it must not keep the LLM from those who wait
+            self.close()
+            raise
 
 
 class _Generation:
@@ -167,7 +174,7 @@ class _Generation:
     def __init__(self, request: Request, pair: Pair) -> None:
         self.seed = secrets.randbits(32) if request.sampling.seed is None else request.sampling.seed
         self.stats = Stats(n_prompt=len(request.prompt))
-        self.cancelled = threading.Event()
+        self.cancelled = False  # no `Event`: a signal handler may set it, too
         self.text: list[str] = []
         self.tokens: list[int] = []
         self.logprobs: list[TokenLogprob] = []
@@ -184,15 +191,15 @@ class _Generation:
 
     def run(self) -> Generator[Chunk, None, None]:
         """Yield a chunk for every round."""
-        request, target, cancelled = self._request, self._target, self.cancelled.is_set
+        request, target = self._request, self._target
         k, clock = self._pair.most_drafted(request.speculation), _Clock(target, self._pair.draft)
         for begin, chain in self._contexts():
             n_left = request.sampling.max_tokens and request.sampling.max_tokens - len(self.tokens)
             drafter = clock.drafter = self._pair.drafter(request.speculation, chain, n_left or target.n_ctx, clock.drafter)
             on_pass = self._prompt_pass if begin is request.prompt else None
-            _engine.read_prompt(target, drafter, begin, k, cancelled, on_pass)
+            _engine.read_prompt(target, drafter, begin, k, self._is_cancelled, on_pass)
             clock.prompt_is_read()
-            for one in _engine.rounds(target, drafter, begin, chain, k, self._rule, n_left, self._is_end, cancelled):
+            for one in _engine.rounds(target, drafter, begin, chain, k, self._rule, n_left, self._is_end, self._is_cancelled):
                 chunk = self._deliver(one)
                 self.stats = clock.round_is_done(self.stats, one, len(chunk.tokens))
                 yield chunk
@@ -205,17 +212,20 @@ class _Generation:
     def _prompt_pass(self, n_done: int, n_total: int) -> None:
         """Report a pass over the prompt."""
         if self._request.on_prompt and self._request.on_prompt(n_done, n_total) is False:
-            self.cancelled.set()
+            self.cancelled = True
 
     def _contexts(self) -> Iterator[tuple[Sequence[int], Sampler]]:
         """Yield what to begin with and its chain: the prompt, and the prompt with the end of what was said whenever the context is full."""
         prompt, sampling = self._request.prompt, self._request.sampling
         yield prompt, Sampler(sampling, SeededRng(self.seed), self._filters)
         for part in itertools.count(1):
-            if not self._n_kept or self.cancelled.is_set():
+            if not self._n_kept or self.cancelled:
                 return
             # positions come again, and their noise must not: each part has a seed of its own
             yield [*prompt, *self.tokens[-self._n_kept :]], Sampler(sampling, SeededRng((self.seed + part * _PART) % 2**64), self._filters)
+
+    def _is_cancelled(self) -> bool:
+        return self.cancelled
 
     def _is_end(self, token: int) -> bool:
         return token in self._stop_tokens or self._target.is_end(token)

@@ -71,19 +71,18 @@ class ThreadGovernor:
         """Return the thread count for a pass of this kind."""
         if self._trial is None and self.most > 1:
             self._trial = self._new_trial(kind)
-        if self._trial and self._can_compare(kind):
-            return self._trial.threads
-        return self.threads
+        trial = self._trial
+        return trial.threads if trial and self._can_compare(kind) else self.threads
 
     def observe(self, kind: PassKind, threads: int, seconds: float) -> None:
         """Take note of a pass: the count that `choose` returned, and how long it took."""
         best = min(self._best.get((kind, threads), seconds), seconds)
         expected_s = self._expected_s(kind)
-        self._best[kind, threads] = best * _FORGETTING
         slowness = min(seconds / best, _CLIP) if best > 0 else 1.0
-        if self._trial and threads == self._trial.threads and expected_s is not None:
-            self._trial.add(seconds, expected_s, slowness)
-            self._judge(self._trial)
+        trial = self._trial  # once: models in other threads share this object
+        if trial and threads == trial.threads and expected_s is not None:
+            trial.add(seconds, expected_s, slowness)
+            self._judge(trial)
         elif threads == self.threads:
             self._n_passes += 1
             self._n_waited += 1
@@ -93,11 +92,12 @@ class ThreadGovernor:
             share = _IDLE_SHARE if is_calm else _SHARE
             most_s = _CAP * max([_PRICE, *self._price.values()]) * fmean(self._seconds)
             self._budget_s = min(self._budget_s + share * seconds, most_s)
+        self._best[kind, threads] = best * _FORGETTING  # last: whoever finds a best time finds recent passes, too, even if Ctrl-C came in between
 
     def forget(self, owner: Hashable) -> None:
         """Forget the passes of a model."""
-        for key in [key for key in self._best if key[0].owner == owner]:
-            del self._best[key]
+        for key in [key for key in [*self._best] if key[0].owner == owner]:
+            self._best.pop(key, None)
 
     # ---- the decision
 
@@ -157,17 +157,15 @@ class ThreadGovernor:
                 hasty = min(2 * self._price.get(self.threads, _PRICE), _HIGHEST_PRICE)
                 self._price[self.threads] = hasty
             self.threads, self._trial = trial.threads, None
-            self._slowness.clear()
-            self._seconds.clear()
-            self._slowness.extend(trial.slowness)
-            self._seconds.extend(trial.seconds)
+            self._slowness, self._seconds = deque(trial.slowness, maxlen=_WINDOW), deque(trial.seconds, maxlen=_WINDOW)  # never empty in between
             self._budget_s, self._n_passes, self._turn = 0.0, 0, 0
 
     def _noise(self, trial: _Trial) -> float:
         """Return how uncertain the gain of a trial is, in seconds; 0 once it had its passes."""
         if trial.n_passes >= _MOST_PASSES:
             return 0.0
-        spread = pstdev(self._slowness) / fmean(self._slowness)
+        slowness = [*self._slowness]
+        spread = pstdev(slowness) / fmean(slowness)
         return spread * trial.expected_s / sqrt(trial.n_passes)
 
 

@@ -125,8 +125,10 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama-cpp-python is 
     def __call__(self, input_ids: NDArray[np.intc], /, **_: Any) -> NDArray[np.intc]:
         """Return what may follow `input_ids`, at most `k` tokens, perhaps none."""
         tokens: list[int] = input_ids.tolist()
-        self._judge(tokens)
-        self._tokens, self._draft = tokens, self._propose(tokens)
+        text, self._text = self._text, NgramDrafter()  # the old one is back when it is whole: half of a text, where Ctrl-C ends this, is of no use
+        text = self._judge(tokens, text)
+        self._draft, self._tokens = self._propose(tokens, text), tokens
+        self._text = text
         self.n_drafted += len(self._draft)
         return np.array([one.token for one in self._draft], dtype=np.intc)
 
@@ -137,21 +139,21 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama-cpp-python is 
             self._model.close()
             self._model = None
 
-    def _judge(self, tokens: list[int]) -> None:
-        """Learn from what was said of the last draft; another text is begun anew."""
+    def _judge(self, tokens: list[int], text: NgramDrafter) -> NgramDrafter:
+        """Learn from what was said of the last draft; return the drafter of the text, a new one for another text."""
         n_before = len(self._tokens)
         if tokens[:n_before] != self._tokens:
-            self._text = NgramDrafter()
-            return
+            return NgramDrafter()
         for one, said in zip(self._draft, tokens[n_before:], strict=False):
             self._chances.learn(one.kind, one.token == said)
             if one.token != said:
-                return
+                break
             self.n_accepted += 1
+        return text
 
-    def _propose(self, tokens: list[int]) -> list[Proposal]:
+    def _propose(self, tokens: list[int], text: NgramDrafter) -> list[Proposal]:
         model = self._drafter if self._model and len(tokens) + self.k <= self._model.n_ctx else None
-        drafters: list[TokenDrafter] = [self._text]
+        drafters: list[TokenDrafter] = [text]
         if model:
             model.keep(tokens[:-1])
             drafters.append(model)
@@ -160,7 +162,7 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama-cpp-python is 
         draft: list[Proposal] = []
         reach = 1.0
         while len(draft) < self.k and reach >= _LIKELY:
-            one, chance = self._text.propose(), 0.0
+            one, chance = text.propose(), 0.0
             if one:
                 chance = self._chances.of(one.kind)
             if model and chance < _SURE:

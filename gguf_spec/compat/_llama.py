@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -119,8 +120,6 @@ class Llama:
                 verbose=verbose,
             )  # fmt: skip
         self.context_params = SimpleNamespace(n_ctx=self._llm.n_ctx)
-        with self._llm.models() as (target, _):
-            self._target = target
 
     # ---- answers
 
@@ -259,14 +258,13 @@ class Llama:
 
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
         """Return the token ids of a text in UTF-8; `special` reads `<|im_end|>` and the like as the tokens they name."""
-        with self._vocabulary() as target:
-            return tokenize_bytes(target, text, special=special, start=add_bos)
+        return tokenize_bytes(self._vocabulary, text, special=special, start=add_bos)
 
     def detokenize(self, tokens: Sequence[int], prev_tokens: Sequence[int] | None = None, special: bool = False) -> bytes:  # noqa: ARG002 -- as there
         """Return the bytes of tokens, those of control tokens only where `special`; what came before them changes nothing."""
-        with self._vocabulary() as target:
-            pieces = [target.piece(token) or (target.token_text(token).encode() if special else b"") for token in tokens]
-            starts = len(tokens) > 0 and tokens[0] == target.vocabulary["bos"]
+        target = self._vocabulary
+        pieces = [target.piece(token) or (target.token_text(token).encode() if special else b"") for token in tokens]
+        starts = len(tokens) > 0 and tokens[0] == target.vocabulary["bos"]
         text = b"".join(pieces)
         return text[1:] if starts and text.startswith(b" ") else text
 
@@ -276,35 +274,27 @@ class Llama:
 
     def n_vocab(self) -> int:
         """Return how many tokens the vocabulary has."""
-        with self._vocabulary() as target:
-            return target.n_vocab
+        return self._vocabulary.n_vocab
 
     def token_bos(self) -> int:
         """Return the token that a text begins with; -1 for none."""
-        with self._vocabulary() as target:
-            return int(target.vocabulary["bos"])
+        return int(self._vocabulary.vocabulary["bos"])
 
     def token_eos(self) -> int:
         """Return the token that ends a text; -1 for none."""
-        with self._vocabulary() as target:
-            return int(target.vocabulary["eos"])
+        return int(self._vocabulary.vocabulary["eos"])
 
     def _shown(self, token: int) -> str:
         return self.detokenize([token]).decode("utf-8", errors="ignore")
 
-    @contextlib.contextmanager
-    def _vocabulary(self) -> Iterator[Model]:
-        """Lend the target for questions about its vocabulary, which need not wait for a request that runs."""
-        llm = self._alive
-        with llm._life:
-            if llm._closed:
-                raise ClosedError
-            yield self._target
+    @property
+    def _vocabulary(self) -> Model:
+        """The target, for questions about its vocabulary, which need not wait for a request that runs."""
+        return self._alive._alive
 
     def token_nl(self) -> int:
         """Return the token of a line end; -1 for none."""
-        with self._vocabulary() as target:
-            return line_end(target)
+        return line_end(self._vocabulary)
 
     def n_embd(self) -> int:
         """Return the width of the model's embeddings."""
@@ -419,5 +409,6 @@ class Llama:
             self._llm.close()
 
     def __del__(self) -> None:
-        with contextlib.suppress(Exception):  # made only in part, or at the end of the program
-            self.close()
+        if not sys.is_finalizing():  # then threads that have not ended never give the turn back
+            with contextlib.suppress(Exception):  # made only in part
+                self.close()

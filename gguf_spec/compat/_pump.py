@@ -33,8 +33,8 @@ def pumped(open_stream: Callable[[], Stream]) -> Iterator[Chunk]:
         except BaseException as error:  # it is the reader's
             ready.put(error)
 
-    threading.Thread(target=read, name="gguf-spec-stream", daemon=True).start()
     try:
+        threading.Thread(target=read, name="gguf-spec-stream", daemon=True).start()
         while (one := ready.get()) is not None:
             if isinstance(one, BaseException):
                 raise one

@@ -29,7 +29,7 @@ def tokenize_bytes(model: Model, text: bytes, *, special: bool, start: bool) -> 
         n = len(text) + 8
     while True:
         ids = (C.llama_token * n)()
-        n = on_deep_stack(len(text), partial(C.llama_tokenize, model._vocab, text, len(text), ids, len(ids), start, special))
+        n = on_deep_stack(len(text), partial(model.native.vocab, C.llama_tokenize, text, len(text), ids, len(ids), start, special))
         if n >= 0:
             return list(ids[:n])
         n = -n
@@ -37,7 +37,7 @@ def tokenize_bytes(model: Model, text: bytes, *, special: bool, start: bool) -> 
 
 def line_end(model: Model) -> int:
     """Return the token of a line end, -1 for none."""
-    return int(C.llama_vocab_nl(model._vocab))
+    return int(model.native.vocab(C.llama_vocab_nl))
 
 
 class _Vocabulary(Protocol):

@@ -1,0 +1,124 @@
+"""After `close` nothing touches native memory, and everything says so or works."""
+
+import gc
+import subprocess
+import sys
+import weakref
+
+import pytest
+
+import gguf_spec
+from gguf_spec import Sampling, Speculation
+from gguf_spec.errors import ClosedError
+from gguf_spec.server import serve_in_thread
+from tests.closing.children import run_child
+from tests.server.conftest import ask
+
+SHORT = Sampling(max_tokens=12, seed=1)
+OPTIONS = {"threads": 1, "n_ctx": 256, "extra_bufts": False}
+
+
+@pytest.mark.parametrize("way", ["", "bare"])
+def test_every_public_member_works_without_native_memory_or_raises_closed_error(animals, way):
+    """In a process of its own: what is wrong here ends it with SIGSEGV."""
+    assert run_child("closed", animals, way).endswith(" 0 failed: []")
+
+
+def test_every_route_of_the_server_answers_after_close(animals):
+    llm = gguf_spec.load(animals / "llama.gguf", None, **OPTIONS)
+    with serve_in_thread(llm) as server:
+        paths = ask(server, path="/openapi.json").json()["paths"]
+        assert len(paths) > 4
+        llm.close()
+        for path, methods in paths.items():
+            for method in methods:
+                body = {"prompt": "a"} if path.endswith("/completions") else None
+                body = {"messages": [{"role": "user", "content": "a"}]} if "chat" in path else body
+                reply = ask(server, method.upper(), path.replace("{model}", llm.name).replace("{name}", llm.name), body)
+                assert reply.status == (200 if body is None else 503), (path, reply.body)
+
+
+def use_in_many_ways(llm, animals):
+    llm.generate("ab", SHORT)
+    llm.generate("ab", Sampling(max_tokens=12, seed=1, dry_multiplier=1.0, grammar='root ::= "a"*'))
+    llm.generate("ab", Sampling(temperature=0, max_tokens=12), speculation=Speculation(4, adaptive=False, tree=True))
+    llm.generate("ab", SHORT, speculation=Speculation(4, accept="block", adaptive=False))
+    with llm.models() as (target, _):
+        target.logits([1, 2, 3], 2)
+    next(iter(llm.stream("ab", SHORT)))
+    chat = llm.chat(sampling=SHORT)
+    chat.send("hi")
+    chat.save(animals / "kept")
+    chat.restore(animals / "kept")
+
+
+def test_close_frees_all_at_once_when_nothing_uses_it(animals):
+    llm = gguf_spec.load(animals / "llama.gguf", animals / "twin.gguf", **OPTIONS)
+    natives = [weakref.ref(model.native) for model in (llm._target, llm._draft)]
+    gc.disable()
+    try:
+        use_in_many_ways(llm, animals)
+        open_stream = llm.stream("ab", SHORT)
+        next(open_stream)
+        llm.close()
+        assert [one() for one in natives] == [None, None], "freed by `close`, not by the collector some time later"
+    finally:
+        gc.enable()
+
+
+def test_an_llm_that_is_dropped_frees_its_memory(animals):
+    llm = gguf_spec.load(animals / "llama.gguf", None, **OPTIONS)
+    native = weakref.ref(llm._target.native)
+    llm.generate("ab", SHORT)
+    del llm
+    gc.collect()
+    assert native() is None
+
+
+def test_rows_that_are_held_keep_their_memory(animals):
+    llm = gguf_spec.load(animals / "llama.gguf", None, **OPTIONS)
+    with llm.models() as (target, _):
+        rows = target.logits([1, 2, 3], 2)
+        copy, native = rows.copy(), weakref.ref(target.native)
+    llm.close()
+    view = rows[1:]
+    del rows
+    assert (view == copy[1:]).all()
+    with pytest.raises(ClosedError):
+        target.logits([1], 1)
+    del view
+    assert native() is None
+
+
+AT_EXIT = """
+import sys, threading, gguf_spec
+from gguf_spec import Sampling
+llm = gguf_spec.load(sys.argv[1], None, threads=1, n_ctx=256, extra_bufts=False)
+endless = Sampling(max_tokens=None, ignore_eos=True, overflow="shift", seed=1)
+{}
+print("done")
+"""
+LEFT_OPEN = {
+    "a stream": 'stream = llm.stream("ab", endless); next(stream)',
+    "a stream in a cycle": 'class A: pass\na = A(); a.a = a; a.stream = llm.stream("ab", endless); next(a.stream)',
+    "a turn": 'turn = llm.chat(sampling=endless).stream("hi"); next(turn)',
+    "a stream of a module": 'import json; json.stream = llm.stream("ab", endless); next(json.stream)',
+    "a thread in a round": "\n".join((
+        "begun = threading.Event()",
+        'threading.Thread(target=lambda: llm.generate_tokens([1, 2], endless, on_token=lambda _: begun.set()), daemon=True).start()',
+        "begun.wait(20)",
+    )),
+    "a stream of compat": "\n".join((
+        "from gguf_spec.compat import Llama",
+        "their = Llama(sys.argv[1], n_ctx=256, n_threads=1, draft_model_path=None, verbose=False)",
+        'parts = their.create_completion("ab", max_tokens=None, stream=True); next(parts)',
+    )),
+    "a row": "lent = llm.models(); target, _ = lent.__enter__(); row = target.logits([1, 2], 1)",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", LEFT_OPEN)
+def test_a_program_that_leaves_something_open_ends_in_peace(animals, what):
+    program = AT_EXIT.format(LEFT_OPEN[what])
+    child = subprocess.run([sys.executable, "-c", program, animals / "llama.gguf"], capture_output=True, text=True, timeout=120, check=False)
+    assert (child.returncode, child.stdout, child.stderr) == (0, "done\n", "")

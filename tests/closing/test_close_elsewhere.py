@@ -1,0 +1,10 @@
+"""A close in another thread, in the middle of each kind of call."""
+
+import pytest
+
+from tests.closing.children import run_child
+
+
+@pytest.mark.parametrize("n_times", [3, pytest.param(40, marks=pytest.mark.slow)])
+def test_a_close_in_another_thread_is_no_crash_and_no_hang(animals, n_times):
+    assert run_child("elsewhere", animals, n_times, limit_s=900).endswith(" 0 failed: []")

@@ -1,0 +1,152 @@
+"""Ctrl-C at any moment: the next request gives the text it always gives."""
+
+import contextlib
+import gc
+import os
+import signal
+import threading
+import weakref
+from functools import partial
+
+import pytest
+from llama_cpp import llama_cpp as C
+
+import gguf_spec
+from gguf_spec import Sampling
+from gguf_spec._threads import ThreadGovernor
+from gguf_spec.errors import ClosedError
+from tests.closing.bytecodes import Bytecodes, described
+from tests.closing.children import run_child
+from tests.unit.test_threads import Machine, run
+
+slow = pytest.mark.slow
+
+
+@pytest.mark.parametrize("n", [60, pytest.param(500, marks=slow)])
+def test_sigint_at_random_moments(tmp_path, n):
+    last = run_child("interrupted", tmp_path, n, limit_s=1200)
+    assert last.startswith(f"{n} SIGINTs, ") and last.endswith(" 0 wrong"), last
+
+
+@pytest.mark.parametrize("n", [150, pytest.param(0, marks=slow)])
+def test_an_interrupt_before_and_after_calls_of_llama_cpp(tmp_path, n):
+    assert run_child("injected", tmp_path, "calls", n, limit_s=3000).endswith(" 0 wrong")
+
+
+@pytest.mark.parametrize("n", [120, pytest.param(3000, marks=slow)])
+def test_an_interrupt_before_bytecodes(tmp_path, n):
+    assert run_child("injected", tmp_path, "bytecodes", n, limit_s=3000).endswith(" 0 wrong")
+
+
+@pytest.mark.parametrize("busy", [0, 1])
+def test_the_thread_governor_survives_an_interrupt_at_every_bytecode(busy):
+    """Of a run in which it tries other thread counts, and takes one."""
+
+    def passes(governor, n, busy=busy):
+        machine = Machine(2)
+        machine.busy = busy
+        return run(governor, machine, n)
+
+    way = Bytecodes(["_threads.py"])
+    places = way.places(lambda: passes(ThreadGovernor(2), 60))
+    assert len(places) > 400
+    for place in places:
+        governor = ThreadGovernor(2)
+        with pytest.raises(KeyboardInterrupt):
+            way.run(lambda governor=governor: passes(governor, 60), place)
+        try:
+            passes(governor, 40)
+        except Exception as error:
+            raise AssertionError(f"after an interrupt at {described(place)}") from error
+
+
+def test_cancel_in_a_signal_handler_that_interrupts_cancel(tales):
+    """No lock is taken: it would be that of the interrupted call."""
+    way = Bytecodes(["_stream.py"])
+    stream = tales.stream("Once", Sampling(seed=1))
+    places = way.places(stream.cancel)
+    stream.close()
+    for place in places:
+        stream = tales.stream("Once", Sampling(seed=1))
+        with pytest.raises(KeyboardInterrupt):
+            way.run(stream.cancel, place)
+        stream.cancel()
+        assert [chunk.finish_reason for chunk in stream] == ["cancelled"]
+
+
+@pytest.mark.parametrize("stream_open", [False, True])
+def test_a_close_that_is_interrupted_can_be_repeated(animals, stream_open):
+    """At each bytecode of it: afterwards a close frees all, and no request runs on what is half closed."""
+    way = Bytecodes(["_llm.py", "_turns.py", "_pair.py", "_model.py", "_stream.py", "_native.py"])
+
+    def opened():
+        llm = gguf_spec.load(animals / "llama.gguf", animals / "twin.gguf", threads=1, n_ctx=128, extra_bufts=False)
+        return llm, llm.stream("ab", Sampling(seed=1)) if stream_open else None
+
+    llm, stream = opened()
+    places = way.places(llm.close)
+    for place in places:
+        llm, stream = opened()
+        natives = [weakref.ref(model.native) for model in (llm._target, llm._draft)]
+        with contextlib.suppress(KeyboardInterrupt):
+            way.run(llm.close, place)
+        del stream
+        with contextlib.suppress(ClosedError):
+            assert llm.generate("ab", Sampling(max_tokens=4, seed=1)).tokens
+        llm.close()
+        assert [one() for one in natives] == [None, None], described(place)
+        with pytest.raises(ClosedError):
+            llm.generate("ab")
+
+
+def test_an_interrupt_while_llama_cpp_frees_is_not_lost(animals, monkeypatch):
+    """It comes where C calls Python, which drops what is raised there: this `free` stands for a log line."""
+    freed, before = [], signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def free(name, function, pointer):
+        if name == "llama_free":
+            os.kill(os.getpid(), signal.SIGINT)
+        function(pointer)
+        freed.append(name)
+
+    for name in ("llama_free", "llama_model_free"):
+        monkeypatch.setattr(C, name, partial(free, name, getattr(C, name)))
+    llm = gguf_spec.load(animals / "llama.gguf", None, threads=1, n_ctx=128, extra_bufts=False)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            llm.close()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    for thread in threading.enumerate():
+        if thread.name == "gguf-spec-apart":
+            thread.join(20)
+    assert freed == ["llama_free", "llama_model_free"]
+    llm.close()
+
+
+MADE = {"llama_model_load_from_file": "llama_model_free", "llama_init_from_model": "llama_free", "llama_batch_init": "llama_batch_free"}
+
+
+def test_a_load_that_is_interrupted_leaves_nothing_in_memory(animals, monkeypatch):
+    """At each bytecode of it, and just behind each call that allocates."""
+    counts = dict.fromkeys([*MADE, *MADE.values()], 0)
+
+    def counted(name, function, *arguments):
+        counts[name] += 1
+        return function(*arguments)
+
+    for name in counts:
+        monkeypatch.setattr(C, name, partial(counted, name, getattr(C, name)))
+
+    def load():
+        with gguf_spec.load(animals / "llama.gguf", animals / "twin.gguf", threads=1, n_ctx=128, extra_bufts=False):
+            pass
+
+    way = Bytecodes(["_native.py", "_model.py", "_load.py", "_library.py"])
+    load()
+    for place in way.places(load):
+        with contextlib.suppress(KeyboardInterrupt):
+            way.run(load, place)
+        gc.collect()
+        assert all(counts[made] == counts[freed] for made, freed in MADE.items()), f"{described(place)}: {counts}"
+    assert counts["llama_model_free"] > 100
