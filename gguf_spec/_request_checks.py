@@ -181,7 +181,10 @@ class RequestChecks:
             for way in WAYS:
                 self._llm.forget()
                 burst = self._text(self._ids, stopping, way)
-                if self._compare(self._ids, stopping, burst, "with a stop string", plain) and (burst.text, burst.finish_reason) != (plain.text, "stop"):
+                if self._compare(self._ids, stopping, burst, "with a stop string", plain) and (burst.text, burst.finish_reason) != (
+                    plain.text,
+                    "stop",
+                ):
                     self._faults.append(f"The stop string {stop!r} does not end a drafted text where it is.")
         return self._check("stop strings", "stop strings end texts elsewhere")
 

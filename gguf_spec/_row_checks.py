@@ -16,7 +16,7 @@ from ._sampling import Logits, largest
 from ._types import K_MAX, Speculation
 from ._workloads import long_text
 
-MOST_NOISE = 0.25  # of the logits' spread: rounding moves the best logits of a row by less
+MOST_NOISE = 0.15  # of the logits' spread: rounding moves the best logits of a row by less
 _MOST_ALLOWED = 2.0  # times the noise that the profile allows: more is not what was measured with the profile
 _WIDTHS = (2, 3, 4, 8, 16, 33)
 _DEPTHS = (8, 600)  # tokens before the rows: few, and more than the 512 from which flash attention is split over threads
@@ -108,7 +108,7 @@ def _passes(target: Model, text: Sequence[int], depth: int, widths: Sequence[int
             target.rollback(depth)
             rows = target.logits(text[depth : depth + width], width).copy()
             behind = target.logits([text[depth + width]], 1)  # alone, behind a cache that a wide pass computed
-            yield _moved(width, depth, [*rows, *behind], alone[: width + 1])
+            yield _moved(width, depth, [*rows, *behind], [*alone[: width + 1]])
     if n_rows > _BRANCH_AT + 2 and max(widths) > _BRANCH_AT + 2:
         yield _branch(target, text, depth)
     target.rollback(0)
@@ -125,7 +125,7 @@ def _branch(target: Model, text: Sequence[int], depth: int) -> _Moved:
     last = target.logits([text[depth + _BRANCH_AT]], 1)[0].copy()
     target.rollback(depth)
     rows = target.logits(text[depth : depth + width], 1, [(_BRANCH_AT, other)])
-    return _moved(width + 1, depth, rows, [last, right])
+    return _moved(width + 1, depth, [*rows], [last, right])
 
 
 def _moved(width: int, depth: int, rows: Sequence[Logits], alone: Sequence[Logits]) -> _Moved:

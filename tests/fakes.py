@@ -46,7 +46,7 @@ class FakeModel:
     """
 
     start, weight_bytes, cached_bytes, reads_at_once = 1, 10**9, 1.0, 32
-    grid, exact_attention, depth_costs = 0, True, {}
+    grid, exact_attention, most_exact_rows, depth_costs = 0, True, 65, {}
 
     def __init__(self, table, n_ctx=64, end=(), cost=lambda n, n_past: 1e-6 * (9 + n), clock=None):
         self.table = np.asarray(table, dtype=np.float32)
@@ -125,11 +125,11 @@ class Wobbly(FakeModel):
         rows = np.array(super().logits(tokens, n_rows, branches))
         self.widths[n_past:] = [width] * width
         ends = [*range(n_past + width - n_rows, n_past + width), *(n_past + i for i, _ in branches)]
-        for row, end in zip(rows, ends, strict=True):
+        for i, end in enumerate(ends):
             past = [one if one > 1 else 0 for one in self.widths[:end]] if self.remembers else [width * (width > 1)]
             if width > 1 or any(past):
                 rng = np.random.default_rng([end, width, *past])
-                row += rng.uniform(-self.wobble / 2, self.wobble / 2, row.shape).astype(np.float32)
+                rows[i] += rng.uniform(-self.wobble / 2, self.wobble / 2, rows.shape[1]).astype(np.float32)
         return rows
 
     def read(self, tokens):

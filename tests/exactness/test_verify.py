@@ -3,18 +3,24 @@
 import json
 import re
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from gguf_spec import Sampling, _laws
+import gguf_spec
+from gguf_spec import Sampling, _engine, _laws, _sampling
 from gguf_spec import verify as module
 from gguf_spec._accept import RULES, Rows
 from gguf_spec._drafters import ModelDrafter
+from gguf_spec._drafters import _model as _model_drafter
 from gguf_spec._engine import Rule
 from gguf_spec._laws import Law, chi_square
-from gguf_spec._llm import LLM
+from gguf_spec._model import Model
+from gguf_spec._row_checks import check_rows, how_far
+from gguf_spec._sampling import Candidates, Sampler
+from gguf_spec._text import TextStream
 from gguf_spec.cli import cli
 from gguf_spec.errors import EmptyPromptError, InvalidOptionError
 from gguf_spec.verify import Comparison, Difference, Report, bundled_prompts, verify
@@ -67,8 +73,6 @@ def penalties_from_a_stale_history(monkeypatch):
 
 def noise_that_belongs_to_the_round(monkeypatch):
     """Positions counted from the start of the round, not of the sequence: two rounds share their noise, and k decides where they begin."""
-    from gguf_spec._sampling import Sampler
-
     real = Sampler.pick
     count = Counter()
 
@@ -79,7 +83,92 @@ def noise_that_belongs_to_the_round(monkeypatch):
     monkeypatch.setattr(Sampler, "pick", pick)
 
 
+def logit_bias_after_the_filters(monkeypatch):
+    """A token that a bias raises is cut off before it is raised."""
+    survivors = Sampler.survivors
+
+    def biased(self, logits, position):
+        ids, kept = survivors(self, logits, position)
+        bias = self.sampling.logit_bias
+        return Candidates(ids, kept + np.array([bias.get(int(token), 0.0) for token in ids]))
+
+    monkeypatch.setattr(_sampling, "_bias", lambda logits, _: logits)
+    monkeypatch.setattr(Sampler, "survivors", biased)
+
+
+def prefixes_compared_over_64_tokens_only(monkeypatch):
+    def keep(model, tokens):
+        differs = (i for i, (a, b) in enumerate(zip(model.cached[:64], tokens, strict=False)) if a != b)
+        model.rollback(next(differs, min(model.n_past, len(tokens))))
+
+    for place in (_engine, _model_drafter):
+        monkeypatch.setattr(place, "keep_beginning", keep)
+
+
+def session_without_its_last_token(monkeypatch):
+    """The books of a restored cache name one token more than what llama.cpp holds was computed from."""
+    restore = Model.restore
+
+    def wrong(self, tokens, n_read, state):
+        done = restore(self, tokens, n_read, state)
+        if len(tokens) > 20:
+            self.rollback(10)
+            self.read([*tokens[10:12], 7, *tokens[13:]])
+            self.cached[:] = tokens
+        return done
+
+    monkeypatch.setattr(Model, "restore", wrong)
+
+
+def grammar_forgotten_in_drafts(monkeypatch):
+    """Rows behind drafted tokens are read without the grammar."""
+    token = Rows.token
+
+    def free(self, i):
+        if not i:
+            return token(self, i)
+        return replace(self.sampler, filters=self.sampler.filters._replace(grammar=None)).token(self.logits[i], self.history(i))
+
+    monkeypatch.setattr(Rows, "token", free)
+
+
+def logprobs_of_the_row_before(monkeypatch):
+    right = Rows.logprob
+    monkeypatch.setattr(Rows, "logprob", lambda self, i, token: right(self, max(0, i - 1), token))
+
+
+def stop_strings_at_the_end_of_a_round(monkeypatch):
+    """A stop string ends a text only where the round ends with it."""
+    push = TextStream.push
+
+    def late(self, piece):
+        text = push(self, piece)
+        if self.stopped and not self.__dict__.setdefault("seen", False):
+            self.seen, self.stopped = True, False
+        return text
+
+    monkeypatch.setattr(TextStream, "push", late)
+
+
+def rows_scaled(monkeypatch):
+    """The rows of all passes over several tokens are a tenth too small."""
+    logits = Model.logits
+
+    def scaled(self, tokens, n_rows, branches=()):
+        rows = logits(self, tokens, n_rows, branches)
+        return rows * np.float32(0.9) if len(tokens) + len(branches) > 1 else rows
+
+    monkeypatch.setattr(Model, "logits", scaled)
+
+
 BUGS = {
+    logit_bias_after_the_filters: "first tokens under coupled do not follow",
+    prefixes_compared_over_64_tokens_only: "a cache that is used again changes the text",
+    session_without_its_last_token: "a restored session changes the text",
+    grammar_forgotten_in_drafts: "texts within grammars differ",
+    logprobs_of_the_row_before: "log-probabilities differ",
+    stop_strings_at_the_end_of_a_round: "stop strings end texts elsewhere",
+    rows_scaled: "rows of passes over several tokens are not those of single tokens",
     accept_always: "texts differ",
     accept_always_when_drawing: "first tokens under rejection do not follow",
     residual_forgotten: "first tokens under rejection do not follow",
@@ -98,9 +187,15 @@ def test_it_passes_on_the_bundled_pair(tales, prompts):
     assert report.sentence == "Speculation does not change this model's output (45 of 45 texts identical)."
     assert [(c.n_texts, c.n_identical, c.n_near_ties, c.n_different) for c in report.comparisons] == [(3, 3, 0, 0)] * 15
     assert all(c.acceptance > 0.1 for c in report.comparisons if c.drafter != "auto")  # which may draft nothing
-    assert [law.accept for law in report.laws] == ["coupled", "rejection", "block"]
+    assert [law.accept for law in report.laws] == [*_laws.WAYS]
+    assert [law.accept for law in report.laws][:3] == ["coupled", "rejection", "block"]
     assert all(law.n_draws == 300 and law.n_cells > 10 for law in report.laws)
-    assert steps == [(i, 3 * 18 + 900) for i in range(1, 3 * 18 + 901)]
+    n_steps = 3 * 18 + 7 * 300 + 7
+    assert steps == [(i, n_steps) for i in range(1, n_steps + 1)]
+    names = ["rows", "near ties", "warm caches", "sessions", "long prompts", "grammars", "JSON schemas", "log-probabilities", "stop strings"]
+    assert [check.name for check in report.checks] == names
+    assert all(check.ok and check.n_cases for check in report.checks)
+    assert "same bits in passes of up to 33" in report.checks[0].found
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
@@ -145,8 +240,44 @@ def test_the_command_passes(tmp_path):
 def test_it_stops_when_the_time_is_up(tales, prompts):
     report = verify(tales, prompts, n_tokens=8, n_draws=100_000, limit_s=0.0)
     assert report.n_prompts == 1
-    assert [law.n_draws for law in report.laws] == [50, 50, 50]
+    assert [law.n_draws for law in report.laws] == [50] * 7
+    assert [check.name for check in report.checks] == ["rows", "near ties"]
     assert report.ok
+
+
+@pytest.mark.parametrize("flash_attention", ["off", "on"])
+def test_a_broken_batch_path_is_no_rounding_noise(monkeypatch, prompts, flash_attention):
+    """It is there when the profile is measured, too: no pass is exact then, the noise is large, and nearly everything is a near tie."""
+    monkeypatch.setattr("gguf_spec._measure.keep_profile", lambda *_: True)
+    rows_scaled(monkeypatch)
+    with gguf_spec.load("tales", threads=2, n_ctx=1024, flash_attention=flash_attention) as llm:
+        assert llm.profile.exact_width == 1
+        report = verify(llm, prompts[:1], n_tokens=24, n_draws=50)
+    assert not report.ok
+    assert "rows of passes over several tokens are not those of single tokens" in report.sentence
+    assert "there are too many near ties" in report.sentence
+
+
+def test_rounding_noise_is_no_broken_batch_path(prompts):
+    """Flash attention over a long cache rounds otherwise for a single token, on any processor."""
+    with gguf_spec.load("tales", threads=2, n_ctx=1024, flash_attention="on") as llm:
+        check = check_rows(llm, module.WAYS.values())
+        assert check.ok, check.faults
+        assert "of the logits' spread apart" in check.found
+        for wrong in (1 / 40, 40):
+            profile = llm.profile
+            llm._pair.profile = replace(profile, noise={width: noise * wrong for width, noise in profile.noise.items()})
+            assert "profile allows" in check_rows(llm, module.WAYS.values()).faults[0]
+            llm._pair.profile = profile
+
+
+def test_how_far_rows_are_apart():
+    right = np.array([3.0, 1.0, -1.0, -np.inf], dtype=np.float32)
+    assert how_far(right, right) == (0.0, 0.0)
+    assert how_far(right + 1, right) == (0.0, 0.0), "a row that moves as a whole"
+    logits, share = how_far(np.array([3.0, 1.0, -0.5, -np.inf], dtype=np.float32), right)
+    assert (logits, share) == (0.5, pytest.approx(0.5 / np.std([3, 1, -1])))
+    assert how_far(np.array([3.0, np.nan, -1.0, 0.0], dtype=np.float32), right) == (np.inf, np.inf)
 
 
 def test_without_a_draft_there_is_nothing_to_verify():
@@ -176,14 +307,13 @@ def test_the_largest_seed(tales):
     assert verify(tales, ["Once", "Twice"], n_tokens=4, n_draws=50, seed=2**64 - 1).ok
 
 
-def test_an_end_at_a_near_tie_is_one(tales, monkeypatch):
+def test_an_end_at_a_near_tie_is_one(tales):
     """One text ended where the other went on: whichever of the two the target says when asked again, it is the decision that counts."""
-    monkeypatch.setattr(LLM, "logit_noise", lambda *_: 1e9)
-    texts = module._Texts(tales, 20, module._Steps(1, lambda *_: None))
+    texts = module._Texts(tales, 20, 1e9)
     sampling = module.SAMPLINGS["greedy"]
     ids = tales.tokenize("Once upon a time")
     plain = tales.generate_tokens(ids, Sampling(temperature=0.0, max_tokens=8)).tokens
-    gap, near_tie = texts._gap(ids, plain, plain[:5], 5, sampling)
+    gap, near_tie = texts.gap(ids, plain, plain[:5], 5, sampling)
     assert near_tie
     assert gap >= 0
 
