@@ -11,10 +11,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from ._language_model import row_afresh
 from ._llama_samplers import distribution
 from ._llm import LLM
-from ._sampling import largest
 from ._types import Sampling, Speculation
 
 _FILTERED = Sampling(
@@ -22,9 +23,10 @@ _FILTERED = Sampling(
 )
 _UNFILTERED = replace(_FILTERED, top_k=0, top_p=1.0, min_p=0.0)  # where logits move, what a filter cuts off may change
 LAW_TOKENS, _K = 3, 3  # tokens that are looked at, and drafted in a round
+_TOKENS, _ADAPTIVE_TOKENS = LAW_TOKENS + 1, 12  # that are generated; for few tokens adaptive drafting does not begin
 _TOLD_APART = 5  # likeliest tokens of a place; all others are one outcome
 _REPEATED = 8  # tokens that are generated and stand twice in the prompt for n-gram drafts
-_RAISED = 12  # rank of a token that a bias raises to the second place
+_RAISED, _OVER_PENALTIES = 12, 1.0  # rank of a token that a bias raises to the second place, and logits above it
 _FEWEST_DRAWS = 50
 _ALARM = 1e-5  # chance that a right sampler fails the chi-square of one rule
 
@@ -50,6 +52,7 @@ class Law:
         n_cells: Outcomes told apart.
         chi_square: Sum of (seen - expected)^2 / expected; None where tokens came that the target never says.
         p_value: Chance of so large a one, or a larger, from a right sampler.
+        n_drafted: Tokens that were drafted.
     """
 
     accept: str
@@ -57,6 +60,7 @@ class Law:
     n_cells: int
     chi_square: float | None
     p_value: float
+    n_drafted: int = 0
 
     @property
     def ok(self) -> bool:
@@ -72,17 +76,22 @@ class Reference:
 
         Args:
             llm: The models.
-            prompt: A text to go on from. It is put twice, with what comes after it between: n-gram drafts have something to copy.
+            prompt: A text to go on from. It is put twice, and between stands a token that a bias makes likely, with what may follow: n-gram drafts
+                propose that.
             exact: Rows have the same bits in the passes that verify: filters cut off the same tokens.
         """
         ids = llm.tokenize(prompt)
-        said = llm.generate_tokens(ids, Sampling(temperature=0.0, max_tokens=_REPEATED), speculation=Speculation(0)).tokens
-        self.ids = [*ids, *said, *ids] if len(said) + 2 * len(ids) + LAW_TOKENS < llm.n_ctx else ids
+        with llm.models() as (target, _):
+            row, ends = row_afresh(target, ids), target.ends
+            best = [token for token in np.argsort(-row)[: _RAISED + len(ends)].tolist() if token not in ends]
+            raised = best[:_RAISED][-1]
+        more = [*ids, raised]
+        more += llm.generate_tokens(more, Sampling(temperature=0.0, max_tokens=_REPEATED), speculation=Speculation(0)).tokens
+        self.ids = [*more, *ids] if len(more) + len(ids) + _TOKENS < llm.n_ctx else ids
         with llm.models() as (target, _):
             row = row_afresh(target, self.ids)
-            best = sorted((token for token in largest(row, min(_RAISED, len(row))).tolist() if not target.is_end(token)), key=lambda i: -row[i])
-            bias = {best[-1]: float(row[best[min(1, len(best) - 1)]] - row[best[-1]])} if best else {}
-            self.sampling = replace(_FILTERED if exact else _UNFILTERED, logit_bias=bias, max_tokens=LAW_TOKENS + 1)
+            bias = {raised: float(np.partition(row, -2)[-2] - row[raised]) + _OVER_PENALTIES}
+            self.sampling = replace(_FILTERED if exact else _UNFILTERED, logit_bias=bias, max_tokens=_TOKENS)
             self.law: dict[tuple[int | None, ...], float] = {(): 1.0}
             for _ in range(LAW_TOKENS):
                 longer: dict[tuple[int | None, ...], float] = {}
@@ -115,13 +124,17 @@ def _told_apart(one: Mapping[int, float]) -> dict[int | None, float]:
 def drawn(llm: LLM, reference: Reference, way: str, n_draws: int, seed: int, until: float, on_draw: Callable[[], object]) -> Law:
     """Draw first tokens in one of the `WAYS`, fewer when it takes too long, and compare them with the exact distribution."""
     seen: Counter[tuple[int | None, ...]] = Counter()
+    sampling, n_drafted = reference.sampling, 0
+    if WAYS[way].adaptive:
+        sampling = replace(sampling, max_tokens=_ADAPTIVE_TOKENS)
     for i in range(n_draws):
         if i >= _FEWEST_DRAWS and time.perf_counter() > until:
             break
-        sampling = replace(reference.sampling, seed=(seed + i) % 2**64)
-        seen[reference.outcome(llm.generate_tokens(reference.ids, sampling, speculation=WAYS[way]).tokens)] += 1
+        one = llm.generate_tokens(reference.ids, replace(sampling, seed=(seed + i) % 2**64), speculation=WAYS[way])
+        seen[reference.outcome(one.tokens)] += 1
+        n_drafted += one.stats.n_drafted
         on_draw()
-    return chi_square(way, seen, reference.law)
+    return replace(chi_square(way, seen, reference.law), n_drafted=n_drafted)
 
 
 def chi_square(accept: str, seen: Counter[tuple[int | None, ...]], exact: Mapping[tuple[int | None, ...], float]) -> Law:
