@@ -292,7 +292,8 @@ def test_the_allowance_of_a_measured_profile_is_enough():
     n_parted = n_uncounted = 0
     for table in range(7):
         target = Wobbly(close_table(table), WOBBLE, n_ctx=512)
-        llm = fake_llm(target, FakeModel(close_table(table + 1), n_ctx=512), Speculation(3, drafter="model", adaptive=False), measure)
+        llm = fake_llm(target, FakeModel(close_table(table + 1), n_ctx=512), Speculation(3, drafter="model", adaptive=False))
+        llm._pair.know(measure(target, None))
         for seed in range(12):
             sampling = Sampling(seed=seed, temperature=0.0 if seed % 2 else 1.0, top_k=0, top_p=1.0, max_tokens=48)
             texts = []
