@@ -20,15 +20,17 @@ class Rule(NamedTuple):
         accept: Which drafted tokens stay.
         noise: How close a decision must be to count as a near tie, in logits; 0 looks for none.
         strict: Decide a near tie again from a pass over one token.
+        wide_past: Tokens in the cache were computed in passes over several tokens, which plain decoding does not make.
     """
 
     accept: Accept = coupled
     noise: float = 0.0
     strict: bool = False
+    wide_past: bool = False
 
-    def noise_of(self, n_rows: int) -> float:
-        """Return the noise of a pass over `n_rows`; one over a single row is what plain decoding does."""
-        return self.noise if n_rows > 1 else 0.0
+    def noise_of(self, n_tokens: int) -> float:
+        """Return the noise of a pass over `n_tokens`; it is 0 where plain decoding makes the same pass behind the same cache."""
+        return self.noise if n_tokens > 1 or self.wide_past else 0.0
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Round:
         near_ties: Which of `tokens`, as indices, were decided by less than the noise.
         decided_again: The last of `tokens` comes from a second pass, over one token.
         logprobs: What the target says of each of `tokens`, where the sampling asks for it.
+        wide: The target's pass was over several tokens.
     """
 
     tokens: list[int]
@@ -52,6 +55,7 @@ class Round:
     near_ties: tuple[int, ...] = ()
     decided_again: bool = False
     logprobs: tuple[TokenLogprob, ...] = ()
+    wide: bool = False
 
     def cut(self, n: int) -> Round:
         """Return the round with only its first `n` tokens, the last of which ends the generation."""
@@ -68,11 +72,11 @@ def run_round(target: LanguageModel, drafter: Drafter, tokens: Sequence[int], sa
     branches = [(len(pending) - len(draft.tokens) + i, token) for i, token in draft.branches]
     rows = Rows(target.logits(pending, len(draft.tokens) + 1, branches), tokens, draft.tokens, sampler, draft.branches)
     new = rule.accept(draft, rows)
-    noise = rule.noise_of(len(pending))
+    wide, noise = len(pending) > 1, rule.noise_of(len(pending))
     near_ties = [i for i, token in enumerate(new) if rows.is_near_tie(i, token, noise)]
     logprobs = [] if sampler.sampling.logprobs is None else [rows.logprob(i, token) for i, token in enumerate(new)]
     drafter.learn(new, rows.logits)
-    again = rule.strict and bool(near_ties)
+    again = rule.strict and wide and bool(near_ties)
     if again:
         del new[near_ties[0] :], logprobs[near_ties[0] :], near_ties[1:]
         alone = _row_alone(target, rows.history(len(new)), sampler)
@@ -81,7 +85,7 @@ def run_round(target: LanguageModel, drafter: Drafter, tokens: Sequence[int], sa
     keep = len(tokens) + _n_cached(draft.tokens, new)
     target.rollback(keep)
     drafter.rollback(keep)
-    return Round(new, len(draft.tokens) + len(branches), len(new) - 1, False, tuple(near_ties), again, tuple(logprobs))
+    return Round(new, len(draft.tokens) + len(branches), len(new) - 1, False, tuple(near_ties), again, tuple(logprobs), wide)
 
 
 def _n_cached(drafted: Sequence[int], new: Sequence[int]) -> int:
@@ -131,6 +135,8 @@ def rounds(
     After each round `target.n_past` is one less than the tokens so far, two less after a branch, and the cache holds just those.
     """
     tokens = [*prompt]
+    if target.n_read < target.n_past:  # a cache of an earlier request, which was not read as a prompt is
+        rule = rule._replace(wide_past=True)
     n_left = min(n_max or target.n_ctx, target.n_ctx - len(prompt))
     while n_left > 0 and not cancelled():
         one = run_round(target, drafter, tokens, sampler, min(k, n_left - 1), rule)
@@ -139,6 +145,8 @@ def rounds(
             one = one.cut(end + 1)
         tokens += one.tokens
         n_left -= len(one.tokens)
+        if one.wide:
+            rule = rule._replace(wide_past=True)
         target.rollback(len(tokens) - 1)
         drafter.rollback(len(tokens) - 1)
         yield one

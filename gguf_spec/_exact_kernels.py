@@ -17,6 +17,8 @@ GRID = 64  # tokens; passes of this width and more use the same kernels for all 
 _TILED_SWITCH = "GGML_CPU_TILED_MM"  # read once a process by llama.cpp, at the first product
 # ggml types whose products do not depend on the number of rows: F32, F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, BF16, MXFP4.
 _SAME_IN_ANY_WIDTH = {0, 1, 2, 3, 6, 7, 8, 20, 30, 39}
+_REPACKED = {10, 12}  # Q2_K, Q4_K
+_ROWS_OF_A_BLOCK, _ROWS_OF_A_TILE = 4, 8
 _ONLY_FOR_LOGITS = re.compile(r"^(output|token_embd)\.weight$")  # these products are made for rows whose logits are wanted, and kept in no cache
 
 _decided: list[bool] = []  # whether tiles are switched off, once it is decided
@@ -56,6 +58,23 @@ def has_exact_attention(flash_attention: str, kv_type: str, features: Mapping[st
 def has_exact_products(header: Header) -> bool:
     """Return whether what is read of a prompt has the same bits in passes of all widths, as far as is known without measuring."""
     return platform.machine().lower() in ("x86_64", "amd64") and _same_in_any_width(header)
+
+
+def most_exact_rows(header: Header, extra_bufts: bool) -> int | None:
+    """Return the most rows of a pass that can give each row the bits of a single-row pass; None where nothing speaks against any number.
+
+    Measuring alone does not show it: sums that differ in the last bit are often the same once they are quantised for the next product.
+
+    Args:
+        header: Of the model.
+        extra_bufts: Whether kernels are repacked.
+    """
+    types = {tensor.type for tensor in header.tensors if len(tensor.shape) > 1} - _SAME_IN_ANY_WIDTH
+    if platform.machine().lower() not in ("x86_64", "amd64") or not types:
+        return None
+    if extra_bufts and types & _REPACKED:
+        return _ROWS_OF_A_BLOCK - 1
+    return None if kernels_in_use() == "untiled" else _ROWS_OF_A_TILE - 1
 
 
 def _same_in_any_width(header: Header) -> bool:

@@ -25,6 +25,7 @@ class LanguageModel(Protocol):
         grid: Passes that read a prompt end at multiples of this; 0 where it does not matter.
         n_read: How many of the cached tokens, from the first on, were read as a prompt, on the grid.
         exact_attention: Attention gives a row the same bits in passes of all widths, at all depths.
+        most_exact_rows: Passes over more tokens than that do not have the bits of single-token passes, whatever a few rows show.
         depth_costs: Tokens in a pass -> seconds more for each cached token; empty where that was not measured.
     """
 
@@ -38,6 +39,7 @@ class LanguageModel(Protocol):
     grid: int
     n_read: int
     exact_attention: bool
+    most_exact_rows: int
     depth_costs: Mapping[int, float]
 
     @property

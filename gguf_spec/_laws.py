@@ -1,24 +1,45 @@
-"""Whether the first tokens of many generations come as often as the target's own probabilities say (chi-square)."""
+"""Whether the first tokens of many generations come as often as the target's probabilities say (chi-square).
+
+The probabilities are llama.cpp's: its sampler chain, applied to rows that are read afresh. Nothing of our own chain is in them.
+"""
 
 from __future__ import annotations
 
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ._filters import make_filters
-from ._language_model import row_afresh
-from ._llm import LLM
-from ._rng import SeededRng
-from ._sampling import Sampler
-from ._types import Accept, Sampling, Speculation
+import numpy as np
 
-_SAMPLING = Sampling(temperature=1.0, top_k=4, top_p=1.0, repeat_penalty=1.2, ignore_eos=True)
+from ._language_model import row_afresh
+from ._llama_samplers import distribution
+from ._llm import LLM
+from ._types import Sampling, Speculation
+
+_FILTERED = Sampling(
+    temperature=0.9, top_k=5, top_p=0.98, min_p=0.01, repeat_penalty=1.2, frequency_penalty=0.1, presence_penalty=0.1, ignore_eos=True
+)
+_UNFILTERED = replace(_FILTERED, top_k=0, top_p=1.0, min_p=0.0)  # where logits move, what a filter cuts off may change
 LAW_TOKENS, _K = 3, 3  # tokens that are looked at, and drafted in a round
+_TOKENS, _ADAPTIVE_TOKENS = LAW_TOKENS + 1, 12  # that are generated; for few tokens adaptive drafting does not begin
+_TOLD_APART = 5  # likeliest tokens of a place; all others are one outcome
+_REPEATED = 8  # tokens that are generated and stand twice in the prompt for n-gram drafts
+_RAISED, _OVER_PENALTIES = 12, 1.0  # rank of a token that a bias raises to the second place, and logits above it
 _FEWEST_DRAWS = 50
 _ALARM = 1e-5  # chance that a right sampler fails the chi-square of one rule
+
+WAYS = {
+    "coupled": Speculation(_K, "coupled", drafter="model", adaptive=False),
+    "rejection": Speculation(_K, "rejection", drafter="model", adaptive=False),
+    "block": Speculation(_K, "block", drafter="model", adaptive=False),
+    "rejection, n-gram": Speculation(_K, "rejection", drafter="ngram", adaptive=False),
+    "block, n-gram": Speculation(_K, "block", drafter="ngram", adaptive=False),
+    "rejection, adaptive": Speculation(accept="rejection"),
+    "block, adaptive": Speculation(accept="block"),
+}
+"""What is drawn with: a rule, and what drafts where that is not the draft model at a fixed length."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +47,12 @@ class Law:
     """The first tokens of many generations against the target's exact probabilities.
 
     Attributes:
-        accept: The rule.
+        accept: The rule, and what drafted: a key of `WAYS`.
         n_draws: Generations.
         n_cells: Outcomes told apart.
         chi_square: Sum of (seen - expected)^2 / expected; None where tokens came that the target never says.
         p_value: Chance of so large a one, or a larger, from a right sampler.
+        n_drafted: Tokens that were drafted.
     """
 
     accept: str
@@ -38,6 +60,7 @@ class Law:
     n_cells: int
     chi_square: float | None
     p_value: float
+    n_drafted: int = 0
 
     @property
     def ok(self) -> bool:
@@ -45,36 +68,76 @@ class Law:
         return self.p_value >= _ALARM
 
 
-def drawn(llm: LLM, prompt: str, accept: Accept, n_draws: int, seed: int, until: float, on_draw: Callable[[], object]) -> Law:
-    """Draw first tokens under a rule, fewer when it takes too long, and compare them with the exact law."""
-    ids = llm.tokenize(prompt)
-    exact = _exact_law(llm, ids)
-    seen: Counter[tuple[int, ...]] = Counter()
-    speculation, sampling = Speculation(_K, accept, drafter="model", adaptive=False), replace(_SAMPLING, max_tokens=LAW_TOKENS + 1)
+class Reference:
+    """A prompt, options, and the exact distribution of the first tokens after it. They are the same for all rules."""
+
+    def __init__(self, llm: LLM, prompt: str, exact: bool) -> None:
+        """Compute the distribution.
+
+        Args:
+            llm: The models.
+            prompt: A text to go on from. It is put twice, and between stands a token that a bias makes likely, with what may follow: n-gram drafts
+                propose that.
+            exact: Rows have the same bits in the passes that verify: filters cut off the same tokens.
+        """
+        ids = llm.tokenize(prompt)
+        with llm.models() as (target, _):
+            row, ends = row_afresh(target, ids), target.ends
+            best = [token for token in np.argsort(-row)[: _RAISED + len(ends)].tolist() if token not in ends]
+            raised = best[:_RAISED][-1]
+        more = [*ids, raised]
+        more += llm.generate_tokens(more, Sampling(temperature=0.0, max_tokens=_REPEATED), speculation=Speculation(0)).tokens
+        self.ids = [*more, *ids] if len(more) + len(ids) + _TOKENS < llm.n_ctx else ids
+        with llm.models() as (target, _):
+            row = row_afresh(target, self.ids)
+            bias = {raised: float(np.partition(row, -2)[-2] - row[raised]) + _OVER_PENALTIES}
+            self.sampling = replace(_FILTERED if exact else _UNFILTERED, logit_bias=bias, max_tokens=_TOKENS)
+            self.law: dict[tuple[int | None, ...], float] = {(): 1.0}
+            for _ in range(LAW_TOKENS):
+                longer: dict[tuple[int | None, ...], float] = {}
+                for tokens, weight in self.law.items():
+                    if None in tokens:
+                        longer[tokens] = weight
+                        continue
+                    history = [*self.ids, *(token for token in tokens if token is not None)]
+                    one = distribution(row_afresh(target, history), history, self.sampling, target.ends)
+                    longer |= {(*tokens, token): weight * p for token, p in _told_apart(one).items()}
+                self.law = longer
+
+    def outcome(self, tokens: Sequence[int]) -> tuple[int | None, ...]:
+        """Return the outcome that these first tokens count as."""
+        known: tuple[int | None, ...] = ()
+        for token in tokens[:LAW_TOKENS]:
+            if (*known, None) in self.law and not any(one[: len(known) + 1] == (*known, token) for one in self.law):
+                return (*known, None)
+            known = (*known, token)
+        return known
+
+
+def _told_apart(one: Mapping[int, float]) -> dict[int | None, float]:
+    """Return the likeliest tokens with their probabilities, and all others as None."""
+    best = sorted(one, key=lambda token: -one[token])
+    apart: dict[int | None, float] = {token: one[token] for token in best[:_TOLD_APART]}
+    return apart | ({None: sum(one[token] for token in best[_TOLD_APART:])} if len(best) > _TOLD_APART else {})
+
+
+def drawn(llm: LLM, reference: Reference, way: str, n_draws: int, seed: int, until: float, on_draw: Callable[[], object]) -> Law:
+    """Draw first tokens in one of the `WAYS`, fewer when it takes too long, and compare them with the exact distribution."""
+    seen: Counter[tuple[int | None, ...]] = Counter()
+    sampling, n_drafted = reference.sampling, 0
+    if WAYS[way].adaptive:
+        sampling = replace(sampling, max_tokens=_ADAPTIVE_TOKENS)
     for i in range(n_draws):
         if i >= _FEWEST_DRAWS and time.perf_counter() > until:
             break
-        seen[llm.generate_tokens(ids, replace(sampling, seed=(seed + i) % 2**64), speculation=speculation).tokens[:LAW_TOKENS]] += 1
+        one = llm.generate_tokens(reference.ids, replace(sampling, seed=(seed + i) % 2**64), speculation=WAYS[way])
+        seen[reference.outcome(one.tokens)] += 1
+        n_drafted += one.stats.n_drafted
         on_draw()
-    return chi_square(accept, seen, exact)
+    return replace(chi_square(way, seen, reference.law), n_drafted=n_drafted)
 
 
-def _exact_law(llm: LLM, ids: Sequence[int]) -> dict[tuple[int, ...], float]:
-    """Return the target's own law of the first tokens, by the chain rule from its rows."""
-    law: dict[tuple[int, ...], float] = {(): 1.0}
-    with llm.models() as (target, _):
-        sampler = Sampler(_SAMPLING, SeededRng(0), make_filters(target, _SAMPLING, len(ids)))
-        for _ in range(LAW_TOKENS):
-            longer: dict[tuple[int, ...], float] = {}
-            for tokens, weight in law.items():
-                history = [*ids, *tokens]
-                one = sampler.distribution(row_afresh(target, history), history)
-                longer |= {(*tokens, int(t)): weight * p for t, p in zip(one.ids, one.probs, strict=True)}
-            law = longer
-    return law
-
-
-def chi_square(accept: str, seen: Counter[tuple[int, ...]], exact: dict[tuple[int, ...], float]) -> Law:
+def chi_square(accept: str, seen: Counter[tuple[int | None, ...]], exact: Mapping[tuple[int | None, ...], float]) -> Law:
     """Compare counts with a law. Outcomes expected less than five times are pooled; one that the law does not know has no chance at all."""
     n = seen.total()
     cells = [(seen[outcome], p * n) for outcome, p in exact.items() if p * n >= 5]

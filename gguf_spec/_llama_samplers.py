@@ -1,8 +1,12 @@
-"""llama.cpp's own DRY, typical-p and XTC, as pure functions: a draft looks ahead and is taken back, so no state may outlive a call."""
+"""llama.cpp's own DRY, typical-p and XTC, as pure functions: a draft looks ahead and is taken back, so no state may outlive a call.
+
+And its whole chain, which `verify` compares ours with.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import math
 import weakref
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -11,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._llama import C
-from ._types import K_MAX
+from ._types import K_MAX, Sampling
 from .errors import ClosedError
 
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])  # llama_token_data
@@ -51,6 +55,40 @@ def _apply(sampler: Any, ids: NDArray[np.int64], logits: NDArray[np.float64] | f
     C.llama_sampler_apply(sampler, ctypes.byref(array))
     first = (ctypes.addressof(array.data.contents) - address) // _CANDIDATE.itemsize  # XTC moves the pointer
     return candidates[first : first + array.size]
+
+
+def distribution(logits: NDArray[np.float32], history: Sequence[int], s: Sampling, ends: Sequence[int]) -> dict[int, float]:
+    """Return the probability of each token that may come next, by a chain of llama.cpp's samplers alone.
+
+    Args:
+        logits: Shape `(V,)`.
+        history: All token ids before.
+        s: The options, without DRY, XTC, grammar and a temperature of 0.
+        ends: Ids that end a generation, for `ignore_eos`.
+    """
+    biases = {**s.logit_bias, **(dict.fromkeys(ends, -math.inf) if s.ignore_eos else {})}
+    native = (C.llama_logit_bias * len(biases))(*biases.items())
+    last_n = len(history) if s.penalty_last_n < 0 else s.penalty_last_n
+    chain = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
+    try:
+        for one in (
+            C.llama_sampler_init_logit_bias(len(logits), len(biases), native),
+            C.llama_sampler_init_penalties(len(logits), last_n, s.repeat_penalty, s.frequency_penalty, s.presence_penalty),
+            C.llama_sampler_init_top_n_sigma(s.top_n_sigma),
+            C.llama_sampler_init_top_k(s.top_k),
+            C.llama_sampler_init_typical(s.typical_p, 1),
+            C.llama_sampler_init_top_p(s.top_p, 1),
+            C.llama_sampler_init_min_p(s.min_p, 1),
+            C.llama_sampler_init_temp(s.temperature),
+        ):
+            C.llama_sampler_chain_add(chain, one)
+        for token in history:
+            C.llama_sampler_accept(chain, token)
+        left = _apply(chain, np.arange(len(logits)), logits.astype(np.float64))
+    finally:
+        C.llama_sampler_free(chain)
+    weights = np.exp(left["logit"].astype(np.float64) - left["logit"].max())
+    return {int(token): float(weight / weights.sum()) for token, weight in zip(left["id"], weights, strict=True) if weight > 0}
 
 
 class Vocabulary(Protocol):

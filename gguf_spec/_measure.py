@@ -94,7 +94,7 @@ def measure(
     said = _generate(target, n_said, half_s / 3, steps)
     rows = _PassRows(target, said)
     target_s = {1: said.single_s} | _time(target, said.tokens, passes, 1.5 * half_s, steps, judge=rows.compare)
-    exact_width = rows.exact_width() if target.exact_attention else 1
+    exact_width = min(rows.exact_width(), target.most_exact_rows) if target.exact_attention else 1
     noise = rows.noise if target.exact_attention else rows.with_deep_noise()
     target_depth = _depth(target, said.tokens, said.single_s, thorough, steps)
     right, draft_s, draft_depth, proposal_s = [(0.0, 0.0)] * SURENESSES, dict[int, float](), dict[int, float](), 0.0

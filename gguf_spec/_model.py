@@ -28,7 +28,7 @@ from ._context import (
     load_error,
     physical_cores,
 )
-from ._exact_kernels import GRID, has_exact_attention, has_exact_products
+from ._exact_kernels import GRID, has_exact_attention, has_exact_products, most_exact_rows
 from ._gguf import Header, check_generates_text, read_header
 from ._library import Progress, Watch, apart, build_features, log, offloads, on_deep_stack, start_backend, verbose
 from ._llama import C
@@ -62,6 +62,7 @@ class Model:
         grid: Passes that read a prompt end at multiples of this; 0 where it does not matter, as rows have the same bits in passes of any width.
         n_read: How many of the cached tokens, from the first on, were read as a prompt, on the grid.
         exact_attention: Attention gives a row the same bits in passes of all widths, at all depths.
+        most_exact_rows: Passes over more tokens than that do not have the bits of single-token passes, whatever a few rows show.
         depth_costs: Tokens in a pass -> seconds more for each cached token; empty where that was not measured.
         threads: Threads of the last pass.
         follows_machine: Whether the thread count follows the load of the machine. Only where it changes no
@@ -103,6 +104,7 @@ class Model:
             check_adapter(adapter.path, header)
         start_backend([header])
         self.exact_attention = has_exact_attention(self.flash_attention, options.kv_type, build_features())
+        self.most_exact_rows = most_exact_rows(header, options.extra_bufts) or K_MAX + 1
         self.grid = 0 if options.drafts or (self.exact_attention and has_exact_products(header)) else GRID
         options.check_backend(C.llama_supports_gpu_offload())
         verbose.set() if options.verbose else verbose.clear()

@@ -18,7 +18,7 @@ from ._model import Model
 from ._near_ties import MARGIN
 from ._types import K_MAX
 
-VERSION = 5
+VERSION = 6
 WORTH_SAYING = 1.05  # a speed-up below that is none
 _SAMPLED_SHIFT = -1.0  # log odds of proposals from the text where the target is sampled: the same words follow each other less often
 _MOST_NOISE = 1e3  # logits

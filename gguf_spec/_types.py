@@ -226,7 +226,7 @@ class Stats:
         n_drafted: Tokens the draft proposed.
         n_accepted: Tokens of those that the target accepted.
         n_near_ties: Emitted tokens whose decision was closer than the rounding noise between batches of different size: plain decoding may decide
-            them otherwise. Counted under the rule `coupled`.
+            them otherwise. Counted under the rule `coupled`, and also in passes over one token that follow wider ones.
         n_decided_again: Near ties that were decided again from a pass over one token (`strict`).
         rounds: Passes of the target after the prompt was read, but for those that decided near ties again.
         prompt_s: Time in which target and draft read the prompt.

@@ -1,10 +1,12 @@
 """Does speculation change what this model says? Asks the user's own models on the user's own machine; returns data, prints nothing.
 
-Three questions, each of which a broken sampler, rule or cache fails:
+Four questions, each of which a broken sampler, rule, pass or cache fails:
 
-1. Texts: each prompt is gone on from plainly and with each drafter, by the same seed. All must be the same text.
-2. Caches: after each text, both caches must hold just what was said, and a model that reads it afresh must agree with one that has it cached.
-3. Laws: under each rule the first tokens of many generations must come as often as the target's own probabilities say (chi-square).
+1. Rows: passes over several tokens must give the rows of single-token passes: the same bits where that is promised, else up to rounding.
+2. Texts: each prompt is gone on from plainly and with each drafter, by the same seed. All must be the same text, also on warm caches, after a
+   restored session, within a grammar, up to a stop string and behind a long prompt.
+3. Caches: after each text, both caches must hold just what was said, and a model that reads it afresh must agree with one that has it cached.
+4. Laws: under each rule the first tokens of many generations must come as often as llama.cpp's own samplers say (chi-square).
 """
 
 from __future__ import annotations
@@ -22,12 +24,15 @@ import numpy as np
 
 from ._filters import make_filters
 from ._language_model import LanguageModel, row_afresh
-from ._laws import LAW_TOKENS, Law, drawn
+from ._laws import LAW_TOKENS, Law, Reference, drawn
+from ._laws import WAYS as LAWS
 from ._llm import LLM
 from ._near_ties import is_near_tie
+from ._request_checks import RequestChecks
 from ._rng import SeededRng
+from ._row_checks import Check, check_rows, noise_in_use
 from ._sampling import Logits, Sampler
-from ._types import ACCEPT, Sampling, Speculation
+from ._types import Sampling, Speculation
 from ._workloads import long_text
 from .errors import EmptyPromptError, InvalidOptionError
 
@@ -41,6 +46,8 @@ WAYS = {
     "hybrid tree": Speculation(7, drafter="hybrid", adaptive=False, tree=True),
     "auto": Speculation(),
 }
+PROMPTS = 10  # bundled ones that are taken where none are given
+MOST_NEAR_TIES = 0.2  # of the tokens that are generated: more is not rounding
 _MARGIN = 5.0  # by which two right ways to read one text may be further apart than the first text says
 _LONG, _LEAST_LONG, _SPARE = 1500, 300, 16  # tokens put before a prompt, the fewest of them, and tokens left free
 _SAME_ROW = 1e-3  # and this much more, of the spread of a row
@@ -108,6 +115,7 @@ class Report:
         cache_faults: What was wrong with a cache, one sentence each.
         laws: One for each rule.
         total_s: Seconds it took.
+        checks: One for each feature: rows, near ties, warm caches and so on.
     """
 
     target: str
@@ -120,11 +128,16 @@ class Report:
     cache_faults: tuple[str, ...]
     laws: tuple[Law, ...]
     total_s: float
+    checks: tuple[Check, ...] = ()
 
     @property
     def ok(self) -> bool:
         """Whether nothing differs beyond the noise."""
-        return not self.cache_faults and all(d.near_tie for d in self.differences) and all(law.ok for law in self.laws)
+        return not self.cache_faults and all(d.near_tie for d in self.differences) and self._parts_ok
+
+    @property
+    def _parts_ok(self) -> bool:
+        return all(law.ok for law in self.laws) and all(check.ok for check in self.checks)
 
     @property
     def sentence(self) -> str:
@@ -137,12 +150,13 @@ class Report:
         wrong = [f"{n_different} of {n} texts differ"] if n_different else []
         wrong += ["a cache does not hold what was said"] if self.cache_faults else []
         wrong += [f"first tokens under {law.accept} do not follow the model's probabilities" for law in self.laws if not law.ok]
+        wrong += [check.changes for check in self.checks if not check.ok]
         return f"Speculation changes this model's output: {'; '.join(wrong)}."
 
     def to_dict(self) -> dict[str, Any]:
         """Return all of it as plain values."""
-        laws = [asdict(law) | {"ok": law.ok} for law in self.laws]
-        return {"ok": self.ok, "sentence": self.sentence} | asdict(self) | {"laws": laws}
+        parts = {name: [asdict(one) | {"ok": one.ok} for one in getattr(self, name)] for name in ("laws", "checks")}
+        return {"ok": self.ok, "sentence": self.sentence} | asdict(self) | parts
 
 
 def bundled_prompts() -> list[str]:
@@ -165,12 +179,12 @@ def verify(
 
     Args:
         llm: Models to ask; a draft must be among them.
-        prompts: Texts to go on from, as they are; the bundled ones where they are not given.
+        prompts: Texts to go on from, as they are; the first ten bundled ones where they are not given.
         n_tokens: Most tokens of a text; None takes 64, or 300 where `long`.
         long: Put 1,500 tokens of text before each prompt, or what the context holds: what rounds otherwise behind many tokens shows there.
-        n_draws: Generations for each rule's chi-square.
+        n_draws: Generations for each chi-square.
         seed: Of the first text; each further one takes the next.
-        limit_s: Begin no further prompt after so many seconds, and spend no more than a third of them on the chi-squares.
+        limit_s: Begin no further prompt or check after so many seconds, and spend no more than a third of them on the chi-squares.
         progress: Called with texts done and all texts.
 
     Raises:
@@ -178,7 +192,7 @@ def verify(
         EmptyPromptError: A prompt holds no token.
     """
     started = time.perf_counter()
-    prompts = bundled_prompts() if prompts is None else prompts
+    prompts = bundled_prompts()[:PROMPTS] if prompts is None else prompts
     n_tokens = (300 if long else 64) if n_tokens is None else n_tokens
     if not llm.draft_name:
         raise InvalidOptionError("draft", None, "a model: without one there is no speculation to verify", "give one with --draft FILE.")
@@ -190,21 +204,32 @@ def verify(
     for prompt in prompts:
         _check_room(llm, prompt)
     before = _long_text(llm, prompts, n_tokens) if long else ""
-    total = len(prompts) * len(SAMPLINGS) * (1 + len(WAYS)) + n_draws * len(ACCEPT)
-    noise = max(llm.logit_noise(way.k, way.exact) for way in WAYS.values())
-    steps = _Steps(total, progress)
-    until = [math.inf if limit_s is None else started + limit_s * (i + 1) / 9 for i in range(len(ACCEPT))]
-    laws = tuple(drawn(llm, prompts[0], accept, n_draws, seed, end, steps.one_more) for accept, end in zip(ACCEPT, until, strict=True))
-    texts = _Texts(llm, n_tokens, steps)
+    noise = noise_in_use(llm, WAYS.values())
+    texts = _Texts(llm, n_tokens, noise)
+    requests = RequestChecks(llm, prompts[0], seed, texts.gap, noise)
+    steps = _Steps(len(prompts) * len(SAMPLINGS) * (1 + len(WAYS)) + n_draws * len(LAWS) + len(requests.parts), progress)
+    texts.steps = steps
+    checks = [check_rows(llm, WAYS.values())]
+    until = [math.inf if limit_s is None else started + limit_s * (i + 1) / (3 * len(LAWS)) for i in range(len(LAWS))]
+    reference = Reference(llm, prompts[0], exact=not noise)
+    laws = tuple(drawn(llm, reference, way, n_draws, seed, end, steps.one_more) for way, end in zip(LAWS, until, strict=True))
+
+    def is_late() -> bool:
+        return limit_s is not None and time.perf_counter() - started > limit_s
+
+    for part in requests.parts:
+        checks += [] if is_late() else [part()]
+        steps.one_more()
     n_prompts = 0
     for prompt in prompts:
-        if n_prompts and limit_s is not None and time.perf_counter() - started > limit_s:
+        if n_prompts and is_late():
             break
         texts.compare(before + prompt, n_prompts, (seed + n_prompts) % 2**64)
         n_prompts += 1
+    checks.insert(1, texts.near_ties())
     return Report(
         llm.name, llm.draft_name, n_prompts, n_tokens, noise, tuple(texts.comparisons()), tuple(texts.differences), tuple(texts.cache_faults), laws,
-        time.perf_counter() - started,
+        time.perf_counter() - started, tuple(checks),
     )  # fmt: skip
 
 
@@ -239,8 +264,10 @@ class _Steps:
 class _Texts:
     """Compares texts, and the caches they leave behind."""
 
-    def __init__(self, llm: LLM, n_tokens: int, steps: _Steps) -> None:
-        self._llm, self._n_tokens, self._steps = llm, n_tokens, steps
+    def __init__(self, llm: LLM, n_tokens: int, noise: float) -> None:
+        self._llm, self._n_tokens, self._noise = llm, n_tokens, noise
+        self.steps = _Steps(0, lambda _done, _total: None)
+        self._n_generated = self._n_near_ties = 0
         self._tolerance: dict[str, float] = {}
         self._n_texts: Counter[tuple[str, str]] = Counter()
         self._drafted: Counter[tuple[str, str]] = Counter()
@@ -255,7 +282,7 @@ class _Texts:
             sampling = replace(options, seed=seed, max_tokens=self._n_tokens)
             self._llm.forget()
             plain = self._llm.generate_tokens(ids, sampling, speculation=Speculation(0))
-            self._steps.one_more()
+            self.steps.one_more()
             for drafter, speculation in WAYS.items():
                 self._llm.forget()
                 burst = self._llm.generate_tokens(ids, sampling, speculation=speculation)
@@ -263,12 +290,14 @@ class _Texts:
                 self._n_texts[key] += 1
                 self._drafted[key] += burst.stats.n_drafted
                 self._accepted[key] += burst.stats.n_accepted
+                self._n_generated += burst.stats.n_generated
+                self._n_near_ties += burst.stats.n_near_ties
                 at = _first_difference(plain.tokens, burst.tokens)
                 if at is not None:
-                    gap, near_tie = self._gap(ids, plain.tokens, burst.tokens, at, sampling)
-                    self.differences.append(Difference(name, drafter, index, at, gap, near_tie))
+                    gap, near_tie = self.gap(ids, plain.tokens, burst.tokens, at, sampling)
+                    self.differences.append(Difference(name, drafter, index, at, gap, near_tie and burst.stats.n_near_ties > 0))
                 self.cache_faults += [f"{fault} ({name}, {drafter}, prompt {index + 1})." for fault in self._faults([*ids, *burst.tokens])]
-                self._steps.one_more()
+                self.steps.one_more()
 
     def comparisons(self) -> Iterator[Comparison]:
         """Yield the sums."""
@@ -277,7 +306,18 @@ class _Texts:
             acceptance = self._accepted[sampling, drafter] / max(1, self._drafted[sampling, drafter])
             yield Comparison(sampling, drafter, n, n - len(parted), sum(parted), len(parted) - sum(parted), acceptance)
 
-    def _gap(self, ids: Sequence[int], plain: Sequence[int], burst: Sequence[int], at: int, sampling: Sampling) -> tuple[float | None, bool]:
+    def near_ties(self) -> Check:
+        """Return how many near ties were counted: none where passes are exact, and few elsewhere."""
+        n, share = self._n_near_ties, self._n_near_ties / max(1, self._n_generated)
+        faults = []
+        if n and not self._noise:
+            faults.append(f"{n} near ties were counted, where passes are exact.")
+        if share > MOST_NEAR_TIES:
+            faults.append(f"{share:.0%} of the tokens were decided by less than the rounding noise; at most {MOST_NEAR_TIES:.0%} are plausible.")
+        found = f"{n} of {self._n_generated} tokens"
+        return Check("near ties", self._n_generated, found, tuple(faults), "there are too many near ties to tell rounding from errors")
+
+    def gap(self, ids: Sequence[int], plain: Sequence[int], burst: Sequence[int], at: int, sampling: Sampling) -> tuple[float | None, bool]:
         """Return how close the decision was where two texts part, and whether that is within the noise."""
         history = [*ids, *plain[:at]]
         with self._llm.models() as (target, _):
@@ -291,8 +331,7 @@ class _Texts:
         while high - low > 1e-4:
             middle = (low + high) / 2
             low, high = (low, middle) if is_near_tie(sampler, row, history, now, middle) else (middle, high)
-        noise = max(self._llm.logit_noise(way.k, way.exact) for way in WAYS.values())
-        return high, is_near_tie(sampler, row, history, now, noise)
+        return high, is_near_tie(sampler, row, history, now, self._noise)
 
     def _faults(self, said: Sequence[int]) -> Iterator[str]:
         """Yield what is wrong with the caches after a text; an end token or a refused draft may not be in them, so they may be shorter."""

@@ -46,12 +46,12 @@ class FakeModel:
     """
 
     start, weight_bytes, cached_bytes, reads_at_once = 1, 10**9, 1.0, 32
-    grid, n_read, exact_attention, depth_costs = 0, 0, True, {}
+    grid, exact_attention, most_exact_rows, depth_costs = 0, True, 65, {}
 
     def __init__(self, table, n_ctx=64, end=(), cost=lambda n, n_past: 1e-6 * (9 + n), clock=None):
         self.table = np.asarray(table, dtype=np.float32)
         self.n_vocab = self.table.shape[-1]
-        self.n_ctx, self.end, self.cached, self.busy_s = n_ctx, frozenset(end), [], 0.0
+        self.n_ctx, self.end, self.cached, self.n_read, self.busy_s = n_ctx, frozenset(end), [], 0, 0.0
         self.cost, self.clock = cost, clock or Clock()
         self.passes = []  # (tokens given, rows asked for) of every pass that gave rows
         self.read_tokens = []  # of every pass that gave none
@@ -62,8 +62,10 @@ class FakeModel:
 
     def read(self, tokens):
         if tokens:
+            on_grid = self.n_read == self.n_past
             self.read_tokens.append(list(tokens))
             self._pass(tokens, len(tokens))
+            self.n_read = self.n_past if on_grid else self.n_read
 
     def logits(self, tokens, n_rows, branches=()):
         assert 0 < n_rows <= len(tokens)
@@ -86,6 +88,7 @@ class FakeModel:
 
     def rollback(self, to):
         del self.cached[to:]
+        self.n_read = min(self.n_read, to)
 
     def is_end(self, token):
         return token in self.end
@@ -105,6 +108,38 @@ class FakeModel:
 
     def close(self):
         self.cached = None
+
+
+class Wobbly(FakeModel):
+    """A model whose logits depend on the width of the pass, and on the widths of the passes that computed the tokens before.
+
+    Each logit moves by up to `wobble / 2`. Rows of single-token passes behind single-token passes, or behind a prompt, do not move.
+    """
+
+    def __init__(self, table, wobble, remembers=True, **options):
+        super().__init__(table, **options)
+        self.wobble, self.remembers, self.widths = wobble, remembers, []
+
+    def logits(self, tokens, n_rows, branches=()):
+        n_past, width = self.n_past, len(tokens)
+        rows = np.array(super().logits(tokens, n_rows, branches))
+        self.widths[n_past:] = [width] * width
+        ends = [*range(n_past + width - n_rows, n_past + width), *(n_past + i for i, _ in branches)]
+        for i, end in enumerate(ends):
+            past = [one if one > 1 else 0 for one in self.widths[:end]] if self.remembers else [width * (width > 1)]
+            if width > 1 or any(past):
+                rng = np.random.default_rng([end, width, *past])
+                rows[i] += rng.uniform(-self.wobble / 2, self.wobble / 2, rows.shape[1]).astype(np.float32)
+        return rows
+
+    def read(self, tokens):
+        n_past = self.n_past
+        super().read(tokens)
+        self.widths[n_past:] = [0] * len(tokens)
+
+    def rollback(self, to):
+        super().rollback(to)
+        del self.widths[to:]
 
 
 def random_table(rng, n_vocab, holes=0.0):

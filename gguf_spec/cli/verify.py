@@ -19,21 +19,22 @@ _LONG_COUNT = 4  # prompts
 
 @click.command(context_settings={"auto_envvar_prefix": "GGUF_SPEC", "show_default": True})
 @model_options
-@click.option("-f", "--prompts", type=click.Path(path_type=Path), metavar="FILE", help="Texts to go on from, one a line.  [default: 50 bundled ones]")
-@click.option("-c", "--count", type=int, help="Take only so many of them.")
+@click.option("-f", "--prompts", type=click.Path(path_type=Path), metavar="FILE", help="Texts to go on from, one a line.  [default: 10 bundled ones]")
+@click.option("-c", "--count", type=int, help="Take so many of them; of the bundled ones at most 50.")
 @click.option("--long", is_flag=True, help="Put 1,500 tokens before each prompt; 4 prompts unless -c says otherwise.")
 @click.option("-n", "--max-tokens", type=int, help="Tokens of a text.  [default: 64, or 300 with --long]")
-@click.option("--draws", type=int, default=1000, help="Generations for each rule's chi-square.")
+@click.option("--draws", type=int, default=1000, help="Generations for each chi-square.")
 @click.option("--seed", type=int, default=1, help="Seed of the first text.")
-@click.option("--minutes", type=float, default=10.0, help="Begin no further prompt after so long.")
+@click.option("--minutes", type=float, default=10.0, help="Begin no further prompt or check after so long.")
 @click.option("--json", "as_json", is_flag=True, envvar="GGUF_SPEC_JSON", help="Print one JSON object instead of the table.")
 def verify(**options: Any) -> int:
     """Compare speculation with plain decoding on these models and this machine.
 
     Goes on from each prompt plainly, with drafts of 1, 3 and 7 tokens, with drafts from the text and second guesses, and as it comes; greedily,
-    sampled and with penalties: by the same seed all must give the same text. Checks what both caches hold, and under each rule the first tokens of
-    many generations against the model's own probabilities. Exits
-    with 1 when anything differs beyond the rounding noise of this machine.
+    sampled and with penalties: by the same seed all must give the same text. Compares rows of passes over several tokens with those of single tokens,
+    looks at what both caches hold, and at warm caches, restored sessions, long prompts, grammars, JSON schemas, log-probabilities and stop strings.
+    Under each rule, and for each kind of draft, the first tokens of many generations must follow the probabilities that llama.cpp's own samplers
+    give. Exits with 1 when anything differs beyond the rounding noise of this machine, or when that noise is more than rounding can be.
 
     \b
     Examples:
@@ -52,10 +53,10 @@ def verify(**options: Any) -> int:
     if options["prompts"] is not None:
         prompts = [line for line in read_text(options["prompts"]).splitlines() if line.strip()]
     with load_models(options, options["draft"], Speculation()) as llm:
-        from ..verify import bundled_prompts
+        from ..verify import PROMPTS, bundled_prompts
 
-        prompts = bundled_prompts() if prompts is None else prompts
-        prompts = prompts[: options["count"] or (_LONG_COUNT if options["long"] else None)]
+        few = _LONG_COUNT if options["long"] else PROMPTS if prompts is None else None
+        prompts = (bundled_prompts() if prompts is None else prompts)[: options["count"] or few]
         n_asked = len(prompts)
         report = _run(llm, prompts, options)
         texts = prompts[: report.n_prompts]
@@ -96,10 +97,12 @@ def _show(report: Report, prompts: list[str], n_asked: int) -> None:
     ]
     for c in report.comparisons:
         lines.append(f"{c.sampling:<12}{c.drafter:<16}{c.n_texts:>9}{c.n_identical:>11}{c.n_near_ties:>11}{c.n_different:>11}{c.acceptance:>10.0%}")
-    lines += ["", f"{'first tokens':<28}{'drawn':>9}{'outcomes':>11}{'chi-square':>12}{'p':>10}"]
+    lines += ["", f"{'checks':<28}{'compared':>9}   result"]
+    lines += [f"{check.name:<28}{check.n_cases:>9}   {check.found if check.ok else 'WRONG: ' + check.faults[0]}" for check in report.checks]
+    lines += ["", f"{'first tokens':<28}{'drawn':>9}{'drafted':>9}{'outcomes':>11}{'chi-square':>12}{'p':>10}"]
     for law in report.laws:
         statistic = "-" if law.chi_square is None else f"{law.chi_square:.1f}"
-        lines.append(f"{law.accept:<28}{law.n_draws:>9}{law.n_cells:>11}{statistic:>12}{law.p_value:>10.2g}")
+        lines.append(f"{law.accept:<28}{law.n_draws:>9}{law.n_drafted:>9}{law.n_cells:>11}{statistic:>12}{law.p_value:>10.2g}")
     lines.append("")
     lines += [_line(d, prompts[d.prompt]) for d in report.differences[:_SHOWN]]
     if len(report.differences) > _SHOWN:

@@ -3,92 +3,23 @@
 import json
 import re
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
+import gguf_spec
 from gguf_spec import Sampling, _laws
 from gguf_spec import verify as module
-from gguf_spec._accept import RULES, Rows
-from gguf_spec._drafters import ModelDrafter
+from gguf_spec._accept import RULES
 from gguf_spec._engine import Rule
 from gguf_spec._laws import Law, chi_square
-from gguf_spec._llm import LLM
+from gguf_spec._row_checks import check_rows, how_far
 from gguf_spec.cli import cli
 from gguf_spec.errors import EmptyPromptError, InvalidOptionError
 from gguf_spec.verify import Comparison, Difference, Report, bundled_prompts, verify
-from tests.exactness import wrong_rules
-
-
-def keep_all(draft, rows):
-    """Accepts always, whatever the target says."""
-    return [*draft.tokens, rows.token(len(draft.tokens))]
-
-
-def accept_always(monkeypatch):
-    monkeypatch.setitem(RULES, "coupled", keep_all)
-
-
-def accept_always_when_drawing(monkeypatch):
-    monkeypatch.setitem(RULES, "rejection", wrong_rules.accept_always)
-
-
-def residual_forgotten(monkeypatch):
-    monkeypatch.setitem(RULES, "rejection", wrong_rules.residual_forgotten)
-
-
-def block_residual_of_rejection(monkeypatch):
-    monkeypatch.setitem(RULES, "block", wrong_rules.block_with_the_plain_residual)
-
-
-def draft_cache_off_by_one(monkeypatch):
-    monkeypatch.setattr(ModelDrafter, "rollback", lambda self, to: self._model.rollback(to + 1))
-
-
-def cache_of_other_tokens(monkeypatch):
-    """The books are right, but what llama.cpp holds is not."""
-    right = ModelDrafter.rollback
-
-    def rollback(self, to):
-        right(self, to)
-        if self._model.n_past == to > 12:
-            last = self._model.cached[-1]
-            self._model.rollback(to - 1)
-            self._model.read([7])
-            self._model.cached[-1] = last
-
-    monkeypatch.setattr(ModelDrafter, "rollback", rollback)
-
-
-def penalties_from_a_stale_history(monkeypatch):
-    monkeypatch.setattr(Rows, "history", lambda self, i: [*self._tokens, *[0] * len(self._drafted[:i])])
-
-
-def noise_that_belongs_to_the_round(monkeypatch):
-    """Positions counted from the start of the round, not of the sequence: two rounds share their noise, and k decides where they begin."""
-    from gguf_spec._sampling import Sampler
-
-    real = Sampler.pick
-    count = Counter()
-
-    def pick(self, candidates, position):
-        count["n"] += 1
-        return real(self, candidates, count["n"])
-
-    monkeypatch.setattr(Sampler, "pick", pick)
-
-
-BUGS = {
-    accept_always: "texts differ",
-    accept_always_when_drawing: "first tokens under rejection do not follow",
-    residual_forgotten: "first tokens under rejection do not follow",
-    block_residual_of_rejection: "first tokens under block do not follow",
-    draft_cache_off_by_one: "a cache does not hold what was said",
-    cache_of_other_tokens: "a cache does not hold what was said",
-    penalties_from_a_stale_history: "texts differ",
-    noise_that_belongs_to_the_round: "texts differ",
-}
+from tests.exactness.planted_bugs import BUGS, accept_always, rows_scaled
 
 
 def test_it_passes_on_the_bundled_pair(tales, prompts):
@@ -98,9 +29,16 @@ def test_it_passes_on_the_bundled_pair(tales, prompts):
     assert report.sentence == "Speculation does not change this model's output (45 of 45 texts identical)."
     assert [(c.n_texts, c.n_identical, c.n_near_ties, c.n_different) for c in report.comparisons] == [(3, 3, 0, 0)] * 15
     assert all(c.acceptance > 0.1 for c in report.comparisons if c.drafter != "auto")  # which may draft nothing
-    assert [law.accept for law in report.laws] == ["coupled", "rejection", "block"]
+    assert [law.accept for law in report.laws] == [*_laws.WAYS]
+    assert [law.accept for law in report.laws][:3] == ["coupled", "rejection", "block"]
     assert all(law.n_draws == 300 and law.n_cells > 10 for law in report.laws)
-    assert steps == [(i, 3 * 18 + 900) for i in range(1, 3 * 18 + 901)]
+    assert all(law.n_drafted > 300 for law in report.laws if "adaptive" not in law.accept)  # which may draft nothing
+    n_steps = 3 * 18 + 7 * 300 + 7
+    assert steps == [(i, n_steps) for i in range(1, n_steps + 1)]
+    names = ["rows", "near ties", "warm caches", "sessions", "long prompts", "grammars", "JSON schemas", "log-probabilities", "stop strings"]
+    assert [check.name for check in report.checks] == names
+    assert all(check.ok and check.n_cases for check in report.checks)
+    assert "same bits in passes of up to 33" in report.checks[0].found
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
@@ -145,8 +83,44 @@ def test_the_command_passes(tmp_path):
 def test_it_stops_when_the_time_is_up(tales, prompts):
     report = verify(tales, prompts, n_tokens=8, n_draws=100_000, limit_s=0.0)
     assert report.n_prompts == 1
-    assert [law.n_draws for law in report.laws] == [50, 50, 50]
+    assert [law.n_draws for law in report.laws] == [50] * 7
+    assert [check.name for check in report.checks] == ["rows", "near ties"]
     assert report.ok
+
+
+@pytest.mark.parametrize("flash_attention", ["off", "on"])
+def test_a_broken_batch_path_is_no_rounding_noise(monkeypatch, prompts, flash_attention):
+    """It is there when the profile is measured, too: no pass is exact then, the noise is large, and nearly everything is a near tie."""
+    monkeypatch.setattr("gguf_spec._measure.keep_profile", lambda *_: True)
+    rows_scaled(monkeypatch)
+    with gguf_spec.load("tales", threads=2, n_ctx=1024, flash_attention=flash_attention) as llm:
+        assert llm.profile.exact_width == 1
+        report = verify(llm, prompts[:1], n_tokens=24, n_draws=50)
+    assert not report.ok
+    assert "rows of passes over several tokens are not those of single tokens" in report.sentence
+    assert "there are too many near ties" in report.sentence
+
+
+def test_rounding_noise_is_no_broken_batch_path(prompts):
+    """Flash attention over a long cache rounds otherwise for a single token, on any processor."""
+    with gguf_spec.load("tales", threads=2, n_ctx=1024, flash_attention="on") as llm:
+        check = check_rows(llm, module.WAYS.values())
+        assert check.ok, check.faults
+        assert "of the logits' spread apart" in check.found
+        for wrong in (1 / 40, 40):
+            profile = llm.profile
+            llm._pair.profile = replace(profile, noise={width: noise * wrong for width, noise in profile.noise.items()})
+            assert "profile allows" in check_rows(llm, module.WAYS.values()).faults[0]
+            llm._pair.profile = profile
+
+
+def test_how_far_rows_are_apart():
+    right = np.array([3.0, 1.0, -1.0, -np.inf], dtype=np.float32)
+    assert how_far(right, right) == (0.0, 0.0)
+    assert how_far(right + 1, right) == (0.0, 0.0), "a row that moves as a whole"
+    logits, share = how_far(np.array([3.0, 1.0, -0.5, -np.inf], dtype=np.float32), right)
+    assert (logits, share) == (0.5, pytest.approx(0.5 / np.std([3, 1, -1])))
+    assert how_far(np.array([3.0, np.nan, -1.0, 0.0], dtype=np.float32), right) == (np.inf, np.inf)
 
 
 def test_without_a_draft_there_is_nothing_to_verify():
@@ -176,14 +150,13 @@ def test_the_largest_seed(tales):
     assert verify(tales, ["Once", "Twice"], n_tokens=4, n_draws=50, seed=2**64 - 1).ok
 
 
-def test_an_end_at_a_near_tie_is_one(tales, monkeypatch):
+def test_an_end_at_a_near_tie_is_one(tales):
     """One text ended where the other went on: whichever of the two the target says when asked again, it is the decision that counts."""
-    monkeypatch.setattr(LLM, "logit_noise", lambda *_: 1e9)
-    texts = module._Texts(tales, 20, module._Steps(1, lambda *_: None))
+    texts = module._Texts(tales, 20, 1e9)
     sampling = module.SAMPLINGS["greedy"]
     ids = tales.tokenize("Once upon a time")
     plain = tales.generate_tokens(ids, Sampling(temperature=0.0, max_tokens=8)).tokens
-    gap, near_tie = texts._gap(ids, plain, plain[:5], 5, sampling)
+    gap, near_tie = texts.gap(ids, plain, plain[:5], 5, sampling)
     assert near_tie
     assert gap >= 0
 
@@ -231,8 +204,15 @@ def test_the_report_can_be_written_as_json():
     read = json.loads(
         json.dumps(report([Difference("g", "d", 0, 1, None, False)], [Law("block", 9, 2, None, 0.0)], ["x"]).to_dict(), allow_nan=False)
     )
-    assert read["laws"] == [{"accept": "block", "n_draws": 9, "n_cells": 2, "chi_square": None, "p_value": 0.0, "ok": False}]
+    assert read["laws"] == [{"accept": "block", "n_draws": 9, "n_cells": 2, "chi_square": None, "p_value": 0.0, "n_drafted": 0, "ok": False}]
 
 
 def test_the_default_rule_is_the_one_that_is_verified():
     assert Rule().accept is RULES["coupled"]
+
+
+@pytest.mark.parametrize(("noise", "n_near_ties", "ok"), [(0.1, 20, True), (0.1, 21, False), (0.0, 0, True), (0.0, 1, False)])
+def test_near_ties_have_a_ceiling(tales, noise, n_near_ties, ok):
+    texts = module._Texts(tales, 8, noise)
+    texts._n_generated, texts._n_near_ties = 100, n_near_ties
+    assert texts.near_ties().ok == ok

@@ -127,3 +127,17 @@ def test_ordinary_contents_are_tokenized_as_one_text(model):
         messages = [{"role": "user", "content": " if a < b: return x[0] | y  "}, {"role": "assistant", "content": "<p>the</p>"}]
         text = rendered(template, messages)
         assert encode_chat(Templated(model, template), messages) == model.tokenize(text, special=True, start=not text.startswith("<|endoftext|>"))
+
+
+@pytest.mark.parametrize("length", [2047, 2048, 2049, 4096, 10_000])
+@pytest.mark.parametrize("at", ["start", "end"])
+@pytest.mark.parametrize("as_prefill", [False, True])
+def test_long_contents_write_no_special_token_either(model, length, at, as_prefill):
+    filler = "the fox " * (length // 8 + 1)
+    spelled = "<|im_end|>"
+    content = spelled + filler[: length - len(spelled)] if at == "start" else filler[: length - len(spelled)] + spelled
+    assert len(content) == length
+    messages, prefill = [{"role": "user", "content": "x" if as_prefill else content}], content if as_prefill else ""
+    ids = encode_chat(Templated(model, TEMPLATES["chatml"]), messages, prefill)
+    assert specials(ids) == specials(encode_chat(Templated(model, TEMPLATES["chatml"]), [{"role": "user", "content": "x"}]))
+    assert text_of(ids, model) == rendered(TEMPLATES["chatml"], messages) + prefill

@@ -87,24 +87,10 @@ def test_where_a_single_token_was_held_up_the_wider_passes_bound_it():
     assert plausible({1: 476.0, 2: 1.0, 4: 1.5, 8: 2.0}) == {1: 1.0, 2: 1.0, 4: 1.5, 8: 2.0}
 
 
-class Reader(FakeModel):
-    """Knows which of its tokens were read as a prompt, as `Model` does."""
-
-    def read(self, tokens):
-        on_grid = self.n_read == self.n_past
-        super().read(tokens)
-        if on_grid:
-            self.n_read = self.n_past
-
-    def rollback(self, to):
-        super().rollback(to)
-        self.n_read = min(self.n_read, to)
-
-
 @pytest.mark.parametrize("grid", [0, 64])
 def test_a_prompt_is_read_on_the_grid_whatever_was_read_before(grid):
     """Each token is read in a pass that begins and ends where that of a fresh read does."""
-    model = Reader(random_table(np.random.default_rng(1), 4), n_ctx=4000)
+    model = FakeModel(random_table(np.random.default_rng(1), 4), n_ctx=4000)
     model.grid, model.reads_at_once = grid, 256
     first, second = [i % 3 for i in range(700)], [i % 3 for i in range(690)] + [3] * 100
 

@@ -1,0 +1,168 @@
+"""Bugs that `verify` must catch: each is a function that plants one, with what the report then says."""
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+
+from gguf_spec import _engine, _sampling
+from gguf_spec._accept import RULES, Rows
+from gguf_spec._drafters import ModelDrafter
+from gguf_spec._drafters import _model as _model_drafter
+from gguf_spec._model import Model
+from gguf_spec._sampling import Candidates, Sampler
+from gguf_spec._text import TextStream
+from tests.exactness import wrong_rules
+
+
+def keep_all(draft, rows):
+    """Accepts always, whatever the target says."""
+    return [*draft.tokens, rows.token(len(draft.tokens))]
+
+
+def accept_always(monkeypatch):
+    monkeypatch.setitem(RULES, "coupled", keep_all)
+
+
+def accept_always_when_drawing(monkeypatch):
+    monkeypatch.setitem(RULES, "rejection", wrong_rules.accept_always)
+
+
+def residual_forgotten(monkeypatch):
+    monkeypatch.setitem(RULES, "rejection", wrong_rules.residual_forgotten)
+
+
+def block_residual_of_rejection(monkeypatch):
+    monkeypatch.setitem(RULES, "block", wrong_rules.block_with_the_plain_residual)
+
+
+def draft_cache_off_by_one(monkeypatch):
+    monkeypatch.setattr(ModelDrafter, "rollback", lambda self, to: self._model.rollback(to + 1))
+
+
+def cache_of_other_tokens(monkeypatch):
+    """The books are right, but what llama.cpp holds is not."""
+    right = ModelDrafter.rollback
+
+    def rollback(self, to):
+        right(self, to)
+        if self._model.n_past == to > 12:
+            last = self._model.cached[-1]
+            self._model.rollback(to - 1)
+            self._model.read([7])
+            self._model.cached[-1] = last
+
+    monkeypatch.setattr(ModelDrafter, "rollback", rollback)
+
+
+def penalties_from_a_stale_history(monkeypatch):
+    monkeypatch.setattr(Rows, "history", lambda self, i: [*self._tokens, *[0] * len(self._drafted[:i])])
+
+
+def noise_that_belongs_to_the_round(monkeypatch):
+    """Positions counted from the start of the round, not of the sequence: two rounds share their noise, and k decides where they begin."""
+    real = Sampler.pick
+    count = Counter()
+
+    def pick(self, candidates, position):
+        count["n"] += 1
+        return real(self, candidates, count["n"])
+
+    monkeypatch.setattr(Sampler, "pick", pick)
+
+
+def logit_bias_after_the_filters(monkeypatch):
+    """A token that a bias raises is cut off before it is raised."""
+    survivors = Sampler.survivors
+
+    def biased(self, logits, position):
+        ids, kept = survivors(self, logits, position)
+        bias = self.sampling.logit_bias
+        return Candidates(ids, kept + np.array([bias.get(int(token), 0.0) for token in ids]))
+
+    monkeypatch.setattr(_sampling, "_bias", lambda logits, _: logits)
+    monkeypatch.setattr(Sampler, "survivors", biased)
+
+
+def prefixes_compared_over_64_tokens_only(monkeypatch):
+    def keep(model, tokens):
+        differs = (i for i, (a, b) in enumerate(zip(model.cached[:64], tokens, strict=False)) if a != b)
+        model.rollback(next(differs, min(model.n_past, len(tokens))))
+
+    for place in (_engine, _model_drafter):
+        monkeypatch.setattr(place, "keep_beginning", keep)
+
+
+def session_without_its_last_token(monkeypatch):
+    """The books of a restored cache name one token more than what llama.cpp holds was computed from."""
+    restore = Model.restore
+
+    def wrong(self, tokens, n_read, state):
+        done = restore(self, tokens, n_read, state)
+        if len(tokens) > 20:
+            self.rollback(10)
+            self.read([*tokens[10:12], 7, *tokens[13:]])
+            self.cached[:] = tokens
+        return done
+
+    monkeypatch.setattr(Model, "restore", wrong)
+
+
+def grammar_forgotten_in_drafts(monkeypatch):
+    """Rows behind drafted tokens are read without the grammar."""
+    token = Rows.token
+
+    def free(self, i):
+        if not i:
+            return token(self, i)
+        return replace(self.sampler, filters=self.sampler.filters._replace(grammar=None)).token(self.logits[i], self.history(i))
+
+    monkeypatch.setattr(Rows, "token", free)
+
+
+def logprobs_of_the_row_before(monkeypatch):
+    right = Rows.logprob
+    monkeypatch.setattr(Rows, "logprob", lambda self, i, token: right(self, max(0, i - 1), token))
+
+
+def stop_strings_at_the_end_of_a_round(monkeypatch):
+    """A stop string ends a text only where the round ends with it."""
+    push = TextStream.push
+
+    def late(self, piece):
+        text = push(self, piece)
+        if self.stopped and not self.__dict__.setdefault("seen", False):
+            self.seen, self.stopped = True, False
+        return text
+
+    monkeypatch.setattr(TextStream, "push", late)
+
+
+def rows_scaled(monkeypatch):
+    """The rows of all passes over several tokens are a tenth too small."""
+    logits = Model.logits
+
+    def scaled(self, tokens, n_rows, branches=()):
+        rows = logits(self, tokens, n_rows, branches)
+        return rows * np.float32(0.9) if len(tokens) + len(branches) > 1 else rows
+
+    monkeypatch.setattr(Model, "logits", scaled)
+
+
+BUGS = {
+    logit_bias_after_the_filters: "first tokens under coupled do not follow",
+    prefixes_compared_over_64_tokens_only: "a cache that is used again changes the text",
+    session_without_its_last_token: "a restored session changes the text",
+    grammar_forgotten_in_drafts: "texts within grammars differ",
+    logprobs_of_the_row_before: "log-probabilities differ",
+    stop_strings_at_the_end_of_a_round: "stop strings end texts elsewhere",
+    rows_scaled: "rows of passes over several tokens are not those of single tokens",
+    accept_always: "texts differ",
+    accept_always_when_drawing: "first tokens under rejection do not follow",
+    residual_forgotten: "first tokens under rejection do not follow",
+    block_residual_of_rejection: "first tokens under block do not follow",
+    draft_cache_off_by_one: "a cache does not hold what was said",
+    cache_of_other_tokens: "a cache does not hold what was said",
+    penalties_from_a_stale_history: "texts differ",
+    noise_that_belongs_to_the_round: "texts differ",
+}
