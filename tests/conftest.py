@@ -4,9 +4,15 @@ import logging
 
 import pytest
 
+from tests import children
+
 
 def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="run the slow tests too")
+
+
+def pytest_configure():
+    children.handle_ignored_signals()
 
 
 def pytest_collection_modifyitems(config, items):

@@ -1,4 +1,4 @@
-"""The drafters of one request. One that fails is switched off for the request; the others and the text go on."""
+"""The drafters of one request: one that fails is switched off, and the others and the text go on."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Chat templates: the same text as llama-cpp-python writes, and an end within seconds and megabytes for those that mean harm."""
 
 import json
-import subprocess
 import sys
 import threading
 import time
@@ -11,6 +10,7 @@ from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
 from gguf_spec import _jinja
 from gguf_spec._jinja import TemplateFailure, render
+from tests import children
 
 USER = {"role": "user", "content": "What is 2 + 2? "}
 ANSWER = {"role": "assistant", "content": "<think>\nadd\n</think>\n\nIt is 4."}
@@ -251,7 +251,7 @@ print(json.dumps([len(text), said, time.monotonic() - started, kib / 1024]))
 @pytest.mark.parametrize("template", HOSTILE.values(), ids=HOSTILE)
 def test_harm_ends_soon_and_small(template):
     task = json.dumps([template, values([{"role": "user", "content": "x" * 5000}])])
-    child = subprocess.run([sys.executable, "-c", CHILD], input=task, capture_output=True, text=True, check=False, timeout=60)
+    child = children.run([sys.executable, "-c", CHILD], input=task, capture_output=True, text=True, check=False, limit_s=60)
     assert (child.returncode, child.stderr) == (0, "")
     n, said, seconds, mib = json.loads(child.stdout)
     print(f"{seconds:.2f} s, {mib:.0f} MiB: {said or n}")
