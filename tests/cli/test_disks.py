@@ -25,21 +25,31 @@ def disk(tmp_path):
     children.run(["umount", str(folder)], check=True)
 
 
-@pytest.fixture
-def command(environment, tmp_path):
+@pytest.fixture(scope="module")
+def command(environment, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("here")
+
     def run(*args, stdin="", **env):
-        env = environment | {"XDG_CONFIG_HOME": str(tmp_path / "config")} | env
+        env = environment | {"XDG_CONFIG_HOME": str(folder / "config")} | env
         return children.run(
-            [sys.executable, "-m", "gguf_spec", *map(str, args)], env=env, cwd=tmp_path, input=stdin, capture_output=True, text=True, check=False
+            [sys.executable, "-m", "gguf_spec", *map(str, args)], env=env, cwd=folder, input=stdin, capture_output=True, text=True, check=False
         )
 
     return run
 
 
-@pytest.fixture
-def tale(command, tmp_path):
+@pytest.fixture(scope="module")
+def own(command, tmp_path_factory):
+    """A home in which the command has run once."""
+    folder = tmp_path_factory.mktemp("own")
+    assert command(*TALE, **home(folder)).returncode == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tale(command, own):
     """What the command writes where all is well."""
-    return command(*TALE, XDG_CACHE_HOME=str(tmp_path / "own")).stdout
+    return command(*TALE, **home(own)).stdout
 
 
 def home(folder):
@@ -53,7 +63,7 @@ def full(folder):
 
 
 @pytest.mark.parametrize("state", ["read-only", "full"])
-def test_a_home_that_takes_nothing(command, tale, disk, state, tmp_path):
+def test_a_home_that_takes_nothing(command, own, tale, disk, state):
     if state == "full":
         full(disk)
     else:
@@ -62,7 +72,7 @@ def test_a_home_that_takes_nothing(command, tale, disk, state, tmp_path):
     told = command(*TALE, **home(disk))
     assert (told.returncode, told.stdout, told.stderr) == (0, tale, "")
     talking, fox = ["chat", "--seed", "1", "-n", "5"], "Tell me of a fox.\n"
-    right = command(*talking, stdin=fox, XDG_CACHE_HOME=str(tmp_path / "own"))
+    right = command(*talking, stdin=fox, **home(own))
     talk = command(*talking, "--save", disk / "talk.session", stdin=fox, **home(disk))
     why = "cannot be written: Read-only file system." if state == "read-only" else "but 0.0 MB are free."
     assert (talk.returncode, talk.stdout) == (1, right.stdout), "the answer is there, only its place is not"
@@ -100,14 +110,12 @@ def test_processes_at_once_on_empty_caches(environment, tale, tmp_path):
 
 
 @pytest.mark.parametrize("old", ["", "{", "[]", '{"version": 1, "target": {"1": 0.1}}', '{"version": 99}', "\0\xff"])
-def test_a_cache_of_another_version(command, tale, tmp_path, old):
-    own = home(tmp_path / "own")
-    assert command(*TALE, **own).returncode == 0
-    kept = [path for path in (tmp_path / "own" / ".cache" / "gguf-spec").rglob("*.json") if path.is_file()]
+def test_a_cache_of_another_version(command, own, tale, old):
+    kept = [path for path in (own / ".cache" / "gguf-spec").rglob("*.json") if path.is_file()]
     assert len(kept) >= 2, "the probe's answer and the profile"
     for path in kept:
         path.write_text(old, encoding="latin-1")
-    again = command(*TALE, **own)
+    again = command(*TALE, **home(own))
     assert (again.returncode, again.stdout, again.stderr) == (0, tale, "")
 
 

@@ -60,7 +60,7 @@ def test_a_child_of_tests_started_with_signals_ignored_dies_of_them(name):
 @pytest.mark.skipif(os.name == "nt", reason="no such signals there")
 def test_ctrl_c_tests_pass_in_a_run_that_ignores_sigint():
     files = ["tests/cli/test_generate.py", "tests/cli/test_chat.py", "-k", "ctrl_c_ends_cleanly or even_one_that_has_not_begun"]
-    command = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
+    command = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=", *files]
     done = children.run(command, cwd=TESTS.parent, capture_output=True, text=True, limit_s=150)
     assert done.returncode == 0, done.stdout
     assert "7 passed" in done.stdout
