@@ -44,17 +44,18 @@ class Child(subprocess.Popen):
             self.check()
         return code
 
-    def communicate(self, input: Any = None, timeout: float | None = None) -> tuple[Any, Any]:
+    def communicate(self, input: Any = None, timeout: float | None = None, said: tuple[Any, ...] = ()) -> tuple[Any, Any]:
         self._asked = True  # it waits too, before it knows what was printed
         try:
-            said = super().communicate(input, timeout or self._limit_s + 10)
+            read = super().communicate(input, timeout or self._limit_s + 10)
         except subprocess.TimeoutExpired as error:
             self.kill()
+            super().wait()
             raise AssertionError(f"{self.args} took more than {error.timeout:.0f} s; it had printed: {error.output} {error.stderr}") from None
         finally:
             self._asked = False
-        self.check(*said)
-        return said
+        self.check(*(said or read))
+        return read
 
     def check(self, *said: Any) -> None:
         """Fail if the time was over, with what was printed.
@@ -120,8 +121,8 @@ def at_terminal(
     os.close(there)
     os.write(here, typed)
     seen = _screen_of(here, ctrl_c_at, lambda: os.killpg(child.pid, signal.SIGINT))
-    child.check(seen)
-    return child.wait(), seen
+    child.communicate(said=(seen,))
+    return child.returncode, seen
 
 
 def _screen_of(here: int, until: bytes | None, then: Callable[[], object]) -> bytes:
