@@ -30,7 +30,9 @@ class Child(subprocess.Popen):
     """A process that is killed when its time is over: reads from it end then, and `wait` and `communicate` fail."""
 
     def __init__(self, command: Any, *, limit_s: float = LIMIT_S, **options: Any) -> None:
-        super().__init__(list(map(str, command)), **options)
+        words = list(map(str, command))
+        # a locale that is not UTF-8 could not write all of them
+        super().__init__([word if word.isascii() or os.name == "nt" else word.encode("utf-8", "surrogateescape") for word in words], **options)
         self._own_group = bool(options.get("start_new_session"))
         self._limit_s, self._overdue, self._asked = limit_s, False, False
         self._watch = threading.Timer(limit_s, self._end)

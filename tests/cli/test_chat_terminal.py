@@ -33,8 +33,8 @@ class Terminal:
     """A terminal of tmux's with a chat in it."""
 
     def __init__(self, folder, cage, environment, width=80, height=24):
-        self._tmux = ["tmux", "-S", str(folder / "tmux"), "-f", os.devnull]
-        self._size, self._cage, self._environment = (width, height), cage, environment
+        self._tmux = ["tmux", "-u", "-S", str(folder / "tmux"), "-f", os.devnull]
+        self._size, self._cage, self._environment = (width, height), cage, environment | {"LC_ALL": "C.UTF-8"}
 
     def tmux(self, *args):
         return children.run([*self._tmux, *map(str, args)], env=self._environment, check=True, capture_output=True, limit_s=30).stdout.decode()
