@@ -17,7 +17,7 @@ from ._accept import Draft
 from ._chances import RequestChances
 from ._costs import Costs
 from ._draft_length import LEAST_REACH, Outlook, Prices, best_branches, best_length, drafting_gain, gain_of, token_seconds
-from ._drafters import SURENESSES, ModelDrafter, Proposal, TokenDrafter
+from ._drafters import SURENESSES, DraftTeam, ModelDrafter, Proposal, TokenDrafter
 from ._experience import SECOND, Experience, Forecast
 from ._language_model import LanguageModel
 from ._sampling import Distribution, Logits
@@ -92,13 +92,11 @@ class _Round:
         return self.hopeful is not self.prices
 
 
-class DraftController:
+class DraftController(DraftTeam):
     """Drafts as far as it pays, token by token, with the best drafter; lets the draft model read a prompt only when it is going to be used.
 
     Attributes:
         target: The model whose passes are saved; only its position and its busy time are read.
-        texts: Drafters that cost nothing.
-        model: The draft model's drafter, or None.
         known: Cost model and statistics over all requests; updated.
         n_left: Most tokens of the answer.
         fixed: Draft as many tokens as allowed, whatever they cost; from the draft model where there is one.
@@ -112,12 +110,12 @@ class DraftController:
         self, target: LanguageModel, texts: Sequence[TokenDrafter], model: ModelDrafter | None, known: Experience, n_left: int,
         fixed: bool = False, tree: bool = False, widest: int = K_MAX + 1,
     ) -> None:  # fmt: skip
-        self.target, self.texts, self.model, self.known = target, texts, model, known
+        super().__init__(texts, model)
+        self.target, self.known = target, known
         self.n_left, self.fixed, self.tree, self.widest = n_left, fixed, tree, widest
         self.forecast = Forecast()
         self.counts: dict[str, tuple[int, int]] = {}
         self._chances = RequestChances(known.chances, {ModelDrafter.name, SECOND})
-        self._drafters: list[TokenDrafter] = [*texts, *([model] if model else [])]
         self._tokens, self._seconds = known.recent(_RATE_PRIOR)
         self._n_emitted = 0
         self._since_model = 0  # tokens since the draft model was used or probed
@@ -129,7 +127,9 @@ class DraftController:
 
     @property
     def why_none(self) -> str:
-        """Why nothing was drafted so far; empty where something was."""
+        """Why nothing was drafted so far, or by whom not; empty where all could."""
+        if self.failures:
+            return "; ".join(self.failures.values())
         if self.counts:
             return ""
         if self.widest < 2:
@@ -138,12 +138,17 @@ class DraftController:
             return "no draft model, and the text did not repeat itself where that pays"
         return f"{self._mean_chance():.0%} of the draft's tokens are expected to be right, too few to pay here (gguf-spec tune)"
 
+    def go_on_from(self, before: DraftController) -> None:
+        """Take over counts and failures of the controller of the same request's first part."""
+        self.forecast, self.counts = before.forecast, before.counts
+        self.switch_off(before.failures)
+
     # ---- what the engine calls
 
     def keep(self, prompt: Sequence[int]) -> None:
         """Keep what the draft model has read of a prompt. The target is going to read its own part next."""
         if self.model:
-            self.model.keep(prompt)
+            self.attempt(self.model, self.model.keep, prompt)
         self._kept_at, self._kept_busy_s = self.target.n_past, self.target.busy_s
 
     def read(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> None:
@@ -151,20 +156,17 @@ class DraftController:
         self._learn_reading(self.known.target, self.target.n_past - self._kept_at, self._kept_at, self.target.busy_s - self._kept_busy_s,
                             self.target.reads_at_once)  # fmt: skip
         for drafter in self.texts:
-            drafter.begin(tokens)
-        if not self.model:
-            return
-        offset = 0 if self.fixed else self._reading_offset(len(tokens))
-        if offset is not None:
-            self._let_model_read(tokens, offset, cancelled)
+            self.attempt(drafter, drafter.begin, tokens)
+        if self.model:
+            self.attempt(self.model, self._read_prompt, tokens, cancelled)
 
     def draft(self, tokens: Sequence[int], k: int) -> Draft:
         """Propose as many tokens as pay, at most `k`."""
         pending = len(tokens) - self.target.n_past
         k = max(0, min(k, self.widest - pending))
         one = self._round = self._begin_round(len(tokens), k)
-        if not self.fixed:
-            self._probe(tokens)
+        if self.model and not self.fixed:
+            self.attempt(self.model, self._probe, tokens)
         if k and not self._is_plain_due():
             self._propose(tokens, k)
         one.n_kept = len(one.steps) if self.fixed else self._cut()
@@ -186,13 +188,13 @@ class DraftController:
             self._learn_step(step, emitted)
             if step.proposal.token != emitted:
                 break
-        for drafter in self._drafters:
-            drafter.learn(one.start, tokens, rows)
+        for drafter in self.everyone:
+            self.attempt(drafter, drafter.learn, one.start, tokens, rows)
 
     def rollback(self, to: int) -> None:
         """Forget what the draft model read beyond the first `to` tokens."""
         if self.model:
-            self.model.rollback(to)
+            self.attempt(self.model, self.model.rollback, to)
 
     # ---- a round
 
@@ -209,32 +211,38 @@ class DraftController:
 
     def _propose(self, tokens: Sequence[int], k: int) -> None:
         """Take one token after the other, as long as one may pay."""
-        for drafter in self._drafters:
-            drafter.begin(tokens)
-        one, reach, can_model = self._round, 1.0, self.model is not None
+        for drafter in self.everyone:
+            self.attempt(drafter, drafter.begin, tokens)
+        one, reach, can_model = self._round, 1.0, True
         while len(one.steps) < k and (self.fixed or reach > LEAST_REACH):
             text, chance = self._best_text()
             step = None
-            if can_model and self._model_pays(reach, chance, k):
-                step = self._from_model(tokens, reach, text)
-                can_model = step is not None
+            if self.model and can_model:
+                step, can_model = self.attempt(self.model, self._by_model, tokens, reach, text, chance, k) or (None, False)
             if not step and text:
                 step = _Step(text, reach * chance)
             if not step:
                 return
             one.steps.append(step)
             reach = step.reach
-            for drafter in self._drafters:
-                drafter.follow(step.proposal.token)
+            for drafter in self.everyone:
+                self.attempt(drafter, drafter.follow, step.proposal.token)
 
     def _best_text(self) -> tuple[Proposal | None, float]:
         """Return the likeliest proposal of the drafters that cost nothing, and its chance."""
         best, most = None, 0.0
         for drafter in self.texts:
-            proposal = drafter.propose()
+            proposal = self.attempt(drafter, drafter.propose)
             if proposal and (chance := self._chances.of(proposal.kind)) > most:
                 best, most = proposal, chance
         return best, most
+
+    def _by_model(self, tokens: Sequence[int], reach: float, text: Proposal | None, chance: float, k: int) -> tuple[_Step | None, bool]:
+        """Return the draft model's next token where that pays, and whether the model is to be asked again in this draft."""
+        if not self._model_pays(reach, chance, k):
+            return None, True
+        step = self._from_model(tokens, reach, text)
+        return step, step is not None
 
     def _model_pays(self, reach: float, by_text: float, k: int) -> bool:
         """Return whether another token of the draft model gains more than it costs, and more than the text's own token."""
@@ -349,6 +357,12 @@ class DraftController:
 
     # ---- the draft model's reading
 
+    def _read_prompt(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> None:
+        """Let the draft model read the prompt, if it is going to be used."""
+        offset = 0 if self.fixed else self._reading_offset(len(tokens))
+        if offset is not None:
+            self._let_model_read(tokens, offset, cancelled)
+
     def _reading_offset(self, n_tokens: int) -> int | None:
         """Return the position from which the draft model should read a text of so many tokens; None if reading costs more than it saves."""
         assert self.model
@@ -401,9 +415,10 @@ class DraftController:
 
     def _probe(self, tokens: Sequence[int]) -> None:
         """Ask a draft model that was not used for a while for proposals where the text is known, when the spare time allows."""
-        if not self.model or self._since_model < _PROBE:
-            return
+        assert self.model
         assert self.known.draft
+        if self._since_model < _PROBE:
+            return
         pending = len(tokens) - 1 - self.model.n_past
         if pending < _PROBE:  # it was used, in a long round
             return

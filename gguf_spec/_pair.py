@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from ._controller import DraftController
-from ._drafters import Calibration, CoupledGuess, DrawnGuess, FirstRead, ModelDrafter, NgramDrafter, NoDrafter, RetryDrafter, Suffixes, TokenDrafter
+from ._drafters import (
+    Calibration,
+    CoupledGuess,
+    DrawnGuess,
+    FirstRead,
+    ModelDrafter,
+    NgramDrafter,
+    NoDrafter,
+    RetryDrafter,
+    Suffixes,
+    TokenDrafter,
+    failure,
+)  # fmt: skip
 from ._model import Model
 from ._profile import NOTHING_KNOWN, Profile, keep_experience, recall_experience
 from ._sampling import Sampler
 from ._types import K_MAX, Speculation
-from .errors import InvalidOptionError
+from .errors import ClosedError, InvalidOptionError
 
 
 class Pair:
@@ -38,8 +51,23 @@ class Pair:
     def measure(self) -> None:
         """Get the profile, if it is not there yet."""
         if self._measure and self.target.can_roll_back:
-            self.know(self._measure(self.target, self.draft))
+            self.know(self._measured(self._measure))
             recall_experience(self.target, self.draft, self.experiences)
+
+    def _measured(self, measure: Callable[[Model, Model | None], Profile]) -> Profile:
+        """Return the profile; where the draft fails, that of the target alone, with costs of the draft by its size. It is tried in each request."""
+        try:
+            return measure(self.target, self.draft)
+        except ClosedError:
+            raise
+        except Exception as error:
+            if not self.draft:
+                raise
+            profile = measure(self.target, None)  # if it was the target that failed, it fails again
+            failure(ModelDrafter.name, error)
+            self._draft_first.failed = True
+            share = self.draft.weight_bytes / self.target.weight_bytes
+            return replace(profile, draft={width: share * seconds for width, seconds in profile.target.items()})
 
     def close(self) -> None:
         """Keep what was learned, and free both models; more than once does nothing."""
@@ -48,8 +76,13 @@ class Pair:
                 keep_experience(self.target, self.draft, self.experiences)
                 self.know(NOTHING_KNOWN)
         finally:
-            for model in filter(None, (self.target, self.draft)):
-                model.close()
+            try:
+                if self.draft:
+                    self.draft.close()
+            except Exception as error:
+                failure(ModelDrafter.name, error)
+            finally:
+                self.target.close()
 
     def know(self, profile: Profile) -> None:
         """Go by a profile from now on."""
@@ -95,5 +128,5 @@ class Pair:
             fixed=not speculation.adaptive, tree=speculation.tree, widest=self.profile.widest(speculation.exact),
         )  # fmt: skip
         if isinstance(before, DraftController):
-            controller.forecast, controller.counts = before.forecast, before.counts
+            controller.go_on_from(before)
         return controller

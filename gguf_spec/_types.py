@@ -238,7 +238,7 @@ class Stats:
         forecast_s: What the rounds should have taken, by the costs known when each began.
         plain_s: What the same tokens should have taken one at a time.
         drafters: Drafted and accepted tokens of each drafter: `model`, `ngram`, and `retry`, the rest of a draft behind its first wrong token.
-        why_none: Why nothing was drafted; empty where something was.
+        why_none: Why nothing was drafted, or which drafter failed and was switched off for the request; else empty.
     """
 
     n_prompt: int = 0

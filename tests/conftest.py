@@ -1,10 +1,18 @@
-"""What all tests share: --slow, and the bundled pair, loaded once."""
+"""What all tests share: --slow, no draft that fails unseen, and the bundled pair, loaded once."""
+
+import logging
 
 import pytest
+
+from tests import children
 
 
 def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="run the slow tests too")
+
+
+def pytest_configure():
+    children.handle_ignored_signals()
 
 
 def pytest_collection_modifyitems(config, items):
@@ -13,6 +21,31 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if "slow" in item.keywords:
             item.add_marker(pytest.mark.skip(reason="slow: give --slow"))
+
+
+class _Records(logging.Handler):
+    def __init__(self):
+        super().__init__()
+        self.messages = []
+
+    def emit(self, record):
+        self.messages.append(record.getMessage())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """Fail a test in which a draft failed, unless it is marked `failing_drafts`: the text does not show it."""
+    from gguf_spec._drafters import _team
+
+    log, records = logging.getLogger("gguf_spec.drafters"), _Records()
+    _team._log.cache_clear()
+    log.addHandler(records)
+    try:
+        result = yield
+    finally:
+        log.removeHandler(records)
+    assert "failing_drafts" in item.keywords or not records.messages
+    return result
 
 
 @pytest.fixture(scope="session", autouse=True)

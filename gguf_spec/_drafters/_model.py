@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
+import numpy as np
+
 from .._chances import Kind
 from .._language_model import LanguageModel, keep_beginning, read_on
 from .._sampling import Logits
@@ -21,9 +23,15 @@ _LEAST_CONTEXT = 256  # tokens; a model that began in the middle of a text and k
 
 @dataclass
 class FirstRead:
-    """The part of a text that a draft model sees: all from position `offset` on. Its own positions begin there."""
+    """The part of a text that a draft model sees: all from position `offset` on. Its own positions begin there.
+
+    Attributes:
+        offset: That position.
+        failed: The model failed in the last request: what its cache holds is not to be used.
+    """
 
     offset: int = 0
+    failed: bool = False
 
 
 class ModelDrafter:
@@ -78,6 +86,9 @@ class ModelDrafter:
 
     def keep(self, prompt: Sequence[int]) -> None:
         """Forget all that was read but the longest beginning of `prompt`, or of the part of it that the model has read."""
+        if self._first.failed:
+            self.begin_at(0)
+            self._first.failed = False
         offset, known = self._offset(), self._known(prompt)
         n_same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self._model.cached, known[offset:], strict=False)))
         if n_same < _LEAST_CONTEXT:  # the cache may also hold a text from its start, from other hands
@@ -93,7 +104,7 @@ class ModelDrafter:
         pending = self._known(self._history[self._offset() + self._model.n_past :])
         if not pending or self._model.is_end(self._history[-1]):
             return None
-        row = self._model.logits(pending, 1)[0, : self._n_vocab]
+        row = self._rows(pending, 1)[0]
         try:
             token, sureness, q, second = self._guess.token(row, self._history)
         except (NoTokenLeftError, OffGrammarError):  # the target's affair, if it comes to that; a token of the text may be off the grammar
@@ -116,7 +127,7 @@ class ModelDrafter:
         n_past, start = self.n_past, len(tokens) - 1 - n_read
         if n_past > start:
             self.rollback(start)
-        rows = self._model.logits(self._known(tokens[start:-1]), min(n, n_read))[:, : self._n_vocab]
+        rows = self._rows(self._known(tokens[start:-1]), min(n, n_read))
         first = len(tokens) - len(rows)
         judged = [self._guess.review(row, tokens[: first + i], tokens[first + i]) for i, row in enumerate(rows)]
         if n_past < start:  # the tokens between were left out
@@ -129,6 +140,21 @@ class ModelDrafter:
         self._model.rollback(max(0, to - offset))
         if to <= offset:
             self._first.offset = 0
+
+    def give_up(self) -> None:
+        """Note that the model failed: its cache is emptied before it is used again."""
+        self._first.failed = True
+
+    def _rows(self, tokens: Sequence[int], n: int) -> Logits:
+        """Return the last `n` rows of a pass.
+
+        Raises:
+            FloatingPointError: One of them has no largest finite number.
+        """
+        rows = self._model.logits(tokens, n)[:, : self._n_vocab]
+        if not np.isfinite(rows.max(axis=1)).all():  # NaN is the maximum of all rows that hold it
+            raise FloatingPointError("its logits are not finite numbers")
+        return rows
 
     def _offset(self) -> int:
         return self._first.offset

@@ -70,7 +70,13 @@ class Proposal(NamedTuple):
 
 
 class TokenDrafter(Protocol):
-    """Proposes one token at a time, so that several can take turns in one draft."""
+    """Proposes one token at a time, so that several can take turns in one draft.
+
+    Attributes:
+        name: Unlike that of the others.
+    """
+
+    name: str
 
     def begin(self, tokens: Sequence[int], /) -> None:
         """Begin a draft that follows `tokens`."""

@@ -139,7 +139,9 @@ def status(llm: LLM, chat: Chat) -> str:
     known = bool(chat.messages) and chat.messages[-1]["content"] == last.text  # not undone since
     used = f"{s.n_prompt + s.n_generated:,} of {llm.n_ctx:,}" if known else f"of {llm.n_ctx:,}"
     draft = f"draft on: {s.acceptance:.0%} of {s.n_drafted:,} accepted" + (f", {s.speedup:.1f} times plain" if s.plain_s else "")
-    if not s.n_drafted:
+    if s.n_drafted and s.why_none:
+        draft += f"; {s.why_none}"
+    elif not s.n_drafted:
         draft = f"draft off: {s.why_none or 'the answer was too short'}"
     return f"{s.tokens_per_s:,.{0 if s.tokens_per_s >= 100 else 1}f} tok/s, context {used}, {draft}"
 

@@ -166,7 +166,7 @@ def _stats_lines(s: Stats, seed: int) -> str:
     gain = f"gain    {s.speedup:.2f} times plain decoding by the clock, {s.predicted_speedup:.2f} by measured costs\n"
     return (
         f"speed   {s.n_generated} tokens at {s.tokens_per_s:,.1f} tok/s, the first after {s.ttft_s * 1000:,.0f} ms ({prompt})\n"
-        f"draft   {accepted if s.n_drafted else f'none: {s.why_none}'}\n"
+        f"draft   {accepted + (s.why_none and f'; {s.why_none}') if s.n_drafted else f'none: {s.why_none}'}\n"
         f"{gain if s.plain_s and s.n_drafted else ''}"
         f"{ties if s.n_near_ties else ''}"
         f"time    draft {s.draft_s / busy:.0%}, verify {s.verify_s / busy:.0%}, Python {s.other_s / busy:.0%}\n"

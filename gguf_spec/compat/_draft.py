@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from .._chances import Chances
 from .._context import ContextOptions
-from .._drafters import SURENESSES, ModelDrafter, NgramDrafter, Proposal, TokenDrafter, check_vocabulary
+from .._drafters import SURENESSES, ModelDrafter, NgramDrafter, Proposal, TokenDrafter, check_vocabulary, failure
 from .._drafters._guess import Guessed
 from .._gguf import read_header
 from .._model import Model
@@ -21,7 +21,7 @@ from .._probe import extra_bufts_work
 from .._sampling import Logits
 from .._types import Speculation
 from .._vocabulary import FileVocabulary
-from ..errors import UnsupportedModelError
+from ..errors import ClosedError, UnsupportedModelError
 
 _LIKELY = 0.3  # a token that is right as often as that is worth checking: it costs a fraction of a pass
 _SURE = 0.8  # what the text proposes at that chance needs no second opinion
@@ -52,7 +52,7 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama-cpp-python is 
         llama_cpp.Llama("target.gguf", draft_model=DraftModel("draft.gguf", target_path="target.gguf"), logits_all=True)
 
     `logits_all=True` is needed: without it llama-cpp-python has room for the logits of `n_batch` tokens only, and fails beyond. Its greedy text
-    stays the same, unless two tokens are nearly as likely.
+    stays the same, unless two tokens are nearly as likely. A small model that fails is left out for the rest of a text.
 
     How often which proposals are right is learned; a draft ends where it is no longer likely to be. One object serves one `Llama` at a time.
 
@@ -92,6 +92,7 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama-cpp-python is 
         self._model: Model | None = None
         self._drafter: ModelDrafter | None = None
         self._text = NgramDrafter()
+        self._failed = False  # the small model, in this text
         self._tokens: list[int] = []  # those that the last draft followed
         self._draft: list[Proposal] = []
         if model_path is None:
@@ -143,6 +144,7 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama-cpp-python is 
         """Learn from what was said of the last draft; return the drafter of the text, a new one for another text."""
         n_before = len(self._tokens)
         if tokens[:n_before] != self._tokens:
+            self._failed = False
             return NgramDrafter()
         for one, said in zip(self._draft, tokens[n_before:], strict=False):
             self._chances.learn(one.kind, one.token == said)
@@ -152,7 +154,18 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama-cpp-python is 
         return text
 
     def _propose(self, tokens: list[int], text: NgramDrafter) -> list[Proposal]:
-        model = self._drafter if self._model and len(tokens) + self.k <= self._model.n_ctx else None
+        if self._drafter and self._model and not self._failed and len(tokens) + self.k <= self._model.n_ctx:
+            try:
+                return self._propose_with(self._drafter, tokens, text)
+            except ClosedError:
+                raise
+            except Exception as error:
+                failure(ModelDrafter.name, error)
+                self._drafter.give_up()
+                self._failed = True
+        return self._propose_with(None, tokens, text)
+
+    def _propose_with(self, model: ModelDrafter | None, tokens: list[int], text: NgramDrafter) -> list[Proposal]:
         drafters: list[TokenDrafter] = [text]
         if model:
             model.keep(tokens[:-1])

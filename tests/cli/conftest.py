@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import children
 from tests.gguf import zoo
 
 
@@ -36,7 +37,7 @@ def cli(cage, environment):
     def run(*args, stdin=b"", env=(), **options):
         command = [sys.executable, "-m", "gguf_spec", *map(str, args)]
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "cwd": cage} | options
-        return subprocess.run(command, input=stdin, env=environment | dict(env), check=False, **options)
+        return children.run(command, input=stdin, env=environment | dict(env), check=False, **options)
 
     run("generate", "a", "-n", "1")  # the probe runs once, and what it says is no part of a test
     return run

@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from gguf_spec.cli import cli as group
+from tests import children
 
 module = import_module("gguf_spec.cli.bench")  # in the package the name is the command's
 QUICK = ["bench", "--threads", "1", "--quick", "-n", "8", "--runs", "1", "--workload", "story"]
@@ -121,7 +122,7 @@ def test_ctrl_c_leaves_nothing(environment, tmp_path):
         "--plot",
         str(tmp_path / "a.svg"),
     ]
-    child = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    child = children.Child(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     time.sleep(3)
     child.send_signal(signal.SIGINT)
     stdout, stderr = child.communicate()

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from tests import children
 from tests.gguf import zoo
 
 SAYS = "abcdefghijkl"
@@ -222,7 +223,7 @@ def test_told_to_end_it_ends_and_saves(chat, cage, environment, tmp_path, number
     file, model = tmp_path / "talk.session", "on.gguf" if when == "in an answer" else "chat.gguf"
     command = [sys.executable, "-m", "gguf_spec", "chat", "--threads", "1", "-d", "none", "-t", "0", "-m", model, "-n", "-1", "--ctx", "8192"]
     command += ["--save", str(file)]
-    with subprocess.Popen(
+    with children.Child(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=cage, env=environment, start_new_session=True
     ) as child:
         child.stdin.write(b"hello\n")

@@ -6,13 +6,13 @@ import shlex
 import shutil
 import signal
 import stat
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from tests import children
 from tests.gguf import zoo
 
 pytestmark = pytest.mark.skipif(not shutil.which("tmux"), reason="needs tmux")
@@ -33,11 +33,11 @@ class Terminal:
     """A terminal of tmux's with a chat in it."""
 
     def __init__(self, folder, cage, environment, width=80, height=24):
-        self._tmux = ["tmux", "-S", str(folder / "tmux"), "-f", os.devnull]
-        self._size, self._cage, self._environment = (width, height), cage, environment
+        self._tmux = ["tmux", "-u", "-S", str(folder / "tmux"), "-f", os.devnull]
+        self._size, self._cage, self._environment = (width, height), cage, environment | {"LC_ALL": "C.UTF-8"}
 
     def tmux(self, *args):
-        return subprocess.run([*self._tmux, *map(str, args)], env=self._environment, check=True, capture_output=True, timeout=30).stdout.decode()
+        return children.run([*self._tmux, *map(str, args)], env=self._environment, check=True, capture_output=True, limit_s=30).stdout.decode()
 
     def begin(self, *args, until="\n>", **variables):
         """Start a chat, a second one in the place of the first, and wait for its prompt."""
@@ -52,7 +52,7 @@ class Terminal:
         self.see(until)
 
     def alive(self):
-        return subprocess.run([*self._tmux, "has-session"], check=False, capture_output=True, timeout=30).returncode == 0
+        return children.run([*self._tmux, "has-session"], check=False, capture_output=True, limit_s=30).returncode == 0
 
     def type(self, *keys):
         self.tmux("send-keys", "-t", "chat", *keys)
@@ -93,7 +93,7 @@ class Terminal:
         return int(re.search(r"code (\d+)", self.see(re.compile(r"code \d+ icanon echo")))[1])
 
     def close(self):
-        subprocess.run([*self._tmux, "kill-server"], check=False, capture_output=True, timeout=30)
+        children.run([*self._tmux, "kill-server"], check=False, capture_output=True, limit_s=30)
 
 
 @pytest.fixture

@@ -2,10 +2,11 @@
 
 import os
 import shutil
-import subprocess
 import sys
 
 import pytest
+
+from tests import children
 
 SHELLS = {
     # what is typed, and Tab behind it, as each shell hands it to the script
@@ -45,7 +46,7 @@ def complete(tmp_path):
         script = SHELLS[shell].format(words=" ".join(f"'{word}'" for word in words), line=line)
         env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
         arguments = ["-f"] if shell == "zsh" else []
-        done = subprocess.run([shell, *arguments, "-c", script], capture_output=True, text=True, env=env, check=False, cwd=tmp_path)
+        done = children.run([shell, *arguments, "-c", script], capture_output=True, text=True, env=env, check=False, cwd=tmp_path)
         assert done.stderr == ""
         return set(filter(None, done.stdout.split("\n")))
 

@@ -1,15 +1,12 @@
 """`gguf-spec doctor` from end to end: what it shows, how it ends, and how it looks at a terminal."""
 
 import json
-import os
 import re
-import struct
-import subprocess
 import sys
 
 import pytest
 
-from tests.terminals import screen_of
+from tests import children
 
 WELL = ("-m", "abc.gguf", "-d", "abx.gguf", "--ctx", "64", "--threads", "1")
 
@@ -76,10 +73,6 @@ def test_help(cli):
 
 def test_at_a_terminal_of_80_columns(cage, environment):
     """No line is longer, those that go on are indented, and what is well is green."""
-    pty = pytest.importorskip("pty")
-    fcntl, termios = pytest.importorskip("fcntl"), pytest.importorskip("termios")
-    here, there = pty.openpty()
-    fcntl.ioctl(there, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     command = [
         sys.executable,
         "-m",
@@ -90,10 +83,8 @@ def test_at_a_terminal_of_80_columns(cage, environment):
         "-d",
         "a file with a name that is quite long/and that is not there.gguf",
     ]
-    child = subprocess.Popen(command, stdin=there, stdout=there, stderr=there, cwd=cage, env=environment)
-    os.close(there)
-    seen = screen_of(here)
-    assert child.wait() == 1
+    code, seen = children.at_terminal(command, size=(24, 80), cwd=cage, env=environment)
+    assert code == 1, seen
     assert seen.startswith(b"\x1b[32mok    \x1b[0mPython")
     assert b"\x1b[31mfail  \x1b[0mdraft" in seen
     lines = re.sub(r"\x1b\[[0-9;]*m", "", seen.decode()).replace("\r\n", "\n").splitlines()

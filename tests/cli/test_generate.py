@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import children
+
 
 def out(result, code=0, stderr=b""):
     assert (result.stderr, result.returncode) == (stderr, code)
@@ -245,17 +247,17 @@ def test_verbose_shows_the_log_on_stderr(generate):
 @pytest.fixture
 def endless(cage, environment):
     """Start a generation that does not end by itself."""
-    children = []
+    started = []
 
     def start(*args, **options):
         command = [sys.executable, "-m", "gguf_spec", "generate", "a", "--threads", "1", "--raw", "-t", "0", "-d", "none", "-m", "ever.gguf"]
         command += ["-n", "-1", "--ctx", "100000", *args]
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        children.append(subprocess.Popen(command, cwd=cage, env=environment, **(pipes | options)))
-        return children[-1]
+        started.append(children.Child(command, cwd=cage, env=environment, **(pipes | options)))
+        return started[-1]
 
     yield start
-    for child in children:
+    for child in started:
         child.kill()
         child.communicate()
 

@@ -16,6 +16,7 @@ import gguf_spec
 from gguf_spec import Sampling, _profile
 from gguf_spec._registry import entries
 from gguf_spec._store import find
+from tests import children
 from tests.hub import Hub
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name == "nt", reason="no such signals there")]
@@ -26,7 +27,7 @@ TARGET = TALES / "tales-target-Q8_0.gguf"
 
 def killed(code, *args, most_s, ready=True, env=None):
     """Run code that says `ready`, if it does, and kill it some time later."""
-    child = subprocess.Popen(
+    child = children.Child(
         [sys.executable, "-c", code, *map(str, args)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=os.environ | (env or {}), text=True
     )
     if ready:
@@ -95,7 +96,7 @@ def test_a_profile_is_whole_or_as_before(tmp_path, monkeypatch, tales):
         assert profile is not None
         seen.add(profile.seconds)
     assert len(seen) > 5
-    done = subprocess.run([sys.executable, "-m", "gguf_spec", "tune", "--threads", "1", "--json"], capture_output=True, text=True, check=True)
+    done = children.run([sys.executable, "-m", "gguf_spec", "tune", "--threads", "1", "--json"], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["profile"]["target"]
     profiles = tmp_path / "gguf-spec" / "profiles"
     assert [path.suffix for path in profiles.iterdir()] == [".json"]
@@ -123,7 +124,7 @@ def test_a_quantised_file_is_whole_or_as_before(tmp_path):
         assert not made.exists() or made.read_bytes() == right
         made.unlink(missing_ok=True)
     command = [sys.executable, "-m", "gguf_spec", "models", "quantize", TARGET, made, "--type", "Q5_0", "--quiet"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = children.run(command, capture_output=True, text=True, check=True)
     assert done.stderr == ""
     deadline = time.monotonic() + 20
     while only(tmp_path) != ["right.gguf", "small.gguf"] and time.monotonic() < deadline:
@@ -145,17 +146,17 @@ def test_a_download_is_whole_or_not_there(tmp_path, monkeypatch):
         arguments = ["models", "pull", "one", "--models-file", models]
         remove = [sys.executable, "-m", "gguf_spec", "models", "remove", "one", "--yes", "--models-file", models]
         began = time.monotonic()
-        subprocess.run([sys.executable, "-c", PULL, *map(str, arguments)], capture_output=True, check=True)
+        children.run([sys.executable, "-c", PULL, *map(str, arguments)], capture_output=True, check=True)
         most_s = 1.2 * (time.monotonic() - began)
-        subprocess.run(remove, check=True, capture_output=True)
+        children.run(remove, check=True, capture_output=True)
         for _ in range(KILLS):
             code = killed(PULL, *arguments, most_s=most_s, ready=False)
             assert code in (0, -signal.SIGKILL)
             found = find(entries(models)["one"])
             if found:
                 assert hashlib.sha256(found.read_bytes()).hexdigest() == hashlib.sha256(body).hexdigest()
-                subprocess.run(remove, check=True, capture_output=True)
-        done = subprocess.run([sys.executable, "-c", PULL, *map(str, arguments)], capture_output=True, text=True, check=True)
+                children.run(remove, check=True, capture_output=True)
+        done = children.run([sys.executable, "-c", PULL, *map(str, arguments)], capture_output=True, text=True, check=True)
         assert "sha256 verified" in done.stdout + done.stderr
         assert "rror" not in done.stdout + done.stderr
         assert find(entries(models)["one"])

@@ -1,7 +1,6 @@
 """`gguf-spec models` from end to end, against a hub on loopback."""
 
 import json
-import os
 import re
 import shutil
 import signal
@@ -15,8 +14,8 @@ import pytest
 
 import gguf_spec
 from gguf_spec import _registry
+from tests import children
 from tests.hub import COMMIT, REPO, Hub
-from tests.terminals import screen_of
 
 TALES = Path(gguf_spec.__file__).parent / "models" / "tales"
 BODY = (TALES / "tales-draft-Q4_0.gguf").read_bytes()
@@ -60,7 +59,7 @@ def command(hub, home, environment, names):
 def run(command, tmp_path):
     def start(*args, **options):
         line, settings = command(*args, **options)
-        return subprocess.run(line, env=settings, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+        return children.run(line, env=settings, cwd=tmp_path, capture_output=True, text=True, check=False, limit_s=60)
 
     return start
 
@@ -68,16 +67,11 @@ def run(command, tmp_path):
 @pytest.fixture
 def terminal(command, tmp_path):
     """Run the command at a terminal; return its exit code and what it showed."""
-    pty = pytest.importorskip("pty")
 
     def start(*args, typed=b""):
         line, settings = command(*args, env={"COLUMNS": "100", "TERM": "xterm"})
-        here, there = pty.openpty()
-        child = subprocess.Popen(line, env=settings, cwd=tmp_path, stdin=there, stdout=there, stderr=there)
-        os.close(there)
-        os.write(here, typed)
-        seen = screen_of(here)
-        return child.wait(), re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode()).replace("\r", "\n")
+        code, seen = children.at_terminal(line, typed=typed, env=settings, cwd=tmp_path)
+        return code, re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode()).replace("\r", "\n")
 
     return start
 
@@ -159,7 +153,7 @@ def test_interrupted(command, run, hub, home, tmp_path):
     file = hub.files[REPO, "one.gguf"]
     file.pause_at = len(BODY) - 1000
     line, settings = command("pull", "one", "--no-draft")
-    child = subprocess.Popen(line, env=settings, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    child = children.Child(line, env=settings, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     assert file.paused.wait(30)
     until = time.monotonic() + 10
     while not any(path.stat().st_size > 1_000_000 for path in home.rglob("*.incomplete")):
@@ -180,7 +174,7 @@ def test_killed(command, run, hub, home, tmp_path):
     file = hub.files[REPO, "one.gguf"]
     file.pause_at = len(BODY) - 1000
     line, settings = command("pull", "one", "--no-draft")
-    child = subprocess.Popen(line, env=settings, cwd=tmp_path, stderr=subprocess.DEVNULL)
+    child = children.Child(line, env=settings, cwd=tmp_path, stderr=subprocess.DEVNULL)
     assert file.paused.wait(30)
     child.kill()
     child.wait()
@@ -194,15 +188,15 @@ def test_two_at_once(command, hub, tmp_path):
     file = hub.files[REPO, "one.gguf"]
     file.pause_at = 1000
     line, settings = command("pull", "one", "--no-draft", "--json", "-q")
-    children = [subprocess.Popen(line, env=settings, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    pulls = [children.Child(line, env=settings, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     assert file.paused.wait(30)
     until = time.monotonic() + 30
     while len(hub.sent("HEAD")) < 4:  # both have asked twice, and one of them waits for the other
         assert time.monotonic() < until
         time.sleep(0.05)
     file.go_on.set()
-    said = [child.communicate(timeout=30) for child in children]
-    assert [(child.returncode, stderr) for child, (_, stderr) in zip(children, said, strict=True)] == [(0, ""), (0, "")]
+    said = [child.communicate(timeout=30) for child in pulls]
+    assert [(child.returncode, stderr) for child, (_, stderr) in zip(pulls, said, strict=True)] == [(0, ""), (0, "")]
     models = [json.loads(stdout)["models"][0] for stdout, _ in said]
     assert sorted(model["loaded_bytes"] for model in models) == [0, len(BODY)]
     assert {model["verified"] for model in models} == {"sha256"}
@@ -266,7 +260,7 @@ def test_a_disk_that_is_full(run, hub, home, tmp_path):
     """A real one, where one can be mounted."""
     home.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", home]
-    if not shutil.which("mount") or subprocess.run(mount, check=False, capture_output=True).returncode:
+    if not shutil.which("mount") or children.run(mount, check=False, capture_output=True).returncode:
         pytest.skip("no file system can be mounted here")
     try:
         blind = "import shutil\nshutil.disk_usage = lambda path: shutil._ntuple_diskusage(10**9, 0, 10**9)"
@@ -274,7 +268,7 @@ def test_a_disk_that_is_full(run, hub, home, tmp_path):
         fails(run("pull", "one", "--no-draft"), "one needs 1.2 MB, but 1.0 MB are free")
         assert leftovers(home) == []
     finally:
-        subprocess.run(["umount", home], check=True)
+        children.run(["umount", home], check=True)
 
 
 def test_licences(run, terminal, hub, names, home):
@@ -403,7 +397,7 @@ def test_a_pair_by_its_name(run, command, hub, home, pair, tmp_path, where):
         line, settings = command(env=from_hub)
         fixed = ("--threads", "1", "--seed", "1", "--fixed", "-k", "4", "--drafter", "model")
         line = [*line[:-1], "generate", "Once upon a time", "-m", name, "-n", "24", "--json", *fixed]
-        result = subprocess.run(line, env=settings, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+        result = children.run(line, env=settings, cwd=tmp_path, capture_output=True, text=True, check=False, limit_s=120)
         assert result.returncode == 0, result.stderr
         answers[name] = json.loads(result.stdout)
     assert answers["story"]["text"] == answers["tales"]["text"]

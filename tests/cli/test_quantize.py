@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from gguf_spec.quantize import TYPES
+from tests import children
 from tests.gguf import zoo
-from tests.terminals import screen_of
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_ctrl_c_leaves_nothing(tmp_path, environment):
     rows = np.random.default_rng(0).normal(size=(20_000, 1024)).astype(np.float32)
     big = zoo.write(tmp_path / "big.gguf", tensors={"blk.0.ffn_up.weight": rows})
     command = [sys.executable, "-m", "gguf_spec", "models", "quantize", big, tmp_path / "small.gguf", "--type", "Q2_K", "--threads", "1"]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, start_new_session=True)
+    child = children.Child(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, start_new_session=True)
     deadline = time.monotonic() + 30
     while not any(part.stat().st_size for part in tmp_path.glob("small.gguf.*.part")) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -124,14 +124,9 @@ def test_ctrl_c_leaves_nothing(tmp_path, environment):
 
 @pytest.mark.skipif(os.name == "nt", reason="no pseudo-terminals there")
 def test_a_bar_at_a_terminal(tmp_path, cage, environment):
-    import pty
-
-    here, there = pty.openpty()
     command = [sys.executable, "-m", "gguf_spec", "models", "quantize", "tales", tmp_path / "small.gguf", "--type", "Q4_0", "--threads", "1"]
-    child = subprocess.Popen(command, stdin=there, stdout=there, stderr=there, cwd=cage, env=environment, start_new_session=True)
-    os.close(there)
-    seen = screen_of(here)
-    assert child.wait() == 0, seen
+    code, seen = children.at_terminal(command, cwd=cage, env=environment)
+    assert code == 0, seen
     assert b"quantising" in seen
     assert re.search(rb"\d+/\d+", seen)
     assert b"bits a weight after" in seen

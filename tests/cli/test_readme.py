@@ -2,11 +2,12 @@
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests import children
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -36,7 +37,7 @@ def test_the_two_commands_are_there_and_ci_runs_them():
 def test_what_is_made_from_the_code_is_not_stale():
     command = [sys.executable, str(ROOT / "scripts" / "readme.py"), "--check"]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": "/nowhere"}
-    assert subprocess.run(command, env=environment, check=False, capture_output=True).stderr == b""
+    assert children.run(command, env=environment, check=False, capture_output=True).stderr == b""
 
 
 @pytest.mark.parametrize("path", re.findall(r"\]\((?!http)([^)]+)\)", README))

@@ -1,6 +1,5 @@
 """What a person sees: the command at a pseudo-terminal."""
 
-import os
 import re
 import signal
 import subprocess
@@ -9,9 +8,7 @@ import time
 
 import pytest
 
-from tests.terminals import screen_of
-
-pty = pytest.importorskip("pty")
+from tests import children
 
 
 @pytest.fixture
@@ -19,14 +16,11 @@ def terminal(cage, environment):
     """Run the command at a terminal; return its exit code and all it showed. `until`: press Ctrl-C when this is seen."""
 
     def run(*args, until=None, typed=b""):
-        here, there = pty.openpty()
         flags = ["--threads", "1", "--raw", "-t", "0", "-m", "abc.gguf", "-d", "none", *map(str, args)]
         command = [sys.executable, "-m", "gguf_spec", "generate", *flags]
-        child = subprocess.Popen(command, stdin=there, stdout=there, stderr=there, cwd=cage, env=environment, start_new_session=True)
-        os.close(there)
-        os.write(here, typed)
-        seen = screen_of(here, until, lambda: os.killpg(child.pid, signal.SIGINT)).replace(b"\r\n", b"\n").decode()
-        return child.wait(), re.sub(r"^\rMeasuring this machine[^\r]*\r *\r", "", seen)  # only the first load of a pair shows it
+        code, seen = children.at_terminal(command, typed=typed, ctrl_c_at=until, cwd=cage, env=environment)
+        shown = seen.replace(b"\r\n", b"\n").decode()
+        return code, re.sub(r"^\rMeasuring this machine[^\r]*\r *\r", "", shown)  # only the first load of a pair shows it
 
     return run
 
@@ -113,7 +107,7 @@ def test_errors_at_a_terminal(terminal):
 def test_ctrl_c_while_loading_ends_it_without_a_trace(cage, environment, command, wait_s):
     """At any moment: 130, or the signal itself where Python had not yet begun."""
     words = [command, "--threads", "1", *(["Once", "-n", "50000", "-m", "ever.gguf", "-d", "none", "--raw"] if command == "generate" else [])]
-    child = subprocess.Popen([sys.executable, "-m", "gguf_spec", *words], cwd=cage, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    child = children.Child([sys.executable, "-m", "gguf_spec", *words], cwd=cage, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     time.sleep(wait_s)
     child.send_signal(signal.SIGINT)
     _, stderr = child.communicate()
@@ -129,13 +123,10 @@ def impatient(cage, environment):
     """Run `generate` at a terminal, with a progress bar from the first pass on; `until` as for `terminal`."""
 
     def run(*args, until=None):
-        here, there = pty.openpty()
         flags = ["--threads", "1", "--raw", "-t", "0", "-m", "ever.gguf", "-d", "none", "--ctx", "60000", *map(str, args)]
         command = [sys.executable, "-c", AT_ONCE, "generate", *flags]
-        child = subprocess.Popen(command, stdin=there, stdout=there, stderr=there, cwd=cage, env=environment, start_new_session=True)
-        os.close(there)
-        seen = screen_of(here, until, lambda: os.killpg(child.pid, signal.SIGINT))
-        return child.wait(), seen.replace(b"\r\n", b"\n").decode()
+        code, seen = children.at_terminal(command, ctrl_c_at=until, cwd=cage, env=environment)
+        return code, seen.replace(b"\r\n", b"\n").decode()
 
     return run
 
@@ -159,13 +150,10 @@ def test_ctrl_c_while_a_prompt_is_read(impatient):
 
 def test_the_first_load_says_that_it_measures(cage, environment, tmp_path):
     def load(**variables):
-        here, there = pty.openpty()
         command = [sys.executable, "-m", "gguf_spec", "generate", "--raw", "-t", "0", "--threads", "1", "-m", "abc.gguf", "-d", "abc.gguf", "a"]
-        child = subprocess.Popen(command, stdin=there, stdout=there, stderr=there, cwd=cage, env=environment | variables, start_new_session=True)
-        os.close(there)
-        seen = screen_of(here).replace(b"\r\n", b"\n").decode()
-        assert child.wait() == 0
-        return seen
+        code, seen = children.at_terminal(command, cwd=cage, env=environment | variables)
+        assert code == 0, seen
+        return seen.replace(b"\r\n", b"\n").decode()
 
     note = "Measuring this machine once (about 2 s)"
     first, second = (load(XDG_CACHE_HOME=str(tmp_path)) for _ in range(2))

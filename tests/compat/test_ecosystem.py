@@ -1,10 +1,11 @@
 """LangChain and LlamaIndex for real, each in an environment of its own, as `scripts/ecosystem` makes them."""
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
+
+from tests import children
 
 ROOT = Path(__file__).resolve().parents[2]
 FRAMEWORKS = {"langchain": "GGUF_SPEC_LANGCHAIN_PYTHON", "llama_index": "GGUF_SPEC_LLAMAINDEX_PYTHON"}
@@ -19,8 +20,8 @@ def framework(request):
 
     def run(*arguments):
         environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "ANONYMIZED_TELEMETRY": "false"}
-        return subprocess.run(
-            [python, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280, check=False,
+        return children.run(
+            [python, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, limit_s=280, check=False,
             preexec_fn=_on_one_processor if hasattr(os, "sched_setaffinity") else None,
         )  # fmt: skip
 

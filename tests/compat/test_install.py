@@ -5,6 +5,7 @@ import llama_cpp
 import pytest
 
 from gguf_spec import compat
+from tests import children
 
 
 @pytest.fixture
@@ -35,8 +36,7 @@ def test_llama_cpp_itself_goes_on(installed, pair):
 
 
 def test_importing_loads_nothing():
-    import subprocess
 
     code = "import sys, gguf_spec.compat; print('llama_cpp' in sys.modules, 'numpy' in sys.modules); dir(gguf_spec.compat)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = children.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False False\n"

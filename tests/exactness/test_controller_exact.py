@@ -103,6 +103,26 @@ def test_so_does_a_controller_of_any_costs_and_chances(rule, who, monkeypatch):
     assert drafted == {0, 1, 2}
 
 
+@pytest.mark.failing_drafts
+@pytest.mark.parametrize("after", [0, 1, 2, 3])
+@pytest.mark.parametrize("who", ["model", "hybrid"])
+@pytest.mark.parametrize("rule", RULES)
+def test_so_does_one_whose_draft_model_fails(rule, who, after, monkeypatch):
+    rng, right = np.random.default_rng(5), ModelDrafter.propose
+    table, draft = random_table(rng, V), random_table(rng, V)
+
+    def propose(self):
+        self.n_asked = getattr(self, "n_asked", 0) + 1
+        if self.n_asked > after:
+            raise ArithmeticError
+        return right(self)
+
+    monkeypatch.setattr(ModelDrafter, "propose", propose)
+    law, drafted = law_of(table, draft, rule, COSTS["free"], monkeypatch, [1, 2, 0, 1, 2, 0, 1, 2], who=who)
+    assert distance(law, right_law(table, [1, 2, 0, 1, 2, 0, 1, 2])) < 1e-12
+    assert (drafted == {0}) == (who == "model" and after == 0)
+
+
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 def test_a_token_of_the_text_that_passes_for_a_drawn_one_would_be_caught(rule, monkeypatch):
     """What the text proposes was no choice: its law is that token alone."""

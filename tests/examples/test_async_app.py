@@ -1,7 +1,6 @@
 import asyncio
 import contextlib
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -11,6 +10,7 @@ import pytest
 
 from gguf_spec import Sampling, Stream
 from gguf_spec.errors import PromptTooLongError
+from tests import children
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts" / "examples"))
@@ -82,9 +82,9 @@ def on_one_processor():
 
 def test_the_program():
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
+    done = children.run(
         [sys.executable, ROOT / "scripts" / "examples" / "async_app.py"],
-        env=environment, capture_output=True, text=True, timeout=120, check=True,
+        env=environment, capture_output=True, text=True, limit_s=120, check=True,
         preexec_fn=on_one_processor if hasattr(os, "sched_setaffinity") else None,
     )  # fmt: skip
     lines = done.stdout.splitlines()

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import children
+
 ROOT = Path(__file__).resolve().parents[2]
 missing = [name for name in ("Xvfb", "xdotool") if not shutil.which(name)]
 if not importlib.util.find_spec("_tkinter"):
@@ -23,7 +25,7 @@ def display():
     """Return the name of a screen of its own."""
     read, write = os.pipe()
     screen = "1024x768x24"
-    server = subprocess.Popen(
+    server = children.Child(
         ["Xvfb", "-displayfd", str(write), "-screen", "0", screen, "-nolisten", "tcp"], pass_fds=[write], stderr=subprocess.DEVNULL
     )
     os.close(write)
@@ -40,7 +42,7 @@ class App:
     def __init__(self, display, model, delay_s):
         self.environment = os.environ | {"DISPLAY": display, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         driver = Path(__file__).parent / "drive_desktop_app.py"
-        self.process = subprocess.Popen(
+        self.process = children.Child(
             [sys.executable, str(driver), model, str(delay_s)],
             env=self.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
@@ -59,7 +61,7 @@ class App:
         raise AssertionError(f"it shows {self.shown}; {self.process.communicate()[1]}")
 
     def do(self, *arguments):
-        return subprocess.run(["xdotool", *arguments], env=self.environment, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
+        return children.run(["xdotool", *arguments], env=self.environment, capture_output=True, text=True, check=True, limit_s=20).stdout.strip()
 
     @property
     def window(self):
@@ -112,7 +114,7 @@ def test_ask_stop_ask_again_and_close_while_it_answers(app, tmp_path):
     assert len(answered["text"].splitlines()) >= 2
     assert "tok/s" in answered["status"]
     if shutil.which("import"):  # to look at
-        subprocess.run(
+        children.run(
             ["import", "-window", "root", os.environ.get("GGUF_SPEC_SCREENSHOT", str(tmp_path / "app.png"))], env=one.environment, check=True
         )
     one.type("One line", "shift+Return")

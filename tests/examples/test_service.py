@@ -2,10 +2,11 @@ import configparser
 import re
 import shlex
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
+
+from tests import children
 
 UNIT = Path(__file__).resolve().parents[2] / "scripts" / "examples" / "gguf-spec.service"
 
@@ -26,8 +27,8 @@ def test_it_calls_what_there_is():
 def test_systemd_takes_it(tmp_path):
     copy = tmp_path / UNIT.name
     copy.write_text(re.sub(r"(?m)^ExecStart=\S+", "ExecStart=/bin/true", UNIT.read_text(encoding="utf-8")), encoding="utf-8")
-    done = subprocess.run(["systemd-analyze", "verify", str(copy)], capture_output=True, text=True, check=False)
+    done = children.run(["systemd-analyze", "verify", str(copy)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
     copy.write_text(copy.read_text(encoding="utf-8") + "NoSuchThing=1\n", encoding="utf-8")
-    done = subprocess.run(["systemd-analyze", "verify", str(copy)], capture_output=True, text=True, check=False)
+    done = children.run(["systemd-analyze", "verify", str(copy)], capture_output=True, text=True, check=False)
     assert "NoSuchThing" in done.stderr

@@ -1,7 +1,6 @@
 """Files that cannot be used: each must be refused by a typed error with the real values, before anything runs. Files on which llama.cpp would end
 the whole process are loaded in a child, so that a failure here stays one failure."""
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from gguf_spec.errors import (
     PromptTooLongError,
     UnsupportedModelError,
 )
+from tests import children
 from tests.gguf import zoo
 
 
@@ -185,7 +185,7 @@ CHILD += "except gguf_spec.errors.NotAModelError as error:\n    print(error)"
 @pytest.mark.parametrize(("metadata", "tensors", "said"), FATAL.values(), ids=FATAL)
 def test_llama_cpp_would_end_the_process(tmp_path, metadata, tensors, said):
     path = zoo.write(tmp_path / "odd.gguf", metadata=metadata, tensors=tensors)
-    child = subprocess.run([sys.executable, "-c", CHILD, path], capture_output=True, text=True, check=False)
+    child = children.run([sys.executable, "-c", CHILD, path], capture_output=True, text=True, check=False)
     assert (child.returncode, child.stderr) == (0, "")
     assert said in child.stdout
 
@@ -235,7 +235,7 @@ def test_memory_that_the_system_refuses(animals):
         "try:\n    gguf_spec.load(sys.argv[1], None, threads=1, extra_bufts=False, n_ctx=4_000_000)\n"
         "except gguf_spec.errors.NotEnoughMemoryError as error:\n    print(error, error.hint)\n"
     )
-    child = subprocess.run([sys.executable, "-c", code, animals / "llama.gguf"], capture_output=True, text=True, check=False)
+    child = children.run([sys.executable, "-c", code, animals / "llama.gguf"], capture_output=True, text=True, check=False)
     assert (child.returncode, child.stderr) == (0, "")
     assert "4,000,000 tokens" in child.stdout
     assert "--ctx" in child.stdout

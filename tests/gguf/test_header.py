@@ -1,7 +1,6 @@
 import dataclasses
 import os
 import struct
-import subprocess
 import sys
 import tracemalloc
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 import gguf_spec
 from gguf_spec._gguf import ArrayLength, read_header
 from gguf_spec.errors import ModelError, ModelNotFoundError, NotAModelError
+from tests import children
 from tests.gguf import zoo
 
 
@@ -322,7 +322,7 @@ def test_no_header_takes_long_or_256_mb(tmp_path, name):
     with (tmp_path / "greedy.gguf").open("wb") as file:
         file.write(data)
         file.truncate(len(data) + zeros)
-    child = subprocess.run([sys.executable, "-c", MEASURE, tmp_path / "greedy.gguf"], capture_output=True, text=True, check=False)
+    child = children.run([sys.executable, "-c", MEASURE, tmp_path / "greedy.gguf"], capture_output=True, text=True, check=False)
     assert (child.returncode, child.stderr) == (0, "")
     yards, kib, said = child.stdout.split("|")
     print(f"{float(yards):.2f} of the time to add up 20 million numbers, {int(kib) >> 10} MiB: {said.strip()}")

@@ -1,6 +1,5 @@
 """LoRA adapters: a model with one is the model with its matrices added to the weights; what does not fit is refused before llama.cpp dies of it."""
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from gguf_spec._context import Adapter, ContextOptions, adapters
 from gguf_spec._model import Model
 from gguf_spec._profile import Loadable, keep_profile, kept_profile
 from gguf_spec.errors import InvalidOptionError, ModelNotFoundError, NotAModelError, UnsupportedModelError
+from tests import children
 from tests.gguf import zoo
 
 ALPHA, RANK = 8.0, 4
@@ -169,7 +169,7 @@ def test_memory_is_given_back(folder):
         "for _ in range(100): once()\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
     )
-    child = subprocess.run([sys.executable, "-c", code, folder / "model.gguf", folder / "lora.gguf"], capture_output=True, text=True, check=False)
+    child = children.run([sys.executable, "-c", code, folder / "model.gguf", folder / "lora.gguf"], capture_output=True, text=True, check=False)
     assert (child.returncode, child.stderr) == (0, "")
     assert int(child.stdout) < 20_000 * (1024 if sys.platform == "darwin" else 1)
 
@@ -290,7 +290,7 @@ def test_what_would_end_the_process(folder, tmp_path, make, what, tied):
     if tied:
         model = zoo.write(tmp_path / "tied.gguf", (METADATA, WEIGHTS), tensors={"output.weight": None})
     command = [sys.executable, "-c", DIES, model, path]
-    runs = [subprocess.run([*command, how], capture_output=True, text=True, check=False) for how in ("checked", "unchecked")]
+    runs = [children.run([*command, how], capture_output=True, text=True, check=False) for how in ("checked", "unchecked")]
     assert (runs[0].returncode, runs[0].stderr) == (0, "")
     assert runs[0].stdout.startswith("lora.gguf ")
     assert runs[1].returncode < 0, "llama.cpp copes with it now"

@@ -1,6 +1,5 @@
 """The real model: caches, texts, and what comes of too much."""
 
-import subprocess
 import sys
 
 import numpy as np
@@ -12,6 +11,7 @@ from gguf_spec._context import ContextOptions
 from gguf_spec._model import Model
 from gguf_spec._types import K_MAX
 from gguf_spec.errors import ClosedError, DecodeError, InvalidOptionError, PromptTooLongError, RollbackError
+from tests import children
 from tests.gguf import zoo
 
 TEXTS = [
@@ -246,5 +246,5 @@ for path in sys.argv[1:]:
 
 def test_long_runs_of_one_letter(tmp_path):
     files = [zoo.write(tmp_path / f"{pre}.gguf", metadata={"tokenizer.ggml.pre": pre}) for pre in ("default", "deepseek-v3", "tekken", "gpt-4o")]
-    child = subprocess.run([sys.executable, "-c", CHILD, *files], capture_output=True, text=True, check=False)
+    child = children.run([sys.executable, "-c", CHILD, *files], capture_output=True, text=True, check=False)
     assert (child.returncode, child.stderr) == (0, "")

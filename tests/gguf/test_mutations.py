@@ -1,7 +1,6 @@
 """Damaged files, each loaded in a process of its own: refused by a typed error, or loaded, but never the end of the process."""
 
 import os
-import subprocess
 import sys
 from ast import literal_eval
 from pathlib import Path
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 
 from gguf_spec._registry import resolve
+from tests import children
 from tests.gguf import zoo
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
@@ -95,7 +95,7 @@ def outcome(tmp_path, model):
     metadata, tensors, *more = model
     path = zoo.write(tmp_path / "odd.gguf", (metadata, tensors), metadata=more[0] if more else {})
     code = "import mutate_gguf, sys; from pathlib import Path; print(mutate_gguf.load(Path(sys.argv[1])))"
-    child = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=False, timeout=60, env=environment())
+    child = children.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=False, limit_s=60, env=environment())
     assert child.returncode == 0, child.stderr[-500:]
     return child.stdout
 
@@ -129,7 +129,7 @@ def test_a_file_aligned_to_less_than_llama_cpp_maps(tmp_path):
 
 
 def run(*arguments):
-    child = subprocess.run(
+    child = children.run(
         [sys.executable, SCRIPTS / "mutate_gguf.py", *map(str, arguments)], capture_output=True, text=True, check=False, env=environment()
     )
     assert (child.returncode, child.stderr) == (0, "")

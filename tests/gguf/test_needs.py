@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from gguf_spec._model import Model
 from gguf_spec._needs import cache_bytes, needs
 from gguf_spec._registry import resolve
 from gguf_spec._store import local
+from tests import children
 from tests.gguf import zoo
 
 MIB = 1 << 20
@@ -120,7 +120,7 @@ print(json.dumps([peak, wanted.total, wanted.weights, wanted.caches, wanted.comp
 def peak_and_needs(model, draft, tmp_path, **options):
     arguments = json.dumps([str(model), draft and str(draft), {"extra_bufts": True, **options}])
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[2])}
-    child = subprocess.run([sys.executable, "-c", PEAK, arguments], capture_output=True, text=True, env=environment, timeout=600, check=False)
+    child = children.run([sys.executable, "-c", PEAK, arguments], capture_output=True, text=True, env=environment, limit_s=600, check=False)
     assert child.returncode == 0, child.stderr
     return json.loads(child.stdout.splitlines()[-1])
 

@@ -15,6 +15,7 @@ from gguf_spec import Sampling, Speculation, quantize
 from gguf_spec._gguf import read_header
 from gguf_spec.errors import InvalidOptionError, ModelNotFoundError, NotAModelError, QuantizeError, UnsupportedModelError
 from gguf_spec.quantize import TYPES
+from tests import children
 from tests.gguf import zoo
 
 # How far the written numbers may be from those before, as a share of the largest in a block: half a step of each type, and a bit for its scale.
@@ -281,7 +282,7 @@ def test_a_disk_that_runs_full(model, tmp_path):
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
         "try:\n    quantize(sys.argv[1], sys.argv[2], 'F16', threads=1)\nexcept QuantizeError as error:\n    print(error)\n"
     )
-    child = subprocess.run([sys.executable, "-c", code, model, tmp_path / "small.gguf"], capture_output=True, text=True, check=False)
+    child = children.run([sys.executable, "-c", code, model, tmp_path / "small.gguf"], capture_output=True, text=True, check=False)
     assert (child.returncode, child.stderr) == (0, "")
     assert "is not whole" in child.stdout or "cannot quantise" in child.stdout
     assert only(tmp_path) == []
@@ -311,7 +312,7 @@ def test_the_quantiser_does_not_outlive_who_asked(tmp_path, number):
     code = (
         "import sys\nfrom gguf_spec.quantize import quantize\nquantize(*sys.argv[1:3], 'Q2_K', threads=1, progress=lambda *n: print(*n, flush=True))"
     )
-    parent = subprocess.Popen([sys.executable, "-c", code, big, tmp_path / "small.gguf"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    parent = children.Child([sys.executable, "-c", code, big, tmp_path / "small.gguf"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     with parent:
         assert parent.stdout.readline() == b"0 12\n"
         assert unfinished(tmp_path)
@@ -336,7 +337,7 @@ def test_whoever_asked_decides_what_ctrl_c_does(model, tmp_path):
         "quantize(*sys.argv[1:3], 'Q4_0', threads=1)\nsys.stdin.read()"  # Python no longer handles signals when it ends: not before the last one
     )
     command = [sys.executable, "-c", code, model, tmp_path / "small.gguf"]
-    parent = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+    parent = children.Child(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
     while not unfinished(tmp_path) and parent.poll() is None:
         time.sleep(0.005)
     for _ in range(10):

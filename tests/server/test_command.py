@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests import children
 from tests.gguf import zoo
 from tests.server.conftest import ask, ask_text, until
 
@@ -36,7 +37,7 @@ class Child:
         command = [sys.executable, "-W", "ignore", "-m", "gguf_spec", "serve", "--threads", "1", *map(str, args)]
         self._err = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 -- a pipe that nobody reads would hold a long log up
         environment |= {"PYTHONPATH": str(ROOT)} | env
-        self.process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=self._err, text=True)
+        self.process = children.Child(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=self._err, text=True)
         self.line = self.process.stdout.readline()
         self.url = self.line.rpartition(" ")[2].strip()
 
@@ -150,14 +151,14 @@ def test_without_the_extra(tmp_path):
     (tmp_path / "starlette.py").write_text("raise ModuleNotFoundError(\"No module named 'starlette'\", name='starlette')")
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
     command = [sys.executable, "-m", "gguf_spec", "serve"]
-    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = children.run(command, env=os.environ | {"PYTHONPATH": path}, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "Error: the server needs starlette, which is not installed.\nHint: install it with: pip install 'gguf-spec[server]'.\n"
 
 
 def test_help():
     command = [sys.executable, "-m", "gguf_spec", "serve", "--help"]
-    text = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, env=os.environ | {"COLUMNS": "200"}).stdout
+    text = children.run(command, cwd=ROOT, capture_output=True, text=True, check=True, env=os.environ | {"COLUMNS": "200"}).stdout
     assert text.index("Examples:") < text.index("Options:")
     for option in (
         "--host",

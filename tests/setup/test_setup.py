@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import children
+
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")  # the user's, read before the tests get their own
 GCC = "cc (Debian 12.2.0) 12.2.0\nCopyright (C) 2022 Free Software Foundation, Inc."
@@ -101,7 +103,7 @@ class Machine:
         return clone
 
     def start(self, *args, clone=None, script="run", **env) -> subprocess.Popen:
-        process = subprocess.Popen(
+        process = children.Child(
             [(clone or self.clone) / "scripts" / script, *args],
             cwd=self.folder,
             env=self.env | env,
@@ -208,7 +210,7 @@ def test_works_through_a_chain_of_relative_links(machine):
     (machine.folder / "bin").mkdir()
     (machine.folder / "bin" / "one").symlink_to("../a clone/scripts/run")
     (machine.folder / "two").symlink_to("bin/one")
-    done = subprocess.run([machine.folder / "two", "x"], env=machine.env, cwd="/", capture_output=True, text=True, check=False, input="")
+    done = children.run([machine.folder / "two", "x"], env=machine.env, cwd="/", capture_output=True, text=True, check=False, input="")
     assert done.stdout.endswith(" / x\n"), done.stderr
 
 
@@ -519,12 +521,12 @@ def test_constraints_pin_exactly_and_name_no_place():
 def test_a_fresh_clone_runs(tmp_path):
     """Clones the last commit; the wheel cache is the user's, all else is new. Needs the network."""
     clone = tmp_path / "fresh clone"
-    subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
+    children.run(["git", "clone", "--quiet", ROOT, clone], check=True)
     env = os.environ | {"HOME": str(tmp_path), "XDG_CACHE_HOME": CACHE, "PYTHON": sys.executable}
     command = [clone / "scripts" / "run", "--version"]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    done = children.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["gguf-spec", "0.1.0"] or "0.1.0" in done.stdout
     assert {"the place of this folder", "CMAKE_ARGS"} <= json.loads((clone / ".venv" / "ready-run.json").read_text(encoding="utf-8")).keys()
-    again = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    again = children.run(command, env=env, capture_output=True, text=True, check=False)
     assert (again.stdout, again.stderr) == (done.stdout, "")

@@ -7,7 +7,6 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import sys
 import threading
 from collections import namedtuple
@@ -25,6 +24,7 @@ from gguf_spec._gguf import read_header
 from gguf_spec._needs import needs
 from gguf_spec._profile import keep_profile
 from gguf_spec.doctor import Diagnosis, doctor
+from tests import children
 from tests.gguf import zoo
 from tests.unit.test_tune import profile
 
@@ -432,7 +432,7 @@ def test_every_line_is_true_here(monkeypatch, tmp_path, capfd):
         return found(name, diagnosis).found
 
     def run(*command):
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        return children.run(command, capture_output=True, text=True, check=True).stdout
 
     assert said("Python").startswith(run(sys.executable, "-V").split()[1] + " ")
     assert said("Python").endswith(f"on {run('uname', '-s').strip()} {run('uname', '-m').strip()}")

@@ -1,5 +1,4 @@
 import inspect
-import subprocess
 import sys
 from pathlib import Path
 
@@ -7,6 +6,7 @@ import pytest
 
 import gguf_spec
 from gguf_spec import errors
+from tests import children
 
 CHECK = """
 import sys
@@ -32,7 +32,7 @@ finally:
 
 
 def run(code, *args):
-    return subprocess.run([sys.executable, "-W", "error", "-c", code, *args], capture_output=True, text=True, check=False)
+    return children.run([sys.executable, "-W", "error", "-c", code, *args], capture_output=True, text=True, check=False)
 
 
 def test_importing_loads_nothing_and_says_nothing():

@@ -1,16 +1,17 @@
 """Chat templates: the same text as llama-cpp-python writes, and an end within seconds and megabytes for those that mean harm."""
 
 import json
-import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
 from gguf_spec import _jinja
 from gguf_spec._jinja import TemplateFailure, render
+from tests import children
 
 USER = {"role": "user", "content": "What is 2 + 2? "}
 ANSWER = {"role": "assistant", "content": "<think>\nadd\n</think>\n\nIt is 4."}
@@ -247,11 +248,22 @@ print(json.dumps([len(text), said, time.monotonic() - started, kib / 1024]))
 """
 
 
+@pytest.fixture(scope="module")
+def harmed():
+    """Begin all renderings, two at a time, and return what each will say: most wait for the limit of their time."""
+
+    def render(template):
+        task = json.dumps([template, values([{"role": "user", "content": "x" * 5000}])])
+        return children.run([sys.executable, "-c", CHILD], input=task, capture_output=True, text=True, check=False, limit_s=60)
+
+    with ThreadPoolExecutor(2) as pool:
+        yield {name: pool.submit(render, template) for name, template in HOSTILE.items()}
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="measures memory in KiB")
-@pytest.mark.parametrize("template", HOSTILE.values(), ids=HOSTILE)
-def test_harm_ends_soon_and_small(template):
-    task = json.dumps([template, values([{"role": "user", "content": "x" * 5000}])])
-    child = subprocess.run([sys.executable, "-c", CHILD], input=task, capture_output=True, text=True, check=False, timeout=60)
+@pytest.mark.parametrize("name", HOSTILE)
+def test_harm_ends_soon_and_small(harmed, name):
+    child = harmed[name].result()
     assert (child.returncode, child.stderr) == (0, "")
     n, said, seconds, mib = json.loads(child.stdout)
     print(f"{seconds:.2f} s, {mib:.0f} MiB: {said or n}")

@@ -153,6 +153,7 @@ def test_strict_is_asked_for_in_vain_where_nothing_wobbles(llm):
     assert (result.tokens, result.stats.n_decided_again) == (llm.generate("ab", FREE).tokens, 0)
 
 
+@pytest.mark.failing_drafts
 def test_a_draft_whose_numbers_are_none_changes_nothing(llm, monkeypatch):
     plain = llm.generate("ab", FREE, speculation=Speculation(0)).tokens
     llm._draft.table[:] = np.nan

@@ -1,10 +1,11 @@
 """The spin count is set for libgomp, and for nothing else. Each case needs a new process: libgomp is loaded once."""
 
 import os
-import subprocess
 import sys
 
 import pytest
+
+from tests import children
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="libgomp's spin count is set on Linux only")
 
@@ -25,7 +26,7 @@ sys.exit(not _openmp._loaded_libgomp())
 
 def run(code, **variables):
     clean = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
-    return subprocess.run([sys.executable, "-c", code], env=clean | variables, capture_output=True, text=True, check=False)
+    return children.run([sys.executable, "-c", code], env=clean | variables, capture_output=True, text=True, check=False)
 
 
 def said(before="", first="import gguf_spec._library", **variables):

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from gguf_spec._places import place
+from tests import children
 
 
 def only(folder):
@@ -57,7 +58,7 @@ with place(Path(sys.argv[1])) as part:
 
 
 def writer(file):
-    child = subprocess.Popen([sys.executable, "-c", WRITER, file], stdout=subprocess.PIPE, text=True)
+    child = children.Child([sys.executable, "-c", WRITER, file], stdout=subprocess.PIPE, text=True)
     return child, child.stdout.readline().strip()
 
 
@@ -115,7 +116,7 @@ def test_many_at_once(tmp_path):
     """Cleaning must not take what another writer has just begun."""
     code = "import sys\nfrom pathlib import Path\nfrom gguf_spec._places import place\n"
     code += "for i in range(300):\n    with place(Path(sys.argv[1])) as part:\n        part.write_text(sys.argv[2] * 1000)\n"
-    children = [subprocess.Popen([sys.executable, "-c", code, tmp_path / "kept", name], stderr=subprocess.PIPE, text=True) for name in "abcd"]
-    assert [(child.communicate()[1], child.returncode) for child in children] == [("", 0)] * 4
+    writers = [children.Child([sys.executable, "-c", code, tmp_path / "kept", name], stderr=subprocess.PIPE, text=True) for name in "abcd"]
+    assert [(child.communicate()[1], child.returncode) for child in writers] == [("", 0)] * 4
     assert only(tmp_path) == ["kept"]
     assert (tmp_path / "kept").read_text() in {name * 1000 for name in "abcd"}
