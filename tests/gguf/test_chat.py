@@ -199,7 +199,7 @@ def test_a_restored_session_goes_on_as_if_nothing_had_been(saved, fresh, reads):
     reads.clear()
     answer = chat.send(QUESTIONS[3])
     assert same(answer, after)
-    assert all(len(tokens) < 120 for tokens in reads.values())
+    assert len(reads["tales-target-Q8_0.gguf"]) < 120, "the draft may not have been asked before, and reads all of it then"
     assert answer.stats.n_prompt > 120
 
 
