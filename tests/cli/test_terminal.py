@@ -158,4 +158,5 @@ def test_the_first_load_says_that_it_measures(cage, environment, tmp_path):
     note = "Measuring this machine once (about 2 s)"
     first, second = (load(XDG_CACHE_HOME=str(tmp_path)) for _ in range(2))
     assert first.startswith(f"\r{note}\r{' ' * len(note)}\r")
-    assert plain(first.rpartition("\r")[2]) == plain(second) == "abcdefghijkl\n"
+    for seen in (first, second):  # beside other programs the second one measures too
+        assert plain(seen.rpartition("\r")[2]) == "abcdefghijkl\n"
