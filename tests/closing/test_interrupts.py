@@ -48,7 +48,8 @@ def test_the_thread_governor_survives_an_interrupt_at_every_bytecode(busy):
         return run(governor, machine, n)
 
     way = Bytecodes(["_threads.py"])
-    places = way.places(lambda: passes(ThreadGovernor(2), 60))
+    governor = ThreadGovernor(2)
+    places = way.places(lambda: passes(governor, 60))
     assert len(places) > 400
     for place in places:
         governor = ThreadGovernor(2)
