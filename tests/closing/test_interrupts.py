@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import gc
-import os
 import signal
 import threading
 import weakref
@@ -107,7 +106,7 @@ def test_an_interrupt_while_llama_cpp_frees_is_not_lost(animals, monkeypatch):
 
     def free(name, function, pointer):
         if name == "llama_free":
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # not to whichever thread: it might come after `close`
         function(pointer)
         freed.append(name)
 
