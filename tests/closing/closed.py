@@ -5,6 +5,7 @@ Usage: closed.py FOLDER [bare]. Unless `bare`, functions of llama.cpp that need 
 
 import inspect
 import sys
+from functools import partial
 from pathlib import Path
 
 from llama_cpp import llama_cpp as C
@@ -72,7 +73,7 @@ def calls(member):
 
 def use_up(result):
     """Do with a result what its caller would."""
-    if hasattr(result, "__enter__") and not hasattr(result, "__next__"):
+    if hasattr(result, "__enter__") and not hasattr(result, "__next__") and not isinstance(result, Path):
         with result:
             return
     if hasattr(result, "__next__"):
@@ -124,10 +125,11 @@ def closed_things(folder):
     model = llm._target
     llm.close()
     yield from (llm, chat, model)
-    llm = pair()
-    chat = llm.chat(sampling=SHORT)
-    llm.close()
-    yield chat  # of which nothing was asked
+    for load in (pair, partial(gguf_spec.load, "tales", None, threads=1, n_ctx=256)):
+        llm = load()
+        chat = llm.chat(sampling=SHORT)
+        llm.close()
+        yield from (chat, llm)  # of which nothing was asked
     llm = pair()
     stream = llm.stream("ab", SHORT)
     next(stream)

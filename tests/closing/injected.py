@@ -88,6 +88,9 @@ def main(folder, kind, n):
             except KeyboardInterrupt as error:
                 n_raised += 1
                 kept = [] if name == "stream" else [error]
+            except Exception as error:  # what the last interrupt has left
+                wrong.append((name, place))
+                print(f"WRONG: {name} raises {error!r}", flush=True)
             following = names[i % len(names)]
             run = requests[following]
             try:

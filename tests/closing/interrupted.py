@@ -40,15 +40,18 @@ class Sender:
 
 
 def interrupt(sender, request, after_s):
-    """Run a request into an interrupt; return what was raised, and whether the request had ended before."""
-    ended = False
+    """Run a request into an interrupt; return what was raised, whether the request had ended before, and why it failed of itself."""
+    ended, failed = False, ""
     try:
         sender.send_after(after_s)
-        request()
+        try:
+            request()
+        except Exception as error:
+            failed = repr(error)
         ended = True
         time.sleep(LIMIT_S)
     except KeyboardInterrupt as error:
-        return error, ended
+        return error, ended, failed
     raise AssertionError("the interrupt never came")
 
 
@@ -85,7 +88,7 @@ def main(folder, n):
             took[name] = time.perf_counter() - began
         for i in range(n_signals):
             name, following = names[i % len(names)], rng.choice(names)
-            error, ended = interrupt(sender, lambda name=name: REQUESTS[name](llm, folder), rng.random() * took[name])
+            error, ended, failed = interrupt(sender, lambda name=name: REQUESTS[name](llm, folder), rng.random() * took[name])
             n_in_time += not ended
             if i % 2 and name != "stream":
                 kept = [error]  # as a notebook keeps the last one, and all its frames
@@ -97,9 +100,9 @@ def main(folder, n):
             except Exception as other:
                 found = repr(other)
             took[following] = min(took[following], time.perf_counter() - began)
-            if found != right[following]:
+            if found != right[following] or failed:
                 wrong.append((i, name, following))
-                print(f"WRONG after {name}: {following} gives {found!r}, not {right[following]!r}", flush=True)
+                print(f"WRONG after {name}: {following} gives {found!r}, not {right[following]!r}; {failed}", flush=True)
     sender.close()
     del kept
     print(f"{n_signals} SIGINTs, {n_in_time} during a request, {len(wrong)} wrong")

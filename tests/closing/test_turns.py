@@ -91,7 +91,8 @@ def test_an_interrupt_at_any_bytecode_of_taking_and_leaving():
             line.leave(ticket)
             raise
 
-    places = way.places(lambda: use(Line()))
+    line = Line()
+    places = way.places(lambda: use(line))
     assert len(places) > 50
     for place in places:
         line = Line()
