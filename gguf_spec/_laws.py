@@ -23,7 +23,7 @@ _FILTERED = Sampling(
 )
 _UNFILTERED = replace(_FILTERED, top_k=0, top_p=1.0, min_p=0.0)  # where logits move, what a filter cuts off may change
 LAW_TOKENS, _K = 3, 3  # tokens that are looked at, and drafted in a round
-_TOKENS, _ADAPTIVE_TOKENS = LAW_TOKENS + 1, 12  # that are generated; for few tokens adaptive drafting does not begin
+_TOKENS, _ADAPTIVE_TOKENS = LAW_TOKENS + 1, 64  # that are asked for: for few tokens adaptive drafting does not begin
 _TOLD_APART = 5  # likeliest tokens of a place; all others are one outcome
 _REPEATED = 8  # tokens that are generated and stand twice in the prompt for n-gram drafts
 _RAISED, _OVER_PENALTIES = 12, 1.0  # rank of a token that a bias raises to the second place, and logits above it
@@ -87,7 +87,7 @@ class Reference:
             raised = best[:_RAISED][-1]
         more = [*ids, raised]
         more += llm.generate_tokens(more, Sampling(temperature=0.0, max_tokens=_REPEATED), speculation=Speculation(0)).tokens
-        self.ids = [*more, *ids] if len(more) + len(ids) + _TOKENS < llm.n_ctx else ids
+        self.ids = [*more, *ids] if len(more) + len(ids) + _ADAPTIVE_TOKENS < llm.n_ctx else ids
         with llm.models() as (target, _):
             row = row_afresh(target, self.ids)
             bias = {raised: float(np.partition(row, -2)[-2] - row[raised]) + _OVER_PENALTIES}
@@ -130,7 +130,13 @@ def drawn(llm: LLM, reference: Reference, way: str, n_draws: int, seed: int, unt
     for i in range(n_draws):
         if i >= _FEWEST_DRAWS and time.perf_counter() > until:
             break
-        one = llm.generate_tokens(reference.ids, replace(sampling, seed=(seed + i) % 2**64), speculation=WAYS[way])
+        emitted: list[int] = []
+
+        def is_enough(token: int, emitted: list[int] = emitted) -> bool:
+            emitted.append(token)
+            return len(emitted) >= LAW_TOKENS
+
+        one = llm.generate_tokens(reference.ids, replace(sampling, seed=(seed + i) % 2**64), on_token=is_enough, speculation=WAYS[way])
         seen[reference.outcome(one.tokens)] += 1
         n_drafted += one.stats.n_drafted
         on_draw()
