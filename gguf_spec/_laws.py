@@ -23,7 +23,7 @@ _FILTERED = Sampling(
 )
 _UNFILTERED = replace(_FILTERED, top_k=0, top_p=1.0, min_p=0.0)  # where logits move, what a filter cuts off may change
 LAW_TOKENS, _K = 3, 3  # tokens that are looked at, and drafted in a round
-_TOKENS, _ADAPTIVE_TOKENS = LAW_TOKENS + 1, 64  # that are asked for: for few tokens adaptive drafting does not begin
+_TOKENS, _ADAPTIVE_TOKENS = LAW_TOKENS + 1, 32  # that are asked for: for few tokens adaptive drafting does not begin
 _TOLD_APART = 5  # likeliest tokens of a place; all others are one outcome
 _REPEATED = 8  # tokens that are generated and stand twice in the prompt for n-gram drafts
 _RAISED, _OVER_PENALTIES = 12, 1.0  # rank of a token that a bias raises to the second place, and logits above it
@@ -36,8 +36,8 @@ WAYS = {
     "block": Speculation(_K, "block", drafter="model", adaptive=False),
     "rejection, n-gram": Speculation(_K, "rejection", drafter="ngram", adaptive=False),
     "block, n-gram": Speculation(_K, "block", drafter="ngram", adaptive=False),
-    "rejection, adaptive": Speculation(accept="rejection"),
-    "block, adaptive": Speculation(accept="block"),
+    "rejection, adaptive": Speculation(_K, "rejection"),
+    "block, adaptive": Speculation(_K, "block"),
 }
 """What is drawn with: a rule, and what drafts where that is not the draft model at a fixed length."""
 
