@@ -44,7 +44,10 @@ def test_it_passes_on_the_bundled_pair(tales, prompts):
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
 def test_a_planted_bug_is_caught(tales, prompts, monkeypatch, bug):
     bug(monkeypatch)
-    report = verify(tales, prompts[:2], n_tokens=24, n_draws=1000 if "first tokens" in BUGS[bug] else 60)
+    law = BUGS[bug].removeprefix("first tokens under ").removesuffix(" do not follow")
+    if law in _laws.WAYS:  # the others need no draws
+        monkeypatch.setattr(module, "LAWS", {law: _laws.WAYS[law]})
+    report = verify(tales, prompts[:2], n_tokens=24, n_draws=1000 if law in _laws.WAYS else 60)
     monkeypatch.undo()
     assert not report.ok
     assert report.sentence.startswith("Speculation changes this model's output: ")
