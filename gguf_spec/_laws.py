@@ -16,14 +16,15 @@ import numpy as np
 from ._language_model import row_afresh
 from ._llama_samplers import distribution
 from ._llm import LLM
-from ._types import Sampling, Speculation
+from ._profile import Profile
+from ._types import K_MAX, Sampling, Speculation
 
 _FILTERED = Sampling(
     temperature=0.9, top_k=5, top_p=0.98, min_p=0.01, repeat_penalty=1.2, frequency_penalty=0.1, presence_penalty=0.1, ignore_eos=True
 )
 _UNFILTERED = replace(_FILTERED, top_k=0, top_p=1.0, min_p=0.0)  # where logits move, what a filter cuts off may change
 LAW_TOKENS, _K = 3, 3  # tokens that are looked at, and drafted in a round
-_TOKENS, _ADAPTIVE_TOKENS = LAW_TOKENS + 1, 12  # that are generated; for few tokens adaptive drafting does not begin
+_TOKENS, _ADAPTIVE_TOKENS = LAW_TOKENS + 1, 32  # that are asked for: for few tokens adaptive drafting does not begin
 _TOLD_APART = 5  # likeliest tokens of a place; all others are one outcome
 _REPEATED = 8  # tokens that are generated and stand twice in the prompt for n-gram drafts
 _RAISED, _OVER_PENALTIES = 12, 1.0  # rank of a token that a bias raises to the second place, and logits above it
@@ -36,10 +37,15 @@ WAYS = {
     "block": Speculation(_K, "block", drafter="model", adaptive=False),
     "rejection, n-gram": Speculation(_K, "rejection", drafter="ngram", adaptive=False),
     "block, n-gram": Speculation(_K, "block", drafter="ngram", adaptive=False),
-    "rejection, adaptive": Speculation(accept="rejection"),
-    "block, adaptive": Speculation(accept="block"),
+    "rejection, adaptive": Speculation(_K, "rejection"),
+    "block, adaptive": Speculation(_K, "block"),
 }
-"""What is drawn with: a rule, and what drafts where that is not the draft model at a fixed length."""
+"""What is drawn with: a rule, and what drafts where that is not the draft model at a fixed length. These are drawn from half as often."""
+
+
+def n_draws_of(way: str, n_draws: int) -> int:
+    """Return how often is drawn in one of the `WAYS`."""
+    return n_draws if way == WAYS[way].accept else (n_draws + 1) // 2
 
 
 @dataclass(frozen=True)
@@ -87,7 +93,7 @@ class Reference:
             raised = best[:_RAISED][-1]
         more = [*ids, raised]
         more += llm.generate_tokens(more, Sampling(temperature=0.0, max_tokens=_REPEATED), speculation=Speculation(0)).tokens
-        self.ids = [*more, *ids] if len(more) + len(ids) + _TOKENS < llm.n_ctx else ids
+        self.ids = [*more, *ids] if len(more) + len(ids) + _ADAPTIVE_TOKENS < llm.n_ctx else ids
         with llm.models() as (target, _):
             row = row_afresh(target, self.ids)
             bias = {raised: float(np.partition(row, -2)[-2] - row[raised]) + _OVER_PENALTIES}
@@ -124,17 +130,35 @@ def _told_apart(one: Mapping[int, float]) -> dict[int | None, float]:
 def drawn(llm: LLM, reference: Reference, way: str, n_draws: int, seed: int, until: float, on_draw: Callable[[], object]) -> Law:
     """Draw first tokens in one of the `WAYS`, fewer when it takes too long, and compare them with the exact distribution."""
     seen: Counter[tuple[int | None, ...]] = Counter()
-    sampling, n_drafted = reference.sampling, 0
+    sampling, n_drafted, experiences, cheap = reference.sampling, 0, llm._pair.experiences, _cheap_drafts(llm.profile)
     if WAYS[way].adaptive:
         sampling = replace(sampling, max_tokens=_ADAPTIVE_TOKENS)
-    for i in range(n_draws):
-        if i >= _FEWEST_DRAWS and time.perf_counter() > until:
-            break
-        one = llm.generate_tokens(reference.ids, replace(sampling, seed=(seed + i) % 2**64), speculation=WAYS[way])
-        seen[reference.outcome(one.tokens)] += 1
-        n_drafted += one.stats.n_drafted
-        on_draw()
+    try:
+        for i in range(n_draws_of(way, n_draws)):
+            if i >= _FEWEST_DRAWS and time.perf_counter() > until:
+                break
+            emitted: list[int] = []
+            if WAYS[way].adaptive:
+                llm._pair.experiences = cheap.experiences()
+
+            def is_enough(token: int, emitted: list[int] = emitted) -> bool:
+                emitted.append(token)
+                return len(emitted) >= LAW_TOKENS
+
+            one = llm.generate_tokens(reference.ids, replace(sampling, seed=(seed + i) % 2**64), on_token=is_enough, speculation=WAYS[way])
+            seen[reference.outcome(one.tokens)] += 1
+            n_drafted += one.stats.n_drafted
+            on_draw()
+    finally:
+        llm._pair.experiences = experiences
     return replace(chi_square(way, seen, reference.law), n_drafted=n_drafted)
+
+
+def _cheap_drafts(profile: Profile) -> Profile:
+    """Return a profile by which drafting pays, so that adaptive drafts are made: what they cost here must not matter for the probabilities."""
+    pass_s = profile.target[1]
+    free = {1: pass_s / 1000, K_MAX + 1: pass_s / 1000}
+    return replace(profile, target={1: pass_s, K_MAX + 1: pass_s}, target_depth={}, draft=free, draft_depth={}, token_s=0.0, proposal_s=0.0)
 
 
 def chi_square(accept: str, seen: Counter[tuple[int | None, ...]], exact: Mapping[tuple[int | None, ...], float]) -> Law:

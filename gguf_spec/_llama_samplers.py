@@ -63,7 +63,7 @@ def distribution(logits: NDArray[np.float32], history: Sequence[int], s: Samplin
     Args:
         logits: Shape `(V,)`.
         history: All token ids before.
-        s: The options, without DRY, XTC, grammar and a temperature of 0.
+        s: The options, without DRY, XTC, grammar and a temperature of 0; without typical-p where tokens cannot come (its entropy is NaN then).
         ends: Ids that end a generation, for `ignore_eos`.
     """
     biases = {**s.logit_bias, **(dict.fromkeys(ends, -math.inf) if s.ignore_eos else {})}

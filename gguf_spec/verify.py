@@ -24,7 +24,7 @@ import numpy as np
 
 from ._filters import make_filters
 from ._language_model import LanguageModel, row_afresh
-from ._laws import LAW_TOKENS, Law, Reference, drawn
+from ._laws import LAW_TOKENS, Law, Reference, drawn, n_draws_of
 from ._laws import WAYS as LAWS
 from ._llm import LLM
 from ._near_ties import is_near_tie
@@ -182,7 +182,7 @@ def verify(
         prompts: Texts to go on from, as they are; the first ten bundled ones where they are not given.
         n_tokens: Most tokens of a text; None takes 64, or 300 where `long`.
         long: Put 1,500 tokens of text before each prompt, or what the context holds: what rounds otherwise behind many tokens shows there.
-        n_draws: Generations for each chi-square.
+        n_draws: Generations for each rule's chi-square; half of them for n-gram and for adaptive drafts.
         seed: Of the first text; each further one takes the next.
         limit_s: Begin no further prompt or check after so many seconds, and spend no more than a third of them on the chi-squares.
         progress: Called with texts done and all texts.
@@ -207,7 +207,7 @@ def verify(
     noise = noise_in_use(llm, WAYS.values())
     texts = _Texts(llm, n_tokens, noise)
     requests = RequestChecks(llm, prompts[0], seed, texts.gap, noise)
-    steps = _Steps(len(prompts) * len(SAMPLINGS) * (1 + len(WAYS)) + n_draws * len(LAWS) + len(requests.parts), progress)
+    steps = _Steps(len(prompts) * len(SAMPLINGS) * (1 + len(WAYS)) + sum(n_draws_of(way, n_draws) for way in LAWS) + len(requests.parts), progress)
     texts.steps = steps
     checks = [check_rows(llm, WAYS.values())]
     until = [math.inf if limit_s is None else started + limit_s * (i + 1) / (3 * len(LAWS)) for i in range(len(LAWS))]

@@ -23,7 +23,7 @@ _LONG_COUNT = 4  # prompts
 @click.option("-c", "--count", type=int, help="Take so many of them; of the bundled ones at most 50.")
 @click.option("--long", is_flag=True, help="Put 1,500 tokens before each prompt; 4 prompts unless -c says otherwise.")
 @click.option("-n", "--max-tokens", type=int, help="Tokens of a text.  [default: 64, or 300 with --long]")
-@click.option("--draws", type=int, default=1000, help="Generations for each chi-square.")
+@click.option("--draws", type=int, default=1000, help="Generations for each rule's chi-square.")
 @click.option("--seed", type=int, default=1, help="Seed of the first text.")
 @click.option("--minutes", type=float, default=10.0, help="Begin no further prompt or check after so long.")
 @click.option("--json", "as_json", is_flag=True, envvar="GGUF_SPEC_JSON", help="Print one JSON object instead of the table.")

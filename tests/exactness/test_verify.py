@@ -31,9 +31,9 @@ def test_it_passes_on_the_bundled_pair(tales, prompts):
     assert all(c.acceptance > 0.1 for c in report.comparisons if c.drafter != "auto")  # which may draft nothing
     assert [law.accept for law in report.laws] == [*_laws.WAYS]
     assert [law.accept for law in report.laws][:3] == ["coupled", "rejection", "block"]
-    assert all(law.n_draws == 300 and law.n_cells > 10 for law in report.laws)
-    assert all(law.n_drafted > 300 for law in report.laws if "adaptive" not in law.accept)  # which may draft nothing
-    n_steps = 3 * 18 + 7 * 300 + 7
+    assert [law.n_draws for law in report.laws] == [300] * 3 + [150] * 4
+    assert all(law.n_cells > 5 and law.n_drafted >= law.n_draws for law in report.laws)
+    n_steps = 3 * 18 + 3 * 300 + 4 * 150 + 7
     assert steps == [(i, n_steps) for i in range(1, n_steps + 1)]
     names = ["rows", "near ties", "warm caches", "sessions", "long prompts", "grammars", "JSON schemas", "log-probabilities", "stop strings"]
     assert [check.name for check in report.checks] == names
@@ -44,7 +44,10 @@ def test_it_passes_on_the_bundled_pair(tales, prompts):
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
 def test_a_planted_bug_is_caught(tales, prompts, monkeypatch, bug):
     bug(monkeypatch)
-    report = verify(tales, prompts[:2], n_tokens=24, n_draws=1000 if "first tokens" in BUGS[bug] else 60)
+    law = BUGS[bug].removeprefix("first tokens under ").removesuffix(" do not follow")
+    if law in _laws.WAYS:  # the others need no draws
+        monkeypatch.setattr(module, "LAWS", {law: _laws.WAYS[law]})
+    report = verify(tales, prompts[:2], n_tokens=24, n_draws=1000 if law in _laws.WAYS else 60)
     monkeypatch.undo()
     assert not report.ok
     assert report.sentence.startswith("Speculation changes this model's output: ")
