@@ -143,8 +143,9 @@ class Stream:
         try:
             chunk = next(self._chunks)
         except BaseException as error:  # its end too
+            asked = self._close_asked  # before `close`, which asks too
             self.close()
-            if self._close_asked and isinstance(error, ValueError):  # another thread is closing this stream
+            if asked and isinstance(error, ValueError):  # another thread is closing this stream
                 raise StopIteration from None
             raise
         if self._close_asked and chunk.finish_reason is None:  # asked for while the round ran
