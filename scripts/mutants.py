@@ -5,10 +5,13 @@ The changes are cosmic-ray's, which is no dependency of ours: list them with a P
 
     python3 -m venv /tmp/cosmic && /tmp/cosmic/bin/pip install cosmic-ray
     /tmp/cosmic/bin/python scripts/mutants.py list > mutants.jsonl
+    .venv/bin/python scripts/mutants.py control
     .venv/bin/python scripts/mutants.py run mutants.jsonl results.jsonl --seconds 240
+    .venv/bin/python scripts/mutants.py run mutants.jsonl results.jsonl --seconds 240 --survivors --slow
 
-`run` goes on where the results end, so it may be called again and again. `--survivors` runs those that survived once more, `--verify` asks
-`gguf-spec verify` instead of the tests.
+`control` runs the tests on a copy without any change: all must pass, or nothing is worth counting. `run` goes on where the results end, so it may
+be called again and again. `--survivors` asks again about those that survived, `--slow` by tests that take longer, `--verify` by
+`gguf-spec verify`.
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from _planted import ROOT, Copy, preload
+
 SEED = 15
 _LAWS = "exactness/test_enumeration.py::test_every_path_together_gives_the_targets_law"
 TESTS = {  # of each module: those that are asked first, and those that are asked about what survived them
@@ -41,7 +45,7 @@ TESTS = {  # of each module: those that are asked first, and those that are aske
         ["gguf/test_llama_samplers.py", "properties/test_near_ties.py", "gguf/test_grammar.py", _LAWS],
     ),
     "_stream": (
-        ["unit/test_llm.py", "unit/test_progress.py", "properties/test_engine.py"],
+        ["unit/test_llm.py", "unit/test_stream.py", "unit/test_progress.py", "properties/test_engine.py"],
         ["exactness/test_shift.py", "exactness/test_tree.py", "compat/test_llama.py", "gguf/test_chat.py"],
     ),
     "_text": (["unit/test_text.py", "properties/test_text.py"], ["unit/test_llm.py"]),
@@ -97,32 +101,45 @@ def mutants(name: str) -> list[dict[str, object]]:
     for (begin, kind, _), ways in sorted(found.items()):
         operator_name, changed = rng.choice(ways)
         new = [b for a, b in zip(lines, changed.splitlines(), strict=False) if a != b][:1]
-        out.append({"module": name, "line": begin[0], "kind": kind, "operator": operator_name, "old": lines[begin[0] - 1], "new": new, "code": changed})
+        old = lines[begin[0] - 1]
+        out.append({"module": name, "line": begin[0], "kind": kind, "operator": operator_name, "old": old, "new": new, "code": changed})
     return out
 
 
 # ---- the run
 
 
-def _work(jobs: multiprocessing.Queue, done: multiprocessing.Queue, until: float, args: argparse.Namespace) -> None:
-    from _planted import Copy
+def _tests_of(module: str, slow: bool) -> list[str]:
+    return [f"tests/{test}" for test in TESTS[module][slow]]
 
+
+def control() -> int:
+    """Run all tests on a copy that is as it should be."""
+    preload()
+    with tempfile.TemporaryDirectory() as folder:
+        copy, bad = Copy(Path(folder)), 0
+        for module in TESTS:
+            for slow in (False, True):
+                failed = copy.test(_tests_of(module, slow), 300)
+                bad += bool(failed)
+                print(f"{module:<10} {failed or 'passes'}", flush=True)
+    return int(bad > 0)
+
+
+def _work(jobs: multiprocessing.Queue, done: multiprocessing.Queue, until: float, args: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         copy = Copy(Path(folder))
         while time.monotonic() < until and (job := jobs.get()):
             file = f"gguf_spec/{job['module']}.py"
             with copy.planted(file, job["code"]):
-                tests = [f"tests/{test}" for test in TESTS[job["module"]][args.slow] if (ROOT / "tests" / test.split("::")[0]).exists()]
                 started = time.monotonic()
-                caught = copy.verify(args.limit) if args.verify else copy.test(tests, args.limit) if tests else ""
+                caught = copy.verify(args.limit) if args.verify else copy.test(_tests_of(job["module"], args.slow), args.limit)
             done.put({**job, "caught": caught, "seconds": round(time.monotonic() - started, 1)})
         done.put(None)
 
 
 def run(args: argparse.Namespace) -> None:
     """Run what has no result yet, in an order that the seed decides, and print the share that is caught."""
-    from _planted import preload
-
     jobs = [json.loads(line) for line in args.mutants.read_text().splitlines()]
     random.Random(SEED).shuffle(jobs)
     results = [json.loads(line) for line in args.results.read_text().splitlines()] if args.results.exists() else []
@@ -163,10 +180,11 @@ def run(args: argparse.Namespace) -> None:
             print(f"{one['module']}.py:{one['line']} {one['operator']}\n    {one['old'].strip()}\n    {(one['new'] or [''])[0].strip()}")
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("list")
+    commands.add_parser("control")
     runs = commands.add_parser("run")
     runs.add_argument("mutants", type=Path)
     runs.add_argument("results", type=Path)
@@ -178,13 +196,16 @@ def main() -> None:
     runs.add_argument("--slow", action="store_true", help="the tests that are asked about survivors")
     runs.add_argument("--verify", action="store_true")
     args = parser.parse_args()
+    if args.command == "control":
+        return control()
     if args.command == "run":
         run(args)
-        return
+        return 0
     for name in TESTS:
         for one in mutants(name):
             sys.stdout.write(json.dumps(one) + "\n")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
