@@ -73,6 +73,19 @@ def test_rollback_forgets_the_end_and_only_the_end(model):
     assert (model.n_past, model.cached) == (5, [40, 41, 42, 43, 60])
 
 
+def test_a_restored_cache_knows_what_was_read_as_a_prompt(model):
+    """And a rollback into that part does: decoded tokens may have other bits than those that a prompt is read with."""
+    model.read([40, 41, 42])
+    model.logits([43, 44], 1)
+    cached, n_read, state = [*model.cached], model.n_read, model.state().tobytes()
+    assert (cached, n_read) == ([40, 41, 42, 43, 44], 3)
+    assert model.restore(cached, n_read, state)
+    assert (model.cached, model.n_read) == (cached, 3)
+    for to, left in ((4, 3), (2, 2), (0, 0)):
+        model.rollback(to)
+        assert (model.n_past, model.n_read) == (to, left)
+
+
 def test_a_cache_is_emptied(model):
     first = rows(model, [40, 41])
     model.rollback(0)

@@ -104,5 +104,15 @@ def test_descending_is_a_stable_sort(n):
     values = np.round(np.random.default_rng(n).normal(size=n) * 50).astype(np.float32).astype(np.float64)
     values[::7] = -0.0
     assert (_descending(values) == np.argsort(-values, kind="stable")).all()
-    values[0] += 1e-12  # not a single-precision number
-    assert (_descending(values) == np.argsort(-values, kind="stable")).all()
+    for beside in (1e-12, -2e-12):  # not a single-precision number, rounded down and up
+        values[0] += beside
+        assert (_descending(values) == np.argsort(-values, kind="stable")).all()
+
+
+def test_descending_tells_neighbouring_numbers_apart():
+    """In any order of the pair, of either sign, however large or small; and numbers that subtracting 1 would make equal."""
+    few = np.random.default_rng(0).normal(size=900).astype(np.float32) * np.float32(10.0) ** np.arange(-30, 30, dtype=np.float32).repeat(15)
+    above = np.nextafter(few, np.float32(np.inf))
+    for pair in ([few, above], [above, few]):
+        values = np.concatenate(pair).astype(np.float64)
+        assert (_descending(values) == np.argsort(-values, kind="stable")).all()

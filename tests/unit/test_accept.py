@@ -53,6 +53,31 @@ def test_residual_of_laws_that_share_no_token_is_p():
     assert rest.probs == pytest.approx([0.5, 0.5])
 
 
+def test_residual_of_a_law_and_itself_is_that_law():
+    p = law(a=0.5, b=0.3, c=0.2)
+    assert residual(p, law(a=0.5, b=0.3, c=0.2)) is p
+
+
+def test_residual_where_all_of_q_comes_before_p():
+    rest = residual(law(c=0.25, d=0.75), law(a=1.0))
+    assert (list(rest.ids), list(rest.probs)) == ([2, 3], [0.25, 0.75])
+
+
+@pytest.mark.parametrize("rule", [rejection, block])
+def test_a_draft_that_lacks_a_law_is_refused(rule):
+    q = law(a=0.5, b=0.5)
+    with pytest.raises(ValueError, match="shorter"):
+        rule(Draft([0, 1], [q]), Laws([q] * 3, Said(True, True, True, 0)))
+
+
+def test_a_block_that_only_rounding_refuses():
+    """Target and draft agree, so nothing is left to be refused; should rounding say so all the same, what was kept before stays kept."""
+    q = law(a=0.5, b=0.5)
+    rng = Said(False, True, 0)
+    assert block(Draft([1, 1], [q, q]), Laws([q] * 3, rng)) == [1, 0]
+    assert rng.asked == [1.0, 1.0, [0.5, 0.5]]
+
+
 def test_a_token_is_kept_with_p_over_q():
     rng = Said(True, False, 0)
     p, q = law(a=0.5, b=0.5), law(a=0.25, b=0.75)
@@ -87,6 +112,14 @@ def test_block_by_hand():
     mass = 0.625 * 0.9 - 0.5
     assert rng.asked[1] == pytest.approx(mass / (mass + 1 - 0.625))
     assert rng.asked[2] == [1.0]  # of 0.625 p - q only b is above 0
+
+
+def test_the_weight_of_a_block_is_that_of_all_before():
+    """0.5 / 0.8 and then 0.4 / 0.5 of that: what was unlikely at the first token still counts at the second."""
+    p, q = [law(a=0.5, b=0.5), law(a=0.6, b=0.4), law(b=1.0)], [law(a=0.8, b=0.2), law(a=0.5, b=0.5)]
+    rng = Said(True, 0)
+    assert block(Draft([0, 1], q), Laws(p, rng)) == [0, 1, 1]
+    assert rng.asked[0] == pytest.approx(0.625 * 0.8)
 
 
 def test_block_does_not_ask_for_a_law_after_a_token_the_target_never_says():

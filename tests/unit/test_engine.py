@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from gguf_spec._accept import Draft, rejection
+from gguf_spec._accept import Draft, coupled, rejection
 from gguf_spec._drafters import DrawnGuess, NoDrafter
-from gguf_spec._engine import Rule, read_prompt, rounds, run_round
+from gguf_spec._engine import Round, Rule, _n_cached, _row_alone, read_prompt, rounds, run_round
 from gguf_spec._rng import SeededRng
 from gguf_spec.errors import RollbackError
 from tests.fakes import FakeModel, drafting, random_table, sampler
@@ -153,6 +153,76 @@ def test_a_second_prompt_reads_only_what_is_new():
     assert target.read_tokens == [[1, 3]]
     read_prompt(target, drafter, [2, 1, 3, 2], 2, never)
     assert target.read_tokens == [[1, 3]]
+
+
+def test_a_draft_too_reads_only_what_is_new_and_nothing_where_it_is_not_asked():
+    target, drafter, _chain = pair()
+    draft = drafter.model._model
+    for prompt, read in (([2, 1, 3, 1], [[2, 1, 3]]), ([2, 1, 3, 2], []), ([2, 1, 4, 5, 1], [[4, 5]])):
+        draft.read_tokens.clear()
+        read_prompt(target, drafter, prompt, 2, never)
+        assert draft.read_tokens == read
+    draft.read_tokens.clear()
+    read_prompt(target, drafter, [1, 1, 1], 0, never)
+    assert draft.read_tokens == []
+
+
+def test_as_much_is_drafted_as_there_is_room_for():
+    """A draft that is always right brings the last four tokens in one round, and the one after k tokens in another."""
+    for n_max, drafted in ((4, [3]), (5, [3, 0]), (6, [3, 1])):
+        target, drafter, chain = pair(temperature=0.0)
+        done = list(rounds(target, drafter, [1, 2], chain, 3, RULE, n_max, target.is_end, never))
+        assert [one.n_drafted for one in done] == drafted
+
+
+def test_a_draft_reads_each_token_once_over_many_rounds():
+    target, drafter, chain = pair(temperature=0.0)
+    assert len(list(rounds(target, drafter, [1, 2], chain, 3, RULE, 20, target.is_end, never))) == 5
+    assert drafter.model._model.passes == [(2, 1), (1, 1), (1, 1)] + [(2, 1), (1, 1), (1, 1)] * 4
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_behind_an_end_the_draft_holds_nothing_that_was_not_said(seed):
+    target, drafter, chain = pair(end={3}, seed=seed)
+    said = [1, 2]
+    for one in rounds(target, drafter, [1, 2], chain, 5, RULE, 60, target.is_end, never):
+        said += one.tokens
+        assert drafter.model._model.cached == said[: drafter.model._model.n_past]
+        assert len(said) - drafter.model._model.n_past in (1, 2)
+        assert target.cached == said[:-1]
+
+
+def test_a_round_that_is_cut():
+    whole = Round([4, 5, 6, 7], 3, 3, near_ties=(0, 2, 3), decided_again=True, logprobs=("a", "b", "c", "d"))
+    assert whole.cut(2) == Round([4, 5], 3, 2, True, (0,), True, ("a", "b"))
+    assert whole.cut(4) == Round([4, 5, 6, 7], 3, 3, True, (0, 2, 3), True, ("a", "b", "c", "d"))
+    assert Round([4], 0, 0) == Round([4], 0, 0, False, (), False, ())
+
+
+def test_near_ties_are_looked_for_only_in_passes_over_more_than_one_token():
+    assert (Rule().accept, Rule().noise_of(9), Rule().strict) == (coupled, 0.0, False)
+    assert [Rule(noise=0.5).noise_of(n) for n in (1, 2, 3)] == [0.0, 0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("drafted", "new", "n"),
+    [([], [4], 0), ([4, 5, 6], [4, 5, 6, 7], 3), ([4, 5, 6], [4, 5, 9], 2), ([4, 5, 6], [4, 9, 8], 1), ([4, 5, 6], [9, 8], 0)],
+)
+def test_what_a_pass_leaves_in_the_caches(drafted, new, n):
+    """All that was drafted and said, not the newest token, and nothing from a branch on."""
+    assert _n_cached(drafted, new) == n
+
+
+@pytest.mark.parametrize("n_cached", [0, 1, 3, 4, 5, 7])
+def test_a_decision_that_is_made_again_is_made_from_a_pass_over_one_token(n_cached):
+    """Whatever the cache holds: after a branch it lacks tokens, after a refused draft it holds too many."""
+    history = [1, 2, 3, 4, 5]
+    target, _, chain = pair()
+    target.cached = [*history, 5, 5][:n_cached]
+    alone = _row_alone(target, history, chain)
+    assert (target.cached, target.passes) == (history, [(1, 1)])
+    assert (alone.logits == TABLE[4, 5].astype(np.float32)).all()
+    assert alone.history(0) == history
 
 
 def test_a_model_that_cannot_go_back_reads_all_again_unless_the_prompt_goes_on():

@@ -106,6 +106,7 @@ def test_log_probabilities_of_cut_rounds(llm):
         assert [one.token for one in result.logprobs] == list(result.tokens)
         assert [[one.token for one in c.logprobs] for c in chunks] == [list(c.tokens) for c in chunks]
         assert all(len(one.top) == 2 and one.top[0][1] >= one.logprob for one in result.logprobs)
+    assert all(one.top == () for one in llm.generate("ab", replace(FREE, logprobs=0)).logprobs)
 
 
 class Only:
@@ -198,9 +199,15 @@ def test_the_callback_stops_at_its_token(llm, k):
     assert cut.finish_reason == "cancelled"
 
 
-def test_a_failing_callback_gives_the_llm_back(llm):
-    with pytest.raises(ZeroDivisionError):
-        llm.generate_tokens([0, 1], FREE, on_token=lambda t: 1 / 0)
+@pytest.mark.parametrize("error", [ZeroDivisionError, ValueError, KeyboardInterrupt, InvalidOptionError])
+def test_a_failing_callback_gives_the_llm_back(llm, error):
+    """And its error to the caller: a ValueError too, which is what a generator raises that another thread is running."""
+
+    def fail(token):
+        raise InvalidOptionError("grammar", "x", "shorter") if error is InvalidOptionError else error
+
+    with pytest.raises(error):
+        llm.generate_tokens([0, 1], FREE, on_token=fail)
     assert llm.generate("ab", FREE).tokens
 
 
@@ -223,7 +230,7 @@ def test_cancel_from_another_thread(llm):
         thread.start()
         thread.join()
         rest = list(stream)
-    assert [c.finish_reason for c in rest] == ["cancelled"]
+    assert [(c.finish_reason, c.tokens, c.n_drafted, c.n_accepted) for c in rest] == [("cancelled", (), 0, 0)]
     assert stream.result.text == first.text
 
 
@@ -235,6 +242,11 @@ def test_errors_come_before_anything_runs(llm):
         llm.generate("")
     with pytest.raises(InvalidOptionError):
         llm.generate_tokens([1], stop_tokens=[99])
+    for bad in ({"logit_bias": {V: 1.0}}, {"stop_tokens": [V]}):
+        with pytest.raises(InvalidOptionError, match=f"{next(iter(bad))}.*an id from 0 to {V - 1}"):
+            llm.generate_tokens([1], replace(FREE, **bad))
+    with pytest.raises(InvalidOptionError):
+        llm.generate_tokens([1.0])
     assert llm._target.passes == []
     assert len(llm.generate_tokens([1] * 63).tokens) == 1
 

@@ -119,6 +119,12 @@ def test_the_coin_differs_by_position_and_seed():
     assert abs(np.mean(coins) / 2**32 - 0.5) < 0.02
 
 
+def test_the_coin_is_no_part_of_the_noise():
+    """`pick` hashes by four numbers of a position; XTC's coin is a fifth."""
+    rng = SeededRng(3)
+    assert not any(rng.coin(position) in rng._keys(position)[:4] for position in range(200))
+
+
 @settings(deadline=None, max_examples=60)
 @given(st.integers(0, 2**64 - 1), st.integers(0, 10**6), st.sampled_from([1e-30, 0.01, 0.5, 1.0, 3.0]), st.booleans())
 def test_the_contenders_hold_the_winner(seed, position, temperature, holes):

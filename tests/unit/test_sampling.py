@@ -1,11 +1,14 @@
 """The chain against a plain reading of it over the whole vocabulary."""
 
+from dataclasses import FrozenInstanceError
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gguf_spec._rng import SeededRng
+from gguf_spec._sampling import NO_FILTERS, CompatSampling, largest, logprob
 from gguf_spec.errors import NoTokenLeftError
 from tests.fakes import sampler
 
@@ -55,6 +58,9 @@ def reference(logits, history, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, r
         {"repeat": 1.3, "frequency": 0.5, "presence": 0.2, "last_n": 4},
         {"repeat": 0.7, "last_n": -1},
         {"repeat": 5.0, "last_n": 0},
+        {"repeat": 2.0, "last_n": 1},
+        *({penalty: value} for penalty in ("frequency", "presence") for value in (1.0, -1.0, 0.25)),
+        {"repeat": 1.0, "frequency": -0.5, "presence": 0.5, "last_n": -1},
     ],
 )
 def test_against_the_reference(n, options):
@@ -75,12 +81,94 @@ def test_against_the_reference(n, options):
     assert (np.diff(law.ids) > 0).all()
 
 
+def test_a_token_that_was_filtered_out_has_probability_0():
+    law = sampler(None, top_k=2).distribution(np.array([1.0, 3.0, 0.0, 2.0], dtype=np.float32), [])
+    assert [law.prob(token) > 0 for token in range(6)] == [False, True, False, True, False, False]
+    assert [law.prob(token) for token in (0, 2, 4, 5)] == [0.0] * 4
+
+
+@pytest.mark.parametrize("n_top", [0, 1, 3, 7, 8, 20])
+def test_log_probabilities_by_hand(n_top):
+    """The lower id first where two are equal, nothing that cannot come, and no more than there are."""
+    row = np.array([2.0, -1.0, 2.0, -np.inf, 0.5, 3.0, 2.0, -1.0], dtype=np.float32)
+    expected = row.astype(np.float64) - np.log(np.exp(row.astype(np.float64)).sum())
+    order = [5, 0, 2, 6, 4, 1, 7][:n_top]
+    for token in range(8):
+        one = logprob(row, token, n_top)
+        assert one.token == token
+        assert one.logprob == (np.finfo(np.float32).min if token == 3 else pytest.approx(expected[token], abs=1e-12))
+        assert [other for other, _ in one.top] == order or n_top in (3, 4)
+        assert [value for _, value in one.top] == pytest.approx(sorted(expected, reverse=True)[: len(order)], abs=1e-12)
+    assert row[3] == -np.inf, "the row is as it was"
+
+
+def test_log_probabilities_of_a_row_that_is_shifted_are_the_same():
+    """Far above what `exp` can take."""
+    row = np.array([1.0, 2.5, -3.0], dtype=np.float32)
+    assert logprob(row + 5000, 1, 3).logprob == pytest.approx(logprob(row, 1, 3).logprob, abs=1e-3)
+
+
+class Few:
+    """A grammar that allows some tokens."""
+
+    def __init__(self, n_vocab, tokens):
+        self._allowed = np.isin(np.arange(n_vocab), tokens)
+
+    def possible(self, history):
+        return np.ones(len(self._allowed), dtype=bool)
+
+    def allowed(self, history, ids):
+        return self._allowed[ids]
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0.0}, {"top_k": 2}, {}, {"top_k": 2, "top_n_sigma": 1.0}])
+def test_what_a_grammar_allows_is_found_however_unlikely_it_is(options):
+    """The best and the one after it, which a near tie is measured by, far below 50 others that are forbidden; all, where a filter asks for all."""
+    n_vocab, allowed = 5000, [51, *range(600, 5000, 100)]
+    row = np.linspace(9.0, -9.0, n_vocab).astype(np.float32)
+    chain = sampler(SeededRng(1), NO_FILTERS._replace(grammar=Few(n_vocab, allowed)), **options)
+    shaped = chain.shaped(row, [])
+    found = np.flatnonzero(shaped > -np.inf).tolist()
+    assert found == allowed[: len(found)] and len(found) >= 2
+    assert (shaped[found] == row[found]).all()
+    assert chain.token(row, []) in allowed
+    if not options or "top_n_sigma" in options:
+        assert found == allowed
+
+
+@pytest.mark.parametrize("n_vocab", [1, 63, 64, 1000, 40_000])
+def test_the_largest(n_vocab):
+    rng = np.random.default_rng(n_vocab)
+    row = np.round(rng.normal(size=n_vocab) * 50).astype(np.float32)  # many are equal
+    for n in {1, min(2, n_vocab), min(40, n_vocab), min(311, n_vocab), max(1, n_vocab // 2), n_vocab}:
+        ids = largest(row, n)
+        assert len(set(ids.tolist())) == n
+        assert np.sort(row[ids]).tolist() == np.sort(row)[n_vocab - n :].tolist()
+
+
 def test_greedy_takes_the_best_after_bias_and_penalties():
     logits = np.array([1.0, 2.0, 3.0], dtype=np.float32)
     assert sampler(None, temperature=0.0).distribution(logits, []).ids == [2]
     assert sampler(None, temperature=0.0, logit_bias={2: -5.0}).distribution(logits, []).ids == [1]
     assert sampler(None, temperature=0.0, repeat_penalty=10.0).distribution(logits, [2, 1]).ids == [0]
     assert sampler(None, top_k=1).distribution(logits, []).ids == [2]
+
+
+def test_a_greedy_choice_is_one_candidate():
+    ids, logits = sampler(None, temperature=0.0).candidates(np.array([1.0, 3.0], dtype=np.float32), [])
+    assert (ids.tolist(), logits.shape) == ([1], (1,))
+
+
+def test_no_token_is_an_end_where_no_model_says_so():
+    row = np.array([5.0, 1.0], dtype=np.float32)
+    assert sampler(None, temperature=0.0, ignore_eos=True).token(row, []) == 0
+    assert (NO_FILTERS.ends.shape, NO_FILTERS.penalise_from) == ((0,), 0)
+
+
+@pytest.mark.parametrize("one", [sampler(None), CompatSampling()])
+def test_what_decides_cannot_be_changed_under_way(one):
+    with pytest.raises(FrozenInstanceError):
+        one.seed = 3
 
 
 def test_a_tiny_temperature_is_greedy_without_overflow():

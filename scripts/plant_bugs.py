@@ -1,0 +1,173 @@
+#!/usr/bin/env python3
+"""Plant realistic mistakes in a copy of the package, one at a time, and report whether the tests and `gguf-spec verify` notice them.
+
+    .venv/bin/python scripts/plant_bugs.py --control        # the tests on a copy without any: all must pass
+    .venv/bin/python scripts/plant_bugs.py                  # all of them, with the tests
+    .venv/bin/python scripts/plant_bugs.py --verify         # with `gguf-spec verify` on the bundled pair
+    .venv/bin/python scripts/plant_bugs.py --only noise     # those whose name holds a word
+
+Ends with 1 where the tests miss one, and with an error where a line that a mistake replaces is no longer in the source exactly once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import tempfile
+import time
+from concurrent.futures import ProcessPoolExecutor
+from itertools import repeat
+from multiprocessing import get_context
+from pathlib import Path
+from typing import NamedTuple
+
+from _planted import ROOT, Copy, preload
+
+
+class Bug(NamedTuple):
+    """A mistake: what is in the source, what stands there instead, and the tests that should notice, the quick ones first."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+BUGS = (
+    # engine
+    Bug("a log-probability comes from the row before", "_engine.py",
+        "rows.logprob(i, token) for i", "rows.logprob(max(i - 1, 0), token) for i",
+        ("unit/test_llm.py", "properties/test_engine.py")),
+    Bug("a cut round counts accepted tokens that were never said", "_engine.py",
+        "n_accepted=min(self.n_accepted, n)", "n_accepted=self.n_accepted",
+        ("unit/test_engine.py", "unit/test_llm.py", "properties/test_engine.py")),
+    Bug("strict goes on behind the last near tie, not the first", "_engine.py",
+        "del new[near_ties[0] :], logprobs[near_ties[0] :]", "del new[near_ties[-1] :], logprobs[near_ties[-1] :]",
+        ("unit/test_engine.py", "properties/test_near_ties.py")),
+    Bug("the residual is not clipped at 0", "_accept.py",
+        "return np.maximum(weight * p.probs - q_of_p, 0.0)", "return weight * p.probs - q_of_p",
+        ("unit/test_accept.py",)),
+    Bug("block verification forgets the weight so far", "_accept.py",
+        "weight.append(min(1.0, weight[i] * laws[i].prob(token)", "weight.append(min(1.0, laws[i].prob(token)",
+        ("unit/test_accept.py", "exactness/test_enumeration.py")),
+    Bug("a full context keeps the beginning of the answer, not its end", "_stream.py",
+        "self.tokens[-self._n_kept :]", "self.tokens[: self._n_kept]",
+        ("unit/test_llm.py", "unit/test_progress.py", "exactness/test_shift.py")),
+    Bug("a stop string is cut one character late", "_text.py",
+        "self._held[: min(found)[1]], \"\"", "self._held[: min(found)[1] + 1], \"\"",
+        ("unit/test_text.py",)),
+    # caches
+    Bug("a rollback leaves one token in llama.cpp's cache", "_model.py",
+        "llama_memory_seq_rm(self._memory, 0, to, -1)", "llama_memory_seq_rm(self._memory, 0, to + 1, -1)",
+        ("gguf/test_model.py",)),
+    Bug("a branch sees the token that it replaces", "_model.py",
+        "enumerate(branches, 1) if i < at]", "enumerate(branches, 1) if i <= at]",
+        ("exactness/test_tree.py",)),
+    Bug("a rollback forgets how much was read as a prompt", "_model.py",
+        "self.n_read = min(self.n_read, to)", "self.n_read = self.n_read",
+        ("gguf/test_model.py", "unit/test_measured_profiles.py")),
+    Bug("a profile is kept whatever the type of the cache", "_profile.py",
+        "o.flash_attention, o.kv_type, o.gpu_layers", "o.flash_attention, o.gpu_layers",
+        ("unit/test_kept_under.py", "gguf/test_profile.py")),
+    # sampling
+    Bug("two neighbouring tokens share their noise", "_sampling.py",
+        "return self.pick(self.candidates(logits, history), len(history))", "return self.pick(self.candidates(logits, history), len(history) & ~1)",
+        ("unit/test_sampling.py", "exactness/test_enumeration.py")),
+    Bug("the window of the penalties is one token short", "_sampling.py",
+        "history[-s.penalty_last_n :]", "history[1 - s.penalty_last_n :]",
+        ("unit/test_sampling.py",)),
+    Bug("min-p follows the temperature", "_sampling.py",
+        "kept.max() + np.log(s.min_p)", "kept.max() + s.temperature * np.log(s.min_p)",
+        ("unit/test_sampling.py",)),
+    Bug("the coin of XTC is the noise of the first token", "_rng.py",
+        "return int(self._keys(position)[4])", "return int(self._keys(position)[0])",
+        ("unit/test_rng.py", "properties/test_sampling.py")),
+    # grammar
+    Bug("a state of the grammar stays after a draft was refused", "_grammar.py",
+        "for depth in [d for d in states if d > shared]", "for depth in [d for d in states if d > shared + 1]",
+        ("gguf/test_grammar.py",)),
+    Bug("a repetition in a grammar may come once more than allowed", "_automaton.py",
+        "if most != 0 and times + 1 != most:", "if most != 0 and times != most:",
+        ("gguf/test_grammar.py",)),
+    # sessions
+    Bug("a session is taken back whatever the type of the cache", "_sessions.py",
+        "[model.flash_attention, o.kv_type, o.gpu_layers", "[model.flash_attention, o.gpu_layers",
+        ("unit/test_kept_under.py", "gguf/test_chat.py")),
+    Bug("a session is taken back whatever the scale of an adapter", "_sessions.py",
+        "(content_id(adapter.path), adapter.scale)", "content_id(adapter.path)",
+        ("unit/test_kept_under.py", "gguf/test_lora.py", "gguf/test_chat.py")),
+    Bug("a restored cache counts decoded tokens as read", "_model.py",
+        "self.n_read = n_read", "self.n_read = len(tokens)",
+        ("gguf/test_model.py", "gguf/test_chat.py")),
+    # server
+    Bug("the queue does not count the request that runs", "server/_worker.py",
+        "if len(self._waiting) + self.is_busy > self._most:", "if len(self._waiting) > self._most:",
+        ("server/test_load.py",)),
+    Bug("log-probabilities without top_logprobs are left out", "server/_requests.py",
+        "(top or 0) if wants else None", "top if wants else None",
+        ("server/test_api.py",)),
+    Bug("a key is compared as far as it is given", "server/_guard.py",
+        "given.strip().encode(), key.encode())", "given.strip().encode(), key.encode()[: len(given)])",
+        ("server/test_limits.py",)),
+    Bug("the offset of a token in the text is that of the next one", "server/_replies.py",
+        "        return before\n", "        return self._n\n",
+        ("server/test_api.py",)),
+    # costs
+    Bug("a pass updates the cost of one token less", "_controller.py",
+        "self.known.target.learn(one.n_rows, one.n_past, passed_s)", "self.known.target.learn(one.n_rows - 1, one.n_past, passed_s)",
+        ("unit/test_controller.py",)),
+    Bug("cached tokens count once for each row, twice over", "_costs.py",
+        "self._caps[n]) + self.depth[n] * n_past)", "self._caps[n]) + n * self.depth[n] * n_past)",
+        ("unit/test_costs.py",)),
+    Bug("the last pass over a prompt is free", "_costs.py",
+        "if rest else 0.0)", "if not rest else 0.0)",
+        ("unit/test_costs.py",)),
+)  # fmt: skip
+
+
+def planted_text(bug: Bug) -> str:
+    """Return the source with the mistake in it."""
+    text = (ROOT / "gguf_spec" / bug.file).read_text(encoding="utf-8")
+    if text.count(bug.old) != 1:
+        raise SystemExit(f"{bug.name}: gguf_spec/{bug.file} holds {bug.old!r} {text.count(bug.old)} times, not once. Change scripts/plant_bugs.py.")
+    return text.replace(bug.old, bug.new)
+
+
+def ask(bug: Bug, how: str, limit_s: float) -> tuple[str, float]:
+    """Return what noticed the mistake, nothing where nothing did, and the seconds that took; `how` is `tests`, `verify` or `control`."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Copy(Path(folder))
+        started = time.monotonic()
+        with copy.planted(f"gguf_spec/{bug.file}", planted_text(bug)) if how != "control" else contextlib.nullcontext():
+            caught = copy.verify(limit_s) if how == "verify" else copy.test([f"tests/{test}" for test in bug.tests], limit_s)
+        return caught, time.monotonic() - started
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", help="a word in the names of those that are wanted")
+    parser.add_argument("--verify", action="store_const", dest="how", const="verify", default="tests", help="ask `gguf-spec verify`, not the tests")
+    parser.add_argument("--control", action="store_const", dest="how", const="control", help="plant nothing: all tests must pass")
+    parser.add_argument("--limit", type=float, default=120, help="seconds for each")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--from", dest="first", type=int, default=0, help="leave out so many")
+    parser.add_argument("--most", type=int, help="and take so many")
+    args = parser.parse_args()
+    for bug in BUGS:
+        planted_text(bug)
+    bugs = [bug for bug in BUGS if args.only in bug.name][args.first :][: args.most]
+    preload()
+    n_caught = 0
+    with ProcessPoolExecutor(args.workers, mp_context=get_context("fork")) as pool:
+        for bug, (caught, seconds) in zip(bugs, pool.map(ask, bugs, repeat(args.how), repeat(args.limit)), strict=True):
+            n_caught += bool(caught)
+            print(f"{bug.file:<20} {bug.name}\n    {caught or 'NOT CAUGHT'} ({seconds:.1f} s)", flush=True)
+    print(f"{n_caught} of {len(bugs)} caught by {args.how}")
+    wanted = {"tests": len(bugs), "verify": n_caught, "control": 0}[args.how]
+    return int(n_caught != wanted)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
