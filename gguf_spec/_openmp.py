@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-SPIN_COUNT = 10_000  # spins at a barrier before a thread sleeps; chosen in scripts/EXPERIMENTS.md
+SPIN_COUNT = 10_000  # spins at a barrier before a thread sleeps; chosen in docs/experiments.md
 VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")  # of the user or the host process: they have priority
 _MAPS = Path("/proc/self/maps")
 

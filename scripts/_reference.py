@@ -14,8 +14,11 @@ SECTIONS = ("Args:", "Attributes:", "Raises:", "Returns:", "Yields:")
 
 
 def reference():
-    """The public API."""
-    parts = ["# Reference\n\nMade from the docstrings by `scripts/readme.py`. Sizes are in bytes and times in seconds, tokens are ids.\n"]
+    """The public API. Before each name stands a comment from which mkdocstrings makes the entry of the site (scripts/_site.py)."""
+    parts = [
+        "# Python API\n\nGenerated from the docstrings by `scripts/readme.py`. Sizes are in bytes, times in seconds, and tokens are ids.\n"
+        "Public is what this page lists; all else may change without notice.\n"
+    ]
     seen = set()
     for name in MODULES:
         module = importlib.import_module(f"gguf_spec.{name}".rstrip("."))
@@ -24,7 +27,7 @@ def reference():
             value = getattr(module, thing)
             if (inspect.isclass(value) or inspect.isfunction(value)) and value not in seen and value.__module__.startswith("gguf_spec"):
                 seen.add(value)
-                parts += described(thing, value)
+                parts += [f"<!-- ::: {value.__module__}.{value.__qualname__} -->\n", *described(thing, value)]
     return "\n".join(parts)
 
 
@@ -113,7 +116,7 @@ def markdown(text):
 
 def commands():
     """The help of every command."""
-    parts = ["# Commands\n\nMade from the code by `scripts/readme.py`: what `--help` prints. `scripts/run` stands for `gguf-spec` in a clone.\n"]
+    parts = ["# Command line\n\nGenerated from the code by `scripts/readme.py`: what `--help` prints. In a clone use `scripts/run`.\n"]
     parts += [f"## {path}\n\n```text\n{text}\n```\n" for path, text in helps(cli, "gguf-spec")]
     return "\n".join(parts)
 

@@ -1,4 +1,4 @@
-"""Make the README's pictures anew from real runs: .github/show-draft.svg and .github/page.png. Needs chromium and chromedriver.
+"""Make the pictures of the documentation from real runs: docs/images/show-draft.svg and page.png. Needs chromium and chromedriver.
 
 PYTHONPATH=. .venv/bin/python scripts/pictures.py
 """
@@ -24,6 +24,7 @@ from tests.server.conftest import until
 from tests.terminals import screen_of
 
 ROOT = Path(__file__).parents[1]
+IMAGES = ROOT / "docs" / "images"
 WIDTH = 100
 COMMAND = ["generate", "Once upon a time", "--seed", "4", "-n", "110", "-k", "4", "--fixed", "--show-draft", "--threads", "1", "--stats"]
 
@@ -41,7 +42,7 @@ def terminal():
     svg = console.export_svg(title="green: what the draft proposed and the target kept")
     svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)  # a picture fetches nothing
     svg = svg.replace("Fira Code, monospace", "monospace").replace("<!-- Generated with Rich https://www.textualize.io -->", "")
-    (ROOT / ".github" / "show-draft.svg").write_text(svg, encoding="utf-8")
+    (IMAGES / "show-draft.svg").write_text(svg, encoding="utf-8")
 
 
 def page():
@@ -58,7 +59,7 @@ def page():
             one.set(seed=7, max_tokens=110)
             one.say("Tell me a story about a fox and a king.")
             until(one.idle)
-            driver.save_screenshot(str(ROOT / ".github" / "page.png"))
+            driver.save_screenshot(str(IMAGES / "page.png"))
         finally:
             driver.quit()
 

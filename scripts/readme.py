@@ -1,4 +1,4 @@
-"""Write what is made from the code: parts of the README, .github/REFERENCE.md and .github/COMMANDS.md. With --check only say what is stale.
+"""Write the generated documentation: docs/cli.md, docs/python-api.md and parts of other pages. With --check only say what is stale.
 
 .venv/bin/python scripts/readme.py [--check]
 """
@@ -6,13 +6,13 @@
 import ast
 import re
 import sys
+from functools import partial
 from pathlib import Path
 
-from _reference import commands, helps, reference
+from _reference import commands, reference
 
 from gguf_spec._memory import size
 from gguf_spec._registry import entries
-from gguf_spec.cli import cli
 
 ROOT = Path(__file__).parents[1]
 
@@ -27,10 +27,14 @@ def models():
     return "\n".join(lines)
 
 
-def command_line():
-    """The first help, and what each command is for."""
-    (_, text), *_ = helps(cli, "gguf-spec")
-    return f"```text\n{text}\n```"
+def layers():
+    """The layers of the import contract, the highest first."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    rows = ast.literal_eval(re.search(r"(?m)^layers = (\[.*?^\])", text, re.DOTALL)[1])
+    names = [", ".join(f"`{name.removeprefix('gguf_spec.')}`" for name in row.split(" | ")) for row in rows]
+    return "\n".join(
+        ["| layer | modules of `gguf_spec` |", "|---|---|", *(f"| {n} | {row} |" for n, row in zip(range(len(names), 0, -1), names, strict=True))]
+    )
 
 
 def files():
@@ -40,27 +44,27 @@ def files():
     for path in sorted(package.rglob("*.py"), key=lambda path: (len(path.relative_to(package).parts), path)):
         doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
         phrase = re.split(r"(?<=[.?])\s", doc, maxsplit=1)[0].rstrip(".").replace("\n", " ")
-        lines.append(f"| [`{path.relative_to(package)}`]({path.relative_to(ROOT)}) | {phrase} |")
+        lines.append(f"| [`{path.relative_to(package)}`](../{path.relative_to(ROOT)}) | {phrase} |")
     return "\n".join(lines)
 
 
-PARTS = {"models": models, "commands": command_line, "files": files}
+PARTS = {"docs/models.md": {"models": models}, "docs/architecture.md": {"layers": layers, "files": files}}
 
 
-def readme():
-    """The README with its generated parts made anew."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    for name, make in PARTS.items():
-        begin, end = f"<!-- {name}: made by scripts/readme.py -->\n", f"\n<!-- end of {name} -->"
+def with_parts(name):
+    """Return a page with its generated parts replaced."""
+    text = (ROOT / name).read_text(encoding="utf-8")
+    for part, make in PARTS[name].items():
+        begin, end = f"<!-- {part}: made by scripts/readme.py -->\n", f"\n<!-- end of {part} -->"
         before, found, rest = text.partition(begin)
         _old, found_end, after = rest.partition(end)
         if not (found and found_end):
-            raise SystemExit(f"the README must hold {begin.strip()} and {end.strip()}")
+            raise SystemExit(f"{name} must hold {begin.strip()} and {end.strip()}")
         text = before + begin + make() + end + after
     return text
 
 
-MADE = {"README.md": readme, ".github/REFERENCE.md": reference, ".github/COMMANDS.md": commands}
+MADE = {name: partial(with_parts, name) for name in PARTS} | {"docs/python-api.md": reference, "docs/cli.md": commands}
 
 
 def main():

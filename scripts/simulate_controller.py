@@ -30,7 +30,7 @@ TRACES = Path(__file__).resolve().parent.parent / "tests" / "data" / "traces.jso
 QUICK = (1, 2, 4, 8, 16)  # widths that a quick measurement takes
 V = 4096
 
-# Seconds of a pass over n tokens: target and draft model. AMX: LLAMA_FACTS; AVX2: EXPERIMENTS, `tune`; AVX-512: 1.7B Q4_0 of another machine.
+# Seconds of a pass over n tokens: target and draft model. AMX: LLAMA_FACTS; AVX2: docs/experiments.md, `tune`; AVX-512: 1.7B Q4_0 of another machine.
 COSTS = {
     "amx": (
         {1: 40, 2: 78, 3: 82, 4: 87, 5: 91, 6: 97, 8: 110, 12: 168, 16: 192, 32: 324},

@@ -1,11 +1,11 @@
-"""The README is true: its Python runs as it stands, and the commands it names are there and do what it says."""
+"""README and docs/embedding.md are true: their Python runs as it stands, and the two commands are there."""
 
 import os
 import re
 import sys
 from pathlib import Path
 
-import pytest
+import yaml
 
 from tests import children
 
@@ -13,18 +13,41 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_python_runs_as_it_stands(monkeypatch, capsys, tmp_path):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.chdir(tmp_path)
-    code, program = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    exec(compile(program, "README.md", "exec"), {})
-    assert "http://127.0.0.1:" in capsys.readouterr().out
-    assert (tmp_path / "fox.session").stat().st_size > 1000
-    assert len([line for line in code.splitlines() if line.strip()]) <= 12
+def programs(path):
+    return re.findall(r"```python\n(.*?)```", (ROOT / path).read_text(encoding="utf-8"), re.DOTALL)
+
+
+def run(program, path):
     names = {}
-    exec(compile(code, "README.md", "exec"), names)
+    exec(compile(program, path, "exec"), names)
+    return names
+
+
+def test_the_python_runs_as_it_stands(monkeypatch, capsys):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    (code,) = programs("README.md")
+    assert len([line for line in code.splitlines() if line.strip()]) <= 12
+    names = run(code, "README.md")
     assert len(capsys.readouterr().out) > 200
     assert names["stream"].stats.n_generated > 0 and isinstance(names["ids"], tuple)
+
+
+def test_the_python_about_embedding_runs_too(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.chdir(tmp_path)
+    chat, stream, llama, install = programs("docs/embedding.md")
+    run(chat, "docs/embedding.md")
+    assert "http://127.0.0.1:" in capsys.readouterr().out
+    assert (tmp_path / "fox.session").stat().st_size > 1000
+    assert run(stream, "docs/embedding.md")["stream"].result.finish_reason == "cancelled"
+    ours = run(llama, "docs/embedding.md")["Llama"]
+    compat = run(install, "docs/embedding.md")["gguf_spec"].compat
+    try:
+        import llama_cpp
+
+        assert llama_cpp.Llama is ours
+    finally:
+        compat.uninstall()
 
 
 def test_the_two_commands_are_there_and_ci_runs_them():
@@ -32,14 +55,14 @@ def test_the_two_commands_are_there_and_ci_runs_them():
         assert f"\n{command}" in README
         assert os.access(ROOT / command, os.X_OK)
     assert "scripts/test" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text(encoding="utf-8"))
+    assert workflow["permissions"] == {"contents": "read"}
+    steps = workflow["jobs"]["test"]["steps"]
+    assert [step["run"] for step in steps if "run" in step] == ["scripts/test"]
+    assert all(re.fullmatch(r"actions/[\w-]+@v\d+\.\d+\.\d+", step["uses"]) for step in steps if "uses" in step)
 
 
 def test_what_is_made_from_the_code_is_not_stale():
     command = [sys.executable, str(ROOT / "scripts" / "readme.py"), "--check"]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": "/nowhere"}
     assert children.run(command, env=environment, check=False, capture_output=True).stderr == b""
-
-
-@pytest.mark.parametrize("path", re.findall(r"\]\((?!http)([^)]+)\)", README))
-def test_what_it_links_to_is_there(path):
-    assert (ROOT / path).exists()

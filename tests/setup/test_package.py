@@ -46,15 +46,24 @@ def test_the_wheel_holds_the_package_and_nothing_else(built):
         "gguf_spec/models/tales/tales-target-Q8_0.gguf",
     ):
         assert name in names
-    assert f"{folder}/licenses/.github/LICENSE" in names
+    assert f"{folder}/licenses/LICENSE" in names
     assert (about["Name"], about["Version"], about["License-Expression"]) == ("gguf-spec", gguf_spec.__version__, "Apache-2.0")
-    assert set(about.get_all("Provides-Extra")) == {"server", "bench", "dev"}
+    assert set(about.get_all("Provides-Extra")) == {"server", "bench", "docs", "dev"}
 
 
 def test_the_sdist_holds_what_the_tests_need(built):
     with tarfile.open(built[1]) as sdist:
         names = {name.partition("/")[2] for name in sdist.getnames()}
-    for name in ("pyproject.toml", "models.yaml", "README.md", ".github/LICENSE", "scripts/constraints.txt", "scripts/run", "tests/conftest.py"):
+    for name in (
+        "pyproject.toml",
+        "models.yaml",
+        "README.md",
+        "LICENSE",
+        "docs/index.md",
+        "scripts/constraints.txt",
+        "scripts/run",
+        "tests/conftest.py",
+    ):
         assert name in names
     assert not [name for name in names if name.startswith((".venv", "dist/")) or "__pycache__" in name]
 
