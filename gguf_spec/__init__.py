@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import errors
-    from ._chat import Chat, Turn
-    from ._llm import LLM
-    from ._load import load, pull
-    from ._stream import Stream
-    from ._types import Chunk, Completion, Sampling, Speculation, Stats, TokenLogprob
+    from .options import Sampling, Speculation
+    from .results import Chunk, Completion, Stats, TokenLogprob
+    from .runtime.chat import Chat, Turn
+    from .runtime.llm import LLM
+    from .runtime.load import load, pull
+    from .runtime.stream import Stream
 
 __version__ = "0.1.0"
 __all__ = [
@@ -30,8 +31,17 @@ __all__ = [
     "load",
     "pull",
 ]
-_HOME = {"LLM": "_llm", "load": "_load", "pull": "_load", "Chat": "_chat", "Turn": "_chat", "Stream": "_stream"} | dict.fromkeys(
-    ["Chunk", "Completion", "Sampling", "Speculation", "Stats", "TokenLogprob"], "_types"
+_HOME = (
+    {
+        "LLM": "runtime.llm",
+        "load": "runtime.load",
+        "pull": "runtime.load",
+        "Chat": "runtime.chat",
+        "Turn": "runtime.chat",
+        "Stream": "runtime.stream",
+    }
+    | dict.fromkeys(["Chunk", "Completion", "Stats", "TokenLogprob"], "results")
+    | {"Sampling": "options", "Speculation": "options"}
 )
 
 

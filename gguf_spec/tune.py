@@ -13,11 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ._costs import interpolate
-from ._llm import LLM
-from ._measure import measure
-from ._profile import WORTH_SAYING, Profile, keep_profile
 from .errors import UnsupportedModelError
+from .runtime.llm import LLM
+from .speculative.cost_model import interpolate
+from .speculative.profile import WORTH_SAYING, Profile, write_profile
+from .speculative.profiler import measure
 
 Progress = Callable[[int, int], object]
 
@@ -98,7 +98,7 @@ def tune(llm: LLM, *, progress: Progress = lambda _done, _total: None) -> Tuning
             message = f"{target.path.name} cannot go back a token (it is recurrent or hybrid): it is decoded plainly, and there is nothing to tune."
             raise UnsupportedModelError(target.path, message, "tune a model of another kind.")
         profile = replace(measure(target, draft, thorough=True, on_step=progress), measured_at=time.time())
-        kept = keep_profile(target, draft, profile)
+        kept = write_profile(target, draft, profile)
         llm._pair.know(profile)
     return Tuning(llm.name, llm.draft_name, profile, kept)
 

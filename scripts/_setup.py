@@ -339,7 +339,7 @@ def set_up(kind: str) -> None:
             install(log, "--no-build-isolation", "--editable", f"{ROOT}[dev]")
         if remake:
             say("Trying the library out on this processor.")
-            call([VENV / "bin" / "python", "-I", "-m", "gguf_spec._probe"])
+            call([VENV / "bin" / "python", "-I", "-m", "gguf_spec.llama.selftest"])
     for done in ("run", "test") if kind == "test" else ("run",):
         marker = VENV / f"ready-{done}.json"
         marker.with_suffix(".part").write_text(json.dumps(want, indent=1), encoding="utf-8")

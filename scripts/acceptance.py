@@ -12,10 +12,10 @@ import numpy as np
 
 import gguf_spec
 from gguf_spec import Sampling, Speculation
-from gguf_spec._drafters import Calibration, _guess
+from gguf_spec.speculative.drafters import DraftCorrection, draft_sampler
 from gguf_spec.verify import bundled_prompts
 
-TUNED = _guess._WAYS
+TUNED = draft_sampler._WAYS
 ROWS = {
     "llama.cpp's: likeliest token, kept when sampled": ("coupled", np.array([(1e-6, 0.0)])),
     "`coupled`, draft at the target's temperature": ("coupled", np.array([(1.0, 0.0)])),
@@ -27,8 +27,8 @@ ROWS = {
 
 def acceptance(llm, accept, ways, sampling, k):
     """(accepted over drafted tokens, tokens a round) over all prompts."""
-    _guess._WAYS, _guess._AT_FIRST = ways, min(5, len(ways) - 1)
-    llm._pair.calibration = Calibration(llm._target.n_vocab)
+    draft_sampler._WAYS, draft_sampler._AT_FIRST = ways, min(5, len(ways) - 1)
+    llm._pair.calibration = DraftCorrection(llm._target.n_vocab)
     n_drafted = n_accepted = n_tokens = n_rounds = 0
     speculation = Speculation(k, accept, drafter="model", adaptive=False)  # drafts, whether it pays or not
     for i, prompt in enumerate(bundled_prompts()):

@@ -28,9 +28,9 @@ from _long_peers import compare_long
 from _peers import Peers, Setting, build, cpu_features, draft_settings, flags, load_ours, ngram_settings, our_sampling, wheel_libraries
 
 from gguf_spec import Speculation
-from gguf_spec._context import physical_cores
-from gguf_spec._long_workloads import LONG_WORKLOADS
-from gguf_spec._workloads import WORKLOADS
+from gguf_spec.bench.long_workloads import LONG_WORKLOADS
+from gguf_spec.bench.workloads import WORKLOADS
+from gguf_spec.llama.options import physical_cores
 
 # Ratios that we want to reach at least against a peer at its best, on each workload and in the geometric mean; `useless` is a draft that is never
 # right, against plain decoding. Memory may be 80 MiB more.

@@ -27,7 +27,7 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Kind
 
-BUNDLED = Path(__file__).resolve().parent.parent / "gguf_spec" / "models" / "tales"
+BUNDLED = Path(__file__).resolve().parent.parent / "gguf_spec" / "data" / "tales"
 SOURCES = {"target": BUNDLED / "tales-target-Q8_0.gguf", "draft": BUNDLED / "tales-draft-Q4_0.gguf"}
 TYPES = ("Q4_0", "Q8_0", "F16", "F32")
 BLOCK = 32  # weights that share a scale; the last block of a width is kept for the constant channel

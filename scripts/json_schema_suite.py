@@ -3,7 +3,7 @@
     pip download --no-binary=jsonschema --no-deps jsonschema && tar xzf jsonschema-*.tar.gz
     .venv/bin/python scripts/json_schema_suite.py jsonschema-*/json/tests
 
-A grammar writes a subset of the valid values (see `gguf_spec._json_schema.to_gbnf`). So a case is
+A grammar writes a subset of the valid values (see `gguf_spec.grammar.json_schema.to_gbnf`). So a case is
 
 - `ok` if a valid instance is accepted, or an invalid one is rejected;
 - `narrow` if a valid instance is rejected for one of the documented reasons, which `why_narrow` finds again;
@@ -17,10 +17,10 @@ import json
 from collections import Counter
 from pathlib import Path
 
-from gguf_spec._automaton import Automaton
-from gguf_spec._json_merge import KINDS
-from gguf_spec._json_schema import to_gbnf
 from gguf_spec.errors import InvalidOptionError
+from gguf_spec.grammar.automaton import Automaton
+from gguf_spec.grammar.json_merge import KINDS
+from gguf_spec.grammar.json_schema import to_gbnf
 
 DRAFTS = ("draft2020-12", "draft7")
 FORMATS = ("date", "time", "date-time", "uuid")
@@ -28,7 +28,7 @@ OPTIONAL = ("optional/ecmascript-regex.json", "optional/non-bmp-regex.json", *(f
 
 
 def is_followed(automaton, text):
-    automaton.breathe()
+    automaton.reset_budget()
     at = automaton.read(automaton.number(automaton.start), text.encode("utf-8", errors="surrogatepass"))
     return at >= 0 and () in automaton.states[at][0]
 

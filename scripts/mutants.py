@@ -31,24 +31,24 @@ from _planted import ROOT, Copy, preload
 SEED = 15
 _LAWS = "exactness/test_enumeration.py::test_every_path_together_gives_the_targets_law"
 TESTS = {  # of each module: those that are asked first, and those that are asked about what survived them
-    "_accept": (
+    "speculative/acceptance": (
         ["unit/test_accept.py", "unit/test_engine.py", "unit/test_llm.py", "properties/test_engine.py"],
         ["exactness/test_tree.py", _LAWS, "properties/test_near_ties.py"],
     ),
-    "_engine": (
+    "speculative/engine": (
         ["unit/test_engine.py", "unit/test_llm.py", "unit/test_progress.py", "properties/test_engine.py"],
         ["exactness/test_tree.py", "exactness/test_shift.py", "properties/test_near_ties.py", "gguf/test_near_ties.py", _LAWS],
     ),
-    "_cache": (["unit/test_cache.py"], ["gguf/test_chat.py", "gguf/test_profile.py", "unit/test_measured_profiles.py"]),
-    "_sampling": (
+    "system/cache": (["unit/test_cache.py"], ["gguf/test_chat.py", "gguf/test_profile.py", "unit/test_measured_profiles.py"]),
+    "sampling/chain": (
         ["unit/test_sampling.py", "properties/test_sampling.py", "unit/test_llm.py", "properties/test_engine.py"],
         ["gguf/test_llama_samplers.py", "properties/test_near_ties.py", "gguf/test_grammar.py", _LAWS],
     ),
-    "_stream": (
+    "runtime/stream": (
         ["unit/test_llm.py", "unit/test_stream.py", "unit/test_progress.py", "properties/test_engine.py"],
         ["exactness/test_shift.py", "exactness/test_tree.py", "compat/test_llama.py", "gguf/test_chat.py"],
     ),
-    "_text": (["unit/test_text.py", "properties/test_text.py"], ["unit/test_llm.py"]),
+    "text/detokenizer": (["unit/test_text.py", "properties/test_text.py"], ["unit/test_llm.py"]),
 }
 
 # ---- the list

@@ -204,7 +204,7 @@ def of_tensors(file: File, rng: random.Random) -> Iterator[tuple[str, File]]:
 
 
 def _size(kind: int, n_values: int) -> int:
-    from gguf_spec._gguf_header import _BLOCKS
+    from gguf_spec.gguf.header import _BLOCKS
 
     per_block, n_bytes = _BLOCKS.get(kind, (1, 1))
     return n_values // per_block * n_bytes
@@ -304,8 +304,8 @@ def _peak_kib() -> int:
 
 def read_headers(paths: list[Path], n: int, seed: int) -> dict[str, Any]:
     """Read `n` damaged headers in this process; the damaged files are as long as the good ones, but hold only a header."""
-    from gguf_spec._gguf import check_generates_text, read_header
     from gguf_spec.errors import GgufSpecError
+    from gguf_spec.gguf.validation import check_generates_text, read_header
 
     rng = random.Random(seed)
     headers = []
@@ -338,9 +338,9 @@ def read_headers(paths: list[Path], n: int, seed: int) -> dict[str, Any]:
 
 def load(path: Path) -> str:
     """Load a file and run it a little; return what came of it."""
-    from gguf_spec._context import ContextOptions
-    from gguf_spec._model import Model
     from gguf_spec.errors import GgufSpecError
+    from gguf_spec.llama.model import Model
+    from gguf_spec.llama.options import ContextOptions
 
     try:
         model = Model(path, ContextOptions(n_ctx=64, threads=1, extra_bufts=False))
@@ -384,7 +384,7 @@ def apart(call: Callable[[], str], seconds: int = 20) -> tuple[str, str]:
 def deaths(damages: Iterator[tuple[str, bytes]], only: Callable[[str], bool] = lambda _: True) -> tuple[dict[str, int], list[tuple[str, str, str]]]:
     """Load damaged files one after another; return how often what came of it, and each that ended its process: its name, how and where."""
     os.environ["GGML_NO_BACKTRACE"] = "1"
-    importlib.import_module("gguf_spec._model")  # once, and not in every copy of this process
+    importlib.import_module("gguf_spec.llama.model")  # once, and not in every copy of this process
 
     outcomes, dead = collections.Counter[str](), []
     with tempfile.TemporaryDirectory(dir=_memory_folder()) as folder:
@@ -412,7 +412,7 @@ def main() -> None:
         print(read_headers(args.files, args.n or 10_000, args.seed))
         return
     for path in args.files:
-        from gguf_spec._gguf import read_header
+        from gguf_spec.gguf.validation import read_header
 
         started, data = time.monotonic(), path.read_bytes()
         named, flips = all_of(File.read(path), args.seed), flipped(data, read_header(path).data_at, 500 if args.n is None else args.n, args.seed)

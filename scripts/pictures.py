@@ -15,13 +15,13 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
+from tests.terminals import screen_of
 
 import gguf_spec
 from gguf_spec import Speculation
 from gguf_spec.server import serve_in_thread
 from tests.server.browser import Page, start
 from tests.server.conftest import until
-from tests.terminals import screen_of
 
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"

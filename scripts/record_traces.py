@@ -13,10 +13,10 @@ from pathlib import Path
 
 import gguf_spec
 from gguf_spec import Sampling
-from gguf_spec._drafters import Calibration, CoupledGuess
-from gguf_spec._rng import SeededRng
-from gguf_spec._sampling import Sampler
-from gguf_spec._workloads import WORKLOADS
+from gguf_spec.bench.workloads import WORKLOADS
+from gguf_spec.sampling.chain import Sampler
+from gguf_spec.sampling.rng import SeededRng
+from gguf_spec.speculative.drafters import CoupledDraftSampler, DraftCorrection
 from gguf_spec.verify import bundled_prompts
 
 TRACES = Path(__file__).resolve().parent.parent / "tests" / "data" / "traces.json.gz"
@@ -53,7 +53,7 @@ def free_draft(draft, guess, history, n):
 def record(target, draft, prompt, temperature, seed, calibration):
     """Return the trace of one generation as plain values."""
     sampler = Sampler(Sampling(temperature=temperature, ignore_eos=True), SeededRng(seed))
-    guess, tokens, proposals = CoupledGuess(sampler, calibration), [*prompt], []
+    guess, tokens, proposals = CoupledDraftSampler(sampler, calibration), [*prompt], []
     target.rollback(0)
     draft.rollback(0)
     draft.read(tokens[:-1])
@@ -77,7 +77,7 @@ def main():
     with gguf_spec.load("tales", threads=1) as llm, llm.models() as (target, draft):
         for seed, (kind, text) in enumerate(prompts()):
             for temperature in TEMPERATURES if kind != "repetitive" else (0.0,):
-                calibration = calibration or Calibration(target.n_vocab)
+                calibration = calibration or DraftCorrection(target.n_vocab)
                 prompt = target.tokenize(text, special=False)
                 traces.append({"kind": kind, "temperature": temperature, **record(target, draft, prompt, temperature, seed, calibration)})
     TRACES.parent.mkdir(exist_ok=True)

@@ -8,8 +8,8 @@ import time
 import numpy as np
 
 from gguf_spec import Sampling
-from gguf_spec._rng import SeededRng
-from gguf_spec._sampling import Sampler
+from gguf_spec.sampling.chain import Sampler
+from gguf_spec.sampling.rng import SeededRng
 
 CHAINS = {
     "greedy": {"temperature": 0.0},

@@ -15,16 +15,17 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from gguf_spec import Sampling, _controller
-from gguf_spec._accept import coupled
-from gguf_spec._costs import interpolate
-from gguf_spec._drafters import SURENESSES, ModelDrafter, NgramDrafter, RetryDrafter
-from gguf_spec._drafters._guess import Guessed
-from gguf_spec._engine import Rule, read_prompt, rounds
-from gguf_spec._profile import Profile
-from gguf_spec._rng import SeededRng
-from gguf_spec._sampling import Sampler
-from gguf_spec._types import K_MAX
+from gguf_spec import Sampling
+from gguf_spec.options import K_MAX
+from gguf_spec.sampling.chain import Sampler
+from gguf_spec.sampling.rng import SeededRng
+from gguf_spec.speculative import controller
+from gguf_spec.speculative.acceptance import coupled
+from gguf_spec.speculative.cost_model import interpolate
+from gguf_spec.speculative.drafters import N_CONFIDENCE_BUCKETS, ModelDrafter, NgramDrafter, RetryDrafter
+from gguf_spec.speculative.drafters.draft_sampler import DraftToken
+from gguf_spec.speculative.engine import Rule, read_prompt, rounds
+from gguf_spec.speculative.profile import Profile
 
 TRACES = Path(__file__).resolve().parent.parent / "tests" / "data" / "traces.json.gz"
 QUICK = (1, 2, 4, 8, 16)  # widths that a quick measurement takes
@@ -115,7 +116,7 @@ class RecordedGuess:
 
     def token(self, _row, history):
         token, confidence, second = self._proposed(history)
-        return Guessed(token, confidence, second=second if second >= 0 else None)
+        return DraftToken(token, confidence, second=second if second >= 0 else None)
 
     def review(self, _row, history, token):
         proposed, confidence, _ = self._proposed(history)
@@ -134,7 +135,7 @@ def profile_of(costs, useless=False):
     """What a quick measurement of the pair would have found: few widths, and a draft model asked in 64 places."""
     target, draft = (costing(table) for table in COSTS[costs])
     measured = next(one for one in traces() if one.kind == "measure" and one.temperature == 0.8)
-    right = np.zeros((SURENESSES, 2))
+    right = np.zeros((N_CONFIDENCE_BUCKETS, 2))
     for proposals, token in zip(measured.proposals[:64], measured.tokens, strict=False):
         right[proposals[0][1]] += proposals[0][0] == token and not useless, 1
     return Profile({n: target(n, 0) for n in QUICK}, {}, {n: draft(n, 0) for n in QUICK}, {}, {}, tuple((float(a), float(b)) for a, b in right), 2.0)
@@ -145,13 +146,13 @@ class Run:
 
     def __init__(self, trace, costs, known, n=96, setting=None, useless=False, who="auto", **options):
         clock = Clock()
-        _controller.time = SimpleNamespace(perf_counter=clock.perf_counter)
+        controller.time = SimpleNamespace(perf_counter=clock.perf_counter)
         target_s, draft_s = (costing(table) for table in COSTS[costs])
         self.target, self.draft = RecordedModel(trace, target_s, clock), RecordedModel(trace, draft_s, clock)
         who, k = setting or (who, K_MAX)
         model = ModelDrafter(self.draft, RecordedGuess(trace, useless), V) if who != "ngram" else None
         texts = [] if who == "model" else [NgramDrafter(), RetryDrafter()]
-        self.drafter = _controller.DraftController(self.target, texts, model, known, n, setting is not None, **options)
+        self.drafter = controller.DraftController(self.target, texts, model, known, n, setting is not None, **options)
         read_prompt(self.target, self.drafter, trace.prompt, k, lambda: False)
         self.prompt_s, self.rounds = self.draft.busy_s, []
         began = clock.now - self.prompt_s  # the draft's reading of the prompt is the controller's own choice

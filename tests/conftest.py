@@ -35,10 +35,10 @@ class _Records(logging.Handler):
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
     """Fail a test in which a draft failed, unless it is marked `failing_drafts`: the text does not show it."""
-    from gguf_spec._drafters import _team
+    from gguf_spec.speculative.drafters import team
 
     log, records = logging.getLogger("gguf_spec.drafters"), _Records()
-    _team._log.cache_clear()
+    team._log.cache_clear()
     log.addHandler(records)
     try:
         result = yield
@@ -54,12 +54,12 @@ def own_cache(tmp_path_factory):
 
     Nor does what else runs now decide what is measured.
     """
-    from gguf_spec import _competition
+    from gguf_spec.system import competition
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))  # nor a models.yaml of theirs
-        patch.setattr(_competition, "others_running", lambda: 0)
+        patch.setattr(competition, "others_running", lambda: 0)
         yield
 
 

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import numpy as np
 
-from gguf_spec._accept import Draft
-from gguf_spec._controller import DraftController
-from gguf_spec._costs import interpolate
-from gguf_spec._drafters import ModelDrafter
-from gguf_spec._llm import LLM
-from gguf_spec._pair import Pair
-from gguf_spec._profile import NOTHING_KNOWN
-from gguf_spec._sampling import NO_FILTERS, Sampler
-from gguf_spec._types import Sampling
+from gguf_spec.options import Sampling
+from gguf_spec.runtime.llm import LLM
+from gguf_spec.sampling.chain import NO_FILTERS, Sampler
+from gguf_spec.speculative.acceptance import Draft
+from gguf_spec.speculative.controller import DraftController
+from gguf_spec.speculative.cost_model import interpolate
+from gguf_spec.speculative.drafters import ModelDrafter
+from gguf_spec.speculative.pair import ModelPair
+from gguf_spec.speculative.profile import DEFAULT_PROFILE
 
 
 def costing(table):
@@ -22,11 +22,11 @@ def costing(table):
     return lambda n, n_past: interpolate(table, n)
 
 
-AS_TARGET, AS_DRAFT = costing(NOTHING_KNOWN.target), costing(NOTHING_KNOWN.draft)  # a pair for which drafting pays
+AS_TARGET, AS_DRAFT = costing(DEFAULT_PROFILE.target), costing(DEFAULT_PROFILE.draft)  # a pair for which drafting pays
 
 
 class Clock:
-    """Time that passes in fake models alone; `_controller` can be given it in place of the module `time`."""
+    """Time that passes in fake models alone; `speculative.controller` can be given it in place of the module `time`."""
 
     def __init__(self):
         self.now = 0.0
@@ -237,13 +237,13 @@ def every_path(run):
 
 def drafting(target, draft, guess, n_vocab):
     """A drafter of just as many tokens as it is asked for, from a draft model alone."""
-    known = NOTHING_KNOWN.experiences()["drawn"]
+    known = DEFAULT_PROFILE.experiences()["drawn"]
     return DraftController(target, [], ModelDrafter(draft, guess, n_vocab), known, n_left=64, fixed=True)
 
 
 def fake_llm(target, draft, speculation, measure=None):
     """An LLM over fake models."""
-    return LLM("fake", Pair(target, draft, measure), prompt="text", speculation=speculation)
+    return LLM("fake", ModelPair(target, draft, measure), prompt="text", speculation=speculation)
 
 
 def sampler(rng, filters=NO_FILTERS, **options):

@@ -71,10 +71,10 @@ def _run(options: dict[str, Any]) -> Report:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from .._registry import resolve
-    from .._types import Speculation
-    from .._workloads import workloads
     from ..bench import bench as run
+    from ..bench.workloads import workloads
+    from ..options import Speculation
+    from ..registry.resolve import resolve
 
     workloads(options["workload"], options["long"])  # or say what is wrong with them, before anything is loaded
     if options["useless"]:
@@ -181,10 +181,10 @@ def _write(path: Path, text: str) -> None:
     Raises:
         click.FileError: It cannot be written.
     """
-    from .._places import place
+    from ..system.atomic_file import atomic_write
 
     try:
-        with place(path, private=False) as part:
+        with atomic_write(path, private=False) as part:
             part.write_text(text, encoding="utf-8")
     except OSError as error:
         raise click.FileError(os.fspath(path), error.strerror or str(error)) from error

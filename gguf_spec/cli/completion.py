@@ -35,8 +35,8 @@ def model_names(_context: click.Context, param: click.Parameter, incomplete: str
     """Return the names of models that begin so; and for what is none of them, files."""
     from click.shell_completion import CompletionItem
 
-    from .._registry import entries
     from ..errors import GgufSpecError
+    from ..registry.resolve import entries
 
     try:
         found = {name: entry.note for entry in entries().values() for name in (entry.name, *entry.aliases)}

@@ -11,7 +11,7 @@ from .options import model_options
 from .tune import cost_lines, wrapped
 
 if TYPE_CHECKING:
-    from .._checks import Check
+    from ..doctor.checks import Check
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 _INDENT = 19
@@ -32,8 +32,8 @@ def doctor(**options: Any) -> int:
       gguf-spec doctor -m target.gguf -d draft.gguf --ctx 8192
       gguf-spec doctor --online --json
     """
-    from .._context import ContextOptions, adapters
     from ..doctor import doctor as run
+    from ..llama.options import ContextOptions, adapters
 
     how = ContextOptions(
         options["ctx"], options["threads"], options["flash_attention"], options["kv_type"], options["gpu_layers"],

@@ -13,7 +13,7 @@ from .completion import model_names
 from .generate import CONTROL
 
 if TYPE_CHECKING:
-    from .._pairing import Candidate
+    from ..runtime.draft_search import Candidate
 
 
 @click.command(context_settings={"auto_envvar_prefix": "GGUF_SPEC"})
@@ -31,11 +31,11 @@ def drafts(target: str, models_file: Path | None, as_json: bool) -> int:
       gguf-spec models drafts smollm2
       gguf-spec models drafts ./target.gguf --json
     """
-    from .._context import ContextOptions
-    from .._pairing import candidates
-    from .._probe import extra_bufts_work
-    from .._registry import resolve
-    from .._store import local
+    from ..llama.options import ContextOptions
+    from ..llama.selftest import extra_bufts_work
+    from ..registry.download import local
+    from ..registry.resolve import resolve
+    from ..runtime.draft_search import candidates
 
     entry = resolve(target, models_file)
     path = local(entry)

@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from ._progress import PromptBar
 from .options import load_models, model_options, read_text, sampling_options, speculation_options, to_sampling, to_speculation
+from .progress import PromptBar
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from .._llm import LLM, Prompt
-    from .._types import Chunk, Completion, Sampling, Stats
+    from ..options import Sampling
+    from ..results import Chunk, Completion, Stats
+    from ..runtime.llm import LLM, Prompt
 
 # A model is not to steer the terminal: control characters but tab and newline are shown as a replacement sign.
 CONTROL = {c: "\N{REPLACEMENT CHARACTER}" for c in (*range(0x20), *range(0x7F, 0xA0)) if c not in (0x09, 0x0A)}

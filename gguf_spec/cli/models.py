@@ -16,9 +16,9 @@ from .completion import model_names
 from .generate import CONTROL
 
 if TYPE_CHECKING:
-    from .._checksums import Tell
-    from .._registry import Entry
-    from .._store import Pulled
+    from ..registry.checksums import Tell
+    from ..registry.download import Pulled
+    from ..registry.resolve import Entry
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -65,11 +65,11 @@ def list_(cached: bool, models_file: Path | None, as_json: bool) -> int:
       gguf-spec models list
       gguf-spec models list --cached --json
     """
-    from .. import _store
-    from .._memory import size
-    from .._registry import entries
+    from ..registry import download
+    from ..registry.resolve import entries
+    from ..system.hardware import size
 
-    found = [(entry, _store.find(entry)) for entry in entries(models_file).values()]
+    found = [(entry, download.find(entry)) for entry in entries(models_file).values()]
     found = [(entry, path) for entry, path in found if path or not cached]
     if as_json:
         _print({"models": [_facts(entry, path) for entry, path in found]})
@@ -100,16 +100,16 @@ def show(name: str, models_file: Path | None, as_json: bool) -> int:
       gguf-spec models show smollm2
       gguf-spec models show hf:OWNER/REPO/FILE.gguf --json
     """
-    from .. import _store
-    from .._memory import size
-    from .._registry import resolve
+    from ..registry import download
+    from ..registry.resolve import resolve
+    from ..system.hardware import size
 
     entry = resolve(name, models_file)
-    path = _store.find(entry)
+    path = download.find(entry)
     if as_json:
         _print(_facts(entry, path))
         return 0
-    known = _store.verified(entry)
+    known = download.verified(entry)
     disk = f"{path}, {_VERIFIED[known] if known else 'not verified'}" if path else "no"
     lines: list[tuple[str, object]] = [("name", entry.name), ("aliases", ", ".join(entry.aliases))]
     lines += [("repository", entry.repo), ("revision", entry.revision)]
@@ -144,21 +144,21 @@ def pull(names: tuple[str, ...], draft: bool, yes: bool, models_file: Path | Non
       gguf-spec models pull qwen2.5-1.5b qwen2.5-3b --no-draft
       gguf-spec models pull hf:OWNER/REPO/FILE.gguf@REVISION
     """
-    from .. import _store
+    from ..registry import download
 
     entries = _with_drafts(names, draft, models_file)
-    missing = [entry for entry in entries if options["force"] or not _store.find(entry)]
+    missing = [entry for entry in entries if options["force"] or not download.find(entry)]
     if not options["offline"]:
         if not _is_agreed(missing, yes or as_json):
             click.echo("Nothing was downloaded.", err=True)
             return 1
         if len(missing) > 1:
-            _store.check_room(missing)  # rather now than after the first
+            download.check_room(missing)  # rather now than after the first
     pulled = []
     for entry in entries:
         start = time.monotonic()
         with _progress(entry, options["quiet"]) as tell:
-            pulled.append(_store.pull(entry, force=options["force"], offline=options["offline"], progress=tell))
+            pulled.append(download.pull(entry, force=options["force"], offline=options["offline"], progress=tell))
         if not options["quiet"]:
             click.echo(_line(pulled[-1], time.monotonic() - start), err=True)
     if as_json:
@@ -168,7 +168,7 @@ def pull(names: tuple[str, ...], draft: bool, yes: bool, models_file: Path | Non
 
 def _with_drafts(names: Sequence[str], draft: bool, models_file: Path | None) -> list[Entry]:
     """Return the entries of names, each with its draft after it, and none twice."""
-    from .._registry import resolve
+    from ..registry.resolve import resolve
 
     found: dict[str, Entry] = {}
     for name in names:
@@ -201,7 +201,7 @@ def _progress(entry: Entry, quiet: bool) -> Iterator[Tell | None]:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-    from .._memory import size
+    from ..system.hardware import size
 
     verbs = {"load": "downloading", "verify": "verifying", "wait": "the hub is busy, waiting for"}
     console = Console(stderr=True)
@@ -228,7 +228,7 @@ def _progress(entry: Entry, quiet: bool) -> Iterator[Tell | None]:
 
 def _line(pulled: Pulled, seconds: float) -> str:
     """Return what was done, in one line."""
-    from .._memory import size
+    from ..system.hardware import size
 
     came = f"{size(pulled.loaded_bytes)} in {seconds:.1f} s" if pulled.loaded_bytes else "was on this disk"
     return f"{pulled.name}: {came}, {_VERIFIED[pulled.verified]}: {pulled.paths[0]}"
@@ -245,11 +245,11 @@ def path(name: str, models_file: Path | None, as_json: bool) -> int:
       gguf-spec models path smollm2
       llama-cli -m "$(gguf-spec models path smollm2)"
     """
-    from .. import _store
-    from .._registry import resolve
+    from ..registry import download
+    from ..registry.resolve import resolve
 
     entry = resolve(name, models_file)
-    found = _store.local(entry)
+    found = download.local(entry)
     if as_json:
         _print({"name": entry.name, "path": str(found)})
     else:
@@ -269,18 +269,18 @@ def remove(names: tuple[str, ...], yes: bool, models_file: Path | None, as_json:
       gguf-spec models remove smollm2
       gguf-spec models remove qwen2.5-3b qwen2.5-0.5b --yes
     """
-    from .. import _store
-    from .._memory import size
-    from .._registry import resolve
+    from ..registry import download
+    from ..registry.resolve import resolve
+    from ..system.hardware import size
 
     removed = []
     may_ask = not (yes or as_json) and sys.stdin.isatty() and sys.stderr.isatty()
     for name in names:
         entry = resolve(name, models_file)
-        where = _store.find(entry)
+        where = download.find(entry)
         if may_ask and where and not entry.path and not click.confirm(f"Remove {entry.name}, {where}?", err=True):
             continue
-        freed = _store.remove(entry)
+        freed = download.remove(entry)
         removed.append({"name": entry.name, "freed_bytes": freed})
         if not as_json:
             left = f"{size(freed)} are free again" if freed else "but another revision has the same file, so no room is won"
@@ -292,14 +292,14 @@ def remove(names: tuple[str, ...], yes: bool, models_file: Path | None, as_json:
 
 def _facts(entry: Entry, path: Path | None) -> dict[str, Any]:
     """Return what is known of a model, for --json."""
-    from .. import _store
+    from ..registry import download
 
     return {
         "name": entry.name, "aliases": list(entry.aliases), "repo": entry.repo, "revision": entry.revision,
         "files": [{"file": part.file, "size_bytes": part.size_bytes, "sha256": part.sha256} for part in entry.parts],
         "size_bytes": entry.size_bytes, "license": entry.license, "permissive": entry.permissive, "context": entry.context,
         "tokenizer": entry.tokenizer, "chat": entry.chat, "draft": entry.draft, "prompt": entry.prompt, "sampling": dict(entry.sampling),
-        "note": entry.note, "path": None if path is None else str(path), "verified": _store.verified(entry),
+        "note": entry.note, "path": None if path is None else str(path), "verified": download.verified(entry),
     }  # fmt: skip
 
 

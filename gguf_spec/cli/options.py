@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from ._progress import MeasuringNote
 from .completion import model_names
+from .progress import MeasuringNote
 
 if TYPE_CHECKING:
-    from .._llm import LLM
-    from .._types import Sampling, Speculation
+    from ..options import Sampling, Speculation
+    from ..runtime.llm import LLM
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -181,7 +181,7 @@ def sampling_options(command: F) -> F:
 def to_sampling(options: dict[str, Any]) -> Sampling:
     """Return what the options ask for; what is not given is as models.yaml has it for the model, if it says."""
     from .. import Sampling
-    from .._registry import resolve
+    from ..registry.resolve import resolve
 
     schema = options["json_schema"]
     asked = Sampling(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .._quantization import TYPES
+from ..gguf.file_types import TYPES
 from .completion import model_names
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ def quantize(model: str, target: Path, **options: Any) -> int:
       gguf-spec models quantize target.gguf target-Q2_K.gguf --type Q2_K
       gguf-spec generate -m target.gguf -d target-Q2_K.gguf "Once upon a time"
     """
-    from .._registry import resolve
-    from .._store import local
+    from ..registry.download import local
+    from ..registry.resolve import resolve
 
     made = _run(local(resolve(model, options["models_file"])), target, options)
     if made.requantized and not options["quiet"]:
@@ -67,7 +67,7 @@ def _run(source: Path, target: Path, options: dict[str, Any]) -> Quantized:
 
 
 def _line(made: Quantized) -> str:
-    from .._memory import size
+    from ..system.hardware import size
 
     others = f", {made.n_fallback} of {made.n_tensors} tensors in a larger type, as its blocks do not divide their rows" if made.n_fallback else ""
     return (

@@ -87,7 +87,7 @@ def cost_lines(tuning: Tuning) -> list[str]:
 
 def _context_cost(depth: Mapping[int, float]) -> str:
     """Return what 1,000 cached tokens add to passes of 1 and of 8 rows."""
-    from .._costs import interpolate_depth
+    from ..speculative.cost_model import interpolate_depth
     from ..tune import milliseconds
 
     return ", ".join(f"{milliseconds(interpolate_depth(depth, n) * 1000)} ({rows})" for n, rows in ((1, "1 row"), (8, "8 rows")))

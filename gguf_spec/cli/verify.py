@@ -100,9 +100,11 @@ def _show(report: Report, prompts: list[str], n_asked: int) -> None:
     lines += ["", f"{'checks':<28}{'compared':>9}   result"]
     lines += [f"{check.name:<28}{check.n_cases:>9}   {check.found if check.ok else 'WRONG: ' + check.faults[0]}" for check in report.checks]
     lines += ["", f"{'first tokens':<28}{'drawn':>9}{'drafted':>9}{'outcomes':>11}{'chi-square':>12}{'p':>10}"]
-    for law in report.laws:
-        statistic = "-" if law.chi_square is None else f"{law.chi_square:.1f}"
-        lines.append(f"{law.accept:<28}{law.n_draws:>9}{law.n_drafted:>9}{law.n_cells:>11}{statistic:>12}{law.p_value:>10.2g}")
+    for distribution in report.laws:
+        statistic = "-" if distribution.chi_square is None else f"{distribution.chi_square:.1f}"
+        lines.append(
+            f"{distribution.accept:<28}{distribution.n_draws:>9}{distribution.n_drafted:>9}{distribution.n_cells:>11}{statistic:>12}{distribution.p_value:>10.2g}"
+        )
     lines.append("")
     lines += [_line(d, prompts[d.prompt]) for d in report.differences[:_SHOWN]]
     if len(report.differences) > _SHOWN:

@@ -18,20 +18,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from llama_cpp import LlamaGrammar
 
-    from ._draft import DraftModel
-    from ._install import install, uninstall
-    from ._llama import Llama
+    from .draft_model import DraftModel
+    from .llama import Llama
+    from .patch import install, uninstall
 
 __all__ = ["DraftModel", "Llama", "LlamaGrammar", "install", "uninstall"]
 _HOME = {
-    "DraftModel": "gguf_spec.compat._draft", "Llama": "gguf_spec.compat._llama", "LlamaGrammar": "llama_cpp",
-    "install": "gguf_spec.compat._install", "uninstall": "gguf_spec.compat._install",
+    "DraftModel": "gguf_spec.compat.draft_model", "Llama": "gguf_spec.compat.llama", "LlamaGrammar": "llama_cpp",
+    "install": "gguf_spec.compat.patch", "uninstall": "gguf_spec.compat.patch",
 }  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
-        import_module("gguf_spec._llama")  # sets the spin count before llama_cpp is loaded
+        import_module("gguf_spec.llama.bindings")  # sets the spin count before llama_cpp is loaded
         return getattr(import_module(_HOME[name]), name)
     raise AttributeError(f"module 'gguf_spec.compat' has no attribute {name!r}")
 

@@ -1,7 +1,7 @@
 """An OpenAI-compatible server around one LLM; needs the extra `[server]` (starlette and uvicorn)."""
 
-from ._app import make_app
-from ._server import Server, serve_in_thread
-from ._settings import Settings
+from .app import make_app
+from .settings import Settings
+from .thread import Server, serve_in_thread
 
 __all__ = ["Server", "Settings", "make_app", "serve_in_thread"]

@@ -20,7 +20,7 @@ from gguf_spec import Sampling
 from gguf_spec.errors import GgufSpecError
 
 if TYPE_CHECKING:
-    from gguf_spec._chat import Chat, Turn
+    from gguf_spec.runtime.chat import Chat, Turn
 
 Event = tuple[str, object]  # what happened, and what there is to say of it
 LOOK_MS = 33

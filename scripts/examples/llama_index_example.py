@@ -9,7 +9,7 @@ from pathlib import Path
 
 import gguf_spec.compat
 
-TALES = Path(gguf_spec.__file__).parent / "models" / "tales"
+TALES = Path(gguf_spec.__file__).parent / "data" / "tales"
 MODEL, DRAFT = str(TALES / "tales-target-Q8_0.gguf"), str(TALES / "tales-draft-Q4_0.gguf")
 
 

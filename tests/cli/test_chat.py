@@ -246,7 +246,7 @@ def test_told_to_end_it_ends_and_saves(chat, cage, environment, tmp_path, number
 @pytest.mark.parametrize(("number", "keep_on", "code"), [(signal.SIGINT, True, 0), (signal.SIGINT, False, 130), (signal.SIGTERM, True, 143)])
 @pytest.mark.parametrize("early", [True, False])
 def test_a_signal_cancels_the_answer_even_one_that_has_not_begun(number, keep_on, code, early):
-    from gguf_spec.cli._chat_talk import Signals
+    from gguf_spec.cli.chat.loop import Signals
 
     class Turn:
         cancelled = False

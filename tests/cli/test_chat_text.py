@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from gguf_spec.cli._chat_text import CODE, Markdown, Wrap
+from gguf_spec.cli.chat.markdown import CODE, Markdown, Wrap
 
 
 def styled(text, size=None):

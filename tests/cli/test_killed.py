@@ -13,15 +13,16 @@ from pathlib import Path
 import pytest
 
 import gguf_spec
-from gguf_spec import Sampling, _profile
-from gguf_spec._registry import entries
-from gguf_spec._store import find
+from gguf_spec import Sampling
+from gguf_spec.registry.download import find
+from gguf_spec.registry.resolve import entries
+from gguf_spec.speculative import profile as profile_module
 from tests import children
 from tests.hub import Hub
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name == "nt", reason="no such signals there")]
 KILLS = 50  # of each of the four
-TALES = Path(gguf_spec.__file__).parent / "models" / "tales"
+TALES = Path(gguf_spec.__file__).parent / "data" / "tales"
 TARGET = TALES / "tales-target-Q8_0.gguf"
 
 
@@ -71,7 +72,7 @@ def test_a_session_is_whole_or_as_before(tmp_path, tales):
 KEEP = """
 import gguf_spec
 from dataclasses import replace
-from gguf_spec._profile import keep_profile, kept_profile, keep_experience
+from gguf_spec.speculative.profile import keep_profile, kept_profile, keep_experience
 from gguf_spec.tune import tune
 with gguf_spec.load("tales", threads=1) as llm:
     with llm.models() as pair:
@@ -92,7 +93,7 @@ def test_a_profile_is_whole_or_as_before(tmp_path, monkeypatch, tales):
     for _ in range(KILLS):
         assert killed(KEEP, most_s=0.05) == -signal.SIGKILL
         with tales.models() as pair:
-            profile = _profile.kept_profile(*pair)
+            profile = profile_module.read_profile(*pair)
         assert profile is not None
         seen.add(profile.seconds)
     assert len(seen) > 5

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 import gguf_spec
-from gguf_spec import _registry
+from gguf_spec.registry import resolve
 from tests import children
 from tests.hub import COMMIT, REPO, Hub
 
-TALES = Path(gguf_spec.__file__).parent / "models" / "tales"
+TALES = Path(gguf_spec.__file__).parent / "data" / "tales"
 BODY = (TALES / "tales-draft-Q4_0.gguf").read_bytes()
 SHORT = BODY[:100_000]
 
@@ -314,12 +314,12 @@ def test_list(run, hub):
     assert rows["name"] == ["name", "size", "licence", "draft", "on", "disk", "note"]
     assert rows["one"][1:6] == ["1.2", "MB", "mit", "two", "no"]
     assert rows["tales"][5] == "bundled"
-    assert set(rows) - {"name"} == {*_registry.entries(), "one", "two"}
+    assert set(rows) - {"name"} == {*resolve.entries(), "one", "two"}
     assert max(map(len, before.stdout.splitlines())) <= 100
     assert all(line.startswith("name") or line[before.stdout.splitlines()[0].index("size") - 1] == " " for line in before.stdout.splitlines())
     run("pull", "two")
     cached = run("list", "--cached").stdout.splitlines()
-    assert {line.split()[0] for line in cached} == {"name", "two", *(name for name in _registry.entries() if name.startswith("tales"))}
+    assert {line.split()[0] for line in cached} == {"name", "two", *(name for name in resolve.entries() if name.startswith("tales"))}
     listed = {one["name"]: one for one in json.loads(run("list", "--json").stdout)["models"]}
     assert (listed["one"]["path"], listed["one"]["size_bytes"], listed["one"]["draft"]) == (None, len(BODY), "two")
     assert Path(listed["two"]["path"]).read_bytes() == SHORT

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import gguf_spec
 from gguf_spec import Sampling, Speculation
-from gguf_spec._context import ContextOptions
-from gguf_spec._model import Model
 from gguf_spec.compat import Llama
 from gguf_spec.errors import ClosedError
+from gguf_spec.llama.model import Model
+from gguf_spec.llama.options import ContextOptions
 from tests.closing.children import default_signals
 
 LIMIT_S = 60

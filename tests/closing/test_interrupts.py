@@ -13,8 +13,8 @@ from llama_cpp import llama_cpp as C
 
 import gguf_spec
 from gguf_spec import Sampling
-from gguf_spec._threads import ThreadGovernor
 from gguf_spec.errors import ClosedError
+from gguf_spec.llama.threads import ThreadGovernor
 from tests.closing.bytecodes import Bytecodes, described
 from tests.closing.children import run_child
 from tests.unit.test_threads import Machine, run

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from gguf_spec import Sampling, Speculation
-from gguf_spec._turns import Line, Ticket
 from gguf_spec.errors import BusyError, ClosedError, InvalidOptionError
+from gguf_spec.runtime.turns import Line, Ticket
 from tests.closing.bytecodes import Bytecodes, described
 from tests.fakes import FakeModel, fake_llm, random_table
 

@@ -8,16 +8,16 @@ import llama_cpp
 import pytest
 from llama_cpp import llama_cpp as C
 
-from gguf_spec import _store
-from gguf_spec._registry import resolve
 from gguf_spec.compat import Llama
+from gguf_spec.registry import download
+from gguf_spec.registry.resolve import resolve
 
 ALL_F32 = 0  # LLAMA_FTYPE_ALL_F32
 
 
 def bundled():
     """Return the paths of the bundled pair."""
-    return [str(_store.local(resolve(name))) for name in ("tales", "tales-draft")]
+    return [str(download.local(resolve(name))) for name in ("tales", "tales-draft")]
 
 
 @pytest.fixture(scope="session")

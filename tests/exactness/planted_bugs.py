@@ -5,13 +5,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from gguf_spec import _engine, _sampling
-from gguf_spec._accept import RULES, Rows
-from gguf_spec._drafters import ModelDrafter
-from gguf_spec._drafters import _model as _model_drafter
-from gguf_spec._model import Model
-from gguf_spec._sampling import Candidates, Sampler
-from gguf_spec._text import TextStream
+from gguf_spec.llama.model import Model
+from gguf_spec.sampling import chain
+from gguf_spec.sampling.chain import Candidates, Sampler
+from gguf_spec.speculative import engine
+from gguf_spec.speculative.acceptance import RULES, Rows
+from gguf_spec.speculative.drafters import ModelDrafter
+from gguf_spec.speculative.drafters import model as _model_drafter
+from gguf_spec.text.detokenizer import TextStream
 from tests.exactness import wrong_rules
 
 
@@ -80,7 +81,7 @@ def logit_bias_after_the_filters(monkeypatch):
         bias = self.sampling.logit_bias
         return Candidates(ids, kept + np.array([bias.get(int(token), 0.0) for token in ids]))
 
-    monkeypatch.setattr(_sampling, "_bias", lambda logits, _: logits)
+    monkeypatch.setattr(chain, "_bias", lambda logits, _: logits)
     monkeypatch.setattr(Sampler, "survivors", biased)
 
 
@@ -89,8 +90,8 @@ def prefixes_compared_over_64_tokens_only(monkeypatch):
         differs = (i for i, (a, b) in enumerate(zip(model.cached[:64], tokens, strict=False)) if a != b)
         model.rollback(next(differs, min(model.n_past, len(tokens))))
 
-    for place in (_engine, _model_drafter):
-        monkeypatch.setattr(place, "keep_beginning", keep)
+    for place in (engine, _model_drafter):
+        monkeypatch.setattr(place, "retain_prefix", keep)
 
 
 def session_of_another_text(monkeypatch):

@@ -7,17 +7,18 @@ import numpy as np
 import pytest
 
 import gguf_spec
-from gguf_spec import Sampling, Speculation, _controller
-from gguf_spec._accept import RULES
-from gguf_spec._chances import Chances
-from gguf_spec._controller import DraftController
-from gguf_spec._costs import Costs, Pace
-from gguf_spec._drafters import SURENESSES, DrawnGuess, ModelDrafter, NgramDrafter, RetryDrafter
-from gguf_spec._engine import Rule, run_round
-from gguf_spec._experience import Experience, expectations
-from gguf_spec._profile import NOTHING_KNOWN
-from gguf_spec._sampling import Distribution
-from gguf_spec._types import DRAFTERS
+from gguf_spec import Sampling, Speculation
+from gguf_spec.options import DRAFTERS
+from gguf_spec.sampling.chain import Distribution
+from gguf_spec.speculative import controller as controller_module
+from gguf_spec.speculative.acceptance import RULES
+from gguf_spec.speculative.acceptance_rates import AcceptanceRates
+from gguf_spec.speculative.controller import DraftController
+from gguf_spec.speculative.cost_model import CostModel, Pace
+from gguf_spec.speculative.drafters import N_CONFIDENCE_BUCKETS, ModelDrafter, NgramDrafter, RetryDrafter, StochasticDraftSampler
+from gguf_spec.speculative.engine import Rule, run_round
+from gguf_spec.speculative.pair_statistics import PairStatistics, expectations
+from gguf_spec.speculative.profile import DEFAULT_PROFILE
 from gguf_spec.verify import bundled_prompts
 from tests.exactness.test_enumeration import V, distance, exact_law
 from tests.fakes import Clock, FakeModel, every_path, random_table, sampler
@@ -30,20 +31,20 @@ WHO = {"model": (False, True), "ngram": (True, False), "hybrid": (True, True)}  
 
 
 def nothing_known():
-    return NOTHING_KNOWN.experiences()["drawn"]
+    return DEFAULT_PROFILE.experiences()["drawn"]
 
 
 def law_of(table, draft_table, rule, cost, monkeypatch, prompt, known=nothing_known, who="hybrid"):
     """The law of the first tokens over all paths; the controller knows what it learned on this path, and no real clock."""
-    law, drafted = {}, set()
+    distribution, drafted = {}, set()
     by_text, by_model = WHO[who]
 
     def run(rng):
         clock = Clock()
-        monkeypatch.setattr(_controller, "time", SimpleNamespace(perf_counter=clock.perf_counter))
+        monkeypatch.setattr(controller_module, "time", SimpleNamespace(perf_counter=clock.perf_counter))
         target, draft = FakeModel(table, cost=cost, clock=clock), FakeModel(draft_table, cost=lambda n, n_past: 0.05 * n, clock=clock)
         chain = sampler(rng)
-        model, texts = ModelDrafter(draft, DrawnGuess(chain), V), [NgramDrafter(), RetryDrafter()]
+        model, texts = ModelDrafter(draft, StochasticDraftSampler(chain), V), [NgramDrafter(), RetryDrafter()]
         controller = DraftController(target, texts if by_text else [], model if by_model else None, known(), 50)
         tokens = list(prompt)
         while len(tokens) < len(prompt) + N:
@@ -53,19 +54,19 @@ def law_of(table, draft_table, rule, cost, monkeypatch, prompt, known=nothing_kn
         return tuple(tokens[len(prompt) : len(prompt) + N])
 
     for tokens, weight in every_path(run):
-        law[tokens] = law.get(tokens, 0.0) + weight
-    return law, drafted
+        distribution[tokens] = distribution.get(tokens, 0.0) + weight
+    return distribution, drafted
 
 
 def right_law(table, prompt):
-    law = {}
+    distribution = {}
     for tokens in itertools.product(range(V), repeat=N):
         history, weight = list(prompt), 1.0
         for token in tokens:
             weight *= sampler(None).distribution(FakeModel(table).logits(history, 1)[0], history).prob(token)
             history.append(token)
-        law[tokens] = weight
-    return law
+        distribution[tokens] = weight
+    return distribution
 
 
 @pytest.mark.parametrize("cost", COSTS)
@@ -74,21 +75,21 @@ def right_law(table, prompt):
 def test_every_path_of_an_adaptive_controller_follows_the_targets_law(rule, cost, prompt, monkeypatch):
     rng = np.random.default_rng(5)
     table, draft = random_table(rng, V), random_table(rng, V)
-    law, drafted = law_of(table, draft, rule, COSTS[cost], monkeypatch, prompt)
-    assert distance(law, right_law(table, prompt)) < 1e-12
+    distribution, drafted = law_of(table, draft, rule, COSTS[cost], monkeypatch, prompt)
+    assert distance(distribution, right_law(table, prompt)) < 1e-12
     assert cost == "dear" or drafted - {0}
 
 
 def some_experience(seed):
     """Costs and chances that make nothing, something, or everything worth drafting, by how sure each token looks."""
     rng, pace = np.random.default_rng(seed), Pace()
-    beliefs = {one.name: rng.uniform(0.05, 0.95, len(one.beliefs)) for one in (NgramDrafter, RetryDrafter)}
-    beliefs |= expectations(np.sort(rng.uniform(0.05, 0.95, SURENESSES)).tolist())
+    priors = {one.name: rng.uniform(0.05, 0.95, len(one.priors)) for one in (NgramDrafter, RetryDrafter)}
+    priors |= expectations(np.sort(rng.uniform(0.05, 0.95, N_CONFIDENCE_BUCKETS)).tolist())
     costs = []
     for scale in (1.0, 0.3):  # stairs: some tokens more cost nothing, some much
         table = scale * (rng.uniform(0.5, 1.0) + np.cumsum(rng.exponential(1.0, 8) * rng.integers(0, 2, 8)))
-        costs.append(Costs(dict(enumerate(table.tolist(), 1)), {}, 33, pace))
-    return Experience(*costs, Chances(beliefs))
+        costs.append(CostModel(dict(enumerate(table.tolist(), 1)), {}, 33, pace))
+    return PairStatistics(*costs, AcceptanceRates(priors))
 
 
 @pytest.mark.parametrize("who", WHO)
@@ -97,8 +98,8 @@ def test_so_does_a_controller_of_any_costs_and_chances(rule, who, monkeypatch):
     rng, prompt, drafted = np.random.default_rng(7), [0, 1, 2, 0, 1, 2, 0, 1], set()
     table, draft = random_table(rng, V), random_table(rng, V)
     for seed in range(12):
-        law, some = law_of(table, draft, rule, COSTS["flat"], monkeypatch, prompt, lambda seed=seed: some_experience(seed), who)
-        assert distance(law, right_law(table, prompt)) < 1e-12
+        distribution, some = law_of(table, draft, rule, COSTS["flat"], monkeypatch, prompt, lambda seed=seed: some_experience(seed), who)
+        assert distance(distribution, right_law(table, prompt)) < 1e-12
         drafted |= some
     assert drafted == {0, 1, 2}
 
@@ -118,8 +119,8 @@ def test_so_does_one_whose_draft_model_fails(rule, who, after, monkeypatch):
         return right(self)
 
     monkeypatch.setattr(ModelDrafter, "propose", propose)
-    law, drafted = law_of(table, draft, rule, COSTS["free"], monkeypatch, [1, 2, 0, 1, 2, 0, 1, 2], who=who)
-    assert distance(law, right_law(table, [1, 2, 0, 1, 2, 0, 1, 2])) < 1e-12
+    distribution, drafted = law_of(table, draft, rule, COSTS["free"], monkeypatch, [1, 2, 0, 1, 2, 0, 1, 2], who=who)
+    assert distance(distribution, right_law(table, [1, 2, 0, 1, 2, 0, 1, 2])) < 1e-12
     assert (drafted == {0}) == (who == "model" and after == 0)
 
 
@@ -128,9 +129,9 @@ def test_a_token_of_the_text_that_passes_for_a_drawn_one_would_be_caught(rule, m
     """What the text proposes was no choice: its law is that token alone."""
     rng, prompt = np.random.default_rng(5), [1, 2, 0, 1, 2, 0, 1, 2]
     table = random_table(rng, V)
-    monkeypatch.setattr(_controller, "_surely", lambda token: Distribution(np.arange(V), np.full(V, 1 / V)))
-    law, _ = law_of(table, table, rule, COSTS["free"], monkeypatch, prompt, who="ngram")
-    assert distance(law, right_law(table, prompt)) > 1e-3
+    monkeypatch.setattr(controller_module, "_surely", lambda token: Distribution(np.arange(V), np.full(V, 1 / V)))
+    distribution, _ = law_of(table, table, rule, COSTS["free"], monkeypatch, prompt, who="ngram")
+    assert distance(distribution, right_law(table, prompt)) > 1e-3
 
 
 def test_cutting_a_drawn_token_by_what_it_is_would_be_caught(monkeypatch):
@@ -139,19 +140,19 @@ def test_cutting_a_drawn_token_by_what_it_is_would_be_caught(monkeypatch):
 
     def cut_by_confidence(self):
         steps = self._round.steps
-        return next((i for i, step in enumerate(steps) if step.proposal.kind[1] < SURENESSES // 2), len(steps))
+        return next((i for i, step in enumerate(steps) if step.proposal.kind[1] < N_CONFIDENCE_BUCKETS // 2), len(steps))
 
     monkeypatch.setattr(DraftController, "_cut", cut_by_confidence)
-    law, _ = law_of(table, draft, "rejection", COSTS["free"], monkeypatch, [1, 2])
-    assert distance(law, right_law(table, [1, 2])) > 1e-3
+    distribution, _ = law_of(table, draft, "rejection", COSTS["free"], monkeypatch, [1, 2])
+    assert distance(distribution, right_law(table, [1, 2])) > 1e-3
 
 
 def test_the_right_law_is_that_of_the_other_enumeration():
     table = random_table(np.random.default_rng(5), V)
-    law = {}
+    distribution = {}
     for tokens, weight in exact_law(table, {}).items():
-        law[tokens[:N]] = law.get(tokens[:N], 0.0) + weight
-    assert distance(law, right_law(table, [1, 2])) < 1e-12
+        distribution[tokens[:N]] = distribution.get(tokens[:N], 0.0) + weight
+    assert distance(distribution, right_law(table, [1, 2])) < 1e-12
 
 
 WAYS = {"greedy": {"temperature": 0.0}, "sampled": {}, "penalised": {"repeat_penalty": 1.2, "dry_multiplier": 0.5}}

@@ -6,10 +6,10 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from gguf_spec._accept import Draft, Rows, block, coupled, rejection
-from gguf_spec._drafters import DrawnGuess, ModelDrafter
-from gguf_spec._engine import Rule, read_prompt, rounds, run_round
-from gguf_spec._sampling import NO_FILTERS, Sampler
+from gguf_spec.sampling.chain import NO_FILTERS, Sampler
+from gguf_spec.speculative.acceptance import Draft, Rows, block, coupled, rejection
+from gguf_spec.speculative.drafters import ModelDrafter, StochasticDraftSampler
+from gguf_spec.speculative.engine import Rule, read_prompt, rounds, run_round
 from tests.exactness import wrong_rules
 from tests.fakes import Anything, FakeModel, NoTwice, Replay, drafting, every_path, random_table, sampler
 
@@ -33,7 +33,7 @@ RULES = {"coupled": coupled, "rejection": rejection, "block": block}
 
 def exact_law(target_table, options, m=M):
     """The target's own law of the first `m` tokens, by the chain rule."""
-    law = {}
+    distribution = {}
     for tokens in itertools.product(range(V), repeat=m):
         history, weight = list(PROMPT), 1.0
         for token in tokens:
@@ -41,8 +41,8 @@ def exact_law(target_table, options, m=M):
             weight *= sampler(Replay(), **options).distribution(row, history).prob(token)
             history.append(token)
         if weight:
-            law[tokens] = weight
-    return law
+            distribution[tokens] = weight
+    return distribution
 
 
 def engine_law(target_table, draft_table, k, options, rule=rejection, drafts=None, m=M):
@@ -50,20 +50,22 @@ def engine_law(target_table, draft_table, k, options, rule=rejection, drafts=Non
 
     Under the rule `coupled` nothing is asked of the draft, so every draft there can be is tried.
     """
-    law, n_paths = defaultdict(float), 0
+    distribution, n_paths = defaultdict(float), 0
 
     def run(rng):
         target, chain = FakeModel(target_table), sampler(rng, **options)
-        drafter = Anything(rng, V) if rule is coupled or drafts is Anything else drafting(target, FakeModel(draft_table), DrawnGuess(chain), V)
+        drafter = (
+            Anything(rng, V) if rule is coupled or drafts is Anything else drafting(target, FakeModel(draft_table), StochasticDraftSampler(chain), V)
+        )
         tokens = list(PROMPT)
         while len(tokens) < len(PROMPT) + m:
             tokens += run_round(target, drafter, tokens, chain, k, Rule(rule)).tokens
         return tuple(tokens[len(PROMPT) : len(PROMPT) + m])
 
     for tokens, weight in every_path(run):
-        law[tokens] += weight
+        distribution[tokens] += weight
         n_paths += 1
-    return law, n_paths
+    return distribution, n_paths
 
 
 def distance(a, b):
@@ -84,9 +86,9 @@ MANY = {"coupled": 1000, "rejection": 400, "block": 100}
 @pytest.mark.parametrize("rule", RULES)
 def test_every_path_together_gives_the_targets_law(tables, chain, k, rule):
     target, draft = tables
-    law, n_paths = engine_law(target, draft, k, CHAINS[chain], RULES[rule])
-    assert abs(sum(law.values()) - 1) < 1e-12
-    assert distance(law, exact_law(target, CHAINS[chain])) < 1e-12
+    distribution, n_paths = engine_law(target, draft, k, CHAINS[chain], RULES[rule])
+    assert abs(sum(distribution.values()) - 1) < 1e-12
+    assert distance(distribution, exact_law(target, CHAINS[chain])) < 1e-12
     assert n_paths > 1 or chain == "greedy"
     assert n_paths > MANY[rule] or (k, chain) != (2, "plain")
 
@@ -98,7 +100,9 @@ def test_block_verification_accepts_at_least_as_much(tables):
     def accepted(rule):
         def run(rng):
             chain, target = sampler(rng), FakeModel(target_table)
-            return run_round(target, drafting(target, FakeModel(draft_table), DrawnGuess(chain), V), PROMPT, chain, 2, Rule(rule)).n_accepted
+            return run_round(
+                target, drafting(target, FakeModel(draft_table), StochasticDraftSampler(chain), V), PROMPT, chain, 2, Rule(rule)
+            ).n_accepted
 
         return sum(n * weight for n, weight in every_path(run))
 
@@ -108,8 +112,8 @@ def test_block_verification_accepts_at_least_as_much(tables):
 @pytest.mark.parametrize("rule", wrong_rules.ALL, ids=lambda rule: rule.__name__)
 def test_a_wrong_rule_is_caught(tables, rule):
     target, draft = tables
-    law, _ = engine_law(target, draft, 2, {}, rule, m=2)
-    assert distance(law, exact_law(target, {}, 2)) > 1e-3
+    distribution, _ = engine_law(target, draft, 2, {}, rule, m=2)
+    assert distance(distribution, exact_law(target, {}, 2)) > 1e-3
 
 
 def kept_unseen(draft, rows):
@@ -125,8 +129,8 @@ def row_too_early(draft, rows):
 @pytest.mark.parametrize("rule", [kept_unseen, row_too_early], ids=lambda rule: rule.__name__)
 def test_a_wrong_coupling_is_caught(tables, rule):
     target, draft = tables
-    law, _ = engine_law(target, draft, 2, {}, rule, Anything, 2)
-    assert distance(law, exact_law(target, {}, 2)) > 1e-3
+    distribution, _ = engine_law(target, draft, 2, {}, rule, Anything, 2)
+    assert distance(distribution, exact_law(target, {}, 2)) > 1e-3
     right, _ = engine_law(target, draft, 2, {}, coupled, Anything, 2)
     assert distance(right, exact_law(target, {}, 2)) < 1e-12
 
@@ -143,9 +147,9 @@ def test_penalties_from_a_stale_history_are_caught(tables, monkeypatch):
     options = CHAINS["penalties"]
     right = Sampler.distribution
     monkeypatch.setattr(Sampler, "distribution", lambda self, logits, history: right(self, logits, history[: len(PROMPT)]))
-    law = engine_law(target, draft, 2, options)[0]
+    distribution = engine_law(target, draft, 2, options)[0]
     monkeypatch.undo()
-    assert distance(law, exact_law(target, options)) > 1e-3
+    assert distance(distribution, exact_law(target, options)) > 1e-3
 
 
 @pytest.mark.parametrize("rule", [rejection, block])
@@ -155,11 +159,11 @@ def test_the_loop_cuts_bursts_without_changing_the_law(tables, rule):
     ends, n_max = {0}, 3
 
     def law_with(draft, k):
-        law = defaultdict(float)
+        distribution = defaultdict(float)
 
         def run(rng):
             chain, target = sampler(rng), FakeModel(target_table)
-            drafter = drafting(target, FakeModel(draft, end=ends), DrawnGuess(chain), V)
+            drafter = drafting(target, FakeModel(draft, end=ends), StochasticDraftSampler(chain), V)
             read_prompt(target, drafter, PROMPT, k, lambda: False)
             tokens = []
             for one in rounds(target, drafter, PROMPT, chain, k, Rule(rule), n_max, lambda t: t in ends, lambda: False):
@@ -167,8 +171,8 @@ def test_the_loop_cuts_bursts_without_changing_the_law(tables, rule):
             return tuple(tokens)
 
         for tokens, weight in every_path(run):
-            law[tokens] += weight
-        return law
+            distribution[tokens] += weight
+        return distribution
 
     plain = law_with(draft_table, 0)
     assert any(len(tokens) < n_max for tokens in plain)

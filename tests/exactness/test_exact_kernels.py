@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from gguf_spec import _exact_kernels
-from gguf_spec._exact_kernels import most_exact_rows
-from gguf_spec._measure import measure
+from gguf_spec.llama import exact_kernels
+from gguf_spec.llama.exact_kernels import most_exact_rows
+from gguf_spec.speculative.profiler import measure
 from tests.fakes import FakeModel, random_table
 
 F32, F16, Q4_0, Q8_0, Q2_K, Q4_K, Q6_K = 0, 1, 2, 8, 10, 12, 14
@@ -31,10 +31,10 @@ def header(*types):
     ],
 )
 def test_the_types_of_the_matrices_decide(monkeypatch, types, extra_bufts, tiled, most):
-    monkeypatch.setattr(_exact_kernels, "_decided", [not tiled])
-    monkeypatch.setattr(_exact_kernels.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(exact_kernels, "_decided", [not tiled])
+    monkeypatch.setattr(exact_kernels.platform, "machine", lambda: "x86_64")
     assert most_exact_rows(header(*types), extra_bufts) == most
-    monkeypatch.setattr(_exact_kernels.platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(exact_kernels.platform, "machine", lambda: "aarch64")
     assert most_exact_rows(header(*types), extra_bufts) is None
 
 

@@ -10,11 +10,11 @@ import pytest
 
 import gguf_spec
 from gguf_spec import Sampling, Speculation
-from gguf_spec._context import ContextOptions
-from gguf_spec._library import build_features
-from gguf_spec._model import Model
-from gguf_spec._near_ties import Alone
+from gguf_spec.llama.backend import build_features
+from gguf_spec.llama.model import Model
+from gguf_spec.llama.options import ContextOptions
 from gguf_spec.quantize import quantize
+from gguf_spec.sampling.near_ties import SingleTokenReference
 from tests.gguf import zoo
 from tests.gguf.test_near_ties import TALES
 
@@ -71,11 +71,11 @@ def most_moved(model, width):
     for depth in DEPTHS:
         model.rollback(0)
         model.read(tokens[:depth])
-        alone = Alone()
+        alone = SingleTokenReference()
         for token in tokens[depth : depth + width]:
             alone.add(model.logits([token], 1)[0])
         model.rollback(depth)
-        most = max(most, alone.moved(model.logits(tokens[depth : depth + width], width)))
+        most = max(most, alone.max_shift(model.logits(tokens[depth : depth + width], width)))
     return most
 
 

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gguf_spec._accept import residual
-from gguf_spec._sampling import Distribution
+from gguf_spec.sampling.chain import Distribution
+from gguf_spec.speculative.acceptance import residual
 
 
 @st.composite
@@ -16,9 +16,9 @@ def laws(draw, n=6):
     return Distribution(ids, probs[ids])
 
 
-def dense(law, n=6):
+def dense(distribution, n=6):
     row = np.zeros(n)
-    row[law.ids] = law.probs
+    row[distribution.ids] = distribution.probs
     return row
 
 

@@ -9,11 +9,11 @@ import pytest
 from click.testing import CliRunner
 
 from gguf_spec import Sampling, Speculation
-from gguf_spec._accept import coupled, rejection
-from gguf_spec._drafters import Calibration, CoupledGuess, DrawnGuess
-from gguf_spec._engine import Rule, run_round
-from gguf_spec._rng import SeededRng
 from gguf_spec.cli import cli
+from gguf_spec.sampling.rng import SeededRng
+from gguf_spec.speculative.acceptance import coupled, rejection
+from gguf_spec.speculative.drafters import CoupledDraftSampler, DraftCorrection, StochasticDraftSampler
+from gguf_spec.speculative.engine import Rule, run_round
 from tests.exactness import wrong_rules
 from tests.exactness.near_ties import first_difference, gap, noise, rows_at_width
 from tests.fakes import drafting, sampler
@@ -25,16 +25,16 @@ M, K = 3, 2
 def exact_law(target, prompt):
     """The target's own law of the first M tokens, from its logits; the law of each depends on those before it."""
     chain = sampler(None, **CHAIN)
-    law = {(): 1.0}
+    distribution = {(): 1.0}
     for _ in range(M):
         longer = {}
-        for tokens, weight in law.items():
+        for tokens, weight in distribution.items():
             target.rollback(0)
             history = [*prompt, *tokens]
             one = chain.distribution(target.logits(history, 1)[0], history)
             longer |= {(*tokens, int(t)): weight * p for t, p in zip(one.ids, one.probs, strict=True)}
-        law = longer
-    return law
+        distribution = longer
+    return distribution
 
 
 def sampled(llm, prompt, rule, n, k=K):
@@ -42,7 +42,7 @@ def sampled(llm, prompt, rule, n, k=K):
     target, draft = llm._target, llm._draft
     rng = SeededRng(11)
     chain = sampler(rng, **CHAIN)
-    guess = CoupledGuess(chain, Calibration(target.n_vocab)) if rule is coupled else DrawnGuess(chain)
+    guess = CoupledDraftSampler(chain, DraftCorrection(target.n_vocab)) if rule is coupled else StochasticDraftSampler(chain)
     drafter = drafting(target, draft, guess, target.n_vocab)
     target.rollback(0), draft.rollback(0)
     counts = Counter()
@@ -55,11 +55,11 @@ def sampled(llm, prompt, rule, n, k=K):
     return counts
 
 
-def excess(counts, law, n):
+def excess(counts, distribution, n):
     """How many standard deviations chi-square is above what chance gives; cells with few expected are pooled."""
-    rare = [t for t, p in law.items() if p * n < 5]
-    cells = [(sum(counts[t] for t in rare), sum(law[t] for t in rare))] if rare else []
-    cells += [(counts[t], p) for t, p in law.items() if p * n >= 5]
+    rare = [t for t, p in distribution.items() if p * n < 5]
+    cells = [(sum(counts[t] for t in rare), sum(distribution[t] for t in rare))] if rare else []
+    cells += [(counts[t], p) for t, p in distribution.items() if p * n >= 5]
     if sum(c for c, _ in cells) < n:
         return float("inf")  # tokens came that the target never says
     chi_square = sum((c - p * n) ** 2 / (p * n) for c, p in cells if p)
@@ -73,22 +73,22 @@ def opening(tales):
 
 
 def test_the_law_depends_on_earlier_tokens(opening):
-    _, law = opening
-    first = {t[0] for t in law}
-    given = [{t[1]: p / sum(q for s, q in law.items() if s[:2] == t[:2]) for t, p in law.items() if t[0] == f} for f in first]
+    _, distribution = opening
+    first = {t[0] for t in distribution}
+    given = [{t[1]: p / sum(q for s, q in distribution.items() if s[:2] == t[:2]) for t, p in distribution.items() if t[0] == f} for f in first]
     assert any(a.keys() != b.keys() for a, b in itertools.combinations(given, 2))
 
 
 @pytest.mark.parametrize(("k", "n"), [(0, 2_000), (K, 10_000)])
 def test_chi_square_over_ten_thousand_sequences(tales, opening, k, n):
-    prompt, law = opening
-    assert excess(sampled(tales, prompt, rejection, n, k), law, n) < 4
+    prompt, distribution = opening
+    assert excess(sampled(tales, prompt, rejection, n, k), distribution, n) < 4
 
 
 @pytest.mark.parametrize("rule", wrong_rules.ALL, ids=lambda rule: rule.__name__)
 def test_chi_square_catches_a_wrong_rule(tales, opening, rule):
-    prompt, law = opening
-    assert excess(sampled(tales, prompt, rule, 4_000), law, 4_000) > 6
+    prompt, distribution = opening
+    assert excess(sampled(tales, prompt, rule, 4_000), distribution, 4_000) > 6
 
 
 def compare(llm, prompts, ks, n_tokens):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gguf_spec import Sampling, Speculation
-from gguf_spec._controller import DraftController
+from gguf_spec.speculative.controller import DraftController
 
 SCHEMA = {
     "type": "object",

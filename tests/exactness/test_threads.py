@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 import gguf_spec
-from gguf_spec import _model
-from gguf_spec._context import ContextOptions
-from gguf_spec._library import offloads
-from gguf_spec._model import Model
-from gguf_spec._threads import ThreadGovernor
+from gguf_spec.llama import model as model_module
+from gguf_spec.llama.backend import offloads
+from gguf_spec.llama.model import Model
+from gguf_spec.llama.options import ContextOptions
+from gguf_spec.llama.threads import ThreadGovernor
 
 pytestmark = pytest.mark.skipif(offloads(), reason="the governor is off in GPU builds")
 
-FOLDER = Path(gguf_spec.__file__).parent / "models" / "tales"
+FOLDER = Path(gguf_spec.__file__).parent / "data" / "tales"
 FILES = ["tales-target-Q8_0.gguf", "tales-draft-Q4_0.gguf"]
 OFF = ContextOptions(n_ctx=512, flash_attention="off")
 TEXT = [3 + i * 37 % 900 for i in range(400)]
@@ -59,7 +59,7 @@ def test_one_and_two_threads_give_the_same_bits(file):
 @pytest.mark.parametrize("file", FILES)
 def test_the_count_may_change_between_passes(file, monkeypatch):
     governor = Alternating(2)
-    monkeypatch.setattr(_model, "shared_governor", lambda most: governor)
+    monkeypatch.setattr(model_module, "shared_governor", lambda most: governor)
     followed = Model(FOLDER / file, OFF)
     assert followed.follows_machine
     rows = rows_of(followed)
@@ -70,7 +70,7 @@ def test_the_count_may_change_between_passes(file, monkeypatch):
 
 @pytest.mark.parametrize("options", [ContextOptions(threads=1, flash_attention="off"), ContextOptions(flash_attention="on")])
 def test_a_count_of_the_user_and_flash_attention_switch_it_off(options, monkeypatch):
-    monkeypatch.setattr(_model, "shared_governor", lambda most: pytest.fail("not to be used"))
+    monkeypatch.setattr(model_module, "shared_governor", lambda most: pytest.fail("not to be used"))
     model = Model(FOLDER / FILES[0], options)
     assert not model.follows_machine
     model.read(TEXT[:40])

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 import gguf_spec
-from gguf_spec import Sampling, Speculation, _engine
-from gguf_spec._accept import Draft, Rows, coupled
-from gguf_spec._engine import Rule, run_round
+from gguf_spec import Sampling, Speculation
 from gguf_spec.errors import InvalidOptionError
+from gguf_spec.speculative import engine
+from gguf_spec.speculative.acceptance import Draft, Rows, coupled
+from gguf_spec.speculative.engine import Rule, run_round
 from gguf_spec.verify import bundled_prompts
 from tests.exactness.test_enumeration import CHAINS, PROMPT, V, distance, exact_law
 from tests.fakes import Anything, FakeModel, every_path, random_table, sampler
@@ -28,7 +29,7 @@ class AnyTree(Anything):
 
 
 def tree_law(table, options, k=2):
-    law = {}
+    distribution = {}
 
     def run(rng):
         target, chain = FakeModel(table), sampler(rng, **options)
@@ -42,23 +43,23 @@ def tree_law(table, options, k=2):
 
     taken = 0
     for (tokens, n_taken), weight in every_path(run):
-        law[tokens] = law.get(tokens, 0.0) + weight
+        distribution[tokens] = distribution.get(tokens, 0.0) + weight
         taken += n_taken
-    return law, taken
+    return distribution, taken
 
 
 def first_tokens_law(table, options):
-    law = {}
+    distribution = {}
     for tokens, weight in exact_law(table, options).items():
-        law[tokens[:N]] = law.get(tokens[:N], 0.0) + weight
-    return law
+        distribution[tokens[:N]] = distribution.get(tokens[:N], 0.0) + weight
+    return distribution
 
 
 @pytest.mark.parametrize("name", ["plain", "top-p", "penalties", "grammar", "greedy"])
 def test_every_path_of_every_tree_follows_the_targets_law(name):
     table = random_table(np.random.default_rng(7), V, 0.2)
-    law, taken = tree_law(table, CHAINS[name])
-    assert distance(law, first_tokens_law(table, CHAINS[name])) < 1e-12
+    distribution, taken = tree_law(table, CHAINS[name])
+    assert distance(distribution, first_tokens_law(table, CHAINS[name])) < 1e-12
     assert taken > 100
 
 
@@ -75,7 +76,7 @@ def test_a_row_of_another_branch_is_caught(monkeypatch):
 
 
 def test_a_branch_left_in_the_cache_is_caught(monkeypatch):
-    monkeypatch.setattr(_engine, "_n_cached", lambda drafted, new: len(new) - 1)
+    monkeypatch.setattr(engine, "_n_cached", lambda drafted, new: len(new) - 1)
     with pytest.raises(AssertionError):
         tree_law(random_table(np.random.default_rng(7), V), {})
 

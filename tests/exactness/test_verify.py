@@ -10,15 +10,16 @@ import pytest
 from click.testing import CliRunner
 
 import gguf_spec
-from gguf_spec import Sampling, _laws
+from gguf_spec import Sampling
 from gguf_spec import verify as module
-from gguf_spec._accept import RULES
-from gguf_spec._engine import Rule
-from gguf_spec._laws import Law, chi_square
-from gguf_spec._row_checks import check_rows, how_far
 from gguf_spec.cli import cli
 from gguf_spec.errors import EmptyPromptError, InvalidOptionError
+from gguf_spec.speculative.acceptance import RULES
+from gguf_spec.speculative.engine import Rule
 from gguf_spec.verify import Comparison, Difference, Report, bundled_prompts, verify
+from gguf_spec.verify import chi_square as chi_square_module
+from gguf_spec.verify.chi_square import ChiSquareTest, chi_square
+from gguf_spec.verify.row_checks import check_rows, how_far
 from tests.exactness.planted_bugs import BUGS, accept_always, rows_scaled
 
 
@@ -29,10 +30,10 @@ def test_it_passes_on_the_bundled_pair(tales, prompts):
     assert report.sentence == "Speculation does not change this model's output (45 of 45 texts identical)."
     assert [(c.n_texts, c.n_identical, c.n_near_ties, c.n_different) for c in report.comparisons] == [(3, 3, 0, 0)] * 15
     assert all(c.acceptance > 0.1 for c in report.comparisons if c.drafter != "auto")  # which may draft nothing
-    assert [law.accept for law in report.laws] == [*_laws.WAYS]
-    assert [law.accept for law in report.laws][:3] == ["coupled", "rejection", "block"]
-    assert [law.n_draws for law in report.laws] == [300] * 3 + [150] * 4
-    assert all(law.n_cells > 5 and law.n_drafted >= law.n_draws for law in report.laws)
+    assert [distribution.accept for distribution in report.laws] == [*chi_square_module.WAYS]
+    assert [distribution.accept for distribution in report.laws][:3] == ["coupled", "rejection", "block"]
+    assert [distribution.n_draws for distribution in report.laws] == [300] * 3 + [150] * 4
+    assert all(distribution.n_cells > 5 and distribution.n_drafted >= distribution.n_draws for distribution in report.laws)
     n_steps = 3 * 18 + 3 * 300 + 4 * 150 + 7
     assert steps == [(i, n_steps) for i in range(1, n_steps + 1)]
     names = ["rows", "near ties", "warm caches", "sessions", "long prompts", "grammars", "JSON schemas", "log-probabilities", "stop strings"]
@@ -44,10 +45,10 @@ def test_it_passes_on_the_bundled_pair(tales, prompts):
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
 def test_a_planted_bug_is_caught(tales, prompts, monkeypatch, bug):
     bug(monkeypatch)
-    law = BUGS[bug].removeprefix("first tokens under ").removesuffix(" do not follow")
-    if law in _laws.WAYS:  # the others need no draws
-        monkeypatch.setattr(module, "LAWS", {law: _laws.WAYS[law]})
-    report = verify(tales, prompts[:2], n_tokens=24, n_draws=1000 if law in _laws.WAYS else 60)
+    distribution = BUGS[bug].removeprefix("first tokens under ").removesuffix(" do not follow")
+    if distribution in chi_square_module.WAYS:  # the others need no draws
+        monkeypatch.setattr(module, "LAWS", {distribution: chi_square_module.WAYS[distribution]})
+    report = verify(tales, prompts[:2], n_tokens=24, n_draws=1000 if distribution in chi_square_module.WAYS else 60)
     monkeypatch.undo()
     assert not report.ok
     assert report.sentence.startswith("Speculation changes this model's output: ")
@@ -79,14 +80,14 @@ def test_the_command_passes(tmp_path):
     report = json.loads(run.stdout)
     assert report["ok"]
     assert report["n_prompts"] == 2
-    assert all(law["ok"] and law["p_value"] > 1e-5 for law in report["laws"])
+    assert all(distribution["ok"] and distribution["p_value"] > 1e-5 for distribution in report["laws"])
     assert run.stderr == ""
 
 
 def test_it_stops_when_the_time_is_up(tales, prompts):
     report = verify(tales, prompts, n_tokens=8, n_draws=100_000, limit_s=0.0)
     assert report.n_prompts == 1
-    assert [law.n_draws for law in report.laws] == [50] * 7
+    assert [distribution.n_draws for distribution in report.laws] == [50] * 7
     assert [check.name for check in report.checks] == ["rows", "near ties"]
     assert report.ok
 
@@ -94,7 +95,7 @@ def test_it_stops_when_the_time_is_up(tales, prompts):
 @pytest.mark.parametrize("flash_attention", ["off", "on"])
 def test_a_broken_batch_path_is_no_rounding_noise(monkeypatch, prompts, flash_attention):
     """It is there when the profile is measured, too: no pass is exact then, the noise is large, and nearly everything is a near tie."""
-    monkeypatch.setattr("gguf_spec._measure.keep_profile", lambda *_: True)
+    monkeypatch.setattr("gguf_spec.speculative.profiler.write_profile", lambda *_: True)
     rows_scaled(monkeypatch)
     with gguf_spec.load("tales", threads=2, n_ctx=1024, flash_attention=flash_attention) as llm:
         assert llm.profile.exact_width == 1
@@ -170,22 +171,22 @@ def test_the_bundled_prompts():
 
 @pytest.mark.parametrize(("statistic", "n_free", "p"), [(18.307, 10, 0.05), (40.0, 10, 1.694e-5), (135.807, 100, 0.01), (3.8415, 1, 0.05)])
 def test_the_tail_of_chi_square(statistic, n_free, p):
-    assert _laws._chance_of_more(statistic, n_free) == pytest.approx(p, rel=1e-3)
+    assert chi_square_module._chance_of_more(statistic, n_free) == pytest.approx(p, rel=1e-3)
 
 
 def test_the_chi_square_of_a_right_sampler_is_uniform():
-    rng, law = np.random.default_rng(1), {(i,): p for i, p in enumerate([0.5, 0.2, 0.2, 0.07, 0.03])}
+    rng, distribution = np.random.default_rng(1), {(i,): p for i, p in enumerate([0.5, 0.2, 0.2, 0.07, 0.03])}
     p_values = []
     for _ in range(300):
-        seen = Counter({(i,): int(n) for i, n in enumerate(rng.multinomial(400, list(law.values())))})
-        p_values.append(chi_square("x", seen, law).p_value)
+        seen = Counter({(i,): int(n) for i, n in enumerate(rng.multinomial(400, list(distribution.values())))})
+        p_values.append(chi_square("x", seen, distribution).p_value)
     assert 0.42 < np.mean(p_values) < 0.58
     assert 3 <= sum(p < 0.05 for p in p_values) <= 30
 
 
 def test_a_token_that_the_law_does_not_know_has_no_chance():
-    law = chi_square("x", Counter({(0,): 99, (7,): 1}), {(0,): 1.0})
-    assert (law.chi_square, law.p_value, law.ok) == (None, 0.0, False)
+    distribution = chi_square("x", Counter({(0,): 99, (7,): 1}), {(0,): 1.0})
+    assert (distribution.chi_square, distribution.p_value, distribution.ok) == (None, 0.0, False)
 
 
 def report(differences=(), laws=(), faults=()):
@@ -205,7 +206,7 @@ def test_near_ties_are_told_but_do_not_fail():
 
 def test_the_report_can_be_written_as_json():
     read = json.loads(
-        json.dumps(report([Difference("g", "d", 0, 1, None, False)], [Law("block", 9, 2, None, 0.0)], ["x"]).to_dict(), allow_nan=False)
+        json.dumps(report([Difference("g", "d", 0, 1, None, False)], [ChiSquareTest("block", 9, 2, None, 0.0)], ["x"]).to_dict(), allow_nan=False)
     )
     assert read["laws"] == [{"accept": "block", "n_draws": 9, "n_cells": 2, "chi_square": None, "p_value": 0.0, "n_drafted": 0, "ok": False}]
 

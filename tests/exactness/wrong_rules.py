@@ -1,52 +1,52 @@
 """Acceptance rules with one mistake each. The exactness tests must catch every one."""
 
-from gguf_spec._accept import residual
-from gguf_spec._sampling import Distribution
+from gguf_spec.sampling.chain import Distribution
+from gguf_spec.speculative.acceptance import residual
 
 
 def accept_always(draft, rows):
-    return [*draft.tokens, rows.sampler.draw(rows.law(len(draft.tokens)))]
+    return [*draft.tokens, rows.sampler.draw(rows.distribution(len(draft.tokens)))]
 
 
 def residual_forgotten(draft, rows):
     for i, (token, q) in enumerate(zip(draft.tokens, draft.q, strict=True)):
-        p = rows.law(i)
+        p = rows.distribution(i)
         if not rows.sampler.rng.chance(min(1.0, p.prob(token) / q.prob(token))):
             return [*draft.tokens[:i], rows.sampler.draw(p)]
-    return [*draft.tokens, rows.sampler.draw(rows.law(len(draft.tokens)))]
+    return [*draft.tokens, rows.sampler.draw(rows.distribution(len(draft.tokens)))]
 
 
 def accepted_by_p_alone(draft, rows):
     for i, (token, q) in enumerate(zip(draft.tokens, draft.q, strict=True)):
-        p = rows.law(i)
+        p = rows.distribution(i)
         if not rows.sampler.rng.chance(p.prob(token)):
             return [*draft.tokens[:i], rows.sampler.draw(residual(p, q))]
-    return [*draft.tokens, rows.sampler.draw(rows.law(len(draft.tokens)))]
+    return [*draft.tokens, rows.sampler.draw(rows.distribution(len(draft.tokens)))]
 
 
 def row_off_by_one(draft, rows):
     for i, (token, q) in enumerate(zip(draft.tokens, draft.q, strict=True)):
-        p = rows.law(max(i - 1, 0))
+        p = rows.distribution(max(i - 1, 0))
         if not rows.sampler.rng.chance(min(1.0, p.prob(token) / q.prob(token))):
             return [*draft.tokens[:i], rows.sampler.draw(residual(p, q))]
-    return [*draft.tokens, rows.sampler.draw(rows.law(len(draft.tokens)))]
+    return [*draft.tokens, rows.sampler.draw(rows.distribution(len(draft.tokens)))]
 
 
 def residual_turned_round(draft, rows):
     for i, (token, q) in enumerate(zip(draft.tokens, draft.q, strict=True)):
-        p = rows.law(i)
+        p = rows.distribution(i)
         if not rows.sampler.rng.chance(min(1.0, p.prob(token) / q.prob(token))):
             wrong = residual(Distribution(q.ids, q.probs), p)
             return [*draft.tokens[:i], rows.sampler.draw(wrong)]
-    return [*draft.tokens, rows.sampler.draw(rows.law(len(draft.tokens)))]
+    return [*draft.tokens, rows.sampler.draw(rows.distribution(len(draft.tokens)))]
 
 
 def block_with_the_plain_residual(draft, rows):
     """Block verification that forgets the weight of what it keeps."""
-    weight, laws = [1.0], [rows.law(0)]
+    weight, laws = [1.0], [rows.distribution(0)]
     for i, (token, q) in enumerate(zip(draft.tokens, draft.q, strict=True)):
         weight.append(min(1.0, weight[i] * laws[i].prob(token) / q.prob(token)))
-        laws.append(rows.law(i + 1))
+        laws.append(rows.distribution(i + 1))
     for i in range(len(laws) - 1, 0, -1):
         if rows.sampler.rng.chance(weight[i]):
             return [*draft.tokens[:i], rows.sampler.draw(laws[i] if i == len(draft.tokens) else residual(laws[i], draft.q[i]))]

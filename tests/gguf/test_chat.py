@@ -5,9 +5,10 @@ import json
 import pytest
 
 import gguf_spec
-from gguf_spec import Sampling, Speculation, _sessions
-from gguf_spec._model import Model
+from gguf_spec import Sampling, Speculation
 from gguf_spec.errors import InvalidOptionError, PromptTooLongError, SessionError
+from gguf_spec.llama.model import Model
+from gguf_spec.runtime import session_file
 from tests.gguf import zoo
 
 SAID = Sampling(seed=3, max_tokens=40, temperature=0.8)
@@ -271,7 +272,7 @@ def test_no_session_at_all(fresh, tmp_path):
     with pytest.raises(SessionError, match="no conversation"):
         chat.restore(other)
     forged = json.dumps([]).encode()
-    other.write_bytes(_sessions._FORMAT + _sessions._LENGTHS.pack(1 << 63, 0, 0) + bytes(32) + forged)
+    other.write_bytes(session_file._FORMAT + session_file._LENGTHS.pack(1 << 63, 0, 0) + bytes(32) + forged)
     with pytest.raises(SessionError, match="damaged"):
         chat.restore(other)
 
@@ -281,11 +282,11 @@ def test_saving_where_there_is_no_room_leaves_what_was_there(fresh, tmp_path, mo
     chat.send("Who?")
     chat.save(path)
     before = path.read_bytes()
-    monkeypatch.setattr(_sessions.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 10}))
+    monkeypatch.setattr(session_file.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 10}))
     with pytest.raises(SessionError, match="MB are free"):
         chat.save(path)
     monkeypatch.undo()
-    monkeypatch.setattr(_sessions.os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    monkeypatch.setattr(session_file.os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     with pytest.raises(SessionError, match="No space left"):
         chat.save(path)
     assert path.read_bytes() == before

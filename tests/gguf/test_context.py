@@ -6,10 +6,10 @@ from llama_cpp import llama_cpp
 
 import gguf_spec
 from gguf_spec import Sampling, Speculation
-from gguf_spec._context import KV_TYPES, ContextOptions
-from gguf_spec._gguf import read_header
-from gguf_spec._model import Model
 from gguf_spec.errors import InvalidOptionError
+from gguf_spec.gguf.validation import read_header
+from gguf_spec.llama.model import Model
+from gguf_spec.llama.options import KV_TYPES, ContextOptions
 from tests.gguf import zoo
 
 TOKENS = [40, 100, 7, 260, 33, 90, 12, 80]

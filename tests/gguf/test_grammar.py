@@ -12,15 +12,16 @@ import pytest
 from llama_cpp import llama_cpp as C
 
 import gguf_spec
-from gguf_spec import _automaton, _grammar
-from gguf_spec._context import ContextOptions
-from gguf_spec._grammar import Grammar
-from gguf_spec._json_schema import to_gbnf
-from gguf_spec._model import Model
 from gguf_spec.errors import ClosedError, InvalidOptionError
+from gguf_spec.grammar import automaton as automaton_module
+from gguf_spec.grammar import token_grammar
+from gguf_spec.grammar.json_schema import to_gbnf
+from gguf_spec.grammar.token_grammar import Grammar
+from gguf_spec.llama.model import Model
+from gguf_spec.llama.options import ContextOptions
 from tests.gguf import zoo
 
-TALES = Path(gguf_spec.__file__).parent / "models" / "tales" / "tales-target-Q8_0.gguf"
+TALES = Path(gguf_spec.__file__).parent / "data" / "tales" / "tales-target-Q8_0.gguf"
 
 
 @pytest.fixture(scope="module")
@@ -181,15 +182,15 @@ def test_a_long_answer_keeps_few_states_and_goes_back_far(model):
     answer = [a, b] * 400
     for n in range(0, 800, 7):
         grammar.allowed(answer[:n], np.array([a]))
-        assert len(grammar._states) <= 2 * _grammar._KEPT
+        assert len(grammar._states) <= 2 * token_grammar._KEPT
     for n in (800, 3, 4, 650, 2, 799):
         assert grammar.allowed(answer[:n], np.array([a, b])).tolist() == [n % 2 == 0, n % 2 == 1]
         assert 0 in grammar._states
-        assert len(grammar._states) <= 3 * _grammar._KEPT
+        assert len(grammar._states) <= 3 * token_grammar._KEPT
 
 
 def test_what_is_kept_for_later_has_a_limit(model, monkeypatch):
-    monkeypatch.setattr(_automaton, "_MAX_CACHE", 2000)
+    monkeypatch.setattr(automaton_module, "_MAX_CACHE", 2000)
     grammar, rng, history = Grammar(model, 'root ::= "\\"" [^"]{0,2000} "\\""', 0), random.Random(0), ids_of(model, '"')
     for _ in range(40):
         allowed = grammar.allowed(history, all_ids(model))
@@ -199,7 +200,7 @@ def test_what_is_kept_for_later_has_a_limit(model, monkeypatch):
 
 
 def test_a_long_answer_may_be_given_at_once(model, monkeypatch):
-    monkeypatch.setattr(_automaton, "_MAX_WORK", 20_000)
+    monkeypatch.setattr(automaton_module, "_MAX_WORK", 20_000)
     grammar, history = Grammar(model, 'root ::= "\\"" [^"]{0,9000} "\\""', 0), ids_of(model, '"' + "Tom and Lily " * 300)
     assert b'"' in texts(model, grammar, history) or pytest.fail("the answer cannot end")
     assert grammar.allowed(history, np.array(ids_of(model, "x")))[0]
@@ -478,8 +479,8 @@ def test_texts_that_fit_a_schema_and_texts_that_do_not(model, schema, good, bad)
 def fits(schema, text, _made={}):  # noqa: B006 - made once for each schema
     """Tell whether a text is a whole answer, without a model."""
     key = json.dumps(schema)
-    automaton = _made[key] if key in _made else _made.setdefault(key, _automaton.Automaton(to_gbnf(schema), int))
-    automaton.breathe()
+    automaton = _made[key] if key in _made else _made.setdefault(key, automaton_module.Automaton(to_gbnf(schema), int))
+    automaton.reset_budget()
     at = automaton.read(automaton.number(automaton.start), text.encode())
     return at >= 0 and () in automaton.states[at][0]
 

@@ -7,8 +7,8 @@ import gguf
 import numpy as np
 import pytest
 
-from gguf_spec._context import ContextOptions
-from gguf_spec._model import Model
+from gguf_spec.llama.model import Model
+from gguf_spec.llama.options import ContextOptions
 from tests.gguf import zoo
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))

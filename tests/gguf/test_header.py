@@ -9,8 +9,8 @@ import gguf
 import pytest
 
 import gguf_spec
-from gguf_spec._gguf import ArrayLength, read_header
 from gguf_spec.errors import ModelError, ModelNotFoundError, NotAModelError
+from gguf_spec.gguf.validation import ArrayLength, read_header
 from tests import children
 from tests.gguf import zoo
 
@@ -297,7 +297,7 @@ REFUSED = {
 MEASURE = """
 import sys, time
 from pathlib import Path
-from gguf_spec._gguf import read_header
+from gguf_spec.gguf.validation import read_header
 from gguf_spec.errors import GgufSpecError
 def peak():  # since this program began; ru_maxrss would count the one that started it
     return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])

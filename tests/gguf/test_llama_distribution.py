@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from gguf_spec._llama_samplers import distribution
-from gguf_spec._sampling import Filters
+from gguf_spec.llama.samplers import distribution
+from gguf_spec.sampling.chain import Filters
 from tests.fakes import sampler
 
 PENALTIES = {"repeat_penalty": 1.3, "frequency_penalty": 0.4, "presence_penalty": 0.2}

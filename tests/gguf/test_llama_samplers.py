@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from llama_cpp import llama_cpp as C
 
-from gguf_spec import _llama_samplers
-from gguf_spec._context import ContextOptions
-from gguf_spec._llama_samplers import Dry, typical, xtc
-from gguf_spec._model import Model
-from gguf_spec._types import K_MAX
 from gguf_spec.errors import ClosedError
+from gguf_spec.llama import samplers
+from gguf_spec.llama.model import Model
+from gguf_spec.llama.options import ContextOptions
+from gguf_spec.llama.samplers import Dry, typical, xtc
+from gguf_spec.options import K_MAX
 from tests.fakes import sampler
 from tests.gguf import zoo
 
@@ -32,9 +32,9 @@ def row(n, seed, scale=3.0):
 
 def test_the_memory_is_laid_out_as_llama_cpp_expects():
     fields = {name: getattr(C.llama_token_data, name) for name, _ in C.llama_token_data._fields_}
-    ours = {name: (offset, kind.itemsize) for name, (kind, offset) in _llama_samplers._CANDIDATE.fields.items()}
+    ours = {name: (offset, kind.itemsize) for name, (kind, offset) in samplers._CANDIDATE.fields.items()}
     assert ours == {name: (field.offset, field.size) for name, field in fields.items()}
-    assert _llama_samplers._CANDIDATE.itemsize == ctypes.sizeof(C.llama_token_data)
+    assert samplers._CANDIDATE.itemsize == ctypes.sizeof(C.llama_token_data)
 
 
 # ---- typical-p
@@ -221,8 +221,10 @@ def test_dry_is_what_llama_cpp_does_to_a_whole_vocabulary(model):
     for n in (0, 1, 5, 60, 400):
         history = rnd.choices(range(40, 60), k=n)
         whole = C.llama_sampler_init_dry(model._vocab, 0.8, 1.75, 1, model.n_ctx, breakers, 4)
-        law = dict.fromkeys(range(model.n_vocab), 0.0) | {int(c["id"]): float(c["logit"]) for c in applied(whole, np.zeros(model.n_vocab), history)}
-        assert {token: -logit for token, logit in law.items() if logit} == pytest.approx(penalties(dry, history), rel=1e-6)
+        distribution = dict.fromkeys(range(model.n_vocab), 0.0) | {
+            int(c["id"]): float(c["logit"]) for c in applied(whole, np.zeros(model.n_vocab), history)
+        }
+        assert {token: -logit for token, logit in distribution.items() if logit} == pytest.approx(penalties(dry, history), rel=1e-6)
 
 
 def test_dry_does_nothing_where_it_is_off(model):
@@ -325,7 +327,7 @@ def test_closing(animals):
 
 def applied(native, logits, history=()):
     """What a native sampler leaves of a whole vocabulary after a history; frees it."""
-    candidates = np.zeros(len(logits), _llama_samplers._CANDIDATE)
+    candidates = np.zeros(len(logits), samplers._CANDIDATE)
     candidates["id"], candidates["logit"] = np.arange(len(logits)), logits
     array = C.llama_token_data_array(ctypes.cast(candidates.ctypes.data, C.llama_token_data_p), len(logits), -1, False)
     for token in history:
@@ -351,9 +353,9 @@ def llama_chain(logits, history, s):
     ):
         C.llama_sampler_chain_add(chain, native)
     left = applied(chain, logits, history)
-    law = np.zeros(len(logits))
-    law[left["id"]] = softmax(left["logit"])
-    return law
+    distribution = np.zeros(len(logits))
+    distribution[left["id"]] = softmax(left["logit"])
+    return distribution
 
 
 PENALTIES = {"repeat_penalty": 1.3, "frequency_penalty": 0.4, "presence_penalty": 0.2, "penalty_last_n": 20}
@@ -398,7 +400,7 @@ def test_our_chain_gives_the_probabilities_of_llama_cpp(n, options):
         rng = np.random.default_rng([n, seed])
         logits = (rng.normal(size=n) * 2 - seed).astype(np.float32)
         history = rng.integers(0, n, size=30).tolist() * 2 + np.argsort(-logits)[:9].tolist()  # likely ones too
-        law = np.zeros(n)
+        distribution = np.zeros(n)
         ids, probs = ours.distribution(logits, history)
-        law[ids] = probs
-        assert np.abs(law - llama_chain(logits, history, ours.sampling)).max() < 1e-5
+        distribution[ids] = probs
+        assert np.abs(distribution - llama_chain(logits, history, ours.sampling)).max() < 1e-5

@@ -9,10 +9,10 @@ import pytest
 
 import gguf_spec
 from gguf_spec import Sampling, Speculation
-from gguf_spec._context import Adapter, ContextOptions, adapters
-from gguf_spec._model import Model
-from gguf_spec._profile import Loadable, keep_profile, kept_profile
 from gguf_spec.errors import InvalidOptionError, ModelNotFoundError, NotAModelError, UnsupportedModelError
+from gguf_spec.llama.model import Model
+from gguf_spec.llama.options import Adapter, ContextOptions, adapters
+from gguf_spec.speculative.profile import ModelKey, read_profile, write_profile
 from tests import children
 from tests.gguf import zoo
 
@@ -145,23 +145,24 @@ def test_a_draft_has_its_own(folder):
 
 def test_profiles_are_kept_apart(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    from gguf_spec._profile import NOTHING_KNOWN
+    from gguf_spec.speculative.profile import DEFAULT_PROFILE
 
     def loadable(*lora):
-        return Loadable(folder / "model.gguf", ContextOptions(threads=1, lora=adapters(lora)))
+        return ModelKey(folder / "model.gguf", ContextOptions(threads=1, lora=adapters(lora)))
 
-    assert keep_profile(loadable((folder / "lora.gguf", 0.5)), None, NOTHING_KNOWN)
-    assert kept_profile(loadable((folder / "lora.gguf", 0.5)), None) is not None
+    assert write_profile(loadable((folder / "lora.gguf", 0.5)), None, DEFAULT_PROFILE)
+    assert read_profile(loadable((folder / "lora.gguf", 0.5)), None) is not None
     half = (folder / "lora.gguf", 0.5)
     for other in ((), (folder / "lora.gguf",), ((folder / "other.gguf", 0.5),), (half, folder / "other.gguf")):
-        assert kept_profile(loadable(*other), None) is None
-    assert kept_profile(loadable(), loadable((folder / "lora.gguf", 0.5))) is None
+        assert read_profile(loadable(*other), None) is None
+    assert read_profile(loadable(), loadable((folder / "lora.gguf", 0.5))) is None
 
 
 def test_memory_is_given_back(folder):
     """Loaded and closed many times: adapters go with their model."""
     code = (
-        "import sys, resource\nfrom pathlib import Path\nfrom gguf_spec._context import ContextOptions, Adapter\nfrom gguf_spec._model import Model\n"
+        "import sys, resource\nfrom pathlib import Path\nfrom gguf_spec.llama.options import ContextOptions, Adapter\n"
+        "from gguf_spec.llama.model import Model\n"
         "options = ContextOptions(n_ctx=64, threads=1, extra_bufts=False, lora=(Adapter(Path(sys.argv[2])), Adapter(Path(sys.argv[2]), 0.5)))\n"
         "def once():\n    model = Model(Path(sys.argv[1]), options)\n    model.logits([1, 2], 1)\n    model.close()\n    model.close()\n"
         "for _ in range(20): once()\n"
@@ -270,7 +271,7 @@ def test_an_adapter_for_no_draft(folder):
 
 # What our checks keep from llama.cpp: loaded there without them, in a child.
 DIES = (
-    "import sys\nfrom pathlib import Path\nfrom gguf_spec import _model\nfrom gguf_spec._context import ContextOptions, Adapter\n"
+    "import sys\nfrom pathlib import Path\nfrom gguf_spec.llama import model as _model\nfrom gguf_spec.llama.options import ContextOptions, Adapter\n"
     "if sys.argv[3] == 'unchecked': _model.check_adapter = lambda *_: None\n"
     "try:\n    model = _model.Model(Path(sys.argv[1]), ContextOptions(n_ctx=64, threads=1, extra_bufts=False, lora=(Adapter(Path(sys.argv[2])),)))\n"
     "except _model.UnsupportedModelError as error:\n    print(error)\nelse:\n    print(model.logits([1, 2, 3], 1).shape)\n"

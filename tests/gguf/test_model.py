@@ -7,10 +7,10 @@ import pytest
 
 import gguf_spec
 from gguf_spec import Sampling
-from gguf_spec._context import ContextOptions
-from gguf_spec._model import Model
-from gguf_spec._types import K_MAX
 from gguf_spec.errors import ClosedError, DecodeError, InvalidOptionError, PromptTooLongError, RollbackError
+from gguf_spec.llama.model import Model
+from gguf_spec.llama.options import ContextOptions
+from gguf_spec.options import K_MAX
 from tests import children
 from tests.gguf import zoo
 
@@ -248,8 +248,8 @@ def test_an_answer_fills_the_context_to_the_last_place(animals):
 CHILD = """
 import sys
 from pathlib import Path
-from gguf_spec._context import ContextOptions
-from gguf_spec._model import Model
+from gguf_spec.llama.options import ContextOptions
+from gguf_spec.llama.model import Model
 for path in sys.argv[1:]:
     model = Model(Path(path), ContextOptions(n_ctx=32, threads=1, extra_bufts=False))
     for text in ("a" * 60_000, " " * 60_000, "!" * 60_000, "7" * 60_000):

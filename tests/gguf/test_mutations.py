@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gguf_spec._registry import resolve
+from gguf_spec.registry.resolve import resolve
 from tests import children
 from tests.gguf import zoo
 

@@ -7,11 +7,11 @@ import pytest
 
 import gguf_spec
 from gguf_spec import Sampling, Speculation
-from gguf_spec._llm import LLM
 from gguf_spec.quantize import quantize
+from gguf_spec.runtime.llm import LLM
 from gguf_spec.verify import WAYS, verify
 
-TALES = Path(gguf_spec.__file__).parent / "models" / "tales"
+TALES = Path(gguf_spec.__file__).parent / "data" / "tales"
 
 
 @pytest.fixture(scope="module")

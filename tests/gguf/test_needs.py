@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gguf_spec._checks import build_features
-from gguf_spec._context import ContextOptions
-from gguf_spec._gguf import read_header
-from gguf_spec._model import Model
-from gguf_spec._needs import cache_bytes, needs
-from gguf_spec._registry import resolve
-from gguf_spec._store import local
+from gguf_spec.doctor.checks import build_features
+from gguf_spec.gguf.validation import read_header
+from gguf_spec.llama.memory import cache_bytes, needs
+from gguf_spec.llama.model import Model
+from gguf_spec.llama.options import ContextOptions
+from gguf_spec.registry.download import local
+from gguf_spec.registry.resolve import resolve
 from tests import children
 from tests.gguf import zoo
 
@@ -97,13 +97,13 @@ import json, sys
 from pathlib import Path
 import gguf_spec
 from gguf_spec import Sampling
-from gguf_spec._checks import build_features
-from gguf_spec._context import ContextOptions
-from gguf_spec._gguf import read_header
-from gguf_spec._needs import needs
-from gguf_spec._registry import resolve
-from gguf_spec._store import local
-import gguf_spec._llm
+from gguf_spec.doctor.checks import build_features
+from gguf_spec.llama.options import ContextOptions
+from gguf_spec.gguf.validation import read_header
+from gguf_spec.llama.memory import needs
+from gguf_spec.registry.resolve import resolve
+from gguf_spec.registry.download import local
+import gguf_spec.runtime.llm
 model, draft, options = json.loads(sys.argv[1])
 how = ContextOptions(extra_bufts=options.get("extra_bufts", True), **{k: v for k, v in options.items() if k != "extra_bufts"})
 files = [local(resolve(name)) for name in (model, draft) if name]

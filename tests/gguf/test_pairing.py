@@ -7,16 +7,19 @@ from pathlib import Path
 import pytest
 
 import gguf_spec
-from gguf_spec import _hub, _model, _pairing, _store
-from gguf_spec._cache import cache_file
-from gguf_spec._context import ContextOptions
-from gguf_spec._drafters import SURENESSES
-from gguf_spec._gguf import read_header
-from gguf_spec._model import Model
-from gguf_spec._pairing import candidates, choose
-from gguf_spec._profile import Loadable, Profile, keep_profile
-from gguf_spec._registry import resolve
-from gguf_spec._vocabulary import FileVocabulary
+from gguf_spec.gguf.validation import read_header
+from gguf_spec.gguf.vocabulary import FileVocabulary
+from gguf_spec.llama import model as model_module
+from gguf_spec.llama.model import Model
+from gguf_spec.llama.options import ContextOptions
+from gguf_spec.registry import download
+from gguf_spec.registry import hub as hub_module
+from gguf_spec.registry.resolve import resolve
+from gguf_spec.runtime import draft_search
+from gguf_spec.runtime.draft_search import candidates, choose
+from gguf_spec.speculative.drafters import N_CONFIDENCE_BUCKETS
+from gguf_spec.speculative.profile import ModelKey, Profile, write_profile
+from gguf_spec.system.cache import cache_file
 from tests.gguf import zoo
 
 OPTIONS = ContextOptions(threads=1)
@@ -30,7 +33,7 @@ def home(tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
-    monkeypatch.setattr(_hub, "folder", lambda: tmp_path / "home/.cache/huggingface/hub")
+    monkeypatch.setattr(hub_module, "folder", lambda: tmp_path / "home/.cache/huggingface/hub")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home/.cache"))
     return tmp_path / "home"
 
@@ -74,7 +77,7 @@ def test_a_header_tells_the_vocabulary_that_llama_cpp_sees(tmp_path, metadata):
 
 def test_so_it_does_for_the_bundled_pair():
     for name in ("tales", "tales-draft"):
-        path = _store.local(resolve(name))
+        path = download.local(resolve(name))
         model, of_file = Model(path, OPTIONS), FileVocabulary(read_header(path))
         assert of_file.vocabulary == model.vocabulary
         assert all(of_file.token_text(i) == model.token_text(i) for i in range(model.n_vocab))
@@ -96,7 +99,7 @@ def test_the_right_draft_among_ten_caches_with_decoys(home, target, monkeypatch)
     ollama.mkdir(parents=True)
     (ollama / "sha256-0123").write_bytes(b"not a model")
     (home / ".cache/llama.cpp/empty.gguf").touch()
-    monkeypatch.setattr(_model.C, "llama_model_load_from_file", lambda *_: pytest.fail("weights were loaded"))
+    monkeypatch.setattr(model_module.C, "llama_model_load_from_file", lambda *_: pytest.fail("weights were loaded"))
     found, why = choose(resolve(target), target, OPTIONS)
     assert (found.path, found.name) == (right, "right.gguf")
     assert why == "drafting with right.gguf: it speaks the same vocabulary and has 13% of the target's size."
@@ -164,8 +167,8 @@ def test_costs_that_were_measured_count_more_than_sizes(home, target):
     assert choose(resolve(target), target, OPTIONS)[0].path == light
 
     def measured(draft, right):
-        profile = Profile({1: 0.1, 33: 0.11}, {1: 0.0}, {1: 0.001, 33: 0.01}, {1: 0.0}, {}, ((right * 100.0, 100.0),) * SURENESSES, 1.0)
-        assert keep_profile(Loadable(target, OPTIONS), Loadable(draft, OPTIONS), profile)
+        profile = Profile({1: 0.1, 33: 0.11}, {1: 0.0}, {1: 0.001, 33: 0.01}, {1: 0.0}, {}, ((right * 100.0, 100.0),) * N_CONFIDENCE_BUCKETS, 1.0)
+        assert write_profile(ModelKey(target, OPTIONS), ModelKey(draft, OPTIONS), profile)
 
     measured(light, 0.05)
     measured(heavy, 0.9)
@@ -177,10 +180,10 @@ def test_costs_that_were_measured_count_more_than_sizes(home, target):
 def test_comparisons_are_remembered_until_a_file_changes(home, target, monkeypatch):
     other = put(target.parent / "other.gguf", zoo.llama(), tokens=OTHER_TOKENS)
     assert not names(target)["other.gguf"].fits
-    compare = _pairing.check_vocabulary
-    monkeypatch.setattr(_pairing, "check_vocabulary", lambda *_: pytest.fail("compared again"))
+    compare = draft_search.check_vocabulary
+    monkeypatch.setattr(draft_search, "check_vocabulary", lambda *_: pytest.fail("compared again"))
     assert not names(target)["other.gguf"].fits
-    monkeypatch.setattr(_pairing, "check_vocabulary", compare)
+    monkeypatch.setattr(draft_search, "check_vocabulary", compare)
     put(other, zoo.llama())
     assert names(target)["other.gguf"].fits
 

@@ -6,7 +6,8 @@ import sys
 import pytest
 
 import gguf_spec
-from gguf_spec import _cache, _probe
+from gguf_spec.llama import selftest
+from gguf_spec.system import cache
 
 DIES = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
 
@@ -35,7 +36,7 @@ def child(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     def use(code: str) -> None:
-        monkeypatch.setattr(_probe, "_command", lambda: [sys.executable, "-c", code])
+        monkeypatch.setattr(selftest, "_command", lambda: [sys.executable, "-c", code])
 
     return use
 
@@ -43,55 +44,55 @@ def child(monkeypatch, tmp_path):
 @pytest.mark.parametrize(("code", "said"), FAILS.values(), ids=FAILS)
 def test_a_child_that_fails(child, capfd, code, said):
     child(code)
-    assert _probe.extra_bufts_work() is False
+    assert selftest.extra_bufts_work() is False
     note = capfd.readouterr().err
     assert note.startswith("Note: ")
     assert note.count("\n") == 1
     assert said in note
     child(WORKS["exactly"])
-    assert _probe.extra_bufts_work() is False, "the answer was not remembered"
+    assert selftest.extra_bufts_work() is False, "the answer was not remembered"
     assert capfd.readouterr().err == "", "said twice"
 
 
 @pytest.mark.parametrize("code", WORKS.values(), ids=WORKS)
 def test_a_child_that_computes_right(child, capfd, code):
     child(code)
-    assert _probe.extra_bufts_work() is True
+    assert selftest.extra_bufts_work() is True
     child(DIES)
-    assert _probe.extra_bufts_work() is True
+    assert selftest.extra_bufts_work() is True
     assert capfd.readouterr() == ("", "")
 
 
 def test_no_child_at_all(child, monkeypatch, capfd):
-    monkeypatch.setattr(_probe, "_command", lambda: ["/nowhere/python"])
-    assert _probe.extra_bufts_work() is False
+    monkeypatch.setattr(selftest, "_command", lambda: ["/nowhere/python"])
+    assert selftest.extra_bufts_work() is False
     assert "did not run" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("data", ["", "{", "[]", "null", '{"no": 1}'])
 def test_a_damaged_cache_is_asked_again(child, data):
     child(DIES)
-    assert _probe.extra_bufts_work() is False
-    _probe._cache_file().write_text(data, encoding="utf-8")
+    assert selftest.extra_bufts_work() is False
+    selftest._cache_file().write_text(data, encoding="utf-8")
     child(WORKS["exactly"])
-    assert _probe.extra_bufts_work() is True
-    assert json.loads(_probe._cache_file().read_text(encoding="utf-8"))["ok"] is True
-    assert [path.name for path in _probe._cache_file().parent.iterdir()] == [_probe._cache_file().name]
+    assert selftest.extra_bufts_work() is True
+    assert json.loads(selftest._cache_file().read_text(encoding="utf-8"))["ok"] is True
+    assert [path.name for path in selftest._cache_file().parent.iterdir()] == [selftest._cache_file().name]
 
 
 def test_a_cache_that_cannot_be_written(child, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     child(WORKS["exactly"])
-    assert _probe.extra_bufts_work() is True
+    assert selftest.extra_bufts_work() is True
 
 
 def test_another_library_or_machine_is_asked_again(child, monkeypatch):
-    first = _probe._cache_file()
-    monkeypatch.setattr(_cache, "_cpu", lambda: "flags: other")
-    second = _probe._cache_file()
-    monkeypatch.setattr(_probe, "library_parts", lambda: ["libllama.so 3 5"])
-    assert len({first, second, _probe._cache_file()}) == 3
+    first = selftest._cache_file()
+    monkeypatch.setattr(cache, "_cpu", lambda: "flags: other")
+    second = selftest._cache_file()
+    monkeypatch.setattr(selftest, "library_parts", lambda: ["libllama.so 3 5"])
+    assert len({first, second, selftest._cache_file()}) == 3
 
 
 @pytest.mark.parametrize(("code", "works"), [(DIES, False), (WORKS["exactly"], True)])
@@ -106,10 +107,10 @@ def test_it_is_not_asked_when_the_caller_decides(child, animals):
     child(DIES)
     with gguf_spec.load(animals / "llama.gguf", None, threads=1, extra_bufts=True) as llm:
         assert llm._target.options.extra_bufts is True
-    assert not _probe._cache_file().exists()
+    assert not selftest._cache_file().exists()
 
 
 def test_the_real_child_answers_with_a_small_number(child, monkeypatch):
     monkeypatch.undo()
-    assert _probe._command()[0] == sys.executable
-    assert 0 <= _probe.largest_difference() < 1
+    assert selftest._command()[0] == sys.executable
+    assert 0 <= selftest.largest_difference() < 1

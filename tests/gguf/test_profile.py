@@ -6,22 +6,24 @@ from dataclasses import replace
 import pytest
 
 import gguf_spec
-from gguf_spec import Sampling, _load, _measure
-from gguf_spec._profile import Profile
+from gguf_spec import Sampling
+from gguf_spec.runtime import load as load_module
+from gguf_spec.speculative import profiler
+from gguf_spec.speculative.profile import Profile
 
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(_load, "extra_bufts_work", lambda: True)
+    monkeypatch.setattr(load_module, "extra_bufts_work", lambda: True)
     return tmp_path / "cache" / "gguf-spec"
 
 
 @pytest.fixture
 def measured(monkeypatch):
     """How often something was measured."""
-    real, calls = _measure.measure, []
-    monkeypatch.setattr(_measure, "measure", lambda *args, **kwargs: calls.append(1) or real(*args, **kwargs))
+    real, calls = profiler.measure, []
+    monkeypatch.setattr(profiler, "measure", lambda *args, **kwargs: calls.append(1) or real(*args, **kwargs))
     return calls
 
 

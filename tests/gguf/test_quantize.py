@@ -12,8 +12,8 @@ import pytest
 
 import gguf_spec
 from gguf_spec import Sampling, Speculation, quantize
-from gguf_spec._gguf import read_header
 from gguf_spec.errors import InvalidOptionError, ModelNotFoundError, NotAModelError, QuantizeError, UnsupportedModelError
+from gguf_spec.gguf.validation import read_header
 from gguf_spec.quantize import TYPES
 from tests import children
 from tests.gguf import zoo

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gguf_spec._template import encode_chat
 from gguf_spec.errors import TemplateError
+from gguf_spec.text.chat_template import encode_chat
 from tests.gguf import zoo
 
 # Short templates in the manner of the families of models.yaml; the special tokens are those of the test vocabulary.
@@ -62,8 +62,8 @@ class Templated:
 
 @pytest.fixture(scope="module")
 def model(animals):
-    from gguf_spec._context import ContextOptions
-    from gguf_spec._model import Model
+    from gguf_spec.llama.model import Model
+    from gguf_spec.llama.options import ContextOptions
 
     model = Model(animals / "llama.gguf", ContextOptions(64, 1))
     yield model

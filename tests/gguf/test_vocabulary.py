@@ -4,10 +4,10 @@ import pytest
 
 import gguf_spec
 from gguf_spec import Sampling, Speculation
-from gguf_spec._context import ContextOptions
-from gguf_spec._drafters import check_vocabulary
-from gguf_spec._model import Model
 from gguf_spec.errors import VocabularyMismatchError
+from gguf_spec.llama.model import Model
+from gguf_spec.llama.options import ContextOptions
+from gguf_spec.speculative.drafters import check_vocabulary
 from tests.gguf import zoo
 
 GREEDY = Sampling(temperature=0, max_tokens=12)

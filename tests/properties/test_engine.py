@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gguf_spec import _controller
-from gguf_spec._types import ACCEPT, BRANCHES_MAX, DRAFTERS, Sampling, Speculation
+from gguf_spec.options import ACCEPT, BRANCHES_MAX, DRAFTERS, Sampling, Speculation
+from gguf_spec.speculative import controller
 from tests.fakes import AS_DRAFT, AS_TARGET, FakeModel, fake_llm, random_table
 
 V = 5
@@ -150,7 +150,7 @@ TestRequests.settings = settings(max_examples=60, stateful_step_count=20, deadli
 
 def test_the_state_machine_catches_a_cache_that_is_not_cut(monkeypatch):
     """The same invariant over an engine that forgets to roll the draft back."""
-    monkeypatch.setattr("gguf_spec._drafters.ModelDrafter.rollback", lambda self, to: None)
+    monkeypatch.setattr("gguf_spec.speculative.drafters.ModelDrafter.rollback", lambda self, to: None)
     with pytest.raises(AssertionError):
         for seed in range(20):
             machine = Requests()
@@ -166,7 +166,7 @@ def test_the_state_machine_catches_a_cache_that_is_not_cut(monkeypatch):
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_all_these_ways_do_draft_and_tokens_of_each_are_accepted(drafter, adaptive, tree, monkeypatch):
     """Or the tests here would show nothing."""
-    monkeypatch.setattr(_controller, "time", SimpleNamespace(perf_counter=lambda: 0.0))  # how busy this machine is must not decide
+    monkeypatch.setattr(controller, "time", SimpleNamespace(perf_counter=lambda: 0.0))  # how busy this machine is must not decide
     names, branched = set(), 0
     with make_llm(TABLES[0] + 0.4 * TABLES[1], n_ctx=200) as llm:
         for seed in range(6):

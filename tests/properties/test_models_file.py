@@ -3,8 +3,8 @@
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gguf_spec._models_file import read_models_file
 from gguf_spec.errors import InvalidModelsFileError
+from gguf_spec.registry.models_file import read_models_file
 
 GOOD = """\
 models:

@@ -8,15 +8,16 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from gguf_spec import Sampling, Speculation, _near_ties
-from gguf_spec._accept import Draft, coupled
-from gguf_spec._drafters import Calibration, CoupledGuess, NoDrafter
-from gguf_spec._engine import Rule, read_prompt, rounds
-from gguf_spec._measure import measure
-from gguf_spec._near_ties import MARGIN, Alone, is_near_tie
-from gguf_spec._profile import NOTHING_KNOWN
-from gguf_spec._rng import SeededRng
-from gguf_spec._types import K_MAX
+from gguf_spec import Sampling, Speculation
+from gguf_spec.options import K_MAX
+from gguf_spec.sampling import near_ties
+from gguf_spec.sampling.near_ties import NOISE_MARGIN, SingleTokenReference, is_near_tie
+from gguf_spec.sampling.rng import SeededRng
+from gguf_spec.speculative.acceptance import Draft, coupled
+from gguf_spec.speculative.drafters import CoupledDraftSampler, DraftCorrection, NoDrafter
+from gguf_spec.speculative.engine import Rule, read_prompt, rounds
+from gguf_spec.speculative.profile import DEFAULT_PROFILE
+from gguf_spec.speculative.profiler import measure
 from tests.exactness.near_ties import first_difference
 from tests.fakes import FakeModel, Wobbly, drafting, fake_llm, random_table, sampler
 
@@ -33,7 +34,7 @@ def text(seed, options, k, rule, n=24, remembers=True):
     """(tokens, indices of near ties, passes decided again) of a generation."""
     chain = sampler(SeededRng(seed), **options)
     target = Wobbly(close_table(seed % 7), WOBBLE, remembers)
-    drafter = drafting(target, FakeModel(close_table(seed % 7 + 1)), CoupledGuess(chain, Calibration(V)), V) if k else NoDrafter()
+    drafter = drafting(target, FakeModel(close_table(seed % 7 + 1)), CoupledDraftSampler(chain, DraftCorrection(V)), V) if k else NoDrafter()
     read_prompt(target, drafter, PROMPT, k, lambda: False)
     tokens, ties, again, logprobs = [], [], 0, []
     for one in rounds(target, drafter, PROMPT, chain, k, rule, n, lambda token: False, lambda: False):
@@ -198,14 +199,14 @@ def test_each_half_of_the_check_is_needed(monkeypatch):
         if part == "lower":  # only the limits of filters, with the token as it is
             kept = sampler.survivors(shaped, len(history)).logits
             wider = np.flatnonzero(shaped >= kept.min() - noise)
-            return sampler.pick(_near_ties.Candidates(wider, shaped[wider]), len(history)) != token
+            return sampler.pick(near_ties.Candidates(wider, shaped[wider]), len(history)) != token
         lower = shaped.copy()
         lower[token] -= noise
         return sampler.pick(sampler.survivors(lower, len(history)), len(history)) != token
 
     assert differences(Rule(coupled, WOBBLE), n=300, top_k=2)[1] == 0
     for part in ("lower", "wider"):
-        monkeypatch.setattr("gguf_spec._accept.is_near_tie", partial(half, part))
+        monkeypatch.setattr("gguf_spec.speculative.acceptance.is_near_tie", partial(half, part))
         assert differences(Rule(coupled, WOBBLE), n=300, top_k=2)[1] > 0
 
 
@@ -222,13 +223,13 @@ def test_the_noise_is_measured_with_the_profile():
 
 
 def test_the_noise_of_a_width_is_that_of_the_widths_up_to_the_next_one_measured():
-    profile = replace(NOTHING_KNOWN, noise={2: 0.1, 4: 0.05, 8: 0.3, 33: 0.2}, exact_width=1)
-    assert [profile.logit_noise(k) / MARGIN for k in (1, 2, 3, 4, 7, 8, 32)] == [0.1, 0.1, 0.3, 0.3, 0.3, 0.3, 0.3]
-    assert replace(NOTHING_KNOWN, noise={2: 0.1}, exact_width=1).logit_noise(32) == MARGIN * 0.1
+    profile = replace(DEFAULT_PROFILE, noise={2: 0.1, 4: 0.05, 8: 0.3, 33: 0.2}, exact_width=1)
+    assert [profile.logit_noise(k) / NOISE_MARGIN for k in (1, 2, 3, 4, 7, 8, 32)] == [0.1, 0.1, 0.3, 0.3, 0.3, 0.3, 0.3]
+    assert replace(DEFAULT_PROFILE, noise={2: 0.1}, exact_width=1).logit_noise(32) == NOISE_MARGIN * 0.1
     assert replace(profile, exact_width=4).logit_noise(3) == 0.0
     assert [replace(profile, exact_width=4).widest(exact) for exact in (True, False)] == [4, K_MAX + 1]
     assert profile.widest(True) == K_MAX + 1, "where no pass is exact, all are used, and near ties are counted"
-    assert NOTHING_KNOWN.logit_noise(4) == 0.0
+    assert DEFAULT_PROFILE.logit_noise(4) == 0.0
 
 
 def test_a_profile_of_the_wobbling_model_has_no_exact_pass_and_one_of_a_calm_model_has_all():
@@ -272,14 +273,14 @@ def test_tokens_that_cannot_come_do_not_count_as_noise():
 
 def test_rows_alone_are_compared_with_rows_together():
     """A row that moves as a whole has not moved; what counts is how far the others come up to the best one, or fall behind."""
-    alone = Alone()
+    alone = SingleTokenReference()
     for row in ([1.0, 3.0, 2.0], [0.0, -np.inf, 1.0]):
         alone.add(np.array(row, dtype=np.float32))
     same = np.array([[2.0, 4.0, 3.0], [0.5, -np.inf, 1.5]], dtype=np.float32)
-    assert alone.moved(same) == 0.0
-    assert alone.moved(same[:1]) == 0.0
-    assert alone.moved(np.array([[1.0, 3.0, 2.25]], dtype=np.float32)) == 0.25
-    assert alone.moved(np.array([[1.0, 3.5, 2.0]], dtype=np.float32)) == 0.5
+    assert alone.max_shift(same) == 0.0
+    assert alone.max_shift(same[:1]) == 0.0
+    assert alone.max_shift(np.array([[1.0, 3.0, 2.25]], dtype=np.float32)) == 0.25
+    assert alone.max_shift(np.array([[1.0, 3.5, 2.0]], dtype=np.float32)) == 0.5
 
 
 @given(st.lists(st.floats(-3, 3, width=32), min_size=3, max_size=6), st.floats(0.01, 0.5))
@@ -310,4 +311,4 @@ def test_the_allowance_of_a_measured_profile_is_enough():
             assert texts[0].stats.n_near_ties == 0
     assert n_parted >= 10
     assert n_uncounted == 0
-    assert MARGIN >= 1, "what a few rows show is not the most there can be"
+    assert NOISE_MARGIN >= 1, "what a few rows show is not the most there can be"

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gguf_spec._rng import SeededRng, _hash, _ids_of, all_ids
-from gguf_spec._sampling import Sampler, _descending
-from gguf_spec._types import Sampling
 from gguf_spec.errors import NoTokenLeftError
+from gguf_spec.options import Sampling
+from gguf_spec.sampling.chain import Sampler, _descending
+from gguf_spec.sampling.rng import SeededRng, _hash, _ids_of, all_ids
 from tests.unit.old_sampling import OldRng, OldSampler
 
 KINDS = ("bell", "peaks", "sharp", "open", "ties", "flat", "huge", "bad")

@@ -3,7 +3,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gguf_spec._text import TextStream
+from gguf_spec.text.detokenizer import TextStream
 
 letters = st.text(alphabet="aé🎉", max_size=40)
 stops = st.lists(st.text(alphabet="aé🎉", min_size=1, max_size=5), max_size=4)

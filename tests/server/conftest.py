@@ -34,7 +34,7 @@ def endless(tmp_path_factory):
         yield llm
 
 
-class Reply:
+class ResponseBuilder:
     def __init__(self, response):
         self.status, self.headers, self.body = response.status, dict(response.getheaders()), response.read()
 
@@ -57,7 +57,7 @@ def ask(server, method="GET", path="/health", body=None, headers=()):
         if body is not None and not isinstance(body, bytes):
             body = json.dumps(body).encode()
         connection.request(method, path, body, dict(headers))
-        return Reply(connection.getresponse())
+        return ResponseBuilder(connection.getresponse())
     finally:
         connection.close()
 

@@ -17,10 +17,10 @@ import pytest
 
 from gguf_spec import Chunk, Sampling, Speculation
 from gguf_spec.server import serve_in_thread
-from gguf_spec.server._events import EventStream
-from gguf_spec.server._replies import Reply
-from gguf_spec.server._requests import read_text
-from gguf_spec.server._worker import Job, Said
+from gguf_spec.server.requests import read_text
+from gguf_spec.server.responses import ResponseBuilder
+from gguf_spec.server.sse import EventStream
+from gguf_spec.server.worker import ChunkEvent, Job
 from tests.server.conftest import ask, ask_text, metrics, until
 
 START = "Once upon a time there was"
@@ -140,9 +140,9 @@ def test_a_client_that_takes_nothing_for_too_long_is_left():
     async def main():
         job = Job(read_text({"prompt": "a"}, Speculation(), None))
         for text in "bcd":
-            job.events.put_nowait(Said(Chunk(text, (1,), 0, 0), ()))
+            job.events.put_nowait(ChunkEvent(Chunk(text, (1,), 0, 0), ()))
             await asyncio.sleep(0)
-        stream = EventStream(job, Reply(job.asked, "m", None), 0.1, lambda: closed.append(True))
+        stream = EventStream(job, ResponseBuilder(job.asked, "m", None), 0.1, lambda: closed.append(True))
         await asyncio.wait_for(stream({}, None, send), 10)
 
     asyncio.run(main())

@@ -10,7 +10,7 @@ import time
 import pytest
 
 import gguf_spec
-from gguf_spec.server import _app, serve_in_thread
+from gguf_spec.server import app, serve_in_thread
 from tests.server import browser
 from tests.server.browser import ENTER, ESCAPE, RELEASE, SHIFT, TAB, WIDTHS, Page
 from tests.server.conftest import ask, until
@@ -36,7 +36,7 @@ def test_the_page(server):
 
 
 def test_the_page_names_the_default_temperature():
-    html = _app._PAGE.read_text(encoding="utf-8")
+    html = app._PAGE.read_text(encoding="utf-8")
     assert re.search(r'id="temperature"[^>]*placeholder="([^"]*)"', html)[1] == str(gguf_spec.Sampling().temperature)
 
 
@@ -48,7 +48,7 @@ def _luminance(colour):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_colours_stand_out(scheme):
     """WCAG 2.2 AA: 4.5 to 1 for text, 3 to 1 for the edges of controls."""
-    blocks = re.findall(r":root \{(.*?)\}", _app._PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    blocks = re.findall(r":root \{(.*?)\}", app._PAGE.read_text(encoding="utf-8"), re.DOTALL)
     colours = dict(re.findall(r"--([a-z-]+): (#[0-9a-f]{6});", blocks[scheme == "dark"]))
 
     def contrast(one, other):

@@ -7,7 +7,7 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import response_schema_conformance, status_code_conformance
 
 from gguf_spec.server import serve_in_thread
-from gguf_spec.server._openapi import describe
+from gguf_spec.server.openapi import describe
 from tests.server.conftest import ask
 
 

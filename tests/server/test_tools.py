@@ -8,7 +8,7 @@ import pytest
 
 import gguf_spec
 from gguf_spec.server import serve_in_thread
-from gguf_spec.server._tools import ToolReader, form_of
+from gguf_spec.server.tool_calls import ToolReader, form_of
 from tests.gguf import zoo
 from tests.server.conftest import ask_chat
 

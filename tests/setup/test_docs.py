@@ -12,7 +12,7 @@ import pytest
 from gguf_spec.cli import cli
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted(str(path.relative_to(ROOT)) for folder in (".", ".github", "docs", "gguf_spec/models/tales") for path in (ROOT / folder).glob("*.md"))
+PAGES = sorted(str(path.relative_to(ROOT)) for folder in (".", ".github", "docs", "gguf_spec/data/tales") for path in (ROOT / folder).glob("*.md"))
 GENERATED_OR_HISTORY = {"docs/cli.md", "docs/experiments.md", "docs/python-api.md", "CHANGELOG.md"}
 # Options of other programs: xcode-select, scripts/test, llama.cpp.
 OTHER_OPTIONS = {"--install", "--slow", "--spec-type"}

@@ -41,9 +41,9 @@ def test_the_wheel_holds_the_package_and_nothing_else(built):
     for name in (
         "gguf_spec/py.typed",
         "gguf_spec/server/page.html",
-        "gguf_spec/prompts.txt",
+        "gguf_spec/data/prompts.txt",
         "gguf_spec/data/code.txt",
-        "gguf_spec/models/tales/tales-target-Q8_0.gguf",
+        "gguf_spec/data/tales/tales-target-Q8_0.gguf",
     ):
         assert name in names
     assert f"{folder}/licenses/LICENSE" in names
@@ -103,7 +103,7 @@ def test_it_works_where_the_clone_is_not(installed, tmp_path):
 
 def test_a_library_compiled_without_our_flags_is_tried_out_first(installed, tmp_path):
     """The first load asks a child process whether the kernels compute right, and where they do not, goes without them."""
-    start = "import sys\nfrom gguf_spec import Sampling, _probe, load\n"
+    start = "import sys\nfrom gguf_spec import Sampling, load\nfrom gguf_spec.llama import selftest as _probe\n"
     dies = "_probe._command = lambda: [sys.executable, '-c', 'import os; os.abort()']\n"
     tell = "with load('tales', threads=1{}) as llm:\n    print(llm.generate('Once', Sampling(seed=1, max_tokens=20)).text)\n"
     done = run([installed / "python", "-c", start + dies + tell.format("")], tmp_path, XDG_CACHE_HOME=str(tmp_path / "cache"))

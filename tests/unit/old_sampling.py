@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from gguf_spec._rng import _AT_ONCE, _FEW, _LEAST_WEIGHT, _U32, SeededRng, _hash
-from gguf_spec._sampling import Candidates, Sampler, _llama
 from gguf_spec.errors import NoTokenLeftError
+from gguf_spec.sampling.chain import Candidates, Sampler, _llama
+from gguf_spec.sampling.rng import _AT_ONCE, _FEW, _LEAST_WEIGHT, _U32, SeededRng, _hash
 
 
 class OldRng(SeededRng):

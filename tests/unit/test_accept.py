@@ -5,12 +5,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from gguf_spec._accept import Draft, block, coupled, rejection, residual
-from gguf_spec._sampling import Distribution
+from gguf_spec.sampling.chain import Distribution
+from gguf_spec.speculative.acceptance import Draft, block, coupled, rejection, residual
 from tests.fakes import sampler
 
 
-class Said:
+class ChunkEvent:
     """A random source that says what it was told to, and notes the questions."""
 
     def __init__(self, *answers):
@@ -31,56 +31,56 @@ class Laws:
     def __init__(self, laws, rng):
         self.laws, self.sampler, self.asked = laws, sampler(rng), []
 
-    def law(self, i):
+    def distribution(self, i):
         self.asked.append(i)
         return self.laws[i]
 
 
-def law(**probs):
+def distribution(**probs):
     return Distribution(np.array([ord(t) - ord("a") for t in probs]), np.array(list(probs.values())))
 
 
 def test_residual():
-    rest = residual(law(a=0.5, b=0.3, c=0.2), law(a=0.2, b=0.4, d=0.4))
+    rest = residual(distribution(a=0.5, b=0.3, c=0.2), distribution(a=0.2, b=0.4, d=0.4))
     assert list(rest.ids) == [0, 2]
     assert rest.probs == pytest.approx([0.6, 0.4])
 
 
 def test_residual_of_laws_that_share_no_token_is_p():
-    p = law(a=0.5, b=0.5)
-    rest = residual(p, law(c=1.0))
+    p = distribution(a=0.5, b=0.5)
+    rest = residual(p, distribution(c=1.0))
     assert list(rest.ids) == [0, 1]
     assert rest.probs == pytest.approx([0.5, 0.5])
 
 
 def test_residual_of_a_law_and_itself_is_that_law():
-    p = law(a=0.5, b=0.3, c=0.2)
-    assert residual(p, law(a=0.5, b=0.3, c=0.2)) is p
+    p = distribution(a=0.5, b=0.3, c=0.2)
+    assert residual(p, distribution(a=0.5, b=0.3, c=0.2)) is p
 
 
 def test_residual_where_all_of_q_comes_before_p():
-    rest = residual(law(c=0.25, d=0.75), law(a=1.0))
+    rest = residual(distribution(c=0.25, d=0.75), distribution(a=1.0))
     assert (list(rest.ids), list(rest.probs)) == ([2, 3], [0.25, 0.75])
 
 
 @pytest.mark.parametrize("rule", [rejection, block])
 def test_a_draft_that_lacks_a_law_is_refused(rule):
-    q = law(a=0.5, b=0.5)
+    q = distribution(a=0.5, b=0.5)
     with pytest.raises(ValueError, match="shorter"):
-        rule(Draft([0, 1], [q]), Laws([q] * 3, Said(True, True, True, 0)))
+        rule(Draft([0, 1], [q]), Laws([q] * 3, ChunkEvent(True, True, True, 0)))
 
 
 def test_a_block_that_only_rounding_refuses():
     """Target and draft agree, so nothing is left to be refused; should rounding say so all the same, what was kept before stays kept."""
-    q = law(a=0.5, b=0.5)
-    rng = Said(False, True, 0)
+    q = distribution(a=0.5, b=0.5)
+    rng = ChunkEvent(False, True, 0)
     assert block(Draft([1, 1], [q, q]), Laws([q] * 3, rng)) == [1, 0]
     assert rng.asked == [1.0, 1.0, [0.5, 0.5]]
 
 
 def test_a_token_is_kept_with_p_over_q():
-    rng = Said(True, False, 0)
-    p, q = law(a=0.5, b=0.5), law(a=0.25, b=0.75)
+    rng = ChunkEvent(True, False, 0)
+    p, q = distribution(a=0.5, b=0.5), distribution(a=0.25, b=0.75)
     new = rejection(Draft([0, 1], [q, q]), Laws([p, p], rng))
     assert rng.asked[:2] == [1.0, pytest.approx(0.5 / 0.75)]
     assert rng.asked[2] == [1.0]  # the residual is a alone
@@ -88,25 +88,25 @@ def test_a_token_is_kept_with_p_over_q():
 
 
 def test_all_accepted_brings_a_bonus_from_the_last_row():
-    rows = [law(a=1.0), law(b=1.0), law(c=1.0)]
-    assert rejection(Draft([0, 1], rows[:2]), Laws(rows, Said(True, True, 0))) == [0, 1, 2]
+    rows = [distribution(a=1.0), distribution(b=1.0), distribution(c=1.0)]
+    assert rejection(Draft([0, 1], rows[:2]), Laws(rows, ChunkEvent(True, True, 0))) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("rule", [rejection, block])
 def test_no_draft_is_a_plain_draw(rule):
-    assert rule(Draft([], []), Laws([law(a=0.1, c=0.9)], Said(1))) == [2]
+    assert rule(Draft([], []), Laws([distribution(a=0.1, c=0.9)], ChunkEvent(1))) == [2]
 
 
 def test_rows_after_a_rejection_are_never_asked_for():
-    rows = Laws([law(a=0.5, b=0.5)] * 4, Said(True, False, 0))
-    rejection(Draft([0, 0, 0], [law(a=1.0)] * 3), rows)
+    rows = Laws([distribution(a=0.5, b=0.5)] * 4, ChunkEvent(True, False, 0))
+    rejection(Draft([0, 0, 0], [distribution(a=1.0)] * 3), rows)
     assert rows.asked == [0, 1]
 
 
 def test_block_by_hand():
     """The example on paper: weights 1, 0.5 / 0.8 and then min(1, 0.625 * 0.9 / 0.5) = 1."""
-    p, q = [law(a=0.5, b=0.5), law(a=0.1, b=0.9), law(b=1.0)], [law(a=0.8, b=0.2), law(a=0.5, b=0.5)]
-    rng = Said(False, True, 0)
+    p, q = [distribution(a=0.5, b=0.5), distribution(a=0.1, b=0.9), distribution(b=1.0)], [distribution(a=0.8, b=0.2), distribution(a=0.5, b=0.5)]
+    rng = ChunkEvent(False, True, 0)
     assert block(Draft([0, 1], q), Laws(p, rng)) == [0, 1]
     assert rng.asked[0] == pytest.approx(1.0)  # the whole draft: its weight
     mass = 0.625 * 0.9 - 0.5
@@ -116,15 +116,15 @@ def test_block_by_hand():
 
 def test_the_weight_of_a_block_is_that_of_all_before():
     """0.5 / 0.8 and then 0.4 / 0.5 of that: what was unlikely at the first token still counts at the second."""
-    p, q = [law(a=0.5, b=0.5), law(a=0.6, b=0.4), law(b=1.0)], [law(a=0.8, b=0.2), law(a=0.5, b=0.5)]
-    rng = Said(True, 0)
+    p, q = [distribution(a=0.5, b=0.5), distribution(a=0.6, b=0.4), distribution(b=1.0)], [distribution(a=0.8, b=0.2), distribution(a=0.5, b=0.5)]
+    rng = ChunkEvent(True, 0)
     assert block(Draft([0, 1], q), Laws(p, rng)) == [0, 1, 1]
     assert rng.asked[0] == pytest.approx(0.625 * 0.8)
 
 
 def test_block_does_not_ask_for_a_law_after_a_token_the_target_never_says():
-    rows = Laws([law(b=1.0), None, None], Said(0))
-    assert block(Draft([0, 0], [law(a=1.0), law(a=1.0)]), rows) == [1]
+    rows = Laws([distribution(b=1.0), None, None], ChunkEvent(0))
+    assert block(Draft([0, 0], [distribution(a=1.0), distribution(a=1.0)]), rows) == [1]
     assert rows.asked == [0]
 
 

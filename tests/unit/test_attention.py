@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from gguf_spec import _attention
-from gguf_spec._attention import AttentionCosts, attention_shape, choose_attention
-from gguf_spec._context import ContextOptions
-from gguf_spec._gguf import Header
-from gguf_spec._probe_model import AttentionShape
+from gguf_spec.gguf.validation import Header
+from gguf_spec.llama import attention
+from gguf_spec.llama.attention import AttentionCosts, attention_shape, choose_attention
+from gguf_spec.llama.options import ContextOptions
+from gguf_spec.llama.probe_model import AttentionShape
 
 WIDTHS = (1, 2, 4, 8, 32)
 OFF = AttentionCosts("off", dict.fromkeys(WIDTHS, 2e-4), dict.fromkeys(WIDTHS, 1e-7), 0.2, True)
@@ -26,8 +26,8 @@ def header(**of):
 def costs(monkeypatch):
     """What is measured, by flash attention; None fails."""
     given = {"off": OFF, "on": ON}
-    monkeypatch.setattr(_attention, "measured_attention", lambda shape, options: given[options.flash_attention])
-    monkeypatch.setattr(_attention, "offloads", lambda: False)
+    monkeypatch.setattr(attention, "measured_attention", lambda shape, options: given[options.flash_attention])
+    monkeypatch.setattr(attention, "offloads", lambda: False)
     return given
 
 
@@ -53,7 +53,7 @@ def test_where_nothing_can_be_measured(costs, monkeypatch):
     costs |= {"off": None, "on": None}
     assert choose_attention(header(), ContextOptions(), must_be_exact=True) == ("off", None)
     assert choose_attention(header(), ContextOptions(kv_type="q8_0"), must_be_exact=True) == ("on", None)
-    monkeypatch.setattr(_attention, "offloads", lambda: True)
+    monkeypatch.setattr(attention, "offloads", lambda: True)
     assert choose_attention(header(), ContextOptions(), must_be_exact=True) == ("auto", None)
 
 

@@ -6,15 +6,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from gguf_spec import _long_workloads, _workloads
 from gguf_spec import bench as module
-from gguf_spec._bench_report import ratios
-from gguf_spec._long_workloads import LONG_WORKLOADS, Conversation
-from gguf_spec._plot import Bar, Group, grouped_bars
-from gguf_spec._types import Sampling, Speculation
-from gguf_spec._workloads import workloads
-from gguf_spec.bench import ADAPTIVE, PLAIN, USELESS, WORKLOADS, Case, Contender, Machine, Report, Result, Run, Spread, bench
+from gguf_spec.bench import ADAPTIVE, PLAIN, USELESS, WORKLOADS, Case, Contender, Machine, Report, Result, Run, Spread, bench, long_workloads
+from gguf_spec.bench import workloads as workloads_module
+from gguf_spec.bench.long_workloads import LONG_WORKLOADS, Conversation
+from gguf_spec.bench.plot import Bar, Group, grouped_bars
+from gguf_spec.bench.report import ratios
+from gguf_spec.bench.workloads import workloads
 from gguf_spec.errors import InvalidOptionError
+from gguf_spec.options import Sampling, Speculation
 
 SVG = "{http://www.w3.org/2000/svg}"
 FIXED = [f"{drafter} {k}" for drafter in ("model", "ngram", "hybrid") for k in (1, 2, 3, 4, 6, 8, 12, 16)]
@@ -227,7 +227,7 @@ def test_all_say_the_same_and_all_of_it(tales):
 @pytest.mark.parametrize("at", range(2))
 def test_the_bundled_pair_copies_what_it_should(tales, at):
     (copy,) = [workload for workload in WORKLOADS if workload.name == "copy"]
-    prompt, unit = copy.prompts(tales)[at], _workloads._BARGAIN[at]
+    prompt, unit = copy.prompts(tales)[at], workloads_module._BARGAIN[at]
     said = tales.generate(prompt, Sampling(temperature=0.0, max_tokens=copy.n_tokens, ignore_eos=True)).text
     assert (unit * 10).startswith(said)
     assert len(said) > 2 * len(unit)
@@ -322,7 +322,7 @@ def test_a_long_workload_has_few_fixed_settings(tales, runs):
 
 
 def test_records_do_not_repeat():
-    records = [_long_workloads._record(i, "active") for i in range(200)]
+    records = [long_workloads._record(i, "active") for i in range(200)]
     assert len({record.partition(",")[2] for record in records}) == 200
     assert json.loads(records[3])["status"] == "active"
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gguf_spec import _cache
-from gguf_spec._cache import cache_file, cache_folder, content_id, keep, recall, this_machine
+from gguf_spec.system import cache as cache_module
+from gguf_spec.system.cache import cache_file, cache_folder, content_id, read_json, this_machine, write_json
 
 MB = 1 << 20
 
@@ -41,10 +41,10 @@ def test_parts_are_told_apart(cache):
 
 def test_what_is_kept_is_recalled(cache):
     path = cache / "some" / "folder" / "one.json"
-    assert recall(path) is None
-    assert keep(path, {"a": [1, 2.5, "ä"]}) is True
-    assert recall(path) == {"a": [1, 2.5, "ä"]}
-    assert keep(path, None) is True
+    assert read_json(path) is None
+    assert write_json(path, {"a": [1, 2.5, "ä"]}) is True
+    assert read_json(path) == {"a": [1, 2.5, "ä"]}
+    assert write_json(path, None) is True
     assert json.loads(path.read_text(encoding="utf-8")) is None
     assert [one.name for one in path.parent.iterdir()] == ["one.json"]
 
@@ -53,19 +53,19 @@ def test_what_is_kept_is_recalled(cache):
 def test_what_is_damaged_is_nothing(cache, data):
     cache.mkdir(parents=True)
     (cache / "one.json").write_bytes(data)
-    assert recall(cache / "one.json") is None
+    assert read_json(cache / "one.json") is None
 
 
 def test_a_folder_where_nothing_can_be_kept(cache):
     cache.parent.mkdir()
     cache.write_text("a file where the folder should be")
-    assert keep(cache / "profiles" / "one.json", 1) is False
-    assert recall(cache / "profiles" / "one.json") is None
+    assert write_json(cache / "profiles" / "one.json", 1) is False
+    assert read_json(cache / "profiles" / "one.json") is None
 
 
 def test_an_error_that_is_not_of_the_disk_is_told(cache):
     with pytest.raises(TypeError):
-        keep(cache / "one.json", {1j})
+        write_json(cache / "one.json", {1j})
     assert [path for path in cache.rglob("*") if stat.S_ISREG(path.stat().st_mode)] == []
 
 
@@ -121,7 +121,7 @@ model name\t: Another
 
 def test_machines_are_told_apart_by_name_and_processor_not_by_its_pace(tmp_path, monkeypatch):
     (tmp_path / "cpuinfo").write_text(CPUINFO, encoding="utf-8")
-    monkeypatch.setattr(_cache, "Path", lambda _: tmp_path / "cpuinfo")
+    monkeypatch.setattr(cache_module, "Path", lambda _: tmp_path / "cpuinfo")
     cpu = "model name\t: A processor\nflags\t\t: fpu avx2\nCPU architecture: 8\nFeatures\t: asimd"
     assert this_machine() == [platform.machine(), platform.node(), cpu]
     (tmp_path / "cpuinfo").unlink()

@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gguf_spec._chances import Chances, RequestChances, fitted
+from gguf_spec.speculative.acceptance_rates import AcceptanceRates, RequestAcceptance, fitted
 
 BELIEFS = {"ngram": (0.2, 0.9), "model": (0.5,)}
 
 
 def test_before_anything_was_seen_it_is_what_was_believed():
-    chances = Chances(BELIEFS)
+    chances = AcceptanceRates(BELIEFS)
     assert chances.of(("ngram", 0)) == pytest.approx(0.2)
     assert chances.of(("ngram", 1)) == pytest.approx(0.9)
     assert chances.of(("model", 0)) == 0.5
@@ -20,7 +20,7 @@ def test_before_anything_was_seen_it_is_what_was_believed():
 
 
 def test_kinds_are_counted_apart():
-    chances = Chances(BELIEFS)
+    chances = AcceptanceRates(BELIEFS)
     for _ in range(20):
         chances.learn(("ngram", 0), True)
     assert chances.of(("ngram", 0)) > 0.9
@@ -30,7 +30,7 @@ def test_kinds_are_counted_apart():
 
 @pytest.mark.parametrize("true", [0.0, 0.3, 0.95])
 def test_what_was_seen_outweighs_what_was_believed(true):
-    rng, chances = np.random.default_rng(1), Chances(BELIEFS)
+    rng, chances = np.random.default_rng(1), AcceptanceRates(BELIEFS)
     found = []
     for _ in range(2000):
         chances.learn(("ngram", 1), bool(rng.random() < true))
@@ -39,7 +39,7 @@ def test_what_was_seen_outweighs_what_was_believed(true):
 
 
 def test_a_change_is_noticed_in_time():
-    chances = Chances(BELIEFS)
+    chances = AcceptanceRates(BELIEFS)
     for _ in range(1000):
         chances.learn(("model", 0), False)
     assert chances.of(("model", 0)) < 0.01
@@ -50,20 +50,20 @@ def test_a_change_is_noticed_in_time():
 
 def test_a_request_believes_its_own_first_places_more_than_those_of_others():
     """A text that is hard shows in all buckets after a few places, and the next request begins with what is usual."""
-    known = Chances(BELIEFS)
+    known = AcceptanceRates(BELIEFS)
     for _ in range(300):
         known.learn(("ngram", 0), True)
         known.learn(("ngram", 1), True)
-    hard = RequestChances(known)
+    hard = RequestAcceptance(known)
     for _ in range(8):
         hard.learn(("ngram", 0), False)
-    assert hard.of(("ngram", 1)) < 0.96 < 0.98 < RequestChances(known).of(("ngram", 1))
+    assert hard.of(("ngram", 1)) < 0.96 < 0.98 < RequestAcceptance(known).of(("ngram", 1))
     assert hard.of(("model", 0)) == 0.5  # another drafter
 
 
 def test_a_firm_drafter_is_doubted_less():
-    known = Chances(BELIEFS)
-    soft, firm = RequestChances(known), RequestChances(Chances(BELIEFS), {"model"})
+    known = AcceptanceRates(BELIEFS)
+    soft, firm = RequestAcceptance(known), RequestAcceptance(AcceptanceRates(BELIEFS), {"model"})
     for _ in range(5):
         soft.learn(("model", 0), True)
         firm.learn(("model", 0), True)
@@ -72,7 +72,7 @@ def test_a_firm_drafter_is_doubted_less():
 
 @given(st.lists(st.tuples(st.sampled_from([("ngram", 0), ("ngram", 1), ("model", 0)]), st.booleans()), max_size=200))
 def test_rates_of_a_request_stay_between_0_and_1(seen):
-    one = RequestChances(Chances({"ngram": (0.0, 1.0), "model": (0.5,)}))
+    one = RequestAcceptance(AcceptanceRates({"ngram": (0.0, 1.0), "model": (0.5,)}))
     for kind, hit in seen:
         one.learn(kind, hit)
     assert all(0 <= one.of(kind) <= 1 for kind in (("ngram", 0), ("ngram", 1), ("model", 0)))
@@ -80,17 +80,17 @@ def test_rates_of_a_request_stay_between_0_and_1(seen):
 
 def test_what_a_pair_is_like_is_seen_from_few_places():
     """0 of 17 right in one bucket: the others are believed less too. Without any place nothing changes."""
-    beliefs = [0.4, 0.7, 0.9]
-    assert fitted(beliefs, [(0, 0)] * 3) == pytest.approx(beliefs)
-    useless = fitted(beliefs, [(0.0, 17.0), (0.0, 0.0), (0.0, 0.0)])
+    priors = [0.4, 0.7, 0.9]
+    assert fitted(priors, [(0, 0)] * 3) == pytest.approx(priors)
+    useless = fitted(priors, [(0.0, 17.0), (0.0, 0.0), (0.0, 0.0)])
     assert useless[0] < 0.1
     assert useless[1] < 0.35
-    good = fitted(beliefs, [(20.0, 20.0), (20.0, 20.0), (24.0, 24.0)])
+    good = fitted(priors, [(20.0, 20.0), (20.0, 20.0), (24.0, 24.0)])
     assert all(0.9 < rate <= 1 for rate in good)
 
 
 def test_a_chance_is_never_below_0_or_above_1():
-    chances = Chances({"x": (0.0, 1.0)})
+    chances = AcceptanceRates({"x": (0.0, 1.0)})
     for kind in (("x", 0), ("x", 1)):
         for hit in (True, False) * 50:
             chances.learn(kind, hit)
@@ -98,10 +98,10 @@ def test_a_chance_is_never_below_0_or_above_1():
 
 
 def test_what_was_seen_can_be_kept_and_counts_less_another_day():
-    before = Chances(BELIEFS)
+    before = AcceptanceRates(BELIEFS)
     for _ in range(500):
         before.learn(("ngram", 0), True)
-    after = Chances(BELIEFS)
+    after = AcceptanceRates(BELIEFS)
     after.recall(before.to_list())
     assert after.of(("ngram", 0)) == pytest.approx(before.of(("ngram", 0)))
     assert after.of(("model", 0)) == 0.5
@@ -112,7 +112,7 @@ def test_what_was_seen_can_be_kept_and_counts_less_another_day():
 
 
 def test_kinds_that_are_no_more_are_passed_over_and_nonsense_is_refused():
-    chances = Chances(BELIEFS)
+    chances = AcceptanceRates(BELIEFS)
     chances.recall([("gone", 0, 5.0, 9.0), ("ngram", 9, 1.0, 2.0), ("model", 0, 0.0, 0.0)])
     assert chances.of(("model", 0)) == 0.5
     for nonsense in ([("model", 0, 9.0, 5.0)], [("model", 0, -1.0, 5.0)], [("model", 0, "x", 5.0)], [3], [("model", 0)], 5):

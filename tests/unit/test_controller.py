@@ -8,16 +8,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from gguf_spec import _controller, _measure, _profile
-from gguf_spec._accept import coupled
-from gguf_spec._controller import DraftController, _Round, _Step
-from gguf_spec._draft_length import Prices
-from gguf_spec._drafters import Proposal
-from gguf_spec._engine import Rule, read_prompt, rounds
-from gguf_spec._pair import Pair
-from gguf_spec._rng import SeededRng
-from gguf_spec._sampling import Distribution
-from gguf_spec._types import K_MAX, Speculation
+from gguf_spec.options import K_MAX, Speculation
+from gguf_spec.sampling.chain import Distribution
+from gguf_spec.sampling.rng import SeededRng
+from gguf_spec.speculative import controller as controller_module
+from gguf_spec.speculative import profile, profiler
+from gguf_spec.speculative.acceptance import coupled
+from gguf_spec.speculative.controller import DraftController, _Round, _Step
+from gguf_spec.speculative.draft_length import Prices
+from gguf_spec.speculative.drafters import Proposal
+from gguf_spec.speculative.engine import Rule, read_prompt, rounds
+from gguf_spec.speculative.pair import ModelPair
 from tests.fakes import Clock, FakeModel, costing, random_table, sampler
 
 V, N = 30, 600
@@ -50,12 +51,12 @@ class Scene:
 
     def __init__(self, monkeypatch, target_s, draft_s=None, draft="good", n_ctx=4000):
         self.clock = Clock()
-        for module in (_controller, _measure):
+        for module in (controller_module, profiler):
             monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=self.clock.perf_counter))
         self.target = FakeModel(1.3 * TABLE, n_ctx, cost=target_s, clock=self.clock)
         self.draft = draft_s and FakeModel(DRAFTS[draft], n_ctx, cost=draft_s, clock=self.clock)
-        self.pair = Pair(self.target, self.draft)
-        self.pair.know(_measure.measure(self.target, self.draft))
+        self.pair = ModelPair(self.target, self.draft)
+        self.pair.know(profiler.measure(self.target, self.draft))
 
     @property
     def known(self):
@@ -270,7 +271,7 @@ def test_the_forecast_is_what_happened_within_one_part_in_ten(scene, models):
 
 def test_what_was_learned_in_one_request_is_known_in_the_next(scene):
     one = scene(FLAT, CHEAP, "useless")
-    one.pair.know(_profile.NOTHING_KNOWN)
+    one.pair.know(profile.DEFAULT_PROFILE)
     first, second = one.run(MODEL, n=200), one.run(MODEL, n=200)
     assert second < first
     assert second < 1.05 * 200 * FLAT(1, 0)
@@ -291,7 +292,7 @@ def test_second_guesses_are_checked_where_that_is_cheap_and_only_there(scene):
 def n_checked(*steps):
     """How many tokens of a draft are checked, where each costs almost as much as one said."""
     target = SimpleNamespace(n_past=0, busy_s=0.0)
-    controller = DraftController(target, [], None, _profile.NOTHING_KNOWN.experiences()["drawn"], 9)
+    controller = DraftController(target, [], None, profile.DEFAULT_PROFILE.experiences()["drawn"], 9)
     prices = Prices(50.0, [0.02 + 0.018 * n for n in range(len(steps) + 1)])
     controller._round = _Round(1, 0, prices, prices, [*steps])
     return controller._cut()
@@ -299,9 +300,9 @@ def n_checked(*steps):
 
 def test_a_token_that_was_drawn_is_checked_however_unlikely_it_looks():
     """Were it left out because of what it is, the tokens that stay would not follow the draft's law any more."""
-    law = Distribution(np.array([2]), np.ones(1))
+    distribution = Distribution(np.array([2]), np.ones(1))
     sure, unsure = _Step(Proposal(1, ("model", 12)), 0.99), _Step(Proposal(2, ("model", 0)), 0.01)
-    drawn = _Step(Proposal(2, ("model", 0), law), 0.01)
+    drawn = _Step(Proposal(2, ("model", 0), distribution), 0.01)
     assert n_checked(unsure) == 0
     assert n_checked(sure, unsure) == 1
     assert n_checked(drawn) == 1

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gguf_spec._costs import Costs, Overhead, Pace, interpolate, interpolate_depth, repaired
+from gguf_spec.speculative.cost_model import CostModel, Overhead, Pace, interpolate, interpolate_depth, repaired
 
 STAIRS = {1: 40.0, 2: 78.0, 3: 82.0, 4: 87.0, 8: 110.0, 16: 192.0, 33: 324.0}
 tables = st.dictionaries(st.integers(2, 40), st.floats(0.001, 100.0), max_size=8).map(lambda table: {1: 1.0, **table})
@@ -40,7 +40,7 @@ def test_no_pass_is_free_and_none_beyond_the_table_is_cheaper_than_its_last(tabl
 
 
 def test_the_cost_of_attention_is_for_each_row_and_each_cached_token():
-    costs = Costs(STAIRS, {1: 0.01}, 33, Pace())
+    costs = CostModel(STAIRS, {1: 0.01}, 33, Pace())
     assert costs.seconds(4, 0) == 87.0
     assert costs.seconds(4, 1000) == pytest.approx(87.0 + 4 * 1000 * 0.01)
     assert costs.seconds(66, 0) == pytest.approx(2 * 324.0)  # a prompt, read in wide passes
@@ -55,7 +55,7 @@ def after(n_passes, costs, seconds, widths=(1, 4, 8), n_past=0):
 
 
 def test_what_is_true_already_stays():
-    costs = after(100, Costs(STAIRS, {}, 33, Pace()), STAIRS.get)
+    costs = after(100, CostModel(STAIRS, {}, 33, Pace()), STAIRS.get)
     assert [costs.seconds(n, 0) for n in STAIRS] == pytest.approx([*STAIRS.values()])
 
 
@@ -63,7 +63,7 @@ def test_what_is_true_already_stays():
 def test_a_machine_of_another_pace_is_followed_at_all_widths_at_once(factor):
     """Half as fast, or twice as fast, all of a sudden: thirty passes later that is known, of widths too that did not come."""
     pace = Pace()
-    costs, other = Costs(STAIRS, {}, 33, pace), Costs({1: 4.0, 33: 30.0}, {}, 33, pace)
+    costs, other = CostModel(STAIRS, {}, 33, pace), CostModel({1: 4.0, 33: 30.0}, {}, 33, pace)
     after(30, costs, lambda n: factor * STAIRS[n])
     for n, seconds in STAIRS.items():
         assert costs.seconds(n, 0) == pytest.approx(factor * seconds, rel=0.2)
@@ -72,7 +72,7 @@ def test_a_machine_of_another_pace_is_followed_at_all_widths_at_once(factor):
 
 def test_a_width_that_was_measured_wrong_is_corrected_and_leaves_the_others_alone():
     true = STAIRS | {4: 174.0}
-    costs = after(400, Costs(STAIRS, {}, 33, Pace()), true.get)
+    costs = after(400, CostModel(STAIRS, {}, 33, Pace()), true.get)
     assert costs.seconds(4, 0) == pytest.approx(174.0, rel=0.05)
     assert costs.seconds(1, 0) == pytest.approx(40.0, rel=0.05)
     assert costs.seconds(8, 0) == pytest.approx(110.0, rel=0.05)
@@ -82,20 +82,20 @@ def test_a_slope_that_was_measured_wrong_is_corrected():
     def true(n):
         return STAIRS[n] + n * 2000 * 0.03
 
-    costs = after(600, Costs(STAIRS, {1: 0.01}, 33, Pace()), true, n_past=2000)
+    costs = after(600, CostModel(STAIRS, {1: 0.01}, 33, Pace()), true, n_past=2000)
     assert costs.seconds(8, 2000) == pytest.approx(true(8), rel=0.05)
     assert costs.depth[8] > 8 * 0.012
 
 
 def test_one_pass_that_was_held_up_hardly_counts():
-    costs = Costs(STAIRS, {}, 33, Pace())
+    costs = CostModel(STAIRS, {}, 33, Pace())
     costs.learn(4, 0, 87.0 * 1000)
     assert costs.seconds(4, 0) < 87.0 * 1.1
     assert costs.seconds(1, 0) < 40.0 * 1.1
 
 
 def test_prompts_teach_what_prompts_cost():
-    costs = Costs(STAIRS, {}, 33, Pace())
+    costs = CostModel(STAIRS, {}, 33, Pace())
     assert costs.reading_s(1000, 0, 400) == pytest.approx(1000 * 324.0 / 33)
     for _ in range(2):
         costs.learn(400, 0, 1000.0)
@@ -105,14 +105,14 @@ def test_prompts_teach_what_prompts_cost():
 
 
 def test_a_clock_that_did_not_move_is_no_error():
-    costs = Costs(STAIRS, {}, 33, Pace())
+    costs = CostModel(STAIRS, {}, 33, Pace())
     costs.learn(4, 0, 0.0)
     assert costs.seconds(4, 0) == pytest.approx(87.0, rel=0.1)
 
 
 @given(st.lists(st.tuples(st.integers(1, 33), st.integers(0, 4000), st.floats(1e-6, 1e3)), max_size=60))
 def test_whatever_passes_take_costs_stay_numbers_above_0(passes):
-    costs = Costs({1: 0.02, 33: 0.1}, {1: 1e-6}, 33, Pace())
+    costs = CostModel({1: 0.02, 33: 0.1}, {1: 1e-6}, 33, Pace())
     for n, n_past, seconds in passes:
         costs.learn(n, n_past, seconds)
     assert all(0 < costs.seconds(n, 100) < math.inf for n in range(1, 40))
@@ -163,7 +163,7 @@ def test_three_entries_cannot_tell_which_is_wrong():
 @pytest.mark.parametrize("factor", [1 / 16, 1 / 4, 4, 16])
 def test_a_wrong_depth_is_corrected_by_passes_far_into_a_text(factor):
     true = {1: 0.01, 8: 0.05}
-    costs = Costs(STAIRS, {n: factor * s for n, s in true.items()}, 33, Pace())
+    costs = CostModel(STAIRS, {n: factor * s for n, s in true.items()}, 33, Pace())
     for n_past in range(0, 2000, 25):
         for n in (1, 8):
             costs.learn(n, n_past, STAIRS[n] + n_past * true[n])
@@ -174,7 +174,7 @@ def test_a_wrong_depth_is_corrected_by_passes_far_into_a_text(factor):
 
 @pytest.mark.parametrize("factor", [1 / 16, 1 / 4, 4, 16])
 def test_a_large_error_counts_when_it_comes_twice(factor):
-    costs = after(6, Costs(STAIRS, {}, 33, Pace()), STAIRS.get, widths=(1, 2, 8))
+    costs = after(6, CostModel(STAIRS, {}, 33, Pace()), STAIRS.get, widths=(1, 2, 8))
     costs.learn(4, 0, factor * 87.0)
     assert costs.seconds(4, 0) == pytest.approx(87.0, rel=0.1)
     costs.learn(4, 0, factor * 87.0)
@@ -183,7 +183,7 @@ def test_a_large_error_counts_when_it_comes_twice(factor):
 
 
 def test_other_programs_for_one_pass_in_five_do_not_poison_the_table():
-    costs = Costs(STAIRS, {}, 33, Pace())
+    costs = CostModel(STAIRS, {}, 33, Pace())
     for i in range(200):
         for n in (1, 4, 8):
             costs.learn(n, 0, STAIRS[n] * (8 if (i + n) % 5 == 0 else 1))
@@ -192,7 +192,7 @@ def test_other_programs_for_one_pass_in_five_do_not_poison_the_table():
 
 
 def test_a_depth_that_was_never_measured_is_learned():
-    costs = Costs(STAIRS, {}, 33, Pace())
+    costs = CostModel(STAIRS, {}, 33, Pace())
     for n_past in range(0, 3000, 25):
         for n in (1, 4):
             costs.learn(n, n_past, STAIRS[n] * (1 + n_past / 500))
@@ -202,7 +202,7 @@ def test_a_depth_that_was_never_measured_is_learned():
 
 
 def test_entries_that_were_never_used_cost_no_more_than_those_that_were_allow():
-    costs = Costs({1: 40.0, 4: 1400.0, 8: 1700.0}, {}, 33, Pace())
+    costs = CostModel({1: 40.0, 4: 1400.0, 8: 1700.0}, {}, 33, Pace())
     for _ in range(2):
         costs.learn(1, 0, 40.0)
     assert [costs.seconds(n, 0) for n in (2, 4, 8)] == pytest.approx([80.0, 160.0, 320.0], rel=0.01)

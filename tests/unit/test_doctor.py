@@ -15,24 +15,26 @@ from pathlib import Path
 import llama_cpp
 import pytest
 
-from gguf_spec import _checks, _hub, _memory, _openmp, _probe
 from gguf_spec import doctor as module
-from gguf_spec._cache import keep
-from gguf_spec._checks import Check
-from gguf_spec._context import ContextOptions
-from gguf_spec._gguf import read_header
-from gguf_spec._needs import needs
-from gguf_spec._profile import keep_profile
-from gguf_spec.doctor import Diagnosis, doctor
+from gguf_spec.doctor import Diagnosis, checks, doctor
+from gguf_spec.doctor.checks import Check
+from gguf_spec.gguf.validation import read_header
+from gguf_spec.llama import openmp, selftest
+from gguf_spec.llama.memory import needs
+from gguf_spec.llama.options import ContextOptions
+from gguf_spec.registry import hub as hub_module
+from gguf_spec.speculative.profile import write_profile
+from gguf_spec.system import hardware
+from gguf_spec.system.cache import write_json
 from tests import children
 from tests.gguf import zoo
 from tests.unit.test_tune import profile
 
-FOLDER = _hub.folder
+FOLDER = hub_module.folder
 OPTIONS = ContextOptions(n_ctx=64, threads=1)
 GB = 10**9
 AVX2 = {"AVX", "AVX2", "FMA"}
-FLAGS = {_checks._FEATURES[name] for name in AVX2}
+FLAGS = {checks._FEATURES[name] for name in AVX2}
 
 
 @pytest.fixture(autouse=True)
@@ -40,16 +42,16 @@ def machine(monkeypatch, tmp_path):
     """A machine on which all is well: nothing of the real one is asked but llama.cpp."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setattr(_hub, "folder", lambda: tmp_path / "hub")
-    monkeypatch.setattr(_probe, "_probe", lambda: None)
-    monkeypatch.setattr(_checks, "_cpu", lambda: ("A processor", FLAGS))
-    monkeypatch.setattr(_checks, "physical_cores", lambda: 1)
-    monkeypatch.setattr(_checks, "_quota", lambda: None)
-    monkeypatch.setattr(_openmp, "_state", "set")
-    monkeypatch.setattr(_checks, "_NVIDIA", tmp_path / "no driver")
+    monkeypatch.setattr(hub_module, "folder", lambda: tmp_path / "hub")
+    monkeypatch.setattr(selftest, "_probe", lambda: None)
+    monkeypatch.setattr(checks, "_cpu", lambda: ("A processor", FLAGS))
+    monkeypatch.setattr(checks, "physical_cores", lambda: 1)
+    monkeypatch.setattr(checks, "_quota", lambda: None)
+    monkeypatch.setattr(openmp, "_state", "set")
+    monkeypatch.setattr(checks, "_NVIDIA", tmp_path / "no driver")
     monkeypatch.setattr(llama_cpp, "llama_print_system_info", lambda: b"CPU : AVX = 1 | AVX2 = 1 | FMA = 1 | NEON = 0 | REPACK = 1 | ")
     monkeypatch.setattr(llama_cpp, "llama_supports_gpu_offload", lambda: False)
-    for where in (_checks, module):
+    for where in (checks, module):
         monkeypatch.setattr(where, "available_bytes", lambda: 4 * GB)
         monkeypatch.setattr(where, "total_bytes", lambda: 8 * GB)
 
@@ -95,7 +97,7 @@ def test_all_is_well():
 
 
 def test_an_old_python(monkeypatch):
-    monkeypatch.setattr(_checks, "_OLDEST_PYTHON", (3, 99))
+    monkeypatch.setattr(checks, "_OLDEST_PYTHON", (3, 99))
     assert check("Python").status == "fail"
     assert check("Python").todo == "take Python 3.99 or newer."
 
@@ -124,7 +126,7 @@ def test_an_old_llama(monkeypatch):
 
 
 def test_all_that_is_looked_for_is_there():
-    assert [name for name in _checks._NEEDED if not hasattr(llama_cpp, name)] == []
+    assert [name for name in checks._NEEDED if not hasattr(llama_cpp, name)] == []
 
 
 def test_layers_for_a_gpu_that_the_build_does_not_know():
@@ -134,7 +136,7 @@ def test_layers_for_a_gpu_that_the_build_does_not_know():
 
 
 def test_a_gpu_that_is_not_used(monkeypatch, tmp_path):
-    monkeypatch.setattr(_checks, "_NVIDIA", tmp_path)
+    monkeypatch.setattr(checks, "_NVIDIA", tmp_path)
     assert check("build").status == "warn"
     assert "CMAKE_ARGS" in check("build").todo
 
@@ -150,47 +152,47 @@ def test_a_gpu_build(monkeypatch):
 
 
 def test_a_processor_without_what_the_build_needs(monkeypatch):
-    monkeypatch.setattr(_checks, "_cpu", lambda: ("Old", {"avx"}))
-    assert check("processor") == Check("processor", "fail", "Old lacks AVX2, FMA, which this build of llama.cpp needs", _checks._REBUILD)
+    monkeypatch.setattr(checks, "_cpu", lambda: ("Old", {"avx"}))
+    assert check("processor") == Check("processor", "fail", "Old lacks AVX2, FMA, which this build of llama.cpp needs", checks._REBUILD)
 
 
 def test_a_processor_that_can_more(monkeypatch):
-    monkeypatch.setattr(_checks, "_cpu", lambda: ("New", FLAGS | {"avx512f", "avx512_vnni"}))
+    monkeypatch.setattr(checks, "_cpu", lambda: ("New", FLAGS | {"avx512f", "avx512_vnni"}))
     assert check("processor").status == "warn"
     assert "New has AVX512, AVX512_VNNI, which" in check("processor").found
 
 
 def test_a_processor_that_is_not_known(monkeypatch):
-    monkeypatch.setattr(_checks, "_cpu", lambda: ("arm", set()))
+    monkeypatch.setattr(checks, "_cpu", lambda: ("arm", set()))
     assert check("processor").status == "ok"
 
 
 def test_the_processor_of_this_machine(monkeypatch):
     monkeypatch.undo()
-    name, flags = _checks._cpu()
+    name, flags = checks._cpu()
     assert name
     if sys.platform == "linux":
-        assert flags & set(_checks._FEATURES.values())
+        assert flags & set(checks._FEATURES.values())
 
 
 def test_kernels_that_fail(monkeypatch):
-    monkeypatch.setattr(_probe, "_probe", lambda: "the probe died of signal 11")
+    monkeypatch.setattr(selftest, "_probe", lambda: "the probe died of signal 11")
     assert check("fast kernels").status == "warn"
     assert "the probe died of signal 11" in check("fast kernels").found
 
 
 def test_kernels_are_probed_once(monkeypatch):
     assert check("fast kernels").status == "ok"
-    monkeypatch.setattr(_probe, "_probe", lambda: "it died")
-    assert _probe.extra_bufts_work()
+    monkeypatch.setattr(selftest, "_probe", lambda: "it died")
+    assert selftest.extra_bufts_work()
     assert check("fast kernels").status == "ok"
 
 
 def test_kernels_that_failed_once():
-    keep(_probe._cache_file(), {"ok": False, "problem": "it did not run"})
+    write_json(selftest._cache_file(), {"ok": False, "problem": "it did not run"})
     assert check("fast kernels").status == "warn"
     assert "it did not run" in check("fast kernels").found
-    assert str(_probe._cache_file()) in check("fast kernels").todo
+    assert str(selftest._cache_file()) in check("fast kernels").todo
 
 
 def test_kernels_that_are_not_wanted():
@@ -206,8 +208,8 @@ def test_kernels_that_are_not_wanted():
     ],
 )  # fmt: skip
 def test_amx(monkeypatch, has, built, problem, wanted, status):
-    monkeypatch.setattr(_checks, "_cpu", lambda: ("Sapphire", FLAGS | ({"amx_int8"} if has else set())))
-    monkeypatch.setattr(_probe, "_probe", lambda: problem)
+    monkeypatch.setattr(checks, "_cpu", lambda: ("Sapphire", FLAGS | ({"amx_int8"} if has else set())))
+    monkeypatch.setattr(selftest, "_probe", lambda: problem)
     info = b"CPU : AVX = 1 | AVX2 = 1 | FMA = 1 | AMX_INT8 = %d | REPACK = 1 | " % built
     monkeypatch.setattr(llama_cpp, "llama_print_system_info", lambda: info)
     diagnosis = doctor(options=ContextOptions(n_ctx=64, threads=1, extra_bufts=wanted))
@@ -223,9 +225,9 @@ def test_amx(monkeypatch, has, built, problem, wanted, status):
     ],
 )  # fmt: skip
 def test_the_spin_count(monkeypatch, state, status, said):
-    monkeypatch.setattr(_openmp, "_state", state)
+    monkeypatch.setattr(openmp, "_state", state)
     monkeypatch.setenv("GOMP_SPINCOUNT", "7")
-    one = _checks.openmp()
+    one = checks.openmp()
     assert one.status == status
     assert said in one.found
     assert ("GOMP_SPINCOUNT=10000 before" in one.todo) is (state == "loaded")
@@ -239,9 +241,9 @@ def test_the_spin_count(monkeypatch, state, status, said):
     ],
 )  # fmt: skip
 def test_threads(monkeypatch, threads, cores, quota, status, said):
-    monkeypatch.setattr(_checks, "physical_cores", lambda: cores)
-    monkeypatch.setattr(_checks, "_quota", lambda: quota)
-    got = _checks.threads(ContextOptions(threads=threads))
+    monkeypatch.setattr(checks, "physical_cores", lambda: cores)
+    monkeypatch.setattr(checks, "_quota", lambda: quota)
+    got = checks.threads(ContextOptions(threads=threads))
     assert got.status == status
     assert said in got.found
     assert bool(got.todo) is (status == "warn")
@@ -251,12 +253,12 @@ def test_threads(monkeypatch, threads, cores, quota, status, said):
 
 
 def test_little_memory(monkeypatch):
-    monkeypatch.setattr(_checks, "available_bytes", lambda: 200_000_000)
+    monkeypatch.setattr(checks, "available_bytes", lambda: 200_000_000)
     assert check("memory") == Check("memory", "warn", "200 MB of 8.0 GB are free", "close other programs.")
 
 
 def test_memory_that_is_not_known(monkeypatch):
-    for where in (_checks, module):
+    for where in (checks, module):
         monkeypatch.setattr(where, "available_bytes", lambda: None)
         monkeypatch.setattr(where, "total_bytes", lambda: None)
     assert check("memory").status == check("room").status == "ok"
@@ -287,13 +289,13 @@ def test_a_cache_that_cannot_be_written(tmp_path, kind):
 
 
 def test_a_cache_that_cannot_be_read(monkeypatch):
-    monkeypatch.setattr(_checks, "recall", lambda path: None)
+    monkeypatch.setattr(checks, "read_json", lambda path: None)
     assert check("cache").status == "warn"
 
 
 def test_nothing_but_what_was_probed_is_left_in_the_cache(tmp_path):
     doctor(options=OPTIONS)
-    assert [path for path in tmp_path.rglob("*") if path.is_file() and path.parent.name != "pairs"] == [_probe._cache_file()]
+    assert [path for path in tmp_path.rglob("*") if path.is_file() and path.parent.name != "pairs"] == [selftest._cache_file()]
 
 
 def test_nothing_downloaded_yet(tmp_path):
@@ -322,7 +324,7 @@ def test_a_hub_cache_that_cannot_be_written(monkeypatch, tmp_path):
 
 
 def test_no_library_for_the_hub(monkeypatch):
-    monkeypatch.setattr(_hub, "folder", FOLDER)
+    monkeypatch.setattr(hub_module, "folder", FOLDER)
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     assert found("hub cache", doctor("tales", "none", OPTIONS)).status == "fail"
     assert found("hub", doctor("tales", "none", OPTIONS, online=True)).status == "fail"
@@ -421,7 +423,7 @@ def test_nothing_is_asked_unless_it_is_wanted(served):
 
 @pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="told by Linux")
 def test_every_line_is_true_here(monkeypatch, tmp_path, capfd):
-    from gguf_spec._model import Model
+    from gguf_spec.llama.model import Model
 
     monkeypatch.undo()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -453,7 +455,7 @@ def test_every_line_is_true_here(monkeypatch, tmp_path, capfd):
     assert said("disk").endswith(f" are free at {tmp_path / 'gguf-spec'}")
     assert float(re.match(r"[\d,.]+", said("disk"))[0].replace(",", "")) == pytest.approx(disk.f_bavail * disk.f_frsize / 1e9, abs=0.5)
 
-    folder = Path(module.__file__).parent / "models" / "tales"
+    folder = Path(module.__file__).parents[1] / "data" / "tales"
     for role, name in (("target", "tales-target-Q8_0.gguf"), ("draft", "tales-draft-Q4_0.gguf")):
         n_bytes = int(run("wc", "-c", str(folder / name)).split()[0])
         assert said(role).startswith(f"{name}: llama, {n_bytes / 1e6:.1f} MB, ")
@@ -492,7 +494,7 @@ def test_models_that_are_too_large(monkeypatch, of, more, status):
     diagnosis = doctor(options=OPTIONS)
     room = found("room", diagnosis)
     assert room.status == status
-    assert re.match(rf"{re.escape(_memory.size(wanted.added))}, 2\.6 MB of it for a context of 64; .* are free", room.found)
+    assert re.match(rf"{re.escape(hardware.size(wanted.added))}, 2\.6 MB of it for a context of 64; .* are free", room.found)
     assert bool(room.todo) is (status != "ok")
     assert ("loading" in [one.name for one in diagnosis.checks]) is (status != "fail")
 
@@ -513,7 +515,7 @@ def test_a_context_that_is_too_long(monkeypatch):
 
 
 def bundled(options=OPTIONS):
-    folder = Path(module.__file__).parent / "models" / "tales"
+    folder = Path(module.__file__).parents[1] / "data" / "tales"
     headers = [read_header(folder / name) for name in ("tales-target-Q8_0.gguf", "tales-draft-Q4_0.gguf")]
     return needs([(header, options) for header in headers], {"AVX2": "1", "REPACK": "1"})
 
@@ -582,7 +584,7 @@ def test_what_was_kept_is_shown():
 
     kept = profile({1: 0.06, 33: 0.2}, {1: 0.001}, 0.7)
     with load("tales", threads=1, extra_bufts=True, speculation=Speculation(0)) as llm, llm.models() as (target, draft):
-        assert keep_profile(target, draft, kept)
+        assert write_profile(target, draft, kept)
     diagnosis = doctor(options=OPTIONS)
     assert diagnosis.tuning.profile == kept
     assert "70% agreement" in diagnosis.tuning.sentence

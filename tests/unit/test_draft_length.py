@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gguf_spec._draft_length import Outlook, Prices, best_branches, best_length, drafting_gain, gain_of, token_seconds
+from gguf_spec.speculative.draft_length import Outlook, Prices, best_branches, best_length, drafting_gain, gain_of, token_seconds
 
 shares = st.floats(0.0, 1.0)
 seconds = st.floats(0.001, 1.0)

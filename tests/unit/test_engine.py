@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from gguf_spec._accept import Draft, coupled, rejection
-from gguf_spec._drafters import DrawnGuess, NoDrafter
-from gguf_spec._engine import Round, Rule, _n_cached, _row_alone, read_prompt, rounds, run_round
-from gguf_spec._rng import SeededRng
 from gguf_spec.errors import RollbackError
+from gguf_spec.sampling.rng import SeededRng
+from gguf_spec.speculative.acceptance import Draft, coupled, rejection
+from gguf_spec.speculative.drafters import NoDrafter, StochasticDraftSampler
+from gguf_spec.speculative.engine import Round, Rule, _n_cached, _row_alone, read_prompt, rounds, run_round
 from tests.fakes import FakeModel, drafting, random_table, sampler
 
 V, RULE = 6, Rule(rejection)
@@ -22,7 +22,7 @@ def never():
 def pair(draft_table=TABLE, end=(), seed=1, **options):
     chain = sampler(SeededRng(seed), **options)
     target = FakeModel(TABLE, end=end)
-    return target, drafting(target, FakeModel(draft_table, end=end), DrawnGuess(chain), V), chain
+    return target, drafting(target, FakeModel(draft_table, end=end), StochasticDraftSampler(chain), V), chain
 
 
 def test_a_perfect_draft_gives_k_plus_1_tokens_in_one_pass():
@@ -85,13 +85,13 @@ def test_a_draft_proposes_only_tokens_the_target_has():
     wide = np.full((V + 3,) * 3, 0.0)
     wide[..., V:] = 50.0
     chain = sampler(SeededRng(1))
-    drafter = drafting(FakeModel(TABLE), FakeModel(wide), DrawnGuess(chain), V)
+    drafter = drafting(FakeModel(TABLE), FakeModel(wide), StochasticDraftSampler(chain), V)
     assert all(max(drafter.draft([1], 4).tokens) < V and drafter.rollback(0) is None for _ in range(20))
 
 
 def test_a_draft_reads_tokens_it_lacks_as_its_last_one():
     small = FakeModel(TABLE[:4, :4, :4])
-    drafter = drafting(FakeModel(TABLE), small, DrawnGuess(sampler(SeededRng(1))), V)
+    drafter = drafting(FakeModel(TABLE), small, StochasticDraftSampler(sampler(SeededRng(1))), V)
     drafter.draft([5, 1], 1)
     assert small.cached == [3, 1]
 
@@ -99,7 +99,7 @@ def test_a_draft_reads_tokens_it_lacks_as_its_last_one():
 def run(k, n_max, n_ctx=64, end=(), prompt=(1, 2), cancelled=never):
     chain = sampler(SeededRng(1))
     target = FakeModel(TABLE, n_ctx=n_ctx, end=end)
-    drafter = drafting(target, FakeModel(OTHER, n_ctx=n_ctx, end=end), DrawnGuess(chain), V)
+    drafter = drafting(target, FakeModel(OTHER, n_ctx=n_ctx, end=end), StochasticDraftSampler(chain), V)
     read_prompt(target, drafter, list(prompt), k, cancelled)
     return target, list(rounds(target, drafter, list(prompt), chain, k, RULE, n_max, target.is_end, cancelled))
 

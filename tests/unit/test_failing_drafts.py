@@ -5,12 +5,13 @@ import logging
 import numpy as np
 import pytest
 
-from gguf_spec import Sampling, Speculation, _controller
-from gguf_spec._controller import DraftController
-from gguf_spec._drafters import ModelDrafter, NgramDrafter, RetryDrafter, _team
-from gguf_spec._pair import Pair
-from gguf_spec._profile import NOTHING_KNOWN
+from gguf_spec import Sampling, Speculation
 from gguf_spec.errors import ClosedError, DecodeError
+from gguf_spec.speculative import controller
+from gguf_spec.speculative.controller import DraftController
+from gguf_spec.speculative.drafters import ModelDrafter, NgramDrafter, RetryDrafter, team
+from gguf_spec.speculative.pair import ModelPair
+from gguf_spec.speculative.profile import DEFAULT_PROFILE
 from tests.fakes import FakeModel, fake_llm, random_table
 
 pytestmark = pytest.mark.failing_drafts
@@ -157,8 +158,8 @@ def test_a_probe_of_an_unused_draft_model_may_fail(accept, how, monkeypatch):
 
 
 def test_a_jump_to_the_last_part_of_a_long_prompt_may_fail(monkeypatch):
-    monkeypatch.setattr(_controller, "_LONG_PROMPT", 8)
-    monkeypatch.setattr(_controller, "_LAST_PART", 4)
+    monkeypatch.setattr(controller, "_LONG_PROMPT", 8)
+    monkeypatch.setattr(controller, "_LAST_PART", 4)
     monkeypatch.setattr(DraftController, "_reading_offset", lambda self, n_tokens: n_tokens - 4)
     failed = fail(monkeypatch, ModelDrafter, "begin_at", 0)
     plain, (one,) = answers(FakeModel(TARGET, n_ctx=400), CHAINS["greedy"], {"drafter": "model"})
@@ -237,7 +238,7 @@ def test_a_failure_is_logged_once(caplog):
 
 
 def test_what_an_error_says_is_one_short_line():
-    reason = _team.failure("model", ValueError("a\nb  c. " + "d" * 1000))
+    reason = team.failure("model", ValueError("a\nb  c. " + "d" * 1000))
     assert reason.startswith("the model drafter failed and was switched off (ValueError: a b c. ddd")
     assert len(reason) < 300
 
@@ -250,17 +251,17 @@ def test_a_draft_that_fails_while_the_pair_is_measured():
         asked.append(draft)
         if draft:
             raise FloatingPointError
-        return NOTHING_KNOWN.__class__(**{**NOTHING_KNOWN.to_dict(), "target": {1: 0.01, 33: 0.05}, "draft": {}})
+        return DEFAULT_PROFILE.__class__(**{**DEFAULT_PROFILE.to_dict(), "target": {1: 0.01, 33: 0.05}, "draft": {}})
 
     target, draft = FakeModel(TARGET, n_ctx=400), FakeModel(TARGET, n_ctx=400)
     target.weight_bytes, draft.weight_bytes = 1000, 100
     target.path = draft.path = target.path.with_name("none.gguf")
-    pair = Pair(target, draft, measure)
+    pair = ModelPair(target, draft, measure)
     pair.know(pair._measured(measure))
     assert asked == [draft, None]
     assert pair.profile.draft == {1: pytest.approx(0.001), 33: pytest.approx(0.005)}
     with pytest.raises(FloatingPointError):
-        Pair(target, None, measure)._measured(lambda *_: measure(target, draft))
+        ModelPair(target, None, measure)._measured(lambda *_: measure(target, draft))
 
 
 def test_a_draft_that_cannot_be_closed():

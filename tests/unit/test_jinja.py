@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
-from gguf_spec import _jinja
-from gguf_spec._jinja import TemplateFailure, render
+from gguf_spec.text import jinja_sandbox
+from gguf_spec.text.jinja_sandbox import TemplateFailure, render
 from tests import children
 
 USER = {"role": "user", "content": "What is 2 + 2? "}
@@ -150,13 +150,13 @@ def of_ours(template, messages):
 @pytest.mark.parametrize("name", SIMPLE)
 @pytest.mark.parametrize("messages", CHATS, ids=range(len(CHATS)))
 def test_well_known_shapes_are_rendered_here_and_as_ever(name, messages, monkeypatch):
-    monkeypatch.setattr(_jinja, "_render_apart", lambda *_: pytest.fail("no template that is so common should need a process of its own"))
+    monkeypatch.setattr(jinja_sandbox, "_render_apart", lambda *_: pytest.fail("no template that is so common should need a process of its own"))
     assert of_ours(SIMPLE[name], messages) == of_llama_cpp_python(SIMPLE[name], messages)
 
 
 @pytest.mark.parametrize("template", [*SIMPLE.values(), *OTHER.values()], ids=[*SIMPLE, *OTHER])
 def test_a_process_of_its_own_writes_the_same(template, monkeypatch):
-    monkeypatch.setattr(_jinja, "_simple", lambda _: None)
+    monkeypatch.setattr(jinja_sandbox, "_simple", lambda _: None)
     for messages in CHATS[:3]:
         assert of_ours(template, messages) == of_llama_cpp_python(template, messages)
 
@@ -164,7 +164,7 @@ def test_a_process_of_its_own_writes_the_same(template, monkeypatch):
 @pytest.mark.parametrize("template", OTHER.values(), ids=OTHER)
 def test_what_cannot_be_watched_is_sent_away(template, monkeypatch):
     asked = []
-    monkeypatch.setattr(_jinja, "_render_apart", lambda *given: asked.append(given) or "there")
+    monkeypatch.setattr(jinja_sandbox, "_render_apart", lambda *given: asked.append(given) or "there")
     assert render(template, values(CHATS[0])) == "there"
     assert len(asked) == 1
 
@@ -175,10 +175,10 @@ def test_some_shapes_refuse_some_chats():
 
 
 def test_a_template_is_compiled_once(monkeypatch):
-    _jinja._simple.cache_clear()
+    jinja_sandbox._simple.cache_clear()
     for messages in CHATS:
         of_ours(SIMPLE["ChatML"], messages)
-    assert (_jinja._simple.cache_info().misses, _jinja._simple.cache_info().hits) == (1, len(CHATS) - 1)
+    assert (jinja_sandbox._simple.cache_info().misses, jinja_sandbox._simple.cache_info().hits) == (1, len(CHATS) - 1)
 
 
 GROW = "{% set ns = namespace(x='xxxxxxxxxx') %}{% for i in messages[0].content %}"
@@ -233,14 +233,14 @@ HOSTILE = {
 }
 CHILD = """
 import json, resource, sys, time
-from gguf_spec import _jinja
-_jinja.CPU_SECONDS = 1
+from gguf_spec.text import jinja_sandbox
+jinja_sandbox.CPU_SECONDS = 1
 template, values = json.loads(sys.stdin.read())
 started = time.monotonic()
 try:
-    text = _jinja.render(template, values)
+    text = jinja_sandbox.render(template, values)
     said = None
-except _jinja.TemplateFailure as error:
+except jinja_sandbox.TemplateFailure as error:
     text, said = "", str(error)
 own = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))  # ru_maxrss begins with that of who started us
 kib = max(own, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
@@ -267,7 +267,7 @@ def test_harm_ends_soon_and_small(harmed, name):
     assert (child.returncode, child.stderr) == (0, "")
     n, said, seconds, mib = json.loads(child.stdout)
     print(f"{seconds:.2f} s, {mib:.0f} MiB: {said or n}")
-    assert n <= _jinja.MAX_OUTPUT + 6000
+    assert n <= jinja_sandbox.MAX_OUTPUT + 6000
     assert said is None or "\n" not in said
     assert seconds < 8  # 1 s here, 1 s there, and what a busy machine adds
     assert mib < 700
@@ -281,8 +281,8 @@ def test_most_harm_is_refused():
 
 def test_a_template_may_not_be_longer_than_a_megabyte():
     with pytest.raises(TemplateFailure, match="1,048,577 characters"):
-        render("x" * (_jinja.MAX_SOURCE + 1), values([]))
-    assert render("x" * (_jinja.MAX_SOURCE - 1), values([])) == "x" * (_jinja.MAX_SOURCE - 1)
+        render("x" * (jinja_sandbox.MAX_SOURCE + 1), values([]))
+    assert render("x" * (jinja_sandbox.MAX_SOURCE - 1), values([])) == "x" * (jinja_sandbox.MAX_SOURCE - 1)
 
 
 def test_output_may_be_a_megabyte_longer_than_the_messages():
@@ -315,7 +315,7 @@ def test_from_many_threads_at_once():
 
 
 def test_the_time_is_limited_from_any_thread(monkeypatch):
-    monkeypatch.setattr(_jinja, "CPU_SECONDS", 1)
+    monkeypatch.setattr(jinja_sandbox, "CPU_SECONDS", 1)
     said = []
     thread = threading.Thread(target=lambda: said.append(of_ours(HOSTILE["a power"], CHATS[0])))
     started = time.monotonic()

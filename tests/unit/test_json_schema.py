@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from gguf_spec._automaton import Automaton
-from gguf_spec._json_schema import to_gbnf
 from gguf_spec.errors import InvalidOptionError
+from gguf_spec.grammar.automaton import Automaton
+from gguf_spec.grammar.json_schema import to_gbnf
 
 
 def takes(schema, value):

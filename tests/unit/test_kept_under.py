@@ -5,9 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from gguf_spec import _profile, _sessions
-from gguf_spec._context import Adapter, ContextOptions
-from gguf_spec._profile import Loadable
+from gguf_spec.llama.options import Adapter, ContextOptions
+from gguf_spec.runtime import session_file
+from gguf_spec.speculative import profile
+from gguf_spec.speculative.profile import ModelKey
 
 
 @pytest.fixture
@@ -39,34 +40,34 @@ def test_each_setting_has_a_profile_of_its_own(files, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(files))
     options = usual(files)
     settings = {"usual": {}, "threads": {"threads": 1}, **changes(files)}
-    names = {name: _profile._file(Loadable(files / "model", replace(options, **change)), None) for name, change in settings.items()}
+    names = {name: profile._file(ModelKey(files / "model", replace(options, **change)), None) for name, change in settings.items()}
     names |= {
-        "other model": _profile._file(Loadable(files / "other", options), None),
-        "draft": _profile._file(Loadable(files / "model", options), Loadable(files / "other", options)),
-        "draft's cache": _profile._file(Loadable(files / "model", options), Loadable(files / "other", replace(options, kv_type="bf16"))),
-        "experience": _profile._file(Loadable(files / "model", options), None, "experience"),
+        "other model": profile._file(ModelKey(files / "other", options), None),
+        "draft": profile._file(ModelKey(files / "model", options), ModelKey(files / "other", options)),
+        "draft's cache": profile._file(ModelKey(files / "model", options), ModelKey(files / "other", replace(options, kv_type="bf16"))),
+        "experience": profile._file(ModelKey(files / "model", options), None, "experience"),
     }
     assert len(set(names.values())) == len(names)
     (files / "copy").write_bytes(b"model")
-    assert _profile._file(Loadable(files / "copy", options), None) == names["usual"], "a file that was moved is still measured"
+    assert profile._file(ModelKey(files / "copy", options), None) == names["usual"], "a file that was moved is still measured"
 
 
 def test_each_setting_has_sessions_of_its_own(files, monkeypatch):
     def made_by(file="model", flash="off", n_ctx=512, **change):
         options = replace(usual(files), **change)
         model = SimpleNamespace(path=files / file, options=options, flash_attention=flash, n_ctx=n_ctx, cached=[1], n_read=0)
-        return _sessions._about(model)["made_by"]
+        return session_file._about(model)["made_by"]
 
     del (settings := changes(files))["flash_attention"]  # what counts is what `auto` stands for
     found = {"usual": made_by(), "model": made_by("other"), "flash": made_by(flash="on"), "n_ctx": made_by(n_ctx=513)}
     found |= {name: made_by(**change) for name, change in settings.items()}
-    monkeypatch.setattr(_sessions, "this_machine", lambda: ["another machine"])
+    monkeypatch.setattr(session_file, "this_machine", lambda: ["another machine"])
     found["machine"] = made_by()
     monkeypatch.undo()
-    monkeypatch.setattr(_sessions, "library_parts", lambda: ["another build"])
+    monkeypatch.setattr(session_file, "library_parts", lambda: ["another build"])
     found["library"] = made_by()
     monkeypatch.undo()
-    monkeypatch.setattr(_sessions, "kernels_in_use", lambda: "others")
+    monkeypatch.setattr(session_file, "kernels_in_use", lambda: "others")
     found["kernels"] = made_by()
     monkeypatch.undo()
     assert len(set(found.values())) == len(found)

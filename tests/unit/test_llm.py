@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from gguf_spec import Sampling, Speculation
-from gguf_spec._profile import Profile
-from gguf_spec._sampling import Filters, logprob
 from gguf_spec.errors import BusyError, ClosedError, EmptyPromptError, InvalidOptionError, PromptTooLongError
+from gguf_spec.sampling.chain import Filters, logprob
+from gguf_spec.speculative.profile import Profile
 from tests.fakes import FakeModel, fake_llm, random_table
 
 V = 6
@@ -127,14 +127,14 @@ class Only:
 @pytest.mark.parametrize("options", [{}, {"ignore_eos": True}, {"logit_bias": {2: -np.inf}}, {"temperature": 0.0, "logit_bias": {2: -np.inf}}])
 def test_a_grammar_at_its_end_ends_the_text_whatever_is_forbidden(monkeypatch, k, options):
     grammar = Filters(grammar=Only([3, 1, 3, 3], 2), ends=np.array([2]))
-    monkeypatch.setattr("gguf_spec._stream.make_filters", lambda *_: grammar)
+    monkeypatch.setattr("gguf_spec.runtime.stream.make_filters", lambda *_: grammar)
     with fake_llm(FakeModel(TABLES[0], end={2}), FakeModel(TABLES[1], end={2}), fixed(k)) as llm:
         result = llm.generate("ab", replace(FREE, **options))
     assert (result.tokens, result.finish_reason) == ((3, 1, 3, 3), "stop")
 
 
 def test_near_ties_behind_a_stop_string_do_not_count(llm, monkeypatch):
-    monkeypatch.setattr("gguf_spec._accept.is_near_tie", lambda *_: True)
+    monkeypatch.setattr("gguf_spec.speculative.acceptance.is_near_tie", lambda *_: True)
     monkeypatch.setattr(Profile, "logit_noise", lambda self, *_: 1.0)
     for seed in range(20):  # some of them are cut in the middle of a round
         stats = llm.generate("ab", replace(FREE, stop=("a", "cd"), seed=seed)).stats

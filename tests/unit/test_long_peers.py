@@ -7,14 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from gguf_spec._context import physical_cores
+from gguf_spec.llama.options import physical_cores
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 import _long_peers
 import bench_peers
 from _long_peers import Contender, Figures, Row, compare_long, is_same, row_of, write_prompt
 
-BUNDLED = Path(__file__).parents[2] / "gguf_spec" / "models" / "tales"
+BUNDLED = Path(__file__).parents[2] / "gguf_spec" / "data" / "tales"
 N_TOKENS = 12
 PROGRAM = """#!{python}
 import json, sys

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from gguf_spec._controller import _LAST_PART, DraftController
-from gguf_spec._costs import Costs, Pace
-from gguf_spec._drafters import CoupledGuess, FirstRead, ModelDrafter
-from gguf_spec._drafters._guess import Calibration
-from gguf_spec._drafters._model import _LEAST_CONTEXT
-from gguf_spec._engine import Rule, read_prompt, rounds
-from gguf_spec._profile import NOTHING_KNOWN
-from gguf_spec._rng import SeededRng
+from gguf_spec.sampling.rng import SeededRng
+from gguf_spec.speculative.controller import _LAST_PART, DraftController
+from gguf_spec.speculative.cost_model import CostModel, Pace
+from gguf_spec.speculative.drafters import CoupledDraftSampler, FirstRead, ModelDrafter
+from gguf_spec.speculative.drafters.draft_sampler import DraftCorrection
+from gguf_spec.speculative.drafters.model import _LEAST_CONTEXT
+from gguf_spec.speculative.engine import Rule, read_prompt, rounds
+from gguf_spec.speculative.profile import DEFAULT_PROFILE
 from tests.fakes import FakeModel, costing, random_table, sampler
 
 V = 30
@@ -23,7 +23,7 @@ def never():
 
 
 def drafter(model, first=None):
-    return ModelDrafter(model, CoupledGuess(sampler(SeededRng(0)), Calibration(V)), V, first)
+    return ModelDrafter(model, CoupledDraftSampler(sampler(SeededRng(0)), DraftCorrection(V)), V, first)
 
 
 def test_positions_in_the_text_and_in_the_cache_are_told_apart():
@@ -98,12 +98,12 @@ def generate(n_prompt, draft_s, depth=0.0, n=40):
     """Return the target, the draft model, its drafter and the tokens of one answer behind a prompt of so many tokens."""
     target = FakeModel(TABLE, n_ctx=9000, cost=costing({1: 0.020, 65: 0.030}))
     draft = FakeModel(TABLE, n_ctx=9000, cost=lambda n, n_past: draft_s(n) + n * depth * n_past)
-    known = NOTHING_KNOWN.experiences()["sampled"]
-    known.target = Costs({1: 0.020, 65: 0.030}, {}, 65, Pace())
-    known.draft = Costs({n: draft_s(n) for n in (1, 2, 4, 8, 16, 32, 65)}, {1: depth}, 65, Pace())
+    known = DEFAULT_PROFILE.experiences()["sampled"]
+    known.target = CostModel({1: 0.020, 65: 0.030}, {}, 65, Pace())
+    known.draft = CostModel({n: draft_s(n) for n in (1, 2, 4, 8, 16, 32, 65)}, {1: depth}, 65, Pace())
     known.answer = n
     chain = sampler(SeededRng(3))
-    model = ModelDrafter(draft, CoupledGuess(chain, Calibration(V)), V)
+    model = ModelDrafter(draft, CoupledDraftSampler(chain, DraftCorrection(V)), V)
     controller = DraftController(target, [], model, known, n)
     prompt, emitted = PROMPT[:n_prompt], []
     read_prompt(target, controller, prompt, 16, never)

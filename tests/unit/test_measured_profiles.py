@@ -6,15 +6,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from gguf_spec import _measure
-from gguf_spec._language_model import keep_beginning, read_on
-from gguf_spec._measure import plausible, profile_of
-from gguf_spec._profile import NOTHING_KNOWN
+from gguf_spec.speculative import profiler
+from gguf_spec.speculative.interfaces import read_on, retain_prefix
+from gguf_spec.speculative.profile import DEFAULT_PROFILE
+from gguf_spec.speculative.profiler import plausible, profile_of
 from tests.fakes import FakeModel, random_table
 
 NOW = 1.8e9
 TARGET = SimpleNamespace(threads=2)
-GOOD = replace(NOTHING_KNOWN, kernels="tiled", steady=True, measured_at=NOW - 100, seconds=1.0)
+GOOD = replace(DEFAULT_PROFILE, kernels="tiled", steady=True, measured_at=NOW - 100, seconds=1.0)
 FRESH = replace(GOOD, seconds=2.0)
 
 
@@ -28,11 +28,11 @@ def store(monkeypatch):
         store.budgets.append(budget_s)
         return store.found
 
-    monkeypatch.setattr(_measure, "kept_profile", lambda *_: store.kept)
-    monkeypatch.setattr(_measure, "keep_profile", lambda _target, _draft, profile: setattr(store, "kept", profile))
-    monkeypatch.setattr(_measure, "measure", measure)
-    monkeypatch.setattr(_measure, "kernels_in_use", lambda: "tiled")
-    monkeypatch.setattr(_measure, "time", SimpleNamespace(time=lambda: NOW, perf_counter=lambda: 0.0))
+    monkeypatch.setattr(profiler, "read_profile", lambda *_: store.kept)
+    monkeypatch.setattr(profiler, "write_profile", lambda _target, _draft, profile: setattr(store, "kept", profile))
+    monkeypatch.setattr(profiler, "measure", measure)
+    monkeypatch.setattr(profiler, "kernels_in_use", lambda: "tiled")
+    monkeypatch.setattr(profiler, "time", SimpleNamespace(time=lambda: NOW, perf_counter=lambda: 0.0))
     return store
 
 
@@ -59,9 +59,9 @@ def test_a_busy_moment_does_not_replace_what_an_idle_one_gave(store):
 
 def test_beside_another_program_few_passes_are_made_and_measured_again_later(store, monkeypatch):
     store.kept = None
-    monkeypatch.setattr(_measure, "cores_are_shared", lambda threads: threads == TARGET.threads)
+    monkeypatch.setattr(profiler, "cores_are_shared", lambda threads: threads == TARGET.threads)
     assert not profile_of(TARGET, None).steady
-    monkeypatch.setattr(_measure, "cores_are_shared", lambda threads: False)
+    monkeypatch.setattr(profiler, "cores_are_shared", lambda threads: False)
     assert profile_of(TARGET, None).steady
     assert profile_of(TARGET, None).steady
     assert store.n == 2
@@ -96,7 +96,7 @@ def test_a_prompt_is_read_on_the_grid_whatever_was_read_before(grid):
 
     def read(tokens):
         model.read_tokens.clear()
-        keep_beginning(model, tokens)
+        retain_prefix(model, tokens)
         read_on(model, tokens, lambda: False)
         return [len(one) for one in model.read_tokens]
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from gguf_spec import _needs
-from gguf_spec._context import ContextOptions
-from gguf_spec._gguf import ArrayLength, Header, Tensor
-from gguf_spec._needs import cache_bytes, check_memory, features_of, largest_ctx, needs
 from gguf_spec.errors import NotEnoughMemoryError
+from gguf_spec.gguf.validation import ArrayLength, Header, Tensor
+from gguf_spec.llama import memory
+from gguf_spec.llama.memory import cache_bytes, check_memory, features_of, largest_ctx, needs
+from gguf_spec.llama.options import ContextOptions
 
 MIB, GIB = 1 << 20, 1 << 30
 F16 = ContextOptions(n_ctx=1000)
@@ -161,9 +161,9 @@ def test_what_a_build_says_of_itself():
 @pytest.fixture
 def machine(monkeypatch):
     def make(free, total=64 * GIB):
-        monkeypatch.setattr(_needs, "available_bytes", lambda: free)
-        monkeypatch.setattr(_needs, "total_bytes", lambda: total)
-        monkeypatch.setattr(_needs, "resident_bytes", lambda: 0)
+        monkeypatch.setattr(memory, "available_bytes", lambda: free)
+        monkeypatch.setattr(memory, "total_bytes", lambda: total)
+        monkeypatch.setattr(memory, "resident_bytes", lambda: 0)
 
     return make
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gguf_spec._drafters import NgramDrafter, RetryDrafter, Suffixes
+from gguf_spec.speculative.drafters import NgramDrafter, RetryDrafter, SuffixAutomaton
 
 NO_ROWS = None
 
@@ -74,7 +74,7 @@ def test_it_follows_what_another_proposed():
 
 
 def reference(text):
-    suffixes = Suffixes()
+    suffixes = SuffixAutomaton()
     suffixes.extend(letters(text))
     return suffixes
 
@@ -99,24 +99,24 @@ def test_the_end_of_the_reference_is_not_the_end_of_drafts():
 
 
 def test_longer_matches_and_clearer_ones_are_surer():
-    def sureness(text):
+    def confidence(text):
         drafter = NgramDrafter()
         drafter.begin(letters(text))
         return drafter.propose().kind[1]
 
-    lengths = [sureness("." + text + "!" + text) for text in ("a", "ab", "abc", "abcdef", "abcdefghijkl", "abcdefghijklmnopqrst")]
+    lengths = [confidence("." + text + "!" + text) for text in ("a", "ab", "abc", "abcdef", "abcdefghijkl", "abcdefghijklmnopqrst")]
     assert lengths == sorted(set(lengths))
-    assert sureness("abc.abd,ab") < sureness("abc.ab") < sureness("abc.abc,abd;ab") < sureness("abc.abc,ab")
-    beliefs = NgramDrafter.beliefs
-    assert all(0 < belief < 1 for belief in beliefs)
-    assert max(lengths) < len(beliefs)
+    assert confidence("abc.abd,ab") < confidence("abc.ab") < confidence("abc.abc,abd;ab") < confidence("abc.abc,ab")
+    priors = NgramDrafter.priors
+    assert all(0 < prior < 1 for prior in priors)
+    assert max(lengths) < len(priors)
 
 
 def test_every_sureness_there_can_be_has_a_belief():
-    from gguf_spec._drafters._ngram import _bucket
+    from gguf_spec.speculative.drafters.ngram import _bucket
 
     buckets = {_bucket(length, most, total) for length in range(1, 60) for total in range(1, 9) for most in range(1, total + 1)}
-    assert buckets == set(range(len(NgramDrafter.beliefs)))
+    assert buckets == set(range(len(NgramDrafter.priors)))
 
 
 # ---- a draft that went wrong
@@ -169,16 +169,16 @@ def test_it_is_given_up_when_the_text_goes_another_way():
 
 def test_the_longer_it_was_right_the_surer_it_is():
     drafter, tokens = after("the cat sat on it", "the b")
-    sureness = []
+    confidence = []
     drafter.begin(tokens)
     for letter in "at sat":
-        sureness.append(drafter.propose().kind[1])
+        confidence.append(drafter.propose().kind[1])
         drafter.follow(ord(letter))
-    assert sureness == sorted(sureness)
-    assert sureness[0] < sureness[1] < sureness[-1] < len(RetryDrafter.beliefs)
+    assert confidence == sorted(confidence)
+    assert confidence[0] < confidence[1] < confidence[-1] < len(RetryDrafter.priors)
     skipping, tokens = after("the big cat sat", "the c")
     skipping.begin(tokens)
-    assert skipping.propose().kind[1] != sureness[0]
+    assert skipping.propose().kind[1] != confidence[0]
 
 
 def test_a_draft_that_is_wrong_again_replaces_the_rest():

@@ -12,13 +12,13 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="libgomp's spin 
 LOAD = """
 import os, sys
 {before}
-from gguf_spec import _openmp
+from gguf_spec.llama import openmp as _openmp
 {first}
 print(_openmp.state(), os.environ.get("GOMP_SPINCOUNT"))
 """
 HAS_LIBGOMP = """
 import sys
-from gguf_spec import _openmp
+from gguf_spec.llama import openmp as _openmp
 import llama_cpp
 sys.exit(not _openmp._loaded_libgomp())
 """
@@ -29,7 +29,7 @@ def run(code, **variables):
     return children.run([sys.executable, "-c", code], env=clean | variables, capture_output=True, text=True, check=False)
 
 
-def said(before="", first="import gguf_spec._library", **variables):
+def said(before="", first="import gguf_spec.llama.backend", **variables):
     child = run(LOAD.format(before=before, first=first), **variables)
     assert child.returncode == 0, child.stderr
     return child.stdout.split()
@@ -51,9 +51,9 @@ with _openmp.spin_count_set():
 @pytest.mark.parametrize(
     "first",
     [
-        "import gguf_spec._library", "import gguf_spec._model", "from gguf_spec import LLM", "import gguf_spec._quantizer",
-        "import gguf_spec._llama_samplers", "from gguf_spec.compat import Llama", "from gguf_spec.compat import LlamaGrammar",
-        "from gguf_spec import _checks; _checks.library(); import gguf_spec._model",
+        "import gguf_spec.llama.backend", "import gguf_spec.llama.model", "from gguf_spec import LLM", "import gguf_spec.quantize.worker",
+        "import gguf_spec.llama.samplers", "from gguf_spec.compat import Llama", "from gguf_spec.compat import LlamaGrammar",
+        "from gguf_spec.doctor import checks as _checks; _checks.library(); import gguf_spec.llama.model",
     ],
 )  # fmt: skip
 def test_it_is_set_whatever_is_imported_first_and_does_not_stay(first):
@@ -82,7 +82,7 @@ def test_a_build_without_libgomp(monkeypatch):
         first="""
 from pathlib import Path
 _openmp._MAPS = Path(os.devnull)
-import gguf_spec._library
+import gguf_spec.llama.backend
 """
     ) == ["absent", "None"]
 
@@ -92,6 +92,6 @@ def test_a_system_without_maps():
         first="""
 from pathlib import Path
 _openmp._MAPS = Path("/nowhere/maps")
-import gguf_spec._library
+import gguf_spec.llama.backend
 """
     ) == ["absent", "None"]

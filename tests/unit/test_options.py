@@ -5,9 +5,9 @@ import pytest
 from click.testing import CliRunner
 
 import gguf_spec
-from gguf_spec._types import Speculation
 from gguf_spec.cli import options
 from gguf_spec.cli.options import AdapterFile
+from gguf_spec.options import Speculation
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from gguf_spec._places import place
+from gguf_spec.system.atomic_file import atomic_write
 from tests import children
 
 
@@ -19,7 +19,7 @@ def only(folder):
 def test_it_takes_its_name_at_the_end(tmp_path):
     file = tmp_path / "kept.json"
     file.write_text("old")
-    with place(file) as part:
+    with atomic_write(file) as part:
         part.write_text("new")
         assert file.read_text() == "old"
         assert part.parent == tmp_path
@@ -29,7 +29,7 @@ def test_it_takes_its_name_at_the_end(tmp_path):
 def test_a_block_that_fails_leaves_all_as_it_was(tmp_path):
     file = tmp_path / "kept.json"
     file.write_text("old")
-    with pytest.raises(ZeroDivisionError), place(file) as part:
+    with pytest.raises(ZeroDivisionError), atomic_write(file) as part:
         part.write_text("half")
         _ = 1 / 0
     assert (only(tmp_path), file.read_text()) == (["kept.json"], "old")
@@ -39,7 +39,7 @@ def test_a_block_that_fails_leaves_all_as_it_was(tmp_path):
 def test_who_may_read_it(tmp_path, private, mode):
     before = os.umask(0o027)
     try:
-        with place(tmp_path / "file", private=private):
+        with atomic_write(tmp_path / "file", private=private):
             pass
     finally:
         os.umask(before)
@@ -49,8 +49,8 @@ def test_who_may_read_it(tmp_path, private, mode):
 WRITER = """
 import sys, time
 from pathlib import Path
-from gguf_spec._places import place
-with place(Path(sys.argv[1])) as part:
+from gguf_spec.system.atomic_file import atomic_write
+with atomic_write(Path(sys.argv[1])) as part:
     part.write_text("half")
     print(part.name, flush=True)
     time.sleep(1000)
@@ -67,9 +67,9 @@ def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path):
     child.send_signal(signal.SIGKILL)
     child.communicate()
     assert only(tmp_path) == [left]
-    with place(tmp_path / "other.json"):
+    with atomic_write(tmp_path / "other.json"):
         assert left in only(tmp_path), "another file's"
-    with place(tmp_path / "kept.json"):
+    with atomic_write(tmp_path / "kept.json"):
         assert left not in only(tmp_path)
     assert only(tmp_path) == ["kept.json", "other.json"]
 
@@ -77,7 +77,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path):
 def test_what_another_process_writes_just_now_stays(tmp_path):
     child, part = writer(tmp_path / "kept.json")
     try:
-        with place(tmp_path / "kept.json") as own:
+        with atomic_write(tmp_path / "kept.json") as own:
             own.write_text("mine")
             assert part in only(tmp_path)
         assert only(tmp_path) == sorted(["kept.json", part])
@@ -90,7 +90,7 @@ def test_files_of_the_user_stay(tmp_path):
     for name in ("kept.json.part", "kept.json.mine.part", "kept.json.0123456x.part", "kept.json.01234567.part.txt"):
         (tmp_path / name).write_text("mine")
     before = only(tmp_path)
-    with place(tmp_path / "kept.json"):
+    with atomic_write(tmp_path / "kept.json"):
         pass
     assert only(tmp_path) == sorted([*before, "kept.json"])
 
@@ -98,24 +98,24 @@ def test_files_of_the_user_stay(tmp_path):
 def test_names_with_signs_of_patterns(tmp_path):
     (tmp_path / "a1.json.01234567.part").write_text("another's")
     (tmp_path / "a[1].json.01234567.part").write_text("a leftover")
-    with place(tmp_path / "a[1].json"):
+    with atomic_write(tmp_path / "a[1].json"):
         pass
     assert only(tmp_path) == ["a1.json.01234567.part", "a[1].json"]
 
 
 def test_no_place(tmp_path):
-    with pytest.raises(OSError, match="No such file"), place(tmp_path / "no" / "file"):
+    with pytest.raises(OSError, match="No such file"), atomic_write(tmp_path / "no" / "file"):
         pass
     (tmp_path / "folder").mkdir()
-    with pytest.raises(OSError, match="director"), place(tmp_path / "folder"):
+    with pytest.raises(OSError, match="director"), atomic_write(tmp_path / "folder"):
         pass
     assert only(tmp_path) == ["folder"]
 
 
 def test_many_at_once(tmp_path):
     """Cleaning must not take what another writer has just begun."""
-    code = "import sys\nfrom pathlib import Path\nfrom gguf_spec._places import place\n"
-    code += "for i in range(300):\n    with place(Path(sys.argv[1])) as part:\n        part.write_text(sys.argv[2] * 1000)\n"
+    code = "import sys\nfrom pathlib import Path\nfrom gguf_spec.system.atomic_file import atomic_write\n"
+    code += "for i in range(300):\n    with atomic_write(Path(sys.argv[1])) as part:\n        part.write_text(sys.argv[2] * 1000)\n"
     writers = [children.Child([sys.executable, "-c", code, tmp_path / "kept", name], stderr=subprocess.PIPE, text=True) for name in "abcd"]
     assert [(child.communicate()[1], child.returncode) for child in writers] == [("", 0)] * 4
     assert only(tmp_path) == ["kept"]

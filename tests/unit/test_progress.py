@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from gguf_spec import Sampling, Speculation
-from gguf_spec._profile import NOTHING_KNOWN
-from gguf_spec.cli import _progress
-from gguf_spec.cli._progress import Line, MeasuringNote, PromptBar
+from gguf_spec.cli import progress
+from gguf_spec.cli.progress import Line, MeasuringNote, PromptBar
+from gguf_spec.speculative.profile import DEFAULT_PROFILE
 from tests.fakes import FakeModel, fake_llm, random_table
 
 SAMPLING = Sampling(temperature=0, max_tokens=4)
@@ -18,7 +18,7 @@ PROMPT = [1 + i % 3 for i in range(101)]
 def an_llm(k=0, n_ctx=256):
     rng = np.random.default_rng(0)
     target, draft = (FakeModel(random_table(rng, 4), n_ctx) for _ in range(2))
-    return fake_llm(target, draft if k else None, Speculation(k), lambda *_: NOTHING_KNOWN if not k else None), target
+    return fake_llm(target, draft if k else None, Speculation(k), lambda *_: DEFAULT_PROFILE if not k else None), target
 
 
 # ---- the callback
@@ -182,6 +182,6 @@ def test_the_note_that_the_machine_is_measured(terminal):
     note.remove()
     assert terminal.getvalue() == ""
     note()
-    assert terminal.seen == _progress._MEASURING == "Measuring this machine once (about 2 s)"
+    assert terminal.seen == progress._MEASURING == "Measuring this machine once (about 2 s)"
     note.remove()
     assert terminal.seen == ""

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gguf_spec._rng import _FEW, SeededRng, _hash
+from gguf_spec.sampling.rng import _FEW, SeededRng, _hash
 from tests.fakes import sampler
 
 FILTERS = {
@@ -42,9 +42,9 @@ def drawn(chain, row, n, history_of):
 def test_marginals_over_positions_follow_the_law(options):
     row = np.random.default_rng(3).normal(size=40).astype(np.float32) * 1.5
     chain = sampler(SeededRng(5), **options)
-    law = chain.distribution(row, [1, 2, 2])
+    distribution = chain.distribution(row, [1, 2, 2])
     probs = np.zeros(40)
-    probs[law.ids] = law.probs
+    probs[distribution.ids] = distribution.probs
 
     class Past(list):  # a past of any length whose penalties are the same: only the position differs
         def __len__(self):
@@ -62,19 +62,19 @@ def test_marginals_over_positions_follow_the_law(options):
 
 def test_marginals_over_seeds_follow_the_law():
     row = np.random.default_rng(4).normal(size=40).astype(np.float32)
-    law = sampler(None).distribution(row, [])
+    distribution = sampler(None).distribution(row, [])
     counts = np.bincount([sampler(SeededRng(seed)).token(row, [1] * 9) for seed in range(10_000)], minlength=40)
-    assert deviations(counts, law.probs, 10_000) < 4
+    assert deviations(counts, distribution.probs, 10_000) < 4
 
 
 def test_marginals_over_a_vocabulary_that_is_searched_for_contenders():
     n_vocab = 4 * _FEW
     row = np.random.default_rng(6).normal(size=n_vocab).astype(np.float32) * 2.5
     chain = sampler(SeededRng(7))
-    law = chain.distribution(row, [])
+    distribution = chain.distribution(row, [])
     groups = np.random.default_rng(8).integers(0, 60, size=n_vocab)  # single tokens are too rare to count
     counts = np.bincount([groups[chain.token(row, range(i))] for i in range(4_000)], minlength=60)
-    assert deviations(counts, np.bincount(groups, weights=law.probs, minlength=60), 4_000) < 4
+    assert deviations(counts, np.bincount(groups, weights=distribution.probs, minlength=60), 4_000) < 4
 
 
 def test_neighbouring_positions_are_independent():

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gguf_spec._rng import SeededRng
-from gguf_spec._sampling import NO_FILTERS, CompatSampling, largest, logprob
 from gguf_spec.errors import NoTokenLeftError
+from gguf_spec.sampling.chain import NO_FILTERS, CompatSampling, largest, logprob
+from gguf_spec.sampling.rng import SeededRng
 from tests.fakes import sampler
 
 
-def dense(law, n):
+def dense(distribution, n):
     row = np.zeros(n)
-    row[law.ids] = law.probs
+    row[distribution.ids] = distribution.probs
     return row
 
 
@@ -75,16 +75,16 @@ def test_against_the_reference(n, options):
         "bias": "logit_bias",
     }
     before = logits.copy()
-    law = sampler(None, **{names.get(k, k): v for k, v in options.items()}).distribution(logits, history)
-    assert np.abs(dense(law, n) - reference(logits, history, **options)).max() < 1e-6
+    distribution = sampler(None, **{names.get(k, k): v for k, v in options.items()}).distribution(logits, history)
+    assert np.abs(dense(distribution, n) - reference(logits, history, **options)).max() < 1e-6
     assert (logits == before).all()
-    assert (np.diff(law.ids) > 0).all()
+    assert (np.diff(distribution.ids) > 0).all()
 
 
 def test_a_token_that_was_filtered_out_has_probability_0():
-    law = sampler(None, top_k=2).distribution(np.array([1.0, 3.0, 0.0, 2.0], dtype=np.float32), [])
-    assert [law.prob(token) > 0 for token in range(6)] == [False, True, False, True, False, False]
-    assert [law.prob(token) for token in (0, 2, 4, 5)] == [0.0] * 4
+    distribution = sampler(None, top_k=2).distribution(np.array([1.0, 3.0, 0.0, 2.0], dtype=np.float32), [])
+    assert [distribution.prob(token) > 0 for token in range(6)] == [False, True, False, True, False, False]
+    assert [distribution.prob(token) for token in (0, 2, 4, 5)] == [0.0] * 4
 
 
 @pytest.mark.parametrize("n_top", [0, 1, 3, 7, 8, 20])
@@ -172,8 +172,8 @@ def test_what_decides_cannot_be_changed_under_way(one):
 
 
 def test_a_tiny_temperature_is_greedy_without_overflow():
-    law = sampler(None, temperature=1e-9).distribution(np.array([1.0, 30.0, 29.9], dtype=np.float32), [])
-    assert list(law.ids) == [1]
+    distribution = sampler(None, temperature=1e-9).distribution(np.array([1.0, 30.0, 29.9], dtype=np.float32), [])
+    assert list(distribution.ids) == [1]
 
 
 @pytest.mark.parametrize("bad", [np.nan, -np.inf])
@@ -185,8 +185,8 @@ def test_no_token_left(bad, options):
 
 def test_penalties_and_bias_of_tokens_the_draft_lacks_do_nothing():
     logits = np.zeros(3, dtype=np.float32)
-    law = sampler(None, repeat_penalty=2.0, presence_penalty=1.0, logit_bias={7: 3.0}).distribution(logits, [7, 9])
-    assert law.probs == pytest.approx([1 / 3] * 3)
+    distribution = sampler(None, repeat_penalty=2.0, presence_penalty=1.0, logit_bias={7: 3.0}).distribution(logits, [7, 9])
+    assert distribution.probs == pytest.approx([1 / 3] * 3)
 
 
 @given(st.lists(st.sampled_from([0.0, 0.1, 0.5, 1.0]), min_size=2, max_size=8).filter(lambda p: sum(p) > 0), st.integers(0, 2**64 - 1))

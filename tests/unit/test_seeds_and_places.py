@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from gguf_spec import Sampling, Speculation
-from gguf_spec._language_model import keep_beginning
-from gguf_spec._rng import SeededRng
-from gguf_spec._sampling import Candidates
+from gguf_spec.sampling.chain import Candidates
+from gguf_spec.sampling.rng import SeededRng
+from gguf_spec.speculative.interfaces import retain_prefix
 from tests.fakes import FakeModel, fake_llm, random_table, sampler
 
 IDS = np.arange(50)
@@ -54,5 +54,5 @@ def test_a_cache_is_kept_up_to_the_first_token_that_differs(at, grid):
     model.grid = grid
     before = [i % 3 for i in range(1001)]
     model.read(before)
-    keep_beginning(model, [*before[:at], 3, *before[at + 1 :]])
+    retain_prefix(model, [*before[:at], 3, *before[at + 1 :]])
     assert model.cached == before[: at - at % grid if grid else at]

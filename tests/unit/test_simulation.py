@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gguf_spec import _controller
+from gguf_spec.speculative import controller
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "simulate_controller.py"
 
@@ -22,7 +22,7 @@ def sim():
 
 @pytest.fixture(autouse=True)
 def _clock(monkeypatch):
-    monkeypatch.setattr(_controller, "time", _controller.time)  # what a run puts in its place is taken back
+    monkeypatch.setattr(controller, "time", controller.time)  # what a run puts in its place is taken back
 
 
 def speeds(sim, costs, temperature, used, useless=False, n=96):
@@ -83,7 +83,7 @@ def seconds_after_300(sim, costs, profile):
 @pytest.fixture(scope="module")
 def right_s(sim):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_controller, "time", _controller.time)
+        patch.setattr(controller, "time", controller.time)
         return {costs: seconds_after_300(sim, costs, sim.profile_of(costs)) for costs in ("amx", "avx512")}
 
 

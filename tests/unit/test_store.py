@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from gguf_spec import _checksums, _hub, _store, errors
-from gguf_spec._registry import Entry, Part
+from gguf_spec import errors
+from gguf_spec.registry import checksums, download
+from gguf_spec.registry import hub as hub_module
+from gguf_spec.registry.resolve import Entry, Part
 from tests.hub import COMMIT, LATER, REPO, Hub
 
 BODY = bytes(range(256)) * 9000  # more than two of the pieces it comes in
@@ -66,9 +68,9 @@ def files_in(folder):
 
 def test_pull(hub, tmp_path):
     entry = entry_of(hub.add(FILE, BODY))
-    assert _store.find(entry) is None
+    assert download.find(entry) is None
     steps = []
-    pulled = _store.pull(entry, progress=lambda *step: steps.append(step))
+    pulled = download.pull(entry, progress=lambda *step: steps.append(step))
     assert (pulled.name, pulled.n_bytes, pulled.loaded_bytes, pulled.verified) == ("one", len(BODY), len(BODY), "sha256")
     assert pulled.paths == (tmp_path / "hub" / "models--someone--tales-GGUF" / "snapshots" / COMMIT / FILE,)
     assert pulled.paths[0].read_bytes() == BODY
@@ -76,15 +78,15 @@ def test_pull(hub, tmp_path):
     loading = [done for stage, done, _ in steps if stage == "load"]
     assert (loading, loading[-1], len(loading)) == (sorted(loading), len(BODY), 4)
     assert steps[-1] == ("verify", len(BODY), len(BODY))
-    assert _store.find(entry) == _store.local(entry) == pulled.paths[0]
-    assert _store.verified(entry) == "sha256"
+    assert download.find(entry) == download.local(entry) == pulled.paths[0]
+    assert download.verified(entry) == "sha256"
 
 
 def test_the_library_asks_for_nothing_but_the_file(hub, monkeypatch):
     """Not for the list of programs that may be calling it, and not for the way to Xet's servers."""
     monkeypatch.setattr("huggingface_hub.utils._detect_agent._registry", None)  # it asks once in a process
     hub.add(FILE, BODY, headers={"X-Xet-Hash": "ab" * 32, "X-Xet-Refresh-Route": f"{hub.url}/api/xet"})
-    _store.pull(entry_of())
+    download.pull(entry_of())
     assert {path.split("/")[1] for _, path, _ in hub.requests} == {"someone", "cdn"}
     assert [method for method, _, _ in hub.requests] == ["HEAD", "HEAD", "GET", "GET"]  # ours, the library's, the file's, and where it lies
 
@@ -93,10 +95,10 @@ def test_the_library_is_left_as_it_was(hub, caplog, capfd):
     from huggingface_hub import constants
     from huggingface_hub.utils import logging as library
 
-    names = {name: getattr(constants, name) for name in _hub._SWITCHES}
+    names = {name: getattr(constants, name) for name in hub_module._SWITCHES}
     hub.add(FILE, BODY, cuts=[5])  # it would warn of that
-    _store.pull(entry_of())
-    assert {name: getattr(constants, name) for name in _hub._SWITCHES} == names
+    download.pull(entry_of())
+    assert {name: getattr(constants, name) for name in hub_module._SWITCHES} == names
     assert library.get_verbosity() == logging.WARNING
     assert capfd.readouterr() == ("", "")
     assert not caplog.records
@@ -104,25 +106,25 @@ def test_the_library_is_left_as_it_was(hub, caplog, capfd):
 
 def test_what_is_there_takes_no_request(hub):
     entry = entry_of(hub.add(FILE, BODY))
-    _store.pull(entry)
+    download.pull(entry)
     hub.requests.clear()
-    assert _store.find(entry)
-    assert _store.pull(entry).loaded_bytes == 0
-    assert _store.pull(entry, offline=True).verified == "sha256"
+    assert download.find(entry)
+    assert download.pull(entry).loaded_bytes == 0
+    assert download.pull(entry, offline=True).verified == "sha256"
     assert hub.requests == []
 
 
 def test_it_is_read_once(hub, monkeypatch):
     entry = entry_of(hub.add(FILE, BODY))
-    path = _store.pull(entry).paths[0]
+    path = download.pull(entry).paths[0]
     reads = []
-    whole = _checksums._sum
-    monkeypatch.setattr(_checksums, "_sum", lambda *args: reads.append(args[0]) or whole(*args))
-    assert _store.pull(entry).verified == "sha256"
+    whole = checksums._sum
+    monkeypatch.setattr(checksums, "_sum", lambda *args: reads.append(args[0]) or whole(*args))
+    assert download.pull(entry).verified == "sha256"
     assert reads == []
     os.utime(path, ns=(1, 1))
-    assert _store.verified(entry) is None
-    assert _store.pull(entry).verified == "sha256"
+    assert download.verified(entry) is None
+    assert download.pull(entry).verified == "sha256"
     assert reads == [path]
 
 
@@ -139,30 +141,30 @@ def test_it_is_found_where_the_library_finds_it(hub, tmp_path, revision, file):
         (store / "refs" / branch).parent.mkdir(parents=True, exist_ok=True)
         (store / "refs" / branch).write_text(commit)
     found = try_to_load_from_cache(REPO, file, revision=revision)
-    assert _hub.cached(REPO, file, revision) == (Path(found) if found else None)
+    assert hub_module.cached(REPO, file, revision) == (Path(found) if found else None)
     assert bool(found) == (file in (FILE, "folder/in.gguf") and revision in (COMMIT, "main", "refs/pr/1"))
 
 
 def test_without_a_sum_the_etag_counts(hub):
     hub.add(FILE, BODY)
-    assert _store.pull(entry_of()).verified == "size and etag"
-    assert _store.verified(entry_of()) == "size and etag"
-    assert _store.pull(entry_of()).verified == "size and etag"  # from the cache
+    assert download.pull(entry_of()).verified == "size and etag"
+    assert download.verified(entry_of()) == "size and etag"
+    assert download.pull(entry_of()).verified == "size and etag"  # from the cache
     assert len(hub.sent("GET")) == 1
 
 
 def test_an_etag_that_is_no_sum(hub):
     hub.add(FILE, BODY, etag="0123abcd", cdn=False)
-    assert _store.pull(entry_of()).verified == "size"
-    assert _store.pull(entry_of()).verified == "nothing"  # the hub is not asked again how long it is
-    assert _store.pull(entry_of(size_bytes=len(BODY))).verified == "size"
+    assert download.pull(entry_of()).verified == "size"
+    assert download.pull(entry_of()).verified == "nothing"  # the hub is not asked again how long it is
+    assert download.pull(entry_of(size_bytes=len(BODY))).verified == "size"
 
 
 def test_again_by_force(hub):
     entry = entry_of(hub.add(FILE, BODY))
-    path = _store.pull(entry).paths[0]
+    path = download.pull(entry).paths[0]
     path.resolve().write_bytes(b"x" * len(BODY))
-    assert _store.pull(entry, force=True).loaded_bytes == len(BODY)
+    assert download.pull(entry, force=True).loaded_bytes == len(BODY)
     assert path.read_bytes() == BODY
 
 
@@ -170,16 +172,16 @@ def test_a_branch(hub):
     """The newest when it is pulled, what was pulled last when it is not."""
     hub.add(FILE, BODY)
     entry = entry_of(revision="main")
-    old = _store.pull(entry).paths[0]
-    assert (_store.find(entry), old.parent.name) == (old, COMMIT)
+    old = download.pull(entry).paths[0]
+    assert (download.find(entry), old.parent.name) == (old, COMMIT)
     hub.branch = LATER
     hub.add(FILE, BODY[::-1], commit=LATER)
-    assert _store.find(entry) == old
-    new = _store.pull(entry).paths[0]
-    assert (_store.find(entry), new.parent.name, new.read_bytes()) == (new, LATER, BODY[::-1])
-    assert _store.pull(entry).loaded_bytes == 0
+    assert download.find(entry) == old
+    new = download.pull(entry).paths[0]
+    assert (download.find(entry), new.parent.name, new.read_bytes()) == (new, LATER, BODY[::-1])
+    assert download.pull(entry).loaded_bytes == 0
     hub.requests.clear()
-    assert _store.pull(entry, offline=True).paths == (new,)
+    assert download.pull(entry, offline=True).paths == (new,)
     assert hub.requests == []
 
 
@@ -187,15 +189,15 @@ def test_a_renamed_repository(hub):
     file = hub.add(FILE, BODY)
     hub.moved["someone/old-name"] = REPO
     entry = entry_of(file, repo="someone/old-name")
-    assert _store.pull(entry).paths[0].read_bytes() == BODY
-    assert _store.find(entry)
+    assert download.pull(entry).paths[0].read_bytes() == BODY
+    assert download.find(entry)
 
 
 def test_a_connection_that_breaks(hub, no_sleep):
     """The library goes on from where it was."""
     entry = entry_of(hub.add(FILE, BODY, cuts=[1_500_000, 1_800_000]))
     steps = []
-    assert _store.pull(entry, progress=lambda *step: steps.append(step)).verified == "sha256"
+    assert download.pull(entry, progress=lambda *step: steps.append(step)).verified == "sha256"
     assert len(no_sleep) == 2
     ranges = [headers.get("Range") for method, path, headers in hub.requests if method == "GET" and path.startswith("/cdn")]
     assert ranges == [None, "bytes=1048576-", "bytes=1048576-"]
@@ -206,12 +208,12 @@ def test_a_file_of_this_disk(tmp_path):
     path = tmp_path / "m.gguf"
     path.write_bytes(b"abc")
     entry = Entry("m.gguf", None, None, (), path)
-    assert (_store.find(entry), _store.local(entry), _store.verified(entry)) == (path, path, "local")
-    assert _store.pull(entry) == _store.Pulled("m.gguf", (path,), 3, 0, "local")
+    assert (download.find(entry), download.local(entry), download.verified(entry)) == (path, path, "local")
+    assert download.pull(entry) == download.Pulled("m.gguf", (path,), 3, 0, "local")
     gone = Entry("n.gguf", None, None, (), tmp_path / "n.gguf")
-    assert _store.find(gone) is None
+    assert download.find(gone) is None
     with pytest.raises(errors.InvalidOptionError, match=r"model is 'm.gguf' but must be one that was downloaded"):
-        _store.remove(entry)
+        download.remove(entry)
     assert path.exists()
 
 
@@ -222,11 +224,11 @@ def test_a_split_model(hub):
     entry = split_entry(hub)
     total = sum(len(hub.files[REPO, name].body) for name in PARTS)
     steps = []
-    pulled = _store.pull(entry, progress=lambda *step: steps.append(step))
+    pulled = download.pull(entry, progress=lambda *step: steps.append(step))
     assert [path.name for path in pulled.paths] == PARTS
     assert len({path.parent for path in pulled.paths}) == 1
     assert (pulled.n_bytes, pulled.loaded_bytes, pulled.verified) == (total, total, "sha256")
-    assert _store.find(entry) == pulled.paths[0]
+    assert download.find(entry) == pulled.paths[0]
     for stage in ("load", "verify"):
         done = [(n, of) for what, n, of in steps if what == stage]
         assert done == sorted(done)
@@ -235,25 +237,25 @@ def test_a_split_model(hub):
 
 def test_a_split_model_that_lacks_a_part(hub):
     entry = split_entry(hub)
-    pulled = _store.pull(entry)
+    pulled = download.pull(entry)
     pulled.paths[1].unlink()
-    assert _store.find(entry) is None
+    assert download.find(entry) is None
     hub.requests.clear()
     with pytest.raises(errors.NotDownloadedError):
-        _store.pull(entry, offline=True)
+        download.pull(entry, offline=True)
     assert hub.requests == []
-    assert _store.pull(entry).verified == "sha256"
+    assert download.pull(entry).verified == "sha256"
     assert {path.split("/")[-1] for _, path, _ in hub.requests} <= {PARTS[1], hub.files[REPO, PARTS[1]].etag}
 
 
 def test_a_split_model_on_a_branch(hub):
     entry = split_entry(hub)
     entry = Entry("split", REPO, "main", tuple(Part(part.file) for part in entry.parts), None)
-    assert _store.pull(entry).verified == "size and etag"
+    assert download.pull(entry).verified == "size and etag"
     hub.branch = LATER
     for name in PARTS:
         hub.add(name, name.encode(), commit=LATER)
-    pulled = _store.pull(entry)
+    pulled = download.pull(entry)
     assert [path.read_bytes() for path in pulled.paths] == [name.encode() for name in PARTS]
     assert {path.parent.name for path in pulled.paths} == {LATER}
     assert pulled.loaded_bytes == pulled.n_bytes
@@ -263,11 +265,11 @@ def test_a_split_model_with_one_corrupt_part(hub):
     entry = split_entry(hub)
     hub.files[REPO, PARTS[2]].sent = b"x" * len(hub.files[REPO, PARTS[2]].body)
     with pytest.raises(errors.CorruptFileError, match=PARTS[2]):
-        _store.pull(entry)
-    assert _store.find(entry) is None
+        download.pull(entry)
+    assert download.find(entry) is None
     hub.files[REPO, PARTS[2]].sent = None
     hub.requests.clear()
-    assert _store.pull(entry).verified == "sha256"
+    assert download.pull(entry).verified == "sha256"
     assert len([path for path in hub.sent("GET") if path.startswith("/cdn")]) == 1
 
 
@@ -278,36 +280,36 @@ def test_a_corrupt_body(hub, tmp_path):
     file = hub.add(FILE, BODY, sent=b"x" + BODY[1:])
     entry = entry_of(file)
     with pytest.raises(errors.CorruptFileError, match=f"{FILE} has the sha256 .* it was deleted") as caught:
-        _store.pull(entry)
+        download.pull(entry)
     assert caught.value.expected == file.sha256
     assert caught.value.found == hashlib.sha256(file.sent).hexdigest()
     assert caught.value.hint == "gguf-spec models pull one --force downloads it again."
-    assert _store.find(entry) is None
+    assert download.find(entry) is None
     assert files_in(tmp_path / "hub") == []
     file.sent = None
-    assert _store.pull(entry).verified == "sha256"
+    assert download.pull(entry).verified == "sha256"
 
 
 @pytest.mark.parametrize("etag", [True, False], ids=["by its etag", "by its sum"])
 def test_a_file_that_was_replaced(hub, etag):
     file = hub.add(FILE, BODY)
     entry = entry_of() if etag else entry_of(file)
-    path = _store.pull(entry).paths[0]
+    path = download.pull(entry).paths[0]
     path.resolve().write_bytes(b"x" + BODY[1:])
     hub.requests.clear()
     with pytest.raises(errors.CorruptFileError):
-        _store.pull(entry)
+        download.pull(entry)
     assert hub.requests == []
-    assert _store.find(entry) is None
-    assert _store.pull(entry).paths[0].read_bytes() == BODY
+    assert download.find(entry) is None
+    assert download.pull(entry).paths[0].read_bytes() == BODY
 
 
 def test_a_file_that_was_cut_short(hub, tmp_path):
     entry = entry_of(hub.add(FILE, BODY))
-    _store.pull(entry).paths[0].resolve().write_bytes(BODY[:-1])
-    assert _store.find(entry) is None
+    download.pull(entry).paths[0].resolve().write_bytes(BODY[:-1])
+    assert download.find(entry) is None
     with pytest.raises(errors.CorruptFileError, match=f"has {len(BODY) - 1:,} bytes, not {len(BODY):,}: it was deleted"):
-        _store.pull(entry)
+        download.pull(entry)
     assert files_in(tmp_path / "hub") == []
 
 
@@ -315,7 +317,7 @@ def test_a_file_that_was_cut_short(hub, tmp_path):
 def test_another_file_on_the_hub_is_not_even_downloaded(hub, field, wrong):
     entry = entry_of(hub.add(FILE, BODY), **{field: wrong})
     with pytest.raises(errors.CorruptFileError, match=f"another {FILE} in {REPO} than is declared") as caught:
-        _store.pull(entry)
+        download.pull(entry)
     assert caught.value.expected == wrong
     assert hub.sent("GET") == []
 
@@ -323,7 +325,7 @@ def test_another_file_on_the_hub_is_not_even_downloaded(hub, field, wrong):
 def test_a_body_that_is_too_short(hub, tmp_path):
     """The hub says how long it is, and sends less as if that were all."""
     with pytest.raises(errors.HubError, match=r"did not send the whole of tales\.gguf"):
-        _store.pull(entry_of(hub.add(FILE, BODY, sent=BODY[:-9])))
+        download.pull(entry_of(hub.add(FILE, BODY, sent=BODY[:-9])))
     assert files_in(tmp_path / "hub") == []
 
 
@@ -334,10 +336,10 @@ def test_an_interruption(hub, tmp_path):
 
     entry = entry_of(hub.add(FILE, BODY))
     with pytest.raises(KeyboardInterrupt):
-        _store.pull(entry, progress=interrupt)
+        download.pull(entry, progress=interrupt)
     assert files_in(tmp_path / "hub") == []
-    assert _store.find(entry) is None
-    assert _store.pull(entry).paths[0].read_bytes() == BODY
+    assert download.find(entry) is None
+    assert download.pull(entry).paths[0].read_bytes() == BODY
 
 
 def test_an_interruption_while_it_is_verified(hub, monkeypatch):
@@ -347,9 +349,9 @@ def test_an_interruption_while_it_is_verified(hub, monkeypatch):
 
     entry = entry_of(hub.add(FILE, BODY))
     with pytest.raises(KeyboardInterrupt):
-        _store.pull(entry, progress=interrupt)
-    assert _store.verified(entry) is None
-    assert _store.pull(entry).verified == "sha256"
+        download.pull(entry, progress=interrupt)
+    assert download.verified(entry) is None
+    assert download.pull(entry).verified == "sha256"
 
 
 # ---- what the hub refuses
@@ -377,7 +379,7 @@ def test_refusals(hub, tmp_path, monkeypatch, case):
         monkeypatch.setenv("HF_TOKEN", token)
     hub.refused[REPO] = (status, headers)
     with pytest.raises(kind) as caught:
-        _store.pull(entry_of())
+        download.pull(entry_of())
     assert said in str(caught.value)
     assert todo in caught.value.hint
     assert "\n" not in str(caught.value) + caught.value.hint
@@ -393,14 +395,14 @@ def test_refusals(hub, tmp_path, monkeypatch, case):
 def test_what_is_missing(hub, what, entry):
     hub.add("other.gguf", BODY)
     with pytest.raises(errors.NotOnHubError) as caught:
-        _store.pull(entry_of(**entry))
+        download.pull(entry_of(**entry))
     assert caught.value.what == what
     assert {"file": FILE, "revision": "b" * 40, "repository": "no/such"}[what] in str(caught.value)
 
 
 def test_a_token_stays_on_the_hub(hub, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_x")
-    _store.pull(entry_of(hub.add(FILE, BODY)))
+    download.pull(entry_of(hub.add(FILE, BODY)))
     with_token = {path.split("/")[1]: "authorization" in {name.lower() for name in headers} for _, path, headers in hub.requests}
     assert with_token == {"someone": True, "cdn": False}
 
@@ -409,7 +411,7 @@ def test_a_token_stays_on_the_hub(hub, monkeypatch):
 def test_a_busy_hub_is_asked_again(hub, no_sleep, status):
     hub.busy = 2 * [(status, {"Retry-After": "0"})]
     steps = []
-    assert _store.pull(entry_of(hub.add(FILE, BODY)), progress=lambda *step: steps.append(step)).verified == "sha256"
+    assert download.pull(entry_of(hub.add(FILE, BODY)), progress=lambda *step: steps.append(step)).verified == "sha256"
     assert steps[0] == ("wait", 0, None)
     assert len(no_sleep) == 1
 
@@ -418,7 +420,7 @@ def test_a_busy_hub_is_asked_again(hub, no_sleep, status):
 def test_a_hub_that_stays_busy(hub, no_sleep, status, said):
     hub.busy = 99 * [(status, {})]
     with pytest.raises(errors.HubError, match=rf"{said}.* \({status}\), and again after a wait") as caught:
-        _store.pull(entry_of(hub.add(FILE, BODY)))
+        download.pull(entry_of(hub.add(FILE, BODY)))
     assert caught.value.status == status
     assert no_sleep == [1, 2, 4, 8, 8]
 
@@ -433,13 +435,13 @@ def test_a_hub_that_breaks_down_between(hub, no_sleep, answers, force):
         hub.busy = hub.busy or [*answers * [(200, {"X-Repo-Commit": COMMIT, "ETag": '"ab"', "Content-Length": "5"})], *99 * [(500, {})]]
 
     with pytest.raises(errors.HubError, match=r"is out of order \(500\)"):
-        _store.pull(entry_of(), force=force, progress=then_break)
+        download.pull(entry_of(), force=force, progress=then_break)
 
 
 def test_a_connection_that_keeps_breaking(hub, tmp_path, no_sleep):
     entry = entry_of(hub.add(FILE, BODY, cuts=[0] * 99))
     with pytest.raises(errors.UnreachableError, match="cannot be reached"):
-        _store.pull(entry)
+        download.pull(entry)
     assert len(no_sleep) == 5
     assert files_in(tmp_path / "hub") == []
 
@@ -457,7 +459,7 @@ def test_nobody_listens(hub, monkeypatch):
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
         start = time.monotonic()
         with pytest.raises(errors.UnreachableError, match=f"{url} cannot be reached: .*refused") as caught:
-            _store.pull(entry_of())
+            download.pull(entry_of())
     assert caught.value.hint.startswith("check HF_ENDPOINT, run it again, or copy the file")
     assert time.monotonic() - start < 5  # no use in trying for half a minute
 
@@ -469,7 +471,7 @@ def test_no_such_address(hub, monkeypatch, url, said):
     monkeypatch.setattr(constants, "ENDPOINT", url)
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
     with pytest.raises(errors.StoreError, match=f"cannot be {said}") as caught:
-        _store.pull(entry_of())
+        download.pull(entry_of())
     assert "HF_ENDPOINT" in caught.value.hint
 
 
@@ -480,7 +482,7 @@ def test_a_proxy_is_named_without_its_password(hub, monkeypatch):
     monkeypatch.delenv("NO_PROXY")
     monkeypatch.setenv("HTTP_PROXY", "http://me:secret@127.0.0.1:9")
     with pytest.raises(errors.UnreachableError) as caught:
-        _store.pull(entry_of())
+        download.pull(entry_of())
     assert "HTTP_PROXY" in caught.value.hint
     assert "secret" not in str(caught.value) + caught.value.hint
 
@@ -492,25 +494,25 @@ def test_offline_and_not_there(hub, monkeypatch, switch):
     entry = entry_of(hub.add(FILE, BODY))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", switch == "environment")
     with pytest.raises(errors.NotDownloadedError, match=r"one \(2\.3 MB\) is not on this disk") as caught:
-        _store.pull(entry, offline=switch == "argument")
+        download.pull(entry, offline=switch == "argument")
     assert "without --offline and HF_HUB_OFFLINE, gguf-spec models pull one" in caught.value.hint
     with pytest.raises(errors.InvalidOptionError, match="force"):
-        _store.pull(entry, force=True, offline=True)
+        download.pull(entry, force=True, offline=True)
     assert hub.requests == []
 
 
 def test_not_there(hub):
     with pytest.raises(errors.NotDownloadedError) as caught:
-        _store.local(entry_of())
+        download.local(entry_of())
     assert caught.value.hint == "gguf-spec models pull one."
     assert hub.requests == []
 
 
 @pytest.mark.parametrize("entry", [{"repo": "no--such/repo"}, {"repo": "a/b/c"}])
 def test_names_that_no_repository_has(hub, entry):
-    assert _store.find(entry_of(**entry)) is None
+    assert download.find(entry_of(**entry)) is None
     with pytest.raises(errors.StoreError, match="cannot be downloaded"):
-        _store.pull(entry_of(**entry))
+        download.pull(entry_of(**entry))
 
 
 # ---- the disk
@@ -523,15 +525,15 @@ def test_no_room(hub, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
     entry = entry_of(hub.add(FILE, BODY))
     with pytest.raises(errors.NoSpaceError, match=r"one needs 2\.3 MB, but 1\.0 MB are free at ") as caught:
-        _store.pull(entry)
+        download.pull(entry)
     assert (caught.value.needed_bytes, caught.value.free_bytes) == (len(BODY), 1_000_000)
     assert hub.sent("GET") == []
     with pytest.raises(errors.NoSpaceError):
-        _store.pull(entry_of())  # the hub knows its size
+        download.pull(entry_of())  # the hub knows its size
     small = Entry("two", REPO, COMMIT, (Part("small.gguf", 600_000),), None)
-    _store.check_room([small])
+    download.check_room([small])
     with pytest.raises(errors.NoSpaceError, match=r"two and three needs 1\.2 MB"):
-        _store.check_room([small, Entry("three", REPO, COMMIT, (Part("other.gguf", 600_000),), None)])
+        download.check_room([small, Entry("three", REPO, COMMIT, (Part("other.gguf", 600_000),), None)])
 
 
 def test_a_disk_that_fills_up(hub, tmp_path, monkeypatch):
@@ -541,16 +543,16 @@ def test_a_disk_that_fills_up(hub, tmp_path, monkeypatch):
 
     entry = entry_of(hub.add(FILE, BODY))
     with pytest.raises(errors.NoSpaceError, match=r"is full: tales\.gguf is not downloaded"):
-        _store.pull(entry, progress=full)
+        download.pull(entry, progress=full)
     assert files_in(tmp_path / "hub") == []
 
 
 def test_a_cache_that_cannot_be_written(hub, tmp_path):
     (tmp_path / "hub").write_text("a file")
     entry = entry_of(hub.add(FILE, BODY))
-    assert _store.find(entry) is None
+    assert download.find(entry) is None
     with pytest.raises(errors.StoreError, match="cannot be used") as caught:
-        _store.pull(entry)
+        download.pull(entry)
     assert "HF_HOME" in caught.value.hint
 
 
@@ -559,17 +561,17 @@ def test_a_cache_that_cannot_be_written(hub, tmp_path):
 
 def test_remove(hub, tmp_path):
     entry = split_entry(hub)
-    n_bytes = _store.pull(entry).n_bytes
+    n_bytes = download.pull(entry).n_bytes
     other = Entry("other", REPO, COMMIT, (Part("other.gguf"),), None)
     hub.add("other.gguf", b"other")
-    kept = _store.pull(other).paths[0]
+    kept = download.pull(other).paths[0]
     hub.requests.clear()
-    assert _store.remove(entry) == n_bytes
-    assert _store.find(entry) is None
+    assert download.remove(entry) == n_bytes
+    assert download.find(entry) is None
     assert sorted(files_in(tmp_path / "hub")) == sorted(["other.gguf", hub.files[REPO, "other.gguf"].etag])
     assert kept.read_bytes() == b"other"
     with pytest.raises(errors.NotDownloadedError):
-        _store.remove(entry)
+        download.remove(entry)
     assert hub.requests == []
 
 
@@ -577,16 +579,16 @@ def test_remove(hub, tmp_path):
 def test_a_blob_that_another_revision_uses_stays(hub, tmp_path, damaged):
     file = hub.add(FILE, BODY)
     entry = entry_of(file)
-    _store.pull(entry)
+    download.pull(entry)
     hub.add(FILE, BODY, commit=LATER)
     later = entry_of(file, revision=LATER)
-    kept = _store.pull(later).paths[0]
+    kept = download.pull(later).paths[0]
     if damaged:  # a branch that leads nowhere: the library looks at no such repository
         ref = tmp_path / "hub" / "models--someone--tales-GGUF" / "refs" / "main"
         ref.parent.mkdir()
         ref.write_text("f" * 40)
-    assert _store.remove(entry) == 0
-    assert _store.find(entry) is None
+    assert download.remove(entry) == 0
+    assert download.find(entry) is None
     assert kept.read_bytes() == BODY
-    assert _store.remove(later) == len(BODY)
+    assert download.remove(later) == len(BODY)
     assert file.etag not in files_in(tmp_path / "hub")

@@ -6,9 +6,11 @@ from dataclasses import FrozenInstanceError, asdict, replace
 import numpy as np
 import pytest
 
-from gguf_spec import Sampling, Speculation, _controller, _stream
-from gguf_spec._profile import Profile
-from gguf_spec._sampling import CompatSampling
+from gguf_spec import Sampling, Speculation
+from gguf_spec.runtime import stream as stream_module
+from gguf_spec.sampling.chain import CompatSampling
+from gguf_spec.speculative import controller
+from gguf_spec.speculative.profile import Profile
 from tests.fakes import Clock, FakeModel, fake_llm, random_table
 
 V = 6
@@ -20,8 +22,8 @@ PASS_S, DRAFT_S, TOKEN_S = 2.0, 0.25, 0.5
 @pytest.fixture
 def clock(monkeypatch):
     one = Clock()
-    monkeypatch.setattr(_stream, "time", one)
-    monkeypatch.setattr(_controller, "time", one)
+    monkeypatch.setattr(stream_module, "time", one)
+    monkeypatch.setattr(controller, "time", one)
     return one
 
 
@@ -98,9 +100,9 @@ def test_the_length_of_an_answer_is_learned_where_something_drafts(clock):
 def test_each_part_of_a_text_has_its_seed_and_the_later_half_of_the_answer(monkeypatch):
     """A text by its seed must be the same in the next version too."""
     seeds, begins, seed = [], [], 2**64 - 5
-    rng, read = _stream.SeededRng, _stream._engine.read_prompt
-    monkeypatch.setattr(_stream, "SeededRng", lambda seed: seeds.append(seed) or rng(seed))
-    monkeypatch.setattr(_stream._engine, "read_prompt", lambda *args: begins.append(list(args[2])) or read(*args))
+    rng, read = stream_module.SeededRng, stream_module._engine.read_prompt
+    monkeypatch.setattr(stream_module, "SeededRng", lambda seed: seeds.append(seed) or rng(seed))
+    monkeypatch.setattr(stream_module._engine, "read_prompt", lambda *args: begins.append(list(args[2])) or read(*args))
     with fake_llm(FakeModel(TABLES[0], 24), None, Speculation(0)) as llm:
         tokens = llm.generate_tokens([1] * 4, replace(FREE, seed=seed, overflow="shift", max_tokens=45)).tokens
     assert begins == [[1] * 4, *([1] * 4 + list(tokens[at - 10 : at]) for at in (20, 30, 40))]
@@ -108,7 +110,7 @@ def test_each_part_of_a_text_has_its_seed_and_the_later_half_of_the_answer(monke
 
 
 def test_a_seed_that_is_drawn_has_32_bits(monkeypatch):
-    monkeypatch.setattr(_stream.secrets, "randbits", lambda n_bits: n_bits)
+    monkeypatch.setattr(stream_module.secrets, "randbits", lambda n_bits: n_bits)
     with fake_llm(FakeModel(TABLES[0]), None, Speculation(0)) as llm:
         assert llm.generate("ab", replace(FREE, seed=None)).seed == 32
 
@@ -118,7 +120,7 @@ def test_near_ties_are_those_of_the_coupled_rule(monkeypatch, accept):
     """The rules that draw do not choose by noise that a tie could turn."""
     monkeypatch.setattr(Profile, "logit_noise", lambda self, *_: 1.0)
     noises = []
-    monkeypatch.setattr("gguf_spec._accept.is_near_tie", lambda *args: noises.append(args[-1]) or args[-1] > 0)
+    monkeypatch.setattr("gguf_spec.speculative.acceptance.is_near_tie", lambda *args: noises.append(args[-1]) or args[-1] > 0)
     with fake_llm(FakeModel(TABLES[0]), FakeModel(TABLES[1]), Speculation(3, accept, adaptive=False)) as llm:
         stats = llm.generate("ab", FREE).stats
     assert {1.0} == {*noises} - {0.0} if accept == "coupled" else {*noises} == {0.0}
@@ -136,7 +138,7 @@ def test_text_that_was_held_back_is_nobodys_draft():
 
 def test_a_request_cannot_be_changed_under_way():
     with pytest.raises(FrozenInstanceError):
-        _stream.Request([1], FREE, Speculation()).prefill = "x"
+        stream_module.Request([1], FREE, Speculation()).prefill = "x"
 
 
 def test_a_text_that_shifts_can_be_cancelled():

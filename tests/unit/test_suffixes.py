@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gguf_spec._drafters import Suffixes
+from gguf_spec.speculative.drafters import SuffixAutomaton
 
 texts = st.lists(st.integers(0, 2), max_size=40) | st.lists(st.integers(0, 9), max_size=60)
 repetitive = st.tuples(st.lists(st.integers(0, 3), min_size=1, max_size=6), st.integers(1, 8), st.lists(st.integers(0, 3), max_size=5)).map(
@@ -15,7 +15,7 @@ any_text = texts | repetitive
 
 
 def automaton(tokens):
-    suffixes = Suffixes()
+    suffixes = SuffixAutomaton()
     suffixes.extend(tokens)
     return suffixes
 
@@ -75,7 +75,7 @@ def test_another_text_is_followed_by_the_longest_end_that_is_known(text, other):
 
 @given(st.lists(st.lists(st.integers(0, 3), max_size=8), max_size=8))
 def test_it_does_not_matter_in_which_parts_a_text_comes(parts):
-    together, one_by_one = automaton([token for part in parts for token in part]), Suffixes()
+    together, one_by_one = automaton([token for part in parts for token in part]), SuffixAutomaton()
     for part in parts:
         one_by_one.extend(part)
     assert vars(together) == vars(one_by_one)
@@ -92,7 +92,7 @@ def depth(suffixes):
 @example([0, 1, 2, 0, 1, 2, 3, 1])
 def test_counts_are_those_of_the_text_where_no_end_has_more_than_four_contexts(text):
     """The longest four are counted; more would not be the same for each token."""
-    suffixes = Suffixes()
+    suffixes = SuffixAutomaton()
     for token in text:
         suffixes.extend([token])
         if depth(suffixes) > 4:
@@ -121,7 +121,7 @@ def test_a_long_text_is_read_in_time_that_grows_with_it():
             return super().__getitem__(i)
 
     for text in ([0] * 4000, [0, 1] * 2000, ([0] * 50 + [1]) * 80, [(i * i) % 7 for i in range(4000)]):
-        suffixes = Suffixes()
+        suffixes = SuffixAutomaton()
         suffixes._link = Counting([-1])
         Counting.n = 0
         suffixes.extend(text)
@@ -135,5 +135,5 @@ def test_of_equals_the_last_one_is_proposed():
 
 
 def test_nothing_is_known_of_an_empty_text():
-    suffixes = Suffixes()
+    suffixes = SuffixAutomaton()
     assert (suffixes.state, suffixes.length(suffixes.state), suffixes.follow(0), suffixes.step(0, 0, 5)) == (0, 0, None, (0, 0))

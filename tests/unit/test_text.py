@@ -1,6 +1,6 @@
 import pytest
 
-from gguf_spec._text import TextStream
+from gguf_spec.text.detokenizer import TextStream
 
 
 def run(pieces, stop=()):

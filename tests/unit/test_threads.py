@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from gguf_spec._threads import PassKind, ThreadGovernor
+from gguf_spec.llama.threads import PassKind, ThreadGovernor
 
 KIND = PassKind(0, 1, 1, 8)
 

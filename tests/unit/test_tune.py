@@ -6,12 +6,14 @@ import math
 import numpy as np
 import pytest
 
-from gguf_spec import Sampling, Speculation, _measure, _pair
+from gguf_spec import Sampling, Speculation
 from gguf_spec import tune as module
-from gguf_spec._drafters import SURENESSES
-from gguf_spec._measure import measure
-from gguf_spec._profile import NOTHING_KNOWN, Profile, kept_profile
 from gguf_spec.errors import BusyError, ClosedError, UnsupportedModelError
+from gguf_spec.speculative import pair as pair_module
+from gguf_spec.speculative import profiler
+from gguf_spec.speculative.drafters import N_CONFIDENCE_BUCKETS
+from gguf_spec.speculative.profile import DEFAULT_PROFILE, Profile, read_profile
+from gguf_spec.speculative.profiler import measure
 from gguf_spec.tune import Tuning, tune
 from tests.fakes import Clock, FakeModel, fake_llm, random_table
 
@@ -32,13 +34,13 @@ def flat(n, n_past):
 def pair(monkeypatch):
     """A target and a draft that agree wherever noise of the sampler does not part them, on one clock."""
     clock = Clock()
-    monkeypatch.setattr(_measure, "time", clock)
+    monkeypatch.setattr(profiler, "time", clock)
     return FakeModel(TABLES[0], n_ctx=2048, cost=stairs, clock=clock), FakeModel(TABLES[0], n_ctx=2048, cost=flat, clock=clock)
 
 
 def profile(target, draft=None, right=0.0, **others):
     """A profile with these seconds, whose draft was right so often in 100 places."""
-    places = ((100 * right, 100.0 if draft else 0.0), *((0.0, 0.0),) * (SURENESSES - 1))
+    places = ((100 * right, 100.0 if draft else 0.0), *((0.0, 0.0),) * (N_CONFIDENCE_BUCKETS - 1))
     return Profile(target, {1: 1e-6}, draft or {}, {1: 1e-7} if draft else {}, {2: 0.0}, places, 1.5, **others)
 
 
@@ -49,8 +51,8 @@ def tuning(target, draft=None, right=0.0, **others):
 def test_everything_is_measured(pair):
     steps = []
     got = measure(*pair, thorough=True, on_step=lambda done, total: steps.append((done, total)))
-    assert set(got.target) == set(got.draft) == {1, *_measure._WIDTHS}
-    assert set(got.noise) == set(_measure._WIDTHS)
+    assert set(got.target) == set(got.draft) == {1, *profiler._WIDTHS}
+    assert set(got.noise) == set(profiler._WIDTHS)
     assert got.target_depth == pytest.approx({1: 2e-6, 8: 16e-6}, rel=0.1)
     assert got.draft_depth == pytest.approx({1: 1e-6, 8: 8e-6}, rel=0.1)
     for n in got.target:
@@ -95,7 +97,7 @@ def test_a_draft_that_disagrees(pair):
 def test_a_draft_that_does_not_have_all_tokens(pair):
     target, draft = pair
     draft.table, draft.n_vocab = draft.table[:3, :3, :3], 3
-    assert set(measure(target, draft, thorough=True).draft) == {1, *_measure._WIDTHS}
+    assert set(measure(target, draft, thorough=True).draft) == {1, *profiler._WIDTHS}
 
 
 def test_drafting_pays_where_rows_are_free():
@@ -166,8 +168,8 @@ def test_a_program_may_read_it(draft):
 def kept(monkeypatch):
     """What was kept, in place of a file."""
     seen = []
-    monkeypatch.setattr(_pair, "keep_experience", lambda *args: None)
-    monkeypatch.setattr(module, "keep_profile", lambda *args: seen.append(args) or True)
+    monkeypatch.setattr(pair_module, "write_statistics", lambda *args: None)
+    monkeypatch.setattr(module, "write_profile", lambda *args: seen.append(args) or True)
     return seen
 
 
@@ -175,7 +177,7 @@ def kept(monkeypatch):
 def test_tune_keeps_it_and_goes_by_it(pair, kept, with_draft):
     target, draft = pair[0], pair[1] if with_draft else None
     with fake_llm(target, draft, Speculation(3)) as llm:
-        assert llm.profile is NOTHING_KNOWN
+        assert llm.profile is DEFAULT_PROFILE
         steps = []
         got = tune(llm, progress=lambda *step: steps.append(step))
         assert llm.profile is got.profile
@@ -191,7 +193,7 @@ def test_tune_keeps_it_and_goes_by_it(pair, kept, with_draft):
 
 
 def test_where_there_is_no_place_for_it(pair, monkeypatch):
-    monkeypatch.setattr(module, "keep_profile", lambda *args: False)
+    monkeypatch.setattr(module, "write_profile", lambda *args: False)
     with fake_llm(*pair, Speculation(3)) as llm:
         assert tune(llm).kept is False
         assert llm.profile.target[1] == pytest.approx(0.06, rel=0.01)
@@ -212,13 +214,13 @@ def test_the_bundled_pair_and_the_next_load(monkeypatch, tmp_path):
     with gguf_spec.load("tales", speculation=Speculation(0), **options) as llm:
         got = tune(llm)
         with llm.models() as models:
-            assert kept_profile(*models) == got.profile
-            assert kept_profile(models[0], None) is None, "another pair"
+            assert read_profile(*models) == got.profile
+            assert read_profile(models[0], None) is None, "another pair"
     assert got.kept
     assert 0.2 < got.profile.agreement < 1
     assert got.profile.token_s > 0
     assert got.profile.proposal_s > 0
-    monkeypatch.setattr(_measure, "measure", None)
+    monkeypatch.setattr(profiler, "measure", None)
     with gguf_spec.load("tales", **options) as llm:
         assert llm.profile == got.profile
 

@@ -5,8 +5,8 @@ import math
 import pytest
 
 from gguf_spec import Chunk, Completion, Sampling, Speculation, Stats
-from gguf_spec._types import K_MAX
 from gguf_spec.errors import GgufSpecError, InvalidOptionError
+from gguf_spec.options import K_MAX
 
 NAN, INF = math.nan, math.inf
 BAD = {

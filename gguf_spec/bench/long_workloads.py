@@ -1,0 +1,214 @@
+"""Workloads of `bench` with prompts of about 1,000 and 4,000 tokens of real text.
+
+Each has two forms: messages for models with a chat template, and a plain text that a base model continues.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import NamedTuple
+
+from ..errors import InvalidOptionError
+from ..runtime.llm import LLM
+from ..text.chat_template import Message
+
+SIZES = {"1k": 1000, "4k": 3900}  # tokens of a prompt; with an answer, 3,900 fit into the default context of 4,096
+
+
+class Conversation(NamedTuple):
+    """Questions or texts of a user, turn after turn.
+
+    Attributes:
+        turns: What the user writes.
+        history: Messages before the first turn.
+        prefill: The beginning of each answer.
+    """
+
+    turns: tuple[str, ...]
+    history: tuple[Message, ...] = ()
+    prefill: str = ""
+
+
+class _Form(NamedTuple):
+    """A prompt in both forms.
+
+    Attributes:
+        text: For base models.
+        question: The last message, for models with a chat template.
+        history: The messages before it.
+        prefill: The beginning of the answer to it. Small models do not obey "write it again", but they continue what is begun.
+    """
+
+    text: str
+    question: str
+    history: tuple[Message, ...] = ()
+    prefill: str = ""
+
+
+@dataclass(frozen=True)
+class LongWorkload:
+    """A workload whose prompt is filled with real text up to a given length.
+
+    Attributes:
+        name: Its name.
+        about: One sentence.
+        n_prompt: Tokens of the prompt, at most; the last sentence, line or record that does not fit is left out.
+        n_tokens: Tokens of an answer.
+        temperatures: Sampling temperatures of its cases; 0 is greedy.
+        form: Returns the prompt from a number of sentences, lines or records; fewer where there are not so many.
+    """
+
+    name: str
+    about: str
+    n_prompt: int
+    n_tokens: int
+    temperatures: tuple[float, ...]
+    form: Callable[[int], _Form]
+
+    def prompts(self, llm: LLM, n_tokens: int | None = None) -> list[str]:
+        """Return the prompt as a plain text for any model.
+
+        Args:
+            llm: The model whose tokens and context count.
+            n_tokens: Tokens of an answer, if not the workload's own.
+
+        Raises:
+            InvalidOptionError: The context is too small.
+        """
+        return [self._fitting(llm, n_tokens, as_text=True).text]
+
+    def conversations(self, llm: LLM, n_tokens: int | None = None) -> list[Conversation]:
+        """Return the prompt in the form for the model: a plain text if `llm.prompt` is `text`, else messages.
+
+        Args:
+            llm: The model whose tokens, chat template and context count.
+            n_tokens: Tokens of an answer, if not the workload's own.
+
+        Raises:
+            InvalidOptionError: The context is too small.
+        """
+        as_text = llm.prompt == "text"
+        form = self._fitting(llm, n_tokens, as_text)
+        return [Conversation((form.text,)) if as_text else Conversation((form.question,), form.history, form.prefill)]
+
+    def _fitting(self, llm: LLM, n_tokens: int | None, as_text: bool) -> _Form:
+        """Return the longest form of at most `n_prompt` tokens."""
+        needed = self.n_prompt + (n_tokens or self.n_tokens)
+        if needed > llm.n_ctx:
+            hint = "raise it with --ctx, lower --max-tokens, or choose other workloads with --workload."
+            raise InvalidOptionError("n_ctx", llm.n_ctx, f"{needed:,} or more for the workload {self.name}", hint)
+
+        def fits(form: _Form) -> bool:
+            messages = [*form.history, {"role": "user", "content": form.question}]
+            ids = llm.tokenize(form.text) if as_text else llm.tokenize(messages, prefill=form.prefill)
+            return len(ids) <= self.n_prompt
+
+        low, high = 1, self.n_prompt  # a piece has a token or more
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(self.form(middle)) else (low, middle)
+        return self.form(low)
+
+
+@cache
+def _sentences(name: str) -> tuple[str, ...]:
+    """Return the sentences of a text of ours, with the white space behind each."""
+    return tuple(re.findall(r".+?(?:[.!?][\"')]*\s+|\s*\Z)", _read(name), re.DOTALL))
+
+
+@cache
+def _lines(name: str) -> tuple[str, ...]:
+    return tuple(_read(name).splitlines(keepends=True))
+
+
+def _read(name: str) -> str:
+    return (files("gguf_spec") / "data" / name).read_text(encoding="utf-8")
+
+
+# ---- forms
+
+
+def _document(n: int) -> _Form:
+    passage = "".join(_sentences("document.txt")[:n]).strip()
+    text = f"{passage}\n\nThis is what the story has told so far, in a few words:"
+    return _Form(text, f"{passage}\n\nWhat does the Mole do in this text, and whom does he meet? Answer in a few sentences.")
+
+
+def _rewrite(n: int) -> _Form:
+    sentences = _sentences("rewrite.txt")[:n]
+    passage, start = "".join(sentences).strip(), _with_queen("".join(sentences[:2])).rstrip()
+    text = f"{passage}\n\nThe same passage again, with a queen in place of the king:\n\n{start}"
+    return _Form(text, f"{passage}\n\nWrite this passage again with a queen in place of the king, and change nothing else.", (), start)
+
+
+def _with_queen(text: str) -> str:
+    return re.sub(r"\bking", "queen", text).replace(" he ", " she ").replace(" his ", " her ").replace(" him ", " her ")
+
+
+def _json(n: int) -> _Form:
+    records = "\n".join(_record(i, "active") for i in range(n))
+    start = "\n".join(_record(i, "archived") for i in range(2))
+    text = f'{records}\n\nThe same records again, with the status "archived":\n\n{start}\n'
+    question = f'{records}\n\nWrite these records again, one a line, with the status "archived" in place of "active". Change nothing else.'
+    return _Form(text, question, (), f"{start}\n")
+
+
+def _record(i: int, status: str) -> str:
+    """Return a record; the lists' lengths share no factor, so that a combination comes back after 5,005."""
+    person = f"{_FIRST[i % len(_FIRST)]} {_LAST[i * 3 % len(_LAST)]}"
+    values = {"id": 10_001 + 7 * i, "customer": person, "city": _CITIES[i * 5 % len(_CITIES)], "item": _ITEMS[i * 2 % len(_ITEMS)]}
+    return json.dumps(values | {"count": 1 + i * i % 9, "price": round(4.5 + i * 37 % 1009 / 10, 2), "status": status})
+
+
+_FIRST = ("Ada", "Boris", "Chen", "Dalia", "Emil", "Farah", "Goran", "Hanna", "Ivo", "Jana", "Karim")
+_LAST = ("Novak", "Lindqvist", "Okafor", "Tanaka", "Moreau", "Silva", "Weber")
+_CITIES = ("Brno", "Uppsala", "Lagos", "Osaka", "Lyon", "Porto", "Graz", "Tartu", "Cork", "Split", "Bergen", "Izmir", "Utrecht")
+_ITEMS = ("desk lamp", "garden hose", "tea kettle", "wall clock", "bicycle pump")
+
+
+def _turn20(n: int) -> _Form:
+    sentences = _sentences("turn20.txt")[:n]
+    n_turns, history, text = len(_QUESTIONS), list[Message](), ""
+    for i, question in enumerate(_QUESTIONS):
+        answer = "".join(sentences[i * len(sentences) // n_turns : (i + 1) * len(sentences) // n_turns]).strip() or "That was all."
+        history += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        text += f"Child: {question}\n\nGrandmother: {answer}\n\n"
+    last = "Now tell me in your own words what has happened so far, and how it might end."
+    return _Form(f"{text}Child: {last}\n\nGrandmother:", last, tuple(history))
+
+
+_QUESTIONS = (
+    "Tell me a story about a doctor and his animals.", "Go on, please.", "What happened then?", "And what did the Doctor say?", "Go on.",
+    "What did the animals do?", "And then?", "Was the Doctor sad about it?", "Please go on.", "What came next?", "Who spoke then?",
+    "And what happened after that?", "Go on, I am listening.", "What did his sister think?", "And the parrot?", "Then what happened?",
+    "Did anyone help him?", "What did they do next?", "Go on with the story.",
+)  # fmt: skip
+
+
+def _code(n: int) -> _Form:
+    lines = _lines("code.txt")[:n]
+    source, start = "".join(lines).rstrip(), "".join(lines[:12])
+    text = f"{source}\n\n\n# The same file again, with the class Model renamed to LoadedModel:\n\n{start}"
+    question = f"```python\n{source}\n```\n\nRename the class Model to LoadedModel in this Python file. Write the whole file again."
+    return _Form(text, question, (), f"```python\n{start}")
+
+
+_KINDS: tuple[tuple[str, str, tuple[float, ...], Callable[[int], _Form]], ...] = (
+    ("document", "A question about a document.", (0.0, 0.8), _document),
+    ("rewrite", "A passage to be written again with small changes.", (0.0,), _rewrite),
+    ("json", "JSON records to be repeated with one value changed.", (0.0,), _json),
+    ("turn20", "The twentieth turn of a chat.", (0.0, 0.8), _turn20),
+    ("code", "A Python file to be repeated with one name changed.", (0.0,), _code),
+)
+
+LONG_WORKLOADS = tuple(
+    LongWorkload(f"{name}-{size}", about, n_prompt, 128, temperatures, form)
+    for size, n_prompt in SIZES.items()
+    for name, about, temperatures, form in _KINDS
+)
+"""All kinds in all sizes, the short prompts first."""

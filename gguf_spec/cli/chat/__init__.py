@@ -1,0 +1,151 @@
+"""`gguf-spec chat`: a conversation at a terminal or through a pipe."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+import click
+
+from ..generate import CONTROL, _logprob_lines, _show, _to_json
+from ..options import load_models, model_options, sampling_options, speculation_options, to_sampling, to_speculation
+from ..progress import PromptBar
+
+if TYPE_CHECKING:
+    from ...runtime.chat import Chat, Turn
+    from ...runtime.llm import LLM
+    from .loop import ChatUI
+
+
+# An answer may be longer than where one is asked for by itself.
+@click.command(context_settings={"auto_envvar_prefix": "GGUF_SPEC", "show_default": True, "default_map": {"max_tokens": 1024}})
+@click.option("-s", "--system", help="What the model is told before all else.")
+@model_options
+@speculation_options
+@sampling_options
+@click.option("--overflow", type=click.Choice(["error", "shift"]), default="error", help="A full context: refuse, or drop the oldest turns.")
+@click.option("--load", type=click.Path(path_type=Path), metavar="FILE", help="Go on with a conversation that was saved.")
+@click.option("--save", type=click.Path(path_type=Path), metavar="FILE", help="Save the conversation at the end.")
+@click.option("--history/--no-history", default=True, help="Keep what is typed for the next time.")
+@click.option("--show-draft", is_flag=True, help="Show what the draft proposed in green.")
+@click.option("--json", "as_json", is_flag=True, envvar="GGUF_SPEC_JSON", help="Read a turn a line, and print one JSON object for each.")
+def chat(**options: Any) -> int:
+    """Talk to a model. In a pipe each line is a turn.
+
+    \b
+    Examples:
+      gguf-spec chat
+      gguf-spec chat -m smollm2 --system "Answer briefly."
+      gguf-spec chat --save talk.session
+      gguf-spec chat --load talk.session --overflow shift
+      printf '%s\\n' "Tell me a story about a fox." "And of a crow." | gguf-spec chat --json
+    In the chat /help lists the commands. Every option can also be set as GGUF_SPEC_OPTION in the environment.
+    """
+    from .loop import ChatLoop, Signals, load, save
+
+    _check_place(options["save"])
+    sampling, speculation = to_sampling(options), to_speculation(options)
+    with load_models(options, options["draft"] if speculation.k else "none", speculation) as llm:
+        conversation = llm.chat(sampling=sampling, overflow=options["overflow"])
+        loaded = load(conversation, options["load"]) if options["load"] else ""
+        if options["system"]:  # rather than the one that was saved
+            conversation.system = options["system"]
+        if conversation.note:
+            click.echo(f"Note: {conversation.note}", err=True)
+        in_pipe = options["as_json"] or not (_is_terminal(sys.stdin) and _is_terminal(sys.stdout))
+        face = _pipe(llm, options) if in_pipe else _screen(llm, conversation, options)
+        signals = Signals(keep_on=not in_pipe)
+        talk = ChatLoop(llm, conversation, face, signals, sampling, options["save"] or options["load"])
+        with signals:
+            try:
+                face.begin(loaded)
+                talk.follow()
+            finally:
+                if options["save"] and conversation.messages:
+                    said = save(conversation, options["save"])
+                    with contextlib.suppress(OSError):  # the terminal was closed
+                        click.echo(said.translate(CONTROL), err=True)
+        return signals.code or face.code
+
+
+class PipeUI:
+    """A conversation without a terminal: a turn a line, answers on stdout, all else on stderr."""
+
+    def __init__(self, llm: LLM, show_draft: bool, as_json: bool) -> None:
+        from rich.console import Console
+
+        self.show_draft, self.code = show_draft, 0
+        self._llm, self._as_json, self._out = llm, as_json, Console(highlight=False, soft_wrap=True)
+
+    def begin(self, loaded: str) -> None:
+        """Say what was loaded."""
+        if loaded:
+            self.say(loaded)
+
+    def read(self) -> str | None:
+        """Return the next line of stdin, or None after the last."""
+        line = sys.stdin.buffer.readline() if sys.stdin else b""
+        return line.decode("utf-8", errors="replace").rstrip("\r\n") if line else None
+
+    def say(self, text: str) -> None:
+        """Show what a command did."""
+        click.echo(text.translate(CONTROL), err=True)
+
+    def fail(self, message: str, hint: str) -> None:
+        """Show what went wrong, and remember that something did."""
+        self.code = 1
+        message, hint = (" ".join(text.split()) for text in (message, hint))
+        self.say(f"Error: {message}\nHint: {hint}")
+        if self._as_json:  # an object for each line of the input
+            self._print({"error": message, "hint": hint})
+
+    def answer(self, turn: Turn, bar: PromptBar) -> None:
+        """Write an answer as it comes."""
+        try:
+            for chunk in turn:
+                bar.remove()
+                if not self._as_json:
+                    _show(self._out, chunk, self.show_draft)
+        finally:
+            bar.remove()
+            result = turn.result
+            if not self._as_json and not result.text.endswith("\n"):
+                click.echo()
+        if self._as_json:
+            with_logprobs = bool(result.logprobs)
+            self._print({**_to_json(self._llm, result, self._llm.speculation.k, with_logprobs), "dropped": turn.dropped})
+        elif result.logprobs:
+            click.echo(_logprob_lines(self._llm, result), err=True)
+
+    def _print(self, data: dict[str, Any]) -> None:
+        click.echo(json.dumps(data, ensure_ascii=False, allow_nan=False))
+        sys.stdout.flush()
+
+
+def _pipe(llm: LLM, options: dict[str, Any]) -> ChatUI:
+    return PipeUI(llm, options["show_draft"], options["as_json"])
+
+
+def _screen(llm: LLM, conversation: Chat, options: dict[str, Any]) -> ChatUI:
+    from .terminal import TerminalUI  # prompt_toolkit takes a while
+
+    return TerminalUI(llm, conversation, options["show_draft"], options["history"])
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    return stream is not None and stream.isatty()
+
+
+def _check_place(path: Path | None) -> None:
+    """Refuse a place where nothing can be saved, before a conversation is lost there."""
+    if path is None:
+        return
+    from ...errors import SessionError
+
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise SessionError(
+            f"{path} cannot be written: {'it is a folder' if path.is_dir() else 'there is no such folder'}.", "name a file in a folder."
+        )

@@ -1,0 +1,296 @@
+"""A chat's lines: what is said to the model, and commands, which begin with a slash."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ...errors import GgufSpecError, SessionError
+from ..generate import _stats_lines
+from ..progress import PromptBar
+
+if TYPE_CHECKING:
+    from ...options import Sampling, Speculation
+    from ...runtime.chat import Chat, Turn
+    from ...runtime.llm import LLM
+
+COMMANDS = {  # each is a method of `ChatLoop`
+    "/help": ("", "what you are reading"),
+    "/system": ("[TEXT]", "show or set the system message; - for none"),
+    "/reset": ("", "forget all but the system message"),
+    "/undo": ("", "forget the last question and its answer"),
+    "/retry": ("", "answer the last question again, with another seed"),
+    "/stats": ("", "what the last answer cost"),
+    "/draft": ("[on|off|show|hide]", "speculate or not; colour what the draft got right"),
+    "/save": ("[FILE]", "keep the conversation, with what both models have read"),
+    "/load": ("FILE", "go on with a kept one"),
+    "/quit": ("", "leave, as Ctrl-D does"),
+}
+DRAFT = ("on", "off", "show", "hide")
+_KEYS = """
+Enter sends. For a new line press Alt-Enter, or Enter after a backslash; what is pasted stays in one piece.
+Ctrl-C stops an answer, and what was said stays. The arrow keys bring back what was typed before.
+A line that begins with a space is said as it is, slash and all."""
+_COMMAND = re.compile(r"(/[A-Za-z?]*)(?:\s+(.*))?", re.DOTALL)  # not /etc/hosts
+
+
+class ChatUI(Protocol):
+    """Where a conversation is held.
+
+    Attributes:
+        show_draft: Whether what the draft got right is coloured.
+        code: The exit code when it ends by itself.
+    """
+
+    show_draft: bool
+    code: int
+
+    def begin(self, loaded: str) -> None:
+        """Show what comes first: what was loaded, if anything."""
+
+    def read(self) -> str | None:
+        """Wait for a line and return it, or None where no more will come."""
+
+    def say(self, text: str) -> None:
+        """Show what a command did."""
+
+    def fail(self, message: str, hint: str) -> None:
+        """Show what went wrong."""
+
+    def answer(self, turn: Turn, bar: PromptBar) -> None:
+        """Show an answer as it comes; `bar` is removed before its first text."""
+
+
+class ChatLoop:
+    """Reads lines and does what they say, until there are no more or one says /quit."""
+
+    def __init__(self, llm: LLM, chat: Chat, face: ChatUI, signals: Signals, sampling: Sampling, file: Path | None) -> None:
+        """Talk to `llm`; /save without a file writes to `file`."""
+        self._llm, self._chat, self._face, self._signals, self._sampling, self._file = llm, chat, face, signals, sampling, file
+        self._speculation: Speculation = llm.speculation
+        self._n_retries, self._leave = 0, False
+
+    def follow(self) -> None:
+        """Do what the lines say; an error ends none but its own.
+
+        Raises:
+            SystemExit: The program was told to end.
+        """
+        while not self._leave:
+            try:
+                line = self._signals.wait(self._face.read)
+                if line is None:
+                    return
+                self._do(line)
+            except GgufSpecError as error:
+                self._face.fail(str(error), error.hint)
+            except KeyboardInterrupt:
+                self._face.say("Ctrl-D leaves the chat, /help says what else there is.")
+
+    def _do(self, line: str) -> None:
+        command, text = _COMMAND.fullmatch(line.rstrip()), line.strip()
+        if not command:
+            if text:
+                self._n_retries = 0
+                self._answer(lambda bar: self._chat.stream(text, speculation=self._speculation, on_prompt=bar))
+            return
+        name, rest = command[1].lower(), (command[2] or "").strip()
+        if name not in COMMANDS:
+            close = difflib.get_close_matches(name, COMMANDS, 1) or [one for one in COMMANDS if len(name) > 1 and one.startswith(name)]
+            hint = f"did you mean {close[0]}?" if close else "/help lists them."
+            self._face.fail(f"there is no command {name}.", f"{hint} Begin with a space to say it to the model.")
+        elif rest and not COMMANDS[name][0]:
+            self._face.fail(f"{name} takes nothing after it.", "begin with a space to say it to the model.")
+        else:
+            getattr(self, f"_{name[1:]}")(rest)
+
+    def _answer(self, start: Callable[[PromptBar], Turn]) -> None:
+        bar = PromptBar()
+        with self._signals.open(lambda: start(bar)) as turn:
+            if turn.dropped:
+                self._face.say(f"Note: the context was full, so the oldest {turn.dropped} messages were dropped.")
+            self._face.answer(turn, bar)
+
+    def _help(self, _rest: str) -> None:
+        rows = [(f"{name} {argument}", text) for name, (argument, text) in COMMANDS.items()]
+        width = max(len(left) for left, _ in rows)
+        self._face.say("\n".join([*(f"{left:<{width}}  {text}" for left, text in rows), _KEYS]))
+
+    def _system(self, rest: str) -> None:
+        if rest:
+            self._chat.system = None if rest == "-" else rest
+            self._face.say("From the next answer on.")
+        else:
+            self._face.say(self._chat.system or "There is no system message.")
+
+    def _reset(self, _rest: str) -> None:
+        self._chat.reset()
+        self._face.say("The conversation begins anew." + (" The system message stays." if self._chat.system else ""))
+
+    def _undo(self, _rest: str) -> None:
+        asked = self._question()
+        if asked is None:
+            self._face.fail("there is nothing to undo.", "say something first.")
+        elif self._chat.undo():
+            self._n_retries = 0
+            self._face.say(f"Forgotten: {_short(asked)}")
+
+    def _retry(self, _rest: str) -> None:
+        if self._question() is None:
+            self._face.fail("nothing was asked yet.", "say something first.")
+            return
+        if self._sampling.greedy:
+            self._face.say("Note: at temperature 0 there is one answer, and this is it again.")
+        self._n_retries += 1
+        seed = self._sampling.seed  # with a fixed one the whole conversation can be had again, retries too
+        sampling = self._sampling if seed is None else replace(self._sampling, seed=(seed + self._n_retries) % 2**64)
+        self._answer(lambda bar: self._chat.retry(sampling, speculation=self._speculation, on_prompt=bar))
+
+    def _stats(self, _rest: str) -> None:
+        last = self._chat.last
+        if last is None:
+            self._face.fail("there is no answer yet.", "say something first.")
+            return
+        s = last.stats
+        lines = [_stats_lines(s, last.seed), f"context {s.n_prompt + s.n_generated:,} of {self._llm.n_ctx:,} tokens after it"]
+        self._face.say("\n".join([*lines, *(f"note    {note}" for note in self._llm.notes)]))
+
+    def _draft(self, rest: str) -> None:
+        loaded = self._llm.speculation
+        if rest in ("show", "hide"):
+            self._face.show_draft = rest == "show"
+            self._face.say("What the draft got right is green, and markdown stays as it is." if rest == "show" else "Markdown again.")
+        elif rest in ("on", "off"):
+            if rest == "on" and not loaded.k:
+                self._face.fail("the models were loaded without speculation.", "begin again without -k 0 and --draft none.")
+                return
+            self._speculation = loaded if rest == "on" else replace(loaded, k=0)
+            self._face.say(self._drafting())
+        elif rest:
+            self._face.fail(f"/draft does not know {_short(rest)!r}.", f"it takes {', '.join(DRAFT[:-1])} or {DRAFT[-1]}.")
+        else:
+            self._face.say(self._drafting())
+
+    def _drafting(self) -> str:
+        if not self._speculation.k:
+            return "Speculation is off."
+        return f"Speculation is on: {f'the draft is {self._llm.draft_name}' if self._llm.draft_name else 'drafts come from the text itself'}."
+
+    def _save(self, rest: str) -> None:
+        path = _path(rest) if rest else self._file
+        if path is None:
+            self._face.fail("/save needs a file.", "such as /save talk.session")
+            return
+        self._face.say(save(self._chat, path))
+        self._file = path
+
+    def _load(self, rest: str) -> None:
+        if not rest:
+            self._face.fail("/load needs a file.", "give one that /save wrote.")
+            return
+        path = _path(rest)
+        self._face.say(load(self._chat, path))
+        self._file, self._n_retries = path, 0
+
+    def _quit(self, _rest: str) -> None:
+        self._leave = True
+
+    def _question(self) -> str | None:
+        return next((one["content"] for one in reversed(self._chat.messages) if one["role"] == "user"), None)
+
+
+def save(chat: Chat, path: Path) -> str:
+    """Save a conversation, and return a sentence about it."""
+    chat.save(path)
+    return f"Saved {_count(chat)} in {path.resolve()} ({path.stat().st_size / 1e6:,.1f} MB)."
+
+
+def load(chat: Chat, path: Path) -> str:
+    """Load a conversation, and return what is worth saying about it, its last words included."""
+    why = chat.restore(path)
+    lines = [f"Loaded {_count(chat)} from {path}."]
+    if why:
+        lines.append(f"Note: all of it is read again at the next answer: {why.rstrip('.')}.")
+    names = {"system": "System", "user": "You", "assistant": "Answer"}
+    return "\n".join([*lines, *(f"{names[one['role']]}: {_short(one['content'], 200)}" for one in chat.messages[-2:])])
+
+
+def _path(text: str) -> Path:
+    try:
+        return Path(text.replace("\0", "")).expanduser()
+    except RuntimeError:
+        raise SessionError(f"{text} names a home folder that there is not.", "write the whole path.") from None
+
+
+def _count(chat: Chat) -> str:
+    n = len(chat.messages)
+    return f"{n} message{'' if n == 1 else 's'}"
+
+
+def _short(text: str, n_most: int = 60) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= n_most else text[: n_most - 3].rstrip() + "..."
+
+
+class Signals:
+    """What Ctrl-C and requests to end do: they count at once where a line is waited for; elsewhere what runs ends first, an answer after its round.
+
+    After Ctrl-C a conversation goes on, but not one in a pipe.
+
+    Attributes:
+        code: The exit code when the program was told to end, else 0.
+    """
+
+    def __init__(self, keep_on: bool) -> None:
+        self.code = 0
+        self._ending = [name for name in ("SIGTERM", "SIGHUP", *(() if keep_on else ("SIGINT",))) if hasattr(signal, name)]
+        self._before: dict[int, Any] = {}
+        self._turn: Turn | None = None
+        self._is_waiting, self._came = False, False
+
+    def wait(self, read: Callable[[], str | None]) -> str | None:
+        """Return what `read` returns.
+
+        Raises:
+            KeyboardInterrupt, SystemExit: A signal came.
+        """
+        self._is_waiting = True
+        try:
+            if self.code:
+                raise SystemExit(self.code)
+            return read()
+        finally:
+            self._is_waiting = False
+
+    def open(self, start: Callable[[], Turn]) -> Turn:
+        """Return the turn that `start` makes, which signals cancel from here on; those that came while it was made do so too."""
+        self._came, self._turn = False, None
+        turn = self._turn = start()
+        if self._came:
+            turn.cancel()
+        return turn
+
+    def _arrived(self, number: int, _frame: object) -> None:
+        if signal.Signals(number).name in self._ending:
+            self.code = 128 + number
+        if self._is_waiting:
+            raise SystemExit(self.code) if self.code else KeyboardInterrupt
+        self._came = True
+        if self._turn:
+            self._turn.cancel()
+
+    def __enter__(self) -> Signals:
+        for name in {*self._ending, "SIGINT"}:
+            number = getattr(signal, name)
+            if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
+                self._before[number] = signal.signal(number, self._arrived)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)

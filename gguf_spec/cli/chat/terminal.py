@@ -1,0 +1,262 @@
+"""A chat at a terminal: a line editor with history, answers as they come, and a status line."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from prompt_toolkit import PromptSession
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
+from prompt_toolkit.document import Document
+from prompt_toolkit.filters import Condition
+from prompt_toolkit.formatted_text import AnyFormattedText
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.styles import Style
+from prompt_toolkit.utils import is_dumb_terminal
+from rich.console import Console
+
+from ..generate import CONTROL, _logprob_lines
+from ..progress import PromptBar
+from .loop import COMMANDS, DRAFT
+from .markdown import Markdown, Piece, Wrap
+
+if TYPE_CHECKING:
+    from ...results import Chunk
+    from ...results import Completion as Answer
+    from ...runtime.chat import Chat, Turn
+    from ...runtime.llm import LLM
+
+_PROMPT = "> "
+
+
+class TerminalUI:
+    """The terminal: `lines` are typed there, and the rest is shown there."""
+
+    def __init__(self, llm: LLM, chat: Chat, show_draft: bool, keep_history: bool) -> None:
+        self.show_draft, self.code = show_draft, 0
+        self._llm, self._chat = llm, chat
+        self._out = Console(highlight=False, soft_wrap=True)
+        self._dumb = is_dumb_terminal()
+        self._history = _history() if keep_history and not self._dumb else None
+        self._session = None if self._dumb else _session(self._status, self._history or InMemoryHistory())
+        self._said = False
+
+    def begin(self, loaded: str) -> None:
+        """Say who is here, and how to find out more."""
+        draft = f", with the draft {self._llm.draft_name}" if self._llm.draft_name else ""
+        self.say(f"{self._llm.name}{draft}. /help lists the commands, Ctrl-D leaves.")
+        if loaded:
+            self.say(loaded)
+
+    def read(self) -> str | None:
+        """Return what is typed, or None for Ctrl-D."""
+        while True:
+            try:
+                line = self._session.prompt() if self._session else input(_PROMPT)
+                if self._history and self._history.problem and not self._said:
+                    self._said = True
+                    self.say(self._history.problem)
+                return line.encode("utf-8", errors="replace").decode("utf-8")  # bytes that are no text come as half characters
+            except EOFError:
+                return None
+            except KeyboardInterrupt:
+                if self._session is None:
+                    click.echo()
+                elif self._session.default_buffer.text:
+                    continue
+                raise
+
+    def say(self, text: str) -> None:
+        """Show what a command did."""
+        self._tell([(text, "dim")])
+
+    def fail(self, message: str, hint: str) -> None:
+        """Show what went wrong."""
+        message, hint = (" ".join(text.split()) for text in (message, hint))
+        self._tell([("Error: ", "red"), (f"{message}\n", ""), ("Hint: ", "dim"), (hint, "")])
+
+    def answer(self, turn: Turn, bar: PromptBar) -> None:
+        """Show an answer as it comes, and why it ended if the model did not end it."""
+        plain = self._dumb or self._out.no_color or self._out.color_system is None
+        markdown = None if self.show_draft or plain else Markdown()
+        wrap = None if self._dumb else Wrap(lambda: self._out.width)
+        with _no_echo():
+            try:
+                for chunk in turn:
+                    bar.remove()
+                    self._flow(_pieces(chunk, self.show_draft), markdown, wrap)
+            finally:
+                bar.remove()
+                rest = markdown.finish() if markdown else []
+                self._write([*wrap.feed(rest), *wrap.finish()] if wrap else rest)
+                if not turn.result.text.endswith("\n"):
+                    self._write([("\n", "")])
+        result = turn.result
+        if result.logprobs:
+            click.echo(_logprob_lines(self._llm, result), err=True)
+        if why := _ending(result, self._llm.n_ctx):
+            self.say(why)
+        self._write([(f"{self._status()}\n" if self._dumb else "", "dim"), ("\n", "")])
+
+    def _tell(self, pieces: Sequence[Piece]) -> None:
+        pieces = [*pieces, ("\n", "")]
+        self._write(pieces if self._dumb else Wrap(lambda: self._out.width).feed(pieces))
+
+    def _flow(self, pieces: Iterable[Piece], markdown: Markdown | None, wrap: Wrap | None) -> None:
+        if markdown:
+            pieces = [styled for text, _ in pieces for styled in markdown.feed(text)]
+        self._write(wrap.feed(pieces) if wrap else pieces)
+
+    def _write(self, pieces: Iterable[Piece]) -> None:
+        with self._out:  # in one go
+            for text, style in pieces:
+                if text:
+                    self._out.out(text.translate(CONTROL), style=style or None, highlight=False, end="")
+
+    def _status(self) -> str:
+        return "\n".join(textwrap.wrap(status(self._llm, self._chat), max(20, self._out.width - 1)))
+
+
+def _pieces(chunk: Chunk, show_draft: bool) -> list[Piece]:
+    """Return a chunk's text without what steers a terminal."""
+    pieces = chunk.accepted_text if show_draft else ((chunk.text, False),)
+    return [(text.translate(CONTROL), "green" if accepted else "") for text, accepted in pieces]
+
+
+def status(llm: LLM, chat: Chat) -> str:
+    """Say how fast the last answer was, what the draft did for it, and how full the context is."""
+    last = chat.last
+    if last is None:
+        return f"context of {llm.n_ctx:,} tokens, draft {'on' if llm.speculation.k else 'off'}"
+    s = last.stats
+    known = bool(chat.messages) and chat.messages[-1]["content"] == last.text  # not undone since
+    used = f"{s.n_prompt + s.n_generated:,} of {llm.n_ctx:,}" if known else f"of {llm.n_ctx:,}"
+    draft = f"draft on: {s.acceptance:.0%} of {s.n_drafted:,} accepted" + (f", {s.speedup:.1f} times plain" if s.plain_s else "")
+    if s.n_drafted and s.why_none:
+        draft += f"; {s.why_none}"
+    elif not s.n_drafted:
+        draft = f"draft off: {s.why_none or 'the answer was too short'}"
+    return f"{s.tokens_per_s:,.{0 if s.tokens_per_s >= 100 else 1}f} tok/s, context {used}, {draft}"
+
+
+def _ending(result: Answer, n_ctx: int) -> str:
+    if result.finish_reason == "cancelled":
+        return "(stopped)"
+    if result.finish_reason == "length" and result.stats.n_prompt + result.stats.n_generated >= n_ctx:
+        return "(the context is full: /undo or /reset, or begin with a larger --ctx or with --overflow shift)"
+    if result.finish_reason == "length":
+        return f"(cut after {result.stats.n_generated:,} tokens: -n sets how many an answer may have)"
+    return "" if result.text.strip() else "(the model said nothing)"
+
+
+def _history() -> _KeptHistory:
+    """Return what was typed before, from the user's own file."""
+    return _KeptHistory(Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "gguf-spec" / "chat-history")
+
+
+class _KeptHistory(FileHistory):
+    """A history whose file only its owner can read. Where it cannot be kept, the chat goes on without."""
+
+    def __init__(self, path: Path) -> None:
+        self.problem = ""  # to be shown when no line is being edited
+        self._path = path
+        super().__init__(path)
+
+    def load_history_strings(self) -> Iterable[str]:
+        with self._never_fatal():
+            return list(super().load_history_strings())
+        return []
+
+    def store_string(self, string: str) -> None:
+        with self._never_fatal():
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            try:
+                if hasattr(os, "fchmod"):
+                    os.fchmod(handle, 0o600)
+            finally:
+                os.close(handle)
+            super().store_string(string)
+
+    @contextlib.contextmanager
+    def _never_fatal(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.problem = f"Note: what is typed is not kept: {self._path}: {error.strerror or error}."
+
+
+def _session(status_line: AnyFormattedText, kept: History) -> PromptSession[str]:
+    def is_command() -> bool:
+        return session.default_buffer.text.startswith("/")
+
+    session: PromptSession[str] = PromptSession(
+        [("bold", _PROMPT)], multiline=True, prompt_continuation=" " * len(_PROMPT), history=kept, key_bindings=_keys(), completer=_Commands(),
+        complete_while_typing=Condition(is_command), bottom_toolbar=status_line, enable_suspend=True,
+        style=Style.from_dict({"bottom-toolbar": "noreverse dim"}),
+    )  # fmt: skip
+    return session
+
+
+def _keys() -> KeyBindings:
+    keys = KeyBindings()
+
+    @keys.add("enter")
+    def _send(event: KeyPressEvent) -> None:
+        buffer = event.current_buffer
+        if buffer.document.text_before_cursor.endswith("\\"):
+            buffer.delete_before_cursor()
+            buffer.insert_text("\n")
+        else:
+            buffer.validate_and_handle()
+
+    @keys.add("escape", "enter")
+    def _new_line(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    return keys
+
+
+class _Commands(Completer):
+    """Completes commands, and what they take."""
+
+    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
+        name, space, rest = document.text_before_cursor.partition(" ")
+        if not space:
+            for command, (_, text) in COMMANDS.items():
+                if name and command.startswith(name):
+                    yield Completion(command, -len(name), display_meta=text)
+        elif name == "/draft":
+            for word in DRAFT:
+                if word.startswith(rest):
+                    yield Completion(word, -len(rest))
+        elif name in ("/save", "/load"):
+            yield from PathCompleter(expanduser=True).get_completions(Document(rest), complete_event)
+
+
+@contextlib.contextmanager
+def _no_echo() -> Iterator[None]:
+    """Keep what is typed while an answer comes out of it; it is there when the next line is read."""
+    try:
+        import termios
+
+        fd = sys.stdin.fileno()
+        before = termios.tcgetattr(fd)
+    except (ImportError, OSError, ValueError, AttributeError):  # not a Unix terminal
+        yield
+        return
+    quiet = list(before)
+    quiet[3] &= ~termios.ECHO
+    termios.tcsetattr(fd, termios.TCSANOW, quiet)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(termios.error):  # it was closed
+            termios.tcsetattr(fd, termios.TCSANOW, before)

@@ -1,0 +1,120 @@
+"""Answers as llama-cpp-python gives them: dictionaries in OpenAI's shapes."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..results import Chunk, Completion, TokenLogprob
+
+Dict = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Head:
+    """What all parts of an answer begin with.
+
+    Attributes:
+        model: What stands there for the model.
+        text_of: A token's text.
+        n_before: Characters before the first token, for the offsets of log-probabilities.
+    """
+
+    model: str
+    text_of: Callable[[int], str]
+    n_before: int = 0
+    id: str = field(default_factory=lambda: f"cmpl-{uuid.uuid4()}")
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def whole(self, result: Completion, with_logprobs: bool) -> Dict:
+        """Return a completion."""
+        n_prompt, n = result.stats.n_prompt, len(result.tokens)
+        logprobs = self._logprobs(result.logprobs, self.n_before) if with_logprobs else None
+        usage = {"prompt_tokens": n_prompt, "completion_tokens": n, "total_tokens": n_prompt + n}
+        return self._part(result.text, logprobs, result.finish_reason) | {"usage": usage}
+
+    def parts(self, chunks: Iterator[Chunk], with_logprobs: bool) -> Iterator[Dict]:
+        """Yield a completion in parts; the last one holds why it ended, and no text."""
+        at, finish = self.n_before, "stop"
+        for chunk in chunks:
+            logprobs = self._logprobs(chunk.logprobs, at) if with_logprobs else None
+            at += sum(len(self.text_of(one.token)) for one in chunk.logprobs)
+            if chunk.text or chunk.logprobs:
+                yield self._part(chunk.text, logprobs, None)
+            finish = chunk.finish_reason or finish
+        yield self._part("", None, finish)
+
+    def _part(self, text: str, logprobs: Dict | None, finish: str | None) -> Dict:
+        choice = {"text": text, "index": 0, "logprobs": logprobs, "finish_reason": finish}
+        return {"id": self.id, "object": "text_completion", "created": self.created, "model": self.model, "choices": [choice]}
+
+    def _logprobs(self, tokens: Sequence[TokenLogprob], at: int) -> Dict:
+        found: Dict = {"tokens": [], "text_offset": [], "token_logprobs": [], "top_logprobs": []}
+        for one in tokens:
+            text = self.text_of(one.token)
+            found["tokens"].append(text)
+            found["text_offset"].append(at)
+            found["token_logprobs"].append(one.logprob)
+            found["top_logprobs"].append({self.text_of(token): logprob for token, logprob in one.top} | {text: one.logprob})
+            at += len(text)
+        return found
+
+
+def chat(completion: Dict, tool: str | None = None) -> Dict:
+    """Return a completion as the answer of a chat, or as a call of `tool`."""
+    choice = completion["choices"][0]
+    message: Dict = {"role": "assistant", "content": choice["text"]}
+    if tool is not None:
+        message = {"role": "assistant", "content": None, **_call(tool, completion["id"], choice["text"])}
+    answer = {
+        "index": 0, "message": message, "logprobs": _chat_logprobs(choice["logprobs"]), "finish_reason": _finish(choice["finish_reason"], tool),
+    }  # fmt: skip
+    return _as_chat(completion, "chat.completion", answer) | {"usage": completion["usage"]}
+
+
+def chat_parts(parts: Iterator[Dict], tool: str | None = None) -> Iterator[Dict]:
+    """Yield the parts of a chat's answer, or of a call of `tool`: the role first, and last why it ended."""
+    first = True
+    for part in parts:
+        choice = part["choices"][0]
+        if first:
+            yield _as_chat(part, "chat.completion.chunk", {"index": 0, "delta": {"role": "assistant"}, "logprobs": None, "finish_reason": None})
+        delta: Dict = {}
+        if choice["finish_reason"] is None:
+            delta = {"content": choice["text"]} if tool is None else _call(tool if first else None, part["id"], choice["text"], 0)
+        ending = {"logprobs": _chat_logprobs(choice["logprobs"]), "finish_reason": _finish(choice["finish_reason"], tool)}
+        yield _as_chat(part, "chat.completion.chunk", {"index": 0, "delta": delta, **ending})
+        first = False
+
+
+def _as_chat(completion: Dict, kind: str, choice: Dict) -> Dict:
+    return {
+        "id": "chat" + completion["id"], "object": kind, "created": completion["created"], "model": completion["model"], "choices": [choice],
+    }  # fmt: skip
+
+
+def _call(tool: str | None, id_: str, arguments: str, index: int | None = None) -> Dict:
+    """Return a call, or a part of one: all but the first leave its name out, or readers that join them would join the names too."""
+    function = {"name": tool, "arguments": arguments}
+    call = {"id": tool and f"call__0_{tool}_{id_}", "type": "function", "function": function}
+    return {"function_call": function, "tool_calls": [call if index is None else {"index": index, **call}]}
+
+
+def _finish(reason: str | None, tool: str | None) -> str | None:
+    """Return why an answer ended; arguments that were cut off are no call."""
+    return "tool_calls" if tool is not None and reason == "stop" else reason
+
+
+def _chat_logprobs(logprobs: Dict | None) -> Dict | None:
+    if logprobs is None:
+        return None
+
+    def named(token: str, logprob: float) -> Dict:
+        return {"token": token, "bytes": None, "logprob": logprob}
+
+    places = zip(logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True)
+    content = [named(token, logprob) | {"top_logprobs": [named(*one) for one in top.items()]} for token, logprob, top in places]
+    return {"content": content, "refusal": None}

@@ -1,0 +1,70 @@
+"""Tokens of `llama_cpp.Llama`: bytes that are not UTF-8, its tokenizer object, and the methods that cannot be had here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Protocol
+
+from llama_cpp import llama_cpp as C
+
+from ..llama.backend import run_with_large_stack
+from ..llama.model import Model
+
+_DECODING = "generate_tokens and stream_tokens of gguf_spec.LLM take token ids; on_token sees each one."
+_STATE = "Chat.save and gguf_spec.load(...).chat() keep a conversation in a file."
+_EMBEDDING = "keep llama_cpp.Llama(embedding=True) for embeddings."
+NOT_HERE = {
+    "eval": _DECODING, "sample": _DECODING, "eval_tokens": _DECODING, "eval_logits": _DECODING, "input_ids": _DECODING, "scores": _DECODING,
+    "logits_to_logprobs": "ask for logprobs in a completion.", "save_state": _STATE, "load_state": _STATE, "embed": _EMBEDDING,
+    "pooling_type": _EMBEDDING, "ctx": "llama.cpp's own objects are not lent.", "model": "llama.cpp's own objects are not lent.",
+}  # fmt: skip
+
+
+def tokenize_bytes(model: Model, text: bytes, *, special: bool, start: bool) -> list[int]:
+    """Return the token ids of a text; bytes that are not UTF-8 go to llama.cpp as they are."""
+    try:
+        return model.tokenize(text.decode("utf-8"), special=special, start=start)
+    except UnicodeDecodeError:
+        n = len(text) + 8
+    while True:
+        ids = (C.llama_token * n)()
+        n = run_with_large_stack(len(text), partial(model.native.vocab, C.llama_tokenize, text, len(text), ids, len(ids), start, special))
+        if n >= 0:
+            return list(ids[:n])
+        n = -n
+
+
+def line_end(model: Model) -> int:
+    """Return the token of a line end, -1 for none."""
+    return int(model.native.vocab(C.llama_vocab_nl))
+
+
+class _Vocabulary(Protocol):
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]: ...
+
+    def detokenize(self, tokens: Sequence[int], prev_tokens: Sequence[int] | None = None, special: bool = False) -> bytes: ...
+
+
+class Tokenizer:
+    """What `llama_cpp.Llama.tokenizer` returns: the vocabulary of a model alone."""
+
+    def __init__(self, llama: _Vocabulary) -> None:
+        """Take the `Llama` whose vocabulary is asked about."""
+        self._llama = llama
+
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = True) -> list[int]:
+        """Return the token ids of a text in UTF-8."""
+        return self._llama.tokenize(text, add_bos, special)
+
+    def detokenize(self, tokens: Sequence[int], prev_tokens: Sequence[int] | None = None, special: bool = False) -> bytes:
+        """Return the bytes of tokens."""
+        return self._llama.detokenize(tokens, prev_tokens, special)
+
+    def encode(self, text: str, add_bos: bool = True, special: bool = True) -> list[int]:
+        """Return the token ids of a text."""
+        return self.tokenize(text.encode("utf-8", errors="ignore"), add_bos, special)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens."""
+        return self.detokenize(tokens).decode("utf-8", errors="ignore")

@@ -1,0 +1,251 @@
+"""Is all well here, and if not, what to do? Looks at the installation, the machine and the models; returns data, prints nothing."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import __version__
+from ..errors import GgufSpecError
+from ..gguf.validation import Header, check_generates_text, read_header
+from ..llama.memory import largest_ctx, needs
+from ..llama.options import ContextOptions
+from ..registry.download import local
+from ..registry.resolve import Entry, resolve
+from ..system.hardware import available_bytes, size, total_bytes
+from . import checks as checks_module
+from .checks import Check
+
+if TYPE_CHECKING:
+    from ..llama.model import Model
+    from ..tune import Tuning
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """All that was looked at.
+
+    Attributes:
+        checks: One after the other.
+        tuning: What passes of the models cost, as it was kept; None where that was not measured yet.
+    """
+
+    checks: tuple[Check, ...]
+    tuning: Tuning | None
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing fails."""
+        return all(one.status != "fail" for one in self.checks)
+
+    @property
+    def sentence(self) -> str:
+        """The result in one plain sentence."""
+        fails, warns = (", ".join(one.name for one in self.checks if one.status == status) for status in ("fail", "warn"))
+        parts = [f"what fails: {fails}"] * bool(fails) + [f"what could be better: {warns}"] * bool(warns)
+        text = "; ".join(parts) or "all is well"
+        return f"{text[0].upper()}{text[1:]}."
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all of it as plain values."""
+        checks = [asdict(one) for one in self.checks]
+        return {"ok": self.ok, "sentence": self.sentence, "checks": checks, "costs": self.tuning.to_dict() if self.tuning else None}
+
+
+def doctor(
+    model: str | Path = "tales",
+    draft: str | Path | None = "auto",
+    options: ContextOptions | None = None,
+    *,
+    draft_options: ContextOptions | None = None,
+    reference: str | Path | None = None,
+    models_file: Path | None = None,
+    online: bool = False,
+) -> Diagnosis:
+    """Look at this installation, this machine, and a pair of models on it.
+
+    Args:
+        model: As for `load`.
+        draft: As for `load`.
+        options: How the models are to be put into memory; with repacked weights only where the probe finds them right.
+        draft_options: How the draft is, where that is another way; its context is as long as the target's.
+        reference: As for `load`.
+        models_file: As for `load`.
+        online: Ask the hub whether it is there; nothing else makes a request.
+    """
+    options = options or ContextOptions()
+    draft_options = draft_options or options.for_draft()
+    checks = [checks_module.python(), checks_module.package(__version__), checks_module.library()]
+    features: dict[str, str] | None = None
+    if checks[-1].status == "ok":
+        features = checks_module.build_features()
+        fast = checks_module.fast_kernels(features, options)
+        checks += [checks_module.build(features, options), checks_module.processor(features), fast, checks_module.amx(features, fast)]
+        checks.append(checks_module.openmp())
+        repack = options.extra_bufts and fast.status == "ok"
+        options, draft_options = replace(options, extra_bufts=repack), replace(draft_options, extra_bufts=repack)
+    checks += [
+        checks_module.threads(options),
+        checks_module.memory(),
+        checks_module.disk(),
+        checks_module.cache(),
+        checks_module.hub_cache(),
+        checks_module.models_file(models_file),
+    ]
+    if online:
+        checks.append(checks_module.hub())
+    if reference is not None:
+        checks.append(_text(Path(reference)))
+    with contextlib.closing(_PairChecks(options, draft_options, features, models_file)) as pair:
+        checks += pair.examine(model, draft)
+        return Diagnosis(tuple(checks), pair.tuning)
+
+
+class _PairChecks:
+    """Looks at a target and a draft, first from outside, then from inside.
+
+    Attributes:
+        tuning: What was kept of their costs.
+    """
+
+    def __init__(self, options: ContextOptions, draft_options: ContextOptions, features: dict[str, str] | None, models_file: Path | None) -> None:
+        """Take how models are loaded, and what the build can do; None where it does nothing, so none is loaded."""
+        self.tuning: Tuning | None = None
+        self._options, self._draft_options, self._features, self._models_file = options, draft_options, features, models_file
+        self._loaded: list[Model] = []
+
+    def close(self) -> None:
+        """Free the models."""
+        for model in self._loaded:
+            model.close()
+
+    def examine(self, model: str | Path, draft: str | Path | None) -> Iterator[Check]:
+        """Yield what is found; what depends on something that fails is left out."""
+        role = "target"
+        try:
+            entry = resolve(model, self._models_file)
+            target = _header(local(entry))
+            yield _file(role, target)
+            role = "draft"
+            found, why_not = self._draft(entry, target.path, draft, str(model))
+            other = _header(found) if found else None
+            yield _file(role, other) if other else why_not
+        except GgufSpecError as error:
+            yield Check(role, "fail", str(error), error.hint)
+            return
+        n_ctx = max(2, self._options.positions(_trained(target)))
+        models = [(target, replace(self._options, n_ctx=n_ctx))]
+        if other:
+            models.append((other, replace(self._draft_options, n_ctx=n_ctx)))
+        room = self._room(models)
+        yield room
+        if self._features is not None and room.status != "fail":
+            yield from self._inside(entry.name, models)
+
+    def _draft(self, target: Entry, path: Path, draft: str | Path | None, given: str) -> tuple[Path | None, Check]:
+        """Return the file that drafts, or None and what is said of that."""
+        plain, by_text = Check("draft", "ok", "none: plain decoding"), Check("draft", "ok", "drafts come from the text alone")
+        if draft in (None, "none", "ngram"):
+            return None, by_text if draft == "ngram" else plain
+        if draft != "auto":
+            return local(resolve(draft, self._models_file)), plain
+        if target.draft in ("ngram", "none"):
+            return None, replace(by_text, found=f"models.yaml names none for {target.name}: {by_text.found}")
+        if self._features is None:
+            return None, Check("draft", "warn", "not looked for, as llama.cpp does not work", "see llama.cpp above.")
+        from ..runtime.draft_search import choose
+
+        chosen, why = choose(target, path, self._options, self._models_file)
+        return chosen.path if chosen else None, Check("draft", "warn", why, f"see gguf-spec models drafts {given}.")
+
+    def _room(self, models: list[tuple[Header, ContextOptions]]) -> Check:
+        features = self._features or {}
+        wanted, free, total = needs(models, features), available_bytes(), total_bytes()
+        found = f"{size(wanted.added)}, {size(wanted.caches)} of it for a context of {wanted.n_ctx:,}"
+        found += f"; {size(free)} are free" if free is not None else ""
+        if checks_module.has(features, "GPU"):
+            return Check("room", "ok", f"{found}; what the GPU has is not known here")
+        todo = "give a smaller --ctx or --kv-type q8_0, take a smaller model, or close other programs."
+        if not wanted.fits(free, total):
+            longest = largest_ctx(models, features, free, total)
+            return Check("room", "fail", found, f"give --ctx {longest}, which would fit." if longest else f"the weights alone do not fit: {todo}")
+        if free is not None and wanted.added > free:
+            return Check("room", "warn", f"{found}: weights will be read from the disk again and again", todo)
+        return Check("room", "ok", found)
+
+    def _inside(self, name: str, models: list[tuple[Header, ContextOptions]]) -> Iterator[Check]:
+        from ..llama.model import Model
+        from ..speculative.drafters import check_vocabulary
+
+        for header, options in models:
+            try:
+                self._loaded.append(Model(header.path, options))
+            except GgufSpecError as error:
+                yield Check("loading", "fail", str(error), error.hint)
+                return
+        yield Check("loading", "ok", f"llama.cpp loads {'both' if len(models) > 1 else 'it'}")
+        target, draft = self._loaded[0], self._loaded[1] if len(models) > 1 else None
+        if draft:
+            try:
+                check_vocabulary(target, draft)
+                yield Check("vocabulary", "ok", f"the draft speaks the target's, {target.n_vocab:,} tokens")
+            except GgufSpecError as error:
+                yield Check("vocabulary", "fail", str(error), error.hint)
+                return
+        fixed = [model.path.name for model in self._loaded if not model.can_roll_back]
+        if fixed:
+            found = f"{' and '.join(fixed)} cannot go back a token (recurrent or hybrid), which speculation needs"
+            yield Check("rollback", "warn", found, "take other models, or be content with plain decoding.")
+        else:
+            yield Check("rollback", "ok", f"{'both' if draft else 'it'} can go back to an earlier token")
+        if target.can_roll_back:
+            yield self._exact_passes(target, draft)
+            yield self._costs(name, target, draft if draft and draft.can_roll_back else None)
+
+    def _exact_passes(self, target: Model, draft: Model | None) -> Check:
+        from ..speculative.profile import read_profile
+
+        name, profile = "exact passes", read_profile(target, draft)
+        if (self._features or {}).get("LLAMAFILE", "0") != "0":
+            found = "llama.cpp was built with llamafile's products: rows round otherwise in passes over several tokens"
+            return Check(name, "warn", found, "build it with -DGGML_LLAMAFILE=OFF, as scripts/run does in a clone.")
+        if not profile:
+            return Check(name, "ok", "not measured yet: loading the models for drafting does it")
+        return Check(name, "ok", profile.exact_passes)
+
+    def _costs(self, name: str, target: Model, draft: Model | None) -> Check:
+        from ..speculative.profile import read_profile
+        from ..tune import Tuning
+
+        profile = read_profile(target, draft)
+        if not profile:
+            return Check("costs", "ok", "not measured yet: gguf-spec tune")
+        self.tuning = Tuning(name, draft.path.name if draft else None, profile)
+        return Check("costs", "ok", f"measured in {profile.seconds:.1f} s; gguf-spec tune measures again")
+
+
+def _header(path: Path) -> Header:
+    header = read_header(path)
+    check_generates_text(header)
+    return header
+
+
+def _trained(header: Header) -> int:
+    n_ctx = header.of_architecture("context_length", 0)
+    return n_ctx if isinstance(n_ctx, int) else 0
+
+
+def _file(role: str, header: Header) -> Check:
+    return Check(role, "ok", f"{header.path.name}: {header.architecture}, {size(header.file_bytes)}, context of {_trained(header):,}")
+
+
+def _text(path: Path) -> Check:
+    try:
+        with path.open("rb") as file:
+            file.read(1)
+    except (OSError, ValueError) as error:
+        return Check("draft text", "fail", f"{path} cannot be read: {error}", "give a text file, or leave --draft-text out.")
+    return Check("draft text", "ok", f"{path}: {size(path.stat().st_size)}")

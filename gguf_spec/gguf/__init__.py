@@ -1,0 +1,1 @@
+"""Read and check GGUF files without llama.cpp."""

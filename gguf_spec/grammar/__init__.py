@@ -1,0 +1,1 @@
+"""GBNF grammars and JSON schemas as constraints on tokens."""

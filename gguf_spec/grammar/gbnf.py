@@ -1,0 +1,237 @@
+"""Reading GBNF, llama.cpp's notation for grammars: text to rules. A grammar is not trusted: it may come with a request."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from ..errors import GgufSpecError, InvalidOptionError
+
+MAX_BYTES, MAX_DEPTH = 1 << 18, 100  # of a grammar or schema, and of its parentheses
+
+Ranges = tuple[tuple[int, int], ...]  # of code points: sorted, apart
+Symbol = tuple[Any, ...]  # (CHARS, ranges) (TOKEN, id, wanted) (RULE, rule) (REPEAT, rule, least, most) (TEXT, code points) (NAME, name)
+END, CHARS, TOKEN, RULE, REPEAT, TEXT, NAME = range(7)
+
+
+def refused(gbnf: str, why: str) -> InvalidOptionError:
+    """Return the error for a grammar that cannot be used."""
+    return InvalidOptionError("grammar", gbnf if len(gbnf) < 80 else gbnf[:77] + "...", "a GBNF grammar that can be followed", f"{why}.")
+
+
+_WORDS = re.compile(
+    r"""(?P<define>[a-zA-Z0-9-]+[ \t]*::=) | (?P<name>[a-zA-Z0-9-]+) | (?P<text>"(?:[^"\\]|\\.)*") | (?P<chars>\[(?:[^\]\\]|\\.)*\])
+    | (?P<token>!?<[^>\r\n]*>) | (?P<repeat>[*+?]|\{\s*\d{1,9}\s*(?:,\s*(?:\d{1,9}\s*)?)?\}) | (?P<open>\() | (?P<close>\)) | (?P<or>\|) | (?P<any>\.)
+    | (?P<newline>[\r\n]) | (?P<space>[ \t]+|\#[^\r\n]*)""",
+    re.VERBOSE | re.DOTALL,
+)
+_LETTER = re.compile(r'([^\\])|\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([tnr"\\\[\]-]))', re.DOTALL)
+_ESCAPES = {"t": "\t", "n": "\n", "r": "\r"}
+
+
+def _letters(text: str) -> Iterator[tuple[int, bool]]:
+    """Yield the code points that a literal stands for, and whether they are written plainly."""
+    at = 0
+    while at < len(text):
+        letter = _LETTER.match(text, at)
+        if not letter:
+            raise ValueError(f"{text[at : at + 2]} is no escape")
+        plain, *codes, named = letter.groups()
+        code = next((c for c in codes if c), None)
+        yield int(code, 16) if code else ord(plain or _ESCAPES.get(named, named)), plain is not None
+        at = letter.end()
+
+
+def others_than(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    """Return all code points that are in none of the ranges."""
+    others, at = [], 0
+    for low, high in sorted(r for r in ranges if r[0] <= r[1] and r[0] <= sys.maxunicode):
+        if low > at:
+            others.append((at, low - 1))
+        at = max(at, high + 1)
+    return (*others, (at, sys.maxunicode)) if at <= sys.maxunicode else tuple(others)
+
+
+NEVER = ((0, 0), (0xD800, 0xDFFF))  # no text holds them
+
+
+def _characters(body: str) -> Ranges:
+    """Read what stands between the brackets of `[^a-z]`."""
+    negated = body.startswith("^")
+    letters, ranges, i = list(_letters(body[negated:])), [], 0
+    while i < len(letters):
+        last = i + 2 if i + 2 < len(letters) and letters[i + 1] == (ord("-"), True) else i
+        ranges.append((letters[i][0], letters[last][0]))
+        i = last + 1
+    return others_than((*ranges, *NEVER)) if negated else others_than((*others_than(ranges), *NEVER))
+
+
+class Rules:
+    """A grammar as nodes, each a symbol and the node after it (0 for none), and rules: the first nodes of their alternatives."""
+
+    def __init__(self, gbnf: str, read_token: Callable[[str], int]) -> None:
+        self.nodes: list[tuple[Symbol, int]] = [((END,), 0)]
+        self.rules: list[tuple[int, ...]] = []
+        self._named: dict[str, int] = {}
+        self._read_token = read_token
+        self._name = ""  # of the rule that is being read
+        self._frames: list[list[list[Symbol]]] = []  # its open parentheses: each holds its alternatives so far
+        self._free = False  # whether a line may end here without ending the rule
+        self._at = 0  # where in the text
+        try:
+            if len(gbnf.encode()) > MAX_BYTES:
+                raise refused(gbnf, f"it has more than {MAX_BYTES >> 10} KiB")
+            for kind, word in self._words(gbnf):
+                self._take(kind, word)
+            self._take("newline", "")
+        except UnicodeEncodeError as error:
+            raise refused(gbnf, "it holds half a surrogate pair") from error
+        except InvalidOptionError:
+            raise
+        except (ValueError, GgufSpecError) as error:
+            raise refused(gbnf, f"line {gbnf.count(chr(10), 0, self._at) + 1}: {error}") from error
+        if self._frames:
+            raise refused(gbnf, "a parenthesis is open at its end, or its last rule is empty")
+        try:
+            self._resolve()
+        except ValueError as error:
+            raise refused(gbnf, str(error)) from error
+
+    def _words(self, gbnf: str) -> Iterator[tuple[str, str]]:
+        while self._at < len(gbnf):
+            word = _WORDS.match(gbnf, self._at)
+            if not word or word.lastgroup is None or "\0" in word[0]:
+                raise ValueError(f"cannot read {gbnf[self._at : self._at + 20]!r}")
+            if word.lastgroup != "space":
+                yield word.lastgroup, word[0]
+            self._at = word.end()
+
+    def _take(self, kind: str, word: str) -> None:
+        frames = self._frames
+        if kind == "newline":
+            if len(frames) == 1 and (not self._free or not word):
+                self._named[self._name] = self._rule(frames.pop())
+            return
+        if (kind == "define") == bool(frames):
+            raise ValueError(f"{word} is out of place")
+        self._free = kind in ("define", "or")
+        if kind == "define":
+            self._name, self._frames = word[:-3].rstrip(" \t"), [[[]]]
+        elif kind == "or":
+            frames[-1].append([])
+        elif kind == "open":
+            if len(frames) > MAX_DEPTH:
+                raise ValueError(f"more than {MAX_DEPTH} parentheses are open")
+            frames.append([[]])
+        elif kind == "close":
+            if len(frames) == 1:
+                raise ValueError("a parenthesis closes that was not opened")
+            group = self._rule(frames.pop())
+            frames[-1][-1].append((RULE, group))
+        elif kind == "repeat":
+            self._repeat(frames[-1][-1], word)
+        else:
+            frames[-1][-1].append(self._symbol(kind, word))
+
+    def _symbol(self, kind: str, word: str) -> Symbol:
+        if kind == "name":
+            return NAME, word
+        if kind == "text":
+            return TEXT, [code for code, _ in _letters(word[1:-1])]
+        if kind == "token":
+            wanted = word[0] == "<"
+            return TOKEN, self._read_token(word if wanted else word[1:]), wanted
+        return CHARS, others_than(NEVER) if kind == "any" else _characters(word[1:-1])
+
+    def _repeat(self, sequence: list[Symbol], word: str) -> None:
+        if not sequence:
+            raise ValueError(f"{word} has nothing to repeat")
+        bounds = {"*": ["0", ""], "+": ["1", ""], "?": ["0", "1"]}.get(word) or word[1:-1].split(",")
+        least = int(bounds[0])
+        most = int(bounds[-1]) if bounds[-1].strip() else None
+        if most is not None and most < least:
+            raise ValueError(f"{word} ends before it begins")
+        sequence[-1] = (REPEAT, self._rule([sequence[-1:]]), least, most)
+
+    def _rule(self, alternatives: list[list[Symbol]]) -> int:
+        self.rules.append(tuple(map(self._link, alternatives)))
+        return len(self.rules) - 1
+
+    def _link(self, sequence: list[Symbol]) -> int:
+        after = 0
+        for symbol in reversed(sequence):
+            for part in [(CHARS, ((c, c),)) for c in reversed(symbol[1])] if symbol[0] == TEXT else [symbol]:
+                self.nodes.append((part, after))
+                after = len(self.nodes) - 1
+        return after
+
+    def _resolve(self) -> None:
+        """Turn names into rules, and refuse left recursion: it would go round for ever without reading anything."""
+        for i, (symbol, after) in enumerate(self.nodes):
+            if symbol[0] == NAME:
+                if symbol[1] not in self._named:
+                    raise ValueError(f"no rule defines {symbol[1]}")
+                self.nodes[i] = (RULE, self._named[symbol[1]]), after
+        if "root" not in self._named:
+            raise ValueError("no rule is called root")
+        self.root = self._named["root"]
+        empty = self._empty()
+        done: set[int] = set()
+        for rule in range(len(self.rules)):
+            path, open_ = [(rule, self._leftmost(rule, empty))], {rule}
+            while path and path[0][0] not in done:
+                below = next(path[-1][1], None)
+                if below in open_:
+                    name = next((n for n, r in self._named.items() if r in open_), "")
+                    raise ValueError(f"{name or 'a rule'} can begin with itself (left recursion)")
+                if below is None:
+                    open_.discard(path[-1][0])
+                    done.add(path.pop()[0])
+                    if not path:
+                        break
+                elif below not in done:
+                    open_.add(below)
+                    path.append((below, self._leftmost(below, empty)))
+
+    def _along(self, node: int) -> Iterator[Symbol]:
+        while node:
+            symbol, node = self.nodes[node]
+            yield symbol
+
+    def _leftmost(self, rule: int, empty: set[int]) -> Iterator[int]:
+        """Yield the rules with which a rule can begin."""
+        for first in self.rules[rule]:
+            for symbol in self._along(first):
+                if symbol[0] in (CHARS, TOKEN):
+                    break
+                yield symbol[1]
+                if not (symbol[1] in empty or (symbol[0] == REPEAT and symbol[2] == 0)):
+                    break
+
+    def _empty(self) -> set[int]:
+        """Return the rules that can stand for no text."""
+        waiting: dict[int, list[list[int]]] = defaultdict(list)  # rule -> alternatives: how many rules they still wait for, and whose they are
+        empty: set[int] = set()
+        found: list[int] = []
+        for rule, firsts in enumerate(self.rules):
+            for first in firsts:
+                symbols = list(self._along(first))
+                if any(s[0] in (CHARS, TOKEN) for s in symbols):
+                    continue
+                needs = [s[1] for s in symbols if s[0] == RULE or s[2] > 0]
+                entry = [len(needs), rule]
+                for need in needs:
+                    waiting[need].append(entry)
+                if not needs:
+                    found.append(rule)
+        while found:
+            rule = found.pop()
+            for entry in waiting[rule] if rule not in empty else ():
+                entry[0] -= 1
+                if not entry[0]:
+                    found.append(entry[1])
+            empty.add(rule)
+        return empty

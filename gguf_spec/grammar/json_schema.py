@@ -1,0 +1,315 @@
+"""JSON schemas to grammars. A schema is not trusted: it may come with a request, and nothing that it names is fetched."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ..errors import InvalidOptionError
+from .automaton import Automaton
+from .gbnf import MAX_BYTES, MAX_DEPTH
+from .json_isolated import apart
+from .json_merge import FORMATS, KINDS, REFUSED, TESTS, kinds, merged, reduced, same, typed
+from .json_numbers import number
+from .json_pattern import Pattern, literal, repeated
+
+_SPACE = '" "?'
+_QUOTED = r'^"\\\x00-\x1F'  # a character that stands for itself in a JSON string
+_BUILT_IN = {
+    "space": _SPACE,
+    "hex": "[0-9a-fA-F]",
+    "char": rf'[{_QUOTED}] | "\\" (["\\/bfnrt] | "u" ([0-9abcefABCEF] hex | [dD] [0-7]) hex hex)',  # one code point each, so no surrogates
+    "string": r'"\"" char* "\"" space',
+    "natural": '"0" | [1-9] [0-9]{0,15}',
+    "fraction": r'natural ("." [0-9]{1,16})? ([eE] [-+]? [0-9]{1,3})?',
+    "object": '"{" space (string ":" space value ("," space string ":" space value)*)? "}" space',
+    "array": '"[" space (value ("," space value)*)? "]" space',
+    "value": '(object | array | string | "-"? fraction space | "true" space | "false" space | "null" space)',
+}
+_MAX_SCHEMAS = 5000
+
+
+def to_gbnf(schema: Mapping[str, Any] | str | bool) -> str:
+    """Return a grammar of JSON texts that are of a schema. Nothing is fetched.
+
+    Not every value of the schema can be written: a schema without a type is of the kind that its first keywords speak of, required
+    properties come first, numbers without a bound have up to 16 digits, an object that names properties has no others unless
+    `additionalProperties` says so, and a tuple is whole unless `minItems` says so. What stands beside `$ref` or in `allOf` counts together.
+    `oneOf` is followed where no value can be of two of its parts: they differ in type, in an `enum` or `const`, or in that of a required property,
+    or one of them requires a property that the others do not name. Patterns are of ECMA 262.
+
+    Each other keyword that says something is followed or refused. Refused are `not`, `if`, `uniqueItems`, `contains`, `patternProperties`,
+    `propertyNames`, `dependencies`, `dependent...`, `unevaluated...`, `multipleOf` other than 1 for integers, bounds of a number that are
+    no whole ones, `minProperties` and `maxProperties` where they are not met anyway, two of `pattern`, `format` and a length, and what cannot
+    be told beside `enum`. Ignored are `title`, `description`, `default`, `examples`, `$schema`, `$id`, `$comment`, `deprecated`, `readOnly`,
+    `writeOnly`, a `format` other than date, time, date-time and uuid, and unknown keywords.
+
+    Args:
+        schema: A JSON schema, as a mapping or as JSON; True for any value.
+
+    Raises:
+        InvalidOptionError: It is no JSON schema, or one that no grammar can follow.
+    """
+    try:
+        text = schema if isinstance(schema, str) else json.dumps(schema, allow_nan=False)
+        if len(text) > MAX_BYTES:
+            raise ValueError(f"it has more than {MAX_BYTES >> 10} KiB")
+        gbnf = _Converter(json.loads(text, parse_constant=_finite, parse_float=_finite)).gbnf()
+        Automaton(gbnf, int)
+    except InvalidOptionError as error:
+        raise _bad_schema(schema, error.hint) from error
+    except RecursionError:
+        raise _bad_schema(schema, "it is nested too deeply.") from None
+    except (ValueError, TypeError, re.error, OverflowError, Warning) as error:
+        raise _bad_schema(schema, f"{error}.") from error
+    return gbnf
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(float(text)):
+        raise ValueError(f"{text:.60} is no JSON, or too large")
+    return float(text)
+
+
+def _bad_schema(schema: object, hint: str) -> InvalidOptionError:
+    try:
+        shown = str(schema)[:77]
+    except RecursionError:
+        shown = "a deep schema"
+    return InvalidOptionError("json_schema", shown, "a JSON schema that a grammar can follow", hint[:300])
+
+
+def _json(value: Any) -> str:
+    """Return GBNF of a value, with the spaces that other values may have."""
+    if isinstance(value, dict):
+        pairs = ' "," space '.join(f'{_json(key)} ":" space {_json(item)}' for key, item in value.items())
+        return f'"{{" space {pairs} "}}" space'
+    if isinstance(value, list):
+        items = ' "," space '.join(map(_json, value))
+        return f'"[" space {items} "]" space'
+    if isinstance(value, float) and value.is_integer() and abs(value) < 10**15:
+        return f'"{int(value)}" ".0"? space'
+    text = json.dumps(value, ensure_ascii=False)
+    return literal(text if text.isprintable() else json.dumps(value)) + " space"  # half surrogate pairs can only be escaped
+
+
+def _count(schema: dict[str, Any], key: str) -> int | None:
+    count = schema.get(key)
+    if isinstance(count, float) and count.is_integer():
+        count = int(count)
+    if count is not None and (not isinstance(count, int) or isinstance(count, bool) or not 0 <= count < 10**9):
+        raise ValueError(f"{key} is {count!r}")
+    return count
+
+
+def _is(value: Any, kind: str) -> bool:
+    """Tell whether a value is of a type."""
+    if kind in ("integer", "number"):
+        return isinstance(value, int | float) and not isinstance(value, bool) and (kind == "number" or value == int(value))
+    types = {"null": type(None), "boolean": bool, "string": str, "array": list, "object": dict}
+    if kind not in types:
+        raise ValueError(f"there is no type {kind!r:.60}")
+    return isinstance(value, types[kind])
+
+
+def _fits(value: Any, schema: dict[str, Any]) -> bool:
+    """Tell whether a value is what stands beside its enum."""
+    if "type" in schema and not any(_is(value, kind) for kind in kinds(schema["type"])):
+        return False
+    for key in sorted(schema.keys() & next((keys for kind, keys in KINDS.items() if _is(value, kind)), set())):
+        if key not in TESTS:
+            raise ValueError(f"{key} cannot be followed beside enum or const")
+        if not TESTS[key](value if _is(value, "number") else len(value), schema[key]):
+            return False
+    return True
+
+
+class _Converter:
+    """Rules for the parts of one schema."""
+
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self._rules: dict[str, str] = {}  # what it stands for -> name
+        self._refs: dict[str, str] = {}
+        self._aliases: list[str] = []
+        self._n_visited = 0
+
+    def gbnf(self) -> str:
+        root = self._visit(self._root)
+        rules = [f"{name} ::= {body}" for name, body in _BUILT_IN.items()] + [f"{name} ::= {body}" for body, name in self._rules.items()]
+        return "\n".join([f"root ::= {root}", *rules, *self._aliases]) + "\n"
+
+    def _rule(self, body: str) -> str:
+        return self._rules.setdefault(body, f"r{len(self._rules)}")
+
+    def _visit(self, schema: Any) -> str:
+        """Return the name of a rule, or of one in parentheses."""
+        self._n_visited += 1
+        if self._n_visited > _MAX_SCHEMAS:
+            raise ValueError(f"it has more than {_MAX_SCHEMAS} parts")
+        if schema is True:
+            return "value"
+        if schema is False:
+            raise ValueError("a part of it allows nothing")
+        said = reduced(schema)
+        if "$ref" in said or "allOf" in said:
+            return self._named(said)
+        for key in ("anyOf", "oneOf"):
+            if key in said:
+                rest = {k: v for k, v in said.items() if k != key}
+                parts = [self._with(rest, s) for s in typed(said[key], list, key) if s is not False]
+                if key == "oneOf" and not all(apart(self._plain(a), self._plain(b), self._plain) for a, b in itertools.combinations(parts, 2)):
+                    raise ValueError("two parts of oneOf may allow the same value, which cannot be followed; write anyOf if that is meant")
+                return self._either(parts)
+        for key in said.keys() & REFUSED.keys():
+            raise ValueError(f"{key} cannot be followed")
+        return self._values(said) if "enum" in said else self._of_type(said)
+
+    def _values(self, schema: dict[str, Any]) -> str:
+        values = [value for value in typed(schema["enum"], list, "enum") if _fits(value, schema)]
+        if not values:
+            raise ValueError("no value of enum or const is what stands beside it")
+        return self._rule(f"({' | '.join(map(_json, values))})")
+
+    def _of_type(self, schema: dict[str, Any]) -> str:
+        kind: Any = schema["type"] if "type" in schema else next((kind for kind, keys in KINDS.items() if keys & schema.keys()), True)
+        if kind is True and "type" not in schema:
+            return "value"
+        if isinstance(kind, list):
+            return self._either({**schema, "type": k} for k in dict.fromkeys(kinds(kind)))
+        _is(None, typed(kind, str, "type"))
+        if kind in ("integer", "number"):
+            return self._rule(number({**schema, "type": kind}))
+        simple = {"null": '"null" space', "boolean": '("true" | "false") space'}
+        makers = {"object": self._object, "array": self._array, "string": self._string}
+        return self._rule(simple[kind]) if kind in simple else makers[kind](schema)
+
+    def _either(self, schemas: Iterable[Any]) -> str:
+        return self._rule(" | ".join([self._visit(s) for s in schemas]) or typed([], list, "anyOf"))
+
+    def _target(self, ref: Any) -> Any:
+        target = self._root
+        if not isinstance(ref, str) or not (ref == "#" or ref.startswith("#/")):
+            raise ValueError(f"$ref {ref!r:.60} leads out of the schema")
+        for part in ref.split("/")[1:]:
+            key = part.replace("~1", "/").replace("~0", "~")
+            try:
+                target = target[int(key) if isinstance(target, list) else key]
+            except (KeyError, IndexError, TypeError):
+                raise ValueError(f"$ref {ref!r:.60} leads nowhere") from None
+        return target
+
+    def _named(self, schema: dict[str, Any]) -> str:
+        key = same(schema)
+        if key not in self._refs:
+            name = self._refs[key] = f"ref{len(self._refs)}"  # named first, as it may hold itself
+            self._aliases.append(f"{name} ::= {self._visit(self._follow(schema) if '$ref' in schema else self._all(schema))}")
+        return self._refs[key]
+
+    def _follow(self, schema: Any) -> Any:
+        for _ in range(MAX_DEPTH):
+            if not (isinstance(schema, dict) and "$ref" in schema):
+                return schema
+            rest, target = {k: v for k, v in reduced(schema).items() if k != "$ref"}, self._target(schema["$ref"])
+            schema = {"allOf": [rest, target]} if rest else target
+        raise ValueError("its references go round in a circle")
+
+    def _with(self, rest: Any, schema: Any) -> Any:
+        """Merge a schema into what stands beside it; references are followed only where there is something to merge."""
+        if isinstance(rest, dict) and not reduced(rest):
+            return schema
+        return merged(self._follow(rest), self._follow(schema))
+
+    def _all(self, schema: dict[str, Any]) -> Any:
+        whole: Any = {k: v for k, v in schema.items() if k != "allOf"}
+        for part in typed(schema["allOf"], list, "allOf"):
+            whole = self._with(whole, part)
+        return whole
+
+    def _plain(self, schema: Any) -> Any:
+        """Return a schema without references and `allOf` at its top."""
+        for _ in range(MAX_DEPTH):
+            schema = self._follow(schema)
+            if not (isinstance(schema, dict) and "allOf" in schema):
+                return schema if isinstance(schema, bool) else reduced(schema)
+            schema = self._all(schema)
+        raise ValueError("its references go round in a circle")
+
+    def _string(self, schema: dict[str, Any]) -> str:
+        times = repeated(_count(schema, "minLength"), _count(schema, "maxLength"))
+        told = [key for key in ("pattern", "format") if key in schema] + ["a length"] * (times != "{0,}")
+        if len(told) > 1:
+            raise ValueError(f"{' and '.join(told)} cannot be followed together")
+        if told in (["pattern"], ["format"]):
+            pattern = schema["pattern"] if "pattern" in schema else f"^{FORMATS[schema['format']]}$"
+            return self._rule(rf'"\"" {Pattern(typed(pattern, str, "pattern")).gbnf} "\"" space')
+        return self._rule(rf'"\"" char{times} "\"" space') if told else "string"
+
+    def _array(self, schema: dict[str, Any]) -> str:
+        old = isinstance(schema.get("items"), list)  # an older spelling of prefixItems
+        if old and "prefixItems" in schema:
+            raise ValueError("prefixItems meets other items")
+        fixed = typed(schema["items"] if old else schema.get("prefixItems", []), list, "prefixItems")
+        least, most = _count(schema, "minItems"), _count(schema, "maxItems")
+        items = schema.get("additionalItems" if old else "items", not fixed or (least or 0) > len(fixed))
+        n = next((i for i, s in enumerate(fixed) if s is False), len(fixed))
+        if items is False or n < len(fixed):
+            fixed, items, most = fixed[:n], False, n if most is None else min(n, most)
+        fixed = fixed[:most]
+        least = len(fixed) if least is None else least
+        repeated(least, most)
+        after, more = "", None if most is None else most - len(fixed)
+        if items is not False and more != 0:
+            item = self._visit(items)
+            if fixed:
+                after = f'("," space {item}){repeated(max(least - len(fixed), 0), more)}'
+            else:
+                after = f'{item} ("," space {item}){repeated(max(least - 1, 0), None if more is None else more - 1)}'
+                after = after if least else f"({after})?"
+        for i, s in reversed([*enumerate(fixed)]):
+            comma = '"," space ' if i else ""
+            after = f"{comma}{self._visit(s)} {after}"
+            after = after if i < least else self._rule(after) + "?"
+        return self._rule(f'"[" space {after} "]" space')
+
+    def _other_key(self, names: list[str], at: int) -> str:
+        """Return how a key goes on that is none of these names, which are sorted and share `at` characters."""
+        whole, groups = any(len(name) == at for name in names), dict[str, list[str]]()
+        for name in names:
+            if len(name) > at:
+                groups.setdefault(name[at], []).append(name)
+        ways = [f"{literal(letter)} {self._other_key(group, at + 1)}" for letter, group in groups.items()]
+        not_these = "".join(f"\\U{ord(letter):08X}" for letter in groups)
+        ways.append(f"[{_QUOTED}{not_these}] [{_QUOTED}]*")
+        return self._rule(f"({' | '.join(ways)}){'' if whole else '?'}")
+
+    def _object(self, schema: dict[str, Any]) -> str:
+        properties = dict(typed(schema.get("properties", {}), dict, "properties"))
+        required = dict.fromkeys(typed(name, str, "required") for name in typed(schema.get("required", []), list, "required"))
+        extra = schema.get("additionalProperties", not properties)
+        properties |= {name: schema.get("additionalProperties", True) for name in required if name not in properties}
+        pairs = {name: self._rule(f'{_json(name)} ":" space {self._visit(s)}') for name, s in properties.items() if s is not False}
+        if required.keys() - pairs.keys():
+            raise ValueError("a required property is forbidden")
+        most = _count(schema, "maxProperties")
+        if (_count(schema, "minProperties") or 0) > len(required):
+            raise ValueError("minProperties cannot be followed beyond the required properties")
+        if most is not None and (extra is not False or most < len(pairs)):
+            raise ValueError("maxProperties cannot be followed where more properties are allowed")
+        first = ' "," space '.join(pairs.pop(name) for name in required)
+        key = "string"
+        if extra is not False and properties:  # a key that holds an escape is none of the others
+            plain = [name for name in properties if not re.search(r'["\\\x00-\x1f\ud800-\udfff]', name)]
+            key = self._rule(rf'"\"" {self._other_key(plain, 0)} "\"" space')
+        more = f'{key} ":" space {self._visit(extra)}' if extra is not False else None
+        rest = self._rule(f'("," space {more})*') if more else ""
+        starts = [f"{more} {rest}"] if more else []
+        for pair in reversed(pairs.values()):  # each with what may come after it, so that there are as many rules as properties
+            starts.append(f"{pair} {rest}")
+            rest = self._rule(f'("," space {pair})? {rest}')
+        some = " | ".join(reversed(starts))
+        return self._rule('"{" space ' + (f"{first} {rest}" if first else f"({some})?" if some else "") + ' "}" space')

@@ -1,0 +1,151 @@
+"""What an answer may say: a grammar over the tokens of a model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InvalidOptionError, OffGrammarError
+from ..llama.model import Model
+from ..options import K_MAX
+from .automaton import Automaton, State
+
+_KEPT = 2 * K_MAX + 2  # positions back from the last one that keep their state
+
+
+class _Pieces(NamedTuple):
+    """A vocabulary as bytes, one after the other."""
+
+    flat: NDArray[np.uint8]
+    begins: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    first: NDArray[np.int64]  # byte of a token; 256 for none
+    is_end: NDArray[np.bool_]
+
+
+_pieces: WeakKeyDictionary[Model, _Pieces] = WeakKeyDictionary()
+
+
+def _pieces_of(model: Model) -> _Pieces:
+    """Return the pieces of a model; the first call takes a moment."""
+    pieces, _ = _pieces.get(model), model.native
+    if pieces is None:
+        texts = [model.piece(token) for token in range(model.n_vocab)]
+        ends = np.cumsum([len(text) for text in texts], dtype=np.int64)
+        first = np.array([text[0] if text else 256 for text in texts], dtype=np.int64)
+        is_end = np.array([model.is_end(token) for token in range(model.n_vocab)])
+        begins = np.concatenate(([0], ends[:-1]))
+        pieces = _pieces[model] = _Pieces(np.frombuffer(b"".join(texts), np.uint8), begins, ends, first, is_end)
+    return pieces
+
+
+def _read_token(model: Model, word: str) -> int:
+    """Return the id that `<[17]>` or `<|im_end|>` names."""
+    number = re.fullmatch(r"<\[(\d{1,9})\]>", word, re.ASCII)
+    ids = [int(number[1])] if number else model.tokenize(word, special=True, start=False)
+    if len(ids) != 1 or ids[0] >= model.n_vocab:
+        raise ValueError(f"{word[:40]} is no token of this model")
+    return ids[0]
+
+
+class Grammar:
+    """A GBNF grammar over a model's vocabulary: which tokens may come next.
+
+    The state belongs to a position, not to a moment, so a draft may look ahead and be taken back.
+    """
+
+    def __init__(self, model: Model, gbnf: str, n_prompt: int, prefill: str = "") -> None:
+        """Read a grammar.
+
+        Args:
+            model: Whose tokens are asked about.
+            gbnf: The grammar, as llama.cpp writes it; the answer follows its rule `root`.
+            n_prompt: How many tokens come before the answer.
+            prefill: Text at the end of the prompt that belongs to the answer.
+
+        Raises:
+            InvalidOptionError: The grammar is no good, or does not allow `prefill`.
+            ClosedError: The model was closed.
+        """
+        self._model, self._n_prompt, self._pieces = model, n_prompt, _pieces_of(model)
+        self._automaton = automaton = Automaton(gbnf, partial(_read_token, model))
+        at = automaton.read(automaton.number(automaton.start), prefill.encode("utf-8", errors="surrogatepass"))
+        if at < 0:
+            raise InvalidOptionError("prefill", prefill, "a beginning that the grammar allows")
+        self._path: list[int] = []  # the answer that was asked about last
+        self._states: dict[int, State] = {0: automaton.states[at]}  # after so many of its tokens
+
+    def allowed(self, history: Sequence[int], ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Tell which of `ids` may follow `history`.
+
+        Args:
+            history: Prompt and answer so far.
+            ids: Token ids.
+
+        Raises:
+            InvalidOptionError: The answer so far does not follow the grammar, or there are too many ways to read it.
+        """
+        state, pieces = self._state(history), self._pieces
+        at, first = self._automaton.number(state), pieces.first[ids]
+        row = np.array([*self._automaton.row(at), -1])
+        found = row[first] >= 0
+        rest = ids[found]
+        if len(rest) > 200:
+            found[found] = self._automaton.read_many(at, pieces.flat, pieces.begins[rest], pieces.ends[rest])
+        else:
+            found[found] = [self._automaton.read(at, self._model.piece(token)) >= 0 for token in rest.tolist()]
+        return self._whole(state, found, ids)
+
+    def possible(self, history: Sequence[int]) -> NDArray[np.bool_]:
+        """Tell of each token of the vocabulary whether its first byte may follow: all that is allowed and some more, at once."""
+        state = self._state(history)
+        row = np.array([*self._automaton.row(self._automaton.number(state)), -1])
+        return self._whole(state, (row >= 0)[self._pieces.first], np.arange(len(self._pieces.first)))
+
+    def _whole(self, state: State, found: NDArray[np.bool_], ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Add what a grammar says of whole tokens: those it names, and those that end a generation."""
+        for _, token, wanted in self._automaton.tokens(state):
+            found |= (ids == token) == wanted
+        found[self._pieces.is_end[ids]] = () in state[0]  # no stack is empty in the middle of a character
+        return found
+
+    def _state(self, history: Sequence[int]) -> State:
+        states, answer = self._states, list(history[self._n_prompt :])
+        shared = _shared(answer, self._path)
+        if shared < len(answer):
+            for depth in [d for d in states if d > shared]:
+                del states[depth]
+            self._path = answer
+        depth = max(d for d in states if d <= len(answer))
+        state = states[depth]
+        for token in answer[depth:]:
+            state, depth = self._accept(state, token), depth + 1
+            states[depth] = state
+            states.pop(max(depth - _KEPT, 0) or -1, None)
+        self._automaton.reset_budget()
+        return state
+
+    def _accept(self, state: State, token: int) -> State:
+        self._automaton.reset_budget()
+        if self._pieces.is_end[token]:
+            after = state if () in state[0] else None
+        else:
+            after = self._automaton.after_token(state, token, self._model.piece(token))
+        if after is None:
+            raise OffGrammarError(token)
+        return after
+
+
+def _shared(a: list[int], b: list[int]) -> int:
+    """Return how many tokens two answers share at their beginning. Most differ only near the end, if at all."""
+    n = min(len(a), len(b))
+    start = max(0, n - _KEPT)
+    if a[:start] != b[:start]:
+        start = 0
+    return next((i for i in range(start, n) if a[i] != b[i]), n)

@@ -1,0 +1,1 @@
+"""llama.cpp behind typed Python: backend, models, contexts, memory, attention and threads."""

@@ -1,0 +1,397 @@
+"""One llama.cpp model with one context: tokens in, logits out, and a cache that can be cut back.
+
+llama.cpp ends the whole process on batches that are too long, so sizes are checked here first.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from functools import cached_property, partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..arrays import Logits
+from ..errors import ClosedError, DecodeError, InvalidOptionError, RollbackError, UnsupportedModelError
+from ..gguf.lora import check_adapter
+from ..gguf.validation import Header, check_generates_text, read_header
+from ..options import BRANCHES_MAX, K_MAX
+from .backend import LoadProgress, Progress, apart, build_features, log, offloads, run_with_large_stack, start_backend, verbose
+from .bindings import C
+from .exact_kernels import GRID, has_exact_attention, has_exact_products, most_exact_rows
+from .memory import check_memory, cpu_batch
+from .native import N_BATCH, Native
+from .options import (
+    FLASH_ATTENTION,
+    KV_TYPES,
+    ContextOptions,
+    adapter_error,
+    context_error,
+    load_error,
+    physical_cores,
+)
+from .threads import PassKind, shared_governor
+
+_SHALLOW = 256  # cached tokens that add little to the time of a pass
+_OWNERS = itertools.count()  # numbers of models, for the thread governor
+
+
+class Model:
+    """A model, its vocabulary, and a cache of the tokens it has seen.
+
+    Attributes:
+        n_vocab: V, the length of a row of logits.
+        n_ctx: Positions the cache holds.
+        busy_s: Seconds spent inside llama.cpp since loading.
+        start: The token that a text begins with, or some other where there is none.
+        vocabulary: What must agree between a target and its draft: `type`, `add_bos`, `bos`, `add_eos`, `eos`, `size`.
+        chat_template: The Jinja template in the file, or None.
+        can_roll_back: Whether the cache can forget its last tokens; recurrent and hybrid models cannot.
+        weight_bytes: What the weights take, those of adapters too.
+        cached_bytes: What one token takes in the cache.
+        flash_attention: `on` or `off`; `auto` on a build with a GPU where nothing was measured.
+        reads_at_once: Tokens of a prompt that are read in one pass.
+        grid: Passes that read a prompt end at multiples of this; 0 where it does not matter, as rows have the same bits in passes of any width.
+        n_read: How many of the cached tokens, from the first on, were read as a prompt, on the grid.
+        exact_attention: Attention gives a row the same bits in passes of all widths, at all depths.
+        most_exact_rows: Passes over more tokens than that do not have the bits of single-token passes, whatever a few rows show.
+        depth_costs: Tokens in a pass -> seconds more for each cached token; empty where that was not measured.
+        threads: Threads of the last pass.
+        follows_machine: Whether the thread count follows the load of the machine. Only where it changes no
+            logit that matters: on a CPU, without flash attention or for a draft model, and if the options name no count.
+    """
+
+    depth_costs: Mapping[int, float] = MappingProxyType({})
+
+    def __init__(self, path: Path, options: ContextOptions, progress: Progress | None = None, flash_attention: str | None = None) -> None:
+        """Load a GGUF file.
+
+        Args:
+            path: The file.
+            options: How.
+            progress: Called with the share that is loaded.
+            flash_attention: What `auto` stands for, if that was measured.
+
+        Raises:
+            LoadCancelledError: `progress` returned False.
+            ModelError: The file is missing, damaged, or generates no text; or an adapter does not belong to it.
+            InvalidOptionError: The model or this build of llama.cpp cannot be loaded so.
+            NotEnoughMemoryError: Weights and cache do not fit.
+        """
+        self.path, self.options = path, options
+        self.flash_attention = flash_attention or (options.flash_attention if offloads() else options.flash_on_cpu)
+        self._native: Native | None = Native()
+        self._cached: list[int] | None = []  # None while it is not known what the cache holds
+        self._pieces: dict[int, bytes] = {}
+        self.n_read = 0
+        self.busy_s = 0.0
+        self._owner = next(_OWNERS)
+        self.threads = options.threads or physical_cores()
+        self.follows_machine = options.threads is None and not offloads() and (options.drafts or self.flash_attention == "off")
+        self._governor = shared_governor(self.threads) if self.follows_machine else None
+        header = read_header(path)
+        check_generates_text(header)
+        options.check_heads(header)
+        for adapter in options.lora:
+            check_adapter(adapter.path, header)
+        start_backend([header])
+        self.exact_attention = has_exact_attention(self.flash_attention, options.kv_type, build_features())
+        self.most_exact_rows = most_exact_rows(header, options.extra_bufts) or K_MAX + 1
+        self.grid = 0 if options.drafts or (self.exact_attention and has_exact_products(header)) else GRID
+        options.check_backend(C.llama_supports_gpu_offload())
+        verbose.set() if options.verbose else verbose.clear()
+        try:
+            self._load(header, progress)
+            self._check_kind(header)
+            self._adapt()
+            self._open(header)
+        except BaseException:
+            self.close()
+            raise
+
+    # ---- loading
+
+    def _load(self, header: Header, progress: Progress | None) -> None:
+        if not offloads():
+            check_memory([(header, self.options)], build_features())
+        params = C.llama_model_default_params()
+        params.n_gpu_layers = self.options.gpu_layers
+        params.use_extra_bufts = self.options.extra_bufts
+        watch = LoadProgress(progress)
+        params.progress_callback = callback = C.llama_progress_callback(watch.tell)
+        log.clear()
+        loaded = self.native.load(os.fsencode(self.path), params)
+        del callback  # llama.cpp held no more than its address
+        watch.check(self.path)
+        if not loaded:
+            raise load_error(header, log)
+        self._know_vocabulary()
+
+    def _know_vocabulary(self) -> None:
+        """Read what is asked for often, or after `close`."""
+        of_model, of_vocab = self.native.model, self.native.vocab
+        self.n_vocab: int = of_vocab(C.llama_vocab_n_tokens)
+        self.n_ctx_train: int = max(0, of_model(C.llama_model_n_ctx_train))  # a damaged number comes out negative
+        self.can_roll_back = not (of_model(C.llama_model_is_recurrent) or of_model(C.llama_model_is_hybrid))
+        self.vocabulary: dict[str, Any] = {
+            "type": of_vocab(C.llama_vocab_type), "add_bos": of_vocab(C.llama_vocab_get_add_bos), "bos": of_vocab(C.llama_vocab_bos),
+            "add_eos": of_vocab(C.llama_vocab_get_add_eos), "eos": of_vocab(C.llama_vocab_eos), "size": self.n_vocab,
+        }  # fmt: skip
+        self.start = max(0, self.vocabulary["bos"])
+        template = of_model(C.llama_model_chat_template, None)
+        self.chat_template: str | None = template.decode("utf-8", errors="replace") if template else None
+
+    def _check_kind(self, header: Header) -> None:
+        ask = self.native.model
+        if ask(C.llama_model_has_encoder) or not ask(C.llama_model_has_decoder) or ask(C.llama_model_is_diffusion):
+            what = "a diffusion model" if ask(C.llama_model_is_diffusion) else "an encoder"
+            message = f"{self.path.name} is {what} ({header.architecture}), not a text generator."
+            raise UnsupportedModelError(self.path, message, "give a chat or base model.")
+
+    def _adapt(self) -> None:
+        """Load the adapters: before the context, which makes room for what they add to a pass."""
+        for adapter in self.options.lora:
+            log.clear()
+            if not self.native.adapt(os.fsencode(adapter.path)):
+                raise adapter_error(adapter, log)
+
+    def _open(self, header: Header) -> None:
+        params, options, native = C.llama_context_default_params(), self.options, self.native
+        params.n_ctx = options.positions(self.n_ctx_train)
+        self.reads_at_once = self._n_batch = params.n_batch = params.n_ubatch = N_BATCH if offloads() else cpu_batch(header, options, params.n_ctx)
+        n_sequences = 1 + BRANCHES_MAX if self.can_roll_back else 1  # they share one cache, and cost nothing while they are empty
+        params.kv_unified = self.can_roll_back
+        params.n_seq_max, params.n_outputs_max, params.n_outputs_max_per_seq = n_sequences, K_MAX + 1, K_MAX + 1
+        params.n_threads = params.n_threads_batch = options.threads or physical_cores()
+        params.flash_attn_type = FLASH_ATTENTION[self.flash_attention]
+        params.type_k = params.type_v = KV_TYPES[options.kv_type][0]
+        log.clear()
+        if not native.open(params, n_sequences):
+            raise context_error(options, params.n_ctx, log)
+        self.n_ctx: int = min(int(params.n_ctx), native.context(C.llama_n_ctx))  # llama.cpp rounds up
+        if options.lora:
+            native.use_adapters([adapter.scale for adapter in options.lora])
+        self.weight_bytes = header.file_bytes + sum(adapter.path.stat().st_size for adapter in options.lora)
+        self.cached_bytes = options.kv_bytes(header, self.n_ctx_train) / self.n_ctx
+
+    @property
+    def native(self) -> Native:
+        """What llama.cpp has allocated.
+
+        Raises:
+            ClosedError: It was given up.
+        """
+        if self._native is None:
+            raise ClosedError
+        return self._native
+
+    def close(self) -> None:
+        """Give up the native memory; more than once does nothing. It is free as soon as no call of another thread needs it."""
+        last, self._native = [self._native], None
+        try:
+            if last[0] and threading.current_thread() is threading.main_thread():
+                apart(last.clear)
+        finally:
+            last.clear()
+        if self._governor:
+            self._governor.forget(self._owner)
+
+    # ---- the cache
+
+    @property
+    def cached(self) -> list[int]:
+        """Ids of the tokens in the cache, position by position."""
+        if self._cached is None:
+            self._start_over()
+        return self._cached or []
+
+    @property
+    def n_past(self) -> int:
+        """How many tokens are in the cache."""
+        return len(self.cached)
+
+    def _in_doubt(self) -> list[int]:
+        """Return the tokens in the cache, and let it be unknown from now on, until what they become is set."""
+        cached, self._cached = self.cached, None
+        return cached
+
+    def _start_over(self, data: bool = False) -> None:
+        """Empty a cache of which it is not known what it holds: an exception came while it changed. With `data` its memory is erased, too."""
+        native = self.native
+        native.context(C.llama_synchronize)
+        native.cache(C.llama_memory_clear, data)
+        native.context(C.llama_set_n_threads, self.threads, self.threads)
+        self.n_read = 0
+        self._cached = []
+
+    def read(self, tokens: Sequence[int]) -> None:
+        """Put tokens into the cache, `reads_at_once` in a pass. No logits are computed."""
+        on_grid = self.n_past == self.n_read  # in this order: a cache in doubt is emptied
+        for i in range(0, len(tokens), self.reads_at_once):
+            self._decode(tokens[i : i + self.reads_at_once], 0)
+        if on_grid:
+            self.n_read = self.n_past
+
+    def logits(self, tokens: Sequence[int], n_rows: int, branches: Sequence[tuple[int, int]] = ()) -> Logits:
+        """Put tokens into the cache and return the logits after each of the last `n_rows` of them.
+
+        Args:
+            tokens: Their ids.
+            n_rows: How many rows are wanted.
+            branches: Tokens beside them, at most 3: an index into `tokens`, above 0, and the id that stands there instead. They are not cached.
+
+        Returns:
+            A view of shape `(n_rows + len(branches), V)` into llama.cpp's buffer, overwritten by the next call.
+
+        Raises:
+            DecodeError: llama.cpp refused the batch. The cache is empty then.
+        """
+        if not 0 < n_rows <= min(len(tokens), K_MAX + 1 - len(branches)):
+            raise InvalidOptionError("n_rows", n_rows, f"from 1 to the {len(tokens)} tokens given, at most {K_MAX + 1} with the branches")
+        if len(branches) > BRANCHES_MAX or not all(0 < i < len(tokens) for i, _ in branches) or (branches and len(tokens) > K_MAX + 1):
+            raise InvalidOptionError("branches", branches, f"at most {BRANCHES_MAX}, each beside a token after the first")
+        if len(tokens) > self._n_batch:
+            self.read(tokens[:-n_rows])
+            tokens = tokens[-n_rows:]
+        self._decode(tokens, n_rows, branches)
+        return self.native.rows(len(tokens) - n_rows, n_rows + len(branches), self.n_vocab)
+
+    def _decode(self, tokens: Sequence[int], n_rows: int, branches: Sequence[tuple[int, int]] = ()) -> None:
+        native, n_past = self.native, self.n_past
+        n = len(tokens) + len(branches)
+        if n_past + n > self.n_ctx:
+            raise DecodeError(1, n_past, n, f"the context holds {self.n_ctx}")
+        lowest, highest = native.batch.fill(tokens, n_rows, branches, n_past)
+        if not 0 <= lowest <= highest < self.n_vocab:
+            raise InvalidOptionError("tokens", [*tokens, *(token for _, token in branches)], f"ids from 0 to {self.n_vocab - 1}")
+        cached = self._in_doubt()
+        for sequence in range(1, len(branches) + 1):  # a branch shares all before it: the cache, and the first tokens of the batch
+            native.cache(C.llama_memory_seq_cp, 0, sequence, 0, n_past)
+        kind = self._follow_machine(native, n_past, n, n_rows)
+        started = time.perf_counter()
+        code = native.decode()
+        seconds = time.perf_counter() - started
+        self.busy_s += seconds
+        if self._governor and code == 0:
+            self._governor.observe(kind, self.threads, seconds)
+        for sequence in range(1, len(branches) + 1):
+            native.cache(C.llama_memory_seq_rm, sequence, -1, -1)
+        if code != 0:
+            self._start_over(data=True)
+            raise DecodeError(code, n_past, n, log[-1] if log else "")
+        cached.extend(tokens)
+        self._cached = cached
+
+    def _follow_machine(self, native: Native, n_past: int, n: int, n_rows: int) -> PassKind:
+        """Set the thread count for a pass of `n` tokens, and return what kind of pass it is."""
+        kind = PassKind(self._owner, n, n_rows, max(n_past, _SHALLOW).bit_length())
+        threads = self._governor.choose(kind) if self._governor else self.threads
+        if threads != self.threads:
+            native.context(C.llama_set_n_threads, threads, threads)
+            self.threads = threads
+        return kind
+
+    def rollback(self, to: int) -> None:
+        """Forget all but the first `to` tokens; a cache that is no longer stays as it is.
+
+        Raises:
+            RollbackError: The model cannot forget part of its past. The cache is as it was.
+        """
+        if to >= self.n_past:
+            return
+        native, cached = self.native, self._in_doubt()
+        if to == 0:
+            native.cache(C.llama_memory_clear, False)
+        elif not native.cache(C.llama_memory_seq_rm, 0, to, -1):
+            self._cached = cached
+            raise RollbackError(self.path.name, len(cached), to)
+        self.n_read = min(self.n_read, to)
+        del cached[to:]
+        self._cached = cached
+
+    def state_bytes(self) -> int:
+        """Return about how many bytes `state` takes."""
+        return int(self.native.context(C.llama_state_seq_get_size, 0)) if self.cached else 0
+
+    def state(self) -> NDArray[np.uint8]:
+        """Return the cache as llama.cpp writes it; nothing where it is empty."""
+        state = np.empty(self.state_bytes(), dtype=np.uint8)
+        if len(state):
+            n = self.native.context(C.llama_state_seq_get_data, state.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8)), len(state), 0)
+            state = state[:n]
+        return state
+
+    def restore(self, tokens: Sequence[int], n_read: int, state: bytes) -> bool:
+        """Fill the cache with what `state` gave when `tokens` were in it; return whether llama.cpp took it. If not, the cache is empty.
+
+        Args:
+            tokens: Their ids.
+            n_read: How many of them were read as a prompt.
+            state: What `state` returned.
+        """
+        self.rollback(0)
+        if not tokens or len(tokens) > self.n_ctx:
+            return not tokens
+        native = self.native
+        self._in_doubt()
+        buffer = np.frombuffer(state, dtype=np.uint8)
+        n = native.context(C.llama_state_seq_set_data, buffer.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8)), len(buffer), 0)
+        if n and native.cache(C.llama_memory_seq_pos_max, 0) == len(tokens) - 1:
+            self.n_read = n_read
+            self._cached = [*tokens]
+            return True
+        self._start_over(data=True)
+        return False
+
+    # ---- the vocabulary
+
+    def tokenize(self, text: str, *, special: bool, start: bool = True) -> list[int]:
+        """Return the token ids of a text.
+
+        Args:
+            text: Any string; what cannot be written as UTF-8 becomes `?`.
+            special: Whether `<|im_start|>` and the like are read as the tokens they name.
+            start: Whether the tokens that the model wants at the start of a text (BOS) are added.
+        """
+        data = text.encode("utf-8", errors="replace")
+        n = len(data) + 8
+        while True:
+            ids = (C.llama_token * n)()
+            n = run_with_large_stack(len(data), partial(self.native.vocab, C.llama_tokenize, data, len(data), ids, len(ids), start, special))
+            if n >= 0:
+                return list(ids[:n])
+            n = -n  # only a vocabulary whose normal form of a text is longer
+
+    def piece(self, token: int) -> bytes:
+        """Return the bytes a token stands for; none for control tokens."""
+        piece = self._pieces.get(token)
+        if piece is None:
+            ask, n = self.native.vocab, 256
+            buffer = ctypes.create_string_buffer(n)
+            n = ask(C.llama_token_to_piece, token, buffer, n, 0, False)
+            if n < 0:
+                buffer = ctypes.create_string_buffer(-n)
+                n = ask(C.llama_token_to_piece, token, buffer, -n, 0, False)
+            piece = self._pieces[token] = buffer.raw[:n]
+        return piece
+
+    def is_end(self, token: int) -> bool:
+        """Whether a token ends a generation."""
+        return bool(self.native.vocab(C.llama_vocab_is_eog, token))
+
+    @cached_property
+    def ends(self) -> list[int]:
+        """All tokens that end a generation."""
+        return [token for token in range(self.n_vocab) if self.is_end(token)]
+
+    def token_text(self, token: int) -> str:
+        """Return a token as the vocabulary writes it."""
+        return (self.native.vocab(C.llama_vocab_get_text, token) or b"").decode("utf-8", errors="replace")

@@ -1,0 +1,92 @@
+"""Does the compiled llama.cpp compute right on this machine? Asked once for each library and machine, in a child process.
+
+Some builds of llama.cpp die, or could go wrong, in the kernels that repack weights for a CPU (AMX above all). The probe decodes with the
+bundled models with and without repacking. Where it fails, models are loaded with `use_extra_bufts=False`: slower, but right.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from ..registry.download import local
+from ..registry.resolve import resolve
+from ..system.cache import cache_file, read_json, this_machine, write_json
+from .backend import library_parts
+from .model import Model
+from .options import ContextOptions
+
+# Repacked kernels add the same products in another order: logits moved by 0.0 with AVX2, and rounding cannot move them by more than
+# a few hundredths elsewhere; a kernel that is broken is off by whole units (the logits of a row spread by 2 to 3).
+_TOLERANCE = 0.5
+
+
+def extra_bufts_work() -> bool:
+    """Return whether repacked weights can be used, from the cache or by probing; a failure is told on stderr when it is found."""
+    cache = _cache_file()
+    known = read_json(cache)
+    if isinstance(known, dict) and "ok" in known:
+        return bool(known["ok"])
+    problem = _probe()
+    if problem:
+        sys.stderr.write(
+            f"Note: llama.cpp's repacked kernels fail on this machine ({problem}): going on without them, slower but right (use_extra_bufts=False).\n"
+        )
+    write_json(cache, {"ok": not problem, "problem": problem})  # where there is no place for it the next load asks again
+    return not problem
+
+
+def _cache_file() -> Path:
+    return cache_file("probe", [*this_machine(), *library_parts()])
+
+
+def _probe() -> str | None:
+    """Return what is wrong, or None."""
+    if getattr(sys, "frozen", False):  # a packed program cannot start itself as Python; be careful only where it is known to matter
+        return "not checked in a packed program" if "amx" in "".join(this_machine()) else None
+    try:
+        child = subprocess.run(_command(), capture_output=True, text=True, timeout=300, check=False, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"the probe did not run: {error}"
+    if child.returncode < 0:
+        return f"the probe died of signal {-child.returncode}"
+    try:
+        difference = float(json.loads(child.stdout.splitlines()[-1])["difference"])
+    except (ValueError, KeyError, IndexError, TypeError):
+        return f"the probe ended with code {child.returncode}"
+    return None if difference <= _TOLERANCE else f"logits are off by {difference:.2g}"
+
+
+def _command() -> list[str]:
+    return [sys.executable, "-m", "gguf_spec.llama.selftest", "--child"]
+
+
+def largest_difference() -> float:
+    """Return how far logits move with repacked weights, in batches of 1 and of 8 tokens, over both bundled models."""
+    worst = 0.0
+    for name in ("tales", "tales-draft"):
+        path = local(resolve(name))
+        rows = []
+        for extra_bufts in (False, True):
+            model = Model(
+                path, ContextOptions(n_ctx=64, threads=1, extra_bufts=extra_bufts)
+            )  # more threads would wait for each other on a busy machine
+            tokens = list(range(100, 109))
+            one = [model.logits([token], 1).copy() for token in tokens[:8]]
+            model.rollback(0)
+            rows.append(np.concatenate([*one, model.logits(tokens[:8], 8).copy()]))
+            model.close()
+        difference = float(np.max(np.abs(rows[0] - rows[1])))
+        worst = max(worst, difference if np.isfinite(difference) else float("inf"))
+    return worst
+
+
+if __name__ == "__main__":
+    if "--child" in sys.argv:
+        sys.stdout.write(json.dumps({"difference": largest_difference()}) + "\n")
+    else:
+        sys.exit(0 if extra_bufts_work() else 1)

@@ -1,0 +1,79 @@
+"""llama.cpp's quantiser as a program: it is one long call that nothing can interrupt, and on some files it ends the process.
+
+Run as `python -m gguf_spec.quantize.worker SOURCE PART NUMBER THREADS`. Writes lines to stdout: `size BYTES` before it begins, `at N TOTAL` when it
+comes to a tensor, `fallback N` for tensors that took another type, `failed WHY`. It ends when its stdin does, and takes the unfinished file with
+it, so that it does not outlive the process that asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import sys
+import threading
+from pathlib import Path
+
+from ..llama.bindings import C
+
+_TENSOR = re.compile(r"\[ *(\d+)/ *(\d+)\]")
+_SIZE = re.compile(r"quant size += +([\d.]+) MiB")
+_FALLBACK = re.compile(r"(\d+) of \d+ tensor\(s\) required fallback")
+_ERROR = 4
+_BUFFER_BYTES = 1 << 30
+
+
+def _say(*words: object) -> None:
+    sys.stdout.write(" ".join(map(str, words)) + "\n")
+    sys.stdout.flush()
+
+
+class _Log:
+    """Makes lines for the parent of what llama.cpp logs."""
+
+    def __init__(self) -> None:
+        self.trying, self.size_mib = True, 0.0
+
+    def write(self, level: int, text: bytes, _data: object) -> None:
+        line = text.decode("utf-8", errors="replace").strip()
+        if level == _ERROR and line.strip("="):
+            _say("failed", line.rpartition("failed to quantize: ")[2].replace("\n", " "))
+        elif found := _SIZE.search(line):
+            self.size_mib = float(found[1])
+        elif self.trying:
+            pass
+        elif found := _TENSOR.match(line):
+            _say("at", found[1], found[2])
+        elif found := _FALLBACK.search(line):
+            _say("fallback", found[1])
+
+
+def _end_with_parent(part: Path) -> None:
+    while os.read(0, 1):  # not through sys.stdin, whose lock must be free when Python ends
+        pass
+    with contextlib.suppress(OSError):
+        part.unlink()
+    os._exit(1)
+
+
+def main(source: str, part: str, number: str, threads: str) -> int:
+    """Quantise `source` into `part`; return 0 where it went well."""
+    threading.Thread(target=_end_with_parent, args=(Path(part),), daemon=True).start()
+    log = _Log()
+    callback = C.llama_log_callback(log.write)
+    C.llama_log_set(callback, ctypes.c_void_p(0))
+    C.llama_backend_init()
+    params = C.llama_model_quantize_default_params()
+    params.ftype, params.nthread, params.allow_requantize, params.max_buf_size = int(number), int(threads), True, _BUFFER_BYTES
+    for trying in (True, False):  # first what it would come to
+        params.dry_run = log.trying = trying
+        if C.llama_model_quantize(os.fsencode(source), os.fsencode(part), ctypes.byref(params)) != 0:
+            return 1
+        if trying:
+            _say("size", int(log.size_mib * 2**20))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,107 @@
+"""Is a downloaded file what it should be? Read whole once, then remembered for as long as it stays the same file."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from ..errors import CorruptFileError
+from ..system.cache import cache_file, read_json, write_json
+from . import hub
+from .hub_errors import explained
+from .resolve import Entry, Part
+
+Stage = Literal["load", "wait", "verify"]
+Tell = Callable[[Stage, int, int | None], None]  # what is done, bytes of it, bytes of all or None where that is not known
+Verified = Literal["sha256", "size and etag", "size", "nothing", "local"]
+_RANKS: tuple[Verified, ...] = ("nothing", "size", "size and etag", "sha256")
+_CHUNK = 1 << 20
+
+
+def verify(entry: Entry, paths: Sequence[Path], remotes: Mapping[str, hub.Remote], tell: Tell) -> Verified:
+    """Check size and sum of every part; return what is right of all of them.
+
+    Raises:
+        CorruptFileError: A file is not what it should be; it was deleted from the cache.
+    """
+    verdicts: list[Verified] = []
+    total, done = sum(path.stat().st_size for path in paths), 0
+    for part, path in zip(entry.parts, paths, strict=True):
+        there, remote = path.stat().st_size, remotes.get(part.file)
+        size = part.size_bytes if part.size_bytes is not None or not remote else remote.size
+        if size not in (None, there):
+            raise _refused(entry, path, f"has {there:,} bytes, not {size:,}", size, there)
+        wanted, found = part.sha256 or _etag(path), known_sum(path)
+        if wanted and not found:
+            with explained(entry, part):
+                found = _sum(path, tell, done, total)
+        if wanted and found != wanted:
+            raise _refused(entry, path, f"has the sha256 {found}, not {wanted}", wanted, found)
+        verdicts.append(_verdict(part, path, size is not None))
+        done += there
+    return min(verdicts, key=_RANKS.index)
+
+
+def verified(entry: Entry, paths: Sequence[Path]) -> Verified | None:
+    """Return what was once verified of all parts, or None. Reads no part."""
+    if not all(known_sum(path) for path in paths):
+        return None
+    return min((_verdict(part, path, part.size_bytes is not None) for part, path in zip(entry.parts, paths, strict=True)), key=_RANKS.index)
+
+
+def _verdict(part: Part, path: Path, has_size: bool) -> Verified:
+    """Return what is right of a file, by its sum if that is known."""
+    found = known_sum(path)
+    if found and found == part.sha256:
+        return "sha256"
+    if found and not part.sha256 and found == _etag(path):
+        return "size and etag"
+    return "size" if has_size else "nothing"
+
+
+def _refused(entry: Entry, path: Path, what: str, expected: object, found: object) -> CorruptFileError:
+    """Delete a file that is not what it should be, lest it be taken for good later."""
+    try:
+        hub.delete([path])
+        kept = "it was deleted"
+    except OSError as error:
+        kept = f"it cannot be deleted ({error.strerror}), so do not use it"
+    return CorruptFileError(entry.name, f"{path} {what}: {kept}.", f"gguf-spec models pull {entry.name} --force downloads it again.", expected, found)
+
+
+def is_sum(text: str) -> bool:
+    """Return whether a text is a sha256, as the etags of large files are."""
+    return re.fullmatch(r"[0-9a-f]{64}", text) is not None
+
+
+def _etag(path: Path) -> str | None:
+    """Return the sha256 that the hub gave for a file in the cache, or None: what the file points to is called by its etag."""
+    name = hub.blob(path).name
+    return name if is_sum(name) else None
+
+
+def _mark(path: Path) -> Path:
+    """Return where the sum of a file is kept: elsewhere as soon as it is another file."""
+    stat = path.stat()
+    return cache_file("verified", [path.resolve(), stat.st_size, stat.st_mtime_ns])
+
+
+def known_sum(path: Path) -> str | None:
+    """Return the sum of a file that was read before, or None."""
+    kept = read_json(_mark(path))
+    return kept.get("sha256") if isinstance(kept, dict) else None
+
+
+def _sum(path: Path, tell: Tell, done: int, total: int) -> str:
+    """Return the sha256 of a file, and keep it; before it, `done` of `total` bytes were verified."""
+    mark, digest = _mark(path), hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+            done += len(chunk)
+            tell("verify", done, total)
+    write_json(mark, {"sha256": digest.hexdigest()})
+    return digest.hexdigest()

@@ -1,0 +1,190 @@
+"""Entries to files: downloads models, and finds them again without a network."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import CorruptFileError, HubError, InvalidOptionError, NoSpaceError, NotDownloadedError
+from ..system.hardware import size
+from . import checksums, hub
+from .checksums import Tell, Verified
+from .hub_errors import explained
+from .resolve import Entry, Part
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """What `pull` did.
+
+    Attributes:
+        name: The model.
+        paths: Its files, in order.
+        n_bytes: Their size.
+        loaded_bytes: What came over the network; 0 where all was on this disk.
+        verified: What is known to be right: its `sha256`, as declared; `size and etag`, as the hub said, where none is declared; its `size`;
+            `nothing`; or `local`, for a file that does not come from the hub.
+    """
+
+    name: str
+    paths: tuple[Path, ...]
+    n_bytes: int
+    loaded_bytes: int
+    verified: Verified
+
+
+def find(entry: Entry) -> Path | None:
+    """Return the first file of a model, if all are on this disk and of the right size. Makes no request."""
+    if entry.path is not None:
+        return None if entry.size_bytes is None else entry.path
+    paths = _cached(entry)
+    whole = bool(paths) and all(path and part.size_bytes in (None, path.stat().st_size) for path, part in zip(paths, entry.parts, strict=True))
+    return paths[0] if whole else None
+
+
+def local(entry: Entry) -> Path:
+    """Return the first file of a model on this disk.
+
+    Raises:
+        NotDownloadedError: It is not there, or not all of it.
+    """
+    path = entry.path or find(entry)  # what is wrong with a path is for the reader of the file to say
+    if path is None:
+        raise _not_downloaded(entry)
+    return path
+
+
+def pull(entry: Entry, *, force: bool = False, offline: bool = False, progress: Tell | None = None) -> Pulled:
+    """Download what is missing of a model, and verify what was not yet verified.
+
+    Args:
+        entry: The model.
+        force: Download it again even if it is there.
+        offline: Make no request. HF_HUB_OFFLINE=1 does the same.
+        progress: Called with what is done (`load`, `wait` for a busy hub, `verify`), the bytes of it, and of all.
+
+    Raises:
+        StoreError: One of its kinds, by what went wrong.
+    """
+    if entry.path is not None:
+        return Pulled(entry.name, (entry.path,), entry.path.stat().st_size, 0, "local")
+    tell = progress or (lambda *_: None)
+    offline = offline or hub.is_offline()
+    came, remotes = 0, dict[str, hub.Remote]()
+    if not offline:
+        came, remotes = _download(entry, force, tell)
+    elif force:
+        raise InvalidOptionError("force", True, "False while offline")
+    elif not find(entry):
+        raise _not_downloaded(entry, offline=True)
+    paths = tuple(path for path in _cached(entry) if path)
+    if len(paths) < len(entry.parts):
+        raise HubError(entry.name, None, f"{entry.repo} changed while it was downloaded.", "run it again.")
+    return Pulled(entry.name, paths, sum(path.stat().st_size for path in paths), came, checksums.verify(entry, paths, remotes, tell))
+
+
+def remove(entry: Entry) -> int:
+    """Delete a model from the hub's cache; return the bytes freed.
+
+    Raises:
+        InvalidOptionError: It does not come from the hub.
+        NotDownloadedError: It is not there.
+    """
+    if entry.path is not None:
+        raise InvalidOptionError("model", entry.name, "one that was downloaded", "what comes with gguf-spec stays; delete files of yours yourself.")
+    paths = [path for path in _cached(entry) if path]
+    if not paths:
+        raise _not_downloaded(entry)
+    with explained(entry, entry.parts[0]):
+        return hub.delete(paths)
+
+
+def verified(entry: Entry) -> Verified | None:
+    """Return what was once verified of a model on this disk, or None. Reads no file of it."""
+    if entry.path is not None:
+        return "local"
+    return checksums.verified(entry, [path for path in _cached(entry) if path]) if find(entry) else None
+
+
+def check_room(entries: Iterable[Entry]) -> None:
+    """Check that what is declared of models that are not on this disk fits on it.
+
+    Raises:
+        NoSpaceError: It does not.
+    """
+    missing = [entry for entry in entries if not find(entry)]
+    parts = [part for entry in missing for part, path in zip(entry.parts, _cached(entry), strict=True) if path is None]
+    _check_room(" and ".join(entry.name for entry in missing), sum(part.size_bytes or 0 for part in parts))
+
+
+def _cached(entry: Entry) -> list[Path | None]:
+    return [hub.cached(entry.repo or "", part.file, entry.revision or "main") for part in entry.parts]
+
+
+def _is_pinned(entry: Entry) -> bool:
+    return re.fullmatch(r"[0-9a-f]{40}", entry.revision or "") is not None
+
+
+def _download(entry: Entry, force: bool, tell: Tell) -> tuple[int, dict[str, hub.Remote]]:
+    """Download the parts that are missing; return the bytes that came, and what the hub says of those parts."""
+    repo, revision = entry.repo or "", entry.revision or "main"
+    here = dict(zip(entry.parts, _cached(entry), strict=True))
+    wanted = [part for part in entry.parts if force or not here[part] or not _is_pinned(entry)]
+    remotes = {part.file: _ask(entry, part, tell) for part in wanted}
+    if not wanted:
+        return 0, remotes
+    commit, *others = {remote.commit for remote in remotes.values()}
+    if others:
+        raise HubError(entry.name, None, f"{repo} is changing right now.", "run it again.")
+    missing = [part for part in wanted if force or not hub.cached(repo, part.file, commit)]
+    sizes = [part.size_bytes if part.size_bytes is not None else remotes[part.file].size for part in missing]
+    known = sum(n or 0 for n in sizes)
+    _check_room(entry.name, known)
+    came = 0
+
+    def tick(n_bytes: int) -> None:
+        nonlocal came
+        came += n_bytes
+        tell("load", came, None if None in sizes else known)
+
+    for part in missing:
+        with explained(entry, part):
+            tick(0)
+            hub.fetch(repo, part.file, commit, force=force, tick=tick)
+    if commit != revision:  # the cache is to know what a branch stood for
+        with explained(entry, entry.parts[0]):
+            hub.fetch(repo, entry.parts[0].file, revision, force=False, tick=tick)
+    return came, remotes
+
+
+def _ask(entry: Entry, part: Part, tell: Tell) -> hub.Remote:
+    """Return what the hub says of a part, which must be what is declared."""
+    with explained(entry, part):
+        remote = hub.ask(entry.repo or "", part.file, entry.revision or "main", lambda: tell("wait", 0, None))
+    declared_sum = part.sha256 if checksums.is_sum(remote.etag) else None
+    for what, declared, there in (("size", part.size_bytes, remote.size), ("sha256", declared_sum, remote.etag)):
+        if declared is not None and there is not None and declared != there:
+            message = f"{hub.endpoint()} has another {part.file} in {entry.repo} than is declared: its {what} is {there}, not {declared}."
+            raise CorruptFileError(entry.name, message, "correct the entry, or check HF_ENDPOINT.", declared, there)
+    return remote
+
+
+def _check_room(name: str, needed: int) -> None:
+    folder = hub.folder()
+    there = next((path for path in (folder, *folder.parents) if path.is_dir()), folder)
+    try:
+        free = shutil.disk_usage(there).free
+    except OSError:
+        return  # then it is seen while writing
+    if free < needed:
+        raise NoSpaceError(name, f"{name} needs {size(needed)}, but {size(free)} are free at {folder}.", needed, free)
+
+
+def _not_downloaded(entry: Entry, offline: bool = False) -> NotDownloadedError:
+    of_size = f" ({size(entry.size_bytes)})" if entry.size_bytes else ""
+    how = f"gguf-spec models pull {entry.name}"
+    hint = f"it takes a network once: without --offline and HF_HUB_OFFLINE, {how}" if offline or hub.is_offline() else how
+    return NotDownloadedError(entry.name, f"{entry.name}{of_size} is not on this disk.", f"{hint}.")

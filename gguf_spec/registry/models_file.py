@@ -1,0 +1,256 @@
+"""A models file to entries: every field is checked, and a mistake is named with its line and key."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, TypeVar, cast
+
+from ..errors import InvalidModelsFileError, InvalidOptionError
+from ..options import Sampling
+from .strict_yaml import HINT, Value, close_hint, read_yaml
+
+BUNDLED = Path(__file__).resolve().parents[1] / "data"
+_PARTS_MAX = 256
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,95}")
+_RESERVED = ("auto", "ngram", "none")  # what --draft understands beside names
+_REPO = re.compile(r"(?!.*(?:\.\.|--))\w[\w.-]*/\w[\w.-]*(?<![.-])", re.ASCII)
+_SPLIT = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.gguf")
+_PERMISSIVE = ("0bsd", "apache-2.0", "bsd-2-clause", "bsd-3-clause", "cc0-1.0", "isc", "mit", "unlicense")
+
+_FILE_KEYS = ("file", "size_bytes", "sha256")
+_HUB_KEYS = ("repo", "revision", "parts", *_FILE_KEYS)
+_KEYS = (*_HUB_KEYS, "path", "license", "context", "tokenizer", "chat", "draft", "prompt", "sampling", "note", "aliases")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One file of a model on the hub.
+
+    Attributes:
+        file: Its path inside the repository.
+        size_bytes: Its size, or None where it is not known.
+        sha256: Its hash in hexadecimal digits, or None where it is not known.
+    """
+
+    file: str
+    size_bytes: int | None = None
+    sha256: str | None = None
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A model that a name, a path or a place on the hub stands for.
+
+    Attributes:
+        name: The name, the file's name, or the whole `hf:` text.
+        repo: `OWNER/REPO` on the hub, or None where there is a `path`.
+        revision: A commit of it, 40 hexadecimal digits; for `hf:` what was given, or `main`.
+        parts: Its files in order, more than one for a split GGUF; empty where there is a `path`.
+        path: A file on this disk; of a split GGUF the first.
+        draft: The name of the entry that drafts for it, `ngram`, `none`, or None where nothing is declared.
+        prompt: What a bare prompt is to it: `text` to go on from, `chat` to answer, or None where its chat template decides.
+        license: As the hub writes it, such as apache-2.0, or None.
+        context: Tokens it was trained for.
+        tokenizer: Family of its vocabulary.
+        chat: Family of its chat template.
+        note: What to know about it.
+        sampling: Its own defaults for fields of `Sampling`.
+        aliases: Other names.
+    """
+
+    name: str
+    repo: str | None
+    revision: str | None
+    parts: tuple[Part, ...]
+    path: Path | None
+    draft: str | None = None
+    prompt: Literal["text", "chat"] | None = None
+    license: str | None = None
+    context: int | None = None
+    tokenizer: str | None = None
+    chat: str | None = None
+    note: str = ""
+    sampling: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def size_bytes(self) -> int | None:
+        """Bytes of all its files, or None where one of them is not known or not there."""
+        sizes = [part.size_bytes for part in self.parts]
+        if self.path:
+            sizes = [_size_bytes(self.path.with_name(name)) for name in split_names(self.path.name)]
+        known = [size for size in sizes if size is not None]
+        return sum(known) if len(known) == len(sizes) else None
+
+    @property
+    def permissive(self) -> bool:
+        """Whether its licence asks for no more than that it be kept with the model; False where none is known."""
+        return self.license is not None and self.license.lower() in _PERMISSIVE
+
+
+def split_names(file: str) -> list[str]:
+    """Return the files of the split GGUF that a file is part of, in order; the file alone where it is none."""
+    split = _SPLIT.fullmatch(file)
+    if not split or not 0 < int(split[2]) <= int(split[3]) <= _PARTS_MAX:
+        return [file]
+    return [f"{split[1]}-{i:05}-of-{split[3]}.gguf" for i in range(1, int(split[3]) + 1)]
+
+
+def is_repo(text: str) -> bool:
+    """Return whether a text has the form OWNER/REPO."""
+    return len(text) <= 96 and bool(_REPO.fullmatch(text))
+
+
+def is_model_file(text: str) -> bool:
+    """Return whether a text is the path of a GGUF file inside a folder, and leads nowhere else on any system."""
+    folders = text.split("/")
+    plain = text.isprintable() and len(text) <= 500 and not set(text) & set("\\:")
+    return plain and not set(folders) & {"", ".", ".."} and folders[-1].lower().endswith(".gguf") and len(folders[-1]) > len(".gguf")
+
+
+def read_models_file(path: Path, known: Mapping[str, Entry]) -> dict[str, Entry]:
+    """Return the entries of a models file.
+
+    Args:
+        path: The file.
+        known: Entries of other files that its entries may name as drafts.
+
+    Raises:
+        InvalidModelsFileError: With the line and the key of the first mistake.
+    """
+    top = read_yaml(path).fields(("models",))
+    if "models" not in top:
+        raise InvalidModelsFileError(path, "there is nothing under `models:`.", "write entries under it, or `models: {}` for none.")
+    given = {_name(key): value.fields(_KEYS) for key, value in top["models"].items()}
+    entries = {_name(key): _entry(key.node.value, value) for key, value in top["models"].items()}
+    for name, entry in entries.items():
+        _check_names(entry, given[name], entries, known)
+    return entries
+
+
+def _check_names(entry: Entry, given: Mapping[str, Value], entries: Mapping[str, Entry], known: Mapping[str, Entry]) -> None:
+    """Check what takes all names: that the draft is there, and that no alias means two things."""
+    names = {*entries, *known}
+    drafts = {"ngram", "none"} | names - {entry.name}
+    if entry.draft and entry.draft not in drafts:
+        raise given["draft"].wrong("another entry's name, ngram or none", close_hint(entry.draft, drafts) or HINT)
+    others = names.union(*(other.aliases for other in entries.values() if other is not entry))
+    for i, alias in enumerate(entry.aliases):
+        if alias in others or alias in entry.aliases[:i]:
+            raise given["aliases"].elements()[i].wrong("a name that nothing else has", "take another, or leave it out.")
+
+
+def _entry(name: str, value: Value) -> Entry:
+    given = value.fields(_KEYS)
+    repo, revision, parts, path = _place(value, given)
+    return Entry(
+        name, repo, revision, parts, path,
+        draft=_optional(given, "draft", Value.text), prompt=_optional(given, "prompt", _prompt), license=_optional(given, "license", Value.text),
+        context=_optional(given, "context", Value.whole_number), tokenizer=_optional(given, "tokenizer", _name),
+        chat=_optional(given, "chat", _name), note=_optional(given, "note", Value.text) or "",
+        sampling=_optional(given, "sampling", _sampling) or {}, aliases=_optional(given, "aliases", _aliases) or (),
+    )  # fmt: skip
+
+
+def _place(value: Value, given: Mapping[str, Value]) -> tuple[str | None, str | None, tuple[Part, ...], Path | None]:
+    """Return repository, revision and files, or the path on this disk."""
+    if "path" in given:
+        _leave_out(given, _HUB_KEYS, "where there is a path", "an entry is a path, or a repo with its file.")
+        return None, None, (), _path(given["path"])
+    repo = value.need(given, "repo").text()
+    if repo == "bundled":
+        _leave_out(given, ("revision", "parts"), "of a bundled model", "it comes with the package.")
+        return None, None, (), BUNDLED / _part(value, given).file
+    if not is_repo(repo):
+        raise given["repo"].wrong("OWNER/REPO", "take it from the address of its page, such as bartowski/SmolLM2-135M-Instruct-GGUF.")
+    return repo, value.need(given, "revision").hexadecimal(40), _parts(value, given), None
+
+
+def _path(value: Value) -> Path:
+    try:
+        return value.file.parent / Path(value.text()).expanduser()
+    except RuntimeError as error:
+        raise value.wrong("the path of a file", f"{error}") from None
+
+
+def _parts(value: Value, given: Mapping[str, Value]) -> tuple[Part, ...]:
+    if "parts" in given:
+        _leave_out(given, _FILE_KEYS, "where there are parts", "each of the parts has its own.")
+        return _listed_parts(given["parts"])
+    part = _part(value, given)
+    names = split_names(part.file)
+    if part.file != names[0]:
+        raise given["file"].wrong("the first part of a split model", f"write {names[0]}.")
+    if len(names) == 1:
+        return (part,)
+    _leave_out(given, ("size_bytes", "sha256"), f"where a model has {len(names)} files", "list them under parts, each with its own.")
+    return tuple(Part(name) for name in names)
+
+
+def _listed_parts(value: Value) -> tuple[Part, ...]:
+    listed = value.elements()
+    parts = tuple(_part(one, one.fields(_FILE_KEYS)) for one in listed)
+    names = split_names(parts[0].file) if parts else []
+    for one, part, name in zip(listed, parts, names, strict=False):
+        if part.file != name:
+            raise one.error(f"{one.key}.file is {part.file!r} but must be {name!r}.", "list all files of one split model, in order.")
+    if len(parts) != len(names) or not parts:
+        raise value.error(f"{value.key} lists {len(parts)} files of {len(names)}.", "list all files of one split model, in order.")
+    return parts
+
+
+def _part(value: Value, given: Mapping[str, Value]) -> Part:
+    file = value.need(given, "file")
+    if not is_model_file(file.text()):
+        raise file.wrong("the path of a .gguf file inside the repository", "write it with / between folders, none of them .. or empty.")
+    return Part(file.text(), _optional(given, "size_bytes", Value.whole_number), _optional(given, "sha256", lambda one: one.hexadecimal(64)))
+
+
+def _leave_out(given: Mapping[str, Value], keys: tuple[str, ...], where: str, hint: str) -> None:
+    for key in keys:
+        if key in given:
+            raise given[key].wrong(f"left out {where}", hint)
+
+
+def _name(value: Value) -> str:
+    if not _NAME.fullmatch(value.text()) or value.text() in _RESERVED:
+        hint = f"such as smollm2-1.7b; {', '.join(_RESERVED)} mean something else."
+        raise value.wrong("a name of lower-case letters, digits, '.', '-' and '_'", hint)
+    return value.text()
+
+
+def _aliases(value: Value) -> tuple[str, ...]:
+    return tuple(_name(one) for one in value.elements())
+
+
+def _prompt(value: Value) -> Literal["text", "chat"]:
+    if value.text() not in ("text", "chat"):
+        raise value.wrong("text or chat", "text is gone on from, chat is answered; where it is left out, the chat template decides.")
+    return cast(Literal["text", "chat"], value.text())
+
+
+def _sampling(value: Value) -> dict[str, Any]:
+    given: dict[str, Any] = {}
+    for key, one in value.fields([one.name for one in fields(Sampling)], null=True).items():
+        given[key] = one.plain()
+        try:
+            Sampling(**given)
+        except InvalidOptionError as error:
+            raise one.error(f"{one.key}: {str(error)[:300]}", HINT) from None
+    return given
+
+
+def _optional(given: Mapping[str, Value], key: str, read: Callable[[Value], T]) -> T | None:
+    return read(given[key]) if key in given else None
+
+
+def _size_bytes(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except (OSError, ValueError):
+        return None

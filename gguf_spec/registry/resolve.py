@@ -1,0 +1,107 @@
+"""Names to entries: the package's models.yaml, the user's own over it, paths, and places on the hub."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+from ..errors import ModelNotFoundError
+from .models_file import Entry, Part, is_model_file, is_repo, read_models_file, split_names
+
+__all__ = ["Entry", "Part", "entries", "resolve", "split_names", "user_file"]
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_HUB = re.compile(r"hf:([^/]+/[^/]+)/(.+?\.(?i:gguf))(?:@(.+))?")
+_REVISION = re.compile(r"(?!.*(?:\.\.|//))\w[\w./-]{0,199}", re.ASCII)
+_HUB_HINT = "write hf:OWNER/REPO/FILE.gguf, or hf:OWNER/REPO/FILE.gguf@REVISION."
+
+
+@cache
+def _package_entries() -> dict[str, Entry]:
+    for path in (_PACKAGE / "models.yaml", _PACKAGE.parent / "models.yaml"):  # installed; in a checkout
+        if path.exists():
+            return read_models_file(path, {})
+    raise FileNotFoundError("models.yaml is neither in the package nor beside it: the installation is broken")
+
+
+def user_file() -> Path | None:
+    """Return where the user's own models file would be, or None for a user without a home."""
+    try:
+        given = Path(os.environ.get("XDG_CONFIG_HOME", ""))
+        return (given if given.is_absolute() else Path.home() / ".config") / "gguf-spec" / "models.yaml"
+    except (RuntimeError, ValueError):
+        return None
+
+
+def entries(models_file: Path | None = None) -> dict[str, Entry]:
+    """Return all entries by name: the package's, over them the user's, over them those of `models_file`.
+
+    Raises:
+        InvalidModelsFileError: One of the files has a mistake.
+    """
+    found = dict(_package_entries())
+    own = user_file()
+    for file in (own if own and os.path.lexists(own) else None, models_file):
+        if file:
+            found = _overlay(found, read_models_file(file, found))
+    return found
+
+
+def _overlay(below: Mapping[str, Entry], above: Mapping[str, Entry]) -> dict[str, Entry]:
+    """Return both, where the entries above take their names and aliases from those below."""
+    taken = set(above).union(*(entry.aliases for entry in above.values()))
+    left = {name: replace(entry, aliases=tuple(alias for alias in entry.aliases if alias not in taken)) for name, entry in below.items()}
+    return left | dict(above)
+
+
+def resolve(model: str | Path, models_file: Path | None = None) -> Entry:
+    """Return the entry for a name or an alias, for `hf:OWNER/REPO/FILE[@REVISION]`, or for the path of a GGUF file.
+
+    A text that is a name means the name, even where a file is called like it: `./name` is the file. A `Path` is never a name.
+
+    Raises:
+        ModelNotFoundError: None of these; the hint names what comes close.
+        InvalidModelsFileError: A models file has a mistake.
+    """
+    if isinstance(model, str) and model.startswith("hf:"):
+        return _on_hub(model)
+    if isinstance(model, str) and not {"/", os.sep} & set(model):
+        known = entries(models_file)
+        found = known.get(model.lower()) or _by_alias(known).get(model.lower())
+        if found:
+            return found
+    path = Path(model)
+    try:
+        path = path.expanduser()
+        if path.exists():
+            return Entry(path.name, None, None, (), path)
+    except (OSError, RuntimeError, ValueError):
+        pass  # a name too long, a home that nobody has
+    known = entries(models_file)
+    close = difflib.get_close_matches(str(model)[:200].lower(), [*known, *_by_alias(known)], n=1)
+    hint = "give the path of a GGUF file, hf:OWNER/REPO/FILE, or a name that `gguf-spec models list` shows."
+    if close:
+        hint = f"did you mean {close[0]}?"
+    raise ModelNotFoundError(path, f"there is no file {path} and no model of that name.", hint)
+
+
+def _by_alias(known: Mapping[str, Entry]) -> dict[str, Entry]:
+    return {alias: entry for entry in known.values() for alias in entry.aliases}
+
+
+def _on_hub(spec: str) -> Entry:
+    parsed = _HUB.fullmatch(spec)
+    repo, file, revision = parsed.groups(default="main") if parsed else ("", "", "")
+    if not is_repo(repo) or not is_model_file(file):
+        raise ModelNotFoundError(Path(spec), f"{spec!r} is no place of a GGUF file on the hub.", _HUB_HINT)
+    if not _REVISION.fullmatch(revision):
+        raise ModelNotFoundError(Path(spec), f"{revision!r} in {spec!r} is no revision.", "give a branch, a tag or a commit of the repository.")
+    names = split_names(file)
+    if file != names[0]:
+        raise ModelNotFoundError(Path(spec), f"{file} is a later part of a split model.", f"give its first, {names[0]}.")
+    return Entry(spec, repo, revision, tuple(Part(name) for name in names), None)

@@ -1,0 +1,1 @@
+"""The public objects: load, LLM, Stream, Chat, and the search for a draft model."""

@@ -1,0 +1,282 @@
+"""A conversation: its messages, what of them fits into the context, and answers as they come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Protocol
+
+from ..errors import InvalidOptionError, PromptTooLongError, SessionError
+from ..options import Sampling, Speculation
+from ..results import Chunk, Completion, Stats
+from .stream import PromptProgress, Stream
+
+_ROOM = 256  # tokens kept free for an answer by `shift`, where the sampling asks for more or for as many as there may be
+_ROLES = {"system", "user", "assistant"}
+_USER, _ASSISTANT = "User:", "Assistant:"  # where the model has no template of its own
+
+
+class ChatModel(Protocol):
+    """What a chat needs of an `LLM`."""
+
+    @property
+    def n_ctx(self) -> int:
+        """Tokens of the context."""
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the target has a chat template of its own."""
+
+    def tokenize(self, prompt: str | Sequence[Mapping[str, str]], *, special: bool = True) -> list[int]:
+        """Return token ids."""
+
+    def stream_tokens(
+        self,
+        tokens: Sequence[int],
+        sampling: Sampling | None = None,
+        *,
+        speculation: Speculation | None = None,
+        on_prompt: PromptProgress | None = None,
+    ) -> Stream:
+        """Start a generation."""
+
+    def save_session(self, path: Path, data: Mapping[str, Any]) -> None:
+        """Write the caches and `data` to a file."""
+
+    def restore_session(self, path: Path) -> tuple[dict[str, Any], str]:
+        """Return the data of a session file, and why its caches were not used, if so."""
+
+
+class Chat:
+    """One conversation with an `LLM`. Not for several threads at once; several chats may share an LLM.
+
+    Both models keep what they have read: a turn costs what is new in it. After an answer to somebody else all is read again.
+
+    Attributes:
+        messages: All so far, `{"role": ..., "content": ...}` each, the system message first where there is one.
+        last: The last answer, with its numbers.
+    """
+
+    def __init__(
+        self, llm: ChatModel, system: str | None = None, *, sampling: Sampling | None = None, overflow: Literal["error", "shift"] = "error"
+    ) -> None:
+        """Begin a conversation.
+
+        Args:
+            llm: Who answers.
+            system: What it is told before all else.
+            sampling: How it answers, unless a call says otherwise.
+            overflow: What to do when the conversation no longer fits into the context: refuse, or drop the oldest turns.
+        """
+        if overflow not in ("error", "shift"):
+            raise InvalidOptionError("overflow", overflow, "error or shift")
+        self._llm, self._sampling, self._overflow = llm, sampling or Sampling(), overflow
+        self.messages: list[dict[str, str]] = []
+        self.last: Completion | None = None
+        self.system = system
+
+    @property
+    def note(self) -> str:
+        """What is unusual about this chat: a model without a chat template; empty where nothing is."""
+        return "" if self._llm.has_chat_template else f"the model has no chat template: it reads {_USER} and {_ASSISTANT} before each message."
+
+    @property
+    def system(self) -> str | None:
+        """The system message; a new one counts from the next answer on."""
+        return self.messages[0]["content"] if self.messages and self.messages[0]["role"] == "system" else None
+
+    @system.setter
+    def system(self, text: str | None) -> None:
+        self.messages[:] = [*([{"role": "system", "content": text}] if text else []), *self._turns]
+
+    @property
+    def _turns(self) -> list[dict[str, str]]:
+        return [message for message in self.messages if message["role"] != "system"]
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of all so far, as the next question will find them in the context."""
+        return len(self._encode(self.messages)) if self.messages else 0
+
+    def send(self, text: str, sampling: Sampling | None = None, *, speculation: Speculation | None = None) -> Completion:
+        """Say something and return the whole answer.
+
+        Raises:
+            PromptTooLongError: The conversation does not fit into the context. It is as it was.
+        """
+        turn: Turn | None = None
+        try:
+            with self.stream(text, sampling, speculation=speculation) as turn:
+                for _ in turn:
+                    pass
+        except BaseException:
+            if turn:
+                turn.close()  # should Ctrl-C have come just before the first attempt
+            raise
+        return turn.result
+
+    def stream(
+        self,
+        text: str,
+        sampling: Sampling | None = None,
+        *,
+        speculation: Speculation | None = None,
+        on_prompt: PromptProgress | None = None,
+    ) -> Turn:
+        """Say something and return an iterator over the answer. What was said when it ends or is closed is part of the conversation.
+
+        While the question is read, `on_prompt` is called as for `LLM.generate`.
+        """
+        sampling = sampling or self._sampling
+        if not self._llm.has_chat_template:
+            sampling = replace(sampling, stop=(*sampling.stop, f"\n{_USER}"))
+        asked = [*self.messages, {"role": "user", "content": text}]
+        tokens = self._encode(asked)
+        n_asked = len(asked)
+        if self._overflow == "shift":
+            tokens = self._shift(asked, tokens, min(sampling.max_tokens or _ROOM, _ROOM, self._llm.n_ctx // 4))
+        stream: Stream | None = None
+        try:
+            stream = self._llm.stream_tokens(tokens, sampling, speculation=speculation, on_prompt=on_prompt)
+            return Turn(self, stream, asked, n_asked - len(asked))
+        except BaseException:
+            if stream:
+                stream.close()
+            raise
+
+    def retry(self, sampling: Sampling | None = None, *, speculation: Speculation | None = None, on_prompt: PromptProgress | None = None) -> Turn:
+        """Ask the last question again, with another seed unless the sampling has one.
+
+        Raises:
+            InvalidOptionError: Nothing was asked yet.
+        """
+        questions = [message["content"] for message in self.messages if message["role"] == "user"]
+        if not questions:
+            raise InvalidOptionError("retry", None, "used after a question")
+        before = list(self.messages)
+        try:
+            self.undo()
+            return self.stream(questions[-1], sampling, speculation=speculation, on_prompt=on_prompt)
+        except BaseException:
+            self.messages[:] = before
+            raise
+
+    def undo(self) -> bool:
+        """Forget the last question and its answer; return whether there was one."""
+        last = max((i for i, message in enumerate(self.messages) if message["role"] == "user"), default=None)
+        if last is None:
+            return False
+        del self.messages[last:]
+        return True
+
+    def reset(self) -> None:
+        """Forget all but the system message."""
+        self.messages[:] = self.messages[:1] if self.system else []
+        self.last = None
+
+    def save(self, path: str | Path) -> None:
+        """Write the conversation and both models' caches into a file, whole or not at all.
+
+        Raises:
+            SessionError: There is no place for it.
+        """
+        self._llm.save_session(Path(path), {"messages": self.messages})
+
+    def restore(self, path: str | Path) -> str:
+        """Go on with a conversation that was saved.
+
+        Returns:
+            Why its caches cannot be used, so that the next turn reads all of it again; empty where they can.
+
+        Raises:
+            SessionError: The file is missing, damaged, or none of ours. The conversation is as it was.
+        """
+        data, why = self._llm.restore_session(Path(path))
+        messages = data.get("messages")
+        if not isinstance(messages, list) or not all(_is_message(one) for one in messages):
+            raise SessionError(f"{path} holds no conversation.", "give a file that /save or Chat.save wrote.")
+        self.messages[:] = messages
+        self.last = None
+        return why
+
+    def _encode(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        if self._llm.has_chat_template:
+            return self._llm.tokenize(messages)
+        said = {"system": "", "user": f"{_USER} ", "assistant": f"{_ASSISTANT} "}
+        text = "".join(f"{said[one['role']]}{one['content'].strip()}\n" for one in messages)
+        return self._llm.tokenize(text + _ASSISTANT, special=False)
+
+    def _shift(self, messages: list[dict[str, str]], tokens: list[int], room: int) -> list[int]:
+        """Drop the oldest turns from `messages` until they leave `room`; never the system message or the question."""
+        first = 1 if messages[0]["role"] == "system" else 0
+        while len(tokens) + room > self._llm.n_ctx:
+            if len(messages) - first < 3:
+                if len(tokens) < self._llm.n_ctx:  # a short answer is better than none
+                    return tokens
+                raise PromptTooLongError(len(tokens), self._llm.n_ctx)
+            del messages[first : first + 2]
+            tokens = self._encode(messages)
+        return tokens
+
+
+class Turn:
+    """An answer under way: iterate over it for `Chunk`s, use it in a `with` statement, cancel it from any thread.
+
+    Attributes:
+        dropped: How many old messages were dropped to make room.
+    """
+
+    def __init__(self, chat: Chat, stream: Stream, asked: list[dict[str, str]], dropped: int) -> None:
+        self.dropped = dropped
+        self._chat, self._stream, self._asked, self._open = chat, stream, asked, True
+
+    @property
+    def seed(self) -> int:
+        """The seed in use."""
+        return self._stream.seed
+
+    @property
+    def stats(self) -> Stats:
+        """What it cost so far."""
+        return self._stream.stats
+
+    @property
+    def result(self) -> Completion:
+        """What was said so far."""
+        return self._stream.result
+
+    def cancel(self) -> None:
+        """End the answer after the round that runs; safe from any thread and from a signal handler."""
+        self._stream.cancel()
+
+    def close(self) -> None:
+        """Give the LLM back; what was said is part of the conversation, and where nothing was said neither is the question."""
+        self._stream.close()
+        if self._open:
+            result = self._stream.result
+            self._chat.last = result
+            if result.tokens or result.finish_reason != "cancelled":
+                self._chat.messages[:] = [*self._asked, {"role": "assistant", "content": result.text}]
+            self._open = False
+
+    def __iter__(self) -> Iterator[Chunk]:
+        return self
+
+    def __next__(self) -> Chunk:
+        try:
+            return next(self._stream)
+        except BaseException:  # its end too
+            self.close()
+            raise
+
+    def __enter__(self) -> Turn:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def _is_message(one: object) -> bool:
+    return isinstance(one, dict) and set(one) == {"role", "content"} and one["role"] in _ROLES and isinstance(one["content"], str)

@@ -1,0 +1,198 @@
+"""Load a model and a draft for it, from names and paths to an `LLM`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from ..errors import InvalidOptionError
+from ..gguf.validation import Header, read_header
+from ..llama.attention import choose_attention
+from ..llama.backend import Progress, build_features, offloads, start_backend
+from ..llama.memory import check_memory
+from ..llama.model import Model
+from ..llama.options import AdapterFile, ContextOptions, adapters
+from ..llama.selftest import extra_bufts_work
+from ..options import K_MAX, Sampling, Speculation
+from ..registry import download
+from ..registry.checksums import Tell
+from ..registry.download import Pulled, local
+from ..registry.resolve import Entry, resolve
+from ..speculative.drafters import SuffixAutomaton, check_vocabulary
+from ..speculative.pair import ModelPair
+from ..speculative.profiler import profile_of
+from .draft_search import choose
+from .llm import LLM
+
+
+def pull(model: str, *, models_file: str | Path | None = None, force: bool = False, offline: bool = False, progress: Tell | None = None) -> Pulled:
+    """Download a model and verify it, if that was not done before; `load` finds it from then on without a network.
+
+    Args:
+        model: A name in models.yaml, or `hf:OWNER/REPO/FILE[@REVISION]`. Its draft is another model, with a name of its own.
+        models_file: As for `load`.
+        force: Download it again.
+        offline: Make no request.
+        progress: Called with what is done (`load`, `wait` for a busy hub, `verify`), the bytes of it, and of all where that is known.
+
+    Raises:
+        ModelNotFoundError: No model has that name.
+        StoreError: One of its kinds, by what went wrong.
+    """
+    named = None if models_file is None else Path(models_file)
+    return download.pull(resolve(model, named), force=force, offline=offline, progress=progress)
+
+
+def load(
+    model: str | Path = "tales",
+    draft: str | Path | None = "auto",
+    *,
+    speculation: Speculation | None = None,
+    n_ctx: int | None = None,
+    threads: int | None = None,
+    flash_attention: str = "auto",
+    kv_type: str = "f16",
+    gpu_layers: int = -1,
+    draft_flash_attention: str | None = None,
+    draft_kv_type: str | None = None,
+    draft_gpu_layers: int | None = None,
+    lora: AdapterFile | Sequence[AdapterFile] = (),
+    draft_lora: AdapterFile | Sequence[AdapterFile] = (),
+    extra_bufts: bool | None = None,
+    reference: str | Path | None = None,
+    models_file: str | Path | None = None,
+    progress: Progress | None = None,
+    on_measure: Callable[[], object] | None = None,
+    verbose: bool = False,
+) -> LLM:
+    """Load a model, and a draft that speaks its vocabulary.
+
+    Args:
+        model: A name in models.yaml, `hf:OWNER/REPO/FILE`, or the path of a GGUF file. Nothing is downloaded: `gguf_spec.pull` does that.
+        draft: The same; `ngram` to draft from the text alone, None or `none` for plain decoding, or `auto` for the one that models.yaml names, and
+            else the best that is found on this disk.
+        speculation: How to draft; where it is not given `Speculation()`, and plain decoding where `draft` is None.
+        n_ctx: Tokens the context holds; None takes what the model was trained for, at most 4,096.
+        threads: None takes the physical cores.
+        flash_attention: `auto`, `on` or `off`.
+        kv_type: Number type of the key-value cache: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1 or q4_0; those after bf16 need flash attention.
+        gpu_layers: Layers to offload; -1 for all where the build has a GPU backend.
+        draft_flash_attention, draft_kv_type, draft_gpu_layers: The same for a draft model; None takes what the target has.
+        lora: LoRA adapters of the target, GGUF files: one or several, each alone or in a pair with its scale.
+        draft_lora: The same of the draft model.
+        extra_bufts: Let llama.cpp repack the weights for this CPU; None asks a probe, which runs once a machine.
+        reference: A text file that drafts may come from too, such as one that answers quote.
+        models_file: More names, in a file like models.yaml.
+        progress: Called with the share of the weights that is loaded, 0 to 1; to return False cancels.
+        on_measure: Called before the passes of these models are measured, once a machine.
+        verbose: Write llama.cpp's log to stderr.
+
+    What passes cost is measured the first time that models are loaded, in about a second, and kept in the user's cache.
+
+    Raises:
+        ModelError, StoreError, VocabularyMismatchError, NotEnoughMemoryError, InvalidOptionError, LoadCancelledError: Nothing stays in memory then.
+    """
+    named = Path(models_file) if models_file is not None else None
+    entry = resolve(model, named)
+    path = local(entry)
+    plain = draft in (None, "none")
+    text = None if reference is None else _read_reference(Path(reference))
+    options = ContextOptions(n_ctx, threads, flash_attention, kv_type, gpu_layers, extra_bufts is not False, verbose, adapters(lora))
+    of_draft = options.for_draft(draft_flash_attention, draft_kv_type, draft_gpu_layers, adapters(draft_lora, "draft_lora"))
+    if extra_bufts is None and not extra_bufts_work():
+        options, of_draft = replace(options, extra_bufts=False), replace(of_draft, extra_bufts=False)
+    draft_path, notes = _draft_of(entry, path, draft, options, named)
+    if of_draft.lora and not draft_path:
+        raise InvalidOptionError("draft_lora", str(of_draft.lora[0].path), "left out: no draft model is loaded", "name one with --draft FILE.")
+    header, draft_header = read_header(path), read_header(draft_path) if draft_path else None
+    if draft_header and not offloads():  # together, before one of them is loaded
+        check_memory([(header, options), (draft_header, of_draft)], build_features())
+    start_backend([header, *([draft_header] if draft_header else [])])
+    flash_attention, attention = choose_attention(header, options, must_be_exact=True)
+    steps = _Steps(progress, [path, *([draft_path] if draft_path else [])])
+    target, drafter = Model(path, options, steps.next(), flash_attention), None
+    try:
+        if attention:
+            target.exact_attention, target.depth_costs = attention.exact, attention.depth_costs(header)
+        if not (target.can_roll_back or plain):
+            notes = [f"{path.name} cannot go back a token (it is recurrent or hybrid), which speculation needs: decoding plainly."]
+        elif draft_path and draft_header:
+            drafter, why_not = _load_draft(draft_path, draft_header, target, of_draft, steps.next())
+            notes += why_not
+        if target.n_ctx > target.n_ctx_train > 0:
+            notes.append(
+                f"{entry.name} was trained for {target.n_ctx_train:,} tokens: beyond them, in a context of {target.n_ctx:,}, it writes worse."
+            )
+        pair = ModelPair(target, drafter, partial(profile_of, on_measure=on_measure), None if text is None else _suffixes(target, text))
+        prompt = entry.prompt or ("chat" if target.chat_template else "text")
+        speculation = speculation or Speculation(k=0 if plain else K_MAX)
+        llm = LLM(entry.name, pair, prompt=prompt, speculation=speculation, sampling=Sampling(**entry.sampling), notes=notes)
+        if llm.speculation.k:
+            pair.measure()  # now, not when the first answer is waited for
+        return llm
+    except BaseException:
+        target.close()
+        if drafter:
+            drafter.close()
+        raise
+
+
+def _draft_of(entry: Entry, path: Path, draft: str | Path | None, options: ContextOptions, models_file: Path | None) -> tuple[Path | None, list[str]]:
+    """Return the file of the draft model, or None, and what is to be said of that."""
+    if draft in (None, "none", "ngram"):
+        return None, []
+    if draft != "auto":
+        return local(resolve(draft, models_file)), []
+    if entry.draft == "ngram":
+        return None, []
+    found, why = choose(entry, path, options, models_file)
+    if found:
+        return found.path, [why] if why else []
+    return None, [why]
+
+
+class _Steps:
+    """Makes one share of what several models load, each for what its file weighs."""
+
+    def __init__(self, progress: Progress | None, files: Sequence[Path]) -> None:
+        self._progress = progress
+        sizes = [file.stat().st_size if file.exists() else 0 for file in files]
+        self._starts = [sum(sizes[:i]) / max(1, sum(sizes)) for i in range(len(sizes) + 1)]
+
+    def next(self) -> Progress | None:
+        """Return what the next model calls."""
+        if self._progress is None:
+            return None
+        tell, start, end = self._progress, self._starts.pop(0), self._starts[0]
+        return lambda share: tell(start + share * (end - start))
+
+
+def _read_reference(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except (OSError, ValueError) as error:
+        raise InvalidOptionError("reference", str(path), f"a text file that can be read ({error})") from None
+
+
+def _suffixes(target: Model, text: str) -> SuffixAutomaton:
+    suffixes = SuffixAutomaton()
+    suffixes.extend(target.tokenize(text, special=False, start=False))
+    return suffixes
+
+
+def _load_draft(path: Path, header: Header, target: Model, options: ContextOptions, progress: Progress | None) -> tuple[Model | None, list[str]]:
+    """Load a draft that speaks the target's vocabulary; where it cannot go back, return None and the reason."""
+    flash_attention, attention = choose_attention(header, options, must_be_exact=False)
+    draft = Model(path, replace(options, n_ctx=target.n_ctx), progress, flash_attention)
+    try:
+        draft.depth_costs = attention.depth_costs(header) if attention else {}
+        check_vocabulary(target, draft)
+    except BaseException:
+        draft.close()
+        raise
+    if draft.can_roll_back:
+        return draft, []
+    draft.close()
+    return None, [f"the draft {path.name} cannot go back a token (it is recurrent or hybrid), which drafting needs: drafting from the text alone."]

@@ -1,0 +1,159 @@
+"""Save what a pair has read, and take it back another day.
+
+A file is a line that names the format, the hash of the data, the data as JSON, the caches of both models, and a keyed hash of all of it.
+llama.cpp trusts the caches it is given, so they are used only where this user's key made the hash; the data is used wherever its own hash is right.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import shutil
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ..errors import SessionError
+from ..llama.backend import library_parts
+from ..llama.exact_kernels import kernels_in_use
+from ..llama.model import Model
+from ..system.atomic_file import atomic_write
+from ..system.cache import cache_folder, content_id, this_machine
+from ..system.hardware import size
+
+_FORMAT = b"gguf-spec session 1\n"
+_MOST_DATA = 64 << 20
+_PIECE = 1 << 22
+_LENGTHS = struct.Struct("<QQQ")  # bytes of the data, and of the caches of target and draft
+_OURS = "give a file that /save or Chat.save wrote."
+
+
+def save(path: Path, data: Mapping[str, Any], target: Model, draft: Model | None) -> None:
+    """Write data and caches, whole or not at all.
+
+    Raises:
+        SessionError: There is no place for it.
+    """
+    if path.exists() and not _is_ours(path):
+        raise SessionError(f"{path} is there and is no saved session.", "give another name.")
+    about = {**data, "caches": [_about(model) for model in (target, draft) if model]}
+    told = json.dumps(about, ensure_ascii=False).encode("utf-8", errors="surrogatepass")
+    lengths = (len(told), target.state_bytes(), draft.state_bytes() if draft else 0)
+    try:
+        free = shutil.disk_usage(path.parent).free
+        if sum(lengths) > free:
+            raise SessionError(f"{path} needs {size(sum(lengths))}, but {size(free)} are free.", "make room, or save it elsewhere.")
+        with atomic_write(path) as part, part.open("wb") as file:
+            out = _Hashed(file, hmac.new(_key(), digestmod=hashlib.sha256))
+            for piece in (_FORMAT, _LENGTHS.pack(*lengths), hashlib.sha256(told).digest(), told):
+                out.write(piece)
+            for model in filter(None, (target, draft)):
+                out.write(model.state())
+            file.write(out.digest.digest())
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise SessionError(f"{path} cannot be written: {error.strerror or error}.", "make room, or save it elsewhere.") from error
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_FORMAT)) == _FORMAT
+    except OSError:
+        return False
+
+
+def restore(path: Path, target: Model, draft: Model | None) -> tuple[dict[str, Any], str]:
+    """Return the data of a file, and give both models back what they had read.
+
+    Returns:
+        The data, and why the caches were left aside: empty where they were not. Then both caches are empty.
+
+    Raises:
+        SessionError: The file is missing, damaged, or none of ours. The caches are as they were.
+    """
+    try:
+        with path.open("rb") as file:
+            return _read(path, file, target, draft)
+    except OSError as error:
+        raise SessionError(f"{path} cannot be read: {error.strerror or error}.", _OURS) from error
+
+
+def _read(path: Path, file: BinaryIO, target: Model, draft: Model | None) -> tuple[dict[str, Any], str]:
+    n_bytes = os.fstat(file.fileno()).st_size
+    head = file.read(len(_FORMAT) + _LENGTHS.size + hashlib.sha256().digest_size)
+    if not head.startswith(_FORMAT) or len(head) < len(_FORMAT) + _LENGTHS.size + 32:
+        raise SessionError(f"{path} is no saved session.", _OURS)
+    n_data, *n_states = _LENGTHS.unpack_from(head, len(_FORMAT))
+    told = file.read(n_data) if n_data <= min(n_bytes, _MOST_DATA) else b""
+    try:
+        data = json.loads(told) if hashlib.sha256(told).digest() == head[-32:] else None
+    except (ValueError, RecursionError):
+        data = None
+    if not isinstance(data, dict):
+        raise SessionError(f"{path} is damaged.", "begin a new conversation.")
+    models = [model for model in (target, draft) if model]
+    target.rollback(0)
+    if draft:
+        draft.rollback(0)
+    about = data.pop("caches", None)
+    if not isinstance(about, list) or [_identity(one) for one in about] != [_identity(_about(model)) for model in models]:
+        return data, "it was saved with other models, settings or another build of llama.cpp"
+    if n_bytes != len(head) + n_data + sum(n_states) + 32:
+        return data, "its caches are damaged"
+    digest = hmac.new(_key(), head + told, hashlib.sha256)
+    at = file.tell()
+    for _ in range(0, sum(n_states), _PIECE):  # before llama.cpp sees any of it
+        digest.update(file.read(min(_PIECE, at + sum(n_states) - file.tell())))
+    if not hmac.compare_digest(digest.digest(), file.read(32)):
+        return data, "its caches are damaged, or were written by somebody else"
+    file.seek(at)
+    for model, said, n in zip(models, about, n_states, strict=False):
+        if not model.restore(said["tokens"], said["n_read"], file.read(n)):
+            target.rollback(0)
+            return data, "llama.cpp does not take its caches back"
+    return data, ""
+
+
+def _about(model: Model) -> dict[str, Any]:
+    """Return what a cache depends on, and the tokens in it."""
+    o = model.options
+    parts: list[object] = [*this_machine(), *library_parts(), kernels_in_use(), content_id(model.path)]
+    parts += [model.flash_attention, o.kv_type, o.gpu_layers, o.extra_bufts, model.n_ctx]
+    parts += [(content_id(adapter.path), adapter.scale) for adapter in o.lora]
+    return {"made_by": hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest(), "tokens": list(model.cached), "n_read": model.n_read}
+
+
+def _identity(about: object) -> object:
+    return about.get("made_by") if isinstance(about, dict) else None
+
+
+def _key() -> bytes:
+    """Return this user's key, made once. Where two processes make it at once, what the slower one reads back counts for both."""
+    path = cache_folder() / "session-key"
+    for _ in range(3):
+        with contextlib.suppress(FileNotFoundError):
+            key = path.read_bytes()
+            if len(key) == hashlib.sha256().digest_size:
+                return key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(path) as part:
+            part.write_bytes(secrets.token_bytes(hashlib.sha256().digest_size))
+    raise OSError(f"{path} cannot be kept")
+
+
+class _Hashed:
+    """Writes and hashes at once."""
+
+    def __init__(self, file: BinaryIO, digest: hmac.HMAC) -> None:
+        self._file, self.digest = file, digest
+
+    def write(self, data: Any) -> None:
+        self._file.write(data)
+        self.digest.update(data)

@@ -1,0 +1,324 @@
+"""A generation under way: rounds become chunks of text, and time is kept."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import secrets
+import sys
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TypeAlias
+
+from ..errors import EmptyPromptError, InvalidOptionError, PromptTooLongError
+from ..llama.model import Model
+from ..options import Sampling, Speculation
+from ..results import Chunk, Completion, FinishReason, Stats, TokenLogprob
+from ..sampling.chain import CompatSampling, Sampler
+from ..sampling.filters import make_filters
+from ..sampling.rng import SeededRng
+from ..speculative import engine
+from ..speculative.acceptance import RULES
+from ..speculative.controller import DraftController
+from ..speculative.drafters import NoDrafter
+from ..speculative.pair import ModelPair
+from ..text.detokenizer import TextStream
+
+PromptProgress: TypeAlias = Callable[[int, int], object]
+"""Called after each pass over the prompt, with the tokens read so far and all to be read.
+
+To return False cancels the generation. The last token of the prompt is not counted: it is decoded with the answer.
+"""
+_PART = 0x9E3779B97F4A7C15  # odd, so that no two parts of a text have one seed
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a stream is to do.
+
+    Attributes:
+        prompt: Token ids.
+        sampling: How to sample.
+        speculation: How many tokens to draft.
+        on_token: Called with each emitted id; a true result ends the generation there.
+        prefill: The text at the end of the prompt that the answer begins with; a grammar begins there.
+        echo: Text that the first chunk begins with.
+        on_prompt: Called while the prompt is read, see `PromptProgress`.
+    """
+
+    prompt: Sequence[int]
+    sampling: Sampling
+    speculation: Speculation
+    on_token: Callable[[int], object] | None = None
+    prefill: str = ""
+    echo: str = ""
+    on_prompt: PromptProgress | None = None
+
+
+def check_request(request: Request, target: Model) -> None:
+    """Refuse what cannot run, before anything does.
+
+    Raises:
+        EmptyPromptError, PromptTooLongError, InvalidOptionError: With the real numbers.
+    """
+    if not request.prompt:
+        raise EmptyPromptError
+    if len(request.prompt) >= target.n_ctx:
+        raise PromptTooLongError(len(request.prompt), target.n_ctx)
+    sampling = request.sampling
+    for option, tokens in (("prompt", request.prompt), ("stop_tokens", sampling.stop_tokens), ("logit_bias", sampling.logit_bias)):
+        for token in tokens:
+            if not (isinstance(token, int) and 0 <= token < target.n_vocab):
+                raise InvalidOptionError(option, token, f"an id from 0 to {target.n_vocab - 1}")
+
+
+class Stream:
+    """A generation under way: iterate over it for `Chunk`s, use it in a `with` statement, cancel it from any thread.
+
+    One that is dropped closes itself.
+    """
+
+    def __init__(self, request: Request, pair: ModelPair, release: Callable[[], None]) -> None:
+        """Make a stream over models that nothing else uses until `release` is called; to call it again does nothing.
+
+        Raises:
+            InvalidOptionError: The grammar is none, or forbids the prefill.
+        """
+        self._release, self._close_asked = release, False
+        self._last: Chunk | None = None  # of a stream that was closed for its reader
+        self._generation = _Generation(request, pair)
+        self._chunks = self._generation.run()
+
+    @property
+    def seed(self) -> int:
+        """The seed in use."""
+        return self._generation.seed
+
+    @property
+    def stats(self) -> Stats:
+        """What it cost so far; complete after the last chunk."""
+        return self._generation.stats
+
+    @property
+    def result(self) -> Completion:
+        """What has been generated so far; its finish reason is `cancelled` until the end was reached."""
+        g = self._generation
+        return Completion("".join(g.text), tuple(g.tokens), g.finish, g.seed, g.stats, tuple(g.logprobs))
+
+    def cancel(self) -> None:
+        """End the generation after the pass or round that runs; safe from any thread and from a signal handler."""
+        self._generation.cancelled = True
+
+    def close(self) -> None:
+        """Give the LLM back; safe from any thread, and more than once does nothing. A round that runs is finished first, and its thread does it."""
+        self._close_asked = True  # before the attempt: the thread of a round looks at it afterwards
+        try:
+            self._chunks.close()
+        except ValueError:  # a round is running
+            self.cancel()
+            return
+        except BaseException:
+            self._release()
+            raise
+        self._release()
+
+    def abort(self) -> None:
+        """Cancel and close a stream that another thread reads, or holds without reading; it still gets the last chunk, `cancelled`."""
+        self.cancel()
+        self._close_asked = True
+        with contextlib.suppress(Exception):  # a round is running: its thread goes on from here
+            self._last = next(self._chunks, self._last)
+        self.close()
+
+    def __iter__(self) -> Iterator[Chunk]:
+        return self
+
+    def __next__(self) -> Chunk:
+        if self._last:
+            chunk, self._last = self._last, None
+            return chunk
+        try:
+            chunk = next(self._chunks)
+            if self._close_asked and chunk.finish_reason is None:  # asked for while the round ran
+                self.abort()
+            return chunk
+        except BaseException as error:  # its end too
+            close_asked = self._close_asked
+            self.close()
+            if close_asked and type(error) is ValueError:  # another thread is closing this stream
+                raise StopIteration from None
+            raise
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._surely_close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_chunks") and not sys.is_finalizing():
+            self._surely_close()
+
+    def _surely_close(self) -> None:
+        try:
+            self.close()
+        except BaseException:  # Ctrl-C: it must not keep the LLM from those who wait
+            self.close()
+            raise
+
+
+class _Generation:
+    """What a stream runs. Apart from it, so that the running generator does not keep a dropped stream alive."""
+
+    def __init__(self, request: Request, pair: ModelPair) -> None:
+        self.seed = secrets.randbits(32) if request.sampling.seed is None else request.sampling.seed
+        self.stats = Stats(n_prompt=len(request.prompt))
+        self.cancelled = False  # no `Event`: a signal handler may set it, too
+        self.text: list[str] = []
+        self.tokens: list[int] = []
+        self.logprobs: list[TokenLogprob] = []
+        self.finish: FinishReason = "cancelled"
+        self._request, self._pair, self._target = request, pair, pair.target
+        self._visible = TextStream(request.sampling.stop, "ignore" if isinstance(request.sampling, CompatSampling) else "replace")
+        self._to_echo = request.echo
+        self._stop_tokens = frozenset(request.sampling.stop_tokens)
+        speculation = request.speculation
+        noise = pair.logit_noise(speculation) if speculation.accept == "coupled" else 0.0
+        self._rule = engine.Rule(RULES[speculation.accept], noise, speculation.strict)
+        self._filters = make_filters(pair.target, request.sampling, len(request.prompt), request.prefill)
+        self._n_kept = (pair.target.n_ctx - len(request.prompt)) // 2 if request.sampling.overflow == "shift" else 0
+
+    def run(self) -> Generator[Chunk, None, None]:
+        """Yield a chunk for every round."""
+        request, target = self._request, self._target
+        k, clock = self._pair.most_drafted(request.speculation), _Clock(target, self._pair.draft)
+        for begin, chain in self._contexts():
+            n_left = request.sampling.max_tokens and request.sampling.max_tokens - len(self.tokens)
+            drafter = clock.drafter = self._pair.drafter(request.speculation, chain, n_left or target.n_ctx, clock.drafter)
+            on_pass = self._prompt_pass if begin is request.prompt else None
+            engine.read_prompt(target, drafter, begin, k, self._is_cancelled, on_pass)
+            clock.prompt_is_read()
+            for one in engine.rounds(target, drafter, begin, chain, k, self._rule, n_left, self._is_end, self._is_cancelled):
+                chunk = self._deliver(one)
+                self.stats = clock.round_is_done(self.stats, one, len(chunk.tokens))
+                yield chunk
+                clock.resume()
+                if chunk.finish_reason:
+                    clock.answered(len(self.tokens))
+                    return
+        yield self._deliver(engine.Round([], 0, 0), cut="cancelled")
+
+    def _prompt_pass(self, n_done: int, n_total: int) -> None:
+        """Report a pass over the prompt."""
+        if self._request.on_prompt and self._request.on_prompt(n_done, n_total) is False:
+            self.cancelled = True
+
+    def _contexts(self) -> Iterator[tuple[Sequence[int], Sampler]]:
+        """Yield what to begin with and its chain: the prompt, and the prompt with the end of what was said whenever the context is full."""
+        prompt, sampling = self._request.prompt, self._request.sampling
+        yield prompt, Sampler(sampling, SeededRng(self.seed), self._filters)
+        for part in itertools.count(1):
+            if not self._n_kept or self.cancelled:
+                return
+            # positions come again, and their noise must not: each part has a seed of its own
+            yield [*prompt, *self.tokens[-self._n_kept :]], Sampler(sampling, SeededRng((self.seed + part * _PART) % 2**64), self._filters)
+
+    def _is_cancelled(self) -> bool:
+        return self.cancelled
+
+    def _is_end(self, token: int) -> bool:
+        return token in self._stop_tokens or self._target.is_end(token)
+
+    def _deliver(self, one: engine.Round, cut: FinishReason | None = None) -> Chunk:
+        """Turn a round into a chunk, cut where the text or the caller ends it."""
+        parts: list[tuple[str, bool]] = [(self._to_echo, False)]
+        self._to_echo = ""
+        tokens: list[int] = []
+        for token in one.tokens[:-1] if one.ended else one.tokens:
+            parts.append((self._visible.push(self._target.piece(token)), len(tokens) < one.n_accepted))
+            tokens.append(token)
+            if self._request.on_token and self._request.on_token(token):
+                cut = "cancelled"
+            if self._visible.stopped:
+                cut = "stop"
+            if cut:
+                break
+        self.tokens += tokens
+        logprobs = one.logprobs[: len(tokens)]
+        self.logprobs += logprobs
+        cut = cut or ("stop" if one.ended else "length" if self._is_full() else None)
+        if cut:
+            parts.append((self._visible.finish(), False))
+            self.finish = cut
+        parts = [part for part in parts if part[0]]
+        text = "".join(piece for piece, _ in parts)
+        self.text.append(text)
+        return Chunk(text, tuple(tokens), one.n_drafted, min(one.n_accepted, len(tokens)), cut, tuple(parts), logprobs)
+
+    def _is_full(self) -> bool:
+        if len(self.tokens) == self._request.sampling.max_tokens:
+            return True
+        return not self._n_kept and len(self._request.prompt) + len(self.tokens) >= self._target.n_ctx
+
+
+class _Clock:
+    """Keeps a stream's times: those inside the models, and all that passes while the stream itself runs."""
+
+    def __init__(self, target: Model, draft: Model | None) -> None:
+        self._models = (draft, target)
+        self.drafter: DraftController | NoDrafter = NoDrafter()
+        self._busy = self._busy_now()
+        self._since = time.perf_counter()
+        self._total_s = self._prompt_s = 0.0
+        self._is_read = False
+
+    def resume(self) -> None:
+        """Go on counting: the caller is done with a chunk."""
+        self._since = time.perf_counter()
+
+    def prompt_is_read(self) -> None:
+        """Book all time so far as the prompt's; what is read anew later on counts as generation."""
+        if self._is_read:
+            return
+        self._is_read = True
+        self._pause()
+        self._prompt_s, self._busy = self._total_s, self._busy_now()
+        self.resume()
+
+    def round_is_done(self, old: Stats, one: engine.Round, n_emitted: int) -> Stats:
+        """Return the stats with a round added, and stop counting until `resume`."""
+        self._pause()
+        controller = self.drafter if isinstance(self.drafter, DraftController) else None
+        draft_s, verify_s = (now - before for now, before in zip(self._busy_now(), self._busy, strict=True))
+        return Stats(
+            n_prompt=old.n_prompt,
+            n_generated=old.n_generated + n_emitted,
+            n_drafted=old.n_drafted + one.n_drafted,
+            n_accepted=old.n_accepted + one.n_accepted,
+            n_near_ties=old.n_near_ties + sum(i < n_emitted for i in one.near_ties),
+            n_decided_again=old.n_decided_again + one.decided_again,
+            rounds=old.rounds + 1,
+            prompt_s=self._prompt_s,
+            draft_s=draft_s,
+            verify_s=verify_s,
+            other_s=self._total_s - self._prompt_s - draft_s - verify_s,
+            ttft_s=old.ttft_s or self._total_s,
+            total_s=self._total_s,
+            forecast_s=controller.forecast.rounds_s if controller else 0.0,
+            plain_s=controller.forecast.plain_s if controller else 0.0,
+            drafters=dict(controller.counts) if controller else {},
+            why_none=self.drafter.why_none,
+        )
+
+    def answered(self, n_tokens: int) -> None:
+        """Count the length of an answer."""
+        if isinstance(self.drafter, DraftController):
+            self.drafter.known.answered(n_tokens)
+
+    def _pause(self) -> None:
+        self._total_s += time.perf_counter() - self._since
+
+    def _busy_now(self) -> tuple[float, ...]:
+        return tuple(model.busy_s if model else 0.0 for model in self._models)

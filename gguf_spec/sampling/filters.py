@@ -1,0 +1,39 @@
+"""From the options of a request to the parts of its chain that need the model's vocabulary."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..grammar.json_schema import to_gbnf
+from ..grammar.token_grammar import Grammar
+from ..llama.model import Model
+from ..llama.samplers import Dry
+from ..options import Sampling
+from .chain import NO_FILTERS, CompatSampling, Filters
+
+
+def make_filters(model: Model, s: Sampling, n_prompt: int, prefill: str = "") -> Filters:
+    """Make what `Sampling` asks for and a row of logits alone cannot give.
+
+    Args:
+        model: The target.
+        s: The options.
+        n_prompt: Tokens of the prompt; a grammar begins behind them.
+        prefill: Text at the end of the prompt that the grammar has seen already.
+
+    Raises:
+        InvalidOptionError: The grammar or the schema is none, or the grammar forbids the prefill.
+    """
+    gbnf = s.grammar if s.json_schema is None else to_gbnf(s.json_schema)
+    penalise_from = n_prompt if isinstance(s, CompatSampling) else 0
+    if gbnf is None and not s.dry_multiplier and not s.ignore_eos:
+        return NO_FILTERS._replace(penalise_from=penalise_from)
+    dry = None
+    if s.dry_multiplier and s.dry_penalty_last_n:
+        dry = Dry(model, s.dry_multiplier, s.dry_base, s.dry_allowed_length, s.dry_penalty_last_n, s.dry_sequence_breakers).penalties
+    return Filters(
+        dry=dry,
+        grammar=None if gbnf is None else Grammar(model, gbnf, n_prompt, prefill),
+        ends=np.array(model.ends if s.ignore_eos or gbnf is not None else [], dtype=np.int64),
+        penalise_from=penalise_from,
+    )

@@ -1,0 +1,80 @@
+"""What stands before every request: who may ask, and a count of the answers. Nothing that a client sent is logged."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .errors import ApiError, log
+from .metrics import Metrics
+from .settings import Settings
+
+OPEN = frozenset({"/", "/health"})  # need no key: they tell nothing of anybody
+_LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+def refused(refusal: ApiError) -> JSONResponse:
+    """Return the response to a request that is refused."""
+    return JSONResponse({"error": refusal.error}, refusal.status, refusal.headers)
+
+
+class AccessMiddleware:
+    """Lets in whom the settings allow, counts, and keeps errors from telling more than their kind."""
+
+    def __init__(self, app: ASGIApp, settings: Settings, totals: Metrics, paths: frozenset[str], is_ending: Callable[[], bool]) -> None:
+        self._app, self._settings, self._totals, self._paths, self._is_ending = app, settings, totals, paths, is_ending
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer as ASGI wants it."""
+        if scope["type"] != "http":
+            return
+        status = 499  # where nothing could be sent
+
+        async def counting(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            refusal = self._check(scope["path"], Headers(scope=scope))
+            await (refused(refusal) if refusal else self._app)(scope, receive, counting)
+        except asyncio.CancelledError:
+            if not self._is_ending():
+                raise
+        except Exception as error:  # its message, which uvicorn would log, may quote a prompt
+            log(error)
+            if status == 499:
+                await refused(ApiError("The server failed.", None, "internal_error", 500))(scope, receive, counting)
+        finally:
+            self._totals.count(scope["path"] if scope["path"] in self._paths else "other", status)
+
+    def _check(self, path: str, headers: Headers) -> ApiError | None:
+        host, origin, key = headers.get("host", ""), headers.get("origin"), self._settings.api_key
+        # A page whose name was made to point at this machine must not read what is here.
+        if self._settings.is_local and _name(host) not in _LOCAL | {self._settings.host}:
+            return ApiError("This server answers at localhost only.", None, "unknown_host", 403)
+        # Any page could send what it likes, even where it may not read the answer.
+        allowed = self._settings.cors_origins
+        if origin is not None and origin not in allowed and "*" not in allowed and (urlsplit(origin).netloc != host or not host):
+            return ApiError("This origin may not use the server.", None, "origin_not_allowed", 403)
+        if key is not None and path not in OPEN:
+            kind, _, given = headers.get("authorization", "").partition(" ")
+            if kind.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), key.encode()):
+                message = "Incorrect API key." if given else "This server needs an API key: Authorization: Bearer KEY."
+                return ApiError(message, None, "invalid_api_key", 401, {"WWW-Authenticate": "Bearer"})
+        return None
+
+
+def _name(host: str) -> str | None:
+    """Return the name in a Host header, without the port."""
+    try:
+        return urlsplit(f"//{host}").hostname
+    except ValueError:
+        return None

@@ -1,0 +1,238 @@
+"""The routes: OpenAI's, and a few beside them."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from .. import __version__
+from .access import AccessMiddleware, refused
+from .errors import ApiError, ending, gone
+from .metrics import Metrics
+from .openapi import describe
+from .requests import CompletionRequest, parse, read_chat, read_text
+from .responses import ResponseBuilder
+from .settings import Settings
+from .sse import EventStream
+from .tool_calls import ToolReader, form_of
+from .worker import ChunkEvent, ErrorEvent, Finished, Job, Started, Worker
+
+if TYPE_CHECKING:
+    from ..runtime.llm import LLM
+
+_PAGE = Path(__file__).with_name("page.html")
+_MOST_READ = 8  # times the largest body: so much of a larger one is read, so that its sender is there to hear why it is refused
+
+
+def make_app(llm: LLM, settings: Settings | None = None) -> App:
+    """Return an ASGI application that serves `llm`. Its thread ends with `App.close()`; the LLM stays open."""
+    return App(llm, settings or Settings())
+
+
+class App:
+    """The server, without a socket."""
+
+    def __init__(self, llm: LLM, settings: Settings) -> None:
+        self._llm, self._settings = llm, settings
+        self._totals, self._since = Metrics(), int(time.time())
+        self._worker = Worker(llm, settings.queue, self._totals)
+        self._ends = False
+        self._form = form_of(llm.chat_template or "")
+        self._asgi = self._make()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer as ASGI wants it."""
+        await self._asgi(scope, receive, send)
+
+    def _make(self) -> ASGIApp:
+        routes = [
+            Route("/v1/chat/completions", self._chat, methods=["POST"]),
+            Route("/v1/completions", self._text, methods=["POST"]),
+            Route("/v1/models", self._models, methods=["GET"]),
+            Route("/v1/models/{name:path}", self._model, methods=["GET"]),
+            Route("/health", self._health, methods=["GET"]),
+            Route("/metrics", self._metrics, methods=["GET"]),
+            Route("/openapi.json", self._description, methods=["GET"]),
+        ]
+        if _PAGE.exists():
+            routes.append(Route("/", _page(_PAGE.read_text(encoding="utf-8")), methods=["GET"]))
+        handlers: dict[Any, Any] = {ApiError: _answer_refusal, HTTPException: _answer_http}
+        app: ASGIApp = Starlette(routes=routes, exception_handlers=handlers)
+        app = AccessMiddleware(app, self._settings, self._totals, frozenset(route.path for route in routes), lambda: self._ends)
+        if self._settings.cors_origins:
+            app = CORSMiddleware(app, allow_origins=self._settings.cors_origins, allow_methods=["GET", "POST"], allow_headers=["*"])
+        return app
+
+    # ---- ending
+
+    def begin_end(self) -> None:
+        """Refuse what comes from now on; what is under way has the settings' grace to finish. In the event loop."""
+        self._ends = True
+        asyncio.get_running_loop().call_later(self._settings.grace, self._worker.cancel_all)
+
+    def cancel_all(self) -> None:
+        """End all answers within a round; from any thread."""
+        self._ends = True
+        self._worker.cancel_all()
+
+    def close(self) -> None:
+        """End all answers, and the thread; more than once does nothing."""
+        self._ends = True
+        self._worker.close()
+
+    # ---- answers
+
+    async def _chat(self, request: Request) -> Response:
+        return await self._complete(request, read_chat)
+
+    async def _text(self, request: Request) -> Response:
+        return await self._complete(request, read_text)
+
+    async def _complete(self, request: Request, read: Callable[[dict[str, Any], Any, int | None], CompletionRequest]) -> Response:
+        asked = self._read(await self._body(request), read)
+        tools = ToolReader(self._form, [tool["function"]["name"] for tool in asked.tools]) if asked.tools else None
+        reply, job = ResponseBuilder(asked, self._llm.name, tools), Job(asked)
+        self._worker.submit(job)
+        watch = asyncio.create_task(self._watch(request, job))
+        timer: asyncio.TimerHandle | None = None
+
+        def close() -> None:
+            watch.cancel()
+            if timer:
+                timer.cancel()
+            self._worker.cancel(job, "gone")  # nothing where the answer is complete
+
+        streams = False
+        try:
+            first = await job.events.get()
+            if isinstance(first, ErrorEvent):
+                raise first.refusal
+            timer = asyncio.get_running_loop().call_later(self._settings.timeout, self._worker.cancel, job, "timeout")
+            streams = asked.stream
+            return EventStream(job, reply, self._settings.timeout, close) if streams else JSONResponse(await _collect(job, reply))
+        finally:
+            if not streams:
+                close()
+
+    def _read(self, body: bytes, read: Callable[[dict[str, Any], Any, int | None], CompletionRequest]) -> CompletionRequest:
+        if self._ends:
+            raise ending()
+        data = parse(body)
+        self._check_model(data.get("model"))
+        return read(data, self._llm.speculation, self._settings.max_tokens)
+
+    def _check_model(self, name: Any) -> None:
+        if isinstance(name, str) and name not in ("", self._llm.name):
+            raise ApiError(f"There is no model {name[:100]!r} here: this server has {self._llm.name!r}.", "model", "model_not_found", 404)
+
+    async def _body(self, request: Request) -> bytes:
+        """Return the body, if it is neither too large nor too slow."""
+        try:
+            return await asyncio.wait_for(self._read_body(request), self._settings.timeout)
+        except asyncio.TimeoutError:
+            raise ApiError("The body did not arrive in time.", None, "timeout", 408, {"Connection": "close"}) from None
+        except ClientDisconnect:
+            raise gone() from None
+
+    async def _read_body(self, request: Request) -> bytes:
+        most, n, parts = self._settings.body_bytes, 0, []
+        async for part in request.stream():
+            n += len(part)
+            if n <= most:
+                parts.append(part)
+            elif n > _MOST_READ * most:
+                break
+        if n > most:
+            raise ApiError(f"The body has more than {most:,} bytes.", None, "request_too_large", 413)
+        return b"".join(parts)
+
+    async def _watch(self, request: Request, job: Job) -> None:
+        """Free the engine when the client goes away."""
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        if not self._ends:  # some versions of uvicorn say so too when they are to end
+            self._worker.cancel(job, "gone")
+
+    # ---- the rest
+
+    async def _models(self, _: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [self._about()]})
+
+    async def _model(self, request: Request) -> Response:
+        self._check_model(request.path_params["name"] or "/")
+        return JSONResponse(self._about())
+
+    def _about(self) -> dict[str, Any]:
+        llm = self._llm
+        return {
+            "id": llm.name, "object": "model", "created": self._since, "owned_by": "gguf-spec",
+            "n_ctx": llm.n_ctx, "draft": llm.draft_name, "speculation": llm.speculation.k > 0, "notes": list(llm.notes),
+        }  # fmt: skip
+
+    async def _health(self, _: Request) -> Response:
+        state = {"status": "ending" if self._ends else "ok", "model": self._llm.name, "version": __version__}
+        return JSONResponse(state | {"queue": self._worker.n_waiting, "busy": self._worker.is_busy}, 503 if self._ends else 200)
+
+    async def _metrics(self, _: Request) -> Response:
+        text = self._totals.text(self._worker.n_waiting, self._worker.is_busy)
+        return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+
+    async def _description(self, _: Request) -> Response:
+        return JSONResponse(describe(self._llm.name, self._settings.api_key is not None))
+
+
+async def _collect(job: Job, reply: ResponseBuilder) -> dict[str, Any]:
+    """Wait for the whole answer."""
+    said = []
+    while True:
+        one = await job.events.get()
+        if isinstance(one, ChunkEvent):
+            said.append(one)
+        elif isinstance(one, ErrorEvent):
+            raise one.refusal
+        elif isinstance(one, Finished):
+            return reply.whole(said, one)
+        else:
+            assert isinstance(one, Started)
+
+
+async def _answer_refusal(_: Request, error: ApiError) -> Response:
+    return refused(error)
+
+
+async def _answer_http(_: Request, error: HTTPException) -> Response:
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
+    return refused(ApiError(f"{error.detail}.", None, code, error.status_code, dict(error.headers or {})))
+
+
+def _page(html: str) -> Callable[[Request], Response]:
+    """Return the route of the page: its own script runs, and nothing else does."""
+    hashes = [
+        base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        for script in re.findall(r"<script\b[^>]*>(.*?)</script>", html, re.DOTALL)
+    ]
+    scripts = " ".join(f"'sha256-{one}'" for one in hashes) or "'none'"
+    policy = (
+        f"default-src 'self'; script-src {scripts}; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    headers = {"Content-Security-Policy": policy, "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "Cache-Control": "no-cache"}
+
+    def page(_: Request) -> Response:
+        return HTMLResponse(html, headers=headers)
+
+    return page

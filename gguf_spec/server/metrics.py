@@ -1,0 +1,99 @@
+"""What the server counts, in the text format of Prometheus."""
+
+from __future__ import annotations
+
+import collections
+import threading
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from ..results import Stats
+
+if TYPE_CHECKING:
+    from ..runtime.stream import Stream
+
+_SUMS = {
+    "prompt_tokens_total": ("n_prompt", "Tokens of prompts."),
+    "generated_tokens_total": ("n_generated", "Tokens of answers."),
+    "rounds_total": ("rounds", "Passes of the target over drafted tokens."),
+    "near_ties_total": ("n_near_ties", "Tokens that plain decoding may decide otherwise."),
+    "decided_again_total": ("n_decided_again", "Near ties that were decided again."),
+    "drafted_tokens_total": ("n_drafted", "Tokens that were drafted."),
+    "accepted_tokens_total": ("n_accepted", "Drafted tokens that the target accepted."),
+}
+_TIMES = ("prompt", "draft", "verify", "other")
+
+
+class Metrics:
+    """Counts requests and sums up what answers cost, that of the one under way included."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._requests: collections.Counter[tuple[str, int]] = collections.Counter()
+        self._sums: collections.Counter[str] = collections.Counter()
+        self._seconds: collections.Counter[str] = collections.Counter()
+        self._drafters: dict[str, tuple[int, int]] = {}
+        self._running: Stream | None = None
+        self._last = Stats()
+
+    def count(self, path: str, status: int) -> None:
+        """Count a request by its path and the status it was answered with."""
+        with self._lock:
+            self._requests[path, status] += 1
+
+    def began(self, stream: Stream) -> None:
+        """Count a stream as it goes on."""
+        with self._lock:
+            self._running = stream
+
+    def ended(self, stats: Stats) -> None:
+        """Add what the stream cost."""
+        with self._lock:
+            self._running, self._last = None, stats
+            self._drafters = _add(self._sums, self._seconds, self._drafters, stats)
+
+    def text(self, n_waiting: int, is_busy: bool) -> str:
+        """Return all of it."""
+        with self._lock:
+            requests, sums, seconds, drafters, now = self._requests.copy(), self._sums.copy(), self._seconds.copy(), self._drafters, self._last
+            if self._running:
+                now = self._running.stats
+                drafters = _add(sums, seconds, drafters, now)
+        lines = _metric(
+            "requests_total",
+            "counter",
+            "Requests by path and status.",
+            ((f'{{path="{p}",status="{s}"}}', n) for (p, s), n in sorted(requests.items())),
+        )
+        lines += _metric("queue_length", "gauge", "Requests that wait.", [("", n_waiting)])
+        lines += _metric("busy", "gauge", "1 while an answer is under way.", [("", int(is_busy))])
+        lines += _metric("tokens_per_second", "gauge", "Speed of the answer under way, or of the last one.", [("", round(now.tokens_per_s, 3))])
+        for name, (field, told) in _SUMS.items():
+            lines += _metric(name, "counter", told, [("", sums[field])])
+        lines += _metric(
+            "time_seconds_total", "counter", "Time by what it went into.", [(f'{{part="{part}"}}', round(seconds[part], 6)) for part in _TIMES]
+        )
+        of = sorted(drafters.items())
+        lines += _metric(
+            "drafter_drafted_tokens_total", "counter", "Tokens drafted, by drafter.", [(f'{{drafter="{name}"}}', n) for name, (n, _) in of]
+        )
+        lines += _metric("drafter_accepted_tokens_total", "counter", "Those accepted.", [(f'{{drafter="{name}"}}', n) for name, (_, n) in of])
+        share = [(f'{{drafter="{name}"}}', round(accepted / drafted, 6)) for name, (drafted, accepted) in of if drafted]
+        lines += _metric("drafter_acceptance", "gauge", "Accepted over drafted tokens.", share)
+        return "".join(lines)
+
+
+def _add(
+    sums: collections.Counter[str], seconds: collections.Counter[str], drafters: dict[str, tuple[int, int]], stats: Stats
+) -> dict[str, tuple[int, int]]:
+    """Add stats to sums, in place; return the drafters' new counts."""
+    for field, _ in _SUMS.values():
+        sums[field] += getattr(stats, field)
+    for part in _TIMES:
+        seconds[part] += getattr(stats, f"{part}_s")
+    pairs = {name: drafters.get(name, (0, 0)) for name in {*drafters, *stats.drafters}}
+    return {name: (n + stats.drafters.get(name, (0, 0))[0], m + stats.drafters.get(name, (0, 0))[1]) for name, (n, m) in pairs.items()}
+
+
+def _metric(name: str, kind: str, told: str, values: Iterable[tuple[str, float]]) -> list[str]:
+    return [f"# HELP gguf_spec_{name} {told}\n# TYPE gguf_spec_{name} {kind}\n", *(f"gguf_spec_{name}{labels} {value}\n" for labels, value in values)]

@@ -1,0 +1,234 @@
+"""A request's body, field by field, to what the engine is asked. Nothing is taken and ignored: a field that means nothing here is refused by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from ..errors import InvalidOptionError
+from ..options import Sampling, Speculation
+from .errors import ApiError, bad, option_refusal
+from .messages import read_messages, read_tools
+
+# Fields of `Sampling` that a body may hold under the same name.
+SAMPLING = (
+    "temperature", "top_k", "top_p", "min_p", "typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold", "repeat_penalty",
+    "frequency_penalty", "presence_penalty", "penalty_last_n", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n",
+    "ignore_eos", "seed", "grammar",
+)  # fmt: skip
+# OpenAI's fields that this server does not follow, with the values that ask for nothing.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {"n": (1,)}
+_NEUTRAL_CHAT = _NEUTRAL | {
+    "store": (False,), "parallel_tool_calls": (True,), "service_tier": ("auto", "default"), "modalities": (["text"],), "audio": (),
+    "function_call": (), "functions": (), "metadata": (), "prediction": (), "prompt_cache_key": (), "prompt_cache_retention": (),
+    "reasoning_effort": (), "safety_identifier": (), "user": (), "verbosity": (), "web_search_options": (),
+}  # fmt: skip
+_NEUTRAL_TEXT = _NEUTRAL | {"suffix": ("",), "best_of": (1,), "user": ()}
+_SHARED = {"model", "stream", "stream_options", "stop", "logit_bias", "logprobs", "max_tokens", "speculation", *SAMPLING}
+_CHAT = _SHARED | {"messages", "max_completion_tokens", "top_logprobs", "response_format", "tools", "tool_choice"}
+_TEXT = _SHARED | {"prompt", "echo"}
+_MOST_STOPS, _LONGEST_STOP, _MOST_TOP = 16, 256, 20
+TEXT_MAX_TOKENS = 16  # what OpenAI takes for completions where nothing is said
+
+
+@dataclass(frozen=True)
+class CompletionRequest:
+    """What a request asks for.
+
+    Attributes:
+        prompt: A text, token ids, or messages.
+        sampling: How to sample; its `logprobs` too.
+        speculation: None for the server's own.
+        stream: Whether the answer comes piece by piece.
+        usage: Whether the last piece of a stream is what it cost.
+        shows_drafts: Whether the pieces of a stream say which text was drafted.
+        echo: Whether the answer begins with the prompt.
+        tools: What the model may call.
+        names: What options are called in this request, where they have other names.
+    """
+
+    prompt: Any
+    sampling: Sampling
+    speculation: Speculation | None
+    stream: bool
+    usage: bool
+    shows_drafts: bool
+    echo: bool
+    tools: list[dict[str, Any]]
+    names: dict[str, str]
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether the answer is a message."""
+        return self.names["prompt"] == "messages"
+
+
+def parse(body: bytes) -> dict[str, Any]:
+    """Return the object that a body holds.
+
+    Raises:
+        Refusal: It is no JSON object in UTF-8.
+    """
+    try:
+        data = json.loads(body, parse_constant=_no_number)
+        json.dumps(data, ensure_ascii=False).encode()  # half a surrogate pair is no text
+    except (ValueError, RecursionError):
+        raise ApiError("The body is not JSON in UTF-8.", None, "invalid_json") from None
+    if not isinstance(data, dict):
+        raise ApiError("The body must be a JSON object.", None, "invalid_json")
+    return data
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(text)
+
+
+def read_chat(data: dict[str, Any], default: Speculation, most: int | None) -> CompletionRequest:
+    """Return what the body of a chat asks for; `most` is the largest answer that is allowed.
+
+    Raises:
+        Refusal: With the name of the field.
+    """
+    data = _check_fields(data, _CHAT, _NEUTRAL_CHAT)
+    tools = read_tools(data.get("tools"), data.get("tool_choice"))
+    schema = _schema(data.get("response_format"))
+    if schema is not None and tools:
+        raise bad("response_format", "cannot be followed together with tools: it would forbid their calls.")
+    if schema is not None and "grammar" in data:
+        raise bad("grammar", "cannot be followed together with response_format.")
+    if "max_completion_tokens" in data:
+        if data.setdefault("max_tokens", data["max_completion_tokens"]) != data["max_completion_tokens"]:
+            raise bad("max_tokens", "says other than max_completion_tokens.")
+        names = {"max_tokens": "max_completion_tokens"}
+    else:
+        names = {}
+    wants, top = _flag(data, "logprobs"), data.get("top_logprobs")
+    if top is not None and not (wants and _is_count(top) and 0 <= top <= _MOST_TOP):
+        raise bad("top_logprobs", f"must be a whole number from 0 to {_MOST_TOP}, with logprobs true.")
+    sampling = {"json_schema": schema, "logprobs": (top or 0) if wants else None}
+    names |= {"prompt": "messages", "json_schema": "response_format"}
+    return _asked(data, read_messages(data.get("messages")), sampling, default, most, names, tools=tools)
+
+
+def read_text(data: dict[str, Any], default: Speculation, most: int | None) -> CompletionRequest:
+    """Return what the body of a completion asks for; `most` is the largest answer that is allowed.
+
+    Raises:
+        Refusal: With the name of the field.
+    """
+    data = {"max_tokens": min(TEXT_MAX_TOKENS, most or TEXT_MAX_TOKENS)} | _check_fields(data, _TEXT, _NEUTRAL_TEXT)
+    prompt, echo, logprobs = _prompt(data.get("prompt")), _flag(data, "echo"), data.get("logprobs")
+    if logprobs is not None and not (_is_count(logprobs) and 0 <= logprobs <= _MOST_TOP):
+        raise bad("logprobs", f"must be a whole number from 0 to {_MOST_TOP}.")
+    if echo and (logprobs is not None or not isinstance(prompt, str)):
+        raise bad("echo", "is only for a prompt that is a string, and not together with logprobs.")
+    return _asked(data, prompt, {"logprobs": logprobs}, default, most, {"prompt": "prompt"}, echo=echo)
+
+
+def _asked(
+    data: dict[str, Any], prompt: Any, sampling: dict[str, Any], default: Speculation, most: int | None, names: dict[str, str],
+    *, echo: bool = False, tools: list[dict[str, Any]] | None = None,
+) -> CompletionRequest:  # fmt: skip
+    stream, options = _flag(data, "stream"), data.get("stream_options", {})
+    if not isinstance(options, dict) or not set(options) <= {"include_usage", "include_speculation"} or (options and not stream):
+        raise bad("stream_options", "may hold include_usage and include_speculation, and only where stream is true.")
+    n = data.get("max_tokens", most)
+    if most is not None and isinstance(n, int) and n > most:
+        raise bad(names.get("max_tokens", "max_tokens"), f"is {n} but this server's answers have at most {most} tokens.")
+    fields = {name: data[name] for name in SAMPLING if name in data} | sampling
+    fields |= {"stop": _stops(data.get("stop")), "logit_bias": _biases(data.get("logit_bias", {})), "max_tokens": n}
+    return CompletionRequest(
+        prompt, _made(lambda: Sampling(**fields), names), _speculation(data.get("speculation"), default, names), stream,
+        _flag(options, "include_usage", "stream_options."), _flag(options, "include_speculation", "stream_options."), echo, tools or [], names,
+    )  # fmt: skip
+
+
+def _check_fields(data: dict[str, Any], known: set[str], neutral: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
+    """Return the fields that say something; null says nothing."""
+    data = {name: value for name, value in data.items() if value is not None}
+    for name in [name for name in data if name not in known]:
+        if name not in neutral:
+            raise ApiError(f"Unknown field: {name[:100]}.", name[:100], "unknown_parameter")
+        value = data.pop(name)
+        if not any(type(value) is type(one) and value == one for one in neutral[name]):
+            allowed = "".join(f" but for {json.dumps(one)}" for one in neutral[name][:1])
+            raise ApiError(f"{name} is not supported{allowed}.", name, "unsupported_parameter")
+    if not isinstance(data.get("model", ""), str):
+        raise bad("model", "must be a string.")
+    return data
+
+
+def _made(make: Callable[[], Any], names: dict[str, str]) -> Any:
+    try:
+        return make()
+    except InvalidOptionError as error:
+        raise option_refusal(error, names) from None
+    except OverflowError:
+        raise ApiError("A number is too large.", None, "invalid_value") from None
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _flag(data: dict[str, Any], name: str, at: str = "") -> bool:
+    value = data.get(name)
+    if not (value is None or isinstance(value, bool)):
+        raise bad(at + name, "must be true or false.")
+    return bool(value)
+
+
+def _stops(value: Any) -> tuple[str, ...]:
+    stops = () if value is None else (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else None
+    if stops is None or len(stops) > _MOST_STOPS or not all(isinstance(stop, str) and 0 < len(stop) <= _LONGEST_STOP for stop in stops):
+        raise bad("stop", f"must be a string of 1 to {_LONGEST_STOP} characters, or an array of at most {_MOST_STOPS} of them.")
+    return stops
+
+
+def _biases(value: Any) -> dict[int, float]:
+    if not isinstance(value, dict) or not all(token.isdecimal() and len(token) < 10 for token in value):
+        raise bad("logit_bias", "must be an object from token ids to numbers.")
+    return {int(token): bias for token, bias in value.items()}
+
+
+def _prompt(value: Any) -> str | list[int]:
+    """Return the one prompt: a text or token ids, alone or in an array."""
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], (str, list)):
+        value = value[0]
+    if isinstance(value, str) or (isinstance(value, list) and all(map(_is_count, value))):
+        return value
+    raise bad("prompt", "must be a string or an array of token ids, one for a request.")
+
+
+def _schema(value: Any) -> Any:
+    """Return the JSON schema that a response format asks for, or None."""
+    if value is None or value == {"type": "text"}:
+        return None
+    if value == {"type": "json_object"}:
+        return {"type": "object"}
+    if not isinstance(value, dict) or value.get("type") != "json_schema" or set(value) != {"type", "json_schema"}:
+        raise bad("response_format", "must be of the type text, json_object or json_schema.")
+    inner = value["json_schema"]
+    if not isinstance(inner, dict) or not isinstance(inner.get("name"), str) or not isinstance(inner.get("schema"), (dict, bool)):
+        raise bad("response_format.json_schema", "must hold a name and a schema.")
+    if inner.get("strict") not in (None, True, False) or inner.get("description") or not set(inner) <= {"name", "schema", "strict", "description"}:
+        raise bad("response_format.json_schema", "may hold name, schema and strict, and nothing else.")
+    return inner["schema"]  # followed to the letter, strict or not
+
+
+def _speculation(value: Any, default: Speculation, names: dict[str, str]) -> Speculation | None:
+    if value is None:
+        return None
+    if value == "off":
+        return replace(default, k=0)
+    known = {field.name for field in fields(Speculation)}
+    if not isinstance(value, dict):
+        raise bad("speculation", 'must be an object, or "off".')
+    for name in value:
+        if name not in known:
+            raise ApiError(f"Unknown field: speculation.{name[:100]}.", f"speculation.{name[:100]}", "unknown_parameter")
+    given = {name: one for name, one in value.items() if one is not None}
+    made: Speculation = _made(lambda: replace(default, **given), names)
+    return made

@@ -1,0 +1,124 @@
+"""uvicorn in a thread of its own: no signal handlers, no prints, no global state."""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import threading
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+
+from ..errors import GgufSpecError, InvalidOptionError
+from .app import App, make_app
+from .settings import Settings
+
+if TYPE_CHECKING:
+    from ..runtime.llm import LLM
+
+
+class _Uvicorn(uvicorn.Server):
+    """Tells the application when the end begins."""
+
+    def __init__(self, config: uvicorn.Config, app: App) -> None:
+        super().__init__(config)
+        self._application = app
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._application.begin_end()
+        await super().shutdown(sockets)
+
+
+class Server:
+    """A server that runs. Use it in a `with` statement, or close it.
+
+    Attributes:
+        url: Where it listens, such as `http://127.0.0.1:8080`.
+    """
+
+    def __init__(self, llm: LLM, settings: Settings) -> None:
+        """Begin to listen.
+
+        Raises:
+            GgufSpecError: The address is taken, or none of this machine's.
+        """
+        self._settings, self._socket = settings, _listen(settings)
+        host, port = self._socket.getsockname()[:2]
+        self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        self._app = make_app(llm, settings)
+        config = uvicorn.Config(
+            self._app, loop="asyncio", http="h11", ws="none", lifespan="off", interface="asgi3", log_config=None,
+            server_header=False, proxy_headers=False, timeout_graceful_shutdown=math.ceil(settings.grace) + 1,
+        )  # fmt: skip
+        self._uvicorn = _Uvicorn(config, self._app)
+        self._thread = threading.Thread(target=self._run, name="gguf-spec-server", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._uvicorn.run(sockets=[self._socket])
+        finally:
+            self._socket.close()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether requests are still answered."""
+        return self._thread.is_alive()
+
+    def stop(self) -> None:
+        """Begin to end, without waiting: no new requests, and the settings' grace for those under way."""
+        self._uvicorn.should_exit = True
+
+    def close(self, grace: float | None = None) -> None:
+        """End the server, and wait until it has; more than once does nothing. The LLM stays open.
+
+        Args:
+            grace: 0 does not let answers under way finish; None gives them what the settings say.
+        """
+        self.stop()
+        if grace is not None:
+            self._thread.join(grace)
+            self._app.cancel_all()
+        self._thread.join()
+        self._app.close()
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _listen(settings: Settings) -> socket.socket:
+    """Return a socket that connections can already be made to."""
+    hint = "take another with --port; 0 takes a free one."
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise InvalidOptionError("host", settings.host, f"an address of this machine ({error.strerror or error})") from None
+    try:
+        if os.name == "posix":  # elsewhere it would share the port with others
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        raise GgufSpecError(f"cannot listen at {settings.host} port {settings.port}: {error.strerror or error}.", hint) from None
+    return listener
+
+
+def serve_in_thread(llm: LLM, port: int = 0, **settings: Any) -> Server:
+    """Serve an LLM from a thread of this program, which may go on using it; the two wait for each other.
+
+    Args:
+        llm: What is served. Close the server first, then the LLM.
+        port: 0 takes a free one; see `Server.url`.
+        settings: The fields of `Settings`: `host`, `api_key`, `cors_origins`, `queue`, `max_tokens`, `timeout`, `body_bytes`, `grace`.
+
+    Raises:
+        InvalidOptionError: A setting has a value outside its range.
+        GgufSpecError: The port is taken.
+    """
+    return Server(llm, Settings(port=port, **settings))

@@ -1,0 +1,1 @@
+"""The round: drafters, acceptance rules, draft controller, cost model and profiles."""

@@ -1,0 +1,485 @@
+"""The draft controller: decides in each round how many tokens to draft, and with which drafter. Zero is plain decoding.
+
+The decisions are the pure functions of `speculative.draft_length`; here are the drafters, the clock and the statistics they are fed from. Under
+the rule `coupled` no decision changes the text. Under `rejection` and `block` a drawn token is always checked, so that its value decides nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..arrays import Logits
+from ..options import BRANCHES_MAX, K_MAX
+from ..sampling.chain import Distribution
+from .acceptance import Draft
+from .acceptance_rates import RequestAcceptance
+from .cost_model import CostModel
+from .draft_length import LEAST_REACH, Outlook, Prices, best_branches, best_length, drafting_gain, gain_of, token_seconds
+from .drafters import N_CONFIDENCE_BUCKETS, DraftTeam, ModelDrafter, Proposal, TokenDrafter
+from .interfaces import LanguageModel
+from .pair_statistics import SECOND, Forecast, PairStatistics
+
+_SPARE_SHARE = 0.007  # share of the time for probes of an unused draft model and for passes of untried widths
+_PROBE = 16  # tokens that a probe judges, behind as many that are read for context
+_GOOD = 0.9  # acceptance rate of a good draft model
+_READING_MARGIN = 1.5  # required saving as a multiple of the time to read the prompt: acceptance over the rest of the answer is uncertain
+_FAR_BEHIND = 2  # unread tokens; more are read for the rest of the answer, not for one round
+_LONG_PROMPT = 2048  # tokens; of a longer text the draft model may read the last part alone
+_LAST_PART = 1024  # tokens of that part
+_PLAIN_EVERY = 64  # rounds after which one is decoded plainly, so that the cost of a single token is known
+_EXPLORE_EVERY = 16  # rounds at least between two that decide by hopeful costs
+_RATE_MEMORY = 0.95  # factor on the counts of a request's throughput at each round
+_RATE_PRIOR = 0.25  # weight of the throughput of earlier requests at the start of one
+
+
+@dataclass
+class _Step:
+    """One token of a draft.
+
+    Attributes:
+        proposal: The token, its kind and distribution.
+        reach: Chance that it and all tokens before it are right.
+        by_text: What the text proposed in its place; None where the token is the text's own, or there was none.
+    """
+
+    proposal: Proposal
+    reach: float
+    by_text: Proposal | None = None
+
+
+@dataclass
+class _Round:
+    """State of the round under way.
+
+    Attributes:
+        start: Tokens of the text before the round.
+        n_past: Tokens in the target's cache before the round.
+        prices: Believed costs.
+        hopeful: Costs to decide by: those believed, or lower ones where widths that were never used are explored.
+        steps: The drafted tokens.
+        draft_s: Predicted seconds of drafting.
+        n_kept: Drafted tokens that are checked.
+        n_branches: Second guesses that are checked.
+        explored_s: Believed loss of a pass that tries a width; None where none is tried.
+        returned_s: Clock when the draft was ready.
+        busy_s: The target's time until then.
+    """
+
+    start: int
+    n_past: int
+    prices: Prices
+    hopeful: Prices
+    steps: list[_Step] = field(default_factory=list)
+    draft_s: float = 0.0
+    n_kept: int = 0
+    n_branches: int = 0
+    explored_s: float | None = None
+    returned_s: float = 0.0
+    busy_s: float = 0.0
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of the target's pass."""
+        return self.start - self.n_past + self.n_kept + self.n_branches
+
+    @property
+    def explores(self) -> bool:
+        """Whether untried widths count as cheaper than believed."""
+        return self.hopeful is not self.prices
+
+
+class DraftController(DraftTeam):
+    """Drafts as far as it pays, token by token, with the best drafter; lets the draft model read a prompt only when it is going to be used.
+
+    Attributes:
+        target: The model whose passes are saved; only its position and its busy time are read.
+        known: Cost model and statistics over all requests; updated.
+        n_left: Most tokens of the answer.
+        fixed: Draft as many tokens as allowed, whatever they cost; from the draft model where there is one.
+        tree: Check second guesses too.
+        widest: Most rows of a pass, pending tokens and branches included. Plain decoding is possible with any value.
+        forecast: Predicted seconds of the generation so far.
+        counts: Drafted and accepted tokens of each drafter.
+    """
+
+    def __init__(
+        self, target: LanguageModel, texts: Sequence[TokenDrafter], model: ModelDrafter | None, known: PairStatistics, n_left: int,
+        fixed: bool = False, tree: bool = False, widest: int = K_MAX + 1,
+    ) -> None:  # fmt: skip
+        super().__init__(texts, model)
+        self.target, self.known = target, known
+        self.n_left, self.fixed, self.tree, self.widest = n_left, fixed, tree, widest
+        self.forecast = Forecast()
+        self.counts: dict[str, tuple[int, int]] = {}
+        self._chances = RequestAcceptance(known.chances, {ModelDrafter.name, SECOND})
+        self._tokens, self._seconds = known.recent(_RATE_PRIOR)
+        self._n_emitted = 0
+        self._since_model = 0  # tokens since the draft model was used or probed
+        self._since_plain = 0  # rounds since the last pass over one token
+        self._since_explored = 0  # rounds since untried widths counted as cheap
+        self._explore_from_s = 0.0  # spare time from which untried widths are tried
+        self._kept_at, self._kept_busy_s = 0, target.busy_s  # the target before it read the prompt
+        self._round = _Round(0, 0, Prices(1.0, [0.0]), Prices(1.0, [0.0]))
+
+    @property
+    def why_none(self) -> str:
+        """Why nothing was drafted so far, or by whom not; empty where all could."""
+        if self.failures:
+            return "; ".join(self.failures.values())
+        if self.counts:
+            return ""
+        if self.widest < 2:
+            return "no pass over more than one token is allowed here"
+        if not self.model:
+            return "no draft model, and the text did not repeat itself where that pays"
+        return f"{self._mean_chance():.0%} of the draft's tokens are expected to be right, too few to pay here (gguf-spec tune)"
+
+    def go_on_from(self, before: DraftController) -> None:
+        """Take over counts and failures of the controller of the same request's first part."""
+        self.forecast, self.counts = before.forecast, before.counts
+        self.switch_off(before.failures)
+
+    # ---- what the engine calls
+
+    def keep(self, prompt: Sequence[int]) -> None:
+        """Keep what the draft model has read of a prompt. The target is going to read its own part next."""
+        if self.model:
+            self.attempt(self.model, self.model.keep, prompt)
+        self._kept_at, self._kept_busy_s = self.target.n_past, self.target.busy_s
+
+    def read(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> None:
+        """Index the prompt, and let the draft model read it, if it is going to be used."""
+        self._learn_reading(self.known.target, self.target.n_past - self._kept_at, self._kept_at, self.target.busy_s - self._kept_busy_s,
+                            self.target.reads_at_once)  # fmt: skip
+        for drafter in self.texts:
+            self.attempt(drafter, drafter.begin, tokens)
+        if self.model:
+            self.attempt(self.model, self._read_prompt, tokens, cancelled)
+
+    def draft(self, tokens: Sequence[int], k: int) -> Draft:
+        """Propose as many tokens as pay, at most `k`."""
+        pending = len(tokens) - self.target.n_past
+        k = max(0, min(k, self.widest - pending))
+        one = self._round = self._begin_round(len(tokens), k)
+        if self.model and not self.fixed:
+            self.attempt(self.model, self._probe, tokens)
+        if k and not self._is_plain_due():
+            self._propose(tokens, k)
+        one.n_kept = len(one.steps) if self.fixed else self._cut()
+        kept = [step.proposal for step in one.steps[: one.n_kept]]
+        branches = self._branches() if self.tree else []
+        one.n_branches = len(branches)
+        one.returned_s, one.busy_s = time.perf_counter(), self.target.busy_s
+        return Draft([proposal.token for proposal in kept], [proposal.q or _surely(proposal.token) for proposal in kept], branches)
+
+    def learn(self, tokens: Sequence[int], rows: Logits) -> None:
+        """Update costs and acceptance rates from the tokens that were emitted and the time the pass took."""
+        one = self._round
+        self._count(len(tokens))
+        passed_s = self.target.busy_s - one.busy_s
+        self.known.target.learn(one.n_rows, one.n_past, passed_s)
+        self._charge_exploring(passed_s)
+        self.known.per_token.learn((time.perf_counter() - one.returned_s - passed_s) / len(tokens))
+        for step, emitted in zip(one.steps, tokens, strict=False):
+            self._learn_step(step, emitted)
+            if step.proposal.token != emitted:
+                break
+        for drafter in self.everyone:
+            self.attempt(drafter, drafter.learn, one.start, tokens, rows)
+
+    def rollback(self, to: int) -> None:
+        """Forget what the draft model read beyond the first `to` tokens."""
+        if self.model:
+            self.attempt(self.model, self.model.rollback, to)
+
+    # ---- a round
+
+    def _begin_round(self, start: int, k: int) -> _Round:
+        """Return a new round with its costs, believed and hopeful."""
+        n_past, target = self.target.n_past, self.known.target
+        pending, n = start - n_past, k + 1 + self.tree * BRANCHES_MAX
+        rate = max(self._tokens / self._seconds if self._seconds else 0.0, 1 / self.known.verify_s(1, 1.0, n_past))
+        prices = Prices(rate, target.passes_s(pending, n, n_past), self.known.per_token.seconds)
+        self._since_explored += 1
+        explores = not self.fixed and k > 0 and self._since_explored > _EXPLORE_EVERY and self.known.spare_s > self._explore_from_s
+        hopeful = prices._replace(pass_s=target.hopeful_s(pending, n, n_past)) if explores else prices
+        return _Round(start, n_past, prices, hopeful)
+
+    def _propose(self, tokens: Sequence[int], k: int) -> None:
+        """Take one token after the other, as long as one may pay."""
+        for drafter in self.everyone:
+            self.attempt(drafter, drafter.begin, tokens)
+        one, reach, can_model = self._round, 1.0, True
+        while len(one.steps) < k and (self.fixed or reach > LEAST_REACH):
+            text, chance = self._best_text()
+            step = None
+            if self.model and can_model:
+                step, can_model = self.attempt(self.model, self._by_model, tokens, reach, text, chance, k) or (None, False)
+            if not step and text:
+                step = _Step(text, reach * chance)
+            if not step:
+                return
+            one.steps.append(step)
+            reach = step.reach
+            for drafter in self.everyone:
+                self.attempt(drafter, drafter.follow, step.proposal.token)
+
+    def _best_text(self) -> tuple[Proposal | None, float]:
+        """Return the likeliest proposal of the drafters that cost nothing, and its chance."""
+        best, most = None, 0.0
+        for drafter in self.texts:
+            proposal = self.attempt(drafter, drafter.propose)
+            if proposal and (chance := self._chances.of(proposal.kind)) > most:
+                best, most = proposal, chance
+        return best, most
+
+    def _by_model(self, tokens: Sequence[int], reach: float, text: Proposal | None, chance: float, k: int) -> tuple[_Step | None, bool]:
+        """Return the draft model's next token where that pays, and whether the model is to be asked again in this draft."""
+        if not self._model_pays(reach, chance, k):
+            return None, True
+        step = self._from_model(tokens, reach, text)
+        return step, step is not None
+
+    def _model_pays(self, reach: float, by_text: float, k: int) -> bool:
+        """Return whether another token of the draft model gains more than it costs, and more than the text's own token."""
+        assert self.model
+        one, mean = self._round, self._mean_chance()
+        if self.fixed:
+            return by_text < mean
+        n, n_past = len(one.steps), self.model.n_cached
+        pending = one.start + n - self.model.n_past
+        each_s = self.known.propose_s(1, n_past)
+        is_far = pending > _FAR_BEHIND
+        first_s = each_s if is_far else self.known.propose_s(pending, n_past)  # a distant text is read once, for the rest of the answer
+        if reach * (mean - by_text) <= one.prices.rate * first_s:
+            return False
+        if is_far and (one.explores or self._reading_offset(one.start + n) is None):
+            return False
+        outlook = Outlook(*self._confidences(), first_s, each_s)
+        return drafting_gain([step.reach for step in one.steps], k, outlook, one.hopeful) > 0
+
+    def _confidences(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return how often the draft model is how confident, and the chance of a token for each confidence."""
+        counts = np.array(self.known.confidences)
+        return counts / counts.sum(), np.array([self._chances.of((ModelDrafter.name, i)) for i in range(N_CONFIDENCE_BUCKETS)])
+
+    def _mean_chance(self) -> float:
+        """Return the chance that a token of the draft model is right whose confidence is not known."""
+        shares, chances = self._confidences()
+        return float(shares @ chances)
+
+    def _from_model(self, tokens: Sequence[int], reach: float, text: Proposal | None) -> _Step | None:
+        """Return the draft model's next token."""
+        assert self.model
+        assert self.known.draft
+        one = self._round
+        so_far = [*tokens, *(step.proposal.token for step in one.steps)]
+        if not self.fixed and len(so_far) - self.model.n_past > _PROBE:
+            self._let_model_read(so_far[:-1], self._reading_offset(len(so_far)) or 0, lambda: False)
+        n_past = self.model.n_cached
+        n = len(so_far) - self.model.n_past
+        one.draft_s += self.known.propose_s(n, n_past)
+        started, busy_s = time.perf_counter(), self.model.busy_s
+        proposal = self.model.propose()
+        passed_s = self.model.busy_s - busy_s
+        if not proposal:
+            return None
+        self.known.draft.learn(n, n_past, passed_s)
+        self.known.per_proposal.learn(time.perf_counter() - started - passed_s)
+        self._since_model = 0
+        self.known.drafted(proposal.kind[1])
+        return _Step(proposal, reach * self._chances.of(proposal.kind), text)
+
+    def _cut(self) -> int:
+        """Return how many of the drafted tokens to check. A drawn token is always checked: its value must not decide that."""
+        one = self._round
+        reaches = [step.reach for step in one.steps]
+        n, gain = best_length(reaches, one.prices)
+        if one.explores:
+            n = self._explored(n, gain, reaches)
+        drawn = max((i for i, step in enumerate(one.steps, 1) if step.proposal.q), default=0)
+        return max(n, drawn)
+
+    def _explored(self, n: int, gain: float, reaches: Sequence[float]) -> int:
+        """Return the length to try an untried width with, if the spare time allows, else `n`, the best by what is believed."""
+        one, self._since_explored = self._round, 0
+        tried, _ = best_length(reaches, one.hopeful)
+        if tried == n or self.known.target.is_confirmed(one.start - one.n_past + tried):
+            self.known.spare_s -= one.draft_s * (1 - n / max(1, len(reaches)))
+            return n
+        loss_s = (gain - gain_of(reaches, tried, one.prices)) / one.prices.rate  # if the entry is right
+        if loss_s > self.known.spare_s:
+            self._explore_from_s = loss_s
+            self.known.spare_s -= one.draft_s * (1 - n / max(1, len(reaches)))
+            return n
+        self._explore_from_s = 0.0
+        one.explored_s = loss_s
+        return tried
+
+    def _charge_exploring(self, passed_s: float) -> None:
+        """Pay for a pass that tried a width: by what it took, not by what was believed. One that came out otherwise is repeated at once."""
+        one = self._round
+        if one.explored_s is not None:
+            self.known.spare_s -= max(0.0, one.explored_s + passed_s - one.prices.pass_s[one.n_kept])
+            if self.known.target.is_doubtful(one.n_rows):
+                self._since_explored = _EXPLORE_EVERY
+
+    def _is_plain_due(self) -> bool:
+        """Return whether this round measures a pass over one token, which no draft leaves room for otherwise."""
+        if self.fixed or self._since_plain < _PLAIN_EVERY:
+            return False
+        loss_s = self._round.prices.pass_s[0] - 1 / self._round.prices.rate
+        if loss_s > self.known.spare_s:
+            return False
+        self.known.spare_s -= max(0.0, loss_s)
+        return True
+
+    def _branches(self) -> list[tuple[int, int]]:
+        """Return second guesses for the places where they are likeliest to be right, as many as gain more than they cost.
+
+        One that is right emits one token more: the token after it is known too.
+        """
+        one, before, found = self._round, 1.0, []
+        n = one.n_kept
+        for i, step in enumerate(one.steps[:n]):
+            second = step.proposal.second
+            if second is not None and second != step.proposal.token:
+                found.append((before * self._chances.of((SECOND, step.proposal.kind[1])), i, second))
+            before = step.reach
+        room = min(BRANCHES_MAX, K_MAX - n, self.target.n_ctx - one.start - n, self.widest - one.n_rows)
+        found = sorted(found, reverse=True)[: max(0, room)]
+        n_best = len(found) if self.fixed else best_branches([chance for chance, _, _ in found], n, one.prices)
+        return [(i, second) for _, i, second in found[:n_best]]
+
+    # ---- the draft model's reading
+
+    def _read_prompt(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> None:
+        """Let the draft model read the prompt, if it is going to be used."""
+        offset = 0 if self.fixed else self._reading_offset(len(tokens))
+        if offset is not None:
+            self._let_model_read(tokens, offset, cancelled)
+
+    def _reading_offset(self, n_tokens: int) -> int | None:
+        """Return the position from which the draft model should read a text of so many tokens; None if reading costs more than it saves."""
+        assert self.model
+        assert self.known.draft
+        usual = max(self.known.answer - self._n_emitted, self._n_emitted, _PROBE)
+        left = min(self.n_left - self._n_emitted, usual)
+        plain_s = self.known.verify_s(1, 1, n_tokens)
+        best_s, best = left * plain_s, None
+        for offset, n_unread, n_cached in self._ways_to_read(n_tokens):
+            reading_s = self.known.draft.reading_s(n_unread, n_cached, self.model.reads_at_once)
+            seconds = left * self._token_s(self._mean_chance(), n_tokens, n_cached + n_unread) + _READING_MARGIN * reading_s
+            if seconds < best_s:
+                best_s, best = seconds, offset
+        return best
+
+    def _ways_to_read(self, n_tokens: int) -> list[tuple[int, int, int]]:
+        """Return how the draft model may catch up: the first position that it has then read, tokens to read, tokens already cached."""
+        assert self.model
+        n_unread = n_tokens - self.model.n_past
+        first = self.model.n_past - self.model.n_cached
+        ways = [(first, n_unread, self.model.n_cached)]
+        if n_tokens > _LONG_PROMPT and n_unread > _LAST_PART:
+            ways.append((n_tokens - _LAST_PART, _LAST_PART, 0))
+        return ways
+
+    def _let_model_read(self, tokens: Sequence[int], offset: int, cancelled: Callable[[], bool]) -> None:
+        """Let the draft model read the text from `offset` on, and learn what that costs."""
+        assert self.model
+        assert self.known.draft
+        if offset > self.model.n_past:
+            self.model.begin_at(offset)
+        n_cached, busy_s = self.model.n_cached, self.model.busy_s
+        self.model.read(tokens, cancelled)
+        self._learn_reading(self.known.draft, self.model.n_cached - n_cached, n_cached, self.model.busy_s - busy_s, self.model.reads_at_once)
+
+    def _learn_reading(self, costs: CostModel, n: int, n_past: int, seconds: float, at_once: int) -> None:
+        """Correct the costs by the time that reading `n` tokens took, `at_once` in a pass: as one pass in the middle of them."""
+        if n >= at_once and seconds > 0:
+            ratio = seconds / costs.reading_s(n, n_past, at_once)
+            middle = n_past + n // 2
+            costs.learn(at_once, middle, ratio * costs.seconds(at_once, middle))
+
+    # ---- whether the draft model would help
+
+    def _token_s(self, chance: float, n_past: int, n_draft_past: int) -> float:
+        """Return the seconds of a token at the best draft length, if all proposals of the draft model have this chance."""
+        n = max(1, min(K_MAX + 1, self.widest))
+        passes_s = self.known.target.passes_s(1, n, n_past)
+        return token_seconds(chance, passes_s, self.known.propose_s(1, n_draft_past), self.known.per_token.seconds)
+
+    def _probe(self, tokens: Sequence[int]) -> None:
+        """Ask a draft model that was not used for a while for proposals where the text is known, when the spare time allows."""
+        assert self.model
+        assert self.known.draft
+        if self._since_model < _PROBE:
+            return
+        pending = len(tokens) - 1 - self.model.n_past
+        if pending < _PROBE:  # it was used, in a long round
+            return
+        n_read = min(pending if pending < 4 * _PROBE else 2 * _PROBE, len(tokens) - 1)
+        if self.known.spare_s < self._least_probe_s(n_read, len(tokens)):
+            return
+        n_past, busy_s = self.model.n_cached, self.model.busy_s
+        for kind, right in self.model.review(tokens, n_read, _PROBE):
+            self.known.drafted(kind[1])
+            self._chances.learn(kind, right)
+        passed_s = self.model.busy_s - busy_s
+        self.known.draft.learn(n_read, n_past, passed_s)
+        if not self.known.draft.is_confirmed(1) and self.model.n_past == len(tokens) - 1:
+            for _ in range(2):  # a large error counts when it comes twice
+                before_s = self.model.busy_s
+                self.model.review(tokens, 1, 1)
+                self.known.draft.learn(1, self.model.n_cached - 1, self.model.busy_s - before_s)
+        self.known.spare_s -= self.model.busy_s - busy_s + _PROBE * self.known.per_proposal.seconds
+        self._since_model = 0
+
+    def _least_probe_s(self, n_read: int, n_tokens: int) -> float:
+        """Return the spare time that a probe needs; infinity where a draft model that is mostly right would not help."""
+        assert self.model
+        assert self.known.draft
+        n_past = self.model.n_cached
+        if self._token_s(_GOOD, n_tokens, n_past) > 1 / self._round.prices.rate:
+            return float("inf")
+        return self.known.draft.seconds(n_read, n_past) + _PROBE * self.known.per_proposal.seconds
+
+    # ---- statistics
+
+    def _learn_step(self, step: _Step, emitted: int) -> None:
+        """Count one drafted token, whose past was right, checked or not: was it the one that was emitted?"""
+        right = step.proposal.token == emitted
+        self._chances.learn(step.proposal.kind, right)
+        if step.proposal.kind[0] == ModelDrafter.name:
+            self._chances.learn((SECOND, step.proposal.kind[1]), step.proposal.second == emitted)
+        if step.by_text:
+            self._chances.learn(step.by_text.kind, step.by_text.token == emitted)
+
+    def _count(self, n_tokens: int) -> None:
+        """Add a round to throughput, forecast and counts, by its predicted time: the clock is as noisy as the machine."""
+        one = self._round
+        python_s = self.known.per_token.seconds
+        seconds = one.draft_s + one.prices.pass_s[one.n_kept + one.n_branches] + n_tokens * python_s
+        self.known.round_is_done(n_tokens, seconds)
+        self._tokens = _RATE_MEMORY * self._tokens + 1 + sum(step.reach for step in one.steps[: one.n_kept])
+        self._seconds = _RATE_MEMORY * self._seconds + seconds
+        self.forecast.rounds_s += seconds
+        self.forecast.plain_s += n_tokens * (one.prices.pass_s[0] + python_s)
+        self._n_emitted += n_tokens
+        self.known.n_said += n_tokens
+        self._since_model += n_tokens
+        self._since_plain = 0 if one.n_rows == 1 else self._since_plain + 1
+        self.known.spare_s += _SPARE_SHARE * seconds
+        for i, step in enumerate(one.steps[: one.n_kept]):
+            name = step.proposal.kind[0]
+            drafted, accepted = self.counts.get(name, (0, 0))
+            self.counts[name] = (drafted + 1, accepted + (i < n_tokens - 1))
+
+
+def _surely(token: int) -> Distribution:
+    return Distribution(np.array([token]), np.ones(1))

@@ -1,0 +1,1 @@
+"""Files, caches and hardware facts of this machine."""

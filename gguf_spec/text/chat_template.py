@@ -1,0 +1,203 @@
+"""Messages to token ids, by the chat template in the model file. Neither the template nor the messages are trusted."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ..errors import InvalidOptionError, TemplateError
+from ..llama.model import Model
+from .jinja_sandbox import TemplateFailure, render
+
+_UNUSUAL = re.compile(r"[^\w\s.,;:!?'\"()-]")  # characters that special tokens have, or might get from a template that changes letters
+_TAG = re.compile(r"\s*(?:<[^<>\s]{1,60}>|\[/?[A-Z_]{1,40}\])\s*")
+Message = Mapping[str, Any]
+Tools = Sequence[Mapping[str, Any]]
+
+
+def encode_chat(model: Model, messages: Sequence[Message], prefill: str = "", tools: Tools | None = None) -> list[int]:
+    """Return the prompt for the next answer to `messages`.
+
+    Special tokens count only where the template writes them: a message that spells `<|im_end|>` holds just these letters.
+
+    Args:
+        model: A model whose file holds a template.
+        messages: `{"role": ..., "content": ...}` each; what else a message holds, such as `tool_calls`, is the template's to read.
+        prefill: What the answer begins with.
+        tools: What the model may call, in OpenAI's form.
+
+    Raises:
+        TemplateError: No template, or one that refuses the messages.
+        InvalidOptionError: The template has no place for tools, or a tool spells a special token.
+    """
+    template = model.chat_template
+    if template is None:
+        raise TemplateError(f"{model.path.name} has no chat template.", "give the whole prompt as text (--raw).")
+    for message in messages:
+        _check_message(model, message)
+    if tools:
+        _check_tools(model, template, tools)
+    text = _render(model, template, messages, tools) + prefill
+    bos = model.token_text(model.vocabulary["bos"]) if model.vocabulary["bos"] >= 0 else ""
+    start = not (bos and text.startswith(bos))
+    ids = model.tokenize(text, special=True, start=start)
+    contents = [*(m["content"] for m in messages), prefill]
+    if not any(_UNUSUAL.search(content) or _spells_special(model, content) for content in contents):
+        return ids
+    marks = _marks("".join([template, text, *contents]))
+    marked = [{**m, "content": _mark(m["content"], marks)} for m in messages]
+
+    def is_special(part: str) -> bool:
+        return bool(_controls(model, model.tokenize(part, special=True, start=False)))
+
+    parts = _parts(_render(model, template, marked, tools) + _mark(prefill, marks), marks, is_special)
+    if parts is None or "".join(part for part, _ in parts) != text:
+        return _check_rewritten(model, messages, prefill, tools, ids, start)
+    apart = [model.tokenize(part, special=is_template, start=start and i == 0) for i, (part, is_template) in enumerate(parts)]
+    by_template = [token for some, (_, is_template) in zip(apart, parts, strict=True) if is_template for token in _controls(model, some)]
+    if _controls(model, ids) == by_template:  # the contents add no special token, alone or joined
+        return ids
+    return [token for some in apart for token in some]
+
+
+class _Marks(NamedTuple):
+    """Characters that stand around contents in a rendered text; neither template nor messages hold them.
+
+    Attributes:
+        begin: Before a content.
+        end: After it.
+        tag: Before what looks like a tag in a content, and the white space around it.
+        after_tag: After that.
+    """
+
+    begin: str
+    end: str
+    tag: str
+    after_tag: str
+
+
+def _marks(taken: str) -> _Marks:
+    """Return four characters of the private use area that are not in a text. They have no case, and are no white space."""
+    found: set[str] = set()
+    while len(found) < len(_Marks._fields):
+        found.add(chr(0xF0000 + secrets.randbelow(0xFFFE)))
+        found -= set(taken)
+    return _Marks(*found)
+
+
+def _mark(content: str, marks: _Marks) -> str:
+    """Return a content with marks. White space at its ends stays outside, and a tag with its white space is a part of its own.
+
+    So a template that strips a content, or splits it at a tag such as `</think>`, does the same to the marked content.
+    """
+    core = content.strip()
+    if not core:
+        return content
+    at = content.index(core)
+    core = _TAG.sub(lambda match: f"{marks.tag}{match[0]}{marks.after_tag}", core)
+    return f"{content[:at]}{marks.begin}{core}{marks.end}{content[at:].removeprefix(content.strip())}"
+
+
+def _parts(text: str, marks: _Marks, is_special: Callable[[str], bool]) -> list[tuple[str, bool]] | None:
+    """Split a rendered text into parts, each with whether the template wrote it; None where the marks are not in order.
+
+    A content begins behind `begin` and ends before `end`. Between `tag` and `after_tag` a tag stands, or what a template writes where it splits a
+    content at a tag; that counts as content, too. A template may leave out what is before `after_tag`.
+    Special tokens other than one tag there may be of both, so the marks are not in order then.
+    """
+    words = re.split(f"([{''.join(marks)}])", text)
+    parts, last = [(words[0], True)], marks.end
+    inside = (marks.begin, marks.after_tag)
+    before = {marks.begin: (marks.end,), marks.end: inside, marks.tag: inside, marks.after_tag: (marks.tag, marks.end)}
+    for mark, after in zip(words[1::2], words[2::2], strict=True):
+        if last not in before[mark]:
+            return None
+        if mark == marks.after_tag and last == marks.tag and is_special(parts[-1][0]) and not _TAG.fullmatch(parts[-1][0]):
+            return None
+        parts.append((after, mark == marks.end))
+        last = mark
+    return _joined(parts) if last == marks.end else None
+
+
+def _joined(parts: list[tuple[str, bool]]) -> list[tuple[str, bool]]:
+    """Join neighbours of one kind: a special token that a content spells in two parts is one text."""
+    joined: list[tuple[str, bool]] = []
+    for text, is_template in parts:
+        if joined and joined[-1][1] == is_template:
+            joined[-1] = joined[-1][0] + text, is_template
+        elif text:
+            joined.append((text, is_template))
+    return joined
+
+
+def _check_rewritten(model: Model, messages: Sequence[Message], prefill: str, tools: Tools | None, ids: list[int], start: bool) -> list[int]:
+    """Return `ids` where a template rewrites contents, if it writes the same special tokens for contents that cannot hold any.
+
+    Raises:
+        TemplateError: The contents change the special tokens.
+    """
+    plain = [{**m, "content": _UNUSUAL.sub("x", m["content"])} for m in messages]
+    text = _render(model, model.chat_template or "", plain, tools) + _UNUSUAL.sub("x", prefill)
+    harmless = _controls(model, model.tokenize(text, special=True, start=start))
+    if harmless != _controls(model, ids) or any(_spells_special(model, m["content"]) for m in messages):
+        raise TemplateError(
+            f"a message may write a special token of {model.path.name}: its chat template rewrites the contents.",
+            "leave out what looks like a special token, such as <|im_end|>.",
+        )
+    return ids
+
+
+def _controls(model: Model, ids: Sequence[int]) -> list[int]:
+    """Return the control tokens among some: those that stand for no text."""
+    return [token for token in ids if not model.piece(token)]
+
+
+def _check_message(model: Model, message: object) -> None:
+    if not (isinstance(message, Mapping) and isinstance(message.get("role"), str) and isinstance(message.get("content"), str)):
+        raise TemplateError(f"a message is {message!r}.", 'write messages as {"role": "user", "content": "..."}.')
+    others = [value for name, value in message.items() if name != "content"]
+    if _spells_special(model, "\n".join(_strings(others))):
+        raise TemplateError(f"a message of the role {message['role']!r} spells a special token outside its content.", "leave it out.")
+
+
+def _check_tools(model: Model, template: str, tools: Tools) -> None:
+    names = [tool.get("function", {}).get("name") for tool in tools]
+    if not re.search(r"\btools\b", template):
+        raise InvalidOptionError("tools", names, f"left out: the chat template of {model.path.name} has no place for them")
+    if _spells_special(model, "\n".join(_strings(tools))):
+        raise InvalidOptionError("tools", names, "without the model's special tokens in names and descriptions")
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Yield all strings that a value holds, names of fields too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for name, one in value.items():
+            yield str(name)
+            yield from _strings(one)
+    elif isinstance(value, Sequence):
+        for one in value:
+            yield from _strings(one)
+
+
+def _spells_special(model: Model, content: str) -> bool:
+    return model.tokenize(content, special=True, start=False) != model.tokenize(content, special=False, start=False)
+
+
+def _render(model: Model, template: str, messages: Sequence[Message], tools: Tools | None) -> str:
+    def name(token: int) -> str:
+        return model.token_text(token) if token >= 0 else ""
+
+    values = {
+        "messages": [dict(m) for m in messages], "add_generation_prompt": True,
+        "bos_token": name(model.vocabulary["bos"]), "eos_token": name(model.vocabulary["eos"]),
+        "tools": [dict(tool) for tool in tools] if tools else None, "tool_choice": None, "functions": None, "function_call": None,
+    }  # fmt: skip
+    try:
+        return render(template, values)
+    except TemplateFailure as error:
+        hint = "check the roles and their order, or give the whole prompt as text (--raw)."
+        raise TemplateError(f"the chat template of {model.path.name} fails: {error}.", hint) from error

@@ -1,0 +1,370 @@
+"""Does speculation change what this model says? Asks the user's own models on the user's own machine; returns data, prints nothing.
+
+Four questions, each of which a broken sampler, rule, pass or cache fails:
+
+1. Rows: passes over several tokens must give the rows of single-token passes: the same bits where that is promised, else up to rounding.
+2. Texts: each prompt is gone on from plainly and with each drafter, by the same seed. All must be the same text, also on warm caches, after a
+   restored session, within a grammar, up to a stop string and behind a long prompt.
+3. Caches: after each text, both caches must hold just what was said, and a model that reads it afresh must agree with one that has it cached.
+4. Laws: under each rule the first tokens of many generations must come as often as llama.cpp's own samplers say (chi-square).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+
+from ..arrays import Logits
+from ..bench.workloads import long_text
+from ..errors import EmptyPromptError, InvalidOptionError
+from ..options import Sampling, Speculation
+from ..runtime.llm import LLM
+from ..sampling.chain import Sampler
+from ..sampling.filters import make_filters
+from ..sampling.near_ties import is_near_tie
+from ..sampling.rng import SeededRng
+from ..speculative.interfaces import LanguageModel, decode_last
+from .chi_square import LAW_TOKENS, ChiSquareTest, Reference, drawn, n_draws_of
+from .chi_square import WAYS as LAWS
+from .request_checks import RequestChecks
+from .row_checks import Check, check_rows, noise_in_use
+
+SAMPLINGS = {
+    "greedy": Sampling(temperature=0.0),
+    "sampled": Sampling(temperature=0.8, top_k=40, top_p=0.95),
+    "penalised": Sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.05, repeat_penalty=1.3, frequency_penalty=0.3, presence_penalty=0.2),
+}
+WAYS = {
+    **{f"model, k = {k}": Speculation(k, drafter="model", adaptive=False) for k in (1, 3, 7)},
+    "hybrid tree": Speculation(7, drafter="hybrid", adaptive=False, tree=True),
+    "auto": Speculation(),
+}
+PROMPTS = 10  # bundled ones that are taken where none are given
+MOST_NEAR_TIES = 0.2  # of the tokens that are generated: more is not rounding
+_MARGIN = 5.0  # by which two right ways to read one text may be further apart than the first text says
+_LONG, _LEAST_LONG, _SPARE = 1500, 300, 16  # tokens put before a prompt, the fewest of them, and tokens left free
+_SAME_ROW = 1e-3  # and this much more, of the spread of a row
+
+Progress = Callable[[int, int], object]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where a text parts from the plain one.
+
+    Attributes:
+        sampling: Name of the options, a key of `SAMPLINGS`.
+        drafter: What drafted.
+        prompt: Index of the prompt.
+        position: Tokens that are the same before it.
+        gap: How far logits would have to move against each other for the decision to fall otherwise; None where the target, asked again, says
+            neither.
+        near_tie: The decision is closer than the noise of this machine.
+    """
+
+    sampling: str
+    drafter: str
+    prompt: int
+    position: int
+    gap: float | None
+    near_tie: bool
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Texts of one sampling and one drafter against plain ones.
+
+    Attributes:
+        sampling: Name of the options.
+        drafter: What drafted.
+        n_texts: How many were compared.
+        n_identical: How many are the same.
+        n_near_ties: How many part at a near tie.
+        n_different: How many differ.
+        acceptance: Accepted over drafted tokens.
+    """
+
+    sampling: str
+    drafter: str
+    n_texts: int
+    n_identical: int
+    n_near_ties: int
+    n_different: int
+    acceptance: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `verify` found.
+
+    Attributes:
+        target: Name of the model.
+        draft: File name of the draft.
+        n_prompts: Prompts that were gone on from.
+        n_tokens: Most tokens of a text.
+        noise: How far logits move with the size of the batch on this machine, at most, in logits.
+        comparisons: One for each sampling and drafter.
+        differences: Every text that is not the plain one.
+        cache_faults: What was wrong with a cache, one sentence each.
+        laws: One for each rule.
+        total_s: Seconds it took.
+        checks: One for each feature: rows, near ties, warm caches and so on.
+    """
+
+    target: str
+    draft: str
+    n_prompts: int
+    n_tokens: int
+    noise: float
+    comparisons: tuple[Comparison, ...]
+    differences: tuple[Difference, ...]
+    cache_faults: tuple[str, ...]
+    laws: tuple[ChiSquareTest, ...]
+    total_s: float
+    checks: tuple[Check, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing differs beyond the noise."""
+        return not self.cache_faults and all(d.near_tie for d in self.differences) and self._parts_ok
+
+    @property
+    def _parts_ok(self) -> bool:
+        return all(distribution.ok for distribution in self.laws) and all(check.ok for check in self.checks)
+
+    @property
+    def sentence(self) -> str:
+        """The result in one plain sentence."""
+        n, same = (sum(getattr(c, name) for c in self.comparisons) for name in ("n_texts", "n_identical"))
+        n_different = sum(not d.near_tie for d in self.differences)
+        if self.ok:
+            ties = f", {n - same} part at a near tie, where this machine's rounding decides" if n > same else ""
+            return f"Speculation does not change this model's output ({same} of {n} texts identical{ties})."
+        wrong = [f"{n_different} of {n} texts differ"] if n_different else []
+        wrong += ["a cache does not hold what was said"] if self.cache_faults else []
+        wrong += [
+            f"first tokens under {distribution.accept} do not follow the model's probabilities" for distribution in self.laws if not distribution.ok
+        ]
+        wrong += [check.changes for check in self.checks if not check.ok]
+        return f"Speculation changes this model's output: {'; '.join(wrong)}."
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all of it as plain values."""
+        parts = {name: [asdict(one) | {"ok": one.ok} for one in getattr(self, name)] for name in ("laws", "checks")}
+        return {"ok": self.ok, "sentence": self.sentence} | asdict(self) | parts
+
+
+def bundled_prompts() -> list[str]:
+    """Return fifty openings of tales."""
+    return (files("gguf_spec") / "data" / "prompts.txt").read_text(encoding="utf-8").splitlines()
+
+
+def verify(
+    llm: LLM,
+    prompts: Sequence[str] | None = None,
+    *,
+    n_tokens: int | None = None,
+    long: bool = False,
+    n_draws: int = 1000,
+    seed: int = 1,
+    limit_s: float | None = None,
+    progress: Progress = lambda _done, _total: None,
+) -> Report:
+    """Compare speculation with plain decoding.
+
+    Args:
+        llm: Models to ask; a draft must be among them.
+        prompts: Texts to go on from, as they are; the first ten bundled ones where they are not given.
+        n_tokens: Most tokens of a text; None takes 64, or 300 where `long`.
+        long: Put 1,500 tokens of text before each prompt, or what the context holds: what rounds otherwise behind many tokens shows there.
+        n_draws: Generations for each rule's chi-square; half of them for n-gram and for adaptive drafts.
+        seed: Of the first text; each further one takes the next.
+        limit_s: Begin no further prompt or check after so many seconds, and spend no more than a third of them on the chi-squares.
+        progress: Called with texts done and all texts.
+
+    Raises:
+        InvalidOptionError: There is no draft or no prompt, or a prompt leaves no room in the context for a few tokens.
+        EmptyPromptError: A prompt holds no token.
+    """
+    started = time.perf_counter()
+    prompts = bundled_prompts()[:PROMPTS] if prompts is None else prompts
+    n_tokens = (300 if long else 64) if n_tokens is None else n_tokens
+    if not llm.draft_name:
+        raise InvalidOptionError("draft", None, "a model: without one there is no speculation to verify", "give one with --draft FILE.")
+    if not prompts or isinstance(prompts, str):
+        raise InvalidOptionError("prompts", prompts, "a list of one text or more", "write one a line.")
+    Sampling(seed=seed, max_tokens=n_tokens)  # or say what is wrong with them
+    if n_draws < 1:
+        raise InvalidOptionError("n_draws", n_draws, "1 or more")
+    for prompt in prompts:
+        _check_room(llm, prompt)
+    before = _long_text(llm, prompts, n_tokens) if long else ""
+    noise = noise_in_use(llm, WAYS.values())
+    texts = _Texts(llm, n_tokens, noise)
+    requests = RequestChecks(llm, prompts[0], seed, texts.gap, noise)
+    steps = _Steps(len(prompts) * len(SAMPLINGS) * (1 + len(WAYS)) + sum(n_draws_of(way, n_draws) for way in LAWS) + len(requests.parts), progress)
+    texts.steps = steps
+    checks = [check_rows(llm, WAYS.values())]
+    until = [math.inf if limit_s is None else started + limit_s * (i + 1) / (3 * len(LAWS)) for i in range(len(LAWS))]
+    reference = Reference(llm, prompts[0], exact=not noise)
+    laws = tuple(drawn(llm, reference, way, n_draws, seed, end, steps.one_more) for way, end in zip(LAWS, until, strict=True))
+
+    def is_late() -> bool:
+        return limit_s is not None and time.perf_counter() - started > limit_s
+
+    for part in requests.parts:
+        checks += [] if is_late() else [part()]
+        steps.one_more()
+    n_prompts = 0
+    for prompt in prompts:
+        if n_prompts and is_late():
+            break
+        texts.compare(before + prompt, n_prompts, (seed + n_prompts) % 2**64)
+        n_prompts += 1
+    checks.insert(1, texts.near_ties())
+    return Report(
+        llm.name, llm.draft_name, n_prompts, n_tokens, noise, tuple(texts.comparisons()), tuple(texts.differences), tuple(texts.cache_faults), laws,
+        time.perf_counter() - started, tuple(checks),
+    )  # fmt: skip
+
+
+def _long_text(llm: LLM, prompts: Sequence[str], n_tokens: int) -> str:
+    """Return a text of 1,500 tokens, or of as many as the context holds before these prompts and their texts."""
+    room = llm.n_ctx - max(len(llm.tokenize(prompt)) for prompt in prompts) - n_tokens - _SPARE
+    if room < _LEAST_LONG:
+        hint = f"raise it with --ctx {llm.n_ctx - room + _LONG}, or generate fewer tokens."
+        raise InvalidOptionError("n_ctx", llm.n_ctx, f"at least {llm.n_ctx - room + _LEAST_LONG} for long prompts", hint)
+    return long_text(llm, min(_LONG, room))
+
+
+def _check_room(llm: LLM, prompt: str) -> None:
+    """Refuse a prompt that is empty or leaves no room for an answer."""
+    n, most = len(llm.tokenize(prompt)), llm.n_ctx - LAW_TOKENS - 1
+    if not n:
+        raise EmptyPromptError
+    if n > most:
+        shown = prompt if len(prompt) <= 40 else prompt[:37] + "..."
+        raise InvalidOptionError("prompts", shown, f"at most {most} tokens in a context of {llm.n_ctx}, not {n}", "raise it with --ctx.")
+
+
+class _Steps:
+    def __init__(self, total: int, progress: Progress) -> None:
+        self._done, self._total, self._progress = 0, total, progress
+
+    def one_more(self) -> None:
+        self._done += 1
+        self._progress(self._done, self._total)
+
+
+class _Texts:
+    """Compares texts, and the caches they leave behind."""
+
+    def __init__(self, llm: LLM, n_tokens: int, noise: float) -> None:
+        self._llm, self._n_tokens, self._noise = llm, n_tokens, noise
+        self.steps = _Steps(0, lambda _done, _total: None)
+        self._n_generated = self._n_near_ties = 0
+        self._tolerance: dict[str, float] = {}
+        self._n_texts: Counter[tuple[str, str]] = Counter()
+        self._drafted: Counter[tuple[str, str]] = Counter()
+        self._accepted: Counter[tuple[str, str]] = Counter()
+        self.differences: list[Difference] = []
+        self.cache_faults: list[str] = []
+
+    def compare(self, prompt: str, index: int, seed: int) -> None:
+        """Go on from a prompt in all ways."""
+        ids = self._llm.tokenize(prompt)
+        for name, options in SAMPLINGS.items():
+            sampling = replace(options, seed=seed, max_tokens=self._n_tokens)
+            self._llm.forget()
+            plain = self._llm.generate_tokens(ids, sampling, speculation=Speculation(0))
+            self.steps.one_more()
+            for drafter, speculation in WAYS.items():
+                self._llm.forget()
+                burst = self._llm.generate_tokens(ids, sampling, speculation=speculation)
+                key = (name, drafter)
+                self._n_texts[key] += 1
+                self._drafted[key] += burst.stats.n_drafted
+                self._accepted[key] += burst.stats.n_accepted
+                self._n_generated += burst.stats.n_generated
+                self._n_near_ties += burst.stats.n_near_ties
+                at = _first_difference(plain.tokens, burst.tokens)
+                if at is not None:
+                    gap, near_tie = self.gap(ids, plain.tokens, burst.tokens, at, sampling)
+                    self.differences.append(Difference(name, drafter, index, at, gap, near_tie and burst.stats.n_near_ties > 0))
+                self.cache_faults += [f"{fault} ({name}, {drafter}, prompt {index + 1})." for fault in self._faults([*ids, *burst.tokens])]
+                self.steps.one_more()
+
+    def comparisons(self) -> Iterator[Comparison]:
+        """Yield the sums."""
+        for (sampling, drafter), n in self._n_texts.items():
+            parted = [d.near_tie for d in self.differences if (d.sampling, d.drafter) == (sampling, drafter)]
+            acceptance = self._accepted[sampling, drafter] / max(1, self._drafted[sampling, drafter])
+            yield Comparison(sampling, drafter, n, n - len(parted), sum(parted), len(parted) - sum(parted), acceptance)
+
+    def near_ties(self) -> Check:
+        """Return how many near ties were counted: none where passes are exact, and few elsewhere."""
+        n, share = self._n_near_ties, self._n_near_ties / max(1, self._n_generated)
+        faults = []
+        if n and not self._noise:
+            faults.append(f"{n} near ties were counted, where passes are exact.")
+        if share > MOST_NEAR_TIES:
+            faults.append(f"{share:.0%} of the tokens were decided by less than the rounding noise; at most {MOST_NEAR_TIES:.0%} are plausible.")
+        found = f"{n} of {self._n_generated} tokens"
+        return Check("near ties", self._n_generated, found, tuple(faults), "there are too many near ties to tell rounding from errors")
+
+    def gap(self, ids: Sequence[int], plain: Sequence[int], burst: Sequence[int], at: int, sampling: Sampling) -> tuple[float | None, bool]:
+        """Return how close the decision was where two texts part, and whether that is within the noise."""
+        history = [*ids, *plain[:at]]
+        with self._llm.models() as (target, _):
+            sampler = Sampler(sampling, SeededRng(sampling.seed or 0), make_filters(target, sampling, len(ids)))
+            row = decode_last(target, history)
+            now = sampler.token(row, history)  # read in a batch again, so a near tie may fall to either side
+            ended = at >= min(len(plain), len(burst)) and target.is_end(now)
+        if not ended and now not in (*plain[at : at + 1], *burst[at : at + 1]):
+            return None, False
+        low, high = 0.0, 64.0  # the gap by bisection: whatever the filters are, this is what the near-tie check means by it
+        while high - low > 1e-4:
+            middle = (low + high) / 2
+            low, high = (low, middle) if is_near_tie(sampler, row, history, now, middle) else (middle, high)
+        return high, is_near_tie(sampler, row, history, now, self._noise)
+
+    def _faults(self, said: Sequence[int]) -> Iterator[str]:
+        """Yield what is wrong with the caches after a text; an end token or a refused draft may not be in them, so they may be shorter."""
+        with self._llm.models() as (target, draft):
+            for name, model in (("target", target), ("draft", draft)):
+                n = min(model.n_past, len(said) - 1)
+                if model.cached[:n] != [*said[:n]]:
+                    yield f"The {name}'s cache holds tokens that were not said"
+                    continue
+                cached = _row_after(model, said[: n + 1])
+                fresh = decode_last(model, said[: n + 1])
+                if name not in self._tolerance:  # what reading the same text in two ways makes of a row, both of them right
+                    self._tolerance[name] = _MARGIN * _distance(decode_last(model, said[: n + 1], one_by_one=True), fresh)
+                if _distance(cached, fresh) > self._tolerance[name] + _SAME_ROW:
+                    yield f"The {name}'s cache is not what reading the text afresh gives"
+
+
+def _row_after(model: LanguageModel, tokens: Sequence[int]) -> Logits:
+    """Return the row after `tokens`, the last of which is decoded alone; the others are read where they are not in the cache."""
+    model.rollback(len(tokens) - 1)
+    if model.n_past < len(tokens) - 1:
+        model.read(tokens[model.n_past : -1])
+    return np.array(model.logits(tokens[-1:], 1)[0])
+
+
+def _distance(row: Logits, right: Logits) -> float:
+    """Return how far the best logits of two rows are apart, as a share of the spread of all."""
+    best = np.argsort(-right)[:64]
+    return float(np.std((row - right)[best]) / np.std(right[np.isfinite(right)]))
+
+
+def _first_difference(a: Iterable[int], b: Iterable[int]) -> int | None:
+    return next((i for i, (x, y) in enumerate(itertools.zip_longest(a, b)) if x != y), None)

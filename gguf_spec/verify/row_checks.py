@@ -1,0 +1,183 @@
+"""Rows of passes over several tokens against rows of single-token passes over the same tokens: equal bits, or rounding and no more."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from ..arrays import Logits
+from ..bench.workloads import long_text
+from ..llama.backend import offloads
+from ..llama.model import Model
+from ..options import K_MAX, Speculation
+from ..runtime.llm import LLM
+from ..sampling.chain import largest
+from ..speculative.interfaces import read_on
+
+MOST_NOISE = 0.15  # of the logits' spread: rounding moves the best logits of a row by less
+_MOST_ALLOWED = 2.0  # times the noise that the profile allows: more is not what was measured with the profile
+_WIDTHS = (2, 3, 4, 8, 16, 33)
+_DEPTHS = (8, 600)  # tokens before the rows: few, and more than the 512 from which flash attention is split over threads
+_RIVALS = 64  # best tokens of a row that are compared
+_BRANCH_AT = 2  # the token of a pass that the branch stands beside
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was checked.
+
+    Attributes:
+        name: What.
+        n_cases: How many comparisons were made; 0 where it was left out.
+        found: What was found, in a few words.
+        faults: What is wrong, one sentence each.
+        changes: What a fault means for the output, as the end of "Speculation changes this model's output: ...".
+        n_near_ties: Comparisons that differ at a near tie.
+    """
+
+    name: str
+    n_cases: int
+    found: str
+    faults: tuple[str, ...] = ()
+    changes: str = ""
+    n_near_ties: int = 0
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.faults
+
+
+class _Moved(NamedTuple):
+    """One pass over several tokens, compared.
+
+    Attributes:
+        width: Tokens in the pass.
+        depth: Tokens before it.
+        same: Its rows, and the row of the next single-token pass, have the bits of single-token passes.
+        logits: How far the best logits of a row moved against each other, at most.
+        share: The same as a share of the spread of the row's logits.
+    """
+
+    width: int
+    depth: int
+    same: bool
+    logits: float
+    share: float
+
+
+def widest_in_use(llm: LLM, ways: Collection[Speculation]) -> int:
+    """Return the most tokens of a pass that verifies."""
+    return max(min(way.k + 1, llm.profile.widest(way.exact)) for way in ways)
+
+
+def noise_in_use(llm: LLM, ways: Collection[Speculation]) -> float:
+    """Return the noise that is allowed for, in logits: the largest of all ways."""
+    return max(llm.logit_noise(way.k, way.exact) for way in ways)
+
+
+def check_rows(llm: LLM, ways: Collection[Speculation]) -> Check:
+    """Compare rows of the passes that verify.
+
+    Up to the widest exact pass the bits must be equal. They must be for all widths where the model is used as if they were: prompts are then read in
+    passes of any width. Elsewhere rows may move, but not by more than rounding explains.
+    """
+    text = llm.tokenize(long_text(llm, max(_DEPTHS) + max(_WIDTHS) + 2))
+    in_use = widest_in_use(llm, ways)
+    with llm.models() as (target, _):
+        exact = llm.profile.exact_width if target.grid or offloads() else K_MAX + 1
+        passes = [one for depth in _DEPTHS for one in _passes(target, text, depth, sorted({*_WIDTHS, min(in_use, max(_WIDTHS))}))]
+    faults = [*_faults(passes, exact, in_use, noise_in_use(llm, ways))]
+    return Check(
+        "rows", len(passes), _found(passes, exact, in_use), tuple(faults), "rows of passes over several tokens are not those of single tokens",
+    )  # fmt: skip
+
+
+def _passes(target: Model, text: Sequence[int], depth: int, widths: Sequence[int]) -> Iterator[_Moved]:
+    """Yield how far the rows of passes behind `depth` tokens are from those of single tokens; nothing where the context has no room."""
+    n_rows = min(max(widths) + 1, target.n_ctx - depth, len(text) - depth)
+    if n_rows < 3:
+        return
+    target.rollback(0)
+    read_on(target, text[:depth], lambda: False)
+    alone = np.concatenate([target.logits([token], 1).copy() for token in text[depth : depth + n_rows]])
+    for width in widths:
+        if width < n_rows:
+            target.rollback(depth)
+            rows = target.logits(text[depth : depth + width], width).copy()
+            behind = target.logits([text[depth + width]], 1)  # alone, behind a cache that a wide pass computed
+            yield _moved(width, depth, [*rows, *behind], [*alone[: width + 1]])
+    if n_rows > _BRANCH_AT + 2 and max(widths) > _BRANCH_AT + 2:
+        yield _branch(target, text, depth)
+    target.rollback(0)
+
+
+def _branch(target: Model, text: Sequence[int], depth: int) -> _Moved:
+    """Compare the row behind a branch, and the last row of a pass that has one beside it."""
+    width, other = _BRANCH_AT + 1, text[0]
+    target.rollback(depth)
+    for token in text[depth : depth + _BRANCH_AT]:
+        target.logits([token], 1)
+    right = target.logits([other], 1)[0].copy()
+    target.rollback(depth + _BRANCH_AT)
+    last = target.logits([text[depth + _BRANCH_AT]], 1)[0].copy()
+    target.rollback(depth)
+    rows = target.logits(text[depth : depth + width], 1, [(_BRANCH_AT, other)])
+    return _moved(width + 1, depth, [*rows], [last, right])
+
+
+def _moved(width: int, depth: int, rows: Sequence[Logits], alone: Sequence[Logits]) -> _Moved:
+    same = all(np.array_equal(row, right, equal_nan=True) for row, right in zip(rows, alone, strict=True))
+    worst = max((how_far(row, right) for row, right in zip(rows, alone, strict=True)), key=lambda one: one[1])
+    return _Moved(width, depth, same, *worst)
+
+
+def how_far(row: Logits, right: Logits) -> tuple[float, float]:
+    """Return how far the best logits of a row moved against each other, in logits and as a share of their spread."""
+    best = largest(right, min(_RIVALS, len(right)))
+    best = best[np.isfinite(right[best])]
+    moved = row[best].astype(np.float64) - right[best]
+    if not np.isfinite(moved).all():
+        return np.inf, np.inf
+    logits = float(np.abs(moved - moved[right[best].argmax()]).max(initial=0.0))
+    spread = float(np.std(right[np.isfinite(right)], dtype=np.float64))
+    return logits, logits / spread if logits else 0.0
+
+
+def _faults(passes: Sequence[_Moved], exact: int, in_use: int, noise: float) -> Iterator[str]:
+    """Yield what is wrong, the worst of each kind."""
+    promised = [one for one in passes if one.width <= exact and not one.same]
+    if promised:
+        one = max(promised, key=lambda one: one.logits)
+        yield (
+            f"Rows of a pass over {one.width} tokens behind {one.depth} are up to {one.logits:.2g} logits from those of single-token passes; "
+            "here their bits must be equal."
+        )
+    used = [one for one in passes if exact < one.width <= in_use]
+    if not used:
+        return
+    one = max(used, key=lambda one: one.share)
+    if one.share > MOST_NOISE:
+        yield (
+            f"Rows of a pass over {one.width} tokens behind {one.depth} are up to {one.logits:.2g} logits from those of single-token passes, "
+            f"{one.share:.0%} of the logits' spread; rounding moves them by less than {MOST_NOISE:.0%}."
+        )
+    elif one.logits > _MOST_ALLOWED * noise:
+        yield f"Logits move by {one.logits:.2g} with the width of the pass, but the profile allows for {noise:.2g}: `gguf-spec tune` measures again."
+    spread = min(one.logits / one.share for one in used if one.share) if any(one.share for one in used) else 0.0
+    if spread and noise > 2 * MOST_NOISE * spread:
+        yield f"The profile allows for {noise:.2g} logits of rounding noise, {noise / spread:.0%} of the logits' spread: more than rounding explains."
+
+
+def _found(passes: Sequence[_Moved], exact: int, in_use: int) -> str:
+    """Return what was found, in a few words; passes that are too wide to verify are named where they differ by more than rounding."""
+    widest = max((one.width for one in passes if one.width <= min(exact, in_use)), default=0)
+    moved = max((one.share for one in passes if one.width <= in_use and not one.same), default=0.0)
+    unused = max((one.share for one in passes if one.width > max(exact, in_use)), default=0.0)
+    found = [f"the same bits in passes of up to {widest} tokens"] if widest > 1 and not moved else []
+    found += [f"up to {moved:.1%} of the logits' spread apart"] if moved else []
+    found += [f"wider ones, not in use, are {unused:.0%} of the logits' spread apart"] if unused > MOST_NOISE else []
+    return "; ".join(found)
