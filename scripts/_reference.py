@@ -116,9 +116,7 @@ def markdown(text):
 
 def commands():
     """The help of every command."""
-    parts = [
-        "# Command line\n\nGenerated from the code by `scripts/readme.py`: what `--help` prints. In a clone use `scripts/run`.\n"
-    ]
+    parts = ["# Command line\n\nGenerated from the code by `scripts/readme.py`: what `--help` prints. In a clone use `scripts/run`.\n"]
     parts += [f"## {path}\n\n```text\n{text}\n```\n" for path, text in helps(cli, "gguf-spec")]
     return "\n".join(parts)
 
