@@ -48,7 +48,7 @@ def test_the_thread_governor_survives_an_interrupt_at_every_bytecode(n_before, b
     def passes(governor, n=80):
         return run(governor, copy.deepcopy(machine), n)
 
-    way, governor = Bytecodes(["_threads.py"]), copy.deepcopy(begun)
+    way, governor = Bytecodes(["llama/threads.py"]), copy.deepcopy(begun)
     places = way.places(lambda: passes(governor))
     assert (len(places) > 300, governor.threads) == (True, 2 - busy)
     for place in [*places, *((one, 1) for one, _ in places)]:
@@ -63,7 +63,7 @@ def test_the_thread_governor_survives_an_interrupt_at_every_bytecode(n_before, b
 
 def test_cancel_in_a_signal_handler_that_interrupts_cancel(tales):
     """No lock is taken: it would be that of the interrupted call."""
-    way = Bytecodes(["_stream.py"])
+    way = Bytecodes(["runtime/stream.py"])
     stream = tales.stream("Once", Sampling(seed=1))
     places = way.places(stream.cancel)
     stream.close()
@@ -78,7 +78,7 @@ def test_cancel_in_a_signal_handler_that_interrupts_cancel(tales):
 @pytest.mark.parametrize("stream_open", [False, True])
 def test_a_close_that_is_interrupted_can_be_repeated(animals, stream_open):
     """At each bytecode of it: afterwards a close frees all, and no request runs on what is half closed."""
-    way = Bytecodes(["_llm.py", "_turns.py", "_pair.py", "_model.py", "_stream.py", "_native.py"])
+    way = Bytecodes(["runtime/llm.py", "runtime/turns.py", "speculative/pair.py", "llama/model.py", "runtime/stream.py", "llama/native.py"])
 
     def opened():
         llm = gguf_spec.load(animals / "llama.gguf", animals / "twin.gguf", threads=1, n_ctx=128, extra_bufts=False)
@@ -146,7 +146,7 @@ def test_a_load_that_is_interrupted_leaves_nothing_in_memory(animals, monkeypatc
         with gguf_spec.load(animals / "llama.gguf", animals / "twin.gguf", threads=1, n_ctx=128, extra_bufts=False):
             pass
 
-    way = Bytecodes(["_native.py", "_model.py", "_load.py"])
+    way = Bytecodes(["llama/native.py", "llama/model.py", "runtime/load.py"])
     load()
     for place in way.places(load)[::step]:
         with contextlib.suppress(KeyboardInterrupt):

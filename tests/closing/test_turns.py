@@ -78,7 +78,7 @@ def test_a_ticket_that_leaves_before_its_turn_and_one_that_nobody_calls():
 
 
 def test_an_interrupt_at_any_bytecode_of_taking_and_leaving():
-    way = Bytecodes(["_turns.py"])
+    way = Bytecodes(["runtime/turns.py"])
 
     def use(line):
         ticket = Ticket()
