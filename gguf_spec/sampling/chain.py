@@ -111,7 +111,9 @@ class Sampler:
         if not alive.all():
             ids, probs = ids[alive], probs[alive]
         probs /= probs.sum()
-        if (ids[1:] < ids[:-1]).any():  # what was filtered may be in any order, a whole vocabulary is not worth sorting
+        if (
+            ids[1:] < ids[:-1]
+        ).any():  # what was filtered may be in any order, a whole vocabulary is not worth sorting
             order = np.argsort(ids)
             ids, probs = ids[order], probs[order]
         return Distribution(ids, probs)
@@ -129,7 +131,9 @@ class Sampler:
         ids, logits = candidates
         if len(ids) == 1:
             return int(ids[0])
-        return int(ids[self.rng.pick(ids, logits, max(self.sampling.temperature, COLDEST), position)])
+        return int(
+            ids[self.rng.pick(ids, logits, max(self.sampling.temperature, COLDEST), position)]
+        )
 
     def draw(self, distribution: Distribution) -> int:
         """Return a token id drawn from `distribution`, by the next of the random choices."""
@@ -146,7 +150,11 @@ class Sampler:
     def shaped(self, logits: Logits, history: Sequence[int]) -> Logits:
         """Return the logits after bias, penalties, DRY, `ignore_eos` and grammar. The caller must not change them."""
         s, row = self.sampling, logits
-        logits = _penalise(_bias(logits, s), history[self.filters.penalise_from :] if self.filters.penalise_from else history, s)
+        logits = _penalise(
+            _bias(logits, s),
+            history[self.filters.penalise_from :] if self.filters.penalise_from else history,
+            s,
+        )
         if self.filters.dry:
             ids, penalties = self.filters.dry(history)
             within = ids < len(logits)  # a draft may have fewer tokens than its target
@@ -173,7 +181,9 @@ class Sampler:
             raise NoTokenLeftError
         if s.greedy:
             return Candidates(np.array([np.argmax(logits)]), np.zeros(1))
-        if s.top_n_sigma:  # ours, like all that looks at whole rows: llama.cpp would want 12 bytes a token
+        if (
+            s.top_n_sigma
+        ):  # ours, like all that looks at whole rows: llama.cpp would want 12 bytes a token
             logits = np.where(logits >= self.sigma_limit(logits), logits, np.float32(-np.inf))
         total = None
         if 0 < s.top_k < n_vocab:
@@ -182,7 +192,9 @@ class Sampler:
             ids, total = _nucleus_superset(logits, best, s.top_p)
         else:
             ids = all_ids(n_vocab)
-        kept: NDArray[np.floating] = logits if len(ids) == n_vocab else logits[ids].astype(np.float64)
+        kept: NDArray[np.floating] = (
+            logits if len(ids) == n_vocab else logits[ids].astype(np.float64)
+        )
         if kept.min() == -np.inf:
             alive = np.flatnonzero(kept > -np.inf)
             ids, kept = alive if len(ids) == n_vocab else ids[alive], kept[alive]
@@ -195,14 +207,24 @@ class Sampler:
             within = kept >= kept.max() + np.log(s.min_p)
             ids, kept = ids[within], kept[within]
         if s.xtc_probability > 0:
-            ids = _llama().xtc(ids, kept.astype(np.float64), s.xtc_probability, s.xtc_threshold, self.rng.coin(position))
+            ids = _llama().xtc(
+                ids,
+                kept.astype(np.float64),
+                s.xtc_probability,
+                s.xtc_threshold,
+                self.rng.coin(position),
+            )
             kept = logits[ids].astype(np.float64)
         return Candidates(ids, kept)
 
     def sigma_limit(self, logits: Logits) -> float:
         """Return the lowest logit that top-n-sigma keeps."""
         best = logits.max()
-        return float(best - self.sampling.top_n_sigma * np.std(logits, where=logits > best - _OUT_OF_SIGHT, dtype=np.float64))
+        return float(
+            best
+            - self.sampling.top_n_sigma
+            * np.std(logits, where=logits > best - _OUT_OF_SIGHT, dtype=np.float64)
+        )
 
     def _n_needed(self, n_vocab: int) -> int:
         """Return how many of the best allowed tokens the filters may look at, with some to spare for near ties."""
@@ -223,7 +245,11 @@ def logprob(logits: Logits, token: int, n_top: int) -> TokenLogprob:
     top = largest(logits, min(n_top, len(logits))) if n_top else np.zeros(0, dtype=np.int64)
     top = top[np.lexsort((top, -logits[top]))]
     lowest = np.finfo(np.float32).min
-    return TokenLogprob(token, max(float(wide[token]), float(lowest)), tuple((int(i), float(wide[i])) for i in top if wide[i] > -np.inf))
+    return TokenLogprob(
+        token,
+        max(float(wide[token]), float(lowest)),
+        tuple((int(i), float(wide[i])) for i in top if wide[i] > -np.inf),
+    )
 
 
 def _llama() -> ModuleType:
@@ -244,7 +270,9 @@ def _bias(logits: Logits, s: Sampling) -> Logits:
 
 def _penalise(logits: Logits, history: Sequence[int], s: Sampling) -> Logits:
     """Lower the logits of tokens seen in the last `penalty_last_n` places."""
-    if (s.repeat_penalty == 1 and s.frequency_penalty == 0 and s.presence_penalty == 0) or s.penalty_last_n == 0:
+    if (
+        s.repeat_penalty == 1 and s.frequency_penalty == 0 and s.presence_penalty == 0
+    ) or s.penalty_last_n == 0:
         return logits
     last = history if s.penalty_last_n < 0 else history[-s.penalty_last_n :]
     seen, counts = np.unique(np.asarray(last, dtype=np.int64), return_counts=True)
@@ -299,7 +327,9 @@ def _nucleus_superset(logits: Logits, best: np.floating, top_p: float) -> tuple[
     return all_ids(len(logits)), total
 
 
-def _nucleus(ids: Ids, kept: NDArray[np.float64], best: np.floating, total: float | None, top_p: float) -> tuple[Ids, NDArray[np.float64]]:
+def _nucleus(
+    ids: Ids, kept: NDArray[np.float64], best: np.floating, total: float | None, top_p: float
+) -> tuple[Ids, NDArray[np.float64]]:
     """Return the smallest set of likeliest tokens that reaches `top_p` of `total`, which is their own mass where it is not given."""
     order = _descending(kept)
     reached = np.cumsum(np.exp(kept[order] - best))

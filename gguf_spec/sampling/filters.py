@@ -30,7 +30,14 @@ def make_filters(model: Model, s: Sampling, n_prompt: int, prefill: str = "") ->
         return NO_FILTERS._replace(penalise_from=penalise_from)
     dry = None
     if s.dry_multiplier and s.dry_penalty_last_n:
-        dry = Dry(model, s.dry_multiplier, s.dry_base, s.dry_allowed_length, s.dry_penalty_last_n, s.dry_sequence_breakers).penalties
+        dry = Dry(
+            model,
+            s.dry_multiplier,
+            s.dry_base,
+            s.dry_allowed_length,
+            s.dry_penalty_last_n,
+            s.dry_sequence_breakers,
+        ).penalties
     return Filters(
         dry=dry,
         grammar=None if gbnf is None else Grammar(model, gbnf, n_prompt, prefill),

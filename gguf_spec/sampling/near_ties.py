@@ -40,7 +40,9 @@ class SingleTokenReference:
         return worst
 
 
-def is_near_tie(sampler: Sampler, logits: Logits, history: Sequence[int], token: int, noise: float) -> bool:
+def is_near_tie(
+    sampler: Sampler, logits: Logits, history: Sequence[int], token: int, noise: float
+) -> bool:
     """Return whether `token`, which `sampler` chose from this row, might not be chosen if logits moved against each other by `noise`.
 
     It must be chosen still when it is lower or higher by that much, and when what the filters left out by no more than that is let in. That
@@ -56,7 +58,9 @@ def is_near_tie(sampler: Sampler, logits: Logits, history: Sequence[int], token:
     if noise == 0:
         return False
     s, position, shaped = sampler.sampling, len(history), sampler.shaped(logits, history)
-    noise *= max(s.repeat_penalty, 1 / s.repeat_penalty) * (1 + s.top_n_sigma)  # penalties stretch it, and a sigma moves with it
+    noise *= max(s.repeat_penalty, 1 / s.repeat_penalty) * (
+        1 + s.top_n_sigma
+    )  # penalties stretch it, and a sigma moves with it
     tighter = replace(sampler, sampling=_with_limits(s, -noise))
     lower = shaped.copy()
     lower[token] -= noise
@@ -89,4 +93,6 @@ def _with_limits(s: Sampling, slack: float) -> Sampling:
     typical_p = s.typical_p if s.typical_p == 1 else min(1.0, max(1e-9, s.typical_p + slack))
     if slack < 0:
         return replace(s, top_p=top_p, typical_p=typical_p)
-    return replace(s, top_p=top_p, typical_p=typical_p, min_p=s.min_p * math.exp(-slack), top_n_sigma=0.0)
+    return replace(
+        s, top_p=top_p, typical_p=typical_p, min_p=s.min_p * math.exp(-slack), top_n_sigma=0.0
+    )

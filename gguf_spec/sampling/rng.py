@@ -11,11 +11,16 @@ from numpy.typing import NDArray
 
 _U32 = np.uint32
 _FEW = 2048  # ids whose noise is computed at once; of more, only those that can win
-_MANY = 32768  # ids from which on it is faster to compute the noise only of tokens near the best one
+_MANY = (
+    32768  # ids from which on it is faster to compute the noise only of tokens near the best one
+)
 _AT_ONCE = 16384  # ids whose arrays fit into a cache
 _LEAST_WEIGHT = np.float32(1e-28)  # 2**32 over it is still a single-precision number
 _NEAR = 6.0  # distance from the best score, in nats, of the tokens whose noise is always computed
-_FIRST_HASHES = (4096, 65536)  # numbers of smallest hash values that are inverted; more of them need fewer forward hashes
+_FIRST_HASHES = (
+    4096,
+    65536,
+)  # numbers of smallest hash values that are inverted; more of them need fewer forward hashes
 _SHARE = 10  # if more than one token in ten is that near, all hashes are computed
 _MARGIN = 1.001  # covers the rounding of single precision
 _MULTIPLIERS = (0x9E3779B9, 0x21F0AAAD, 0xD35A2D97)
@@ -31,7 +36,13 @@ class Rng(Protocol):
     def choose(self, probabilities: NDArray[np.float64]) -> int:
         """Return an index into `probabilities`, shape `(n,)`, sum 1, drawn by them."""
 
-    def pick(self, ids: NDArray[np.int64], logits: NDArray[np.floating], temperature: float, position: int) -> int:
+    def pick(
+        self,
+        ids: NDArray[np.int64],
+        logits: NDArray[np.floating],
+        temperature: float,
+        position: int,
+    ) -> int:
         """Return an index into `ids`, drawn by norm(exp(logits / temperature)). The noise belongs to position and id, whoever asks, and how often."""
 
     def gumbel(self, ids: NDArray[np.int64], position: int) -> NDArray[np.float64]:
@@ -82,9 +93,19 @@ class SeededRng:
         i = np.searchsorted(cumulative, self._uniform() * cumulative[-1], side="right")
         return int(min(i, np.searchsorted(cumulative, cumulative[-1], side="left")))
 
-    def pick(self, ids: NDArray[np.int64], logits: NDArray[np.floating], temperature: float, position: int) -> int:
+    def pick(
+        self,
+        ids: NDArray[np.int64],
+        logits: NDArray[np.floating],
+        temperature: float,
+        position: int,
+    ) -> int:
         """Return an index into `ids`, drawn by norm(exp(logits / temperature)), always the same for the same arguments."""
-        few = self._contenders(ids, logits, temperature, position) if len(ids) > _FEW else np.arange(len(ids))
+        few = (
+            self._contenders(ids, logits, temperature, position)
+            if len(ids) > _FEW
+            else np.arange(len(ids))
+        )
         scores = (logits[few].astype(np.float64) - logits.max()) / temperature
         return int(few[np.argmax(scores + self.gumbel(ids[few], position))])
 
@@ -92,14 +113,22 @@ class SeededRng:
         """Return the noise of some ids in one place, shape `(n,)`: independent standard Gumbel numbers."""
         keys, short = self._keys(position), ids.astype(_U32)
         # 64 random bits make a uniform number above 0 that is fine near 0, where the noise is largest
-        uniform = (_hash(short, keys[0], keys[1]) * 2.0**32 + _hash(short, keys[2], keys[3]) + 0.5) * 2.0**-64
+        uniform = (
+            _hash(short, keys[0], keys[1]) * 2.0**32 + _hash(short, keys[2], keys[3]) + 0.5
+        ) * 2.0**-64
         return np.asarray(-np.log(-np.log1p(-np.minimum(uniform, 1 - 2.0**-53))))
 
     def coin(self, position: int) -> int:
         """Return 32 random bits that belong to a position; independent of `pick`."""
         return int(self._keys(position)[4])
 
-    def _contenders(self, ids: NDArray[np.int64], logits: NDArray[np.floating], temperature: float, position: int) -> NDArray[np.intp]:
+    def _contenders(
+        self,
+        ids: NDArray[np.int64],
+        logits: NDArray[np.floating],
+        temperature: float,
+        position: int,
+    ) -> NDArray[np.intp]:
         """Return the indices, ascending, of a few tokens that include the winner.
 
         With E = -log(1 - u) >= u, argmax(score + g) is argmin(E / exp(score)), and the first 32 bits h of u bound u from below by h / 2**32. A token
@@ -112,11 +141,19 @@ class SeededRng:
         least = np.empty(len(ids), dtype=np.float32)
         for i in range(0, len(ids), _AT_ONCE):
             part = slice(i, i + _AT_ONCE)
-            self._bound(ids[part], logits[part], logits.max(), temperature, position, out=least[part])
-        return np.flatnonzero(least <= self._limit(ids, logits, int(least.argmin()), temperature, position))
+            self._bound(
+                ids[part], logits[part], logits.max(), temperature, position, out=least[part]
+            )
+        return np.flatnonzero(
+            least <= self._limit(ids, logits, int(least.argmin()), temperature, position)
+        )
 
     def _contenders_by_distance(
-        self, ids: NDArray[np.int64], logits: NDArray[np.floating], temperature: float, position: int
+        self,
+        ids: NDArray[np.int64],
+        logits: NDArray[np.floating],
+        temperature: float,
+        position: int,
     ) -> NDArray[np.intp] | None:
         """Return the contenders, or None where too many tokens are near the best. `ids` must be ascending."""
         near = _above(logits, _NEAR * temperature)
@@ -158,20 +195,42 @@ class SeededRng:
         with np.errstate(over="ignore"):  # a score of minus infinity has weight 0
             weight = np.exp(((logits - best) / temperature).astype(np.float32, copy=False))
         np.maximum(weight, _LEAST_WEIGHT, out=weight)
-        return np.asarray(np.divide(_hash(ids.astype(_U32), keys[0], keys[1]), weight, out=out, dtype=np.float32, casting="same_kind"))
+        return np.asarray(
+            np.divide(
+                _hash(ids.astype(_U32), keys[0], keys[1]),
+                weight,
+                out=out,
+                dtype=np.float32,
+                casting="same_kind",
+            )
+        )
 
-    def _limit(self, ids: NDArray[np.int64], logits: NDArray[np.floating], i: int, temperature: float, position: int) -> float:
+    def _limit(
+        self,
+        ids: NDArray[np.int64],
+        logits: NDArray[np.floating],
+        i: int,
+        temperature: float,
+        position: int,
+    ) -> float:
         """Return 2**32 * E / exp(score) of the token at index `i`, and a margin: what a contender's lower bound may not exceed."""
         weight = max(np.exp((float(logits[i]) - logits.max()) / temperature), _LEAST_WEIGHT)
         return float(np.exp(-self.gumbel(ids[i : i + 1], position)[0]) * 2.0**32 / weight * _MARGIN)
 
     def _keys(self, position: int) -> NDArray[np.uint32]:
-        return np.frombuffer(hashlib.blake2b(position.to_bytes(8, "little"), key=self._seed, digest_size=20).digest(), "<u4")
+        return np.frombuffer(
+            hashlib.blake2b(
+                position.to_bytes(8, "little"), key=self._seed, digest_size=20
+            ).digest(),
+            "<u4",
+        )
 
 
 def _above(logits: NDArray[np.floating], distance: float) -> NDArray[np.intp]:
     """Return the indices of all logits that are at most `distance` below the best one, and perhaps a few more at the limit."""
-    limit = logits.dtype.type(max(float(logits.max()) - distance, float(np.finfo(logits.dtype).min)))
+    limit = logits.dtype.type(
+        max(float(logits.max()) - distance, float(np.finfo(logits.dtype).min))
+    )
     return np.flatnonzero(logits >= np.nextafter(limit, logits.dtype.type(-np.inf)))
 
 

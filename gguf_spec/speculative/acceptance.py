@@ -32,11 +32,19 @@ class Rows:
     """What the target says of a draft: row `i` follows its first `i` tokens, 0 <= i <= len(drafted). Each is read only when asked for."""
 
     def __init__(
-        self, logits: Logits, tokens: Sequence[int], drafted: Sequence[int], sampler: Sampler, branches: Sequence[tuple[int, int]] = ()
+        self,
+        logits: Logits,
+        tokens: Sequence[int],
+        drafted: Sequence[int],
+        sampler: Sampler,
+        branches: Sequence[tuple[int, int]] = (),
     ) -> None:
         """Take `logits` of shape `(n, V)`, whose last rows are meant: those of the draft, then one after each branch; `tokens` are all before."""
         first = len(logits) - len(branches) - len(drafted) - 1
-        self.logits, self._branch_logits = logits[first : len(logits) - len(branches)], logits[len(logits) - len(branches) :]
+        self.logits, self._branch_logits = (
+            logits[first : len(logits) - len(branches)],
+            logits[len(logits) - len(branches) :],
+        )
         self.sampler = sampler
         self._tokens, self._drafted, self._branches = tokens, drafted, branches
 
@@ -112,7 +120,9 @@ def block(draft: Draft, rows: Rows) -> list[int]:
     sampler, weight, laws = rows.sampler, [1.0], [rows.distribution(0)]
     for i, (token, q) in enumerate(zip(draft.tokens, draft.q, strict=True)):
         weight.append(min(1.0, weight[i] * laws[i].prob(token) / q.prob(token)))
-        if weight[-1] == 0:  # nothing from here on can be kept, and the target may have no law after a token that it never says
+        if (
+            weight[-1] == 0
+        ):  # nothing from here on can be kept, and the target may have no law after a token that it never says
             break
         laws.append(rows.distribution(i + 1))
     for i in range(len(laws) - 1, 0, -1):

@@ -11,10 +11,15 @@ _KEPT = 40.0  # observations of a kind that count when they are read back from d
 _DOUBT = 2.0  # observations that the first belief is worth
 _SHIFT_PRECISION = 3.0  # of a request's log odds against those of all: 1 / variance
 _FIRM_SHIFT_PRECISION = 12.0  # of those of a draft model, which texts differ in less
-_SHIFT_FORGET = 0.98  # factor on the precision at each observation, so that a change within a text is followed
+_SHIFT_FORGET = (
+    0.98  # factor on the precision at each observation, so that a change within a text is followed
+)
 _NEVER = 0.005  # a rate below it, or above 1 minus it, was seen in too few places to be believed
 _SHIFT_MOST = 6.0  # log odds
-_FIT_PRECISION, _FIT_FAITH = 0.25, 5.0  # of the prior on a pair's shift; observations that a shifted rate is worth
+_FIT_PRECISION, _FIT_FAITH = (
+    0.25,
+    5.0,
+)  # of the prior on a pair's shift; observations that a shifted rate is worth
 _NEWTON_STEPS = 12
 
 Kind = tuple[str, int]
@@ -27,7 +32,9 @@ class AcceptanceRates:
     Only places whose past was right are counted, so the product along a draft is the chance that all of it stays.
     """
 
-    def __init__(self, priors: Mapping[str, Iterable[float]], firm: Mapping[str, float] | None = None) -> None:
+    def __init__(
+        self, priors: Mapping[str, Iterable[float]], firm: Mapping[str, float] | None = None
+    ) -> None:
         """Take for each name what to believe of its buckets before anything was seen; `firm` says of some for how many places that counts."""
         self._seen: dict[Kind, list[float]] = {}  # [hits, places]
         for name, chances in priors.items():
@@ -43,7 +50,9 @@ class AcceptanceRates:
     def learn(self, kind: Kind, hit: float) -> None:
         """Take note of a proposal that was right (1) or not (0)."""
         seen = self._seen[kind]
-        seen[1] = _FORGET * seen[1] + 1  # first: should Ctrl-C come in between, there are never more hits than places
+        seen[1] = (
+            _FORGET * seen[1] + 1
+        )  # first: should Ctrl-C come in between, there are never more hits than places
         seen[0] = _FORGET * seen[0] + hit
 
     def to_list(self) -> list[tuple[str, int, float, float]]:
@@ -104,11 +113,20 @@ def fitted(priors: Sequence[float], seen: Sequence[tuple[float, float]]) -> list
     shift = 0.0
     for _ in range(_NEWTON_STEPS):
         rates = [shifted(prior, shift) for prior in priors]
-        slope = sum(hits - places * rate for rate, (hits, places) in zip(rates, seen, strict=True)) - _FIT_PRECISION * shift
-        curve = sum(places * rate * (1 - rate) for rate, (_, places) in zip(rates, seen, strict=True)) + _FIT_PRECISION
+        slope = (
+            sum(hits - places * rate for rate, (hits, places) in zip(rates, seen, strict=True))
+            - _FIT_PRECISION * shift
+        )
+        curve = (
+            sum(places * rate * (1 - rate) for rate, (_, places) in zip(rates, seen, strict=True))
+            + _FIT_PRECISION
+        )
         shift += max(-1.0, min(1.0, slope / curve))
     rates = [shifted(prior, shift) for prior in priors]
-    return [(_FIT_FAITH * rate + hits) / (_FIT_FAITH + places) for rate, (hits, places) in zip(rates, seen, strict=True)]
+    return [
+        (_FIT_FAITH * rate + hits) / (_FIT_FAITH + places)
+        for rate, (hits, places) in zip(rates, seen, strict=True)
+    ]
 
 
 def shifted(chance: float, shift: float) -> float:

@@ -19,19 +19,32 @@ from ..sampling.chain import Distribution
 from .acceptance import Draft
 from .acceptance_rates import RequestAcceptance
 from .cost_model import CostModel
-from .draft_length import LEAST_REACH, Outlook, Prices, best_branches, best_length, drafting_gain, gain_of, token_seconds
+from .draft_length import (
+    LEAST_REACH,
+    Outlook,
+    Prices,
+    best_branches,
+    best_length,
+    drafting_gain,
+    gain_of,
+    token_seconds,
+)
 from .drafters import N_CONFIDENCE_BUCKETS, DraftTeam, ModelDrafter, Proposal, TokenDrafter
 from .interfaces import LanguageModel
 from .pair_statistics import SECOND, Forecast, PairStatistics
 
-_SPARE_SHARE = 0.007  # share of the time for probes of an unused draft model and for passes of untried widths
+_SPARE_SHARE = (
+    0.007  # share of the time for probes of an unused draft model and for passes of untried widths
+)
 _PROBE = 16  # tokens that a probe judges, behind as many that are read for context
 _GOOD = 0.9  # acceptance rate of a good draft model
 _READING_MARGIN = 1.5  # required saving as a multiple of the time to read the prompt: acceptance over the rest of the answer is uncertain
 _FAR_BEHIND = 2  # unread tokens; more are read for the rest of the answer, not for one round
 _LONG_PROMPT = 2048  # tokens; of a longer text the draft model may read the last part alone
 _LAST_PART = 1024  # tokens of that part
-_PLAIN_EVERY = 64  # rounds after which one is decoded plainly, so that the cost of a single token is known
+_PLAIN_EVERY = (
+    64  # rounds after which one is decoded plainly, so that the cost of a single token is known
+)
 _EXPLORE_EVERY = 16  # rounds at least between two that decide by hopeful costs
 _RATE_MEMORY = 0.95  # factor on the counts of a request's throughput at each round
 _RATE_PRIOR = 0.25  # weight of the throughput of earlier requests at the start of one
@@ -175,7 +188,11 @@ class DraftController(DraftTeam):
         branches = self._branches() if self.tree else []
         one.n_branches = len(branches)
         one.returned_s, one.busy_s = time.perf_counter(), self.target.busy_s
-        return Draft([proposal.token for proposal in kept], [proposal.q or _surely(proposal.token) for proposal in kept], branches)
+        return Draft(
+            [proposal.token for proposal in kept],
+            [proposal.q or _surely(proposal.token) for proposal in kept],
+            branches,
+        )
 
     def learn(self, tokens: Sequence[int], rows: Logits) -> None:
         """Update costs and acceptance rates from the tokens that were emitted and the time the pass took."""
@@ -203,11 +220,21 @@ class DraftController(DraftTeam):
         """Return a new round with its costs, believed and hopeful."""
         n_past, target = self.target.n_past, self.known.target
         pending, n = start - n_past, k + 1 + self.tree * BRANCHES_MAX
-        rate = max(self._tokens / self._seconds if self._seconds else 0.0, 1 / self.known.verify_s(1, 1.0, n_past))
+        rate = max(
+            self._tokens / self._seconds if self._seconds else 0.0,
+            1 / self.known.verify_s(1, 1.0, n_past),
+        )
         prices = Prices(rate, target.passes_s(pending, n, n_past), self.known.per_token.seconds)
         self._since_explored += 1
-        explores = not self.fixed and k > 0 and self._since_explored > _EXPLORE_EVERY and self.known.spare_s > self._explore_from_s
-        hopeful = prices._replace(pass_s=target.hopeful_s(pending, n, n_past)) if explores else prices
+        explores = (
+            not self.fixed
+            and k > 0
+            and self._since_explored > _EXPLORE_EVERY
+            and self.known.spare_s > self._explore_from_s
+        )
+        hopeful = (
+            prices._replace(pass_s=target.hopeful_s(pending, n, n_past)) if explores else prices
+        )
         return _Round(start, n_past, prices, hopeful)
 
     def _propose(self, tokens: Sequence[int], k: int) -> None:
@@ -219,7 +246,9 @@ class DraftController(DraftTeam):
             text, chance = self._best_text()
             step = None
             if self.model and can_model:
-                step, can_model = self.attempt(self.model, self._by_model, tokens, reach, text, chance, k) or (None, False)
+                step, can_model = self.attempt(
+                    self.model, self._by_model, tokens, reach, text, chance, k
+                ) or (None, False)
             if not step and text:
                 step = _Step(text, reach * chance)
             if not step:
@@ -238,7 +267,9 @@ class DraftController(DraftTeam):
                 best, most = proposal, chance
         return best, most
 
-    def _by_model(self, tokens: Sequence[int], reach: float, text: Proposal | None, chance: float, k: int) -> tuple[_Step | None, bool]:
+    def _by_model(
+        self, tokens: Sequence[int], reach: float, text: Proposal | None, chance: float, k: int
+    ) -> tuple[_Step | None, bool]:
         """Return the draft model's next token where that pays, and whether the model is to be asked again in this draft."""
         if not self._model_pays(reach, chance, k):
             return None, True
@@ -255,7 +286,9 @@ class DraftController(DraftTeam):
         pending = one.start + n - self.model.n_past
         each_s = self.known.propose_s(1, n_past)
         is_far = pending > _FAR_BEHIND
-        first_s = each_s if is_far else self.known.propose_s(pending, n_past)  # a distant text is read once, for the rest of the answer
+        first_s = (
+            each_s if is_far else self.known.propose_s(pending, n_past)
+        )  # a distant text is read once, for the rest of the answer
         if reach * (mean - by_text) <= one.prices.rate * first_s:
             return False
         if is_far and (one.explores or self._reading_offset(one.start + n) is None):
@@ -266,14 +299,18 @@ class DraftController(DraftTeam):
     def _confidences(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return how often the draft model is how confident, and the chance of a token for each confidence."""
         counts = np.array(self.known.confidences)
-        return counts / counts.sum(), np.array([self._chances.of((ModelDrafter.name, i)) for i in range(N_CONFIDENCE_BUCKETS)])
+        return counts / counts.sum(), np.array(
+            [self._chances.of((ModelDrafter.name, i)) for i in range(N_CONFIDENCE_BUCKETS)]
+        )
 
     def _mean_chance(self) -> float:
         """Return the chance that a token of the draft model is right whose confidence is not known."""
         shares, chances = self._confidences()
         return float(shares @ chances)
 
-    def _from_model(self, tokens: Sequence[int], reach: float, text: Proposal | None) -> _Step | None:
+    def _from_model(
+        self, tokens: Sequence[int], reach: float, text: Proposal | None
+    ) -> _Step | None:
         """Return the draft model's next token."""
         assert self.model
         assert self.known.draft
@@ -312,7 +349,9 @@ class DraftController(DraftTeam):
         if tried == n or self.known.target.is_confirmed(one.start - one.n_past + tried):
             self.known.spare_s -= one.draft_s * (1 - n / max(1, len(reaches)))
             return n
-        loss_s = (gain - gain_of(reaches, tried, one.prices)) / one.prices.rate  # if the entry is right
+        loss_s = (
+            gain - gain_of(reaches, tried, one.prices)
+        ) / one.prices.rate  # if the entry is right
         if loss_s > self.known.spare_s:
             self._explore_from_s = loss_s
             self.known.spare_s -= one.draft_s * (1 - n / max(1, len(reaches)))
@@ -325,7 +364,9 @@ class DraftController(DraftTeam):
         """Pay for a pass that tried a width: by what it took, not by what was believed. One that came out otherwise is repeated at once."""
         one = self._round
         if one.explored_s is not None:
-            self.known.spare_s -= max(0.0, one.explored_s + passed_s - one.prices.pass_s[one.n_kept])
+            self.known.spare_s -= max(
+                0.0, one.explored_s + passed_s - one.prices.pass_s[one.n_kept]
+            )
             if self.known.target.is_doubtful(one.n_rows):
                 self._since_explored = _EXPLORE_EVERY
 
@@ -349,11 +390,19 @@ class DraftController(DraftTeam):
         for i, step in enumerate(one.steps[:n]):
             second = step.proposal.second
             if second is not None and second != step.proposal.token:
-                found.append((before * self._chances.of((SECOND, step.proposal.kind[1])), i, second))
+                found.append(
+                    (before * self._chances.of((SECOND, step.proposal.kind[1])), i, second)
+                )
             before = step.reach
-        room = min(BRANCHES_MAX, K_MAX - n, self.target.n_ctx - one.start - n, self.widest - one.n_rows)
+        room = min(
+            BRANCHES_MAX, K_MAX - n, self.target.n_ctx - one.start - n, self.widest - one.n_rows
+        )
         found = sorted(found, reverse=True)[: max(0, room)]
-        n_best = len(found) if self.fixed else best_branches([chance for chance, _, _ in found], n, one.prices)
+        n_best = (
+            len(found)
+            if self.fixed
+            else best_branches([chance for chance, _, _ in found], n, one.prices)
+        )
         return [(i, second) for _, i, second in found[:n_best]]
 
     # ---- the draft model's reading
@@ -374,7 +423,10 @@ class DraftController(DraftTeam):
         best_s, best = left * plain_s, None
         for offset, n_unread, n_cached in self._ways_to_read(n_tokens):
             reading_s = self.known.draft.reading_s(n_unread, n_cached, self.model.reads_at_once)
-            seconds = left * self._token_s(self._mean_chance(), n_tokens, n_cached + n_unread) + _READING_MARGIN * reading_s
+            seconds = (
+                left * self._token_s(self._mean_chance(), n_tokens, n_cached + n_unread)
+                + _READING_MARGIN * reading_s
+            )
             if seconds < best_s:
                 best_s, best = seconds, offset
         return best
@@ -389,7 +441,9 @@ class DraftController(DraftTeam):
             ways.append((n_tokens - _LAST_PART, _LAST_PART, 0))
         return ways
 
-    def _let_model_read(self, tokens: Sequence[int], offset: int, cancelled: Callable[[], bool]) -> None:
+    def _let_model_read(
+        self, tokens: Sequence[int], offset: int, cancelled: Callable[[], bool]
+    ) -> None:
         """Let the draft model read the text from `offset` on, and learn what that costs."""
         assert self.model
         assert self.known.draft
@@ -397,9 +451,17 @@ class DraftController(DraftTeam):
             self.model.begin_at(offset)
         n_cached, busy_s = self.model.n_cached, self.model.busy_s
         self.model.read(tokens, cancelled)
-        self._learn_reading(self.known.draft, self.model.n_cached - n_cached, n_cached, self.model.busy_s - busy_s, self.model.reads_at_once)
+        self._learn_reading(
+            self.known.draft,
+            self.model.n_cached - n_cached,
+            n_cached,
+            self.model.busy_s - busy_s,
+            self.model.reads_at_once,
+        )
 
-    def _learn_reading(self, costs: CostModel, n: int, n_past: int, seconds: float, at_once: int) -> None:
+    def _learn_reading(
+        self, costs: CostModel, n: int, n_past: int, seconds: float, at_once: int
+    ) -> None:
         """Correct the costs by the time that reading `n` tokens took, `at_once` in a pass: as one pass in the middle of them."""
         if n >= at_once and seconds > 0:
             ratio = seconds / costs.reading_s(n, n_past, at_once)
@@ -412,7 +474,9 @@ class DraftController(DraftTeam):
         """Return the seconds of a token at the best draft length, if all proposals of the draft model have this chance."""
         n = max(1, min(K_MAX + 1, self.widest))
         passes_s = self.known.target.passes_s(1, n, n_past)
-        return token_seconds(chance, passes_s, self.known.propose_s(1, n_draft_past), self.known.per_token.seconds)
+        return token_seconds(
+            chance, passes_s, self.known.propose_s(1, n_draft_past), self.known.per_token.seconds
+        )
 
     def _probe(self, tokens: Sequence[int]) -> None:
         """Ask a draft model that was not used for a while for proposals where the text is known, when the spare time allows."""
@@ -466,7 +530,9 @@ class DraftController(DraftTeam):
         python_s = self.known.per_token.seconds
         seconds = one.draft_s + one.prices.pass_s[one.n_kept + one.n_branches] + n_tokens * python_s
         self.known.round_is_done(n_tokens, seconds)
-        self._tokens = _RATE_MEMORY * self._tokens + 1 + sum(step.reach for step in one.steps[: one.n_kept])
+        self._tokens = (
+            _RATE_MEMORY * self._tokens + 1 + sum(step.reach for step in one.steps[: one.n_kept])
+        )
         self._seconds = _RATE_MEMORY * self._seconds + seconds
         self.forecast.rounds_s += seconds
         self.forecast.plain_s += n_tokens * (one.prices.pass_s[0] + python_s)

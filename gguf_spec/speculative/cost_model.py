@@ -15,15 +15,21 @@ _REACH = 3  # neighbouring widths that learn too, half as much with each step; w
 _OUTLIER = 0.4  # natural logarithm; a larger error is a wrong entry if it comes twice in a row, else another program's doing
 _SAME_JUMP = 0.5  # two widths whose corrections differ by less than this logarithm were moved by the same cause: the machine
 _JUMP_MEMORY = 64  # passes in which corrections of two widths are compared
-_STEEPEST = 0.8  # logarithm; no step of a real table is further from its neighbours, a factor of 2.2
+_STEEPEST = (
+    0.8  # logarithm; no step of a real table is further from its neighbours, a factor of 2.2
+)
 _FEWEST_WITNESSES = 4  # entries of a table that can tell which of them is wrong
 _CONFIRMED = 2  # passes after which an entry is known from use
 _NARROWER = 1.5  # a pass costs at most this many times as much as a wider one: kernels gain from full blocks of rows
-_DEPTH_STEP = 0.3  # share of a pass's error that the depth of its width takes on, as far as it is to blame
+_DEPTH_STEP = (
+    0.3  # share of a pass's error that the depth of its width takes on, as far as it is to blame
+)
 _DEEP = 2000.0  # cached tokens that may double the time of a pass where nothing else is known
 _BASE_DOUBT = 0.15  # share of a base that may be wrong
 _NEGLIGIBLE = 0.01
-_CONTRADICTED = 3  # corrections after which measured entries that were never used follow those that were
+_CONTRADICTED = (
+    3  # corrections after which measured entries that were never used follow those that were
+)
 _UNTRIED = 4.0  # an entry that is not confirmed may be this many times too high
 
 
@@ -47,7 +53,9 @@ class Pace:
         """
         self._jumps = [one for one in self._jumps if self._n_passes - one[0] < _JUMP_MEMORY]
         for at, other, width, earlier in self._jumps:
-            if (other is not costs or (width == 1) != (n == 1)) and abs(earlier - size) < _SAME_JUMP:
+            if (other is not costs or (width == 1) != (n == 1)) and abs(
+                earlier - size
+            ) < _SAME_JUMP:
                 common = (earlier + size) / 2
                 self.factor *= math.exp(common)
                 costs.undo(n, common)
@@ -65,7 +73,9 @@ class CostModel:
         depth: Seconds more for each cached token, for the whole pass, at index n.
     """
 
-    def __init__(self, measured: Mapping[int, float], depth: Mapping[int, float], n_most: int, pace: Pace) -> None:
+    def __init__(
+        self, measured: Mapping[int, float], depth: Mapping[int, float], n_most: int, pace: Pace
+    ) -> None:
         """Make the table from a measurement.
 
         Args:
@@ -80,9 +90,13 @@ class CostModel:
         self._pace = pace
         self._wide_row_s = self.base[-1] / n_most  # of passes beyond the table
         self._wide_depth = self.depth[-1] / n_most
-        self._anchors = {n for n in measured if n <= n_most}  # widths known from measuring or from use; others are interpolated
+        self._anchors = {
+            n for n in measured if n <= n_most
+        }  # widths known from measuring or from use; others are interpolated
         self._n_passes = [0] * (n_most + 1)
-        self._caps = [math.inf] * (n_most + 1)  # the most that entries may cost by what is known of others; only those never used have one
+        self._caps = (
+            [math.inf] * (n_most + 1)
+        )  # the most that entries may cost by what is known of others; only those never used have one
         self._n_corrected = 0
         self._has_read = False
         self._last_errors = [0.0] * (n_most + 2)  # the last place is that of wider passes
@@ -129,14 +143,18 @@ class CostModel:
             self.base[n], self._caps[n] = min(self.base[n], self._caps[n]), math.inf
         size = self._twice(min(n, len(self.base)), error)
         if in_table and not self._n_passes[n] and n not in self._anchors and abs(error) > _OUTLIER:
-            size = error / 2  # never measured: an estimate that is this far off is worth less than one pass
+            size = (
+                error / 2
+            )  # never measured: an estimate that is this far off is worth less than one pass
         if size:
             self._correct(n, n_past, size)
         else:
             clipped = max(-_OUTLIER, min(_OUTLIER, error))
             by_depth = self._blame_of_depth(n, n_past)
             if by_depth > _NEGLIGIBLE:
-                took = self._unpaced(n, n_past) * math.expm1(_DEPTH_STEP * by_depth * clipped) / n_past
+                took = (
+                    self._unpaced(n, n_past) * math.expm1(_DEPTH_STEP * by_depth * clipped) / n_past
+                )
                 self._set_depth(n, max(self._depth_of(n) + took, 0.5 * self._depth_of(n)))
             self.scale(n, _TABLE_STEP * (1 - by_depth) * clipped)
             self._pace.learn((1 - by_depth) * clipped)
@@ -167,7 +185,9 @@ class CostModel:
         if n >= len(self.base):
             self._wide_row_s *= math.exp(log_base)
             return
-        for width in range(max(2, n - _REACH), min(len(self.base), n + _REACH + 1)) if n > 1 else (1,):
+        for width in (
+            range(max(2, n - _REACH), min(len(self.base), n + _REACH + 1)) if n > 1 else (1,)
+        ):
             if width == n or self._n_passes[width] < _CONFIRMED:
                 self.base[width] *= math.exp(log_base * 0.5 ** abs(width - n))
 
@@ -218,7 +238,13 @@ class CostModel:
         below = max((width for width in self._anchors if width < n), default=0)
         above = min((width for width in self._anchors if width > n), default=0)
         for width in range(below + 1, above or len(entries)):
-            distance = (n - width) / (n - below) if width < n else (width - n) / (above - n) if above else 0.0
+            distance = (
+                (n - width) / (n - below)
+                if width < n
+                else (width - n) / (above - n)
+                if above
+                else 0.0
+            )
             entries[width] *= math.exp(size * (1 - distance))
 
     def undo(self, n: int, size: float) -> None:
@@ -231,12 +257,17 @@ class CostModel:
 
         A narrower pass costs hardly more than a wider one, and a wider one not more than several narrow ones.
         """
-        known = [(n, self.base[n]) for n in range(1, len(self.base)) if self._n_passes[n] >= _CONFIRMED]
+        known = [
+            (n, self.base[n]) for n in range(1, len(self.base)) if self._n_passes[n] >= _CONFIRMED
+        ]
         if self._has_read:
             known.append((len(self.base), len(self.base) * self._wide_row_s))
         for width in range(1, len(self.base)):
             if not self._n_passes[width]:
-                self._caps[width] = min((_NARROWER * s if width < n else s * -(-width // n) for n, s in known), default=math.inf)
+                self._caps[width] = min(
+                    (_NARROWER * s if width < n else s * -(-width // n) for n, s in known),
+                    default=math.inf,
+                )
 
 
 class Overhead:
@@ -249,7 +280,9 @@ class Overhead:
         """Move towards one time; a single long one is another program's doing."""
         seconds = max(seconds, 0.0)
         most = 4 * self.seconds if self.seconds else seconds
-        self.seconds += _PACE_STEP * (min(seconds, most) - self.seconds) if self.seconds else seconds
+        self.seconds += (
+            _PACE_STEP * (min(seconds, most) - self.seconds) if self.seconds else seconds
+        )
 
 
 def repaired(measured: Mapping[int, float]) -> dict[int, float]:
@@ -270,7 +303,9 @@ def repaired(measured: Mapping[int, float]) -> dict[int, float]:
 
 def _misfit(measured: Mapping[int, float], n: int) -> float:
     """Return how far an entry is from what the others give, as a logarithm."""
-    return abs(math.log(measured[n] / interpolate({m: s for m, s in measured.items() if m != n}, n)))
+    return abs(
+        math.log(measured[n] / interpolate({m: s for m, s in measured.items() if m != n}, n))
+    )
 
 
 def interpolate(measured: Mapping[int, float], n: int) -> float:

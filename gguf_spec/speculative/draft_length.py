@@ -117,7 +117,9 @@ def best_branches(chances: Sequence[float], n: int, prices: Prices) -> int:
     return best
 
 
-def token_seconds(chance: float, pass_s: Sequence[float], draft_s: float, token_s: float = 0.0) -> float:
+def token_seconds(
+    chance: float, pass_s: Sequence[float], draft_s: float, token_s: float = 0.0
+) -> float:
     """Return the seconds of a token at the best fixed draft length, if each drafted token has the same chance.
 
     Args:

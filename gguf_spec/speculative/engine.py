@@ -65,16 +65,33 @@ class Round:
         )  # fmt: skip
 
 
-def run_round(target: LanguageModel, drafter: Drafter, tokens: Sequence[int], sampler: Sampler, k: int, rule: Rule) -> Round:
+def run_round(
+    target: LanguageModel,
+    drafter: Drafter,
+    tokens: Sequence[int],
+    sampler: Sampler,
+    k: int,
+    rule: Rule,
+) -> Round:
     """Draft up to `k` tokens, check them in one target pass, return the 1 to k+1 new ones."""
     draft = drafter.draft(tokens, k)
     pending = [*tokens[target.n_past :], *draft.tokens]
     branches = [(len(pending) - len(draft.tokens) + i, token) for i, token in draft.branches]
-    rows = Rows(target.logits(pending, len(draft.tokens) + 1, branches), tokens, draft.tokens, sampler, draft.branches)
+    rows = Rows(
+        target.logits(pending, len(draft.tokens) + 1, branches),
+        tokens,
+        draft.tokens,
+        sampler,
+        draft.branches,
+    )
     new = rule.accept(draft, rows)
     wide, noise = len(pending) > 1, rule.noise_of(len(pending))
     near_ties = [i for i, token in enumerate(new) if rows.is_near_tie(i, token, noise)]
-    logprobs = [] if sampler.sampling.logprobs is None else [rows.logprob(i, token) for i, token in enumerate(new)]
+    logprobs = (
+        []
+        if sampler.sampling.logprobs is None
+        else [rows.logprob(i, token) for i, token in enumerate(new)]
+    )
     drafter.learn(new, rows.logits)
     again = rule.strict and wide and bool(near_ties)
     if again:
@@ -85,12 +102,23 @@ def run_round(target: LanguageModel, drafter: Drafter, tokens: Sequence[int], sa
     keep = len(tokens) + _n_cached(draft.tokens, new)
     target.rollback(keep)
     drafter.rollback(keep)
-    return Round(new, len(draft.tokens) + len(branches), len(new) - 1, False, tuple(near_ties), again, tuple(logprobs), wide)
+    return Round(
+        new,
+        len(draft.tokens) + len(branches),
+        len(new) - 1,
+        False,
+        tuple(near_ties),
+        again,
+        tuple(logprobs),
+        wide,
+    )
 
 
 def _n_cached(drafted: Sequence[int], new: Sequence[int]) -> int:
     """Return how many of the new tokens the pass left in the caches: the newest is in none, nor is what follows a branch, or a branch itself."""
-    return next((i for i, (a, b) in enumerate(zip(drafted, new[:-1], strict=False)) if a != b), len(new) - 1)
+    return next(
+        (i for i, (a, b) in enumerate(zip(drafted, new[:-1], strict=False)) if a != b), len(new) - 1
+    )
 
 
 def _row_alone(target: LanguageModel, history: Sequence[int], sampler: Sampler) -> Rows:
@@ -135,7 +163,9 @@ def rounds(
     After each round `target.n_past` is one less than the tokens so far, two less after a branch, and the cache holds just those.
     """
     tokens = [*prompt]
-    if target.n_read < target.n_past:  # a cache of an earlier request, which was not read as a prompt is
+    if (
+        target.n_read < target.n_past
+    ):  # a cache of an earlier request, which was not read as a prompt is
         rule = rule._replace(wide_past=True)
     n_left = min(n_max or target.n_ctx, target.n_ctx - len(prompt))
     while n_left > 0 and not cancelled():

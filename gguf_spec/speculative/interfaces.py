@@ -53,7 +53,9 @@ class LanguageModel(Protocol):
     def read(self, tokens: Sequence[int]) -> None:
         """Put tokens into the cache."""
 
-    def logits(self, tokens: Sequence[int], n_rows: int, branches: Sequence[tuple[int, int]] = ()) -> Logits:
+    def logits(
+        self, tokens: Sequence[int], n_rows: int, branches: Sequence[tuple[int, int]] = ()
+    ) -> Logits:
         """Put tokens into the cache and return the logits after each of the last `n_rows`; the next call may overwrite them.
 
         Below them stand the logits after each of the `branches`, in order: an index into `tokens`, and the token that stands there instead.
@@ -73,7 +75,10 @@ def retain_prefix(model: LanguageModel, tokens: Sequence[int]) -> None:
     Where the bits of a row depend on the width of its pass (`grid`), decoded tokens are read again, and so is the last part of a prompt that goes
     on differently: it was read in a pass of another width.
     """
-    same = next((i for i, (a, b) in enumerate(zip(model.cached, tokens, strict=False)) if a != b), min(model.n_past, len(tokens)))
+    same = next(
+        (i for i, (a, b) in enumerate(zip(model.cached, tokens, strict=False)) if a != b),
+        min(model.n_past, len(tokens)),
+    )
     if model.grid and not same == len(tokens) == model.n_read:
         same = min(same, model.n_read)
         same -= same % model.grid
@@ -83,7 +88,12 @@ def retain_prefix(model: LanguageModel, tokens: Sequence[int]) -> None:
         model.rollback(0)
 
 
-def read_on(model: LanguageModel, tokens: Sequence[int], cancelled: Callable[[], bool], on_pass: Callable[[int, int], object] | None = None) -> None:
+def read_on(
+    model: LanguageModel,
+    tokens: Sequence[int],
+    cancelled: Callable[[], bool],
+    on_pass: Callable[[int, int], object] | None = None,
+) -> None:
     """Read what a model has not read of `tokens`, pass by pass until `cancelled()`.
 
     After each pass `on_pass` is called with the number of tokens in the cache and of all tokens.

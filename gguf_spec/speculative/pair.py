@@ -71,7 +71,9 @@ class ModelPair:
             failure(ModelDrafter.name, error)
             self._draft_first.failed = True
             share = self.draft.weight_bytes / self.target.weight_bytes
-            return replace(profile, draft={width: share * seconds for width, seconds in profile.target.items()})
+            return replace(
+                profile, draft={width: share * seconds for width, seconds in profile.target.items()}
+            )
 
     def close(self) -> None:
         """Keep what was learned, and free both models; more than once does nothing."""
@@ -91,8 +93,14 @@ class ModelPair:
     def know(self, profile: Profile) -> None:
         """Go by a profile from now on."""
         self.profile, self.experiences = profile, profile.experiences()
-        if profile is not DEFAULT_PROFILE and profile.exact_width > K_MAX and self.target.exact_attention:
-            self.target.grid = 0  # all kernels of this machine are exact, whatever the header suggests
+        if (
+            profile is not DEFAULT_PROFILE
+            and profile.exact_width > K_MAX
+            and self.target.exact_attention
+        ):
+            self.target.grid = (
+                0  # all kernels of this machine are exact, whatever the header suggests
+            )
         self._measure = None if profile is not DEFAULT_PROFILE else self._measure
 
     def logit_noise(self, speculation: Speculation) -> float:
@@ -109,11 +117,22 @@ class ModelPair:
         Raises:
             InvalidOptionError: The draft model is asked for, and there is none.
         """
-        if speculation.k and speculation.drafter in ("model", "hybrid") and not self.draft and self.target.can_roll_back:
-            raise InvalidOptionError("drafter", speculation.drafter, "auto or ngram: no draft model is loaded")
+        if (
+            speculation.k
+            and speculation.drafter in ("model", "hybrid")
+            and not self.draft
+            and self.target.can_roll_back
+        ):
+            raise InvalidOptionError(
+                "drafter", speculation.drafter, "auto or ngram: no draft model is loaded"
+            )
 
     def drafter(
-        self, speculation: Speculation, sampler: Sampler, n_left: int, before: DraftController | NoDrafter | None = None
+        self,
+        speculation: Speculation,
+        sampler: Sampler,
+        n_left: int,
+        before: DraftController | NoDrafter | None = None,
     ) -> DraftController | NoDrafter:
         """Return the drafter of one request, whose answer has at most `n_left` tokens; it goes on with the counts of the one `before`."""
         if not speculation.k:
@@ -123,9 +142,19 @@ class ModelPair:
         coupled, who = speculation.accept == "coupled", speculation.drafter
         if who == "auto":
             who = ("hybrid" if speculation.adaptive else "model") if self.draft else "ngram"
-        guess = CoupledDraftSampler(sampler, self.calibration) if coupled else StochasticDraftSampler(sampler)
-        model = ModelDrafter(self.draft, guess, self.target.n_vocab, self._draft_first) if self.draft and who != "ngram" else None
-        texts: list[TokenDrafter] = [] if who == "model" else [NgramDrafter(self.reference), RetryDrafter()]
+        guess = (
+            CoupledDraftSampler(sampler, self.calibration)
+            if coupled
+            else StochasticDraftSampler(sampler)
+        )
+        model = (
+            ModelDrafter(self.draft, guess, self.target.n_vocab, self._draft_first)
+            if self.draft and who != "ngram"
+            else None
+        )
+        texts: list[TokenDrafter] = (
+            [] if who == "model" else [NgramDrafter(self.reference), RetryDrafter()]
+        )
         way = "drawn" if not coupled else "greedy" if sampler.sampling.greedy else "sampled"
         controller = DraftController(
             self.target, texts, model, self.experiences[way], n_left,

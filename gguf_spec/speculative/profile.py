@@ -15,7 +15,13 @@ from ..sampling.near_ties import NOISE_MARGIN
 from ..system.cache import cache_file, content_id, read_json, this_machine, write_json
 from .acceptance_rates import AcceptanceRates, fitted, shifted
 from .cost_model import CostModel, Overhead, Pace, interpolate
-from .drafters import N_CONFIDENCE_BUCKETS, CoupledDraftSampler, NgramDrafter, RetryDrafter, StochasticDraftSampler
+from .drafters import (
+    N_CONFIDENCE_BUCKETS,
+    CoupledDraftSampler,
+    NgramDrafter,
+    RetryDrafter,
+    StochasticDraftSampler,
+)
 from .pair_statistics import PairStatistics, expectations
 
 VERSION = 6
@@ -86,7 +92,9 @@ class Profile:
     @property
     def agreement(self) -> float:
         """How often the draft was right; 0 where it was not asked."""
-        return sum(hits for hits, _ in self.right) / max(1.0, sum(places for _, places in self.right))
+        return sum(hits for hits, _ in self.right) / max(
+            1.0, sum(places for _, places in self.right)
+        )
 
     def speedup(self, k: int, chance: float) -> float:
         """Return how many times as fast as plain decoding `k` drafted tokens a round are, Python's time included; at most the tokens per round.
@@ -97,13 +105,18 @@ class Profile:
         """
         tokens, all_right = sum(chance**i for i in range(k + 1)), chance**k
         python_s = tokens * self.token_s + (k * self.proposal_s if self.draft else 0.0)
-        drafting_s = (k - all_right) * self._drafting_s(1) + all_right * self._drafting_s(2)  # where all were right it has two to read
+        drafting_s = (k - all_right) * self._drafting_s(1) + all_right * self._drafting_s(
+            2
+        )  # where all were right it has two to read
         plain_s = tokens * (interpolate(self.target, 1) + self.token_s)
         return min(tokens, plain_s / (interpolate(self.target, k + 1) + drafting_s + python_s))
 
     def best(self, chance: float) -> tuple[float, int]:
         """Return the best speed-up of drafts whose tokens are right with this chance, and their length."""
-        return max(((self.speedup(k, chance), k) for k in range(1, K_MAX + 1)), key=lambda one: (round(one[0], 3), -one[1]))
+        return max(
+            ((self.speedup(k, chance), k) for k in range(1, K_MAX + 1)),
+            key=lambda one: (round(one[0], 3), -one[1]),
+        )
 
     @property
     def needed(self) -> float | None:
@@ -117,7 +130,9 @@ class Profile:
         return high
 
     def _drafting_s(self, n: int) -> float:
-        return interpolate(self.draft, n) if self.draft else 0.0  # drafts taken from the text cost nothing
+        return (
+            interpolate(self.draft, n) if self.draft else 0.0
+        )  # drafts taken from the text cost nothing
 
     def experiences(self) -> dict[str, PairStatistics]:
         """Return what to go by at first, for texts that are `greedy`, `sampled`, and `drawn` by a rule that needs the draft's law."""
@@ -125,15 +140,23 @@ class Profile:
         target = CostModel(self.target, self.target_depth, K_MAX + 1, pace)
         draft = CostModel(self.draft, self.draft_depth, K_MAX + 1, pace) if self.draft else None
         texts = {one.name: list(one.priors) for one in (NgramDrafter, RetryDrafter)}
-        sampled = texts | {NgramDrafter.name: [shifted(prior, _SAMPLED_SHIFT) for prior in NgramDrafter.priors]}
+        sampled = texts | {
+            NgramDrafter.name: [shifted(prior, _SAMPLED_SHIFT) for prior in NgramDrafter.priors]
+        }
         coupled = fitted(CoupledDraftSampler.priors, self.right)
-        guesses = {"greedy": coupled, "sampled": coupled, "drawn": list(StochasticDraftSampler.priors)}
+        guesses = {
+            "greedy": coupled,
+            "sampled": coupled,
+            "drawn": list(StochasticDraftSampler.priors),
+        }
         counts = [1 + places for _, places in self.right]
         return {
             way: PairStatistics(
                 target,
                 draft,
-                AcceptanceRates({**(texts if way == "greedy" else sampled), **expectations(priors)}),
+                AcceptanceRates(
+                    {**(texts if way == "greedy" else sampled), **expectations(priors)}
+                ),
                 per_token=Overhead(self.token_s),
                 per_proposal=Overhead(self.proposal_s),
                 confidences=[1.0] * N_CONFIDENCE_BUCKETS if way == "drawn" else [*counts],
@@ -152,17 +175,29 @@ class Profile:
         Raises:
             KeyError, TypeError, ValueError: It is something else.
         """
-        tables = {name: _table(data[name], 0.0) for name in ("target_depth", "draft_depth", "noise")}
+        tables = {
+            name: _table(data[name], 0.0) for name in ("target_depth", "draft_depth", "noise")
+        }
         tables |= {name: _table(data[name], 1e-9) for name in ("target", "draft")}
         right = tuple((float(hits), float(places)) for hits, places in data["right"])
-        if len(right) != N_CONFIDENCE_BUCKETS or not all(0 <= hits <= places < 1e9 for hits, places in right):
+        if len(right) != N_CONFIDENCE_BUCKETS or not all(
+            0 <= hits <= places < 1e9 for hits, places in right
+        ):
             raise ValueError(data)
-        numbers = {name: float(data[name]) for name in ("seconds", "token_s", "proposal_s", "measured_at")}
+        numbers = {
+            name: float(data[name]) for name in ("seconds", "token_s", "proposal_s", "measured_at")
+        }
         if 1 not in tables["target"]:
             raise ValueError(data)
-        if not (1 <= (exact_width := data["exact_width"]) <= K_MAX + 1 and isinstance(exact_width, int) and isinstance(data["steady"], bool)):
+        if not (
+            1 <= (exact_width := data["exact_width"]) <= K_MAX + 1
+            and isinstance(exact_width, int)
+            and isinstance(data["steady"], bool)
+        ):
             raise ValueError(data)
-        if not all(0 <= number < 1e12 for number in numbers.values()) or any(noise > _MOST_NOISE for noise in tables["noise"].values()):
+        if not all(0 <= number < 1e12 for number in numbers.values()) or any(
+            noise > _MOST_NOISE for noise in tables["noise"].values()
+        ):
             raise ValueError(data)
         return cls(
             tables["target"], tables["target_depth"], tables["draft"], tables["draft_depth"], tables["noise"], right,
@@ -184,7 +219,16 @@ def _table(data: Any, least: float) -> dict[int, float]:
     return table
 
 
-DEFAULT_PROFILE = Profile({1: 0.02, 33: 0.1}, {}, {1: 0.002, 33: 0.02}, {}, {}, ((0.0, 0.0),) * N_CONFIDENCE_BUCKETS, 0.0, exact_width=K_MAX + 1)
+DEFAULT_PROFILE = Profile(
+    {1: 0.02, 33: 0.1},
+    {},
+    {1: 0.002, 33: 0.02},
+    {},
+    {},
+    ((0.0, 0.0),) * N_CONFIDENCE_BUCKETS,
+    0.0,
+    exact_width=K_MAX + 1,
+)
 """What to go by where nothing was measured."""
 
 
@@ -204,12 +248,16 @@ def read_profile(target: Model | ModelKey, draft: Model | ModelKey | None) -> Pr
         return None
 
 
-def write_profile(target: Model | ModelKey, draft: Model | ModelKey | None, profile: Profile) -> bool:
+def write_profile(
+    target: Model | ModelKey, draft: Model | ModelKey | None, profile: Profile
+) -> bool:
     """Keep a profile in place of what was kept; return whether there was a place for it."""
     return write_json(_file(target, draft), {"version": VERSION, **profile.to_dict()})
 
 
-def read_statistics(target: Model, draft: Model | None, experiences: Mapping[str, PairStatistics]) -> None:
+def read_statistics(
+    target: Model, draft: Model | None, experiences: Mapping[str, PairStatistics]
+) -> None:
     """Read back what was learned of acceptance rates in earlier runs; a damaged file is ignored, and replaced when the models are closed."""
     data = read_json(_file(target, draft, "experience"))
     try:
@@ -224,10 +272,15 @@ def read_statistics(target: Model, draft: Model | None, experiences: Mapping[str
         pass
 
 
-def write_statistics(target: Model, draft: Model | None, experiences: Mapping[str, PairStatistics]) -> None:
+def write_statistics(
+    target: Model, draft: Model | None, experiences: Mapping[str, PairStatistics]
+) -> None:
     """Keep what was learned of chances, if anything was."""
     if any(one.n_said for one in experiences.values()):
-        learned = {way: {"answer": one.answer, "seen": one.chances.to_list()} for way, one in experiences.items()}
+        learned = {
+            way: {"answer": one.answer, "seen": one.chances.to_list()}
+            for way, one in experiences.items()
+        }
         write_json(_file(target, draft, "experience"), {"version": VERSION, **learned})
 
 
@@ -236,6 +289,13 @@ def _file(target: Model | ModelKey, draft: Model | ModelKey | None, kind: str = 
     for model in (target, draft):
         if model:
             o = model.options
-            parts += [content_id(model.path), o.threads or physical_cores(), o.flash_attention, o.kv_type, o.gpu_layers, o.extra_bufts]
+            parts += [
+                content_id(model.path),
+                o.threads or physical_cores(),
+                o.flash_attention,
+                o.kv_type,
+                o.gpu_layers,
+                o.extra_bufts,
+            ]
             parts += [(content_id(adapter.path), adapter.scale) for adapter in o.lora]
     return cache_file(kind, parts)

@@ -23,12 +23,43 @@ from .drafters import N_CONFIDENCE_BUCKETS, CoupledDraftSampler, DraftCorrection
 from .interfaces import LanguageModel
 from .profile import Profile, read_profile, write_profile
 
-_WIDTHS = (2, 4, 8, 16, 65, 33, 3, 5, 6, 12, 7, 9, 10, 14, 17, 24, 32, 11, 13, 15, 20, 28, 48, 64)  # the most telling first
+_WIDTHS = (
+    2,
+    4,
+    8,
+    16,
+    65,
+    33,
+    3,
+    5,
+    6,
+    12,
+    7,
+    9,
+    10,
+    14,
+    17,
+    24,
+    32,
+    11,
+    13,
+    15,
+    20,
+    28,
+    48,
+    64,
+)  # the most telling first
 _NEEDED = 4  # of them, however long they take: what is beyond the widest is a guess, and no wider pass verifies
 _DRAFT_WIDTHS = (2, 4, 8, 16, 33)
-_MORE_THAN_MEMORY = 4.0  # attention takes so much more than reading the cached bytes: two to six times was measured
+_MORE_THAN_MEMORY = (
+    4.0  # attention takes so much more than reading the cached bytes: two to six times was measured
+)
 _N_SINGLES = 64  # passes over one token: as many as the budget allows,
-_WANTED, _PATIENCE_S, _FEWEST = 16, 1.5, 4  # so many unless they take longer than that, and so many in any case
+_WANTED, _PATIENCE_S, _FEWEST = (
+    16,
+    1.5,
+    4,
+)  # so many unless they take longer than that, and so many in any case
 _DEEP = 1024  # cached tokens behind which passes are timed where it is thorough
 _SPLIT = 520  # cached tokens from which flash attention is split over threads: 512 cells
 _DEEP_ROWS = 32  # rows behind these that are compared
@@ -36,16 +67,25 @@ _DEEP_ENOUGH = 128  # at least, for that
 _DEEP_PARTS = 8
 _DEEP_WIDTHS = (1, 8)
 _BLOCK = 32  # tokens that the draft model is asked about in one pass
-_AT_LENGTH = 4 * _BLOCK + 2  # tokens generated where it is measured thoroughly: so often the draft is asked
+_AT_LENGTH = (
+    4 * _BLOCK + 2
+)  # tokens generated where it is measured thoroughly: so often the draft is asked
 _SAID = Sampling(temperature=0.8, ignore_eos=True)  # how the target says what is measured with
 _MANY = 7  # widths between an exact and an inexact one that are tried one by one
-_CHEAPER, _DEARER = 0.5, 3.0  # a pass is not cheaper than half of a narrower one, nor dearer than three times as many single passes
-_STEADY = 1.5  # the median of single passes over their shortest: beyond that another program was running
+_CHEAPER, _DEARER = (
+    0.5,
+    3.0,
+)  # a pass is not cheaper than half of a narrower one, nor dearer than three times as many single passes
+_STEADY = (
+    1.5  # the median of single passes over their shortest: beyond that another program was running
+)
 _BUSY_BUDGET_S = 0.3  # for a profile that will be measured again, as other programs run now
 _OLD_S = 30 * 24 * 3600.0  # age from which a profile is measured again
 
 
-def profile_of(target: Model, draft: Model | None, on_measure: Callable[[], object] | None = None) -> Profile:
+def profile_of(
+    target: Model, draft: Model | None, on_measure: Callable[[], object] | None = None
+) -> Profile:
     """Return the profile kept for these models, or measure it in about two seconds and keep it.
 
     One that was measured beside another program, or is a month old, is measured again; beside another program only the fewest passes are made.
@@ -59,11 +99,15 @@ def profile_of(target: Model, draft: Model | None, on_measure: Callable[[], obje
     if on_measure:
         on_measure()
     if cores_are_shared(target.threads):
-        profile = replace(measure(target, draft, budget_s=_BUSY_BUDGET_S), steady=False, measured_at=now)
+        profile = replace(
+            measure(target, draft, budget_s=_BUSY_BUDGET_S), steady=False, measured_at=now
+        )
     else:
         profile = replace(measure(target, draft), measured_at=now)
     if kept and kept.steady and not profile.steady:
-        profile = replace(kept, measured_at=now)  # the machine is busy now: what an idle one took is closer
+        profile = replace(
+            kept, measured_at=now
+        )  # the machine is busy now: what an idle one took is closer
     write_profile(target, draft, profile)
     return profile
 
@@ -89,16 +133,29 @@ def measure(
     n_times, n_said, n_draft = (5, _AT_LENGTH, _AT_LENGTH // 4) if thorough else (3, _N_SINGLES, 16)
     half_s = np.inf if thorough else budget_s / 2
     n_said, n_draft = (max(1, min(n, target.n_ctx - 1)) for n in (n_said, n_draft))
-    passes, draft_passes = (_order(of, n_times, target.n_ctx) for of in (_WIDTHS, _WIDTHS if thorough else _DRAFT_WIDTHS))
+    passes, draft_passes = (
+        _order(of, n_times, target.n_ctx)
+        for of in (_WIDTHS, _WIDTHS if thorough else _DRAFT_WIDTHS)
+    )
     n_deep = _DEEP_PARTS * (1 + len(_DEEP_WIDTHS))
-    steps = _Steps(on_step, n_said + len(passes) + n_deep + (n_draft + len(draft_passes) + n_deep if draft else 0))
+    steps = _Steps(
+        on_step,
+        n_said + len(passes) + n_deep + (n_draft + len(draft_passes) + n_deep if draft else 0),
+    )
     said = _generate(target, n_said, half_s / 3, steps)
     rows = _PassRows(target, said)
-    target_s = {1: said.single_s} | _time(target, said.tokens, passes, 1.5 * half_s, steps, judge=rows.compare)
+    target_s = {1: said.single_s} | _time(
+        target, said.tokens, passes, 1.5 * half_s, steps, judge=rows.compare
+    )
     exact_width = min(rows.exact_width(), target.most_exact_rows) if target.exact_attention else 1
     noise = rows.noise if target.exact_attention else rows.with_deep_noise()
     target_depth = _depth(target, said.tokens, said.single_s, thorough, steps)
-    right, draft_s, draft_depth, proposal_s = [(0.0, 0.0)] * N_CONFIDENCE_BUCKETS, dict[int, float](), dict[int, float](), 0.0
+    right, draft_s, draft_depth, proposal_s = (
+        [(0.0, 0.0)] * N_CONFIDENCE_BUCKETS,
+        dict[int, float](),
+        dict[int, float](),
+        0.0,
+    )
     if draft:
         right, proposal_s = _ask(draft, said.tokens)
         text = [min(token, draft.n_vocab - 1) for token in said.tokens]
@@ -121,9 +178,14 @@ def plausible(table: Mapping[int, float]) -> dict[int, float]:
     """
     kept: dict[int, float] = {}
     for width in sorted(table):
-        if all(table[width] >= _CHEAPER * other for other in kept.values()) and table[width] <= _DEARER * width * table[1]:
+        if (
+            all(table[width] >= _CHEAPER * other for other in kept.values())
+            and table[width] <= _DEARER * width * table[1]
+        ):
             kept[width] = table[width]
-    if len(kept) * 2 < len(table):  # most contradict the narrowest passes, so it is those that are wrong
+    if len(kept) * 2 < len(
+        table
+    ):  # most contradict the narrowest passes, so it is those that are wrong
         return {width: min(table[w] for w in table if w >= width) for width in table}
     return kept
 
@@ -171,12 +233,21 @@ def _bits(row: Logits) -> bytes:
 
 def _generate(model: LanguageModel, n: int, budget_s: float, steps: _Steps) -> _Generated:
     """Let a model generate from nothing, `n` tokens or fewer."""
-    sampler = Sampler(_SAID, SeededRng(1), Filters(ends=np.array([i for i in range(model.n_vocab) if model.is_end(i)], dtype=np.int64)))
+    sampler = Sampler(
+        _SAID,
+        SeededRng(1),
+        Filters(
+            ends=np.array([i for i in range(model.n_vocab) if model.is_end(i)], dtype=np.int64)
+        ),
+    )
     tokens, rows, gaps = [model.start % model.n_vocab], list[bytes](), SingleTokenReference()
     took: list[float] = []
     python_s: list[float] = []
     model.rollback(0)
-    while len(tokens) <= n and (sum(took) < (budget_s if len(took) >= _WANTED else max(budget_s, _PATIENCE_S)) or len(took) < _FEWEST):
+    while len(tokens) <= n and (
+        sum(took) < (budget_s if len(took) >= _WANTED else max(budget_s, _PATIENCE_S))
+        or len(took) < _FEWEST
+    ):
         started = time.perf_counter()
         row = model.logits(tokens[-1:], 1)[0]
         passed = time.perf_counter()
@@ -213,11 +284,21 @@ class _PassRows:
         if width in self.noise:
             return
         same = all(_bits(row) == alone for row, alone in zip(logits, self._said.rows, strict=False))
-        moved = 0.0 if same else max(self._said.gaps.max_shift(logits), float(np.finfo(np.float32).tiny))
-        if same and width > len(self._said.rows):  # the last rows may go through other kernels: read the last token again, alone
+        moved = (
+            0.0
+            if same
+            else max(self._said.gaps.max_shift(logits), float(np.finfo(np.float32).tiny))
+        )
+        if same and width > len(
+            self._said.rows
+        ):  # the last rows may go through other kernels: read the last token again, alone
             last, token = _bits(logits[-1]), self._text(width)[-1]
             self._model.rollback(width - 1)
-            moved = 0.0 if _bits(self._model.logits([token], 1)[0]) == last else float(np.finfo(np.float32).tiny)
+            moved = (
+                0.0
+                if _bits(self._model.logits([token], 1)[0]) == last
+                else float(np.finfo(np.float32).tiny)
+            )
         self.noise[width] = moved
 
     def exact_width(self) -> int:
@@ -251,7 +332,9 @@ class _PassRows:
         deep = 0.0
         for width in (2, _DEEP_ROWS):
             self._model.rollback(n_deep)
-            deep = max(deep, alone.max_shift(self._model.logits(text[n_deep : n_deep + width], width)))
+            deep = max(
+                deep, alone.max_shift(self._model.logits(text[n_deep : n_deep + width], width))
+            )
         return {width: max(noise, deep) for width, noise in self.noise.items()}
 
     def _text(self, width: int) -> list[int]:
@@ -282,7 +365,9 @@ def _time(
     return {width: _low(seconds) for width, seconds in took.items()}
 
 
-def _depth(model: LanguageModel, said: Sequence[int], single_s: float, thorough: bool, steps: _Steps) -> dict[int, float]:
+def _depth(
+    model: LanguageModel, said: Sequence[int], single_s: float, thorough: bool, steps: _Steps
+) -> dict[int, float]:
     """Return for passes of some widths the seconds that each cached token adds: measured where it is thorough, else known or estimated.
 
     The estimate: a pass over one token reads all weights and the cache of all tokens before it, and attention takes more than reading.
@@ -312,7 +397,9 @@ def _depth(model: LanguageModel, said: Sequence[int], single_s: float, thorough:
 def _ask(draft: LanguageModel, said: Sequence[int]) -> tuple[list[tuple[float, float]], float]:
     """Return for each sureness how often the draft would have said what the target did, and in how many places; and Python's seconds for each."""
     sampler = Sampler(_SAID, SeededRng(1))
-    model = ModelDrafter(draft, CoupledDraftSampler(sampler, DraftCorrection(draft.n_vocab)), draft.n_vocab)
+    model = ModelDrafter(
+        draft, CoupledDraftSampler(sampler, DraftCorrection(draft.n_vocab)), draft.n_vocab
+    )
     right = np.zeros((N_CONFIDENCE_BUCKETS, 2))
     started, busy_s = time.perf_counter(), draft.busy_s
     for first in range(1, len(said), _BLOCK):
@@ -320,4 +407,6 @@ def _ask(draft: LanguageModel, said: Sequence[int]) -> tuple[list[tuple[float, f
         for (_, confidence), hit in model.review(text, len(text) - first, _BLOCK):
             right[confidence] += hit, 1
     python_s = time.perf_counter() - started - (draft.busy_s - busy_s)
-    return [(float(hits), float(places)) for hits, places in right], max(0.0, python_s / max(1, len(said) - 1))
+    return [(float(hits), float(places)) for hits, places in right], max(
+        0.0, python_s / max(1, len(said) - 1)
+    )

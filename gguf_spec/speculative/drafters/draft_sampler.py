@@ -13,15 +13,32 @@ from ...arrays import Logits
 from ...errors import NoTokenLeftError
 from ...sampling.chain import COLDEST, Distribution, Sampler, largest
 
-_TEMPERATURES = np.array([0.05, 0.3, 0.45, 0.6, 0.75, 0.9, 1.0, 1.15, 1.3])  # of the draft, times the temperature asked for
-_WAYS = np.array([(t, corrected) for corrected in (1.0, 0.0) for t in _TEMPERATURES])  # to read a row: temperature, share of the correction
+_TEMPERATURES = np.array(
+    [0.05, 0.3, 0.45, 0.6, 0.75, 0.9, 1.0, 1.15, 1.3]
+)  # of the draft, times the temperature asked for
+_WAYS = np.array(
+    [(t, corrected) for corrected in (1.0, 0.0) for t in _TEMPERATURES]
+)  # to read a row: temperature, share of the correction
 _AT_FIRST = 5  # 0.9, corrected
 _MOST = 64  # candidates; those further down are hardly ever what the target says
 _DOUBT = 3.0  # places in which a token must have been seen before its correction is half of what was seen there
 _FORGET = 0.99  # of what is known of a token, each time that it is seen again
 _CLEAR = 0.02  # a token counts fully where one of the models finds it as likely as that
 _TOO_FAR = 3.0  # no single place corrects a logit by more
-_LEADS = (0.15, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.5, 7.5)  # of the guess over the second, in logits, that are told apart
+_LEADS = (
+    0.15,
+    0.3,
+    0.5,
+    0.75,
+    1.0,
+    1.5,
+    2.0,
+    2.5,
+    3.0,
+    4.0,
+    5.5,
+    7.5,
+)  # of the guess over the second, in logits, that are told apart
 N_CONFIDENCE_BUCKETS = len(_LEADS) + 1
 
 
@@ -103,11 +120,15 @@ class DraftCorrection:
         self.hits: dict[float, NDArray[np.float64]] = {}
         self._sum, self._weight = np.zeros(n_vocab), np.zeros(n_vocab)
 
-    def learn(self, ids: NDArray[np.int64], draft: NDArray[np.floating], target: NDArray[np.floating]) -> None:
+    def learn(
+        self, ids: NDArray[np.int64], draft: NDArray[np.floating], target: NDArray[np.floating]
+    ) -> None:
         """Take note of what both models say of some tokens in one place; logits, shape `(n,)`."""
         ours, theirs = _log_softmax(draft), _log_softmax(target)
         weight = np.minimum(1.0, np.exp(np.maximum(ours, theirs)) / _CLEAR)
-        self._sum[ids] = _FORGET * self._sum[ids] + weight * np.clip(theirs - ours, -_TOO_FAR, _TOO_FAR)
+        self._sum[ids] = _FORGET * self._sum[ids] + weight * np.clip(
+            theirs - ours, -_TOO_FAR, _TOO_FAR
+        )
         self._weight[ids] = _FORGET * self._weight[ids] + weight
         self.bias[ids] = self._sum[ids] / (self._weight[ids] + _DOUBT)
 
@@ -120,7 +141,21 @@ class CoupledDraftSampler:
     far decides. How sure a guess is: its lead over the second best, noise included.
     """
 
-    priors: tuple[float, ...] = (0.35, 0.5, 0.6, 0.7, 0.78, 0.86, 0.92, 0.95, 0.97, 0.98, 0.985, 0.99, 0.99)
+    priors: tuple[float, ...] = (
+        0.35,
+        0.5,
+        0.6,
+        0.7,
+        0.78,
+        0.86,
+        0.92,
+        0.95,
+        0.97,
+        0.98,
+        0.985,
+        0.99,
+        0.99,
+    )
 
     def __init__(self, sampler: Sampler, calibration: DraftCorrection) -> None:
         self._sampler, self._calibration = sampler, calibration
@@ -163,10 +198,16 @@ class CoupledDraftSampler:
 
     def _guess(self, row: Logits, history: Sequence[int]) -> _Place:
         seen = largest(row, min(_MOST, len(row)))
-        guesses, lead, second = self._best_of(row, history, seen) if self._sampler.sampling.greedy else self._drawn(row, history)
+        guesses, lead, second = (
+            self._best_of(row, history, seen)
+            if self._sampler.sampling.greedy
+            else self._drawn(row, history)
+        )
         return _Place(len(history), guesses, bisect_right(_LEADS, lead), seen, row[seen], second)
 
-    def _best_of(self, row: Logits, history: Sequence[int], seen: NDArray[np.int64]) -> tuple[NDArray[np.int64], float, int | None]:
+    def _best_of(
+        self, row: Logits, history: Sequence[int], seen: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], float, int | None]:
         """Return the likeliest token, for all ways, its lead, and the second: what is further down than `seen` is not worth a look."""
         shaped = self._sampler.shaped(row, history)
         ids = seen if shaped is row else largest(shaped, len(seen))
@@ -175,22 +216,36 @@ class CoupledDraftSampler:
         if not np.isfinite(logits[order[-1]]):
             raise NoTokenLeftError
         second = int(ids[order[-2]]) if len(ids) > 1 else None
-        return ids[order[-1]].repeat(len(_WAYS)), float(logits[order[-1]] - logits[order[-2:][0]]), second
+        return (
+            ids[order[-1]].repeat(len(_WAYS)),
+            float(logits[order[-1]] - logits[order[-2:][0]]),
+            second,
+        )
 
-    def _drawn(self, row: Logits, history: Sequence[int]) -> tuple[NDArray[np.int64], float, int | None]:
+    def _drawn(
+        self, row: Logits, history: Sequence[int]
+    ) -> tuple[NDArray[np.int64], float, int | None]:
         """Return the tokens that each of the ways draws, the lead of the one in use, and what comes second there."""
         bias, best = self._calibration.bias, self._best
         share = np.float32(_WAYS[best, 1])  # 0 or 1
-        ids, logits = self._sampler.candidates(np.add(row, bias[: len(row)], out=self._row[: len(row)]) if share else row, history)
+        ids, logits = self._sampler.candidates(
+            np.add(row, bias[: len(row)], out=self._row[: len(row)]) if share else row, history
+        )
         if len(ids) > _MOST:
             top = largest(logits, _MOST)
             ids, logits = ids[top], logits[top]
         if len(ids) == 1:
             return ids.repeat(len(_WAYS)), np.inf, None
         ways = logits - logits.max() + (_WAYS[:, 1:] - share) * bias[ids]
-        scores = ways / (_WAYS[:, :1] * self._temperature) + self._sampler.rng.gumbel(ids, len(history))
+        scores = ways / (_WAYS[:, :1] * self._temperature) + self._sampler.rng.gumbel(
+            ids, len(history)
+        )
         behind, first = np.argpartition(scores[best], -2)[-2:]
-        return ids[np.argmax(scores, axis=1)], (scores[best, first] - scores[best, behind]) * self._temperature, int(ids[behind])
+        return (
+            ids[np.argmax(scores, axis=1)],
+            (scores[best, first] - scores[best, behind]) * self._temperature,
+            int(ids[behind]),
+        )
 
 
 class _Place(NamedTuple):

@@ -18,7 +18,9 @@ from .draft_sampler import DraftSampler
 
 _MAX_SIZE_DIFFERENCE = 128
 _FIRST_COMPARED_TOKEN = 5
-_LEAST_CONTEXT = 256  # tokens; a model that began in the middle of a text and keeps fewer of them begins again
+_LEAST_CONTEXT = (
+    256  # tokens; a model that began in the middle of a text and keeps fewer of them begins again
+)
 
 
 @dataclass
@@ -42,7 +44,13 @@ class ModelDrafter:
 
     name = "model"
 
-    def __init__(self, model: LanguageModel, guess: DraftSampler, n_vocab: int, first: FirstRead | None = None) -> None:
+    def __init__(
+        self,
+        model: LanguageModel,
+        guess: DraftSampler,
+        n_vocab: int,
+        first: FirstRead | None = None,
+    ) -> None:
         """Make a drafter.
 
         Args:
@@ -90,8 +98,16 @@ class ModelDrafter:
             self.begin_at(0)
             self._first.failed = False
         offset, known = self._offset(), self._known(prompt)
-        n_same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self._model.cached, known[offset:], strict=False)))
-        if n_same < _LEAST_CONTEXT:  # the cache may also hold a text from its start, from other hands
+        n_same = sum(
+            1
+            for _ in takewhile(
+                lambda pair: pair[0] == pair[1],
+                zip(self._model.cached, known[offset:], strict=False),
+            )
+        )
+        if (
+            n_same < _LEAST_CONTEXT
+        ):  # the cache may also hold a text from its start, from other hands
             offset = self._first.offset = 0
         retain_prefix(self._model, known[offset:])
 
@@ -107,7 +123,10 @@ class ModelDrafter:
         row = self._rows(pending, 1)[0]
         try:
             token, confidence, q, second = self._guess.token(row, self._history)
-        except (NoTokenLeftError, OffGrammarError):  # the target's affair, if it comes to that; a token of the text may be off the grammar
+        except (
+            NoTokenLeftError,
+            OffGrammarError,
+        ):  # the target's affair, if it comes to that; a token of the text may be off the grammar
             return None
         return Proposal(token, (self.name, confidence), q, second)
 
@@ -129,7 +148,10 @@ class ModelDrafter:
             self.rollback(start)
         rows = self._rows(self._known(tokens[start:-1]), min(n, n_read))
         first = len(tokens) - len(rows)
-        judged = [self._guess.review(row, tokens[: first + i], tokens[first + i]) for i, row in enumerate(rows)]
+        judged = [
+            self._guess.review(row, tokens[: first + i], tokens[first + i])
+            for i, row in enumerate(rows)
+        ]
         if n_past < start:  # the tokens between were left out
             self.rollback(n_past)
         return [((self.name, confidence), hit) for confidence, hit in judged]
@@ -177,7 +199,11 @@ def check_vocabulary(target: Any, draft: Any) -> None:
         VocabularyMismatchError: Says what differs, with both values.
     """
     a, b = target.vocabulary, draft.vocabulary
-    names = {"type": "tokenizer types", "add_bos": "whether a start token is added", "add_eos": "whether an end token is added"}
+    names = {
+        "type": "tokenizer types",
+        "add_bos": "whether a start token is added",
+        "add_eos": "whether an end token is added",
+    }
     for what, words in names.items():
         if a[what] != b[what]:
             raise _mismatch(what, words, a[what], b[what])
@@ -185,11 +211,30 @@ def check_vocabulary(target: Any, draft: Any) -> None:
         if a[flag] and a[what] != b[what]:
             raise _mismatch(what, f"the {what} tokens", a[what], b[what])
     if abs(a["size"] - b["size"]) > _MAX_SIZE_DIFFERENCE:
-        raise _mismatch("size", f"the vocabulary sizes, by more than {_MAX_SIZE_DIFFERENCE}", a["size"], b["size"])
+        raise _mismatch(
+            "size",
+            f"the vocabulary sizes, by more than {_MAX_SIZE_DIFFERENCE}",
+            a["size"],
+            b["size"],
+        )
     for token in range(_FIRST_COMPARED_TOKEN, min(a["size"], b["size"])):
         if target.token_text(token) != draft.token_text(token):
-            raise _mismatch("token", f"the texts of token {token}", target.token_text(token), draft.token_text(token), token)
+            raise _mismatch(
+                "token",
+                f"the texts of token {token}",
+                target.token_text(token),
+                draft.token_text(token),
+                token,
+            )
 
 
-def _mismatch(what: str, words: str, a: object, b: object, token: int | None = None) -> VocabularyMismatchError:
-    return VocabularyMismatchError(what, f"target and draft differ in {words}: {a!r} in the target, {b!r} in the draft.", a, b, token)
+def _mismatch(
+    what: str, words: str, a: object, b: object, token: int | None = None
+) -> VocabularyMismatchError:
+    return VocabularyMismatchError(
+        what,
+        f"target and draft differ in {words}: {a!r} in the target, {b!r} in the draft.",
+        a,
+        b,
+        token,
+    )

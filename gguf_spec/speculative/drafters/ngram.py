@@ -20,13 +20,19 @@ class NgramDrafter:
     """
 
     name = "ngram"
-    priors = tuple(length * share for length in (0.15, 0.3, 0.45, 0.6, 0.7, 0.8, 0.9, 0.98) for share in (0.5, 0.8, 0.9, 1.0))
+    priors = tuple(
+        length * share
+        for length in (0.15, 0.3, 0.45, 0.6, 0.7, 0.8, 0.9, 0.98)
+        for share in (0.5, 0.8, 0.9, 1.0)
+    )
 
     def __init__(self, reference: SuffixAutomaton | None = None) -> None:
         """Make a drafter that knows no text yet; `reference` is one beside the request's own, which is not changed."""
         self._own = SuffixAutomaton()
         self._reference, self._in_reference, self._n_followed = reference, (0, 0), 0
-        self._cursors: list[tuple[SuffixAutomaton, int, int]] = []  # the texts, with the longest end known to each: its state, how many tokens it has
+        self._cursors: list[
+            tuple[SuffixAutomaton, int, int]
+        ] = []  # the texts, with the longest end known to each: its state, how many tokens it has
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Begin a draft that follows `tokens`; those not seen yet become part of the text."""
@@ -48,7 +54,10 @@ class NgramDrafter:
             while state > 0 and length > longest:
                 followed = text.follow(state)
                 if followed:
-                    best, longest = Proposal(followed[0], (self.name, _bucket(length, *followed[1:]))), length
+                    best, longest = (
+                        Proposal(followed[0], (self.name, _bucket(length, *followed[1:]))),
+                        length,
+                    )
                     break
                 state = text.shorter(state)
                 length = text.length(state)
@@ -56,7 +65,9 @@ class NgramDrafter:
 
     def follow(self, token: int) -> None:
         """Go on after `token`."""
-        self._cursors = [(text, *text.step(state, length, token)) for text, state, length in self._cursors]
+        self._cursors = [
+            (text, *text.step(state, length, token)) for text, state, length in self._cursors
+        ]
 
     def learn(self, _start: int, _tokens: Sequence[int], _rows: Logits, /) -> None:
         """Do nothing: what was said is read when the next draft begins."""
@@ -71,13 +82,20 @@ class RetryDrafter:
     """Proposes the rest of the last draft again, behind the token that stands where it went wrong."""
 
     name = "retry"
-    priors = (0.3, 0.3, 0.6, 0.8)  # the wrong token was one too many; it was another; one, and three and more of the rest came true
+    priors = (
+        0.3,
+        0.3,
+        0.6,
+        0.8,
+    )  # the wrong token was one too many; it was another; one, and three and more of the rest came true
 
     def __init__(self) -> None:
         self._drafted: list[int] = []
         self._rest: list[int] = []
         self._skipped = False
-        self._start = self._n_true = self._at = 0  # where the rest begins, how much of it came true, how far this draft is in it
+        self._start = self._n_true = self._at = (
+            0  # where the rest begins, how much of it came true, how far this draft is in it
+        )
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Begin a draft that follows `tokens`: go on with the rest while what was said since agrees with it."""
@@ -99,7 +117,11 @@ class RetryDrafter:
     def follow(self, token: int) -> None:
         """Go on after `token`; the rest is of no use behind another."""
         self._drafted.append(token)
-        self._at = self._at + 1 if 0 <= self._at < len(self._rest) and self._rest[self._at] == token else len(self._rest)
+        self._at = (
+            self._at + 1
+            if 0 <= self._at < len(self._rest) and self._rest[self._at] == token
+            else len(self._rest)
+        )
 
     def learn(self, start: int, tokens: Sequence[int], _rows: Logits, /) -> None:
         """Keep what the draft went on with after its first wrong token."""

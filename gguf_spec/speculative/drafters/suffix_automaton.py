@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-_CONTEXTS = 4  # of the contexts that end in one place, from the longest on, so many count what follows
+_CONTEXTS = (
+    4  # of the contexts that end in one place, from the longest on, so many count what follows
+)
 
 
 class SuffixAutomaton:

@@ -35,7 +35,9 @@ class DraftTeam:
         """All drafters that are not switched off."""
         return [*self.texts, *([self.model] if self.model else [])]
 
-    def attempt(self, drafter: TokenDrafter, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+    def attempt(
+        self, drafter: TokenDrafter, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T | None:
         """Return what a call gives that only `drafter` can fail in; if it fails, switch the drafter off and return None.
 
         Raises:
