@@ -1,4 +1,4 @@
-"""Where drafts come from: the protocols, no draft at all, a small model, and the text itself."""
+"""Drafters: protocols, plain decoding, draft model, and drafts from the text."""
 
 from __future__ import annotations
 
