@@ -112,7 +112,7 @@ class ModelPair:
             and profile.exact_width > K_MAX
             and self.target.exact_attention
         ):
-            # All kernels of this machine are exact, so the grid that the header suggests is not used.
+            # All kernels of this machine are exact: the grid that the header suggests is not used.
             self.target.grid = 0
         self._measure = None if profile is not DEFAULT_PROFILE else self._measure
 
