@@ -21,10 +21,7 @@ _LEAST_WEIGHT = np.float32(1e-28)
 # Distance from the best score within which the noise of a token is always computed, in nats.
 _NEAR = 6.0
 # Numbers of smallest hash values that are inverted; inverting more needs fewer forward hashes.
-_FIRST_HASHES = (
-    4096,
-    65536,
-)
+_FIRST_HASHES = (4096, 65536)
 # Limit of the fast path: if more than one token in ten is near, all hashes are computed.
 _SHARE = 10
 # Factor that covers rounding in single precision.

@@ -14,7 +14,7 @@ _KEPT = 40.0
 _DOUBT = 2.0
 # Prior precision (1 / variance) of a request's shift of the log odds against those of all requests.
 _SHIFT_PRECISION = 3.0
-# The same precision for a draft model, whose acceptance rate differs less between texts.
+# Prior precision of that shift for a draft model, whose acceptance rate differs less between texts.
 _FIRM_SHIFT_PRECISION = 12.0
 # Factor on the precision at each observation, so that the shift follows a change within a text.
 _SHIFT_FORGET = 0.98
@@ -25,10 +25,7 @@ _NEVER = 0.005
 _SHIFT_MOST = 6.0
 # Prior precision (1 / variance) of a pair's shift of the log odds; weight of a shifted prior rate,
 # in observations.
-_FIT_PRECISION, _FIT_FAITH = (
-    0.25,
-    5.0,
-)
+_FIT_PRECISION, _FIT_FAITH = (0.25, 5.0)
 # Newton steps of `fitted`.
 _NEWTON_STEPS = 12
 

@@ -48,7 +48,7 @@ _READING_MARGIN = 1.5
 _FAR_BEHIND = 2
 # Text length in tokens above which the draft model may read only the last part.
 _LONG_PROMPT = 2048
-# Length of that last part, in tokens.
+# Length of the last part that the draft model may read of a longer text, in tokens.
 _LAST_PART = 1024
 # Number of rounds after which one is decoded plainly, to measure the cost of a single token.
 _PLAIN_EVERY = 64

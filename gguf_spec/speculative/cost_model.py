@@ -7,11 +7,11 @@ Symbols of the cost model and of the decisions on the draft length:
     d       depth of a pass: cached tokens before it                   tokens    `n_past`
     V(n)    verify cost: time of a target pass of width n              s         `seconds(n, d)`
     D(n)    draft cost: time of a draft-model pass of width n          s         `seconds(n, d)`
-    b(n)    base: time of a pass behind an empty cache                 s         `base[n]`
+    b(n)    base: time of a pass with an empty cache                   s         `base[n]`
     a(n)    depth cost: time per cached token, of the whole pass       s/token   `depth[n]`
     f       machine speed: time of a pass relative to the measurement  1         `Pace.factor`
     t       Python's time for each emitted token                       s/token   `Prices.token_s`
-    c_i     acceptance rate of draft token i, if those before it hold  1         `chances`
+    c_i     acceptance rate of draft token i after right tokens        1         `chances`
     R_i     reach of draft token i: c_1 c_2 ... c_i                    1         `reaches`
     r       throughput, the price of a second                          tokens/s  `Prices.rate`
     w       value of an emitted token: 1 - r t                         tokens    `Prices.worth`
@@ -108,7 +108,7 @@ class CostModel:
     """Seconds of a pass by its width and the number of tokens cached before it.
 
     Attributes:
-        base: Seconds of a pass over n tokens behind an empty cache, at index n; index 0 is 0.
+        base: Seconds of a pass over n tokens with an empty cache, at index n; index 0 is 0.
         depth: Extra seconds of the whole pass for each cached token, at index n; index 0 is 0.
     """
 
@@ -118,7 +118,7 @@ class CostModel:
         """Make the table from a measurement.
 
         Args:
-            measured: Width in tokens -> seconds behind an empty cache; at least one width.
+            measured: Width in tokens -> seconds with an empty cache; at least one width.
             depth: Width in tokens -> extra seconds for each cached token; empty if not known.
             n_most: Widest pass of the table, in tokens. Wider passes read prompts and have one cost
                 per row.

@@ -5,7 +5,7 @@ the argument. `tokens` holds the prompt and all emitted tokens. Invariant after 
 
     target.cached == tokens[:target.n_past]
     target.n_past == len(tokens) - 1  # the next round decodes the newest token
-    target.n_past == len(tokens) - 2  # after an accepted branch, which is in no cache
+    target.n_past == len(tokens) - 2  # instead, after an accepted branch: it is in no cache
 
 No cached token of the drafter lies at or after position `len(tokens) - 1`.
 """

@@ -40,7 +40,7 @@ class Profile:
     """Measurement of a pair on this machine.
 
     Attributes:
-        target: Pass width of the target in tokens -> seconds behind an empty cache.
+        target: Pass width of the target in tokens -> seconds with an empty cache.
         target_depth: Pass width of the target in tokens -> extra seconds of the pass for each
             cached token.
         draft: As `target`, of the draft model; empty without one.

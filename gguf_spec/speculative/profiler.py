@@ -25,33 +25,8 @@ from .profile import Profile, read_profile, write_profile
 
 # Widths of timed target passes, in tokens. The most informative come first, because the budget may
 # end the measurement.
-_WIDTHS = (
-    2,
-    4,
-    8,
-    16,
-    65,
-    33,
-    3,
-    5,
-    6,
-    12,
-    7,
-    9,
-    10,
-    14,
-    17,
-    24,
-    32,
-    11,
-    13,
-    15,
-    20,
-    28,
-    48,
-    64,
-)
-# Number of these widths that are timed whatever the budget. Beyond the widest timed width costs are
+_WIDTHS = (2, 4, 8, 16, 65, 33, 3, 5, 6, 12, 7, 9, 10, 14, 17, 24, 32, 11, 13, 15, 20, 28, 48, 64)
+# Number of first widths that are timed whatever the budget. Beyond the widest timed width costs are
 # extrapolated, and no exact pass is known.
 _NEEDED = 4
 # Widths of timed draft-model passes, in tokens.
@@ -62,16 +37,12 @@ _MORE_THAN_MEMORY = 4.0
 _N_SINGLES = 64
 # Passes over one token that ignore the budget; seconds after which even those end; passes that are
 # made in any case.
-_WANTED, _PATIENCE_S, _FEWEST = (
-    16,
-    1.5,
-    4,
-)
+_WANTED, _PATIENCE_S, _FEWEST = (16, 1.5, 4)
 # Cached tokens behind which passes are timed in a thorough measurement.
 _DEEP = 1024
 # Cached tokens from which flash attention is split over threads: 512 cells.
 _SPLIT = 520
-# Rows behind these tokens that are compared.
+# Number of rows behind `_SPLIT` cached tokens that are compared.
 _DEEP_ROWS = 32
 # Fewest cached tokens for a measurement of the depth cost.
 _DEEP_ENOUGH = 128
@@ -89,10 +60,7 @@ _SAID = Sampling(temperature=0.8, ignore_eos=True)
 _MANY = 7
 # Bounds of a plausible cost: at least this multiple of any narrower pass, and at most this multiple
 # of as many single-token passes.
-_CHEAPER, _DEARER = (
-    0.5,
-    3.0,
-)
+_CHEAPER, _DEARER = (0.5, 3.0)
 # Largest ratio of the median to the shortest single-token pass without another program running.
 _STEADY = 1.5
 # Budget in seconds while other programs run; such a profile is measured again later.

@@ -30,20 +30,7 @@ _CLEAR = 0.02
 # Largest correction from one observation, in logits.
 _TOO_FAR = 3.0
 # Bucket edges of the lead of the best token over the second, in logits.
-_LEADS = (
-    0.15,
-    0.3,
-    0.5,
-    0.75,
-    1.0,
-    1.5,
-    2.0,
-    2.5,
-    3.0,
-    4.0,
-    5.5,
-    7.5,
-)
+_LEADS = (0.15, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.5, 7.5)
 # Number of confidence buckets of the draft model.
 N_CONFIDENCE_BUCKETS = len(_LEADS) + 1
 
