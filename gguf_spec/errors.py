@@ -29,7 +29,10 @@ class InvalidOptionError(GgufSpecError, ValueError):
     """
 
     def __init__(self, option: str, value: object, allowed: str, hint: str | None = None) -> None:
-        super().__init__(f"{option} is {value!r} but must be {allowed}.", hint or f"leave {option} out to take its default.")
+        super().__init__(
+            f"{option} is {value!r} but must be {allowed}.",
+            hint or f"leave {option} out to take its default.",
+        )
         self.option, self.value = option, value
 
 
@@ -37,7 +40,9 @@ class OffGrammarError(InvalidOptionError):
     """An answer so far holds a token that its grammar does not allow there."""
 
     def __init__(self, token: int) -> None:
-        super().__init__("history", token, "an answer that follows the grammar", "start the answer again.")
+        super().__init__(
+            "history", token, "an answer that follows the grammar", "start the answer again."
+        )
 
 
 class ModelError(GgufSpecError):
@@ -72,8 +77,13 @@ class NotEnoughMemoryError(GgufSpecError, MemoryError):
         available_bytes: What there is, or None where it is not known.
     """
 
-    def __init__(self, message: str, needed_bytes: int | None = None, available_bytes: int | None = None) -> None:
-        super().__init__(message, "give a smaller --ctx or --kv-type q8_0, take a smaller model, or close other programs.")
+    def __init__(
+        self, message: str, needed_bytes: int | None = None, available_bytes: int | None = None
+    ) -> None:
+        super().__init__(
+            message,
+            "give a smaller --ctx or --kv-type q8_0, take a smaller model, or close other programs.",
+        )
         self.needed_bytes, self.available_bytes = needed_bytes, available_bytes
 
 
@@ -87,16 +97,33 @@ class VocabularyMismatchError(GgufSpecError):
         token: The first token id whose text differs, when `what` is `token`.
     """
 
-    def __init__(self, what: str, message: str, target_value: object, draft_value: object, token: int | None = None) -> None:
-        super().__init__(message, "take a draft of the same model family, or go on without one with --draft none.")
-        self.what, self.target_value, self.draft_value, self.token = what, target_value, draft_value, token
+    def __init__(
+        self,
+        what: str,
+        message: str,
+        target_value: object,
+        draft_value: object,
+        token: int | None = None,
+    ) -> None:
+        super().__init__(
+            message,
+            "take a draft of the same model family, or go on without one with --draft none.",
+        )
+        self.what, self.target_value, self.draft_value, self.token = (
+            what,
+            target_value,
+            draft_value,
+            token,
+        )
 
 
 class EmptyPromptError(GgufSpecError):
     """The prompt holds no token."""
 
     def __init__(self) -> None:
-        super().__init__("the prompt is empty.", "write something to go on from, such as 'Once upon a time'.")
+        super().__init__(
+            "the prompt is empty.", "write something to go on from, such as 'Once upon a time'."
+        )
 
 
 class PromptTooLongError(GgufSpecError, ValueError):
@@ -124,7 +151,10 @@ class BusyError(GgufSpecError):
     """The thread that has a stream open asked the same LLM for another generation."""
 
     def __init__(self) -> None:
-        super().__init__("this LLM is in the middle of a stream that this very thread has open.", "read the stream to its end, or close it first.")
+        super().__init__(
+            "this LLM is in the middle of a stream that this very thread has open.",
+            "read the stream to its end, or close it first.",
+        )
 
 
 class ClosedError(GgufSpecError):
@@ -175,7 +205,10 @@ class RollbackError(GgufSpecError):
     """A model cannot forget the end of its past (recurrent and hybrid models)."""
 
     def __init__(self, name: str, n_past: int, to: int) -> None:
-        super().__init__(f"{name} cannot go back from {n_past} to {to} tokens.", "use it without a draft (--draft none).")
+        super().__init__(
+            f"{name} cannot go back from {n_past} to {to} tokens.",
+            "use it without a draft (--draft none).",
+        )
 
 
 class InvalidModelsFileError(GgufSpecError):
@@ -187,7 +220,9 @@ class InvalidModelsFileError(GgufSpecError):
         key: The key and those above it, as in `models.smollm2-1.7b.draft`, or None.
     """
 
-    def __init__(self, path: Path, message: str, hint: str, line: int | None = None, key: str | None = None) -> None:
+    def __init__(
+        self, path: Path, message: str, hint: str, line: int | None = None, key: str | None = None
+    ) -> None:
         super().__init__(f"{path}{f', line {line}' if line else ''}: {message}", hint)
         self.path, self.line, self.key = path, line, key
 
@@ -248,7 +283,9 @@ class NoSpaceError(StoreError):
         free_bytes: What there is, or None where it is not known.
     """
 
-    def __init__(self, name: str, message: str, needed_bytes: int | None, free_bytes: int | None) -> None:
+    def __init__(
+        self, name: str, message: str, needed_bytes: int | None, free_bytes: int | None
+    ) -> None:
         super().__init__(name, message, "make room, or set HF_HOME to a folder on another disk.")
         self.needed_bytes, self.free_bytes = needed_bytes, free_bytes
 

@@ -24,7 +24,13 @@ def _check(option: str, value: Any, allowed: str, ok: bool) -> None:
 
 
 def _as_tuple(value: Any) -> tuple[Any, ...] | None:
-    return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Iterable) else None
+    return (
+        (value,)
+        if isinstance(value, str)
+        else tuple(value)
+        if isinstance(value, Iterable)
+        else None
+    )
 
 
 def _is_number(value: Any) -> bool:
@@ -106,50 +112,143 @@ class Sampling:
     logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        _check("temperature", self.temperature, "from 0 to a million", _is_moderate(self.temperature) and self.temperature >= 0)
-        _check("top_k", self.top_k, "a whole number, 0 or more", _is_count(self.top_k) and self.top_k >= 0)
-        _check("top_p", self.top_p, "above 0 and at most 1", _is_number(self.top_p) and 0 < self.top_p <= 1)
+        _check(
+            "temperature",
+            self.temperature,
+            "from 0 to a million",
+            _is_moderate(self.temperature) and self.temperature >= 0,
+        )
+        _check(
+            "top_k",
+            self.top_k,
+            "a whole number, 0 or more",
+            _is_count(self.top_k) and self.top_k >= 0,
+        )
+        _check(
+            "top_p",
+            self.top_p,
+            "above 0 and at most 1",
+            _is_number(self.top_p) and 0 < self.top_p <= 1,
+        )
         for name in ("min_p", "xtc_probability", "xtc_threshold"):
-            _check(name, getattr(self, name), "between 0 and 1", _is_number(getattr(self, name)) and 0 <= getattr(self, name) <= 1)
-        _check("typical_p", self.typical_p, "above 0 and at most 1", _is_number(self.typical_p) and 0 < self.typical_p <= 1)
+            _check(
+                name,
+                getattr(self, name),
+                "between 0 and 1",
+                _is_number(getattr(self, name)) and 0 <= getattr(self, name) <= 1,
+            )
+        _check(
+            "typical_p",
+            self.typical_p,
+            "above 0 and at most 1",
+            _is_number(self.typical_p) and 0 < self.typical_p <= 1,
+        )
         for name in ("top_n_sigma", "dry_multiplier"):
-            _check(name, getattr(self, name), "from 0 to a million", _is_moderate(getattr(self, name)) and getattr(self, name) >= 0)
-        _check("dry_base", self.dry_base, "from 1 to a million", _is_moderate(self.dry_base) and self.dry_base >= 1)
-        _check("repeat_penalty", self.repeat_penalty, "from 0.001 to 1000", _is_number(self.repeat_penalty) and 0.001 <= self.repeat_penalty <= 1000)
+            _check(
+                name,
+                getattr(self, name),
+                "from 0 to a million",
+                _is_moderate(getattr(self, name)) and getattr(self, name) >= 0,
+            )
+        _check(
+            "dry_base",
+            self.dry_base,
+            "from 1 to a million",
+            _is_moderate(self.dry_base) and self.dry_base >= 1,
+        )
+        _check(
+            "repeat_penalty",
+            self.repeat_penalty,
+            "from 0.001 to 1000",
+            _is_number(self.repeat_penalty) and 0.001 <= self.repeat_penalty <= 1000,
+        )
         for name in ("frequency_penalty", "presence_penalty"):
-            _check(name, getattr(self, name), "a number up to a million", _is_moderate(getattr(self, name)))
+            _check(
+                name,
+                getattr(self, name),
+                "a number up to a million",
+                _is_moderate(getattr(self, name)),
+            )
         for name in ("penalty_last_n", "dry_penalty_last_n"):
-            _check(name, getattr(self, name), "a whole number, -1 or more", _is_count(getattr(self, name)) and getattr(self, name) >= -1)
+            _check(
+                name,
+                getattr(self, name),
+                "a whole number, -1 or more",
+                _is_count(getattr(self, name)) and getattr(self, name) >= -1,
+            )
         _check(
             "dry_allowed_length",
             self.dry_allowed_length,
             "a whole number, 0 or more",
             _is_count(self.dry_allowed_length) and self.dry_allowed_length >= 0,
         )
-        _check("seed", self.seed, "a whole number from 0 to 2**64 - 1", self.seed is None or (_is_count(self.seed) and 0 <= self.seed < 2**64))
         _check(
-            "max_tokens", self.max_tokens, "a whole number above 0", self.max_tokens is None or (_is_count(self.max_tokens) and self.max_tokens > 0)
+            "seed",
+            self.seed,
+            "a whole number from 0 to 2**64 - 1",
+            self.seed is None or (_is_count(self.seed) and 0 <= self.seed < 2**64),
+        )
+        _check(
+            "max_tokens",
+            self.max_tokens,
+            "a whole number above 0",
+            self.max_tokens is None or (_is_count(self.max_tokens) and self.max_tokens > 0),
         )
         for name in ("stop", "dry_sequence_breakers"):
             value = _as_tuple(getattr(self, name))
-            _check(name, value, "strings that are not empty", value is not None and all(isinstance(s, str) and s for s in value))
+            _check(
+                name,
+                value,
+                "strings that are not empty",
+                value is not None and all(isinstance(s, str) and s for s in value),
+            )
             object.__setattr__(self, name, value)
         # llama.cpp looks for each breaker in every token of the vocabulary
-        _check("dry_sequence_breakers", self.dry_sequence_breakers, "at most 50 strings", len(self.dry_sequence_breakers) <= 50)
+        _check(
+            "dry_sequence_breakers",
+            self.dry_sequence_breakers,
+            "at most 50 strings",
+            len(self.dry_sequence_breakers) <= 50,
+        )
         tokens = _as_tuple(self.stop_tokens)
-        _check("stop_tokens", self.stop_tokens, "token ids", tokens is not None and all(_is_count(token) and token >= 0 for token in tokens))
+        _check(
+            "stop_tokens",
+            self.stop_tokens,
+            "token ids",
+            tokens is not None and all(_is_count(token) and token >= 0 for token in tokens),
+        )
         object.__setattr__(self, "stop_tokens", tokens)
         _check(
             "logprobs", self.logprobs, f"a whole number from 0 to {LOGPROBS_MAX}",
             self.logprobs is None or (_is_count(self.logprobs) and 0 <= self.logprobs <= LOGPROBS_MAX),
         )  # fmt: skip
         _check("ignore_eos", self.ignore_eos, "True or False", isinstance(self.ignore_eos, bool))
-        _check("grammar", self.grammar, "text in GBNF", self.grammar is None or isinstance(self.grammar, str))
+        _check(
+            "grammar",
+            self.grammar,
+            "text in GBNF",
+            self.grammar is None or isinstance(self.grammar, str),
+        )
         _check("overflow", self.overflow, "stop or shift", self.overflow in ("stop", "shift"))
         whole = self.grammar is None and self.json_schema is None
-        _check("overflow", self.overflow, "stop with a grammar, which must see the whole answer", self.overflow == "stop" or whole)
-        _check("json_schema", self.json_schema, "given without a grammar", self.json_schema is None or self.grammar is None)
-        _check("logit_bias", self.logit_bias, "a mapping from token ids to numbers", isinstance(self.logit_bias, Mapping))
+        _check(
+            "overflow",
+            self.overflow,
+            "stop with a grammar, which must see the whole answer",
+            self.overflow == "stop" or whole,
+        )
+        _check(
+            "json_schema",
+            self.json_schema,
+            "given without a grammar",
+            self.json_schema is None or self.grammar is None,
+        )
+        _check(
+            "logit_bias",
+            self.logit_bias,
+            "a mapping from token ids to numbers",
+            isinstance(self.logit_bias, Mapping),
+        )
         for token, bias in self.logit_bias.items():
             _check(
                 "logit_bias",
@@ -193,11 +292,19 @@ class Speculation:
     exact: bool = True
 
     def __post_init__(self) -> None:
-        _check("k", self.k, f"a whole number from 0 to {K_MAX}", _is_count(self.k) and 0 <= self.k <= K_MAX)
+        _check(
+            "k",
+            self.k,
+            f"a whole number from 0 to {K_MAX}",
+            _is_count(self.k) and 0 <= self.k <= K_MAX,
+        )
         _check("accept", self.accept, f"one of {', '.join(ACCEPT)}", self.accept in ACCEPT)
         _check("drafter", self.drafter, f"one of {', '.join(DRAFTERS)}", self.drafter in DRAFTERS)
         _check(
-            "tree", self.tree, "True, under the rule coupled, or False", isinstance(self.tree, bool) and (not self.tree or self.accept == "coupled")
+            "tree",
+            self.tree,
+            "True, under the rule coupled, or False",
+            isinstance(self.tree, bool) and (not self.tree or self.accept == "coupled"),
         )
         _check("exact", self.exact, "True or False", isinstance(self.exact, bool))
         _check("adaptive", self.adaptive, "True or False", isinstance(self.adaptive, bool))

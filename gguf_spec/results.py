@@ -68,7 +68,11 @@ class Stats:
     def speedup(self) -> float:
         """How many times as fast they were, by the clock; at most the tokens per round."""
         decode_s = self.total_s - self.prompt_s
-        return min(self.plain_s / decode_s, self._most_speedup) if self.plain_s and decode_s > 0 else 1.0
+        return (
+            min(self.plain_s / decode_s, self._most_speedup)
+            if self.plain_s and decode_s > 0
+            else 1.0
+        )
 
     @property
     def _most_speedup(self) -> float:
@@ -112,7 +116,11 @@ class TokenLogprob:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain values."""
-        return {"token": self.token, "logprob": self.logprob, "top": [{"token": token, "logprob": logprob} for token, logprob in self.top]}
+        return {
+            "token": self.token,
+            "logprob": self.logprob,
+            "top": [{"token": token, "logprob": logprob} for token, logprob in self.top],
+        }
 
 
 @dataclass(frozen=True)
@@ -164,4 +172,8 @@ class Completion:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain values."""
-        return asdict(self) | {"tokens": list(self.tokens), "stats": self.stats.to_dict(), "logprobs": [one.to_dict() for one in self.logprobs]}
+        return asdict(self) | {
+            "tokens": list(self.tokens),
+            "stats": self.stats.to_dict(),
+            "logprobs": [one.to_dict() for one in self.logprobs],
+        }

@@ -49,7 +49,9 @@ class Tuning:
     @property
     def pays(self) -> bool:
         """Whether drafting by the model does."""
-        return self.draft is not None and self.profile.best(self.profile.agreement)[0] >= WORTH_SAYING
+        return (
+            self.draft is not None and self.profile.best(self.profile.agreement)[0] >= WORTH_SAYING
+        )
 
     @property
     def sentence(self) -> str:
@@ -59,16 +61,18 @@ class Tuning:
         said += f"checking 4 takes as long as {self.target_s(4) / one:.1f}, 8 as long as {self.target_s(8) / one:.1f}."
         if self.draft is None:
             needed = self.profile.needed
-            pays = "would not pay if they were always right" if needed is None else f"pay where more than {needed:.0%} of them are right"
+            pays = (
+                "would not pay if they were always right"
+                if needed is None
+                else f"pay where more than {needed:.0%} of them are right"
+            )
             return f"{said} Drafts from the text itself {pays}."
         speedup, k = self.profile.best(agreement)
         tokens = f"{k} token{'s' if k > 1 else ''} a round"
         said += f" A token of the draft takes {milliseconds(self.draft_s(1))}."
         if self.pays:
             return f"{said} At the measured {agreement:.0%} agreement drafting {tokens} should be {speedup:.1f} times as fast as plain decoding."
-        said += (
-            f" Drafting by the model does not pay here: at the measured {agreement:.0%} agreement {tokens} would be {speedup:.2f} times as fast as "
-        )
+        said += f" Drafting by the model does not pay here: at the measured {agreement:.0%} agreement {tokens} would be {speedup:.2f} times as fast as "
         return f"{said}plain decoding, and {'not even 100%' if self.profile.needed is None else f'{self.profile.needed:.0%}'} would be enough."
 
     def to_dict(self) -> dict[str, Any]:
@@ -97,7 +101,9 @@ def tune(llm: LLM, *, progress: Progress = lambda _done, _total: None) -> Tuning
         if not target.can_roll_back:
             message = f"{target.path.name} cannot go back a token (it is recurrent or hybrid): it is decoded plainly, and there is nothing to tune."
             raise UnsupportedModelError(target.path, message, "tune a model of another kind.")
-        profile = replace(measure(target, draft, thorough=True, on_step=progress), measured_at=time.time())
+        profile = replace(
+            measure(target, draft, thorough=True, on_step=progress), measured_at=time.time()
+        )
         kept = write_profile(target, draft, profile)
         llm._pair.know(profile)
     return Tuning(llm.name, llm.draft_name, profile, kept)

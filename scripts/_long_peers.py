@@ -80,10 +80,13 @@ class Row:
 
     def __str__(self):
         ratios = "".join(
-            f"{statistics.median(r):>7.2f} [{min(r):.2f}..{max(r):.2f}]" for r in (self.first_ratios, self.speed_ratios, self.total_ratios)
+            f"{statistics.median(r):>7.2f} [{min(r):.2f}..{max(r):.2f}]"
+            for r in (self.first_ratios, self.speed_ratios, self.total_ratios)
         )
         text = {True: "  same text", False: "  other text", None: ""}[self.same_text]
-        figures = f"{self.prompt_per_s:>9.1f}{self.first_s:>9.2f}{self.speed:>9.2f}{self.total_s:>9.2f}"
+        figures = (
+            f"{self.prompt_per_s:>9.1f}{self.first_s:>9.2f}{self.speed:>9.2f}{self.total_s:>9.2f}"
+        )
         return f"{self.workload:<13}{self.contender:<42}{figures}  {ratios}{text}"
 
 
@@ -93,16 +96,38 @@ HEADER = f"{'workload':<13}{'contender':<42}{'prompt/s':>9}{'first s':>9}{'tok/s
 def peers_of(args):
     """Return the contenders that are tried with each attention, and those that then run with the default and with the best one."""
     lookup = tuple(map(str, flags("draft", n_max=8)))
-    model = ("-md", str(args.draft), "-td", str(args.threads), "-tbd", str(args.threads), "--spec-type", "draft-simple")
-    plain = Contender("llama-lookup, no draft", "llama-lookup", None, tuple(map(str, flags("draft", n_max=0))))
-    others = [Contender("llama-lookup N=8", "llama-lookup", None, lookup), Contender("llama-server, plain", "llama-server")]
+    model = (
+        "-md",
+        str(args.draft),
+        "-td",
+        str(args.threads),
+        "-tbd",
+        str(args.threads),
+        "--spec-type",
+        "draft-simple",
+    )
+    plain = Contender(
+        "llama-lookup, no draft", "llama-lookup", None, tuple(map(str, flags("draft", n_max=0)))
+    )
+    others = [
+        Contender("llama-lookup N=8", "llama-lookup", None, lookup),
+        Contender("llama-server, plain", "llama-server"),
+    ]
     if args.draft:
         for n in args.lengths:
             options = (*model, *flags("draft", n_max=n))
-            others.append(Contender(f"llama-speculative-simple N={n}", "llama-speculative-simple", None, options))
+            others.append(
+                Contender(
+                    f"llama-speculative-simple N={n}", "llama-speculative-simple", None, options
+                )
+            )
             others.append(Contender(f"llama-server, draft N={n}", "llama-server", None, options))
     others.append(Contender("llama-bench", "llama-bench"))
-    return plain, [one for one in others if not args.contenders or any(word in one.name for word in args.contenders)]
+    return plain, [
+        one
+        for one in others
+        if not args.contenders or any(word in one.name for word in args.contenders)
+    ]
 
 
 class Programs:
@@ -116,22 +141,37 @@ class Programs:
         try:
             if contender.name in OURS:
                 return self.ours(OURS[contender.name], prompt)
-            figures = {"llama-server": self.server, "llama-bench": self.llama_bench}.get(contender.program, self.program)(contender, prompt)
+            figures = {"llama-server": self.server, "llama-bench": self.llama_bench}.get(
+                contender.program, self.program
+            )(contender, prompt)
         except (OSError, RuntimeError, subprocess.TimeoutExpired) as error:
             _setup.say(f"  {contender.label}: {error}")
             return None
-        if abs(figures.n_prompt - len(prompt.ids)) > 1:  # a server does not count the token that it decodes last
-            raise SystemExit(f"{contender.label} read {figures.n_prompt} tokens, not {len(prompt.ids)}: its time cannot be compared.")
+        if (
+            abs(figures.n_prompt - len(prompt.ids)) > 1
+        ):  # a server does not count the token that it decodes last
+            raise SystemExit(
+                f"{contender.label} read {figures.n_prompt} tokens, not {len(prompt.ids)}: its time cannot be compared."
+            )
         return figures
 
     def ours(self, speculation, prompt):
         self.llm.forget()
-        done = self.llm.generate_tokens(prompt.ids, our_sampling(self.args.tokens, False, 42), speculation=speculation)
+        done = self.llm.generate_tokens(
+            prompt.ids, our_sampling(self.args.tokens, False, 42), speculation=speculation
+        )
         return Figures(len(prompt.ids), done.stats.ttft_s, done.stats.tokens_per_s, done.text)
 
     def words(self, contender):
         attention = ["-fa", contender.attention] if contender.attention else []
-        return [self.folder / contender.program, "-m", self.args.model, "-t", self.args.threads, *attention]
+        return [
+            self.folder / contender.program,
+            "-m",
+            self.args.model,
+            "-t",
+            self.args.threads,
+            *attention,
+        ]
 
     def program(self, contender, prompt):
         args = self.args
@@ -150,34 +190,72 @@ class Programs:
             "--no-escape",
             "--ignore-eos",
         ]
-        words += [*GREEDY, "-f", prompt.path, "-n", args.tokens - 1, *([] if args.extra_bufts else ["--no-repack"]), *contender.options]
+        words += [
+            *GREEDY,
+            "-f",
+            prompt.path,
+            "-n",
+            args.tokens - 1,
+            *([] if args.extra_bufts else ["--no-repack"]),
+            *contender.options,
+        ]
         for _ in range(5):  # once in a hundred runs they end before their log is written
             done = run(words)
             encoded, decoded = ENCODED.search(done.stderr), DECODED.search(done.stderr)
             if encoded and decoded:
                 break
         else:
-            raise RuntimeError(f"ended with {done.returncode}: {' | '.join(done.stderr.splitlines()[-3:])}")
+            raise RuntimeError(
+                f"ended with {done.returncode}: {' | '.join(done.stderr.splitlines()[-3:])}"
+            )
         n, speed = int(decoded[1]), float(decoded[2])
-        if contender.program == "llama-lookup":  # the first token comes from the pass over the prompt, which its clock leaves out
+        if (
+            contender.program == "llama-lookup"
+        ):  # the first token comes from the pass over the prompt, which its clock leaves out
             speed *= (n - 1) / n
         return Figures(int(encoded[1]), float(encoded[2]), speed, done.stdout[-16 * n :])
 
     def llama_bench(self, contender, prompt):
         """Time random tokens: the most that the library can do. Sampling and text are left out."""
         args = self.args
-        base = [*self.words(contender), "-r", 1, "-ub", 512, "-o", "json", "--repack", int(args.extra_bufts)]
+        base = [
+            *self.words(contender),
+            "-r",
+            1,
+            "-ub",
+            512,
+            "-o",
+            "json",
+            "--repack",
+            int(args.extra_bufts),
+        ]
         speeds = []
-        for more in (["-p", len(prompt.ids), "-n", 0], ["-p", 0, "-n", args.tokens, "-d", len(prompt.ids)]):
+        for more in (
+            ["-p", len(prompt.ids), "-n", 0],
+            ["-p", 0, "-n", args.tokens, "-d", len(prompt.ids)],
+        ):
             done = run([*base, *more])
             if done.returncode:
-                raise RuntimeError(f"ended with {done.returncode}: {' | '.join(done.stderr.splitlines()[-3:])}")
+                raise RuntimeError(
+                    f"ended with {done.returncode}: {' | '.join(done.stderr.splitlines()[-3:])}"
+                )
             speeds.append(json.loads(done.stdout)[0]["avg_ts"])
         return Figures(len(prompt.ids), len(prompt.ids) / speeds[0], speeds[1])
 
     def server(self, contender, prompt):
         args = self.args
-        words = [*self.words(contender), "-tb", args.threads, "-c", args.ctx, "-np", 1, "-fit", "off", *([] if args.extra_bufts else ["--no-repack"])]
+        words = [
+            *self.words(contender),
+            "-tb",
+            args.threads,
+            "-c",
+            args.ctx,
+            "-np",
+            1,
+            "-fit",
+            "off",
+            *([] if args.extra_bufts else ["--no-repack"]),
+        ]
         with started([*words, *contender.options]) as address:
             request = {
                 "prompt": prompt.ids,
@@ -190,7 +268,12 @@ class Programs:
             }
             done = answer(f"{address}/completion", request)
         timings = done["timings"]
-        return Figures(timings["prompt_n"], timings["prompt_ms"] / 1000, timings["predicted_per_second"], done["content"])
+        return Figures(
+            timings["prompt_n"],
+            timings["prompt_ms"] / 1000,
+            timings["predicted_per_second"],
+            done["content"],
+        )
 
 
 @contextmanager
@@ -200,7 +283,10 @@ def started(words):
         one.bind(("127.0.0.1", 0))
         port = one.getsockname()[1]
     command = [str(word) for word in [*words, "--host", "127.0.0.1", "--port", port]]
-    with tempfile.TemporaryFile() as log, subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log) as child:
+    with (
+        tempfile.TemporaryFile() as log,
+        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log) as child,
+    ):
         try:
             until = time.monotonic() + START_S
             while not is_ready(f"http://127.0.0.1:{port}/health"):
@@ -224,7 +310,9 @@ def is_ready(address):
 
 def answer(address, request):
     headers = {"Content-Type": "application/json"}
-    with urllib.request.urlopen(urllib.request.Request(address, json.dumps(request).encode(), headers), timeout=3600) as reply:
+    with urllib.request.urlopen(
+        urllib.request.Request(address, json.dumps(request).encode(), headers), timeout=3600
+    ) as reply:
         return json.load(reply)
 
 
@@ -232,7 +320,9 @@ def prompt_ids(llm, workload, n_tokens):
     (one,) = workload.conversations(llm, n_tokens)
     if llm.prompt == "text":
         return llm.tokenize(one.turns[0])
-    return llm.tokenize([*one.history, {"role": "user", "content": one.turns[0]}], prefill=one.prefill)
+    return llm.tokenize(
+        [*one.history, {"role": "user", "content": one.turns[0]}], prefill=one.prefill
+    )
 
 
 def write_prompt(llm, ids, path):
@@ -246,11 +336,18 @@ def write_prompt(llm, ids, path):
 def long_rows(args, folder):
     """Yield the rows of each workload when its runs are done."""
     known = {one.name: one for one in LONG_WORKLOADS}
-    with load_ours(args.model, args.draft, vars(args)) as llm, tempfile.TemporaryDirectory() as temporary:
+    with (
+        load_ours(args.model, args.draft, vars(args)) as llm,
+        tempfile.TemporaryDirectory() as temporary,
+    ):
         programs = Programs(args, folder, llm)
-        llm.generate("The ship had sailed for", our_sampling(8, False, 1))  # the models are measured now, if they were not
+        llm.generate(
+            "The ship had sailed for", our_sampling(8, False, 1)
+        )  # the models are measured now, if they were not
         for name in args.long:
-            prompt = Prompt(prompt_ids(llm, known[name], args.tokens), Path(temporary) / f"{name}.txt")
+            prompt = Prompt(
+                prompt_ids(llm, known[name], args.tokens), Path(temporary) / f"{name}.txt"
+            )
             write_prompt(llm, *prompt)
             yield from compare(args, programs, name, prompt)
 
@@ -267,7 +364,10 @@ def compare(args, programs, workload, prompt):
             runs.setdefault(one, []).append(programs.run(one, prompt))
 
     take([*ours, *plains])
-    best = min(plains[1:], key=lambda one: runs[one][0].total_s(args.tokens) if runs[one][0] else float("inf")).attention
+    best = min(
+        plains[1:],
+        key=lambda one: runs[one][0].total_s(args.tokens) if runs[one][0] else float("inf"),
+    ).attention
     others = [replace_attention(one, attention) for one in others for attention in (None, best)]
     take(others)
     everyone = [*ours, *plains, *others]
@@ -275,7 +375,9 @@ def compare(args, programs, workload, prompt):
         take(everyone[::-1] if i % 2 else everyone)
     reference = runs[ours[1]]
     for one in everyone:
-        pairs = [(mine, theirs) for mine, theirs in zip(reference, runs[one], strict=True) if theirs]
+        pairs = [
+            (mine, theirs) for mine, theirs in zip(reference, runs[one], strict=True) if theirs
+        ]
         if pairs:
             yield row_of(args, workload, one, pairs, runs[ours[0]][0].text)
 

@@ -24,9 +24,23 @@ from gguf_spec import Sampling
 
 PROGRAMS = ("llama-lookup", "llama-speculative-simple", "llama-bench", "llama-server")
 # Nothing that fetches or needs a library which this machine may lack; none of it is part of decoding.
-SLIM = [f"-DLLAMA_{name}=OFF" for name in ("CURL", "OPENSSL", "BUILD_TESTS", "BUILD_APP", "BUILD_UI", "USE_PREBUILT_UI")]
+SLIM = [
+    f"-DLLAMA_{name}=OFF"
+    for name in ("CURL", "OPENSSL", "BUILD_TESTS", "BUILD_APP", "BUILD_UI", "USE_PREBUILT_UI")
+]
 GREEDY = ["--temp", "0", "--top-k", "1", "--samplers", "top_k"]
-SAMPLED = ["--temp", "0.8", "--top-k", "40", "--top-p", "0.95", "--min-p", "0", "--samplers", "top_k;top_p;temperature"]
+SAMPLED = [
+    "--temp",
+    "0.8",
+    "--top-k",
+    "40",
+    "--top-p",
+    "0.95",
+    "--min-p",
+    "0",
+    "--samplers",
+    "top_k;top_p;temperature",
+]
 DECODED = re.compile(r"decoded +(\d+) tokens in +[\d.]+ seconds, speed: +([\d.]+) t/s")
 
 
@@ -39,23 +53,56 @@ def build(args):
         return args.programs.resolve()
     want = _setup.wanted()
     _setup.check_tools(want)
-    want = {name: want[name] for name in ("the processor", "the compiler", "CMAKE_ARGS", "CC, CXX, CFLAGS or CXXFLAGS")}
+    want = {
+        name: want[name]
+        for name in ("the processor", "the compiler", "CMAKE_ARGS", "CC, CXX, CFLAGS or CXXFLAGS")
+    }
     want["the sources"] = str(args.sdist.resolve()) if args.sdist else _setup.llama_version()
     folder = _setup.cache_folder() / "peers" / _setup.llama_version()
     marker, programs = folder / "built-with.json", folder / "build" / "bin"
-    if marker.exists() and json.loads(marker.read_text(encoding="utf-8")) == want and all((programs / name).exists() for name in PROGRAMS):
+    if (
+        marker.exists()
+        and json.loads(marker.read_text(encoding="utf-8")) == want
+        and all((programs / name).exists() for name in PROGRAMS)
+    ):
         return programs
     if not shutil.which("cmake"):
-        raise _setup.Problem("no cmake to compile llama.cpp's programs with.", "pip install '.[bench]' in the clone, or your system's package.")
+        raise _setup.Problem(
+            "no cmake to compile llama.cpp's programs with.",
+            "pip install '.[bench]' in the clone, or your system's package.",
+        )
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     with (folder / "build.log").open("wb") as log:
         sources = fetch_sources(args.sdist, folder, log) / "vendor" / "llama.cpp"
-        _setup.say(f"Compiling llama.cpp's programs, once: about 8 min with 2 cores. The log: {log.name}")
+        _setup.say(
+            f"Compiling llama.cpp's programs, once: about 8 min with 2 cores. The log: {log.name}"
+        )
         generator = ["-G", "Ninja"] if shutil.which("ninja") else []
-        kind = ["-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=ON"]  # as scikit-build makes the wheel
-        configure = ["cmake", *generator, "-S", sources, "-B", folder / "build", *kind, *want["CMAKE_ARGS"], *SLIM]
-        make = ["cmake", "--build", folder / "build", "--parallel", str(os.cpu_count() or 1), "--target", *PROGRAMS]
+        kind = [
+            "-DCMAKE_BUILD_TYPE=Release",
+            "-DBUILD_SHARED_LIBS=ON",
+        ]  # as scikit-build makes the wheel
+        configure = [
+            "cmake",
+            *generator,
+            "-S",
+            sources,
+            "-B",
+            folder / "build",
+            *kind,
+            *want["CMAKE_ARGS"],
+            *SLIM,
+        ]
+        make = [
+            "cmake",
+            "--build",
+            folder / "build",
+            "--parallel",
+            str(os.cpu_count() or 1),
+            "--target",
+            *PROGRAMS,
+        ]
         if _setup.call(configure, log) or _setup.call(make, log, None, _setup.Progress()):
             raise _setup.failure("compiling llama.cpp's programs", log)
     marker.write_text(json.dumps(want), encoding="utf-8")
@@ -65,7 +112,11 @@ def build(args):
 def fetch_sources(sdist, folder, log):
     """Return the unpacked source distribution of llama-cpp-python."""
     if not sdist:
-        wanted = ["--no-deps", "--no-binary=llama-cpp-python", f"llama-cpp-python=={_setup.llama_version()}"]
+        wanted = [
+            "--no-deps",
+            "--no-binary=llama-cpp-python",
+            f"llama-cpp-python=={_setup.llama_version()}",
+        ]
         _setup.say("Fetching the sources of llama-cpp-python.")
         if _setup.call([sys.executable, "-m", "pip", "download", "--dest", folder, *wanted], log):
             raise _setup.failure("pip download llama-cpp-python", log)
@@ -83,7 +134,9 @@ def wheel_libraries():
 def cpu_features(folder):
     """Return what llama.cpp's library in `folder` was compiled for, as it says itself."""
     code = "import ctypes, sys; f = ctypes.CDLL(sys.argv[1]).llama_print_system_info; f.restype = ctypes.c_char_p; print(f().decode())"
-    library = next(path for path in sorted(folder.glob("libllama.*")) if path.suffix in (".so", ".dylib"))
+    library = next(
+        path for path in sorted(folder.glob("libllama.*")) if path.suffix in (".so", ".dylib")
+    )
     return run([sys.executable, "-c", code, library]).stdout.strip()
 
 
@@ -96,12 +149,20 @@ class Setting(NamedTuple):
 
 
 def flags(prefix, **values):
-    return tuple(word for name, value in values.items() for word in (f"--spec-{prefix}-{name.replace('_', '-')}", str(value)))
+    return tuple(
+        word
+        for name, value in values.items()
+        for word in (f"--spec-{prefix}-{name.replace('_', '-')}", str(value))
+    )
 
 
 def draft_settings(draft, threads, coarse=False):
     """Return the settings of a draft model: alone, and behind an n-gram drafter, which then goes first."""
-    lengths, least = ((1, 2, 3, 4, 6, 8), (0, 0.5)) if coarse else ((1, 2, 3, 4, 5, 6, 7, 8, 11, 15), (0, 0.3, 0.5, 0.75))
+    lengths, least = (
+        ((1, 2, 3, 4, 6, 8), (0, 0.5))
+        if coarse
+        else ((1, 2, 3, 4, 5, 6, 7, 8, 11, 15), (0, 0.3, 0.5, 0.75))
+    )
     model = ("-md", str(draft), "-td", str(threads), "-tbd", str(threads))
     settings = []
     for n, p in product(lengths, least):
@@ -112,8 +173,16 @@ def draft_settings(draft, threads, coarse=False):
         "ngram-map-k": {"size_n": 3, "size_m": 8},
         "ngram-mod": {"n_match": 4, "n_min": 0, "n_max": 16},
     }
-    for (kind, values), n, p in product(ngrams.items(), (3,) if coarse else (3, 5), (0.5,) if coarse else (0, 0.5)):
-        options = (*model, "--spec-type", f"{kind},draft-simple", *flags(kind, **values), *flags("draft", n_max=n, p_min=p))
+    for (kind, values), n, p in product(
+        ngrams.items(), (3,) if coarse else (3, 5), (0.5,) if coarse else (0, 0.5)
+    ):
+        options = (
+            *model,
+            "--spec-type",
+            f"{kind},draft-simple",
+            *flags(kind, **values),
+            *flags("draft", n_max=n, p_min=p),
+        )
         settings.append(Setting(f"{kind}, then N={n} P={p}", "llama-speculative-simple", options))
     return settings
 
@@ -121,15 +190,32 @@ def draft_settings(draft, threads, coarse=False):
 def ngram_settings(coarse=False):
     """Return the settings of `--spec-type ngram-*`, from far shorter keys and drafts than the defaults (12 to 24, 48 to 64) up to those."""
     sweep = [("ngram-cache", {})]  # its draft of 8 is fixed
-    sweep += [("ngram-simple", {"size_n": n, "size_m": m}) for n, m in product((1, 2, 3, 4, 6, 12), (4, 8, 16, 48)) if m >= n]  # else it never drafts
-    sweep += [("ngram-map-k", {"size_n": n, "size_m": m}) for n, m in product((1, 2, 3, 6, 12), (4, 8, 16, 48))]
-    sweep += [("ngram-map-k4v", {"size_n": n, "size_m": m, "min_hits": h}) for n, m, h in product((2, 3, 6, 12), (4, 8, 48), (1, 2))]
+    sweep += [
+        ("ngram-simple", {"size_n": n, "size_m": m})
+        for n, m in product((1, 2, 3, 4, 6, 12), (4, 8, 16, 48))
+        if m >= n
+    ]  # else it never drafts
+    sweep += [
+        ("ngram-map-k", {"size_n": n, "size_m": m})
+        for n, m in product((1, 2, 3, 6, 12), (4, 8, 16, 48))
+    ]
+    sweep += [
+        ("ngram-map-k4v", {"size_n": n, "size_m": m, "min_hits": h})
+        for n, m, h in product((2, 3, 6, 12), (4, 8, 48), (1, 2))
+    ]
     lengths = ((0, 4), (0, 8), (0, 16), (0, 64), (48, 64))
-    sweep += [("ngram-mod", {"n_match": n, "n_min": least, "n_max": m}) for n, (least, m) in product((2, 4, 8, 24), lengths)]
+    sweep += [
+        ("ngram-mod", {"n_match": n, "n_min": least, "n_max": m})
+        for n, (least, m) in product((2, 4, 8, 24), lengths)
+    ]
     settings = []
     for kind, values in sweep[::4] if coarse else sweep:
-        name = " ".join([kind, *(f"{key.replace('_', '-')}={value}" for key, value in values.items())])
-        settings.append(Setting(name, "llama-speculative-simple", ("--spec-type", kind, *flags(kind, **values))))
+        name = " ".join(
+            [kind, *(f"{key.replace('_', '-')}={value}" for key, value in values.items())]
+        )
+        settings.append(
+            Setting(name, "llama-speculative-simple", ("--spec-type", kind, *flags(kind, **values)))
+        )
     return settings
 
 
@@ -141,7 +227,15 @@ class Run(NamedTuple):
 
 def run(command):
     words = [str(word) for word in command]
-    return subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=3600, check=False)
+    return subprocess.run(
+        words,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=3600,
+        check=False,
+    )
 
 
 class Peers:
@@ -153,17 +247,82 @@ class Peers:
     def command(self, setting, prompt, n_tokens, sampled=False, seed=42):
         args = self.args
         if setting.program == "llama-bench":
-            words = ["-p", "0", "-n", n_tokens, "-t", args.threads, "-r", 1, "-ub", 512, "-fa", "auto", "-o", "json"]
-            return [self.programs / setting.program, "-m", args.model, *words, "--repack", int(args.extra_bufts)]
+            words = [
+                "-p",
+                "0",
+                "-n",
+                n_tokens,
+                "-t",
+                args.threads,
+                "-r",
+                1,
+                "-ub",
+                512,
+                "-fa",
+                "auto",
+                "-o",
+                "json",
+            ]
+            return [
+                self.programs / setting.program,
+                "-m",
+                args.model,
+                *words,
+                "--repack",
+                int(args.extra_bufts),
+            ]
         if setting.program in ("python", "ours"):
             text = prompt.read_text(encoding="utf-8")
-            words = {"kind": setting.program, "model": args.model, "draft": args.draft, "prompt": text, "n_tokens": n_tokens}
-            words |= {"threads": args.threads, "ctx": args.ctx, "extra_bufts": args.extra_bufts, "n_draft": [int(n) for n in setting.options]}
+            words = {
+                "kind": setting.program,
+                "model": args.model,
+                "draft": args.draft,
+                "prompt": text,
+                "n_tokens": n_tokens,
+            }
+            words |= {
+                "threads": args.threads,
+                "ctx": args.ctx,
+                "extra_bufts": args.extra_bufts,
+                "n_draft": [int(n) for n in setting.options],
+            }
             return [sys.executable, Path(__file__).resolve(), json.dumps(words, default=str)]
-        common = ["-c", args.ctx, "-b", 2048, "-ub", 512, "-t", args.threads, "-tb", args.threads, "-fa", "auto", "-fit", "off", "--no-escape"]
-        common += ["--ignore-eos", "-s", seed, *(SAMPLED if sampled else GREEDY), *([] if args.extra_bufts else ["--no-repack"])]
+        common = [
+            "-c",
+            args.ctx,
+            "-b",
+            2048,
+            "-ub",
+            512,
+            "-t",
+            args.threads,
+            "-tb",
+            args.threads,
+            "-fa",
+            "auto",
+            "-fit",
+            "off",
+            "--no-escape",
+        ]
+        common += [
+            "--ignore-eos",
+            "-s",
+            seed,
+            *(SAMPLED if sampled else GREEDY),
+            *([] if args.extra_bufts else ["--no-repack"]),
+        ]
         # they stop when they have more than -n tokens
-        return [self.programs / setting.program, "-m", args.model, "-f", prompt, "-n", n_tokens - 1, *common, *setting.options]
+        return [
+            self.programs / setting.program,
+            "-m",
+            args.model,
+            "-f",
+            prompt,
+            "-n",
+            n_tokens - 1,
+            *common,
+            *setting.options,
+        ]
 
     def run(self, setting, prompt, n_tokens, sampled=False, seed=42):
         """Return what the program did; a speed of 0 where it does not live through it."""
@@ -175,12 +334,18 @@ class Peers:
         if done.returncode == 0 and setting.program == "llama-bench":
             return Run(json.loads(done.stdout)[0]["avg_ts"], n_tokens)
         if done.returncode or not decoded:
-            _setup.say(f"  {setting.program} {setting.name}: ended with {done.returncode}: {' | '.join(done.stderr.splitlines()[-3:])}")
+            _setup.say(
+                f"  {setting.program} {setting.name}: ended with {done.returncode}: {' | '.join(done.stderr.splitlines()[-3:])}"
+            )
             return Run()
         n, speed = int(decoded[1]), float(decoded[2])
         if n < n_tokens:
-            raise SystemExit(f"{setting.program} {setting.name} wrote {n} tokens in place of {n_tokens}: its speed cannot be compared.")
-        if setting.program == "llama-lookup":  # the first of them comes from the pass over the prompt, which its clock leaves out
+            raise SystemExit(
+                f"{setting.program} {setting.name} wrote {n} tokens in place of {n_tokens}: its speed cannot be compared."
+            )
+        if (
+            setting.program == "llama-lookup"
+        ):  # the first of them comes from the pass over the prompt, which its clock leaves out
             speed *= (n - 1) / n
         return Run(speed, n, done.stdout.partition(prompt.read_text(encoding="utf-8"))[2])
 
@@ -188,9 +353,17 @@ class Peers:
         """Return the fastest setting, and the speed of each in the short run."""
         if len(settings) == 1:
             return settings[0], {}
-        speeds = {s: self.run(s, prompts[0], max(32, self.args.tokens // 2), sampled).speed for s in settings}
+        speeds = {
+            s: self.run(s, prompts[0], max(32, self.args.tokens // 2), sampled).speed
+            for s in settings
+        }
         finalists = sorted(settings, key=speeds.get, reverse=True)[:3]
-        final = {s: statistics.harmonic_mean([self.run(s, prompt, self.args.tokens, sampled).speed for prompt in prompts]) for s in finalists}
+        final = {
+            s: statistics.harmonic_mean(
+                [self.run(s, prompt, self.args.tokens, sampled).speed for prompt in prompts]
+            )
+            for s in finalists
+        }
         return max(final, key=final.get), {s.name: round(speed, 2) for s, speed in speeds.items()}
 
     def peak_mib(self, setting, prompt):
@@ -214,7 +387,10 @@ def child(words):
         return
     text, speed = prompt_lookup(**words)
     print(text)
-    print(f"decoded {words['n_tokens']} tokens in {words['n_tokens'] / speed:.3f} seconds, speed: {speed:.3f} t/s", file=sys.stderr)
+    print(
+        f"decoded {words['n_tokens']} tokens in {words['n_tokens'] / speed:.3f} seconds, speed: {speed:.3f} t/s",
+        file=sys.stderr,
+    )
 
 
 def prompt_lookup(model, prompt, n_tokens, threads, ctx, extra_bufts, n_draft, **_):
@@ -226,12 +402,24 @@ def prompt_lookup(model, prompt, n_tokens, threads, ctx, extra_bufts, n_draft, *
     params.use_extra_bufts = extra_bufts
     llama_cpp.llama_model_default_params = lambda: params  # Llama() has no argument for it
     drafter = LlamaPromptLookupDecoding(num_pred_tokens=n_draft[0])
-    sizes = {"n_ctx": ctx, "n_batch": ctx, "n_ubatch": 512, "n_threads": threads, "n_threads_batch": threads}  # more than n_batch tokens raise
+    sizes = {
+        "n_ctx": ctx,
+        "n_batch": ctx,
+        "n_ubatch": 512,
+        "n_threads": threads,
+        "n_threads_batch": threads,
+    }  # more than n_batch tokens raise
     llama = Llama(model, **sizes, flash_attn=True, draft_model=drafter, verbose=False)
     vocab = llama_cpp.llama_model_get_vocab(llama.model)
-    ends = {token: -math.inf for token in range(llama.n_vocab()) if llama_cpp.llama_vocab_is_eog(vocab, token)}
+    ends = {
+        token: -math.inf
+        for token in range(llama.n_vocab())
+        if llama_cpp.llama_vocab_is_eog(vocab, token)
+    }
 
-    class Sampler(_internals.LlamaSampler):  # its own way to forbid a token asks Python about every row
+    class Sampler(
+        _internals.LlamaSampler
+    ):  # its own way to forbid a token asks Python about every row
         def __init__(self):
             super().__init__()
             self.add_logit_bias(llama.n_vocab(), ends)
@@ -242,15 +430,30 @@ def prompt_lookup(model, prompt, n_tokens, threads, ctx, extra_bufts, n_draft, *
     new = [next(generation)]  # the prompt is read for it
     start = time.perf_counter()
     new += islice(generation, n_tokens - 1)
-    return prompt + llama.detokenize(new, prev_tokens=tokens).decode(errors="replace"), (n_tokens - 1) / (time.perf_counter() - start)
+    return prompt + llama.detokenize(new, prev_tokens=tokens).decode(errors="replace"), (
+        n_tokens - 1
+    ) / (time.perf_counter() - start)
 
 
 def load_ours(model, draft, options):
-    return gguf_spec.load(model, draft, n_ctx=options["ctx"], threads=options["threads"], extra_bufts=options["extra_bufts"])
+    return gguf_spec.load(
+        model,
+        draft,
+        n_ctx=options["ctx"],
+        threads=options["threads"],
+        extra_bufts=options["extra_bufts"],
+    )
 
 
 def our_sampling(n_tokens, sampled, seed):
-    return Sampling(temperature=0.8 if sampled else 0.0, top_k=40, top_p=0.95, seed=seed, max_tokens=n_tokens, ignore_eos=True)
+    return Sampling(
+        temperature=0.8 if sampled else 0.0,
+        top_k=40,
+        top_p=0.95,
+        seed=seed,
+        max_tokens=n_tokens,
+        ignore_eos=True,
+    )
 
 
 if __name__ == "__main__":

@@ -21,7 +21,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 _PARTS = ("gguf_spec", "tests", "scripts", "models.yaml", "pyproject.toml", "README.md")
-_LIBRARIES = ("numpy", "llama_cpp", "jinja2", "yaml", "click", "rich.console")  # none that is a plugin of pytest, or needs one
+_LIBRARIES = (
+    "numpy",
+    "llama_cpp",
+    "jinja2",
+    "yaml",
+    "click",
+    "rich.console",
+)  # none that is a plugin of pytest, or needs one
 _VERIFY = ("verify", "--count", "3", "--max-tokens", "48", "--draws", "400", "--threads", "1")
 
 
@@ -105,14 +112,34 @@ class Copy:
         os.chdir(self.folder)
         os.environ["PYTHONPATH"] = str(self.folder)
         sys.dont_write_bytecode = True
-        sys.path[:] = [str(self.folder), *(path for path in sys.path if Path(path or ".").resolve() not in (ROOT, ROOT / "scripts"))]
+        sys.path[:] = [
+            str(self.folder),
+            *(
+                path
+                for path in sys.path
+                if Path(path or ".").resolve() not in (ROOT, ROOT / "scripts")
+            ),
+        ]
         import gguf_spec
 
         if Path(gguf_spec.__file__).parent != self.folder / "gguf_spec":
             raise RuntimeError(f"{gguf_spec.__file__} is not the copy")
         import pytest
 
-        return int(pytest.main(["-x", "-q", "--tb=short", "-p", "no:cacheprovider", "--hypothesis-seed=15", *tests], [_Once()]))
+        return int(
+            pytest.main(
+                [
+                    "-x",
+                    "-q",
+                    "--tb=short",
+                    "-p",
+                    "no:cacheprovider",
+                    "--hypothesis-seed=15",
+                    *tests,
+                ],
+                [_Once()],
+            )
+        )
 
     @staticmethod
     def _wait(child: int, limit_s: float) -> int | None:
@@ -129,10 +156,21 @@ class Copy:
 
     def verify(self, limit_s: float) -> str:
         """Return what `gguf-spec verify` says of the bundled pair, or that it fails otherwise; nothing where it finds no fault."""
-        environment = os.environ | {"PYTHONPATH": str(self.folder), "XDG_CACHE_HOME": str(self.folder / "cache")}
+        environment = os.environ | {
+            "PYTHONPATH": str(self.folder),
+            "XDG_CACHE_HOME": str(self.folder / "cache"),
+        }
         command = [sys.executable, "-B", "-m", "gguf_spec", *_VERIFY]
         try:
-            done = subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=limit_s, check=False)
+            done = subprocess.run(
+                command,
+                cwd=self.folder,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=limit_s,
+                check=False,
+            )
         except subprocess.TimeoutExpired:
             return "time limit"
         last = (done.stdout.strip() or done.stderr.strip()).splitlines()[-1:]

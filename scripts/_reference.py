@@ -25,15 +25,26 @@ def reference():
         parts.append(f"## {module.__name__}\n\n{markdown(module.__doc__)}\n")
         for thing in public(module):
             value = getattr(module, thing)
-            if (inspect.isclass(value) or inspect.isfunction(value)) and value not in seen and value.__module__.startswith("gguf_spec"):
+            if (
+                (inspect.isclass(value) or inspect.isfunction(value))
+                and value not in seen
+                and value.__module__.startswith("gguf_spec")
+            ):
                 seen.add(value)
-                parts += [f"<!-- ::: {value.__module__}.{value.__qualname__} -->\n", *described(thing, value)]
+                parts += [
+                    f"<!-- ::: {value.__module__}.{value.__qualname__} -->\n",
+                    *described(thing, value),
+                ]
     return "\n".join(parts)
 
 
 def public(module):
     """The names a module offers: those it says, or those it defines."""
-    own = [name for name, value in vars(module).items() if name[0] != "_" and getattr(value, "__module__", "") == module.__name__]
+    own = [
+        name
+        for name, value in vars(module).items()
+        if name[0] != "_" and getattr(value, "__module__", "") == module.__name__
+    ]
     return getattr(module, "__all__", own)
 
 
@@ -43,7 +54,12 @@ def described(name, value):
         yield f"### `{name}{signature(value)}`\n\n{markdown(value.__doc__)}\n"
         return
     bases = [base.__name__ for base in value.__bases__ if base is not object]
-    made = "" if issubclass(value, BaseException) or (is_dataclass(value) and not value.__dataclass_params__.init) else signature(value)
+    made = (
+        ""
+        if issubclass(value, BaseException)
+        or (is_dataclass(value) and not value.__dataclass_params__.init)
+        else signature(value)
+    )
     yield f"### class `{name}{made}`\n"
     if bases:
         yield f"Is a {', '.join(f'`{base}`' for base in bases)}.\n"
@@ -74,13 +90,23 @@ def signature(function, method=False):
         if parameter.kind is parameter.KEYWORD_ONLY and not marked:
             shown.append("*")
             marked = True
-        text = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "") + parameter.name
+        text = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(
+            parameter.kind, ""
+        ) + parameter.name
         if parameter.annotation is not parameter.empty:
             text += f": {annotation(parameter.annotation)}"
         if parameter.default is not parameter.empty:
-            text += " = ..." if callable(parameter.default) or "factory" in repr(parameter.default) else f" = {parameter.default!r}"
+            text += (
+                " = ..."
+                if callable(parameter.default) or "factory" in repr(parameter.default)
+                else f" = {parameter.default!r}"
+            )
         shown.append(text)
-    returned = "" if found.return_annotation in (found.empty, None, "None") else f" -> {annotation(found.return_annotation)}"
+    returned = (
+        ""
+        if found.return_annotation in (found.empty, None, "None")
+        else f" -> {annotation(found.return_annotation)}"
+    )
     return f"({', '.join(shown)}){returned}"
 
 
@@ -116,7 +142,9 @@ def markdown(text):
 
 def commands():
     """The help of every command."""
-    parts = ["# Command line\n\nGenerated from the code by `scripts/readme.py`: what `--help` prints. In a clone use `scripts/run`.\n"]
+    parts = [
+        "# Command line\n\nGenerated from the code by `scripts/readme.py`: what `--help` prints. In a clone use `scripts/run`.\n"
+    ]
     parts += [f"## {path}\n\n```text\n{text}\n```\n" for path, text in helps(cli, "gguf-spec")]
     return "\n".join(parts)
 

@@ -36,7 +36,9 @@ LEAN_INCLUDE = "set(LLAMA_BUILD_COMMON OFF)\n"
 AMX_FIX = "-fno-tree-dse -fno-dse"
 # Processor minutes that compiling takes, for a first guess.
 BUILD_MINUTES = 6
-OFFLINE = re.compile("NewConnectionError|NameResolutionError|ConnectTimeout|ReadTimeout|ProxyError|SSLError|name resolution|Network is unreachable")
+OFFLINE = re.compile(
+    "NewConnectionError|NameResolutionError|ConnectTimeout|ReadTimeout|ProxyError|SSLError|name resolution|Network is unreachable"
+)
 ERROR_LINE = re.compile(r"(?m)^.*((?:^|[:\s])error: |^ERROR: |\bCMake Error\b).*$")
 
 _locks = []  # file numbers of the locks held; children inherit them, so that a lock lasts until the last one that writes is gone
@@ -58,7 +60,12 @@ def first_line(command: list) -> tuple:
     """Return the first line and the whole of what `command` prints; both are empty where it cannot run."""
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={**os.environ, "LC_ALL": "C"}, check=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "LC_ALL": "C"},
+            check=True,
         )
     except (OSError, subprocess.CalledProcessError):
         return "", ""
@@ -74,18 +81,27 @@ def user_cmake_args() -> list:
     try:
         return shlex.split(re.sub(r"(^|\s)-D\s+", r"\1-D", os.environ.get("CMAKE_ARGS", "")))
     except ValueError as error:
-        raise Problem(f"CMAKE_ARGS cannot be read: {error}.", "close the quotes in it, or unset CMAKE_ARGS.") from None
+        raise Problem(
+            f"CMAKE_ARGS cannot be read: {error}.", "close the quotes in it, or unset CMAKE_ARGS."
+        ) from None
 
 
 def defined(args: list, name: str):
     """Return the value that the last `-Dname=value` in `args` gives, or None."""
-    found = [m[1] for m in (re.fullmatch(rf"-D{name}(?::\w+)?=(.*)", arg, re.DOTALL) for arg in args) if m]
+    found = [
+        m[1]
+        for m in (re.fullmatch(rf"-D{name}(?::\w+)?=(.*)", arg, re.DOTALL) for arg in args)
+        if m
+    ]
     return found[-1] if found else None
 
 
 def compiler(language: str) -> tuple:
     """Return `--version` (first line, whole) of the compiler that CMake will take for `C` or `CXX`."""
-    variable, usual = {"C": ("CC", ["cc", "gcc", "clang"]), "CXX": ("CXX", ["c++", "g++", "clang++"])}[language]
+    variable, usual = {
+        "C": ("CC", ["cc", "gcc", "clang"]),
+        "CXX": ("CXX", ["c++", "g++", "clang++"]),
+    }[language]
     named = defined(user_cmake_args(), f"CMAKE_{language}_COMPILER")
     command = [named] if named else shlex.split(os.environ.get(variable, ""))
     return first_line([*(command or [next(filter(shutil.which, usual), usual[0])]), "--version"])
@@ -93,7 +109,10 @@ def compiler(language: str) -> tuple:
 
 def cpu_features() -> list:
     """Return what the compiler makes use of under -march=native, sorted."""
-    with contextlib.suppress(OSError), Path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as lines:
+    with (
+        contextlib.suppress(OSError),
+        Path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as lines,
+    ):
         for line in lines:
             if line.lower().startswith(("flags", "features")):
                 return sorted(set(line.split(":", 1)[1].split()))
@@ -107,7 +126,9 @@ def cmake_args(features: list, is_gcc: bool) -> list:
         for language in ("C", "CXX"):
             name = f"CMAKE_{language}_FLAGS"
             given = defined(args, name)
-            if given is None:  # once it is defined, CMake no longer reads the variable of the environment
+            if (
+                given is None
+            ):  # once it is defined, CMake no longer reads the variable of the environment
                 given = os.environ.get(f"{language}FLAGS", "")
             args.append(f"-D{name}={f'{given} {AMX_FIX}'.strip()}")
     return args
@@ -131,11 +152,16 @@ def wanted() -> dict:
     return {
         "the place of this folder": str(ROOT),
         "Python": f"{sys.implementation.cache_tag}-{sys.platform}-{os.uname().machine}",
-        "the list of packages": digest((ROOT / "pyproject.toml").read_text(encoding="utf-8"), CONSTRAINTS.read_text(encoding="utf-8")),
+        "the list of packages": digest(
+            (ROOT / "pyproject.toml").read_text(encoding="utf-8"),
+            CONSTRAINTS.read_text(encoding="utf-8"),
+        ),
         "the processor": digest(features),
         "the compiler": [first for first, _ in compilers] if known else None,
         "CMAKE_ARGS": cmake_args(features, is_gcc) if known else None,
-        "CC, CXX, CFLAGS or CXXFLAGS": [os.environ.get(name, "") for name in ("CC", "CXX", "CFLAGS", "CXXFLAGS")],
+        "CC, CXX, CFLAGS or CXXFLAGS": [
+            os.environ.get(name, "") for name in ("CC", "CXX", "CFLAGS", "CXXFLAGS")
+        ],
         "the way to build": LEAN_INCLUDE,
     }
 
@@ -152,8 +178,14 @@ def changed(kind: str, want: dict) -> list:
         have = json.loads((VENV / f"ready-{kind}.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return ["the mark of a finished set-up"]
-    programs = [f".venv/bin/{name}" for name in ("python", "gguf-spec") if not os.access(VENV / "bin" / name, os.X_OK)]
-    return programs + [name for name, value in want.items() if value is not None and have.get(name) != value]
+    programs = [
+        f".venv/bin/{name}"
+        for name in ("python", "gguf-spec")
+        if not os.access(VENV / "bin" / name, os.X_OK)
+    ]
+    return programs + [
+        name for name, value in want.items() if value is not None and have.get(name) != value
+    ]
 
 
 # Children
@@ -166,7 +198,11 @@ def call(command: list, log=None, env=None, on_line=None) -> int:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE if log else None,
         stderr=subprocess.STDOUT if log else None,
-        env={name: value for name, value in (env or os.environ).items() if name not in ("PYTHONPATH", "PYTHONHOME")},
+        env={
+            name: value
+            for name, value in (env or os.environ).items()
+            if name not in ("PYTHONPATH", "PYTHONHOME")
+        },
         start_new_session=True,
         pass_fds=_locks,
     )
@@ -177,7 +213,9 @@ def call(command: list, log=None, env=None, on_line=None) -> int:
                 on_line(line.decode(errors="replace"))
         return child.wait()
     except BaseException:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # an impatient second Ctrl-C must not stop the tidying
+        signal.signal(
+            signal.SIGINT, signal.SIG_IGN
+        )  # an impatient second Ctrl-C must not stop the tidying
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -206,9 +244,15 @@ def failure(what: str, log) -> Problem:
     log.flush()
     text = Path(log.name).read_text(encoding="utf-8", errors="replace")
     if OFFLINE.search(text):
-        return Problem(f"{what} failed: pip cannot reach the package index.", f"check the network or the proxy, then try again. The log: {log.name}")
+        return Problem(
+            f"{what} failed: pip cannot reach the package index.",
+            f"check the network or the proxy, then try again. The log: {log.name}",
+        )
     error = ERROR_LINE.search(text)
-    return Problem(f"{what} failed{': ' + error[0].strip()[:200] if error else '.'}", f"the whole log says more: {log.name}")
+    return Problem(
+        f"{what} failed{': ' + error[0].strip()[:200] if error else '.'}",
+        f"the whole log says more: {log.name}",
+    )
 
 
 class Progress:
@@ -229,7 +273,9 @@ class Progress:
         text = f"  {done} of {total} files"
         if done * 10 >= total:  # the first files say little about the others
             text += f", about {left:.0f} min left" if left >= 1 else ", less than a minute left"
-        say(text) if not on_terminal else print(f"\r{text}\033[K", end="" if done < total else "\n", file=sys.stderr, flush=True)
+        say(text) if not on_terminal else print(
+            f"\r{text}\033[K", end="" if done < total else "\n", file=sys.stderr, flush=True
+        )
 
 
 # Steps
@@ -244,7 +290,14 @@ def find_wheel(folder: Path):
     """Return the finished wheel in `folder`, or None."""
     import zipfile
 
-    return next((path for path in sorted(folder.glob("llama_cpp_python-*.whl")) if zipfile.is_zipfile(path)), None)
+    return next(
+        (
+            path
+            for path in sorted(folder.glob("llama_cpp_python-*.whl"))
+            if zipfile.is_zipfile(path)
+        ),
+        None,
+    )
 
 
 def get_wheel(want: dict, log) -> Path:
@@ -253,11 +306,17 @@ def get_wheel(want: dict, log) -> Path:
 
     folder = cache_folder() / "wheels" / wheel_key(want)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with locked(folder.with_name(folder.name + ".lock"), "another clone that compiles the same library"):
+    with locked(
+        folder.with_name(folder.name + ".lock"), "another clone that compiles the same library"
+    ):
         wheel = find_wheel(folder)
         if wheel:
             return wheel
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        cores = (
+            len(os.sched_getaffinity(0))
+            if hasattr(os, "sched_getaffinity")
+            else os.cpu_count() or 1
+        )
         guess = f"about {max(1, round(BUILD_MINUTES / cores))} min with {cores} core{'s' if cores > 1 else ''}, longer for a GPU"
         say(f"Compiling llama-cpp-python {llama_version()} for this machine, once: {guess}.")
         for leftover in folder.parent.glob(folder.name + ".part*"):
@@ -279,10 +338,19 @@ def compile_wheel(part: Path, args: list, log) -> None:
         "SKBUILD_NINJA_MAKE_FALLBACK": "0",  # without ninja, make would compile on one core and tell nothing of its progress
         "TMPDIR": str(part),
     }
-    for name in ("PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT"):  # old pip reads the first for what builds the wheel, new pip the second
+    for name in (
+        "PIP_CONSTRAINT",
+        "PIP_BUILD_CONSTRAINT",
+    ):  # old pip reads the first for what builds the wheel, new pip the second
         env[name] = f"{os.environ.get(name, '')} {CONSTRAINTS.as_uri()}".strip()
     # pip's own cache knows nothing of flags, and a ready-made wheel from elsewhere would lack them: neither is wanted.
-    options = ["-v", "--no-deps", "--no-cache-dir", "--no-binary=llama-cpp-python", f"--wheel-dir={part / 'wheel'}"]
+    options = [
+        "-v",
+        "--no-deps",
+        "--no-cache-dir",
+        "--no-binary=llama-cpp-python",
+        f"--wheel-dir={part / 'wheel'}",
+    ]
     command = [*PIP, "wheel", *options, f"llama-cpp-python=={llama_version()}"]
     if call(command, log, env, Progress()) or not find_wheel(part / "wheel"):
         raise failure("compiling llama-cpp-python", log)
@@ -349,7 +417,9 @@ def set_up(kind: str) -> None:
 
 def make_venv(why: list, want: dict, log) -> None:
     """Make .venv with the package and what it needs to run."""
-    say(f"Making .venv {'anew: ' + why[0] + ' is missing or has changed' if VENV.exists() else 'in ' + str(ROOT)} (about half a minute).")
+    say(
+        f"Making .venv {'anew: ' + why[0] + ' is missing or has changed' if VENV.exists() else 'in ' + str(ROOT)} (about half a minute)."
+    )
     if VENV.is_symlink():
         VENV.unlink()
     elif VENV.exists():
@@ -367,7 +437,9 @@ def require_python(kind: str) -> None:
         return
     for minor in range(NEWEST[1], OLDEST[1] - 1, -1) if not os.environ.get("PYTHON") else ():
         newer = shutil.which(f"python3.{minor}")
-        if newer and first_line([newer, "-c", "print(1)"])[0]:  # a pyenv shim can be there and lead nowhere
+        if (
+            newer and first_line([newer, "-c", "print(1)"])[0]
+        ):  # a pyenv shim can be there and lead nowhere
             os.execv(newer, [newer, "-I", __file__, kind])
     raise Problem(
         "Python {}.{} is too old: Python 3.10 or newer is needed.".format(*sys.version_info),
@@ -396,7 +468,9 @@ def main(args: list) -> int:
         say(f"Error: {problem}\nHint: {problem.hint}")
         return 1
     except OSError as error:
-        say(f"Error: {error}.\nHint: is the disk full, or the folder not yours? XDG_CACHE_HOME can name another cache folder.")
+        say(
+            f"Error: {error}.\nHint: is the disk full, or the folder not yours? XDG_CACHE_HOME can name another cache folder."
+        )
         return 1
     return 0
 

@@ -22,7 +22,11 @@ def on_files(files, config):
             path = place(name)
             if not files.get_file_from_path(path):
                 source = str(ROOT / posixpath.normpath(name))
-                files.append(File.generated(config, path, abs_src_path=source, inclusion=InclusionLevel.NOT_IN_NAV))
+                files.append(
+                    File.generated(
+                        config, path, abs_src_path=source, inclusion=InclusionLevel.NOT_IN_NAV
+                    )
+                )
     return files
 
 

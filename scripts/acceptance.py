@@ -30,7 +30,9 @@ def acceptance(llm, accept, ways, sampling, k):
     draft_sampler._WAYS, draft_sampler._AT_FIRST = ways, min(5, len(ways) - 1)
     llm._pair.calibration = DraftCorrection(llm._target.n_vocab)
     n_drafted = n_accepted = n_tokens = n_rounds = 0
-    speculation = Speculation(k, accept, drafter="model", adaptive=False)  # drafts, whether it pays or not
+    speculation = Speculation(
+        k, accept, drafter="model", adaptive=False
+    )  # drafts, whether it pays or not
     for i, prompt in enumerate(bundled_prompts()):
         stats = llm.generate(prompt, Sampling(**sampling, seed=i), speculation=speculation).stats
         n_drafted, n_accepted = n_drafted + stats.n_drafted, n_accepted + stats.n_accepted
@@ -39,16 +41,29 @@ def acceptance(llm, accept, ways, sampling, k):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("-k", type=int, default=4)
     parser.add_argument("-n", type=int, default=64, help="tokens of a text")
     args = parser.parse_args()
     temperatures = (0.5, 0.8, 1.0)
-    print("| rule | " + " | ".join(f"T = {t}" for t in temperatures) + " |\n|---|" + "---|" * len(temperatures))
+    print(
+        "| rule | "
+        + " | ".join(f"T = {t}" for t in temperatures)
+        + " |\n|---|"
+        + "---|" * len(temperatures)
+    )
     with gguf_spec.load("tales", threads=1) as llm:
         for name, (accept, grid) in ROWS.items():
-            cells = [acceptance(llm, accept, grid, {"temperature": t, "max_tokens": args.n}, args.k) for t in temperatures]
-            print(f"| {name} | " + " | ".join(f"{a:.3f} ({n:.2f})" for a, n in cells) + " |", flush=True)
+            cells = [
+                acceptance(llm, accept, grid, {"temperature": t, "max_tokens": args.n}, args.k)
+                for t in temperatures
+            ]
+            print(
+                f"| {name} | " + " | ".join(f"{a:.3f} ({n:.2f})" for a, n in cells) + " |",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

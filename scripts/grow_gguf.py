@@ -66,10 +66,18 @@ class Small:
 
     def __init__(self, path: Path):
         reader = gguf.GGUFReader(path)
-        self.path, self.fields = path, {name: field for name, field in reader.fields.items() if not name.startswith("GGUF.")}
+        self.path, self.fields = (
+            path,
+            {name: field for name, field in reader.fields.items() if not name.startswith("GGUF.")},
+        )
         if self.value("general.architecture") != "llama":
-            raise ValueError(f"{path.name} is of the architecture {self.value('general.architecture')}; only llama can grow")
-        self.tensors = {t.name: gguf.quants.dequantize(t.data, t.tensor_type).astype(np.float32) for t in reader.tensors}
+            raise ValueError(
+                f"{path.name} is of the architecture {self.value('general.architecture')}; only llama can grow"
+            )
+        self.tensors = {
+            t.name: gguf.quants.dequantize(t.data, t.tensor_type).astype(np.float32)
+            for t in reader.tensors
+        }
         n_head = self.value("llama.attention.head_count")
         self.shape = Shape(
             self.value("llama.block_count"),
@@ -81,7 +89,11 @@ class Small:
         self.eps = self.value("llama.attention.layer_norm_rms_epsilon")
         self.n_vocab = len(self.tensors["token_embd.weight"])
         s, known = self.shape, {"token_embd.weight", "output_norm.weight", "output.weight"}
-        known |= {f"blk.{i}.{part}.weight" for i in range(s.n_layer) for part in (*matrices(s), "attn_norm", "ffn_norm")}
+        known |= {
+            f"blk.{i}.{part}.weight"
+            for i in range(s.n_layer)
+            for part in (*matrices(s), "attn_norm", "ffn_norm")
+        }
         if unknown := sorted(self.tensors.keys() - known):
             raise ValueError(f"{path.name} has tensors that cannot grow: {', '.join(unknown[:4])}")
 
@@ -92,8 +104,17 @@ class Small:
 def matrices(s: Shape) -> dict[str, tuple[int, int]]:
     """Return rows and columns of the matrices of a layer."""
     kv = s.n_kv * s.head
-    sizes = {"attn_q": (s.n_embd, s.n_embd), "attn_k": (kv, s.n_embd), "attn_v": (kv, s.n_embd), "attn_output": (s.n_embd, s.n_embd)}
-    return sizes | {"ffn_gate": (s.n_ff, s.n_embd), "ffn_up": (s.n_ff, s.n_embd), "ffn_down": (s.n_embd, s.n_ff)}
+    sizes = {
+        "attn_q": (s.n_embd, s.n_embd),
+        "attn_k": (kv, s.n_embd),
+        "attn_v": (kv, s.n_embd),
+        "attn_output": (s.n_embd, s.n_embd),
+    }
+    return sizes | {
+        "ffn_gate": (s.n_ff, s.n_embd),
+        "ffn_up": (s.n_ff, s.n_embd),
+        "ffn_down": (s.n_embd, s.n_ff),
+    }
 
 
 def kv_copies(a: Shape, s: Shape) -> int:
@@ -105,20 +126,32 @@ def check_fits(small: Small, s: Shape, n_vocab: int, random: bool, copies: int) 
     if n_vocab < small.n_vocab:
         raise ValueError(f"{small.path.name} has {small.n_vocab:,} tokens, more than {n_vocab:,}.")
     if s.n_embd % BLOCK or s.n_ff % BLOCK:
-        raise ValueError(f"{s.n_embd} channels and {s.n_ff} feed-forward units: both must be multiples of {BLOCK}.")
+        raise ValueError(
+            f"{s.n_embd} channels and {s.n_ff} feed-forward units: both must be multiples of {BLOCK}."
+        )
     if random:
         return
     a = small.shape
     n_embd = copies * a.n_embd + (BLOCK if n_vocab > small.n_vocab else 0)
-    sizes = {"layers": (a.n_layer, s.n_layer), "channels": (n_embd, s.n_embd), "feed-forward units": (copies * a.n_ff, s.n_ff)}
+    sizes = {
+        "layers": (a.n_layer, s.n_layer),
+        "channels": (n_embd, s.n_embd),
+        "feed-forward units": (copies * a.n_ff, s.n_ff),
+    }
     sizes["key-value heads"] = (copies * a.n_kv * kv_copies(a, s), s.n_kv)
     for what, (needed, room) in sizes.items():
         if needed > room:
-            raise ValueError(f"{small.path.name} needs {needed:,} {what}, and the shape has {room:,}: take a smaller model, such as --from draft.")
+            raise ValueError(
+                f"{small.path.name} needs {needed:,} {what}, and the shape has {room:,}: take a smaller model, such as --from draft."
+            )
     if s.head % a.head:
-        raise ValueError(f"{small.path.name} has heads of {a.head}; they fit in a multiple of that, not in {s.head}.")
+        raise ValueError(
+            f"{small.path.name} has heads of {a.head}; they fit in a multiple of that, not in {s.head}."
+        )
     if copies > 1 and any(n % BLOCK for n in (a.n_embd, a.head, a.n_ff)):
-        raise ValueError(f"{small.path.name} cannot be split: its widths are no multiples of {BLOCK}.")
+        raise ValueError(
+            f"{small.path.name} cannot be split: its widths are no multiples of {BLOCK}."
+        )
 
 
 # ---- tensors, as bytes -----------------------------------------------------------------------------------------------------------
@@ -153,13 +186,24 @@ def noise(rng: np.random.Generator, rows: int, columns: int, kind: Kind, size: f
         return weights.astype(np.float16 if kind == Kind.F16 else np.float32).view(np.uint8)
     width = {Kind.Q4_0: 16, Kind.Q8_0: BLOCK}[kind]
     blocks = np.empty((rows, columns // BLOCK, 2 + width), np.uint8)
-    spread = (((16 if kind == Kind.Q4_0 else 256) ** 2 - 1) / 12) ** 0.5  # of whole numbers, all as likely
-    blocks[..., :2] = (np.float16(size / spread) * rng.choice(np.array([1, -1], np.float16), (*blocks.shape[:2], 1))).view(np.uint8)
-    blocks[..., 2:] = rng.integers(0, 1 << 64, rows * columns // BLOCK * width // 8, np.uint64).view(np.uint8).reshape(blocks[..., 2:].shape)
+    spread = (
+        ((16 if kind == Kind.Q4_0 else 256) ** 2 - 1) / 12
+    ) ** 0.5  # of whole numbers, all as likely
+    blocks[..., :2] = (
+        np.float16(size / spread)
+        * rng.choice(np.array([1, -1], np.float16), (*blocks.shape[:2], 1))
+    ).view(np.uint8)
+    blocks[..., 2:] = (
+        rng.integers(0, 1 << 64, rows * columns // BLOCK * width // 8, np.uint64)
+        .view(np.uint8)
+        .reshape(blocks[..., 2:].shape)
+    )
     return blocks.reshape(rows, -1)
 
 
-def placed(small: np.ndarray, rows: np.ndarray, columns: np.ndarray, size: tuple[int, int], kind: Kind) -> np.ndarray:
+def placed(
+    small: np.ndarray, rows: np.ndarray, columns: np.ndarray, size: tuple[int, int], kind: Kind
+) -> np.ndarray:
     """Return zeros of `size` with a small matrix in the given rows and columns."""
     wide = np.zeros((len(rows), size[1]), np.float32)
     wide[:, columns] = small
@@ -175,7 +219,11 @@ def head_places(a: Shape, s: Shape, queries: bool, rotated: bool) -> np.ndarray:
     head turn as a pair, pair i by base^(-2i / head): in a head m times as wide the same speeds are at every m-th pair.
     """
     copies, per_kv, wide_per_kv = kv_copies(a, s), a.n_head // a.n_kv, s.n_head // s.n_kv
-    heads = [i // per_kv * copies * wide_per_kv + i % per_kv for i in range(a.n_head)] if queries else list(range(a.n_kv * copies))
+    heads = (
+        [i // per_kv * copies * wide_per_kv + i % per_kv for i in range(a.n_head)]
+        if queries
+        else list(range(a.n_kv * copies))
+    )
     channel = np.arange(a.head)
     if rotated:
         channel = channel // 2 * 2 * (s.head // a.head) + channel % 2
@@ -184,13 +232,17 @@ def head_places(a: Shape, s: Shape, queries: bool, rotated: bool) -> np.ndarray:
 
 def split(weights: np.ndarray) -> list[np.ndarray]:
     """Return two matrices that add up to `weights`: one that Q4_0 holds without loss, and the rest."""
-    coarse = gguf.quants.dequantize(gguf.quants.quantize(weights, Kind.Q4_0), Kind.Q4_0).astype(np.float32)
+    coarse = gguf.quants.dequantize(gguf.quants.quantize(weights, Kind.Q4_0), Kind.Q4_0).astype(
+        np.float32
+    )
     return [coarse, weights - coarse]
 
 
 # ---- the large model -------------------------------------------------------------------------------------------------------------
 
-Tensor = tuple[str, tuple[int, ...], Kind, Callable[[], np.ndarray]]  # the last makes its bytes, when they are written
+Tensor = tuple[
+    str, tuple[int, ...], Kind, Callable[[], np.ndarray]
+]  # the last makes its bytes, when they are written
 
 
 class Grown:
@@ -200,16 +252,32 @@ class Grown:
     them as a sum of two, and four bits a weight lose about as little as eight do elsewhere. A small model needs that to write sense in Q4_0.
     """
 
-    def __init__(self, small: Small, shape: Shape, n_vocab: int, kind: Kind, random: bool, precise: bool = False):
+    def __init__(
+        self,
+        small: Small,
+        shape: Shape,
+        n_vocab: int,
+        kind: Kind,
+        random: bool,
+        precise: bool = False,
+    ):
         self.copies = 2 if precise else 1
         check_fits(small, shape, n_vocab, random, self.copies)
-        self.small, self.shape, self.n_vocab, self.kind, self.random = small, shape, n_vocab, kind, random
+        self.small, self.shape, self.n_vocab, self.kind, self.random = (
+            small,
+            shape,
+            n_vocab,
+            kind,
+            random,
+        )
         # As llama-quantize does for widths like SmolLM2's and Qwen2.5-0.5B's, and for the embedding too: it costs nothing, and helps the text.
         self.outer = Kind.Q8_0 if kind == Kind.Q4_0 else kind
         self.rng = np.random.default_rng(0)
         self.padded = random or n_vocab > small.n_vocab
         n, d = self.copies * small.shape.n_embd, shape.n_embd
-        self.spread = 1.0 if random else (n / d) ** 0.5  # empty channels make the root mean square smaller
+        self.spread = (
+            1.0 if random else (n / d) ** 0.5
+        )  # empty channels make the root mean square smaller
         # With padding tokens, each embedding has the same constant in a channel of its own, which no layer writes to. It adds to the mean square
         # as epsilon does, and half of epsilon is taken off for it. A power of two loses nothing in a block of its own.
         self.constant = 1.0 if random else 0.0
@@ -225,9 +293,19 @@ class Grown:
         old = {} if self.random else {i * s.n_layer // a.n_layer: i for i in range(a.n_layer)}
         for i in range(s.n_layer):
             for part in ("attn_norm", "ffn_norm"):
-                yield f"blk.{i}.{part}.weight", (s.n_embd,), Kind.F32, partial(self.norm, part, old.get(i))
+                yield (
+                    f"blk.{i}.{part}.weight",
+                    (s.n_embd,),
+                    Kind.F32,
+                    partial(self.norm, part, old.get(i)),
+                )
             for part, size in matrices(s).items():
-                yield f"blk.{i}.{part}.weight", size, self.kind, partial(self.matrix, part, size, old.get(i))
+                yield (
+                    f"blk.{i}.{part}.weight",
+                    size,
+                    self.kind,
+                    partial(self.matrix, part, size, old.get(i)),
+                )
         yield "output_norm.weight", (s.n_embd,), Kind.F32, self.output_norm
         if self.padded or "output.weight" in self.small.tensors:
             yield "output.weight", (self.n_vocab, s.n_embd), outer, self.output
@@ -238,7 +316,9 @@ class Grown:
             out = noise(self.rng, *size, self.outer, 1.0)
         else:
             weights = np.tile(self.small.tensors["token_embd.weight"], self.copies)
-            out = placed(weights, np.arange(len(weights)), np.arange(weights.shape[1]), size, self.outer)
+            out = placed(
+                weights, np.arange(len(weights)), np.arange(weights.shape[1]), size, self.outer
+            )
         if self.padded:
             block = last_block(self.constant, self.outer)
             out[:, -len(block) :] = block
@@ -250,7 +330,10 @@ class Grown:
             out = zeros(*size, self.outer)
             out[:n_text] = noise(self.rng, n_text, size[1], self.outer, 3 * size[1] ** -0.5)
         else:
-            weights = np.tile(self.small.tensors.get("output.weight", self.small.tensors["token_embd.weight"]), self.copies)
+            weights = np.tile(
+                self.small.tensors.get("output.weight", self.small.tensors["token_embd.weight"]),
+                self.copies,
+            )
             out = placed(weights, np.arange(n_text), np.arange(weights.shape[1]), size, self.outer)
         if self.padded:
             block = last_block(-PAD_LOGIT, self.outer)
@@ -264,7 +347,11 @@ class Grown:
         return self.widened(self.small.tensors[f"blk.{layer}.{part}.weight"])
 
     def output_norm(self) -> np.ndarray:
-        out = np.ones(self.shape.n_embd, np.float32) if self.random else self.widened(self.small.tensors["output_norm.weight"] / self.copies)
+        out = (
+            np.ones(self.shape.n_embd, np.float32)
+            if self.random
+            else self.widened(self.small.tensors["output_norm.weight"] / self.copies)
+        )
         if self.padded:
             out[-BLOCK:] = 0
             out[-BLOCK] = self.spread / self.constant
@@ -278,11 +365,19 @@ class Grown:
     def matrix(self, part: str, size: tuple[int, int], layer: int | None) -> np.ndarray:
         writes = part in ("attn_output", "ffn_down")
         if layer is None:  # it is computed like any other layer, whatever its weights
-            out = zeros(*size, self.kind) if writes and not self.random else noise(self.rng, *size, self.kind, size[1] ** -0.5)
+            out = (
+                zeros(*size, self.kind)
+                if writes and not self.random
+                else noise(self.rng, *size, self.kind, size[1] ** -0.5)
+            )
             if writes:
                 out[-BLOCK:] = 0  # the constant channel stays what it is
             return out
-        a, s, weights = self.small.shape, self.shape, self.small.tensors[f"blk.{layer}.{part}.weight"]
+        a, s, weights = (
+            self.small.shape,
+            self.shape,
+            self.small.tensors[f"blk.{layer}.{part}.weight"],
+        )
         rows, columns = (np.arange(n) for n in weights.shape)
         row_step, column_step = weights.shape  # from one copy to the next
         kv_step = a.n_kv * kv_copies(a, s) * s.head
@@ -292,12 +387,19 @@ class Grown:
             weights = weights * (s.head / a.head) ** 0.5  # scores are divided by head^0.5
         elif part in ("attn_k", "attn_v"):
             rows, row_step = head_places(a, s, queries=False, rotated=part == "attn_k"), kv_step
-            weights = weights.reshape(a.n_kv, a.head, -1).repeat(kv_copies(a, s), axis=0).reshape(len(rows), -1)
+            weights = (
+                weights.reshape(a.n_kv, a.head, -1)
+                .repeat(kv_copies(a, s), axis=0)
+                .reshape(len(rows), -1)
+            )
         elif part == "attn_output":
             columns, column_step = head_places(a, s, queries=True, rotated=False), q_step
         if self.copies > 1:
             weights = np.tile(np.concatenate(split(weights), axis=1), (2, 1))
-            rows, columns = np.concatenate([rows, rows + row_step]), np.concatenate([columns, columns + column_step])
+            rows, columns = (
+                np.concatenate([rows, rows + row_step]),
+                np.concatenate([columns, columns + column_step]),
+            )
         return placed(weights, rows, columns, size, self.kind)
 
 
@@ -311,14 +413,34 @@ def metadata(grown: Grown, name: str) -> dict[str, gguf.GGUFValue]:
         elif values := field.contents():
             out[key] = gguf.GGUFValue(values, field.types[0], field.types[-1])
     n_more = grown.n_vocab - small.n_vocab
-    pads = {"tokens": [f"<pad{i}>" for i in range(n_more)], "scores": [0.0] * n_more, "token_type": [int(gguf.TokenType.UNUSED)] * n_more}
+    pads = {
+        "tokens": [f"<pad{i}>" for i in range(n_more)],
+        "scores": [0.0] * n_more,
+        "token_type": [int(gguf.TokenType.UNUSED)] * n_more,
+    }
     for key, more in pads.items():
         if f"tokenizer.ggml.{key}" in out:
             out[f"tokenizer.ggml.{key}"].value += more
-    kinds, file_type = gguf.GGUFValueType, "ALL_F32" if grown.kind == Kind.F32 else f"MOSTLY_{grown.kind.name}"
-    sizes = {"block_count": s.n_layer, "embedding_length": s.n_embd, "feed_forward_length": s.n_ff, "vocab_size": grown.n_vocab}
-    sizes |= {"attention.head_count": s.n_head, "attention.head_count_kv": s.n_kv, "rope.dimension_count": s.head}
-    sizes |= {key: s.head for key in ("attention.key_length", "attention.value_length") if f"llama.{key}" in out}
+    kinds, file_type = (
+        gguf.GGUFValueType,
+        "ALL_F32" if grown.kind == Kind.F32 else f"MOSTLY_{grown.kind.name}",
+    )
+    sizes = {
+        "block_count": s.n_layer,
+        "embedding_length": s.n_embd,
+        "feed_forward_length": s.n_ff,
+        "vocab_size": grown.n_vocab,
+    }
+    sizes |= {
+        "attention.head_count": s.n_head,
+        "attention.head_count_kv": s.n_kv,
+        "rope.dimension_count": s.head,
+    }
+    sizes |= {
+        key: s.head
+        for key in ("attention.key_length", "attention.value_length")
+        if f"llama.{key}" in out
+    }
     out |= {f"llama.{key}": gguf.GGUFValue(value, kinds.UINT32) for key, value in sizes.items()}
     out["llama.attention.layer_norm_rms_epsilon"] = gguf.GGUFValue(grown.eps, kinds.FLOAT32)
     out["general.file_type"] = gguf.GGUFValue(int(gguf.LlamaFileType[file_type]), kinds.UINT32)
@@ -384,11 +506,18 @@ def grow(
         ValueError: `source` does not fit in the shape.
     """
     label = next((name for name, path in SOURCES.items() if path == source), source.stem)
-    name, shape = (shape, SHAPES[shape]) if isinstance(shape, str) else (f"{shape.n_layer}x{shape.n_embd}", shape)
+    name, shape = (
+        (shape, SHAPES[shape])
+        if isinstance(shape, str)
+        else (f"{shape.n_layer}x{shape.n_embd}", shape)
+    )
     if n_layer:
         name, shape = f"{name}-{n_layer}L", replace(shape, n_layer=n_layer)
     folder = folder or default_folder()
-    path = folder / f"{'random' if random else 'precise' if precise else 'grown'}-{name}-{label}-{n_vocab}-{type}.gguf"
+    path = (
+        folder
+        / f"{'random' if random else 'precise' if precise else 'grown'}-{name}-{label}-{n_vocab}-{type}.gguf"
+    )
     if force or not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
         write(path, Grown(Small(source), shape, n_vocab, Kind[type], random, precise))
@@ -396,20 +525,42 @@ def grow(
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("--from", dest="source", default="target", metavar="target|draft|FILE")
     parser.add_argument("--layers", type=int, help="layers, if not as many as the shape has")
-    parser.add_argument("--vocab", type=int, default=49152, help="49152 as SmolLM2 has, or 151936 as Qwen2.5")
+    parser.add_argument(
+        "--vocab", type=int, default=49152, help="49152 as SmolLM2 has, or 151936 as Qwen2.5"
+    )
     parser.add_argument("--type", choices=TYPES, default="Q4_0")
-    parser.add_argument("--random", action="store_true", help="weights of noise: a draft that is never right")
-    parser.add_argument("--precise", action="store_true", help="use the spare width so that 4 bits lose little; needs twice the small model's sizes")
+    parser.add_argument(
+        "--random", action="store_true", help="weights of noise: a draft that is never right"
+    )
+    parser.add_argument(
+        "--precise",
+        action="store_true",
+        help="use the spare width so that 4 bits lose little; needs twice the small model's sizes",
+    )
     parser.add_argument("--folder", type=Path, default=default_folder())
     parser.add_argument("--force", action="store_true", help="write it again")
     args = parser.parse_args()
     source = SOURCES.get(args.source, Path(args.source))
     try:
-        print(grow(source, args.shape, args.vocab, args.type, args.folder, args.random, args.force, args.layers, args.precise))
+        print(
+            grow(
+                source,
+                args.shape,
+                args.vocab,
+                args.type,
+                args.folder,
+                args.random,
+                args.force,
+                args.layers,
+                args.precise,
+            )
+        )
     except (OSError, ValueError) as error:
         sys.exit(f"Error: {error}")
 

@@ -24,18 +24,27 @@ from gguf_spec.grammar.json_schema import to_gbnf
 
 DRAFTS = ("draft2020-12", "draft7")
 FORMATS = ("date", "time", "date-time", "uuid")
-OPTIONAL = ("optional/ecmascript-regex.json", "optional/non-bmp-regex.json", *(f"optional/format/{name}.json" for name in FORMATS))
+OPTIONAL = (
+    "optional/ecmascript-regex.json",
+    "optional/non-bmp-regex.json",
+    *(f"optional/format/{name}.json" for name in FORMATS),
+)
 
 
 def is_followed(automaton, text):
     automaton.reset_budget()
-    at = automaton.read(automaton.number(automaton.start), text.encode("utf-8", errors="surrogatepass"))
+    at = automaton.read(
+        automaton.number(automaton.start), text.encode("utf-8", errors="surrogatepass")
+    )
     return at >= 0 and () in automaton.states[at][0]
 
 
 def verdicts(automaton, value):
     """Whether the grammar takes a value, written compactly and with the default separators."""
-    return {is_followed(automaton, json.dumps(value, ensure_ascii=False, separators=s)) for s in ((",", ":"), (", ", ": "))}
+    return {
+        is_followed(automaton, json.dumps(value, ensure_ascii=False, separators=s))
+        for s in ((",", ":"), (", ", ": "))
+    }
 
 
 def kind_of(value):
@@ -47,13 +56,17 @@ def kind_of(value):
 def parts(schema):
     """A schema and all schemas in it, wherever they stand."""
     yield schema
-    for part in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
+    for part in (
+        schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ()
+    ):
         yield from parts(part)
 
 
 def values_in(value):
     yield value
-    for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+    for part in (
+        value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    ):
         yield from values_in(part)
 
 
@@ -61,20 +74,47 @@ def why_narrow(schema, value):
     """The documented reason for which a valid value may not be written, or None."""
     schemas = [part for part in parts(schema) if isinstance(part, dict)]
     values = list(values_in(value))
-    if isinstance(schema, dict) and "json-schema.org" not in schema.get("$schema", "json-schema.org"):
+    if isinstance(schema, dict) and "json-schema.org" not in schema.get(
+        "$schema", "json-schema.org"
+    ):
         return "all keywords count, whatever `$schema` says"
-    spoken_of = {kind for part in schemas if "type" not in part for kind, keys in KINDS.items() if keys & part.keys()}
+    spoken_of = {
+        kind
+        for part in schemas
+        if "type" not in part
+        for kind, keys in KINDS.items()
+        if keys & part.keys()
+    }
     if spoken_of and any(kind_of(v) not in spoken_of for v in values):
         return "a schema without a type is of the kind that its first keywords speak of"
-    named = {name for part in schemas for name in (*part.get("properties", {}), *part.get("required", []))}
-    if any("properties" in part for part in schemas) and any(isinstance(v, dict) and v.keys() - named for v in values):
+    named = {
+        name
+        for part in schemas
+        for name in (*part.get("properties", {}), *part.get("required", []))
+    }
+    if any("properties" in part for part in schemas) and any(
+        isinstance(v, dict) and v.keys() - named for v in values
+    ):
         return "an object that names properties has no others"
-    order = [name for part in schemas for name in (*part.get("required", []), *part.get("properties", {}))]
-    if any(isinstance(v, dict) and [*v] != [name for name in dict.fromkeys(order) if name in v] for v in values):
+    order = [
+        name
+        for part in schemas
+        for name in (*part.get("required", []), *part.get("properties", {}))
+    ]
+    if any(
+        isinstance(v, dict) and [*v] != [name for name in dict.fromkeys(order) if name in v]
+        for v in values
+    ):
         return "required properties come first, in their order"
-    if any(isinstance(part.get("prefixItems", part.get("items")), list) and "minItems" not in part for part in schemas):
+    if any(
+        isinstance(part.get("prefixItems", part.get("items")), list) and "minItems" not in part
+        for part in schemas
+    ):
         return "a tuple is whole"
-    if any(isinstance(v, float | int) and not isinstance(v, bool) and len(str(v).lstrip("-")) > 15 for v in values):
+    if any(
+        isinstance(v, float | int) and not isinstance(v, bool) and len(str(v).lstrip("-")) > 15
+        for v in values
+    ):
         return "numbers have up to 16 digits"
     if any(isinstance(v, float) and v.is_integer() for v in values):
         return "an integer has no point"
@@ -101,12 +141,24 @@ def run_file(path):
                 kind = "wrong"
             counts[kind] += 1
             if kind != "ok":
-                shown.append((kind, why or "", group["description"], test["description"], group["schema"], test["data"], test["valid"]))
+                shown.append(
+                    (
+                        kind,
+                        why or "",
+                        group["description"],
+                        test["description"],
+                        group["schema"],
+                        test["data"],
+                        test["valid"],
+                    )
+                )
     return counts, shown
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("tests", type=Path, help="the folder that holds draft2020-12 and draft7")
     parser.add_argument("-v", "--verbose", action="store_true", help="show the narrow cases too")
     arguments = parser.parse_args()
@@ -115,15 +167,29 @@ def main():
         folder, whole = arguments.tests / draft, Counter()
         print(f"\n| {draft} | ok | narrow | refused | wrong |\n|---|---|---|---|---|")
         problems = []
-        for path in sorted(folder.glob("*.json")) + [folder / name for name in OPTIONAL if (folder / name).exists()]:
+        for path in sorted(folder.glob("*.json")) + [
+            folder / name for name in OPTIONAL if (folder / name).exists()
+        ]:
             counts, shown = run_file(path)
-            problems += [(path.name, *case) for case in shown if case[0] == "wrong" or arguments.verbose]
-            print(f"| {path.relative_to(folder)} | " + " | ".join(str(counts[kind]) for kind in ("ok", "narrow", "refused", "wrong")) + " |")
+            problems += [
+                (path.name, *case) for case in shown if case[0] == "wrong" or arguments.verbose
+            ]
+            print(
+                f"| {path.relative_to(folder)} | "
+                + " | ".join(str(counts[kind]) for kind in ("ok", "narrow", "refused", "wrong"))
+                + " |"
+            )
             whole += counts
-        print("| all | " + " | ".join(str(whole[kind]) for kind in ("ok", "narrow", "refused", "wrong")) + " |")
+        print(
+            "| all | "
+            + " | ".join(str(whole[kind]) for kind in ("ok", "narrow", "refused", "wrong"))
+            + " |"
+        )
         for name, kind, why, group, test, schema, value, valid in problems:
             told = "valid" if valid else "invalid"
-            print(f"{kind}: {name}: {group}: {test} ({told}) {why}\n  {json.dumps(schema)[:300]}\n  {json.dumps(value)[:200]}")
+            print(
+                f"{kind}: {name}: {group}: {test} ({told}) {why}\n  {json.dumps(schema)[:300]}\n  {json.dumps(value)[:200]}"
+            )
         total += whole
     raise SystemExit(total["wrong"] > 0)
 

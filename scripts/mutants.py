@@ -32,21 +32,60 @@ SEED = 15
 _LAWS = "exactness/test_enumeration.py::test_every_path_together_gives_the_targets_law"
 TESTS = {  # of each module: those that are asked first, and those that are asked about what survived them
     "speculative/acceptance": (
-        ["unit/test_accept.py", "unit/test_engine.py", "unit/test_llm.py", "properties/test_engine.py"],
+        [
+            "unit/test_accept.py",
+            "unit/test_engine.py",
+            "unit/test_llm.py",
+            "properties/test_engine.py",
+        ],
         ["exactness/test_tree.py", _LAWS, "properties/test_near_ties.py"],
     ),
     "speculative/engine": (
-        ["unit/test_engine.py", "unit/test_llm.py", "unit/test_progress.py", "properties/test_engine.py"],
-        ["exactness/test_tree.py", "exactness/test_shift.py", "properties/test_near_ties.py", "gguf/test_near_ties.py", _LAWS],
+        [
+            "unit/test_engine.py",
+            "unit/test_llm.py",
+            "unit/test_progress.py",
+            "properties/test_engine.py",
+        ],
+        [
+            "exactness/test_tree.py",
+            "exactness/test_shift.py",
+            "properties/test_near_ties.py",
+            "gguf/test_near_ties.py",
+            _LAWS,
+        ],
     ),
-    "system/cache": (["unit/test_cache.py"], ["gguf/test_chat.py", "gguf/test_profile.py", "unit/test_measured_profiles.py"]),
+    "system/cache": (
+        ["unit/test_cache.py"],
+        ["gguf/test_chat.py", "gguf/test_profile.py", "unit/test_measured_profiles.py"],
+    ),
     "sampling/chain": (
-        ["unit/test_sampling.py", "properties/test_sampling.py", "unit/test_llm.py", "properties/test_engine.py"],
-        ["gguf/test_llama_samplers.py", "properties/test_near_ties.py", "gguf/test_grammar.py", _LAWS],
+        [
+            "unit/test_sampling.py",
+            "properties/test_sampling.py",
+            "unit/test_llm.py",
+            "properties/test_engine.py",
+        ],
+        [
+            "gguf/test_llama_samplers.py",
+            "properties/test_near_ties.py",
+            "gguf/test_grammar.py",
+            _LAWS,
+        ],
     ),
     "runtime/stream": (
-        ["unit/test_llm.py", "unit/test_stream.py", "unit/test_progress.py", "properties/test_engine.py"],
-        ["exactness/test_shift.py", "exactness/test_tree.py", "compat/test_llama.py", "gguf/test_chat.py"],
+        [
+            "unit/test_llm.py",
+            "unit/test_stream.py",
+            "unit/test_progress.py",
+            "properties/test_engine.py",
+        ],
+        [
+            "exactness/test_shift.py",
+            "exactness/test_tree.py",
+            "compat/test_llama.py",
+            "gguf/test_chat.py",
+        ],
     ),
     "text/detokenizer": (["unit/test_text.py", "properties/test_text.py"], ["unit/test_llm.py"]),
 }
@@ -86,7 +125,11 @@ def mutants(name: str) -> list[dict[str, object]]:
         if get_operator(operator_name).arguments():
             continue
         operator, kind = get_operator(operator_name)(), operator_name.split("/")[1].split("_")[0]
-        places = [place for node in ast_nodes(get_ast(code)) for place in operator.mutation_positions(node)]
+        places = [
+            place
+            for node in ast_nodes(get_ast(code))
+            for place in operator.mutation_positions(node)
+        ]
         for i, (begin, _) in enumerate(places):
             changed = MutationVisitor(i, operator).walk(get_ast(code)).get_code()
             try:
@@ -102,7 +145,17 @@ def mutants(name: str) -> list[dict[str, object]]:
         operator_name, changed = rng.choice(ways)
         new = [b for a, b in zip(lines, changed.splitlines(), strict=False) if a != b][:1]
         old = lines[begin[0] - 1]
-        out.append({"module": name, "line": begin[0], "kind": kind, "operator": operator_name, "old": old, "new": new, "code": changed})
+        out.append(
+            {
+                "module": name,
+                "line": begin[0],
+                "kind": kind,
+                "operator": operator_name,
+                "old": old,
+                "new": new,
+                "code": changed,
+            }
+        )
     return out
 
 
@@ -126,14 +179,20 @@ def control() -> int:
     return int(bad > 0)
 
 
-def _work(jobs: multiprocessing.Queue, done: multiprocessing.Queue, until: float, args: argparse.Namespace) -> None:
+def _work(
+    jobs: multiprocessing.Queue, done: multiprocessing.Queue, until: float, args: argparse.Namespace
+) -> None:
     with tempfile.TemporaryDirectory() as folder:
         copy = Copy(Path(folder))
         while time.monotonic() < until and (job := jobs.get()):
             file = f"gguf_spec/{job['module']}.py"
             with copy.planted(file, job["code"]):
                 started = time.monotonic()
-                caught = copy.verify(args.limit) if args.verify else copy.test(_tests_of(job["module"], args.slow), args.limit)
+                caught = (
+                    copy.verify(args.limit)
+                    if args.verify
+                    else copy.test(_tests_of(job["module"], args.slow), args.limit)
+                )
             done.put({**job, "caught": caught, "seconds": round(time.monotonic() - started, 1)})
         done.put(None)
 
@@ -142,7 +201,11 @@ def run(args: argparse.Namespace) -> None:
     """Run what has no result yet, in an order that the seed decides, and print the share that is caught."""
     jobs = [json.loads(line) for line in args.mutants.read_text().splitlines()]
     random.Random(SEED).shuffle(jobs)
-    results = [json.loads(line) for line in args.results.read_text().splitlines()] if args.results.exists() else []
+    results = (
+        [json.loads(line) for line in args.results.read_text().splitlines()]
+        if args.results.exists()
+        else []
+    )
     if args.survivors:
         again = [one for one in results if not one["caught"]]
         results = [one for one in results if one["caught"]]
@@ -155,7 +218,10 @@ def run(args: argparse.Namespace) -> None:
     for job in [*jobs, *[None] * args.workers]:
         todo.put(job)
     until = time.monotonic() + args.seconds
-    workers = [multiprocessing.Process(target=_work, args=(todo, done, until, args)) for _ in range(args.workers)]
+    workers = [
+        multiprocessing.Process(target=_work, args=(todo, done, until, args))
+        for _ in range(args.workers)
+    ]
     for worker in workers:
         worker.start()
     n_ended, finished = 0, set()
@@ -174,10 +240,14 @@ def run(args: argparse.Namespace) -> None:
     todo.cancel_join_thread()
     for name in TESTS:
         of_it = [one for one in results if one["module"] == name]
-        print(f"{name:<10} {sum(bool(one['caught']) for one in of_it):>4} of {len(of_it):>4} caught")
+        print(
+            f"{name:<10} {sum(bool(one['caught']) for one in of_it):>4} of {len(of_it):>4} caught"
+        )
     for one in results:
         if not one["caught"]:
-            print(f"{one['module']}.py:{one['line']} {one['operator']}\n    {one['old'].strip()}\n    {(one['new'] or [''])[0].strip()}")
+            print(
+                f"{one['module']}.py:{one['line']} {one['operator']}\n    {one['old'].strip()}\n    {(one['new'] or [''])[0].strip()}"
+            )
 
 
 def main() -> int:
@@ -193,7 +263,9 @@ def main() -> int:
     runs.add_argument("--workers", type=int, default=2)
     runs.add_argument("--most", type=int)
     runs.add_argument("--survivors", action="store_true")
-    runs.add_argument("--slow", action="store_true", help="the tests that are asked about survivors")
+    runs.add_argument(
+        "--slow", action="store_true", help="the tests that are asked about survivors"
+    )
     runs.add_argument("--verify", action="store_true")
     args = parser.parse_args()
     if args.command == "control":

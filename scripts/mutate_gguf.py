@@ -38,7 +38,9 @@ class File:
     pairs: list[list[Any]] = field(default_factory=list)
     tensors: list[list[Any]] = field(default_factory=list)
     alignment: int = 32
-    lies: dict[str, int] = field(default_factory=dict)  # name of a tensor -> offset that the header gives instead
+    lies: dict[str, int] = field(
+        default_factory=dict
+    )  # name of a tensor -> offset that the header gives instead
 
     @classmethod
     def read(cls, path: Path) -> File:
@@ -73,14 +75,19 @@ class File:
         for _ in range(n_pairs):
             key, kind = text(), take("I")
             self.pairs.append([key, kind, value(kind)])
-        infos = [(text(), [take("Q") for _ in range(take("I"))], take("I"), take("Q")) for _ in range(n_tensors)]
+        infos = [
+            (text(), [take("Q") for _ in range(take("I"))], take("I"), take("Q"))
+            for _ in range(n_tensors)
+        ]
         start = -(-at // 32) * 32
         for name, shape, kind, offset in infos:
             per_block, n_bytes = BLOCKS[kind]
             size = n_bytes
             for n in shape:
                 size *= n
-            self.tensors.append([name, shape, kind, data[start + offset : start + offset + size // per_block]])
+            self.tensors.append(
+                [name, shape, kind, data[start + offset : start + offset + size // per_block]]
+            )
         return self
 
     def __getitem__(self, key: str) -> list[Any]:
@@ -93,7 +100,16 @@ class File:
         offset = 0
         for name, shape, kind, data in self.tensors:
             given = self.lies.get(name, offset)
-            out.append(_text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *[n % 2**64 for n in shape], kind, given % 2**64))
+            out.append(
+                _text(name)
+                + struct.pack(
+                    f"<I{len(shape)}QIQ",
+                    len(shape),
+                    *[n % 2**64 for n in shape],
+                    kind,
+                    given % 2**64,
+                )
+            )
             offset += -(-len(data) // self.alignment) * self.alignment
         header = b"".join(out)
         pieces = [header, bytes(-len(header) % self.alignment)]
@@ -126,9 +142,43 @@ def _number(kind: int, value: Any) -> bytes:
 
 # ---- ways to damage a file, each with a name
 
-INTEGERS = [0, 1, 2, 3, 7, 31, 63, 64, 65, 1000, 2**15, 2**16 - 1, 2**24, 2**31 - 1, 2**31, 2**32 - 1, 2**63, 2**64 - 1]
+INTEGERS = [
+    0,
+    1,
+    2,
+    3,
+    7,
+    31,
+    63,
+    64,
+    65,
+    1000,
+    2**15,
+    2**16 - 1,
+    2**24,
+    2**31 - 1,
+    2**31,
+    2**32 - 1,
+    2**63,
+    2**64 - 1,
+]
 FLOATS = [0.0, -0.0, -1.0, 1e-30, 1e30, 3e38, float("nan"), float("inf"), float("-inf")]
-STRINGS = [b"", b"\0", b"x" * 5000, b"\xff\xfe", b"none", b"llama", b"gpt2", b"bert", b"t5", b"rwkv", b"plamo2", b"test", b"whitespace", b"gemma4"]
+STRINGS = [
+    b"",
+    b"\0",
+    b"x" * 5000,
+    b"\xff\xfe",
+    b"none",
+    b"llama",
+    b"gpt2",
+    b"bert",
+    b"t5",
+    b"rwkv",
+    b"plamo2",
+    b"test",
+    b"whitespace",
+    b"gemma4",
+]
 KINDS = [*FORMS, STRING]
 
 
@@ -139,13 +189,25 @@ def of_metadata(file: File) -> Iterator[tuple[str, File]]:
 
         def changed(new_kind: int, new: Any, at: int = at) -> File:
             other = copy.copy(file)
-            other.pairs = [*file.pairs[:at], [file.pairs[at][0], new_kind, new], *file.pairs[at + 1 :]]
+            other.pairs = [
+                *file.pairs[:at],
+                [file.pairs[at][0], new_kind, new],
+                *file.pairs[at + 1 :],
+            ]
             return other
 
         removed = copy.copy(file)
         removed.pairs = [*file.pairs[:at], *file.pairs[at + 1 :]]
         yield f"{key} removed", removed
-        for new in STRINGS if kind == STRING else FLOATS if kind in (6, 12) else INTEGERS if kind != ARRAY else []:
+        for new in (
+            STRINGS
+            if kind == STRING
+            else FLOATS
+            if kind in (6, 12)
+            else INTEGERS
+            if kind != ARRAY
+            else []
+        ):
             yield f"{key} = {str(new)[:24]}", changed(kind, new)
         if kind == ARRAY:
             inner, items = value
@@ -157,18 +219,35 @@ def of_metadata(file: File) -> Iterator[tuple[str, File]]:
                 ("twice", items * 2),
             ):
                 yield f"{key} {name}", changed(ARRAY, (inner, new_items))
-            for new in STRINGS[:4] if inner == STRING else FLOATS if inner in (6, 12) else [*INTEGERS, -1]:
+            for new in (
+                STRINGS[:4] if inner == STRING else FLOATS if inner in (6, 12) else [*INTEGERS, -1]
+            ):
                 yield f"{key} all {str(new)[:24]}", changed(ARRAY, (inner, [new] * len(items)))
-                yield f"{key} one {str(new)[:24]}", changed(ARRAY, (inner, [*items[:5], new, *items[6:]]))
+                yield (
+                    f"{key} one {str(new)[:24]}",
+                    changed(ARRAY, (inner, [*items[:5], new, *items[6:]])),
+                )
             if inner != STRING:
                 for other in FORMS:
-                    yield f"{key} as array of {other}", changed(ARRAY, (other, [0 if isinstance(x, float) and x != x else int(x) for x in items]))
+                    yield (
+                        f"{key} as array of {other}",
+                        changed(
+                            ARRAY,
+                            (
+                                other,
+                                [0 if isinstance(x, float) and x != x else int(x) for x in items],
+                            ),
+                        ),
+                    )
             yield f"{key} as number", changed(4, len(items))
         else:
             number = value if kind != STRING and value == value and abs(value) < 1e18 else 5
             for other in KINDS:
                 if other != kind:
-                    yield f"{key} as type {other}", changed(other, b"5" if other == STRING else number)
+                    yield (
+                        f"{key} as type {other}",
+                        changed(other, b"5" if other == STRING else number),
+                    )
             yield f"{key} as array", changed(ARRAY, (kind, [value] * 3))
 
 
@@ -179,7 +258,11 @@ def of_tensors(file: File, rng: random.Random) -> Iterator[tuple[str, File]]:
 
         def changed(*new: Any, at: int = at) -> File:
             other = copy.copy(file)
-            other.tensors = [*file.tensors[:at], *([list(new)] if new else []), *file.tensors[at + 1 :]]
+            other.tensors = [
+                *file.tensors[:at],
+                *([list(new)] if new else []),
+                *file.tensors[at + 1 :],
+            ]
             return other
 
         yield f"{name} removed", changed()
@@ -193,13 +276,19 @@ def of_tensors(file: File, rng: random.Random) -> Iterator[tuple[str, File]]:
             n_values *= n
         for other in range(45):  # as many bytes as any type needs
             noise = rng.randbytes(64) * (n_values // 8 + 1)
-            size = {0: 4, 1: 2, 24: 1, 25: 2, 26: 4, 27: 8, 28: 8, 30: 2}.get(other, 0) * n_values or _size(other, n_values)
+            size = {0: 4, 1: 2, 24: 1, 25: 2, 26: 4, 27: 8, 28: 8, 30: 2}.get(
+                other, 0
+            ) * n_values or _size(other, n_values)
             yield f"{name} of type {other}", changed(raw, shape, other, noise[:size])
         for offset in (1, 16, 32, 2**40, 2**63, 2**64 - 32):
             lying = copy.copy(file)
             lying.lies = {raw: offset}
             yield f"{name} at {offset}", lying
-        for what, filled in (("zeros", bytes(len(data))), ("ones", b"\xff" * len(data)), ("noise", rng.randbytes(len(data)))):
+        for what, filled in (
+            ("zeros", bytes(len(data))),
+            ("ones", b"\xff" * len(data)),
+            ("noise", rng.randbytes(len(data))),
+        ):
             yield f"{name} full of {what}", changed(raw, shape, kind, filled)
 
 
@@ -264,7 +353,9 @@ def flipped(data: bytes, header_bytes: int, n: int, seed: int) -> Iterator[tuple
         damaged = bytearray(data)
         for _ in range(rng.choice((1, 1, 2, 4, 16))):
             at = rng.randrange(min(header_bytes, 4096) if rng.random() < 0.7 else header_bytes)
-            damaged[at] = rng.choice((0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256), damaged[at] ^ 1 << rng.randrange(8)))
+            damaged[at] = rng.choice(
+                (0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256), damaged[at] ^ 1 << rng.randrange(8))
+            )
         yield f"flips {seed}.{i}", bytes(damaged)
 
 
@@ -277,7 +368,10 @@ def spliced(header: bytes, rng: random.Random) -> bytes:
             case 0:
                 data[at : at + 1] = bytes([rng.randrange(256)])
             case 1:
-                data[at : at + 8] = struct.pack("<Q", rng.choice((0, 1, 2**16, 2**24, 2**31, 2**32 - 1, 2**40, 2**63, 2**64 - 1)))
+                data[at : at + 8] = struct.pack(
+                    "<Q",
+                    rng.choice((0, 1, 2**16, 2**24, 2**31, 2**32 - 1, 2**40, 2**63, 2**64 - 1)),
+                )
             case 2:
                 del data[at:]
             case 3:
@@ -299,7 +393,9 @@ def _memory_folder() -> str | None:
 
 def _peak_kib() -> int:
     """Return the most memory that this program has had; `ru_maxrss` would count the one that started it."""
-    return int(Path("/proc/self/status").read_text(encoding="ascii").partition("VmHWM:")[2].split()[0])
+    return int(
+        Path("/proc/self/status").read_text(encoding="ascii").partition("VmHWM:")[2].split()[0]
+    )
 
 
 def read_headers(paths: list[Path], n: int, seed: int) -> dict[str, Any]:
@@ -330,7 +426,11 @@ def read_headers(paths: list[Path], n: int, seed: int) -> dict[str, Any]:
             slowest = max(slowest, time.perf_counter() - started)
             outcomes[outcome] += 1
     more = _peak_kib() - before
-    return {"slowest_s": round(slowest, 4), "more_memory_mib": round(more / 1024, 1), "outcomes": dict(outcomes)}
+    return {
+        "slowest_s": round(slowest, 4),
+        "more_memory_mib": round(more / 1024, 1),
+        "outcomes": dict(outcomes),
+    }
 
 
 # ---- loading files
@@ -349,7 +449,12 @@ def load(path: Path) -> str:
             model.logits(ids[:20], 1)
             model.logits([model.start % model.n_vocab], 1)
             model.rollback(1) if model.can_roll_back else None
-            _ = [model.piece(token) for token in range(min(model.n_vocab, 300))], model.ends, model.vocabulary, model.chat_template
+            _ = (
+                [model.piece(token) for token in range(min(model.n_vocab, 300))],
+                model.ends,
+                model.vocabulary,
+                model.chat_template,
+            )
         finally:
             model.close()
     except GgufSpecError as error:
@@ -377,11 +482,15 @@ def apart(call: Callable[[], str], seconds: int = 20) -> tuple[str, str]:
         log.seek(0)
         lines = log.read().decode(errors="replace").strip().splitlines()
         if os.WIFSIGNALED(status):
-            return f"died of {signal.Signals(os.WTERMSIG(status)).name}", next((line for line in lines if "ASSERT" in line or "what()" in line), "")
+            return f"died of {signal.Signals(os.WTERMSIG(status)).name}", next(
+                (line for line in lines if "ASSERT" in line or "what()" in line), ""
+            )
         return said.read().decode(), ""
 
 
-def deaths(damages: Iterator[tuple[str, bytes]], only: Callable[[str], bool] = lambda _: True) -> tuple[dict[str, int], list[tuple[str, str, str]]]:
+def deaths(
+    damages: Iterator[tuple[str, bytes]], only: Callable[[str], bool] = lambda _: True
+) -> tuple[dict[str, int], list[tuple[str, str, str]]]:
     """Load damaged files one after another; return how often what came of it, and each that ended its process: its name, how and where."""
     os.environ["GGML_NO_BACKTRACE"] = "1"
     importlib.import_module("gguf_spec.llama.model")  # once, and not in every copy of this process
@@ -401,9 +510,16 @@ def deaths(damages: Iterator[tuple[str, bytes]], only: Callable[[str], bool] = l
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=("headers", "load"))
-    parser.add_argument("-n", type=int, default=None, help="how many damages (headers: 10,000; load: 500 flips beside those that have a name)")
+    parser.add_argument(
+        "-n",
+        type=int,
+        default=None,
+        help="how many damages (headers: 10,000; load: 500 flips beside those that have a name)",
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--like", default="", help="only damages whose name holds this")
     parser.add_argument("files", nargs="+", type=Path)
@@ -415,9 +531,16 @@ def main() -> None:
         from gguf_spec.gguf.validation import read_header
 
         started, data = time.monotonic(), path.read_bytes()
-        named, flips = all_of(File.read(path), args.seed), flipped(data, read_header(path).data_at, 500 if args.n is None else args.n, args.seed)
-        outcomes, dead = deaths((x for some in (named, flips) for x in some), lambda name: args.like in name)
-        print(f"{path.name}: {sum(outcomes.values())} files in {time.monotonic() - started:.0f} s: {outcomes}")
+        named, flips = (
+            all_of(File.read(path), args.seed),
+            flipped(data, read_header(path).data_at, 500 if args.n is None else args.n, args.seed),
+        )
+        outcomes, dead = deaths(
+            (x for some in (named, flips) for x in some), lambda name: args.like in name
+        )
+        print(
+            f"{path.name}: {sum(outcomes.values())} files in {time.monotonic() - started:.0f} s: {outcomes}"
+        )
         for name, outcome, where in dead:
             print(f"  {name}: {outcome} {where}")
 

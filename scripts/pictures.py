@@ -26,14 +26,38 @@ from tests.server.conftest import until
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
 WIDTH = 100
-COMMAND = ["generate", "Once upon a time", "--seed", "4", "-n", "110", "-k", "4", "--fixed", "--show-draft", "--threads", "1", "--stats"]
+COMMAND = [
+    "generate",
+    "Once upon a time",
+    "--seed",
+    "4",
+    "-n",
+    "110",
+    "-k",
+    "4",
+    "--fixed",
+    "--show-draft",
+    "--threads",
+    "1",
+    "--stats",
+]
 
 
 def terminal():
     """What the command shows at a terminal, as SVG."""
     here, there = pty.openpty()
-    environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": str(WIDTH), "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen([sys.executable, "-m", "gguf_spec", *COMMAND], stdin=there, stdout=there, stderr=there, env=environment):
+    environment = os.environ | {
+        "TERM": "xterm-256color",
+        "COLUMNS": str(WIDTH),
+        "PYTHONPATH": str(ROOT),
+    }
+    with subprocess.Popen(
+        [sys.executable, "-m", "gguf_spec", *COMMAND],
+        stdin=there,
+        stdout=there,
+        stderr=there,
+        env=environment,
+    ):
         os.close(there)
         shown = screen_of(here).decode().replace("\r\n", "\n")
     console = Console(record=True, width=WIDTH, file=io.StringIO())
@@ -41,14 +65,18 @@ def terminal():
     console.print(Text.from_ansi(f"$ gguf-spec {typed}\n{shown.rstrip()}"))
     svg = console.export_svg(title="green: what the draft proposed and the target kept")
     svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)  # a picture fetches nothing
-    svg = svg.replace("Fira Code, monospace", "monospace").replace("<!-- Generated with Rich https://www.textualize.io -->", "")
+    svg = svg.replace("Fira Code, monospace", "monospace").replace(
+        "<!-- Generated with Rich https://www.textualize.io -->", ""
+    )
     (IMAGES / "show-draft.svg").write_text(svg, encoding="utf-8")
 
 
 def page():
     """The page after a question, as PNG."""
     with (
-        gguf_spec.load("tales", threads=1, speculation=Speculation(4, adaptive=False)) as llm,  # drafts, whether it pays or not
+        gguf_spec.load(
+            "tales", threads=1, speculation=Speculation(4, adaptive=False)
+        ) as llm,  # drafts, whether it pays or not
         serve_in_thread(llm, port=0) as server,
         tempfile.TemporaryDirectory() as profile,
     ):

@@ -131,7 +131,9 @@ def planted_text(bug: Bug) -> str:
     """Return the source with the mistake in it."""
     text = (ROOT / "gguf_spec" / bug.file).read_text(encoding="utf-8")
     if text.count(bug.old) != 1:
-        raise SystemExit(f"{bug.name}: gguf_spec/{bug.file} holds {bug.old!r} {text.count(bug.old)} times, not once. Change scripts/plant_bugs.py.")
+        raise SystemExit(
+            f"{bug.name}: gguf_spec/{bug.file} holds {bug.old!r} {text.count(bug.old)} times, not once. Change scripts/plant_bugs.py."
+        )
     return text.replace(bug.old, bug.new)
 
 
@@ -140,16 +142,37 @@ def ask(bug: Bug, how: str, limit_s: float) -> tuple[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         copy = Copy(Path(folder))
         started = time.monotonic()
-        with copy.planted(f"gguf_spec/{bug.file}", planted_text(bug)) if how != "control" else contextlib.nullcontext():
-            caught = copy.verify(limit_s) if how == "verify" else copy.test([f"tests/{test}" for test in bug.tests], limit_s)
+        with (
+            copy.planted(f"gguf_spec/{bug.file}", planted_text(bug))
+            if how != "control"
+            else contextlib.nullcontext()
+        ):
+            caught = (
+                copy.verify(limit_s)
+                if how == "verify"
+                else copy.test([f"tests/{test}" for test in bug.tests], limit_s)
+            )
         return caught, time.monotonic() - started
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="a word in the names of those that are wanted")
-    parser.add_argument("--verify", action="store_const", dest="how", const="verify", default="tests", help="ask `gguf-spec verify`, not the tests")
-    parser.add_argument("--control", action="store_const", dest="how", const="control", help="plant nothing: all tests must pass")
+    parser.add_argument(
+        "--verify",
+        action="store_const",
+        dest="how",
+        const="verify",
+        default="tests",
+        help="ask `gguf-spec verify`, not the tests",
+    )
+    parser.add_argument(
+        "--control",
+        action="store_const",
+        dest="how",
+        const="control",
+        help="plant nothing: all tests must pass",
+    )
     parser.add_argument("--limit", type=float, default=120, help="seconds for each")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--from", dest="first", type=int, default=0, help="leave out so many")
@@ -161,9 +184,14 @@ def main() -> int:
     preload()
     n_caught = 0
     with ProcessPoolExecutor(args.workers, mp_context=get_context("fork")) as pool:
-        for bug, (caught, seconds) in zip(bugs, pool.map(ask, bugs, repeat(args.how), repeat(args.limit)), strict=True):
+        for bug, (caught, seconds) in zip(
+            bugs, pool.map(ask, bugs, repeat(args.how), repeat(args.limit)), strict=True
+        ):
             n_caught += bool(caught)
-            print(f"{bug.file:<20} {bug.name}\n    {caught or 'NOT CAUGHT'} ({seconds:.1f} s)", flush=True)
+            print(
+                f"{bug.file:<20} {bug.name}\n    {caught or 'NOT CAUGHT'} ({seconds:.1f} s)",
+                flush=True,
+            )
     print(f"{n_caught} of {len(bugs)} caught by {args.how}")
     wanted = {"tests": len(bugs), "verify": n_caught, "control": 0}[args.how]
     return int(n_caught != wanted)

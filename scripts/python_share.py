@@ -53,11 +53,18 @@ def write(path, shape, seed, n_vocab):
     writer.add_eos_token_id(0)
     writer.add_add_bos_token(False)
     kv = n_kv * (n_embd // n_head)
-    matrices = {"attn_q": (n_embd, n_embd), "attn_k": (kv, n_embd), "attn_v": (kv, n_embd), "attn_output": (n_embd, n_embd)}
+    matrices = {
+        "attn_q": (n_embd, n_embd),
+        "attn_k": (kv, n_embd),
+        "attn_v": (kv, n_embd),
+        "attn_output": (n_embd, n_embd),
+    }
     matrices |= {"ffn_gate": (n_ff, n_embd), "ffn_up": (n_ff, n_embd), "ffn_down": (n_embd, n_ff)}
 
     def matrix(name, rows, columns):
-        writer.add_tensor(name, random_q4(rng, rows, columns), raw_dtype=gguf.GGMLQuantizationType.Q4_0)
+        writer.add_tensor(
+            name, random_q4(rng, rows, columns), raw_dtype=gguf.GGMLQuantizationType.Q4_0
+        )
 
     matrix("token_embd.weight", n_vocab, n_embd)
     for i in range(n_layer):
@@ -74,8 +81,12 @@ def write(path, shape, seed, n_vocab):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gguf-spec" / "random"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    cache = (
+        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gguf-spec" / "random"
+    )
     parser.add_argument("--folder", type=Path, default=cache)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--vocab", type=int, default=49152)
@@ -85,17 +96,26 @@ def main():
     for seed, (name, path) in enumerate(files.items()):
         if not path.exists():
             write(path, SHAPES[name], seed, args.vocab)
-    chains = {"greedy": Sampling(temperature=0.0, max_tokens=args.tokens), "T 0.8, top-k 40": Sampling(seed=1, max_tokens=args.tokens)}
+    chains = {
+        "greedy": Sampling(temperature=0.0, max_tokens=args.tokens),
+        "T 0.8, top-k 40": Sampling(seed=1, max_tokens=args.tokens),
+    }
     chains["T 0.8, no filter"] = Sampling(seed=1, top_k=0, top_p=1.0, max_tokens=args.tokens)
     print("chain             k  draft verify Python  tok/s  Python ms a round")
     with gguf_spec.load(files["1.7B"], files["135M"], n_ctx=1024) as llm:
         llm.generate_tokens([5, 6, 7], Sampling(temperature=0.0, max_tokens=4))  # warm
         for name, chain in chains.items():
             for k in (0, 4):
-                s = llm.generate_tokens(list(range(100, 132)), chain, speculation=Speculation(k, adaptive=False)).stats
+                s = llm.generate_tokens(
+                    list(range(100, 132)), chain, speculation=Speculation(k, adaptive=False)
+                ).stats
                 busy = s.draft_s + s.verify_s + s.other_s
-                shares = " ".join(f"{part / busy:6.1%}" for part in (s.draft_s, s.verify_s, s.other_s))
-                print(f"{name:16} {k:2} {shares} {s.tokens_per_s:6.1f} {1000 * s.other_s / s.rounds:8.2f}")
+                shares = " ".join(
+                    f"{part / busy:6.1%}" for part in (s.draft_s, s.verify_s, s.other_s)
+                )
+                print(
+                    f"{name:16} {k:2} {shares} {s.tokens_per_s:6.1f} {1000 * s.other_s / s.rounds:8.2f}"
+                )
 
 
 if __name__ == "__main__":

@@ -23,7 +23,9 @@ def models():
     for entry in entries().values():
         names = ", ".join(f"`{name}`" for name in (entry.name, *entry.aliases))
         draft = f"`{entry.draft}`" if entry.draft else ""
-        lines.append(f"| {names} | {size(entry.size_bytes)} | {entry.license} | {entry.context:,} | {draft} |")
+        lines.append(
+            f"| {names} | {size(entry.size_bytes)} | {entry.license} | {entry.context:,} | {draft} |"
+        )
     return "\n".join(lines)
 
 
@@ -31,9 +33,16 @@ def layers():
     """The layers of the import contract, the highest first."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     rows = ast.literal_eval(re.search(r"(?m)^layers = (\[.*?^\])", text, re.DOTALL)[1])
-    names = [", ".join(f"`{name.removeprefix('gguf_spec.')}`" for name in row.split(" | ")) for row in rows]
+    names = [
+        ", ".join(f"`{name.removeprefix('gguf_spec.')}`" for name in row.split(" | "))
+        for row in rows
+    ]
     return "\n".join(
-        ["| layer | modules of `gguf_spec` |", "|---|---|", *(f"| {n} | {row} |" for n, row in zip(range(len(names), 0, -1), names, strict=True))]
+        [
+            "| layer | modules of `gguf_spec` |",
+            "|---|---|",
+            *(f"| {n} | {row} |" for n, row in zip(range(len(names), 0, -1), names, strict=True)),
+        ]
     )
 
 
@@ -41,14 +50,19 @@ def files():
     """What each file of the package is for, by the first sentence of its docstring."""
     lines = ["| file | what it is |", "|---|---|"]
     package = ROOT / "gguf_spec"
-    for path in sorted(package.rglob("*.py"), key=lambda path: (len(path.relative_to(package).parts), path)):
+    for path in sorted(
+        package.rglob("*.py"), key=lambda path: (len(path.relative_to(package).parts), path)
+    ):
         doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
         phrase = re.split(r"(?<=[.?])\s", doc, maxsplit=1)[0].rstrip(".").replace("\n", " ")
         lines.append(f"| [`{path.relative_to(package)}`](../{path.relative_to(ROOT)}) | {phrase} |")
     return "\n".join(lines)
 
 
-PARTS = {"docs/models.md": {"models": models}, "docs/architecture.md": {"layers": layers, "files": files}}
+PARTS = {
+    "docs/models.md": {"models": models},
+    "docs/architecture.md": {"layers": layers, "files": files},
+}
 
 
 def with_parts(name):
@@ -64,7 +78,10 @@ def with_parts(name):
     return text
 
 
-MADE = {name: partial(with_parts, name) for name in PARTS} | {"docs/python-api.md": reference, "docs/cli.md": commands}
+MADE = {name: partial(with_parts, name) for name in PARTS} | {
+    "docs/python-api.md": reference,
+    "docs/cli.md": commands,
+}
 
 
 def main():

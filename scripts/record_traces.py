@@ -41,7 +41,9 @@ def free_draft(draft, guess, history, n):
     """Return the next `n` proposals of the draft model behind `history`, whose last token it has not read; its cache is as it was."""
     n_past, found, history = draft.n_past, [], [*history]
     for _ in range(n):
-        token, confidence, _, second = guess.token(draft.logits(history[draft.n_past :], 1)[0], history)
+        token, confidence, _, second = guess.token(
+            draft.logits(history[draft.n_past :], 1)[0], history
+        )
         found.append((token, confidence, -1 if second is None else second))
         history.append(token)
         if draft.is_end(token):
@@ -79,11 +81,20 @@ def main():
             for temperature in TEMPERATURES if kind != "repetitive" else (0.0,):
                 calibration = calibration or DraftCorrection(target.n_vocab)
                 prompt = target.tokenize(text, special=False)
-                traces.append({"kind": kind, "temperature": temperature, **record(target, draft, prompt, temperature, seed, calibration)})
+                traces.append(
+                    {
+                        "kind": kind,
+                        "temperature": temperature,
+                        **record(target, draft, prompt, temperature, seed, calibration),
+                    }
+                )
     TRACES.parent.mkdir(exist_ok=True)
     packed = gzip.compress(json.dumps(traces, separators=(",", ":")).encode(), mtime=0)
     TRACES.write_bytes(packed)
-    right = [sum(p[0][0] == t for p, t in zip(one["proposals"], one["tokens"], strict=True)) / N_TOKENS for one in traces]
+    right = [
+        sum(p[0][0] == t for p, t in zip(one["proposals"], one["tokens"], strict=True)) / N_TOKENS
+        for one in traces
+    ]
     for one, share in zip(traces, right, strict=True):
         print(one["kind"], one["temperature"], f"{share:.2f}")
     print(f"{len(packed):,} bytes")

@@ -48,11 +48,20 @@ def main():
     rng, sizes = np.random.default_rng(0), (4096, 49_152, 128_256, 152_064)
     history = list(range(500))
     for make_row in (row_like_a_models, open_row):
-        print(f"\n{make_row.__name__}\n\n| filter | " + " | ".join(f"V = {n:,}" for n in sizes) + " |\n|---|" + "---|" * len(sizes))
+        print(
+            f"\n{make_row.__name__}\n\n| filter | "
+            + " | ".join(f"V = {n:,}" for n in sizes)
+            + " |\n|---|"
+            + "---|" * len(sizes)
+        )
         rows = {n: [make_row(n, rng) for _ in range(60)] for n in sizes}
         for name, options in CHAINS.items():
             sampler = Sampler(Sampling(**options), SeededRng(1))
-            print(f"| {name} | " + " | ".join(f"{median_ms(sampler, rows[n], history):.3f}" for n in sizes) + " |")
+            print(
+                f"| {name} | "
+                + " | ".join(f"{median_ms(sampler, rows[n], history):.3f}" for n in sizes)
+                + " |"
+            )
 
 
 if __name__ == "__main__":

@@ -22,7 +22,12 @@ from gguf_spec.sampling.rng import SeededRng
 from gguf_spec.speculative import controller
 from gguf_spec.speculative.acceptance import coupled
 from gguf_spec.speculative.cost_model import interpolate
-from gguf_spec.speculative.drafters import N_CONFIDENCE_BUCKETS, ModelDrafter, NgramDrafter, RetryDrafter
+from gguf_spec.speculative.drafters import (
+    N_CONFIDENCE_BUCKETS,
+    ModelDrafter,
+    NgramDrafter,
+    RetryDrafter,
+)
 from gguf_spec.speculative.drafters.draft_sampler import DraftToken
 from gguf_spec.speculative.engine import Rule, read_prompt, rounds
 from gguf_spec.speculative.profile import Profile
@@ -42,11 +47,26 @@ COSTS = {
         {1: 5.3, 4: 9.9, 16: 26},
     ),
     "avx512": (
-        {1: 40, 2: 57.6, 3: 71.2, 4: 55.6, 5: 71.6, 6: 89.6, 7: 102, 8: 86.4, 12: 116.4, 16: 120.8, 32: 215.6, 64: 384.8},
+        {
+            1: 40,
+            2: 57.6,
+            3: 71.2,
+            4: 55.6,
+            5: 71.6,
+            6: 89.6,
+            7: 102,
+            8: 86.4,
+            12: 116.4,
+            16: 120.8,
+            32: 215.6,
+            64: 384.8,
+        },
         {1: 5, 2: 8, 3: 10, 4: 9.5, 8: 13.5, 16: 22, 32: 40},
     ),
 }
-FIXED = [("model", k) for k in (1, 2, 3, 4, 5, 7, 11, 15)] + [("ngram", k) for k in (1, 2, 3, 4, 7, 11, 15, 31)]
+FIXED = [("model", k) for k in (1, 2, 3, 4, 5, 7, 11, 15)] + [
+    ("ngram", k) for k in (1, 2, 3, 4, 7, 11, 15, 31)
+]
 
 
 @lru_cache(maxsize=1)
@@ -65,7 +85,14 @@ class Clock:
 class RecordedModel:
     """A model whose rows have one possible token in each place, that of the recording; `cost` says what a pass takes."""
 
-    n_vocab, n_ctx, start, weight_bytes, cached_bytes, reads_at_once = V, 1 << 20, 1, 10**9, 1.0, 512
+    n_vocab, n_ctx, start, weight_bytes, cached_bytes, reads_at_once = (
+        V,
+        1 << 20,
+        1,
+        10**9,
+        1.0,
+        512,
+    )
     grid, n_read, exact_attention, depth_costs = 0, 0, True, {}
 
     def __init__(self, trace, cost, clock):
@@ -105,13 +132,26 @@ class RecordedGuess:
     """The draft model's proposals, from the recording; `useless` keeps how sure it looks and gets all of them wrong."""
 
     def __init__(self, trace, useless=False):
-        self.n_prompt, self.said, self.proposals, self.useless = len(trace.prompt), trace.tokens, trace.proposals, useless
+        self.n_prompt, self.said, self.proposals, self.useless = (
+            len(trace.prompt),
+            trace.tokens,
+            trace.proposals,
+            useless,
+        )
 
     def _proposed(self, history):
         """The proposal behind `history`; behind a wrong token the recorded ones, as long as there are any."""
         said = history[self.n_prompt :]
-        at = min(next((i for i, (a, b) in enumerate(zip(said, self.said, strict=False)) if a != b), len(said)), len(self.proposals) - 1)
-        found = self.proposals[at][min(len(said) - at, len(self.proposals[at]) - 1) if len(said) > at else 0]
+        at = min(
+            next(
+                (i for i, (a, b) in enumerate(zip(said, self.said, strict=False)) if a != b),
+                len(said),
+            ),
+            len(self.proposals) - 1,
+        )
+        found = self.proposals[at][
+            min(len(said) - at, len(self.proposals[at]) - 1) if len(said) > at else 0
+        ]
         return ((found[0] + 1) % V, *found[1:]) if self.useless else found
 
     def token(self, _row, history):
@@ -138,26 +178,55 @@ def profile_of(costs, useless=False):
     right = np.zeros((N_CONFIDENCE_BUCKETS, 2))
     for proposals, token in zip(measured.proposals[:64], measured.tokens, strict=False):
         right[proposals[0][1]] += proposals[0][0] == token and not useless, 1
-    return Profile({n: target(n, 0) for n in QUICK}, {}, {n: draft(n, 0) for n in QUICK}, {}, {}, tuple((float(a), float(b)) for a, b in right), 2.0)
+    return Profile(
+        {n: target(n, 0) for n in QUICK},
+        {},
+        {n: draft(n, 0) for n in QUICK},
+        {},
+        {},
+        tuple((float(a), float(b)) for a, b in right),
+        2.0,
+    )
 
 
 class Run:
     """One request over recorded models. `setting` is None for the adaptive controller, else drafter and length."""
 
-    def __init__(self, trace, costs, known, n=96, setting=None, useless=False, who="auto", **options):
+    def __init__(
+        self, trace, costs, known, n=96, setting=None, useless=False, who="auto", **options
+    ):
         clock = Clock()
         controller.time = SimpleNamespace(perf_counter=clock.perf_counter)
         target_s, draft_s = (costing(table) for table in COSTS[costs])
-        self.target, self.draft = RecordedModel(trace, target_s, clock), RecordedModel(trace, draft_s, clock)
+        self.target, self.draft = (
+            RecordedModel(trace, target_s, clock),
+            RecordedModel(trace, draft_s, clock),
+        )
         who, k = setting or (who, K_MAX)
-        model = ModelDrafter(self.draft, RecordedGuess(trace, useless), V) if who != "ngram" else None
+        model = (
+            ModelDrafter(self.draft, RecordedGuess(trace, useless), V) if who != "ngram" else None
+        )
         texts = [] if who == "model" else [NgramDrafter(), RetryDrafter()]
-        self.drafter = controller.DraftController(self.target, texts, model, known, n, setting is not None, **options)
+        self.drafter = controller.DraftController(
+            self.target, texts, model, known, n, setting is not None, **options
+        )
         read_prompt(self.target, self.drafter, trace.prompt, k, lambda: False)
         self.prompt_s, self.rounds = self.draft.busy_s, []
-        began = clock.now - self.prompt_s  # the draft's reading of the prompt is the controller's own choice
+        began = (
+            clock.now - self.prompt_s
+        )  # the draft's reading of the prompt is the controller's own choice
         chain = Sampler(Sampling(temperature=0.0), SeededRng(0))
-        for one in rounds(self.target, self.drafter, trace.prompt, chain, k, Rule(coupled), n, lambda _: False, lambda: False):
+        for one in rounds(
+            self.target,
+            self.drafter,
+            trace.prompt,
+            chain,
+            k,
+            Rule(coupled),
+            n,
+            lambda _: False,
+            lambda: False,
+        ):
             self.rounds.append((one.n_drafted, one.n_accepted))
         self.seconds = clock.now - began
         known.answered(n)
@@ -173,13 +242,19 @@ def fixed_passes(at, n, setting):
 def fixed_s(at, costs, n, setting):
     target_s, draft_s = (costing(table) for table in COSTS[costs])
     target, draft, n_read = fixed_passes(at, n, setting)
-    return sum(target_s(*one) for one in target) + sum(draft_s(*one) for one in draft) + (draft_s(n_read, 0) if n_read else 0.0)
+    return (
+        sum(target_s(*one) for one in target)
+        + sum(draft_s(*one) for one in draft)
+        + (draft_s(n_read, 0) if n_read else 0.0)
+    )
 
 
 def best_fixed(at, costs, n):
     """Return seconds and name of the best fixed setting in hindsight, plain decoding included."""
     plain = n * costing(COSTS[costs][0])(1, 0)
-    return min([(plain, ("plain", 0)), *((fixed_s(at, costs, n, setting), setting) for setting in FIXED)])
+    return min(
+        [(plain, ("plain", 0)), *((fixed_s(at, costs, n, setting), setting) for setting in FIXED)]
+    )
 
 
 def experience(costs, way, others=(), n=96, useless=False):
@@ -191,7 +266,9 @@ def experience(costs, way, others=(), n=96, useless=False):
 
 
 def case(kind, temperature):
-    return [i for i, one in enumerate(traces()) if one.kind == kind and one.temperature == temperature]
+    return [
+        i for i, one in enumerate(traces()) if one.kind == kind and one.temperature == temperature
+    ]
 
 
 def before(at):
@@ -201,7 +278,12 @@ def before(at):
             if one.kind == "story" and (one.temperature == 0) == (own.temperature == 0) and one.prompt != own.prompt][:12]  # fmt: skip
 
 
-def table(costs, n=96, useless=False, kinds=(("story", 0.0), ("story", 0.8), ("story", 1.0), ("repetitive", 0.0))):
+def table(
+    costs,
+    n=96,
+    useless=False,
+    kinds=(("story", 0.0), ("story", 0.8), ("story", 1.0), ("repetitive", 0.0)),
+):
     """Yield rows: kind, temperature, state, and over prompts mean and worst of plain / adaptive and of best fixed / adaptive."""
     for kind, temperature in kinds:
         way = "sampled" if temperature else "greedy"
@@ -213,20 +295,37 @@ def table(costs, n=96, useless=False, kinds=(("story", 0.0), ("story", 0.8), ("s
                 plain = n * costing(COSTS[costs][0])(1, 0)
                 over_plain.append(plain / seconds)
                 over_best.append((plain if useless else best_fixed(at, costs, n)[0]) / seconds)
-            yield kind, temperature, state, np.mean(over_plain), min(over_plain), np.mean(over_best), min(over_best)
+            yield (
+                kind,
+                temperature,
+                state,
+                np.mean(over_plain),
+                min(over_plain),
+                np.mean(over_best),
+                min(over_best),
+            )
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--costs", nargs="*", default=[*COSTS], choices=[*COSTS])
     parser.add_argument("-n", type=int, default=96, help="tokens of an answer, at most 128")
     args = parser.parse_args()
-    print("| costs | text | T | state | of plain: mean | worst | of best fixed: mean | worst |\n|---|---|---|---|---|---|---|---|")
+    print(
+        "| costs | text | T | state | of plain: mean | worst | of best fixed: mean | worst |\n|---|---|---|---|---|---|---|---|"
+    )
     for costs in args.costs:
         for useless in (False, True):
             for kind, temperature, state, *figures in table(costs, args.n, useless):
                 what = f"{kind}, useless draft" if useless else kind
-                print(f"| {costs} | {what} | {temperature} | {state} | " + " | ".join(f"{value:.3f}" for value in figures) + " |", flush=True)
+                print(
+                    f"| {costs} | {what} | {temperature} | {state} | "
+                    + " | ".join(f"{value:.3f}" for value in figures)
+                    + " |",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

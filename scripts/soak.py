@@ -24,7 +24,13 @@ import gguf_spec
 from gguf_spec import Sampling
 from gguf_spec.server import serve_in_thread
 
-PROMPTS = ["Once upon a time", "There was once a king who", "A fox met a crow, and", "In a deep forest there lived", "The miller had three sons"]
+PROMPTS = [
+    "Once upon a time",
+    "There was once a king who",
+    "A fox met a crow, and",
+    "In a deep forest there lived",
+    "The miller had three sons",
+]
 MOST_MB_A_MINUTE = 1.0
 MOST_MB_OF_LOADS = 20.0
 
@@ -42,7 +48,13 @@ class Client:
     """One client: asks, reads some of the answer or all of it, and goes on."""
 
     def __init__(self, address, right, counts, until, seed):
-        self._address, self._right, self._counts, self._until, self._random = address, right, counts, until, random.Random(seed)
+        self._address, self._right, self._counts, self._until, self._random = (
+            address,
+            right,
+            counts,
+            until,
+            random.Random(seed),
+        )
 
     def run(self):
         while time.monotonic() < self._until:
@@ -54,12 +66,20 @@ class Client:
                 self._counts[f"failed: {error}"] += 1
 
     def _ask(self, prompt, seed, right, what):
-        body = {"prompt": prompt, "seed": seed, "max_tokens": 40, "temperature": 0.8, "stream": what in ("stream", "leave")}
+        body = {
+            "prompt": prompt,
+            "seed": seed,
+            "max_tokens": 40,
+            "temperature": 0.8,
+            "stream": what in ("stream", "leave"),
+        }
         if what == "refused":
             body["n"] = 2
         connection = http.client.HTTPConnection(*self._address, timeout=300)
         try:
-            connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
+            connection.request(
+                "POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"}
+            )
             answer = connection.getresponse()
             if answer.status == 429:
                 time.sleep(0.05)
@@ -71,7 +91,11 @@ class Client:
             if what == "leave":
                 answer.read(self._random.randrange(1, 2000))
                 return "left"
-            text = whole(answer.read()) if body["stream"] else json.loads(answer.read())["choices"][0]["text"]
+            text = (
+                whole(answer.read())
+                if body["stream"]
+                else json.loads(answer.read())["choices"][0]["text"]
+            )
             return "right" if text == right else "WRONG TEXT"
         finally:
             connection.close()
@@ -79,7 +103,11 @@ class Client:
 
 def whole(events):
     """The text of a stream."""
-    lines = [line[6:] for line in events.decode().splitlines() if line.startswith("data: ") and line != "data: [DONE]"]
+    lines = [
+        line[6:]
+        for line in events.decode().splitlines()
+        if line.startswith("data: ") and line != "data: [DONE]"
+    ]
     return "".join(choice["text"] for line in lines for choice in json.loads(line)["choices"])
 
 
@@ -92,7 +120,11 @@ def sessions(llm, folder, until, counts):
         chat.send("Tell me more of the fox.")
         chat.save(folder / "soak.session")
         data, why = llm.restore_session(folder / "soak.session")
-        counts["session restored" if not why and data["messages"] == chat.messages else f"WRONG SESSION {why}"] += 1
+        counts[
+            "session restored"
+            if not why and data["messages"] == chat.messages
+            else f"WRONG SESSION {why}"
+        ] += 1
         time.sleep(1)
 
 
@@ -108,7 +140,9 @@ def loads(model, n):
         if (i + 1) % (n // 10 or 1) == 0:
             print(f"{i + 1:5} loads  {sizes[-1]:7.1f} MB  {left()} files, threads", flush=True)
     first, last = np.median(sizes[10:60]), np.median(sizes[-50:])
-    print(f"memory {first:.1f} MB after the first ten, {last:.1f} MB at the end; files and threads {before}, then {left()}")
+    print(
+        f"memory {first:.1f} MB after the first ten, {last:.1f} MB at the end; files and threads {before}, then {left()}"
+    )
     return last - first < MOST_MB_OF_LOADS and left() == before
 
 
@@ -123,30 +157,59 @@ def main():
     if args.loads:
         sys.exit(0 if loads(args.model, args.loads) else 1)
     counts, samples = Counter(), []
-    with tempfile.TemporaryDirectory() as folder, gguf_spec.load(args.model, args.draft, threads=1) as llm:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        gguf_spec.load(args.model, args.draft, threads=1) as llm,
+    ):
         sampling = [Sampling(seed=seed, max_tokens=40, temperature=0.8) for seed in range(10)]
-        right = {(prompt, one.seed): llm.generate(prompt, one).text for prompt in PROMPTS for one in sampling}
+        right = {
+            (prompt, one.seed): llm.generate(prompt, one).text
+            for prompt in PROMPTS
+            for one in sampling
+        }
         before = left()
         with serve_in_thread(llm, port=0) as server:
             address = server.url.removeprefix("http://").split(":")
             began = time.monotonic()
             until = began + 60 * args.minutes
-            threads = [threading.Thread(target=Client(address, right, counts, until, i).run) for i in range(args.clients)]
-            threads.append(threading.Thread(target=sessions, args=(llm, Path(folder), until, counts)))
+            threads = [
+                threading.Thread(target=Client(address, right, counts, until, i).run)
+                for i in range(args.clients)
+            ]
+            threads.append(
+                threading.Thread(target=sessions, args=(llm, Path(folder), until, counts))
+            )
             for thread in threads:
                 thread.start()
             while any(thread.is_alive() for thread in threads):
                 time.sleep(5)
                 samples.append(((time.monotonic() - began) / 60, resident_mb()))
                 if len(samples) % 12 == 0:
-                    print(f"{samples[-1][0]:5.1f} min  {samples[-1][1]:7.1f} MB  {left()} files, threads  {dict(counts)}", flush=True)
+                    print(
+                        f"{samples[-1][0]:5.1f} min  {samples[-1][1]:7.1f} MB  {left()} files, threads  {dict(counts)}",
+                        flush=True,
+                    )
         after = left()
-    warm = [(minute, mb) for minute, mb in samples if minute > args.minutes / 4 and minute < args.minutes]
+    warm = [
+        (minute, mb)
+        for minute, mb in samples
+        if minute > args.minutes / 4 and minute < args.minutes
+    ]
     slope = np.polyfit(*zip(*warm, strict=True), 1)[0] if len(warm) > 2 else 0.0
-    wrong = {name: n for name, n in counts.items() if name.isupper() or name.startswith(("WRONG", "wrong", "failed"))}
+    wrong = {
+        name: n
+        for name, n in counts.items()
+        if name.isupper() or name.startswith(("WRONG", "wrong", "failed"))
+    }
     print(f"{sum(counts.values())} requests: {dict(counts)}")
-    print(f"memory {samples[0][1]:.1f} to {samples[-1][1]:.1f} MB, {slope:+.3f} MB a minute; files and threads before {before}, after {after}")
-    sys.exit(1 if wrong or slope > MOST_MB_A_MINUTE or after[0] > before[0] or after[1] > before[1] else 0)
+    print(
+        f"memory {samples[0][1]:.1f} to {samples[-1][1]:.1f} MB, {slope:+.3f} MB a minute; files and threads before {before}, after {after}"
+    )
+    sys.exit(
+        1
+        if wrong or slope > MOST_MB_A_MINUTE or after[0] > before[0] or after[1] > before[1]
+        else 0
+    )
 
 
 if __name__ == "__main__":

@@ -68,7 +68,9 @@ def split_books(folder: Path) -> tuple[list[list[str]], list[str]]:
     """Return the training books as lists of paragraphs, and the held-out blocks as texts."""
     books, held_out = [], []
     for path in sorted(folder.rglob("*.txt")):
-        paragraphs = [p.strip() for p in re.split(r"\n\s*\n", path.read_text(encoding="utf-8")) if p.strip()]
+        paragraphs = [
+            p.strip() for p in re.split(r"\n\s*\n", path.read_text(encoding="utf-8")) if p.strip()
+        ]
         blocks, size = [[]], 0
         for paragraph in paragraphs:
             if size > BLOCK_CHARS:
@@ -86,7 +88,9 @@ def split_books(folder: Path) -> tuple[list[list[str]], list[str]]:
     return books, held_out
 
 
-NOUN = re.compile(r"\b(?:the|a|an|his|her|little|old)\s+([a-z]{3,})(?=[,.;!?]|\s+(?:was|had|and|of|in|to|said|who|that|is|with|on|at|came|went)\b)")
+NOUN = re.compile(
+    r"\b(?:the|a|an|his|her|little|old)\s+([a-z]{3,})(?=[,.;!?]|\s+(?:was|had|and|of|in|to|said|who|that|is|with|on|at|came|went)\b)"
+)
 ASK = [
     "Tell me a story about {x} and {y}.",
     "tell me a story about {x} and {y}",
@@ -99,7 +103,9 @@ GO_ON = ["Go on.", "What happened then?", "And then?", "Tell me more.", "go on"]
 SYSTEMS = ["You are a teller of tales.", "You tell stories to children."]
 
 
-def chat_documents(books: list[list[str]], share: float, rng: random.Random) -> list[list[tuple[str, str]]]:
+def chat_documents(
+    books: list[list[str]], share: float, rng: random.Random
+) -> list[list[tuple[str, str]]]:
     """Make chats from the passages themselves: the request names two nouns that the passage speaks of most and others seldom."""
     seen_in = Counter(noun for book in books for p in book for noun in set(NOUN.findall(p)))
     chats = []
@@ -118,8 +124,16 @@ def chat_documents(books: list[list[str]], share: float, rng: random.Random) -> 
             best = sorted(nouns, key=lambda w: (-nouns[w] / math.log(3 + seen_in[w]), w))[:2]
             if len(best) < 2 or len(" ".join(turns[0])) > 4000:
                 continue
-            x, y = (f"the {w}" if w.endswith("s") or rng.random() < 0.3 else f"{'an' if w[0] in 'aeiou' else 'a'} {w}" for w in best)
-            chat = [("user", rng.choice(ASK).format(x=x, y=y)), ("assistant", "\n\n".join(turns[0]))]
+            x, y = (
+                f"the {w}"
+                if w.endswith("s") or rng.random() < 0.3
+                else f"{'an' if w[0] in 'aeiou' else 'a'} {w}"
+                for w in best
+            )
+            chat = [
+                ("user", rng.choice(ASK).format(x=x, y=y)),
+                ("assistant", "\n\n".join(turns[0])),
+            ]
             if turns[1] and rng.random() < 0.4:
                 chat += [("user", rng.choice(GO_ON)), ("assistant", "\n\n".join(turns[1]))]
             if rng.random() < 0.3:
@@ -134,7 +148,10 @@ def train_tokenizer(books: list[list[str]], n_vocab: int) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=n_vocab, special_tokens=SPECIAL, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False
+        vocab_size=n_vocab,
+        special_tokens=SPECIAL,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
     )
     tokenizer.train_from_iterator(("\n\n".join(book) for book in books), trainer)
     return tokenizer
@@ -161,7 +178,11 @@ def prepare(texts: Path, work: Path, seed: int, n_vocab: int) -> None:
         for paragraph in [*book, None]:
             if paragraph is None or (
                 sum(map(len, chapter)) > 6000
-                and re.match(r"(chapter|book|part)\b|[IVXL]+\.?$|[A-Z' ,]{6,60}$", paragraph, re.I if len(paragraph) < 12 else 0)
+                and re.match(
+                    r"(chapter|book|part)\b|[IVXL]+\.?$|[A-Z' ,]{6,60}$",
+                    paragraph,
+                    re.I if len(paragraph) < 12 else 0,
+                )
             ):
                 documents.append([*ids("\n\n".join(chapter)), END])
                 chapter = []
@@ -172,7 +193,10 @@ def prepare(texts: Path, work: Path, seed: int, n_vocab: int) -> None:
             document += [TURN, *ids(f"{role}\n{content}"), TURN_END, *ids("\n")]
         documents.append([*document, END])
     rng.shuffle(documents)
-    np.save(work / "held_out.npy", np.array([t for text in held_out for t in [*ids(text), END]], dtype=np.uint16))
+    np.save(
+        work / "held_out.npy",
+        np.array([t for text in held_out for t in [*ids(text), END]], dtype=np.uint16),
+    )
     (work / "held_out.json").write_text(json.dumps(held_out, ensure_ascii=False))
     np.save(work / "train.npy", np.concatenate([np.array(d, dtype=np.uint16) for d in documents]))
 
@@ -191,9 +215,17 @@ class Block(nn.Module):
 
     def forward(self, x, cos, sin):
         b, t, n = x.shape
-        q, k, v = self.qkv(F.rms_norm(x, (n,), self.attn_norm, 1e-5)).view(b, t, 3, self.n_head, 64).permute(2, 0, 3, 1, 4)
+        q, k, v = (
+            self.qkv(F.rms_norm(x, (n,), self.attn_norm, 1e-5))
+            .view(b, t, 3, self.n_head, 64)
+            .permute(2, 0, 3, 1, 4)
+        )
         x = x + self.attn_output(
-            F.scaled_dot_product_attention(rotate(q, cos, sin), rotate(k, cos, sin), v, is_causal=True).transpose(1, 2).reshape(b, t, n)
+            F.scaled_dot_product_attention(
+                rotate(q, cos, sin), rotate(k, cos, sin), v, is_causal=True
+            )
+            .transpose(1, 2)
+            .reshape(b, t, n)
         )
         gate, up = self.gate_up(F.rms_norm(x, (n,), self.ffn_norm, 1e-5)).chunk(2, -1)
         return x + self.ffn_down(F.silu(gate) * up)
@@ -219,7 +251,9 @@ class Model(nn.Module):
         for name, p in self.named_parameters():
             if p.ndim == 2:
                 last = name.endswith(("attn_output.weight", "ffn_down.weight"))
-                nn.init.zeros_(p) if last else nn.init.normal_(p, std=0.02 if "embedding" in name or "output" in name else p.shape[1] ** -0.5)
+                nn.init.zeros_(p) if last else nn.init.normal_(
+                    p, std=0.02 if "embedding" in name or "output" in name else p.shape[1] ** -0.5
+                )
 
     def forward(self, ids, labels):
         x = self.embedding(ids)
@@ -276,7 +310,9 @@ class Muon(torch.optim.Optimizer):
                     s = x @ x.T
                     x = 3.4445 * x + (-4.7750 * s + 2.0315 * s @ s) @ x
                 x = x.T if tall else x
-                p.mul_(1 - group["lr"] * 0.1).add_(x, alpha=-group["lr"] * max(1, p.shape[0] / p.shape[1]) ** 0.5)
+                p.mul_(1 - group["lr"] * 0.1).add_(
+                    x, alpha=-group["lr"] * max(1, p.shape[0] / p.shape[1]) ** 0.5
+                )
 
 
 # ---- training ------------------------------------------------------------------------------------------------------------------
@@ -306,7 +342,15 @@ def held_out_loss(model, data: np.ndarray, length: int = 1024, n_windows: int = 
     return float(np.mean(losses))
 
 
-def train(name: str, work: Path, minutes: float | None, steps: int | None, seed: int, save_s: float, compile_: bool) -> None:
+def train(
+    name: str,
+    work: Path,
+    minutes: float | None,
+    steps: int | None,
+    seed: int,
+    save_s: float,
+    compile_: bool,
+) -> None:
     """Train one model until its budget is spent; the checkpoint says how much of it is."""
     data, held_out = np.load(work / "train.npy"), np.load(work / "held_out.npy")
     torch.manual_seed(seed)
@@ -318,7 +362,10 @@ def train(name: str, work: Path, minutes: float | None, steps: int | None, seed:
         model = grow(draft, SHAPES[name])
     hidden = [p for n, p in model.named_parameters() if p.ndim == 2 and n.startswith("blocks")]
     others = [p for p in model.parameters() if not any(p is h for h in hidden)]
-    optimizers = [Muon(hidden, 0.02), torch.optim.AdamW(others, 0.004, betas=(0.9, 0.95), weight_decay=0.0)]
+    optimizers = [
+        Muon(hidden, 0.02),
+        torch.optim.AdamW(others, 0.004, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
     state = {"step": 0, "seconds": 0.0, "tokens": 0, "log": []}
     path = work / f"{name}.pt"
     if path.exists():
@@ -331,7 +378,14 @@ def train(name: str, work: Path, minutes: float | None, steps: int | None, seed:
 
     def save() -> None:
         part = path.with_suffix(".part")
-        torch.save({"model": model.state_dict(), "optimizers": [o.state_dict() for o in optimizers], "state": state}, part)
+        torch.save(
+            {
+                "model": model.state_dict(),
+                "optimizers": [o.state_dict() for o in optimizers],
+                "state": state,
+            },
+            part,
+        )
         part.replace(path)
 
     losses, saved_at = [], time.monotonic()
@@ -341,7 +395,9 @@ def train(name: str, work: Path, minutes: float | None, steps: int | None, seed:
         length = CONTEXT if done > 0.85 else CONTEXT // 2
         n_batch = tokens_at_once // length
         # A grown target starts where its draft ended, at the end of a falling rate: the full rate would undo it.
-        rate = min(1, (state["step"] + 1) / 30) * (0.2 * max(0.02, 1 - done) if grown else min(1, max(0.02, (1 - done) / 0.6)))
+        rate = min(1, (state["step"] + 1) / 30) * (
+            0.2 * max(0.02, 1 - done) if grown else min(1, max(0.02, (1 - done) / 0.6))
+        )
         for optimizer, base in zip(optimizers, (0.02, 0.004), strict=True):
             for group in optimizer.param_groups:
                 group["lr"] = base * rate
@@ -357,14 +413,27 @@ def train(name: str, work: Path, minutes: float | None, steps: int | None, seed:
         state["seconds"] += min(time.monotonic() - start, 120)
         if time.monotonic() - saved_at > save_s:
             state["log"].append(
-                {**{k: state[k] for k in ("step", "seconds", "tokens")}, "train": float(np.mean(losses)), "held_out": held_out_loss(model, held_out)}
+                {
+                    **{k: state[k] for k in ("step", "seconds", "tokens")},
+                    "train": float(np.mean(losses)),
+                    "held_out": held_out_loss(model, held_out),
+                }
             )
-            print(name, json.dumps(state["log"][-1]), f"{length * n_batch / (time.monotonic() - start):.0f} tok/s", flush=True)
+            print(
+                name,
+                json.dumps(state["log"][-1]),
+                f"{length * n_batch / (time.monotonic() - start):.0f} tok/s",
+                flush=True,
+            )
             losses, saved_at = [], time.monotonic()
             save()
     if state["step"] and not (state["log"] and state["log"][-1].get("last")):
         state["log"].append(
-            {**{k: state[k] for k in ("step", "seconds", "tokens")}, "held_out": held_out_loss(model, held_out, n_windows=10**6), "last": True}
+            {
+                **{k: state[k] for k in ("step", "seconds", "tokens")},
+                "held_out": held_out_loss(model, held_out, n_windows=10**6),
+                "last": True,
+            }
         )
         print(name, json.dumps(state["log"][-1]), flush=True)
         save()
@@ -379,8 +448,19 @@ def tensors(model: Model):
     for i, block in enumerate(model.blocks):
         q, k, v = block.qkv.weight.chunk(3)
         gate, up = block.gate_up.weight.chunk(2)
-        parts = {"attn_norm": block.attn_norm, "attn_q": q, "attn_k": k, "attn_v": v, "attn_output": block.attn_output.weight}
-        parts |= {"ffn_norm": block.ffn_norm, "ffn_gate": gate, "ffn_up": up, "ffn_down": block.ffn_down.weight}
+        parts = {
+            "attn_norm": block.attn_norm,
+            "attn_q": q,
+            "attn_k": k,
+            "attn_v": v,
+            "attn_output": block.attn_output.weight,
+        }
+        parts |= {
+            "ffn_norm": block.ffn_norm,
+            "ffn_gate": gate,
+            "ffn_up": up,
+            "ffn_down": block.ffn_down.weight,
+        }
         for part, value in parts.items():
             yield f"blk.{i}.{part}.weight", value
     yield "output_norm.weight", model.output_norm
@@ -388,7 +468,14 @@ def tensors(model: Model):
         yield "output.weight", model.output.weight
 
 
-def export(name: str, work: Path, out: Path, quant: gguf.GGMLQuantizationType, file_type: gguf.LlamaFileType, license_: str) -> Path:
+def export(
+    name: str,
+    work: Path,
+    out: Path,
+    quant: gguf.GGMLQuantizationType,
+    file_type: gguf.LlamaFileType,
+    license_: str,
+) -> Path:
     """Write a checkpoint as GGUF. Norms stay F32; a 4-bit model keeps its tied embedding at 8 bits, for it is the output matrix too."""
     saved = torch.load(work / f"{name}.pt", weights_only=True)
     shape = SHAPES[name]
@@ -415,8 +502,12 @@ def export(name: str, work: Path, out: Path, quant: gguf.GGMLQuantizationType, f
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(vocab)
-    writer.add_token_types([gguf.TokenType.CONTROL if t in SPECIAL else gguf.TokenType.NORMAL for t in vocab])
-    writer.add_token_merges([" ".join(m) if isinstance(m, list) else m for m in tokenizer["merges"]])
+    writer.add_token_types(
+        [gguf.TokenType.CONTROL if t in SPECIAL else gguf.TokenType.NORMAL for t in vocab]
+    )
+    writer.add_token_merges(
+        [" ".join(m) if isinstance(m, list) else m for m in tokenizer["merges"]]
+    )
     writer.add_bos_token_id(END)
     writer.add_eos_token_id(TURN_END)
     writer.add_eot_token_id(TURN_END)
@@ -436,12 +527,16 @@ def export(name: str, work: Path, out: Path, quant: gguf.GGMLQuantizationType, f
     writer.close()
     part.replace(path)
     n = sum(p.numel() for p in model.parameters())
-    print(f"{path.name}: {n:,} parameters, {path.stat().st_size:,} bytes, {json.dumps(saved['state']['log'][-1:])}")
+    print(
+        f"{path.name}: {n:,} parameters, {path.stat().st_size:,} bytes, {json.dumps(saved['state']['log'][-1:])}"
+    )
     return path
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("texts", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--minutes", type=float, default=75, help="for the target")
@@ -452,16 +547,31 @@ def main() -> None:
     parser.add_argument("--save-s", type=float, default=300, help="seconds between checkpoints")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--no-compile", action="store_true", help="do not use torch.compile")
-    parser.add_argument("--export", action="store_true", help="write the GGUF files of the checkpoints, train no further")
+    parser.add_argument(
+        "--export",
+        action="store_true",
+        help="write the GGUF files of the checkpoints, train no further",
+    )
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     work = args.out / "work"
     prepare(args.texts, work, args.seed, SHAPES["target"].n_vocab)
     if not args.export:
-        train("draft", work, args.draft_minutes, args.draft_steps, args.seed, args.save_s, not args.no_compile)
+        train(
+            "draft",
+            work,
+            args.draft_minutes,
+            args.draft_steps,
+            args.seed,
+            args.save_s,
+            not args.no_compile,
+        )
         train("target", work, args.minutes, args.steps, args.seed, args.save_s, not args.no_compile)
     kinds, files = gguf.GGMLQuantizationType, gguf.LlamaFileType
-    for name, quant, file_type in (("target", kinds.Q8_0, files.MOSTLY_Q8_0), ("draft", kinds.Q4_0, files.MOSTLY_Q4_0)):
+    for name, quant, file_type in (
+        ("target", kinds.Q8_0, files.MOSTLY_Q8_0),
+        ("draft", kinds.Q4_0, files.MOSTLY_Q4_0),
+    ):
         if (work / f"{name}.pt").exists():
             export(name, work, args.out, quant, file_type, "cc0-1.0")
 

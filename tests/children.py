@@ -21,7 +21,9 @@ def handle_ignored_signals() -> None:
     """
     for number in (getattr(signal, name) for name in _NUMBERS if hasattr(signal, name)):
         if signal.getsignal(number) == signal.SIG_IGN:
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else lambda *_: None)
+            signal.signal(
+                number, signal.default_int_handler if number == signal.SIGINT else lambda *_: None
+            )
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
@@ -32,7 +34,15 @@ class Child(subprocess.Popen):
     def __init__(self, command: Any, *, limit_s: float = LIMIT_S, **options: Any) -> None:
         words = list(map(str, command))
         # a locale that is not UTF-8 could not write all of them
-        super().__init__([word if word.isascii() or os.name == "nt" else word.encode("utf-8", "surrogateescape") for word in words], **options)
+        super().__init__(
+            [
+                word
+                if word.isascii() or os.name == "nt"
+                else word.encode("utf-8", "surrogateescape")
+                for word in words
+            ],
+            **options,
+        )
         self._own_group = bool(options.get("start_new_session"))
         self._limit_s, self._overdue, self._asked = limit_s, False, False
         self._watch = threading.Timer(limit_s, self._end)
@@ -46,14 +56,18 @@ class Child(subprocess.Popen):
             self.check()
         return code
 
-    def communicate(self, input: Any = None, timeout: float | None = None, said: tuple[Any, ...] = ()) -> tuple[Any, Any]:
+    def communicate(
+        self, input: Any = None, timeout: float | None = None, said: tuple[Any, ...] = ()
+    ) -> tuple[Any, Any]:
         self._asked = True  # it waits too, before it knows what was printed
         try:
             read = super().communicate(input, timeout or self._limit_s + 10)
         except subprocess.TimeoutExpired as error:
             self.kill()
             super().wait()
-            raise AssertionError(f"{self.args} took more than {error.timeout:.0f} s; it had printed: {error.output} {error.stderr}") from None
+            raise AssertionError(
+                f"{self.args} took more than {error.timeout:.0f} s; it had printed: {error.output} {error.stderr}"
+            ) from None
         finally:
             self._asked = False
         self.check(*(said or read))
@@ -67,7 +81,9 @@ class Child(subprocess.Popen):
         """
         if self._overdue:
             self._overdue = False
-            raise AssertionError(f"{self.args} took more than {self._limit_s:.0f} s and was killed; it had printed: {said}")
+            raise AssertionError(
+                f"{self.args} took more than {self._limit_s:.0f} s and was killed; it had printed: {said}"
+            )
 
     def _end(self) -> None:
         if self.poll() is None:
@@ -77,7 +93,13 @@ class Child(subprocess.Popen):
 
 
 def run(
-    command: Any, *, input: Any = None, capture_output: bool = False, check: bool = False, limit_s: float = LIMIT_S, **options: Any
+    command: Any,
+    *,
+    input: Any = None,
+    capture_output: bool = False,
+    check: bool = False,
+    limit_s: float = LIMIT_S,
+    **options: Any,
 ) -> subprocess.CompletedProcess:
     """Do as `subprocess.run`, with a limit.
 
@@ -100,7 +122,12 @@ def run(
 
 
 def at_terminal(
-    command: Any, *, typed: bytes = b"", ctrl_c_at: bytes | None = None, size: tuple[int, int] | None = None, **options: Any
+    command: Any,
+    *,
+    typed: bytes = b"",
+    ctrl_c_at: bytes | None = None,
+    size: tuple[int, int] | None = None,
+    **options: Any,
 ) -> tuple[int, bytes]:
     """Run a command at a pseudo-terminal of its own; return its exit code and all bytes it showed.
 
@@ -119,7 +146,9 @@ def at_terminal(
     here, there = pty.openpty()
     if size:
         fcntl.ioctl(there, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
-    child = Child(command, stdin=there, stdout=there, stderr=there, start_new_session=True, **options)
+    child = Child(
+        command, stdin=there, stdout=there, stderr=there, start_new_session=True, **options
+    )
     os.close(there)
     os.write(here, typed)
     seen = _screen_of(here, ctrl_c_at, lambda: os.killpg(child.pid, signal.SIGINT))

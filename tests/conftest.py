@@ -58,7 +58,9 @@ def own_cache(tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))  # nor a models.yaml of theirs
+        patch.setenv(
+            "XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config"))
+        )  # nor a models.yaml of theirs
         patch.setattr(competition, "others_running", lambda: 0)
         yield
 

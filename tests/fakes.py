@@ -22,7 +22,10 @@ def costing(table):
     return lambda n, n_past: interpolate(table, n)
 
 
-AS_TARGET, AS_DRAFT = costing(DEFAULT_PROFILE.target), costing(DEFAULT_PROFILE.draft)  # a pair for which drafting pays
+AS_TARGET, AS_DRAFT = (
+    costing(DEFAULT_PROFILE.target),
+    costing(DEFAULT_PROFILE.draft),
+)  # a pair for which drafting pays
 
 
 class Clock:
@@ -51,7 +54,13 @@ class FakeModel:
     def __init__(self, table, n_ctx=64, end=(), cost=lambda n, n_past: 1e-6 * (9 + n), clock=None):
         self.table = np.asarray(table, dtype=np.float32)
         self.n_vocab = self.table.shape[-1]
-        self.n_ctx, self.end, self.cached, self.n_read, self.busy_s = n_ctx, frozenset(end), [], 0, 0.0
+        self.n_ctx, self.end, self.cached, self.n_read, self.busy_s = (
+            n_ctx,
+            frozenset(end),
+            [],
+            0,
+            0.0,
+        )
         self.cost, self.clock = cost, clock or Clock()
         self.passes = []  # (tokens given, rows asked for) of every pass that gave rows
         self.read_tokens = []  # of every pass that gave none
@@ -75,7 +84,9 @@ class FakeModel:
         self._pass(tokens, len(tokens) + len(branches))
         past = [0, *self.cached]
         rows = [(past[i - 1], past[i]) for i in range(len(past) - n_rows, len(past))]
-        rows += [(past[n_past + i], token) for i, token in branches]  # past is one longer than the cache
+        rows += [
+            (past[n_past + i], token) for i, token in branches
+        ]  # past is one longer than the cache
         before, last = zip(*rows, strict=True)
         return self.table[list(before), list(last)]
 
@@ -126,10 +137,16 @@ class Wobbly(FakeModel):
         self.widths[n_past:] = [width] * width
         ends = [*range(n_past + width - n_rows, n_past + width), *(n_past + i for i, _ in branches)]
         for i, end in enumerate(ends):
-            past = [one if one > 1 else 0 for one in self.widths[:end]] if self.remembers else [width * (width > 1)]
+            past = (
+                [one if one > 1 else 0 for one in self.widths[:end]]
+                if self.remembers
+                else [width * (width > 1)]
+            )
             if width > 1 or any(past):
                 rng = np.random.default_rng([end, width, *past])
-                rows[i] += rng.uniform(-self.wobble / 2, self.wobble / 2, rows.shape[1]).astype(np.float32)
+                rows[i] += rng.uniform(-self.wobble / 2, self.wobble / 2, rows.shape[1]).astype(
+                    np.float32
+                )
         return rows
 
     def read(self, tokens):
@@ -238,7 +255,9 @@ def every_path(run):
 def drafting(target, draft, guess, n_vocab):
     """A drafter of just as many tokens as it is asked for, from a draft model alone."""
     known = DEFAULT_PROFILE.experiences()["drawn"]
-    return DraftController(target, [], ModelDrafter(draft, guess, n_vocab), known, n_left=64, fixed=True)
+    return DraftController(
+        target, [], ModelDrafter(draft, guess, n_vocab), known, n_left=64, fixed=True
+    )
 
 
 def fake_llm(target, draft, speculation, measure=None):
@@ -248,4 +267,6 @@ def fake_llm(target, draft, speculation, measure=None):
 
 def sampler(rng, filters=NO_FILTERS, **options):
     """A sampler with no filter but those named."""
-    return Sampler(Sampling(**{"temperature": 1.0, "top_k": 0, "top_p": 1.0, **options}), rng, filters)
+    return Sampler(
+        Sampling(**{"temperature": 1.0, "top_k": 0, "top_p": 1.0, **options}), rng, filters
+    )

@@ -60,13 +60,22 @@ class Hub:
     """
 
     def __init__(self):
-        self.files, self.branch, self.moved, self.refused, self.busy, self.requests = {}, COMMIT, {}, {}, [], []
+        self.files, self.branch, self.moved, self.refused, self.busy, self.requests = (
+            {},
+            COMMIT,
+            {},
+            {},
+            [],
+            [],
+        )
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self.server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self.server.server_port}"
 
     def __enter__(self):
-        threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        threading.Thread(
+            target=self.server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+        ).start()
         return self
 
     def __exit__(self, *_):
@@ -97,7 +106,9 @@ class Hub:
             fields = {"file": given} if isinstance(given, str) else given
             there = self.files.get((fields.get("repo", REPO), fields.get("file")))
             known = {} if there is None else {"size_bytes": len(there.body), "sha256": there.sha256}
-            models[name.replace("_", "-")] = {"repo": REPO, "revision": COMMIT, "license": "mit"} | known | fields
+            models[name.replace("_", "-")] = (
+                {"repo": REPO, "revision": COMMIT, "license": "mit"} | known | fields
+            )
         path.write_text(json.dumps({"models": models}), encoding="utf-8")
         return path
 
@@ -130,7 +141,9 @@ def _handler(hub):
             if repo not in {there for there, _ in hub.files}:
                 return self.head(401, {"X-Error-Code": "RepoNotFound"})
             commit = hub.branch if revision == "main" else revision
-            if commit not in {file.commit for (there, _), file in hub.files.items() if there == repo}:
+            if commit not in {
+                file.commit for (there, _), file in hub.files.items() if there == repo
+            }:
                 return self.head(404, {"X-Error-Code": "RevisionNotFound"})
             file = hub.files.get((repo, name))
             if file is None or file.commit != commit:
@@ -139,7 +152,12 @@ def _handler(hub):
             if not file.cdn:
                 return self.send(file, headers)
             linked = {"X-Linked-Etag": f'"{file.etag}"', "X-Linked-Size": str(len(file.body))}
-            return self.head(302, headers | linked | {"Location": f"http://localhost:{hub.server.server_port}/cdn/{file.etag}"})
+            return self.head(
+                302,
+                headers
+                | linked
+                | {"Location": f"http://localhost:{hub.server.server_port}/cdn/{file.etag}"},
+            )
 
         def head(self, status, headers=()):
             self.send_response(status)
@@ -151,8 +169,12 @@ def _handler(hub):
             body, start = file.body if file.sent is None else file.sent, 0
             if wanted := re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", "")):
                 start = int(wanted[1])
-                headers = dict(headers) | {"Content-Range": f"bytes {start}-{len(body) - 1}/{len(body)}"}
-            self.head(206 if wanted else 200, dict(headers) | {"Content-Length": str(len(body) - start)})
+                headers = dict(headers) | {
+                    "Content-Range": f"bytes {start}-{len(body) - 1}/{len(body)}"
+                }
+            self.head(
+                206 if wanted else 200, dict(headers) | {"Content-Length": str(len(body) - start)}
+            )
             if self.command == "HEAD":
                 return
             end = file.cuts.pop(0) if file.cuts else len(body)

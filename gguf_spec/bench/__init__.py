@@ -24,7 +24,19 @@ from ..options import Sampling, Speculation
 from ..results import Completion
 from ..runtime.llm import LLM
 from .long_workloads import LONG_WORKLOADS, Conversation, LongWorkload
-from .report import ADAPTIVE, PLAIN, USELESS, Case, Contender, Machine, Report, Result, Run, Spread, ratios
+from .report import (
+    ADAPTIVE,
+    PLAIN,
+    USELESS,
+    Case,
+    Contender,
+    Machine,
+    Report,
+    Result,
+    Run,
+    Spread,
+    ratios,
+)
 from .workloads import WORKLOADS, Workload, workloads
 
 __all__ = [
@@ -79,9 +91,18 @@ def bench(
     with llm.models() as (target, _):
         can_roll_back, threads = target.can_roll_back, target.options.threads or physical_cores()
     if not can_roll_back:
-        raise InvalidOptionError("model", llm.name, "one that can go back a token, as speculation needs", "there is nothing to compare for this one.")
+        raise InvalidOptionError(
+            "model",
+            llm.name,
+            "one that can go back a token, as speculation needs",
+            "there is nothing to compare for this one.",
+        )
     chosen = workloads(names, long)
-    work = [_Work.of(llm, workload, t, n_tokens, quick, seed) for workload in chosen for t in workload.temperatures[: 1 if quick else None]]
+    work = [
+        _Work.of(llm, workload, t, n_tokens, quick, seed)
+        for workload in chosen
+        for t in workload.temperatures[: 1 if quick else None]
+    ]
     few = quick or any(isinstance(workload, LongWorkload) for workload in chosen)
     until = math.inf if limit_s is None else started + limit_s
     with _as_loaded(llm) as forget:
@@ -89,7 +110,9 @@ def bench(
         race.run()
     machine = Machine(_cpu(), physical_cores(), threads)
     total_s = time.perf_counter() - started
-    return Report(llm.name, llm.draft_name, machine, n_rounds, tuple(race.cases()), race.is_complete, total_s)
+    return Report(
+        llm.name, llm.draft_name, machine, n_rounds, tuple(race.cases()), race.is_complete, total_s
+    )
 
 
 @dataclass(frozen=True)
@@ -100,14 +123,30 @@ class _Work:
     conversations: tuple[Conversation, ...]
     samplings: tuple[Sampling, ...]
     runs: dict[str, list[Run]] = field(default_factory=dict)
-    said: dict[int, list[tuple[int, ...]]] = field(default_factory=dict)  # by plain decoding, in each round
+    said: dict[int, list[tuple[int, ...]]] = field(
+        default_factory=dict
+    )  # by plain decoding, in each round
 
     @classmethod
-    def of(cls, llm: LLM, workload: Workload | LongWorkload, temperature: float, n_tokens: int | None, quick: bool, seed: int) -> _Work:
-        n_tokens = n_tokens or (min(workload.n_tokens, _QUICK_TOKENS) if quick else workload.n_tokens)
+    def of(
+        cls,
+        llm: LLM,
+        workload: Workload | LongWorkload,
+        temperature: float,
+        n_tokens: int | None,
+        quick: bool,
+        seed: int,
+    ) -> _Work:
+        n_tokens = n_tokens or (
+            min(workload.n_tokens, _QUICK_TOKENS) if quick else workload.n_tokens
+        )
         conversations = workload.conversations(llm, n_tokens)
         sampling = Sampling(temperature=temperature, max_tokens=n_tokens, ignore_eos=True)
-        return cls(workload.name, tuple(conversations), tuple(replace(sampling, seed=(seed + i) % 2**64) for i in range(len(conversations))))
+        return cls(
+            workload.name,
+            tuple(conversations),
+            tuple(replace(sampling, seed=(seed + i) % 2**64) for i in range(len(conversations))),
+        )
 
 
 @dataclass
@@ -133,7 +172,9 @@ class _Race:
                         self.is_complete = False
                         return
                     self.forget()
-                    work.runs.setdefault(contender.name, []).append(_run(self.llm, work, contender.speculation, round_))
+                    work.runs.setdefault(contender.name, []).append(
+                        _run(self.llm, work, contender.speculation, round_)
+                    )
                     done += 1
                     self.progress(done, self._total(round_))
 
@@ -148,13 +189,25 @@ class _Race:
         for one in self.contenders:
             if one.name in work.runs:
                 runs = work.runs[one.name]
-                yield Result(one, tuple(runs), ratios(runs, plain, "tokens_per_s"), ratios(runs, plain, "tokens_per_s_in_all"))
+                yield Result(
+                    one,
+                    tuple(runs),
+                    ratios(runs, plain, "tokens_per_s"),
+                    ratios(runs, plain, "tokens_per_s_in_all"),
+                )
 
     def _still_in(self, work: _Work, round_: int) -> list[Contender]:
         """Return who runs in a round: after the first, all but the fixed settings that cannot be the best."""
         speeds = {name: runs[0].tokens_per_s for name, runs in work.runs.items()} if round_ else {}
-        enough = _HOPELESS * max((speeds[one.name] for one in self.contenders if one.fixed and one.name in speeds), default=0.0)
-        return [one for one in self.contenders if not one.fixed or one.name == PLAIN or speeds.get(one.name, enough) >= enough]
+        enough = _HOPELESS * max(
+            (speeds[one.name] for one in self.contenders if one.fixed and one.name in speeds),
+            default=0.0,
+        )
+        return [
+            one
+            for one in self.contenders
+            if not one.fixed or one.name == PLAIN or speeds.get(one.name, enough) >= enough
+        ]
 
     def _total(self, round_: int) -> int:
         """Return how many runs there will be, as far as is known in a round."""
@@ -187,7 +240,9 @@ def _run(llm: LLM, work: _Work, speculation: Speculation, round_: int) -> Run:
     )
 
 
-def _converse(llm: LLM, conversation: Conversation, sampling: Sampling, speculation: Speculation) -> Iterator[Completion]:
+def _converse(
+    llm: LLM, conversation: Conversation, sampling: Sampling, speculation: Speculation
+) -> Iterator[Completion]:
     """Yield the answer to each turn. The first prompt is read from its start: one that was read before would cost nothing."""
     llm.forget()
     text, messages = "", list(conversation.history)
@@ -195,7 +250,9 @@ def _converse(llm: LLM, conversation: Conversation, sampling: Sampling, speculat
         text += turn
         messages.append({"role": "user", "content": turn})
         prompt = text if llm.prompt == "text" else messages
-        answer = llm.generate(prompt, sampling, speculation=speculation, prefill=conversation.prefill)
+        answer = llm.generate(
+            prompt, sampling, speculation=speculation, prefill=conversation.prefill
+        )
         text += conversation.prefill + answer.text
         messages.append({"role": "assistant", "content": conversation.prefill + answer.text})
         yield answer
@@ -207,10 +264,21 @@ def _contenders(llm: LLM, few: bool, useless: bool) -> list[Contender]:
     if useless:
         return [plain, Contender(USELESS, Speculation(), False)]
     drafters: list[Any] = ["model", "ngram", "hybrid"] if llm.draft_name else ["ngram"]
-    adaptive = [Contender(f"{ADAPTIVE} {drafter}", Speculation(drafter=drafter), False) for drafter in drafters] if llm.draft_name else []
+    adaptive = (
+        [
+            Contender(f"{ADAPTIVE} {drafter}", Speculation(drafter=drafter), False)
+            for drafter in drafters
+        ]
+        if llm.draft_name
+        else []
+    )
     swept = drafters[:2] if few else drafters
     lengths = _QUICK_LENGTHS if few else _LENGTHS
-    fixed = [Contender(f"{drafter} {k}", Speculation(k, drafter=drafter, adaptive=False), True) for drafter in swept for k in lengths]
+    fixed = [
+        Contender(f"{drafter} {k}", Speculation(k, drafter=drafter, adaptive=False), True)
+        for drafter in swept
+        for k in lengths
+    ]
     return [plain, Contender(ADAPTIVE, Speculation(), False), *adaptive, *fixed]
 
 
@@ -219,7 +287,9 @@ def _as_loaded(llm: LLM) -> Iterator[Callable[[], None]]:
     """Warm up; lend a function that makes the models forget what they have learned since then; leave them as they were."""
     pair, few = llm._pair, Sampling(temperature=0.0, max_tokens=_WARM_UP, ignore_eos=True)
     start = llm.tokenize("Once upon a time")
-    llm.generate_tokens(start, replace(few, max_tokens=1), speculation=Speculation())  # now the models are measured, if they were not
+    llm.generate_tokens(
+        start, replace(few, max_tokens=1), speculation=Speculation()
+    )  # now the models are measured, if they were not
     known = copy.deepcopy((pair.experiences, pair.calibration))
 
     def forget() -> None:
@@ -239,5 +309,7 @@ def _cpu() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Model"))]
+    names = [
+        line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Model"))
+    ]
     return " ".join((names or [platform.processor() or platform.machine()])[0].split())

@@ -17,7 +17,10 @@ from ..errors import InvalidOptionError
 from ..runtime.llm import LLM
 from ..text.chat_template import Message
 
-SIZES = {"1k": 1000, "4k": 3900}  # tokens of a prompt; with an answer, 3,900 fit into the default context of 4,096
+SIZES = {
+    "1k": 1000,
+    "4k": 3900,
+}  # tokens of a prompt; with an answer, 3,900 fit into the default context of 4,096
 
 
 class Conversation(NamedTuple):
@@ -94,18 +97,26 @@ class LongWorkload:
         """
         as_text = llm.prompt == "text"
         form = self._fitting(llm, n_tokens, as_text)
-        return [Conversation((form.text,)) if as_text else Conversation((form.question,), form.history, form.prefill)]
+        return [
+            Conversation((form.text,))
+            if as_text
+            else Conversation((form.question,), form.history, form.prefill)
+        ]
 
     def _fitting(self, llm: LLM, n_tokens: int | None, as_text: bool) -> _Form:
         """Return the longest form of at most `n_prompt` tokens."""
         needed = self.n_prompt + (n_tokens or self.n_tokens)
         if needed > llm.n_ctx:
             hint = "raise it with --ctx, lower --max-tokens, or choose other workloads with --workload."
-            raise InvalidOptionError("n_ctx", llm.n_ctx, f"{needed:,} or more for the workload {self.name}", hint)
+            raise InvalidOptionError(
+                "n_ctx", llm.n_ctx, f"{needed:,} or more for the workload {self.name}", hint
+            )
 
         def fits(form: _Form) -> bool:
             messages = [*form.history, {"role": "user", "content": form.question}]
-            ids = llm.tokenize(form.text) if as_text else llm.tokenize(messages, prefill=form.prefill)
+            ids = (
+                llm.tokenize(form.text) if as_text else llm.tokenize(messages, prefill=form.prefill)
+            )
             return len(ids) <= self.n_prompt
 
         low, high = 1, self.n_prompt  # a piece has a token or more
@@ -136,18 +147,31 @@ def _read(name: str) -> str:
 def _document(n: int) -> _Form:
     passage = "".join(_sentences("document.txt")[:n]).strip()
     text = f"{passage}\n\nThis is what the story has told so far, in a few words:"
-    return _Form(text, f"{passage}\n\nWhat does the Mole do in this text, and whom does he meet? Answer in a few sentences.")
+    return _Form(
+        text,
+        f"{passage}\n\nWhat does the Mole do in this text, and whom does he meet? Answer in a few sentences.",
+    )
 
 
 def _rewrite(n: int) -> _Form:
     sentences = _sentences("rewrite.txt")[:n]
     passage, start = "".join(sentences).strip(), _with_queen("".join(sentences[:2])).rstrip()
     text = f"{passage}\n\nThe same passage again, with a queen in place of the king:\n\n{start}"
-    return _Form(text, f"{passage}\n\nWrite this passage again with a queen in place of the king, and change nothing else.", (), start)
+    return _Form(
+        text,
+        f"{passage}\n\nWrite this passage again with a queen in place of the king, and change nothing else.",
+        (),
+        start,
+    )
 
 
 def _with_queen(text: str) -> str:
-    return re.sub(r"\bking", "queen", text).replace(" he ", " she ").replace(" his ", " her ").replace(" him ", " her ")
+    return (
+        re.sub(r"\bking", "queen", text)
+        .replace(" he ", " she ")
+        .replace(" his ", " her ")
+        .replace(" him ", " her ")
+    )
 
 
 def _json(n: int) -> _Form:
@@ -161,13 +185,47 @@ def _json(n: int) -> _Form:
 def _record(i: int, status: str) -> str:
     """Return a record; the lists' lengths share no factor, so that a combination comes back after 5,005."""
     person = f"{_FIRST[i % len(_FIRST)]} {_LAST[i * 3 % len(_LAST)]}"
-    values = {"id": 10_001 + 7 * i, "customer": person, "city": _CITIES[i * 5 % len(_CITIES)], "item": _ITEMS[i * 2 % len(_ITEMS)]}
-    return json.dumps(values | {"count": 1 + i * i % 9, "price": round(4.5 + i * 37 % 1009 / 10, 2), "status": status})
+    values = {
+        "id": 10_001 + 7 * i,
+        "customer": person,
+        "city": _CITIES[i * 5 % len(_CITIES)],
+        "item": _ITEMS[i * 2 % len(_ITEMS)],
+    }
+    return json.dumps(
+        values
+        | {"count": 1 + i * i % 9, "price": round(4.5 + i * 37 % 1009 / 10, 2), "status": status}
+    )
 
 
-_FIRST = ("Ada", "Boris", "Chen", "Dalia", "Emil", "Farah", "Goran", "Hanna", "Ivo", "Jana", "Karim")
+_FIRST = (
+    "Ada",
+    "Boris",
+    "Chen",
+    "Dalia",
+    "Emil",
+    "Farah",
+    "Goran",
+    "Hanna",
+    "Ivo",
+    "Jana",
+    "Karim",
+)
 _LAST = ("Novak", "Lindqvist", "Okafor", "Tanaka", "Moreau", "Silva", "Weber")
-_CITIES = ("Brno", "Uppsala", "Lagos", "Osaka", "Lyon", "Porto", "Graz", "Tartu", "Cork", "Split", "Bergen", "Izmir", "Utrecht")
+_CITIES = (
+    "Brno",
+    "Uppsala",
+    "Lagos",
+    "Osaka",
+    "Lyon",
+    "Porto",
+    "Graz",
+    "Tartu",
+    "Cork",
+    "Split",
+    "Bergen",
+    "Izmir",
+    "Utrecht",
+)
 _ITEMS = ("desk lamp", "garden hose", "tea kettle", "wall clock", "bicycle pump")
 
 
@@ -175,7 +233,12 @@ def _turn20(n: int) -> _Form:
     sentences = _sentences("turn20.txt")[:n]
     n_turns, history, text = len(_QUESTIONS), list[Message](), ""
     for i, question in enumerate(_QUESTIONS):
-        answer = "".join(sentences[i * len(sentences) // n_turns : (i + 1) * len(sentences) // n_turns]).strip() or "That was all."
+        answer = (
+            "".join(
+                sentences[i * len(sentences) // n_turns : (i + 1) * len(sentences) // n_turns]
+            ).strip()
+            or "That was all."
+        )
         history += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
         text += f"Child: {question}\n\nGrandmother: {answer}\n\n"
     last = "Now tell me in your own words what has happened so far, and how it might end."

@@ -49,7 +49,9 @@ class Group(NamedTuple):
     bars: Sequence[Bar]
 
 
-def grouped_bars(title: str, lines: Sequence[str], legend: Sequence[str], groups: Sequence[Group]) -> str:
+def grouped_bars(
+    title: str, lines: Sequence[str], legend: Sequence[str], groups: Sequence[Group]
+) -> str:
     """Return an SVG of groups of ratios, with a line at 1.
 
     Args:
@@ -59,7 +61,12 @@ def grouped_bars(title: str, lines: Sequence[str], legend: Sequence[str], groups
         groups: From left to right; one that misses a bar leaves a gap.
     """
     n = math.ceil(len(groups) / math.ceil(len(groups) / _IN_A_ROW))
-    width = max(_MIN_WIDTH, _LEFT + n * max(len(legend) * _BAR + _BETWEEN, *(_width(one.note, 10) + 8 for one in groups)) + _RIGHT)
+    width = max(
+        _MIN_WIDTH,
+        _LEFT
+        + n * max(len(legend) * _BAR + _BETWEEN, *(_width(one.note, 10) + 8 for one in groups))
+        + _RIGHT,
+    )
     head, y = _head(title, lines, legend, width)
     step, scale = _scale(_highest(groups))
     parts = [*head]
@@ -70,22 +77,33 @@ def grouped_bars(title: str, lines: Sequence[str], legend: Sequence[str], groups
         for j, one in enumerate(groups[i : i + n]):
             middle = _LEFT + (j + 0.5) * (width - _LEFT - _RIGHT) / n
             parts += _bars(one.bars, middle - len(legend) * _BAR / 2, base, scale)
-            for text, size, down, colour in ((one.name, 13, 20, _INK), (one.kind, 12, 37, _INK), (one.note, 10, 53, _SOFT)):
+            for text, size, down, colour in (
+                (one.name, 13, 20, _INK),
+                (one.kind, 12, 37, _INK),
+                (one.note, 10, 53, _SOFT),
+            ):
                 parts.append(_text(middle, base + down, text, size, colour, "middle"))
         y = base + _BELOW
     wide, high = f"{width:.0f}", f"{y + 8:.0f}"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide}" height="{high}" viewBox="0 0 {wide} {high}" '
         f'font-family="{_FONT}" role="img">\n<title>{escape(_plain(title))}</title>\n'
-        f'<rect width="100%" height="100%" rx="8" fill="{_GROUND}" stroke="{_GRID}"/>\n' + "\n".join(parts) + "\n</svg>\n"
+        f'<rect width="100%" height="100%" rx="8" fill="{_GROUND}" stroke="{_GRID}"/>\n'
+        + "\n".join(parts)
+        + "\n</svg>\n"
     )
 
 
-def _head(title: str, lines: Sequence[str], legend: Sequence[str], width: float) -> tuple[list[str], float]:
+def _head(
+    title: str, lines: Sequence[str], legend: Sequence[str], width: float
+) -> tuple[list[str], float]:
     """Return title, lines and legend, and where they end."""
     parts: list[str] = []
     y = 18.0
-    for text, size, letter, colour, weight in [(title, 16, 0.7, _INK, "bold"), *((line, 12, 0.56, _SOFT, "normal") for line in lines)]:
+    for text, size, letter, colour, weight in [
+        (title, 16, 0.7, _INK, "bold"),
+        *((line, 12, 0.56, _SOFT, "normal") for line in lines),
+    ]:
         for part in textwrap.wrap(_plain(text), int((width - 2 * _RIGHT) / (letter * size))):
             y += size + 5
             parts.append(_text(_RIGHT, y, part, size, colour, weight=weight))
@@ -94,7 +112,9 @@ def _head(title: str, lines: Sequence[str], legend: Sequence[str], width: float)
         wide = 18 + _width(name, 12)
         if x > _RIGHT and x + wide > width - _RIGHT:
             x, y = _RIGHT, y + 20
-        parts.append(f'<rect x="{x:.1f}" y="{y:.1f}" width="12" height="12" rx="2" fill="{colour}"/>')
+        parts.append(
+            f'<rect x="{x:.1f}" y="{y:.1f}" width="12" height="12" rx="2" fill="{colour}"/>'
+        )
         parts.append(_text(x + 18, y + 10.5, name, 12))
         x += wide + 20
     return parts, y + 14
@@ -142,9 +162,19 @@ def _width(text: str, size: float) -> float:
 
 def _plain(text: str) -> str:
     """Leave out what XML cannot hold."""
-    return "".join(letter for letter in text if unicodedata.category(letter) not in ("Cc", "Cs", "Cn"))
+    return "".join(
+        letter for letter in text if unicodedata.category(letter) not in ("Cc", "Cs", "Cn")
+    )
 
 
-def _text(x: float, y: float, text: str, size: int, colour: str = _INK, anchor: str = "start", weight: str = "normal") -> str:
+def _text(
+    x: float,
+    y: float,
+    text: str,
+    size: int,
+    colour: str = _INK,
+    anchor: str = "start",
+    weight: str = "normal",
+) -> str:
     bold = ' font-weight="bold"' if weight == "bold" else ""
     return f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{colour}" text-anchor="{anchor}"{bold}>{escape(_plain(text))}</text>'

@@ -118,13 +118,26 @@ class Result:
     @property
     def acceptance(self) -> float:
         """Accepted over drafted tokens; 0 where nothing was drafted."""
-        return sum(run.n_accepted for run in self.runs) / max(1, sum(run.n_drafted for run in self.runs))
+        return sum(run.n_accepted for run in self.runs) / max(
+            1, sum(run.n_drafted for run in self.runs)
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return all of it as plain values."""
-        rates = {name: self.of(name)._asdict() for name in ("tokens_per_s", "tokens_per_s_in_all", "ttft_s", "total_s", "predicted")}
-        speedups = {"speedup": self.speedup._asdict(), "speedup_in_all": self.speedup_in_all._asdict()}
-        return asdict(self.contender) | speedups | rates | {"acceptance": self.acceptance, "runs": [asdict(run) for run in self.runs]}
+        rates = {
+            name: self.of(name)._asdict()
+            for name in ("tokens_per_s", "tokens_per_s_in_all", "ttft_s", "total_s", "predicted")
+        }
+        speedups = {
+            "speedup": self.speedup._asdict(),
+            "speedup_in_all": self.speedup_in_all._asdict(),
+        }
+        return (
+            asdict(self.contender)
+            | speedups
+            | rates
+            | {"acceptance": self.acceptance, "runs": [asdict(run) for run in self.runs]}
+        )
 
 
 @dataclass(frozen=True)
@@ -163,7 +176,10 @@ class Case:
     @property
     def best_fixed(self) -> Result:
         """The fixed setting, plain decoding among them, that was fastest: known in hindsight only, and lucky where several are as fast."""
-        return max((result for result in self.results if result.contender.fixed), key=lambda result: result.speedup.median)
+        return max(
+            (result for result in self.results if result.contender.fixed),
+            key=lambda result: result.speedup.median,
+        )
 
     @property
     def of_best(self) -> Spread:
@@ -174,7 +190,11 @@ class Case:
         """Return all of it as plain values."""
         best = {"best_fixed": self.best_fixed.contender.name, "of_best": self.of_best._asdict()}
         results = [result.to_dict() for result in self.results]
-        return {"name": self.name, "workload": self.workload, "temperature": self.temperature} | best | {"results": results}
+        return (
+            {"name": self.name, "workload": self.workload, "temperature": self.temperature}
+            | best
+            | {"results": results}
+        )
 
 
 @dataclass(frozen=True)
@@ -246,7 +266,10 @@ class Report:
     @property
     def sentence(self) -> str:
         """The result in plain words."""
-        worst, names = min(case.adaptive.speedup.median for case in self.cases), {case.workload for case in self.cases}
+        worst, names = (
+            min(case.adaptive.speedup.median for case in self.cases),
+            {case.workload for case in self.cases},
+        )
         in_all = [case.adaptive.speedup_in_all.median for case in self.cases]
         over = (
             f"over {_WORDS[len(names)] if len(names) < len(_WORDS) else len(names)} workloads"
@@ -254,14 +277,22 @@ class Report:
             else f"on the workload {self.cases[0].workload}"
         )
         over += f" (worst {worst:.2f})" if len(self.cases) > 1 else ""
-        parts = [f"Adaptive is {self.speedup:.2f} times plain {over}, and {self.of_best:.2f} of the best fixed setting"]
-        parts[0] += f"; reading the prompts included, {_mean(in_all):.2f} times plain" + (f" (worst {min(in_all):.2f})." if len(in_all) > 1 else ".")
+        parts = [
+            f"Adaptive is {self.speedup:.2f} times plain {over}, and {self.of_best:.2f} of the best fixed setting"
+        ]
+        parts[0] += f"; reading the prompts included, {_mean(in_all):.2f} times plain" + (
+            f" (worst {min(in_all):.2f})." if len(in_all) > 1 else "."
+        )
         useless = [result.speedup.median for case in self.cases if (result := case.result(USELESS))]
         if useless:
-            parts.append(f"With a useless draft it is {_mean(useless):.2f} times plain (worst {min(useless):.2f}).")
+            parts.append(
+                f"With a useless draft it is {_mean(useless):.2f} times plain (worst {min(useless):.2f})."
+            )
         if not self.texts_equal:
             n_other = self.n_texts - self.n_same
-            parts.append(f"{n_other} of {self.n_texts} texts are not those of plain decoding: gguf-spec verify tells near ties from faults.")
+            parts.append(
+                f"{n_other} of {self.n_texts} texts are not those of plain decoding: gguf-spec verify tells near ties from faults."
+            )
         return " ".join(parts)
 
     def to_dict(self) -> dict[str, Any]:
@@ -286,14 +317,24 @@ class Report:
     def with_useless(self, other: Report) -> Report:
         """Return the report with the results that `bench(useless=True)` had for another draft."""
         more = {case.name: case.results[1:] for case in other.cases}
-        cases = tuple(replace(case, results=case.results + more.get(case.name, ())) for case in self.cases)
+        cases = tuple(
+            replace(case, results=case.results + more.get(case.name, ())) for case in self.cases
+        )
         complete = self.is_complete and other.is_complete
-        return replace(self, cases=cases, useless=other.draft or "none", is_complete=complete, total_s=self.total_s + other.total_s)
+        return replace(
+            self,
+            cases=cases,
+            useless=other.draft or "none",
+            is_complete=complete,
+            total_s=self.total_s + other.total_s,
+        )
 
     def to_svg(self) -> str:
         """Draw plain decoding, the best fixed setting and adaptive drafting, case by case."""
         m = self.machine
-        title = f"{self.target}" + (f" with {self.draft}" if self.draft else ", drafting from the text alone")
+        title = f"{self.target}" + (
+            f" with {self.draft}" if self.draft else ", drafting from the text alone"
+        )
         where = f"{m.cpu}, {_count(m.cores, 'core')}, {_count(m.threads, 'thread')}"
         how = f"gguf-spec {self.version}; tokens per second over those of plain decoding, {_rounds(self.n_rounds, self.is_complete)}"
         legend = [PLAIN, "best fixed setting, in hindsight", ADAPTIVE]
@@ -303,8 +344,17 @@ class Report:
             if self.useless:
                 shown += filter(None, [case.result(USELESS)])
             greedy = f"T = {case.temperature:g}" if case.temperature else "greedy"
-            groups.append(Group(case.workload, greedy, f"best: {case.best_fixed.contender.name}", tuple(Bar(*one.speedup) for one in shown)))
-        return grouped_bars(title, [where, how], legend + ([USELESS] if self.useless else []), groups)
+            groups.append(
+                Group(
+                    case.workload,
+                    greedy,
+                    f"best: {case.best_fixed.contender.name}",
+                    tuple(Bar(*one.speedup) for one in shown),
+                )
+            )
+        return grouped_bars(
+            title, [where, how], legend + ([USELESS] if self.useless else []), groups
+        )
 
     def _compared(self) -> Iterator[Run]:
         return (run for case in self.cases for result in case.results[1:] for run in result.runs)
@@ -313,7 +363,9 @@ class Report:
 def ratios(runs: Sequence[Run], others: Sequence[Run], what: str) -> Spread:
     """Return how `what` of some runs compares with that of others, in the rounds that both have."""
     by_round = {run.round: getattr(run, what) for run in others}
-    return Spread.of(getattr(run, what) / by_round[run.round] for run in runs if run.round in by_round)
+    return Spread.of(
+        getattr(run, what) / by_round[run.round] for run in runs if run.round in by_round
+    )
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -52,16 +52,26 @@ class Workload:
     def conversations(self, llm: LLM, n_tokens: int | None = None) -> list[Conversation]:
         """Return the conversations in the form that the model wants: texts to go on from where `llm.prompt` is `text`, else questions."""
         kind = self.texts if llm.prompt == "text" else self.questions
-        return [Conversation((before + one[0], *one[1:])) for before, one in self._with_before(llm, kind, n_tokens)]
+        return [
+            Conversation((before + one[0], *one[1:]))
+            for before, one in self._with_before(llm, kind, n_tokens)
+        ]
 
-    def _with_before(self, llm: LLM, kind: Sequence[_Turns], n_tokens: int | None) -> Iterator[tuple[str, _Turns]]:
+    def _with_before(
+        self, llm: LLM, kind: Sequence[_Turns], n_tokens: int | None
+    ) -> Iterator[tuple[str, _Turns]]:
         n = n_tokens or self.n_tokens
         for one in kind:
             turns = [len(llm.tokenize(turn)) + n + _TEMPLATE for turn in one]
             room = llm.n_ctx - sum(turns)
             if room < (_FEWEST if self.n_before else 0):
                 hint = "raise it with --ctx, lower --max-tokens, or choose other workloads with --workload."
-                raise InvalidOptionError("n_ctx", llm.n_ctx, f"about {sum(turns) + _FEWEST:,} tokens or more for the workload {self.name}", hint)
+                raise InvalidOptionError(
+                    "n_ctx",
+                    llm.n_ctx,
+                    f"about {sum(turns) + _FEWEST:,} tokens or more for the workload {self.name}",
+                    hint,
+                )
             yield (long_text(llm, min(self.n_before, room)) if self.n_before else ""), one
 
 
@@ -70,7 +80,9 @@ def long_text(llm: LLM, n_tokens: int) -> str:
     low, high = 0, n_tokens  # a sentence has several tokens
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if len(llm.tokenize(_sentences(middle))) <= n_tokens else (low, middle)
+        low, high = (
+            (middle, high) if len(llm.tokenize(_sentences(middle))) <= n_tokens else (low, middle)
+        )
     return _sentences(low)
 
 
@@ -78,7 +90,10 @@ def _sentences(n: int) -> str:
     """Return the first `n` sentences; the lists' lengths share no factor, so a combination comes back after 17,017."""
     parts = ((_WHO, 1), (_DID, 4), (_WHAT, 5), (_WHERE, 3))
     chosen = (" ".join(words[i * step % len(words)] for words, step in parts) for i in range(n))
-    return "".join(f"{sentence}.{'' if (i + 1) % 6 else chr(10)}{' ' if (i + 1) % 6 else chr(10)}" for i, sentence in enumerate(chosen))
+    return "".join(
+        f"{sentence}.{'' if (i + 1) % 6 else chr(10)}{' ' if (i + 1) % 6 else chr(10)}"
+        for i, sentence in enumerate(chosen)
+    )
 
 
 _WHO = (
@@ -167,10 +182,16 @@ def workloads(names: Sequence[str] | None, long: bool = False) -> list[Workload 
     Raises:
         InvalidOptionError: There is none of a name.
     """
-    known: dict[str, Workload | LongWorkload] = {one.name: one for one in WORKLOADS} | {one.name: one for one in LONG_WORKLOADS}
+    known: dict[str, Workload | LongWorkload] = {one.name: one for one in WORKLOADS} | {
+        one.name: one for one in LONG_WORKLOADS
+    }
     for name in names or ():
         if name not in known:
             raise InvalidOptionError("workload", name, f"one of {', '.join(known)}")
     if not names and not long:
         return list(WORKLOADS)
-    return [one for one in known.values() if one.name in (names or ()) or (long and isinstance(one, LongWorkload))]
+    return [
+        one
+        for one in known.values()
+        if one.name in (names or ()) or (long and isinstance(one, LongWorkload))
+    ]

@@ -23,9 +23,12 @@ from .verify import verify
 
 
 @click.group(
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}, epilog="gguf-spec COMMAND --help shows a command's options."
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog="gguf-spec COMMAND --help shows a command's options.",
 )
-@click.version_option(__version__, "-V", "--version", prog_name="gguf-spec", message="%(prog)s %(version)s")
+@click.version_option(
+    __version__, "-V", "--version", prog_name="gguf-spec", message="%(prog)s %(version)s"
+)
 def cli() -> None:
     """Run quantised GGUF models faster, and never change what they say.
 
@@ -60,7 +63,9 @@ models.add_command(quantize)
 def main() -> None:
     """Run the command line; exit 0 when all went well, 1 for our errors, 2 for wrong usage, 130 after Ctrl-C."""
     if hasattr(signal, "SIGPIPE"):
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the reader, `head` say, has what it wanted: end as quietly as other commands
+        signal.signal(
+            signal.SIGPIPE, signal.SIG_DFL
+        )  # the reader, `head` say, has what it wanted: end as quietly as other commands
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that is not UTF-8 must not end a tale
@@ -73,7 +78,11 @@ def main() -> None:
         error.show()
         sys.exit(2)
     except click.UsageError as error:
-        _fail(error.format_message(), f"{error.ctx.command_path if error.ctx else 'gguf-spec'} --help shows what can be given.", 2)
+        _fail(
+            error.format_message(),
+            f"{error.ctx.command_path if error.ctx else 'gguf-spec'} --help shows what can be given.",
+            2,
+        )
     except click.ClickException as error:
         _fail(error.format_message(), "check the file and its permissions.", 1)
     except errors.GgufSpecError as error:
@@ -84,13 +93,24 @@ def main() -> None:
         sys.exit(130)
     except OSError as error:  # a full disk; what is still to be flushed must not fail again
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        _fail(f"the answer cannot be written: {error.strerror}.", "make room, or write it elsewhere.", 1)
+        _fail(
+            f"the answer cannot be written: {error.strerror}.",
+            "make room, or write it elsewhere.",
+            1,
+        )
     except MemoryError:
         _fail("there is not enough memory.", "give a smaller --ctx, or take a smaller model.", 1)
 
 
 def _wants_trace() -> bool:
-    return sum(1 if a == "--verbose" else len(a) - 1 for a in sys.argv if a == "--verbose" or (a[:2] == "-v" and not a.strip("-v"))) > 1
+    return (
+        sum(
+            1 if a == "--verbose" else len(a) - 1
+            for a in sys.argv
+            if a == "--verbose" or (a[:2] == "-v" and not a.strip("-v"))
+        )
+        > 1
+    )
 
 
 def _fail(message: str, hint: str, code: int) -> None:

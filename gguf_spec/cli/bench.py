@@ -22,18 +22,46 @@ _COLUMNS = "{:<17}{:>8}{:>10}{:>9}{:>11}{:>11}{:>8}{:>10}{:>11}{:>12}{:>9}{:>9}"
 
 @click.command(context_settings={"auto_envvar_prefix": "GGUF_SPEC", "show_default": True})
 @model_options
-@click.option("-w", "--workload", multiple=True, help="story, repetitive, copy, chat, long, short, or a long one. Repeatable.  [default: these six]")
 @click.option(
-    "--long", is_flag=True, help="The long workloads: document, rewrite, json, turn20 and code, each -1k and -4k. Takes hours on a large model."
+    "-w",
+    "--workload",
+    multiple=True,
+    help="story, repetitive, copy, chat, long, short, or a long one. Repeatable.  [default: these six]",
 )
-@click.option("--runs", type=int, help="How often each setting runs on each workload.  [default: 3, or 1 with --quick]")
-@click.option("-n", "--max-tokens", type=int, help="Tokens of an answer.  [default: 128; 64 in chat, 16 in short; 32 with --quick]")
+@click.option(
+    "--long",
+    is_flag=True,
+    help="The long workloads: document, rewrite, json, turn20 and code, each -1k and -4k. Takes hours on a large model.",
+)
+@click.option(
+    "--runs",
+    type=int,
+    help="How often each setting runs on each workload.  [default: 3, or 1 with --quick]",
+)
+@click.option(
+    "-n",
+    "--max-tokens",
+    type=int,
+    help="Tokens of an answer.  [default: 128; 64 in chat, 16 in short; 32 with --quick]",
+)
 @click.option("--quick", is_flag=True, help="Few fixed settings, short answers, greedy only.")
-@click.option("--useless", metavar="FILE", help="A draft that is never right, one of random weights: the worst case.")
+@click.option(
+    "--useless",
+    metavar="FILE",
+    help="A draft that is never right, one of random weights: the worst case.",
+)
 @click.option("--seed", type=int, default=1, help="Seed of the first text.")
 @click.option("--minutes", type=float, help="Begin no further run after so long.")
-@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE.svg", help="Draw the result.")
-@click.option("--json", "as_json", is_flag=True, envvar="GGUF_SPEC_JSON", help="Print one JSON object, with every run, instead of the tables.")
+@click.option(
+    "--plot", type=click.Path(path_type=Path), metavar="FILE.svg", help="Draw the result."
+)
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    envvar="GGUF_SPEC_JSON",
+    help="Print one JSON object, with every run, instead of the tables.",
+)
 def bench(**options: Any) -> int:
     """Compare adaptive drafting with plain decoding and with fixed settings on these models and this machine.
 
@@ -69,14 +97,22 @@ def bench(**options: Any) -> int:
 def _run(options: dict[str, Any]) -> Report:
     """Time the models, then those with the useless draft, behind a progress bar, which is there at a terminal only."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
     from ..bench import bench as run
     from ..bench.workloads import workloads
     from ..options import Speculation
     from ..registry.resolve import resolve
 
-    workloads(options["workload"], options["long"])  # or say what is wrong with them, before anything is loaded
+    workloads(
+        options["workload"], options["long"]
+    )  # or say what is wrong with them, before anything is loaded
     if options["useless"]:
         resolve(options["useless"])
     asked = {
@@ -86,14 +122,25 @@ def _run(options: dict[str, Any]) -> Report:
         "long": options["long"],
         "seed": options["seed"],
     }
-    started, limit_s = time.monotonic(), None if options["minutes"] is None else 60 * options["minutes"]
+    started, limit_s = (
+        time.monotonic(),
+        None if options["minutes"] is None else 60 * options["minutes"],
+    )
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("runs"), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("runs"),
+        TimeRemainingColumn(),
+    )
 
     def timed(draft: str, what: str, limit_s: float | None, **more: bool) -> Report:
         with (
             load_models(options, draft, Speculation()) as llm,
-            Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar,
+            Progress(
+                *columns, console=console, transient=True, disable=not console.is_terminal
+            ) as bar,
         ):
             task = bar.add_task(what, total=None)
             return run(
@@ -103,8 +150,17 @@ def _run(options: dict[str, Any]) -> Report:
 
     worst = None
     if options["useless"]:  # first: it is short, and a file that is none is told at once
-        worst = timed(options["useless"], "timing the useless draft", None if limit_s is None else _USELESS_SHARE * limit_s, useless=True)
-    report = timed(options["draft"], "timing", None if limit_s is None else limit_s - (time.monotonic() - started))
+        worst = timed(
+            options["useless"],
+            "timing the useless draft",
+            None if limit_s is None else _USELESS_SHARE * limit_s,
+            useless=True,
+        )
+    report = timed(
+        options["draft"],
+        "timing",
+        None if limit_s is None else limit_s - (time.monotonic() - started),
+    )
     return report.with_useless(worst) if worst else report
 
 
@@ -117,7 +173,18 @@ def _show(report: Report) -> None:
         f"{m.cpu}, {m.cores} core{'s' * (m.cores > 1)}, {m.threads} thread{'s' * (m.threads > 1)}, rounds: {report.n_rounds}",
         "",
         _COLUMNS.format(
-            "workload", "plain", "adaptive", "x plain", "spread", "predicted", "in all", "accepted", "1st token", "best fixed", "x plain", "of best"
+            "workload",
+            "plain",
+            "adaptive",
+            "x plain",
+            "spread",
+            "predicted",
+            "in all",
+            "accepted",
+            "1st token",
+            "best fixed",
+            "x plain",
+            "of best",
         ),
     ]
     for case in report.cases:
@@ -142,19 +209,29 @@ def _show(report: Report) -> None:
     if not report.is_complete:
         lines.append("The time was up before all was done (--minutes).")
     if not report.useless:
-        lines.append("No useless draft was given (--useless FILE), so the worst case was not timed.")
+        lines.append(
+            "No useless draft was given (--useless FILE), so the worst case was not timed."
+        )
     click.echo("\n".join([*lines, report.sentence]))
 
 
 def _all_ratios(report: Report) -> list[str]:
     """Return a table of every contender on every case."""
-    names = list(dict.fromkeys(result.contender.name for case in report.cases for result in case.results))
+    names = list(
+        dict.fromkeys(result.contender.name for case in report.cases for result in case.results)
+    )
     widths = [max(7, len(case.name) + 2) for case in report.cases]
-    lines = [" " * 24 + "".join(f"{case.name:>{width}}" for case, width in zip(report.cases, widths, strict=True))]
+    lines = [
+        " " * 24
+        + "".join(f"{case.name:>{width}}" for case, width in zip(report.cases, widths, strict=True))
+    ]
     for name in names:
         results = [case.result(name) for case in report.cases]
         cells = [f"{result.speedup.median:.2f}" if result else "-" for result in results]
-        lines.append(f"{name:<24}" + "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True)))
+        lines.append(
+            f"{name:<24}"
+            + "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
+        )
     return lines
 
 

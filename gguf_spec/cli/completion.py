@@ -27,11 +27,17 @@ def completion(context: click.Context, shell: str) -> None:
     from click.shell_completion import BashComplete, FishComplete, ZshComplete
 
     kind = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}[shell]
-    variables = kind(context.find_root().command, {}, "gguf-spec", "_GGUF_SPEC_COMPLETE").source_vars()
-    click.echo(kind.source_template % variables)  # not `source`: that asks a bash for its version, which may not be the one it is for
+    variables = kind(
+        context.find_root().command, {}, "gguf-spec", "_GGUF_SPEC_COMPLETE"
+    ).source_vars()
+    click.echo(
+        kind.source_template % variables
+    )  # not `source`: that asks a bash for its version, which may not be the one it is for
 
 
-def model_names(_context: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def model_names(
+    _context: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
     """Return the names of models that begin so; and for what is none of them, files."""
     from click.shell_completion import CompletionItem
 
@@ -39,10 +45,22 @@ def model_names(_context: click.Context, param: click.Parameter, incomplete: str
     from ..registry.resolve import entries
 
     try:
-        found = {name: entry.note for entry in entries().values() for name in (entry.name, *entry.aliases)}
+        found = {
+            name: entry.note
+            for entry in entries().values()
+            for name in (entry.name, *entry.aliases)
+        }
     except GgufSpecError:  # a models.yaml that cannot be read is told of where a model is loaded
         found = {}
     if param.name == "draft":
-        found |= {"auto": "the best that is there", "ngram": "the text alone", "none": "plain decoding"}
-    items = [CompletionItem(name, help=said) for name, said in found.items() if name.startswith(incomplete)]
+        found |= {
+            "auto": "the best that is there",
+            "ngram": "the text alone",
+            "none": "plain decoding",
+        }
+    items = [
+        CompletionItem(name, help=said)
+        for name, said in found.items()
+        if name.startswith(incomplete)
+    ]
     return items or [CompletionItem(incomplete, type="file")]

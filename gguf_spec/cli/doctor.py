@@ -19,8 +19,16 @@ _INDENT = 19
 
 @click.command(context_settings={"auto_envvar_prefix": "GGUF_SPEC", "show_default": True})
 @model_options
-@click.option("--online", is_flag=True, help="Ask the hub whether it answers; without it no request is made.")
-@click.option("--json", "as_json", is_flag=True, envvar="GGUF_SPEC_JSON", help="Print one JSON object instead of the table.")
+@click.option(
+    "--online", is_flag=True, help="Ask the hub whether it answers; without it no request is made."
+)
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    envvar="GGUF_SPEC_JSON",
+    help="Print one JSON object instead of the table.",
+)
 def doctor(**options: Any) -> int:
     """Look at this installation, this machine and the models; say what is wrong and what to do.
 
@@ -40,7 +48,10 @@ def doctor(**options: Any) -> int:
         options["extra_bufts"] is not False, options["verbose"] > 0, adapters(options["lora"]),
     )  # fmt: skip
     of_draft = how.for_draft(
-        options["draft_flash_attention"], options["draft_kv_type"], options["draft_gpu_layers"], adapters(options["draft_lora"], "draft_lora")
+        options["draft_flash_attention"],
+        options["draft_kv_type"],
+        options["draft_gpu_layers"],
+        adapters(options["draft_lora"], "draft_lora"),
     )
     diagnosis = run(
         options["model"], options["draft"], how, draft_options=of_draft, reference=options["draft_text"], models_file=options["models_file"],
@@ -60,5 +71,12 @@ def _lines(check: Check) -> list[str]:
     """Return a check as it is shown, with what to do below it."""
     first, *rest = wrapped(check.found, _INDENT)
     status = click.style(f"{check.status:<6}", fg=_COLOURS[check.status])
-    todo = [f"{'':>{_INDENT}}{line}" if not i else line for i, line in enumerate(wrapped(f"-> {check.todo}", _INDENT))] if check.todo else []
+    todo = (
+        [
+            f"{'':>{_INDENT}}{line}" if not i else line
+            for i, line in enumerate(wrapped(f"-> {check.todo}", _INDENT))
+        ]
+        if check.todo
+        else []
+    )
     return [f"{status}{check.name:<{_INDENT - 6}}{first}", *rest, *todo]

@@ -18,8 +18,19 @@ if TYPE_CHECKING:
 
 @click.command(context_settings={"auto_envvar_prefix": "GGUF_SPEC"})
 @click.argument("target", shell_complete=model_names)
-@click.option("--models-file", type=click.Path(path_type=Path), metavar="FILE", help="More models by name, before those that are known.")
-@click.option("--json", "as_json", is_flag=True, envvar="GGUF_SPEC_JSON", help="Print one JSON object instead of the table.")
+@click.option(
+    "--models-file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="More models by name, before those that are known.",
+)
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    envvar="GGUF_SPEC_JSON",
+    help="Print one JSON object instead of the table.",
+)
 def drafts(target: str, models_file: Path | None, as_json: bool) -> int:
     """List what could draft for a model, the best first, and why the rest could not.
 
@@ -39,24 +50,44 @@ def drafts(target: str, models_file: Path | None, as_json: bool) -> int:
 
     entry = resolve(target, models_file)
     path = local(entry)
-    found = candidates(entry, path, replace(ContextOptions(), extra_bufts=extra_bufts_work()), models_file)
+    found = candidates(
+        entry, path, replace(ContextOptions(), extra_bufts=extra_bufts_work()), models_file
+    )
     if as_json:
         listed = [{"name": one.name, "path": str(one.path) if one.path else None, "fits": one.fits, "gain": round(one.gain, 3) or None,
                    "measured": one.measured, "declared": one.declared, "why": one.why} for one in found]  # fmt: skip
-        click.echo(json.dumps({"target": entry.name, "path": str(path), "drafts": listed}, ensure_ascii=False))
+        click.echo(
+            json.dumps(
+                {"target": entry.name, "path": str(path), "drafts": listed}, ensure_ascii=False
+            )
+        )
         return 0
     click.echo("\n".join(_table(entry.name, found)).translate(CONTROL))
     return 0
 
 
 def _table(target: str, found: list[Candidate]) -> list[str]:
-    fitting, refused = [one for one in found if one.fits], [one for one in found if not one.fits and one.path]
+    fitting, refused = (
+        [one for one in found if one.fits],
+        [one for one in found if not one.fits and one.path],
+    )
     n_absent = len(found) - len(fitting) - len(refused)
     width = max([7, *(len(one.name) for one in [*fitting, *refused])])
-    lines = [f"{'draft':{width}}  {'gain':>5}  why"] if fitting else [f"Nothing here or in models.yaml could draft for {target}."]
+    lines = (
+        [f"{'draft':{width}}  {'gain':>5}  why"]
+        if fitting
+        else [f"Nothing here or in models.yaml could draft for {target}."]
+    )
     lines += [f"{one.name:{width}}  {one.gain:>5.2f}  {one.why}" for one in fitting]
     if refused:
-        lines += ["", f"{'refused':{width}}  why", *(f"{one.name:{width}}  {one.why}" for one in refused)]
+        lines += [
+            "",
+            f"{'refused':{width}}  why",
+            *(f"{one.name:{width}}  {one.why}" for one in refused),
+        ]
     if n_absent:
-        lines += ["", f"{n_absent} more in models.yaml are not on this disk, and by what it says of them could not draft for it (--json lists them)."]
+        lines += [
+            "",
+            f"{n_absent} more in models.yaml are not on this disk, and by what it says of them could not draft for it (--json lists them).",
+        ]
     return lines

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from .options import load_models, model_options, read_text, sampling_options, speculation_options, to_sampling, to_speculation
+from .options import (
+    load_models,
+    model_options,
+    read_text,
+    sampling_options,
+    speculation_options,
+    to_sampling,
+    to_speculation,
+)
 from .progress import PromptBar
 
 if TYPE_CHECKING:
@@ -24,7 +32,11 @@ if TYPE_CHECKING:
     from ..runtime.llm import LLM, Prompt
 
 # A model is not to steer the terminal: control characters but tab and newline are shown as a replacement sign.
-CONTROL = {c: "\N{REPLACEMENT CHARACTER}" for c in (*range(0x20), *range(0x7F, 0xA0)) if c not in (0x09, 0x0A)}
+CONTROL = {
+    c: "\N{REPLACEMENT CHARACTER}"
+    for c in (*range(0x20), *range(0x7F, 0xA0))
+    if c not in (0x09, 0x0A)
+}
 
 
 @click.command(context_settings={"auto_envvar_prefix": "GGUF_SPEC", "show_default": True})
@@ -33,15 +45,36 @@ CONTROL = {c: "\N{REPLACEMENT CHARACTER}" for c in (*range(0x20), *range(0x7F, 0
 @model_options
 @speculation_options
 @sampling_options
-@click.option("--raw/--chat", "raw", default=None, help="Go on from the prompt as it is / answer it by the chat template.  [default: by model]")
+@click.option(
+    "--raw/--chat",
+    "raw",
+    default=None,
+    help="Go on from the prompt as it is / answer it by the chat template.  [default: by model]",
+)
 @click.option("-s", "--system", help="System message; implies --chat.")
 @click.option("--prefill", default="", help="What the answer begins with.")
-@click.option("--overflow", default="stop", help="When the context is full: stop, or shift: forget the older half of the answer and go on.")
-@click.option("--echo", is_flag=True, help="Begin the text with the prompt, if it is not a chat, and the prefill.")
+@click.option(
+    "--overflow",
+    default="stop",
+    help="When the context is full: stop, or shift: forget the older half of the answer and go on.",
+)
+@click.option(
+    "--echo",
+    is_flag=True,
+    help="Begin the text with the prompt, if it is not a chat, and the prefill.",
+)
 @click.option("--stats", is_flag=True, help="Show speed and acceptance, on stderr.")
 @click.option("--show-draft", is_flag=True, help="Show what the draft proposed in green.")
-@click.option("--json", "as_json", is_flag=True, envvar="GGUF_SPEC_JSON", help="Print one JSON object instead of the text.")
-def generate(prompt: str | None, file: Path | None, system: str | None, raw: bool | None, **options: Any) -> int:
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    envvar="GGUF_SPEC_JSON",
+    help="Print one JSON object instead of the text.",
+)
+def generate(
+    prompt: str | None, file: Path | None, system: str | None, raw: bool | None, **options: Any
+) -> int:
     """Go on from a prompt, or answer it. PROMPT may be - or missing to read a pipe.
 
     \b
@@ -59,7 +92,9 @@ def generate(prompt: str | None, file: Path | None, system: str | None, raw: boo
 
     text = _read_prompt(prompt, file)
     sampling, speculation = to_sampling(options), to_speculation(options)
-    if click.get_current_context().get_parameter_source("overflow") is not ParameterSource.DEFAULT:  # else as models.yaml has it
+    if (
+        click.get_current_context().get_parameter_source("overflow") is not ParameterSource.DEFAULT
+    ):  # else as models.yaml has it
         sampling = replace(sampling, overflow=options["overflow"])
     with load_models(options, options["draft"] if speculation.k else "none", speculation) as llm:
         chat = system is not None or raw is False or (raw is None and llm.prompt == "chat")
@@ -88,14 +123,22 @@ def _answer(llm: LLM, request: Prompt, sampling: Sampling, options: dict[str, An
     from rich.console import Console
 
     out, k = Console(highlight=False, soft_wrap=True), llm.speculation.k
-    shown = "" if options["as_json"] or options["echo"] or not out.is_terminal else (request if isinstance(request, str) else "") + options["prefill"]
+    shown = (
+        ""
+        if options["as_json"] or options["echo"] or not out.is_terminal
+        else (request if isinstance(request, str) else "") + options["prefill"]
+    )
     bar = PromptBar()
-    with llm.stream(request, sampling, prefill=options["prefill"], echo=options["echo"], on_prompt=bar) as stream:
+    with llm.stream(
+        request, sampling, prefill=options["prefill"], echo=options["echo"], on_prompt=bar
+    ) as stream:
         before = signal.getsignal(signal.SIGINT)
 
         def stop(_number: int, _frame: object) -> None:
             stream.cancel()
-            signal.signal(signal.SIGINT, before)  # a second Ctrl-C does not wait for the round to end
+            signal.signal(
+                signal.SIGINT, before
+            )  # a second Ctrl-C does not wait for the round to end
 
         signal.signal(signal.SIGINT, stop)
         try:
@@ -110,7 +153,13 @@ def _answer(llm: LLM, request: Prompt, sampling: Sampling, options: dict[str, An
             signal.signal(signal.SIGINT, before)
     result = stream.result
     if options["as_json"]:
-        click.echo(json.dumps(_to_json(llm, result, k, sampling.logprobs is not None), ensure_ascii=False, allow_nan=False))
+        click.echo(
+            json.dumps(
+                _to_json(llm, result, k, sampling.logprobs is not None),
+                ensure_ascii=False,
+                allow_nan=False,
+            )
+        )
     elif not result.text.endswith("\n"):
         click.echo()
     if options["stats"]:
@@ -142,8 +191,14 @@ def _to_json(llm: LLM, result: Completion, k: int, with_logprobs: bool) -> dict[
 
 def _named(llm: LLM, one: dict[str, Any]) -> dict[str, Any]:
     """Add the texts of its tokens to what is known of a place."""
-    named = {"token": one["token"], "text": llm.token_text(one["token"]), "logprob": round(one["logprob"], 6)}
-    return named | ({"top": [_named(llm, other | {"top": []}) for other in one["top"]]} if one["top"] else {})
+    named = {
+        "token": one["token"],
+        "text": llm.token_text(one["token"]),
+        "logprob": round(one["logprob"], 6),
+    }
+    return named | (
+        {"top": [_named(llm, other | {"top": []}) for other in one["top"]]} if one["top"] else {}
+    )
 
 
 def _logprob_lines(llm: LLM, result: Completion) -> str:
@@ -152,18 +207,30 @@ def _logprob_lines(llm: LLM, result: Completion) -> str:
     def shown(token: int, logprob: float) -> str:
         return f"{math.exp(logprob):7.2%} {llm.token_text(token)!r}"
 
-    lines = [(shown(one.token, one.logprob), *(shown(*other) for other in one.top)) for one in result.logprobs]
+    lines = [
+        (shown(one.token, one.logprob), *(shown(*other) for other in one.top))
+        for one in result.logprobs
+    ]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines)
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )
 
 
 def _stats_lines(s: Stats, seed: int) -> str:
     busy = s.draft_s + s.verify_s + s.other_s or 1.0
     prompt = f"prompt: {s.n_prompt} tokens in {s.prompt_s * 1000:,.0f} ms"
-    by = ", ".join(f"{name} {accepted} of {drafted}" for name, (drafted, accepted) in s.drafters.items())
+    by = ", ".join(
+        f"{name} {accepted} of {drafted}" for name, (drafted, accepted) in s.drafters.items()
+    )
     accepted = f"{s.n_accepted} of {s.n_drafted} tokens accepted ({s.acceptance:.0%}; {by}), {s.tokens_per_round:.2f} tokens a round"
     ties = f"ties    {s.n_near_ties} of {s.n_generated} tokens were near ties: "
-    ties += "decided again, as plain decoding does\n" if s.n_decided_again else "plain decoding may say others there (--strict asks it)\n"
+    ties += (
+        "decided again, as plain decoding does\n"
+        if s.n_decided_again
+        else "plain decoding may say others there (--strict asks it)\n"
+    )
     gain = f"gain    {s.speedup:.2f} times plain decoding by the clock, {s.predicted_speedup:.2f} by measured costs\n"
     return (
         f"speed   {s.n_generated} tokens at {s.tokens_per_s:,.1f} tok/s, the first after {s.ttft_s * 1000:,.0f} ms ({prompt})\n"

@@ -47,8 +47,19 @@ def models() -> None:
 def _options(command: F) -> F:
     """Add the options that all of these commands have."""
     for option in (
-        click.option("--json", "as_json", is_flag=True, envvar="GGUF_SPEC_JSON", help="Print one JSON object."),
-        click.option("--models-file", type=click.Path(path_type=Path), metavar="FILE", help="More names, in a file like models.yaml."),
+        click.option(
+            "--json",
+            "as_json",
+            is_flag=True,
+            envvar="GGUF_SPEC_JSON",
+            help="Print one JSON object.",
+        ),
+        click.option(
+            "--models-file",
+            type=click.Path(path_type=Path),
+            metavar="FILE",
+            help="More names, in a file like models.yaml.",
+        ),
     ):
         command = option(command)
     return command
@@ -77,7 +88,16 @@ def list_(cached: bool, models_file: Path | None, as_json: bool) -> int:
     rows = [["name", "size", "licence", "draft", "on disk", "note"]]
     for entry, path in found:
         here = "bundled" if entry.path else "yes" if path else "no"
-        rows.append([entry.name, size(entry.size_bytes) if entry.size_bytes else "?", entry.license or "?", entry.draft or "-", here, entry.note])
+        rows.append(
+            [
+                entry.name,
+                size(entry.size_bytes) if entry.size_bytes else "?",
+                entry.license or "?",
+                entry.draft or "-",
+                here,
+                entry.note,
+            ]
+        )
     click.echo("\n".join(_table(rows)).translate(CONTROL))
     return 0
 
@@ -85,7 +105,12 @@ def list_(cached: bool, models_file: Path | None, as_json: bool) -> int:
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return rows as lines that fit the width, the last column cut where need be."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
-    lines = ["  ".join([*(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip() for row in rows]
+    lines = [
+        "  ".join(
+            [*(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)), row[-1]]
+        ).rstrip()
+        for row in rows
+    ]
     return [line if len(line) <= _WIDTH else line[: _WIDTH - 3].rstrip() + "..." for line in lines]
 
 
@@ -113,26 +138,42 @@ def show(name: str, models_file: Path | None, as_json: bool) -> int:
     disk = f"{path}, {_VERIFIED[known] if known else 'not verified'}" if path else "no"
     lines: list[tuple[str, object]] = [("name", entry.name), ("aliases", ", ".join(entry.aliases))]
     lines += [("repository", entry.repo), ("revision", entry.revision)]
-    lines += [("file", f"{part.file}, {size(part.size_bytes) if part.size_bytes else 'size not known'}") for part in entry.parts]
+    lines += [
+        ("file", f"{part.file}, {size(part.size_bytes) if part.size_bytes else 'size not known'}")
+        for part in entry.parts
+    ]
     lines += [("sha256", part.sha256 or "not declared") for part in entry.parts]
     lines += [
         ("licence", entry.license), ("context", entry.context), ("tokenizer", entry.tokenizer), ("chat", entry.chat), ("draft", entry.draft),
         ("prompt", entry.prompt), ("sampling", ", ".join(f"{key} {value}" for key, value in entry.sampling.items())), ("note", entry.note),
         ("on disk", disk),
     ]  # fmt: skip
-    click.echo("\n".join(f"{what:<12}{value}" for what, value in lines if value not in (None, "")).translate(CONTROL))
+    click.echo(
+        "\n".join(
+            f"{what:<12}{value}" for what, value in lines if value not in (None, "")
+        ).translate(CONTROL)
+    )
     return 0
 
 
 @models.command(context_settings=_SETTINGS)
 @click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=model_names)
-@click.option("--draft/--no-draft", default=True, help="Download the draft that a model declares, too.")
+@click.option(
+    "--draft/--no-draft", default=True, help="Download the draft that a model declares, too."
+)
 @click.option("--force", is_flag=True, help="Download again what is there.")
 @click.option("--offline", is_flag=True, help="Make no request: only verify what is there.")
 @click.option("-y", "--yes", is_flag=True, help="Ask nothing.")
 @click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
 @_options
-def pull(names: tuple[str, ...], draft: bool, yes: bool, models_file: Path | None, as_json: bool, **options: bool) -> int:
+def pull(
+    names: tuple[str, ...],
+    draft: bool,
+    yes: bool,
+    models_file: Path | None,
+    as_json: bool,
+    **options: bool,
+) -> int:
     """Download models and their drafts, and verify them. NAME may be hf:OWNER/REPO/FILE[@REVISION], too.
 
     What is on this disk stays as it is; after that no network is needed. HF_HOME says where files go, HF_TOKEN opens gated models, HF_ENDPOINT
@@ -158,7 +199,11 @@ def pull(names: tuple[str, ...], draft: bool, yes: bool, models_file: Path | Non
     for entry in entries:
         start = time.monotonic()
         with _progress(entry, options["quiet"]) as tell:
-            pulled.append(download.pull(entry, force=options["force"], offline=options["offline"], progress=tell))
+            pulled.append(
+                download.pull(
+                    entry, force=options["force"], offline=options["offline"], progress=tell
+                )
+            )
         if not options["quiet"]:
             click.echo(_line(pulled[-1], time.monotonic() - start), err=True)
     if as_json:
@@ -185,11 +230,19 @@ def _is_agreed(entries: Sequence[Entry], yes: bool) -> bool:
     bound = [entry for entry in entries if entry.repo and not entry.permissive]
     for entry in bound:
         what = f"{entry.license}, which is not permissive" if entry.license else "not known here"
-        click.echo(f"Note: the licence of {entry.name} is {what}: https://huggingface.co/{entry.repo}", err=True)
+        click.echo(
+            f"Note: the licence of {entry.name} is {what}: https://huggingface.co/{entry.repo}",
+            err=True,
+        )
     bound = [entry for entry in bound if entry.license]
     if not bound or yes or not (sys.stdin.isatty() and sys.stderr.isatty()):
         return True
-    return click.confirm("Download it under this licence?" if len(bound) == 1 else "Download them under these licences?", err=True)
+    return click.confirm(
+        "Download it under this licence?"
+        if len(bound) == 1
+        else "Download them under these licences?",
+        err=True,
+    )
 
 
 @contextlib.contextmanager
@@ -199,7 +252,14 @@ def _progress(entry: Entry, quiet: bool) -> Iterator[Tell | None]:
         yield None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
 
     from ..system.hardware import size
 
@@ -210,12 +270,20 @@ def _progress(entry: Entry, quiet: bool) -> Iterator[Tell | None]:
 
         def write(stage: str, _: int, total: int | None) -> None:
             if stage not in seen:
-                click.echo(f"{verbs[stage]} {entry.name}{f', {size(total)}' if total else ''}", err=True)
+                click.echo(
+                    f"{verbs[stage]} {entry.name}{f', {size(total)}' if total else ''}", err=True
+                )
             seen[stage] = True
 
         yield write
         return
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=console, transient=True) as bar:
 
         def draw(stage: str, done: int, total: int | None) -> None:
@@ -230,7 +298,11 @@ def _line(pulled: Pulled, seconds: float) -> str:
     """Return what was done, in one line."""
     from ..system.hardware import size
 
-    came = f"{size(pulled.loaded_bytes)} in {seconds:.1f} s" if pulled.loaded_bytes else "was on this disk"
+    came = (
+        f"{size(pulled.loaded_bytes)} in {seconds:.1f} s"
+        if pulled.loaded_bytes
+        else "was on this disk"
+    )
     return f"{pulled.name}: {came}, {_VERIFIED[pulled.verified]}: {pulled.paths[0]}"
 
 
@@ -278,12 +350,21 @@ def remove(names: tuple[str, ...], yes: bool, models_file: Path | None, as_json:
     for name in names:
         entry = resolve(name, models_file)
         where = download.find(entry)
-        if may_ask and where and not entry.path and not click.confirm(f"Remove {entry.name}, {where}?", err=True):
+        if (
+            may_ask
+            and where
+            and not entry.path
+            and not click.confirm(f"Remove {entry.name}, {where}?", err=True)
+        ):
             continue
         freed = download.remove(entry)
         removed.append({"name": entry.name, "freed_bytes": freed})
         if not as_json:
-            left = f"{size(freed)} are free again" if freed else "but another revision has the same file, so no room is won"
+            left = (
+                f"{size(freed)} are free again"
+                if freed
+                else "but another revision has the same file, so no room is won"
+            )
             click.echo(f"{entry.name}: removed, {left}")
     if as_json:
         _print({"models": removed})
@@ -305,7 +386,13 @@ def _facts(entry: Entry, path: Path | None) -> dict[str, Any]:
 
 def _result(pulled: Pulled) -> dict[str, Any]:
     paths = [str(path) for path in pulled.paths]
-    return {"name": pulled.name, "paths": paths, "n_bytes": pulled.n_bytes, "loaded_bytes": pulled.loaded_bytes, "verified": pulled.verified}
+    return {
+        "name": pulled.name,
+        "paths": paths,
+        "n_bytes": pulled.n_bytes,
+        "loaded_bytes": pulled.loaded_bytes,
+        "verified": pulled.verified,
+    }
 
 
 def _print(data: dict[str, Any]) -> None:

@@ -27,7 +27,10 @@ _SAMPLING = [
     "frequency_penalty", "presence_penalty", "penalty_last_n", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n",
     "ignore_eos", "logprobs", "seed", "stop",
 ]  # fmt: skip
-_OPTION = {"stop_tokens": "stop_token", "dry_sequence_breakers": "dry_breaker"}  # fields of `Sampling` whose option has another name
+_OPTION = {
+    "stop_tokens": "stop_token",
+    "dry_sequence_breakers": "dry_breaker",
+}  # fields of `Sampling` whose option has another name
 
 
 class Bias(click.ParamType[tuple[int, float]]):
@@ -35,7 +38,9 @@ class Bias(click.ParamType[tuple[int, float]]):
 
     name = "ID=BIAS"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, float]:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, float]:
         """Read `13=-inf`."""
         if isinstance(value, tuple):
             return value
@@ -51,7 +56,9 @@ class AdapterFile(click.ParamType[tuple[str, float]]):
 
     name = "FILE[:SCALE]"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, float]:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, float]:
         """Read `lora.gguf:0.5`; a file that is there under the whole name is taken as it is."""
         if isinstance(value, tuple):
             return value
@@ -116,7 +123,9 @@ def load_models(options: dict[str, Any], draft: str, speculation: Speculation) -
     return llm
 
 
-def _load(options: dict[str, Any], draft: str, speculation: Speculation, on_measure: Callable[[], object]) -> LLM:
+def _load(
+    options: dict[str, Any], draft: str, speculation: Speculation, on_measure: Callable[[], object]
+) -> LLM:
     from .. import load  # llama.cpp takes a while: after the options are known to be right
 
     return load(
@@ -195,7 +204,14 @@ def to_sampling(options: dict[str, Any]) -> Sampling:
     )
     source = click.get_current_context().get_parameter_source
     preset = resolve(options["model"], options["models_file"]).sampling
-    return replace(asked, **{name: value for name, value in preset.items() if source(_OPTION.get(name, name)) in (None, ParameterSource.DEFAULT)})
+    return replace(
+        asked,
+        **{
+            name: value
+            for name, value in preset.items()
+            if source(_OPTION.get(name, name)) in (None, ParameterSource.DEFAULT)
+        },
+    )
 
 
 def to_speculation(options: dict[str, Any]) -> Speculation:
@@ -218,4 +234,6 @@ def read_text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8", errors="replace")
     except (OSError, ValueError) as error:
-        raise click.FileError(os.fspath(file), getattr(error, "strerror", None) or str(error)) from error
+        raise click.FileError(
+            os.fspath(file), getattr(error, "strerror", None) or str(error)
+        ) from error

@@ -44,7 +44,9 @@ class PromptBar:
     Call `remove` before text is written.
     """
 
-    def __init__(self, out: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, out: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """Begin to wait; `clock` gives seconds."""
         self._line, self._clock = Line(out or sys.stderr), clock
         self._since = clock()
@@ -54,7 +56,9 @@ class PromptBar:
         if self._clock() - self._since >= _PATIENCE_S:
             n_full = _BAR * n_done // n_total
             bar = "#" * n_full + "." * (_BAR - n_full)
-            self._line.show(f"Reading the prompt [{bar}] {n_done / n_total:4.0%} of {n_total:,} tokens")
+            self._line.show(
+                f"Reading the prompt [{bar}] {n_done / n_total:4.0%} of {n_total:,} tokens"
+            )
 
     def remove(self) -> None:
         """Remove the line; more than once does nothing."""

@@ -22,8 +22,19 @@ if TYPE_CHECKING:
 @click.option("--threads", type=int, help="Threads.  [default: physical cores]")
 @click.option("--force", is_flag=True, help="Replace OUT.gguf if it is there.")
 @click.option("-q", "--quiet", is_flag=True, help="Write nothing but errors.")
-@click.option("--models-file", type=click.Path(path_type=Path), metavar="FILE", help="More names, in a file like models.yaml.")
-@click.option("--json", "as_json", is_flag=True, envvar="GGUF_SPEC_JSON", help="Print one JSON object instead of the line.")
+@click.option(
+    "--models-file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="More names, in a file like models.yaml.",
+)
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    envvar="GGUF_SPEC_JSON",
+    help="Print one JSON object instead of the line.",
+)
 def quantize(model: str, target: Path, **options: Any) -> int:
     """Write MODEL again with smaller numbers: as a draft, or to save memory. MODEL is a GGUF file or the name of one on this disk.
 
@@ -41,7 +52,10 @@ def quantize(model: str, target: Path, **options: Any) -> int:
 
     made = _run(local(resolve(model, options["models_file"])), target, options)
     if made.requantized and not options["quiet"]:
-        click.echo(f"Note: {made.source.name} is quantised already: quality suffers; a file made from F32, F16 or BF16 is better.", err=True)
+        click.echo(
+            f"Note: {made.source.name} is quantised already: quality suffers; a file made from F32, F16 or BF16 is better.",
+            err=True,
+        )
     if options["as_json"]:
         click.echo(json.dumps(made.to_dict(), ensure_ascii=False))
     elif not options["quiet"]:
@@ -52,13 +66,30 @@ def quantize(model: str, target: Path, **options: Any) -> int:
 def _run(source: Path, target: Path, options: dict[str, Any]) -> Quantized:
     """Quantise behind a progress bar, which is there at a terminal only."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
     from ..quantize import quantize as run
 
     console = Console(stderr=True)
-    columns = (TextColumn("quantising"), BarColumn(), MofNCompleteColumn(), TextColumn("tensors"), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=options["quiet"] or not console.is_terminal) as bar:
+    columns = (
+        TextColumn("quantising"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("tensors"),
+        TimeRemainingColumn(),
+    )
+    with Progress(
+        *columns,
+        console=console,
+        transient=True,
+        disable=options["quiet"] or not console.is_terminal,
+    ) as bar:
         task = bar.add_task("", total=None)
         return run(
             source, target, options["kind"], threads=options["threads"], force=options["force"],
@@ -69,7 +100,11 @@ def _run(source: Path, target: Path, options: dict[str, Any]) -> Quantized:
 def _line(made: Quantized) -> str:
     from ..system.hardware import size
 
-    others = f", {made.n_fallback} of {made.n_tensors} tensors in a larger type, as its blocks do not divide their rows" if made.n_fallback else ""
+    others = (
+        f", {made.n_fallback} of {made.n_tensors} tensors in a larger type, as its blocks do not divide their rows"
+        if made.n_fallback
+        else ""
+    )
     return (
         f"{made.target}: {made.type}, {size(made.target_bytes)} after {size(made.source_bytes)}, "
         f"{made.target_bits:.2f} bits a weight after {made.source_bits:.2f}, in {made.seconds:.1f} s{others}"

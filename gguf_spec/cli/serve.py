@@ -17,15 +17,39 @@ if TYPE_CHECKING:
 
 @click.command(context_settings={"auto_envvar_prefix": "GGUF_SPEC", "show_default": True})
 @model_options
-@click.option("--host", default="127.0.0.1", help="Address to listen at; any but this machine's own needs --api-key.")
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    help="Address to listen at; any but this machine's own needs --api-key.",
+)
 @click.option("--port", type=int, default=8080, help="Port to listen at; 0 takes a free one.")
-@click.option("--api-key", show_default=False, help="Key that clients have to send; in the environment nobody sees it in the list of processes.")
-@click.option("--cors-origin", multiple=True, metavar="ORIGIN", help="Let pages of this origin use the server; * for all. May be given again.")
+@click.option(
+    "--api-key",
+    show_default=False,
+    help="Key that clients have to send; in the environment nobody sees it in the list of processes.",
+)
+@click.option(
+    "--cors-origin",
+    multiple=True,
+    metavar="ORIGIN",
+    help="Let pages of this origin use the server; * for all. May be given again.",
+)
 @click.option("--queue", type=int, default=16, help="Requests that may wait; those beyond get 429.")
-@click.option("--max-tokens-limit", type=int, help="Most tokens of an answer.  [default: what the context holds]")
-@click.option("--timeout", type=float, default=600.0, help="Seconds an answer may take once it has begun.")
+@click.option(
+    "--max-tokens-limit",
+    type=int,
+    help="Most tokens of an answer.  [default: what the context holds]",
+)
+@click.option(
+    "--timeout", type=float, default=600.0, help="Seconds an answer may take once it has begun."
+)
 @click.option("--body-limit", type=float, default=4.0, help="Most megabytes of a request.")
-@click.option("--grace", type=float, default=5.0, help="Seconds that answers under way have to finish when the server is stopped.")
+@click.option(
+    "--grace",
+    type=float,
+    default=5.0,
+    help="Seconds that answers under way have to finish when the server is stopped.",
+)
 @speculation_options
 def serve(**options: Any) -> int:
     """Answer OpenAI's protocol at a local port, and a page to chat in at its address.
@@ -55,7 +79,10 @@ def _settings(options: dict[str, Any]) -> Settings:
     except ModuleNotFoundError as error:
         if error.name not in ("starlette", "uvicorn"):
             raise
-        raise GgufSpecError(f"the server needs {error.name}, which is not installed.", "install it with: pip install 'gguf-spec[server]'.") from None
+        raise GgufSpecError(
+            f"the server needs {error.name}, which is not installed.",
+            "install it with: pip install 'gguf-spec[server]'.",
+        ) from None
     return Settings(
         host=options["host"], port=options["port"], api_key=options["api_key"], cors_origins=options["cors_origin"], queue=options["queue"],
         max_tokens=options["max_tokens_limit"], timeout=options["timeout"], body_bytes=int(options["body_limit"] * 1_000_000), grace=options["grace"],
@@ -73,7 +100,9 @@ def _wait(server: Server) -> int:
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         click.echo(f"Listening at {server.url}")
-        while server.is_running and not told.wait(0.5):  # without a limit, Windows would not let Ctrl-C through
+        while server.is_running and not told.wait(
+            0.5
+        ):  # without a limit, Windows would not let Ctrl-C through
             pass
         server.stop()
         while server.is_running:

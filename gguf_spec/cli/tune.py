@@ -21,7 +21,13 @@ _SHOWN = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 33)  # tokens in a pass; --json ha
 
 @click.command(context_settings={"auto_envvar_prefix": "GGUF_SPEC", "show_default": True})
 @model_options
-@click.option("--json", "as_json", is_flag=True, envvar="GGUF_SPEC_JSON", help="Print one JSON object instead of the table.")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    envvar="GGUF_SPEC_JSON",
+    help="Print one JSON object instead of the table.",
+)
 def tune(**options: Any) -> int:
     """Measure what these models cost on this machine, and keep it.
 
@@ -36,7 +42,9 @@ def tune(**options: Any) -> int:
     """
     from .. import Speculation
 
-    with load_models(options, options["draft"], Speculation(0)) as llm:  # plain: so nothing is measured before
+    with load_models(
+        options, options["draft"], Speculation(0)
+    ) as llm:  # plain: so nothing is measured before
         tuning = _run(llm)
     if not tuning.kept:
         click.echo("Note: there is no place to keep this: gguf-spec doctor says why.", err=True)
@@ -55,10 +63,22 @@ def _run(llm: Any) -> Tuning:
     from ..tune import tune as run
 
     console = Console(stderr=True)
-    columns = (TextColumn("measuring"), BarColumn(), TextColumn("{task.completed} of {task.total} passes"), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    columns = (
+        TextColumn("measuring"),
+        BarColumn(),
+        TextColumn("{task.completed} of {task.total} passes"),
+        TimeRemainingColumn(),
+    )
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
         task = bar.add_task("", visible=False)
-        return run(llm, progress=lambda done, total: bar.update(task, completed=done, total=total, visible=True))
+        return run(
+            llm,
+            progress=lambda done, total: bar.update(
+                task, completed=done, total=total, visible=True
+            ),
+        )
 
 
 def cost_lines(tuning: Tuning) -> list[str]:
@@ -66,8 +86,13 @@ def cost_lines(tuning: Tuning) -> list[str]:
     profile = tuning.profile
     target, draft = _column(profile.target), _column(profile.draft)
     widths = [n for n in _SHOWN if n in profile.target]
-    lines = [f"{tuning.target}{f' with {tuning.draft}' if tuning.draft else ''}, measured in {profile.seconds:.1f} s", ""]
-    lines.append(f"{'tokens in a pass':>16}{'target ms':>12}{'a token':>10}{'draft ms' if draft else '':>12}".rstrip())
+    lines = [
+        f"{tuning.target}{f' with {tuning.draft}' if tuning.draft else ''}, measured in {profile.seconds:.1f} s",
+        "",
+    ]
+    lines.append(
+        f"{'tokens in a pass':>16}{'target ms':>12}{'a token':>10}{'draft ms' if draft else '':>12}".rstrip()
+    )
     each = _column({n: s / n for n, s in profile.target.items()}, of=profile.target[1])
     lines += [f"{n:>16}{target[n]:>12}{each[n]:>10}{draft.get(n, ''):>12}".rstrip() for n in widths]
     noise = max(profile.noise.values(), default=0.0)
@@ -75,14 +100,22 @@ def cost_lines(tuning: Tuning) -> list[str]:
         "context": f"1,000 tokens add {_context_cost(profile.target_depth)}",
         "draft context": f"1,000 tokens add {_context_cost(profile.draft_depth)}",
         "exact passes": profile.exact_passes,
-        "rounding noise": f"up to {noise:.2g} logits in wider passes" if noise else "none: passes of all widths give the same logits",
+        "rounding noise": f"up to {noise:.2g} logits in wider passes"
+        if noise
+        else "none: passes of all widths give the same logits",
         "draft": f"right in {sum(h for h, _ in profile.right):.0f} of {sum(n for _, n in profile.right):.0f} places ({profile.agreement:.0%})",
         "Python": f"{profile.token_s * 1000:.2f} ms a token, {profile.proposal_s * 1000:.2f} ms one that the draft proposes",
     }
     if not tuning.draft:
         del facts["draft"], facts["draft context"]
         facts["Python"] = facts["Python"].split(",")[0]
-    return [*lines, "", *(f"{name:<16}{fact}" for name, fact in facts.items()), "", *wrapped(tuning.sentence)]
+    return [
+        *lines,
+        "",
+        *(f"{name:<16}{fact}" for name, fact in facts.items()),
+        "",
+        *wrapped(tuning.sentence),
+    ]
 
 
 def _context_cost(depth: Mapping[int, float]) -> str:
@@ -90,7 +123,10 @@ def _context_cost(depth: Mapping[int, float]) -> str:
     from ..speculative.cost_model import interpolate_depth
     from ..tune import milliseconds
 
-    return ", ".join(f"{milliseconds(interpolate_depth(depth, n) * 1000)} ({rows})" for n, rows in ((1, "1 row"), (8, "8 rows")))
+    return ", ".join(
+        f"{milliseconds(interpolate_depth(depth, n) * 1000)} ({rows})"
+        for n, rows in ((1, "1 row"), (8, "8 rows"))
+    )
 
 
 def _column(seconds: Mapping[int, float], of: float | None = None) -> dict[int, str]:
@@ -105,5 +141,7 @@ def wrapped(text: str, indent: int = 0) -> list[str]:
     if not sys.stdout.isatty():
         return [text]
     width = max(40, shutil.get_terminal_size().columns)
-    first, *rest = textwrap.wrap(text, width - indent, break_long_words=False, break_on_hyphens=False) or [""]
+    first, *rest = textwrap.wrap(
+        text, width - indent, break_long_words=False, break_on_hyphens=False
+    ) or [""]
     return [first, *(" " * indent + line for line in rest)]

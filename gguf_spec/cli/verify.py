@@ -19,14 +19,36 @@ _LONG_COUNT = 4  # prompts
 
 @click.command(context_settings={"auto_envvar_prefix": "GGUF_SPEC", "show_default": True})
 @model_options
-@click.option("-f", "--prompts", type=click.Path(path_type=Path), metavar="FILE", help="Texts to go on from, one a line.  [default: 10 bundled ones]")
-@click.option("-c", "--count", type=int, help="Take so many of them; of the bundled ones at most 50.")
-@click.option("--long", is_flag=True, help="Put 1,500 tokens before each prompt; 4 prompts unless -c says otherwise.")
-@click.option("-n", "--max-tokens", type=int, help="Tokens of a text.  [default: 64, or 300 with --long]")
+@click.option(
+    "-f",
+    "--prompts",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Texts to go on from, one a line.  [default: 10 bundled ones]",
+)
+@click.option(
+    "-c", "--count", type=int, help="Take so many of them; of the bundled ones at most 50."
+)
+@click.option(
+    "--long",
+    is_flag=True,
+    help="Put 1,500 tokens before each prompt; 4 prompts unless -c says otherwise.",
+)
+@click.option(
+    "-n", "--max-tokens", type=int, help="Tokens of a text.  [default: 64, or 300 with --long]"
+)
 @click.option("--draws", type=int, default=1000, help="Generations for each rule's chi-square.")
 @click.option("--seed", type=int, default=1, help="Seed of the first text.")
-@click.option("--minutes", type=float, default=10.0, help="Begin no further prompt or check after so long.")
-@click.option("--json", "as_json", is_flag=True, envvar="GGUF_SPEC_JSON", help="Print one JSON object instead of the table.")
+@click.option(
+    "--minutes", type=float, default=10.0, help="Begin no further prompt or check after so long."
+)
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    envvar="GGUF_SPEC_JSON",
+    help="Print one JSON object instead of the table.",
+)
 def verify(**options: Any) -> int:
     """Compare speculation with plain decoding on these models and this machine.
 
@@ -75,8 +97,15 @@ def _run(llm: Any, prompts: list[str], options: dict[str, Any]) -> Report:
     from ..verify import verify as run
 
     console = Console(stderr=True)
-    columns = (TextColumn("verifying"), BarColumn(), TextColumn("{task.completed} of {task.total} generations"), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    columns = (
+        TextColumn("verifying"),
+        BarColumn(),
+        TextColumn("{task.completed} of {task.total} generations"),
+        TimeRemainingColumn(),
+    )
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
         task = bar.add_task("", total=None)
         return run(
             llm, prompts, n_tokens=options["max_tokens"], long=options["long"], n_draws=options["draws"], seed=options["seed"],
@@ -86,7 +115,11 @@ def _run(llm: Any, prompts: list[str], options: dict[str, Any]) -> Report:
 
 def _show(report: Report, prompts: list[str], n_asked: int) -> None:
     """Print the report: what was compared, what differs, and the sentence."""
-    noise = f"up to {report.noise:.2g} logits" if report.noise else "none: the passes in use give the logits of single tokens"
+    noise = (
+        f"up to {report.noise:.2g} logits"
+        if report.noise
+        else "none: the passes in use give the logits of single tokens"
+    )
     some = "" if report.n_prompts == n_asked else f" of {n_asked}: --minutes ended it"
     lines = [
         f"{report.target} with {report.draft}, {report.n_tokens} tokens a text, {report.total_s:.0f} s",
@@ -96,10 +129,18 @@ def _show(report: Report, prompts: list[str], n_asked: int) -> None:
         f"{'texts':<12}{'drafter':<16}{'compared':>9}{'identical':>11}{'near ties':>11}{'different':>11}{'accepted':>10}",
     ]
     for c in report.comparisons:
-        lines.append(f"{c.sampling:<12}{c.drafter:<16}{c.n_texts:>9}{c.n_identical:>11}{c.n_near_ties:>11}{c.n_different:>11}{c.acceptance:>10.0%}")
+        lines.append(
+            f"{c.sampling:<12}{c.drafter:<16}{c.n_texts:>9}{c.n_identical:>11}{c.n_near_ties:>11}{c.n_different:>11}{c.acceptance:>10.0%}"
+        )
     lines += ["", f"{'checks':<28}{'compared':>9}   result"]
-    lines += [f"{check.name:<28}{check.n_cases:>9}   {check.found if check.ok else 'WRONG: ' + check.faults[0]}" for check in report.checks]
-    lines += ["", f"{'first tokens':<28}{'drawn':>9}{'drafted':>9}{'outcomes':>11}{'chi-square':>12}{'p':>10}"]
+    lines += [
+        f"{check.name:<28}{check.n_cases:>9}   {check.found if check.ok else 'WRONG: ' + check.faults[0]}"
+        for check in report.checks
+    ]
+    lines += [
+        "",
+        f"{'first tokens':<28}{'drawn':>9}{'drafted':>9}{'outcomes':>11}{'chi-square':>12}{'p':>10}",
+    ]
     for distribution in report.laws:
         statistic = "-" if distribution.chi_square is None else f"{distribution.chi_square:.1f}"
         lines.append(
@@ -118,6 +159,4 @@ def _show(report: Report, prompts: list[str], n_asked: int) -> None:
 def _line(d: Difference, prompt: str) -> str:
     gap = "not even close" if d.gap is None else f"{d.gap:.4f} logits apart"
     start = prompt if len(prompt) <= 40 else prompt[:37] + "..."
-    return (
-        f"{d.sampling}, {d.drafter}, prompt {d.prompt + 1} {start!r}: another token after {d.position}, {gap}{', a near tie' if d.near_tie else ''}"
-    )
+    return f"{d.sampling}, {d.drafter}, prompt {d.prompt + 1} {start!r}: another token after {d.position}, {gap}{', a near tie' if d.near_tie else ''}"

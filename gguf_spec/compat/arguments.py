@@ -46,7 +46,9 @@ def check_constructor(others: Mapping[str, Any]) -> None:
         if name in HINTS:
             continue
         if name not in USUAL:
-            raise InvalidOptionError(name, value, "left out: Llama has no such argument", "check how it is spelled.")
+            raise InvalidOptionError(
+                name, value, "left out: Llama has no such argument", "check how it is spelled."
+            )
         refuse_unless(name, value, USUAL[name])
 
 
@@ -58,7 +60,12 @@ def refuse_unless(name: str, value: object, usual: Sequence[object]) -> None:
     """
     if not any(value is one or (one is not None and value == one) for one in usual):
         allowed = " or ".join(repr(one) for one in usual)
-        raise InvalidOptionError(name, value, f"{allowed}: nothing else can be had here", _HINTS_OF_ERRORS.get(name, f"leave {name} out."))
+        raise InvalidOptionError(
+            name,
+            value,
+            f"{allowed}: nothing else can be had here",
+            _HINTS_OF_ERRORS.get(name, f"leave {name} out."),
+        )
 
 
 def kv_type(type_k: int | None, type_v: int | None) -> str:
@@ -71,7 +78,11 @@ def kv_type(type_k: int | None, type_v: int | None) -> str:
     k, v = (_F16 if number is None else number for number in (type_k, type_v))
     for name, number in (("type_k", k), ("type_v", v)):
         if number not in numbers:
-            raise InvalidOptionError(name, number, "one of " + ", ".join(f"{n} ({name})" for n, name in sorted(numbers.items())))
+            raise InvalidOptionError(
+                name,
+                number,
+                "one of " + ", ".join(f"{n} ({name})" for n, name in sorted(numbers.items())),
+            )
     if k != v:
         raise InvalidOptionError("type_v", type_v, f"that of type_k, {k}", "give both the same.")
     return numbers[k]
@@ -101,7 +112,13 @@ def to_sampling(asked: Mapping[str, Any], *, seed: int | None, last_n: int) -> C
     Raises:
         InvalidOptionError: Names the argument.
     """
-    for name, usual in (("suffix", None), ("stopping_criteria", None), ("logits_processor", None), ("tfs_z", 1.0), ("mirostat_mode", 0)):
+    for name, usual in (
+        ("suffix", None),
+        ("stopping_criteria", None),
+        ("logits_processor", None),
+        ("tfs_z", 1.0),
+        ("mirostat_mode", 0),
+    ):
         refuse_unless(name, asked.get(name, usual), (usual,))
     max_tokens, stop, bias = asked["max_tokens"], asked["stop"], asked["logit_bias"]
     return CompatSampling(
@@ -116,7 +133,9 @@ def _to_bias(bias: Mapping[Any, float]) -> dict[int, float]:
     try:
         return {int(token): float(value) for token, value in bias.items()}
     except (TypeError, ValueError):
-        raise InvalidOptionError("logit_bias", bias, "a mapping from token ids to numbers") from None
+        raise InvalidOptionError(
+            "logit_bias", bias, "a mapping from token ids to numbers"
+        ) from None
 
 
 def _to_gbnf(grammar: object) -> str | None:

@@ -20,10 +20,20 @@ from ..llama.options import ContextOptions
 from ..llama.selftest import extra_bufts_work
 from ..options import Speculation
 from ..speculative.acceptance_rates import AcceptanceRates
-from ..speculative.drafters import N_CONFIDENCE_BUCKETS, ModelDrafter, NgramDrafter, Proposal, TokenDrafter, check_vocabulary, failure
+from ..speculative.drafters import (
+    N_CONFIDENCE_BUCKETS,
+    ModelDrafter,
+    NgramDrafter,
+    Proposal,
+    TokenDrafter,
+    check_vocabulary,
+    failure,
+)
 from ..speculative.drafters.draft_sampler import DraftToken
 
-_LIKELY = 0.3  # a token that is right as often as that is worth checking: it costs a fraction of a pass
+_LIKELY = (
+    0.3  # a token that is right as often as that is worth checking: it costs a fraction of a pass
+)
 _SURE = 0.8  # what the text proposes at that chance needs no second opinion
 _BELIEFS = tuple((i + 0.5) / N_CONFIDENCE_BUCKETS for i in range(N_CONFIDENCE_BUCKETS))
 
@@ -88,7 +98,9 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama-cpp-python is 
             VocabularyMismatchError: It does not speak the target's vocabulary.
         """
         self.k, self.n_drafted, self.n_accepted = Speculation(k).k, 0, 0
-        self._chances = AcceptanceRates({NgramDrafter.name: NgramDrafter.priors, ModelDrafter.name: _BELIEFS})
+        self._chances = AcceptanceRates(
+            {NgramDrafter.name: NgramDrafter.priors, ModelDrafter.name: _BELIEFS}
+        )
         self._model: Model | None = None
         self._drafter: ModelDrafter | None = None
         self._text = NgramDrafter()
@@ -97,7 +109,10 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama-cpp-python is 
         self._draft: list[Proposal] = []
         if model_path is None:
             return
-        options = replace(ContextOptions(n_ctx, n_threads, gpu_layers=n_gpu_layers), extra_bufts=extra_bufts_work())
+        options = replace(
+            ContextOptions(n_ctx, n_threads, gpu_layers=n_gpu_layers),
+            extra_bufts=extra_bufts_work(),
+        )
         self._model = Model(Path(model_path), options)
         try:
             n_vocab = self._check(self._model, target_path)
@@ -111,7 +126,11 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama-cpp-python is 
         """Return how many tokens may be proposed."""
         if not model.can_roll_back:
             hint = "take a draft of another architecture, or draft from the text alone."
-            raise UnsupportedModelError(model.path, f"{model.path.name} cannot go back a token (it is recurrent or hybrid).", hint)
+            raise UnsupportedModelError(
+                model.path,
+                f"{model.path.name} cannot go back a token (it is recurrent or hybrid).",
+                hint,
+            )
         if target_path is None:
             return model.n_vocab
         target = FileVocabulary(read_header(Path(target_path)))
@@ -126,7 +145,10 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama-cpp-python is 
     def __call__(self, input_ids: NDArray[np.intc], /, **_: Any) -> NDArray[np.intc]:
         """Return what may follow `input_ids`, at most `k` tokens, perhaps none."""
         tokens: list[int] = input_ids.tolist()
-        text, self._text = self._text, NgramDrafter()  # the old one is back when it is whole: half of a text, where Ctrl-C ends this, is of no use
+        text, self._text = (
+            self._text,
+            NgramDrafter(),
+        )  # the old one is back when it is whole: half of a text, where Ctrl-C ends this, is of no use
         text = self._judge(tokens, text)
         self._draft, self._tokens = self._propose(tokens, text), tokens
         self._text = text
@@ -154,7 +176,12 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama-cpp-python is 
         return text
 
     def _propose(self, tokens: list[int], text: NgramDrafter) -> list[Proposal]:
-        if self._drafter and self._model and not self._failed and len(tokens) + self.k <= self._model.n_ctx:
+        if (
+            self._drafter
+            and self._model
+            and not self._failed
+            and len(tokens) + self.k <= self._model.n_ctx
+        ):
             try:
                 return self._propose_with(self._drafter, tokens, text)
             except ClosedError:
@@ -165,7 +192,9 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama-cpp-python is 
                 self._failed = True
         return self._propose_with(None, tokens, text)
 
-    def _propose_with(self, model: ModelDrafter | None, tokens: list[int], text: NgramDrafter) -> list[Proposal]:
+    def _propose_with(
+        self, model: ModelDrafter | None, tokens: list[int], text: NgramDrafter
+    ) -> list[Proposal]:
         drafters: list[TokenDrafter] = [text]
         if model:
             model.keep(tokens[:-1])
@@ -179,7 +208,9 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama-cpp-python is 
             if one:
                 chance = self._chances.of(one.kind)
             if model and chance < _SURE:
-                one = model.propose()  # its pass is paid for: the token is checked, however unlikely
+                one = (
+                    model.propose()
+                )  # its pass is paid for: the token is checked, however unlikely
                 chance = self._chances.of(one.kind) if one else 0.0
             elif reach * chance < _LIKELY:
                 break

@@ -21,7 +21,15 @@ from ..registry import download
 from ..registry.resolve import resolve
 from ..runtime.llm import LLM
 from ..runtime.stream import Stream
-from .arguments import ANY_SEED, check_constructor, kv_type, named_as_there, refuse_unless, schema_of, to_sampling
+from .arguments import (
+    ANY_SEED,
+    check_constructor,
+    kv_type,
+    named_as_there,
+    refuse_unless,
+    schema_of,
+    to_sampling,
+)
 from .background import pumped
 from .messages import as_messages, as_text, as_tools, check_chat_format, n_logprobs
 from .responses import Dict, Head, chat, chat_parts
@@ -101,7 +109,11 @@ class Llama:
         self.model_path, self.verbose = os.fspath(model_path), verbose
         self.cache: Any = None
         header = read_header(download.local(resolve(self.model_path)))
-        self.metadata = {key: as_text(value) for key, value in header.metadata.items() if isinstance(value, (str, bool, int, float))}
+        self.metadata = {
+            key: as_text(value)
+            for key, value in header.metadata.items()
+            if isinstance(value, (str, bool, int, float))
+        }
         self.chat_format = check_chat_format(chat_format, self.metadata)
         self._last_n = last_n_tokens_size
         self._llm: LLM | None = None
@@ -160,14 +172,26 @@ class Llama:
         """
         asked = {name: value for name, value in locals().items() if name != "self"}
         if echo and (logprobs is not None or not isinstance(prompt, str)):
-            raise InvalidOptionError("echo", echo, "False where logprobs are asked for or the prompt is token ids")
+            raise InvalidOptionError(
+                "echo", echo, "False where logprobs are asked for or the prompt is token ids"
+            )
         sampling = to_sampling(asked, seed=self._next_seed(seed), last_n=self._last_n)
         if prompt and isinstance(prompt, str):
             opened: Callable[[], Stream] = partial(self._alive.stream, prompt, sampling, echo=echo)
         else:  # an empty text is the token that texts begin with, where the model has one
-            opened = partial(self._alive.stream_tokens, self.tokenize(b"") if isinstance(prompt, str) else list(prompt), sampling)
-        head = Head(model or self.model_path, self._shown, len(prompt) if isinstance(prompt, str) else 0)
-        return head.parts(pumped(opened), logprobs is not None) if stream else self._whole(head, opened, logprobs is not None)
+            opened = partial(
+                self._alive.stream_tokens,
+                self.tokenize(b"") if isinstance(prompt, str) else list(prompt),
+                sampling,
+            )
+        head = Head(
+            model or self.model_path, self._shown, len(prompt) if isinstance(prompt, str) else 0
+        )
+        return (
+            head.parts(pumped(opened), logprobs is not None)
+            if stream
+            else self._whole(head, opened, logprobs is not None)
+        )
 
     __call__ = create_completion
 
@@ -212,9 +236,15 @@ class Llama:
         """
         asked = {name: value for name, value in locals().items() if name != "self"}
         shown, called = as_tools(functions, function_call, tools, tool_choice)
-        schema = called.get("parameters") or {"type": "object"} if called else schema_of(response_format)
+        schema = (
+            called.get("parameters") or {"type": "object"} if called else schema_of(response_format)
+        )
         if grammar is not None and schema is not None:
-            raise InvalidOptionError("grammar", "...", "left out where response_format or tool_choice already say what the answer looks like")
+            raise InvalidOptionError(
+                "grammar",
+                "...",
+                "left out where response_format or tool_choice already say what the answer looks like",
+            )
         asked |= {"logprobs": n_logprobs(logprobs, top_logprobs), "json_schema": schema}
         sampling = to_sampling(asked, seed=self._next_seed(seed), last_n=self._last_n)
         with_tools: Any = {}
@@ -222,7 +252,9 @@ class Llama:
             with_tools = {"tools": shown}
         elif shown and not called:
             raise InvalidOptionError(
-                "tools", [tool["function"]["name"] for tool in shown], "left out: the model's chat template has no place for tools"
+                "tools",
+                [tool["function"]["name"] for tool in shown],
+                "left out: the model's chat template has no place for tools",
             )
         opened = partial(self._alive.stream, as_messages(messages), sampling, **with_tools)
         head, tool = Head(model or self.model_path, self._shown), called["name"] if called else None
@@ -244,7 +276,12 @@ class Llama:
         Raises:
             InvalidOptionError: Always.
         """
-        raise InvalidOptionError("embedding", True, "False: gguf_spec generates text", "keep llama_cpp.Llama(embedding=True) for embeddings.")
+        raise InvalidOptionError(
+            "embedding",
+            True,
+            "False: gguf_spec generates text",
+            "keep llama_cpp.Llama(embedding=True) for embeddings.",
+        )
 
     def set_seed(self, seed: int) -> None:
         """Go on from another seed, where a call gives none."""
@@ -261,10 +298,15 @@ class Llama:
         """Return the token ids of a text in UTF-8; `special` reads `<|im_end|>` and the like as the tokens they name."""
         return tokenize_bytes(self._vocabulary, text, special=special, start=add_bos)
 
-    def detokenize(self, tokens: Sequence[int], prev_tokens: Sequence[int] | None = None, special: bool = False) -> bytes:  # noqa: ARG002 -- as there
+    def detokenize(
+        self, tokens: Sequence[int], prev_tokens: Sequence[int] | None = None, special: bool = False
+    ) -> bytes:
         """Return the bytes of tokens, those of control tokens only where `special`; what came before them changes nothing."""
         target = self._vocabulary
-        pieces = [target.piece(token) or (target.token_text(token).encode() if special else b"") for token in tokens]
+        pieces = [
+            target.piece(token) or (target.token_text(token).encode() if special else b"")
+            for token in tokens
+        ]
         starts = len(tokens) > 0 and tokens[0] == target.vocabulary["bos"]
         text = b"".join(pieces)
         return text[1:] if starts and text.startswith(b" ") else text
@@ -337,7 +379,13 @@ class Llama:
         asked = {name: value for name, value in locals().items() if name != "self"}
         refuse_unless("reset", reset, (True,))
         refuse_unless("penalize_nl", penalize_nl, (True,))
-        asked |= {"temperature": temp, "max_tokens": None, "stop": (), "logit_bias": None, "logprobs": None}
+        asked |= {
+            "temperature": temp,
+            "max_tokens": None,
+            "stop": (),
+            "logit_bias": None,
+            "logprobs": None,
+        }
         sampling = to_sampling(asked, seed=self._next_seed(None), last_n=self._last_n)
         chunks = pumped(partial(self._alive.stream_tokens, list(tokens), sampling))
         return (token for chunk in chunks for token in chunk.tokens)
@@ -362,7 +410,9 @@ class Llama:
     @staticmethod
     def longest_token_prefix(a: Sequence[int], b: Sequence[int]) -> int:
         """Return how many tokens two sequences share at their beginning."""
-        return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+        return next(
+            (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
+        )
 
     def __getattr__(self, name: str) -> Any:
         if name in NOT_HERE:
@@ -388,7 +438,11 @@ class Llama:
             InvalidOptionError: Names the argument that cannot be honoured.
             StoreError: One of its kinds, by what went wrong.
         """
-        given = {"additional_files": additional_files, "local_dir": local_dir, "cache_dir": cache_dir}
+        given = {
+            "additional_files": additional_files,
+            "local_dir": local_dir,
+            "cache_dir": cache_dir,
+        }
         for name, value in given.items():
             refuse_unless(name, value, (None,))
         refuse_unless("local_dir_use_symlinks", local_dir_use_symlinks, ("auto",))

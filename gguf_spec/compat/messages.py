@@ -29,7 +29,11 @@ def check_chat_format(name: str | None, metadata: dict[str, str]) -> str | None:
     template = metadata.get("tokenizer.chat_template")
     own = (guess_chat_format_from_gguf_metadata(metadata) or _OWN_FORMAT) if template else None
     if name is not None and (own is None or name not in (own, _OWN_FORMAT)):
-        allowed = f"{own!r} or None: messages are put by the template in the file" if own else "None: the file has no chat template"
+        allowed = (
+            f"{own!r} or None: messages are put by the template in the file"
+            if own
+            else "None: the file has no chat template"
+        )
         raise InvalidOptionError("chat_format", name, allowed, "leave chat_format out.")
     return own
 
@@ -50,9 +54,17 @@ def _content(content: Any) -> Any:
         return content
     texts = []
     for part in content:
-        text = part if isinstance(part, str) else part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
+        text = (
+            part
+            if isinstance(part, str)
+            else part.get("text")
+            if isinstance(part, Mapping) and part.get("type") == "text"
+            else None
+        )
         if not isinstance(text, str):
-            raise InvalidOptionError("messages", part, 'made of text, or of parts like {"type": "text", "text": "..."}')
+            raise InvalidOptionError(
+                "messages", part, 'made of text, or of parts like {"type": "text", "text": "..."}'
+            )
         texts.append(text)
     return "".join(texts)
 
@@ -67,27 +79,43 @@ def n_logprobs(logprobs: bool | int | None, top_logprobs: int | None) -> int | N
     """
     if logprobs is None or logprobs is False:
         if top_logprobs:
-            raise InvalidOptionError("top_logprobs", top_logprobs, "None where logprobs is not True")
+            raise InvalidOptionError(
+                "top_logprobs", top_logprobs, "None where logprobs is not True"
+            )
         return None
     return (top_logprobs or 0) if logprobs is True else logprobs
 
 
 def as_tools(
-    functions: Sequence[Tool] | None, function_call: str | Tool | None, tools: Sequence[Tool] | None, tool_choice: str | Tool | None
+    functions: Sequence[Tool] | None,
+    function_call: str | Tool | None,
+    tools: Sequence[Tool] | None,
+    tool_choice: str | Tool | None,
 ) -> tuple[list[Tool], Tool | None]:
     """Return the tools that the model is to be shown, and the function that it must call, or None; functions are an older way to say it.
 
     Raises:
         InvalidOptionError: Names the argument that cannot be honoured.
     """
-    name, choice = ("tool_choice", tool_choice) if function_call is None else ("function_call", function_call)
-    shown: list[Tool] = [*({"type": "function", "function": function} for function in functions or ()), *(tools or ())]
+    name, choice = (
+        ("tool_choice", tool_choice) if function_call is None else ("function_call", function_call)
+    )
+    shown: list[Tool] = [
+        *({"type": "function", "function": function} for function in functions or ()),
+        *(tools or ()),
+    ]
     if not isinstance(choice, Mapping):
         if choice not in (None, "none", "auto"):
-            raise InvalidOptionError(name, choice, "'none', 'auto' or the name of one tool in a mapping")
+            raise InvalidOptionError(
+                name, choice, "'none', 'auto' or the name of one tool in a mapping"
+            )
         return ([] if choice == "none" else shown), None
     wanted = choice.get("function", choice).get("name")
     called = next((tool["function"] for tool in shown if tool["function"]["name"] == wanted), None)
     if called is None:
-        raise InvalidOptionError(name, wanted, "one of the tools given: " + ", ".join(str(tool["function"]["name"]) for tool in shown))
+        raise InvalidOptionError(
+            name,
+            wanted,
+            "one of the tools given: " + ", ".join(str(tool["function"]["name"]) for tool in shown),
+        )
     return shown, called

@@ -21,7 +21,9 @@ def install() -> None:
     """
     for module in list(sys.modules.values()):
         if isinstance(module, ModuleType) and not module.__name__.startswith(_OWN):
-            _places.extend((module, name) for name, value in vars(module).items() if value is _Original)
+            _places.extend(
+                (module, name) for name, value in vars(module).items() if value is _Original
+            )
     for module, name in _places:
         setattr(module, name, Llama)
 

@@ -49,7 +49,13 @@ class Head:
 
     def _part(self, text: str, logprobs: Dict | None, finish: str | None) -> Dict:
         choice = {"text": text, "index": 0, "logprobs": logprobs, "finish_reason": finish}
-        return {"id": self.id, "object": "text_completion", "created": self.created, "model": self.model, "choices": [choice]}
+        return {
+            "id": self.id,
+            "object": "text_completion",
+            "created": self.created,
+            "model": self.model,
+            "choices": [choice],
+        }
 
     def _logprobs(self, tokens: Sequence[TokenLogprob], at: int) -> Dict:
         found: Dict = {"tokens": [], "text_offset": [], "token_logprobs": [], "top_logprobs": []}
@@ -58,7 +64,9 @@ class Head:
             found["tokens"].append(text)
             found["text_offset"].append(at)
             found["token_logprobs"].append(one.logprob)
-            found["top_logprobs"].append({self.text_of(token): logprob for token, logprob in one.top} | {text: one.logprob})
+            found["top_logprobs"].append(
+                {self.text_of(token): logprob for token, logprob in one.top} | {text: one.logprob}
+            )
             at += len(text)
         return found
 
@@ -68,7 +76,11 @@ def chat(completion: Dict, tool: str | None = None) -> Dict:
     choice = completion["choices"][0]
     message: Dict = {"role": "assistant", "content": choice["text"]}
     if tool is not None:
-        message = {"role": "assistant", "content": None, **_call(tool, completion["id"], choice["text"])}
+        message = {
+            "role": "assistant",
+            "content": None,
+            **_call(tool, completion["id"], choice["text"]),
+        }
     answer = {
         "index": 0, "message": message, "logprobs": _chat_logprobs(choice["logprobs"]), "finish_reason": _finish(choice["finish_reason"], tool),
     }  # fmt: skip
@@ -81,11 +93,27 @@ def chat_parts(parts: Iterator[Dict], tool: str | None = None) -> Iterator[Dict]
     for part in parts:
         choice = part["choices"][0]
         if first:
-            yield _as_chat(part, "chat.completion.chunk", {"index": 0, "delta": {"role": "assistant"}, "logprobs": None, "finish_reason": None})
+            yield _as_chat(
+                part,
+                "chat.completion.chunk",
+                {
+                    "index": 0,
+                    "delta": {"role": "assistant"},
+                    "logprobs": None,
+                    "finish_reason": None,
+                },
+            )
         delta: Dict = {}
         if choice["finish_reason"] is None:
-            delta = {"content": choice["text"]} if tool is None else _call(tool if first else None, part["id"], choice["text"], 0)
-        ending = {"logprobs": _chat_logprobs(choice["logprobs"]), "finish_reason": _finish(choice["finish_reason"], tool)}
+            delta = (
+                {"content": choice["text"]}
+                if tool is None
+                else _call(tool if first else None, part["id"], choice["text"], 0)
+            )
+        ending = {
+            "logprobs": _chat_logprobs(choice["logprobs"]),
+            "finish_reason": _finish(choice["finish_reason"], tool),
+        }
         yield _as_chat(part, "chat.completion.chunk", {"index": 0, "delta": delta, **ending})
         first = False
 
@@ -100,7 +128,10 @@ def _call(tool: str | None, id_: str, arguments: str, index: int | None = None) 
     """Return a call, or a part of one: all but the first leave its name out, or readers that join them would join the names too."""
     function = {"name": tool, "arguments": arguments}
     call = {"id": tool and f"call__0_{tool}_{id_}", "type": "function", "function": function}
-    return {"function_call": function, "tool_calls": [call if index is None else {"index": index, **call}]}
+    return {
+        "function_call": function,
+        "tool_calls": [call if index is None else {"index": index, **call}],
+    }
 
 
 def _finish(reason: str | None, tool: str | None) -> str | None:
@@ -115,6 +146,11 @@ def _chat_logprobs(logprobs: Dict | None) -> Dict | None:
     def named(token: str, logprob: float) -> Dict:
         return {"token": token, "bytes": None, "logprob": logprob}
 
-    places = zip(logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True)
-    content = [named(token, logprob) | {"top_logprobs": [named(*one) for one in top.items()]} for token, logprob, top in places]
+    places = zip(
+        logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True
+    )
+    content = [
+        named(token, logprob) | {"top_logprobs": [named(*one) for one in top.items()]}
+        for token, logprob, top in places
+    ]
     return {"content": content, "refusal": None}

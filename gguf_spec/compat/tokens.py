@@ -11,7 +11,9 @@ from llama_cpp import llama_cpp as C
 from ..llama.backend import run_with_large_stack
 from ..llama.model import Model
 
-_DECODING = "generate_tokens and stream_tokens of gguf_spec.LLM take token ids; on_token sees each one."
+_DECODING = (
+    "generate_tokens and stream_tokens of gguf_spec.LLM take token ids; on_token sees each one."
+)
 _STATE = "Chat.save and gguf_spec.load(...).chat() keep a conversation in a file."
 _EMBEDDING = "keep llama_cpp.Llama(embedding=True) for embeddings."
 NOT_HERE = {
@@ -29,7 +31,12 @@ def tokenize_bytes(model: Model, text: bytes, *, special: bool, start: bool) -> 
         n = len(text) + 8
     while True:
         ids = (C.llama_token * n)()
-        n = run_with_large_stack(len(text), partial(model.native.vocab, C.llama_tokenize, text, len(text), ids, len(ids), start, special))
+        n = run_with_large_stack(
+            len(text),
+            partial(
+                model.native.vocab, C.llama_tokenize, text, len(text), ids, len(ids), start, special
+            ),
+        )
         if n >= 0:
             return list(ids[:n])
         n = -n
@@ -43,7 +50,9 @@ def line_end(model: Model) -> int:
 class _Vocabulary(Protocol):
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]: ...
 
-    def detokenize(self, tokens: Sequence[int], prev_tokens: Sequence[int] | None = None, special: bool = False) -> bytes: ...
+    def detokenize(
+        self, tokens: Sequence[int], prev_tokens: Sequence[int] | None = None, special: bool = False
+    ) -> bytes: ...
 
 
 class Tokenizer:
@@ -57,7 +66,9 @@ class Tokenizer:
         """Return the token ids of a text in UTF-8."""
         return self._llama.tokenize(text, add_bos, special)
 
-    def detokenize(self, tokens: Sequence[int], prev_tokens: Sequence[int] | None = None, special: bool = False) -> bytes:
+    def detokenize(
+        self, tokens: Sequence[int], prev_tokens: Sequence[int] | None = None, special: bool = False
+    ) -> bytes:
         """Return the bytes of tokens."""
         return self._llama.detokenize(tokens, prev_tokens, special)
 

@@ -44,15 +44,25 @@ class Diagnosis:
     @property
     def sentence(self) -> str:
         """The result in one plain sentence."""
-        fails, warns = (", ".join(one.name for one in self.checks if one.status == status) for status in ("fail", "warn"))
-        parts = [f"what fails: {fails}"] * bool(fails) + [f"what could be better: {warns}"] * bool(warns)
+        fails, warns = (
+            ", ".join(one.name for one in self.checks if one.status == status)
+            for status in ("fail", "warn")
+        )
+        parts = [f"what fails: {fails}"] * bool(fails) + [f"what could be better: {warns}"] * bool(
+            warns
+        )
         text = "; ".join(parts) or "all is well"
         return f"{text[0].upper()}{text[1:]}."
 
     def to_dict(self) -> dict[str, Any]:
         """Return all of it as plain values."""
         checks = [asdict(one) for one in self.checks]
-        return {"ok": self.ok, "sentence": self.sentence, "checks": checks, "costs": self.tuning.to_dict() if self.tuning else None}
+        return {
+            "ok": self.ok,
+            "sentence": self.sentence,
+            "checks": checks,
+            "costs": self.tuning.to_dict() if self.tuning else None,
+        }
 
 
 def doctor(
@@ -83,10 +93,18 @@ def doctor(
     if checks[-1].status == "ok":
         features = checks_module.build_features()
         fast = checks_module.fast_kernels(features, options)
-        checks += [checks_module.build(features, options), checks_module.processor(features), fast, checks_module.amx(features, fast)]
+        checks += [
+            checks_module.build(features, options),
+            checks_module.processor(features),
+            fast,
+            checks_module.amx(features, fast),
+        ]
         checks.append(checks_module.openmp())
         repack = options.extra_bufts and fast.status == "ok"
-        options, draft_options = replace(options, extra_bufts=repack), replace(draft_options, extra_bufts=repack)
+        options, draft_options = (
+            replace(options, extra_bufts=repack),
+            replace(draft_options, extra_bufts=repack),
+        )
     checks += [
         checks_module.threads(options),
         checks_module.memory(),
@@ -111,10 +129,21 @@ class _PairChecks:
         tuning: What was kept of their costs.
     """
 
-    def __init__(self, options: ContextOptions, draft_options: ContextOptions, features: dict[str, str] | None, models_file: Path | None) -> None:
+    def __init__(
+        self,
+        options: ContextOptions,
+        draft_options: ContextOptions,
+        features: dict[str, str] | None,
+        models_file: Path | None,
+    ) -> None:
         """Take how models are loaded, and what the build can do; None where it does nothing, so none is loaded."""
         self.tuning: Tuning | None = None
-        self._options, self._draft_options, self._features, self._models_file = options, draft_options, features, models_file
+        self._options, self._draft_options, self._features, self._models_file = (
+            options,
+            draft_options,
+            features,
+            models_file,
+        )
         self._loaded: list[Model] = []
 
     def close(self) -> None:
@@ -145,35 +174,62 @@ class _PairChecks:
         if self._features is not None and room.status != "fail":
             yield from self._inside(entry.name, models)
 
-    def _draft(self, target: Entry, path: Path, draft: str | Path | None, given: str) -> tuple[Path | None, Check]:
+    def _draft(
+        self, target: Entry, path: Path, draft: str | Path | None, given: str
+    ) -> tuple[Path | None, Check]:
         """Return the file that drafts, or None and what is said of that."""
-        plain, by_text = Check("draft", "ok", "none: plain decoding"), Check("draft", "ok", "drafts come from the text alone")
+        plain, by_text = (
+            Check("draft", "ok", "none: plain decoding"),
+            Check("draft", "ok", "drafts come from the text alone"),
+        )
         if draft in (None, "none", "ngram"):
             return None, by_text if draft == "ngram" else plain
         if draft != "auto":
             return local(resolve(draft, self._models_file)), plain
         if target.draft in ("ngram", "none"):
-            return None, replace(by_text, found=f"models.yaml names none for {target.name}: {by_text.found}")
+            return None, replace(
+                by_text, found=f"models.yaml names none for {target.name}: {by_text.found}"
+            )
         if self._features is None:
-            return None, Check("draft", "warn", "not looked for, as llama.cpp does not work", "see llama.cpp above.")
+            return None, Check(
+                "draft",
+                "warn",
+                "not looked for, as llama.cpp does not work",
+                "see llama.cpp above.",
+            )
         from ..runtime.draft_search import choose
 
         chosen, why = choose(target, path, self._options, self._models_file)
-        return chosen.path if chosen else None, Check("draft", "warn", why, f"see gguf-spec models drafts {given}.")
+        return chosen.path if chosen else None, Check(
+            "draft", "warn", why, f"see gguf-spec models drafts {given}."
+        )
 
     def _room(self, models: list[tuple[Header, ContextOptions]]) -> Check:
         features = self._features or {}
         wanted, free, total = needs(models, features), available_bytes(), total_bytes()
-        found = f"{size(wanted.added)}, {size(wanted.caches)} of it for a context of {wanted.n_ctx:,}"
+        found = (
+            f"{size(wanted.added)}, {size(wanted.caches)} of it for a context of {wanted.n_ctx:,}"
+        )
         found += f"; {size(free)} are free" if free is not None else ""
         if checks_module.has(features, "GPU"):
             return Check("room", "ok", f"{found}; what the GPU has is not known here")
-        todo = "give a smaller --ctx or --kv-type q8_0, take a smaller model, or close other programs."
+        todo = (
+            "give a smaller --ctx or --kv-type q8_0, take a smaller model, or close other programs."
+        )
         if not wanted.fits(free, total):
             longest = largest_ctx(models, features, free, total)
-            return Check("room", "fail", found, f"give --ctx {longest}, which would fit." if longest else f"the weights alone do not fit: {todo}")
+            return Check(
+                "room",
+                "fail",
+                found,
+                f"give --ctx {longest}, which would fit."
+                if longest
+                else f"the weights alone do not fit: {todo}",
+            )
         if free is not None and wanted.added > free:
-            return Check("room", "warn", f"{found}: weights will be read from the disk again and again", todo)
+            return Check(
+                "room", "warn", f"{found}: weights will be read from the disk again and again", todo
+            )
         return Check("room", "ok", found)
 
     def _inside(self, name: str, models: list[tuple[Header, ContextOptions]]) -> Iterator[Check]:
@@ -191,16 +247,22 @@ class _PairChecks:
         if draft:
             try:
                 check_vocabulary(target, draft)
-                yield Check("vocabulary", "ok", f"the draft speaks the target's, {target.n_vocab:,} tokens")
+                yield Check(
+                    "vocabulary", "ok", f"the draft speaks the target's, {target.n_vocab:,} tokens"
+                )
             except GgufSpecError as error:
                 yield Check("vocabulary", "fail", str(error), error.hint)
                 return
         fixed = [model.path.name for model in self._loaded if not model.can_roll_back]
         if fixed:
             found = f"{' and '.join(fixed)} cannot go back a token (recurrent or hybrid), which speculation needs"
-            yield Check("rollback", "warn", found, "take other models, or be content with plain decoding.")
+            yield Check(
+                "rollback", "warn", found, "take other models, or be content with plain decoding."
+            )
         else:
-            yield Check("rollback", "ok", f"{'both' if draft else 'it'} can go back to an earlier token")
+            yield Check(
+                "rollback", "ok", f"{'both' if draft else 'it'} can go back to an earlier token"
+            )
         if target.can_roll_back:
             yield self._exact_passes(target, draft)
             yield self._costs(name, target, draft if draft and draft.can_roll_back else None)
@@ -211,7 +273,12 @@ class _PairChecks:
         name, profile = "exact passes", read_profile(target, draft)
         if (self._features or {}).get("LLAMAFILE", "0") != "0":
             found = "llama.cpp was built with llamafile's products: rows round otherwise in passes over several tokens"
-            return Check(name, "warn", found, "build it with -DGGML_LLAMAFILE=OFF, as scripts/run does in a clone.")
+            return Check(
+                name,
+                "warn",
+                found,
+                "build it with -DGGML_LLAMAFILE=OFF, as scripts/run does in a clone.",
+            )
         if not profile:
             return Check(name, "ok", "not measured yet: loading the models for drafting does it")
         return Check(name, "ok", profile.exact_passes)
@@ -224,7 +291,9 @@ class _PairChecks:
         if not profile:
             return Check("costs", "ok", "not measured yet: gguf-spec tune")
         self.tuning = Tuning(name, draft.path.name if draft else None, profile)
-        return Check("costs", "ok", f"measured in {profile.seconds:.1f} s; gguf-spec tune measures again")
+        return Check(
+            "costs", "ok", f"measured in {profile.seconds:.1f} s; gguf-spec tune measures again"
+        )
 
 
 def _header(path: Path) -> Header:
@@ -239,7 +308,11 @@ def _trained(header: Header) -> int:
 
 
 def _file(role: str, header: Header) -> Check:
-    return Check(role, "ok", f"{header.path.name}: {header.architecture}, {size(header.file_bytes)}, context of {_trained(header):,}")
+    return Check(
+        role,
+        "ok",
+        f"{header.path.name}: {header.architecture}, {size(header.file_bytes)}, context of {_trained(header):,}",
+    )
 
 
 def _text(path: Path) -> Check:
@@ -247,5 +320,10 @@ def _text(path: Path) -> Check:
         with path.open("rb") as file:
             file.read(1)
     except (OSError, ValueError) as error:
-        return Check("draft text", "fail", f"{path} cannot be read: {error}", "give a text file, or leave --draft-text out.")
+        return Check(
+            "draft text",
+            "fail",
+            f"{path} cannot be read: {error}",
+            "give a text file, or leave --draft-text out.",
+        )
     return Check("draft text", "ok", f"{path}: {size(path.stat().st_size)}")

@@ -26,7 +26,13 @@ from ..system.cache import cache_file, read_json, write_json
 from ..system.hardware import available_bytes, size, total_bytes
 
 _OLDEST_PYTHON = (3, 10)
-_NEEDED = ("llama_memory_seq_rm", "llama_model_is_hybrid", "llama_model_is_diffusion", "llama_synchronize", "llama_log_set")
+_NEEDED = (
+    "llama_memory_seq_rm",
+    "llama_model_is_hybrid",
+    "llama_model_is_diffusion",
+    "llama_synchronize",
+    "llama_log_set",
+)
 _LITTLE_DISK, _LITTLE_MEMORY = 100e6, 500e6
 _KEPT = ("profiles", "probe", "experience", "pairs", "verified")
 _PATIENCE_S = 10  # for an answer of the hub
@@ -65,7 +71,11 @@ def python() -> Check:
     """Check that Python is new enough."""
     version, oldest = sys.version_info[:3], ".".join(map(str, _OLDEST_PYTHON))
     found = f"{'.'.join(map(str, version))} ({platform.python_implementation()}) on {platform.system()} {platform.machine()}"
-    return Check("Python", "ok", found) if version >= _OLDEST_PYTHON else Check("Python", "fail", found, f"take Python {oldest} or newer.")
+    return (
+        Check("Python", "ok", found)
+        if version >= _OLDEST_PYTHON
+        else Check("Python", "fail", found, f"take Python {oldest} or newer.")
+    )
 
 
 def package(version: str) -> Check:
@@ -86,13 +96,19 @@ def library() -> Check:
     try:
         with openmp_module.spin_count_set():
             import llama_cpp
-    except (ImportError, OSError, RuntimeError) as error:  # a library that is missing or for another machine, among others
+    except (
+        ImportError,
+        OSError,
+        RuntimeError,
+    ) as error:  # a library that is missing or for another machine, among others
         todo = "install it again: pip install --force-reinstall llama-cpp-python."
         return Check(name, "fail", f"llama-cpp-python cannot be imported: {error}", todo)
     missing = [one for one in _NEEDED if not hasattr(llama_cpp, one)]
     if missing:
         found = f"llama-cpp-python {llama_cpp.__version__} lacks {', '.join(missing)}"
-        return Check(name, "fail", found, "take a newer one: pip install --upgrade llama-cpp-python.")
+        return Check(
+            name, "fail", found, "take a newer one: pip install --upgrade llama-cpp-python."
+        )
     return Check(name, "ok", f"llama-cpp-python {llama_cpp.__version__}")
 
 
@@ -100,7 +116,9 @@ def build_features() -> dict[str, str]:
     """Return what this build of llama.cpp can do, by its own words: `CPU : AVX2 = 1 | REPACK = 1 | `; `GPU` where it can offload to one."""
     import llama_cpp
 
-    return features_of(llama_cpp.llama_print_system_info().decode()) | {"GPU": str(int(llama_cpp.llama_supports_gpu_offload()))}
+    return features_of(llama_cpp.llama_print_system_info().decode()) | {
+        "GPU": str(int(llama_cpp.llama_supports_gpu_offload()))
+    }
 
 
 def build(features: Mapping[str, str], options: ContextOptions) -> Check:
@@ -111,7 +129,9 @@ def build(features: Mapping[str, str], options: ContextOptions) -> Check:
         found = f"it has no GPU backend, but --gpu-layers {options.gpu_layers} asks for one"
         return Check("build", "fail", found, f"leave --gpu-layers out, or {_GPU_BUILD}")
     if not gpu and _NVIDIA.exists():
-        return Check("build", "warn", f"it does not use the NVIDIA GPU that is here; {found}", _GPU_BUILD)
+        return Check(
+            "build", "warn", f"it does not use the NVIDIA GPU that is here; {found}", _GPU_BUILD
+        )
     return Check("build", "ok", found)
 
 
@@ -129,8 +149,13 @@ def _cpu() -> tuple[str, set[str]]:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n", maxsplit=1)[0]
     except OSError:
         return platform.processor() or platform.machine(), set()
-    said = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}
-    return said.get("model name", platform.machine()), set((said.get("flags") or said.get("Features") or "").split())
+    said = {
+        key.strip(): value.strip()
+        for key, _, value in (line.partition(":") for line in text.splitlines())
+    }
+    return said.get("model name", platform.machine()), set(
+        (said.get("flags") or said.get("Features") or "").split()
+    )
 
 
 def processor(features: Mapping[str, str]) -> Check:
@@ -141,9 +166,19 @@ def processor(features: Mapping[str, str]) -> Check:
     if not flags:
         return Check("processor", "ok", f"{name}; its features are not known here")
     if used - there:
-        return Check("processor", "fail", f"{name} lacks {_listed(used - there)}, which this build of llama.cpp needs", _REBUILD)
+        return Check(
+            "processor",
+            "fail",
+            f"{name} lacks {_listed(used - there)}, which this build of llama.cpp needs",
+            _REBUILD,
+        )
     if unused := there - used - {"AMX_INT8"}:  # that has a check of its own
-        return Check("processor", "warn", f"{name} has {_listed(unused)}, which this build of llama.cpp does not use", _REBUILD)
+        return Check(
+            "processor",
+            "warn",
+            f"{name} has {_listed(unused)}, which this build of llama.cpp does not use",
+            _REBUILD,
+        )
     return Check("processor", "ok", f"{name}; the build uses what it has")
 
 
@@ -157,13 +192,20 @@ def fast_kernels(features: Mapping[str, str], options: ContextOptions) -> Check:
 
     name, file = "fast kernels", selftest._cache_file()
     if not options.extra_bufts:
-        return Check(name, "ok", "not used: --no-extra-bufts", "leave that out, unless you know why.")
+        return Check(
+            name, "ok", "not used: --no-extra-bufts", "leave that out, unless you know why."
+        )
     kept = read_json(file)
     known = isinstance(kept, dict) and "ok" in kept
     if not (known and kept["ok"]):
         problem = selftest._probe()
         if problem:
-            return Check(name, "warn", f"repacked weights fail here, so models go without them, slower but right: {problem}", _REBUILD)
+            return Check(
+                name,
+                "warn",
+                f"repacked weights fail here, so models go without them, slower but right: {problem}",
+                _REBUILD,
+            )
         if known:
             found = f"they work now, but are not used, as an earlier probe failed: {kept.get('problem')}"
             return Check(name, "warn", found, f"remove {file} to have it probed again.")
@@ -177,9 +219,16 @@ def amx(features: Mapping[str, str], fast: Check) -> Check:
     if "amx_int8" not in _cpu()[1]:
         return Check("AMX", "ok", "this processor has none")
     if not has(features, "AMX_INT8"):
-        return Check("AMX", "warn", "this processor has it, but llama.cpp was built without", _REBUILD)
+        return Check(
+            "AMX", "warn", "this processor has it, but llama.cpp was built without", _REBUILD
+        )
     if fast.status != "ok" or fast.todo:
-        return Check("AMX", "warn", "this processor and llama.cpp have it, but it is not used: see fast kernels", fast.todo)
+        return Check(
+            "AMX",
+            "warn",
+            "this processor and llama.cpp have it, but it is not used: see fast kernels",
+            fast.todo,
+        )
     return Check("AMX", "ok", "in use")
 
 
@@ -189,11 +238,23 @@ def threads(options: ContextOptions) -> Check:
     threads = options.threads or cores
     found = f"{threads} on {cores} physical core{'s' if cores > 1 else ''}"
     if quota is not None and threads > quota + 0.5:
-        return Check("threads", "warn", f"{found}, but this container may use {quota:.3g} of them", f"give --threads {max(1, int(quota))}.")
+        return Check(
+            "threads",
+            "warn",
+            f"{found}, but this container may use {quota:.3g} of them",
+            f"give --threads {max(1, int(quota))}.",
+        )
     if threads > cores:
-        return Check("threads", "warn", f"{found}: they wait for each other", f"leave --threads out, or give {cores}.")
+        return Check(
+            "threads",
+            "warn",
+            f"{found}: they wait for each other",
+            f"leave --threads out, or give {cores}.",
+        )
     if threads < cores:
-        return Check("threads", "warn", f"{found}: the others idle", f"leave --threads out, or give {cores}.")
+        return Check(
+            "threads", "warn", f"{found}: the others idle", f"leave --threads out, or give {cores}."
+        )
     return Check("threads", "ok", found)
 
 
@@ -202,13 +263,24 @@ def openmp() -> Check:
     name, slow = "OpenMP", "beside another program, passes can take many times as long"
     count, state = f"{openmp_module.SPIN_COUNT:,}", openmp_module.state()
     if state == "set":
-        return Check(name, "ok", f"threads spin {count} times at a barrier, then sleep: set by gguf-spec")
+        return Check(
+            name, "ok", f"threads spin {count} times at a barrier, then sleep: set by gguf-spec"
+        )
     if state == "user":
-        given = ", ".join(f"{one}={os.environ[one]}" for one in openmp_module.VARIABLES if one in os.environ)
-        return Check(name, "ok", f"how long threads spin at a barrier is from the environment: {given}")
+        given = ", ".join(
+            f"{one}={os.environ[one]}" for one in openmp_module.VARIABLES if one in os.environ
+        )
+        return Check(
+            name, "ok", f"how long threads spin at a barrier is from the environment: {given}"
+        )
     if state == "loaded":
         found = f"another library of this process loaded libgomp first, with its long spin count: {slow}"
-        return Check(name, "warn", found, f"set GOMP_SPINCOUNT={openmp_module.SPIN_COUNT} before the program starts.")
+        return Check(
+            name,
+            "warn",
+            found,
+            f"set GOMP_SPINCOUNT={openmp_module.SPIN_COUNT} before the program starts.",
+        )
     if state == "absent":
         return Check(name, "ok", "this build does not use libgomp: the spin count is not set")
     return Check(name, "ok", "the spin count is set on Linux only")
@@ -232,7 +304,11 @@ def memory() -> Check:
     if free is None or not total:
         return Check("memory", "ok", "not known here")
     found = f"{size(free)} of {size(total)} are free"
-    return Check("memory", "ok", found) if free >= _LITTLE_MEMORY else Check("memory", "warn", found, "close other programs.")
+    return (
+        Check("memory", "ok", found)
+        if free >= _LITTLE_MEMORY
+        else Check("memory", "warn", found, "close other programs.")
+    )
 
 
 def _folder() -> Path:
@@ -246,9 +322,18 @@ def disk() -> Check:
     try:
         free = shutil.disk_usage(there).free
     except OSError as error:
-        return Check("disk", "warn", f"{there} cannot be looked at: {error.strerror}", "set XDG_CACHE_HOME to another folder.")
+        return Check(
+            "disk",
+            "warn",
+            f"{there} cannot be looked at: {error.strerror}",
+            "set XDG_CACHE_HOME to another folder.",
+        )
     found = f"{size(free)} are free at {folder}"
-    return Check("disk", "ok", found) if free >= _LITTLE_DISK else Check("disk", "warn", found, "make room, or set XDG_CACHE_HOME to another disk.")
+    return (
+        Check("disk", "ok", found)
+        if free >= _LITTLE_DISK
+        else Check("disk", "warn", found, "make room, or set XDG_CACHE_HOME to another disk.")
+    )
 
 
 def cache() -> Check:
@@ -262,9 +347,15 @@ def cache() -> Check:
             file.unlink()
     if bad:
         found = f"nothing can be kept in {' and '.join(str(cache_file(kind, []).parent) for kind in bad)}: each load measures anew"
-        return Check("cache", "warn", found, "make it writable, or set XDG_CACHE_HOME to another folder.")
+        return Check(
+            "cache", "warn", found, "make it writable, or set XDG_CACHE_HOME to another folder."
+        )
     folder = _folder()
-    return Check("cache", "ok", f"{folder} can be written and read; it holds {size(sum(_sizes(folder / kind for kind in _KEPT)))}")
+    return Check(
+        "cache",
+        "ok",
+        f"{folder} can be written and read; it holds {size(sum(_sizes(folder / kind for kind in _KEPT)))}",
+    )
 
 
 def hub_cache() -> Check:
@@ -273,7 +364,12 @@ def hub_cache() -> Check:
     try:
         folder = hub_module.folder()
     except ImportError as error:
-        return Check(name, "fail", f"huggingface_hub cannot be imported: {error}", "install it again: pip install --force-reinstall huggingface_hub.")
+        return Check(
+            name,
+            "fail",
+            f"huggingface_hub cannot be imported: {error}",
+            "install it again: pip install --force-reinstall huggingface_hub.",
+        )
     if not os.path.lexists(folder):
         return Check(name, "ok", f"nothing was downloaded yet; it would come to {folder}")
     try:
@@ -283,11 +379,19 @@ def hub_cache() -> Check:
         free = shutil.disk_usage(folder).free
     except OSError as error:
         todo = "give it back its permissions, or set HF_HOME to another folder."
-        return Check(name, "fail", f"{folder} cannot be read: {error.strerror}: no downloaded model is found", todo)
+        return Check(
+            name,
+            "fail",
+            f"{folder} cannot be read: {error.strerror}: no downloaded model is found",
+            todo,
+        )
     found = f"{folder} holds {len(models)} {'repository' if len(models) == 1 else 'repositories'}, {size(held)}; {size(free)} are free there"
     if not os.access(folder, os.W_OK | os.X_OK):
         return Check(
-            name, "warn", f"{found}, but it cannot be written: no model can be downloaded", "make it writable, or set HF_HOME to another folder."
+            name,
+            "warn",
+            f"{found}, but it cannot be written: no model can be downloaded",
+            "make it writable, or set HF_HOME to another folder.",
         )
     return Check(name, "ok", found)
 
@@ -297,7 +401,11 @@ def _sizes(folders: Iterable[Path]) -> Iterator[int]:
     for folder in folders:
         if folder.is_dir():
             with os.scandir(folder) as there:
-                yield from (one.stat(follow_symlinks=False).st_size for one in there if one.is_file(follow_symlinks=False))
+                yield from (
+                    one.stat(follow_symlinks=False).st_size
+                    for one in there
+                    if one.is_file(follow_symlinks=False)
+                )
 
 
 def models_file(given: Path | None) -> Check:
@@ -314,14 +422,24 @@ def models_file(given: Path | None) -> Check:
 
 def hub() -> Check:
     """Check that the hub answers; the only check that makes a request."""
-    name, todo = "hub", "check the network, HTTPS_PROXY and HF_ENDPOINT; files, and models that were pulled, work without it."
+    name, todo = (
+        "hub",
+        "check the network, HTTPS_PROXY and HF_ENDPOINT; files, and models that were pulled, work without it.",
+    )
     try:
         where = hub_module.endpoint()
         status = hub_module.status(_PATIENCE_S)
     except ImportError as error:
-        return Check(name, "fail", f"huggingface_hub cannot be imported: {error}", "install it again: pip install --force-reinstall huggingface_hub.")
+        return Check(
+            name,
+            "fail",
+            f"huggingface_hub cannot be imported: {error}",
+            "install it again: pip install --force-reinstall huggingface_hub.",
+        )
     except Exception as error:  # its HTTP library has a family of errors of its own, and is httpx or another by version
-        return Check(name, "fail", f"{where} cannot be reached: {error or type(error).__name__}", todo)
+        return Check(
+            name, "fail", f"{where} cannot be reached: {error or type(error).__name__}", todo
+        )
     if status >= 400:
         return Check(name, "fail", f"{where} answers, but with HTTP status {status}", todo)
     return Check(name, "ok", f"{where} answers")

@@ -40,7 +40,14 @@ _BLOCKS = {
     29: (256, 56), 30: (1, 2), 34: (256, 54), 35: (256, 66), 39: (32, 17), 40: (64, 36), 41: (128, 18), 42: (64, 18),
 }  # fmt: skip
 _REMOVED = {4, 5, 31, 32, 33, 36, 37, 38}
-_NO_WEIGHTS = {9, 15, 24, 25, 27, 28}  # what results are rounded to on the way, whole numbers, doubles: llama.cpp multiplies with none of them
+_NO_WEIGHTS = {
+    9,
+    15,
+    24,
+    25,
+    27,
+    28,
+}  # what results are rounded to on the way, whole numbers, doubles: llama.cpp multiplies with none of them
 TOKENS = "tokenizer.ggml.tokens"
 _ESCAPES = {9: b"\\t", 10: b"\\n", 13: b"\\r", 39: b"\\'", 92: b"\\\\"}
 # Tokenizers that must know each byte by itself, and how they spell it: without one, llama.cpp ends the process or reads on for ever.
@@ -127,13 +134,17 @@ class Header:
         n_layer, n_head = number("block_count", 0), number("attention.head_count", 1)
         width = number("embedding_length", 0) / n_head
         n_kv = number("attention.head_count_kv", n_head)
-        values = n_kv * (number("attention.key_length", width) + number("attention.value_length", width))
+        values = n_kv * (
+            number("attention.key_length", width) + number("attention.value_length", width)
+        )
         return int(n_layer * n_ctx * values * bytes_per_value)
 
 
 def damaged(path: Path, why: str) -> NotAModelError:
     """Return the error for a file that is GGUF and wrong."""
-    return NotAModelError(path, f"{path.name} is a damaged GGUF file: {why}.", "download or convert it again.")
+    return NotAModelError(
+        path, f"{path.name} is a damaged GGUF file: {why}.", "download or convert it again."
+    )
 
 
 def parse(file: BinaryIO, path: Path, file_bytes: int) -> Header:
@@ -162,13 +173,19 @@ class _Reader:
         """Return the file's bytes to `end` or beyond."""
         if end > len(self.data):
             if end > self.file_bytes:
-                raise self.damaged(f"its header ends at byte {self.file_bytes:,}, before it is complete")
+                raise self.damaged(
+                    f"its header ends at byte {self.file_bytes:,}, before it is complete"
+                )
             if end > MAX_HEADER:
                 raise self.damaged(f"its header takes more than {MAX_HEADER:,} bytes")
-            more = min(max(end, 2 * len(self.data), 1 << 18), MAX_HEADER, self.file_bytes) - len(self.data)
+            more = min(max(end, 2 * len(self.data), 1 << 18), MAX_HEADER, self.file_bytes) - len(
+                self.data
+            )
             self.data += self.file.read(more)
             if end > len(self.data):
-                raise self.damaged(f"its header ends at byte {len(self.data):,}, before it is complete")
+                raise self.damaged(
+                    f"its header ends at byte {len(self.data):,}, before it is complete"
+                )
         return self.data
 
     def skip(self, n: int) -> None:
@@ -302,14 +319,20 @@ class _Reader:
         if not 0 < n_values < _MAX_VALUES:
             raise self.damaged(f"the tensor {name} has the shape {shape}")
         if kind in _REMOVED:
-            raise self.damaged(f"the tensor {name} is of the type {kind}, which llama.cpp knows no longer")
+            raise self.damaged(
+                f"the tensor {name} is of the type {kind}, which llama.cpp knows no longer"
+            )
         if kind in _NO_WEIGHTS:
-            raise self.damaged(f"the tensor {name} holds numbers of the type {kind}, which no model computes with")
+            raise self.damaged(
+                f"the tensor {name} holds numbers of the type {kind}, which no model computes with"
+            )
         if kind not in _BLOCKS:
             return 0
         per_block, n_bytes = _BLOCKS[kind]
         if shape[0] % per_block:
-            raise self.damaged(f"the tensor {name} has rows of {shape[0]:,} values, no multiple of the {per_block} in a block of its type")
+            raise self.damaged(
+                f"the tensor {name} has rows of {shape[0]:,} values, no multiple of the {per_block} in a block of its type"
+            )
         return n_values // per_block * n_bytes
 
     def check_places(self, tensors: list[Tensor], alignment: int) -> None:
@@ -317,8 +340,14 @@ class _Reader:
         at: int | None = 0
         for tensor in tensors:
             if tensor.offset % alignment or at not in (None, tensor.offset):
-                raise self.damaged(f"the tensor {shown(tensor.name)} lies at byte {tensor.offset:,} of the data and not at {at or 0:,}")
-            at = tensor.offset - -tensor.n_bytes // alignment * alignment if at is not None and tensor.n_bytes else None
+                raise self.damaged(
+                    f"the tensor {shown(tensor.name)} lies at byte {tensor.offset:,} of the data and not at {at or 0:,}"
+                )
+            at = (
+                tensor.offset - -tensor.n_bytes // alignment * alignment
+                if at is not None and tensor.n_bytes
+                else None
+            )
 
     def check_bytes(self, tokenizer: Any) -> None:
         spelled = _SPELLED.get(tokenizer)
@@ -335,14 +364,27 @@ class _Reader:
         version = self.take(_U32)
         if version not in (2, 3):
             big = version & 0xFFFF == 0
-            what = "is a GGUF file for big-endian machines" if big else f"is GGUF of version {version}; versions 2 and 3 can be read"
-            raise NotAModelError(self.path, f"{self.path.name} {what}.", "convert it again with a current llama.cpp.")
-        n_tensors, n_pairs = self.count("tensors", _MAX_TENSORS), self.count("metadata values", _MAX_PAIRS)
+            what = (
+                "is a GGUF file for big-endian machines"
+                if big
+                else f"is GGUF of version {version}; versions 2 and 3 can be read"
+            )
+            raise NotAModelError(
+                self.path, f"{self.path.name} {what}.", "convert it again with a current llama.cpp."
+            )
+        n_tensors, n_pairs = (
+            self.count("tensors", _MAX_TENSORS),
+            self.count("metadata values", _MAX_PAIRS),
+        )
         metadata, kinds = self.pairs(n_pairs)
         self.check_bytes(metadata.get("tokenizer.ggml.model"))
         tensors = self.tensors(n_tensors)
         alignment = metadata.get("general.alignment", 32)
-        if kinds.get("general.alignment", "u32") != "u32" or alignment < 32 or alignment & (alignment - 1):  # llama.cpp maps nothing below 32
+        if (
+            kinds.get("general.alignment", "u32") != "u32"
+            or alignment < 32
+            or alignment & (alignment - 1)
+        ):  # llama.cpp maps nothing below 32
             raise self.damaged(f"its alignment is {alignment!r}")
         data_at = -(-self.at // alignment) * alignment
         needed = data_at + max((tensor.offset + tensor.n_bytes for tensor in tensors), default=0)
@@ -353,7 +395,17 @@ class _Reader:
                 "download it again; the last download did not finish.",
             )
         self.check_places(tensors, alignment)
-        return Header(self.path, metadata, n_tensors, self.file_bytes, kinds, tuple(tensors), self.tokens_at, data_at, (self.path,))
+        return Header(
+            self.path,
+            metadata,
+            n_tensors,
+            self.file_bytes,
+            kinds,
+            tuple(tensors),
+            self.tokens_at,
+            data_at,
+            (self.path,),
+        )
 
 
 def shown(value: Any) -> str:

@@ -30,7 +30,10 @@ def check_adapter(path: Path, model: Header) -> None:
     for name, (a, b) in pairs.items():
         _check_pair(header, name, a, b, shapes.get(name), model)
     if "token_embd.weight" in pairs and "output.weight" not in shapes:
-        raise _refused(header, f"changes token_embd.weight, which {model.path.name} uses for its output too: llama.cpp cannot do that")
+        raise _refused(
+            header,
+            f"changes token_embd.weight, which {model.path.name} uses for its output too: llama.cpp cannot do that",
+        )
 
 
 def _refused(header: Header, why: str, hint: str = _HINT) -> UnsupportedModelError:
@@ -42,19 +45,45 @@ def _check_kind(header: Header, model: Header) -> None:
     said = header.metadata
     kind, of = said.get("general.type"), said.get("adapter.type")
     if kind != "adapter":
-        raise _refused(header, f"is no adapter but of type {kind or 'model'!r}", "give a LoRA adapter that was converted to GGUF.")
+        raise _refused(
+            header,
+            f"is no adapter but of type {kind or 'model'!r}",
+            "give a LoRA adapter that was converted to GGUF.",
+        )
     if of != "lora":
-        raise _refused(header, f"is an adapter of type {of!r}, not 'lora'", "give a LoRA adapter that was converted to GGUF.")
+        raise _refused(
+            header,
+            f"is an adapter of type {of!r}, not 'lora'",
+            "give a LoRA adapter that was converted to GGUF.",
+        )
     if said.get("general.architecture") != model.architecture:
         theirs = said.get("general.architecture")
-        raise _refused(header, f"was made for the architecture {theirs!r}, but {model.path.name} has {model.architecture!r}")
-    alpha, of_type = said.get("adapter.lora.alpha", 0.0), header.kinds.get("adapter.lora.alpha", "f32")
+        raise _refused(
+            header,
+            f"was made for the architecture {theirs!r}, but {model.path.name} has {model.architecture!r}",
+        )
+    alpha, of_type = (
+        said.get("adapter.lora.alpha", 0.0),
+        header.kinds.get("adapter.lora.alpha", "f32"),
+    )
     if of_type != "f32" or not math.isfinite(alpha):
-        raise _refused(header, f"has the adapter.lora.alpha {alpha!r} of type {of_type}, not a number of type f32", "convert the adapter again.")
+        raise _refused(
+            header,
+            f"has the adapter.lora.alpha {alpha!r} of type {of_type}, not a number of type f32",
+            "convert the adapter again.",
+        )
     if len(header.parts) > 1:  # llama.cpp reads the first alone
-        raise _refused(header, f"is the first of {len(header.parts)} parts: adapters must be in one file", "join them first.")
+        raise _refused(
+            header,
+            f"is the first of {len(header.parts)} parts: adapters must be in one file",
+            "join them first.",
+        )
     if "adapter.alora.invocation_tokens" in said:
-        raise _refused(header, "is an activated LoRA, which works from certain tokens on: that is not supported", "give a plain LoRA adapter.")
+        raise _refused(
+            header,
+            "is an activated LoRA, which works from certain tokens on: that is not supported",
+            "give a plain LoRA adapter.",
+        )
 
 
 def _four(shape: Shape) -> Shape:
@@ -71,14 +100,27 @@ def _pairs(header: Header) -> dict[str, tuple[Shape | None, Shape | None]]:
             shape = _four(tensor.shape)
             pairs[name] = (shape, b) if end == _ENDS[0] else (a, shape)
         elif not tensor.name.endswith("_norm.weight"):  # llama.cpp passes these over
-            raise _refused(header, f"holds the tensor {tensor.name}, which is no part of a LoRA adapter", "convert the adapter again.")
+            raise _refused(
+                header,
+                f"holds the tensor {tensor.name}, which is no part of a LoRA adapter",
+                "convert the adapter again.",
+            )
     return pairs
 
 
-def _check_pair(header: Header, name: str, a: Shape | None, b: Shape | None, changed: Shape | None, model: Header) -> None:
+def _check_pair(
+    header: Header,
+    name: str,
+    a: Shape | None,
+    b: Shape | None,
+    changed: Shape | None,
+    model: Header,
+) -> None:
     """Check the two matrices for one tensor: `a` narrows to the rank, `b` widens again. Those of token embeddings are turned around."""
     if a is None or b is None:
-        raise _refused(header, f"holds only one of the two matrices for {name}", "convert the adapter again.")
+        raise _refused(
+            header, f"holds only one of the two matrices for {name}", "convert the adapter again."
+        )
     if changed is None:
         raise _refused(header, f"changes {name}, which {model.path.name} does not have")
     if name.endswith("token_embd.weight"):
@@ -87,10 +129,21 @@ def _check_pair(header: Header, name: str, a: Shape | None, b: Shape | None, cha
         rank, n_in, n_out, others = (a[1], b[0]), a[0], b[1], (a[2:], b[2:])
     if (n_in, n_out) != changed[:2] or others != (changed[2:], changed[2:]):
         shown = " and ".join(" x ".join(map(str, _short(one))) for one in (a, b))
-        raise _refused(header, f"holds matrices of {shown} for {name}, which in {model.path.name} is {' x '.join(map(str, _short(changed)))}")
+        raise _refused(
+            header,
+            f"holds matrices of {shown} for {name}, which in {model.path.name} is {' x '.join(map(str, _short(changed)))}",
+        )
     if rank[0] != rank[1] or rank[0] < 1:
-        raise _refused(header, f"has the ranks {rank[0]} and {rank[1]} for {name}, which must be the same", "convert the adapter again.")
+        raise _refused(
+            header,
+            f"has the ranks {rank[0]} and {rank[1]} for {name}, which must be the same",
+            "convert the adapter again.",
+        )
 
 
 def _short(shape: Shape) -> Shape:
-    return shape[: max(2, *(i + 1 for i, n in enumerate(shape) if n > 1))] if any(n > 1 for n in shape) else shape[:2]
+    return (
+        shape[: max(2, *(i + 1 for i, n in enumerate(shape) if n > 1))]
+        if any(n > 1 for n in shape)
+        else shape[:2]
+    )

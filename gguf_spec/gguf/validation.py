@@ -31,7 +31,12 @@ _EVEN_HEADS = {
     "llama", "llama4", "mistral3", "qwen2", "qwen2moe", "qwen2vl", "qwen3", "qwen3moe", "smollm3", "granite", "granitemoe", "olmo", "olmo2",
     "olmoe", "internlm2", "exaone", "exaone4", "starcoder2", "seed_oss", "ernie4_5", "arcee", "apertus", "baichuan", "xverse",
 }  # fmt: skip
-_ONLY_F32 = ("_norm.weight", "ssm_conv1d", "ssm_a", "shortconv.conv")  # besides all that have one dimension
+_ONLY_F32 = (
+    "_norm.weight",
+    "ssm_conv1d",
+    "ssm_a",
+    "shortconv.conv",
+)  # besides all that have one dimension
 _ENCODES = {"t5", "t5encoder", "clip", "wavtokenizer-dec"}
 
 
@@ -52,18 +57,32 @@ def read_header(path: Path) -> Header:
 def _read(path: Path) -> Header:
     try:
         mode = path.stat().st_mode
-    except (FileNotFoundError, NotADirectoryError, ValueError) as error:  # a name with a zero byte is a ValueError
-        raise ModelNotFoundError(path, f"there is no file {path}.", "give a GGUF file or a name from the registry, such as tales.") from error
+    except (
+        FileNotFoundError,
+        NotADirectoryError,
+        ValueError,
+    ) as error:  # a name with a zero byte is a ValueError
+        raise ModelNotFoundError(
+            path,
+            f"there is no file {path}.",
+            "give a GGUF file or a name from the registry, such as tales.",
+        ) from error
     except OSError as error:
         raise _unreadable(path, error) from error
     if stat.S_ISDIR(mode):
         raise NotAModelError(path, f"{path} is a directory.", "name the .gguf file inside it.")
     if not stat.S_ISREG(mode):  # reading a pipe would wait for ever
-        raise NotAModelError(path, f"{path} is no regular file.", "give the path of a GGUF file on a disk.")
+        raise NotAModelError(
+            path, f"{path} is no regular file.", "give the path of a GGUF file on a disk."
+        )
     try:
         with path.open("rb") as file:
             if file.read(4) != b"GGUF":
-                raise NotAModelError(path, f"{path.name} is not a GGUF file.", "give a file in the GGUF format; others need converting first.")
+                raise NotAModelError(
+                    path,
+                    f"{path.name} is not a GGUF file.",
+                    "give a file in the GGUF format; others need converting first.",
+                )
             file.seek(0)
             return parse(file, path, os.fstat(file.fileno()).st_size)
     except OSError as error:
@@ -71,7 +90,9 @@ def _read(path: Path) -> Header:
 
 
 def _unreadable(path: Path, error: OSError) -> NotAModelError:
-    return NotAModelError(path, f"{path} cannot be read: {error.strerror}.", "check its permissions.")
+    return NotAModelError(
+        path, f"{path} cannot be read: {error.strerror}.", "check its permissions."
+    )
 
 
 def _join(first: Header, count: int) -> Header:
@@ -79,23 +100,40 @@ def _join(first: Header, count: int) -> Header:
     hint = f"pull the model again, or copy all {count:,} parts into one folder."
     ending = f"-00001-of-{count:05}.gguf"
     if count > _MAX_PARTS or not first.path.name.endswith(ending) or first.path.name == ending:
-        raise NotAModelError(first.path, f"{first.path.name} is the first of {count:,} parts but its name does not end in {ending}.", hint)
+        raise NotAModelError(
+            first.path,
+            f"{first.path.name} is the first of {count:,} parts but its name does not end in {ending}.",
+            hint,
+        )
     parts = [first]
     for i in range(1, count):
-        path = first.path.with_name(first.path.name.removesuffix(ending) + f"-{i + 1:05}-of-{count:05}.gguf")
+        path = first.path.with_name(
+            first.path.name.removesuffix(ending) + f"-{i + 1:05}-of-{count:05}.gguf"
+        )
         try:
             part = _read(path)
         except ModelNotFoundError as error:
-            raise NotAModelError(path, f"{path.name} is missing: {first.path.name} is the first of {count:,} parts.", hint) from error
+            raise NotAModelError(
+                path,
+                f"{path.name} is missing: {first.path.name} is the first of {count:,} parts.",
+                hint,
+            ) from error
         number, of = part.metadata.get("split.no"), part.metadata.get("split.count", count)
-        if part.kinds.get("split.no") != "u16" or (number, of) != (i, count):  # any other type ends llama.cpp's process
+        if part.kinds.get("split.no") != "u16" or (number, of) != (
+            i,
+            count,
+        ):  # any other type ends llama.cpp's process
             what = f"{path.name} says that it is part {_next(number)} of {of!r}, not {i + 1} of {count}"
             raise NotAModelError(path, f"{what}.", hint)
         parts.append(part)
-    tensors = tuple(tensor._replace(part=i) for i, part in enumerate(parts) for tensor in part.tensors)
+    tensors = tuple(
+        tensor._replace(part=i) for i, part in enumerate(parts) for tensor in part.tensors
+    )
     names = {tensor.name for tensor in tensors}
     if len(names) < len(tensors):
-        raise damaged(first.path, f"{len(tensors) - len(names):,} of its tensors are in two of its parts")
+        raise damaged(
+            first.path, f"{len(tensors) - len(names):,} of its tensors are in two of its parts"
+        )
     return dataclasses.replace(
         first,
         n_tensors=len(tensors),
@@ -123,7 +161,10 @@ def check_generates_text(header: Header) -> None:
 
     kind = metadata.get("general.type", "model")
     if kind != "model":
-        raise refuse(f"holds no model but is of type {shown(kind)}", "give the file of the language model itself.")
+        raise refuse(
+            f"holds no model but is of type {shown(kind)}",
+            "give the file of the language model itself.",
+        )
     if not header.architecture:
         raise refuse("does not name its architecture", "convert it again with a current llama.cpp.")
     if len(header.architecture) > 64:
@@ -134,15 +175,25 @@ def check_generates_text(header: Header) -> None:
             "give the first part, the one named -00001-of-.",
         )
     if header.architecture in _ENCODES:
-        raise refuse(f"is an encoder ({header.architecture}), not a text generator", "give a chat or base model.")
+        raise refuse(
+            f"is an encoder ({header.architecture}), not a text generator",
+            "give a chat or base model.",
+        )
     if (
         header.architecture in _EMBEDS
         or header.of_architecture("attention.causal", True) is False
         or header.of_architecture("pooling_type", 0) not in (0, None)
     ):
-        raise refuse(f"is an embedding model ({header.architecture}), not a text generator", "give a chat or base model.")
-    if metadata.get("tokenizer.ggml.model", "no_vocab") in ("no_vocab", "none") or metadata.get(TOKENS, ArrayLength(0)) == ArrayLength(0):
-        raise refuse("has no tokenizer", "convert it again without --vocab-only or --no-vocab options.")
+        raise refuse(
+            f"is an embedding model ({header.architecture}), not a text generator",
+            "give a chat or base model.",
+        )
+    if metadata.get("tokenizer.ggml.model", "no_vocab") in ("no_vocab", "none") or metadata.get(
+        TOKENS, ArrayLength(0)
+    ) == ArrayLength(0):
+        raise refuse(
+            "has no tokenizer", "convert it again without --vocab-only or --no-vocab options."
+        )
     if header.n_tensors == 0:
         raise refuse("has a vocabulary but no weights", "give the full model file.")
     if metadata["tokenizer.ggml.model"] == "bert":
@@ -163,7 +214,14 @@ def _check_numbers(header: Header) -> None:
     def number(key: str) -> int:
         """Return a whole number, the largest where there is one a layer."""
         value = header.of_architecture(key, 0)
-        return max((n % 2**32 for n in (value if isinstance(value, tuple) else (value,)) if isinstance(n, int)), default=0)
+        return max(
+            (
+                n % 2**32
+                for n in (value if isinstance(value, tuple) else (value,))
+                if isinstance(n, int)
+            ),
+            default=0,
+        )
 
     check("block_count", lambda n: isinstance(n, int) and 0 < n <= 512)
     check("nextn_predict_layers", lambda n: isinstance(n, int) and n <= number("block_count"))
@@ -177,8 +235,14 @@ def _check_numbers(header: Header) -> None:
         n_experts = n_used = 0
     check("expert_count", lambda n: isinstance(n, int) and n <= 1024)
     if not min(n_experts, 1) <= n_used <= n_experts:
-        raise damaged(header.path, f"its {header.architecture}.expert_used_count is {n_used:,} of {n_experts:,} experts")
-    if n_groups and not (n_groups < n_experts and (n_groups == 1 or (n_experts % n_groups == 0 and 0 < n_groups_used < n_groups))):
+        raise damaged(
+            header.path,
+            f"its {header.architecture}.expert_used_count is {n_used:,} of {n_experts:,} experts",
+        )
+    if n_groups and not (
+        n_groups < n_experts
+        and (n_groups == 1 or (n_experts % n_groups == 0 and 0 < n_groups_used < n_groups))
+    ):
         what = f"its {header.architecture}.expert_group_count is {n_groups:,}, {n_groups_used:,} of them used, of {n_experts:,} experts"
         raise damaged(header.path, what)
 
@@ -198,7 +262,11 @@ def _check_heads(header: Header) -> None:
     n_heads, width = numbers("attention.head_count", 0), numbers("embedding_length", 0)
     shared = numbers("attention.head_count_kv", 0)
     n_layers = max(len(n_heads), len(shared))
-    for n, n_kv in zip(n_heads * (n_layers if len(n_heads) == 1 else 1), shared * (n_layers if len(shared) == 1 else 1), strict=False):
+    for n, n_kv in zip(
+        n_heads * (n_layers if len(n_heads) == 1 else 1),
+        shared * (n_layers if len(shared) == 1 else 1),
+        strict=False,
+    ):
         if n_kv and n % n_kv:
             raise refuse(f"{n:,} heads share {n_kv:,}")
     if header.architecture in _NO_ROPE or not (n_heads and n_heads[0] and width):
@@ -206,7 +274,9 @@ def _check_heads(header: Header) -> None:
     usual = width[0] // n_heads[0]
     keys, values = numbers("attention.key_length", usual), numbers("attention.value_length", usual)
     turned = numbers("rope.dimension_count", keys[0] if keys else 0)
-    if not (keys and values and turned) or (header.architecture in _CHECKED_ROPE and turned != keys):
+    if not (keys and values and turned) or (
+        header.architecture in _CHECKED_ROPE and turned != keys
+    ):
         return
     if turned[0] % 2 or not 0 < turned[0] <= keys[0]:
         raise refuse(f"{turned[0]:,} of a head's {keys[0]:,} numbers are turned")
@@ -219,5 +289,10 @@ def _check_tensors(header: Header) -> None:
     for tensor in header.tensors:
         if tensor.type == _I32 and not tensor.name.endswith("tid2eid.weight"):  # a table of experts
             raise damaged(header.path, f"the tensor {shown(tensor.name)} holds whole numbers")
-        if tensor.type != _F32 and (len(tensor.shape) == 1 or any(part in tensor.name for part in _ONLY_F32)):
-            raise damaged(header.path, f"the tensor {shown(tensor.name)} is of the type {tensor.type} but llama.cpp computes with it in f32")
+        if tensor.type != _F32 and (
+            len(tensor.shape) == 1 or any(part in tensor.name for part in _ONLY_F32)
+        ):
+            raise damaged(
+                header.path,
+                f"the tensor {shown(tensor.name)} is of the type {tensor.type} but llama.cpp computes with it in f32",
+            )

@@ -32,7 +32,10 @@ class FileVocabulary:
 
     def __init__(self, header: Header) -> None:
         self._header, said = header, header.metadata
-        model, pre = str(said.get("tokenizer.ggml.model", "")), str(said.get("tokenizer.ggml.pre", ""))
+        model, pre = (
+            str(said.get("tokenizer.ggml.model", "")),
+            str(said.get("tokenizer.ggml.pre", "")),
+        )
         kind, bos, eos, add_bos, add_eos = _KINDS.get(model, (0, -1, -1, False, False))
         if kind == 2:
             pre = "gemma4" if model == "gemma4" else pre
@@ -80,5 +83,7 @@ def read_tokens(header: Header) -> list[bytes]:
                 (n,) = _LENGTH.unpack(file.read(_LENGTH.size))
                 texts.append(file.read(min(n, _MOST)))
     except (OSError, struct.error) as error:
-        raise NotAModelError(header.path, f"{header.path.name} changed while it was read.", "try it again.") from error
+        raise NotAModelError(
+            header.path, f"{header.path.name} changed while it was read.", "try it again."
+        ) from error
     return texts

@@ -25,7 +25,10 @@ State = tuple[frozenset[Stack], bytes]  # and the bytes of a character that is n
 
 
 _LEAST = (0, 0, 0x80, 0x800, 0x10000)  # code points of so many bytes
-_FIRST, _LATER = (1 << 0x80) - 1 | (1 << 0xF5) - (1 << 0xC2), (1 << 0xC0) - (1 << 0x80)  # as sets of bytes
+_FIRST, _LATER = (
+    (1 << 0x80) - 1 | (1 << 0xF5) - (1 << 0xC2),
+    (1 << 0xC0) - (1 << 0x80),
+)  # as sets of bytes
 
 
 def _size(lead: int) -> int:
@@ -97,7 +100,9 @@ class Automaton:
             stack = todo.pop()
             self.work += 1 + len(stack)
             if self.work > _MAX_WORK:
-                raise refused(self._gbnf, "too many ways to read the same text, or too many nested rules")
+                raise refused(
+                    self._gbnf, "too many ways to read the same text, or too many nested rules"
+                )
             times, node = divmod(stack[-1], n) if stack else (0, 0)
             symbol, after = nodes[node]
             if symbol[0] in (END, CHARS, TOKEN):
@@ -162,7 +167,12 @@ class Automaton:
             by_bytes[bytes_] += members
         parts: list[tuple[int, list[Stack]]] = [((1 << 256) - 1, [])]
         for bytes_, members in by_bytes.items():
-            parts = [part for there, led in parts for part in ((there & bytes_, led + members), (there & ~bytes_, led)) if part[0]]
+            parts = [
+                part
+                for there, led in parts
+                for part in ((there & bytes_, led + members), (there & ~bytes_, led))
+                if part[0]
+            ]
         return [part for part in parts if part[1]]
 
     def read(self, at: int, data: bytes) -> int:
@@ -173,7 +183,9 @@ class Automaton:
                 break
         return at
 
-    def read_many(self, at: int, flat: NDArray[np.uint8], begins: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def read_many(
+        self, at: int, flat: NDArray[np.uint8], begins: NDArray[np.int64], ends: NDArray[np.int64]
+    ) -> NDArray[np.bool_]:
         """Tell which of many stretches of `flat` can be read."""
         ats, begins = np.full(len(begins), at), begins.copy()
         live = np.flatnonzero(begins < ends)

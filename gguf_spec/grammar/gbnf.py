@@ -13,13 +13,20 @@ from ..errors import GgufSpecError, InvalidOptionError
 MAX_BYTES, MAX_DEPTH = 1 << 18, 100  # of a grammar or schema, and of its parentheses
 
 Ranges = tuple[tuple[int, int], ...]  # of code points: sorted, apart
-Symbol = tuple[Any, ...]  # (CHARS, ranges) (TOKEN, id, wanted) (RULE, rule) (REPEAT, rule, least, most) (TEXT, code points) (NAME, name)
+Symbol = tuple[
+    Any, ...
+]  # (CHARS, ranges) (TOKEN, id, wanted) (RULE, rule) (REPEAT, rule, least, most) (TEXT, code points) (NAME, name)
 END, CHARS, TOKEN, RULE, REPEAT, TEXT, NAME = range(7)
 
 
 def refused(gbnf: str, why: str) -> InvalidOptionError:
     """Return the error for a grammar that cannot be used."""
-    return InvalidOptionError("grammar", gbnf if len(gbnf) < 80 else gbnf[:77] + "...", "a GBNF grammar that can be followed", f"{why}.")
+    return InvalidOptionError(
+        "grammar",
+        gbnf if len(gbnf) < 80 else gbnf[:77] + "...",
+        "a GBNF grammar that can be followed",
+        f"{why}.",
+    )
 
 
 _WORDS = re.compile(
@@ -28,7 +35,10 @@ _WORDS = re.compile(
     | (?P<newline>[\r\n]) | (?P<space>[ \t]+|\#[^\r\n]*)""",
     re.VERBOSE | re.DOTALL,
 )
-_LETTER = re.compile(r'([^\\])|\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([tnr"\\\[\]-]))', re.DOTALL)
+_LETTER = re.compile(
+    r'([^\\])|\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([tnr"\\\[\]-]))',
+    re.DOTALL,
+)
 _ESCAPES = {"t": "\t", "n": "\n", "r": "\r"}
 
 
@@ -66,7 +76,9 @@ def _characters(body: str) -> Ranges:
         last = i + 2 if i + 2 < len(letters) and letters[i + 1] == (ord("-"), True) else i
         ranges.append((letters[i][0], letters[last][0]))
         i = last + 1
-    return others_than((*ranges, *NEVER)) if negated else others_than((*others_than(ranges), *NEVER))
+    return (
+        others_than((*ranges, *NEVER)) if negated else others_than((*others_than(ranges), *NEVER))
+    )
 
 
 class Rules:
@@ -78,7 +90,9 @@ class Rules:
         self._named: dict[str, int] = {}
         self._read_token = read_token
         self._name = ""  # of the rule that is being read
-        self._frames: list[list[list[Symbol]]] = []  # its open parentheses: each holds its alternatives so far
+        self._frames: list[
+            list[list[Symbol]]
+        ] = []  # its open parentheses: each holds its alternatives so far
         self._free = False  # whether a line may end here without ending the rule
         self._at = 0  # where in the text
         try:
@@ -149,7 +163,9 @@ class Rules:
     def _repeat(self, sequence: list[Symbol], word: str) -> None:
         if not sequence:
             raise ValueError(f"{word} has nothing to repeat")
-        bounds = {"*": ["0", ""], "+": ["1", ""], "?": ["0", "1"]}.get(word) or word[1:-1].split(",")
+        bounds = {"*": ["0", ""], "+": ["1", ""], "?": ["0", "1"]}.get(word) or word[1:-1].split(
+            ","
+        )
         least = int(bounds[0])
         most = int(bounds[-1]) if bounds[-1].strip() else None
         if most is not None and most < least:
@@ -163,7 +179,9 @@ class Rules:
     def _link(self, sequence: list[Symbol]) -> int:
         after = 0
         for symbol in reversed(sequence):
-            for part in [(CHARS, ((c, c),)) for c in reversed(symbol[1])] if symbol[0] == TEXT else [symbol]:
+            for part in (
+                [(CHARS, ((c, c),)) for c in reversed(symbol[1])] if symbol[0] == TEXT else [symbol]
+            ):
                 self.nodes.append((part, after))
                 after = len(self.nodes) - 1
         return after
@@ -213,7 +231,9 @@ class Rules:
 
     def _empty(self) -> set[int]:
         """Return the rules that can stand for no text."""
-        waiting: dict[int, list[list[int]]] = defaultdict(list)  # rule -> alternatives: how many rules they still wait for, and whose they are
+        waiting: dict[int, list[list[int]]] = defaultdict(
+            list
+        )  # rule -> alternatives: how many rules they still wait for, and whose they are
         empty: set[int] = set()
         found: list[int] = []
         for rule, firsts in enumerate(self.rules):

@@ -8,7 +8,15 @@ from typing import Any
 from .json_merge import KINDS, kinds, same
 
 _ALL = frozenset({"null", "boolean", "number", "string", "array", "object"})
-_NAMES = {type(None): "null", bool: "boolean", int: "number", float: "number", str: "string", list: "array", dict: "object"}
+_NAMES = {
+    type(None): "null",
+    bool: "boolean",
+    int: "number",
+    float: "number",
+    str: "string",
+    list: "array",
+    dict: "object",
+}
 _DEPTH = 8  # of properties inside properties that are compared
 
 Plain = Callable[[Any], Any]
@@ -37,19 +45,27 @@ def apart(a: Any, b: Any, plain: Plain, depth: int = 0) -> bool:
 def _excludes(writer: dict[str, Any], other: dict[str, Any], plain: Plain, depth: int) -> bool:
     """Tell whether nothing that a grammar of `writer` writes is of the other schema."""
     if isinstance(writer.get("enum"), list) and isinstance(other.get("enum"), list):
-        return not {same(value) for value in writer["enum"]} & {same(value) for value in other["enum"]}
+        return not {same(value) for value in writer["enum"]} & {
+            same(value) for value in other["enum"]
+        }
     written = _written(writer)
     if not written & _types(other):
         return True
     if written != {"object"} or "enum" in writer or "enum" in other or depth >= _DEPTH:
         return False
-    (ours, our_required, our_rest), (theirs, their_required, their_rest) = map(_properties, (writer, other))
-    if (our_rest is False or (ours and our_rest is None)) and their_required - ours.keys() - our_required:
+    (ours, our_required, our_rest), (theirs, their_required, their_rest) = map(
+        _properties, (writer, other)
+    )
+    if (
+        our_rest is False or (ours and our_rest is None)
+    ) and their_required - ours.keys() - our_required:
         return True  # the other requires what is never written
     if their_rest is False and our_required - theirs.keys():
         return True  # the other forbids what is always written
     shared = ours.keys() & theirs.keys() & (our_required | their_required)
-    return any(apart(plain(ours[name]), plain(theirs[name]), plain, depth + 1) for name in sorted(shared))
+    return any(
+        apart(plain(ours[name]), plain(theirs[name]), plain, depth + 1) for name in sorted(shared)
+    )
 
 
 def _types(schema: dict[str, Any]) -> frozenset[str]:
@@ -75,4 +91,8 @@ def _properties(schema: dict[str, Any]) -> tuple[dict[str, Any], set[str], Any]:
     named, required = schema.get("properties", {}), schema.get("required", [])
     if not isinstance(named, dict) or not isinstance(required, list):
         return {}, set(), True
-    return named, {name for name in required if isinstance(name, str)}, schema.get("additionalProperties")
+    return (
+        named,
+        {name for name in required if isinstance(name, str)},
+        schema.get("additionalProperties"),
+    )

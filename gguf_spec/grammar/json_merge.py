@@ -10,7 +10,12 @@ from typing import Any
 _LEAP = r"(\d\d(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)"
 _DAY = rf"(\d{{4}}-((0[13578]|1[02])-(0[1-9]|[12]\d|3[01])|(0[469]|11)-(0[1-9]|[12]\d|30)|02-(0[1-9]|1\d|2[0-8]))|{_LEAP}-02-29)"
 _HOUR = r"([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,9})?(Z|[+-]([01]\d|2[0-3]):[0-5]\d)"
-FORMATS = {"date": _DAY, "time": _HOUR, "date-time": f"{_DAY}T{_HOUR}", "uuid": "[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"}
+FORMATS = {
+    "date": _DAY,
+    "time": _HOUR,
+    "date-time": f"{_DAY}T{_HOUR}",
+    "uuid": "[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
+}
 KINDS = {
     "object": {"properties", "required", "additionalProperties", "minProperties", "maxProperties"},
     "array": {"items", "prefixItems", "additionalItems", "minItems", "maxItems"},
@@ -22,22 +27,37 @@ REFUSED: dict[str, tuple[Any, ...]] = {  # keyword -> values with which it says 
     "dependencies": ({},), "dependentRequired": ({},), "dependentSchemas": ({},), "unevaluatedItems": (True, {}), "unevaluatedProperties": (True, {}),
     "$dynamicRef": (), "$recursiveRef": (),
 }  # fmt: skip
-KEYWORDS = {"$ref", "allOf", "anyOf", "oneOf", "type", "enum", "const", *REFUSED}.union(*KINDS.values())
-TESTS = {"minimum": operator.ge, "maximum": operator.le, "exclusiveMinimum": operator.gt, "exclusiveMaximum": operator.lt} | {
-    f"{way}{what}": test for way, test in (("min", operator.ge), ("max", operator.le)) for what in ("Length", "Items", "Properties")
+KEYWORDS = {"$ref", "allOf", "anyOf", "oneOf", "type", "enum", "const", *REFUSED}.union(
+    *KINDS.values()
+)
+TESTS = {
+    "minimum": operator.ge,
+    "maximum": operator.le,
+    "exclusiveMinimum": operator.gt,
+    "exclusiveMaximum": operator.lt,
+} | {
+    f"{way}{what}": test
+    for way, test in (("min", operator.ge), ("max", operator.le))
+    for what in ("Length", "Items", "Properties")
 }
 
 
 def typed(value: Any, kind: type, key: str) -> Any:
     """Return the value of a keyword; ValueError names the keyword where it is of another kind, or empty where that says nothing."""
-    if not isinstance(value, kind) or (key in ("enum", "anyOf", "oneOf", "allOf", "type") and not value):
+    if not isinstance(value, kind) or (
+        key in ("enum", "anyOf", "oneOf", "allOf", "type") and not value
+    ):
         raise ValueError(f"{key} is {value!r:.60}")
     return value
 
 
 def reduced(schema: Any) -> dict[str, Any]:
     """Return what a schema says, without what is ignored or says nothing, and `const` as an `enum`."""
-    said = {k: v for k, v in typed(schema, dict, "a schema").items() if k in KEYWORDS and v not in REFUSED.get(k, ())}
+    said = {
+        k: v
+        for k, v in typed(schema, dict, "a schema").items()
+        if k in KEYWORDS and v not in REFUSED.get(k, ())
+    }
     if "format" in said and not (isinstance(said["format"], str) and said["format"] in FORMATS):
         del said["format"]
     if "const" in said:
@@ -48,7 +68,9 @@ def reduced(schema: Any) -> dict[str, Any]:
 
 def same(value: Any) -> str:
     """Return a text that equal values share; in Python 1 and true are equal."""
-    return json.dumps(int(value) if isinstance(value, float) and value.is_integer() else value, sort_keys=True)
+    return json.dumps(
+        int(value) if isinstance(value, float) and value.is_integer() else value, sort_keys=True
+    )
 
 
 def _common(a: Any, b: Any) -> list[Any]:
@@ -61,11 +83,16 @@ def _common(a: Any, b: Any) -> list[Any]:
 
 def kinds(kind: Any) -> list[str]:
     """Return the names that `type` gives, one or several."""
-    return [typed(k, str, "type") for k in (typed(kind, list, "type") if isinstance(kind, list) else [kind])]
+    return [
+        typed(k, str, "type")
+        for k in (typed(kind, list, "type") if isinstance(kind, list) else [kind])
+    ]
 
 
 def _common_kinds(a: Any, b: Any) -> list[str]:
-    a, b = ({*kinds, "integer"} if "number" in kinds else set(kinds) for kinds in (kinds(a), kinds(b)))
+    a, b = (
+        {*kinds, "integer"} if "number" in kinds else set(kinds) for kinds in (kinds(a), kinds(b))
+    )
     common = a & b
     if not common:
         raise ValueError("two of type have nothing in common")
@@ -92,17 +119,29 @@ def merged(a: Any, b: Any) -> Any:
         return _both(a, b)
     a, b = reduced(a), reduced(b)
     both = {**a, **b}
-    tuples = [{k: s[k] for k in ("items", "prefixItems", "additionalItems") if k in s} for s in (a, b)]
-    if all(tuples) and ("prefixItems" in both or any(isinstance(s.get("items"), list) for s in (a, b))) and same(tuples[0]) != same(tuples[1]):
+    tuples = [
+        {k: s[k] for k in ("items", "prefixItems", "additionalItems") if k in s} for s in (a, b)
+    ]
+    if (
+        all(tuples)
+        and ("prefixItems" in both or any(isinstance(s.get("items"), list) for s in (a, b)))
+        and same(tuples[0]) != same(tuples[1])
+    ):
         raise ValueError("prefixItems meets other items")
     for key in a.keys() & b.keys() - {"properties", "additionalProperties"}:
         if same(a[key]) != same(b[key]):
             if key not in _COMBINED:
                 raise ValueError(f"{key} meets another {key}")
             both[key] = _COMBINED[key](a[key], b[key])
-    (named_a, rest_a), (named_b, rest_b) = ((typed(s.get("properties", {}), dict, "properties"), s.get("additionalProperties", True)) for s in (a, b))
+    (named_a, rest_a), (named_b, rest_b) = (
+        (typed(s.get("properties", {}), dict, "properties"), s.get("additionalProperties", True))
+        for s in (a, b)
+    )
     if "additionalProperties" in both:
         both["additionalProperties"] = _both(rest_a, rest_b)
     if "properties" in both:  # what one names may be an additional one for the other
-        both["properties"] = {name: _both(named_a.get(name, rest_a), named_b.get(name, rest_b)) for name in {**named_a, **named_b}}
+        both["properties"] = {
+            name: _both(named_a.get(name, rest_a), named_b.get(name, rest_b))
+            for name in {**named_a, **named_b}
+        }
     return both

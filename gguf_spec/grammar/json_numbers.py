@@ -13,7 +13,11 @@ def _end(schema: dict[str, Any], name: str, sign: int) -> tuple[int, bool] | Non
     ends: list[tuple[float, bool]] = []
     for key in (name, f"exclusive{name.capitalize()}"):
         bound = schema.get(key, 0)
-        if isinstance(bound, bool) or not isinstance(bound, int | float) or abs(bound) >= 10**_MAX_DIGITS:
+        if (
+            isinstance(bound, bool)
+            or not isinstance(bound, int | float)
+            or abs(bound) >= 10**_MAX_DIGITS
+        ):
             raise ValueError(f"{key} is {str(bound)[:60]}, which cannot be followed")
         if key in schema:
             ends.append((sign * bound, key != name))
@@ -23,7 +27,9 @@ def _end(schema: dict[str, Any], name: str, sign: int) -> tuple[int, bool] | Non
     if schema["type"] == "integer":
         return (math.floor(bound) + 1 if open_ else math.ceil(bound)), False
     if bound != int(bound):
-        raise ValueError(f"{name} or {key} of a number is no whole number, which cannot be followed")
+        raise ValueError(
+            f"{name} or {key} of a number is no whole number, which cannot be followed"
+        )
     return int(bound), open_
 
 
@@ -35,7 +41,11 @@ def _between(low: str, high: str) -> list[str]:
     parts = [(low[:at], int(low[at]) + 1, int(high[at]) - 1)]
     for i in range(at + 1, n):
         parts += [(low[:i], int(low[i]) + 1, 9), (high[:i], 0, int(high[i]) - 1)]
-    ways = [f'"{begun}" [{first}-{last}] [0-9]{{{n - len(begun) - 1}}}' for begun, first, last in parts if first <= last]
+    ways = [
+        f'"{begun}" [{first}-{last}] [0-9]{{{n - len(begun) - 1}}}'
+        for begun, first, last in parts
+        if first <= last
+    ]
     return [*ways, f'"{low}"', f'"{high}"']
 
 
@@ -58,7 +68,11 @@ def _magnitudes(low: tuple[int, bool], high: tuple[int, bool], n_digits: int) ->
     (least, above), (most, below) = low, high
     if not n_digits:
         return [_naturals(least + above, most - below)] if least + above <= most - below else []
-    ways = [f'{_naturals(least + above, most - 1)} ("." [0-9]{{1,{n_digits}}})?'] if least + above < most else []
+    ways = (
+        [f'{_naturals(least + above, most - 1)} ("." [0-9]{{1,{n_digits}}})?']
+        if least + above < most
+        else []
+    )
     if above and least < most:
         ways.append(f'"{least}." [0-9]{{0,{n_digits - 1}}} [1-9]')
     if not below and (least < most or (least == most and not above)):
@@ -81,7 +95,10 @@ def number(schema: dict[str, Any]) -> str:
     (least, above), (most, below) = low or far, high or far  # most is negated
     n_digits = 0 if whole else max(0, 15 - n)
     ways = _magnitudes((max(least, 0), above and least >= 0), (-most, below), n_digits)
-    ways += [f'"-" {way}' for way in _magnitudes((max(most, 0), below or most <= 0), (-least, above), n_digits)]
+    ways += [
+        f'"-" {way}'
+        for way in _magnitudes((max(most, 0), below or most <= 0), (-least, above), n_digits)
+    ]
     if not ways:
         raise ValueError("no number is between its minimum and its maximum")
     return f"({' | '.join(ways)}) space"

@@ -39,7 +39,9 @@ def _as_python(pattern: str) -> str:
     def word(match: re.Match[str]) -> str:
         escapes = re.findall(r"\\0\d|\\.", match[0]) if match[0][0] == "[" else []
         if match["python"] or any(re.fullmatch(r"\\([AZaNU]|0\d)", escape) for escape in escapes):
-            raise ValueError(f"a pattern holds {match[0]:.20}, which ECMA 262 does not know or reads otherwise")
+            raise ValueError(
+                f"a pattern holds {match[0]:.20}, which ECMA 262 does not know or reads otherwise"
+            )
         return r"\{," if match["brace"] else "(" if match["name"] else match[0]
 
     return _WORDS.sub(word, pattern)
@@ -57,10 +59,14 @@ class Pattern:
     }  # fmt: skip
 
     def __init__(self, pattern: str) -> None:
-        parser = importlib.import_module("re._parser" if sys.version_info >= (3, 11) else "sre_parse")
+        parser = importlib.import_module(
+            "re._parser" if sys.version_info >= (3, 11) else "sre_parse"
+        )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            parsed = parser.parse(_as_python(pattern))  # what Python will read otherwise one day is no concern of the user's
+            parsed = parser.parse(
+                _as_python(pattern)
+            )  # what Python will read otherwise one day is no concern of the user's
         if parsed.state.flags & ~re.UNICODE:
             raise ValueError("a pattern sets flags")
         parts = [(str(op), arg) for op, arg in parsed]
@@ -95,7 +101,11 @@ class Pattern:
             if str(op) == "NEGATE":
                 negated = True
             elif str(op) == "CATEGORY":
-                ranges += others_than(self._CLASSES[name.replace("_NOT", "")]) if "_NOT" in name else self._CLASSES[name]
+                ranges += (
+                    others_than(self._CLASSES[name.replace("_NOT", "")])
+                    if "_NOT" in name
+                    else self._CLASSES[name]
+                )
             else:
                 ranges.append(arg if str(op) == "RANGE" else (arg, arg))
         return self._characters(tuple(ranges), negated)
@@ -105,13 +115,21 @@ class Pattern:
         """Return what a JSON string writes for one of these characters."""
         chosen = ranges if negated else others_than(ranges)
         plain = others_than((*chosen, *NEVER, (0, 31), (34, 34), (92, 92)))
-        ways = ["[" + "".join(f"\\U{low:08X}-\\U{high:08X}" for low, high in plain) + "]"] if plain else []
+        ways = (
+            ["[" + "".join(f"\\U{low:08X}-\\U{high:08X}" for low, high in plain) + "]"]
+            if plain
+            else []
+        )
         others = others_than(chosen)
         for letter, code in zip('"\\bfnrt', (34, 92, 8, 12, 10, 13, 9), strict=True):
             if any(low <= code <= high for low, high in others):
                 ways.append(literal("\\" + letter))
         for high in (0, 16):  # control characters that have no letter
-            codes = [code for code in range(high, high + 16) if code not in (8, 9, 10, 12, 13) and any(low <= code <= end for low, end in others)]
+            codes = [
+                code
+                for code in range(high, high + 16)
+                if code not in (8, 9, 10, 12, 13) and any(low <= code <= end for low, end in others)
+            ]
             if codes:
                 digits = "".join(dict.fromkeys(f"{code - high:x}{code - high:X}" for code in codes))
                 ways.append(f"{literal(chr(92) + f'u00{high >> 4}')} [{digits}]")

@@ -80,13 +80,17 @@ def _bad_schema(schema: object, hint: str) -> InvalidOptionError:
         shown = str(schema)[:77]
     except RecursionError:
         shown = "a deep schema"
-    return InvalidOptionError("json_schema", shown, "a JSON schema that a grammar can follow", hint[:300])
+    return InvalidOptionError(
+        "json_schema", shown, "a JSON schema that a grammar can follow", hint[:300]
+    )
 
 
 def _json(value: Any) -> str:
     """Return GBNF of a value, with the spaces that other values may have."""
     if isinstance(value, dict):
-        pairs = ' "," space '.join(f'{_json(key)} ":" space {_json(item)}' for key, item in value.items())
+        pairs = ' "," space '.join(
+            f'{_json(key)} ":" space {_json(item)}' for key, item in value.items()
+        )
         return f'"{{" space {pairs} "}}" space'
     if isinstance(value, list):
         items = ' "," space '.join(map(_json, value))
@@ -94,14 +98,18 @@ def _json(value: Any) -> str:
     if isinstance(value, float) and value.is_integer() and abs(value) < 10**15:
         return f'"{int(value)}" ".0"? space'
     text = json.dumps(value, ensure_ascii=False)
-    return literal(text if text.isprintable() else json.dumps(value)) + " space"  # half surrogate pairs can only be escaped
+    return (
+        literal(text if text.isprintable() else json.dumps(value)) + " space"
+    )  # half surrogate pairs can only be escaped
 
 
 def _count(schema: dict[str, Any], key: str) -> int | None:
     count = schema.get(key)
     if isinstance(count, float) and count.is_integer():
         count = int(count)
-    if count is not None and (not isinstance(count, int) or isinstance(count, bool) or not 0 <= count < 10**9):
+    if count is not None and (
+        not isinstance(count, int) or isinstance(count, bool) or not 0 <= count < 10**9
+    ):
         raise ValueError(f"{key} is {count!r}")
     return count
 
@@ -109,7 +117,11 @@ def _count(schema: dict[str, Any], key: str) -> int | None:
 def _is(value: Any, kind: str) -> bool:
     """Tell whether a value is of a type."""
     if kind in ("integer", "number"):
-        return isinstance(value, int | float) and not isinstance(value, bool) and (kind == "number" or value == int(value))
+        return (
+            isinstance(value, int | float)
+            and not isinstance(value, bool)
+            and (kind == "number" or value == int(value))
+        )
     types = {"null": type(None), "boolean": bool, "string": str, "array": list, "object": dict}
     if kind not in types:
         raise ValueError(f"there is no type {kind!r:.60}")
@@ -120,7 +132,9 @@ def _fits(value: Any, schema: dict[str, Any]) -> bool:
     """Tell whether a value is what stands beside its enum."""
     if "type" in schema and not any(_is(value, kind) for kind in kinds(schema["type"])):
         return False
-    for key in sorted(schema.keys() & next((keys for kind, keys in KINDS.items() if _is(value, kind)), set())):
+    for key in sorted(
+        schema.keys() & next((keys for kind, keys in KINDS.items() if _is(value, kind)), set())
+    ):
         if key not in TESTS:
             raise ValueError(f"{key} cannot be followed beside enum or const")
         if not TESTS[key](value if _is(value, "number") else len(value), schema[key]):
@@ -140,7 +154,9 @@ class _Converter:
 
     def gbnf(self) -> str:
         root = self._visit(self._root)
-        rules = [f"{name} ::= {body}" for name, body in _BUILT_IN.items()] + [f"{name} ::= {body}" for body, name in self._rules.items()]
+        rules = [f"{name} ::= {body}" for name, body in _BUILT_IN.items()] + [
+            f"{name} ::= {body}" for body, name in self._rules.items()
+        ]
         return "\n".join([f"root ::= {root}", *rules, *self._aliases]) + "\n"
 
     def _rule(self, body: str) -> str:
@@ -162,8 +178,13 @@ class _Converter:
             if key in said:
                 rest = {k: v for k, v in said.items() if k != key}
                 parts = [self._with(rest, s) for s in typed(said[key], list, key) if s is not False]
-                if key == "oneOf" and not all(apart(self._plain(a), self._plain(b), self._plain) for a, b in itertools.combinations(parts, 2)):
-                    raise ValueError("two parts of oneOf may allow the same value, which cannot be followed; write anyOf if that is meant")
+                if key == "oneOf" and not all(
+                    apart(self._plain(a), self._plain(b), self._plain)
+                    for a, b in itertools.combinations(parts, 2)
+                ):
+                    raise ValueError(
+                        "two parts of oneOf may allow the same value, which cannot be followed; write anyOf if that is meant"
+                    )
                 return self._either(parts)
         for key in said.keys() & REFUSED.keys():
             raise ValueError(f"{key} cannot be followed")
@@ -176,7 +197,11 @@ class _Converter:
         return self._rule(f"({' | '.join(map(_json, values))})")
 
     def _of_type(self, schema: dict[str, Any]) -> str:
-        kind: Any = schema["type"] if "type" in schema else next((kind for kind, keys in KINDS.items() if keys & schema.keys()), True)
+        kind: Any = (
+            schema["type"]
+            if "type" in schema
+            else next((kind for kind, keys in KINDS.items() if keys & schema.keys()), True)
+        )
         if kind is True and "type" not in schema:
             return "value"
         if isinstance(kind, list):
@@ -207,14 +232,19 @@ class _Converter:
         key = same(schema)
         if key not in self._refs:
             name = self._refs[key] = f"ref{len(self._refs)}"  # named first, as it may hold itself
-            self._aliases.append(f"{name} ::= {self._visit(self._follow(schema) if '$ref' in schema else self._all(schema))}")
+            self._aliases.append(
+                f"{name} ::= {self._visit(self._follow(schema) if '$ref' in schema else self._all(schema))}"
+            )
         return self._refs[key]
 
     def _follow(self, schema: Any) -> Any:
         for _ in range(MAX_DEPTH):
             if not (isinstance(schema, dict) and "$ref" in schema):
                 return schema
-            rest, target = {k: v for k, v in reduced(schema).items() if k != "$ref"}, self._target(schema["$ref"])
+            rest, target = (
+                {k: v for k, v in reduced(schema).items() if k != "$ref"},
+                self._target(schema["$ref"]),
+            )
             schema = {"allOf": [rest, target]} if rest else target
         raise ValueError("its references go round in a circle")
 
@@ -241,7 +271,9 @@ class _Converter:
 
     def _string(self, schema: dict[str, Any]) -> str:
         times = repeated(_count(schema, "minLength"), _count(schema, "maxLength"))
-        told = [key for key in ("pattern", "format") if key in schema] + ["a length"] * (times != "{0,}")
+        told = [key for key in ("pattern", "format") if key in schema] + ["a length"] * (
+            times != "{0,}"
+        )
         if len(told) > 1:
             raise ValueError(f"{' and '.join(told)} cannot be followed together")
         if told in (["pattern"], ["format"]):
@@ -253,9 +285,13 @@ class _Converter:
         old = isinstance(schema.get("items"), list)  # an older spelling of prefixItems
         if old and "prefixItems" in schema:
             raise ValueError("prefixItems meets other items")
-        fixed = typed(schema["items"] if old else schema.get("prefixItems", []), list, "prefixItems")
+        fixed = typed(
+            schema["items"] if old else schema.get("prefixItems", []), list, "prefixItems"
+        )
         least, most = _count(schema, "minItems"), _count(schema, "maxItems")
-        items = schema.get("additionalItems" if old else "items", not fixed or (least or 0) > len(fixed))
+        items = schema.get(
+            "additionalItems" if old else "items", not fixed or (least or 0) > len(fixed)
+        )
         n = next((i for i, s in enumerate(fixed) if s is False), len(fixed))
         if items is False or n < len(fixed):
             fixed, items, most = fixed[:n], False, n if most is None else min(n, most)
@@ -282,17 +318,31 @@ class _Converter:
         for name in names:
             if len(name) > at:
                 groups.setdefault(name[at], []).append(name)
-        ways = [f"{literal(letter)} {self._other_key(group, at + 1)}" for letter, group in groups.items()]
+        ways = [
+            f"{literal(letter)} {self._other_key(group, at + 1)}"
+            for letter, group in groups.items()
+        ]
         not_these = "".join(f"\\U{ord(letter):08X}" for letter in groups)
         ways.append(f"[{_QUOTED}{not_these}] [{_QUOTED}]*")
         return self._rule(f"({' | '.join(ways)}){'' if whole else '?'}")
 
     def _object(self, schema: dict[str, Any]) -> str:
         properties = dict(typed(schema.get("properties", {}), dict, "properties"))
-        required = dict.fromkeys(typed(name, str, "required") for name in typed(schema.get("required", []), list, "required"))
+        required = dict.fromkeys(
+            typed(name, str, "required")
+            for name in typed(schema.get("required", []), list, "required")
+        )
         extra = schema.get("additionalProperties", not properties)
-        properties |= {name: schema.get("additionalProperties", True) for name in required if name not in properties}
-        pairs = {name: self._rule(f'{_json(name)} ":" space {self._visit(s)}') for name, s in properties.items() if s is not False}
+        properties |= {
+            name: schema.get("additionalProperties", True)
+            for name in required
+            if name not in properties
+        }
+        pairs = {
+            name: self._rule(f'{_json(name)} ":" space {self._visit(s)}')
+            for name, s in properties.items()
+            if s is not False
+        }
         if required.keys() - pairs.keys():
             raise ValueError("a required property is forbidden")
         most = _count(schema, "maxProperties")
@@ -303,13 +353,21 @@ class _Converter:
         first = ' "," space '.join(pairs.pop(name) for name in required)
         key = "string"
         if extra is not False and properties:  # a key that holds an escape is none of the others
-            plain = [name for name in properties if not re.search(r'["\\\x00-\x1f\ud800-\udfff]', name)]
+            plain = [
+                name for name in properties if not re.search(r'["\\\x00-\x1f\ud800-\udfff]', name)
+            ]
             key = self._rule(rf'"\"" {self._other_key(plain, 0)} "\"" space')
         more = f'{key} ":" space {self._visit(extra)}' if extra is not False else None
         rest = self._rule(f'("," space {more})*') if more else ""
         starts = [f"{more} {rest}"] if more else []
-        for pair in reversed(pairs.values()):  # each with what may come after it, so that there are as many rules as properties
+        for pair in reversed(
+            pairs.values()
+        ):  # each with what may come after it, so that there are as many rules as properties
             starts.append(f"{pair} {rest}")
             rest = self._rule(f'("," space {pair})? {rest}')
         some = " | ".join(reversed(starts))
-        return self._rule('"{" space ' + (f"{first} {rest}" if first else f"({some})?" if some else "") + ' "}" space')
+        return self._rule(
+            '"{" space '
+            + (f"{first} {rest}" if first else f"({some})?" if some else "")
+            + ' "}" space'
+        )

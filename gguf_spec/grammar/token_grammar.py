@@ -41,7 +41,9 @@ def _pieces_of(model: Model) -> _Pieces:
         first = np.array([text[0] if text else 256 for text in texts], dtype=np.int64)
         is_end = np.array([model.is_end(token) for token in range(model.n_vocab)])
         begins = np.concatenate(([0], ends[:-1]))
-        pieces = _pieces[model] = _Pieces(np.frombuffer(b"".join(texts), np.uint8), begins, ends, first, is_end)
+        pieces = _pieces[model] = _Pieces(
+            np.frombuffer(b"".join(texts), np.uint8), begins, ends, first, is_end
+        )
     return pieces
 
 
@@ -75,7 +77,9 @@ class Grammar:
         """
         self._model, self._n_prompt, self._pieces = model, n_prompt, _pieces_of(model)
         self._automaton = automaton = Automaton(gbnf, partial(_read_token, model))
-        at = automaton.read(automaton.number(automaton.start), prefill.encode("utf-8", errors="surrogatepass"))
+        at = automaton.read(
+            automaton.number(automaton.start), prefill.encode("utf-8", errors="surrogatepass")
+        )
         if at < 0:
             raise InvalidOptionError("prefill", prefill, "a beginning that the grammar allows")
         self._path: list[int] = []  # the answer that was asked about last
@@ -97,22 +101,32 @@ class Grammar:
         found = row[first] >= 0
         rest = ids[found]
         if len(rest) > 200:
-            found[found] = self._automaton.read_many(at, pieces.flat, pieces.begins[rest], pieces.ends[rest])
+            found[found] = self._automaton.read_many(
+                at, pieces.flat, pieces.begins[rest], pieces.ends[rest]
+            )
         else:
-            found[found] = [self._automaton.read(at, self._model.piece(token)) >= 0 for token in rest.tolist()]
+            found[found] = [
+                self._automaton.read(at, self._model.piece(token)) >= 0 for token in rest.tolist()
+            ]
         return self._whole(state, found, ids)
 
     def possible(self, history: Sequence[int]) -> NDArray[np.bool_]:
         """Tell of each token of the vocabulary whether its first byte may follow: all that is allowed and some more, at once."""
         state = self._state(history)
         row = np.array([*self._automaton.row(self._automaton.number(state)), -1])
-        return self._whole(state, (row >= 0)[self._pieces.first], np.arange(len(self._pieces.first)))
+        return self._whole(
+            state, (row >= 0)[self._pieces.first], np.arange(len(self._pieces.first))
+        )
 
-    def _whole(self, state: State, found: NDArray[np.bool_], ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def _whole(
+        self, state: State, found: NDArray[np.bool_], ids: NDArray[np.int64]
+    ) -> NDArray[np.bool_]:
         """Add what a grammar says of whole tokens: those it names, and those that end a generation."""
         for _, token, wanted in self._automaton.tokens(state):
             found |= (ids == token) == wanted
-        found[self._pieces.is_end[ids]] = () in state[0]  # no stack is empty in the middle of a character
+        found[self._pieces.is_end[ids]] = (
+            () in state[0]
+        )  # no stack is empty in the middle of a character
         return found
 
     def _state(self, history: Sequence[int]) -> State:

@@ -29,7 +29,9 @@ _WIDTHS = (1, 2, 4, 8, 32)  # tokens of the passes that are timed
 _NEAR, _FAR = 32, 1024  # cached tokens before them
 _TIMES = 4  # passes of each width; the shortest counts, as other programs only make a pass longer
 _WIDE = 65  # rows of the widest pass that verifies
-_PATIENCE_S = 1.5  # for one setting: beyond that another program is running, and nothing is measured now
+_PATIENCE_S = (
+    1.5  # for one setting: beyond that another program is running, and nothing is measured now
+)
 _SINGLES = 96  # tokens read one by one behind `_SPLIT`, as reference
 _SPLIT = 520  # cached tokens from which llama.cpp splits flash attention over threads: 512 cells
 
@@ -55,7 +57,11 @@ class AttentionCosts:
     def depth_costs(self, header: Header) -> dict[int, float]:
         """Return for passes of some widths the seconds that all layers of a model take for each cached token."""
         n_layers = header.of_architecture("block_count", 0)
-        return {width: seconds * n_layers for width, seconds in self.per_cached.items()} if isinstance(n_layers, int) else {}
+        return (
+            {width: seconds * n_layers for width, seconds in self.per_cached.items()}
+            if isinstance(n_layers, int)
+            else {}
+        )
 
     @classmethod
     def from_dict(cls, data: Any) -> AttentionCosts:
@@ -64,23 +70,47 @@ class AttentionCosts:
         Raises:
             KeyError, TypeError, ValueError: It is something else.
         """
-        near, per_cached = ({int(width): float(data[name][width]) for width in data[name]} for name in ("near", "per_cached"))
+        near, per_cached = (
+            {int(width): float(data[name][width]) for width in data[name]}
+            for name in ("near", "per_cached")
+        )
         read_s, flash, exact = float(data["read_s"]), data["flash"], data["exact"]
-        if set(near) != set(_WIDTHS) or set(per_cached) != set(_WIDTHS) or flash not in ("on", "off") or not isinstance(exact, bool):
+        if (
+            set(near) != set(_WIDTHS)
+            or set(per_cached) != set(_WIDTHS)
+            or flash not in ("on", "off")
+            or not isinstance(exact, bool)
+        ):
             raise ValueError(data)
-        if not (all(0 < s < 1e3 for s in (*near.values(), read_s)) and all(0 <= s < 1 for s in per_cached.values())):
+        if not (
+            all(0 < s < 1e3 for s in (*near.values(), read_s))
+            and all(0 <= s < 1 for s in per_cached.values())
+        ):
             raise ValueError(data)
         return cls(flash, near, per_cached, read_s, exact)
 
 
 def attention_shape(header: Header) -> AttentionShape | None:
     """Return the shape of a model's attention; None where its header does not say it in the usual way."""
-    width, n_head = header.of_architecture("embedding_length", 0), _most(header.of_architecture("attention.head_count", 0))
-    if header.of_architecture("attention.key_length_mla") or not isinstance(width, int) or not 0 < n_head <= 1024:
+    width, n_head = (
+        header.of_architecture("embedding_length", 0),
+        _most(header.of_architecture("attention.head_count", 0)),
+    )
+    if (
+        header.of_architecture("attention.key_length_mla")
+        or not isinstance(width, int)
+        or not 0 < n_head <= 1024
+    ):
         return None
     n_head_kv = _most(header.of_architecture("attention.head_count_kv", n_head)) or n_head
-    key, value = (header.of_architecture(f"attention.{name}_length", width // n_head) for name in ("key", "value"))
-    if not all(isinstance(n, int) and 0 < n <= 1024 and n % 32 == 0 for n in (key, value)) or n_head % n_head_kv:
+    key, value = (
+        header.of_architecture(f"attention.{name}_length", width // n_head)
+        for name in ("key", "value")
+    )
+    if (
+        not all(isinstance(n, int) and 0 < n <= 1024 and n % 32 == 0 for n in (key, value))
+        or n_head % n_head_kv
+    ):
         return None
     return AttentionShape(n_head, n_head_kv, key, value)
 
@@ -91,7 +121,9 @@ def _most(value: Any) -> int:
     return max((n for n in numbers if isinstance(n, int)), default=0)
 
 
-def choose_attention(header: Header, options: ContextOptions, must_be_exact: bool) -> tuple[str, AttentionCosts | None]:
+def choose_attention(
+    header: Header, options: ContextOptions, must_be_exact: bool
+) -> tuple[str, AttentionCosts | None]:
     """Return whether to use flash attention, `on` or `off`, and what attention costs so.
 
     Args:
@@ -103,10 +135,19 @@ def choose_attention(header: Header, options: ContextOptions, must_be_exact: boo
     Returns:
         None for the costs where the shape is not known or the measurement failed; `auto` stays `auto` then on a build with a GPU.
     """
-    shape, unmeasured = attention_shape(header), options.flash_attention if offloads() else options.flash_on_cpu
+    shape, unmeasured = (
+        attention_shape(header),
+        options.flash_attention if offloads() else options.flash_on_cpu,
+    )
     if shape is None:
         return unmeasured, None
-    asked = [options.flash_attention] if options.flash_attention != "auto" else ["on"] if options.needs_flash_attention else ["off", "on"]
+    asked = (
+        [options.flash_attention]
+        if options.flash_attention != "auto"
+        else ["on"]
+        if options.needs_flash_attention
+        else ["off", "on"]
+    )
     found = []
     for flash in asked:
         costs = measured_attention(shape, replace(options, flash_attention=flash))
@@ -135,7 +176,16 @@ def measured_attention(shape: AttentionShape, options: ContextOptions) -> Attent
     None where that fails, and while other programs use the cores: a later load measures then.
     """
     o, threads = options, options.threads or physical_cores()
-    parts = [_VERSION, *this_machine(), *library_parts(), *shape, o.flash_attention, o.kv_type, threads, o.gpu_layers]
+    parts = [
+        _VERSION,
+        *this_machine(),
+        *library_parts(),
+        *shape,
+        o.flash_attention,
+        o.kv_type,
+        threads,
+        o.gpu_layers,
+    ]
     file = cache_file("attention", parts)
     data = read_json(file)
     try:
@@ -171,8 +221,16 @@ def _measure(shape: AttentionShape, options: ContextOptions) -> AttentionCosts:
         far = _passes(model, text)
     finally:
         model.close()
-    per_cached = {width: max(0.0, far[width] - near[width]) / (_FAR - _NEAR) / N_LAYERS for width in _WIDTHS}
-    return AttentionCosts(options.flash_attention, {w: s / N_LAYERS for w, s in near.items()}, per_cached, read_s / N_LAYERS, exact)
+    per_cached = {
+        width: max(0.0, far[width] - near[width]) / (_FAR - _NEAR) / N_LAYERS for width in _WIDTHS
+    }
+    return AttentionCosts(
+        options.flash_attention,
+        {w: s / N_LAYERS for w, s in near.items()},
+        per_cached,
+        read_s / N_LAYERS,
+        exact,
+    )
 
 
 def _passes(model: Model, text: list[int]) -> dict[int, float]:
@@ -208,6 +266,8 @@ def _is_exact(model: Model, text: list[int]) -> bool:
                 return False
         model.rollback(depth)
         model.read(text[depth : depth + _SINGLES - 1])
-        if not np.array_equal(model.logits(text[depth + _SINGLES - 1 : depth + _SINGLES], 1)[0], rows[-1]):
+        if not np.array_equal(
+            model.logits(text[depth + _SINGLES - 1 : depth + _SINGLES], 1)[0], rows[-1]
+        ):
             return False
     return True

@@ -81,7 +81,9 @@ def run_with_large_stack(n_bytes: int, call: Callable[[], int]) -> int:
             threading.stack_size((1 << 20) + (n_bytes >> 2 << 12))
             thread.start()
         except RuntimeError as error:
-            raise NotEnoughMemoryError(f"there is no memory to read a text of {n_bytes:,} bytes.", n_bytes << 10) from error
+            raise NotEnoughMemoryError(
+                f"there is no memory to read a text of {n_bytes:,} bytes.", n_bytes << 10
+            ) from error
         finally:
             threading.stack_size(before)
     thread.join()

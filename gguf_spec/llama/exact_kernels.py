@@ -20,7 +20,9 @@ _TILED_SWITCH = "GGML_CPU_TILED_MM"  # read once a process by llama.cpp, at the 
 _SAME_IN_ANY_WIDTH = {0, 1, 2, 3, 6, 7, 8, 20, 30, 39}
 _REPACKED = {10, 12}  # Q2_K, Q4_K
 _ROWS_OF_A_BLOCK, _ROWS_OF_A_TILE = 4, 8
-_ONLY_FOR_LOGITS = re.compile(r"^(output|token_embd)\.weight$")  # these products are made for rows whose logits are wanted, and kept in no cache
+_ONLY_FOR_LOGITS = re.compile(
+    r"^(output|token_embd)\.weight$"
+)  # these products are made for rows whose logits are wanted, and kept in no cache
 
 _decided: list[bool] = []  # whether tiles are switched off, once it is decided
 
@@ -79,5 +81,9 @@ def most_exact_rows(header: Header, extra_bufts: bool) -> int | None:
 
 
 def _same_in_any_width(header: Header) -> bool:
-    matrices = (tensor for tensor in header.tensors if len(tensor.shape) > 1 and not _ONLY_FOR_LOGITS.match(tensor.name))
+    matrices = (
+        tensor
+        for tensor in header.tensors
+        if len(tensor.shape) > 1 and not _ONLY_FOR_LOGITS.match(tensor.name)
+    )
     return all(tensor.type in _SAME_IN_ANY_WIDTH for tensor in matrices)

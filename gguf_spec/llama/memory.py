@@ -19,17 +19,28 @@ from ..system.hardware import available_bytes, resident_bytes, total_bytes
 from .options import KV_TYPES, ContextOptions
 
 _BATCH, _LEAST_BATCH = 256, 64  # tokens of a prompt that are read in one pass on a CPU
-_MOST_SCORES = 256 << 20  # bytes for the scores of a pass: without flash attention each token has one for each head and position
+_MOST_SCORES = (
+    256 << 20
+)  # bytes for the scores of a pass: without flash attention each token has one for each head and position
 _ROWS = K_MAX + 1 + BRANCHES_MAX  # of logits that a pass has at most
 _PAD = 256  # llama.cpp rounds contexts up to this many positions
 _FLOAT = 4
-_SMALL, _PER_TOKEN, _PER_MERGE = 6 << 20, 150, 140  # measured: code and tables of llama.cpp, and what it keeps of a vocabulary
+_SMALL, _PER_TOKEN, _PER_MERGE = (
+    6 << 20,
+    150,
+    140,
+)  # measured: code and tables of llama.cpp, and what it keeps of a vocabulary
 _RECURRENT = {"mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"}
 _HYBRID = {
     "jamba", "falcon-h1", "plamo2", "granitehybrid", "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "kimi-linear", "qwen3next", "qwen35",
     "qwen35moe", "minimax-01",
 }  # fmt: skip
-_SOME_ATTEND = {"qwen3next": 4, "qwen35": 4, "qwen35moe": 4, "minimax-01": 8}  # one layer of so many, where the file does not say
+_SOME_ATTEND = {
+    "qwen3next": 4,
+    "qwen35": 4,
+    "qwen35moe": 4,
+    "minimax-01": 8,
+}  # one layer of so many, where the file does not say
 # ggml types that llama.cpp repacks -> what the rows of a matrix must be a multiple of; for AMX also the columns, and how much larger the copy is.
 _AVX2 = {2: 8, 12: 8, 20: 8, 39: 8}
 _AVX512 = {10: 8}
@@ -82,10 +93,14 @@ class MemoryEstimate:
 
     def fits(self, free: int | None, total: int | None) -> bool:
         """Whether there is room: own memory must be free; pages of files may push others out, but the machine must hold them."""
-        return not ((free is not None and self.own > free) or (total and self.base + self.added > total))
+        return not (
+            (free is not None and self.own > free) or (total and self.base + self.added > total)
+        )
 
 
-def needs(models: Sequence[tuple[Header, ContextOptions]], features: Mapping[str, str]) -> MemoryEstimate:
+def needs(
+    models: Sequence[tuple[Header, ContextOptions]], features: Mapping[str, str]
+) -> MemoryEstimate:
     """Return what models take when they are loaded together.
 
     Args:
@@ -97,18 +112,27 @@ def needs(models: Sequence[tuple[Header, ContextOptions]], features: Mapping[str
     weights = caches = compute = copies = idle = 0
     for header, options in models:
         copied, of = _repacked(header, features) if options.extra_bufts else (0, 0)
-        adapters = sum(adapter.path.stat().st_size for adapter in options.lora if adapter.path.exists())
+        adapters = sum(
+            adapter.path.stat().st_size for adapter in options.lora if adapter.path.exists()
+        )
         weights, copies, idle = weights + header.file_bytes, copies + copied + adapters, idle + of
         caches += cache_bytes(header, options, n_ctx)
         compute += _compute_bytes(header, options, n_ctx)
     return MemoryEstimate(weights + copies, caches, compute, resident_bytes(), copies, idle, n_ctx)
 
 
-def largest_ctx(models: Sequence[tuple[Header, ContextOptions]], features: Mapping[str, str], free: int | None, total: int | None) -> int:
+def largest_ctx(
+    models: Sequence[tuple[Header, ContextOptions]],
+    features: Mapping[str, str],
+    free: int | None,
+    total: int | None,
+) -> int:
     """Return the longest context that fits, at most the one asked for; 0 where none does."""
 
     def fits(n_ctx: int) -> bool:
-        return needs([(header, replace(options, n_ctx=n_ctx)) for header, options in models], features).fits(free, total)
+        return needs(
+            [(header, replace(options, n_ctx=n_ctx)) for header, options in models], features
+        ).fits(free, total)
 
     asked = needs(models, features).n_ctx
     if fits(asked):
@@ -120,7 +144,9 @@ def largest_ctx(models: Sequence[tuple[Header, ContextOptions]], features: Mappi
     return low * _PAD
 
 
-def check_memory(models: Sequence[tuple[Header, ContextOptions]], features: Mapping[str, str]) -> None:
+def check_memory(
+    models: Sequence[tuple[Header, ContextOptions]], features: Mapping[str, str]
+) -> None:
     """Refuse what cannot fit into main memory: the kernel would kill the process instead.
 
     Args:
@@ -136,11 +162,22 @@ def check_memory(models: Sequence[tuple[Header, ContextOptions]], features: Mapp
     names = " and ".join(header.path.name for header, _ in models)
     verb = "need" if len(models) > 1 else "needs"
     wants = f"{names} {verb} {_gib(all_of_it.added)} of memory, {_gib(all_of_it.caches)} of it for a context of {all_of_it.n_ctx:,}"
-    has = f"{_gib(free)} are free" if free is not None and all_of_it.own > free else f"there are {_gib(total or 0)}"
-    raise NotEnoughMemoryError(f"{wants}; {has}: {_what_would_fit(models, features, free, total)}.", all_of_it.added, free)
+    has = (
+        f"{_gib(free)} are free"
+        if free is not None and all_of_it.own > free
+        else f"there are {_gib(total or 0)}"
+    )
+    raise NotEnoughMemoryError(
+        f"{wants}; {has}: {_what_would_fit(models, features, free, total)}.", all_of_it.added, free
+    )
 
 
-def _what_would_fit(models: Sequence[tuple[Header, ContextOptions]], features: Mapping[str, str], free: int | None, total: int | None) -> str:
+def _what_would_fit(
+    models: Sequence[tuple[Header, ContextOptions]],
+    features: Mapping[str, str],
+    free: int | None,
+    total: int | None,
+) -> str:
     if n_ctx := largest_ctx(models, features, free, total):
         return f"a context of {n_ctx:,} would fit"
     mapped = [(header, replace(options, extra_bufts=False)) for header, options in models]
@@ -150,7 +187,9 @@ def _what_would_fit(models: Sequence[tuple[Header, ContextOptions]], features: M
 
 
 def _gib(n_bytes: int) -> str:
-    return f"{n_bytes / 2**30:,.1f} GiB" if n_bytes >= 0.1 * 2**30 else f"{n_bytes / 2**20:,.1f} MiB"
+    return (
+        f"{n_bytes / 2**30:,.1f} GiB" if n_bytes >= 0.1 * 2**30 else f"{n_bytes / 2**20:,.1f} MiB"
+    )
 
 
 # ---- weights
@@ -167,12 +206,18 @@ def _repacked(header: Header, features: Mapping[str, str]) -> tuple[int, int]:
     has = {name for name, value in features.items() if value != "0"}
     rows: dict[int, int] = {}
     if "REPACK" in has:
-        rows = (_AVX2 if "AVX2" in has else {}) | (_AVX512 if "AVX512" in has else {}) | (_DOTPROD if {"NEON", "DOTPROD"} <= has else {})
+        rows = (
+            (_AVX2 if "AVX2" in has else {})
+            | (_AVX512 if "AVX512" in has else {})
+            | (_DOTPROD if {"NEON", "DOTPROD"} <= has else {})
+        )
     amx = _AMX if {"AMX_INT8", "AVX512_VNNI"} <= has else {}
     copies = idle = 0
     tied = not any(tensor.name == "output.weight" for tensor in header.tensors)
     for tensor in header.tensors:
-        is_output = tied and tensor.name == "token_embd.weight"  # multiplied with too, so it is both mapped and copied
+        is_output = (
+            tied and tensor.name == "token_embd.weight"
+        )  # multiplied with too, so it is both mapped and copied
         n_dims = len(tensor.shape)
         if n_dims < 2 or (_NOT_MULTIPLIED.search(tensor.name) and not is_output):
             continue
@@ -196,7 +241,10 @@ def cache_bytes(header: Header, options: ContextOptions, n_ctx: int) -> int:
     n_layers = _whole(header, "block_count")
     heads = _by_layer(header, "attention.head_count", 0)
     n_trunk = n_layers - _whole(header, "nextn_predict_layers")
-    recurrent = [architecture in _RECURRENT or (architecture in _HYBRID and _is_recurrent(header, i)) for i in range(n_trunk)]
+    recurrent = [
+        architecture in _RECURRENT or (architecture in _HYBRID and _is_recurrent(header, i))
+        for i in range(n_trunk)
+    ]
     both = architecture == "falcon-h1"
     total = 4 * _state(header, heads[0] if heads else 0) * sum(recurrent)
     if architecture in _RECURRENT:
@@ -204,18 +252,32 @@ def cache_bytes(header: Header, options: ContextOptions, n_ctx: int) -> int:
 
     kv_heads = _by_layer(header, "attention.head_count_kv", heads)
     width = _whole(header, "embedding_length") // heads[0] if heads and heads[0] else 0
-    key, value = _whole(header, "attention.key_length", width), _whole(header, "attention.value_length", width)
-    short_key, short_value = _whole(header, "attention.key_length_swa", key), _whole(header, "attention.value_length_swa", value)
+    key, value = (
+        _whole(header, "attention.key_length", width),
+        _whole(header, "attention.value_length", width),
+    )
+    short_key, short_value = (
+        _whole(header, "attention.key_length_swa", key),
+        _whole(header, "attention.value_length_swa", value),
+    )
     if of("attention.key_length_mla") and of("attention.value_length_mla"):
         value = short_value = 0  # a view of the keys
-    n_own = {"gemma3n": 20}.get(architecture, n_layers - _whole(header, "attention.shared_kv_layers"))  # the others look into those of the first
+    n_own = {"gemma3n": 20}.get(
+        architecture, n_layers - _whole(header, "attention.shared_kv_layers")
+    )  # the others look into those of the first
     slides = of("attention.sliding_window_pattern")
-    short = [isinstance(slides, tuple) and i < len(slides) and bool(slides[i]) for i in range(n_layers)]
-    values = [n * (short_value if slide else value) for n, slide in zip(kv_heads, short, strict=True)]
+    short = [
+        isinstance(slides, tuple) and i < len(slides) and bool(slides[i]) for i in range(n_layers)
+    ]
+    values = [
+        n * (short_value if slide else value) for n, slide in zip(kv_heads, short, strict=True)
+    ]
     if options.flash_on_cpu == "off" and values:
         values = [max(values)] * n_layers  # turned, with all layers as wide as the widest
     keys = [n * (short_key if slide else key) for n, slide in zip(kv_heads, short, strict=True)]
-    a_position = sum(keys[i] + values[i] for i in range(min(n_trunk, n_own)) if both or not recurrent[i])
+    a_position = sum(
+        keys[i] + values[i] for i in range(min(n_trunk, n_own)) if both or not recurrent[i]
+    )
     return total + int(_padded(n_ctx) * a_position * KV_TYPES[options.kv_type][1])
 
 
@@ -240,13 +302,20 @@ def _state(header: Header, n_heads: int) -> int:
         return embedding * (_whole(header, "token_shift_count", 2) + wkv)
     if kernel := _whole(header, "shortconv.l_cache"):
         return embedding * (kernel - 1)
-    inner, state, convolution = _whole(header, "ssm.inner_size"), _whole(header, "ssm.state_size"), _whole(header, "ssm.conv_kernel")
+    inner, state, convolution = (
+        _whole(header, "ssm.inner_size"),
+        _whole(header, "ssm.state_size"),
+        _whole(header, "ssm.conv_kernel"),
+    )
     if head := _whole(header, "kda.head_dim"):
         return 3 * (convolution - 1 if convolution else 3) * n_heads * head + head * head * n_heads
     if header.architecture == "minimax-01":
         head = _whole(header, "attention.key_length", embedding // max(n_heads, 1))
         return head * head * n_heads
-    return max(convolution - 1, 0) * (inner + 2 * _whole(header, "ssm.group_count") * state) + state * inner
+    return (
+        max(convolution - 1, 0) * (inner + 2 * _whole(header, "ssm.group_count") * state)
+        + state * inner
+    )
 
 
 # ---- the rest
@@ -258,14 +327,25 @@ def _compute_bytes(header: Header, options: ContextOptions, n_ctx: int) -> int:
     heads = max(_by_layer(header, "attention.head_count", 0), default=0)
     experts = _whole(header, "expert_used_count")
     ff = max(
-        *_by_layer(header, "feed_forward_length", 0), experts * _whole(header, "expert_feed_forward_length"), 2 * _whole(header, "ssm.inner_size"), 0
+        *_by_layer(header, "feed_forward_length", 0),
+        experts * _whole(header, "expert_feed_forward_length"),
+        2 * _whole(header, "ssm.inner_size"),
+        0,
     )
     of_row = 4 * embedding + 3 * ff + experts * embedding
     # Which positions a row sees, in 16 bits; without flash attention in 32, and how well each head sees them.
     of_row += _padded(n_ctx) // 2 if options.flash_on_cpu == "on" else _padded(n_ctx) * (heads + 1)
-    n_tokens, n_merges = _length(header, "tokenizer.ggml.tokens"), _length(header, "tokenizer.ggml.merges")
+    n_tokens, n_merges = (
+        _length(header, "tokenizer.ggml.tokens"),
+        _length(header, "tokenizer.ggml.merges"),
+    )
     logits = 2 * _ROWS * n_tokens  # in the pass, and where they are read
-    return _SMALL + _FLOAT * (cpu_batch(header, options, n_ctx) * of_row + logits) + _PER_TOKEN * n_tokens + _PER_MERGE * n_merges
+    return (
+        _SMALL
+        + _FLOAT * (cpu_batch(header, options, n_ctx) * of_row + logits)
+        + _PER_TOKEN * n_tokens
+        + _PER_MERGE * n_merges
+    )
 
 
 def cpu_batch(header: Header, options: ContextOptions, n_ctx: int) -> int:
@@ -293,7 +373,9 @@ def _by_layer(header: Header, key: str, default: int | list[int]) -> list[int]:
     n_layers = min(_whole(header, "block_count"), 512)
     value: Any = header.of_architecture(key)
     if isinstance(value, tuple):
-        numbers = [int(n) if isinstance(n, (int, float)) and 0 <= n < math.inf else 0 for n in value]
+        numbers = [
+            int(n) if isinstance(n, (int, float)) and 0 <= n < math.inf else 0 for n in value
+        ]
         return [*numbers, *[0] * n_layers][:n_layers]
     if isinstance(value, int) and 0 <= value < 1 << 40:
         return [value] * n_layers
@@ -302,4 +384,6 @@ def _by_layer(header: Header, key: str, default: int | list[int]) -> list[int]:
 
 def _length(header: Header, key: str) -> int:
     value = header.metadata.get(key)
-    return value.n if isinstance(value, ArrayLength) else len(value) if isinstance(value, tuple) else 0
+    return (
+        value.n if isinstance(value, ArrayLength) else len(value) if isinstance(value, tuple) else 0
+    )

@@ -20,11 +20,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..arrays import Logits
-from ..errors import ClosedError, DecodeError, InvalidOptionError, RollbackError, UnsupportedModelError
+from ..errors import (
+    ClosedError,
+    DecodeError,
+    InvalidOptionError,
+    RollbackError,
+    UnsupportedModelError,
+)
 from ..gguf.lora import check_adapter
 from ..gguf.validation import Header, check_generates_text, read_header
 from ..options import BRANCHES_MAX, K_MAX
-from .backend import LoadProgress, Progress, apart, build_features, log, offloads, run_with_large_stack, start_backend, verbose
+from .backend import (
+    LoadProgress,
+    Progress,
+    apart,
+    build_features,
+    log,
+    offloads,
+    run_with_large_stack,
+    start_backend,
+    verbose,
+)
 from .bindings import C
 from .exact_kernels import GRID, has_exact_attention, has_exact_products, most_exact_rows
 from .memory import check_memory, cpu_batch
@@ -71,7 +87,13 @@ class Model:
 
     depth_costs: Mapping[int, float] = MappingProxyType({})
 
-    def __init__(self, path: Path, options: ContextOptions, progress: Progress | None = None, flash_attention: str | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        options: ContextOptions,
+        progress: Progress | None = None,
+        flash_attention: str | None = None,
+    ) -> None:
         """Load a GGUF file.
 
         Args:
@@ -87,7 +109,9 @@ class Model:
             NotEnoughMemoryError: Weights and cache do not fit.
         """
         self.path, self.options = path, options
-        self.flash_attention = flash_attention or (options.flash_attention if offloads() else options.flash_on_cpu)
+        self.flash_attention = flash_attention or (
+            options.flash_attention if offloads() else options.flash_on_cpu
+        )
         self._native: Native | None = Native()
         self._cached: list[int] | None = []  # None while it is not known what the cache holds
         self._pieces: dict[int, bytes] = {}
@@ -95,7 +119,11 @@ class Model:
         self.busy_s = 0.0
         self._owner = next(_OWNERS)
         self.threads = options.threads or physical_cores()
-        self.follows_machine = options.threads is None and not offloads() and (options.drafts or self.flash_attention == "off")
+        self.follows_machine = (
+            options.threads is None
+            and not offloads()
+            and (options.drafts or self.flash_attention == "off")
+        )
         self._governor = shared_governor(self.threads) if self.follows_machine else None
         header = read_header(path)
         check_generates_text(header)
@@ -103,9 +131,13 @@ class Model:
         for adapter in options.lora:
             check_adapter(adapter.path, header)
         start_backend([header])
-        self.exact_attention = has_exact_attention(self.flash_attention, options.kv_type, build_features())
+        self.exact_attention = has_exact_attention(
+            self.flash_attention, options.kv_type, build_features()
+        )
         self.most_exact_rows = most_exact_rows(header, options.extra_bufts) or K_MAX + 1
-        self.grid = 0 if options.drafts or (self.exact_attention and has_exact_products(header)) else GRID
+        self.grid = (
+            0 if options.drafts or (self.exact_attention and has_exact_products(header)) else GRID
+        )
         options.check_backend(C.llama_supports_gpu_offload())
         verbose.set() if options.verbose else verbose.clear()
         try:
@@ -139,19 +171,29 @@ class Model:
         """Read what is asked for often, or after `close`."""
         of_model, of_vocab = self.native.model, self.native.vocab
         self.n_vocab: int = of_vocab(C.llama_vocab_n_tokens)
-        self.n_ctx_train: int = max(0, of_model(C.llama_model_n_ctx_train))  # a damaged number comes out negative
-        self.can_roll_back = not (of_model(C.llama_model_is_recurrent) or of_model(C.llama_model_is_hybrid))
+        self.n_ctx_train: int = max(
+            0, of_model(C.llama_model_n_ctx_train)
+        )  # a damaged number comes out negative
+        self.can_roll_back = not (
+            of_model(C.llama_model_is_recurrent) or of_model(C.llama_model_is_hybrid)
+        )
         self.vocabulary: dict[str, Any] = {
             "type": of_vocab(C.llama_vocab_type), "add_bos": of_vocab(C.llama_vocab_get_add_bos), "bos": of_vocab(C.llama_vocab_bos),
             "add_eos": of_vocab(C.llama_vocab_get_add_eos), "eos": of_vocab(C.llama_vocab_eos), "size": self.n_vocab,
         }  # fmt: skip
         self.start = max(0, self.vocabulary["bos"])
         template = of_model(C.llama_model_chat_template, None)
-        self.chat_template: str | None = template.decode("utf-8", errors="replace") if template else None
+        self.chat_template: str | None = (
+            template.decode("utf-8", errors="replace") if template else None
+        )
 
     def _check_kind(self, header: Header) -> None:
         ask = self.native.model
-        if ask(C.llama_model_has_encoder) or not ask(C.llama_model_has_decoder) or ask(C.llama_model_is_diffusion):
+        if (
+            ask(C.llama_model_has_encoder)
+            or not ask(C.llama_model_has_decoder)
+            or ask(C.llama_model_is_diffusion)
+        ):
             what = "a diffusion model" if ask(C.llama_model_is_diffusion) else "an encoder"
             message = f"{self.path.name} is {what} ({header.architecture}), not a text generator."
             raise UnsupportedModelError(self.path, message, "give a chat or base model.")
@@ -166,20 +208,32 @@ class Model:
     def _open(self, header: Header) -> None:
         params, options, native = C.llama_context_default_params(), self.options, self.native
         params.n_ctx = options.positions(self.n_ctx_train)
-        self.reads_at_once = self._n_batch = params.n_batch = params.n_ubatch = N_BATCH if offloads() else cpu_batch(header, options, params.n_ctx)
-        n_sequences = 1 + BRANCHES_MAX if self.can_roll_back else 1  # they share one cache, and cost nothing while they are empty
+        self.reads_at_once = self._n_batch = params.n_batch = params.n_ubatch = (
+            N_BATCH if offloads() else cpu_batch(header, options, params.n_ctx)
+        )
+        n_sequences = (
+            1 + BRANCHES_MAX if self.can_roll_back else 1
+        )  # they share one cache, and cost nothing while they are empty
         params.kv_unified = self.can_roll_back
-        params.n_seq_max, params.n_outputs_max, params.n_outputs_max_per_seq = n_sequences, K_MAX + 1, K_MAX + 1
+        params.n_seq_max, params.n_outputs_max, params.n_outputs_max_per_seq = (
+            n_sequences,
+            K_MAX + 1,
+            K_MAX + 1,
+        )
         params.n_threads = params.n_threads_batch = options.threads or physical_cores()
         params.flash_attn_type = FLASH_ATTENTION[self.flash_attention]
         params.type_k = params.type_v = KV_TYPES[options.kv_type][0]
         log.clear()
         if not native.open(params, n_sequences):
             raise context_error(options, params.n_ctx, log)
-        self.n_ctx: int = min(int(params.n_ctx), native.context(C.llama_n_ctx))  # llama.cpp rounds up
+        self.n_ctx: int = min(
+            int(params.n_ctx), native.context(C.llama_n_ctx)
+        )  # llama.cpp rounds up
         if options.lora:
             native.use_adapters([adapter.scale for adapter in options.lora])
-        self.weight_bytes = header.file_bytes + sum(adapter.path.stat().st_size for adapter in options.lora)
+        self.weight_bytes = header.file_bytes + sum(
+            adapter.path.stat().st_size for adapter in options.lora
+        )
         self.cached_bytes = options.kv_bytes(header, self.n_ctx_train) / self.n_ctx
 
     @property
@@ -240,7 +294,9 @@ class Model:
         if on_grid:
             self.n_read = self.n_past
 
-    def logits(self, tokens: Sequence[int], n_rows: int, branches: Sequence[tuple[int, int]] = ()) -> Logits:
+    def logits(
+        self, tokens: Sequence[int], n_rows: int, branches: Sequence[tuple[int, int]] = ()
+    ) -> Logits:
         """Put tokens into the cache and return the logits after each of the last `n_rows` of them.
 
         Args:
@@ -255,25 +311,43 @@ class Model:
             DecodeError: llama.cpp refused the batch. The cache is empty then.
         """
         if not 0 < n_rows <= min(len(tokens), K_MAX + 1 - len(branches)):
-            raise InvalidOptionError("n_rows", n_rows, f"from 1 to the {len(tokens)} tokens given, at most {K_MAX + 1} with the branches")
-        if len(branches) > BRANCHES_MAX or not all(0 < i < len(tokens) for i, _ in branches) or (branches and len(tokens) > K_MAX + 1):
-            raise InvalidOptionError("branches", branches, f"at most {BRANCHES_MAX}, each beside a token after the first")
+            raise InvalidOptionError(
+                "n_rows",
+                n_rows,
+                f"from 1 to the {len(tokens)} tokens given, at most {K_MAX + 1} with the branches",
+            )
+        if (
+            len(branches) > BRANCHES_MAX
+            or not all(0 < i < len(tokens) for i, _ in branches)
+            or (branches and len(tokens) > K_MAX + 1)
+        ):
+            raise InvalidOptionError(
+                "branches", branches, f"at most {BRANCHES_MAX}, each beside a token after the first"
+            )
         if len(tokens) > self._n_batch:
             self.read(tokens[:-n_rows])
             tokens = tokens[-n_rows:]
         self._decode(tokens, n_rows, branches)
         return self.native.rows(len(tokens) - n_rows, n_rows + len(branches), self.n_vocab)
 
-    def _decode(self, tokens: Sequence[int], n_rows: int, branches: Sequence[tuple[int, int]] = ()) -> None:
+    def _decode(
+        self, tokens: Sequence[int], n_rows: int, branches: Sequence[tuple[int, int]] = ()
+    ) -> None:
         native, n_past = self.native, self.n_past
         n = len(tokens) + len(branches)
         if n_past + n > self.n_ctx:
             raise DecodeError(1, n_past, n, f"the context holds {self.n_ctx}")
         lowest, highest = native.batch.fill(tokens, n_rows, branches, n_past)
         if not 0 <= lowest <= highest < self.n_vocab:
-            raise InvalidOptionError("tokens", [*tokens, *(token for _, token in branches)], f"ids from 0 to {self.n_vocab - 1}")
+            raise InvalidOptionError(
+                "tokens",
+                [*tokens, *(token for _, token in branches)],
+                f"ids from 0 to {self.n_vocab - 1}",
+            )
         cached = self._in_doubt()
-        for sequence in range(1, len(branches) + 1):  # a branch shares all before it: the cache, and the first tokens of the batch
+        for sequence in range(
+            1, len(branches) + 1
+        ):  # a branch shares all before it: the cache, and the first tokens of the batch
             native.cache(C.llama_memory_seq_cp, 0, sequence, 0, n_past)
         kind = self._follow_machine(native, n_past, n, n_rows)
         started = time.perf_counter()
@@ -325,7 +399,12 @@ class Model:
         """Return the cache as llama.cpp writes it; nothing where it is empty."""
         state = np.empty(self.state_bytes(), dtype=np.uint8)
         if len(state):
-            n = self.native.context(C.llama_state_seq_get_data, state.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8)), len(state), 0)
+            n = self.native.context(
+                C.llama_state_seq_get_data,
+                state.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8)),
+                len(state),
+                0,
+            )
             state = state[:n]
         return state
 
@@ -343,7 +422,12 @@ class Model:
         native = self.native
         self._in_doubt()
         buffer = np.frombuffer(state, dtype=np.uint8)
-        n = native.context(C.llama_state_seq_set_data, buffer.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8)), len(buffer), 0)
+        n = native.context(
+            C.llama_state_seq_set_data,
+            buffer.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8)),
+            len(buffer),
+            0,
+        )
         if n and native.cache(C.llama_memory_seq_pos_max, 0) == len(tokens) - 1:
             self.n_read = n_read
             self._cached = [*tokens]
@@ -365,7 +449,19 @@ class Model:
         n = len(data) + 8
         while True:
             ids = (C.llama_token * n)()
-            n = run_with_large_stack(len(data), partial(self.native.vocab, C.llama_tokenize, data, len(data), ids, len(ids), start, special))
+            n = run_with_large_stack(
+                len(data),
+                partial(
+                    self.native.vocab,
+                    C.llama_tokenize,
+                    data,
+                    len(data),
+                    ids,
+                    len(ids),
+                    start,
+                    special,
+                ),
+            )
             if n >= 0:
                 return list(ids[:n])
             n = -n  # only a vocabulary whose normal form of a text is longer
@@ -394,4 +490,6 @@ class Model:
 
     def token_text(self, token: int) -> str:
         """Return a token as the vocabulary writes it."""
-        return (self.native.vocab(C.llama_vocab_get_text, token) or b"").decode("utf-8", errors="replace")
+        return (self.native.vocab(C.llama_vocab_get_text, token) or b"").decode(
+            "utf-8", errors="replace"
+        )

@@ -24,7 +24,9 @@ N_BATCH = 512  # tokens of a batch at most
 _BRANCHED = K_MAX + 1 + BRANCHES_MAX  # tokens of a batch with branches at most
 
 _frees: set[weakref.ref[Native]] = set()
-atexit.register(_frees.clear)  # at the end of the process the system takes all of it, while llama.cpp's threads may still run
+atexit.register(
+    _frees.clear
+)  # at the end of the process the system takes all of it, while llama.cpp's threads may still run
 
 
 class Native:
@@ -76,7 +78,12 @@ class Native:
     def use_adapters(self, scales: Sequence[float]) -> None:
         """Use all adapters, each with its scale."""
         n = len(self._adapters)
-        C.llama_set_adapters_lora(self._contexts[0], (C.llama_adapter_lora_p_ctypes * n)(*self._adapters), n, (ctypes.c_float * n)(*scales))
+        C.llama_set_adapters_lora(
+            self._contexts[0],
+            (C.llama_adapter_lora_p_ctypes * n)(*self._adapters),
+            n,
+            (ctypes.c_float * n)(*scales),
+        )
 
     # ---- calling
 
@@ -105,7 +112,9 @@ class Native:
     def rows(self, first: int, n_rows: int, n_vocab: int) -> NDArray[np.float32]:
         """Return a view of the logits after the batch's token `first`, and of the `n_rows - 1` rows behind them. It keeps this object alive."""
         row = C.llama_get_logits_ith(self._contexts[0], first)
-        values: Any = (ctypes.c_float * (n_rows * n_vocab)).from_address(ctypes.addressof(row.contents))
+        values: Any = (ctypes.c_float * (n_rows * n_vocab)).from_address(
+            ctypes.addressof(row.contents)
+        )
         values.native = self
         return np.frombuffer(values, np.float32).reshape(n_rows, n_vocab)
 
@@ -128,7 +137,9 @@ class Batch:
         self._branched = False  # whether tokens may belong to other sequences than the first
         self._put_into_first(N_BATCH)
 
-    def fill(self, tokens: Sequence[int], n_rows: int, branches: Sequence[tuple[int, int]], n_past: int) -> tuple[int, int]:
+    def fill(
+        self, tokens: Sequence[int], n_rows: int, branches: Sequence[tuple[int, int]], n_past: int
+    ) -> tuple[int, int]:
         """Write tokens that follow `n_past` others, then the branches. Rows are wanted of the last `n_rows` tokens and of all branches.
 
         Returns:
@@ -148,7 +159,9 @@ class Batch:
             self._give_sequences(n_cached, branches, n_past)
         return (int(self._tokens[:n].min()), int(self._tokens[:n].max())) if n else (0, 0)
 
-    def _give_sequences(self, n_cached: int, branches: Sequence[tuple[int, int]], n_past: int) -> None:
+    def _give_sequences(
+        self, n_cached: int, branches: Sequence[tuple[int, int]], n_past: int
+    ) -> None:
         """Give each branch a sequence of its own, which the first tokens of the batch belong to as well."""
         for i in range(n_cached):
             beyond = [s for s, (at, _) in enumerate(branches, 1) if i < at]

@@ -16,7 +16,10 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 SPIN_COUNT = 10_000  # spins at a barrier before a thread sleeps; chosen in docs/experiments.md
-VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")  # of the user or the host process: they have priority
+VARIABLES = (
+    "GOMP_SPINCOUNT",
+    "OMP_WAIT_POLICY",
+)  # of the user or the host process: they have priority
 _MAPS = Path("/proc/self/maps")
 
 State: TypeAlias = Literal["unknown", "set", "user", "loaded", "absent"]

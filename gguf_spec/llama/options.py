@@ -40,7 +40,9 @@ AdapterFile: TypeAlias = "str | Path | tuple[str | Path, float]"
 _MAX_SCALE = 1_000_000
 
 
-def adapters(given: AdapterFile | Sequence[AdapterFile], option: str = "lora") -> tuple[Adapter, ...]:
+def adapters(
+    given: AdapterFile | Sequence[AdapterFile], option: str = "lora"
+) -> tuple[Adapter, ...]:
     """Return the adapters that `load` was given as `option`: one file or several, each alone or with its scale.
 
     Raises:
@@ -52,7 +54,9 @@ def adapters(given: AdapterFile | Sequence[AdapterFile], option: str = "lora") -
         if not isinstance(file, (str, Path)):
             raise InvalidOptionError(option, one, "a file, or a pair of a file and its scale")
         if not (isinstance(scale, (int, float)) and abs(scale) <= _MAX_SCALE):
-            raise InvalidOptionError(option, f"{file}:{scale}", f"a file and a scale from -{_MAX_SCALE} to {_MAX_SCALE}")
+            raise InvalidOptionError(
+                option, f"{file}:{scale}", f"a file and a scale from -{_MAX_SCALE} to {_MAX_SCALE}"
+            )
         found.append(Adapter(Path(file), float(scale)))
     return tuple(found)
 
@@ -86,20 +90,39 @@ class ContextOptions:
     def __post_init__(self) -> None:
         if self.n_ctx is not None and not (isinstance(self.n_ctx, int) and 1 < self.n_ctx < 2**31):
             raise InvalidOptionError("n_ctx", self.n_ctx, "a whole number above 1")
-        if self.threads is not None and not (isinstance(self.threads, int) and 0 < self.threads <= 512):
+        if self.threads is not None and not (
+            isinstance(self.threads, int) and 0 < self.threads <= 512
+        ):
             raise InvalidOptionError("threads", self.threads, "a whole number from 1 to 512")
         if self.flash_attention not in FLASH_ATTENTION:
-            raise InvalidOptionError(self._named("flash_attention"), self.flash_attention, "one of " + ", ".join(FLASH_ATTENTION))
+            raise InvalidOptionError(
+                self._named("flash_attention"),
+                self.flash_attention,
+                "one of " + ", ".join(FLASH_ATTENTION),
+            )
         if self.kv_type not in KV_TYPES:
-            raise InvalidOptionError(self._named("kv_type"), self.kv_type, "one of " + ", ".join(KV_TYPES))
+            raise InvalidOptionError(
+                self._named("kv_type"), self.kv_type, "one of " + ", ".join(KV_TYPES)
+            )
         if not (isinstance(self.gpu_layers, int) and self.gpu_layers >= -1):
-            raise InvalidOptionError(self._named("gpu_layers"), self.gpu_layers, "a whole number, -1 for all layers")
+            raise InvalidOptionError(
+                self._named("gpu_layers"), self.gpu_layers, "a whole number, -1 for all layers"
+            )
         if self.flash_attention == "off" and self._cache_in_blocks:
             hint = f"go on with {self._flag('flash_attention')} auto, or with {self._flag('kv_type')} f16."
-            raise InvalidOptionError(self._named("kv_type"), self.kv_type, "f16, bf16 or f32 where flash attention is off", hint)
+            raise InvalidOptionError(
+                self._named("kv_type"),
+                self.kv_type,
+                "f16, bf16 or f32 where flash attention is off",
+                hint,
+            )
 
     def for_draft(
-        self, flash_attention: str | None = None, kv_type: str | None = None, gpu_layers: int | None = None, lora: tuple[Adapter, ...] = ()
+        self,
+        flash_attention: str | None = None,
+        kv_type: str | None = None,
+        gpu_layers: int | None = None,
+        lora: tuple[Adapter, ...] = (),
     ) -> ContextOptions:
         """Return how a draft is put beside a model that is loaded so: the same way, but for what is given."""
         return replace(
@@ -140,7 +163,12 @@ class ContextOptions:
                 f"leave {self._flag('gpu_layers')} out, or build for your GPU: CMAKE_ARGS=-DGGML_CUDA=on pip install --force-reinstall "
                 "--no-cache-dir llama-cpp-python (-DGGML_VULKAN=on, -DGGML_METAL=on)."
             )
-            raise InvalidOptionError(self._named("gpu_layers"), self.gpu_layers, "0 or -1: this build of llama.cpp has no GPU backend", hint)
+            raise InvalidOptionError(
+                self._named("gpu_layers"),
+                self.gpu_layers,
+                "0 or -1: this build of llama.cpp has no GPU backend",
+                hint,
+            )
 
     def check_heads(self, header: Header) -> None:
         """Refuse a cache whose blocks of 32 values do not divide the heads of a model.
@@ -151,7 +179,9 @@ class ContextOptions:
         uneven = [n for n in _head_sizes(header) if n % _KV_BLOCK]
         if self._cache_in_blocks and uneven:
             allowed = f"f16, bf16 or f32: heads of {header.path.name} have {uneven[0]} values, and blocks of {_KV_BLOCK} do not divide them"
-            raise InvalidOptionError(self._named("kv_type"), self.kv_type, allowed, f"give {self._flag('kv_type')} f16.")
+            raise InvalidOptionError(
+                self._named("kv_type"), self.kv_type, allowed, f"give {self._flag('kv_type')} f16."
+            )
 
     @property
     def _cache_in_blocks(self) -> bool:
@@ -169,14 +199,20 @@ def _head_sizes(header: Header) -> list[int]:
     n_heads = header.of_architecture("attention.head_count", 0)
     n_heads = n_heads[0] if isinstance(n_heads, tuple) and n_heads else n_heads
     width = header.of_architecture("embedding_length", 0)
-    plain = width // n_heads if isinstance(n_heads, int) and isinstance(width, int) and n_heads > 0 else 0
+    plain = (
+        width // n_heads
+        if isinstance(n_heads, int) and isinstance(width, int) and n_heads > 0
+        else 0
+    )
     sizes = (header.of_architecture(f"attention.{name}_length", plain) for name in ("key", "value"))
     return [n for n in sizes if isinstance(n, int) and n > 0]
 
 
 def physical_cores() -> int:
     """Return the number of physical cores this process may use: a second thread on a core slows decoding down."""
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    allowed = (
+        os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    )
     cores = set()
     for cpu in allowed:
         siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
@@ -189,8 +225,21 @@ def physical_cores() -> int:
 
 def _reason(log: Iterable[str]) -> str:
     """Return the line of llama.cpp's log that says most, without the name of the function that wrote it."""
-    lines = [line.split(": ", 1)[-1] if line.startswith(("llama_", "common_", "ggml_", "gguf_")) else line for line in log]
-    telling = [line for line in lines if "error loading model" in line and "failed to load model from" not in line] or lines or ["it gives no reason"]
+    lines = [
+        line.split(": ", 1)[-1]
+        if line.startswith(("llama_", "common_", "ggml_", "gguf_"))
+        else line
+        for line in log
+    ]
+    telling = (
+        [
+            line
+            for line in lines
+            if "error loading model" in line and "failed to load model from" not in line
+        ]
+        or lines
+        or ["it gives no reason"]
+    )
     return telling[0].removeprefix("error loading model: ").rstrip(".")
 
 
@@ -198,10 +247,16 @@ def load_error(header: Header, log: Iterable[str]) -> GgufSpecError:
     """Return the error for a file that llama.cpp did not load, by what its log says."""
     said, name = _reason(log), header.path.name
     if "alloc" in said or "memory" in said:
-        return NotEnoughMemoryError(f"{name} does not fit into memory ({said}).", header.file_bytes, available_bytes())
+        return NotEnoughMemoryError(
+            f"{name} does not fit into memory ({said}).", header.file_bytes, available_bytes()
+        )
     if "unknown model architecture" in said:
         hint = "take a model of an architecture that llama-cpp-python knows, or a newer llama-cpp-python."
-        return UnsupportedModelError(header.path, f"{name} has the architecture {header.architecture!r}, which llama.cpp does not know.", hint)
+        return UnsupportedModelError(
+            header.path,
+            f"{name} has the architecture {header.architecture!r}, which llama.cpp does not know.",
+            hint,
+        )
     hint = "download or convert it again; -v shows llama.cpp's log."
     return UnsupportedModelError(header.path, f"llama.cpp cannot load {name}: {said}.", hint)
 
@@ -210,17 +265,32 @@ def context_error(options: ContextOptions, n_ctx: int, log: Iterable[str]) -> Gg
     """Return the error for a context that llama.cpp did not make, by what its log says."""
     log = list(log)
     if any("alloc" in line or "memory" in line for line in log):
-        return NotEnoughMemoryError(f"there is no memory for a context of {n_ctx:,} tokens.", None, available_bytes())
+        return NotEnoughMemoryError(
+            f"there is no memory for a context of {n_ctx:,} tokens.", None, available_bytes()
+        )
     value = f"{n_ctx:,} tokens, {options.kv_type}, flash attention {options.flash_attention}"
-    return InvalidOptionError("context", value, f"one that llama.cpp can make ({_reason(log)})", "try --kv-type f16 --flash-attention auto.")
+    return InvalidOptionError(
+        "context",
+        value,
+        f"one that llama.cpp can make ({_reason(log)})",
+        "try --kv-type f16 --flash-attention auto.",
+    )
 
 
 def adapter_error(adapter: Adapter, log: Iterable[str]) -> GgufSpecError:
     """Return the error for an adapter that llama.cpp did not load, by what its log says."""
     name = adapter.path.name
-    lines = [line.split("lora adapter: ", 1)[-1] for line in log if "failed to apply lora adapter: " in line] or ["it gives no reason"]
+    lines = [
+        line.split("lora adapter: ", 1)[-1]
+        for line in log
+        if "failed to apply lora adapter: " in line
+    ] or ["it gives no reason"]
     said = lines[-1].rstrip(".")
     if "alloc" in said:
-        return NotEnoughMemoryError(f"the adapter {name} does not fit into memory ({said}).", None, available_bytes())
+        return NotEnoughMemoryError(
+            f"the adapter {name} does not fit into memory ({said}).", None, available_bytes()
+        )
     hint = "give an adapter that was made for this very model; -v shows llama.cpp's log."
-    return UnsupportedModelError(adapter.path, f"llama.cpp cannot use the adapter {name}: {said}.", hint)
+    return UnsupportedModelError(
+        adapter.path, f"llama.cpp cannot use the adapter {name}: {said}.", hint
+    )

@@ -11,7 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 N_LAYERS = 2
-N_VOCAB = 3 + 256  # three control tokens, and one for each byte: llama.cpp's SPM vocabulary needs them
+N_VOCAB = (
+    3 + 256
+)  # three control tokens, and one for each byte: llama.cpp's SPM vocabulary needs them
 _WIDTH, _FF = 64, 32  # channels and feed-forward units: as few as blocks of 32 weights allow
 _ALIGN = 32
 _F32, _Q8_0 = 0, 8  # ggml types
@@ -58,17 +60,27 @@ def write_probe_model(path: Path, shape: AttentionShape, n_ctx: int) -> None:
         ("llama.rope.dimension_count", _U32, shape.key_length),
         ("llama.vocab_size", _U32, N_VOCAB),
         ("tokenizer.ggml.model", _STRING, "llama"),
-        ("tokenizer.ggml.tokens", _STRING, ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256))]),
+        (
+            "tokenizer.ggml.tokens",
+            _STRING,
+            ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256))],
+        ),
         ("tokenizer.ggml.scores", _F32_KEY, [0.0] * N_VOCAB),
         ("tokenizer.ggml.token_type", _I32, [_UNKNOWN, _CONTROL, _CONTROL] + [_BYTE] * 256),
         ("tokenizer.ggml.bos_token_id", _U32, 1),
         ("tokenizer.ggml.eos_token_id", _U32, 2),
     ]
-    queries, keys, values = shape.n_head * shape.key_length, shape.n_head_kv * shape.key_length, shape.n_head_kv * shape.value_length
+    queries, keys, values = (
+        shape.n_head * shape.key_length,
+        shape.n_head_kv * shape.key_length,
+        shape.n_head_kv * shape.value_length,
+    )
     sizes = {"attn_q": (queries, _WIDTH), "attn_k": (keys, _WIDTH), "attn_v": (values, _WIDTH)}
     sizes |= {"attn_output": (_WIDTH, shape.n_head * shape.value_length)}
     sizes |= {"ffn_gate": (_FF, _WIDTH), "ffn_up": (_FF, _WIDTH), "ffn_down": (_WIDTH, _FF)}
-    tensors = [_matrix(rng, name, (N_VOCAB, _WIDTH)) for name in ("token_embd.weight", "output.weight")]
+    tensors = [
+        _matrix(rng, name, (N_VOCAB, _WIDTH)) for name in ("token_embd.weight", "output.weight")
+    ]
     tensors.append(_norm("output_norm.weight"))
     for i in range(N_LAYERS):
         tensors += [_matrix(rng, f"blk.{i}.{name}.weight", size) for name, size in sizes.items()]
@@ -95,7 +107,9 @@ def _matrix(rng: np.random.Generator, name: str, size: tuple[int, int]) -> _Tens
     return _Tensor(name, [columns, rows], _Q8_0, blocks.tobytes())
 
 
-def _write(path: Path, metadata: Sequence[tuple[str, int, Any]], tensors: Sequence[_Tensor]) -> None:
+def _write(
+    path: Path, metadata: Sequence[tuple[str, int, Any]], tensors: Sequence[_Tensor]
+) -> None:
     head = [b"GGUF", struct.pack("<IQQ", 3, len(tensors), len(metadata))]
     for name, kind, value in metadata:
         head.append(_string(name))
@@ -106,7 +120,10 @@ def _write(path: Path, metadata: Sequence[tuple[str, int, Any]], tensors: Sequen
             head += [struct.pack("<I", kind), _value(kind, value)]
     offset = 0
     for tensor in tensors:
-        head.append(_string(tensor.name) + struct.pack(f"<I{len(tensor.shape)}Q", len(tensor.shape), *tensor.shape))
+        head.append(
+            _string(tensor.name)
+            + struct.pack(f"<I{len(tensor.shape)}Q", len(tensor.shape), *tensor.shape)
+        )
         head.append(struct.pack("<IQ", tensor.kind, offset))
         offset += len(tensor.data) + -len(tensor.data) % _ALIGN
     start = b"".join(head)
@@ -122,4 +139,8 @@ def _string(text: str) -> bytes:
 
 
 def _value(kind: int, value: Any) -> bytes:
-    return _string(value) if kind == _STRING else struct.pack({_U32: "<I", _I32: "<i", _F32_KEY: "<f"}[kind], value)
+    return (
+        _string(value)
+        if kind == _STRING
+        else struct.pack({_U32: "<I", _I32: "<i", _F32_KEY: "<f"}[kind], value)
+    )

@@ -36,7 +36,9 @@ def extra_bufts_work() -> bool:
         sys.stderr.write(
             f"Note: llama.cpp's repacked kernels fail on this machine ({problem}): going on without them, slower but right (use_extra_bufts=False).\n"
         )
-    write_json(cache, {"ok": not problem, "problem": problem})  # where there is no place for it the next load asks again
+    write_json(
+        cache, {"ok": not problem, "problem": problem}
+    )  # where there is no place for it the next load asks again
     return not problem
 
 
@@ -46,10 +48,19 @@ def _cache_file() -> Path:
 
 def _probe() -> str | None:
     """Return what is wrong, or None."""
-    if getattr(sys, "frozen", False):  # a packed program cannot start itself as Python; be careful only where it is known to matter
+    if getattr(
+        sys, "frozen", False
+    ):  # a packed program cannot start itself as Python; be careful only where it is known to matter
         return "not checked in a packed program" if "amx" in "".join(this_machine()) else None
     try:
-        child = subprocess.run(_command(), capture_output=True, text=True, timeout=300, check=False, stdin=subprocess.DEVNULL)
+        child = subprocess.run(
+            _command(),
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"the probe did not run: {error}"
     if child.returncode < 0:

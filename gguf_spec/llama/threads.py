@@ -14,7 +14,9 @@ from math import sqrt
 from statistics import fmean, pstdev
 from typing import NamedTuple
 
-_FORGETTING = 1.003  # growth of a best time with each pass of its kind, so that it follows slow changes
+_FORGETTING = (
+    1.003  # growth of a best time with each pass of its kind, so that it follows slow changes
+)
 _WINDOW = 8  # passes that say how slow the machine is now
 _FEWEST = 4  # passes between two trials
 _SLOW = 1.25  # times the best: fewer threads may be faster
@@ -25,7 +27,10 @@ _PASSES_FEWER = 3  # the same with fewer threads, whose times vary less
 _MOST_PASSES = 12  # of a trial
 _GAIN = 0.05  # share of the time that another count must save
 _LONG = 2.0  # times the recent mean: no trial in passes that take longer, such as those of a prompt
-_IDLE_SHARE, _SHARE = 0.004, 0.02  # of the time, for trials: with all threads at their best, and else
+_IDLE_SHARE, _SHARE = (
+    0.004,
+    0.02,
+)  # of the time, for trials: with all threads at their best, and else
 _PRICE, _LEAST_PRICE, _HIGHEST_PRICE = 0.6, 0.2, 20.0  # of a failed trial, in passes
 _CAP = 2.0  # trials that the budget can hold
 _HASTY = 32  # passes: a count given up sooner should not have been taken
@@ -58,7 +63,9 @@ class ThreadGovernor:
         """Begin with `most` threads, which are never exceeded."""
         self.most, self.threads = most, most
         self._best: dict[tuple[PassKind, int], float] = {}  # seconds
-        self._slowness: deque[float] = deque(maxlen=_WINDOW)  # seconds of passes over the best of their kind
+        self._slowness: deque[float] = deque(
+            maxlen=_WINDOW
+        )  # seconds of passes over the best of their kind
         self._seconds: deque[float] = deque(maxlen=_WINDOW)
         self._budget_s = 0.0
         self._n_passes = 0  # with the count in use
@@ -92,7 +99,9 @@ class ThreadGovernor:
             share = _IDLE_SHARE if is_calm else _SHARE
             most_s = _CAP * max([_PRICE, *self._price.values()]) * fmean(self._seconds)
             self._budget_s = min(self._budget_s + share * seconds, most_s)
-        self._best[kind, threads] = best * _FORGETTING  # last: whoever finds a best time finds recent passes, too, even if Ctrl-C came in between
+        self._best[kind, threads] = (
+            best * _FORGETTING
+        )  # last: whoever finds a best time finds recent passes, too, even if Ctrl-C came in between
 
     def forget(self, owner: Hashable) -> None:
         """Forget the passes of a model."""
@@ -104,7 +113,11 @@ class ThreadGovernor:
     @property
     def _level(self) -> float:
         """How slow the machine is now; 1 is the best seen. The slowest pass of the window does not count."""
-        return fmean(sorted(self._slowness)[: max(1, len(self._slowness) - 1)]) if self._slowness else 1.0
+        return (
+            fmean(sorted(self._slowness)[: max(1, len(self._slowness) - 1)])
+            if self._slowness
+            else 1.0
+        )
 
     @property
     def _is_slow(self) -> bool:
@@ -134,30 +147,46 @@ class ThreadGovernor:
 
     def _more(self) -> list[int]:
         """Return larger counts to try: all threads first, as most programs that go leave an idle machine."""
-        return _distinct((self.most, (self.threads + self.most + 1) // 2, self.threads + 1), self.threads, self.most)
+        return _distinct(
+            (self.most, (self.threads + self.most + 1) // 2, self.threads + 1),
+            self.threads,
+            self.most,
+        )
 
     def _fewer(self) -> list[int]:
         """Return smaller counts to try; if passes are very slow, half of them first."""
         n = self.threads
-        counts = (n // 2, n // 4, n * 3 // 4, n - 1) if self._level > _VERY_SLOW else (n - 1, n // 2, n // 4, n * 3 // 4)
+        counts = (
+            (n // 2, n // 4, n * 3 // 4, n - 1)
+            if self._level > _VERY_SLOW
+            else (n - 1, n // 2, n // 4, n * 3 // 4)
+        )
         return _distinct(counts, 0, n - 1)
 
     def _judge(self, trial: _Trial) -> None:
         """End a trial as soon as it is clear."""
         enough_s = _GAIN * trial.expected_s
         noise_s, n = self._noise(trial), trial.n_passes
-        if trial.gain_s < (-noise_s if n < _FEWEST else 0.0) or (n >= _MOST_PASSES and trial.gain_s <= enough_s):
+        if trial.gain_s < (-noise_s if n < _FEWEST else 0.0) or (
+            n >= _MOST_PASSES and trial.gain_s <= enough_s
+        ):
             mean_s, loss_s = fmean(self._seconds), max(0.0, -trial.gain_s)
             price = (self._price.get(trial.threads, _PRICE) + loss_s / mean_s) / 2
             self._price[trial.threads] = min(max(price, _LEAST_PRICE), _HIGHEST_PRICE)
             self._budget_s -= loss_s
             self._trial = None
-        elif n >= (_PASSES if trial.threads > self.threads else _PASSES_FEWER) and trial.gain_s > enough_s + noise_s:
+        elif (
+            n >= (_PASSES if trial.threads > self.threads else _PASSES_FEWER)
+            and trial.gain_s > enough_s + noise_s
+        ):
             if self._n_passes < _HASTY:
                 hasty = min(2 * self._price.get(self.threads, _PRICE), _HIGHEST_PRICE)
                 self._price[self.threads] = hasty
             self.threads, self._trial = trial.threads, None
-            self._slowness, self._seconds = deque(trial.slowness, maxlen=_WINDOW), deque(trial.seconds, maxlen=_WINDOW)  # never empty in between
+            self._slowness, self._seconds = (
+                deque(trial.slowness, maxlen=_WINDOW),
+                deque(trial.seconds, maxlen=_WINDOW),
+            )  # never empty in between
             self._budget_s, self._n_passes, self._turn = 0.0, 0, 0
 
     def _noise(self, trial: _Trial) -> float:

@@ -89,7 +89,12 @@ def quantize(
     """
     source, target, name = Path(source), Path(target), str(type).upper()
     if name not in TYPES:
-        raise InvalidOptionError("type", type, "one of " + ", ".join(TYPES), "Q4_0 makes a small and fast draft, Q8_0 loses next to nothing.")
+        raise InvalidOptionError(
+            "type",
+            type,
+            "one of " + ", ".join(TYPES),
+            "Q4_0 makes a small and fast draft, Q8_0 loses next to nothing.",
+        )
     if threads is not None and not (isinstance(threads, int) and 0 < threads <= 512):
         raise InvalidOptionError("threads", threads, "a whole number from 1 to 512")
     header = read_header(source)
@@ -102,10 +107,17 @@ def quantize(
     try:
         _check_place(header, target, force)
         with atomic_write(target, private=False) as part:
-            n_fallback = _Child(header, target, part).run(TYPES[name], threads or physical_cores(), progress)
+            n_fallback = _Child(header, target, part).run(
+                TYPES[name], threads or physical_cores(), progress
+            )
             made = _check_made(header, target, part)
     except OSError as error:
-        raise QuantizeError(source, target, f"{target} cannot be written: {error.strerror or error}.", "name a file in a folder of yours.") from error
+        raise QuantizeError(
+            source,
+            target,
+            f"{target} cannot be written: {error.strerror or error}.",
+            "name a file in a folder of yours.",
+        ) from error
     return Quantized(
         source, target, name, header.file_bytes, made.file_bytes, _bits(header), _bits(made), made.n_tensors, n_fallback,
         is_quantized(header), time.monotonic() - started,
@@ -119,7 +131,11 @@ def is_quantized(header: Header) -> bool:
 
 def _bits(header: Header) -> float:
     """Return how many bits a weight takes."""
-    return 8 * sum(tensor.n_bytes for tensor in header.tensors) / sum(math.prod(tensor.shape) for tensor in header.tensors)
+    return (
+        8
+        * sum(tensor.n_bytes for tensor in header.tensors)
+        / sum(math.prod(tensor.shape) for tensor in header.tensors)
+    )
 
 
 def _check_place(header: Header, target: Path, force: bool) -> None:
@@ -144,7 +160,9 @@ def _check_made(header: Header, target: Path, part: Path) -> Header:
     def wrong(what: str) -> QuantizeError:
         free = shutil.disk_usage(part.parent).free
         message = f"what llama.cpp wrote of {target.name} {what}."
-        return QuantizeError(header.path, target, message, f"check the disk, of which {free:,} bytes are free.")
+        return QuantizeError(
+            header.path, target, message, f"check the disk, of which {free:,} bytes are free."
+        )
 
     try:
         made = read_header(part)
@@ -158,12 +176,24 @@ def _check_made(header: Header, target: Path, part: Path) -> Header:
 
 
 def _tokenizer(header: Header) -> object:
-    said = {key: (header.kinds[key], repr(value)) for key, value in header.metadata.items() if key.startswith("tokenizer.")}
+    said = {
+        key: (header.kinds[key], repr(value))
+        for key, value in header.metadata.items()
+        if key.startswith("tokenizer.")
+    }
     return said, read_tokens(header)
 
 
 def _command(source: Path, part: Path, number: int, threads: int) -> list[str]:
-    return [sys.executable, "-m", "gguf_spec.quantize.worker", os.fspath(source), os.fspath(part), str(number), str(threads)]
+    return [
+        sys.executable,
+        "-m",
+        "gguf_spec.quantize.worker",
+        os.fspath(source),
+        os.fspath(part),
+        str(number),
+        str(threads),
+    ]
 
 
 class _Child:
@@ -212,13 +242,22 @@ class _Child:
         free, folder = shutil.disk_usage(self._part.parent).free, self._part.parent
         if needed > free:
             message = f"{self._target.name} takes {needed:,} bytes but {free:,} are free in {folder.absolute()}."
-            raise QuantizeError(self._header.path, self._target, message, "make room, or name a file on another disk.")
+            raise QuantizeError(
+                self._header.path,
+                self._target,
+                message,
+                "make room, or name a file on another disk.",
+            )
 
     def _failure(self, code: int, errors: str) -> QuantizeError:
         """Return the error for a quantiser that did not end well, by its own words or by what it died of."""
         last = [line for line in errors.splitlines() if line.strip()][-1:]
         why = self._failed or " ".join(last) or "it gives no reason"
         died = f" (it died of signal {-code})" if code < 0 else ""
-        hint = "close other programs, if memory was short." if code == -9 else "the model may be damaged: download or convert it again."
+        hint = (
+            "close other programs, if memory was short."
+            if code == -9
+            else "the model may be damaged: download or convert it again."
+        )
         message = f"llama.cpp cannot quantise {self._header.path.name}: {why.rstrip('.')}{died}."
         return QuantizeError(self._header.path, self._target, message, hint)

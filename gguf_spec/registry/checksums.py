@@ -15,13 +15,17 @@ from .hub_errors import explained
 from .resolve import Entry, Part
 
 Stage = Literal["load", "wait", "verify"]
-Tell = Callable[[Stage, int, int | None], None]  # what is done, bytes of it, bytes of all or None where that is not known
+Tell = Callable[
+    [Stage, int, int | None], None
+]  # what is done, bytes of it, bytes of all or None where that is not known
 Verified = Literal["sha256", "size and etag", "size", "nothing", "local"]
 _RANKS: tuple[Verified, ...] = ("nothing", "size", "size and etag", "sha256")
 _CHUNK = 1 << 20
 
 
-def verify(entry: Entry, paths: Sequence[Path], remotes: Mapping[str, hub.Remote], tell: Tell) -> Verified:
+def verify(
+    entry: Entry, paths: Sequence[Path], remotes: Mapping[str, hub.Remote], tell: Tell
+) -> Verified:
     """Check size and sum of every part; return what is right of all of them.
 
     Raises:
@@ -49,7 +53,13 @@ def verified(entry: Entry, paths: Sequence[Path]) -> Verified | None:
     """Return what was once verified of all parts, or None. Reads no part."""
     if not all(known_sum(path) for path in paths):
         return None
-    return min((_verdict(part, path, part.size_bytes is not None) for part, path in zip(entry.parts, paths, strict=True)), key=_RANKS.index)
+    return min(
+        (
+            _verdict(part, path, part.size_bytes is not None)
+            for part, path in zip(entry.parts, paths, strict=True)
+        ),
+        key=_RANKS.index,
+    )
 
 
 def _verdict(part: Part, path: Path, has_size: bool) -> Verified:
@@ -62,14 +72,22 @@ def _verdict(part: Part, path: Path, has_size: bool) -> Verified:
     return "size" if has_size else "nothing"
 
 
-def _refused(entry: Entry, path: Path, what: str, expected: object, found: object) -> CorruptFileError:
+def _refused(
+    entry: Entry, path: Path, what: str, expected: object, found: object
+) -> CorruptFileError:
     """Delete a file that is not what it should be, lest it be taken for good later."""
     try:
         hub.delete([path])
         kept = "it was deleted"
     except OSError as error:
         kept = f"it cannot be deleted ({error.strerror}), so do not use it"
-    return CorruptFileError(entry.name, f"{path} {what}: {kept}.", f"gguf-spec models pull {entry.name} --force downloads it again.", expected, found)
+    return CorruptFileError(
+        entry.name,
+        f"{path} {what}: {kept}.",
+        f"gguf-spec models pull {entry.name} --force downloads it again.",
+        expected,
+        found,
+    )
 
 
 def is_sum(text: str) -> bool:

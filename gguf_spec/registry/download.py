@@ -8,7 +8,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import CorruptFileError, HubError, InvalidOptionError, NoSpaceError, NotDownloadedError
+from ..errors import (
+    CorruptFileError,
+    HubError,
+    InvalidOptionError,
+    NoSpaceError,
+    NotDownloadedError,
+)
 from ..system.hardware import size
 from . import checksums, hub
 from .checksums import Tell, Verified
@@ -41,7 +47,10 @@ def find(entry: Entry) -> Path | None:
     if entry.path is not None:
         return None if entry.size_bytes is None else entry.path
     paths = _cached(entry)
-    whole = bool(paths) and all(path and part.size_bytes in (None, path.stat().st_size) for path, part in zip(paths, entry.parts, strict=True))
+    whole = bool(paths) and all(
+        path and part.size_bytes in (None, path.stat().st_size)
+        for path, part in zip(paths, entry.parts, strict=True)
+    )
     return paths[0] if whole else None
 
 
@@ -51,13 +60,17 @@ def local(entry: Entry) -> Path:
     Raises:
         NotDownloadedError: It is not there, or not all of it.
     """
-    path = entry.path or find(entry)  # what is wrong with a path is for the reader of the file to say
+    path = entry.path or find(
+        entry
+    )  # what is wrong with a path is for the reader of the file to say
     if path is None:
         raise _not_downloaded(entry)
     return path
 
 
-def pull(entry: Entry, *, force: bool = False, offline: bool = False, progress: Tell | None = None) -> Pulled:
+def pull(
+    entry: Entry, *, force: bool = False, offline: bool = False, progress: Tell | None = None
+) -> Pulled:
     """Download what is missing of a model, and verify what was not yet verified.
 
     Args:
@@ -82,8 +95,16 @@ def pull(entry: Entry, *, force: bool = False, offline: bool = False, progress: 
         raise _not_downloaded(entry, offline=True)
     paths = tuple(path for path in _cached(entry) if path)
     if len(paths) < len(entry.parts):
-        raise HubError(entry.name, None, f"{entry.repo} changed while it was downloaded.", "run it again.")
-    return Pulled(entry.name, paths, sum(path.stat().st_size for path in paths), came, checksums.verify(entry, paths, remotes, tell))
+        raise HubError(
+            entry.name, None, f"{entry.repo} changed while it was downloaded.", "run it again."
+        )
+    return Pulled(
+        entry.name,
+        paths,
+        sum(path.stat().st_size for path in paths),
+        came,
+        checksums.verify(entry, paths, remotes, tell),
+    )
 
 
 def remove(entry: Entry) -> int:
@@ -94,7 +115,12 @@ def remove(entry: Entry) -> int:
         NotDownloadedError: It is not there.
     """
     if entry.path is not None:
-        raise InvalidOptionError("model", entry.name, "one that was downloaded", "what comes with gguf-spec stays; delete files of yours yourself.")
+        raise InvalidOptionError(
+            "model",
+            entry.name,
+            "one that was downloaded",
+            "what comes with gguf-spec stays; delete files of yours yourself.",
+        )
     paths = [path for path in _cached(entry) if path]
     if not paths:
         raise _not_downloaded(entry)
@@ -106,7 +132,11 @@ def verified(entry: Entry) -> Verified | None:
     """Return what was once verified of a model on this disk, or None. Reads no file of it."""
     if entry.path is not None:
         return "local"
-    return checksums.verified(entry, [path for path in _cached(entry) if path]) if find(entry) else None
+    return (
+        checksums.verified(entry, [path for path in _cached(entry) if path])
+        if find(entry)
+        else None
+    )
 
 
 def check_room(entries: Iterable[Entry]) -> None:
@@ -116,12 +146,21 @@ def check_room(entries: Iterable[Entry]) -> None:
         NoSpaceError: It does not.
     """
     missing = [entry for entry in entries if not find(entry)]
-    parts = [part for entry in missing for part, path in zip(entry.parts, _cached(entry), strict=True) if path is None]
-    _check_room(" and ".join(entry.name for entry in missing), sum(part.size_bytes or 0 for part in parts))
+    parts = [
+        part
+        for entry in missing
+        for part, path in zip(entry.parts, _cached(entry), strict=True)
+        if path is None
+    ]
+    _check_room(
+        " and ".join(entry.name for entry in missing), sum(part.size_bytes or 0 for part in parts)
+    )
 
 
 def _cached(entry: Entry) -> list[Path | None]:
-    return [hub.cached(entry.repo or "", part.file, entry.revision or "main") for part in entry.parts]
+    return [
+        hub.cached(entry.repo or "", part.file, entry.revision or "main") for part in entry.parts
+    ]
 
 
 def _is_pinned(entry: Entry) -> bool:
@@ -140,7 +179,10 @@ def _download(entry: Entry, force: bool, tell: Tell) -> tuple[int, dict[str, hub
     if others:
         raise HubError(entry.name, None, f"{repo} is changing right now.", "run it again.")
     missing = [part for part in wanted if force or not hub.cached(repo, part.file, commit)]
-    sizes = [part.size_bytes if part.size_bytes is not None else remotes[part.file].size for part in missing]
+    sizes = [
+        part.size_bytes if part.size_bytes is not None else remotes[part.file].size
+        for part in missing
+    ]
     known = sum(n or 0 for n in sizes)
     _check_room(entry.name, known)
     came = 0
@@ -163,12 +205,19 @@ def _download(entry: Entry, force: bool, tell: Tell) -> tuple[int, dict[str, hub
 def _ask(entry: Entry, part: Part, tell: Tell) -> hub.Remote:
     """Return what the hub says of a part, which must be what is declared."""
     with explained(entry, part):
-        remote = hub.ask(entry.repo or "", part.file, entry.revision or "main", lambda: tell("wait", 0, None))
+        remote = hub.ask(
+            entry.repo or "", part.file, entry.revision or "main", lambda: tell("wait", 0, None)
+        )
     declared_sum = part.sha256 if checksums.is_sum(remote.etag) else None
-    for what, declared, there in (("size", part.size_bytes, remote.size), ("sha256", declared_sum, remote.etag)):
+    for what, declared, there in (
+        ("size", part.size_bytes, remote.size),
+        ("sha256", declared_sum, remote.etag),
+    ):
         if declared is not None and there is not None and declared != there:
             message = f"{hub.endpoint()} has another {part.file} in {entry.repo} than is declared: its {what} is {there}, not {declared}."
-            raise CorruptFileError(entry.name, message, "correct the entry, or check HF_ENDPOINT.", declared, there)
+            raise CorruptFileError(
+                entry.name, message, "correct the entry, or check HF_ENDPOINT.", declared, there
+            )
     return remote
 
 
@@ -180,11 +229,20 @@ def _check_room(name: str, needed: int) -> None:
     except OSError:
         return  # then it is seen while writing
     if free < needed:
-        raise NoSpaceError(name, f"{name} needs {size(needed)}, but {size(free)} are free at {folder}.", needed, free)
+        raise NoSpaceError(
+            name,
+            f"{name} needs {size(needed)}, but {size(free)} are free at {folder}.",
+            needed,
+            free,
+        )
 
 
 def _not_downloaded(entry: Entry, offline: bool = False) -> NotDownloadedError:
     of_size = f" ({size(entry.size_bytes)})" if entry.size_bytes else ""
     how = f"gguf-spec models pull {entry.name}"
-    hint = f"it takes a network once: without --offline and HF_HUB_OFFLINE, {how}" if offline or hub.is_offline() else how
+    hint = (
+        f"it takes a network once: without --offline and HF_HUB_OFFLINE, {how}"
+        if offline or hub.is_offline()
+        else how
+    )
     return NotDownloadedError(entry.name, f"{entry.name}{of_size} is not on this disk.", f"{hint}.")

@@ -17,7 +17,8 @@ _BUSY = (408, 429, 500, 502, 503, 504)
 _SWITCHES = {
     "HF_HUB_DISABLE_TELEMETRY": True,  # or it asks the hub which program might be calling it, even for a file that lies in the cache
     "HF_HUB_DISABLE_XET": True,  # Xet fetches from servers of its own, whatever HF_ENDPOINT says
-    "DOWNLOAD_CHUNK_SIZE": 1 << 20,  # of 10 MB, which is a long time without progress on a slow line
+    "DOWNLOAD_CHUNK_SIZE": 1
+    << 20,  # of 10 MB, which is a long time without progress on a slow line
 }
 _lock = threading.RLock()
 
@@ -112,7 +113,9 @@ def fetch(repo: str, file: str, revision: str, *, force: bool, tick: Callable[[i
         from huggingface_hub import hf_hub_download
 
         bar: Any = _Bar(tick)
-        return Path(hf_hub_download(repo, file, revision=revision, force_download=force, tqdm_class=bar))
+        return Path(
+            hf_hub_download(repo, file, revision=revision, force_download=force, tqdm_class=bar)
+        )
 
 
 class _Bar:
@@ -139,7 +142,10 @@ def _hub_settings() -> Iterator[None]:
 
     with _lock, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a full disk: that is an error of ours
-        before, verbosity = {name: getattr(constants, name) for name in _SWITCHES}, library.get_verbosity()
+        before, verbosity = (
+            {name: getattr(constants, name) for name in _SWITCHES},
+            library.get_verbosity(),
+        )
         for name, value in _SWITCHES.items():
             setattr(constants, name, value)
         if verbosity >= logging.WARNING:  # or the user asked for more, with HF_HUB_VERBOSITY
@@ -165,7 +171,13 @@ def delete(paths: Sequence[Path]) -> int:
     sizes = {path.resolve(): path.stat().st_size for path in paths}
     with _hub_settings():
         scan = scan_cache_dir()
-        files = [file for repo in scan.repos for revision in repo.revisions for file in revision.files if file.file_path in paths]
+        files = [
+            file
+            for repo in scan.repos
+            for revision in repo.revisions
+            for file in revision.files
+            if file.file_path in paths
+        ]
         if len(files) == len(paths):
             scan.delete_files(*files).execute()
         else:  # it looks at no repository in which anything at all is amiss
@@ -176,7 +188,11 @@ def delete(paths: Sequence[Path]) -> int:
 def _unlink(paths: Sequence[Path]) -> None:
     for path in paths:
         target = blob(path)
-        snapshots = next(folder for folder in path.parents if folder.parent.name == "snapshots").parent
+        snapshots = next(
+            folder for folder in path.parents if folder.parent.name == "snapshots"
+        ).parent
         path.unlink()
-        if target != path and not any(other.is_symlink() and blob(other) == target for other in snapshots.rglob("*")):
+        if target != path and not any(
+            other.is_symlink() and blob(other) == target for other in snapshots.rglob("*")
+        ):
             target.unlink(missing_ok=True)

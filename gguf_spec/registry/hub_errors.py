@@ -8,7 +8,15 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..errors import AccessDeniedError, GgufSpecError, HubError, NoSpaceError, NotOnHubError, StoreError, UnreachableError
+from ..errors import (
+    AccessDeniedError,
+    GgufSpecError,
+    HubError,
+    NoSpaceError,
+    NotOnHubError,
+    StoreError,
+    UnreachableError,
+)
 from . import hub
 from .resolve import Entry, Part
 
@@ -37,23 +45,41 @@ def _explain(error: Exception, entry: Entry, part: Part) -> GgufSpecError | None
     """Return what an error of the library or the disk means, or None where it is neither."""
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-    if isinstance(error, (LocalEntryNotFoundError, ValueError)) and not isinstance(error, (HfHubHTTPError, GgufSpecError)):
-        error = error.__cause__ if isinstance(error.__cause__, Exception) else error  # the library says what it could not do; why is behind it
+    if isinstance(error, (LocalEntryNotFoundError, ValueError)) and not isinstance(
+        error, (HfHubHTTPError, GgufSpecError)
+    ):
+        error = (
+            error.__cause__ if isinstance(error.__cause__, Exception) else error
+        )  # the library says what it could not do; why is behind it
     if isinstance(error, GgufSpecError):
         return error
     if isinstance(error, HfHubHTTPError):
-        return _missing(error, entry, part) or _denied(error, entry, part) or _out_of_order(error, entry, part)
+        return (
+            _missing(error, entry, part)
+            or _denied(error, entry, part)
+            or _out_of_order(error, entry, part)
+        )
     if isinstance(error, OSError) and not isinstance(error, ConnectionError):
         return _disk(error, entry, part)
     return _unreachable(error, entry, part)
 
 
 def _missing(error: HfHubHTTPError, entry: Entry, part: Part) -> GgufSpecError | None:
-    from huggingface_hub.errors import GatedRepoError, RemoteEntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        RemoteEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
 
     page = _page(entry)
     if isinstance(error, RevisionNotFoundError):
-        return NotOnHubError(entry.name, "revision", f"{entry.repo} has no revision {entry.revision}.", f"look at {page}/commits/main.")
+        return NotOnHubError(
+            entry.name,
+            "revision",
+            f"{entry.repo} has no revision {entry.revision}.",
+            f"look at {page}/commits/main.",
+        )
     if isinstance(error, RemoteEntryNotFoundError):
         said = f"{entry.repo} has no file {part.file} at {entry.revision}."
         return NotOnHubError(entry.name, "file", said, f"look at {page}/tree/{entry.revision}.")
@@ -61,11 +87,15 @@ def _missing(error: HfHubHTTPError, entry: Entry, part: Part) -> GgufSpecError |
         return None
     if not _has_token(error):
         said = f"there is no repository {entry.repo}, or it is private."
-        return NotOnHubError(entry.name, "repository", said, "check the name; a private one needs HF_TOKEN.")
+        return NotOnHubError(
+            entry.name, "repository", said, "check the name; a private one needs HF_TOKEN."
+        )
     if error.response.status_code == 401:
         return None  # it is the token
     said = f"there is no repository {entry.repo} that this token may see."
-    return NotOnHubError(entry.name, "repository", said, "check the name, and whose token is in HF_TOKEN.")
+    return NotOnHubError(
+        entry.name, "repository", said, "check the name, and whose token is in HF_TOKEN."
+    )
 
 
 def _denied(error: HfHubHTTPError, entry: Entry, part: Part) -> GgufSpecError | None:
@@ -73,14 +103,32 @@ def _denied(error: HfHubHTTPError, entry: Entry, part: Part) -> GgufSpecError | 
 
     status, has_token, page = error.response.status_code, _has_token(error), _page(entry)
     if isinstance(error, GatedRepoError):
-        how = "with the account that the token belongs to" if has_token else f"and set HF_TOKEN to a token from {hub.endpoint()}/settings/tokens"
-        return AccessDeniedError(entry.name, f"{entry.repo} is gated: its licence is to be accepted first.", f"accept it at {page}, {how}.")
+        how = (
+            "with the account that the token belongs to"
+            if has_token
+            else f"and set HF_TOKEN to a token from {hub.endpoint()}/settings/tokens"
+        )
+        return AccessDeniedError(
+            entry.name,
+            f"{entry.repo} is gated: its licence is to be accepted first.",
+            f"accept it at {page}, {how}.",
+        )
     if status == 401:
         what = "the token" if has_token else "a request without a token"
-        hint = "check HF_TOKEN, or unset it: a public model needs none." if has_token else "set HF_TOKEN."
-        return AccessDeniedError(entry.name, f"the hub does not accept {what} for {entry.repo}.", hint)
+        hint = (
+            "check HF_TOKEN, or unset it: a public model needs none."
+            if has_token
+            else "set HF_TOKEN."
+        )
+        return AccessDeniedError(
+            entry.name, f"the hub does not accept {what} for {entry.repo}.", hint
+        )
     if isinstance(error, DisabledRepoError):
-        return AccessDeniedError(entry.name, f"the hub has disabled {entry.repo}.", "take another model: gguf-spec models list.")
+        return AccessDeniedError(
+            entry.name,
+            f"the hub has disabled {entry.repo}.",
+            "take another model: gguf-spec models list.",
+        )
     if status == 403:
         hint = f"look at {page}; check the rights of the token in HF_TOKEN."
         return AccessDeniedError(entry.name, f"the hub forbids {entry.repo}/{part.file}.", hint)
@@ -91,40 +139,84 @@ def _out_of_order(error: HfHubHTTPError, entry: Entry, part: Part) -> GgufSpecEr
     status, method = error.response.status_code, error.response.request.method
     again = ", and again after a wait" if status == 429 or method == "HEAD" else ""
     if status == 429:
-        hint = "wait some minutes." if _has_token(error) else "wait some minutes; with a token in HF_TOKEN more are allowed."
-        return HubError(entry.name, status, f"{hub.endpoint()} has had too many requests from here (429){again}.", hint)
+        hint = (
+            "wait some minutes."
+            if _has_token(error)
+            else "wait some minutes; with a token in HF_TOKEN more are allowed."
+        )
+        return HubError(
+            entry.name,
+            status,
+            f"{hub.endpoint()} has had too many requests from here (429){again}.",
+            hint,
+        )
     if status >= 500:
-        return HubError(entry.name, status, f"{hub.endpoint()} is out of order ({status}){again}.", "try again later.")
+        return HubError(
+            entry.name,
+            status,
+            f"{hub.endpoint()} is out of order ({status}){again}.",
+            "try again later.",
+        )
     said = f"{hub.endpoint()} answered {status} for {entry.repo}/{part.file}."
     return HubError(entry.name, status, said, f"{_first_look()}look at {_page(entry)}.")
 
 
 def _unreachable(error: Exception, entry: Entry, part: Part) -> GgufSpecError | None:
     """Return what an error without an answer means, or None where it is no such error."""
-    kinds = {kind.__name__ for kind in type(error).__mro__}  # the HTTP library is httpx or httpx2, by version
-    where, said, first = hub.endpoint(), " ".join(str(error).split()) or type(error).__name__, _first_look()
+    kinds = {
+        kind.__name__ for kind in type(error).__mro__
+    }  # the HTTP library is httpx or httpx2, by version
+    where, said, first = (
+        hub.endpoint(),
+        " ".join(str(error).split()) or type(error).__name__,
+        _first_look(),
+    )
     if isinstance(error, hub.NotAHubError):
-        return HubError(entry.name, None, f"{where} does not answer as the hub does.", f"{first}or log in to this network first.")
+        return HubError(
+            entry.name,
+            None,
+            f"{where} does not answer as the hub does.",
+            f"{first}or log in to this network first.",
+        )
     if "ProxyError" in kinds:
-        return UnreachableError(entry.name, f"the proxy does not let {where} through: {said}.", "check HTTPS_PROXY and NO_PROXY.")
+        return UnreachableError(
+            entry.name,
+            f"the proxy does not let {where} through: {said}.",
+            "check HTTPS_PROXY and NO_PROXY.",
+        )
     if "TimeoutException" in kinds:
         hint = f"{first}run it again; HF_HUB_ETAG_TIMEOUT and HF_HUB_DOWNLOAD_TIMEOUT give it more seconds."
         return UnreachableError(entry.name, f"{where} does not answer in time.", hint)
     if "TransportError" in kinds or isinstance(error, ConnectionError):
-        return UnreachableError(entry.name, f"{where} cannot be reached: {said}.", f"{first}{_BY_HAND}")
+        return UnreachableError(
+            entry.name, f"{where} cannot be reached: {said}.", f"{first}{_BY_HAND}"
+        )
     if isinstance(error, ValueError) or "InvalidURL" in kinds:
         hint = f"{first}check the name, or try: hf download {entry.repo} {part.file}"
-        return StoreError(entry.name, f"{entry.repo}/{part.file} cannot be downloaded: {said}", hint)
+        return StoreError(
+            entry.name, f"{entry.repo}/{part.file} cannot be downloaded: {said}", hint
+        )
     return None
 
 
 def _disk(error: OSError, entry: Entry, part: Part) -> GgufSpecError:
     if error.errno in _FULL:
-        return NoSpaceError(entry.name, f"the disk of {hub.folder()} is full: {part.file} is not downloaded.", None, None)
+        return NoSpaceError(
+            entry.name,
+            f"the disk of {hub.folder()} is full: {part.file} is not downloaded.",
+            None,
+            None,
+        )
     if error.errno is None:
-        return HubError(entry.name, None, f"the hub did not send the whole of {part.file}.", _BY_HAND)  # the library's check of the size
+        return HubError(
+            entry.name, None, f"the hub did not send the whole of {part.file}.", _BY_HAND
+        )  # the library's check of the size
     where = error.filename or hub.folder()
-    return StoreError(entry.name, f"{where} cannot be used: {error.strerror}.", "make it writable, or set HF_HOME to another folder.")
+    return StoreError(
+        entry.name,
+        f"{where} cannot be used: {error.strerror}.",
+        "make it writable, or set HF_HOME to another folder.",
+    )
 
 
 def _page(entry: Entry) -> str:

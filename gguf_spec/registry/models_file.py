@@ -19,11 +19,32 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,95}")
 _RESERVED = ("auto", "ngram", "none")  # what --draft understands beside names
 _REPO = re.compile(r"(?!.*(?:\.\.|--))\w[\w.-]*/\w[\w.-]*(?<![.-])", re.ASCII)
 _SPLIT = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.gguf")
-_PERMISSIVE = ("0bsd", "apache-2.0", "bsd-2-clause", "bsd-3-clause", "cc0-1.0", "isc", "mit", "unlicense")
+_PERMISSIVE = (
+    "0bsd",
+    "apache-2.0",
+    "bsd-2-clause",
+    "bsd-3-clause",
+    "cc0-1.0",
+    "isc",
+    "mit",
+    "unlicense",
+)
 
 _FILE_KEYS = ("file", "size_bytes", "sha256")
 _HUB_KEYS = ("repo", "revision", "parts", *_FILE_KEYS)
-_KEYS = (*_HUB_KEYS, "path", "license", "context", "tokenizer", "chat", "draft", "prompt", "sampling", "note", "aliases")
+_KEYS = (
+    *_HUB_KEYS,
+    "path",
+    "license",
+    "context",
+    "tokenizer",
+    "chat",
+    "draft",
+    "prompt",
+    "sampling",
+    "note",
+    "aliases",
+)
 T = TypeVar("T")
 
 
@@ -110,7 +131,12 @@ def is_model_file(text: str) -> bool:
     """Return whether a text is the path of a GGUF file inside a folder, and leads nowhere else on any system."""
     folders = text.split("/")
     plain = text.isprintable() and len(text) <= 500 and not set(text) & set("\\:")
-    return plain and not set(folders) & {"", ".", ".."} and folders[-1].lower().endswith(".gguf") and len(folders[-1]) > len(".gguf")
+    return (
+        plain
+        and not set(folders) & {"", ".", ".."}
+        and folders[-1].lower().endswith(".gguf")
+        and len(folders[-1]) > len(".gguf")
+    )
 
 
 def read_models_file(path: Path, known: Mapping[str, Entry]) -> dict[str, Entry]:
@@ -125,7 +151,11 @@ def read_models_file(path: Path, known: Mapping[str, Entry]) -> dict[str, Entry]
     """
     top = read_yaml(path).fields(("models",))
     if "models" not in top:
-        raise InvalidModelsFileError(path, "there is nothing under `models:`.", "write entries under it, or `models: {}` for none.")
+        raise InvalidModelsFileError(
+            path,
+            "there is nothing under `models:`.",
+            "write entries under it, or `models: {}` for none.",
+        )
     given = {_name(key): value.fields(_KEYS) for key, value in top["models"].items()}
     entries = {_name(key): _entry(key.node.value, value) for key, value in top["models"].items()}
     for name, entry in entries.items():
@@ -133,16 +163,27 @@ def read_models_file(path: Path, known: Mapping[str, Entry]) -> dict[str, Entry]
     return entries
 
 
-def _check_names(entry: Entry, given: Mapping[str, Value], entries: Mapping[str, Entry], known: Mapping[str, Entry]) -> None:
+def _check_names(
+    entry: Entry,
+    given: Mapping[str, Value],
+    entries: Mapping[str, Entry],
+    known: Mapping[str, Entry],
+) -> None:
     """Check what takes all names: that the draft is there, and that no alias means two things."""
     names = {*entries, *known}
     drafts = {"ngram", "none"} | names - {entry.name}
     if entry.draft and entry.draft not in drafts:
-        raise given["draft"].wrong("another entry's name, ngram or none", close_hint(entry.draft, drafts) or HINT)
+        raise given["draft"].wrong(
+            "another entry's name, ngram or none", close_hint(entry.draft, drafts) or HINT
+        )
     others = names.union(*(other.aliases for other in entries.values() if other is not entry))
     for i, alias in enumerate(entry.aliases):
         if alias in others or alias in entry.aliases[:i]:
-            raise given["aliases"].elements()[i].wrong("a name that nothing else has", "take another, or leave it out.")
+            raise (
+                given["aliases"]
+                .elements()[i]
+                .wrong("a name that nothing else has", "take another, or leave it out.")
+            )
 
 
 def _entry(name: str, value: Value) -> Entry:
@@ -157,17 +198,27 @@ def _entry(name: str, value: Value) -> Entry:
     )  # fmt: skip
 
 
-def _place(value: Value, given: Mapping[str, Value]) -> tuple[str | None, str | None, tuple[Part, ...], Path | None]:
+def _place(
+    value: Value, given: Mapping[str, Value]
+) -> tuple[str | None, str | None, tuple[Part, ...], Path | None]:
     """Return repository, revision and files, or the path on this disk."""
     if "path" in given:
-        _leave_out(given, _HUB_KEYS, "where there is a path", "an entry is a path, or a repo with its file.")
+        _leave_out(
+            given,
+            _HUB_KEYS,
+            "where there is a path",
+            "an entry is a path, or a repo with its file.",
+        )
         return None, None, (), _path(given["path"])
     repo = value.need(given, "repo").text()
     if repo == "bundled":
         _leave_out(given, ("revision", "parts"), "of a bundled model", "it comes with the package.")
         return None, None, (), BUNDLED / _part(value, given).file
     if not is_repo(repo):
-        raise given["repo"].wrong("OWNER/REPO", "take it from the address of its page, such as bartowski/SmolLM2-135M-Instruct-GGUF.")
+        raise given["repo"].wrong(
+            "OWNER/REPO",
+            "take it from the address of its page, such as bartowski/SmolLM2-135M-Instruct-GGUF.",
+        )
     return repo, value.need(given, "revision").hexadecimal(40), _parts(value, given), None
 
 
@@ -188,7 +239,12 @@ def _parts(value: Value, given: Mapping[str, Value]) -> tuple[Part, ...]:
         raise given["file"].wrong("the first part of a split model", f"write {names[0]}.")
     if len(names) == 1:
         return (part,)
-    _leave_out(given, ("size_bytes", "sha256"), f"where a model has {len(names)} files", "list them under parts, each with its own.")
+    _leave_out(
+        given,
+        ("size_bytes", "sha256"),
+        f"where a model has {len(names)} files",
+        "list them under parts, each with its own.",
+    )
     return tuple(Part(name) for name in names)
 
 
@@ -198,17 +254,30 @@ def _listed_parts(value: Value) -> tuple[Part, ...]:
     names = split_names(parts[0].file) if parts else []
     for one, part, name in zip(listed, parts, names, strict=False):
         if part.file != name:
-            raise one.error(f"{one.key}.file is {part.file!r} but must be {name!r}.", "list all files of one split model, in order.")
+            raise one.error(
+                f"{one.key}.file is {part.file!r} but must be {name!r}.",
+                "list all files of one split model, in order.",
+            )
     if len(parts) != len(names) or not parts:
-        raise value.error(f"{value.key} lists {len(parts)} files of {len(names)}.", "list all files of one split model, in order.")
+        raise value.error(
+            f"{value.key} lists {len(parts)} files of {len(names)}.",
+            "list all files of one split model, in order.",
+        )
     return parts
 
 
 def _part(value: Value, given: Mapping[str, Value]) -> Part:
     file = value.need(given, "file")
     if not is_model_file(file.text()):
-        raise file.wrong("the path of a .gguf file inside the repository", "write it with / between folders, none of them .. or empty.")
-    return Part(file.text(), _optional(given, "size_bytes", Value.whole_number), _optional(given, "sha256", lambda one: one.hexadecimal(64)))
+        raise file.wrong(
+            "the path of a .gguf file inside the repository",
+            "write it with / between folders, none of them .. or empty.",
+        )
+    return Part(
+        file.text(),
+        _optional(given, "size_bytes", Value.whole_number),
+        _optional(given, "sha256", lambda one: one.hexadecimal(64)),
+    )
 
 
 def _leave_out(given: Mapping[str, Value], keys: tuple[str, ...], where: str, hint: str) -> None:
@@ -230,7 +299,10 @@ def _aliases(value: Value) -> tuple[str, ...]:
 
 def _prompt(value: Value) -> Literal["text", "chat"]:
     if value.text() not in ("text", "chat"):
-        raise value.wrong("text or chat", "text is gone on from, chat is answered; where it is left out, the chat template decides.")
+        raise value.wrong(
+            "text or chat",
+            "text is gone on from, chat is answered; where it is left out, the chat template decides.",
+        )
     return cast(Literal["text", "chat"], value.text())
 
 

@@ -23,17 +23,26 @@ _HUB_HINT = "write hf:OWNER/REPO/FILE.gguf, or hf:OWNER/REPO/FILE.gguf@REVISION.
 
 @cache
 def _package_entries() -> dict[str, Entry]:
-    for path in (_PACKAGE / "models.yaml", _PACKAGE.parent / "models.yaml"):  # installed; in a checkout
+    for path in (
+        _PACKAGE / "models.yaml",
+        _PACKAGE.parent / "models.yaml",
+    ):  # installed; in a checkout
         if path.exists():
             return read_models_file(path, {})
-    raise FileNotFoundError("models.yaml is neither in the package nor beside it: the installation is broken")
+    raise FileNotFoundError(
+        "models.yaml is neither in the package nor beside it: the installation is broken"
+    )
 
 
 def user_file() -> Path | None:
     """Return where the user's own models file would be, or None for a user without a home."""
     try:
         given = Path(os.environ.get("XDG_CONFIG_HOME", ""))
-        return (given if given.is_absolute() else Path.home() / ".config") / "gguf-spec" / "models.yaml"
+        return (
+            (given if given.is_absolute() else Path.home() / ".config")
+            / "gguf-spec"
+            / "models.yaml"
+        )
     except (RuntimeError, ValueError):
         return None
 
@@ -55,7 +64,10 @@ def entries(models_file: Path | None = None) -> dict[str, Entry]:
 def _overlay(below: Mapping[str, Entry], above: Mapping[str, Entry]) -> dict[str, Entry]:
     """Return both, where the entries above take their names and aliases from those below."""
     taken = set(above).union(*(entry.aliases for entry in above.values()))
-    left = {name: replace(entry, aliases=tuple(alias for alias in entry.aliases if alias not in taken)) for name, entry in below.items()}
+    left = {
+        name: replace(entry, aliases=tuple(alias for alias in entry.aliases if alias not in taken))
+        for name, entry in below.items()
+    }
     return left | dict(above)
 
 
@@ -98,10 +110,18 @@ def _on_hub(spec: str) -> Entry:
     parsed = _HUB.fullmatch(spec)
     repo, file, revision = parsed.groups(default="main") if parsed else ("", "", "")
     if not is_repo(repo) or not is_model_file(file):
-        raise ModelNotFoundError(Path(spec), f"{spec!r} is no place of a GGUF file on the hub.", _HUB_HINT)
+        raise ModelNotFoundError(
+            Path(spec), f"{spec!r} is no place of a GGUF file on the hub.", _HUB_HINT
+        )
     if not _REVISION.fullmatch(revision):
-        raise ModelNotFoundError(Path(spec), f"{revision!r} in {spec!r} is no revision.", "give a branch, a tag or a commit of the repository.")
+        raise ModelNotFoundError(
+            Path(spec),
+            f"{revision!r} in {spec!r} is no revision.",
+            "give a branch, a tag or a commit of the repository.",
+        )
     names = split_names(file)
     if file != names[0]:
-        raise ModelNotFoundError(Path(spec), f"{file} is a later part of a split model.", f"give its first, {names[0]}.")
+        raise ModelNotFoundError(
+            Path(spec), f"{file} is a later part of a split model.", f"give its first, {names[0]}."
+        )
     return Entry(spec, repo, revision, tuple(Part(name) for name in names), None)

@@ -19,7 +19,9 @@ from ..errors import InvalidModelsFileError
 
 _BYTES_MAX = 1 << 16  # seconds where PyYAML is without its C part
 _DEPTH_MAX = 32
-_LOADER: type[yaml.SafeLoader | yaml.CSafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same, ten times as fast
+_LOADER: type[yaml.SafeLoader | yaml.CSafeLoader] = getattr(
+    yaml, "CSafeLoader", yaml.SafeLoader
+)  # the same, ten times as fast
 _NUMBER_MAX = 2**64
 _TAG = "tag:yaml.org,2002:"
 _NULL, _TEXT, _INT = _TAG + "null", _TAG + "str", _TAG + "int"
@@ -40,18 +42,28 @@ def read_yaml(path: Path) -> Value:
         node = yaml.compose(text, Loader=_LOADER)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        problem, line = (error.problem or error.context or "")[:200], mark.line + 1 if mark else None
+        problem, line = (
+            (error.problem or error.context or "")[:200],
+            mark.line + 1 if mark else None,
+        )
     except yaml.reader.ReaderError:
         control = yaml.reader.Reader.NON_PRINTABLE.search(text)
-        problem, line = "a control character stands there", text.count("\n", 0, control.start()) + 1 if control else None
+        problem, line = (
+            "a control character stands there",
+            text.count("\n", 0, control.start()) + 1 if control else None,
+        )
     except (ValueError, OverflowError):
         problem = "an escape or a version is a number too large"
     else:
         if node:
             return Value(path, "", node)
-        raise InvalidModelsFileError(path, "it is empty.", "write entries under `models:`, or `models: {}` for none.")
+        raise InvalidModelsFileError(
+            path, "it is empty.", "write entries under `models:`, or `models: {}` for none."
+        )
     hint = "correct that line; YAML wants spaces, not tabs, and quotes around text with `: ` or ` #` in it."
-    raise InvalidModelsFileError(path, f"this is not YAML as it is read here: {problem}.", hint, line)
+    raise InvalidModelsFileError(
+        path, f"this is not YAML as it is read here: {problem}.", hint, line
+    )
 
 
 def _check_events(path: Path, text: str) -> None:
@@ -59,11 +71,20 @@ def _check_events(path: Path, text: str) -> None:
     depth = 0
     for event in yaml.parse(text, Loader=_LOADER):
         line = event.start_mark.line + 1 if event.start_mark else None
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(
+            event, yaml.CollectionEndEvent
+        )
         if depth > _DEPTH_MAX:
-            raise InvalidModelsFileError(path, f"this is nested deeper than {_DEPTH_MAX} levels.", "an entry takes three, sampling a few more.", line)
+            raise InvalidModelsFileError(
+                path,
+                f"this is nested deeper than {_DEPTH_MAX} levels.",
+                "an entry takes three, sampling a few more.",
+                line,
+            )
         if isinstance(event, yaml.AliasEvent):
-            raise InvalidModelsFileError(path, "aliases (*name) are not followed here.", "write the value itself.", line)
+            raise InvalidModelsFileError(
+                path, "aliases (*name) are not followed here.", "write the value itself.", line
+            )
 
 
 def close_hint(word: str, words: Collection[str]) -> str | None:
@@ -88,13 +109,17 @@ class Value:
 
     def error(self, message: str, hint: str) -> InvalidModelsFileError:
         """Return an error in this place."""
-        return InvalidModelsFileError(self.file, message, hint, self.node.start_mark.line + 1, self.key)
+        return InvalidModelsFileError(
+            self.file, message, hint, self.node.start_mark.line + 1, self.key
+        )
 
     def wrong(self, allowed: str, hint: str = HINT) -> InvalidModelsFileError:
         """Return the error that says what the value is and what it must be."""
         shown = {_TAG + "map": "a mapping", _TAG + "seq": "a list"}.get(self.node.tag)
         untagged = isinstance(self.node, yaml.ScalarNode) and self.node.tag in _SCALARS
-        shown = shown or (_short(self.node.value) if untagged else f"tagged {_short(self.node.tag)}")
+        shown = shown or (
+            _short(self.node.value) if untagged else f"tagged {_short(self.node.tag)}"
+        )
         return self.error(f"{self.key or 'all of it'} is {shown} but must be {allowed}.", hint)
 
     def items(self) -> list[tuple[Value, Value]]:
@@ -104,8 +129,14 @@ class Value:
         pairs, seen = [], set()
         for key, value in self.node.value:
             if not isinstance(key, yaml.ScalarNode):
-                raise Value(self.file, self.key, key).error(f"{self.key} has a list or a mapping for a key.", HINT)
-            part = key.value if key.value.isprintable() and 0 < len(key.value) <= 80 else _short(key.value)
+                raise Value(self.file, self.key, key).error(
+                    f"{self.key} has a list or a mapping for a key.", HINT
+                )
+            part = (
+                key.value
+                if key.value.isprintable() and 0 < len(key.value) <= 80
+                else _short(key.value)
+            )
             name = f"{self.key}.{part}" if self.key else part
             pairs.append((Value(self.file, name, key), Value(self.file, name, value)))
             if key.value in seen:
@@ -119,7 +150,10 @@ class Value:
         for key, value in self.items():
             if key.node.value not in known:
                 close = close_hint(key.node.value, known)
-                raise key.error(f"{key.key} is not a key that is known here.", close or f"the keys are {', '.join(known)}.")
+                raise key.error(
+                    f"{key.key} is not a key that is known here.",
+                    close or f"the keys are {', '.join(known)}.",
+                )
             if null or value.node.tag != _NULL:
                 given[key.node.value] = value
         return given
@@ -127,27 +161,38 @@ class Value:
     def need(self, given: Mapping[str, Value], key: str) -> Value:
         """Return a field that must be there."""
         if key not in given:
-            raise self.error(f"{self.key} has no {key}.", "an entry needs repo, file and revision, or the path of a file on this disk.")
+            raise self.error(
+                f"{self.key} has no {key}.",
+                "an entry needs repo, file and revision, or the path of a file on this disk.",
+            )
         return given[key]
 
     def elements(self) -> list[Value]:
         """Return what is in a list."""
         if not isinstance(self.node, yaml.SequenceNode) or self.node.tag != _TAG + "seq":
             raise self.wrong("a list", "write [a, b], or one line with `- ` for each.")
-        return [Value(self.file, f"{self.key}[{i}]", value) for i, value in enumerate(self.node.value)]
+        return [
+            Value(self.file, f"{self.key}[{i}]", value) for i, value in enumerate(self.node.value)
+        ]
 
     def text(self) -> str:
         """Return text on one line."""
         if self.node.tag != _TEXT or not isinstance(self.node, yaml.ScalarNode):
             raise self.wrong("text", "put it in quotes if it is meant as text.")
         if not self.node.value or not self.node.value.isprintable():
-            raise self.wrong("text on one line", "leave out control characters and line breaks; leave out the key where there is nothing to say.")
+            raise self.wrong(
+                "text on one line",
+                "leave out control characters and line breaks; leave out the key where there is nothing to say.",
+            )
         return str(self.node.value)
 
     def hexadecimal(self, n_digits: int) -> str:
         """Return text of so many hexadecimal digits."""
         if not re.fullmatch(f"[0-9a-f]{{{n_digits}}}", self.text()):
-            raise self.wrong(f"{n_digits} hexadecimal digits", "the hub shows it in full; a branch, a tag or a short form is not enough.")
+            raise self.wrong(
+                f"{n_digits} hexadecimal digits",
+                "the hub shows it in full; a branch, a tag or a short form is not enough.",
+            )
         return self.text()
 
     def whole_number(self) -> int:
@@ -167,7 +212,12 @@ class Value:
             raise self.wrong(_PLAIN)
         try:
             value = yaml.constructor.SafeConstructor().construct_object(self.node)
-        except (ValueError, LookupError, OverflowError, yaml.YAMLError):  # tagged as a number, and none, or of thousands of digits
+        except (
+            ValueError,
+            LookupError,
+            OverflowError,
+            yaml.YAMLError,
+        ):  # tagged as a number, and none, or of thousands of digits
             raise self.wrong(_PLAIN) from None
         if isinstance(value, int) and abs(value) > _NUMBER_MAX:
             raise self.wrong(_PLAIN)
@@ -186,11 +236,21 @@ def _read_text(path: Path) -> str:
         with path.open("rb") as file:
             data = file.read(_BYTES_MAX + 1)
         if len(data) > _BYTES_MAX:
-            raise InvalidModelsFileError(path, f"it has more than {_BYTES_MAX:,} bytes.", "is it the right file? An entry takes about 400 bytes.")
+            raise InvalidModelsFileError(
+                path,
+                f"it has more than {_BYTES_MAX:,} bytes.",
+                "is it the right file? An entry takes about 400 bytes.",
+            )
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise InvalidModelsFileError(path, "this is not UTF-8 text.", "save it as UTF-8.", line) from None
+        raise InvalidModelsFileError(
+            path, "this is not UTF-8 text.", "save it as UTF-8.", line
+        ) from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise InvalidModelsFileError(path, f"it cannot be read ({reason}).", "check that it is there and that you may read it.") from None
+        raise InvalidModelsFileError(
+            path,
+            f"it cannot be read ({reason}).",
+            "check that it is there and that you may read it.",
+        ) from None

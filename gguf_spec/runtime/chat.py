@@ -29,7 +29,9 @@ class ChatModel(Protocol):
     def has_chat_template(self) -> bool:
         """Whether the target has a chat template of its own."""
 
-    def tokenize(self, prompt: str | Sequence[Mapping[str, str]], *, special: bool = True) -> list[int]:
+    def tokenize(
+        self, prompt: str | Sequence[Mapping[str, str]], *, special: bool = True
+    ) -> list[int]:
         """Return token ids."""
 
     def stream_tokens(
@@ -60,7 +62,12 @@ class Chat:
     """
 
     def __init__(
-        self, llm: ChatModel, system: str | None = None, *, sampling: Sampling | None = None, overflow: Literal["error", "shift"] = "error"
+        self,
+        llm: ChatModel,
+        system: str | None = None,
+        *,
+        sampling: Sampling | None = None,
+        overflow: Literal["error", "shift"] = "error",
     ) -> None:
         """Begin a conversation.
 
@@ -80,12 +87,20 @@ class Chat:
     @property
     def note(self) -> str:
         """What is unusual about this chat: a model without a chat template; empty where nothing is."""
-        return "" if self._llm.has_chat_template else f"the model has no chat template: it reads {_USER} and {_ASSISTANT} before each message."
+        return (
+            ""
+            if self._llm.has_chat_template
+            else f"the model has no chat template: it reads {_USER} and {_ASSISTANT} before each message."
+        )
 
     @property
     def system(self) -> str | None:
         """The system message; a new one counts from the next answer on."""
-        return self.messages[0]["content"] if self.messages and self.messages[0]["role"] == "system" else None
+        return (
+            self.messages[0]["content"]
+            if self.messages and self.messages[0]["role"] == "system"
+            else None
+        )
 
     @system.setter
     def system(self, text: str | None) -> None:
@@ -100,7 +115,9 @@ class Chat:
         """Tokens of all so far, as the next question will find them in the context."""
         return len(self._encode(self.messages)) if self.messages else 0
 
-    def send(self, text: str, sampling: Sampling | None = None, *, speculation: Speculation | None = None) -> Completion:
+    def send(
+        self, text: str, sampling: Sampling | None = None, *, speculation: Speculation | None = None
+    ) -> Completion:
         """Say something and return the whole answer.
 
         Raises:
@@ -136,17 +153,27 @@ class Chat:
         tokens = self._encode(asked)
         n_asked = len(asked)
         if self._overflow == "shift":
-            tokens = self._shift(asked, tokens, min(sampling.max_tokens or _ROOM, _ROOM, self._llm.n_ctx // 4))
+            tokens = self._shift(
+                asked, tokens, min(sampling.max_tokens or _ROOM, _ROOM, self._llm.n_ctx // 4)
+            )
         stream: Stream | None = None
         try:
-            stream = self._llm.stream_tokens(tokens, sampling, speculation=speculation, on_prompt=on_prompt)
+            stream = self._llm.stream_tokens(
+                tokens, sampling, speculation=speculation, on_prompt=on_prompt
+            )
             return Turn(self, stream, asked, n_asked - len(asked))
         except BaseException:
             if stream:
                 stream.close()
             raise
 
-    def retry(self, sampling: Sampling | None = None, *, speculation: Speculation | None = None, on_prompt: PromptProgress | None = None) -> Turn:
+    def retry(
+        self,
+        sampling: Sampling | None = None,
+        *,
+        speculation: Speculation | None = None,
+        on_prompt: PromptProgress | None = None,
+    ) -> Turn:
         """Ask the last question again, with another seed unless the sampling has one.
 
         Raises:
@@ -158,14 +185,19 @@ class Chat:
         before = list(self.messages)
         try:
             self.undo()
-            return self.stream(questions[-1], sampling, speculation=speculation, on_prompt=on_prompt)
+            return self.stream(
+                questions[-1], sampling, speculation=speculation, on_prompt=on_prompt
+            )
         except BaseException:
             self.messages[:] = before
             raise
 
     def undo(self) -> bool:
         """Forget the last question and its answer; return whether there was one."""
-        last = max((i for i, message in enumerate(self.messages) if message["role"] == "user"), default=None)
+        last = max(
+            (i for i, message in enumerate(self.messages) if message["role"] == "user"),
+            default=None,
+        )
         if last is None:
             return False
         del self.messages[last:]
@@ -196,7 +228,9 @@ class Chat:
         data, why = self._llm.restore_session(Path(path))
         messages = data.get("messages")
         if not isinstance(messages, list) or not all(_is_message(one) for one in messages):
-            raise SessionError(f"{path} holds no conversation.", "give a file that /save or Chat.save wrote.")
+            raise SessionError(
+                f"{path} holds no conversation.", "give a file that /save or Chat.save wrote."
+            )
         self.messages[:] = messages
         self.last = None
         return why
@@ -228,7 +262,9 @@ class Turn:
         dropped: How many old messages were dropped to make room.
     """
 
-    def __init__(self, chat: Chat, stream: Stream, asked: list[dict[str, str]], dropped: int) -> None:
+    def __init__(
+        self, chat: Chat, stream: Stream, asked: list[dict[str, str]], dropped: int
+    ) -> None:
         self.dropped = dropped
         self._chat, self._stream, self._asked, self._open = chat, stream, asked, True
 
@@ -258,7 +294,10 @@ class Turn:
             result = self._stream.result
             self._chat.last = result
             if result.tokens or result.finish_reason != "cancelled":
-                self._chat.messages[:] = [*self._asked, {"role": "assistant", "content": result.text}]
+                self._chat.messages[:] = [
+                    *self._asked,
+                    {"role": "assistant", "content": result.text},
+                ]
             self._open = False
 
     def __iter__(self) -> Iterator[Chunk]:
@@ -274,9 +313,19 @@ class Turn:
     def __enter__(self) -> Turn:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
 
 def _is_message(one: object) -> bool:
-    return isinstance(one, dict) and set(one) == {"role", "content"} and one["role"] in _ROLES and isinstance(one["content"], str)
+    return (
+        isinstance(one, dict)
+        and set(one) == {"role", "content"}
+        and one["role"] in _ROLES
+        and isinstance(one["content"], str)
+    )

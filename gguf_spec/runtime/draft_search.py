@@ -30,7 +30,10 @@ _CANNOT_GO_BACK = {
 }  # fmt: skip
 _VERSION = 1  # of what is kept of comparisons
 _MOST_FILES = 1000  # looked at; a folder may hold anything
-_LIKELY, _SIZE_OF_LIKELY = 0.85, 0.04  # how often a draft is right at best, and the share of the target's size that brings it two thirds there
+_LIKELY, _SIZE_OF_LIKELY = (
+    0.85,
+    0.04,
+)  # how often a draft is right at best, and the share of the target's size that brings it two thirds there
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,9 @@ class Candidate:
         return self.gain > 0
 
 
-def choose(target: Entry, path: Path, options: ContextOptions, models_file: Path | None = None) -> tuple[Candidate | None, str]:
+def choose(
+    target: Entry, path: Path, options: ContextOptions, models_file: Path | None = None
+) -> tuple[Candidate | None, str]:
     """Return the best draft on this disk, or None, and a sentence that says why; it is empty where models.yaml says so itself.
 
     Args:
@@ -69,7 +74,10 @@ def choose(target: Entry, path: Path, options: ContextOptions, models_file: Path
         models_file: As for `resolve`.
     """
     if target.draft in ("ngram", "none"):
-        return None, f"models.yaml names no draft model for {target.name}: drafting from the text alone."
+        return (
+            None,
+            f"models.yaml names no draft model for {target.name}: drafting from the text alone.",
+        )
     known = entries(models_file)
     declared = known.get(target.draft or "")
     if declared and (found := download.find(declared)):
@@ -77,16 +85,27 @@ def choose(target: Entry, path: Path, options: ContextOptions, models_file: Path
         if one.fits:
             return one, ""
     all_of_them = candidates(target, path, options, models_file)
-    here = [one for one in all_of_them if one.path and (one.gain > 1 or (one.fits and one.declared))]
+    here = [
+        one for one in all_of_them if one.path and (one.gain > 1 or (one.fits and one.declared))
+    ]
     if here:
         best = here[0]
         return best, f"drafting with {best.name}: {best.why}."
     absent = next((one for one in all_of_them if one.gain > 1), None)
-    hint = f"gguf-spec models pull {absent.name} would bring one." if absent else "Give one with --draft FILE."
-    return None, f"no draft that pays for {target.name} is on this disk: drafting from the text alone. {hint}"
+    hint = (
+        f"gguf-spec models pull {absent.name} would bring one."
+        if absent
+        else "Give one with --draft FILE."
+    )
+    return (
+        None,
+        f"no draft that pays for {target.name} is on this disk: drafting from the text alone. {hint}",
+    )
 
 
-def candidates(target: Entry, path: Path, options: ContextOptions, models_file: Path | None = None) -> list[Candidate]:
+def candidates(
+    target: Entry, path: Path, options: ContextOptions, models_file: Path | None = None
+) -> list[Candidate]:
     """Return all that might draft for a target, the best first and what cannot draft last.
 
     Raises:
@@ -102,23 +121,45 @@ def candidates(target: Entry, path: Path, options: ContextOptions, models_file: 
             judged.append(_absent(entry, target))
         elif _identity(file) not in seen:
             seen.add(_identity(file))
-            judged.append(_judge(entry.name, file, header, options, declared=entry.name == target.draft))
+            judged.append(
+                _judge(entry.name, file, header, options, declared=entry.name == target.draft)
+            )
     for file in _files(path):
         if _identity(file) not in seen:
             seen.add(_identity(file))
             judged.append(_judge(file.name, file, header, options))
-    return sorted(judged, key=lambda one: (not one.fits, one.path is None, not one.declared, not one.measured, -one.gain, one.name))
+    return sorted(
+        judged,
+        key=lambda one: (
+            not one.fits,
+            one.path is None,
+            not one.declared,
+            not one.measured,
+            -one.gain,
+            one.name,
+        ),
+    )
 
 
-def _judge(name: str, path: Path, target: Header, options: ContextOptions, declared: bool = False) -> Candidate:
+def _judge(
+    name: str, path: Path, target: Header, options: ContextOptions, declared: bool = False
+) -> Candidate:
     """Say whether a file can draft, and what that would bring."""
     try:
         header = read_header(path)
         check_generates_text(header)
         if header.file_bytes >= target.file_bytes:
-            return Candidate(name, path, 0.0, f"no smaller than the target ({_mb(header)} against {_mb(target)})", declared)
+            return Candidate(
+                name,
+                path,
+                0.0,
+                f"no smaller than the target ({_mb(header)} against {_mb(target)})",
+                declared,
+            )
         if header.architecture in _CANNOT_GO_BACK:
-            return Candidate(name, path, 0.0, f"{header.architecture} models cannot go back a token", declared)
+            return Candidate(
+                name, path, 0.0, f"{header.architecture} models cannot go back a token", declared
+            )
         difference = _difference(target, header)
         if difference:
             return Candidate(name, path, 0.0, difference, declared)
@@ -128,9 +169,18 @@ def _judge(name: str, path: Path, target: Header, options: ContextOptions, decla
     profile = read_profile(ModelKey(target.path, options), ModelKey(path, options))
     if profile:
         gain, k = profile.best(profile.agreement)
-        return Candidate(name, path, gain, f"measured here, {gain:.2f} times plain decoding with {k} a round", declared, measured=True)
+        return Candidate(
+            name,
+            path,
+            gain,
+            f"measured here, {gain:.2f} times plain decoding with {k} a round",
+            declared,
+            measured=True,
+        )
     why = "models.yaml names it" if declared else "it speaks the same vocabulary"
-    return Candidate(name, path, _promise(share), f"{why} and has {share:.0%} of the target's size", declared)
+    return Candidate(
+        name, path, _promise(share), f"{why} and has {share:.0%} of the target's size", declared
+    )
 
 
 def _absent(entry: Entry, target: Entry) -> Candidate:
@@ -138,13 +188,26 @@ def _absent(entry: Entry, target: Entry) -> Candidate:
     if entry.name == target.name:
         return Candidate(entry.name, None, 0.0, "the target itself")
     if not (target.tokenizer and entry.tokenizer):
-        return Candidate(entry.name, None, 0.0, "not on this disk, so that its vocabulary cannot be compared")
+        return Candidate(
+            entry.name, None, 0.0, "not on this disk, so that its vocabulary cannot be compared"
+        )
     if entry.tokenizer != target.tokenizer:
-        return Candidate(entry.name, None, 0.0, f"not on this disk; by models.yaml its tokenizer is that of {entry.tokenizer}")
+        return Candidate(
+            entry.name,
+            None,
+            0.0,
+            f"not on this disk; by models.yaml its tokenizer is that of {entry.tokenizer}",
+        )
     if not (entry.size_bytes and target.size_bytes and entry.size_bytes < target.size_bytes):
         return Candidate(entry.name, None, 0.0, "not on this disk; no smaller than the target")
     why = f"not on this disk: gguf-spec models pull {entry.name}"
-    return Candidate(entry.name, None, _promise(entry.size_bytes / target.size_bytes), why, declared=entry.name == target.draft)
+    return Candidate(
+        entry.name,
+        None,
+        _promise(entry.size_bytes / target.size_bytes),
+        why,
+        declared=entry.name == target.draft,
+    )
 
 
 def _difference(target: Header, draft: Header) -> str:
@@ -185,7 +248,11 @@ def _files(target: Path) -> Iterator[Path]:
     ]  # fmt: skip
     ollama = Path(os.environ.get("OLLAMA_MODELS") or home / ".ollama/models") / "blobs"
     n_left = _MOST_FILES
-    for folder, pattern in [(folders[0], "*.gguf"), *((folder, "**/*.gguf") for folder in folders[1:]), (ollama, "sha256-*")]:
+    for folder, pattern in [
+        (folders[0], "*.gguf"),
+        *((folder, "**/*.gguf") for folder in folders[1:]),
+        (ollama, "sha256-*"),
+    ]:
         try:
             for file in sorted(folder.glob(pattern)):
                 if file.is_file() and (pattern != "sha256-*" or _is_gguf(file)):

@@ -42,9 +42,21 @@ class LLM:
     """
 
     def __init__(
-        self, name: str, pair: ModelPair, *, prompt: str, speculation: Speculation, sampling: Sampling | None = None, notes: Sequence[str] = ()
+        self,
+        name: str,
+        pair: ModelPair,
+        *,
+        prompt: str,
+        speculation: Speculation,
+        sampling: Sampling | None = None,
+        notes: Sequence[str] = (),
     ) -> None:
-        self.name, self.prompt, self.speculation, self.notes = name, prompt, speculation, tuple(notes)
+        self.name, self.prompt, self.speculation, self.notes = (
+            name,
+            prompt,
+            speculation,
+            tuple(notes),
+        )
         self.sampling = sampling or Sampling()
         self.draft_name = pair.draft.path.name if pair.draft else None
         self._pair, self._target, self._draft = pair, pair.target, pair.draft
@@ -66,7 +78,9 @@ class LLM:
         """Whether there is one."""
         return self._target.chat_template is not None
 
-    def tokenize(self, prompt: Prompt, *, prefill: str = "", special: bool = True, tools: Tools | None = None) -> list[int]:
+    def tokenize(
+        self, prompt: Prompt, *, prefill: str = "", special: bool = True, tools: Tools | None = None
+    ) -> list[int]:
         """Return the ids of a text, or of messages in the model's chat template.
 
         Args:
@@ -115,7 +129,9 @@ class LLM:
             EmptyPromptError, PromptTooLongError, InvalidOptionError: Before anything runs.
             BusyError: This thread has a stream of this LLM open.
         """
-        return self._complete(self._request(prompt, sampling, speculation, prefill, echo, on_prompt=on_prompt))
+        return self._complete(
+            self._request(prompt, sampling, speculation, prefill, echo, on_prompt=on_prompt)
+        )
 
     def stream(
         self,
@@ -129,7 +145,9 @@ class LLM:
         on_prompt: PromptProgress | None = None,
     ) -> Stream:
         """Do as `generate`, but return an iterator over `Chunk`s. The LLM is taken until it is read to its end or closed."""
-        return self._stream(self._request(prompt, sampling, speculation, prefill, echo, tools, on_prompt))
+        return self._stream(
+            self._request(prompt, sampling, speculation, prefill, echo, tools, on_prompt)
+        )
 
     def generate_tokens(
         self,
@@ -155,7 +173,14 @@ class LLM:
         """
         sampling = sampling or self.sampling
         sampling = replace(sampling, stop_tokens=(*sampling.stop_tokens, *stop_tokens))
-        request = Request(list(tokens), sampling, speculation or self.speculation, on_token, prefill, on_prompt=on_prompt)
+        request = Request(
+            list(tokens),
+            sampling,
+            speculation or self.speculation,
+            on_token,
+            prefill,
+            on_prompt=on_prompt,
+        )
         return self._complete(request)
 
     def stream_tokens(
@@ -168,10 +193,22 @@ class LLM:
         on_prompt: PromptProgress | None = None,
     ) -> Stream:
         """Do as `generate_tokens`, but return an iterator over `Chunk`s, as `stream` does."""
-        request = Request(list(tokens), sampling or self.sampling, speculation or self.speculation, prefill=prefill, on_prompt=on_prompt)
+        request = Request(
+            list(tokens),
+            sampling or self.sampling,
+            speculation or self.speculation,
+            prefill=prefill,
+            on_prompt=on_prompt,
+        )
         return self._stream(request)
 
-    def chat(self, system: str | None = None, *, sampling: Sampling | None = None, overflow: Literal["error", "shift"] = "error") -> Chat:
+    def chat(
+        self,
+        system: str | None = None,
+        *,
+        sampling: Sampling | None = None,
+        overflow: Literal["error", "shift"] = "error",
+    ) -> Chat:
         """Begin a conversation.
 
         Args:
@@ -294,9 +331,17 @@ class LLM:
         tools: Tools | None = None,
         on_prompt: PromptProgress | None = None,
     ) -> Request:
-        tokens, shown = self.tokenize(prompt, prefill=prefill, tools=tools), (prompt if isinstance(prompt, str) else "") + prefill
+        tokens, shown = (
+            self.tokenize(prompt, prefill=prefill, tools=tools),
+            (prompt if isinstance(prompt, str) else "") + prefill,
+        )
         return Request(
-            tokens, sampling or self.sampling, speculation or self.speculation, prefill=prefill, echo=shown if echo else "", on_prompt=on_prompt
+            tokens,
+            sampling or self.sampling,
+            speculation or self.speculation,
+            prefill=prefill,
+            echo=shown if echo else "",
+            on_prompt=on_prompt,
         )
 
     def _complete(self, request: Request) -> Completion:
@@ -351,5 +396,10 @@ class LLM:
     def __enter__(self) -> LLM:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()

@@ -27,7 +27,14 @@ from .draft_search import choose
 from .llm import LLM
 
 
-def pull(model: str, *, models_file: str | Path | None = None, force: bool = False, offline: bool = False, progress: Tell | None = None) -> Pulled:
+def pull(
+    model: str,
+    *,
+    models_file: str | Path | None = None,
+    force: bool = False,
+    offline: bool = False,
+    progress: Tell | None = None,
+) -> Pulled:
     """Download a model and verify it, if that was not done before; `load` finds it from then on without a network.
 
     Args:
@@ -99,13 +106,32 @@ def load(
     path = local(entry)
     plain = draft in (None, "none")
     text = None if reference is None else _read_reference(Path(reference))
-    options = ContextOptions(n_ctx, threads, flash_attention, kv_type, gpu_layers, extra_bufts is not False, verbose, adapters(lora))
-    of_draft = options.for_draft(draft_flash_attention, draft_kv_type, draft_gpu_layers, adapters(draft_lora, "draft_lora"))
+    options = ContextOptions(
+        n_ctx,
+        threads,
+        flash_attention,
+        kv_type,
+        gpu_layers,
+        extra_bufts is not False,
+        verbose,
+        adapters(lora),
+    )
+    of_draft = options.for_draft(
+        draft_flash_attention, draft_kv_type, draft_gpu_layers, adapters(draft_lora, "draft_lora")
+    )
     if extra_bufts is None and not extra_bufts_work():
-        options, of_draft = replace(options, extra_bufts=False), replace(of_draft, extra_bufts=False)
+        options, of_draft = (
+            replace(options, extra_bufts=False),
+            replace(of_draft, extra_bufts=False),
+        )
     draft_path, notes = _draft_of(entry, path, draft, options, named)
     if of_draft.lora and not draft_path:
-        raise InvalidOptionError("draft_lora", str(of_draft.lora[0].path), "left out: no draft model is loaded", "name one with --draft FILE.")
+        raise InvalidOptionError(
+            "draft_lora",
+            str(of_draft.lora[0].path),
+            "left out: no draft model is loaded",
+            "name one with --draft FILE.",
+        )
     header, draft_header = read_header(path), read_header(draft_path) if draft_path else None
     if draft_header and not offloads():  # together, before one of them is loaded
         check_memory([(header, options), (draft_header, of_draft)], build_features())
@@ -115,9 +141,14 @@ def load(
     target, drafter = Model(path, options, steps.next(), flash_attention), None
     try:
         if attention:
-            target.exact_attention, target.depth_costs = attention.exact, attention.depth_costs(header)
+            target.exact_attention, target.depth_costs = (
+                attention.exact,
+                attention.depth_costs(header),
+            )
         if not (target.can_roll_back or plain):
-            notes = [f"{path.name} cannot go back a token (it is recurrent or hybrid), which speculation needs: decoding plainly."]
+            notes = [
+                f"{path.name} cannot go back a token (it is recurrent or hybrid), which speculation needs: decoding plainly."
+            ]
         elif draft_path and draft_header:
             drafter, why_not = _load_draft(draft_path, draft_header, target, of_draft, steps.next())
             notes += why_not
@@ -125,10 +156,22 @@ def load(
             notes.append(
                 f"{entry.name} was trained for {target.n_ctx_train:,} tokens: beyond them, in a context of {target.n_ctx:,}, it writes worse."
             )
-        pair = ModelPair(target, drafter, partial(profile_of, on_measure=on_measure), None if text is None else _suffixes(target, text))
+        pair = ModelPair(
+            target,
+            drafter,
+            partial(profile_of, on_measure=on_measure),
+            None if text is None else _suffixes(target, text),
+        )
         prompt = entry.prompt or ("chat" if target.chat_template else "text")
         speculation = speculation or Speculation(k=0 if plain else K_MAX)
-        llm = LLM(entry.name, pair, prompt=prompt, speculation=speculation, sampling=Sampling(**entry.sampling), notes=notes)
+        llm = LLM(
+            entry.name,
+            pair,
+            prompt=prompt,
+            speculation=speculation,
+            sampling=Sampling(**entry.sampling),
+            notes=notes,
+        )
         if llm.speculation.k:
             pair.measure()  # now, not when the first answer is waited for
         return llm
@@ -139,7 +182,13 @@ def load(
         raise
 
 
-def _draft_of(entry: Entry, path: Path, draft: str | Path | None, options: ContextOptions, models_file: Path | None) -> tuple[Path | None, list[str]]:
+def _draft_of(
+    entry: Entry,
+    path: Path,
+    draft: str | Path | None,
+    options: ContextOptions,
+    models_file: Path | None,
+) -> tuple[Path | None, list[str]]:
     """Return the file of the draft model, or None, and what is to be said of that."""
     if draft in (None, "none", "ngram"):
         return None, []
@@ -173,7 +222,9 @@ def _read_reference(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except (OSError, ValueError) as error:
-        raise InvalidOptionError("reference", str(path), f"a text file that can be read ({error})") from None
+        raise InvalidOptionError(
+            "reference", str(path), f"a text file that can be read ({error})"
+        ) from None
 
 
 def _suffixes(target: Model, text: str) -> SuffixAutomaton:
@@ -182,7 +233,9 @@ def _suffixes(target: Model, text: str) -> SuffixAutomaton:
     return suffixes
 
 
-def _load_draft(path: Path, header: Header, target: Model, options: ContextOptions, progress: Progress | None) -> tuple[Model | None, list[str]]:
+def _load_draft(
+    path: Path, header: Header, target: Model, options: ContextOptions, progress: Progress | None
+) -> tuple[Model | None, list[str]]:
     """Load a draft that speaks the target's vocabulary; where it cannot go back, return None and the reason."""
     flash_attention, attention = choose_attention(header, options, must_be_exact=False)
     draft = Model(path, replace(options, n_ctx=target.n_ctx), progress, flash_attention)
@@ -195,4 +248,6 @@ def _load_draft(path: Path, header: Header, target: Model, options: ContextOptio
     if draft.can_roll_back:
         return draft, []
     draft.close()
-    return None, [f"the draft {path.name} cannot go back a token (it is recurrent or hybrid), which drafting needs: drafting from the text alone."]
+    return None, [
+        f"the draft {path.name} cannot go back a token (it is recurrent or hybrid), which drafting needs: drafting from the text alone."
+    ]

@@ -47,7 +47,10 @@ def save(path: Path, data: Mapping[str, Any], target: Model, draft: Model | None
     try:
         free = shutil.disk_usage(path.parent).free
         if sum(lengths) > free:
-            raise SessionError(f"{path} needs {size(sum(lengths))}, but {size(free)} are free.", "make room, or save it elsewhere.")
+            raise SessionError(
+                f"{path} needs {size(sum(lengths))}, but {size(free)} are free.",
+                "make room, or save it elsewhere.",
+            )
         with atomic_write(path) as part, part.open("wb") as file:
             out = _Hashed(file, hmac.new(_key(), digestmod=hashlib.sha256))
             for piece in (_FORMAT, _LENGTHS.pack(*lengths), hashlib.sha256(told).digest(), told):
@@ -58,7 +61,10 @@ def save(path: Path, data: Mapping[str, Any], target: Model, draft: Model | None
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        raise SessionError(f"{path} cannot be written: {error.strerror or error}.", "make room, or save it elsewhere.") from error
+        raise SessionError(
+            f"{path} cannot be written: {error.strerror or error}.",
+            "make room, or save it elsewhere.",
+        ) from error
 
 
 def _is_ours(path: Path) -> bool:
@@ -85,7 +91,9 @@ def restore(path: Path, target: Model, draft: Model | None) -> tuple[dict[str, A
         raise SessionError(f"{path} cannot be read: {error.strerror or error}.", _OURS) from error
 
 
-def _read(path: Path, file: BinaryIO, target: Model, draft: Model | None) -> tuple[dict[str, Any], str]:
+def _read(
+    path: Path, file: BinaryIO, target: Model, draft: Model | None
+) -> tuple[dict[str, Any], str]:
     n_bytes = os.fstat(file.fileno()).st_size
     head = file.read(len(_FORMAT) + _LENGTHS.size + hashlib.sha256().digest_size)
     if not head.startswith(_FORMAT) or len(head) < len(_FORMAT) + _LENGTHS.size + 32:
@@ -103,7 +111,9 @@ def _read(path: Path, file: BinaryIO, target: Model, draft: Model | None) -> tup
     if draft:
         draft.rollback(0)
     about = data.pop("caches", None)
-    if not isinstance(about, list) or [_identity(one) for one in about] != [_identity(_about(model)) for model in models]:
+    if not isinstance(about, list) or [_identity(one) for one in about] != [
+        _identity(_about(model)) for model in models
+    ]:
         return data, "it was saved with other models, settings or another build of llama.cpp"
     if n_bytes != len(head) + n_data + sum(n_states) + 32:
         return data, "its caches are damaged"
@@ -124,10 +134,19 @@ def _read(path: Path, file: BinaryIO, target: Model, draft: Model | None) -> tup
 def _about(model: Model) -> dict[str, Any]:
     """Return what a cache depends on, and the tokens in it."""
     o = model.options
-    parts: list[object] = [*this_machine(), *library_parts(), kernels_in_use(), content_id(model.path)]
+    parts: list[object] = [
+        *this_machine(),
+        *library_parts(),
+        kernels_in_use(),
+        content_id(model.path),
+    ]
     parts += [model.flash_attention, o.kv_type, o.gpu_layers, o.extra_bufts, model.n_ctx]
     parts += [(content_id(adapter.path), adapter.scale) for adapter in o.lora]
-    return {"made_by": hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest(), "tokens": list(model.cached), "n_read": model.n_read}
+    return {
+        "made_by": hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest(),
+        "tokens": list(model.cached),
+        "n_read": model.n_read,
+    }
 
 
 def _identity(about: object) -> object:

@@ -68,7 +68,11 @@ def check_request(request: Request, target: Model) -> None:
     if len(request.prompt) >= target.n_ctx:
         raise PromptTooLongError(len(request.prompt), target.n_ctx)
     sampling = request.sampling
-    for option, tokens in (("prompt", request.prompt), ("stop_tokens", sampling.stop_tokens), ("logit_bias", sampling.logit_bias)):
+    for option, tokens in (
+        ("prompt", request.prompt),
+        ("stop_tokens", sampling.stop_tokens),
+        ("logit_bias", sampling.logit_bias),
+    ):
         for token in tokens:
             if not (isinstance(token, int) and 0 <= token < target.n_vocab):
                 raise InvalidOptionError(option, token, f"an id from 0 to {target.n_vocab - 1}")
@@ -105,7 +109,9 @@ class Stream:
     def result(self) -> Completion:
         """What has been generated so far; its finish reason is `cancelled` until the end was reached."""
         g = self._generation
-        return Completion("".join(g.text), tuple(g.tokens), g.finish, g.seed, g.stats, tuple(g.logprobs))
+        return Completion(
+            "".join(g.text), tuple(g.tokens), g.finish, g.seed, g.stats, tuple(g.logprobs)
+        )
 
     def cancel(self) -> None:
         """End the generation after the pass or round that runs; safe from any thread and from a signal handler."""
@@ -154,7 +160,12 @@ class Stream:
     def __enter__(self) -> Stream:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._surely_close()
 
     def __del__(self) -> None:
@@ -181,14 +192,23 @@ class _Generation:
         self.logprobs: list[TokenLogprob] = []
         self.finish: FinishReason = "cancelled"
         self._request, self._pair, self._target = request, pair, pair.target
-        self._visible = TextStream(request.sampling.stop, "ignore" if isinstance(request.sampling, CompatSampling) else "replace")
+        self._visible = TextStream(
+            request.sampling.stop,
+            "ignore" if isinstance(request.sampling, CompatSampling) else "replace",
+        )
         self._to_echo = request.echo
         self._stop_tokens = frozenset(request.sampling.stop_tokens)
         speculation = request.speculation
         noise = pair.logit_noise(speculation) if speculation.accept == "coupled" else 0.0
         self._rule = engine.Rule(RULES[speculation.accept], noise, speculation.strict)
-        self._filters = make_filters(pair.target, request.sampling, len(request.prompt), request.prefill)
-        self._n_kept = (pair.target.n_ctx - len(request.prompt)) // 2 if request.sampling.overflow == "shift" else 0
+        self._filters = make_filters(
+            pair.target, request.sampling, len(request.prompt), request.prefill
+        )
+        self._n_kept = (
+            (pair.target.n_ctx - len(request.prompt)) // 2
+            if request.sampling.overflow == "shift"
+            else 0
+        )
 
     def run(self) -> Generator[Chunk, None, None]:
         """Yield a chunk for every round."""
@@ -196,11 +216,23 @@ class _Generation:
         k, clock = self._pair.most_drafted(request.speculation), _Clock(target, self._pair.draft)
         for begin, chain in self._contexts():
             n_left = request.sampling.max_tokens and request.sampling.max_tokens - len(self.tokens)
-            drafter = clock.drafter = self._pair.drafter(request.speculation, chain, n_left or target.n_ctx, clock.drafter)
+            drafter = clock.drafter = self._pair.drafter(
+                request.speculation, chain, n_left or target.n_ctx, clock.drafter
+            )
             on_pass = self._prompt_pass if begin is request.prompt else None
             engine.read_prompt(target, drafter, begin, k, self._is_cancelled, on_pass)
             clock.prompt_is_read()
-            for one in engine.rounds(target, drafter, begin, chain, k, self._rule, n_left, self._is_end, self._is_cancelled):
+            for one in engine.rounds(
+                target,
+                drafter,
+                begin,
+                chain,
+                k,
+                self._rule,
+                n_left,
+                self._is_end,
+                self._is_cancelled,
+            ):
                 chunk = self._deliver(one)
                 self.stats = clock.round_is_done(self.stats, one, len(chunk.tokens))
                 yield chunk
@@ -223,7 +255,10 @@ class _Generation:
             if not self._n_kept or self.cancelled:
                 return
             # positions come again, and their noise must not: each part has a seed of its own
-            yield [*prompt, *self.tokens[-self._n_kept :]], Sampler(sampling, SeededRng((self.seed + part * _PART) % 2**64), self._filters)
+            yield (
+                [*prompt, *self.tokens[-self._n_kept :]],
+                Sampler(sampling, SeededRng((self.seed + part * _PART) % 2**64), self._filters),
+            )
 
     def _is_cancelled(self) -> bool:
         return self.cancelled
@@ -237,7 +272,9 @@ class _Generation:
         self._to_echo = ""
         tokens: list[int] = []
         for token in one.tokens[:-1] if one.ended else one.tokens:
-            parts.append((self._visible.push(self._target.piece(token)), len(tokens) < one.n_accepted))
+            parts.append(
+                (self._visible.push(self._target.piece(token)), len(tokens) < one.n_accepted)
+            )
             tokens.append(token)
             if self._request.on_token and self._request.on_token(token):
                 cut = "cancelled"
@@ -255,12 +292,22 @@ class _Generation:
         parts = [part for part in parts if part[0]]
         text = "".join(piece for piece, _ in parts)
         self.text.append(text)
-        return Chunk(text, tuple(tokens), one.n_drafted, min(one.n_accepted, len(tokens)), cut, tuple(parts), logprobs)
+        return Chunk(
+            text,
+            tuple(tokens),
+            one.n_drafted,
+            min(one.n_accepted, len(tokens)),
+            cut,
+            tuple(parts),
+            logprobs,
+        )
 
     def _is_full(self) -> bool:
         if len(self.tokens) == self._request.sampling.max_tokens:
             return True
-        return not self._n_kept and len(self._request.prompt) + len(self.tokens) >= self._target.n_ctx
+        return (
+            not self._n_kept and len(self._request.prompt) + len(self.tokens) >= self._target.n_ctx
+        )
 
 
 class _Clock:
@@ -291,7 +338,9 @@ class _Clock:
         """Return the stats with a round added, and stop counting until `resume`."""
         self._pause()
         controller = self.drafter if isinstance(self.drafter, DraftController) else None
-        draft_s, verify_s = (now - before for now, before in zip(self._busy_now(), self._busy, strict=True))
+        draft_s, verify_s = (
+            now - before for now, before in zip(self._busy_now(), self._busy, strict=True)
+        )
         return Stats(
             n_prompt=old.n_prompt,
             n_generated=old.n_generated + n_emitted,

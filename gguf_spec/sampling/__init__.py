@@ -1,1 +1,1 @@
-"""From a row of logits to a token: filters, distributions, seeded noise and near ties."""
+"""Sampling: filters, distributions, seeded noise and near ties."""

@@ -1,4 +1,4 @@
-"""Logits to probabilities: the one chain that target rows and draft rows go through, in llama.cpp's order."""
+"""Sampling chain: logits to probabilities for target rows and draft rows, in llama.cpp's order."""
 
 from __future__ import annotations
 
@@ -16,13 +16,17 @@ from ..options import Sampling
 from ..results import TokenLogprob
 from .rng import Rng, all_ids
 
-_OUT_OF_SIGHT = 1e4  # a logit so far below the best is a penalty or a ban, not the model's
-_QUICKLY_SORTED = 1024  # numbers whose order a stable sort finds quickly enough
-COLDEST = 1e-30  # colder than that is no different, and would overflow
+# Distance below the best logit from which a logit is a penalty or a ban, not the model's value, in
+# logits.
+_OUT_OF_SIGHT = 1e4
+# Largest number of values that a stable sort orders fast enough.
+_QUICKLY_SORTED = 1024
+# Lowest temperature in use: a lower one has the same effect and would overflow.
+COLDEST = 1e-30
 
 
 class Distribution(NamedTuple):
-    """Probabilities of the tokens that survived the filters; all others have none.
+    """Probabilities of the tokens that passed the filters; all others have probability 0.
 
     Attributes:
         ids: Token ids, ascending, shape `(n,)`.
@@ -39,7 +43,7 @@ class Distribution(NamedTuple):
 
 
 class Candidates(NamedTuple):
-    """The tokens that survived the filters, in any order.
+    """Tokens that passed the filters, in any order.
 
     Attributes:
         ids: Token ids, shape `(n,)`.
@@ -51,23 +55,23 @@ class Candidates(NamedTuple):
 
 
 class Grammar(Protocol):
-    """What may come next; `gguf_spec.grammar.token_grammar.Grammar` is one."""
+    """Protocol of a grammar; `gguf_spec.grammar.token_grammar.Grammar` implements it."""
 
     def possible(self, history: Sequence[int]) -> NDArray[np.bool_]:
-        """Return a superset of what may follow, shape `(V,)`, quickly."""
+        """Return a superset of the tokens that may follow, shape `(V,)`, at low cost."""
 
     def allowed(self, history: Sequence[int], ids: Ids) -> NDArray[np.bool_]:
-        """Return which of `ids` may follow."""
+        """Return for each of `ids` whether it may follow, shape `(n,)`."""
 
 
 class Filters(NamedTuple):
-    """The parts of a chain that need the model's vocabulary, made for one request.
+    """Parts of a chain that need the model's vocabulary, made for one request.
 
     Attributes:
-        dry: History -> ids, and what is taken off their logits.
-        grammar: What may come next.
+        dry: History -> ids, and the DRY penalties that are subtracted from their logits.
+        grammar: Grammar of the answer, or None.
         ends: Ids that end a generation, for `ignore_eos` and grammars.
-        penalise_from: Penalties look at the history from this position on.
+        penalise_from: First position of the history that penalties consider.
     """
 
     dry: Callable[[Sequence[int]], tuple[Ids, NDArray[np.float64]]] | None = None
@@ -76,24 +80,28 @@ class Filters(NamedTuple):
     penalise_from: int = 0
 
 
+# Filters of a request without options that need the vocabulary.
 NO_FILTERS = Filters()
 
 
 @dataclass(frozen=True)
 class CompatSampling(Sampling):
-    """Sampling as llama-cpp-python does it: penalties look at the answer only, and bytes that are not UTF-8 are left out of the text."""
+    """Sampling with the behaviour of llama-cpp-python.
+
+    Penalties consider the answer only, and bytes that are not valid UTF-8 are left out of the text.
+    """
 
 
 @dataclass(frozen=True)
 class Sampler:
-    """The chain and the random choices of one generation."""
+    """Chain and random choices of one generation."""
 
     sampling: Sampling
     rng: Rng
     filters: Filters = NO_FILTERS
 
     def distribution(self, logits: Logits, history: Sequence[int]) -> Distribution:
-        """Return the law of the next token.
+        """Return the distribution of the next token.
 
         Args:
             logits: Shape `(V,)`; not changed.
@@ -111,13 +119,16 @@ class Sampler:
         if not alive.all():
             ids, probs = ids[alive], probs[alive]
         probs /= probs.sum()
-        if (ids[1:] < ids[:-1]).any():  # what was filtered may be in any order, a whole vocabulary is not worth sorting
+        # Filtered tokens may be in any order; a whole vocabulary is in order and needs no sort.
+        if (ids[1:] < ids[:-1]).any():
             order = np.argsort(ids)
             ids, probs = ids[order], probs[order]
         return Distribution(ids, probs)
 
     def token(self, logits: Logits, history: Sequence[int]) -> int:
-        """Return the next token, drawn from the law by the noise of its position: whoever asks again gets the same.
+        """Return the next token, drawn with the noise of its position.
+
+        The result is the same for each call with the same arguments.
 
         Raises:
             NoTokenLeftError: No logit is a finite number.
@@ -125,18 +136,20 @@ class Sampler:
         return self.pick(self.candidates(logits, history), len(history))
 
     def pick(self, candidates: Candidates, position: int) -> int:
-        """Return one of the candidates by the noise of a position."""
+        """Return one of the candidates, drawn with the noise of a position."""
         ids, logits = candidates
         if len(ids) == 1:
             return int(ids[0])
-        return int(ids[self.rng.pick(ids, logits, max(self.sampling.temperature, COLDEST), position)])
+        return int(
+            ids[self.rng.pick(ids, logits, max(self.sampling.temperature, COLDEST), position)]
+        )
 
     def draw(self, distribution: Distribution) -> int:
-        """Return a token id drawn from `distribution`, by the next of the random choices."""
+        """Return a token id drawn from `distribution` with the next number of the sequence."""
         return int(distribution.ids[self.rng.choose(distribution.probs)])
 
     def candidates(self, logits: Logits, history: Sequence[int]) -> Candidates:
-        """Return the tokens that survive the filters; one where the choice is greedy.
+        """Return the tokens that pass the filters; exactly one if the choice is greedy.
 
         Raises:
             NoTokenLeftError: No logit is a finite number.
@@ -144,12 +157,20 @@ class Sampler:
         return self.survivors(self.shaped(logits, history), len(history))
 
     def shaped(self, logits: Logits, history: Sequence[int]) -> Logits:
-        """Return the logits after bias, penalties, DRY, `ignore_eos` and grammar. The caller must not change them."""
+        """Return the logits after bias, penalties, DRY, `ignore_eos` and grammar.
+
+        The caller must not change them.
+        """
         s, row = self.sampling, logits
-        logits = _penalise(_bias(logits, s), history[self.filters.penalise_from :] if self.filters.penalise_from else history, s)
+        logits = _penalise(
+            _bias(logits, s),
+            history[self.filters.penalise_from :] if self.filters.penalise_from else history,
+            s,
+        )
         if self.filters.dry:
             ids, penalties = self.filters.dry(history)
-            within = ids < len(logits)  # a draft may have fewer tokens than its target
+            # A draft model may have a smaller vocabulary than its target.
+            within = ids < len(logits)
             logits = logits.copy()
             logits[ids[within]] -= penalties[within]
         ends = self.filters.ends[self.filters.ends < len(logits)]
@@ -160,20 +181,26 @@ class Sampler:
             masked = _mask(logits, history, self.filters.grammar, self._n_needed(len(logits)))
             if masked.max() > -np.inf:
                 return masked
-            # The grammar is at its end: where `ignore_eos` or a bias forbid the ends, they are all that is left to say.
+            # The grammar is complete. Where `ignore_eos` or a bias forbids the end tokens, they are
+            # the only tokens left.
             logits = np.full_like(row, -np.inf)
             logits[ends[self.filters.grammar.allowed(history, ends)]] = 0
         return logits
 
     def survivors(self, logits: Logits, position: int) -> Candidates:
-        """Filter shaped logits: top-n-sigma, top-k, typical-p, top-p, min-p, XTC. Up to ties, what is left is all tokens between two logits."""
+        """Filter shaped logits: top-n-sigma, top-k, typical-p, top-p, min-p, XTC.
+
+        Except for ties, the result is the set of all tokens between two logits.
+        """
         s, n_vocab = self.sampling, len(logits)
         best = logits.max()
         if not np.isfinite(best):
             raise NoTokenLeftError
         if s.greedy:
             return Candidates(np.array([np.argmax(logits)]), np.zeros(1))
-        if s.top_n_sigma:  # ours, like all that looks at whole rows: llama.cpp would want 12 bytes a token
+        # This filter is our own, like all filters of whole rows: llama.cpp would need 12 bytes a
+        # token.
+        if s.top_n_sigma:
             logits = np.where(logits >= self.sigma_limit(logits), logits, np.float32(-np.inf))
         total = None
         if 0 < s.top_k < n_vocab:
@@ -182,7 +209,9 @@ class Sampler:
             ids, total = _nucleus_superset(logits, best, s.top_p)
         else:
             ids = all_ids(n_vocab)
-        kept: NDArray[np.floating] = logits if len(ids) == n_vocab else logits[ids].astype(np.float64)
+        kept: NDArray[np.floating] = (
+            logits if len(ids) == n_vocab else logits[ids].astype(np.float64)
+        )
         if kept.min() == -np.inf:
             alive = np.flatnonzero(kept > -np.inf)
             ids, kept = alive if len(ids) == n_vocab else ids[alive], kept[alive]
@@ -195,17 +224,27 @@ class Sampler:
             within = kept >= kept.max() + np.log(s.min_p)
             ids, kept = ids[within], kept[within]
         if s.xtc_probability > 0:
-            ids = _llama().xtc(ids, kept.astype(np.float64), s.xtc_probability, s.xtc_threshold, self.rng.coin(position))
+            ids = _llama().xtc(
+                ids,
+                kept.astype(np.float64),
+                s.xtc_probability,
+                s.xtc_threshold,
+                self.rng.coin(position),
+            )
             kept = logits[ids].astype(np.float64)
         return Candidates(ids, kept)
 
     def sigma_limit(self, logits: Logits) -> float:
         """Return the lowest logit that top-n-sigma keeps."""
         best = logits.max()
-        return float(best - self.sampling.top_n_sigma * np.std(logits, where=logits > best - _OUT_OF_SIGHT, dtype=np.float64))
+        return float(
+            best
+            - self.sampling.top_n_sigma
+            * np.std(logits, where=logits > best - _OUT_OF_SIGHT, dtype=np.float64)
+        )
 
     def _n_needed(self, n_vocab: int) -> int:
-        """Return how many of the best allowed tokens the filters may look at, with some to spare for near ties."""
+        """Return how many of the best allowed tokens the filters and near ties may use."""
         s = self.sampling
         if s.greedy:
             return 2
@@ -213,9 +252,15 @@ class Sampler:
 
 
 def logprob(logits: Logits, token: int, n_top: int) -> TokenLogprob:
-    """Return how likely a row finds a token, and its `n_top` likeliest tokens; of equal ones the lower id comes first.
+    """Return the log-probability of a token, and the `n_top` likeliest tokens of the row.
 
-    Tokens that cannot come at all are not among the likeliest, and have the lowest finite logarithm.
+    Of equally likely tokens the lower id comes first. Tokens of probability 0 are not among the
+    likeliest. The log-probability of such a token is the lowest finite number.
+
+    Args:
+        logits: The row, shape `(V,)`.
+        token: The token.
+        n_top: Number of likeliest tokens.
     """
     wide = logits.astype(np.float64)
     wide -= wide.max()
@@ -223,11 +268,16 @@ def logprob(logits: Logits, token: int, n_top: int) -> TokenLogprob:
     top = largest(logits, min(n_top, len(logits))) if n_top else np.zeros(0, dtype=np.int64)
     top = top[np.lexsort((top, -logits[top]))]
     lowest = np.finfo(np.float32).min
-    return TokenLogprob(token, max(float(wide[token]), float(lowest)), tuple((int(i), float(wide[i])) for i in top if wide[i] > -np.inf))
+    return TokenLogprob(
+        token,
+        max(float(wide[token]), float(lowest)),
+        tuple((int(i), float(wide[i])) for i in top if wide[i] > -np.inf),
+    )
 
 
 def _llama() -> ModuleType:
-    from ..llama import samplers  # llama.cpp's own where it has a sampler and speed does not matter
+    # llama.cpp's own samplers are used where speed does not matter.
+    from ..llama import samplers
 
     return samplers
 
@@ -243,12 +293,15 @@ def _bias(logits: Logits, s: Sampling) -> Logits:
 
 
 def _penalise(logits: Logits, history: Sequence[int], s: Sampling) -> Logits:
-    """Lower the logits of tokens seen in the last `penalty_last_n` places."""
-    if (s.repeat_penalty == 1 and s.frequency_penalty == 0 and s.presence_penalty == 0) or s.penalty_last_n == 0:
+    """Lower the logits of tokens among the last `penalty_last_n` ones."""
+    if (
+        s.repeat_penalty == 1 and s.frequency_penalty == 0 and s.presence_penalty == 0
+    ) or s.penalty_last_n == 0:
         return logits
     last = history if s.penalty_last_n < 0 else history[-s.penalty_last_n :]
     seen, counts = np.unique(np.asarray(last, dtype=np.int64), return_counts=True)
-    within = seen < len(logits)  # a draft may have fewer tokens than its target
+    # A draft model may have a smaller vocabulary than its target.
+    within = seen < len(logits)
     seen, counts = seen[within], counts[within]
     logits = logits.copy()
     old = logits[seen]
@@ -258,7 +311,10 @@ def _penalise(logits: Logits, history: Sequence[int], s: Sampling) -> Logits:
 
 
 def _mask(logits: Logits, history: Sequence[int], grammar: Grammar, n_needed: int) -> Logits:
-    """Return the logits with -inf for all that the grammar forbids; of what it allows only the best are sought, at least `n_needed`."""
+    """Return the logits with -inf for all tokens that the grammar forbids.
+
+    Of the allowed tokens only the best are kept, at least `n_needed` if there are as many.
+    """
     reachable = np.where(grammar.possible(history)[: len(logits)], logits, np.float32(-np.inf))
     n = 2 * n_needed + 50
     while True:
@@ -274,11 +330,12 @@ def _mask(logits: Logits, history: Sequence[int], grammar: Grammar, n_needed: in
 
 
 def largest(logits: Logits, n: int) -> Ids:
-    """Return the indices of the `n` largest, in any order."""
+    """Return the indices of the `n` largest logits, in any order."""
     ids, n_lanes = None, 64
     width = len(logits) // n_lanes
     if 2 * n < width:
-        # The n-th largest of many maxima bounds the n-th largest of all from below: spares a partition of the whole row.
+        # The n-th largest of many maxima is a lower bound of the n-th largest logit. This avoids a
+        # partition of the whole row.
         maxima = logits[: n_lanes * width].reshape(n_lanes, width).max(axis=0)
         ids = np.flatnonzero(logits >= np.partition(maxima, width - n)[width - n])
         logits = logits[ids]
@@ -287,7 +344,10 @@ def largest(logits: Logits, n: int) -> Ids:
 
 
 def _nucleus_superset(logits: Logits, best: np.floating, top_p: float) -> tuple[Ids, float]:
-    """Return ids that hold the nucleus, and the mass of all tokens relative to the likeliest: spares the sort of a whole vocabulary."""
+    """Return ids that include the nucleus, and the mass of all tokens relative to the likeliest.
+
+    This avoids a sort of the whole vocabulary.
+    """
     relative = logits - best
     np.exp(relative, out=relative)
     total, least = float(relative.sum()), np.float32(2.0**-7)
@@ -299,8 +359,13 @@ def _nucleus_superset(logits: Logits, best: np.floating, top_p: float) -> tuple[
     return all_ids(len(logits)), total
 
 
-def _nucleus(ids: Ids, kept: NDArray[np.float64], best: np.floating, total: float | None, top_p: float) -> tuple[Ids, NDArray[np.float64]]:
-    """Return the smallest set of likeliest tokens that reaches `top_p` of `total`, which is their own mass where it is not given."""
+def _nucleus(
+    ids: Ids, kept: NDArray[np.float64], best: np.floating, total: float | None, top_p: float
+) -> tuple[Ids, NDArray[np.float64]]:
+    """Return the smallest set of likeliest tokens that reaches `top_p` of `total`.
+
+    Without `total` their own mass counts.
+    """
     order = _descending(kept)
     reached = np.cumsum(np.exp(kept[order] - best))
     n = int(np.searchsorted(reached, top_p * (total or reached[-1]), side="left")) + 1
@@ -308,11 +373,12 @@ def _nucleus(ids: Ids, kept: NDArray[np.float64], best: np.floating, total: floa
 
 
 def _descending(values: NDArray[np.float64]) -> Ids:
-    """Return the indices of `values` from the largest to the smallest; of equal ones the lower index comes first."""
+    """Return the indices of `values` in descending order; of equal values the lower index first."""
     narrow = values.astype(np.float32)
     if len(values) <= _QUICKLY_SORTED or (narrow != values).any():
         return np.argsort(-values, kind="stable")
-    # Sorting unsigned integers is several times faster than a stable sort: the upper 32 bits order the values, the lower ones are the index.
+    # Sorting unsigned integers is several times faster than a stable sort. The upper 32 bits order
+    # the values, and the lower 32 bits are the index.
     bits = (np.float32(0) - narrow).view(np.uint32)
     bits ^= np.where(bits >> np.uint32(31), np.uint32(0xFFFFFFFF), np.uint32(0x80000000))
     keys = (bits.astype(np.uint64) << np.uint64(32)) | np.arange(len(values), dtype=np.uint64)

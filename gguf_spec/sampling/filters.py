@@ -1,4 +1,4 @@
-"""From the options of a request to the parts of its chain that need the model's vocabulary."""
+"""Filters of a request: the parts of its sampling chain that need the model's vocabulary."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from .chain import NO_FILTERS, CompatSampling, Filters
 
 
 def make_filters(model: Model, s: Sampling, n_prompt: int, prefill: str = "") -> Filters:
-    """Make what `Sampling` asks for and a row of logits alone cannot give.
+    """Make the filters that the options of a request require.
 
     Args:
         model: The target.
         s: The options.
-        n_prompt: Tokens of the prompt; a grammar begins behind them.
-        prefill: Text at the end of the prompt that the grammar has seen already.
+        n_prompt: Number of prompt tokens; a grammar begins after them.
+        prefill: Text at the end of the prompt that the grammar has already accepted.
 
     Raises:
-        InvalidOptionError: The grammar or the schema is none, or the grammar forbids the prefill.
+        InvalidOptionError: The grammar or the schema is invalid, or the grammar rejects the
+            prefill.
     """
     gbnf = s.grammar if s.json_schema is None else to_gbnf(s.json_schema)
     penalise_from = n_prompt if isinstance(s, CompatSampling) else 0
@@ -30,7 +31,14 @@ def make_filters(model: Model, s: Sampling, n_prompt: int, prefill: str = "") ->
         return NO_FILTERS._replace(penalise_from=penalise_from)
     dry = None
     if s.dry_multiplier and s.dry_penalty_last_n:
-        dry = Dry(model, s.dry_multiplier, s.dry_base, s.dry_allowed_length, s.dry_penalty_last_n, s.dry_sequence_breakers).penalties
+        dry = Dry(
+            model,
+            s.dry_multiplier,
+            s.dry_base,
+            s.dry_allowed_length,
+            s.dry_penalty_last_n,
+            s.dry_sequence_breakers,
+        ).penalties
     return Filters(
         dry=dry,
         grammar=None if gbnf is None else Grammar(model, gbnf, n_prompt, prefill),

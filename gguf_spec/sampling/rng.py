@@ -1,4 +1,4 @@
-"""All randomness of a generation: seeded choices in sequence, and noise that belongs to a place in the text."""
+"""Random numbers of a generation: a seeded sequence, and noise that depends on the position."""
 
 from __future__ import annotations
 
@@ -10,42 +10,61 @@ import numpy as np
 from numpy.typing import NDArray
 
 _U32 = np.uint32
-_FEW = 2048  # ids whose noise is computed at once; of more, only those that can win
-_MANY = 32768  # ids from which on it is faster to compute the noise only of tokens near the best one
-_AT_ONCE = 16384  # ids whose arrays fit into a cache
-_LEAST_WEIGHT = np.float32(1e-28)  # 2**32 over it is still a single-precision number
-_NEAR = 6.0  # distance from the best score, in nats, of the tokens whose noise is always computed
-_FIRST_HASHES = (4096, 65536)  # numbers of smallest hash values that are inverted; more of them need fewer forward hashes
-_SHARE = 10  # if more than one token in ten is that near, all hashes are computed
-_MARGIN = 1.001  # covers the rounding of single precision
+# Largest number of ids whose noise is computed for all; of more ids, only for those that can win.
+_FEW = 2048
+# Number of ids from which it is faster to compute noise only for tokens near the best one.
+_MANY = 32768
+# Number of ids whose arrays fit into a processor cache.
+_AT_ONCE = 16384
+# Smallest weight; 2**32 divided by it is finite in single precision.
+_LEAST_WEIGHT = np.float32(1e-28)
+# Distance from the best score within which the noise of a token is always computed, in nats.
+_NEAR = 6.0
+# Numbers of smallest hash values that are inverted; inverting more needs fewer forward hashes.
+_FIRST_HASHES = (4096, 65536)
+# Limit of the fast path: if more than one token in ten is near, all hashes are computed.
+_SHARE = 10
+# Factor that covers rounding in single precision.
+_MARGIN = 1.001
+# Odd constants of the hash, and their inverses modulo 2**32.
 _MULTIPLIERS = (0x9E3779B9, 0x21F0AAAD, 0xD35A2D97)
 _INVERSES = tuple(pow(multiplier, -1, 2**32) for multiplier in _MULTIPLIERS)
 
 
 class Rng(Protocol):
-    """Where all randomness of a generation comes from."""
+    """Protocol of all random choices of a generation."""
 
     def chance(self, probability: float) -> bool:
         """Return True with the given probability."""
 
     def choose(self, probabilities: NDArray[np.float64]) -> int:
-        """Return an index into `probabilities`, shape `(n,)`, sum 1, drawn by them."""
+        """Return an index drawn from `probabilities`, shape `(n,)`, sum 1."""
 
-    def pick(self, ids: NDArray[np.int64], logits: NDArray[np.floating], temperature: float, position: int) -> int:
-        """Return an index into `ids`, drawn by norm(exp(logits / temperature)). The noise belongs to position and id, whoever asks, and how often."""
+    def pick(
+        self,
+        ids: NDArray[np.int64],
+        logits: NDArray[np.floating],
+        temperature: float,
+        position: int,
+    ) -> int:
+        """Return an index into `ids`, drawn from norm(exp(logits / temperature)).
+
+        The noise depends on position and id only, not on the caller or the number of calls.
+        """
 
     def gumbel(self, ids: NDArray[np.int64], position: int) -> NDArray[np.float64]:
-        """Return the noise that `pick` uses."""
+        """Return the noise that `pick` uses, shape `(n,)`."""
 
     def coin(self, position: int) -> int:
-        """Return 32 random bits that belong to a position."""
+        """Return 32 random bits of a position."""
 
 
-_WHOLE: dict[int, NDArray[np.int64]] = {}  # vocabulary size -> its ids
+# Vocabulary size -> its ids.
+_WHOLE: dict[int, NDArray[np.int64]] = {}
 
 
 def all_ids(n: int) -> NDArray[np.int64]:
-    """Return the ids 0 to n - 1: for the same `n` always the same read-only array."""
+    """Return the ids 0 to n - 1, for the same `n` always the same read-only array."""
     if n not in _WHOLE:
         ids = np.arange(n)
         ids.flags.writeable = False
@@ -56,9 +75,11 @@ def all_ids(n: int) -> NDArray[np.int64]:
 class SeededRng:
     """Random choices that depend on the seed alone.
 
-    `chance` and `choose` go through one sequence of numbers; a choice with one outcome draws nothing. `pick` is the Gumbel-max trick,
-    argmax(logit / temperature + g), with one g for each position and id: two that pick at the same place by nearly the same logits nearly always pick
-    the same. g comes from 64 bits, hashed from the seed, the position and the id, for just the ids asked for.
+    `chance` and `choose` use one sequence of numbers; a choice with one outcome uses no number.
+    `pick` is the Gumbel-max trick, argmax(logit / temperature + g), with one g for each position
+    and id. Two calls at the same position with nearly the same logits nearly always give the same
+    id. g comes from 64 bits, hashed from the seed, the position and the id, and only for the ids in
+    question.
 
     Source: Daliri, Musco, Suresh 2024, arXiv:2408.07978 (drafter-invariant speculative decoding).
     """
@@ -74,36 +95,63 @@ class SeededRng:
         return bool(self._uniform() < probability)
 
     def choose(self, probabilities: NDArray[np.float64]) -> int:
-        """Return an index into `probabilities`, shape `(n,)`, drawn by them."""
+        """Return an index drawn from `probabilities`, shape `(n,)`."""
         if len(probabilities) == 1:
             return 0
         cumulative = np.cumsum(probabilities)
-        # Scaled by the sum and clipped at the last token that has mass: rounding never draws a token of probability 0.
+        # The number is scaled by the sum, and the index clipped at the last token with mass.
+        # Rounding therefore never gives a token of probability 0.
         i = np.searchsorted(cumulative, self._uniform() * cumulative[-1], side="right")
         return int(min(i, np.searchsorted(cumulative, cumulative[-1], side="left")))
 
-    def pick(self, ids: NDArray[np.int64], logits: NDArray[np.floating], temperature: float, position: int) -> int:
-        """Return an index into `ids`, drawn by norm(exp(logits / temperature)), always the same for the same arguments."""
-        few = self._contenders(ids, logits, temperature, position) if len(ids) > _FEW else np.arange(len(ids))
+    def pick(
+        self,
+        ids: NDArray[np.int64],
+        logits: NDArray[np.floating],
+        temperature: float,
+        position: int,
+    ) -> int:
+        """Return an index into `ids`, drawn from norm(exp(logits / temperature)).
+
+        The result is the same for the same arguments.
+        """
+        few = (
+            self._contenders(ids, logits, temperature, position)
+            if len(ids) > _FEW
+            else np.arange(len(ids))
+        )
         scores = (logits[few].astype(np.float64) - logits.max()) / temperature
         return int(few[np.argmax(scores + self.gumbel(ids[few], position))])
 
     def gumbel(self, ids: NDArray[np.int64], position: int) -> NDArray[np.float64]:
-        """Return the noise of some ids in one place, shape `(n,)`: independent standard Gumbel numbers."""
+        """Return the noise of ids at one position, shape `(n,)`.
+
+        The values are independent standard Gumbel numbers.
+        """
         keys, short = self._keys(position), ids.astype(_U32)
-        # 64 random bits make a uniform number above 0 that is fine near 0, where the noise is largest
-        uniform = (_hash(short, keys[0], keys[1]) * 2.0**32 + _hash(short, keys[2], keys[3]) + 0.5) * 2.0**-64
+        # 64 random bits give a uniform number above 0 that is fine near 0, where the noise is
+        # largest.
+        uniform = (
+            _hash(short, keys[0], keys[1]) * 2.0**32 + _hash(short, keys[2], keys[3]) + 0.5
+        ) * 2.0**-64
         return np.asarray(-np.log(-np.log1p(-np.minimum(uniform, 1 - 2.0**-53))))
 
     def coin(self, position: int) -> int:
-        """Return 32 random bits that belong to a position; independent of `pick`."""
+        """Return 32 random bits of a position, independent of `pick`."""
         return int(self._keys(position)[4])
 
-    def _contenders(self, ids: NDArray[np.int64], logits: NDArray[np.floating], temperature: float, position: int) -> NDArray[np.intp]:
+    def _contenders(
+        self,
+        ids: NDArray[np.int64],
+        logits: NDArray[np.floating],
+        temperature: float,
+        position: int,
+    ) -> NDArray[np.intp]:
         """Return the indices, ascending, of a few tokens that include the winner.
 
-        With E = -log(1 - u) >= u, argmax(score + g) is argmin(E / exp(score)), and the first 32 bits h of u bound u from below by h / 2**32. A token
-        that is far from the best can win only by a very small h. The hash is a bijection, so the ids that have a small h are computed from h.
+        With E = -log(1 - u) >= u, argmax(score + g) is argmin(E / exp(score)). The first 32 bits h
+        of u bound u from below by h / 2**32. A token far from the best can win only with a very
+        small h. The hash is a bijection, so the ids with a small h are computed from h.
         """
         if len(ids) > _MANY and (ids is _WHOLE.get(len(ids)) or (ids[1:] > ids[:-1]).all()):
             few = self._contenders_by_distance(ids, logits, temperature, position)
@@ -112,13 +160,24 @@ class SeededRng:
         least = np.empty(len(ids), dtype=np.float32)
         for i in range(0, len(ids), _AT_ONCE):
             part = slice(i, i + _AT_ONCE)
-            self._bound(ids[part], logits[part], logits.max(), temperature, position, out=least[part])
-        return np.flatnonzero(least <= self._limit(ids, logits, int(least.argmin()), temperature, position))
+            self._bound(
+                ids[part], logits[part], logits.max(), temperature, position, out=least[part]
+            )
+        return np.flatnonzero(
+            least <= self._limit(ids, logits, int(least.argmin()), temperature, position)
+        )
 
     def _contenders_by_distance(
-        self, ids: NDArray[np.int64], logits: NDArray[np.floating], temperature: float, position: int
+        self,
+        ids: NDArray[np.int64],
+        logits: NDArray[np.floating],
+        temperature: float,
+        position: int,
     ) -> NDArray[np.intp] | None:
-        """Return the contenders, or None where too many tokens are near the best. `ids` must be ascending."""
+        """Return the contenders, or None if too many tokens are near the best one.
+
+        `ids` must be ascending.
+        """
         near = _above(logits, _NEAR * temperature)
         if len(near) > len(ids) // _SHARE:
             return None
@@ -135,7 +194,8 @@ class SeededRng:
             return None
         if distance > _NEAR:
             least = self._bound(ids[near], logits[near], best, temperature, position)
-        # Any other token has a weight below exp(-distance), so its hash must be below this number.
+        # Any other token has a weight below exp(-distance), so its hash must be below this number
+        # to win.
         n_hashes = math.ceil(limit * math.exp(-distance) * _MARGIN) + 1
         lucky = _ids_of(np.arange(n_hashes, dtype=_U32), *self._keys(position)[:2])
         lucky = lucky[lucky <= ids[-1]].astype(np.int64)
@@ -155,28 +215,60 @@ class SeededRng:
     ) -> NDArray[np.float32]:
         """Return a lower bound of 2**32 * E / exp(score) in single precision, shape `(n,)`."""
         keys = self._keys(position)
-        with np.errstate(over="ignore"):  # a score of minus infinity has weight 0
+        # A score of minus infinity has weight 0.
+        with np.errstate(over="ignore"):
             weight = np.exp(((logits - best) / temperature).astype(np.float32, copy=False))
         np.maximum(weight, _LEAST_WEIGHT, out=weight)
-        return np.asarray(np.divide(_hash(ids.astype(_U32), keys[0], keys[1]), weight, out=out, dtype=np.float32, casting="same_kind"))
+        return np.asarray(
+            np.divide(
+                _hash(ids.astype(_U32), keys[0], keys[1]),
+                weight,
+                out=out,
+                dtype=np.float32,
+                casting="same_kind",
+            )
+        )
 
-    def _limit(self, ids: NDArray[np.int64], logits: NDArray[np.floating], i: int, temperature: float, position: int) -> float:
-        """Return 2**32 * E / exp(score) of the token at index `i`, and a margin: what a contender's lower bound may not exceed."""
+    def _limit(
+        self,
+        ids: NDArray[np.int64],
+        logits: NDArray[np.floating],
+        i: int,
+        temperature: float,
+        position: int,
+    ) -> float:
+        """Return the upper limit of a contender's lower bound.
+
+        It is 2**32 * E / exp(score) of the token at index `i`, times a margin for rounding.
+        """
         weight = max(np.exp((float(logits[i]) - logits.max()) / temperature), _LEAST_WEIGHT)
         return float(np.exp(-self.gumbel(ids[i : i + 1], position)[0]) * 2.0**32 / weight * _MARGIN)
 
     def _keys(self, position: int) -> NDArray[np.uint32]:
-        return np.frombuffer(hashlib.blake2b(position.to_bytes(8, "little"), key=self._seed, digest_size=20).digest(), "<u4")
+        return np.frombuffer(
+            hashlib.blake2b(
+                position.to_bytes(8, "little"), key=self._seed, digest_size=20
+            ).digest(),
+            "<u4",
+        )
 
 
 def _above(logits: NDArray[np.floating], distance: float) -> NDArray[np.intp]:
-    """Return the indices of all logits that are at most `distance` below the best one, and perhaps a few more at the limit."""
-    limit = logits.dtype.type(max(float(logits.max()) - distance, float(np.finfo(logits.dtype).min)))
+    """Return the indices of all logits at most `distance` below the best one.
+
+    A few more at the limit may be included.
+    """
+    limit = logits.dtype.type(
+        max(float(logits.max()) - distance, float(np.finfo(logits.dtype).min))
+    )
     return np.flatnonzero(logits >= np.nextafter(limit, logits.dtype.type(-np.inf)))
 
 
 def _hash(ids: NDArray[np.uint32], a: np.uint32, b: np.uint32) -> NDArray[np.uint32]:
-    """Return 32 random bits for each id: two rounds of multiply and shift, each with a key of its own."""
+    """Return 32 random bits for each id, shape `(n,)`.
+
+    The hash has two rounds of multiplication and shift, each with its own key.
+    """
     x = ids * _U32(_MULTIPLIERS[0])
     x += a
     x ^= x >> _U32(16)
@@ -189,7 +281,7 @@ def _hash(ids: NDArray[np.uint32], a: np.uint32, b: np.uint32) -> NDArray[np.uin
 
 
 def _ids_of(hashes: NDArray[np.uint32], a: np.uint32, b: np.uint32) -> NDArray[np.uint32]:
-    """Return the id that has each hash: the inverse of `_hash`, step by step."""
+    """Return the id of each hash: the inverse of `_hash`, step by step."""
     x: NDArray[np.uint32] = hashes ^ (hashes >> _U32(15)) ^ (hashes >> _U32(30))
     x *= _U32(_INVERSES[2])
     x ^= (x >> _U32(15)) ^ (x >> _U32(30))

@@ -27,8 +27,21 @@ def refused(refusal: ApiError) -> JSONResponse:
 class AccessMiddleware:
     """Lets in whom the settings allow, counts, and keeps errors from telling more than their kind."""
 
-    def __init__(self, app: ASGIApp, settings: Settings, totals: Metrics, paths: frozenset[str], is_ending: Callable[[], bool]) -> None:
-        self._app, self._settings, self._totals, self._paths, self._is_ending = app, settings, totals, paths, is_ending
+    def __init__(
+        self,
+        app: ASGIApp,
+        settings: Settings,
+        totals: Metrics,
+        paths: frozenset[str],
+        is_ending: Callable[[], bool],
+    ) -> None:
+        self._app, self._settings, self._totals, self._paths, self._is_ending = (
+            app,
+            settings,
+            totals,
+            paths,
+            is_ending,
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer as ASGI wants it."""
@@ -51,7 +64,9 @@ class AccessMiddleware:
         except Exception as error:  # its message, which uvicorn would log, may quote a prompt
             log(error)
             if status == 499:
-                await refused(ApiError("The server failed.", None, "internal_error", 500))(scope, receive, counting)
+                await refused(ApiError("The server failed.", None, "internal_error", 500))(
+                    scope, receive, counting
+                )
         finally:
             self._totals.count(scope["path"] if scope["path"] in self._paths else "other", status)
 
@@ -62,13 +77,26 @@ class AccessMiddleware:
             return ApiError("This server answers at localhost only.", None, "unknown_host", 403)
         # Any page could send what it likes, even where it may not read the answer.
         allowed = self._settings.cors_origins
-        if origin is not None and origin not in allowed and "*" not in allowed and (urlsplit(origin).netloc != host or not host):
+        if (
+            origin is not None
+            and origin not in allowed
+            and "*" not in allowed
+            and (urlsplit(origin).netloc != host or not host)
+        ):
             return ApiError("This origin may not use the server.", None, "origin_not_allowed", 403)
         if key is not None and path not in OPEN:
             kind, _, given = headers.get("authorization", "").partition(" ")
-            if kind.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), key.encode()):
-                message = "Incorrect API key." if given else "This server needs an API key: Authorization: Bearer KEY."
-                return ApiError(message, None, "invalid_api_key", 401, {"WWW-Authenticate": "Bearer"})
+            if kind.lower() != "bearer" or not hmac.compare_digest(
+                given.strip().encode(), key.encode()
+            ):
+                message = (
+                    "Incorrect API key."
+                    if given
+                    else "This server needs an API key: Authorization: Bearer KEY."
+                )
+                return ApiError(
+                    message, None, "invalid_api_key", 401, {"WWW-Authenticate": "Bearer"}
+                )
         return None
 
 

@@ -72,9 +72,20 @@ class App:
             routes.append(Route("/", _page(_PAGE.read_text(encoding="utf-8")), methods=["GET"]))
         handlers: dict[Any, Any] = {ApiError: _answer_refusal, HTTPException: _answer_http}
         app: ASGIApp = Starlette(routes=routes, exception_handlers=handlers)
-        app = AccessMiddleware(app, self._settings, self._totals, frozenset(route.path for route in routes), lambda: self._ends)
+        app = AccessMiddleware(
+            app,
+            self._settings,
+            self._totals,
+            frozenset(route.path for route in routes),
+            lambda: self._ends,
+        )
         if self._settings.cors_origins:
-            app = CORSMiddleware(app, allow_origins=self._settings.cors_origins, allow_methods=["GET", "POST"], allow_headers=["*"])
+            app = CORSMiddleware(
+                app,
+                allow_origins=self._settings.cors_origins,
+                allow_methods=["GET", "POST"],
+                allow_headers=["*"],
+            )
         return app
 
     # ---- ending
@@ -102,9 +113,15 @@ class App:
     async def _text(self, request: Request) -> Response:
         return await self._complete(request, read_text)
 
-    async def _complete(self, request: Request, read: Callable[[dict[str, Any], Any, int | None], CompletionRequest]) -> Response:
+    async def _complete(
+        self, request: Request, read: Callable[[dict[str, Any], Any, int | None], CompletionRequest]
+    ) -> Response:
         asked = self._read(await self._body(request), read)
-        tools = ToolReader(self._form, [tool["function"]["name"] for tool in asked.tools]) if asked.tools else None
+        tools = (
+            ToolReader(self._form, [tool["function"]["name"] for tool in asked.tools])
+            if asked.tools
+            else None
+        )
         reply, job = ResponseBuilder(asked, self._llm.name, tools), Job(asked)
         self._worker.submit(job)
         watch = asyncio.create_task(self._watch(request, job))
@@ -121,14 +138,22 @@ class App:
             first = await job.events.get()
             if isinstance(first, ErrorEvent):
                 raise first.refusal
-            timer = asyncio.get_running_loop().call_later(self._settings.timeout, self._worker.cancel, job, "timeout")
+            timer = asyncio.get_running_loop().call_later(
+                self._settings.timeout, self._worker.cancel, job, "timeout"
+            )
             streams = asked.stream
-            return EventStream(job, reply, self._settings.timeout, close) if streams else JSONResponse(await _collect(job, reply))
+            return (
+                EventStream(job, reply, self._settings.timeout, close)
+                if streams
+                else JSONResponse(await _collect(job, reply))
+            )
         finally:
             if not streams:
                 close()
 
-    def _read(self, body: bytes, read: Callable[[dict[str, Any], Any, int | None], CompletionRequest]) -> CompletionRequest:
+    def _read(
+        self, body: bytes, read: Callable[[dict[str, Any], Any, int | None], CompletionRequest]
+    ) -> CompletionRequest:
         if self._ends:
             raise ending()
         data = parse(body)
@@ -137,14 +162,21 @@ class App:
 
     def _check_model(self, name: Any) -> None:
         if isinstance(name, str) and name not in ("", self._llm.name):
-            raise ApiError(f"There is no model {name[:100]!r} here: this server has {self._llm.name!r}.", "model", "model_not_found", 404)
+            raise ApiError(
+                f"There is no model {name[:100]!r} here: this server has {self._llm.name!r}.",
+                "model",
+                "model_not_found",
+                404,
+            )
 
     async def _body(self, request: Request) -> bytes:
         """Return the body, if it is neither too large nor too slow."""
         try:
             return await asyncio.wait_for(self._read_body(request), self._settings.timeout)
         except asyncio.TimeoutError:
-            raise ApiError("The body did not arrive in time.", None, "timeout", 408, {"Connection": "close"}) from None
+            raise ApiError(
+                "The body did not arrive in time.", None, "timeout", 408, {"Connection": "close"}
+            ) from None
         except ClientDisconnect:
             raise gone() from None
 
@@ -157,7 +189,9 @@ class App:
             elif n > _MOST_READ * most:
                 break
         if n > most:
-            raise ApiError(f"The body has more than {most:,} bytes.", None, "request_too_large", 413)
+            raise ApiError(
+                f"The body has more than {most:,} bytes.", None, "request_too_large", 413
+            )
         return b"".join(parts)
 
     async def _watch(self, request: Request, job: Job) -> None:
@@ -184,8 +218,15 @@ class App:
         }  # fmt: skip
 
     async def _health(self, _: Request) -> Response:
-        state = {"status": "ending" if self._ends else "ok", "model": self._llm.name, "version": __version__}
-        return JSONResponse(state | {"queue": self._worker.n_waiting, "busy": self._worker.is_busy}, 503 if self._ends else 200)
+        state = {
+            "status": "ending" if self._ends else "ok",
+            "model": self._llm.name,
+            "version": __version__,
+        }
+        return JSONResponse(
+            state | {"queue": self._worker.n_waiting, "busy": self._worker.is_busy},
+            503 if self._ends else 200,
+        )
 
     async def _metrics(self, _: Request) -> Response:
         text = self._totals.text(self._worker.n_waiting, self._worker.is_busy)
@@ -216,7 +257,9 @@ async def _answer_refusal(_: Request, error: ApiError) -> Response:
 
 async def _answer_http(_: Request, error: HTTPException) -> Response:
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
-    return refused(ApiError(f"{error.detail}.", None, code, error.status_code, dict(error.headers or {})))
+    return refused(
+        ApiError(f"{error.detail}.", None, code, error.status_code, dict(error.headers or {}))
+    )
 
 
 def _page(html: str) -> Callable[[Request], Response]:
@@ -230,7 +273,12 @@ def _page(html: str) -> Callable[[Request], Response]:
         f"default-src 'self'; script-src {scripts}; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
-    headers = {"Content-Security-Policy": policy, "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "Cache-Control": "no-cache"}
+    headers = {
+        "Content-Security-Policy": policy,
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+        "Cache-Control": "no-cache",
+    }
 
     def page(_: Request) -> Response:
         return HTMLResponse(html, headers=headers)

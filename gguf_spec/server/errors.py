@@ -7,7 +7,15 @@ import traceback
 from dataclasses import fields
 from typing import Any
 
-from ..errors import ClosedError, EmptyPromptError, GgufSpecError, InvalidOptionError, NoTokenLeftError, PromptTooLongError, TemplateError
+from ..errors import (
+    ClosedError,
+    EmptyPromptError,
+    GgufSpecError,
+    InvalidOptionError,
+    NoTokenLeftError,
+    PromptTooLongError,
+    TemplateError,
+)
 from ..options import Speculation
 
 LOG = logging.getLogger("gguf_spec.server")
@@ -30,12 +38,28 @@ class ApiError(Exception):
     """
 
     def __init__(
-        self, message: str, param: str | None = None, code: str | None = None, status: int = 400, headers: dict[str, str] | None = None
+        self,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        status: int = 400,
+        headers: dict[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        kind = "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
+        kind = (
+            "server_error"
+            if status >= 500
+            else "rate_limit_error"
+            if status == 429
+            else "invalid_request_error"
+        )
         self.status, self.headers = status, headers or {}
-        self.error: dict[str, Any] = {"message": message, "type": kind, "param": param, "code": code}
+        self.error: dict[str, Any] = {
+            "message": message,
+            "type": kind,
+            "param": param,
+            "code": code,
+        }
 
 
 def bad(param: str, message: str) -> ApiError:
@@ -50,14 +74,18 @@ def gone() -> ApiError:
 
 def ending() -> ApiError:
     """Return what is left of a request when the server ends."""
-    return ApiError("The server is shutting down.", None, "shutting_down", 503, {"Retry-After": "5"})
+    return ApiError(
+        "The server is shutting down.", None, "shutting_down", 503, {"Retry-After": "5"}
+    )
 
 
 def option_refusal(error: InvalidOptionError, names: dict[str, str]) -> ApiError:
     """Return the refusal of an option, by the field it came in: `names` holds those that are called differently."""
     option = f"speculation.{error.option}" if error.option in _OF_SPECULATION else error.option
     param = names.get(option, option)
-    return ApiError(f"{_told(error)}" if param == option else f"{param}: {_told(error)}", param, "invalid_value")
+    return ApiError(
+        f"{_told(error)}" if param == option else f"{param}: {_told(error)}", param, "invalid_value"
+    )
 
 
 def as_refusal(error: Exception, names: dict[str, str]) -> ApiError:
@@ -77,7 +105,9 @@ def as_refusal(error: Exception, names: dict[str, str]) -> ApiError:
 
 def log(error: BaseException) -> None:
     """Write where something went wrong, but not the message, which may quote a prompt."""
-    LOG.error("%s\n%s", type(error).__name__, "".join(traceback.format_tb(error.__traceback__)).rstrip())
+    LOG.error(
+        "%s\n%s", type(error).__name__, "".join(traceback.format_tb(error.__traceback__)).rstrip()
+    )
 
 
 def _told(error: GgufSpecError) -> str:

@@ -8,7 +8,13 @@ from typing import Any
 
 from .errors import ApiError, bad
 
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}  # templates know no developer
+_ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}  # templates know no developer
 _FIELDS = {"role", "content", "tool_calls", "tool_call_id", "refusal"}
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
@@ -32,7 +38,9 @@ def _message(message: Any, at: str) -> dict[str, Any]:
         raise bad(f"{at}.role", f"must be one of {', '.join(_ROLES)}.")
     for name, given in message.items():
         if (given is not None and name not in _FIELDS) or (given and name == "refusal"):
-            raise ApiError(f"{at}.{name} is not supported.", f"{at}.{name}", "unsupported_parameter")
+            raise ApiError(
+                f"{at}.{name} is not supported.", f"{at}.{name}", "unsupported_parameter"
+            )
     read: dict[str, Any] = {"role": _ROLES[role]}
     calls = message.get("tool_calls")
     if calls is not None:
@@ -65,7 +73,11 @@ def _content(value: Any, at: str, may_be_empty: bool) -> str:
     for i, part in enumerate(value):
         kind = part.get("type") if isinstance(part, dict) else None
         if kind != "text":
-            raise ApiError(f"{at}[{i}].type must be text: no other part is supported.", f"{at}[{i}].type", "unsupported_parameter")
+            raise ApiError(
+                f"{at}[{i}].type must be text: no other part is supported.",
+                f"{at}[{i}].type",
+                "unsupported_parameter",
+            )
         if set(part) != {"type", "text"}:
             raise bad(f"{at}[{i}]", "must hold type and text, and nothing else.")
         texts.append(_string(part["text"], f"{at}[{i}].text"))
@@ -77,18 +89,30 @@ def _calls(value: Any, at: str) -> list[dict[str, Any]]:
         raise bad(at, "must be an array with at least one call.")
     calls = []
     for i, call in enumerate(value):
-        if not isinstance(call, dict) or call.get("type", "function") != "function" or not isinstance(call.get("function"), dict):
+        if (
+            not isinstance(call, dict)
+            or call.get("type", "function") != "function"
+            or not isinstance(call.get("function"), dict)
+        ):
             raise bad(f"{at}[{i}]", "must be a call of the type function.")
         function = call["function"]
         try:
-            arguments = json.loads(_string(function.get("arguments"), f"{at}[{i}].function.arguments"))
+            arguments = json.loads(
+                _string(function.get("arguments"), f"{at}[{i}].function.arguments")
+            )
         except (ValueError, RecursionError):
             arguments = None
         if not isinstance(arguments, dict):
             raise bad(f"{at}[{i}].function.arguments", "must be an object, written as JSON.")
         name = _name(function.get("name"), f"{at}[{i}].function.name")
         # templates write the arguments as JSON themselves
-        calls.append({"id": _string(call.get("id"), f"{at}[{i}].id"), "type": "function", "function": {"name": name, "arguments": arguments}})
+        calls.append(
+            {
+                "id": _string(call.get("id"), f"{at}[{i}].id"),
+                "type": "function",
+                "function": {"name": name, "arguments": arguments},
+            }
+        )
     return calls
 
 
@@ -109,7 +133,11 @@ def read_tools(tools: Any, choice: Any) -> list[dict[str, Any]]:
             raise bad("tool_choice", "needs tools.")
         return []
     if choice not in (None, "none", "auto"):
-        raise ApiError("tool_choice must be none or auto: a call cannot be forced.", "tool_choice", "unsupported_parameter")
+        raise ApiError(
+            "tool_choice must be none or auto: a call cannot be forced.",
+            "tool_choice",
+            "unsupported_parameter",
+        )
     if not isinstance(tools, list) or not tools:
         raise bad("tools", "must be an array with at least one tool.")
     read = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(tools)]
@@ -118,17 +146,27 @@ def read_tools(tools: Any, choice: Any) -> list[dict[str, Any]]:
 
 def _tool(tool: Any, at: str) -> dict[str, Any]:
     if not isinstance(tool, dict) or tool.get("type") != "function":
-        raise ApiError(f"{at}.type must be function: no other tool is supported.", f"{at}.type", "unsupported_parameter")
+        raise ApiError(
+            f"{at}.type must be function: no other tool is supported.",
+            f"{at}.type",
+            "unsupported_parameter",
+        )
     function = tool.get("function")
     if not isinstance(function, dict) or set(tool) != {"type", "function"}:
         raise bad(at, "must hold type and function, and nothing else.")
     read: dict[str, Any] = {"name": _name(function.get("name"), f"{at}.function.name")}
     for name, value in function.items():
         if name not in ("name", "description", "parameters", "strict"):
-            raise ApiError(f"{at}.function.{name} is not supported.", f"{at}.function.{name}", "unsupported_parameter")
+            raise ApiError(
+                f"{at}.function.{name} is not supported.",
+                f"{at}.function.{name}",
+                "unsupported_parameter",
+            )
         if name == "strict" and value not in (None, False):
             raise ApiError(
-                f"{at}.function.strict is not supported: arguments are what the model writes.", f"{at}.function.strict", "unsupported_parameter"
+                f"{at}.function.strict is not supported: arguments are what the model writes.",
+                f"{at}.function.strict",
+                "unsupported_parameter",
             )
     read["description"] = _string(function.get("description") or "", f"{at}.function.description")
     read["parameters"] = function.get("parameters") or {"type": "object", "properties": {}}

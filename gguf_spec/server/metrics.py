@@ -55,7 +55,13 @@ class Metrics:
     def text(self, n_waiting: int, is_busy: bool) -> str:
         """Return all of it."""
         with self._lock:
-            requests, sums, seconds, drafters, now = self._requests.copy(), self._sums.copy(), self._seconds.copy(), self._drafters, self._last
+            requests, sums, seconds, drafters, now = (
+                self._requests.copy(),
+                self._sums.copy(),
+                self._seconds.copy(),
+                self._drafters,
+                self._last,
+            )
             if self._running:
                 now = self._running.stats
                 drafters = _add(sums, seconds, drafters, now)
@@ -67,24 +73,47 @@ class Metrics:
         )
         lines += _metric("queue_length", "gauge", "Requests that wait.", [("", n_waiting)])
         lines += _metric("busy", "gauge", "1 while an answer is under way.", [("", int(is_busy))])
-        lines += _metric("tokens_per_second", "gauge", "Speed of the answer under way, or of the last one.", [("", round(now.tokens_per_s, 3))])
+        lines += _metric(
+            "tokens_per_second",
+            "gauge",
+            "Speed of the answer under way, or of the last one.",
+            [("", round(now.tokens_per_s, 3))],
+        )
         for name, (field, told) in _SUMS.items():
             lines += _metric(name, "counter", told, [("", sums[field])])
         lines += _metric(
-            "time_seconds_total", "counter", "Time by what it went into.", [(f'{{part="{part}"}}', round(seconds[part], 6)) for part in _TIMES]
+            "time_seconds_total",
+            "counter",
+            "Time by what it went into.",
+            [(f'{{part="{part}"}}', round(seconds[part], 6)) for part in _TIMES],
         )
         of = sorted(drafters.items())
         lines += _metric(
-            "drafter_drafted_tokens_total", "counter", "Tokens drafted, by drafter.", [(f'{{drafter="{name}"}}', n) for name, (n, _) in of]
+            "drafter_drafted_tokens_total",
+            "counter",
+            "Tokens drafted, by drafter.",
+            [(f'{{drafter="{name}"}}', n) for name, (n, _) in of],
         )
-        lines += _metric("drafter_accepted_tokens_total", "counter", "Those accepted.", [(f'{{drafter="{name}"}}', n) for name, (_, n) in of])
-        share = [(f'{{drafter="{name}"}}', round(accepted / drafted, 6)) for name, (drafted, accepted) in of if drafted]
+        lines += _metric(
+            "drafter_accepted_tokens_total",
+            "counter",
+            "Those accepted.",
+            [(f'{{drafter="{name}"}}', n) for name, (_, n) in of],
+        )
+        share = [
+            (f'{{drafter="{name}"}}', round(accepted / drafted, 6))
+            for name, (drafted, accepted) in of
+            if drafted
+        ]
         lines += _metric("drafter_acceptance", "gauge", "Accepted over drafted tokens.", share)
         return "".join(lines)
 
 
 def _add(
-    sums: collections.Counter[str], seconds: collections.Counter[str], drafters: dict[str, tuple[int, int]], stats: Stats
+    sums: collections.Counter[str],
+    seconds: collections.Counter[str],
+    drafters: dict[str, tuple[int, int]],
+    stats: Stats,
 ) -> dict[str, tuple[int, int]]:
     """Add stats to sums, in place; return the drafters' new counts."""
     for field, _ in _SUMS.values():
@@ -92,8 +121,14 @@ def _add(
     for part in _TIMES:
         seconds[part] += getattr(stats, f"{part}_s")
     pairs = {name: drafters.get(name, (0, 0)) for name in {*drafters, *stats.drafters}}
-    return {name: (n + stats.drafters.get(name, (0, 0))[0], m + stats.drafters.get(name, (0, 0))[1]) for name, (n, m) in pairs.items()}
+    return {
+        name: (n + stats.drafters.get(name, (0, 0))[0], m + stats.drafters.get(name, (0, 0))[1])
+        for name, (n, m) in pairs.items()
+    }
 
 
 def _metric(name: str, kind: str, told: str, values: Iterable[tuple[str, float]]) -> list[str]:
-    return [f"# HELP gguf_spec_{name} {told}\n# TYPE gguf_spec_{name} {kind}\n", *(f"gguf_spec_{name}{labels} {value}\n" for labels, value in values)]
+    return [
+        f"# HELP gguf_spec_{name} {told}\n# TYPE gguf_spec_{name} {kind}\n",
+        *(f"gguf_spec_{name}{labels} {value}\n" for labels, value in values),
+    ]

@@ -9,7 +9,12 @@ from typing import Any
 from .. import __version__
 from ..options import ACCEPT, DRAFTERS, K_MAX, Speculation
 
-_COUNT, _NUMBER, _FLAG, _TEXT = {"type": "integer", "minimum": 0}, {"type": "number"}, {"type": "boolean"}, {"type": "string"}
+_COUNT, _NUMBER, _FLAG, _TEXT = (
+    {"type": "integer", "minimum": 0},
+    {"type": "number"},
+    {"type": "boolean"},
+    {"type": "string"},
+)
 _SHARE = {"type": "number", "minimum": 0, "maximum": 1}
 _ABOVE_0 = {"type": "number", "exclusiveMinimum": 0, "maximum": 1}
 _MODERATE = {"type": "number", "minimum": -1_000_000, "maximum": 1_000_000}
@@ -31,11 +36,18 @@ assert set(_SPECULATION) == {field.name for field in fields(Speculation)}
 
 
 def _object(properties: dict[str, Any], *required: str, more: bool = False) -> dict[str, Any]:
-    return {"type": "object", "properties": properties, "required": list(required), "additionalProperties": more}
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(required),
+        "additionalProperties": more,
+    }
 
 
 def _array(items: dict[str, Any], most: int | None = None, least: int = 0) -> dict[str, Any]:
-    return {"type": "array", "items": items, "minItems": least} | ({} if most is None else {"maxItems": most})
+    return {"type": "array", "items": items, "minItems": least} | (
+        {} if most is None else {"maxItems": most}
+    )
 
 
 def _body(name: str, own: dict[str, Any], *required: str) -> dict[str, Any]:
@@ -53,16 +65,27 @@ def _body(name: str, own: dict[str, Any], *required: str) -> dict[str, Any]:
 def _chat_body(name: str) -> dict[str, Any]:
     function_name = {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,64}$"}
     called = _object({"name": function_name, "arguments": _TEXT}, "name", "arguments")
-    call = _object({"id": _TEXT, "type": {"const": "function"}, "function": called}, "id", "function")
-    content = {"anyOf": [_TEXT, _array(_object({"type": {"const": "text"}, "text": _TEXT}, "type", "text"), least=1)]}
+    call = _object(
+        {"id": _TEXT, "type": {"const": "function"}, "function": called}, "id", "function"
+    )
+    content = {
+        "anyOf": [
+            _TEXT,
+            _array(_object({"type": {"const": "text"}, "text": _TEXT}, "type", "text"), least=1),
+        ]
+    }
     message = {"oneOf": [
         _object({"role": {"enum": ["system", "developer", "user"]}, "content": content}, "role", "content"),
         _object({"role": {"const": "assistant"}, "content": content, "tool_calls": _array(call, least=1)}, "role", "content"),
         _object({"role": {"const": "tool"}, "content": content, "tool_call_id": _TEXT}, "role", "content", "tool_call_id"),
     ]}  # fmt: skip
-    described = _object({"name": function_name, "description": _TEXT, "parameters": {"type": "object"}}, "name")
+    described = _object(
+        {"name": function_name, "description": _TEXT, "parameters": {"type": "object"}}, "name"
+    )
     tool = _object({"type": {"const": "function"}, "function": described}, "type", "function")
-    schema = _object({"name": _TEXT, "schema": {"type": "object"}, "strict": _FLAG}, "name", "schema")
+    schema = _object(
+        {"name": _TEXT, "schema": {"type": "object"}, "strict": _FLAG}, "name", "schema"
+    )
     own = {
         "messages": _array(message, least=1), "max_completion_tokens": _TOKENS, "logprobs": _FLAG,
         "top_logprobs": {"type": "integer", "minimum": 0, "maximum": 20}, "tools": _array(tool, least=1), "tool_choice": {"enum": ["none", "auto"]},
@@ -90,7 +113,15 @@ _USAGE = _object({"prompt_tokens": _COUNT, "completion_tokens": _COUNT, "total_t
 
 def _answer(kind: str, said: str) -> dict[str, Any]:
     choice = _object(
-        {"index": {"const": 0}, said: {}, "finish_reason": {"enum": ["stop", "length", "tool_calls"]}}, "index", said, "finish_reason", more=True
+        {
+            "index": {"const": 0},
+            said: {},
+            "finish_reason": {"enum": ["stop", "length", "tool_calls"]},
+        },
+        "index",
+        said,
+        "finish_reason",
+        more=True,
     )
     return _object({"id": _TEXT, "object": {"const": kind}, "created": _COUNT, "model": _TEXT, "choices": _array(choice), "usage": _USAGE},
                    "id", "object", "created", "model", "choices", "usage", more=True)  # fmt: skip
@@ -110,39 +141,84 @@ _PROBLEMS = {
 def _responses(told: str, content: dict[str, Any], *problems: str) -> dict[str, Any]:
     error = {"$ref": "#/components/schemas/Error"}
     return {"200": {"description": told, "content": content}} | {
-        status: {"description": _PROBLEMS[status], "content": _json(error)} for status in ("401", "403", *problems)
+        status: {"description": _PROBLEMS[status], "content": _json(error)}
+        for status in ("401", "403", *problems)
     }
 
 
 def _post(told: str, body: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
     content = _json(answer) | {"text/event-stream": {"schema": _TEXT}}
-    responses = _responses("The answer, whole or in pieces.", content, "400", "404", "408", "413", "429", "503")
-    return {"post": {"summary": told, "requestBody": {"required": True, "content": _json(body)}, "responses": responses}}
+    responses = _responses(
+        "The answer, whole or in pieces.", content, "400", "404", "408", "413", "429", "503"
+    )
+    return {
+        "post": {
+            "summary": told,
+            "requestBody": {"required": True, "content": _json(body)},
+            "responses": responses,
+        }
+    }
 
 
-def _get(told: str, content: dict[str, Any], *problems: str, name: str | None = None) -> dict[str, Any]:
-    path = [{"name": "name", "in": "path", "required": True, "schema": {"enum": [name]}}] if name else []
-    return {"get": {"summary": told, "parameters": path, "responses": _responses(told, content, *problems)}}
+def _get(
+    told: str, content: dict[str, Any], *problems: str, name: str | None = None
+) -> dict[str, Any]:
+    path = (
+        [{"name": "name", "in": "path", "required": True, "schema": {"enum": [name]}}]
+        if name
+        else []
+    )
+    return {
+        "get": {
+            "summary": told,
+            "parameters": path,
+            "responses": _responses(told, content, *problems),
+        }
+    }
 
 
 @cache
 def describe(name: str, needs_key: bool) -> dict[str, Any]:
     """Return the description of a server of the model `name`."""
     model = _object(
-        {"id": _TEXT, "object": {"const": "model"}, "created": _COUNT, "owned_by": _TEXT}, "id", "object", "created", "owned_by", more=True
+        {"id": _TEXT, "object": {"const": "model"}, "created": _COUNT, "owned_by": _TEXT},
+        "id",
+        "object",
+        "created",
+        "owned_by",
+        more=True,
     )
     error = _object({"message": _TEXT, "type": _TEXT, "param": {"type": ["string", "null"]}, "code": {"type": ["string", "null"]}},
                     "message", "type", "param", "code")  # fmt: skip
     about: dict[str, Any] = {
         "openapi": "3.1.0",
-        "info": {"title": "gguf-spec", "version": __version__, "description": "An OpenAI-compatible server with speculative decoding."},
+        "info": {
+            "title": "gguf-spec",
+            "version": __version__,
+            "description": "An OpenAI-compatible server with speculative decoding.",
+        },
         "paths": {
-            "/v1/chat/completions": _post("Answer messages.", _chat_body(name), _answer("chat.completion", "message")),
-            "/v1/completions": _post("Go on from a text.", _text_body(name), _answer("text_completion", "text")),
-            "/v1/models": _get("The model that is served.", _json(_object({"object": {"const": "list"}, "data": _array(model)}, "object", "data"))),
+            "/v1/chat/completions": _post(
+                "Answer messages.", _chat_body(name), _answer("chat.completion", "message")
+            ),
+            "/v1/completions": _post(
+                "Go on from a text.", _text_body(name), _answer("text_completion", "text")
+            ),
+            "/v1/models": _get(
+                "The model that is served.",
+                _json(
+                    _object({"object": {"const": "list"}, "data": _array(model)}, "object", "data")
+                ),
+            ),
             "/v1/models/{name}": _get("The model that is served.", _json(model), "404", name=name),
-            "/health": _get("Whether requests are answered.", _json(_object({"status": _TEXT}, "status", more=True)), "503"),
-            "/metrics": _get("Counts in the text format of Prometheus.", {"text/plain": {"schema": _TEXT}}),
+            "/health": _get(
+                "Whether requests are answered.",
+                _json(_object({"status": _TEXT}, "status", more=True)),
+                "503",
+            ),
+            "/metrics": _get(
+                "Counts in the text format of Prometheus.", {"text/plain": {"schema": _TEXT}}
+            ),
         },
         "components": {"schemas": {"Error": _object({"error": error}, "error")}},
     }

@@ -26,8 +26,25 @@ _NEUTRAL_CHAT = _NEUTRAL | {
     "reasoning_effort": (), "safety_identifier": (), "user": (), "verbosity": (), "web_search_options": (),
 }  # fmt: skip
 _NEUTRAL_TEXT = _NEUTRAL | {"suffix": ("",), "best_of": (1,), "user": ()}
-_SHARED = {"model", "stream", "stream_options", "stop", "logit_bias", "logprobs", "max_tokens", "speculation", *SAMPLING}
-_CHAT = _SHARED | {"messages", "max_completion_tokens", "top_logprobs", "response_format", "tools", "tool_choice"}
+_SHARED = {
+    "model",
+    "stream",
+    "stream_options",
+    "stop",
+    "logit_bias",
+    "logprobs",
+    "max_tokens",
+    "speculation",
+    *SAMPLING,
+}
+_CHAT = _SHARED | {
+    "messages",
+    "max_completion_tokens",
+    "top_logprobs",
+    "response_format",
+    "tools",
+    "tool_choice",
+}
 _TEXT = _SHARED | {"prompt", "echo"}
 _MOST_STOPS, _LONGEST_STOP, _MOST_TOP = 16, 256, 20
 TEXT_MAX_TOKENS = 16  # what OpenAI takes for completions where nothing is said
@@ -95,21 +112,31 @@ def read_chat(data: dict[str, Any], default: Speculation, most: int | None) -> C
     tools = read_tools(data.get("tools"), data.get("tool_choice"))
     schema = _schema(data.get("response_format"))
     if schema is not None and tools:
-        raise bad("response_format", "cannot be followed together with tools: it would forbid their calls.")
+        raise bad(
+            "response_format",
+            "cannot be followed together with tools: it would forbid their calls.",
+        )
     if schema is not None and "grammar" in data:
         raise bad("grammar", "cannot be followed together with response_format.")
     if "max_completion_tokens" in data:
-        if data.setdefault("max_tokens", data["max_completion_tokens"]) != data["max_completion_tokens"]:
+        if (
+            data.setdefault("max_tokens", data["max_completion_tokens"])
+            != data["max_completion_tokens"]
+        ):
             raise bad("max_tokens", "says other than max_completion_tokens.")
         names = {"max_tokens": "max_completion_tokens"}
     else:
         names = {}
     wants, top = _flag(data, "logprobs"), data.get("top_logprobs")
     if top is not None and not (wants and _is_count(top) and 0 <= top <= _MOST_TOP):
-        raise bad("top_logprobs", f"must be a whole number from 0 to {_MOST_TOP}, with logprobs true.")
+        raise bad(
+            "top_logprobs", f"must be a whole number from 0 to {_MOST_TOP}, with logprobs true."
+        )
     sampling = {"json_schema": schema, "logprobs": (top or 0) if wants else None}
     names |= {"prompt": "messages", "json_schema": "response_format"}
-    return _asked(data, read_messages(data.get("messages")), sampling, default, most, names, tools=tools)
+    return _asked(
+        data, read_messages(data.get("messages")), sampling, default, most, names, tools=tools
+    )
 
 
 def read_text(data: dict[str, Any], default: Speculation, most: int | None) -> CompletionRequest:
@@ -118,13 +145,17 @@ def read_text(data: dict[str, Any], default: Speculation, most: int | None) -> C
     Raises:
         Refusal: With the name of the field.
     """
-    data = {"max_tokens": min(TEXT_MAX_TOKENS, most or TEXT_MAX_TOKENS)} | _check_fields(data, _TEXT, _NEUTRAL_TEXT)
+    data = {"max_tokens": min(TEXT_MAX_TOKENS, most or TEXT_MAX_TOKENS)} | _check_fields(
+        data, _TEXT, _NEUTRAL_TEXT
+    )
     prompt, echo, logprobs = _prompt(data.get("prompt")), _flag(data, "echo"), data.get("logprobs")
     if logprobs is not None and not (_is_count(logprobs) and 0 <= logprobs <= _MOST_TOP):
         raise bad("logprobs", f"must be a whole number from 0 to {_MOST_TOP}.")
     if echo and (logprobs is not None or not isinstance(prompt, str)):
         raise bad("echo", "is only for a prompt that is a string, and not together with logprobs.")
-    return _asked(data, prompt, {"logprobs": logprobs}, default, most, {"prompt": "prompt"}, echo=echo)
+    return _asked(
+        data, prompt, {"logprobs": logprobs}, default, most, {"prompt": "prompt"}, echo=echo
+    )
 
 
 def _asked(
@@ -132,20 +163,36 @@ def _asked(
     *, echo: bool = False, tools: list[dict[str, Any]] | None = None,
 ) -> CompletionRequest:  # fmt: skip
     stream, options = _flag(data, "stream"), data.get("stream_options", {})
-    if not isinstance(options, dict) or not set(options) <= {"include_usage", "include_speculation"} or (options and not stream):
-        raise bad("stream_options", "may hold include_usage and include_speculation, and only where stream is true.")
+    if (
+        not isinstance(options, dict)
+        or not set(options) <= {"include_usage", "include_speculation"}
+        or (options and not stream)
+    ):
+        raise bad(
+            "stream_options",
+            "may hold include_usage and include_speculation, and only where stream is true.",
+        )
     n = data.get("max_tokens", most)
     if most is not None and isinstance(n, int) and n > most:
-        raise bad(names.get("max_tokens", "max_tokens"), f"is {n} but this server's answers have at most {most} tokens.")
+        raise bad(
+            names.get("max_tokens", "max_tokens"),
+            f"is {n} but this server's answers have at most {most} tokens.",
+        )
     fields = {name: data[name] for name in SAMPLING if name in data} | sampling
-    fields |= {"stop": _stops(data.get("stop")), "logit_bias": _biases(data.get("logit_bias", {})), "max_tokens": n}
+    fields |= {
+        "stop": _stops(data.get("stop")),
+        "logit_bias": _biases(data.get("logit_bias", {})),
+        "max_tokens": n,
+    }
     return CompletionRequest(
         prompt, _made(lambda: Sampling(**fields), names), _speculation(data.get("speculation"), default, names), stream,
         _flag(options, "include_usage", "stream_options."), _flag(options, "include_speculation", "stream_options."), echo, tools or [], names,
     )  # fmt: skip
 
 
-def _check_fields(data: dict[str, Any], known: set[str], neutral: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
+def _check_fields(
+    data: dict[str, Any], known: set[str], neutral: Mapping[str, tuple[Any, ...]]
+) -> dict[str, Any]:
     """Return the fields that say something; null says nothing."""
     data = {name: value for name, value in data.items() if value is not None}
     for name in [name for name in data if name not in known]:
@@ -181,14 +228,31 @@ def _flag(data: dict[str, Any], name: str, at: str = "") -> bool:
 
 
 def _stops(value: Any) -> tuple[str, ...]:
-    stops = () if value is None else (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else None
-    if stops is None or len(stops) > _MOST_STOPS or not all(isinstance(stop, str) and 0 < len(stop) <= _LONGEST_STOP for stop in stops):
-        raise bad("stop", f"must be a string of 1 to {_LONGEST_STOP} characters, or an array of at most {_MOST_STOPS} of them.")
+    stops = (
+        ()
+        if value is None
+        else (value,)
+        if isinstance(value, str)
+        else tuple(value)
+        if isinstance(value, list)
+        else None
+    )
+    if (
+        stops is None
+        or len(stops) > _MOST_STOPS
+        or not all(isinstance(stop, str) and 0 < len(stop) <= _LONGEST_STOP for stop in stops)
+    ):
+        raise bad(
+            "stop",
+            f"must be a string of 1 to {_LONGEST_STOP} characters, or an array of at most {_MOST_STOPS} of them.",
+        )
     return stops
 
 
 def _biases(value: Any) -> dict[int, float]:
-    if not isinstance(value, dict) or not all(token.isdecimal() and len(token) < 10 for token in value):
+    if not isinstance(value, dict) or not all(
+        token.isdecimal() and len(token) < 10 for token in value
+    ):
         raise bad("logit_bias", "must be an object from token ids to numbers.")
     return {int(token): bias for token, bias in value.items()}
 
@@ -208,13 +272,27 @@ def _schema(value: Any) -> Any:
         return None
     if value == {"type": "json_object"}:
         return {"type": "object"}
-    if not isinstance(value, dict) or value.get("type") != "json_schema" or set(value) != {"type", "json_schema"}:
+    if (
+        not isinstance(value, dict)
+        or value.get("type") != "json_schema"
+        or set(value) != {"type", "json_schema"}
+    ):
         raise bad("response_format", "must be of the type text, json_object or json_schema.")
     inner = value["json_schema"]
-    if not isinstance(inner, dict) or not isinstance(inner.get("name"), str) or not isinstance(inner.get("schema"), (dict, bool)):
+    if (
+        not isinstance(inner, dict)
+        or not isinstance(inner.get("name"), str)
+        or not isinstance(inner.get("schema"), (dict, bool))
+    ):
         raise bad("response_format.json_schema", "must hold a name and a schema.")
-    if inner.get("strict") not in (None, True, False) or inner.get("description") or not set(inner) <= {"name", "schema", "strict", "description"}:
-        raise bad("response_format.json_schema", "may hold name, schema and strict, and nothing else.")
+    if (
+        inner.get("strict") not in (None, True, False)
+        or inner.get("description")
+        or not set(inner) <= {"name", "schema", "strict", "description"}
+    ):
+        raise bad(
+            "response_format.json_schema", "may hold name, schema and strict, and nothing else."
+        )
     return inner["schema"]  # followed to the letter, strict or not
 
 
@@ -228,7 +306,11 @@ def _speculation(value: Any, default: Speculation, names: dict[str, str]) -> Spe
         raise bad("speculation", 'must be an object, or "off".')
     for name in value:
         if name not in known:
-            raise ApiError(f"Unknown field: speculation.{name[:100]}.", f"speculation.{name[:100]}", "unknown_parameter")
+            raise ApiError(
+                f"Unknown field: speculation.{name[:100]}.",
+                f"speculation.{name[:100]}",
+                "unknown_parameter",
+            )
     given = {name: one for name, one in value.items() if one is not None}
     made: Speculation = _made(lambda: replace(default, **given), names)
     return made

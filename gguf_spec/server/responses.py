@@ -52,7 +52,11 @@ class ResponseBuilder:
         else:
             choice["text"] = text
         choice["finish_reason"] = finish
-        return self._head | {"choices": [choice], "usage": usage(ended.result), "seed": ended.result.seed}
+        return self._head | {
+            "choices": [choice],
+            "usage": usage(ended.result),
+            "seed": ended.result.seed,
+        }
 
     # ---- in pieces
 
@@ -68,8 +72,17 @@ class ResponseBuilder:
             return []
         piece = self._piece(text, logprobs=self._logprobs(said.logprobs))
         if self._asked.shows_drafts:
-            parts = [[part, accepted] for part, accepted in chunk.accepted_text] if not self._tools else [[text, False]]
-            piece["speculation"] = {"drafted": chunk.n_drafted, "accepted": chunk.n_accepted, "tokens": len(chunk.tokens), "text": parts}
+            parts = (
+                [[part, accepted] for part, accepted in chunk.accepted_text]
+                if not self._tools
+                else [[text, False]]
+            )
+            piece["speculation"] = {
+                "drafted": chunk.n_drafted,
+                "accepted": chunk.n_accepted,
+                "tokens": len(chunk.tokens),
+                "text": parts,
+            }
         return [piece]
 
     def ended(self, ended: Finished) -> list[dict[str, Any]]:
@@ -84,13 +97,28 @@ class ResponseBuilder:
                 pieces.append(self._piece(rest))
             if self._tools.calls:
                 finish = "tool_calls"
-                pieces.append(self._piece({"tool_calls": [{"index": i} | call for i, call in enumerate(self._tools.calls)]}))
-        pieces.append(self._piece({} if self._asked.is_chat else "", finish) | {"seed": ended.result.seed})
+                pieces.append(
+                    self._piece(
+                        {
+                            "tool_calls": [
+                                {"index": i} | call for i, call in enumerate(self._tools.calls)
+                            ]
+                        }
+                    )
+                )
+        pieces.append(
+            self._piece({} if self._asked.is_chat else "", finish) | {"seed": ended.result.seed}
+        )
         if self._asked.usage:
             pieces.append(self._head | {"choices": [], "usage": usage(ended.result)})
         return pieces
 
-    def _piece(self, said: str | dict[str, Any], finish: str | None = None, logprobs: dict[str, Any] | None = None) -> dict[str, Any]:
+    def _piece(
+        self,
+        said: str | dict[str, Any],
+        finish: str | None = None,
+        logprobs: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": 0, "logprobs": logprobs, "finish_reason": finish}
         if self._asked.is_chat:
             choice["delta"] = {"content": said} if isinstance(said, str) else said
@@ -102,7 +130,13 @@ class ResponseBuilder:
         if self._asked.sampling.logprobs is None:
             return None
         if self._asked.is_chat:
-            return {"content": [_shown(one) | {"top_logprobs": [_shown(other) for other in one.top]} for one in named], "refusal": None}
+            return {
+                "content": [
+                    _shown(one) | {"top_logprobs": [_shown(other) for other in one.top]}
+                    for one in named
+                ],
+                "refusal": None,
+            }
         named = list(named)
         tops = [{other.text: other.logprob for other in reversed((*one.top, one))} for one in named]
         return {

@@ -40,10 +40,22 @@ class Settings:
         _check("host", self.host, "an address", bool(self.host))
         _check("port", self.port, "from 0 to 65535", 0 <= self.port <= 65535)
         _check("queue", self.queue, "a whole number, 0 or more", self.queue >= 0)
-        _check("max_tokens", self.max_tokens, "a whole number above 0", self.max_tokens is None or self.max_tokens > 0)
-        _check("timeout", self.timeout, "seconds above 0", math.isfinite(self.timeout) and self.timeout > 0)
+        _check(
+            "max_tokens",
+            self.max_tokens,
+            "a whole number above 0",
+            self.max_tokens is None or self.max_tokens > 0,
+        )
+        _check(
+            "timeout",
+            self.timeout,
+            "seconds above 0",
+            math.isfinite(self.timeout) and self.timeout > 0,
+        )
         _check("body_bytes", self.body_bytes, "a whole number above 0", self.body_bytes > 0)
-        _check("grace", self.grace, "seconds, 0 or more", math.isfinite(self.grace) and self.grace >= 0)
+        _check(
+            "grace", self.grace, "seconds, 0 or more", math.isfinite(self.grace) and self.grace >= 0
+        )
         if self.api_key is not None:  # the value is a secret: it is not named
             _check(
                 "api_key",
@@ -53,7 +65,10 @@ class Settings:
             )
         if not (self.is_local or self.api_key):
             raise InvalidOptionError(
-                "api_key", None, f"given where others can reach the server, as at {self.host}", "give --api-key, or set GGUF_SPEC_API_KEY."
+                "api_key",
+                None,
+                f"given where others can reach the server, as at {self.host}",
+                "give --api-key, or set GGUF_SPEC_API_KEY.",
             )
 
     @property

@@ -20,7 +20,9 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, job: Job, reply: ResponseBuilder, patience: float, close: Callable[[], None]) -> None:
+    def __init__(
+        self, job: Job, reply: ResponseBuilder, patience: float, close: Callable[[], None]
+    ) -> None:
         """Make the response; `patience` is how many seconds a client may take nothing, and `close` is called at the end, however it comes."""
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
@@ -29,10 +31,21 @@ class EventStream(Response):
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         """Answer as ASGI wants it."""
         try:
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            await send(
+                {
+                    "type": "http.response.start",
+                    "status": self.status_code,
+                    "headers": self.raw_headers,
+                }
+            )
             async for data in self._batches():
-                await asyncio.wait_for(send({"type": "http.response.body", "body": data, "more_body": True}), self._patience)
-            await asyncio.wait_for(send({"type": "http.response.body", "body": b""}), self._patience)
+                await asyncio.wait_for(
+                    send({"type": "http.response.body", "body": data, "more_body": True}),
+                    self._patience,
+                )
+            await asyncio.wait_for(
+                send({"type": "http.response.body", "body": b""}), self._patience
+            )
         except asyncio.TimeoutError:
             pass  # a response that is not complete closes the connection
         finally:

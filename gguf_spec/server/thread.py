@@ -94,10 +94,14 @@ def _listen(settings: Settings) -> socket.socket:
     """Return a socket that connections can already be made to."""
     hint = "take another with --port; 0 takes a free one."
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise InvalidOptionError("host", settings.host, f"an address of this machine ({error.strerror or error})") from None
+        raise InvalidOptionError(
+            "host", settings.host, f"an address of this machine ({error.strerror or error})"
+        ) from None
     try:
         if os.name == "posix":  # elsewhere it would share the port with others
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -105,7 +109,10 @@ def _listen(settings: Settings) -> socket.socket:
         listener.listen(128)
     except OSError as error:
         listener.close()
-        raise GgufSpecError(f"cannot listen at {settings.host} port {settings.port}: {error.strerror or error}.", hint) from None
+        raise GgufSpecError(
+            f"cannot listen at {settings.host} port {settings.port}: {error.strerror or error}.",
+            hint,
+        ) from None
     return listener
 
 

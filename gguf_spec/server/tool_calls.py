@@ -51,7 +51,13 @@ class ToolReader:
         held, self._held = self._held, ""
         if self._is_text or not held:
             return held
-        found = _hermes(held) if self._form == "hermes" else _mistral(held) if self._form == "mistral" else _llama(held)
+        found = (
+            _hermes(held)
+            if self._form == "hermes"
+            else _mistral(held)
+            if self._form == "mistral"
+            else _llama(held)
+        )
         calls = [_call(one, self._names) for one in found] if found else []
         if not calls or None in calls:
             return held
@@ -66,14 +72,18 @@ class ToolReader:
         """Return how much of the held text comes before a tag, or what may become one; white space before it belongs to it."""
         at = self._held.find(_OPEN)
         if at < 0:
-            at = len(self._held) - max((n for n in range(1, len(_OPEN)) if self._held.endswith(_OPEN[:n])), default=0)
+            at = len(self._held) - max(
+                (n for n in range(1, len(_OPEN)) if self._held.endswith(_OPEN[:n])), default=0
+            )
         return len(self._held[:at].rstrip())
 
     def _may_begin(self, start: str) -> bool:
         if self._form == "llama":
             return start[0] == "{"
         return start[0] == "[" or any(
-            name.startswith(start[: len(name)]) and (len(start) <= len(name) or start[len(name)] in "[{") for name in self._names
+            name.startswith(start[: len(name)])
+            and (len(start) <= len(name) or start[len(name)] in "[{")
+            for name in self._names
         )
 
 

@@ -208,16 +208,25 @@ class Worker:
     def _open(self, asked: CompletionRequest) -> Stream:
         llm = self._llm
         if isinstance(asked.prompt, str):
-            return llm.stream(asked.prompt, asked.sampling, speculation=asked.speculation, echo=asked.echo)
+            return llm.stream(
+                asked.prompt, asked.sampling, speculation=asked.speculation, echo=asked.echo
+            )
         if asked.tools:
-            return llm.stream(asked.prompt, asked.sampling, speculation=asked.speculation, tools=asked.tools)
+            return llm.stream(
+                asked.prompt, asked.sampling, speculation=asked.speculation, tools=asked.tools
+            )
         if asked.is_chat:
             return llm.stream(asked.prompt, asked.sampling, speculation=asked.speculation)
         return llm.stream_tokens(asked.prompt, asked.sampling, speculation=asked.speculation)
 
     def _named(self, chunk: Chunk) -> tuple[TokenInfo, ...]:
-        return tuple(self._name(one.token, one.logprob, tuple(self._name(*other) for other in one.top)) for one in chunk.logprobs)
+        return tuple(
+            self._name(one.token, one.logprob, tuple(self._name(*other) for other in one.top))
+            for one in chunk.logprobs
+        )
 
     def _name(self, token: int, logprob: float, top: tuple[TokenInfo, ...] = ()) -> TokenInfo:
         text = self._llm.token_text(token)
-        return TokenInfo(text, self._llm.token_bytes(token) or text.encode(), max(logprob, -9999.0), top)  # JSON knows no infinity
+        return TokenInfo(
+            text, self._llm.token_bytes(token) or text.encode(), max(logprob, -9999.0), top
+        )  # JSON knows no infinity

@@ -1,1 +1,1 @@
-"""The round: drafters, acceptance rules, draft controller, cost model and profiles."""
+"""Speculative rounds: drafters, acceptance rules, draft controller, cost model and profiles."""

@@ -1,4 +1,16 @@
-"""The acceptance rules: which drafted tokens stay, and what comes after them. Each emits exactly the target's law."""
+"""Acceptance rules: they decide which draft tokens are kept and which token follows them.
+
+Exactness. Every rule emits the target's distribution p, for any draft distribution q:
+
+- `coupled`: the token at a position is the Gumbel-max sample of p with the noise of that position.
+  It does not depend on the draft, which only decides how many rows of the pass are used.
+- `rejection`: x is emitted with probability q(x) min(1, p(x) / q(x)) + max(0, p(x) - q(x)) = p(x).
+  The second term is the residual times the probability of a rejection.
+- `block`: a prefix of weight w is kept with probability w. A next token x adds q(x) w' if kept,
+  with w' = min(1, w p(x) / q(x)), and max(0, w p(x) - q(x)) from the residual; the sum is w p(x).
+- All rules: every row used follows emitted tokens only. For `rejection` and `block`, draft tokens
+  must be drawn from q, and their values must not decide whether they are checked.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +27,14 @@ from ..sampling.near_ties import is_near_tie
 
 
 class Draft(NamedTuple):
-    """What a drafter proposes.
+    """Proposal of a drafter.
 
     Attributes:
         tokens: Token ids, at most `k`.
-        q: For each of them the law it was drawn from; empty where the rule is `coupled`, which never asks.
-        branches: Second guesses: a place in `tokens`, and what may stand there instead. Only `coupled` looks at them.
+        q: The distribution that each token was drawn from. The rule `coupled` ignores it, so it may
+            then be empty.
+        branches: Second guesses: an index into `tokens`, and an alternative token at that index.
+            Only `coupled` uses them.
     """
 
     tokens: list[int]
@@ -29,27 +43,50 @@ class Draft(NamedTuple):
 
 
 class Rows:
-    """What the target says of a draft: row `i` follows its first `i` tokens, 0 <= i <= len(drafted). Each is read only when asked for."""
+    """Target rows for a draft; row `i` follows its first `i` tokens, 0 <= i <= len(drafted).
+
+    Distributions and tokens are computed on request.
+    """
 
     def __init__(
-        self, logits: Logits, tokens: Sequence[int], drafted: Sequence[int], sampler: Sampler, branches: Sequence[tuple[int, int]] = ()
+        self,
+        logits: Logits,
+        tokens: Sequence[int],
+        drafted: Sequence[int],
+        sampler: Sampler,
+        branches: Sequence[tuple[int, int]] = (),
     ) -> None:
-        """Take `logits` of shape `(n, V)`, whose last rows are meant: those of the draft, then one after each branch; `tokens` are all before."""
+        """Select the rows of a draft from the logits of a pass.
+
+        Args:
+            logits: Shape `(n, V)`. The last rows are used: `len(drafted) + 1` rows of the draft,
+                then one row for each branch.
+            tokens: All token ids before the draft.
+            drafted: Token ids of the draft.
+            sampler: The target's chain.
+            branches: As in `Draft`.
+        """
         first = len(logits) - len(branches) - len(drafted) - 1
-        self.logits, self._branch_logits = logits[first : len(logits) - len(branches)], logits[len(logits) - len(branches) :]
+        self.logits, self._branch_logits = (
+            logits[first : len(logits) - len(branches)],
+            logits[len(logits) - len(branches) :],
+        )
         self.sampler = sampler
         self._tokens, self._drafted, self._branches = tokens, drafted, branches
 
     def distribution(self, i: int) -> Distribution:
-        """Return the target's law of the next token."""
+        """Return the target's distribution of the next token."""
         return self.sampler.distribution(self.logits[i], self.history(i))
 
     def token(self, i: int) -> int:
-        """Return the target's own next token, by the noise of its position."""
+        """Return the target's own next token, drawn with the noise of its position."""
         return self.sampler.token(self.logits[i], self.history(i))
 
     def branch_off(self, i: int, token: int) -> bool:
-        """Go on behind `token` in place of the i-th drafted one, if that is a branch: row i + 1, which is then the last, follows it."""
+        """Replace the i-th draft token by `token` if that is a branch, and return whether it is.
+
+        Row i + 1 then follows the branch and is the last row.
+        """
         if (i, token) not in self._branches:
             return False
         at = self._branches.index((i, token))
@@ -58,26 +95,28 @@ class Rows:
         return True
 
     def is_near_tie(self, i: int, token: int, noise: float) -> bool:
-        """Return whether the choice of `token` was closer than `noise`."""
+        """Return whether the choice of `token` was closer than `noise`, in logits."""
         return is_near_tie(self.sampler, self.logits[i], self.history(i), token, noise)
 
     def logprob(self, i: int, token: int) -> TokenLogprob:
-        """Return how likely the target finds `token`."""
+        """Return the log-probability of `token` under the target."""
         return logprob(self.logits[i], token, self.sampler.sampling.logprobs or 0)
 
     def history(self, i: int) -> list[int]:
-        """Return all tokens before the next one."""
+        """Return all tokens before the next one, those of the draft included."""
         return [*self._tokens, *self._drafted[:i]]
 
 
 Accept = Callable[[Draft, Rows], list[int]]
-"""A rule: the 1 to `len(draft.tokens) + 1` token ids a round emits: the first of the draft's, perhaps one of its branches, and one more."""
+"""A rule: the 1 to `len(draft.tokens) + 1` token ids a round emits: \
+the first of the draft's, perhaps one of its branches, and one more."""
 
 
 def coupled(draft: Draft, rows: Rows) -> list[int]:
-    """Emit the target's own tokens, as far as they agree with the draft's, and one more.
+    """Emit the target's own tokens while they agree with the draft, and one more.
 
-    What is emitted never depends on the draft: it is what plain decoding with the same noise says. The draft agrees often because it used that noise.
+    The emitted tokens do not depend on the draft. They equal those of plain decoding with the same
+    noise. The draft often agrees because it uses that noise too.
 
     Source: Daliri, Musco, Suresh 2024, arXiv:2408.07978.
     """
@@ -90,7 +129,9 @@ def coupled(draft: Draft, rows: Rows) -> list[int]:
 
 
 def rejection(draft: Draft, rows: Rows) -> list[int]:
-    """Keep each drafted token x with probability min(1, p(x) / q(x)); draw the first that is not kept from the residual of p and q.
+    """Keep each draft token x with probability min(1, p(x) / q(x)).
+
+    The first rejected token is replaced by a draw from the residual of p and q.
 
     Source: Leviathan et al. 2022, arXiv:2211.17192, Algorithm 1.
     """
@@ -103,16 +144,19 @@ def rejection(draft: Draft, rows: Rows) -> list[int]:
 
 
 def block(draft: Draft, rows: Rows) -> list[int]:
-    """Verify the draft as a whole: keep the longest part that passes, then draw from the residual that belongs to its weight.
+    """Verify the draft as a whole: keep the longest accepted prefix, then draw from its residual.
 
-    Keeps at least as many tokens as `rejection` in expectation. Here `weight[i]` is the paper's p_i.
+    In expectation this keeps at least as many tokens as `rejection`. `weight[i]` is the paper's
+    p_i.
 
     Source: Sun et al. 2024, arXiv:2403.10444, Algorithm 2.
     """
     sampler, weight, laws = rows.sampler, [1.0], [rows.distribution(0)]
     for i, (token, q) in enumerate(zip(draft.tokens, draft.q, strict=True)):
         weight.append(min(1.0, weight[i] * laws[i].prob(token) / q.prob(token)))
-        if weight[-1] == 0:  # nothing from here on can be kept, and the target may have no law after a token that it never says
+        # No longer prefix can be kept. The target may have no distribution after a token of
+        # probability 0.
+        if weight[-1] == 0:
             break
         laws.append(rows.distribution(i + 1))
     for i in range(len(laws) - 1, 0, -1):
@@ -133,12 +177,13 @@ RULES: dict[str, Accept] = {"coupled": coupled, "rejection": rejection, "block":
 def residual(p: Distribution, q: Distribution, weight: float = 1.0) -> Distribution:
     """Return the distribution to draw from after a rejection: norm(max(0, weight * p - q)).
 
-    Where it has no mass (p and q equal up to rounding, so that hardly anything is ever rejected) it is p itself.
+    Return p itself if the residual has no mass. Then p and q are equal up to rounding, and a
+    rejection is almost impossible.
 
     Args:
-        p: The target's law.
-        q: The draft's law, which the rejected token was drawn from.
-        weight: How much of p is still to be said, 1 but in block verification.
+        p: The target's distribution.
+        q: The draft's distribution, from which the rejected token was drawn.
+        weight: Weight of the prefix in block verification; 1 for `rejection`.
 
     Source: Leviathan et al. 2022, arXiv:2211.17192, Algorithm 1. Names follow the paper.
     """
@@ -152,7 +197,8 @@ def residual(p: Distribution, q: Distribution, weight: float = 1.0) -> Distribut
 
 def _excess(p: Distribution, q: Distribution, weight: float) -> NDArray[np.float64]:
     """Return max(0, weight * p - q) for the ids of p."""
-    if np.array_equal(p.ids, q.ids):  # no filter: spares a search for every token of the vocabulary
+    # No filter was active: this avoids a search for every token of the vocabulary.
+    if np.array_equal(p.ids, q.ids):
         q_of_p = q.probs
     else:
         at = np.searchsorted(q.ids, p.ids)

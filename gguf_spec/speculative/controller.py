@@ -1,7 +1,9 @@
-"""The draft controller: decides in each round how many tokens to draft, and with which drafter. Zero is plain decoding.
+"""Draft controller: chooses the draft length and the drafter of each round.
 
-The decisions are the pure functions of `speculative.draft_length`; here are the drafters, the clock and the statistics they are fed from. Under
-the rule `coupled` no decision changes the text. Under `rejection` and `block` a drawn token is always checked, so that its value decides nothing.
+A draft length of 0 is plain decoding. The decisions are pure functions of
+`speculative.draft_length`. This module holds the drafters, the clock and the statistics that they
+use. Under the rule `coupled` no decision changes the text. Under `rejection` and `block` a drawn
+token is always checked, so its value does not affect the decision.
 """
 
 from __future__ import annotations
@@ -19,22 +21,43 @@ from ..sampling.chain import Distribution
 from .acceptance import Draft
 from .acceptance_rates import RequestAcceptance
 from .cost_model import CostModel
-from .draft_length import LEAST_REACH, Outlook, Prices, best_branches, best_length, drafting_gain, gain_of, token_seconds
+from .draft_length import (
+    LEAST_REACH,
+    Outlook,
+    Prices,
+    best_branches,
+    best_length,
+    drafting_gain,
+    gain_of,
+    token_seconds,
+)
 from .drafters import N_CONFIDENCE_BUCKETS, DraftTeam, ModelDrafter, Proposal, TokenDrafter
 from .interfaces import LanguageModel
 from .pair_statistics import SECOND, Forecast, PairStatistics
 
-_SPARE_SHARE = 0.007  # share of the time for probes of an unused draft model and for passes of untried widths
-_PROBE = 16  # tokens that a probe judges, behind as many that are read for context
-_GOOD = 0.9  # acceptance rate of a good draft model
-_READING_MARGIN = 1.5  # required saving as a multiple of the time to read the prompt: acceptance over the rest of the answer is uncertain
-_FAR_BEHIND = 2  # unread tokens; more are read for the rest of the answer, not for one round
-_LONG_PROMPT = 2048  # tokens; of a longer text the draft model may read the last part alone
-_LAST_PART = 1024  # tokens of that part
-_PLAIN_EVERY = 64  # rounds after which one is decoded plainly, so that the cost of a single token is known
-_EXPLORE_EVERY = 16  # rounds at least between two that decide by hopeful costs
-_RATE_MEMORY = 0.95  # factor on the counts of a request's throughput at each round
-_RATE_PRIOR = 0.25  # weight of the throughput of earlier requests at the start of one
+# Share of the generation time for probes of an unused draft model and for passes of untried widths.
+_SPARE_SHARE = 0.007
+# Number of tokens that a probe evaluates. As many tokens before them are read for context.
+_PROBE = 16
+# Acceptance rate of a good draft model.
+_GOOD = 0.9
+# Required saving, as a multiple of the time to read the prompt: acceptance over the rest of the
+# answer is uncertain.
+_READING_MARGIN = 1.5
+# Number of unread tokens above which reading serves the rest of the answer, not one round.
+_FAR_BEHIND = 2
+# Text length in tokens above which the draft model may read only the last part.
+_LONG_PROMPT = 2048
+# Length of the last part that the draft model may read of a longer text, in tokens.
+_LAST_PART = 1024
+# Number of rounds after which one is decoded plainly, to measure the cost of a single token.
+_PLAIN_EVERY = 64
+# Smallest number of rounds between two that use optimistic costs.
+_EXPLORE_EVERY = 16
+# Factor on the counts of a request's throughput at each round.
+_RATE_MEMORY = 0.95
+# Weight of the throughput of earlier requests at the start of a request.
+_RATE_PRIOR = 0.25
 
 
 @dataclass
@@ -42,9 +65,10 @@ class _Step:
     """One token of a draft.
 
     Attributes:
-        proposal: The token, its kind and distribution.
-        reach: Chance that it and all tokens before it are right.
-        by_text: What the text proposed in its place; None where the token is the text's own, or there was none.
+        proposal: The token, its bucket and distribution.
+        reach: Probability that it and all draft tokens before it are right.
+        by_text: Proposal of the text drafters for the same position; None if the token is theirs,
+            or they had none.
     """
 
     proposal: Proposal
@@ -54,20 +78,22 @@ class _Step:
 
 @dataclass
 class _Round:
-    """State of the round under way.
+    """State of the current round.
 
     Attributes:
         start: Tokens of the text before the round.
         n_past: Tokens in the target's cache before the round.
-        prices: Believed costs.
-        hopeful: Costs to decide by: those believed, or lower ones where widths that were never used are explored.
-        steps: The drafted tokens.
+        prices: Expected costs.
+        hopeful: Costs used for decisions: `prices`, or lower ones for unconfirmed widths in a round
+            that explores.
+        steps: The draft tokens.
         draft_s: Predicted seconds of drafting.
-        n_kept: Drafted tokens that are checked.
-        n_branches: Second guesses that are checked.
-        explored_s: Believed loss of a pass that tries a width; None where none is tried.
-        returned_s: Clock when the draft was ready.
-        busy_s: The target's time until then.
+        n_kept: Number of draft tokens that are checked.
+        n_branches: Number of second guesses that are checked.
+        explored_s: Expected loss of a pass that tries a width, in seconds; None if no width is
+            tried.
+        returned_s: Clock when the draft was ready, in seconds.
+        busy_s: The target's busy time when the draft was ready, in seconds.
     """
 
     start: int
@@ -84,33 +110,45 @@ class _Round:
 
     @property
     def n_rows(self) -> int:
-        """Rows of the target's pass."""
+        """Number of rows of the target's pass."""
         return self.start - self.n_past + self.n_kept + self.n_branches
 
     @property
     def explores(self) -> bool:
-        """Whether untried widths count as cheaper than believed."""
+        """Whether optimistic costs are used for unconfirmed widths."""
         return self.hopeful is not self.prices
 
 
 class DraftController(DraftTeam):
-    """Drafts as far as it pays, token by token, with the best drafter; lets the draft model read a prompt only when it is going to be used.
+    """Drafter of one request that drafts only while that is expected to save time.
+
+    It takes each token from the best drafter. The draft model reads a prompt only if it is expected
+    to be used.
 
     Attributes:
-        target: The model whose passes are saved; only its position and its busy time are read.
-        known: Cost model and statistics over all requests; updated.
-        n_left: Most tokens of the answer.
-        fixed: Draft as many tokens as allowed, whatever they cost; from the draft model where there is one.
+        target: The model whose passes are saved; only its position, busy time and limits are read.
+        known: Cost models and statistics over all requests; updated.
+        n_left: Largest length of the answer, in tokens.
+        fixed: Draft as many tokens as allowed whatever they cost, from the draft model if there is
+            one.
         tree: Check second guesses too.
-        widest: Most rows of a pass, pending tokens and branches included. Plain decoding is possible with any value.
+        widest: Largest number of rows of a pass, pending tokens and branches included. Plain
+            decoding is possible with any value.
         forecast: Predicted seconds of the generation so far.
-        counts: Drafted and accepted tokens of each drafter.
+        counts: Name of a drafter -> its draft tokens, and how many of them were accepted.
     """
 
     def __init__(
-        self, target: LanguageModel, texts: Sequence[TokenDrafter], model: ModelDrafter | None, known: PairStatistics, n_left: int,
-        fixed: bool = False, tree: bool = False, widest: int = K_MAX + 1,
-    ) -> None:  # fmt: skip
+        self,
+        target: LanguageModel,
+        texts: Sequence[TokenDrafter],
+        model: ModelDrafter | None,
+        known: PairStatistics,
+        n_left: int,
+        fixed: bool = False,
+        tree: bool = False,
+        widest: int = K_MAX + 1,
+    ) -> None:
         super().__init__(texts, model)
         self.target, self.known = target, known
         self.n_left, self.fixed, self.tree, self.widest = n_left, fixed, tree, widest
@@ -119,16 +157,21 @@ class DraftController(DraftTeam):
         self._chances = RequestAcceptance(known.chances, {ModelDrafter.name, SECOND})
         self._tokens, self._seconds = known.recent(_RATE_PRIOR)
         self._n_emitted = 0
-        self._since_model = 0  # tokens since the draft model was used or probed
-        self._since_plain = 0  # rounds since the last pass over one token
-        self._since_explored = 0  # rounds since untried widths counted as cheap
-        self._explore_from_s = 0.0  # spare time from which untried widths are tried
-        self._kept_at, self._kept_busy_s = 0, target.busy_s  # the target before it read the prompt
+        # Tokens since the draft model was used or probed.
+        self._since_model = 0
+        # Rounds since the last pass over one token.
+        self._since_plain = 0
+        # Rounds since the last round with optimistic costs.
+        self._since_explored = 0
+        # Spare time from which untried widths are tried, in seconds.
+        self._explore_from_s = 0.0
+        # State of the target before it read the prompt: cached tokens, and busy time in seconds.
+        self._kept_at, self._kept_busy_s = 0, target.busy_s
         self._round = _Round(0, 0, Prices(1.0, [0.0]), Prices(1.0, [0.0]))
 
     @property
     def why_none(self) -> str:
-        """Why nothing was drafted so far, or by whom not; empty where all could."""
+        """Reason why nothing was drafted, or why a drafter is off; empty if all could draft."""
         if self.failures:
             return "; ".join(self.failures.values())
         if self.counts:
@@ -137,25 +180,36 @@ class DraftController(DraftTeam):
             return "no pass over more than one token is allowed here"
         if not self.model:
             return "no draft model, and the text did not repeat itself where that pays"
-        return f"{self._mean_chance():.0%} of the draft's tokens are expected to be right, too few to pay here (gguf-spec tune)"
+        return (
+            f"{self._mean_chance():.0%} of the draft's tokens are expected to be right, "
+            "too few to pay here (gguf-spec tune)"
+        )
 
     def go_on_from(self, before: DraftController) -> None:
-        """Take over counts and failures of the controller of the same request's first part."""
+        """Take over counts and failures from the controller of the request's first part."""
         self.forecast, self.counts = before.forecast, before.counts
         self.switch_off(before.failures)
 
-    # ---- what the engine calls
+    # ---- interface of the engine
 
     def keep(self, prompt: Sequence[int]) -> None:
-        """Keep what the draft model has read of a prompt. The target is going to read its own part next."""
+        """Retain the prefix of a prompt that the draft model has read.
+
+        This is called before the target reads its own part.
+        """
         if self.model:
             self.attempt(self.model, self.model.keep, prompt)
         self._kept_at, self._kept_busy_s = self.target.n_past, self.target.busy_s
 
     def read(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> None:
-        """Index the prompt, and let the draft model read it, if it is going to be used."""
-        self._learn_reading(self.known.target, self.target.n_past - self._kept_at, self._kept_at, self.target.busy_s - self._kept_busy_s,
-                            self.target.reads_at_once)  # fmt: skip
+        """Index the prompt, and let the draft model read it if it is expected to be used."""
+        self._learn_reading(
+            self.known.target,
+            self.target.n_past - self._kept_at,
+            self._kept_at,
+            self.target.busy_s - self._kept_busy_s,
+            self.target.reads_at_once,
+        )
         for drafter in self.texts:
             self.attempt(drafter, drafter.begin, tokens)
         if self.model:
@@ -175,10 +229,14 @@ class DraftController(DraftTeam):
         branches = self._branches() if self.tree else []
         one.n_branches = len(branches)
         one.returned_s, one.busy_s = time.perf_counter(), self.target.busy_s
-        return Draft([proposal.token for proposal in kept], [proposal.q or _surely(proposal.token) for proposal in kept], branches)
+        return Draft(
+            [proposal.token for proposal in kept],
+            [proposal.q or _surely(proposal.token) for proposal in kept],
+            branches,
+        )
 
     def learn(self, tokens: Sequence[int], rows: Logits) -> None:
-        """Update costs and acceptance rates from the tokens that were emitted and the time the pass took."""
+        """Update costs and acceptance rates from the emitted tokens and the time of the pass."""
         one = self._round
         self._count(len(tokens))
         passed_s = self.target.busy_s - one.busy_s
@@ -193,25 +251,35 @@ class DraftController(DraftTeam):
             self.attempt(drafter, drafter.learn, one.start, tokens, rows)
 
     def rollback(self, to: int) -> None:
-        """Forget what the draft model read beyond the first `to` tokens."""
+        """Remove from the draft model's cache all tokens after the first `to`."""
         if self.model:
             self.attempt(self.model, self.model.rollback, to)
 
-    # ---- a round
+    # ---- rounds
 
     def _begin_round(self, start: int, k: int) -> _Round:
-        """Return a new round with its costs, believed and hopeful."""
+        """Return a new round with its expected and optimistic costs."""
         n_past, target = self.target.n_past, self.known.target
         pending, n = start - n_past, k + 1 + self.tree * BRANCHES_MAX
-        rate = max(self._tokens / self._seconds if self._seconds else 0.0, 1 / self.known.verify_s(1, 1.0, n_past))
+        rate = max(
+            self._tokens / self._seconds if self._seconds else 0.0,
+            1 / self.known.verify_s(1, 1.0, n_past),
+        )
         prices = Prices(rate, target.passes_s(pending, n, n_past), self.known.per_token.seconds)
         self._since_explored += 1
-        explores = not self.fixed and k > 0 and self._since_explored > _EXPLORE_EVERY and self.known.spare_s > self._explore_from_s
-        hopeful = prices._replace(pass_s=target.hopeful_s(pending, n, n_past)) if explores else prices
+        explores = (
+            not self.fixed
+            and k > 0
+            and self._since_explored > _EXPLORE_EVERY
+            and self.known.spare_s > self._explore_from_s
+        )
+        hopeful = (
+            prices._replace(pass_s=target.hopeful_s(pending, n, n_past)) if explores else prices
+        )
         return _Round(start, n_past, prices, hopeful)
 
     def _propose(self, tokens: Sequence[int], k: int) -> None:
-        """Take one token after the other, as long as one may pay."""
+        """Draft token by token while the next one may pay."""
         for drafter in self.everyone:
             self.attempt(drafter, drafter.begin, tokens)
         one, reach, can_model = self._round, 1.0, True
@@ -219,7 +287,9 @@ class DraftController(DraftTeam):
             text, chance = self._best_text()
             step = None
             if self.model and can_model:
-                step, can_model = self.attempt(self.model, self._by_model, tokens, reach, text, chance, k) or (None, False)
+                step, can_model = self.attempt(
+                    self.model, self._by_model, tokens, reach, text, chance, k
+                ) or (None, False)
             if not step and text:
                 step = _Step(text, reach * chance)
             if not step:
@@ -230,7 +300,10 @@ class DraftController(DraftTeam):
                 self.attempt(drafter, drafter.follow, step.proposal.token)
 
     def _best_text(self) -> tuple[Proposal | None, float]:
-        """Return the likeliest proposal of the drafters that cost nothing, and its chance."""
+        """Return the likeliest proposal of the text drafters, and its acceptance rate.
+
+        Text drafters have no drafting cost.
+        """
         best, most = None, 0.0
         for drafter in self.texts:
             proposal = self.attempt(drafter, drafter.propose)
@@ -238,15 +311,20 @@ class DraftController(DraftTeam):
                 best, most = proposal, chance
         return best, most
 
-    def _by_model(self, tokens: Sequence[int], reach: float, text: Proposal | None, chance: float, k: int) -> tuple[_Step | None, bool]:
-        """Return the draft model's next token where that pays, and whether the model is to be asked again in this draft."""
+    def _by_model(
+        self, tokens: Sequence[int], reach: float, text: Proposal | None, chance: float, k: int
+    ) -> tuple[_Step | None, bool]:
+        """Return the draft model's next token if it pays, and whether to try the model again.
+
+        The second value holds for the rest of this draft.
+        """
         if not self._model_pays(reach, chance, k):
             return None, True
         step = self._from_model(tokens, reach, text)
         return step, step is not None
 
     def _model_pays(self, reach: float, by_text: float, k: int) -> bool:
-        """Return whether another token of the draft model gains more than it costs, and more than the text's own token."""
+        """Return whether another token of the draft model pays, and beats the text's own token."""
         assert self.model
         one, mean = self._round, self._mean_chance()
         if self.fixed:
@@ -255,7 +333,8 @@ class DraftController(DraftTeam):
         pending = one.start + n - self.model.n_past
         each_s = self.known.propose_s(1, n_past)
         is_far = pending > _FAR_BEHIND
-        first_s = each_s if is_far else self.known.propose_s(pending, n_past)  # a distant text is read once, for the rest of the answer
+        # A large unread part is read once, for the rest of the answer.
+        first_s = each_s if is_far else self.known.propose_s(pending, n_past)
         if reach * (mean - by_text) <= one.prices.rate * first_s:
             return False
         if is_far and (one.explores or self._reading_offset(one.start + n) is None):
@@ -264,17 +343,21 @@ class DraftController(DraftTeam):
         return drafting_gain([step.reach for step in one.steps], k, outlook, one.hopeful) > 0
 
     def _confidences(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return how often the draft model is how confident, and the chance of a token for each confidence."""
+        """Return frequency and acceptance rate of each confidence bucket, shape `(n,)` each."""
         counts = np.array(self.known.confidences)
-        return counts / counts.sum(), np.array([self._chances.of((ModelDrafter.name, i)) for i in range(N_CONFIDENCE_BUCKETS)])
+        return counts / counts.sum(), np.array(
+            [self._chances.of((ModelDrafter.name, i)) for i in range(N_CONFIDENCE_BUCKETS)]
+        )
 
     def _mean_chance(self) -> float:
-        """Return the chance that a token of the draft model is right whose confidence is not known."""
+        """Return the acceptance rate of a draft-model token whose confidence is not known."""
         shares, chances = self._confidences()
         return float(shares @ chances)
 
-    def _from_model(self, tokens: Sequence[int], reach: float, text: Proposal | None) -> _Step | None:
-        """Return the draft model's next token."""
+    def _from_model(
+        self, tokens: Sequence[int], reach: float, text: Proposal | None
+    ) -> _Step | None:
+        """Return the draft model's next token, or None."""
         assert self.model
         assert self.known.draft
         one = self._round
@@ -296,7 +379,10 @@ class DraftController(DraftTeam):
         return _Step(proposal, reach * self._chances.of(proposal.kind), text)
 
     def _cut(self) -> int:
-        """Return how many of the drafted tokens to check. A drawn token is always checked: its value must not decide that."""
+        """Return the number of draft tokens to check.
+
+        A drawn token is always checked: its value must not decide that.
+        """
         one = self._round
         reaches = [step.reach for step in one.steps]
         n, gain = best_length(reaches, one.prices)
@@ -306,13 +392,17 @@ class DraftController(DraftTeam):
         return max(n, drawn)
 
     def _explored(self, n: int, gain: float, reaches: Sequence[float]) -> int:
-        """Return the length to try an untried width with, if the spare time allows, else `n`, the best by what is believed."""
+        """Return a draft length that tries an unconfirmed width if the spare time allows.
+
+        Otherwise return `n`, the best length by the expected costs.
+        """
         one, self._since_explored = self._round, 0
         tried, _ = best_length(reaches, one.hopeful)
         if tried == n or self.known.target.is_confirmed(one.start - one.n_past + tried):
             self.known.spare_s -= one.draft_s * (1 - n / max(1, len(reaches)))
             return n
-        loss_s = (gain - gain_of(reaches, tried, one.prices)) / one.prices.rate  # if the entry is right
+        # Loss if the entry of the table is right.
+        loss_s = (gain - gain_of(reaches, tried, one.prices)) / one.prices.rate
         if loss_s > self.known.spare_s:
             self._explore_from_s = loss_s
             self.known.spare_s -= one.draft_s * (1 - n / max(1, len(reaches)))
@@ -322,15 +412,23 @@ class DraftController(DraftTeam):
         return tried
 
     def _charge_exploring(self, passed_s: float) -> None:
-        """Pay for a pass that tried a width: by what it took, not by what was believed. One that came out otherwise is repeated at once."""
+        """Subtract the measured loss of a pass that tried a width from the spare time.
+
+        After a pass with a large error the next round explores again.
+        """
         one = self._round
         if one.explored_s is not None:
-            self.known.spare_s -= max(0.0, one.explored_s + passed_s - one.prices.pass_s[one.n_kept])
+            self.known.spare_s -= max(
+                0.0, one.explored_s + passed_s - one.prices.pass_s[one.n_kept]
+            )
             if self.known.target.is_doubtful(one.n_rows):
                 self._since_explored = _EXPLORE_EVERY
 
     def _is_plain_due(self) -> bool:
-        """Return whether this round measures a pass over one token, which no draft leaves room for otherwise."""
+        """Return whether this round is decoded plainly to measure a single-token pass.
+
+        While drafts are used, no other round measures it.
+        """
         if self.fixed or self._since_plain < _PLAIN_EVERY:
             return False
         loss_s = self._round.prices.pass_s[0] - 1 / self._round.prices.rate
@@ -340,32 +438,43 @@ class DraftController(DraftTeam):
         return True
 
     def _branches(self) -> list[tuple[int, int]]:
-        """Return second guesses for the places where they are likeliest to be right, as many as gain more than they cost.
+        """Return the second guesses that pay, at the positions where they are likeliest right.
 
-        One that is right emits one token more: the token after it is known too.
+        A right second guess brings one more token: the token after it is known too.
         """
         one, before, found = self._round, 1.0, []
         n = one.n_kept
         for i, step in enumerate(one.steps[:n]):
             second = step.proposal.second
             if second is not None and second != step.proposal.token:
-                found.append((before * self._chances.of((SECOND, step.proposal.kind[1])), i, second))
+                found.append(
+                    (before * self._chances.of((SECOND, step.proposal.kind[1])), i, second)
+                )
             before = step.reach
-        room = min(BRANCHES_MAX, K_MAX - n, self.target.n_ctx - one.start - n, self.widest - one.n_rows)
+        room = min(
+            BRANCHES_MAX, K_MAX - n, self.target.n_ctx - one.start - n, self.widest - one.n_rows
+        )
         found = sorted(found, reverse=True)[: max(0, room)]
-        n_best = len(found) if self.fixed else best_branches([chance for chance, _, _ in found], n, one.prices)
+        n_best = (
+            len(found)
+            if self.fixed
+            else best_branches([chance for chance, _, _ in found], n, one.prices)
+        )
         return [(i, second) for _, i, second in found[:n_best]]
 
-    # ---- the draft model's reading
+    # ---- prefill of the draft model
 
     def _read_prompt(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> None:
-        """Let the draft model read the prompt, if it is going to be used."""
+        """Let the draft model read the prompt if it is expected to be used."""
         offset = 0 if self.fixed else self._reading_offset(len(tokens))
         if offset is not None:
             self._let_model_read(tokens, offset, cancelled)
 
     def _reading_offset(self, n_tokens: int) -> int | None:
-        """Return the position from which the draft model should read a text of so many tokens; None if reading costs more than it saves."""
+        """Return the position from which the draft model should read a text of `n_tokens` tokens.
+
+        Return None if reading costs more than it saves.
+        """
         assert self.model
         assert self.known.draft
         usual = max(self.known.answer - self._n_emitted, self._n_emitted, _PROBE)
@@ -374,13 +483,21 @@ class DraftController(DraftTeam):
         best_s, best = left * plain_s, None
         for offset, n_unread, n_cached in self._ways_to_read(n_tokens):
             reading_s = self.known.draft.reading_s(n_unread, n_cached, self.model.reads_at_once)
-            seconds = left * self._token_s(self._mean_chance(), n_tokens, n_cached + n_unread) + _READING_MARGIN * reading_s
+            seconds = (
+                left * self._token_s(self._mean_chance(), n_tokens, n_cached + n_unread)
+                + _READING_MARGIN * reading_s
+            )
             if seconds < best_s:
                 best_s, best = seconds, offset
         return best
 
     def _ways_to_read(self, n_tokens: int) -> list[tuple[int, int, int]]:
-        """Return how the draft model may catch up: the first position that it has then read, tokens to read, tokens already cached."""
+        """Return the options of the draft model to catch up with a text of `n_tokens` tokens.
+
+        Returns:
+            For each option: first position that it has then read, tokens to read, tokens already
+                cached.
+        """
         assert self.model
         n_unread = n_tokens - self.model.n_past
         first = self.model.n_past - self.model.n_cached
@@ -389,39 +506,55 @@ class DraftController(DraftTeam):
             ways.append((n_tokens - _LAST_PART, _LAST_PART, 0))
         return ways
 
-    def _let_model_read(self, tokens: Sequence[int], offset: int, cancelled: Callable[[], bool]) -> None:
-        """Let the draft model read the text from `offset` on, and learn what that costs."""
+    def _let_model_read(
+        self, tokens: Sequence[int], offset: int, cancelled: Callable[[], bool]
+    ) -> None:
+        """Let the draft model read the text from `offset` on, and update its costs."""
         assert self.model
         assert self.known.draft
         if offset > self.model.n_past:
             self.model.begin_at(offset)
         n_cached, busy_s = self.model.n_cached, self.model.busy_s
         self.model.read(tokens, cancelled)
-        self._learn_reading(self.known.draft, self.model.n_cached - n_cached, n_cached, self.model.busy_s - busy_s, self.model.reads_at_once)
+        self._learn_reading(
+            self.known.draft,
+            self.model.n_cached - n_cached,
+            n_cached,
+            self.model.busy_s - busy_s,
+            self.model.reads_at_once,
+        )
 
-    def _learn_reading(self, costs: CostModel, n: int, n_past: int, seconds: float, at_once: int) -> None:
-        """Correct the costs by the time that reading `n` tokens took, `at_once` in a pass: as one pass in the middle of them."""
+    def _learn_reading(
+        self, costs: CostModel, n: int, n_past: int, seconds: float, at_once: int
+    ) -> None:
+        """Update the costs with the time to read `n` tokens, `at_once` in a pass.
+
+        The time counts as that of one pass in the middle of these tokens.
+        """
         if n >= at_once and seconds > 0:
             ratio = seconds / costs.reading_s(n, n_past, at_once)
             middle = n_past + n // 2
             costs.learn(at_once, middle, ratio * costs.seconds(at_once, middle))
 
-    # ---- whether the draft model would help
+    # ---- expected benefit of the draft model
 
     def _token_s(self, chance: float, n_past: int, n_draft_past: int) -> float:
-        """Return the seconds of a token at the best draft length, if all proposals of the draft model have this chance."""
+        """Return the seconds of a token at the best draft length, at one acceptance rate."""
         n = max(1, min(K_MAX + 1, self.widest))
         passes_s = self.known.target.passes_s(1, n, n_past)
-        return token_seconds(chance, passes_s, self.known.propose_s(1, n_draft_past), self.known.per_token.seconds)
+        return token_seconds(
+            chance, passes_s, self.known.propose_s(1, n_draft_past), self.known.per_token.seconds
+        )
 
     def _probe(self, tokens: Sequence[int]) -> None:
-        """Ask a draft model that was not used for a while for proposals where the text is known, when the spare time allows."""
+        """Evaluate a draft model that was not used recently on known text, if spare time allows."""
         assert self.model
         assert self.known.draft
         if self._since_model < _PROBE:
             return
         pending = len(tokens) - 1 - self.model.n_past
-        if pending < _PROBE:  # it was used, in a long round
+        # The draft model was used in a long round.
+        if pending < _PROBE:
             return
         n_read = min(pending if pending < 4 * _PROBE else 2 * _PROBE, len(tokens) - 1)
         if self.known.spare_s < self._least_probe_s(n_read, len(tokens)):
@@ -433,7 +566,8 @@ class DraftController(DraftTeam):
         passed_s = self.model.busy_s - busy_s
         self.known.draft.learn(n_read, n_past, passed_s)
         if not self.known.draft.is_confirmed(1) and self.model.n_past == len(tokens) - 1:
-            for _ in range(2):  # a large error counts when it comes twice
+            # Two passes, because a large error counts only when it occurs twice.
+            for _ in range(2):
                 before_s = self.model.busy_s
                 self.model.review(tokens, 1, 1)
                 self.known.draft.learn(1, self.model.n_cached - 1, self.model.busy_s - before_s)
@@ -441,7 +575,10 @@ class DraftController(DraftTeam):
         self._since_model = 0
 
     def _least_probe_s(self, n_read: int, n_tokens: int) -> float:
-        """Return the spare time that a probe needs; infinity where a draft model that is mostly right would not help."""
+        """Return the spare time that a probe needs, in seconds.
+
+        It is infinite if even a good draft model would not help.
+        """
         assert self.model
         assert self.known.draft
         n_past = self.model.n_cached
@@ -452,7 +589,10 @@ class DraftController(DraftTeam):
     # ---- statistics
 
     def _learn_step(self, step: _Step, emitted: int) -> None:
-        """Count one drafted token, whose past was right, checked or not: was it the one that was emitted?"""
+        """Count one draft token whose preceding tokens were right, checked or not.
+
+        It is right if it equals the emitted token.
+        """
         right = step.proposal.token == emitted
         self._chances.learn(step.proposal.kind, right)
         if step.proposal.kind[0] == ModelDrafter.name:
@@ -461,12 +601,17 @@ class DraftController(DraftTeam):
             self._chances.learn(step.by_text.kind, step.by_text.token == emitted)
 
     def _count(self, n_tokens: int) -> None:
-        """Add a round to throughput, forecast and counts, by its predicted time: the clock is as noisy as the machine."""
+        """Add a round to throughput, forecast and counts.
+
+        Its predicted time is used, because the clock has the noise of the machine.
+        """
         one = self._round
         python_s = self.known.per_token.seconds
         seconds = one.draft_s + one.prices.pass_s[one.n_kept + one.n_branches] + n_tokens * python_s
         self.known.round_is_done(n_tokens, seconds)
-        self._tokens = _RATE_MEMORY * self._tokens + 1 + sum(step.reach for step in one.steps[: one.n_kept])
+        self._tokens = (
+            _RATE_MEMORY * self._tokens + 1 + sum(step.reach for step in one.steps[: one.n_kept])
+        )
         self._seconds = _RATE_MEMORY * self._seconds + seconds
         self.forecast.rounds_s += seconds
         self.forecast.plain_s += n_tokens * (one.prices.pass_s[0] + python_s)

@@ -1,6 +1,26 @@
-"""Cost model of the passes of one model: a measured table over pass widths, corrected by every pass.
+"""Cost model of the passes of one model: measured times by pass width, updated by each pass.
 
-Symbols: a pass of width n computes n rows behind `n_past` cached tokens. `seconds(n, n_past) = pace * (base[n] + depth[n] * n_past)`.
+Symbols of the cost model and of the decisions on the draft length:
+
+    Symbol  Meaning                                                    Unit      Code
+    n       width of a pass: number of tokens decoded in it            tokens    `n`
+    d       depth of a pass: cached tokens before it                   tokens    `n_past`
+    V(n)    verify cost: time of a target pass of width n              s         `seconds(n, d)`
+    D(n)    draft cost: time of a draft-model pass of width n          s         `seconds(n, d)`
+    b(n)    base: time of a pass with an empty cache                   s         `base[n]`
+    a(n)    depth cost: time per cached token, of the whole pass       s/token   `depth[n]`
+    f       machine speed: time of a pass relative to the measurement  1         `Pace.factor`
+    t       Python's time for each emitted token                       s/token   `Prices.token_s`
+    c_i     acceptance rate of draft token i after right tokens        1         `chances`
+    R_i     reach of draft token i: c_1 c_2 ... c_i                    1         `reaches`
+    r       throughput, the price of a second                          tokens/s  `Prices.rate`
+    w       value of an emitted token: 1 - r t                         tokens    `Prices.worth`
+
+    V(n) = f (b(n) + a(n) d), and the same for D(n) with the draft model's table
+    gain(m) = w (R_1 + ... + R_m) - r (V(1 + m) - V(1)), of checking m draft tokens
+
+The gain assumes one pending token. b(n) and a(n) are in seconds at the machine speed of the
+measurement.
 """
 
 from __future__ import annotations
@@ -9,26 +29,49 @@ import math
 from bisect import bisect_left
 from collections.abc import Mapping
 
-_TABLE_STEP = 0.08  # share of a pass's error that its table entry takes on
-_PACE_STEP = 0.1  # share of a pass's error that the machine's pace takes on
-_REACH = 3  # neighbouring widths that learn too, half as much with each step; width 1 has kernels of its own
-_OUTLIER = 0.4  # natural logarithm; a larger error is a wrong entry if it comes twice in a row, else another program's doing
-_SAME_JUMP = 0.5  # two widths whose corrections differ by less than this logarithm were moved by the same cause: the machine
-_JUMP_MEMORY = 64  # passes in which corrections of two widths are compared
-_STEEPEST = 0.8  # logarithm; no step of a real table is further from its neighbours, a factor of 2.2
-_FEWEST_WITNESSES = 4  # entries of a table that can tell which of them is wrong
-_CONFIRMED = 2  # passes after which an entry is known from use
-_NARROWER = 1.5  # a pass costs at most this many times as much as a wider one: kernels gain from full blocks of rows
-_DEPTH_STEP = 0.3  # share of a pass's error that the depth of its width takes on, as far as it is to blame
-_DEEP = 2000.0  # cached tokens that may double the time of a pass where nothing else is known
-_BASE_DOUBT = 0.15  # share of a base that may be wrong
+# Weight of one pass's log error in the update of its table entry.
+_TABLE_STEP = 0.08
+# Weight of one pass's log error in the update of the machine speed.
+_PACE_STEP = 0.1
+# Number of neighbouring widths on each side that are updated too, half as much with each step.
+# Width 1 has kernels of its own and is updated alone.
+_REACH = 3
+# Limit of a small error, as a natural logarithm. A larger error is a wrong entry if it occurs twice
+# in a row, and otherwise the effect of another program.
+_OUTLIER = 0.4
+# Largest difference of two corrections with a common cause (the machine), as a natural logarithm.
+_SAME_JUMP = 0.5
+# Number of passes within which the corrections of two widths are compared.
+_JUMP_MEMORY = 64
+# Largest distance of a valid entry from its neighbours, as a natural logarithm (a factor of 2.2).
+# No step of a real table is larger.
+_STEEPEST = 0.8
+# Fewest entries of a table that show which of them is wrong.
+_FEWEST_WITNESSES = 4
+# Number of passes after which an entry is confirmed.
+_CONFIRMED = 2
+# Largest cost of a pass relative to a wider one. It exceeds 1 because kernels gain from full blocks
+# of rows.
+_NARROWER = 1.5
+# Weight of one pass's log error in the update of the depth cost, times the share of the depth.
+_DEPTH_STEP = 0.3
+# Number of cached tokens that may double the time of a pass, if no depth cost is known.
+_DEEP = 2000.0
+# Relative uncertainty of a base.
+_BASE_DOUBT = 0.15
+# Share of the depth in an error up to which the depth cost stays unchanged.
 _NEGLIGIBLE = 0.01
-_CONTRADICTED = 3  # corrections after which measured entries that were never used follow those that were
-_UNTRIED = 4.0  # an entry that is not confirmed may be this many times too high
+# Number of corrections after which measured entries that no pass has used follow the used ones.
+_CONTRADICTED = 3
+# Factor by which an unconfirmed entry may be too high.
+_UNTRIED = 4.0
 
 
 class Pace:
-    """Speed of the machine against the time of measuring, as a factor on seconds; shared by all models on it."""
+    """Machine speed: factor on all predicted seconds relative to the time of measuring.
+
+    All models on the machine share it.
+    """
 
     def __init__(self) -> None:
         self.factor = 1.0
@@ -36,18 +79,22 @@ class Pace:
         self._jumps: list[tuple[int, CostModel, int, float]] = []
 
     def learn(self, error: float) -> None:
-        """Move towards a pass that took `exp(error)` times the prediction."""
+        """Update the factor with a pass that took `exp(error)` times the prediction."""
         self._n_passes += 1
         self.factor *= math.exp(_PACE_STEP * error)
 
     def jumped(self, costs: CostModel, n: int, size: float) -> None:
-        """Take over a correction if another model's entry, or that of single tokens, was corrected alike a moment ago: then the machine changed.
+        """Move a correction to the machine speed if an independent entry had a similar one.
 
-        Two widths of one table prove nothing: one wrong measurement between them moves both.
+        The two corrections must lie close together in time. An independent entry belongs to another
+        model, or exactly one of the two is that of single tokens. Two other widths of one table are
+        not independent: one wrong measurement between them moves both.
         """
         self._jumps = [one for one in self._jumps if self._n_passes - one[0] < _JUMP_MEMORY]
         for at, other, width, earlier in self._jumps:
-            if (other is not costs or (width == 1) != (n == 1)) and abs(earlier - size) < _SAME_JUMP:
+            if (other is not costs or (width == 1) != (n == 1)) and abs(
+                earlier - size
+            ) < _SAME_JUMP:
                 common = (earlier + size) / 2
                 self.factor *= math.exp(common)
                 costs.undo(n, common)
@@ -58,47 +105,59 @@ class Pace:
 
 
 class CostModel:
-    """Seconds of a pass by its width and the tokens cached before it.
+    """Seconds of a pass by its width and the number of tokens cached before it.
 
     Attributes:
-        base: Seconds of a pass over n tokens into an empty cache, at index n; index 0 is 0.
-        depth: Seconds more for each cached token, for the whole pass, at index n.
+        base: Seconds of a pass over n tokens with an empty cache, at index n; index 0 is 0.
+        depth: Extra seconds of the whole pass for each cached token, at index n; index 0 is 0.
     """
 
-    def __init__(self, measured: Mapping[int, float], depth: Mapping[int, float], n_most: int, pace: Pace) -> None:
+    def __init__(
+        self, measured: Mapping[int, float], depth: Mapping[int, float], n_most: int, pace: Pace
+    ) -> None:
         """Make the table from a measurement.
 
         Args:
-            measured: Width -> seconds with an empty cache; at least one width.
-            depth: Width -> seconds more for each cached token; empty where that is not known.
-            n_most: Widest pass of the table. Wider ones read prompts; they have one cost for each row.
-            pace: Speed of the machine.
+            measured: Width in tokens -> seconds with an empty cache; at least one width.
+            depth: Width in tokens -> extra seconds for each cached token; empty if not known.
+            n_most: Widest pass of the table, in tokens. Wider passes read prompts and have one cost
+                per row.
+            pace: Machine speed.
         """
         measured = repaired(measured)
         self.base = [0.0, *(interpolate(measured, n) for n in range(1, n_most + 1))]
         self.depth = [0.0, *(interpolate_depth(depth, n) for n in range(1, n_most + 1))]
         self._pace = pace
-        self._wide_row_s = self.base[-1] / n_most  # of passes beyond the table
+        # Seconds of a row, and seconds of a row for each cached token, in passes wider than the
+        # table.
+        self._wide_row_s = self.base[-1] / n_most
         self._wide_depth = self.depth[-1] / n_most
-        self._anchors = {n for n in measured if n <= n_most}  # widths known from measuring or from use; others are interpolated
+        # Widths known from a measurement or from use; other widths are interpolated.
+        self._anchors = {n for n in measured if n <= n_most}
         self._n_passes = [0] * (n_most + 1)
-        self._caps = [math.inf] * (n_most + 1)  # the most that entries may cost by what is known of others; only those never used have one
+        # Upper bound of each entry, derived from other entries; finite only for entries that were
+        # never used.
+        self._caps = [math.inf] * (n_most + 1)
         self._n_corrected = 0
         self._has_read = False
-        self._last_errors = [0.0] * (n_most + 2)  # the last place is that of wider passes
+        # Last log error of each width; the last index stands for all wider passes.
+        self._last_errors = [0.0] * (n_most + 2)
 
     def seconds(self, n: int, n_past: int) -> float:
-        """Return the seconds of a pass over `n` tokens behind `n_past` others."""
+        """Return the seconds of a pass over `n` tokens behind `n_past` cached ones."""
         if n < len(self.base):
             return self._pace.factor * (min(self.base[n], self._caps[n]) + self.depth[n] * n_past)
         return self._pace.factor * n * (self._wide_row_s + self._wide_depth * n_past)
 
     def passes_s(self, first: int, n: int, n_past: int) -> list[float]:
-        """Return the seconds of passes over `first`, `first` + 1, ... tokens, `n` of them."""
+        """Return the seconds of passes over `first`, `first` + 1, ... tokens, `n` values."""
         return [self.seconds(width, n_past) for width in range(first, first + n)]
 
     def hopeful_s(self, first: int, n: int, n_past: int) -> list[float]:
-        """Return the same as `passes_s` with entries that were never used as low as they may be; for exploring."""
+        """Return the values of `passes_s` with the lowest plausible cost of unconfirmed widths.
+
+        They serve exploration.
+        """
         least = 0.9 * self.seconds(1, n_past)
         return [
             one if self.is_confirmed(width) else min(one, max(least, one / _UNTRIED))
@@ -106,7 +165,7 @@ class CostModel:
         ]
 
     def is_confirmed(self, n: int) -> bool:
-        """Return whether passes of this width were seen since the table was made."""
+        """Return whether enough passes of this width were timed since the table was made."""
         return n >= len(self.base) or self._n_passes[n] >= _CONFIRMED
 
     def reading_s(self, n: int, n_past: int, at_once: int) -> float:
@@ -116,10 +175,16 @@ class CostModel:
         return seconds + (self.seconds(rest, n_past + full * at_once) if rest else 0.0)
 
     def learn(self, n: int, n_past: int, seconds: float) -> None:
-        """Correct the table by what a pass took.
+        """Update the table with the time of one pass.
 
-        A small error moves the entry, its neighbours and the pace a little. A large one counts only if it comes twice in a row: then the smaller
-        of the two corrects the entry in full. A single slow pass is the work of another program.
+        A small error moves the entry, its neighbours and the machine speed a little. A large error
+        counts only if it occurs twice in a row. Then the smaller of the two corrects the entry in
+        full. A single slow pass is the effect of another program.
+
+        Args:
+            n: Width of the pass, in tokens.
+            n_past: Cached tokens before it.
+            seconds: Measured time.
         """
         if n < 1 or not math.isfinite(seconds):
             return
@@ -129,14 +194,18 @@ class CostModel:
             self.base[n], self._caps[n] = min(self.base[n], self._caps[n]), math.inf
         size = self._twice(min(n, len(self.base)), error)
         if in_table and not self._n_passes[n] and n not in self._anchors and abs(error) > _OUTLIER:
-            size = error / 2  # never measured: an estimate that is this far off is worth less than one pass
+            # Half of the error is applied at once: an interpolated entry with a large error is less
+            # reliable than one pass.
+            size = error / 2
         if size:
             self._correct(n, n_past, size)
         else:
             clipped = max(-_OUTLIER, min(_OUTLIER, error))
             by_depth = self._blame_of_depth(n, n_past)
             if by_depth > _NEGLIGIBLE:
-                took = self._unpaced(n, n_past) * math.expm1(_DEPTH_STEP * by_depth * clipped) / n_past
+                took = (
+                    self._unpaced(n, n_past) * math.expm1(_DEPTH_STEP * by_depth * clipped) / n_past
+                )
                 self._set_depth(n, max(self._depth_of(n) + took, 0.5 * self._depth_of(n)))
             self.scale(n, _TABLE_STEP * (1 - by_depth) * clipped)
             self._pace.learn((1 - by_depth) * clipped)
@@ -150,11 +219,11 @@ class CostModel:
             self.set_caps()
 
     def is_doubtful(self, n: int) -> bool:
-        """Return whether the last pass of this width was far off, and nothing was made of that yet."""
+        """Return whether the last pass of this width had a large error that is not applied yet."""
         return n < len(self.base) and abs(self._last_errors[n]) > _OUTLIER
 
     def _twice(self, at: int, error: float) -> float:
-        """Return the smaller of the last two errors of a width if both are large and of one sign, else 0."""
+        """Return the smaller of the last two errors if both are large and of one sign, else 0."""
         last, self._last_errors[at] = self._last_errors[at], error
         size = math.copysign(min(abs(last), abs(error)), error) if last * error > 0 else 0.0
         if abs(size) <= _OUTLIER:
@@ -163,22 +232,30 @@ class CostModel:
         return size
 
     def scale(self, n: int, log_base: float) -> None:
-        """Multiply the base of width `n` by `exp(log_base)`, and that of its neighbours half as far with each step."""
+        """Multiply the base of width `n` by `exp(log_base)`.
+
+        The exponent halves with each step to a neighbouring width.
+        """
         if n >= len(self.base):
             self._wide_row_s *= math.exp(log_base)
             return
-        for width in range(max(2, n - _REACH), min(len(self.base), n + _REACH + 1)) if n > 1 else (1,):
+        for width in (
+            range(max(2, n - _REACH), min(len(self.base), n + _REACH + 1)) if n > 1 else (1,)
+        ):
             if width == n or self._n_passes[width] < _CONFIRMED:
                 self.base[width] *= math.exp(log_base * 0.5 ** abs(width - n))
 
     def _blame_of_depth(self, n: int, n_past: int) -> float:
-        """Return which part of an error is the depth's: the further into a text, the more, for the base is known better."""
+        """Return the share of an error that the depth cost explains, from 0 to 1.
+
+        The share grows with the number of cached tokens, because the base is known better.
+        """
         base = self.base[n] if n < len(self.base) else n * self._wide_row_s
         of_depth = max(self._depth_of(n), base / _DEEP) * n_past
         return of_depth**2 / ((_BASE_DOUBT * base) ** 2 + of_depth**2)
 
     def _correct(self, n: int, n_past: int, size: float) -> None:
-        """Correct an entry so that passes of its width are predicted to take `exp(size)` times as long."""
+        """Correct an entry so that its passes are predicted to take `exp(size)` times as long."""
         whole, attention = self._unpaced(n, n_past), self._depth_of(n) * n_past
         rest = math.exp(size) * whole - (whole - attention)
         if rest > 0 and self._blame_of_depth(n, n_past) > 0.5:
@@ -192,14 +269,14 @@ class CostModel:
         self._pace.jumped(self, n, log_base)
 
     def _unpaced(self, n: int, n_past: int) -> float:
-        """Return the seconds of a pass at the pace of measuring."""
+        """Return the seconds of a pass at the machine speed of the measurement."""
         return self.seconds(n, n_past) / self._pace.factor
 
     def _depth_of(self, n: int) -> float:
         return self.depth[n] if n < len(self.depth) else n * self._wide_depth
 
     def _set_depth(self, n: int, depth: float) -> None:
-        """Set the depth of width `n`, and scale those derived from it."""
+        """Set the depth cost of width `n` and scale the values derived from it."""
         before = self._depth_of(n)
         if before > 0:
             self._shift(self.depth, n, math.log(depth / before))
@@ -208,7 +285,11 @@ class CostModel:
             self._wide_depth = depth / n
 
     def _shift(self, entries: list[float], n: int, size: float) -> None:
-        """Multiply entry `n` by `exp(size)`, and those derived from it: less with the distance up to the next known width, all beyond the last."""
+        """Multiply entry `n` by `exp(size)`, and scale the entries derived from it.
+
+        The exponent falls linearly to 0 at the next known width on each side. Beyond the last known
+        width it stays the same.
+        """
         if n >= len(self.base):
             if entries is self.base:
                 self._wide_row_s *= math.exp(size)
@@ -218,45 +299,66 @@ class CostModel:
         below = max((width for width in self._anchors if width < n), default=0)
         above = min((width for width in self._anchors if width > n), default=0)
         for width in range(below + 1, above or len(entries)):
-            distance = (n - width) / (n - below) if width < n else (width - n) / (above - n) if above else 0.0
+            distance = (
+                (n - width) / (n - below)
+                if width < n
+                else (width - n) / (above - n)
+                if above
+                else 0.0
+            )
             entries[width] *= math.exp(size * (1 - distance))
 
     def undo(self, n: int, size: float) -> None:
-        """Take back a correction of the base."""
+        """Revert a correction of the base."""
         self._shift(self.base, n, -size)
         self.set_caps()
 
     def set_caps(self) -> None:
-        """Bound the entries that were never used by those that were, and by what prompts cost.
+        """Set upper bounds of never used entries, from the used entries and from prefill.
 
-        A narrower pass costs hardly more than a wider one, and a wider one not more than several narrow ones.
+        A pass costs at most slightly more than a wider one, and at most as much as several narrower
+        ones with the same number of tokens.
         """
-        known = [(n, self.base[n]) for n in range(1, len(self.base)) if self._n_passes[n] >= _CONFIRMED]
+        known = [
+            (n, self.base[n]) for n in range(1, len(self.base)) if self._n_passes[n] >= _CONFIRMED
+        ]
         if self._has_read:
             known.append((len(self.base), len(self.base) * self._wide_row_s))
         for width in range(1, len(self.base)):
             if not self._n_passes[width]:
-                self._caps[width] = min((_NARROWER * s if width < n else s * -(-width // n) for n, s in known), default=math.inf)
+                self._caps[width] = min(
+                    (_NARROWER * s if width < n else s * -(-width // n) for n, s in known),
+                    default=math.inf,
+                )
 
 
 class Overhead:
-    """Python's time around passes, in seconds each time."""
+    """Python's time around a pass, in seconds."""
 
     def __init__(self, seconds: float = 0.0) -> None:
         self.seconds = seconds
 
     def learn(self, seconds: float) -> None:
-        """Move towards one time; a single long one is another program's doing."""
+        """Update the average with one time.
+
+        A single long time is limited, because another program causes it.
+        """
         seconds = max(seconds, 0.0)
         most = 4 * self.seconds if self.seconds else seconds
-        self.seconds += _PACE_STEP * (min(seconds, most) - self.seconds) if self.seconds else seconds
+        self.seconds += (
+            _PACE_STEP * (min(seconds, most) - self.seconds) if self.seconds else seconds
+        )
 
 
 def repaired(measured: Mapping[int, float]) -> dict[int, float]:
-    """Return a measured table; where one entry does not fit the others, they decide.
+    """Return a measured table in which an entry that contradicts the others is replaced.
 
-    An entry is compared with what its neighbours give without it. A wrong one makes its neighbours look wrong too: of those that stand out, that
-    is replaced without which the rest fits best.
+    Each entry is compared with the value that the other entries give for it. A wrong entry makes
+    its neighbours look wrong too. Of all conspicuous entries, the one whose removal makes the rest
+    fit best is replaced.
+
+    Args:
+        measured: Width in tokens -> seconds.
     """
     if len(measured) < _FEWEST_WITNESSES:
         return dict(measured)
@@ -269,8 +371,10 @@ def repaired(measured: Mapping[int, float]) -> dict[int, float]:
 
 
 def _misfit(measured: Mapping[int, float], n: int) -> float:
-    """Return how far an entry is from what the others give, as a logarithm."""
-    return abs(math.log(measured[n] / interpolate({m: s for m, s in measured.items() if m != n}, n)))
+    """Return how far an entry is from the value that the others give, as a natural logarithm."""
+    return abs(
+        math.log(measured[n] / interpolate({m: s for m, s in measured.items() if m != n}, n))
+    )
 
 
 def interpolate(measured: Mapping[int, float], n: int) -> float:
@@ -284,12 +388,16 @@ def interpolate(measured: Mapping[int, float], n: int) -> float:
     if n <= b:
         return max(measured[b] - rise * (b - n), 1e-9)
     steady = (measured[b] - measured[first]) / (b - first)
-    # Beyond the table a row costs what the last rows cost, but not more than the mean of those before it: kernels gain from more rows.
+    # Beyond the table a row costs as much as the last rows, but at most the mean of all rows before
+    # it: kernels gain from more rows.
     return measured[b] + (n - b) * max(min(max(rise, steady), measured[b] / b), 0.0)
 
 
 def interpolate_depth(depth: Mapping[int, float], n: int) -> float:
-    """Return the seconds that each cached token adds to a pass over `n` tokens: linear between widths, outside them proportional to the rows."""
+    """Return the depth cost of a pass over `n` tokens, in seconds for each cached token.
+
+    It is linear between measured widths, and proportional to the number of rows outside them.
+    """
     widths = sorted(depth)
     if not widths:
         return 0.0

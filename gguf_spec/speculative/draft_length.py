@@ -1,10 +1,14 @@
-"""How many tokens to draft: pure functions of costs, acceptance rates and throughput. No model, no clock, no state.
+"""Draft length: pure functions of costs, acceptance rates and throughput, without state.
 
-Maximise tokens per second. By Dinkelbach's method this equals maximising `tokens - rate * seconds`, where `rate` is the throughput that can be
-had; so all gains here are in tokens. Symbols: c_i is the chance that the i-th drafted token is right if those before it are, and the reach of
-token i is c_1 ... c_i. A round over n drafted tokens emits 1 + reach_1 + ... + reach_n tokens on average.
+The goal is maximum throughput, in tokens per second. By Dinkelbach's method this equals maximising
+`tokens - rate * seconds`, where `rate` is the throughput that can be reached. All gains are
+therefore in tokens. `speculative.cost_model` has the table of symbols.
 
-Source: Dinkelbach 1967, On nonlinear fractional programming; Leviathan et al. 2022, arXiv:2211.17192, section 3, for the expected tokens.
+A round over n draft tokens emits 1 + R_1 + ... + R_n tokens on average, where the reach R_i = c_1
+... c_i is the probability that draft token i is accepted.
+
+Source: Dinkelbach 1967, On nonlinear fractional programming; Leviathan et al. 2022,
+arXiv:2211.17192, section 3, for the expected tokens.
 """
 
 from __future__ import annotations
@@ -15,16 +19,18 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-LEAST_REACH = 0.02  # a token that is right more rarely is not worth a look
-_FORESIGHT = 24  # tokens
+# Smallest reach at which a further draft token is considered.
+LEAST_REACH = 0.02
+# Number of draft tokens that a decision looks ahead.
+_FORESIGHT = 24
 
 
 class Prices(NamedTuple):
-    """What a round costs.
+    """Costs of a round.
 
     Attributes:
-        rate: Tokens per second that can be had: the price of a second.
-        pass_s: Seconds of the target's pass over the pending tokens and n drafted ones, at index n.
+        rate: Reachable throughput in tokens per second, the price of a second.
+        pass_s: Seconds of the target's pass over the pending tokens and n draft tokens, at index n.
         token_s: Seconds of Python for each emitted token.
     """
 
@@ -34,21 +40,24 @@ class Prices(NamedTuple):
 
     @property
     def worth(self) -> float:
-        """What an emitted token is worth, after Python's time for it."""
+        """Value of an emitted token after Python's time for it, in tokens."""
         return 1 - self.rate * self.token_s
 
     def extra(self, n: int, m: int = 0) -> float:
-        """Return the price of a pass over `n` drafted tokens above that over `m`, in tokens."""
+        """Return the extra cost of checking `n` draft tokens instead of `m`, in tokens."""
         return self.rate * (self.pass_s[n] - self.pass_s[m])
 
 
 def gain_of(reaches: Sequence[float], n: int, prices: Prices) -> float:
-    """Return by how many tokens checking the first `n` drafted tokens is better than checking none; drafting them is paid for already."""
+    """Return the gain of checking the first `n` draft tokens over checking none, in tokens.
+
+    The time of drafting them is spent already and does not count.
+    """
     return sum(reaches[:n]) * prices.worth - prices.extra(n)
 
 
 def best_length(reaches: Sequence[float], prices: Prices) -> tuple[int, float]:
-    """Return how many drafted tokens to check, and the gain of that over checking none."""
+    """Return the best number of draft tokens to check, and its gain over checking none."""
     value, best, most = 0.0, 0, 0.0
     for n, reach in enumerate(reaches, 1):
         value += reach * prices.worth
@@ -59,11 +68,14 @@ def best_length(reaches: Sequence[float], prices: Prices) -> tuple[int, float]:
 
 
 class Outlook(NamedTuple):
-    """What the next tokens of the draft model promise. How confident it is shows only when a token is there; until then a mean counts.
+    """Expected quality and cost of the draft model's next tokens.
+
+    The confidence of a token is known only once it is drafted. Until then its mean acceptance rate
+    counts.
 
     Attributes:
-        shares: How often it is how confident, sum 1.
-        chances: For each confidence the chance that the token is right.
+        shares: Frequency of each confidence bucket, sum 1, shape `(n,)`.
+        chances: Acceptance rate of each confidence bucket, shape `(n,)`.
         first_s: Seconds to draft the next token.
         each_s: Seconds to draft each token after it.
     """
@@ -75,24 +87,25 @@ class Outlook(NamedTuple):
 
     @property
     def mean(self) -> float:
-        """Chance that a token is right whose confidence is not known."""
+        """Acceptance rate of a token whose confidence is not known."""
         return float(self.shares @ self.chances)
 
 
 def drafting_gain(reaches: Sequence[float], k: int, outlook: Outlook, prices: Prices) -> float:
     """Return the expected gain of drafting at least one more token over stopping here.
 
-    Once the next token's confidence is known, the best follows: check what was drafted before it, check it too, or draft more tokens, each of
-    which is right with the mean chance.
+    Once the confidence of the next token is known, the best of three continuations is taken: check
+    only the tokens drafted before it, check it too, or draft more tokens. The further tokens have
+    the mean acceptance rate.
 
     Args:
-        reaches: Of the tokens drafted so far.
-        k: Most tokens of a draft.
-        outlook: Chances and costs of the tokens to come.
-        prices: The costs of the pass.
+        reaches: Reach of each token drafted so far.
+        k: Largest length of a draft, in tokens.
+        outlook: Acceptance rates and costs of the tokens to come.
+        prices: Costs of the round.
 
     Returns:
-        The gain; minus infinity where no more tokens are allowed.
+        The gain, in tokens; minus infinity if no more tokens are allowed.
     """
     n = len(reaches)
     m = min(k - n, _FORESIGHT)
@@ -108,7 +121,13 @@ def drafting_gain(reaches: Sequence[float], k: int, outlook: Outlook, prices: Pr
 
 
 def best_branches(chances: Sequence[float], n: int, prices: Prices) -> int:
-    """Return how many second guesses to check beside `n` drafted tokens: `chances`, highest first, are those that each brings a token more."""
+    """Return how many second guesses to check beside `n` draft tokens.
+
+    Args:
+        chances: Probability that each second guess brings one more token, highest first.
+        n: Number of draft tokens that are checked.
+        prices: Costs of the round.
+    """
     gain, most, best = 0.0, 0.0, 0
     for extra, chance in enumerate(chances, 1):
         gain += chance * prices.worth
@@ -117,11 +136,13 @@ def best_branches(chances: Sequence[float], n: int, prices: Prices) -> int:
     return best
 
 
-def token_seconds(chance: float, pass_s: Sequence[float], draft_s: float, token_s: float = 0.0) -> float:
-    """Return the seconds of a token at the best fixed draft length, if each drafted token has the same chance.
+def token_seconds(
+    chance: float, pass_s: Sequence[float], draft_s: float, token_s: float = 0.0
+) -> float:
+    """Return the seconds of a token at the best fixed draft length, with one acceptance rate.
 
     Args:
-        chance: That each is right.
+        chance: Acceptance rate of each draft token.
         pass_s: Seconds of a pass over 1 + n tokens, at index n.
         draft_s: Seconds to draft a token.
         token_s: Seconds of Python for each emitted token.

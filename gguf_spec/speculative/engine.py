@@ -1,4 +1,14 @@
-"""The round and the loop around it. Exactness lives here: what is emitted follows the target's law, whatever the drafter says."""
+"""Speculative round and generation loop.
+
+The emitted tokens follow the target's distribution for any drafter; `speculative.acceptance` has
+the argument. `tokens` holds the prompt and all emitted tokens. Invariant after each round:
+
+    target.cached == tokens[:target.n_past]
+    target.n_past == len(tokens) - 1  # the next round decodes the newest token
+    target.n_past == len(tokens) - 2  # instead, after an accepted branch: it is in no cache
+
+No cached token of the drafter lies at or after position `len(tokens) - 1`.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +24,15 @@ from .interfaces import LanguageModel, read_on, retain_prefix
 
 
 class Rule(NamedTuple):
-    """How a round is decided.
+    """Settings that decide a round.
 
     Attributes:
-        accept: Which drafted tokens stay.
-        noise: How close a decision must be to count as a near tie, in logits; 0 looks for none.
+        accept: Acceptance rule.
+        noise: Largest logit difference that counts as a near tie, in logits; 0 disables the
+            detection.
         strict: Decide a near tie again from a pass over one token.
-        wide_past: Tokens in the cache were computed in passes over several tokens, which plain decoding does not make.
+        wide_past: The cache holds tokens from passes over several tokens, which plain decoding does
+            not make.
     """
 
     accept: Accept = coupled
@@ -29,22 +41,26 @@ class Rule(NamedTuple):
     wide_past: bool = False
 
     def noise_of(self, n_tokens: int) -> float:
-        """Return the noise of a pass over `n_tokens`; it is 0 where plain decoding makes the same pass behind the same cache."""
+        """Return the noise of a pass over `n_tokens`, in logits.
+
+        It is 0 where plain decoding makes the same pass behind the same cache.
+        """
         return self.noise if n_tokens > 1 or self.wide_past else 0.0
 
 
 @dataclass(frozen=True)
 class Round:
-    """What one round brought.
+    """Result of one round.
 
     Attributes:
         tokens: The new token ids, 1 to `n_drafted + 1`.
-        n_drafted: How many were drafted.
-        n_accepted: How many of `tokens`, from the first on, are the draft's.
+        n_drafted: Number of draft tokens, branches included.
+        n_accepted: Number of leading `tokens` that come from the draft.
         ended: The last of `tokens` ends the generation.
-        near_ties: Which of `tokens`, as indices, were decided by less than the noise.
+        near_ties: Indices into `tokens` of the tokens that were decided by less than the noise.
         decided_again: The last of `tokens` comes from a second pass, over one token.
-        logprobs: What the target says of each of `tokens`, where the sampling asks for it.
+        logprobs: Log-probability of each of `tokens` under the target; empty unless the sampling
+            options request it.
         wide: The target's pass was over several tokens.
     """
 
@@ -58,23 +74,40 @@ class Round:
     wide: bool = False
 
     def cut(self, n: int) -> Round:
-        """Return the round with only its first `n` tokens, the last of which ends the generation."""
+        """Return the round cut to its first `n` tokens, the last of which ends the generation."""
         return replace(
             self, tokens=self.tokens[:n], n_accepted=min(self.n_accepted, n), ended=True,
             near_ties=tuple(i for i in self.near_ties if i < n), logprobs=self.logprobs[:n],
         )  # fmt: skip
 
 
-def run_round(target: LanguageModel, drafter: Drafter, tokens: Sequence[int], sampler: Sampler, k: int, rule: Rule) -> Round:
+def run_round(
+    target: LanguageModel,
+    drafter: Drafter,
+    tokens: Sequence[int],
+    sampler: Sampler,
+    k: int,
+    rule: Rule,
+) -> Round:
     """Draft up to `k` tokens, check them in one target pass, return the 1 to k+1 new ones."""
     draft = drafter.draft(tokens, k)
     pending = [*tokens[target.n_past :], *draft.tokens]
     branches = [(len(pending) - len(draft.tokens) + i, token) for i, token in draft.branches]
-    rows = Rows(target.logits(pending, len(draft.tokens) + 1, branches), tokens, draft.tokens, sampler, draft.branches)
+    rows = Rows(
+        target.logits(pending, len(draft.tokens) + 1, branches),
+        tokens,
+        draft.tokens,
+        sampler,
+        draft.branches,
+    )
     new = rule.accept(draft, rows)
     wide, noise = len(pending) > 1, rule.noise_of(len(pending))
     near_ties = [i for i, token in enumerate(new) if rows.is_near_tie(i, token, noise)]
-    logprobs = [] if sampler.sampling.logprobs is None else [rows.logprob(i, token) for i, token in enumerate(new)]
+    logprobs = (
+        []
+        if sampler.sampling.logprobs is None
+        else [rows.logprob(i, token) for i, token in enumerate(new)]
+    )
     drafter.learn(new, rows.logits)
     again = rule.strict and wide and bool(near_ties)
     if again:
@@ -85,18 +118,33 @@ def run_round(target: LanguageModel, drafter: Drafter, tokens: Sequence[int], sa
     keep = len(tokens) + _n_cached(draft.tokens, new)
     target.rollback(keep)
     drafter.rollback(keep)
-    return Round(new, len(draft.tokens) + len(branches), len(new) - 1, False, tuple(near_ties), again, tuple(logprobs), wide)
+    return Round(
+        new,
+        len(draft.tokens) + len(branches),
+        len(new) - 1,
+        False,
+        tuple(near_ties),
+        again,
+        tuple(logprobs),
+        wide,
+    )
 
 
 def _n_cached(drafted: Sequence[int], new: Sequence[int]) -> int:
-    """Return how many of the new tokens the pass left in the caches: the newest is in none, nor is what follows a branch, or a branch itself."""
-    return next((i for i, (a, b) in enumerate(zip(drafted, new[:-1], strict=False)) if a != b), len(new) - 1)
+    """Return how many of the new tokens the pass left in the caches.
+
+    The newest token is in no cache. A branch and the token after it are in no cache either.
+    """
+    return next(
+        (i for i, (a, b) in enumerate(zip(drafted, new[:-1], strict=False)) if a != b), len(new) - 1
+    )
 
 
 def _row_alone(target: LanguageModel, history: Sequence[int], sampler: Sampler) -> Rows:
-    """Return the row after `history`, from a pass over its last token alone."""
+    """Return the row after `history`, from a pass over its last token only."""
     target.rollback(len(history) - 1)
-    target.read(history[target.n_past : -1])  # a branch is not in the cache
+    # An accepted branch is not in the cache.
+    target.read(history[target.n_past : -1])
     return Rows(target.logits(history[-1:], 1), history, [], sampler)
 
 
@@ -108,9 +156,10 @@ def read_prompt(
     cancelled: Callable[[], bool],
     on_pass: Callable[[int, int], object] | None = None,
 ) -> None:
-    """Read all of the prompt but its last token, which the first round decodes. What the caches hold of it from before stays.
+    """Read the prompt up to its last token, which the first round decodes.
 
-    After each pass of the target `on_pass` is called, as by `read_on`.
+    The caches keep the prefix that they share with the prompt. After each pass of the target
+    `on_pass` is called, as by `read_on`.
     """
     retain_prefix(target, prompt[:-1])
     drafter.keep(prompt[:-1])
@@ -130,18 +179,20 @@ def rounds(
     is_end: Callable[[int], bool],
     cancelled: Callable[[], bool],
 ) -> Iterator[Round]:
-    """Yield round after round, until an end token, `n_max` tokens, a full context, or `cancelled()`; the prompt is already read.
+    """Yield rounds until an end token, `n_max` tokens, a full context or `cancelled()`.
 
-    After each round `target.n_past` is one less than the tokens so far, two less after a branch, and the cache holds just those.
+    The prompt must be read already. The invariant of the module holds at each yield.
     """
     tokens = [*prompt]
-    if target.n_read < target.n_past:  # a cache of an earlier request, which was not read as a prompt is
+    # The cache comes from an earlier request and was not computed by prefill passes.
+    if target.n_read < target.n_past:
         rule = rule._replace(wide_past=True)
     n_left = min(n_max or target.n_ctx, target.n_ctx - len(prompt))
     while n_left > 0 and not cancelled():
         one = run_round(target, drafter, tokens, sampler, min(k, n_left - 1), rule)
         end = next((i for i, token in enumerate(one.tokens) if is_end(token)), None)
-        if end is not None:  # what the burst holds after it was never said
+        # The tokens after the end token are not emitted.
+        if end is not None:
             one = one.cut(end + 1)
         tokens += one.tokens
         n_left -= len(one.tokens)

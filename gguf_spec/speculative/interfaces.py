@@ -1,4 +1,7 @@
-"""What the loop and the drafters need of a model; `gguf_spec.llama.model.Model` has it, and so have the fakes of the tests."""
+"""Model interface that the generation loop and the drafters require.
+
+`gguf_spec.llama.model.Model` and the fakes of the tests implement it.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +15,26 @@ from ..errors import RollbackError
 
 
 class LanguageModel(Protocol):
-    """Tokens in, logits out, and a cache that can be cut back.
+    """Model that turns tokens into logits, with a cache that can be rolled back.
 
     Attributes:
         n_vocab: V, the length of a row of logits.
-        n_ctx: Positions the cache holds.
+        n_ctx: Capacity of the cache, in tokens.
         busy_s: Seconds spent inside the model.
-        start: A token that a text may begin with.
-        weight_bytes: What the weights take.
-        cached_bytes: What one token takes in the cache.
-        reads_at_once: Tokens of a prompt that are read in one pass.
-        grid: Passes that read a prompt end at multiples of this; 0 where it does not matter.
-        n_read: How many of the cached tokens, from the first on, were read as a prompt, on the grid.
-        exact_attention: Attention gives a row the same bits in passes of all widths, at all depths.
-        most_exact_rows: Passes over more tokens than that do not have the bits of single-token passes, whatever a few rows show.
-        depth_costs: Tokens in a pass -> seconds more for each cached token; empty where that was not measured.
+        start: A token that may begin a text.
+        weight_bytes: Size of the weights, in bytes.
+        cached_bytes: Size of one cached token, in bytes.
+        reads_at_once: Prompt tokens decoded in one prefill pass.
+        grid: Prefill passes end at multiples of this, in tokens; 0 where the end of a pass does not
+            change the bits.
+        n_read: Length of the cached prefix that was decoded by prefill passes on the grid, in
+            tokens.
+        exact_attention: Attention gives a row the same bits in passes of all widths and at all
+            depths.
+        most_exact_rows: Upper bound of the exact pass width, in tokens. Wider passes do not have
+            the bits of single-token passes, even where a few measured rows agree.
+        depth_costs: Pass width in tokens -> extra seconds of the pass for each cached token; empty
+            where that was not measured.
     """
 
     n_vocab: int
@@ -44,36 +52,52 @@ class LanguageModel(Protocol):
 
     @property
     def cached(self) -> list[int]:
-        """The tokens in the cache, one after the other."""
+        """The tokens in the cache, in order."""
 
     @property
     def n_past(self) -> int:
-        """How many tokens are in the cache."""
+        """Number of tokens in the cache."""
 
     def read(self, tokens: Sequence[int]) -> None:
-        """Put tokens into the cache."""
+        """Append tokens to the cache."""
 
-    def logits(self, tokens: Sequence[int], n_rows: int, branches: Sequence[tuple[int, int]] = ()) -> Logits:
-        """Put tokens into the cache and return the logits after each of the last `n_rows`; the next call may overwrite them.
+    def logits(
+        self, tokens: Sequence[int], n_rows: int, branches: Sequence[tuple[int, int]] = ()
+    ) -> Logits:
+        """Append tokens to the cache and return the logits after each of the last `n_rows`.
 
-        Below them stand the logits after each of the `branches`, in order: an index into `tokens`, and the token that stands there instead.
-        Branches do not stay in the cache.
+        The next call may overwrite the returned rows. The logits after each branch follow below
+        them, in the order of `branches`. Branches do not stay in the cache.
+
+        Args:
+            tokens: Token ids.
+            n_rows: Number of last tokens whose logits are returned.
+            branches: Alternative tokens: an index into `tokens`, and the token at that index
+                instead.
+
+        Returns:
+            Logits, shape `(n_rows + len(branches), V)`.
         """
 
     def rollback(self, to: int) -> None:
-        """Forget all but the first `to` tokens."""
+        """Remove all but the first `to` tokens from the cache."""
 
     def is_end(self, token: int) -> bool:
-        """Whether a token ends a generation."""
+        """Return whether a token ends a generation."""
 
 
 def retain_prefix(model: LanguageModel, tokens: Sequence[int]) -> None:
-    """Roll back to the longest beginning of `tokens` whose cache is what reading `tokens` afresh gives; to nothing, where the model cannot do that.
+    """Roll back to the longest prefix of `tokens` whose cache equals that of a new prefill.
 
-    Where the bits of a row depend on the width of its pass (`grid`), decoded tokens are read again, and so is the last part of a prompt that goes
-    on differently: it was read in a pass of another width.
+    A model that cannot roll back that far is emptied. Where the bits of a row depend on the width
+    of its pass (`grid` is not 0), tokens cached by decode passes are read again. The last part of a
+    prompt with another continuation is read again too, because it was read in a pass of another
+    width.
     """
-    same = next((i for i, (a, b) in enumerate(zip(model.cached, tokens, strict=False)) if a != b), min(model.n_past, len(tokens)))
+    same = next(
+        (i for i, (a, b) in enumerate(zip(model.cached, tokens, strict=False)) if a != b),
+        min(model.n_past, len(tokens)),
+    )
     if model.grid and not same == len(tokens) == model.n_read:
         same = min(same, model.n_read)
         same -= same % model.grid
@@ -83,10 +107,16 @@ def retain_prefix(model: LanguageModel, tokens: Sequence[int]) -> None:
         model.rollback(0)
 
 
-def read_on(model: LanguageModel, tokens: Sequence[int], cancelled: Callable[[], bool], on_pass: Callable[[int, int], object] | None = None) -> None:
-    """Read what a model has not read of `tokens`, pass by pass until `cancelled()`.
+def read_on(
+    model: LanguageModel,
+    tokens: Sequence[int],
+    cancelled: Callable[[], bool],
+    on_pass: Callable[[int, int], object] | None = None,
+) -> None:
+    """Read the tokens that are not cached yet, pass by pass until `cancelled()`.
 
-    After each pass `on_pass` is called with the number of tokens in the cache and of all tokens.
+    After each pass `on_pass` is called with the number of cached tokens and the number of all
+    tokens.
     """
     while model.n_past < len(tokens) and not cancelled():
         model.read(tokens[model.n_past : _pass_end(model, len(tokens))])
@@ -95,14 +125,23 @@ def read_on(model: LanguageModel, tokens: Sequence[int], cancelled: Callable[[],
 
 
 def _pass_end(model: LanguageModel, n_tokens: int) -> int:
-    """Return where the next pass ends: at a multiple of the grid, but for the last pass."""
+    """Return the end of the next prefill pass: a multiple of the grid, except for the last pass."""
     end = min(model.n_past + model.reads_at_once, n_tokens)
     on_grid = end - end % model.grid if model.grid else end
     return on_grid if on_grid > model.n_past else end
 
 
 def decode_last(model: LanguageModel, tokens: Sequence[int], one_by_one: bool = False) -> Logits:
-    """Return a copy of the row after `tokens`, read into an empty cache as a prompt is, or one token in each pass."""
+    """Return a copy of the row after `tokens`, computed with an initially empty cache.
+
+    Args:
+        model: The model; its cache is emptied first.
+        tokens: Token ids, at least one.
+        one_by_one: Read the tokens before the last in passes over one token each, not as a prompt.
+
+    Returns:
+        Logits, shape `(V,)`.
+    """
     model.rollback(0)
     if one_by_one:
         for token in tokens[:-1]:

@@ -1,4 +1,4 @@
-"""A target, perhaps a draft model, and what is known of them: from that each request gets its drafter."""
+"""Model pair: target, optional draft model, their statistics, and the drafter of each request."""
 
 from __future__ import annotations
 
@@ -27,15 +27,16 @@ from .profile import DEFAULT_PROFILE, Profile, read_statistics, write_statistics
 
 
 class ModelPair:
-    """Two models on this machine.
+    """Target and optional draft model on this machine.
 
     Attributes:
         target: The model that decides.
         draft: The model that proposes, or None.
-        profile: What was measured of them.
-        reference: A text beside the request's own that drafts may come from, or None.
-        calibration: What the draft has learned of the target.
-        experiences: What is known of costs and chances; it learns. One for texts that are `greedy`, `sampled`, and `drawn`.
+        profile: Measurement of the pair.
+        reference: A text beside the request's own from which drafts may come, or None.
+        calibration: Correction of the draft's logits, learned from the target.
+        experiences: Cost models and acceptance rates, updated during use; one each for texts that
+            are `greedy`, `sampled` and `drawn`.
     """
 
     def __init__(
@@ -45,7 +46,15 @@ class ModelPair:
         measure: Callable[[Model, Model | None], Profile] | None = None,
         reference: SuffixAutomaton | None = None,
     ) -> None:
-        """Join two models; `measure` gives their profile when it is first needed. Without it nothing is known of their costs."""
+        """Join two models.
+
+        Args:
+            target: The model that decides.
+            draft: The model that proposes, or None.
+            measure: Returns the profile of the pair; called when it is first needed. Without it
+                default costs are used.
+            reference: A text beside the request's own from which drafts may come.
+        """
         self.target, self.draft, self.reference = target, draft, reference
         self.calibration = DraftCorrection(target.n_vocab)
         self._draft_first = FirstRead()
@@ -53,13 +62,17 @@ class ModelPair:
         self.know(DEFAULT_PROFILE)
 
     def measure(self) -> None:
-        """Get the profile, if it is not there yet."""
+        """Measure the profile, unless that is done already."""
         if self._measure and self.target.can_roll_back:
             self.know(self._measured(self._measure))
             read_statistics(self.target, self.draft, self.experiences)
 
     def _measured(self, measure: Callable[[Model, Model | None], Profile]) -> Profile:
-        """Return the profile; where the draft fails, that of the target alone, with costs of the draft by its size. It is tried in each request."""
+        """Return the profile of the pair; if the draft model fails, that of the target.
+
+        The costs of a failed draft model are estimated by its size. Each request tries the draft
+        model again.
+        """
         try:
             return measure(self.target, self.draft)
         except ClosedError:
@@ -67,14 +80,17 @@ class ModelPair:
         except Exception as error:
             if not self.draft:
                 raise
-            profile = measure(self.target, None)  # if it was the target that failed, it fails again
+            # If the target caused the failure, this fails again.
+            profile = measure(self.target, None)
             failure(ModelDrafter.name, error)
             self._draft_first.failed = True
             share = self.draft.weight_bytes / self.target.weight_bytes
-            return replace(profile, draft={width: share * seconds for width, seconds in profile.target.items()})
+            return replace(
+                profile, draft={width: share * seconds for width, seconds in profile.target.items()}
+            )
 
     def close(self) -> None:
-        """Keep what was learned, and free both models; more than once does nothing."""
+        """Save the statistics and free both models. Further calls do nothing."""
         try:
             if self.profile is not DEFAULT_PROFILE:
                 write_statistics(self.target, self.draft, self.experiences)
@@ -89,33 +105,62 @@ class ModelPair:
                 self.target.close()
 
     def know(self, profile: Profile) -> None:
-        """Go by a profile from now on."""
+        """Use a profile from now on."""
         self.profile, self.experiences = profile, profile.experiences()
-        if profile is not DEFAULT_PROFILE and profile.exact_width > K_MAX and self.target.exact_attention:
-            self.target.grid = 0  # all kernels of this machine are exact, whatever the header suggests
+        if (
+            profile is not DEFAULT_PROFILE
+            and profile.exact_width > K_MAX
+            and self.target.exact_attention
+        ):
+            # All kernels of this machine are exact: the grid that the header suggests is not used.
+            self.target.grid = 0
         self._measure = None if profile is not DEFAULT_PROFILE else self._measure
 
     def logit_noise(self, speculation: Speculation) -> float:
-        """Return how far logits of the passes that `speculation` may make move against those of single-row passes, at most."""
+        """Return an upper bound of the logit noise in the passes of `speculation`, in logits.
+
+        The noise is the shift of logits against those of single-row passes.
+        """
         return self.profile.logit_noise(self.most_drafted(speculation))
 
     def most_drafted(self, speculation: Speculation) -> int:
-        """Return how many tokens a round may draft: no more than passes that verify have rows for, beside the one before them."""
+        """Return the largest draft length of a round.
+
+        A verify pass has one row more than the draft has tokens.
+        """
         return min(speculation.k, self.profile.widest(speculation.exact) - 1)
 
     def check(self, speculation: Speculation) -> None:
-        """Refuse what these models cannot do.
+        """Raise an error if the loaded models do not support the options.
 
         Raises:
-            InvalidOptionError: The draft model is asked for, and there is none.
+            InvalidOptionError: The options request the draft model, and there is none.
         """
-        if speculation.k and speculation.drafter in ("model", "hybrid") and not self.draft and self.target.can_roll_back:
-            raise InvalidOptionError("drafter", speculation.drafter, "auto or ngram: no draft model is loaded")
+        if (
+            speculation.k
+            and speculation.drafter in ("model", "hybrid")
+            and not self.draft
+            and self.target.can_roll_back
+        ):
+            raise InvalidOptionError(
+                "drafter", speculation.drafter, "auto or ngram: no draft model is loaded"
+            )
 
     def drafter(
-        self, speculation: Speculation, sampler: Sampler, n_left: int, before: DraftController | NoDrafter | None = None
+        self,
+        speculation: Speculation,
+        sampler: Sampler,
+        n_left: int,
+        before: DraftController | NoDrafter | None = None,
     ) -> DraftController | NoDrafter:
-        """Return the drafter of one request, whose answer has at most `n_left` tokens; it goes on with the counts of the one `before`."""
+        """Return the drafter of one request.
+
+        Args:
+            speculation: Options of the request.
+            sampler: The target's chain.
+            n_left: Largest length of the answer, in tokens.
+            before: Drafter of the first part of the same request; the new one continues its counts.
+        """
         if not speculation.k:
             return NoDrafter()
         if not self.target.can_roll_back:
@@ -123,14 +168,30 @@ class ModelPair:
         coupled, who = speculation.accept == "coupled", speculation.drafter
         if who == "auto":
             who = ("hybrid" if speculation.adaptive else "model") if self.draft else "ngram"
-        guess = CoupledDraftSampler(sampler, self.calibration) if coupled else StochasticDraftSampler(sampler)
-        model = ModelDrafter(self.draft, guess, self.target.n_vocab, self._draft_first) if self.draft and who != "ngram" else None
-        texts: list[TokenDrafter] = [] if who == "model" else [NgramDrafter(self.reference), RetryDrafter()]
+        guess = (
+            CoupledDraftSampler(sampler, self.calibration)
+            if coupled
+            else StochasticDraftSampler(sampler)
+        )
+        model = (
+            ModelDrafter(self.draft, guess, self.target.n_vocab, self._draft_first)
+            if self.draft and who != "ngram"
+            else None
+        )
+        texts: list[TokenDrafter] = (
+            [] if who == "model" else [NgramDrafter(self.reference), RetryDrafter()]
+        )
         way = "drawn" if not coupled else "greedy" if sampler.sampling.greedy else "sampled"
         controller = DraftController(
-            self.target, texts, model, self.experiences[way], n_left,
-            fixed=not speculation.adaptive, tree=speculation.tree, widest=self.profile.widest(speculation.exact),
-        )  # fmt: skip
+            self.target,
+            texts,
+            model,
+            self.experiences[way],
+            n_left,
+            fixed=not speculation.adaptive,
+            tree=speculation.tree,
+            widest=self.profile.widest(speculation.exact),
+        )
         if isinstance(before, DraftController):
             controller.go_on_from(before)
         return controller

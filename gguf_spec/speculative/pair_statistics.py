@@ -9,25 +9,29 @@ from .acceptance_rates import AcceptanceRates
 from .cost_model import CostModel, Overhead
 from .drafters import N_CONFIDENCE_BUCKETS, ModelDrafter
 
-SECOND = "second"  # name under which second guesses are counted, by the confidence of the first
-_CONFIDENCE_MEMORY = 0.99  # factor on the counts of confidences at each token
-_MEMORY = 0.97  # of the rate: it is that of some thirty rounds
+# Name of the buckets of second guesses; the bucket number is the confidence of the first guess.
+SECOND = "second"
+# Factor on the counts of confidence buckets at each draft token.
+_CONFIDENCE_MEMORY = 0.99
+# Factor on the counts of the throughput at each round: an average over about thirty rounds.
+_MEMORY = 0.97
 
 
 @dataclass
 class PairStatistics:
-    """What is known of a pair on this machine, from all requests so far.
+    """Costs and statistics of a pair on this machine, over all requests so far.
 
     Attributes:
-        target: What a pass of the target costs.
-        draft: What a pass of the draft model costs; None without one.
-        chances: How often which proposals are right.
-        answer: Tokens of a usual answer.
-        per_token: Python's time for each token said.
+        target: Cost model of the target.
+        draft: Cost model of the draft model; None without one.
+        chances: Acceptance rate of each bucket of proposals.
+        answer: Usual length of an answer, in tokens.
+        per_token: Python's time for each emitted token.
         per_proposal: Python's time for each token that the draft model proposes.
-        confidences: How often the draft model was how confident, as counts.
-        spare_s: Time saved up for probes of an unused draft model and for passes of untried widths.
-        n_said: Tokens said, of all requests.
+        confidences: Number of proposals of the draft model in each confidence bucket.
+        spare_s: Seconds available for probes of an unused draft model and for passes of untried
+            widths.
+        n_said: Tokens emitted in all requests.
     """
 
     target: CostModel
@@ -47,36 +51,36 @@ class PairStatistics:
         return weight * self._tokens, weight * self._seconds
 
     def verify_s(self, n: int, n_said: float, n_past: int) -> float:
-        """Return what it takes to check `n - 1` drafted tokens, where `n_said` tokens come out."""
+        """Return the seconds to check `n - 1` draft tokens if `n_said` tokens are emitted."""
         return self.target.seconds(n, n_past) + n_said * self.per_token.seconds
 
     def propose_s(self, n: int, n_past: int) -> float:
-        """Return what a token of the draft model takes that has not read the last `n`."""
+        """Return the seconds of a proposal if the draft model has `n` unread tokens."""
         assert self.draft
         return self.draft.seconds(n, n_past) + self.per_proposal.seconds
 
     def drafted(self, confidence: int) -> None:
-        """Count a token of the draft model by its confidence."""
+        """Count a proposal of the draft model by its confidence."""
         self.confidences = [_CONFIDENCE_MEMORY * count for count in self.confidences]
         self.confidences[confidence] += 1
 
     def answered(self, n_tokens: int) -> None:
-        """Take note of how long an answer was."""
+        """Update the usual length of an answer."""
         self.answer += (n_tokens - self.answer) / 5
 
     def round_is_done(self, n_tokens: int, seconds: float) -> None:
-        """Take note of a round, by its predicted time: the clock's is as noisy as the machine."""
+        """Count a round by its predicted time, which has less noise than the clock."""
         self._tokens = _MEMORY * self._tokens + n_tokens
         self._seconds = _MEMORY * self._seconds + seconds
 
 
 @dataclass
 class Forecast:
-    """What a generation was expected to take, in seconds, from the costs known when each round began.
+    """Predicted seconds of a generation, from the costs known when each round began.
 
     Attributes:
-        rounds_s: Its rounds as they were.
-        plain_s: The same tokens one at a time.
+        rounds_s: Seconds of its rounds.
+        plain_s: Seconds of the same tokens in plain decoding.
     """
 
     rounds_s: float = 0.0
@@ -84,5 +88,13 @@ class Forecast:
 
 
 def expectations(priors: Sequence[float]) -> dict[str, list[float]]:
-    """Return the first acceptance rates of a draft model's proposals and second guesses, from those for each confidence."""
+    """Return the prior acceptance rates of first and second guesses.
+
+    Args:
+        priors: Prior acceptance rate of the draft model for each confidence bucket.
+
+    Returns:
+        Name of the buckets -> prior of each; a second guess has a third of the remaining
+            probability.
+    """
     return {ModelDrafter.name: list(priors), SECOND: [(1 - prior) / 3 for prior in priors]}

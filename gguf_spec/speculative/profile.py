@@ -1,4 +1,4 @@
-"""What was measured of a pair on this machine, and what was learned of it since: kept on disk."""
+"""Profile of a pair: measured costs, noise and acceptance, and the files that store them."""
 
 from __future__ import annotations
 
@@ -15,33 +15,48 @@ from ..sampling.near_ties import NOISE_MARGIN
 from ..system.cache import cache_file, content_id, read_json, this_machine, write_json
 from .acceptance_rates import AcceptanceRates, fitted, shifted
 from .cost_model import CostModel, Overhead, Pace, interpolate
-from .drafters import N_CONFIDENCE_BUCKETS, CoupledDraftSampler, NgramDrafter, RetryDrafter, StochasticDraftSampler
+from .drafters import (
+    N_CONFIDENCE_BUCKETS,
+    CoupledDraftSampler,
+    NgramDrafter,
+    RetryDrafter,
+    StochasticDraftSampler,
+)
 from .pair_statistics import PairStatistics, expectations
 
+# Version of the stored files; files of another version are ignored.
 VERSION = 6
-WORTH_SAYING = 1.05  # a speed-up below that is none
-_SAMPLED_SHIFT = -1.0  # log odds of proposals from the text where the target is sampled: the same words follow each other less often
-_MOST_NOISE = 1e3  # logits
+# Smallest speed-up that counts as one.
+WORTH_SAYING = 1.05
+# Shift of the acceptance rate of text proposals if the target is sampled, in log odds. Sampled
+# texts repeat the same continuation less often.
+_SAMPLED_SHIFT = -1.0
+# Largest valid noise in a profile, in logits.
+_MOST_NOISE = 1e3
 
 
 @dataclass(frozen=True)
 class Profile:
-    """What was measured.
+    """Measurement of a pair on this machine.
 
     Attributes:
-        target: Tokens in a pass of the target -> seconds, with nothing before.
-        target_depth: Tokens in a pass of the target -> seconds more of the pass for each cached token.
-        draft: The same of the draft model; empty without one.
-        draft_depth: The same of the draft model.
-        noise: Tokens in a pass -> how far its logits moved against those of single-row passes; 0 where all rows have the same bits.
-        right: For each sureness of the draft how often it was right, and in how many places.
-        seconds: What measuring took.
-        token_s: About what Python takes for each token said.
-        proposal_s: And for each token that the draft model proposes.
-        exact_width: The widest pass up to which all passes give a row the bits of a single-row pass; 1 where none does.
-        kernels: Which kernels were in use (`_exact_kernels.kernels_in_use`).
-        steady: No other program seems to have run beside the measurement.
-        measured_at: When, in seconds since 1970.
+        target: Pass width of the target in tokens -> seconds with an empty cache.
+        target_depth: Pass width of the target in tokens -> extra seconds of the pass for each
+            cached token.
+        draft: As `target`, of the draft model; empty without one.
+        draft_depth: As `target_depth`, of the draft model.
+        noise: Pass width in tokens -> shift of its logits against those of single-row passes, in
+            logits; 0 where all rows have the same bits.
+        right: For each confidence bucket of the draft model, how often it was right, and at how
+            many positions.
+        seconds: Duration of the measurement, in seconds.
+        token_s: Approximate seconds of Python for each emitted token.
+        proposal_s: Approximate seconds of Python for each token that the draft model proposes.
+        exact_width: Largest width, in tokens, up to which all passes give a row the bits of a
+            single-row pass; 1 if no wider pass does.
+        kernels: Kernels that were in use (`llama.exact_kernels.kernels_in_use`).
+        steady: No other program appeared to run during the measurement.
+        measured_at: Time of the measurement, in seconds since 1970.
     """
 
     target: dict[int, float]
@@ -59,16 +74,17 @@ class Profile:
     measured_at: float = 0.0
 
     def widest(self, exact: bool) -> int:
-        """Return the most rows of a pass that verifies.
+        """Return the largest number of rows of a verify pass.
 
         Args:
-            exact: Only passes whose rows have the bits of single-row passes, on a machine that has any.
+            exact: Allow only passes whose rows have the bits of single-row passes, if the machine
+                has any.
         """
         return self.exact_width if exact and self.exact_width > 1 else K_MAX + 1
 
     @property
     def exact_passes(self) -> str:
-        """Which passes give a row the bits of a single-row pass, in words."""
+        """Description of the passes that give a row the bits of a single-row pass."""
         if self.exact_width > K_MAX:
             return "all, up to the longest draft"
         if self.exact_width > 1:
@@ -76,7 +92,11 @@ class Profile:
         return "none over several tokens: near ties are counted"
 
     def logit_noise(self, k: int) -> float:
-        """Return how far logits move in passes over up to `k` + 1 tokens against those of single-row passes, doubled; 0 where these are exact."""
+        """Return the noise of passes over up to `k` + 1 tokens, with a safety factor, in logits.
+
+        The noise is the shift of logits against those of single-row passes. It is 0 where these
+        passes are exact. The safety factor is `NOISE_MARGIN`.
+        """
         if k < self.exact_width:
             return 0.0
         within = [width for width in sorted(self.noise) if width <= k + 1]
@@ -85,29 +105,37 @@ class Profile:
 
     @property
     def agreement(self) -> float:
-        """How often the draft was right; 0 where it was not asked."""
-        return sum(hits for hits, _ in self.right) / max(1.0, sum(places for _, places in self.right))
+        """Share of positions at which the draft model was right; 0 without a measurement of it."""
+        return sum(hits for hits, _ in self.right) / max(
+            1.0, sum(places for _, places in self.right)
+        )
 
     def speedup(self, k: int, chance: float) -> float:
-        """Return how many times as fast as plain decoding `k` drafted tokens a round are, Python's time included; at most the tokens per round.
+        """Return the speed-up over plain decoding at a fixed draft length, Python's time included.
+
+        It is at most the number of tokens per round.
 
         Args:
-            k: Tokens drafted in each round.
-            chance: How often each of them is right, where those before it are.
+            k: Draft tokens in each round.
+            chance: Acceptance rate of each of them, if those before it are right.
         """
         tokens, all_right = sum(chance**i for i in range(k + 1)), chance**k
         python_s = tokens * self.token_s + (k * self.proposal_s if self.draft else 0.0)
-        drafting_s = (k - all_right) * self._drafting_s(1) + all_right * self._drafting_s(2)  # where all were right it has two to read
+        # After a fully accepted draft, the draft model has two unread tokens.
+        drafting_s = (k - all_right) * self._drafting_s(1) + all_right * self._drafting_s(2)
         plain_s = tokens * (interpolate(self.target, 1) + self.token_s)
         return min(tokens, plain_s / (interpolate(self.target, k + 1) + drafting_s + python_s))
 
     def best(self, chance: float) -> tuple[float, int]:
-        """Return the best speed-up of drafts whose tokens are right with this chance, and their length."""
-        return max(((self.speedup(k, chance), k) for k in range(1, K_MAX + 1)), key=lambda one: (round(one[0], 3), -one[1]))
+        """Return the best speed-up at an acceptance rate, and its draft length in tokens."""
+        return max(
+            ((self.speedup(k, chance), k) for k in range(1, K_MAX + 1)),
+            key=lambda one: (round(one[0], 3), -one[1]),
+        )
 
     @property
     def needed(self) -> float | None:
-        """The chance to be right from which drafts pay; None where not even drafts that are always right do."""
+        """Smallest acceptance rate at which drafts pay; None if even perfect drafts do not."""
         low, high = 0.0, 1.0
         if self.best(high)[0] < WORTH_SAYING:
             return None
@@ -117,23 +145,35 @@ class Profile:
         return high
 
     def _drafting_s(self, n: int) -> float:
-        return interpolate(self.draft, n) if self.draft else 0.0  # drafts taken from the text cost nothing
+        # Drafts from the text cost nothing.
+        return interpolate(self.draft, n) if self.draft else 0.0
 
     def experiences(self) -> dict[str, PairStatistics]:
-        """Return what to go by at first, for texts that are `greedy`, `sampled`, and `drawn` by a rule that needs the draft's law."""
+        """Return initial statistics for `greedy`, `sampled` and `drawn` texts.
+
+        `drawn` is for acceptance rules that need the draft's distribution.
+        """
         pace = Pace()
         target = CostModel(self.target, self.target_depth, K_MAX + 1, pace)
         draft = CostModel(self.draft, self.draft_depth, K_MAX + 1, pace) if self.draft else None
         texts = {one.name: list(one.priors) for one in (NgramDrafter, RetryDrafter)}
-        sampled = texts | {NgramDrafter.name: [shifted(prior, _SAMPLED_SHIFT) for prior in NgramDrafter.priors]}
+        sampled = texts | {
+            NgramDrafter.name: [shifted(prior, _SAMPLED_SHIFT) for prior in NgramDrafter.priors]
+        }
         coupled = fitted(CoupledDraftSampler.priors, self.right)
-        guesses = {"greedy": coupled, "sampled": coupled, "drawn": list(StochasticDraftSampler.priors)}
+        guesses = {
+            "greedy": coupled,
+            "sampled": coupled,
+            "drawn": list(StochasticDraftSampler.priors),
+        }
         counts = [1 + places for _, places in self.right]
         return {
             way: PairStatistics(
                 target,
                 draft,
-                AcceptanceRates({**(texts if way == "greedy" else sampled), **expectations(priors)}),
+                AcceptanceRates(
+                    {**(texts if way == "greedy" else sampled), **expectations(priors)}
+                ),
                 per_token=Overhead(self.token_s),
                 per_proposal=Overhead(self.proposal_s),
                 confidences=[1.0] * N_CONFIDENCE_BUCKETS if way == "drawn" else [*counts],
@@ -147,34 +187,61 @@ class Profile:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Profile:
-        """Read what `to_dict` gave, from JSON too.
+        """Make a profile from the values of `to_dict`, also after a round trip through JSON.
 
         Raises:
-            KeyError, TypeError, ValueError: It is something else.
+            KeyError, TypeError, ValueError: The data has another form.
         """
-        tables = {name: _table(data[name], 0.0) for name in ("target_depth", "draft_depth", "noise")}
+        tables = {
+            name: _table(data[name], 0.0) for name in ("target_depth", "draft_depth", "noise")
+        }
         tables |= {name: _table(data[name], 1e-9) for name in ("target", "draft")}
         right = tuple((float(hits), float(places)) for hits, places in data["right"])
-        if len(right) != N_CONFIDENCE_BUCKETS or not all(0 <= hits <= places < 1e9 for hits, places in right):
+        if len(right) != N_CONFIDENCE_BUCKETS or not all(
+            0 <= hits <= places < 1e9 for hits, places in right
+        ):
             raise ValueError(data)
-        numbers = {name: float(data[name]) for name in ("seconds", "token_s", "proposal_s", "measured_at")}
+        numbers = {
+            name: float(data[name]) for name in ("seconds", "token_s", "proposal_s", "measured_at")
+        }
         if 1 not in tables["target"]:
             raise ValueError(data)
-        if not (1 <= (exact_width := data["exact_width"]) <= K_MAX + 1 and isinstance(exact_width, int) and isinstance(data["steady"], bool)):
+        if not (
+            1 <= (exact_width := data["exact_width"]) <= K_MAX + 1
+            and isinstance(exact_width, int)
+            and isinstance(data["steady"], bool)
+        ):
             raise ValueError(data)
-        if not all(0 <= number < 1e12 for number in numbers.values()) or any(noise > _MOST_NOISE for noise in tables["noise"].values()):
+        if not all(0 <= number < 1e12 for number in numbers.values()) or any(
+            noise > _MOST_NOISE for noise in tables["noise"].values()
+        ):
             raise ValueError(data)
         return cls(
-            tables["target"], tables["target_depth"], tables["draft"], tables["draft_depth"], tables["noise"], right,
-            numbers["seconds"], numbers["token_s"], numbers["proposal_s"], exact_width, str(data["kernels"]), data["steady"], numbers["measured_at"],
-        )  # fmt: skip
+            tables["target"],
+            tables["target_depth"],
+            tables["draft"],
+            tables["draft_depth"],
+            tables["noise"],
+            right,
+            numbers["seconds"],
+            numbers["token_s"],
+            numbers["proposal_s"],
+            exact_width,
+            str(data["kernels"]),
+            data["steady"],
+            numbers["measured_at"],
+        )
 
 
 def _table(data: Any, least: float) -> dict[int, float]:
-    """Return a table by widths, read back.
+    """Return a table by pass widths from plain values.
+
+    Args:
+        data: Pass width in tokens -> value, as text or as numbers.
+        least: Smallest valid value.
 
     Raises:
-        TypeError, ValueError: It is something else, or a value is out of range.
+        TypeError, ValueError: The data has another form, or a value is out of range.
     """
     if not isinstance(data, dict):
         raise TypeError(data)
@@ -184,19 +251,28 @@ def _table(data: Any, least: float) -> dict[int, float]:
     return table
 
 
-DEFAULT_PROFILE = Profile({1: 0.02, 33: 0.1}, {}, {1: 0.002, 33: 0.02}, {}, {}, ((0.0, 0.0),) * N_CONFIDENCE_BUCKETS, 0.0, exact_width=K_MAX + 1)
+DEFAULT_PROFILE = Profile(
+    {1: 0.02, 33: 0.1},
+    {},
+    {1: 0.002, 33: 0.02},
+    {},
+    {},
+    ((0.0, 0.0),) * N_CONFIDENCE_BUCKETS,
+    0.0,
+    exact_width=K_MAX + 1,
+)
 """What to go by where nothing was measured."""
 
 
 class ModelKey(NamedTuple):
-    """A file and how it would be loaded: what a profile is kept under."""
+    """Model file and its load options: together they identify a stored profile."""
 
     path: Path
     options: ContextOptions
 
 
 def read_profile(target: Model | ModelKey, draft: Model | ModelKey | None) -> Profile | None:
-    """Return the profile kept for these models, or None."""
+    """Return the stored profile of these models, or None."""
     data = read_json(_file(target, draft))
     try:
         return Profile.from_dict(data) if data["version"] == VERSION else None
@@ -204,19 +280,27 @@ def read_profile(target: Model | ModelKey, draft: Model | ModelKey | None) -> Pr
         return None
 
 
-def write_profile(target: Model | ModelKey, draft: Model | ModelKey | None, profile: Profile) -> bool:
-    """Keep a profile in place of what was kept; return whether there was a place for it."""
+def write_profile(
+    target: Model | ModelKey, draft: Model | ModelKey | None, profile: Profile
+) -> bool:
+    """Store a profile in place of an earlier one; return whether it could be written."""
     return write_json(_file(target, draft), {"version": VERSION, **profile.to_dict()})
 
 
-def read_statistics(target: Model, draft: Model | None, experiences: Mapping[str, PairStatistics]) -> None:
-    """Read back what was learned of acceptance rates in earlier runs; a damaged file is ignored, and replaced when the models are closed."""
+def read_statistics(
+    target: Model, draft: Model | None, experiences: Mapping[str, PairStatistics]
+) -> None:
+    """Restore acceptance statistics of earlier runs.
+
+    A damaged file is ignored, and replaced when the models are closed.
+    """
     data = read_json(_file(target, draft, "experience"))
     try:
         if data["version"] == VERSION:
             for way, one in experiences.items():
                 answer = float(data[way]["answer"])
-                if not 1 <= answer < 1e9:  # a number that is not finite fails too
+                # This also fails for a number that is not finite.
+                if not 1 <= answer < 1e9:
                     raise ValueError(answer)
                 one.chances.recall(data[way]["seen"])
                 one.answer = min(answer, 1e6)
@@ -224,10 +308,15 @@ def read_statistics(target: Model, draft: Model | None, experiences: Mapping[str
         pass
 
 
-def write_statistics(target: Model, draft: Model | None, experiences: Mapping[str, PairStatistics]) -> None:
-    """Keep what was learned of chances, if anything was."""
+def write_statistics(
+    target: Model, draft: Model | None, experiences: Mapping[str, PairStatistics]
+) -> None:
+    """Store the acceptance statistics if any token was emitted."""
     if any(one.n_said for one in experiences.values()):
-        learned = {way: {"answer": one.answer, "seen": one.chances.to_list()} for way, one in experiences.items()}
+        learned = {
+            way: {"answer": one.answer, "seen": one.chances.to_list()}
+            for way, one in experiences.items()
+        }
         write_json(_file(target, draft, "experience"), {"version": VERSION, **learned})
 
 
@@ -236,6 +325,13 @@ def _file(target: Model | ModelKey, draft: Model | ModelKey | None, kind: str = 
     for model in (target, draft):
         if model:
             o = model.options
-            parts += [content_id(model.path), o.threads or physical_cores(), o.flash_attention, o.kv_type, o.gpu_layers, o.extra_bufts]
+            parts += [
+                content_id(model.path),
+                o.threads or physical_cores(),
+                o.flash_attention,
+                o.kv_type,
+                o.gpu_layers,
+                o.extra_bufts,
+            ]
             parts += [(content_id(adapter.path), adapter.scale) for adapter in o.lora]
     return cache_file(kind, parts)

@@ -1,4 +1,4 @@
-"""Measure what passes of a pair cost on this machine, which of them give a row the same bits, and how often the draft is right."""
+"""Profiler of a pair: pass costs, exact pass widths, and the acceptance of the draft model."""
 
 from __future__ import annotations
 
@@ -23,33 +23,60 @@ from .drafters import N_CONFIDENCE_BUCKETS, CoupledDraftSampler, DraftCorrection
 from .interfaces import LanguageModel
 from .profile import Profile, read_profile, write_profile
 
-_WIDTHS = (2, 4, 8, 16, 65, 33, 3, 5, 6, 12, 7, 9, 10, 14, 17, 24, 32, 11, 13, 15, 20, 28, 48, 64)  # the most telling first
-_NEEDED = 4  # of them, however long they take: what is beyond the widest is a guess, and no wider pass verifies
+# Widths of timed target passes, in tokens. The most informative come first, because the budget may
+# end the measurement.
+_WIDTHS = (2, 4, 8, 16, 65, 33, 3, 5, 6, 12, 7, 9, 10, 14, 17, 24, 32, 11, 13, 15, 20, 28, 48, 64)
+# Number of first widths that are timed whatever the budget. Beyond the widest timed width costs are
+# extrapolated, and no exact pass is known.
+_NEEDED = 4
+# Widths of timed draft-model passes, in tokens.
 _DRAFT_WIDTHS = (2, 4, 8, 16, 33)
-_MORE_THAN_MEMORY = 4.0  # attention takes so much more than reading the cached bytes: two to six times was measured
-_N_SINGLES = 64  # passes over one token: as many as the budget allows,
-_WANTED, _PATIENCE_S, _FEWEST = 16, 1.5, 4  # so many unless they take longer than that, and so many in any case
-_DEEP = 1024  # cached tokens behind which passes are timed where it is thorough
-_SPLIT = 520  # cached tokens from which flash attention is split over threads: 512 cells
-_DEEP_ROWS = 32  # rows behind these that are compared
-_DEEP_ENOUGH = 128  # at least, for that
+# Time of attention relative to reading the cached bytes; factors from 2 to 6 were measured.
+_MORE_THAN_MEMORY = 4.0
+# Number of passes over one token, budget permitting.
+_N_SINGLES = 64
+# Passes over one token that ignore the budget; seconds after which even those end; passes that are
+# made in any case.
+_WANTED, _PATIENCE_S, _FEWEST = (16, 1.5, 4)
+# Cached tokens behind which passes are timed in a thorough measurement.
+_DEEP = 1024
+# Cached tokens from which flash attention is split over threads: 512 cells.
+_SPLIT = 520
+# Number of rows behind `_SPLIT` cached tokens that are compared.
+_DEEP_ROWS = 32
+# Fewest cached tokens for a measurement of the depth cost.
+_DEEP_ENOUGH = 128
+# Passes that fill the cache for the depth cost, and repetitions of each timing.
 _DEEP_PARTS = 8
+# Widths of the passes that measure the depth cost, in tokens.
 _DEEP_WIDTHS = (1, 8)
-_BLOCK = 32  # tokens that the draft model is asked about in one pass
-_AT_LENGTH = 4 * _BLOCK + 2  # tokens generated where it is measured thoroughly: so often the draft is asked
-_SAID = Sampling(temperature=0.8, ignore_eos=True)  # how the target says what is measured with
-_MANY = 7  # widths between an exact and an inexact one that are tried one by one
-_CHEAPER, _DEARER = 0.5, 3.0  # a pass is not cheaper than half of a narrower one, nor dearer than three times as many single passes
-_STEADY = 1.5  # the median of single passes over their shortest: beyond that another program was running
-_BUSY_BUDGET_S = 0.3  # for a profile that will be measured again, as other programs run now
-_OLD_S = 30 * 24 * 3600.0  # age from which a profile is measured again
+# Tokens that the draft model evaluates in one pass.
+_BLOCK = 32
+# Tokens generated in a thorough measurement; the draft model is evaluated on each of them.
+_AT_LENGTH = 4 * _BLOCK + 2
+# Sampling of the text that the measurement uses.
+_SAID = Sampling(temperature=0.8, ignore_eos=True)
+# Largest number of widths between an exact and an inexact one that are tested one by one.
+_MANY = 7
+# Bounds of a plausible cost: at least this multiple of any narrower pass, and at most this multiple
+# of as many single-token passes.
+_CHEAPER, _DEARER = (0.5, 3.0)
+# Largest ratio of the median to the shortest single-token pass without another program running.
+_STEADY = 1.5
+# Budget in seconds while other programs run; such a profile is measured again later.
+_BUSY_BUDGET_S = 0.3
+# Age from which a profile is measured again, in seconds.
+_OLD_S = 30 * 24 * 3600.0
 
 
-def profile_of(target: Model, draft: Model | None, on_measure: Callable[[], object] | None = None) -> Profile:
-    """Return the profile kept for these models, or measure it in about two seconds and keep it.
+def profile_of(
+    target: Model, draft: Model | None, on_measure: Callable[[], object] | None = None
+) -> Profile:
+    """Return the stored profile of these models, or measure and store it in about two seconds.
 
-    One that was measured beside another program, or is a month old, is measured again; beside another program only the fewest passes are made.
-    Before that `on_measure` is called.
+    A profile is measured again if it is a month old or was measured beside another program. While
+    another program runs, only the fewest passes are made. `on_measure` is called before a
+    measurement.
     """
     kept, now = read_profile(target, draft), time.time()
     if kept and kept.kernels != kernels_in_use():
@@ -59,11 +86,14 @@ def profile_of(target: Model, draft: Model | None, on_measure: Callable[[], obje
     if on_measure:
         on_measure()
     if cores_are_shared(target.threads):
-        profile = replace(measure(target, draft, budget_s=_BUSY_BUDGET_S), steady=False, measured_at=now)
+        profile = replace(
+            measure(target, draft, budget_s=_BUSY_BUDGET_S), steady=False, measured_at=now
+        )
     else:
         profile = replace(measure(target, draft), measured_at=now)
     if kept and kept.steady and not profile.steady:
-        profile = replace(kept, measured_at=now)  # the machine is busy now: what an idle one took is closer
+        # The machine is busy now: the profile of the idle machine is more accurate.
+        profile = replace(kept, measured_at=now)
     write_profile(target, draft, profile)
     return profile
 
@@ -81,24 +111,40 @@ def measure(
     Args:
         target: The target.
         draft: The draft model, if there is one.
-        budget_s: Seconds for the passes of the target; the first few widths are measured however long they take.
-        thorough: Measure all widths, five times each, far into a context, and how often the draft is right in many places.
-        on_step: Called with the number of passes done and to do; for what is thorough, as else the budget ends it.
+        budget_s: Seconds for the passes of the target; the first few widths are measured whatever
+            they take.
+        thorough: Measure all widths five times each, also behind many cached tokens, and the
+            acceptance rate at many positions.
+        on_step: Called with the number of passes done and the total. The total is reached only in a
+            thorough measurement; otherwise the budget may end it earlier.
     """
     began = time.perf_counter()
     n_times, n_said, n_draft = (5, _AT_LENGTH, _AT_LENGTH // 4) if thorough else (3, _N_SINGLES, 16)
     half_s = np.inf if thorough else budget_s / 2
     n_said, n_draft = (max(1, min(n, target.n_ctx - 1)) for n in (n_said, n_draft))
-    passes, draft_passes = (_order(of, n_times, target.n_ctx) for of in (_WIDTHS, _WIDTHS if thorough else _DRAFT_WIDTHS))
+    passes, draft_passes = (
+        _order(of, n_times, target.n_ctx)
+        for of in (_WIDTHS, _WIDTHS if thorough else _DRAFT_WIDTHS)
+    )
     n_deep = _DEEP_PARTS * (1 + len(_DEEP_WIDTHS))
-    steps = _Steps(on_step, n_said + len(passes) + n_deep + (n_draft + len(draft_passes) + n_deep if draft else 0))
+    steps = _Steps(
+        on_step,
+        n_said + len(passes) + n_deep + (n_draft + len(draft_passes) + n_deep if draft else 0),
+    )
     said = _generate(target, n_said, half_s / 3, steps)
     rows = _PassRows(target, said)
-    target_s = {1: said.single_s} | _time(target, said.tokens, passes, 1.5 * half_s, steps, judge=rows.compare)
+    target_s = {1: said.single_s} | _time(
+        target, said.tokens, passes, 1.5 * half_s, steps, judge=rows.compare
+    )
     exact_width = min(rows.exact_width(), target.most_exact_rows) if target.exact_attention else 1
     noise = rows.noise if target.exact_attention else rows.with_deep_noise()
     target_depth = _depth(target, said.tokens, said.single_s, thorough, steps)
-    right, draft_s, draft_depth, proposal_s = [(0.0, 0.0)] * N_CONFIDENCE_BUCKETS, dict[int, float](), dict[int, float](), 0.0
+    right, draft_s, draft_depth, proposal_s = (
+        [(0.0, 0.0)] * N_CONFIDENCE_BUCKETS,
+        dict[int, float](),
+        dict[int, float](),
+        0.0,
+    )
     if draft:
         right, proposal_s = _ask(draft, said.tokens)
         text = [min(token, draft.n_vocab - 1) for token in said.tokens]
@@ -108,33 +154,50 @@ def measure(
         draft.rollback(0)
     target.rollback(0)
     return Profile(
-        plausible(target_s), target_depth, plausible(draft_s), draft_depth, noise, tuple(right),
-        time.perf_counter() - began, said.token_s, proposal_s, exact_width, kernels_in_use(), said.steady,
-    )  # fmt: skip
+        plausible(target_s),
+        target_depth,
+        plausible(draft_s),
+        draft_depth,
+        noise,
+        tuple(right),
+        time.perf_counter() - began,
+        said.token_s,
+        proposal_s,
+        exact_width,
+        kernels_in_use(),
+        said.steady,
+    )
 
 
 def plausible(table: Mapping[int, float]) -> dict[int, float]:
-    """Return a table of costs without the entries that only another program can explain.
+    """Return a table of costs without entries that only another program can explain.
 
     Args:
-        table: Tokens in a pass -> seconds, 1 among them; or empty.
+        table: Pass width in tokens -> seconds, with width 1; or empty.
     """
     kept: dict[int, float] = {}
     for width in sorted(table):
-        if all(table[width] >= _CHEAPER * other for other in kept.values()) and table[width] <= _DEARER * width * table[1]:
+        if (
+            all(table[width] >= _CHEAPER * other for other in kept.values())
+            and table[width] <= _DEARER * width * table[1]
+        ):
             kept[width] = table[width]
-    if len(kept) * 2 < len(table):  # most contradict the narrowest passes, so it is those that are wrong
+    # Most entries contradict the narrowest passes, so the narrowest ones are wrong.
+    if len(kept) * 2 < len(table):
         return {width: min(table[w] for w in table if w >= width) for width in table}
     return kept
 
 
 def _order(widths: Sequence[int], n_times: int, n_ctx: int) -> list[int]:
-    """Return the widths of passes, all of them so many times: those of one width far apart, for other programs come and go."""
+    """Return the widths of all passes in order, each width `n_times`.
+
+    Passes of one width lie far apart, because other programs start and stop.
+    """
     return [width for width in widths if width < n_ctx] * n_times
 
 
 class _Steps:
-    """Counts passes, for whoever wants to know how far it is."""
+    """Progress counter of passes."""
 
     def __init__(self, on_step: Callable[[int, int], object] | None, total: int) -> None:
         self._on_step, self._total, self._done = on_step, total, 0
@@ -146,15 +209,15 @@ class _Steps:
 
 
 class _Generated(NamedTuple):
-    """What a model generated in passes over one token.
+    """Text that a model generated in passes over one token, with its measurements.
 
     Attributes:
-        tokens: The ids it was given, one after the other.
+        tokens: The ids that the model read, in order.
         rows: A hash of the bits of each row.
-        gaps: The best logits of each row, to compare other rows with.
-        single_s: What a pass took: the lower quartile.
-        steady: No other program seems to have run beside it.
-        token_s: What taking a token from a row took Python.
+        gaps: The best logits of each row, for the comparison with other rows.
+        single_s: Lower quartile of the time of a pass, in seconds.
+        steady: No other program appeared to run at the same time.
+        token_s: Python's time to choose a token from a row, in seconds.
     """
 
     tokens: list[int]
@@ -170,13 +233,22 @@ def _bits(row: Logits) -> bytes:
 
 
 def _generate(model: LanguageModel, n: int, budget_s: float, steps: _Steps) -> _Generated:
-    """Let a model generate from nothing, `n` tokens or fewer."""
-    sampler = Sampler(_SAID, SeededRng(1), Filters(ends=np.array([i for i in range(model.n_vocab) if model.is_end(i)], dtype=np.int64)))
+    """Let a model generate at most `n` tokens from an empty context."""
+    sampler = Sampler(
+        _SAID,
+        SeededRng(1),
+        Filters(
+            ends=np.array([i for i in range(model.n_vocab) if model.is_end(i)], dtype=np.int64)
+        ),
+    )
     tokens, rows, gaps = [model.start % model.n_vocab], list[bytes](), SingleTokenReference()
     took: list[float] = []
     python_s: list[float] = []
     model.rollback(0)
-    while len(tokens) <= n and (sum(took) < (budget_s if len(took) >= _WANTED else max(budget_s, _PATIENCE_S)) or len(took) < _FEWEST):
+    while len(tokens) <= n and (
+        sum(took) < (budget_s if len(took) >= _WANTED else max(budget_s, _PATIENCE_S))
+        or len(took) < _FEWEST
+    ):
         started = time.perf_counter()
         row = model.logits(tokens[-1:], 1)[0]
         passed = time.perf_counter()
@@ -193,15 +265,16 @@ def _generate(model: LanguageModel, n: int, budget_s: float, steps: _Steps) -> _
 
 
 def _low(seconds: Sequence[float]) -> float:
-    """Return the lower quartile: another program only makes a pass longer."""
+    """Return the lower quartile, because another program only makes a pass longer."""
     return sorted(seconds)[len(seconds) // 4]
 
 
 class _PassRows:
-    """Compares rows of wide passes with those of single-token passes over the same tokens.
+    """Comparison of rows of wide passes with those of single-token passes over the same tokens.
 
     Attributes:
-        noise: Tokens in a pass -> how far its logits moved against each other; 0 where all rows have the same bits.
+        noise: Pass width in tokens -> shift of its logits against each other, in logits; 0 if all
+            rows have the same bits.
     """
 
     def __init__(self, model: LanguageModel, said: _Generated) -> None:
@@ -209,19 +282,31 @@ class _PassRows:
         self.noise: dict[int, float] = {}
 
     def compare(self, width: int, logits: Logits) -> None:
-        """Compare the rows of a pass over the first tokens, shape `(width, V)`, once for each width."""
+        """Compare the rows of a pass over the first tokens, shape `(width, V)`, once per width."""
         if width in self.noise:
             return
         same = all(_bits(row) == alone for row, alone in zip(logits, self._said.rows, strict=False))
-        moved = 0.0 if same else max(self._said.gaps.max_shift(logits), float(np.finfo(np.float32).tiny))
-        if same and width > len(self._said.rows):  # the last rows may go through other kernels: read the last token again, alone
+        moved = (
+            0.0
+            if same
+            else max(self._said.gaps.max_shift(logits), float(np.finfo(np.float32).tiny))
+        )
+        # The last rows may use other kernels: decode the last token again in a pass of its own.
+        if same and width > len(self._said.rows):
             last, token = _bits(logits[-1]), self._text(width)[-1]
             self._model.rollback(width - 1)
-            moved = 0.0 if _bits(self._model.logits([token], 1)[0]) == last else float(np.finfo(np.float32).tiny)
+            moved = (
+                0.0
+                if _bits(self._model.logits([token], 1)[0]) == last
+                else float(np.finfo(np.float32).tiny)
+            )
         self.noise[width] = moved
 
     def exact_width(self) -> int:
-        """Return the widest pass up to which all passes have the bits of single rows; narrow passes beside an inexact one are tried too."""
+        """Return the widest pass up to which all passes have the bits of single rows.
+
+        Untested widths before an inexact one are tested too.
+        """
         exact = 1
         for width in sorted(self.noise):
             if self.noise[width]:
@@ -232,7 +317,7 @@ class _PassRows:
         return exact
 
     def _n_exact(self, first: int, end: int) -> int:
-        """Return how many widths from `first` on, before `end`, are exact."""
+        """Return the number of consecutive exact widths from `first` on, before `end`."""
         for width in range(first, end):
             self._model.rollback(0)
             self.compare(width, self._model.logits(self._text(width), width))
@@ -241,7 +326,11 @@ class _PassRows:
         return end - first
 
     def with_deep_noise(self) -> dict[int, float]:
-        """Return the noise with that behind many tokens, where attention may round otherwise; there where the context is long enough."""
+        """Return the noise, at least that behind many cached tokens.
+
+        Attention may round differently there. A short context allows only a smaller number of
+        tokens.
+        """
         n_deep = max(0, min(_SPLIT, self._model.n_ctx - _DEEP_ROWS - 1))
         text, alone = self._text(n_deep + _DEEP_ROWS), SingleTokenReference()
         self._model.rollback(0)
@@ -251,7 +340,9 @@ class _PassRows:
         deep = 0.0
         for width in (2, _DEEP_ROWS):
             self._model.rollback(n_deep)
-            deep = max(deep, alone.max_shift(self._model.logits(text[n_deep : n_deep + width], width)))
+            deep = max(
+                deep, alone.max_shift(self._model.logits(text[n_deep : n_deep + width], width))
+            )
         return {width: max(noise, deep) for width, noise in self.noise.items()}
 
     def _text(self, width: int) -> list[int]:
@@ -263,10 +354,19 @@ def _repeated(tokens: Sequence[int], n: int) -> list[int]:
 
 
 def _time(
-    model: LanguageModel, said: Sequence[int], widths: Sequence[int], budget_s: float, steps: _Steps,
-    n_rows: int | None = None, judge: Callable[[int, Logits], object] | None = None,
-) -> dict[int, float]:  # fmt: skip
-    """Time passes over the first tokens, the first few widths at least once; return the lower quartile for each. `judge` sees their rows."""
+    model: LanguageModel,
+    said: Sequence[int],
+    widths: Sequence[int],
+    budget_s: float,
+    steps: _Steps,
+    n_rows: int | None = None,
+    judge: Callable[[int, Logits], object] | None = None,
+) -> dict[int, float]:
+    """Time passes over the first tokens and return the lower quartile for each width.
+
+    The first few passes are made whatever the budget. `judge` is called with each width and its
+    rows.
+    """
     took: dict[int, list[float]] = {}
     began = time.perf_counter()
     for i, width in enumerate(widths):
@@ -282,10 +382,14 @@ def _time(
     return {width: _low(seconds) for width, seconds in took.items()}
 
 
-def _depth(model: LanguageModel, said: Sequence[int], single_s: float, thorough: bool, steps: _Steps) -> dict[int, float]:
-    """Return for passes of some widths the seconds that each cached token adds: measured where it is thorough, else known or estimated.
+def _depth(
+    model: LanguageModel, said: Sequence[int], single_s: float, thorough: bool, steps: _Steps
+) -> dict[int, float]:
+    """Return the depth cost of some widths: extra seconds of a pass for each cached token.
 
-    The estimate: a pass over one token reads all weights and the cache of all tokens before it, and attention takes more than reading.
+    A thorough measurement times it. Otherwise it is a known value of the model or an estimate. The
+    estimate: a pass over one token reads all weights and the cache of all tokens before it, and
+    attention takes longer than reading.
     """
     deep = min(_DEEP, model.n_ctx - max(_DEEP_WIDTHS) - 1)
     if not thorough or deep < _DEEP_ENOUGH:
@@ -310,9 +414,16 @@ def _depth(model: LanguageModel, said: Sequence[int], single_s: float, thorough:
 
 
 def _ask(draft: LanguageModel, said: Sequence[int]) -> tuple[list[tuple[float, float]], float]:
-    """Return for each sureness how often the draft would have said what the target did, and in how many places; and Python's seconds for each."""
+    """Measure how often the draft model predicts the target's tokens.
+
+    Returns:
+        For each confidence bucket the number of right tokens and the number of positions; and
+            Python's seconds for each position.
+    """
     sampler = Sampler(_SAID, SeededRng(1))
-    model = ModelDrafter(draft, CoupledDraftSampler(sampler, DraftCorrection(draft.n_vocab)), draft.n_vocab)
+    model = ModelDrafter(
+        draft, CoupledDraftSampler(sampler, DraftCorrection(draft.n_vocab)), draft.n_vocab
+    )
     right = np.zeros((N_CONFIDENCE_BUCKETS, 2))
     started, busy_s = time.perf_counter(), draft.busy_s
     for first in range(1, len(said), _BLOCK):
@@ -320,4 +431,6 @@ def _ask(draft: LanguageModel, said: Sequence[int]) -> tuple[list[tuple[float, f
         for (_, confidence), hit in model.review(text, len(text) - first, _BLOCK):
             right[confidence] += hit, 1
     python_s = time.perf_counter() - started - (draft.busy_s - busy_s)
-    return [(float(hits), float(places)) for hits, places in right], max(0.0, python_s / max(1, len(said) - 1))
+    return [(float(hits), float(places)) for hits, places in right], max(
+        0.0, python_s / max(1, len(said) - 1)
+    )

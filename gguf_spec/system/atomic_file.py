@@ -50,7 +50,9 @@ def _begin(path: Path, mode: int) -> tuple[Path, int]:
 
 def _remove_leftovers(path: Path) -> None:
     with contextlib.suppress(OSError):
-        for leftover in path.parent.glob(glob.escape(path.name[:100]) + "." + "[0-9a-f]" * 8 + ".part"):
+        for leftover in path.parent.glob(
+            glob.escape(path.name[:100]) + "." + "[0-9a-f]" * 8 + ".part"
+        ):
             handle = os.open(leftover, os.O_WRONLY)
             try:
                 if _lock(handle):

@@ -20,7 +20,11 @@ def cache_folder() -> Path:
 
 def cache_file(kind: str, parts: Iterable[object]) -> Path:
     """Return the file that belongs to `parts`, all that the measurement depends on."""
-    return cache_folder() / kind / (hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:24] + ".json")
+    return (
+        cache_folder()
+        / kind
+        / (hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:24] + ".json")
+    )
 
 
 def read_json(path: Path) -> Any:
@@ -62,7 +66,14 @@ def content_id(path: Path) -> str:
 def _cpu() -> str:
     """Return what the kernels are chosen by: the processor's name and features."""
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n", maxsplit=1)[0].splitlines()
+        lines = (
+            Path("/proc/cpuinfo")
+            .read_text(encoding="utf-8")
+            .split("\n\n", maxsplit=1)[0]
+            .splitlines()
+        )
     except OSError:
         return platform.processor()
-    return "\n".join(line for line in lines if line.startswith(("model name", "flags", "Features", "CPU")))
+    return "\n".join(
+        line for line in lines if line.startswith(("model name", "flags", "Features", "CPU"))
+    )

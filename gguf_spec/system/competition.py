@@ -7,7 +7,10 @@ import time
 from pathlib import Path
 
 _STAT = Path("/proc/stat")
-_SAMPLES, _PAUSE_S = 4, 0.005  # the fewest of some samples count: a program that only wakes up for a moment is no competition
+_SAMPLES, _PAUSE_S = (
+    4,
+    0.005,
+)  # the fewest of some samples count: a program that only wakes up for a moment is no competition
 
 
 def others_running() -> int:

@@ -30,7 +30,9 @@ def available_bytes() -> int | None:
 def resident_bytes() -> int:
     """Return the memory that this process holds now; 0 where it is not known."""
     try:
-        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf(
+            "SC_PAGE_SIZE"
+        )
     except (OSError, IndexError, ValueError, AttributeError):
         return 0
 
@@ -56,9 +58,19 @@ def _cgroup_files() -> int:
         lines = Path("/sys/fs/cgroup/memory.stat").read_text(encoding="ascii").splitlines()
     except OSError:
         return 0
-    return sum(int(line.split()[1]) for line in lines if line.startswith(("inactive_file ", "active_file ")))
+    return sum(
+        int(line.split()[1])
+        for line in lines
+        if line.startswith(("inactive_file ", "active_file "))
+    )
 
 
 def size(n_bytes: float) -> str:
     """Return a number of bytes as it is shown."""
-    return f"{n_bytes / 1e9:,.1f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:,.0f} MB" if n_bytes >= 1e7 else f"{n_bytes / 1e6:,.1f} MB"
+    return (
+        f"{n_bytes / 1e9:,.1f} GB"
+        if n_bytes >= 1e9
+        else f"{n_bytes / 1e6:,.0f} MB"
+        if n_bytes >= 1e7
+        else f"{n_bytes / 1e6:,.1f} MB"
+    )

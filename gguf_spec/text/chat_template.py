@@ -11,13 +11,17 @@ from ..errors import InvalidOptionError, TemplateError
 from ..llama.model import Model
 from .jinja_sandbox import TemplateFailure, render
 
-_UNUSUAL = re.compile(r"[^\w\s.,;:!?'\"()-]")  # characters that special tokens have, or might get from a template that changes letters
+_UNUSUAL = re.compile(
+    r"[^\w\s.,;:!?'\"()-]"
+)  # characters that special tokens have, or might get from a template that changes letters
 _TAG = re.compile(r"\s*(?:<[^<>\s]{1,60}>|\[/?[A-Z_]{1,40}\])\s*")
 Message = Mapping[str, Any]
 Tools = Sequence[Mapping[str, Any]]
 
 
-def encode_chat(model: Model, messages: Sequence[Message], prefill: str = "", tools: Tools | None = None) -> list[int]:
+def encode_chat(
+    model: Model, messages: Sequence[Message], prefill: str = "", tools: Tools | None = None
+) -> list[int]:
     """Return the prompt for the next answer to `messages`.
 
     Special tokens count only where the template writes them: a message that spells `<|im_end|>` holds just these letters.
@@ -34,7 +38,9 @@ def encode_chat(model: Model, messages: Sequence[Message], prefill: str = "", to
     """
     template = model.chat_template
     if template is None:
-        raise TemplateError(f"{model.path.name} has no chat template.", "give the whole prompt as text (--raw).")
+        raise TemplateError(
+            f"{model.path.name} has no chat template.", "give the whole prompt as text (--raw)."
+        )
     for message in messages:
         _check_message(model, message)
     if tools:
@@ -52,11 +58,21 @@ def encode_chat(model: Model, messages: Sequence[Message], prefill: str = "", to
     def is_special(part: str) -> bool:
         return bool(_controls(model, model.tokenize(part, special=True, start=False)))
 
-    parts = _parts(_render(model, template, marked, tools) + _mark(prefill, marks), marks, is_special)
+    parts = _parts(
+        _render(model, template, marked, tools) + _mark(prefill, marks), marks, is_special
+    )
     if parts is None or "".join(part for part, _ in parts) != text:
         return _check_rewritten(model, messages, prefill, tools, ids, start)
-    apart = [model.tokenize(part, special=is_template, start=start and i == 0) for i, (part, is_template) in enumerate(parts)]
-    by_template = [token for some, (_, is_template) in zip(apart, parts, strict=True) if is_template for token in _controls(model, some)]
+    apart = [
+        model.tokenize(part, special=is_template, start=start and i == 0)
+        for i, (part, is_template) in enumerate(parts)
+    ]
+    by_template = [
+        token
+        for some, (_, is_template) in zip(apart, parts, strict=True)
+        if is_template
+        for token in _controls(model, some)
+    ]
     if _controls(model, ids) == by_template:  # the contents add no special token, alone or joined
         return ids
     return [token for some in apart for token in some]
@@ -97,10 +113,14 @@ def _mark(content: str, marks: _Marks) -> str:
         return content
     at = content.index(core)
     core = _TAG.sub(lambda match: f"{marks.tag}{match[0]}{marks.after_tag}", core)
-    return f"{content[:at]}{marks.begin}{core}{marks.end}{content[at:].removeprefix(content.strip())}"
+    return (
+        f"{content[:at]}{marks.begin}{core}{marks.end}{content[at:].removeprefix(content.strip())}"
+    )
 
 
-def _parts(text: str, marks: _Marks, is_special: Callable[[str], bool]) -> list[tuple[str, bool]] | None:
+def _parts(
+    text: str, marks: _Marks, is_special: Callable[[str], bool]
+) -> list[tuple[str, bool]] | None:
     """Split a rendered text into parts, each with whether the template wrote it; None where the marks are not in order.
 
     A content begins behind `begin` and ends before `end`. Between `tag` and `after_tag` a tag stands, or what a template writes where it splits a
@@ -110,11 +130,21 @@ def _parts(text: str, marks: _Marks, is_special: Callable[[str], bool]) -> list[
     words = re.split(f"([{''.join(marks)}])", text)
     parts, last = [(words[0], True)], marks.end
     inside = (marks.begin, marks.after_tag)
-    before = {marks.begin: (marks.end,), marks.end: inside, marks.tag: inside, marks.after_tag: (marks.tag, marks.end)}
+    before = {
+        marks.begin: (marks.end,),
+        marks.end: inside,
+        marks.tag: inside,
+        marks.after_tag: (marks.tag, marks.end),
+    }
     for mark, after in zip(words[1::2], words[2::2], strict=True):
         if last not in before[mark]:
             return None
-        if mark == marks.after_tag and last == marks.tag and is_special(parts[-1][0]) and not _TAG.fullmatch(parts[-1][0]):
+        if (
+            mark == marks.after_tag
+            and last == marks.tag
+            and is_special(parts[-1][0])
+            and not _TAG.fullmatch(parts[-1][0])
+        ):
             return None
         parts.append((after, mark == marks.end))
         last = mark
@@ -132,7 +162,14 @@ def _joined(parts: list[tuple[str, bool]]) -> list[tuple[str, bool]]:
     return joined
 
 
-def _check_rewritten(model: Model, messages: Sequence[Message], prefill: str, tools: Tools | None, ids: list[int], start: bool) -> list[int]:
+def _check_rewritten(
+    model: Model,
+    messages: Sequence[Message],
+    prefill: str,
+    tools: Tools | None,
+    ids: list[int],
+    start: bool,
+) -> list[int]:
     """Return `ids` where a template rewrites contents, if it writes the same special tokens for contents that cannot hold any.
 
     Raises:
@@ -141,7 +178,9 @@ def _check_rewritten(model: Model, messages: Sequence[Message], prefill: str, to
     plain = [{**m, "content": _UNUSUAL.sub("x", m["content"])} for m in messages]
     text = _render(model, model.chat_template or "", plain, tools) + _UNUSUAL.sub("x", prefill)
     harmless = _controls(model, model.tokenize(text, special=True, start=start))
-    if harmless != _controls(model, ids) or any(_spells_special(model, m["content"]) for m in messages):
+    if harmless != _controls(model, ids) or any(
+        _spells_special(model, m["content"]) for m in messages
+    ):
         raise TemplateError(
             f"a message may write a special token of {model.path.name}: its chat template rewrites the contents.",
             "leave out what looks like a special token, such as <|im_end|>.",
@@ -155,19 +194,34 @@ def _controls(model: Model, ids: Sequence[int]) -> list[int]:
 
 
 def _check_message(model: Model, message: object) -> None:
-    if not (isinstance(message, Mapping) and isinstance(message.get("role"), str) and isinstance(message.get("content"), str)):
-        raise TemplateError(f"a message is {message!r}.", 'write messages as {"role": "user", "content": "..."}.')
+    if not (
+        isinstance(message, Mapping)
+        and isinstance(message.get("role"), str)
+        and isinstance(message.get("content"), str)
+    ):
+        raise TemplateError(
+            f"a message is {message!r}.", 'write messages as {"role": "user", "content": "..."}.'
+        )
     others = [value for name, value in message.items() if name != "content"]
     if _spells_special(model, "\n".join(_strings(others))):
-        raise TemplateError(f"a message of the role {message['role']!r} spells a special token outside its content.", "leave it out.")
+        raise TemplateError(
+            f"a message of the role {message['role']!r} spells a special token outside its content.",
+            "leave it out.",
+        )
 
 
 def _check_tools(model: Model, template: str, tools: Tools) -> None:
     names = [tool.get("function", {}).get("name") for tool in tools]
     if not re.search(r"\btools\b", template):
-        raise InvalidOptionError("tools", names, f"left out: the chat template of {model.path.name} has no place for them")
+        raise InvalidOptionError(
+            "tools",
+            names,
+            f"left out: the chat template of {model.path.name} has no place for them",
+        )
     if _spells_special(model, "\n".join(_strings(tools))):
-        raise InvalidOptionError("tools", names, "without the model's special tokens in names and descriptions")
+        raise InvalidOptionError(
+            "tools", names, "without the model's special tokens in names and descriptions"
+        )
 
 
 def _strings(value: Any) -> Iterator[str]:
@@ -184,7 +238,9 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def _spells_special(model: Model, content: str) -> bool:
-    return model.tokenize(content, special=True, start=False) != model.tokenize(content, special=False, start=False)
+    return model.tokenize(content, special=True, start=False) != model.tokenize(
+        content, special=False, start=False
+    )
 
 
 def _render(model: Model, template: str, messages: Sequence[Message], tools: Tools | None) -> str:
@@ -200,4 +256,6 @@ def _render(model: Model, template: str, messages: Sequence[Message], tools: Too
         return render(template, values)
     except TemplateFailure as error:
         hint = "check the roles and their order, or give the whole prompt as text (--raw)."
-        raise TemplateError(f"the chat template of {model.path.name} fails: {error}.", hint) from error
+        raise TemplateError(
+            f"the chat template of {model.path.name} fails: {error}.", hint
+        ) from error

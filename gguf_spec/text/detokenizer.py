@@ -14,7 +14,9 @@ class TextStream:
     text does not depend on how it was cut into pieces. Text that may yet become a stop string is held back.
     """
 
-    def __init__(self, stop: Sequence[str] = (), errors: Literal["replace", "ignore"] = "replace") -> None:
+    def __init__(
+        self, stop: Sequence[str] = (), errors: Literal["replace", "ignore"] = "replace"
+    ) -> None:
         """Begin a text.
 
         Args:
@@ -47,4 +49,7 @@ class TextStream:
 
     def _n_open(self) -> int:
         """Return the length of the longest end of the held text that begins a stop string."""
-        return max((n for s in self._stop for n in range(1, len(s)) if self._held.endswith(s[:n])), default=0)
+        return max(
+            (n for s in self._stop for n in range(1, len(s)) if self._held.endswith(s[:n])),
+            default=0,
+        )

@@ -34,7 +34,13 @@ CPU_SECONDS = 3
 _WALL_SECONDS = 20  # the processor may be busy with others
 _MEMORY = 512 << 20
 # Here, and not in a process of its own: characters of template and values, comparisons, what all steps may cost, and seconds.
-_SMALL_SOURCE, _SMALL_VALUES, _MOST_COMPARED, _STEPS, _SECONDS = 1 << 16, 1 << 18, 500, 20_000_000, 1.0
+_SMALL_SOURCE, _SMALL_VALUES, _MOST_COMPARED, _STEPS, _SECONDS = (
+    1 << 16,
+    1 << 18,
+    500,
+    20_000_000,
+    1.0,
+)
 _PER_STEP = 500  # a turn of a loop costs as much as 500 characters
 
 
@@ -63,9 +69,15 @@ def _refuse(message: str) -> None:
 
 
 def _to_json(
-    value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: tuple[str, str] | None = None, sort_keys: bool = False
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
 ) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def _now(form: str) -> str:
@@ -74,7 +86,9 @@ def _now(form: str) -> str:
 
 def _environment(kind: type[ImmutableSandboxedEnvironment]) -> ImmutableSandboxedEnvironment:
     """Return Jinja as chat templates expect it: no line of its own for a block, loop controls, plain JSON."""
-    environment = kind(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"])
+    environment = kind(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
+    )
     environment.filters["tojson"] = _to_json
     return environment
 
@@ -106,7 +120,11 @@ def render(source: str, values: Mapping[str, Any]) -> str:
     except (TypeError, ValueError, RecursionError) as error:
         raise TemplateFailure(f"the messages hold what JSON cannot: {error}") from error
     most = MAX_OUTPUT + len(text)
-    if len(source) <= _SMALL_SOURCE and len(text) <= _SMALL_VALUES and (template := _simple(source)):
+    if (
+        len(source) <= _SMALL_SOURCE
+        and len(text) <= _SMALL_VALUES
+        and (template := _simple(source))
+    ):
         _left.steps, _left.until = _STEPS, time.monotonic() + _SECONDS
         try:
             return _write(template, json.loads(text), most)
@@ -178,17 +196,24 @@ class _Careful(ImmutableSandboxedEnvironment):
 def _check_short(arguments: Iterable[Any]) -> None:
     """Let only what is short say how much an operation does, such as all characters that `strip` looks for."""
     for argument in arguments:
-        if (isinstance(argument, int) and argument > 100) or (hasattr(argument, "__len__") and len(argument) > 100):
+        if (isinstance(argument, int) and argument > 100) or (
+            hasattr(argument, "__len__") and len(argument) > 100
+        ):
             raise _Unsure
 
 
 def _careful_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    at = 1 if hasattr(function, "jinja_pass_arg") else 0  # the first argument may be the environment
+    at = (
+        1 if hasattr(function, "jinja_pass_arg") else 0
+    )  # the first argument may be the environment
 
     @functools.wraps(function)
     def careful(*args: Any, **kwargs: Any) -> Any:
         value = args[at]
-        if not (isinstance(value, _PLAIN if name == "string" else _CONTAINERS) or (name in _OF_ITERATORS and hasattr(value, "__next__"))):
+        if not (
+            isinstance(value, _PLAIN if name == "string" else _CONTAINERS)
+            or (name in _OF_ITERATORS and hasattr(value, "__next__"))
+        ):
             raise _Unsure
         if name not in ("default", "d"):
             _check_short([*args[at + 1 :], *kwargs.values()])
@@ -219,14 +244,19 @@ def _simple(source: str) -> jinja2.Template | None:
     environment = _environment(_Careful)
     environment.finalize = _shown
     environment.globals = {"namespace": jinja2.utils.Namespace}
-    environment.filters = {name: _careful_filter(name, environment.filters[name]) for name in _FILTERS}
+    environment.filters = {
+        name: _careful_filter(name, environment.filters[name]) for name in _FILTERS
+    }
     environment.filters[" tick"] = _tick  # a name that no template can write
     environment.tests = {name: environment.tests[name] for name in _TESTS}
     _left.steps, _left.until = _STEPS, time.monotonic() + _SECONDS  # constants are computed here
     try:
         tree = environment.parse(source)
         found = list(tree.find_all(nodes.Node))
-        if not all(_is_simple(node) for node in found) or sum(isinstance(node, (nodes.Compare, nodes.Test)) for node in found) > _MOST_COMPARED:
+        if (
+            not all(_is_simple(node) for node in found)
+            or sum(isinstance(node, (nodes.Compare, nodes.Test)) for node in found) > _MOST_COMPARED
+        ):
             return None
         for node in found:
             if isinstance(node, nodes.For):
@@ -265,9 +295,19 @@ _START = "import runpy, sys; sys.path[:0] = sys.argv[2:]; runpy.run_path(sys.arg
 
 def _render_apart(source: str, values: str, most: int) -> str:
     if not sys.executable or getattr(sys, "frozen", False):
-        raise TemplateFailure("it does more than can be watched inside this program, and there is no Python to run it with")
+        raise TemplateFailure(
+            "it does more than can be watched inside this program, and there is no Python to run it with"
+        )
     places = {str(Path(str(module.__file__)).parents[1]) for module in (jinja2, markupsafe)}
-    task = json.dumps({"source": source, "values": values, "most": most, "cpu": CPU_SECONDS, "memory": _MEMORY + 20 * len(values)})
+    task = json.dumps(
+        {
+            "source": source,
+            "values": values,
+            "most": most,
+            "cpu": CPU_SECONDS,
+            "memory": _MEMORY + 20 * len(values),
+        }
+    )
     try:
         done = subprocess.run(
             [sys.executable, "-I", "-S", "-c", _START, __file__, *places],
@@ -277,7 +317,9 @@ def _render_apart(source: str, values: str, most: int) -> str:
     except subprocess.TimeoutExpired:
         raise TemplateFailure(f"it takes more than {_WALL_SECONDS} seconds") from None
     except OSError as error:
-        raise TemplateFailure(f"it needs a process of its own, which cannot be started: {error}") from error
+        raise TemplateFailure(
+            f"it needs a process of its own, which cannot be started: {error}"
+        ) from error
     if done.returncode in (-signal.SIGKILL, -signal.SIGXCPU) if sys.platform != "win32" else False:
         raise TemplateFailure(f"it takes more than {CPU_SECONDS} seconds")
     try:
@@ -295,7 +337,11 @@ def _limit(cpu_seconds: int, memory: int) -> None:
         return
     import resource
 
-    for what, n in ((resource.RLIMIT_CPU, cpu_seconds), (resource.RLIMIT_AS, memory), (resource.RLIMIT_CORE, 0)):
+    for what, n in (
+        (resource.RLIMIT_CPU, cpu_seconds),
+        (resource.RLIMIT_AS, memory),
+        (resource.RLIMIT_CORE, 0),
+    ):
         hard = resource.getrlimit(what)[1]
         with contextlib.suppress(ValueError, OSError):  # macOS knows no limit on memory
             resource.setrlimit(what, (n if hard == resource.RLIM_INFINITY else min(n, hard), hard))

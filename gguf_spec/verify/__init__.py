@@ -40,7 +40,15 @@ from .row_checks import Check, check_rows, noise_in_use
 SAMPLINGS = {
     "greedy": Sampling(temperature=0.0),
     "sampled": Sampling(temperature=0.8, top_k=40, top_p=0.95),
-    "penalised": Sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.05, repeat_penalty=1.3, frequency_penalty=0.3, presence_penalty=0.2),
+    "penalised": Sampling(
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        min_p=0.05,
+        repeat_penalty=1.3,
+        frequency_penalty=0.3,
+        presence_penalty=0.2,
+    ),
 }
 WAYS = {
     **{f"model, k = {k}": Speculation(k, drafter="model", adaptive=False) for k in (1, 3, 7)},
@@ -49,8 +57,14 @@ WAYS = {
 }
 PROMPTS = 10  # bundled ones that are taken where none are given
 MOST_NEAR_TIES = 0.2  # of the tokens that are generated: more is not rounding
-_MARGIN = 5.0  # by which two right ways to read one text may be further apart than the first text says
-_LONG, _LEAST_LONG, _SPARE = 1500, 300, 16  # tokens put before a prompt, the fewest of them, and tokens left free
+_MARGIN = (
+    5.0  # by which two right ways to read one text may be further apart than the first text says
+)
+_LONG, _LEAST_LONG, _SPARE = (
+    1500,
+    300,
+    16,
+)  # tokens put before a prompt, the fewest of them, and tokens left free
 _SAME_ROW = 1e-3  # and this much more, of the spread of a row
 
 Progress = Callable[[int, int], object]
@@ -134,31 +148,46 @@ class Report:
     @property
     def ok(self) -> bool:
         """Whether nothing differs beyond the noise."""
-        return not self.cache_faults and all(d.near_tie for d in self.differences) and self._parts_ok
+        return (
+            not self.cache_faults and all(d.near_tie for d in self.differences) and self._parts_ok
+        )
 
     @property
     def _parts_ok(self) -> bool:
-        return all(distribution.ok for distribution in self.laws) and all(check.ok for check in self.checks)
+        return all(distribution.ok for distribution in self.laws) and all(
+            check.ok for check in self.checks
+        )
 
     @property
     def sentence(self) -> str:
         """The result in one plain sentence."""
-        n, same = (sum(getattr(c, name) for c in self.comparisons) for name in ("n_texts", "n_identical"))
+        n, same = (
+            sum(getattr(c, name) for c in self.comparisons) for name in ("n_texts", "n_identical")
+        )
         n_different = sum(not d.near_tie for d in self.differences)
         if self.ok:
-            ties = f", {n - same} part at a near tie, where this machine's rounding decides" if n > same else ""
+            ties = (
+                f", {n - same} part at a near tie, where this machine's rounding decides"
+                if n > same
+                else ""
+            )
             return f"Speculation does not change this model's output ({same} of {n} texts identical{ties})."
         wrong = [f"{n_different} of {n} texts differ"] if n_different else []
         wrong += ["a cache does not hold what was said"] if self.cache_faults else []
         wrong += [
-            f"first tokens under {distribution.accept} do not follow the model's probabilities" for distribution in self.laws if not distribution.ok
+            f"first tokens under {distribution.accept} do not follow the model's probabilities"
+            for distribution in self.laws
+            if not distribution.ok
         ]
         wrong += [check.changes for check in self.checks if not check.ok]
         return f"Speculation changes this model's output: {'; '.join(wrong)}."
 
     def to_dict(self) -> dict[str, Any]:
         """Return all of it as plain values."""
-        parts = {name: [asdict(one) | {"ok": one.ok} for one in getattr(self, name)] for name in ("laws", "checks")}
+        parts = {
+            name: [asdict(one) | {"ok": one.ok} for one in getattr(self, name)]
+            for name in ("laws", "checks")
+        }
         return {"ok": self.ok, "sentence": self.sentence} | asdict(self) | parts
 
 
@@ -198,9 +227,16 @@ def verify(
     prompts = bundled_prompts()[:PROMPTS] if prompts is None else prompts
     n_tokens = (300 if long else 64) if n_tokens is None else n_tokens
     if not llm.draft_name:
-        raise InvalidOptionError("draft", None, "a model: without one there is no speculation to verify", "give one with --draft FILE.")
+        raise InvalidOptionError(
+            "draft",
+            None,
+            "a model: without one there is no speculation to verify",
+            "give one with --draft FILE.",
+        )
     if not prompts or isinstance(prompts, str):
-        raise InvalidOptionError("prompts", prompts, "a list of one text or more", "write one a line.")
+        raise InvalidOptionError(
+            "prompts", prompts, "a list of one text or more", "write one a line."
+        )
     Sampling(seed=seed, max_tokens=n_tokens)  # or say what is wrong with them
     if n_draws < 1:
         raise InvalidOptionError("n_draws", n_draws, "1 or more")
@@ -210,12 +246,23 @@ def verify(
     noise = noise_in_use(llm, WAYS.values())
     texts = _Texts(llm, n_tokens, noise)
     requests = RequestChecks(llm, prompts[0], seed, texts.gap, noise)
-    steps = _Steps(len(prompts) * len(SAMPLINGS) * (1 + len(WAYS)) + sum(n_draws_of(way, n_draws) for way in LAWS) + len(requests.parts), progress)
+    steps = _Steps(
+        len(prompts) * len(SAMPLINGS) * (1 + len(WAYS))
+        + sum(n_draws_of(way, n_draws) for way in LAWS)
+        + len(requests.parts),
+        progress,
+    )
     texts.steps = steps
     checks = [check_rows(llm, WAYS.values())]
-    until = [math.inf if limit_s is None else started + limit_s * (i + 1) / (3 * len(LAWS)) for i in range(len(LAWS))]
+    until = [
+        math.inf if limit_s is None else started + limit_s * (i + 1) / (3 * len(LAWS))
+        for i in range(len(LAWS))
+    ]
     reference = Reference(llm, prompts[0], exact=not noise)
-    laws = tuple(drawn(llm, reference, way, n_draws, seed, end, steps.one_more) for way, end in zip(LAWS, until, strict=True))
+    laws = tuple(
+        drawn(llm, reference, way, n_draws, seed, end, steps.one_more)
+        for way, end in zip(LAWS, until, strict=True)
+    )
 
     def is_late() -> bool:
         return limit_s is not None and time.perf_counter() - started > limit_s
@@ -241,7 +288,9 @@ def _long_text(llm: LLM, prompts: Sequence[str], n_tokens: int) -> str:
     room = llm.n_ctx - max(len(llm.tokenize(prompt)) for prompt in prompts) - n_tokens - _SPARE
     if room < _LEAST_LONG:
         hint = f"raise it with --ctx {llm.n_ctx - room + _LONG}, or generate fewer tokens."
-        raise InvalidOptionError("n_ctx", llm.n_ctx, f"at least {llm.n_ctx - room + _LEAST_LONG} for long prompts", hint)
+        raise InvalidOptionError(
+            "n_ctx", llm.n_ctx, f"at least {llm.n_ctx - room + _LEAST_LONG} for long prompts", hint
+        )
     return long_text(llm, min(_LONG, room))
 
 
@@ -252,7 +301,12 @@ def _check_room(llm: LLM, prompt: str) -> None:
         raise EmptyPromptError
     if n > most:
         shown = prompt if len(prompt) <= 40 else prompt[:37] + "..."
-        raise InvalidOptionError("prompts", shown, f"at most {most} tokens in a context of {llm.n_ctx}, not {n}", "raise it with --ctx.")
+        raise InvalidOptionError(
+            "prompts",
+            shown,
+            f"at most {most} tokens in a context of {llm.n_ctx}, not {n}",
+            "raise it with --ctx.",
+        )
 
 
 class _Steps:
@@ -298,16 +352,37 @@ class _Texts:
                 at = _first_difference(plain.tokens, burst.tokens)
                 if at is not None:
                     gap, near_tie = self.gap(ids, plain.tokens, burst.tokens, at, sampling)
-                    self.differences.append(Difference(name, drafter, index, at, gap, near_tie and burst.stats.n_near_ties > 0))
-                self.cache_faults += [f"{fault} ({name}, {drafter}, prompt {index + 1})." for fault in self._faults([*ids, *burst.tokens])]
+                    self.differences.append(
+                        Difference(
+                            name, drafter, index, at, gap, near_tie and burst.stats.n_near_ties > 0
+                        )
+                    )
+                self.cache_faults += [
+                    f"{fault} ({name}, {drafter}, prompt {index + 1})."
+                    for fault in self._faults([*ids, *burst.tokens])
+                ]
                 self.steps.one_more()
 
     def comparisons(self) -> Iterator[Comparison]:
         """Yield the sums."""
         for (sampling, drafter), n in self._n_texts.items():
-            parted = [d.near_tie for d in self.differences if (d.sampling, d.drafter) == (sampling, drafter)]
-            acceptance = self._accepted[sampling, drafter] / max(1, self._drafted[sampling, drafter])
-            yield Comparison(sampling, drafter, n, n - len(parted), sum(parted), len(parted) - sum(parted), acceptance)
+            parted = [
+                d.near_tie
+                for d in self.differences
+                if (d.sampling, d.drafter) == (sampling, drafter)
+            ]
+            acceptance = self._accepted[sampling, drafter] / max(
+                1, self._drafted[sampling, drafter]
+            )
+            yield Comparison(
+                sampling,
+                drafter,
+                n,
+                n - len(parted),
+                sum(parted),
+                len(parted) - sum(parted),
+                acceptance,
+            )
 
     def near_ties(self) -> Check:
         """Return how many near ties were counted: none where passes are exact, and few elsewhere."""
@@ -316,24 +391,48 @@ class _Texts:
         if n and not self._noise:
             faults.append(f"{n} near ties were counted, where passes are exact.")
         if share > MOST_NEAR_TIES:
-            faults.append(f"{share:.0%} of the tokens were decided by less than the rounding noise; at most {MOST_NEAR_TIES:.0%} are plausible.")
+            faults.append(
+                f"{share:.0%} of the tokens were decided by less than the rounding noise; at most {MOST_NEAR_TIES:.0%} are plausible."
+            )
         found = f"{n} of {self._n_generated} tokens"
-        return Check("near ties", self._n_generated, found, tuple(faults), "there are too many near ties to tell rounding from errors")
+        return Check(
+            "near ties",
+            self._n_generated,
+            found,
+            tuple(faults),
+            "there are too many near ties to tell rounding from errors",
+        )
 
-    def gap(self, ids: Sequence[int], plain: Sequence[int], burst: Sequence[int], at: int, sampling: Sampling) -> tuple[float | None, bool]:
+    def gap(
+        self,
+        ids: Sequence[int],
+        plain: Sequence[int],
+        burst: Sequence[int],
+        at: int,
+        sampling: Sampling,
+    ) -> tuple[float | None, bool]:
         """Return how close the decision was where two texts part, and whether that is within the noise."""
         history = [*ids, *plain[:at]]
         with self._llm.models() as (target, _):
-            sampler = Sampler(sampling, SeededRng(sampling.seed or 0), make_filters(target, sampling, len(ids)))
+            sampler = Sampler(
+                sampling, SeededRng(sampling.seed or 0), make_filters(target, sampling, len(ids))
+            )
             row = decode_last(target, history)
-            now = sampler.token(row, history)  # read in a batch again, so a near tie may fall to either side
+            now = sampler.token(
+                row, history
+            )  # read in a batch again, so a near tie may fall to either side
             ended = at >= min(len(plain), len(burst)) and target.is_end(now)
         if not ended and now not in (*plain[at : at + 1], *burst[at : at + 1]):
             return None, False
-        low, high = 0.0, 64.0  # the gap by bisection: whatever the filters are, this is what the near-tie check means by it
+        low, high = (
+            0.0,
+            64.0,
+        )  # the gap by bisection: whatever the filters are, this is what the near-tie check means by it
         while high - low > 1e-4:
             middle = (low + high) / 2
-            low, high = (low, middle) if is_near_tie(sampler, row, history, now, middle) else (middle, high)
+            low, high = (
+                (low, middle) if is_near_tie(sampler, row, history, now, middle) else (middle, high)
+            )
         return high, is_near_tie(sampler, row, history, now, self._noise)
 
     def _faults(self, said: Sequence[int]) -> Iterator[str]:
@@ -346,8 +445,12 @@ class _Texts:
                     continue
                 cached = _row_after(model, said[: n + 1])
                 fresh = decode_last(model, said[: n + 1])
-                if name not in self._tolerance:  # what reading the same text in two ways makes of a row, both of them right
-                    self._tolerance[name] = _MARGIN * _distance(decode_last(model, said[: n + 1], one_by_one=True), fresh)
+                if (
+                    name not in self._tolerance
+                ):  # what reading the same text in two ways makes of a row, both of them right
+                    self._tolerance[name] = _MARGIN * _distance(
+                        decode_last(model, said[: n + 1], one_by_one=True), fresh
+                    )
                 if _distance(cached, fresh) > self._tolerance[name] + _SAME_ROW:
                     yield f"The {name}'s cache is not what reading the text afresh gives"
 

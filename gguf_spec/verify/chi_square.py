@@ -20,14 +20,29 @@ from ..speculative.interfaces import decode_last
 from ..speculative.profile import Profile
 
 _FILTERED = Sampling(
-    temperature=0.9, top_k=5, top_p=0.98, min_p=0.01, repeat_penalty=1.2, frequency_penalty=0.1, presence_penalty=0.1, ignore_eos=True
+    temperature=0.9,
+    top_k=5,
+    top_p=0.98,
+    min_p=0.01,
+    repeat_penalty=1.2,
+    frequency_penalty=0.1,
+    presence_penalty=0.1,
+    ignore_eos=True,
 )
-_UNFILTERED = replace(_FILTERED, top_k=0, top_p=1.0, min_p=0.0)  # where logits move, what a filter cuts off may change
+_UNFILTERED = replace(
+    _FILTERED, top_k=0, top_p=1.0, min_p=0.0
+)  # where logits move, what a filter cuts off may change
 LAW_TOKENS, _K = 3, 3  # tokens that are looked at, and drafted in a round
-_TOKENS, _ADAPTIVE_TOKENS = LAW_TOKENS + 1, 32  # that are asked for: for few tokens adaptive drafting does not begin
+_TOKENS, _ADAPTIVE_TOKENS = (
+    LAW_TOKENS + 1,
+    32,
+)  # that are asked for: for few tokens adaptive drafting does not begin
 _TOLD_APART = 5  # likeliest tokens of a place; all others are one outcome
 _REPEATED = 8  # tokens that are generated and stand twice in the prompt for n-gram drafts
-_RAISED, _OVER_PENALTIES = 12, 1.0  # rank of a token that a bias raises to the second place, and logits above it
+_RAISED, _OVER_PENALTIES = (
+    12,
+    1.0,
+)  # rank of a token that a bias raises to the second place, and logits above it
 _FEWEST_DRAWS = 50
 _ALARM = 1e-5  # chance that a right sampler fails the chi-square of one rule
 
@@ -89,15 +104,23 @@ class Reference:
         ids = llm.tokenize(prompt)
         with llm.models() as (target, _):
             row, ends = decode_last(target, ids), target.ends
-            best = [token for token in np.argsort(-row)[: _RAISED + len(ends)].tolist() if token not in ends]
+            best = [
+                token
+                for token in np.argsort(-row)[: _RAISED + len(ends)].tolist()
+                if token not in ends
+            ]
             raised = best[:_RAISED][-1]
         more = [*ids, raised]
-        more += llm.generate_tokens(more, Sampling(temperature=0.0, max_tokens=_REPEATED), speculation=Speculation(0)).tokens
+        more += llm.generate_tokens(
+            more, Sampling(temperature=0.0, max_tokens=_REPEATED), speculation=Speculation(0)
+        ).tokens
         self.ids = [*more, *ids] if len(more) + len(ids) + _ADAPTIVE_TOKENS < llm.n_ctx else ids
         with llm.models() as (target, _):
             row = decode_last(target, self.ids)
             bias = {raised: float(np.partition(row, -2)[-2] - row[raised]) + _OVER_PENALTIES}
-            self.sampling = replace(_FILTERED if exact else _UNFILTERED, logit_bias=bias, max_tokens=_TOKENS)
+            self.sampling = replace(
+                _FILTERED if exact else _UNFILTERED, logit_bias=bias, max_tokens=_TOKENS
+            )
             self.distribution: dict[tuple[int | None, ...], float] = {(): 1.0}
             for _ in range(LAW_TOKENS):
                 longer: dict[tuple[int | None, ...], float] = {}
@@ -106,15 +129,21 @@ class Reference:
                         longer[tokens] = weight
                         continue
                     history = [*self.ids, *(token for token in tokens if token is not None)]
-                    one = distribution(decode_last(target, history), history, self.sampling, target.ends)
-                    longer |= {(*tokens, token): weight * p for token, p in _told_apart(one).items()}
+                    one = distribution(
+                        decode_last(target, history), history, self.sampling, target.ends
+                    )
+                    longer |= {
+                        (*tokens, token): weight * p for token, p in _told_apart(one).items()
+                    }
                 self.distribution = longer
 
     def outcome(self, tokens: Sequence[int]) -> tuple[int | None, ...]:
         """Return the outcome that these first tokens count as."""
         known: tuple[int | None, ...] = ()
         for token in tokens[:LAW_TOKENS]:
-            if (*known, None) in self.distribution and not any(one[: len(known) + 1] == (*known, token) for one in self.distribution):
+            if (*known, None) in self.distribution and not any(
+                one[: len(known) + 1] == (*known, token) for one in self.distribution
+            ):
                 return (*known, None)
             known = (*known, token)
         return known
@@ -124,13 +153,28 @@ def _told_apart(one: Mapping[int, float]) -> dict[int | None, float]:
     """Return the likeliest tokens with their probabilities, and all others as None."""
     best = sorted(one, key=lambda token: -one[token])
     apart: dict[int | None, float] = {token: one[token] for token in best[:_TOLD_APART]}
-    return apart | ({None: sum(one[token] for token in best[_TOLD_APART:])} if len(best) > _TOLD_APART else {})
+    return apart | (
+        {None: sum(one[token] for token in best[_TOLD_APART:])} if len(best) > _TOLD_APART else {}
+    )
 
 
-def drawn(llm: LLM, reference: Reference, way: str, n_draws: int, seed: int, until: float, on_draw: Callable[[], object]) -> ChiSquareTest:
+def drawn(
+    llm: LLM,
+    reference: Reference,
+    way: str,
+    n_draws: int,
+    seed: int,
+    until: float,
+    on_draw: Callable[[], object],
+) -> ChiSquareTest:
     """Draw first tokens in one of the `WAYS`, fewer when it takes too long, and compare them with the exact distribution."""
     seen: Counter[tuple[int | None, ...]] = Counter()
-    sampling, n_drafted, experiences, cheap = reference.sampling, 0, llm._pair.experiences, _cheap_drafts(llm.profile)
+    sampling, n_drafted, experiences, cheap = (
+        reference.sampling,
+        0,
+        llm._pair.experiences,
+        _cheap_drafts(llm.profile),
+    )
     if WAYS[way].adaptive:
         sampling = replace(sampling, max_tokens=_ADAPTIVE_TOKENS)
     try:
@@ -145,7 +189,12 @@ def drawn(llm: LLM, reference: Reference, way: str, n_draws: int, seed: int, unt
                 emitted.append(token)
                 return len(emitted) >= LAW_TOKENS
 
-            one = llm.generate_tokens(reference.ids, replace(sampling, seed=(seed + i) % 2**64), on_token=is_enough, speculation=WAYS[way])
+            one = llm.generate_tokens(
+                reference.ids,
+                replace(sampling, seed=(seed + i) % 2**64),
+                on_token=is_enough,
+                speculation=WAYS[way],
+            )
             seen[reference.outcome(one.tokens)] += 1
             n_drafted += one.stats.n_drafted
             on_draw()
@@ -158,10 +207,22 @@ def _cheap_drafts(profile: Profile) -> Profile:
     """Return a profile by which drafting pays, so that adaptive drafts are made: what they cost here must not matter for the probabilities."""
     pass_s = profile.target[1]
     free = {1: pass_s / 1000, K_MAX + 1: pass_s / 1000}
-    return replace(profile, target={1: pass_s, K_MAX + 1: pass_s}, target_depth={}, draft=free, draft_depth={}, token_s=0.0, proposal_s=0.0)
+    return replace(
+        profile,
+        target={1: pass_s, K_MAX + 1: pass_s},
+        target_depth={},
+        draft=free,
+        draft_depth={},
+        token_s=0.0,
+        proposal_s=0.0,
+    )
 
 
-def chi_square(accept: str, seen: Counter[tuple[int | None, ...]], exact: Mapping[tuple[int | None, ...], float]) -> ChiSquareTest:
+def chi_square(
+    accept: str,
+    seen: Counter[tuple[int | None, ...]],
+    exact: Mapping[tuple[int | None, ...], float],
+) -> ChiSquareTest:
     """Compare counts with a law. Outcomes expected less than five times are pooled; one that the law does not know has no chance at all."""
     n = seen.total()
     cells = [(seen[outcome], p * n) for outcome, p in exact.items() if p * n >= 5]
@@ -171,7 +232,9 @@ def chi_square(accept: str, seen: Counter[tuple[int | None, ...]], exact: Mappin
     statistic = float(sum((count - expected) ** 2 / expected for count, expected in cells))
     if sum(count for count, _ in cells) < n:
         return ChiSquareTest(accept, n, len(cells), None, 0.0)
-    return ChiSquareTest(accept, n, len(cells), statistic, _chance_of_more(statistic, len(cells) - 1))
+    return ChiSquareTest(
+        accept, n, len(cells), statistic, _chance_of_more(statistic, len(cells) - 1)
+    )
 
 
 def _chance_of_more(statistic: float, n_free: int) -> float:

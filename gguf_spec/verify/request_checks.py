@@ -25,20 +25,32 @@ PLAIN = Speculation(0)
 WAYS = (Speculation(4, drafter="hybrid", adaptive=False), Speculation())
 _SAMPLINGS = (Sampling(temperature=0.0), Sampling(temperature=0.8, top_k=40, top_p=0.95))
 _N_TOKENS = 24
-_PREFIX, _SHARED = 160, 100  # tokens of the prompt that is read first, and how many of them the next one begins with
+_PREFIX, _SHARED = (
+    160,
+    100,
+)  # tokens of the prompt that is read first, and how many of them the next one begins with
 _MORE_THAN_A_BATCH = 40  # tokens
 _LEAST = 32  # tokens of a prompt that is worth checking
-_GRAMMAR, _ITS_TEXTS = 'root ::= ("yes" | "no" | "maybe") (", " ("yes" | "no" | "maybe"))*', re.compile(r"(yes|no|maybe)(, (yes|no|maybe))*")
+_GRAMMAR, _ITS_TEXTS = (
+    'root ::= ("yes" | "no" | "maybe") (", " ("yes" | "no" | "maybe"))*',
+    re.compile(r"(yes|no|maybe)(, (yes|no|maybe))*"),
+)
 _SCHEMA: dict[str, Any] = {
     "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 8}, "kind": {"enum": ["cat", "dog"]}, "old": {"type": "boolean"}},
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "kind": {"enum": ["cat", "dog"]},
+        "old": {"type": "boolean"},
+    },
     "required": ["name", "kind", "old"],
     "additionalProperties": False,
 }
 _N_TOP = 3
 _SAME_LOGPROB = 1e-3  # nats: a row is summed in another order here
 
-Gap = Callable[[Sequence[int], Sequence[int], Sequence[int], int, Sampling], tuple[float | None, bool]]
+Gap = Callable[
+    [Sequence[int], Sequence[int], Sequence[int], int, Sampling], tuple[float | None, bool]
+]
 """Prompt, plain tokens, other tokens, where they part, the options -> how close the decision was, and whether it was a near tie."""
 
 
@@ -58,7 +70,13 @@ class RequestChecks:
             gap: Says whether two texts part at a near tie.
             noise: What logits may move by here; 0 where nothing may differ.
         """
-        self._llm, self._ids, self._seed, self._gap, self._noise = llm, llm.tokenize(prompt), seed, gap, noise
+        self._llm, self._ids, self._seed, self._gap, self._noise = (
+            llm,
+            llm.tokenize(prompt),
+            seed,
+            gap,
+            noise,
+        )
         self._n_cases = self._n_near_ties = 0
         self._faults: list[str] = []
         self._known: dict[str, Completion] = {}
@@ -78,11 +96,20 @@ class RequestChecks:
         first, second = text[:n], [*text[:shared], *text[n:], *text[: n - shared]][:n]
         for sampling in self._samplings():
             turn = [*first, *self._fresh(first, sampling).tokens, *text[-8:]]
-            fresh = [(prompt, self._fresh(prompt, sampling)) for prompt in (first, second, first[: n - 9], first, turn)]
+            fresh = [
+                (prompt, self._fresh(prompt, sampling))
+                for prompt in (first, second, first[: n - 9], first, turn)
+            ]
             for way in (PLAIN, *WAYS):
                 self._llm.forget()
                 for prompt, plain in fresh:
-                    self._compare(prompt, sampling, self._text(prompt, sampling, way), "after a prompt that begins alike", plain)
+                    self._compare(
+                        prompt,
+                        sampling,
+                        self._text(prompt, sampling, way),
+                        "after a prompt that begins alike",
+                        plain,
+                    )
         return self._check("warm caches", "a cache that is used again changes the text")
 
     def sessions(self) -> Check:
@@ -102,8 +129,15 @@ class RequestChecks:
                     except SessionError as error:
                         why_not = str(error)
                     if why_not or self._held() != held:
-                        self._faults.append(f"A session that was just saved is not restored: {why_not or 'other tokens are in a cache'}.")
-                    self._compare(longer, sampling, self._text(longer, sampling, way), "after a restored session")
+                        self._faults.append(
+                            f"A session that was just saved is not restored: {why_not or 'other tokens are in a cache'}."
+                        )
+                    self._compare(
+                        longer,
+                        sampling,
+                        self._text(longer, sampling, way),
+                        "after a restored session",
+                    )
         return self._check("sessions", "a restored session changes the text")
 
     def long_prompts(self) -> Check:
@@ -116,14 +150,23 @@ class RequestChecks:
         for sampling in self._samplings():
             for way in WAYS:
                 self._llm.forget()
-                self._compare(prompt, sampling, self._text(prompt, sampling, way), f"behind {len(prompt)} tokens")
+                self._compare(
+                    prompt,
+                    sampling,
+                    self._text(prompt, sampling, way),
+                    f"behind {len(prompt)} tokens",
+                )
         return self._check("long prompts", "texts behind long prompts differ")
 
     def grammars(self) -> Check:
         """Go on within a grammar."""
 
         def wrong(text: str, ended: bool) -> str:
-            known = _ITS_TEXTS.fullmatch(text) if ended else _ITS_TEXTS.fullmatch(text, 0, max(0, text.rfind(",")))
+            known = (
+                _ITS_TEXTS.fullmatch(text)
+                if ended
+                else _ITS_TEXTS.fullmatch(text, 0, max(0, text.rfind(",")))
+            )
             return "" if known or "," not in text else f"{text!r} is not what the grammar allows"
 
         return self._within("grammars", {"grammar": _GRAMMAR}, wrong)
@@ -133,13 +176,22 @@ class RequestChecks:
 
         def wrong(text: str, ended: bool) -> str:
             if not ended:
-                return "" if text.lstrip().startswith("{") or not text.strip() else f"{text!r} is no object"
+                return (
+                    ""
+                    if text.lstrip().startswith("{") or not text.strip()
+                    else f"{text!r} is no object"
+                )
             try:
                 value = json.loads(text)
             except ValueError as error:
                 return f"{text!r} is not JSON ({error})"
             right = isinstance(value, dict) and value.keys() == _SCHEMA["properties"].keys()
-            right = right and value["kind"] in ("cat", "dog") and isinstance(value["old"], bool) and len(value["name"]) <= 8
+            right = (
+                right
+                and value["kind"] in ("cat", "dog")
+                and isinstance(value["old"], bool)
+                and len(value["name"]) <= 8
+            )
             return "" if right else f"{text!r} does not fit the schema"
 
         return self._within("JSON schemas", {"json_schema": _SCHEMA}, wrong)
@@ -152,9 +204,13 @@ class RequestChecks:
             for at in range(0, len(plain.tokens), 7):
                 with self._llm.models() as (target, _):
                     row = decode_last(target, [*self._ids, *plain.tokens[:at]]).astype(np.float64)
-                right = float(row[plain.tokens[at]] - row.max() - math.log(np.exp(row - row.max()).sum()))
+                right = float(
+                    row[plain.tokens[at]] - row.max() - math.log(np.exp(row - row.max()).sum())
+                )
                 if abs(right - plain.logprobs[at].logprob) > self._noise + _SAME_LOGPROB:
-                    self._faults.append(f"Token {at + 1} has the log-probability {right:.4f}, not {plain.logprobs[at].logprob:.4f}.")
+                    self._faults.append(
+                        f"Token {at + 1} has the log-probability {right:.4f}, not {plain.logprobs[at].logprob:.4f}."
+                    )
             for way in WAYS:
                 self._llm.forget()
                 burst = self._text(self._ids, sampling, way)
@@ -162,9 +218,18 @@ class RequestChecks:
                 for at, (a, b) in enumerate(zip(plain.logprobs, burst.logprobs, strict=False)):
                     if a.token != b.token:
                         break
-                    tops = [a.logprob - b.logprob, *(x[1] - y[1] for x, y in zip(a.top, b.top, strict=False))]
-                    if len(a.top) != len(b.top) or max(map(abs, tops)) > self._noise or (not self._noise and a != b):
-                        self._faults.append(f"Token {at + 1} has another log-probability with speculation ({a.logprob:.6f}, {b.logprob:.6f}).")
+                    tops = [
+                        a.logprob - b.logprob,
+                        *(x[1] - y[1] for x, y in zip(a.top, b.top, strict=False)),
+                    ]
+                    if (
+                        len(a.top) != len(b.top)
+                        or max(map(abs, tops)) > self._noise
+                        or (not self._noise and a != b)
+                    ):
+                        self._faults.append(
+                            f"Token {at + 1} has another log-probability with speculation ({a.logprob:.6f}, {b.logprob:.6f})."
+                        )
                         break
         return self._check("log-probabilities", "log-probabilities differ")
 
@@ -182,16 +247,23 @@ class RequestChecks:
             for way in WAYS:
                 self._llm.forget()
                 burst = self._text(self._ids, stopping, way)
-                if self._compare(self._ids, stopping, burst, "with a stop string", plain) and (burst.text, burst.finish_reason) != (
+                if self._compare(self._ids, stopping, burst, "with a stop string", plain) and (
+                    burst.text,
+                    burst.finish_reason,
+                ) != (
                     plain.text,
                     "stop",
                 ):
-                    self._faults.append(f"The stop string {stop!r} does not end a drafted text where it is.")
+                    self._faults.append(
+                        f"The stop string {stop!r} does not end a drafted text where it is."
+                    )
         return self._check("stop strings", "stop strings end texts elsewhere")
 
     # ---- what they share
 
-    def _within(self, name: str, options: dict[str, Any], wrong: Callable[[str, bool], str]) -> Check:
+    def _within(
+        self, name: str, options: dict[str, Any], wrong: Callable[[str, bool], str]
+    ) -> Check:
         for base in self._samplings():
             sampling = replace(base, max_tokens=2 * _N_TOKENS, **options)
             plain = self._fresh(self._ids, sampling)
@@ -199,7 +271,9 @@ class RequestChecks:
             self._faults += [f"{fault}."] if fault else []
             for way in WAYS:
                 self._llm.forget()
-                self._compare(self._ids, sampling, self._text(self._ids, sampling, way), name, plain)
+                self._compare(
+                    self._ids, sampling, self._text(self._ids, sampling, way), name, plain
+                )
         return self._check(name, f"texts within {name} differ")
 
     def _samplings(self) -> Iterator[Sampling]:
@@ -226,13 +300,23 @@ class RequestChecks:
         with self._llm.models() as models:
             return [list(model.cached) for model in models]
 
-    def _compare(self, ids: Sequence[int], sampling: Sampling, other: Completion, where: str, plain: Completion | None = None) -> bool:
+    def _compare(
+        self,
+        ids: Sequence[int],
+        sampling: Sampling,
+        other: Completion,
+        where: str,
+        plain: Completion | None = None,
+    ) -> bool:
         """Compare a text with the plain one from empty caches, and return whether it is that."""
         plain = self._fresh(ids, sampling) if plain is None else plain
         self._n_cases += 1
         if (plain.tokens, plain.finish_reason) == (other.tokens, other.finish_reason):
             return True
-        at = next((i for i, (a, b) in enumerate(zip(plain.tokens, other.tokens, strict=False)) if a != b), min(len(plain.tokens), len(other.tokens)))
+        at = next(
+            (i for i, (a, b) in enumerate(zip(plain.tokens, other.tokens, strict=False)) if a != b),
+            min(len(plain.tokens), len(other.tokens)),
+        )
         if other.stats.n_near_ties and self._gap(ids, plain.tokens, other.tokens, at, sampling)[1]:
             self._n_near_ties += 1
         else:
@@ -240,11 +324,19 @@ class RequestChecks:
         return False
 
     def _check(self, name: str, changes: str) -> Check:
-        n, n_near_ties, faults = self._n_cases, self._n_near_ties, tuple(dict.fromkeys(self._faults))
+        n, n_near_ties, faults = (
+            self._n_cases,
+            self._n_near_ties,
+            tuple(dict.fromkeys(self._faults)),
+        )
         self._n_cases = self._n_near_ties = 0
         self._faults = []
-        found = f"{n} texts compared" + (f", {n_near_ties} part at a near tie" if n_near_ties else "")
+        found = f"{n} texts compared" + (
+            f", {n_near_ties} part at a near tie" if n_near_ties else ""
+        )
         return Check(name, n, found, faults, changes, n_near_ties)
 
     def _left_out(self, name: str) -> Check:
-        return Check(name, 0, f"left out: a context of {self._llm.n_ctx} tokens is too short for it")
+        return Check(
+            name, 0, f"left out: a context of {self._llm.n_ctx} tokens is too short for it"
+        )

@@ -18,9 +18,14 @@ from ..sampling.chain import largest
 from ..speculative.interfaces import read_on
 
 MOST_NOISE = 0.15  # of the logits' spread: rounding moves the best logits of a row by less
-_MOST_ALLOWED = 2.0  # times the noise that the profile allows: more is not what was measured with the profile
+_MOST_ALLOWED = (
+    2.0  # times the noise that the profile allows: more is not what was measured with the profile
+)
 _WIDTHS = (2, 3, 4, 8, 16, 33)
-_DEPTHS = (8, 600)  # tokens before the rows: few, and more than the 512 from which flash attention is split over threads
+_DEPTHS = (
+    8,
+    600,
+)  # tokens before the rows: few, and more than the 512 from which flash attention is split over threads
 _RIVALS = 64  # best tokens of a row that are compared
 _BRANCH_AT = 2  # the token of a pass that the branch stands beside
 
@@ -89,26 +94,36 @@ def check_rows(llm: LLM, ways: Collection[Speculation]) -> Check:
     in_use = widest_in_use(llm, ways)
     with llm.models() as (target, _):
         exact = llm.profile.exact_width if target.grid or offloads() else K_MAX + 1
-        passes = [one for depth in _DEPTHS for one in _passes(target, text, depth, sorted({*_WIDTHS, min(in_use, max(_WIDTHS))}))]
+        passes = [
+            one
+            for depth in _DEPTHS
+            for one in _passes(target, text, depth, sorted({*_WIDTHS, min(in_use, max(_WIDTHS))}))
+        ]
     faults = [*_faults(passes, exact, in_use, noise_in_use(llm, ways))]
     return Check(
         "rows", len(passes), _found(passes, exact, in_use), tuple(faults), "rows of passes over several tokens are not those of single tokens",
     )  # fmt: skip
 
 
-def _passes(target: Model, text: Sequence[int], depth: int, widths: Sequence[int]) -> Iterator[_Moved]:
+def _passes(
+    target: Model, text: Sequence[int], depth: int, widths: Sequence[int]
+) -> Iterator[_Moved]:
     """Yield how far the rows of passes behind `depth` tokens are from those of single tokens; nothing where the context has no room."""
     n_rows = min(max(widths) + 1, target.n_ctx - depth, len(text) - depth)
     if n_rows < 3:
         return
     target.rollback(0)
     read_on(target, text[:depth], lambda: False)
-    alone = np.concatenate([target.logits([token], 1).copy() for token in text[depth : depth + n_rows]])
+    alone = np.concatenate(
+        [target.logits([token], 1).copy() for token in text[depth : depth + n_rows]]
+    )
     for width in widths:
         if width < n_rows:
             target.rollback(depth)
             rows = target.logits(text[depth : depth + width], width).copy()
-            behind = target.logits([text[depth + width]], 1)  # alone, behind a cache that a wide pass computed
+            behind = target.logits(
+                [text[depth + width]], 1
+            )  # alone, behind a cache that a wide pass computed
             yield _moved(width, depth, [*rows, *behind], [*alone[: width + 1]])
     if n_rows > _BRANCH_AT + 2 and max(widths) > _BRANCH_AT + 2:
         yield _branch(target, text, depth)
@@ -130,8 +145,13 @@ def _branch(target: Model, text: Sequence[int], depth: int) -> _Moved:
 
 
 def _moved(width: int, depth: int, rows: Sequence[Logits], alone: Sequence[Logits]) -> _Moved:
-    same = all(np.array_equal(row, right, equal_nan=True) for row, right in zip(rows, alone, strict=True))
-    worst = max((how_far(row, right) for row, right in zip(rows, alone, strict=True)), key=lambda one: one[1])
+    same = all(
+        np.array_equal(row, right, equal_nan=True) for row, right in zip(rows, alone, strict=True)
+    )
+    worst = max(
+        (how_far(row, right) for row, right in zip(rows, alone, strict=True)),
+        key=lambda one: one[1],
+    )
     return _Moved(width, depth, same, *worst)
 
 
@@ -167,7 +187,11 @@ def _faults(passes: Sequence[_Moved], exact: int, in_use: int, noise: float) -> 
         )
     elif one.logits > _MOST_ALLOWED * noise:
         yield f"Logits move by {one.logits:.2g} with the width of the pass, but the profile allows for {noise:.2g}: `gguf-spec tune` measures again."
-    spread = min(one.logits / one.share for one in used if one.share) if any(one.share for one in used) else 0.0
+    spread = (
+        min(one.logits / one.share for one in used if one.share)
+        if any(one.share for one in used)
+        else 0.0
+    )
     if spread and noise > 2 * MOST_NOISE * spread:
         yield f"The profile allows for {noise:.2g} logits of rounding noise, {noise / spread:.0%} of the logits' spread: more than rounding explains."
 
@@ -177,7 +201,13 @@ def _found(passes: Sequence[_Moved], exact: int, in_use: int) -> str:
     widest = max((one.width for one in passes if one.width <= min(exact, in_use)), default=0)
     moved = max((one.share for one in passes if one.width <= in_use and not one.same), default=0.0)
     unused = max((one.share for one in passes if one.width > max(exact, in_use)), default=0.0)
-    found = [f"the same bits in passes of up to {widest} tokens"] if widest > 1 and not moved else []
+    found = (
+        [f"the same bits in passes of up to {widest} tokens"] if widest > 1 and not moved else []
+    )
     found += [f"up to {moved:.1%} of the logits' spread apart"] if moved else []
-    found += [f"wider ones, not in use, are {unused:.0%} of the logits' spread apart"] if unused > MOST_NOISE else []
+    found += (
+        [f"wider ones, not in use, are {unused:.0%} of the logits' spread apart"]
+        if unused > MOST_NOISE
+        else []
+    )
     return "; ".join(found)

@@ -22,7 +22,9 @@ async def stream(llm: LLM, prompt: str, sampling: Sampling) -> AsyncIterator[str
 
     def read() -> None:
         try:
-            with llm.stream(prompt, sampling) as answer:  # waits for its turn: an LLM serves one at a time
+            with llm.stream(
+                prompt, sampling
+            ) as answer:  # waits for its turn: an LLM serves one at a time
                 opened.append(answer)
                 if left.is_set():
                     return

@@ -57,7 +57,9 @@ class Engine(threading.Thread):
             with gguf_spec.load(self._model, progress=self._progress) as llm:
                 self.events.put(("ready", f"{llm.name}, {llm.n_ctx:,} tokens of context"))
                 chat = llm.chat(sampling=Sampling(max_tokens=1000), overflow="shift")
-                while (question := self._questions.get()) is not None and not self._quitting.is_set():
+                while (
+                    question := self._questions.get()
+                ) is not None and not self._quitting.is_set():
                     self._answer(chat, question)
         except GgufSpecError as error:
             self.events.put(("failed", f"{error} {error.hint}"))
@@ -112,19 +114,39 @@ class Window(tk.Tk):
         ask.pack(side="bottom", fill="x")
         self.button = ttk.Button(ask, text="Cancel", width=8, command=self._pressed)
         self.button.pack(side="right", fill="y", padx=(8, 0))
-        self.question = tk.Text(ask, height=2, wrap="word", font=text, relief="flat", padx=8, pady=6, undo=True)
-        self.question.configure(highlightthickness=1, highlightbackground="#9ca3af", highlightcolor="#1d4ed8")
+        self.question = tk.Text(
+            ask, height=2, wrap="word", font=text, relief="flat", padx=8, pady=6, undo=True
+        )
+        self.question.configure(
+            highlightthickness=1, highlightbackground="#9ca3af", highlightcolor="#1d4ed8"
+        )
         self.question.pack(side="left", fill="x", expand=True)
         self.question.bind("<Return>", self._entered)
         self.question.focus_set()
         shown = ttk.Frame(self, padding=(12, 12, 12, 0))
         shown.pack(side="top", fill="both", expand=True)
-        self.answers = tk.Text(shown, wrap="word", font=text, state="disabled", relief="flat", padx=12, pady=8, spacing2=3, cursor="arrow")
+        self.answers = tk.Text(
+            shown,
+            wrap="word",
+            font=text,
+            state="disabled",
+            relief="flat",
+            padx=12,
+            pady=8,
+            spacing2=3,
+            cursor="arrow",
+        )
         scroll = ttk.Scrollbar(shown, command=self.answers.yview)
         self.answers.configure(yscrollcommand=scroll.set)
         scroll.pack(side="right", fill="y")
         self.answers.pack(side="left", fill="both", expand=True)
-        self.answers.tag_configure("you", font=(text.actual("family"), 12, "bold"), foreground="#1d4ed8", spacing1=12, spacing3=4)
+        self.answers.tag_configure(
+            "you",
+            font=(text.actual("family"), 12, "bold"),
+            foreground="#1d4ed8",
+            spacing1=12,
+            spacing3=4,
+        )
         self.answers.tag_configure("note", foreground="#b91c1c")
         self.state_ = "loading"  # then ready, answering, failed, over
 
@@ -183,11 +205,17 @@ class Window(tk.Tk):
         self._write(text)
 
     def _on_stats(self, stats: gguf_spec.Stats) -> None:
-        drafted = f"{stats.acceptance:.0%} of {stats.n_drafted} drafted tokens accepted" if stats.n_drafted else f"nothing drafted: {stats.why_none}"
+        drafted = (
+            f"{stats.acceptance:.0%} of {stats.n_drafted} drafted tokens accepted"
+            if stats.n_drafted
+            else f"nothing drafted: {stats.why_none}"
+        )
         self._say(f"{stats.n_generated} tokens, {stats.tokens_per_s:,.0f} tok/s, {drafted}")
 
     def _on_answered(self, finish: str) -> None:
-        self._write({"cancelled": " [stopped]\n", "length": " [cut off]\n"}.get(finish, "\n"), "note")
+        self._write(
+            {"cancelled": " [stopped]\n", "length": " [cut off]\n"}.get(finish, "\n"), "note"
+        )
         self._be("ready", "Send")
 
     def _on_refused(self, why: str) -> None:

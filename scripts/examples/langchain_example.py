@@ -18,9 +18,15 @@ def main() -> None:
     from langchain_community.chat_models import ChatLlamaCpp
     from langchain_community.llms import LlamaCpp
 
-    own = {"model_path": sys.argv[1]} if len(sys.argv) > 1 else {"model_path": MODEL, "model_kwargs": {"draft_model_path": DRAFT}}
+    own = (
+        {"model_path": sys.argv[1]}
+        if len(sys.argv) > 1
+        else {"model_path": MODEL, "model_kwargs": {"draft_model_path": DRAFT}}
+    )
     chat = ChatLlamaCpp(**own, n_ctx=1024, max_tokens=80, temperature=0.7, verbose=False)
-    for chunk in chat.stream([("system", "You tell tales."), ("human", "Tell me a story about a fox and a king.")]):
+    for chunk in chat.stream(
+        [("system", "You tell tales."), ("human", "Tell me a story about a fox and a king.")]
+    ):
         print(chunk.content, end="", flush=True)
     print("\n---")
     print(LlamaCpp(**own, n_ctx=1024, max_tokens=60, verbose=False).invoke("Once upon a time"))

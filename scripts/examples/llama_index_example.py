@@ -15,7 +15,10 @@ MODEL, DRAFT = str(TALES / "tales-target-Q8_0.gguf"), str(TALES / "tales-draft-Q
 
 def as_chatml(messages) -> str:
     """Put messages as the bundled model reads them: LlamaCPP leaves that to its user."""
-    return "".join(f"<|im_start|>{one.role.value}\n{one.content}<|im_end|>\n" for one in messages) + "<|im_start|>assistant\n"
+    return (
+        "".join(f"<|im_start|>{one.role.value}\n{one.content}<|im_end|>\n" for one in messages)
+        + "<|im_start|>assistant\n"
+    )
 
 
 def main() -> None:
@@ -23,11 +26,23 @@ def main() -> None:
     from llama_index.core.llms import ChatMessage
     from llama_index.llms.llama_cpp import LlamaCPP
 
-    own = {"model_path": sys.argv[1]} if len(sys.argv) > 1 else {"model_path": MODEL, "model_kwargs": {"draft_model_path": DRAFT}}
-    llm = LlamaCPP(
-        **own, context_window=1024, max_new_tokens=80, temperature=0.7, verbose=False, messages_to_prompt=as_chatml, completion_to_prompt=str
+    own = (
+        {"model_path": sys.argv[1]}
+        if len(sys.argv) > 1
+        else {"model_path": MODEL, "model_kwargs": {"draft_model_path": DRAFT}}
     )
-    for part in llm.stream_chat([ChatMessage(role="user", content="Tell me a story about a fox and a king.")]):
+    llm = LlamaCPP(
+        **own,
+        context_window=1024,
+        max_new_tokens=80,
+        temperature=0.7,
+        verbose=False,
+        messages_to_prompt=as_chatml,
+        completion_to_prompt=str,
+    )
+    for part in llm.stream_chat(
+        [ChatMessage(role="user", content="Tell me a story about a fox and a king.")]
+    ):
         print(part.delta, end="", flush=True)
     print("\n---")
     print(llm.complete("Once upon a time").text)

@@ -29,13 +29,20 @@ def test_json(cli, tmp_path):
     result = cli(*QUICK, "--json", "--plot", file)
     assert (result.returncode, result.stderr) == (0, b"")
     report = json.loads(result.stdout)
-    assert (report["target"], report["useless"], report["texts_equal"], report["is_complete"]) == ("tales", None, True, True)
+    assert (report["target"], report["useless"], report["texts_equal"], report["is_complete"]) == (
+        "tales",
+        None,
+        True,
+        True,
+    )
     assert [case["name"] for case in report["cases"]] == ["story"]
     results = report["cases"][0]["results"]
     assert [one["name"] for one in results] == [
         "plain", "adaptive", "adaptive model", "adaptive ngram", "adaptive hybrid", *(f"{who} {k}" for who in ("model", "ngram") for k in (2, 4, 8)),
     ]  # fmt: skip
-    assert all(one["runs"][0]["n_tokens"] == 24 and one["runs"][0]["n_same"] == 3 for one in results)
+    assert all(
+        one["runs"][0]["n_tokens"] == 24 and one["runs"][0]["n_same"] == 3 for one in results
+    )
     assert ET.parse(file).getroot().tag.endswith("svg")
     assert list(tmp_path.iterdir()) == [file]
     assert file.stat().st_mode & 0o777 == 0o666 & ~umask()
@@ -69,7 +76,10 @@ def test_what_was_not_done_is_told():
     run = invoke("--minutes", "0.000001")
     assert run.exception is None
     assert "The time was up before all was done (--minutes)." in run.stdout
-    assert "No useless draft was given (--useless FILE), so the worst case was not timed." in run.stdout
+    assert (
+        "No useless draft was given (--useless FILE), so the worst case was not timed."
+        in run.stdout
+    )
 
 
 @pytest.mark.parametrize(

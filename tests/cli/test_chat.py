@@ -17,11 +17,28 @@ SAYS = "abcdefghijkl"
 def chat(cli, cage):
     """Run `chat` with one thread and greedily on a model that always answers the same; arguments that come later override."""
     zoo.write(cage / "chat.gguf", zoo.parrot("\n" + SAYS))  # a question ends with a newline
-    zoo.write(cage / "plain.gguf", zoo.parrot(":" + SAYS), metadata={"tokenizer.chat_template": None})
+    zoo.write(
+        cage / "plain.gguf", zoo.parrot(":" + SAYS), metadata={"tokenizer.chat_template": None}
+    )
 
     def run(lines, *args, **options):
-        stdin = lines if isinstance(lines, bytes) else "".join(f"{line}\n" for line in lines).encode()
-        return cli("chat", "--threads", "1", "-t", "0", "-m", "chat.gguf", "-d", "none", *args, stdin=stdin, **options)
+        stdin = (
+            lines if isinstance(lines, bytes) else "".join(f"{line}\n" for line in lines).encode()
+        )
+        return cli(
+            "chat",
+            "--threads",
+            "1",
+            "-t",
+            "0",
+            "-m",
+            "chat.gguf",
+            "-d",
+            "none",
+            *args,
+            stdin=stdin,
+            **options,
+        )
 
     return run
 
@@ -55,15 +72,26 @@ def test_json_has_an_object_for_each_turn(chat):
     first, second = objects(result)
     assert (result.returncode, result.stderr) == (0, b"")
     assert first["text"] == second["text"] == SAYS
-    assert (first["finish_reason"], first["target"], first["draft"], first["dropped"]) == ("stop", "chat.gguf", None, 0)
-    assert second["prompt_tokens"] > first["prompt_tokens"] + len(first["tokens"])  # the whole conversation
+    assert (first["finish_reason"], first["target"], first["draft"], first["dropped"]) == (
+        "stop",
+        "chat.gguf",
+        None,
+        0,
+    )
+    assert second["prompt_tokens"] > first["prompt_tokens"] + len(
+        first["tokens"]
+    )  # the whole conversation
     assert len(first["logprobs"]) == len(first["tokens"])
 
 
 def test_the_system_message_is_read(chat):
     plain, told, later = (
         objects(chat(lines, "--json", *args))[-1]["prompt_tokens"]
-        for lines, args in ((["hi"], ()), (["hi"], ("-s", "Be brief.")), (["/system Be brief.", "hi"], ()))
+        for lines, args in (
+            (["hi"], ()),
+            (["hi"], ("-s", "Be brief.")),
+            (["/system Be brief.", "hi"], ()),
+        )
     )
     assert plain < told == later
     code, _, said = seen(chat(["/system", "/system Be brief.", "/system", "/system -", "/system"]))
@@ -87,7 +115,12 @@ def test_an_error_ends_its_own_turn_alone(chat):
 
 @pytest.mark.parametrize(
     ("line", "hint"),
-    [("/hlep", "did you mean /help?"), ("/q", "did you mean /quit?"), ("/xyzzy", "/help lists them."), ("/undo it", "begin with a space")],
+    [
+        ("/hlep", "did you mean /help?"),
+        ("/q", "did you mean /quit?"),
+        ("/xyzzy", "/help lists them."),
+        ("/undo it", "begin with a space"),
+    ],
 )
 def test_what_is_no_command_gets_a_hint(chat, line, hint):
     code, out, err = seen(chat([line]))
@@ -108,12 +141,28 @@ def test_quit_ends_it(chat):
 def test_help_names_every_command(chat):
     _, out, err = seen(chat(["/help"]))
     assert out == ""
-    for word in ("/help", "/system", "/reset", "/undo", "/retry", "/stats", "/draft", "/save", "/load", "/quit", "Alt-Enter", "Ctrl-C"):
+    for word in (
+        "/help",
+        "/system",
+        "/reset",
+        "/undo",
+        "/retry",
+        "/stats",
+        "/draft",
+        "/save",
+        "/load",
+        "/quit",
+        "Alt-Enter",
+        "Ctrl-C",
+    ):
         assert word in err
 
 
 def test_undo_and_reset_make_the_prompt_short_again(chat):
-    one, two, undone, anew = (turn["prompt_tokens"] for turn in objects(chat(["hi", "hi", "/undo", "hi", "/reset", "hi"], "--json")))
+    one, two, undone, anew = (
+        turn["prompt_tokens"]
+        for turn in objects(chat(["hi", "hi", "/undo", "hi", "/reset", "hi"], "--json"))
+    )
     assert one < two == undone
     assert anew == one
     code, _, err = seen(chat(["hi", "/undo", "/undo", "/retry", "/stats"]))
@@ -125,7 +174,9 @@ def test_undo_and_reset_make_the_prompt_short_again(chat):
 
 def test_retry_has_another_seed_that_a_fixed_seed_gives_again(cli):
     run = ["chat", "--threads", "1", "-n", "12", "--json", "--seed", "5"]
-    first, again = (objects(cli(*run, stdin=b"Tell me a story.\n/retry\n/retry\n")) for _ in range(2))
+    first, again = (
+        objects(cli(*run, stdin=b"Tell me a story.\n/retry\n/retry\n")) for _ in range(2)
+    )
     assert [turn["seed"] for turn in first] == [5, 6, 7]
     assert len({turn["text"] for turn in first}) == 3
     assert len({turn["prompt_tokens"] for turn in first}) == 1
@@ -133,12 +184,24 @@ def test_retry_has_another_seed_that_a_fixed_seed_gives_again(cli):
 
 
 def test_the_draft_can_be_switched_off_and_on(chat):
-    turns = objects(chat(["hi", "/draft off", "hi", "/draft on", "hi"], "--json", "-d", "chat.gguf", "-k", "2", "--fixed"))
+    turns = objects(
+        chat(
+            ["hi", "/draft off", "hi", "/draft on", "hi"],
+            "--json",
+            "-d",
+            "chat.gguf",
+            "-k",
+            "2",
+            "--fixed",
+        )
+    )
     assert [turn["stats"]["n_drafted"] > 0 for turn in turns] == [True, False, True]
     assert {turn["text"] for turn in turns} == {SAYS}
     code, _, err = seen(chat(["/draft off", "/draft", "/draft on", "/draft perhaps"]))
     assert code == 1
-    assert err.startswith("Speculation is off.\nSpeculation is off.\nError: the models were loaded without speculation.\n")
+    assert err.startswith(
+        "Speculation is off.\nSpeculation is off.\nError: the models were loaded without speculation.\n"
+    )
     assert "it takes on, off, show or hide" in err
 
 
@@ -149,7 +212,10 @@ def test_the_oldest_turns_are_dropped_where_that_is_wanted(chat):
     assert "Hint: " in err
     result = chat(lines, "--ctx", "160", "--overflow", "shift", "--json")
     assert (result.returncode, [turn["dropped"] for turn in objects(result)]) == (0, [0, 2, 2])
-    assert result.stderr.decode().splitlines()[-1] == "Note: the context was full, so the oldest 2 messages were dropped."
+    assert (
+        result.stderr.decode().splitlines()[-1]
+        == "Note: the context was full, so the oldest 2 messages were dropped."
+    )
 
 
 def test_a_conversation_is_saved_and_goes_on(chat, tmp_path):
@@ -176,7 +242,16 @@ def test_caches_of_other_models_are_not_used_and_that_is_said(chat, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "line", ["/load gone.session", "/load chat.gguf", "/load ~nobody-here/x", "/save gone/x", "/save ~nobody-here/x", "/save", "/load"]
+    "line",
+    [
+        "/load gone.session",
+        "/load chat.gguf",
+        "/load ~nobody-here/x",
+        "/save gone/x",
+        "/save ~nobody-here/x",
+        "/save",
+        "/load",
+    ],
 )
 def test_files_that_cannot_be_used_end_nothing(chat, line):
     code, out, err = seen(chat([line, "hello"]))
@@ -185,7 +260,9 @@ def test_files_that_cannot_be_used_end_nothing(chat, line):
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize("args", [("--load", "gone.session"), ("--save", "gone/x"), ("--save", ".")])
+@pytest.mark.parametrize(
+    "args", [("--load", "gone.session"), ("--save", "gone/x"), ("--save", ".")]
+)
 def test_a_file_that_cannot_be_used_is_told_before_anything_is_said(chat, args):
     code, out, err = seen(chat(["hello"], *args))
     assert (code, out) == (1, "")
@@ -202,7 +279,10 @@ def test_nothing_said_is_not_saved_over_what_was(chat, tmp_path):
 def test_a_model_without_a_template_is_noted(chat):
     code, out, err = seen(chat(["hello"], "-m", "plain.gguf"))
     assert (code, out) == (0, f"{SAYS}\n")
-    assert err == "Note: the model has no chat template: it reads User: and Assistant: before each message.\n"
+    assert (
+        err
+        == "Note: the model has no chat template: it reads User: and Assistant: before each message.\n"
+    )
 
 
 def test_probabilities_go_to_stderr(chat):
@@ -219,12 +299,39 @@ def test_a_bad_option_is_an_error_before_a_model_is_loaded(chat):
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize("when", ["in an answer", "between two"])
 def test_told_to_end_it_ends_and_saves(chat, cage, environment, tmp_path, number, code, when):
-    zoo.write(cage / "on.gguf", zoo.parrot("\n" + SAYS, for_ever=True), metadata={"llama.context_length": 100_000})
+    zoo.write(
+        cage / "on.gguf",
+        zoo.parrot("\n" + SAYS, for_ever=True),
+        metadata={"llama.context_length": 100_000},
+    )
     file, model = tmp_path / "talk.session", "on.gguf" if when == "in an answer" else "chat.gguf"
-    command = [sys.executable, "-m", "gguf_spec", "chat", "--threads", "1", "-d", "none", "-t", "0", "-m", model, "-n", "-1", "--ctx", "8192"]
+    command = [
+        sys.executable,
+        "-m",
+        "gguf_spec",
+        "chat",
+        "--threads",
+        "1",
+        "-d",
+        "none",
+        "-t",
+        "0",
+        "-m",
+        model,
+        "-n",
+        "-1",
+        "--ctx",
+        "8192",
+    ]
     command += ["--save", str(file)]
     with children.Child(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=cage, env=environment, start_new_session=True
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=cage,
+        env=environment,
+        start_new_session=True,
     ) as child:
         child.stdin.write(b"hello\n")
         child.stdin.flush()
@@ -232,7 +339,10 @@ def test_told_to_end_it_ends_and_saves(chat, cage, environment, tmp_path, number
         if when == "between two":
             first += child.stdout.read(1)
         child.send_signal(number)
-        rest, err = child.stdout.read(), child.stderr.read()  # and it does not wait for the end of its input
+        rest, err = (
+            child.stdout.read(),
+            child.stderr.read(),
+        )  # and it does not wait for the end of its input
         child.wait(timeout=60)
     assert child.returncode == code
     assert (first + rest).decode().startswith(SAYS)
@@ -243,7 +353,10 @@ def test_told_to_end_it_ends_and_saves(chat, cage, environment, tmp_path, number
     assert seen(chat(["/undo"], "--load", file, "-m", model, "--ctx", "8192"))[0] == 0
 
 
-@pytest.mark.parametrize(("number", "keep_on", "code"), [(signal.SIGINT, True, 0), (signal.SIGINT, False, 130), (signal.SIGTERM, True, 143)])
+@pytest.mark.parametrize(
+    ("number", "keep_on", "code"),
+    [(signal.SIGINT, True, 0), (signal.SIGINT, False, 130), (signal.SIGTERM, True, 143)],
+)
 @pytest.mark.parametrize("early", [True, False])
 def test_a_signal_cancels_the_answer_even_one_that_has_not_begun(number, keep_on, code, early):
     from gguf_spec.cli.chat.loop import Signals

@@ -18,13 +18,30 @@ from tests.gguf import zoo
 pytestmark = pytest.mark.skipif(not shutil.which("tmux"), reason="needs tmux")
 
 SAYS = "abcdefghijkl"
-COMMAND = [sys.executable, "-m", "gguf_spec", "chat", "--threads", "1", "-t", "0", "-d", "none", "-m", "chat.gguf"]
+COMMAND = [
+    sys.executable,
+    "-m",
+    "gguf_spec",
+    "chat",
+    "--threads",
+    "1",
+    "-t",
+    "0",
+    "-d",
+    "none",
+    "-m",
+    "chat.gguf",
+]
 
 
 @pytest.fixture(scope="session")
 def parrots(cage):
     zoo.write(cage / "chat.gguf", zoo.parrot("\n" + SAYS))  # a question ends with a newline
-    zoo.write(cage / "on.gguf", zoo.parrot("\n" + SAYS, for_ever=True), metadata={"llama.context_length": 100_000})
+    zoo.write(
+        cage / "on.gguf",
+        zoo.parrot("\n" + SAYS, for_ever=True),
+        metadata={"llama.context_length": 100_000},
+    )
     zoo.write(cage / "steers.gguf", zoo.parrot("\na\x1b]2;b\x07\rc\x9b1Ad"))
     return cage
 
@@ -34,25 +51,57 @@ class Terminal:
 
     def __init__(self, folder, cage, environment, width=80, height=24):
         self._tmux = ["tmux", "-u", "-S", str(folder / "tmux"), "-f", os.devnull]
-        self._size, self._cage, self._environment = (width, height), cage, environment | {"LC_ALL": "C.UTF-8"}
+        self._size, self._cage, self._environment = (
+            (width, height),
+            cage,
+            environment | {"LC_ALL": "C.UTF-8"},
+        )
 
     def tmux(self, *args):
-        return children.run([*self._tmux, *map(str, args)], env=self._environment, check=True, capture_output=True, limit_s=30).stdout.decode()
+        return children.run(
+            [*self._tmux, *map(str, args)],
+            env=self._environment,
+            check=True,
+            capture_output=True,
+            limit_s=30,
+        ).stdout.decode()
 
     def begin(self, *args, until="\n>", **variables):
         """Start a chat, a second one in the place of the first, and wait for its prompt."""
-        command = shlex.join(["env", *(f"{name}={value}" for name, value in variables.items()), *COMMAND, *map(str, args)])
+        command = shlex.join(
+            [
+                "env",
+                *(f"{name}={value}" for name, value in variables.items()),
+                *COMMAND,
+                *map(str, args),
+            ]
+        )
         command = f"{command}; echo code $? $(stty -a | grep -oE '[-]?(echo|icanon) '); sleep 600"
         if self.alive():
             self.tmux("respawn-window", "-k", "-t", "chat", "-c", self._cage, command)
         else:
             width, height = self._size
             new = ["new-session", "-d", "-s", "chat", "-x", width, "-y", height, "-c", self._cage]
-            self.tmux("start-server", ";", "set-option", "-g", "history-limit", 100_000, ";", *new, command)
+            self.tmux(
+                "start-server",
+                ";",
+                "set-option",
+                "-g",
+                "history-limit",
+                100_000,
+                ";",
+                *new,
+                command,
+            )
         self.see(until)
 
     def alive(self):
-        return children.run([*self._tmux, "has-session"], check=False, capture_output=True, limit_s=30).returncode == 0
+        return (
+            children.run(
+                [*self._tmux, "has-session"], check=False, capture_output=True, limit_s=30
+            ).returncode
+            == 0
+        )
 
     def type(self, *keys):
         self.tmux("send-keys", "-t", "chat", *keys)
@@ -61,7 +110,10 @@ class Terminal:
         self.tmux("set-buffer", text, ";", "paste-buffer", "-p", "-t", "chat")
 
     def screen(self, *options):
-        return "\n".join(line.rstrip() for line in self.tmux("capture-pane", "-p", *options, "-t", "chat").split("\n"))
+        return "\n".join(
+            line.rstrip()
+            for line in self.tmux("capture-pane", "-p", *options, "-t", "chat").split("\n")
+        )
 
     def see(self, what, scrolled=False):
         """Wait for a text, or a pattern, and return the screen; `scrolled`: with all that left it, as an answer may be quick."""
@@ -108,8 +160,16 @@ def make(parrots, environment, tmp_path, home):
     def make(**size):
         folder = tmp_path / f"t{len(made)}"
         folder.mkdir()
-        kept = {name: value for name, value in environment.items() if name not in ("TMUX", "NO_COLOR", "LINES")}
-        made.append(Terminal(folder, parrots, kept | {"XDG_STATE_HOME": str(home), "LC_ALL": "C.UTF-8"}, **size))
+        kept = {
+            name: value
+            for name, value in environment.items()
+            if name not in ("TMUX", "NO_COLOR", "LINES")
+        }
+        made.append(
+            Terminal(
+                folder, parrots, kept | {"XDG_STATE_HOME": str(home), "LC_ALL": "C.UTF-8"}, **size
+            )
+        )
         return made[-1]
 
     yield make
@@ -137,7 +197,11 @@ def test_a_conversation(terminal, tmp_path):
     terminal.type("C-c")
     seen = terminal.see("(stopped)")
     assert "^C" not in seen
-    seen = terminal.see(re.compile(r"\n>\n+[\d,.]+ tok/s, context [\d,]+ of 60,000, draft off: speculation is switched off"))
+    seen = terminal.see(
+        re.compile(
+            r"\n>\n+[\d,.]+ tok/s, context [\d,]+ of 60,000, draft off: speculation is switched off"
+        )
+    )
     terminal.type("/retry", "Enter")
     terminal.see("there is one answer", scrolled=True)
     terminal.see(f"{SAYS}\n{SAYS}")
@@ -165,7 +229,10 @@ def test_a_conversation(terminal, tmp_path):
 
 def told(file):
     """Return the questions in a saved session."""
-    return [bytes(text).decode() for text in re.findall(rb'"role": "user", "content": "(.*?)"', file.read_bytes())]
+    return [
+        bytes(text).decode()
+        for text in re.findall(rb'"role": "user", "content": "(.*?)"', file.read_bytes())
+    ]
 
 
 def test_lines_of_a_question(terminal, tmp_path):
@@ -258,7 +325,10 @@ def test_commands_are_completed(terminal):
 def test_errors_are_shown_and_the_chat_goes_on(terminal):
     terminal.begin("--ctx", "128")
     seen = terminal.ask("/hlep")
-    assert "Error: there is no command /hlep.\nHint: did you mean /help? Begin with a space to say it to the model." in seen
+    assert (
+        "Error: there is no command /hlep.\nHint: did you mean /help? Begin with a space to say it to the model."
+        in seen
+    )
     assert "Hint: raise it with --ctx" in terminal.ask("x" * 300)
     assert SAYS in terminal.ask("hello")
     terminal.type("C-d")
@@ -268,11 +338,18 @@ def test_errors_are_shown_and_the_chat_goes_on(terminal):
 def test_a_narrow_terminal(make):
     terminal = make(width=30, height=16)
     terminal.begin()
-    for words in ("a question that takes more than one line", "another one that does so too", "日本語" * 8):
+    for words in (
+        "a question that takes more than one line",
+        "another one that does so too",
+        "日本語" * 8,
+    ):
         terminal.ask(words)
     lines = terminal.see("switched off").rstrip("\n").split("\n")
     assert lines.count(SAYS) >= 2
-    assert re.fullmatch(r"[\d,.]+ tok/s, context \d+ of 256, draft off: speculation is switched off", " ".join(lines[-3:]))
+    assert re.fullmatch(
+        r"[\d,.]+ tok/s, context \d+ of 256, draft off: speculation is switched off",
+        " ".join(lines[-3:]),
+    )
     terminal.type("/help", "Enter")
     terminal.see("and all.\n>")
 
@@ -323,7 +400,9 @@ def test_no_colour_where_it_is_not_wanted(terminal):
     terminal.ask("/hlep")
     terminal.ask("hello")
     assert SAYS in terminal.screen()
-    assert not re.search(r"\x1b\[[0-9;]*(3[0-7]|9[0-7])", terminal.screen("-e").replace("\x1b[39m", ""))
+    assert not re.search(
+        r"\x1b\[[0-9;]*(3[0-7]|9[0-7])", terminal.screen("-e").replace("\x1b[39m", "")
+    )
 
 
 def test_a_dumb_terminal(terminal):

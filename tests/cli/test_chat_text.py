@@ -126,9 +126,16 @@ def test_lines_fit(text, width, size):
     assert "".join(shown.split()) == "".join(text.split())
     for line in shown.split("\n"):
         parts = re.findall(r"日?[^日\s]+|日", line)  # that a line does not end within
-        assert cell_len(line) <= width or any(cell_len(part) > width for part in parts) or line.startswith(" ")
+        assert (
+            cell_len(line) <= width
+            or any(cell_len(part) > width for part in parts)
+            or line.startswith(" ")
+        )
 
 
 def test_code_is_not_wrapped():
     wrap = Wrap(lambda: 10)
-    assert "".join(text for text, _ in wrap.feed([("    a long line of code", CODE), ("\n", "")])) == "    a long line of code\n"
+    assert (
+        "".join(text for text, _ in wrap.feed([("    a long line of code", CODE), ("\n", "")]))
+        == "    a long line of code\n"
+    )

@@ -44,9 +44,20 @@ def complete(tmp_path):
             pytest.skip(f"needs {shell}")
         line = " ".join(words)
         script = SHELLS[shell].format(words=" ".join(f"'{word}'" for word in words), line=line)
-        env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+        env = os.environ | {
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+            "HOME": str(tmp_path),
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        }
         arguments = ["-f"] if shell == "zsh" else []
-        done = children.run([shell, *arguments, "-c", script], capture_output=True, text=True, env=env, check=False, cwd=tmp_path)
+        done = children.run(
+            [shell, *arguments, "-c", script],
+            capture_output=True,
+            text=True,
+            env=env,
+            check=False,
+            cwd=tmp_path,
+        )
         assert done.stderr == ""
         return set(filter(None, done.stdout.split("\n")))
 
@@ -59,8 +70,13 @@ def test_commands_options_and_models(complete, shell):
     assert complete(shell, "gguf-spec", "models", "pu") == {"pull"}
     assert complete(shell, "gguf-spec", "generate", "--show-d") == {"--show-draft"}
     assert {"smollm2", "smollm2-135m"} <= complete(shell, "gguf-spec", "generate", "-m", "smol")
-    assert {"none", "ngram", "auto", "tales-draft"} <= complete(shell, "gguf-spec", "chat", "-d", "")
-    assert complete(shell, "gguf-spec", "models", "show", "smollm2-1") == {"smollm2-1.7b", "smollm2-135m"}
+    assert {"none", "ngram", "auto", "tales-draft"} <= complete(
+        shell, "gguf-spec", "chat", "-d", ""
+    )
+    assert complete(shell, "gguf-spec", "models", "show", "smollm2-1") == {
+        "smollm2-1.7b",
+        "smollm2-135m",
+    }
 
 
 @pytest.mark.parametrize(("shell", "offered"), [("bash", set()), ("fish", {"zzz.gguf"})])

@@ -19,7 +19,10 @@ def disk(tmp_path):
     folder = tmp_path / "disk"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
-    if not shutil.which("mount") or children.run(mount, check=False, capture_output=True).returncode:
+    if (
+        not shutil.which("mount")
+        or children.run(mount, check=False, capture_output=True).returncode
+    ):
         pytest.skip("no file system can be mounted here")
     yield folder
     children.run(["umount", str(folder)], check=True)
@@ -32,7 +35,13 @@ def command(environment, tmp_path_factory):
     def run(*args, stdin="", **env):
         env = environment | {"XDG_CONFIG_HOME": str(folder / "config")} | env
         return children.run(
-            [sys.executable, "-m", "gguf_spec", *map(str, args)], env=env, cwd=folder, input=stdin, capture_output=True, text=True, check=False
+            [sys.executable, "-m", "gguf_spec", *map(str, args)],
+            env=env,
+            cwd=folder,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            check=False,
         )
 
     return run
@@ -53,11 +62,19 @@ def tale(command, own):
 
 
 def home(folder):
-    return {"HOME": str(folder), "XDG_CACHE_HOME": str(folder / ".cache"), "XDG_CONFIG_HOME": str(folder / ".config"), "HF_HOME": str(folder / "hf")}
+    return {
+        "HOME": str(folder),
+        "XDG_CACHE_HOME": str(folder / ".cache"),
+        "XDG_CONFIG_HOME": str(folder / ".config"),
+        "HF_HOME": str(folder / "hf"),
+    }
 
 
 def full(folder):
-    with (folder / "filler").open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
+    with (
+        (folder / "filler").open("wb", buffering=0) as file,
+        pytest.raises(OSError, match="No space"),
+    ):
         while True:
             file.write(bytes(4096))
 
@@ -74,8 +91,14 @@ def test_a_home_that_takes_nothing(command, own, tale, disk, state):
     talking, fox = ["chat", "--seed", "1", "-n", "5"], "Tell me of a fox.\n"
     right = command(*talking, stdin=fox, **home(own))
     talk = command(*talking, "--save", disk / "talk.session", stdin=fox, **home(disk))
-    why = "cannot be written: Read-only file system." if state == "read-only" else "but 0.0 MB are free."
-    assert (talk.returncode, talk.stdout) == (1, right.stdout), "the answer is there, only its place is not"
+    why = (
+        "cannot be written: Read-only file system."
+        if state == "read-only"
+        else "but 0.0 MB are free."
+    )
+    assert (talk.returncode, talk.stdout) == (1, right.stdout), (
+        "the answer is there, only its place is not"
+    )
     assert (right.returncode, right.stdout != "") == (0, True)
     assert [line.partition(" ")[0] for line in talk.stderr.splitlines()] == ["Error:", "Hint:"]
     assert why in talk.stderr
@@ -84,7 +107,9 @@ def test_a_home_that_takes_nothing(command, own, tale, disk, state):
     assert "there is no place to keep this" in tuned.stderr
     doctor = command("doctor", **home(disk))
     assert doctor.returncode in (0, 1) and "Traceback" not in doctor.stderr
-    assert [path for path in sorted(disk.iterdir()) if path not in before and path.suffix != ""] == []
+    assert [
+        path for path in sorted(disk.iterdir()) if path not in before and path.suffix != ""
+    ] == []
 
 
 @pytest.mark.parametrize("state", ["read-only", "full"])
@@ -104,12 +129,19 @@ def test_files_that_were_asked_for_are_refused_in_one_line(command, disk, state)
 def test_processes_at_once_on_empty_caches(environment, tale, tmp_path):
     """All of them probe, measure and keep at the same time."""
     env = environment | home(tmp_path / "new")
-    tellers = [children.Child([sys.executable, "-m", "gguf_spec", *TALE], env=env, stdout=-1, stderr=-1, text=True) for _ in range(4)]
+    tellers = [
+        children.Child(
+            [sys.executable, "-m", "gguf_spec", *TALE], env=env, stdout=-1, stderr=-1, text=True
+        )
+        for _ in range(4)
+    ]
     assert [(*child.communicate(), child.returncode) for child in tellers] == [(tale, "", 0)] * 4
     assert not list((tmp_path / "new").rglob("*.part"))
 
 
-@pytest.mark.parametrize("old", ["", "{", "[]", '{"version": 1, "target": {"1": 0.1}}', '{"version": 99}', "\0\xff"])
+@pytest.mark.parametrize(
+    "old", ["", "{", "[]", '{"version": 1, "target": {"1": 0.1}}', '{"version": 99}', "\0\xff"]
+)
 def test_a_cache_of_another_version(command, own, tale, old):
     kept = [path for path in (own / ".cache" / "gguf-spec").rglob("*.json") if path.is_file()]
     assert len(kept) >= 2, "the probe's answer and the profile"

@@ -15,7 +15,11 @@ def test_what_it_shows(cli):
     result = cli("doctor", *WELL)
     assert (result.returncode, result.stderr) == (0, b"")
     lines = result.stdout.decode().splitlines()
-    shown = [re.fullmatch(r"(ok|warn)  +(\S+(?: \S+)?)  *(.+)", line) for line in lines if line[:4] in ("ok  ", "warn")]
+    shown = [
+        re.fullmatch(r"(ok|warn)  +(\S+(?: \S+)?)  *(.+)", line)
+        for line in lines
+        if line[:4] in ("ok  ", "warn")
+    ]
     assert all(shown)
     names = [match[2] for match in shown]
     assert names[0].split()[0] == "Python"
@@ -44,14 +48,27 @@ def test_what_fails_ends_it_with_1(cli, as_json):
         assert json.loads(text)["ok"] is False
         last = json.loads(text)["checks"][-1]
         assert last.pop("todo").startswith("give the path of a GGUF file, ")
-        assert last == {"name": "draft", "status": "fail", "found": "there is no file no.gguf and no model of that name."}
+        assert last == {
+            "name": "draft",
+            "status": "fail",
+            "found": "there is no file no.gguf and no model of that name.",
+        }
     else:
-        assert "fail  draft        there is no file no.gguf and no model of that name.\n                   -> give the path" in text
+        assert (
+            "fail  draft        there is no file no.gguf and no model of that name.\n                   -> give the path"
+            in text
+        )
         assert text.splitlines()[-1].startswith("What fails: draft")
 
 
 def test_a_hub_that_cannot_be_reached(cli):
-    result = cli("doctor", *WELL, "--json", "--online", env={"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0"})
+    result = cli(
+        "doctor",
+        *WELL,
+        "--json",
+        "--online",
+        env={"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0"},
+    )
     assert (result.returncode, result.stderr) == (1, b"")
     data = json.loads(result.stdout)
     assert [one["name"] for one in data["checks"] if one["status"] == "fail"] == ["hub"]
@@ -89,4 +106,6 @@ def test_at_a_terminal_of_80_columns(cage, environment):
     assert b"\x1b[31mfail  \x1b[0mdraft" in seen
     lines = re.sub(r"\x1b\[[0-9;]*m", "", seen.decode()).replace("\r\n", "\n").splitlines()
     assert max(map(len, lines)) <= 80
-    assert all(re.match(r"(ok    |warn  |fail  |What )\S|\s{19}\S|$", line) for line in lines), lines
+    assert all(re.match(r"(ok    |warn  |fail  |What )\S|\s{19}\S|$", line) for line in lines), (
+        lines
+    )

@@ -13,13 +13,20 @@ def home(tmp_path):
     (tmp_path / ".cache/llama.cpp").mkdir(parents=True)
     zoo.write(tmp_path / "big.gguf", zoo.llama(n_layer=20))
     zoo.write(tmp_path / ".cache/llama.cpp/small.gguf", zoo.llama())
-    zoo.write(tmp_path / "other.gguf", zoo.llama(), tokens=[*zoo.TOKENS[:40], "another", *zoo.TOKENS[41:]])
+    zoo.write(
+        tmp_path / "other.gguf", zoo.llama(), tokens=[*zoo.TOKENS[:40], "another", *zoo.TOKENS[41:]]
+    )
     return tmp_path
 
 
 @pytest.fixture
 def run(cli, home):
-    env = {"HOME": str(home), "XDG_CACHE_HOME": str(home / ".cache"), "HF_HOME": str(home / "hf"), "XDG_CONFIG_HOME": str(home / ".config")}
+    env = {
+        "HOME": str(home),
+        "XDG_CACHE_HOME": str(home / ".cache"),
+        "HF_HOME": str(home / "hf"),
+        "XDG_CONFIG_HOME": str(home / ".config"),
+    }
     return lambda *args, **more: cli(*args, env=env | more, cwd=home)
 
 
@@ -30,7 +37,9 @@ def test_a_table_of_what_fits_and_what_does_not(run):
     assert lines[0].split() == ["draft", "gain", "why"]
     assert lines[1].startswith("small.gguf ")
     assert "it speaks the same vocabulary and has 12% of the target's size" in lines[1]
-    assert next(line for line in lines if line.startswith("other.gguf")).endswith("in the target, 'another' in the draft")
+    assert next(line for line in lines if line.startswith("other.gguf")).endswith(
+        "in the target, 'another' in the draft"
+    )
     assert "more in models.yaml are not on this disk" in lines[-1]
 
 
@@ -58,16 +67,36 @@ def test_what_is_no_model_is_one_line(run):
 
 
 def test_generate_takes_it_and_says_so(run):
-    result = run("generate", "--raw", "-m", "./big.gguf", "--threads", "1", "-n", "3", "-t", "0", "a", "--json")
+    result = run(
+        "generate",
+        "--raw",
+        "-m",
+        "./big.gguf",
+        "--threads",
+        "1",
+        "-n",
+        "3",
+        "-t",
+        "0",
+        "a",
+        "--json",
+    )
     assert json.loads(result.stdout)["draft"] == "small.gguf"
-    assert result.stderr.decode().startswith("Note: drafting with small.gguf: it speaks the same vocabulary")
+    assert result.stderr.decode().startswith(
+        "Note: drafting with small.gguf: it speaks the same vocabulary"
+    )
 
 
 def test_the_defaults_of_an_entry_count_where_nothing_else_is_said(run, home):
     preset = "{temperature: 0.0, seed: 7, max_tokens: 4}"
-    (home / "mine.yaml").write_text(f"models:\n  mine: {{path: big.gguf, draft: ngram, prompt: text, sampling: {preset}}}\n")
+    (home / "mine.yaml").write_text(
+        f"models:\n  mine: {{path: big.gguf, draft: ngram, prompt: text, sampling: {preset}}}\n"
+    )
     args = ("generate", "-m", "mine", "--models-file", "mine.yaml", "--threads", "1", "a", "--json")
-    answers = [json.loads(run(*args, *more).stdout) for more in ((), ("-n", "2"), ("--seed", "8", "-t", "1.5"))]
+    answers = [
+        json.loads(run(*args, *more).stdout)
+        for more in ((), ("-n", "2"), ("--seed", "8", "-t", "1.5"))
+    ]
     assert [len(one["tokens"]) for one in answers] == [4, 2, 4]
     assert [one["seed"] for one in answers] == [7, 7, 8]
     assert answers[1]["tokens"] == answers[0]["tokens"][:2] != answers[2]["tokens"][:2]

@@ -61,7 +61,13 @@ def test_draft(generate, bad, name):
 
 
 def test_a_draft_of_another_vocabulary(generate, bad):
-    check(generate("a", "-d", bad / "stranger.gguf"), 1, "token 100", "'<other>' in the draft", "--draft none")
+    check(
+        generate("a", "-d", bad / "stranger.gguf"),
+        1,
+        "token 100",
+        "'<other>' in the draft",
+        "--draft none",
+    )
 
 
 def test_a_name_nearly_right(generate):
@@ -69,11 +75,20 @@ def test_a_name_nearly_right(generate):
 
 
 def test_prompt_longer_than_the_context(generate):
-    check(generate("a" * 100, "--ctx", "64"), 1, "the prompt has 100 tokens but the context holds 64", "--ctx 128")
+    check(
+        generate("a" * 100, "--ctx", "64"),
+        1,
+        "the prompt has 100 tokens but the context holds 64",
+        "--ctx 128",
+    )
 
 
 def test_a_megabyte_of_one_letter(generate):
-    check(generate(stdin=b"a" * (1 << 20)), 1, "the prompt has 1,048,576 tokens but the context holds 256")
+    check(
+        generate(stdin=b"a" * (1 << 20)),
+        1,
+        "the prompt has 1,048,576 tokens but the context holds 256",
+    )
 
 
 @pytest.mark.parametrize("flags", [["", "--raw"], ["", "--chat"], ["-", "--raw"]])
@@ -139,12 +154,30 @@ def test_an_empty_stop_string(generate):
     check(generate("a", "--stop", ""), 2, "stop is ")
 
 
-@pytest.mark.parametrize("flags", [("--json-schema", "@gone.json"), ("--grammar", "gone.gbnf"), ("--grammar", "."), ("--json-schema", "@")])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--json-schema", "@gone.json"),
+        ("--grammar", "gone.gbnf"),
+        ("--grammar", "."),
+        ("--json-schema", "@"),
+    ],
+)
 def test_a_grammar_file_that_is_not_there(generate, flags):
     check(generate("a", *flags), 1, "Could not open file")
 
 
-@pytest.mark.parametrize("flags", [("-d", "none"), ("--count", "0"), ("-n", "0"), ("--minutes", "-1"), ("--draws", "0"), ("--seed", "-1")])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("-d", "none"),
+        ("--count", "0"),
+        ("-n", "0"),
+        ("--minutes", "-1"),
+        ("--draws", "0"),
+        ("--seed", "-1"),
+    ],
+)
 def test_verify_with_nothing_to_do(cli, flags):
     check(cli("verify", "-m", "abc.gguf", "-d", "abc.gguf", "--threads", 1, *flags), 2)
 
@@ -152,7 +185,9 @@ def test_verify_with_nothing_to_do(cli, flags):
 def test_verify_of_prompts_that_are_none(cli, cage):
     (cage / "empty.txt").write_text("\n\n", encoding="utf-8")
     verify = ("verify", "-m", "abc.gguf", "-d", "abc.gguf", "--threads", 1)
-    check(cli(*verify, "-f", "empty.txt"), 2, "prompts is [] but must be a list of one text or more")
+    check(
+        cli(*verify, "-f", "empty.txt"), 2, "prompts is [] but must be a list of one text or more"
+    )
     check(cli(*verify, "-f", "gone.txt"), 1, "gone.txt")
 
 
@@ -160,7 +195,12 @@ def test_verify_of_prompts_that_are_none(cli, cage):
 def test_verify_in_a_context_that_is_too_small(cli, cage, ctx):
     (cage / "long.txt").write_text("abcde\n", encoding="utf-8")
     prompt = ("-f", "long.txt", "--ctx", ctx)
-    check(cli("verify", "-m", "abc.gguf", "-d", "abc.gguf", "--threads", 1, *prompt), 2, "'abcde'", f"in a context of {ctx}, not 5")
+    check(
+        cli("verify", "-m", "abc.gguf", "-d", "abc.gguf", "--threads", 1, *prompt),
+        2,
+        "'abcde'",
+        f"in a context of {ctx}, not 5",
+    )
 
 
 def test_a_chat_without_a_message(generate):
@@ -181,7 +221,9 @@ def test_out_of_memory(generate):
 
 
 def test_no_chat_template(generate, tmp_path):
-    plain = zoo.write(tmp_path / "plain.gguf", zoo.parrot("abc"), metadata={"tokenizer.chat_template": None})
+    plain = zoo.write(
+        tmp_path / "plain.gguf", zoo.parrot("abc"), metadata={"tokenizer.chat_template": None}
+    )
     check(generate("a", "-m", plain, "--chat"), 1, "plain.gguf has no chat template", "--raw")
 
 
@@ -204,7 +246,12 @@ def test_a_trace_where_it_is_asked_for(generate):
 @pytest.mark.parametrize("kind", ["mamba", "lfm2"])
 def test_a_target_that_cannot_go_back_is_no_error(generate, tmp_path, kind):
     path = zoo.write(tmp_path / f"{kind}.gguf", getattr(zoo, kind)())
-    plain, drafted = generate("a", "-m", path, "-n", "9"), generate("a", "-m", path, "-n", "9", "-d", "abc.gguf")
+    plain, drafted = (
+        generate("a", "-m", path, "-n", "9"),
+        generate("a", "-m", path, "-n", "9", "-d", "abc.gguf"),
+    )
     assert (plain.returncode, plain.stderr, drafted.returncode) == (0, b"", 0)
     assert drafted.stdout == plain.stdout
-    assert re.fullmatch(rf"Note: {kind}\.gguf cannot go back a token [^\n]+\n", drafted.stderr.decode())
+    assert re.fullmatch(
+        rf"Note: {kind}\.gguf cannot go back a token [^\n]+\n", drafted.stderr.decode()
+    )

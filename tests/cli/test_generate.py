@@ -70,14 +70,32 @@ def test_stop_strings(generate):
 
 
 def test_the_seed_gives_the_same_text(cli):
-    one, two, other = (out(cli("generate", "Once", "--threads", 1, "-n", 20, "--seed", seed)) for seed in (1, 1, 2))
+    one, two, other = (
+        out(cli("generate", "Once", "--threads", 1, "-n", 20, "--seed", seed)) for seed in (1, 1, 2)
+    )
     assert one == two != other
 
 
 def test_json(generate):
-    one = json.loads(out(generate("xa", "--json", "-d", "abx.gguf", "-k", "3", "--fixed", "--seed", "5")))
-    assert list(one) == ["text", "tokens", "finish_reason", "prompt_tokens", "seed", "target", "draft", "stats"]
-    assert (one["text"], one["finish_reason"], one["prompt_tokens"], one["seed"]) == ("bcdefghijkl", "stop", 2, 5)
+    one = json.loads(
+        out(generate("xa", "--json", "-d", "abx.gguf", "-k", "3", "--fixed", "--seed", "5"))
+    )
+    assert list(one) == [
+        "text",
+        "tokens",
+        "finish_reason",
+        "prompt_tokens",
+        "seed",
+        "target",
+        "draft",
+        "stats",
+    ]
+    assert (one["text"], one["finish_reason"], one["prompt_tokens"], one["seed"]) == (
+        "bcdefghijkl",
+        "stop",
+        2,
+        5,
+    )
     assert (len(one["tokens"]), one["target"], one["draft"]) == (11, "abc.gguf", "abx.gguf")
     stats = one["stats"]
     wanted = "n_generated n_drafted n_accepted acceptance rounds tokens_per_round tokens_per_s ttft_s total_s draft_s verify_s other_s"
@@ -85,7 +103,9 @@ def test_json(generate):
     assert stats["n_generated"] == 11
     assert 3 <= stats["n_accepted"] < stats["n_drafted"]
     assert stats["acceptance"] == stats["n_accepted"] / stats["n_drafted"]
-    assert sum(stats[name] for name in ("prompt_s", "draft_s", "verify_s", "other_s")) == pytest.approx(stats["total_s"])
+    assert sum(
+        stats[name] for name in ("prompt_s", "draft_s", "verify_s", "other_s")
+    ) == pytest.approx(stats["total_s"])
     assert 0 < stats["ttft_s"] <= stats["total_s"]
 
 
@@ -98,7 +118,12 @@ def test_json_is_one_line_and_can_hold_anything(generate):
 @pytest.mark.parametrize("flags", [["-d", "none"], ["-k", "0", "-d", "abc.gguf"]])
 def test_json_without_a_draft(generate, flags):
     one = json.loads(out(generate("a", "--json", "-n", "4", *flags)))
-    assert (one["draft"], one["finish_reason"], one["stats"]["n_drafted"], one["stats"]["rounds"]) == (None, "length", 0, 4)
+    assert (
+        one["draft"],
+        one["finish_reason"],
+        one["stats"]["n_drafted"],
+        one["stats"]["rounds"],
+    ) == (None, "length", 0, 4)
 
 
 def test_logprobs(generate):
@@ -117,7 +142,21 @@ def test_logprobs(generate):
 def test_prefill_and_echo(generate, cli):
     assert out(generate("a", "--prefill", "bc")) == "defghijkl\n"
     assert out(generate("a", "--prefill", "bc", "--echo", "-n", "2")) == "abcde\n"
-    chat = ("generate", "hi", "-m", "abc.gguf", "-d", "none", "--threads", "1", "-t", "0", "-n", "2", "--chat")
+    chat = (
+        "generate",
+        "hi",
+        "-m",
+        "abc.gguf",
+        "-d",
+        "none",
+        "--threads",
+        "1",
+        "-t",
+        "0",
+        "-n",
+        "2",
+        "--chat",
+    )
     assert out(cli(*chat, "--prefill", "ab")) == "cd\n"
     assert out(cli(*chat, "--prefill", "ab", "--echo")) == "abcd\n"
 
@@ -126,7 +165,9 @@ def test_a_grammar_from_a_file(generate, tmp_path):
     file = tmp_path / "z.gbnf"
     file.write_text('root ::= "bxd" [a-z]*', encoding="utf-8")
     assert out(generate("a", "--grammar", file, "-n", "5")).startswith("bxd")
-    assert out(generate("a", "--grammar", file, "-n", "5", "-d", "abc.gguf")) == out(generate("a", "--grammar", file, "-n", "5"))
+    assert out(generate("a", "--grammar", file, "-n", "5", "-d", "abc.gguf")) == out(
+        generate("a", "--grammar", file, "-n", "5")
+    )
 
 
 def test_a_schema_as_text_and_from_a_file(generate, tmp_path):
@@ -146,7 +187,9 @@ def test_stop_tokens_bias_and_ends(generate):
     without_c = out(generate("a", "--logit-bias", f"{ids[1]}=-inf", "-n", "2", "--ignore-eos"))
     assert without_c.startswith("b")
     assert "c" not in without_c
-    assert out(generate("a", env={"GGUF_SPEC_LOGIT_BIAS": f"{ids[1]}=-inf"}, stdin=b"")) == out(generate("a", "--logit-bias", f"{ids[1]}=-inf"))
+    assert out(generate("a", env={"GGUF_SPEC_LOGIT_BIAS": f"{ids[1]}=-inf"}, stdin=b"")) == out(
+        generate("a", "--logit-bias", f"{ids[1]}=-inf")
+    )
     whole = json.loads(out(generate("a", "--json", "--ignore-eos", "-n", "30")))
     assert (len(whole["tokens"]), whole["finish_reason"]) == (30, "length")
 
@@ -171,7 +214,22 @@ def test_drafts_from_the_text_alone(generate, tmp_path):
 
 @pytest.mark.parametrize("accept", ["coupled", "rejection", "block"])
 def test_the_rules(cli, accept):
-    flags = ("generate", "Once upon a time", "--threads", 1, "-n", 30, "--seed", 3, "--json", "--fixed", "-k", 4, "--accept", accept)
+    flags = (
+        "generate",
+        "Once upon a time",
+        "--threads",
+        1,
+        "-n",
+        30,
+        "--seed",
+        3,
+        "--json",
+        "--fixed",
+        "-k",
+        4,
+        "--accept",
+        accept,
+    )
     some, none = json.loads(out(cli(*flags))), json.loads(out(cli(*flags, "-d", "none")))
     assert some["stats"]["n_accepted"] > 5
     assert (some["text"] == none["text"]) == (accept == "coupled")
@@ -188,9 +246,15 @@ GAIN = r"gain    \d+\.\d\d times plain decoding by the clock, \d+\.\d\d by measu
 def test_stats_go_to_stderr(generate):
     result = generate("xa", "-n", "5", "--stats", "--seed", "7")
     assert result.stdout == b"bcdef\n"
-    assert re.fullmatch(STATS.format(draft="none: speculation is switched off", gain=""), result.stderr.decode())
-    result = generate("xa", "-n", "5", "--stats", "--seed", "7", "-d", "abc.gguf", "-k", "2", "--fixed")
-    said = STATS.format(draft=r"3 of 3 tokens accepted \(100%; model 3 of 3\), 2.50 tokens a round", gain=GAIN)
+    assert re.fullmatch(
+        STATS.format(draft="none: speculation is switched off", gain=""), result.stderr.decode()
+    )
+    result = generate(
+        "xa", "-n", "5", "--stats", "--seed", "7", "-d", "abc.gguf", "-k", "2", "--fixed"
+    )
+    said = STATS.format(
+        draft=r"3 of 3 tokens accepted \(100%; model 3 of 3\), 2.50 tokens a round", gain=GAIN
+    )
     assert re.fullmatch(said, result.stderr.decode())
     json.loads(generate("xa", "-n", "5", "--stats", "--json").stdout)
 
@@ -200,10 +264,13 @@ def test_near_ties_are_in_the_stats():
     from gguf_spec.cli.generate import _stats_lines
 
     assert "ties" not in _stats_lines(Stats(n_generated=9), 1)
-    assert "ties    2 of 9 tokens were near ties: plain decoding may say others there (--strict asks it)\n" in _stats_lines(
-        Stats(n_generated=9, n_near_ties=2), 1
+    assert (
+        "ties    2 of 9 tokens were near ties: plain decoding may say others there (--strict asks it)\n"
+        in _stats_lines(Stats(n_generated=9, n_near_ties=2), 1)
     )
-    assert "decided again" in _stats_lines(Stats(n_generated=9, n_near_ties=2, n_decided_again=2), 1)
+    assert "decided again" in _stats_lines(
+        Stats(n_generated=9, n_near_ties=2, n_decided_again=2), 1
+    )
 
 
 def test_without_a_terminal_the_draft_is_not_coloured(generate):
@@ -211,18 +278,84 @@ def test_without_a_terminal_the_draft_is_not_coloured(generate):
 
 
 def test_chat(cli):
-    one = json.loads(out(cli("generate", "hi", "-m", "abc.gguf", "-d", "none", "--threads", "1", "-n", "1", "--json")))
-    raw = json.loads(out(cli("generate", "hi", "-m", "abc.gguf", "-d", "none", "--threads", "1", "-n", "1", "--json", "--raw")))
-    system = json.loads(out(cli("generate", "hi", "-m", "abc.gguf", "-d", "none", "--threads", "1", "-n", "1", "--json", "-s", "Be brief.")))
+    one = json.loads(
+        out(
+            cli(
+                "generate",
+                "hi",
+                "-m",
+                "abc.gguf",
+                "-d",
+                "none",
+                "--threads",
+                "1",
+                "-n",
+                "1",
+                "--json",
+            )
+        )
+    )
+    raw = json.loads(
+        out(
+            cli(
+                "generate",
+                "hi",
+                "-m",
+                "abc.gguf",
+                "-d",
+                "none",
+                "--threads",
+                "1",
+                "-n",
+                "1",
+                "--json",
+                "--raw",
+            )
+        )
+    )
+    system = json.loads(
+        out(
+            cli(
+                "generate",
+                "hi",
+                "-m",
+                "abc.gguf",
+                "-d",
+                "none",
+                "--threads",
+                "1",
+                "-n",
+                "1",
+                "--json",
+                "-s",
+                "Be brief.",
+            )
+        )
+    )
     assert raw["prompt_tokens"] == 2 < one["prompt_tokens"] < system["prompt_tokens"]
 
 
 def test_options_from_the_environment(generate, cli):
-    env = {"GGUF_SPEC_MODEL": "abc.gguf", "GGUF_SPEC_DRAFT": "none", "GGUF_SPEC_MAX_TOKENS": "3", "GGUF_SPEC_RAW": "1", "GGUF_SPEC_TEMPERATURE": "0"}
+    env = {
+        "GGUF_SPEC_MODEL": "abc.gguf",
+        "GGUF_SPEC_DRAFT": "none",
+        "GGUF_SPEC_MAX_TOKENS": "3",
+        "GGUF_SPEC_RAW": "1",
+        "GGUF_SPEC_TEMPERATURE": "0",
+    }
     assert out(cli("generate", "a", env=env)) == "bcd\n"
     assert out(cli("generate", "a", "-n", "2", env=env)) == "bc\n"
     assert out(generate("a", env={"GGUF_SPEC_STOP": "d"})) == "bc\n"
-    assert json.loads(out(generate("a", env={"GGUF_SPEC_K": "2", "GGUF_SPEC_JSON": "1", "GGUF_SPEC_SEED": "9"})))["seed"] == 9
+    assert (
+        json.loads(
+            out(
+                generate(
+                    "a", env={"GGUF_SPEC_K": "2", "GGUF_SPEC_JSON": "1", "GGUF_SPEC_SEED": "9"}
+                )
+            )
+        )["seed"]
+        == 9
+    )
     bad = generate("a", env={"GGUF_SPEC_K": "many"})
     assert bad.stderr.startswith(b"Error: Invalid value for '-k'")
     assert bad.returncode == 2
@@ -230,9 +363,14 @@ def test_options_from_the_environment(generate, cli):
 
 def test_a_note_where_no_draft_is_known(cli, cage, tmp_path):
     shutil.copy(cage / "abc.gguf", tmp_path)  # what lies beside a model might draft for it
-    result = cli("generate", "a", "--raw", "-t", "0", "--threads", "1", "-m", "abc.gguf", cwd=tmp_path)
+    result = cli(
+        "generate", "a", "--raw", "-t", "0", "--threads", "1", "-m", "abc.gguf", cwd=tmp_path
+    )
     assert result.stdout == b"bcdefghijkl\n"
-    assert result.stderr == b"Note: no draft that pays for abc.gguf is on this disk: drafting from the text alone. Give one with --draft FILE.\n"
+    assert (
+        result.stderr
+        == b"Note: no draft that pays for abc.gguf is on this disk: drafting from the text alone. Give one with --draft FILE.\n"
+    )
 
 
 def test_verbose_shows_the_log_on_stderr(generate):
@@ -250,7 +388,22 @@ def endless(cage, environment):
     started = []
 
     def start(*args, **options):
-        command = [sys.executable, "-m", "gguf_spec", "generate", "a", "--threads", "1", "--raw", "-t", "0", "-d", "none", "-m", "ever.gguf"]
+        command = [
+            sys.executable,
+            "-m",
+            "gguf_spec",
+            "generate",
+            "a",
+            "--threads",
+            "1",
+            "--raw",
+            "-t",
+            "0",
+            "-d",
+            "none",
+            "-m",
+            "ever.gguf",
+        ]
         command += ["-n", "-1", "--ctx", "100000", *args]
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         started.append(children.Child(command, cwd=cage, env=environment, **(pipes | options)))
@@ -286,7 +439,9 @@ def test_a_full_disk(generate, flags):
 
 
 def test_ctrl_c_ends_cleanly_with_what_was_written(endless):
-    child = endless(bufsize=0)  # a buffer would keep from `communicate` what it took beyond the eight bytes
+    child = endless(
+        bufsize=0
+    )  # a buffer would keep from `communicate` what it took beyond the eight bytes
     start = child.stdout.read(8)
     child.send_signal(signal.SIGINT)
     rest, stderr = child.communicate()
@@ -297,9 +452,15 @@ def test_ctrl_c_ends_cleanly_with_what_was_written(endless):
 
 
 def test_ctrl_c_leaves_one_json_object(endless):
-    for patience in (0.3, 3, 30):  # nothing shows when the generation has begun; before that there is no object
+    for patience in (
+        0.3,
+        3,
+        30,
+    ):  # nothing shows when the generation has begun; before that there is no object
         child = endless("--json", "-v")
-        while b"reserve took" not in child.stderr.readline():  # the last thing llama.cpp says before it decodes
+        while (
+            b"reserve took" not in child.stderr.readline()
+        ):  # the last thing llama.cpp says before it decodes
             assert child.poll() is None
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(patience)
@@ -330,4 +491,7 @@ def test_a_full_context_stops_or_shifts(generate):
     assert text in "abcdefghijkl" * 30
     wrong = generate("a", "--overflow", "drop")
     assert wrong.returncode == 2
-    assert wrong.stderr.decode() == "Error: overflow is 'drop' but must be stop or shift.\nHint: leave overflow out to take its default.\n"
+    assert (
+        wrong.stderr.decode()
+        == "Error: overflow is 'drop' but must be stop or shift.\nHint: leave overflow out to take its default.\n"
+    )

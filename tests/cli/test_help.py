@@ -6,7 +6,11 @@ import gguf_spec
 @pytest.mark.parametrize("flag", ["--version", "-V"])
 def test_version(cli, flag):
     result = cli(flag)
-    assert (result.returncode, result.stdout.decode(), result.stderr) == (0, f"gguf-spec {gguf_spec.__version__}\n", b"")
+    assert (result.returncode, result.stdout.decode(), result.stderr) == (
+        0,
+        f"gguf-spec {gguf_spec.__version__}\n",
+        b"",
+    )
 
 
 @pytest.mark.parametrize("flag", ["--help", "-h"])
@@ -42,7 +46,17 @@ def test_help_of_verify(cli):
     text = result.stdout.decode()
     assert (result.returncode, result.stderr) == (0, b"")
     assert text.index("Examples:") < text.index("Options:")
-    for option in ("-m, --model", "-d, --draft", "-f, --prompts", "-c, --count", "-n, --max-tokens", "--draws", "--minutes", "--seed", "--json"):
+    for option in (
+        "-m, --model",
+        "-d, --draft",
+        "-f, --prompts",
+        "-c, --count",
+        "-n, --max-tokens",
+        "--draws",
+        "--minutes",
+        "--seed",
+        "--json",
+    ):
         assert option in text
 
 

@@ -29,7 +29,11 @@ TARGET = TALES / "tales-target-Q8_0.gguf"
 def killed(code, *args, most_s, ready=True, env=None):
     """Run code that says `ready`, if it does, and kill it some time later."""
     child = children.Child(
-        [sys.executable, "-c", code, *map(str, args)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=os.environ | (env or {}), text=True
+        [sys.executable, "-c", code, *map(str, args)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=os.environ | (env or {}),
+        text=True,
     )
     if ready:
         assert child.stdout.readline() == "ready\n"
@@ -97,7 +101,12 @@ def test_a_profile_is_whole_or_as_before(tmp_path, monkeypatch, tales):
         assert profile is not None
         seen.add(profile.seconds)
     assert len(seen) > 5
-    done = children.run([sys.executable, "-m", "gguf_spec", "tune", "--threads", "1", "--json"], capture_output=True, text=True, check=True)
+    done = children.run(
+        [sys.executable, "-m", "gguf_spec", "tune", "--threads", "1", "--json"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert json.loads(done.stdout)["profile"]["target"]
     profiles = tmp_path / "gguf-spec" / "profiles"
     assert [path.suffix for path in profiles.iterdir()] == [".json"]
@@ -124,7 +133,18 @@ def test_a_quantised_file_is_whole_or_as_before(tmp_path):
         assert killed(QUANTIZE, TARGET, made, most_s=most_s) == -signal.SIGKILL
         assert not made.exists() or made.read_bytes() == right
         made.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "gguf_spec", "models", "quantize", TARGET, made, "--type", "Q5_0", "--quiet"]
+    command = [
+        sys.executable,
+        "-m",
+        "gguf_spec",
+        "models",
+        "quantize",
+        TARGET,
+        made,
+        "--type",
+        "Q5_0",
+        "--quiet",
+    ]
     done = children.run(command, capture_output=True, text=True, check=True)
     assert done.stderr == ""
     deadline = time.monotonic() + 20
@@ -145,9 +165,21 @@ def test_a_download_is_whole_or_not_there(tmp_path, monkeypatch):
         for name, value in hub.environment(tmp_path / "home").items():
             monkeypatch.setenv(name, value)
         arguments = ["models", "pull", "one", "--models-file", models]
-        remove = [sys.executable, "-m", "gguf_spec", "models", "remove", "one", "--yes", "--models-file", models]
+        remove = [
+            sys.executable,
+            "-m",
+            "gguf_spec",
+            "models",
+            "remove",
+            "one",
+            "--yes",
+            "--models-file",
+            models,
+        ]
         began = time.monotonic()
-        children.run([sys.executable, "-c", PULL, *map(str, arguments)], capture_output=True, check=True)
+        children.run(
+            [sys.executable, "-c", PULL, *map(str, arguments)], capture_output=True, check=True
+        )
         most_s = 1.2 * (time.monotonic() - began)
         children.run(remove, check=True, capture_output=True)
         for _ in range(KILLS):
@@ -155,9 +187,17 @@ def test_a_download_is_whole_or_not_there(tmp_path, monkeypatch):
             assert code in (0, -signal.SIGKILL)
             found = find(entries(models)["one"])
             if found:
-                assert hashlib.sha256(found.read_bytes()).hexdigest() == hashlib.sha256(body).hexdigest()
+                assert (
+                    hashlib.sha256(found.read_bytes()).hexdigest()
+                    == hashlib.sha256(body).hexdigest()
+                )
                 children.run(remove, check=True, capture_output=True)
-        done = children.run([sys.executable, "-c", PULL, *map(str, arguments)], capture_output=True, text=True, check=True)
+        done = children.run(
+            [sys.executable, "-c", PULL, *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         assert "sha256 verified" in done.stdout + done.stderr
         assert "rror" not in done.stdout + done.stderr
         assert find(entries(models)["one"])

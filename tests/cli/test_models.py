@@ -38,7 +38,11 @@ def home(tmp_path):
 @pytest.fixture
 def names(hub, tmp_path):
     """A models file: `one`, drafted by `two`, and `two`."""
-    return hub.models_file(tmp_path / "names.yaml", one={"file": "one.gguf", "draft": "two", "aliases": ["uno"]}, two="two.gguf")
+    return hub.models_file(
+        tmp_path / "names.yaml",
+        one={"file": "one.gguf", "draft": "two", "aliases": ["uno"]},
+        two="two.gguf",
+    )
 
 
 @pytest.fixture
@@ -48,8 +52,17 @@ def command(hub, home, environment, names):
     def build(*args, first="", env=()):
         program = f"{first}\nfrom gguf_spec.cli import main\nmain()"
         others = ("hf_", "hugging_face", "http_proxy", "https_proxy", "all_proxy")
-        clean = {name: value for name, value in environment.items() if not name.lower().startswith(others)}
-        settings = clean | hub.environment(home) | {"GGUF_SPEC_MODELS_FILE": str(names), "OMP_NUM_THREADS": "1"} | dict(env)
+        clean = {
+            name: value
+            for name, value in environment.items()
+            if not name.lower().startswith(others)
+        }
+        settings = (
+            clean
+            | hub.environment(home)
+            | {"GGUF_SPEC_MODELS_FILE": str(names), "OMP_NUM_THREADS": "1"}
+            | dict(env)
+        )
         return [sys.executable, "-c", program, "models", *map(str, args)], settings
 
     return build
@@ -59,7 +72,15 @@ def command(hub, home, environment, names):
 def run(command, tmp_path):
     def start(*args, **options):
         line, settings = command(*args, **options)
-        return children.run(line, env=settings, cwd=tmp_path, capture_output=True, text=True, check=False, limit_s=60)
+        return children.run(
+            line,
+            env=settings,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+            limit_s=60,
+        )
 
     return start
 
@@ -77,7 +98,10 @@ def terminal(command, tmp_path):
 
 
 def fails(result, *said, code=1):
-    assert re.fullmatch(r"(Note: [^\n]+\n|downloading [^\n]+\n|verifying [^\n]+\n)*Error: [^\n]+\nHint: [^\n]+\n", result.stderr), result.stderr
+    assert re.fullmatch(
+        r"(Note: [^\n]+\n|downloading [^\n]+\n|verifying [^\n]+\n)*Error: [^\n]+\nHint: [^\n]+\n",
+        result.stderr,
+    ), result.stderr
     assert (result.returncode, result.stdout) == (code, "")
     for words in said:
         assert words in result.stderr
@@ -104,7 +128,10 @@ def test_pull(run, hub, home):
     assert (folder / "one.gguf").read_bytes() == BODY
     hub.requests.clear()
     result = run("pull", "uno")
-    assert result.stderr.splitlines() == [f"{name}: was on this disk, sha256 verified: {folder}/{name}.gguf" for name in ("one", "two")]
+    assert result.stderr.splitlines() == [
+        f"{name}: was on this disk, sha256 verified: {folder}/{name}.gguf"
+        for name in ("one", "two")
+    ]
     assert run("path", "uno").stdout == f"{folder}/one.gguf\n"
     assert run("pull", "one", "--offline", env={"HF_HUB_OFFLINE": "1"}).returncode == 0
     assert hub.requests == []
@@ -114,16 +141,28 @@ def test_pull_without_drafts_in_json(run, hub):
     result = run("pull", "one", "--no-draft", "--json", "-q")
     assert (result.returncode, result.stderr) == (0, "")
     (one,) = json.loads(result.stdout)["models"]
-    assert (one["name"], one["n_bytes"], one["loaded_bytes"], one["verified"]) == ("one", len(BODY), len(BODY), "sha256")
+    assert (one["name"], one["n_bytes"], one["loaded_bytes"], one["verified"]) == (
+        "one",
+        len(BODY),
+        len(BODY),
+        "sha256",
+    )
     assert Path(one["paths"][0]).read_bytes() == BODY
-    again = json.loads(run("pull", "one", "two", "one", "-q", env={"GGUF_SPEC_JSON": "1"}).stdout)["models"]
-    assert [(model["name"], model["loaded_bytes"]) for model in again] == [("one", 0), ("two", len(SHORT))]
+    again = json.loads(run("pull", "one", "two", "one", "-q", env={"GGUF_SPEC_JSON": "1"}).stdout)[
+        "models"
+    ]
+    assert [(model["name"], model["loaded_bytes"]) for model in again] == [
+        ("one", 0),
+        ("two", len(SHORT)),
+    ]
 
 
 def test_a_place_on_the_hub(run, hub):
     result = run("pull", f"hf:{REPO}/one.gguf")
     assert result.returncode == 0
-    assert result.stderr.startswith(f"Note: the licence of hf:{REPO}/one.gguf is not known here: https://huggingface.co/{REPO}\ndownloading ")
+    assert result.stderr.startswith(
+        f"Note: the licence of hf:{REPO}/one.gguf is not known here: https://huggingface.co/{REPO}\ndownloading "
+    )
     assert "size and the hub's etag verified, as no sha256 is declared" in result.stderr
     hub.requests.clear()
     assert Path(run("path", f"hf:{REPO}/one.gguf").stdout.strip()).read_bytes() == BODY
@@ -188,7 +227,17 @@ def test_two_at_once(command, hub, tmp_path):
     file = hub.files[REPO, "one.gguf"]
     file.pause_at = 1000
     line, settings = command("pull", "one", "--no-draft", "--json", "-q")
-    pulls = [children.Child(line, env=settings, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    pulls = [
+        children.Child(
+            line,
+            env=settings,
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
     assert file.paused.wait(30)
     until = time.monotonic() + 30
     while len(hub.sent("HEAD")) < 4:  # both have asked twice, and one of them waits for the other
@@ -196,7 +245,10 @@ def test_two_at_once(command, hub, tmp_path):
         time.sleep(0.05)
     file.go_on.set()
     said = [child.communicate(timeout=30) for child in pulls]
-    assert [(child.returncode, stderr) for child, (_, stderr) in zip(pulls, said, strict=True)] == [(0, ""), (0, "")]
+    assert [(child.returncode, stderr) for child, (_, stderr) in zip(pulls, said, strict=True)] == [
+        (0, ""),
+        (0, ""),
+    ]
     models = [json.loads(stdout)["models"][0] for stdout, _ in said]
     assert sorted(model["loaded_bytes"] for model in models) == [0, len(BODY)]
     assert {model["verified"] for model in models} == {"sha256"}
@@ -206,7 +258,12 @@ def test_two_at_once(command, hub, tmp_path):
 def test_a_corrupt_body(run, hub, home):
     file = hub.files[REPO, "one.gguf"]
     file.sent = BODY[:-1] + b"\0"
-    fails(run("pull", "one"), "one.gguf has the sha256", "it was deleted", "gguf-spec models pull one --force downloads it again.")
+    fails(
+        run("pull", "one"),
+        "one.gguf has the sha256",
+        "it was deleted",
+        "gguf-spec models pull one --force downloads it again.",
+    )
     assert leftovers(home) == []
     assert hub.files[REPO, "two.gguf"].etag not in str(hub.requests)
     file.sent = None
@@ -215,7 +272,9 @@ def test_a_corrupt_body(run, hub, home):
 
 def test_gated(run, hub):
     hub.refused[REPO] = (401, {"X-Error-Code": "GatedRepo"})
-    fails(run("pull", "one"), f"{REPO} is gated", f"accept it at {hub.url}/{REPO}, and set HF_TOKEN")
+    fails(
+        run("pull", "one"), f"{REPO} is gated", f"accept it at {hub.url}/{REPO}, and set HF_TOKEN"
+    )
 
 
 @pytest.mark.parametrize(("args", "said", "todo"), [
@@ -233,12 +292,24 @@ def test_what_is_missing(run, args, said, todo):
 
 def test_wrong_usage(run):
     fails(run("pull"), "NAME", code=2)
-    fails(run("pull", "one", "--force", "--offline"), "force is True but must be False while offline", code=2)
-    fails(run("remove", "tales", "--yes"), "model is 'tales' but must be one that was downloaded", code=2)
+    fails(
+        run("pull", "one", "--force", "--offline"),
+        "force is True but must be False while offline",
+        code=2,
+    )
+    fails(
+        run("remove", "tales", "--yes"),
+        "model is 'tales' but must be one that was downloaded",
+        code=2,
+    )
 
 
 def test_offline_by_the_environment(run, hub):
-    fails(run("pull", "one", env={"HF_HUB_OFFLINE": "1"}), "is not on this disk", "without --offline and HF_HUB_OFFLINE")
+    fails(
+        run("pull", "one", env={"HF_HUB_OFFLINE": "1"}),
+        "is not on this disk",
+        "without --offline and HF_HUB_OFFLINE",
+    )
     assert hub.requests == []
 
 
@@ -246,12 +317,18 @@ def test_no_answer(run):
     with socket.create_server(("127.0.0.1", 0)) as mute:
         address = f"http://127.0.0.1:{mute.getsockname()[1]}"
         result = run("pull", "two", env={"HF_HUB_ETAG_TIMEOUT": "1", "HF_ENDPOINT": address})
-    fails(result, f"{address} does not answer in time", "check HF_ENDPOINT, run it again; HF_HUB_ETAG_TIMEOUT and")
+    fails(
+        result,
+        f"{address} does not answer in time",
+        "check HF_ENDPOINT, run it again; HF_HUB_ETAG_TIMEOUT and",
+    )
 
 
 def test_no_room(run, hub):
     full = "import shutil\nshutil.disk_usage = lambda path: shutil._ntuple_diskusage(10**9, 10**9, 1_200_000)"
-    fails(run("pull", "one", first=full), "one and two needs 1.3 MB, but 1.2 MB are free", "HF_HOME")
+    fails(
+        run("pull", "one", first=full), "one and two needs 1.3 MB, but 1.2 MB are free", "HF_HOME"
+    )
     assert hub.requests == []
     assert run("pull", "one", "--no-draft", first=full).returncode == 0
 
@@ -260,11 +337,18 @@ def test_a_disk_that_is_full(run, hub, home, tmp_path):
     """A real one, where one can be mounted."""
     home.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", home]
-    if not shutil.which("mount") or children.run(mount, check=False, capture_output=True).returncode:
+    if (
+        not shutil.which("mount")
+        or children.run(mount, check=False, capture_output=True).returncode
+    ):
         pytest.skip("no file system can be mounted here")
     try:
         blind = "import shutil\nshutil.disk_usage = lambda path: shutil._ntuple_diskusage(10**9, 0, 10**9)"
-        fails(run("pull", "one", "--no-draft", first=blind), f"the disk of {home}/hub is full: one.gguf is not downloaded", "make room")
+        fails(
+            run("pull", "one", "--no-draft", first=blind),
+            f"the disk of {home}/hub is full: one.gguf is not downloaded",
+            "make room",
+        )
         fails(run("pull", "one", "--no-draft"), "one needs 1.2 MB, but 1.0 MB are free")
         assert leftovers(home) == []
     finally:
@@ -272,8 +356,12 @@ def test_a_disk_that_is_full(run, hub, home, tmp_path):
 
 
 def test_licences(run, terminal, hub, names, home):
-    hub.models_file(names, one={"file": "one.gguf", "license": "gemma", "draft": "two"}, two="two.gguf")
-    note = f"Note: the licence of one is gemma, which is not permissive: https://huggingface.co/{REPO}"
+    hub.models_file(
+        names, one={"file": "one.gguf", "license": "gemma", "draft": "two"}, two="two.gguf"
+    )
+    note = (
+        f"Note: the licence of one is gemma, which is not permissive: https://huggingface.co/{REPO}"
+    )
     code, seen = terminal("pull", "one", typed=b"n\n")
     assert code == 1
     assert note in seen
@@ -294,14 +382,27 @@ def test_a_split_model(run, hub, names):
     parts = {f"big-{i:05}-of-00002.gguf": BODY[i:] for i in (1, 2)}
     for name, body in parts.items():
         hub.add(name, body)
-    listed = [{"file": name, "size_bytes": len(body), "sha256": hub.files[REPO, name].sha256} for name, body in parts.items()]
-    names.write_text(json.dumps({"models": {"big": {"repo": REPO, "revision": COMMIT, "license": "mit", "parts": listed}}}))
+    listed = [
+        {"file": name, "size_bytes": len(body), "sha256": hub.files[REPO, name].sha256}
+        for name, body in parts.items()
+    ]
+    names.write_text(
+        json.dumps(
+            {
+                "models": {
+                    "big": {"repo": REPO, "revision": COMMIT, "license": "mit", "parts": listed}
+                }
+            }
+        )
+    )
     (big,) = json.loads(run("pull", "big", "--json").stdout)["models"]
     assert [Path(path).read_bytes() for path in big["paths"]] == list(parts.values())
     assert len({Path(path).parent for path in big["paths"]}) == 1
     assert run("path", "big").stdout.strip() == big["paths"][0]
     shown = run("show", "big").stdout
-    assert [line.split()[1].strip(",") for line in shown.splitlines() if line.startswith("file")] == list(parts)
+    assert [
+        line.split()[1].strip(",") for line in shown.splitlines() if line.startswith("file")
+    ] == list(parts)
 
 
 # ---- list, show, path, remove
@@ -316,14 +417,29 @@ def test_list(run, hub):
     assert rows["tales"][5] == "bundled"
     assert set(rows) - {"name"} == {*resolve.entries(), "one", "two"}
     assert max(map(len, before.stdout.splitlines())) <= 100
-    assert all(line.startswith("name") or line[before.stdout.splitlines()[0].index("size") - 1] == " " for line in before.stdout.splitlines())
+    assert all(
+        line.startswith("name") or line[before.stdout.splitlines()[0].index("size") - 1] == " "
+        for line in before.stdout.splitlines()
+    )
     run("pull", "two")
     cached = run("list", "--cached").stdout.splitlines()
-    assert {line.split()[0] for line in cached} == {"name", "two", *(name for name in resolve.entries() if name.startswith("tales"))}
+    assert {line.split()[0] for line in cached} == {
+        "name",
+        "two",
+        *(name for name in resolve.entries() if name.startswith("tales")),
+    }
     listed = {one["name"]: one for one in json.loads(run("list", "--json").stdout)["models"]}
-    assert (listed["one"]["path"], listed["one"]["size_bytes"], listed["one"]["draft"]) == (None, len(BODY), "two")
+    assert (listed["one"]["path"], listed["one"]["size_bytes"], listed["one"]["draft"]) == (
+        None,
+        len(BODY),
+        "two",
+    )
     assert Path(listed["two"]["path"]).read_bytes() == SHORT
-    assert (listed["two"]["verified"], listed["one"]["verified"], listed["two"]["permissive"]) == ("sha256", None, True)
+    assert (listed["two"]["verified"], listed["one"]["verified"], listed["two"]["permissive"]) == (
+        "sha256",
+        None,
+        True,
+    )
 
 
 def test_show(run, hub, home):
@@ -353,10 +469,16 @@ def test_remove(run, terminal, hub, home):
     assert run("path", "one").returncode == 0
     hub.requests.clear()
     result = run("remove", "uno")
-    assert (result.returncode, result.stdout, result.stderr) == (0, "one: removed, 1.2 MB are free again\n", "")
+    assert (result.returncode, result.stdout, result.stderr) == (
+        0,
+        "one: removed, 1.2 MB are free again\n",
+        "",
+    )
     assert run("path", "one").returncode == 1
     assert [path.name for path in leftovers(home)] == [hub.files[REPO, "two.gguf"].etag]
-    assert json.loads(run("remove", "two", "--json").stdout) == {"models": [{"name": "two", "freed_bytes": len(SHORT)}]}
+    assert json.loads(run("remove", "two", "--json").stdout) == {
+        "models": [{"name": "two", "freed_bytes": len(SHORT)}]
+    }
     assert leftovers(home) == []
     assert hub.requests == []
 
@@ -378,7 +500,12 @@ def pair(hub, tmp_path):
     for role, kind in (("target", "Q8_0"), ("draft", "Q4_0")):
         hub.add(f"tales-{role}-{kind}.gguf", (TALES / f"tales-{role}-{kind}.gguf").read_bytes())
     small = {"file": "tales-draft-Q4_0.gguf", "license": "cc0-1.0", "prompt": "text"}
-    large = {"file": "tales-target-Q8_0.gguf", "license": "cc0-1.0", "prompt": "text", "draft": "story-draft"}
+    large = {
+        "file": "tales-target-Q8_0.gguf",
+        "license": "cc0-1.0",
+        "prompt": "text",
+        "draft": "story-draft",
+    }
     return hub.models_file(tmp_path / "pair.yaml", story=large, story_draft=small)
 
 
@@ -396,8 +523,26 @@ def test_a_pair_by_its_name(run, command, hub, home, pair, tmp_path, where):
     for name in ("story", "tales"):
         line, settings = command(env=from_hub)
         fixed = ("--threads", "1", "--seed", "1", "--fixed", "-k", "4", "--drafter", "model")
-        line = [*line[:-1], "generate", "Once upon a time", "-m", name, "-n", "24", "--json", *fixed]
-        result = children.run(line, env=settings, cwd=tmp_path, capture_output=True, text=True, check=False, limit_s=120)
+        line = [
+            *line[:-1],
+            "generate",
+            "Once upon a time",
+            "-m",
+            name,
+            "-n",
+            "24",
+            "--json",
+            *fixed,
+        ]
+        result = children.run(
+            line,
+            env=settings,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+            limit_s=120,
+        )
         assert result.returncode == 0, result.stderr
         answers[name] = json.loads(result.stdout)
     assert answers["story"]["text"] == answers["tales"]["text"]

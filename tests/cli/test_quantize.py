@@ -32,14 +32,29 @@ def test_a_line_at_the_end(quantise, cli, tmp_path):
     line = rf"{re.escape(str(tmp_path))}/small\.gguf: Q8_0, 0\.1 MB after [\d.]+ MB, [89]\.\d\d bits a weight after 32\.00, in [\d.]+ s\n"
     assert re.fullmatch(line, result.stdout.decode())
     says = [
-        cli("generate", "a", "-m", path, "-d", "none", "--raw", "-t", "0", "--threads", "1").stdout for path in ("abc.gguf", tmp_path / "small.gguf")
+        cli("generate", "a", "-m", path, "-d", "none", "--raw", "-t", "0", "--threads", "1").stdout
+        for path in ("abc.gguf", tmp_path / "small.gguf")
     ]
     assert says[0] == says[1] == b"bcdefghijkl\n"
 
 
 def test_what_was_made_drafts(quantise, cli, tmp_path):
     quantise("--type", "Q4_0")
-    args = ("-m", "abc.gguf", "-d", tmp_path / "small.gguf", "--raw", "-t", "0", "--threads", "1", "-k", "2", "--fixed", "--json")
+    args = (
+        "-m",
+        "abc.gguf",
+        "-d",
+        tmp_path / "small.gguf",
+        "--raw",
+        "-t",
+        "0",
+        "--threads",
+        "1",
+        "-k",
+        "2",
+        "--fixed",
+        "--json",
+    )
     data = json.loads(cli("generate", "a", *args).stdout)
     assert data["text"] == "bcdefghijkl"
     assert data["stats"]["n_accepted"] > 0
@@ -52,15 +67,31 @@ def test_quiet(quantise):
 
 def test_json_and_the_note(quantise, cli, tmp_path):
     quantise("--type", "Q8_0", "-q")
-    result = cli("models", "quantize", tmp_path / "small.gguf", tmp_path / "smaller.gguf", "--type", "Q4_0", "--json", "--threads", "1")
+    result = cli(
+        "models",
+        "quantize",
+        tmp_path / "small.gguf",
+        tmp_path / "smaller.gguf",
+        "--type",
+        "Q4_0",
+        "--json",
+        "--threads",
+        "1",
+    )
     data = json.loads(result.stdout)
     assert (result.returncode, data["type"], data["requantized"]) == (0, "Q4_0", True)
     assert data["target_bytes"] == (tmp_path / "smaller.gguf").stat().st_size < data["source_bytes"]
-    assert result.stderr.decode() == "Note: small.gguf is quantised already: quality suffers; a file made from F32, F16 or BF16 is better.\n"
+    assert (
+        result.stderr.decode()
+        == "Note: small.gguf is quantised already: quality suffers; a file made from F32, F16 or BF16 is better.\n"
+    )
 
 
 def test_rows_that_blocks_do_not_divide_are_told(quantise):
-    assert re.search(rb"s, \d+ of 12 tensors in a larger type, as its blocks do not divide their rows\n", quantise("--type", "Q4_K_M").stdout)
+    assert re.search(
+        rb"s, \d+ of 12 tensors in a larger type, as its blocks do not divide their rows\n",
+        quantise("--type", "Q4_K_M").stdout,
+    )
 
 
 def test_a_bundled_model_by_its_name(quantise, tmp_path):
@@ -91,7 +122,15 @@ def test_files_are_kept(quantise, cli, tmp_path):
     assert (result.returncode, (tmp_path / "small.gguf").read_bytes()) == (2, b"mine")
     assert b"--force to replace it" in result.stderr
     assert quantise("--type", "Q8_0", "--force").returncode == 0
-    same = cli("models", "quantize", tmp_path / "small.gguf", tmp_path / "small.gguf", "--type", "Q4_0", "--force")
+    same = cli(
+        "models",
+        "quantize",
+        tmp_path / "small.gguf",
+        tmp_path / "small.gguf",
+        "--type",
+        "Q4_0",
+        "--force",
+    )
     assert (same.returncode, b"another file than the model" in same.stderr) == (2, True)
     gone = quantise("--type", "Q8_0", model="gone.gguf", out="x.gguf")
     assert (gone.returncode, b"gone.gguf" in gone.stderr) == (1, True)
@@ -109,10 +148,31 @@ def test_ctrl_c_leaves_nothing(tmp_path, environment):
     """The whole group gets the signal, as from a terminal; the quantiser is in the middle of a tensor."""
     rows = np.random.default_rng(0).normal(size=(20_000, 1024)).astype(np.float32)
     big = zoo.write(tmp_path / "big.gguf", tensors={"blk.0.ffn_up.weight": rows})
-    command = [sys.executable, "-m", "gguf_spec", "models", "quantize", big, tmp_path / "small.gguf", "--type", "Q2_K", "--threads", "1"]
-    child = children.Child(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, start_new_session=True)
+    command = [
+        sys.executable,
+        "-m",
+        "gguf_spec",
+        "models",
+        "quantize",
+        big,
+        tmp_path / "small.gguf",
+        "--type",
+        "Q2_K",
+        "--threads",
+        "1",
+    ]
+    child = children.Child(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+        start_new_session=True,
+    )
     deadline = time.monotonic() + 30
-    while not any(part.stat().st_size for part in tmp_path.glob("small.gguf.*.part")) and time.monotonic() < deadline:
+    while (
+        not any(part.stat().st_size for part in tmp_path.glob("small.gguf.*.part"))
+        and time.monotonic() < deadline
+    ):
         time.sleep(0.01)
     started = time.monotonic()
     os.killpg(child.pid, signal.SIGINT)
@@ -124,7 +184,19 @@ def test_ctrl_c_leaves_nothing(tmp_path, environment):
 
 @pytest.mark.skipif(os.name == "nt", reason="no pseudo-terminals there")
 def test_a_bar_at_a_terminal(tmp_path, cage, environment):
-    command = [sys.executable, "-m", "gguf_spec", "models", "quantize", "tales", tmp_path / "small.gguf", "--type", "Q4_0", "--threads", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "gguf_spec",
+        "models",
+        "quantize",
+        "tales",
+        tmp_path / "small.gguf",
+        "--type",
+        "Q4_0",
+        "--threads",
+        "1",
+    ]
     code, seen = children.at_terminal(command, cwd=cage, env=environment)
     assert code == 0, seen
     assert b"quantising" in seen

@@ -55,11 +55,17 @@ def test_the_two_commands_are_there_and_ci_runs_them():
         assert f"\n{command}" in README
         assert os.access(ROOT / command, os.X_OK)
     assert "scripts/test" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
-    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text(encoding="utf-8"))
+    workflow = yaml.safe_load(
+        (ROOT / ".github" / "workflows" / "test.yml").read_text(encoding="utf-8")
+    )
     assert workflow["permissions"] == {"contents": "read"}
     steps = workflow["jobs"]["test"]["steps"]
     assert [step["run"] for step in steps if "run" in step] == ["scripts/test"]
-    assert all(re.fullmatch(r"actions/[\w-]+@v\d+\.\d+\.\d+", step["uses"]) for step in steps if "uses" in step)
+    assert all(
+        re.fullmatch(r"actions/[\w-]+@v\d+\.\d+\.\d+", step["uses"])
+        for step in steps
+        if "uses" in step
+    )
 
 
 def test_what_is_made_from_the_code_is_not_stale():

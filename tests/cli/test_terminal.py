@@ -16,11 +16,26 @@ def terminal(cage, environment):
     """Run the command at a terminal; return its exit code and all it showed. `until`: press Ctrl-C when this is seen."""
 
     def run(*args, until=None, typed=b""):
-        flags = ["--threads", "1", "--raw", "-t", "0", "-m", "abc.gguf", "-d", "none", *map(str, args)]
+        flags = [
+            "--threads",
+            "1",
+            "--raw",
+            "-t",
+            "0",
+            "-m",
+            "abc.gguf",
+            "-d",
+            "none",
+            *map(str, args),
+        ]
         command = [sys.executable, "-m", "gguf_spec", "generate", *flags]
-        code, seen = children.at_terminal(command, typed=typed, ctrl_c_at=until, cwd=cage, env=environment)
+        code, seen = children.at_terminal(
+            command, typed=typed, ctrl_c_at=until, cwd=cage, env=environment
+        )
         shown = seen.replace(b"\r\n", b"\n").decode()
-        return code, re.sub(r"^\rMeasuring this machine[^\r]*\r *\r", "", shown)  # only the first load of a pair shows it
+        return code, re.sub(
+            r"^\rMeasuring this machine[^\r]*\r *\r", "", shown
+        )  # only the first load of a pair shows it
 
     return run
 
@@ -106,8 +121,23 @@ def test_errors_at_a_terminal(terminal):
 @pytest.mark.parametrize("wait_s", [0.2, 0.25, 0.3, 0.4])
 def test_ctrl_c_while_loading_ends_it_without_a_trace(cage, environment, command, wait_s):
     """At any moment: 130, or the signal itself where Python had not yet begun."""
-    words = [command, "--threads", "1", *(["Once", "-n", "50000", "-m", "ever.gguf", "-d", "none", "--raw"] if command == "generate" else [])]
-    child = children.Child([sys.executable, "-m", "gguf_spec", *words], cwd=cage, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    words = [
+        command,
+        "--threads",
+        "1",
+        *(
+            ["Once", "-n", "50000", "-m", "ever.gguf", "-d", "none", "--raw"]
+            if command == "generate"
+            else []
+        ),
+    ]
+    child = children.Child(
+        [sys.executable, "-m", "gguf_spec", *words],
+        cwd=cage,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     time.sleep(wait_s)
     child.send_signal(signal.SIGINT)
     _, stderr = child.communicate()
@@ -123,7 +153,20 @@ def impatient(cage, environment):
     """Run `generate` at a terminal, with a progress bar from the first pass on; `until` as for `terminal`."""
 
     def run(*args, until=None):
-        flags = ["--threads", "1", "--raw", "-t", "0", "-m", "ever.gguf", "-d", "none", "--ctx", "60000", *map(str, args)]
+        flags = [
+            "--threads",
+            "1",
+            "--raw",
+            "-t",
+            "0",
+            "-m",
+            "ever.gguf",
+            "-d",
+            "none",
+            "--ctx",
+            "60000",
+            *map(str, args),
+        ]
         command = [sys.executable, "-c", AT_ONCE, "generate", *flags]
         code, seen = children.at_terminal(command, ctrl_c_at=until, cwd=cage, env=environment)
         return code, seen.replace(b"\r\n", b"\n").decode()
@@ -150,7 +193,22 @@ def test_ctrl_c_while_a_prompt_is_read(impatient):
 
 def test_the_first_load_says_that_it_measures(cage, environment, tmp_path):
     def load(**variables):
-        command = [sys.executable, "-m", "gguf_spec", "generate", "--raw", "-t", "0", "--threads", "1", "-m", "abc.gguf", "-d", "abc.gguf", "a"]
+        command = [
+            sys.executable,
+            "-m",
+            "gguf_spec",
+            "generate",
+            "--raw",
+            "-t",
+            "0",
+            "--threads",
+            "1",
+            "-m",
+            "abc.gguf",
+            "-d",
+            "abc.gguf",
+            "a",
+        ]
         code, seen = children.at_terminal(command, cwd=cage, env=environment | variables)
         assert code == 0, seen
         return seen.replace(b"\r\n", b"\n").decode()

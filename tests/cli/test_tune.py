@@ -22,9 +22,31 @@ def test_a_table_and_a_sentence(tuned):
     assert re.fullmatch(r"abc\.gguf with abc\.gguf, measured in [\d.]+ s", lines[0])
     assert lines[2].split("  ")[0] == "tokens in a pass"
     rows = [line.split() for line in lines[3:15]]
-    assert [row[0] for row in rows] == ["1", "2", "3", "4", "5", "6", "7", "8", "12", "16", "24", "33"]
-    assert all(len(row) == 4 and all(float(cell.replace(",", "")) >= 0 for cell in row[1:]) for row in rows)
-    assert [line[:16].strip() for line in lines[16:22]] == ["context", "draft context", "exact passes", "rounding noise", "draft", "Python"]
+    assert [row[0] for row in rows] == [
+        "1",
+        "2",
+        "3",
+        "4",
+        "5",
+        "6",
+        "7",
+        "8",
+        "12",
+        "16",
+        "24",
+        "33",
+    ]
+    assert all(
+        len(row) == 4 and all(float(cell.replace(",", "")) >= 0 for cell in row[1:]) for row in rows
+    )
+    assert [line[:16].strip() for line in lines[16:22]] == [
+        "context",
+        "draft context",
+        "exact passes",
+        "rounding noise",
+        "draft",
+        "Python",
+    ]
     assert lines[18].split("   ")[-1].strip() == "all, up to the longest draft"
     assert re.search(r"right in \d+ of 129 places \(\d+%\)", lines[20])
     assert lines[23].startswith("A token of the target takes ")
@@ -49,7 +71,9 @@ def test_json(cli):
 
 
 def test_without_a_draft(cli):
-    lines = cli("tune", "-m", "abc.gguf", "-d", "none", "--threads", "1").stdout.decode().splitlines()
+    lines = (
+        cli("tune", "-m", "abc.gguf", "-d", "none", "--threads", "1").stdout.decode().splitlines()
+    )
     assert lines[0].startswith("abc.gguf, measured in")
     assert all(len(line.split()) == 3 for line in lines[3:15])
     assert "Drafts from the text itself " in lines[-1]
@@ -58,11 +82,17 @@ def test_without_a_draft(cli):
 def test_where_it_cannot_be_kept(cli, tmp_path):
     (tmp_path / "gguf-spec").write_text("")
     result = cli("tune", *PAIR, "--extra-bufts", env={"XDG_CACHE_HOME": str(tmp_path)})
-    assert (result.returncode, result.stderr) == (0, b"Note: there is no place to keep this: gguf-spec doctor says why.\n")
+    assert (result.returncode, result.stderr) == (
+        0,
+        b"Note: there is no place to keep this: gguf-spec doctor says why.\n",
+    )
     assert b"A token of the target takes" in result.stdout
 
 
-@pytest.mark.parametrize(("args", "code", "said"), [(("-m", "no.gguf"), 1, "there is no file"), (("--threads", "0"), 2, "threads is 0")])
+@pytest.mark.parametrize(
+    ("args", "code", "said"),
+    [(("-m", "no.gguf"), 1, "there is no file"), (("--threads", "0"), 2, "threads is 0")],
+)
 def test_what_is_wrong_is_said(cli, args, code, said):
     result = cli("tune", *args)
     assert (result.returncode, result.stdout) == (code, b"")
@@ -72,7 +102,13 @@ def test_what_is_wrong_is_said(cli, args, code, said):
 
 @pytest.mark.parametrize("seconds", [0.00004, 0.0006, 0.059, 0.4, 12.0])
 def test_no_line_of_the_table_is_too_long(seconds):
-    one = tuning({1: seconds, 2: seconds, 33: 9 * seconds}, {1: seconds / 8, 33: seconds}, 0.5, token_s=0.0001, proposal_s=0.0002)
+    one = tuning(
+        {1: seconds, 2: seconds, 33: 9 * seconds},
+        {1: seconds / 8, 33: seconds},
+        0.5,
+        token_s=0.0001,
+        proposal_s=0.0002,
+    )
     lines = cost_lines(one)
     assert max(map(len, lines[:-1])) <= 80
     first = lines[3].split()

@@ -14,8 +14,22 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 def run_child(name, *arguments, limit_s=240):
     """Run a program of this folder to its end, and return its last line."""
-    command = [sys.executable, "-X", "faulthandler", "-m", f"tests.closing.{name}", *map(str, arguments)]
-    with subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True) as child:
+    command = [
+        sys.executable,
+        "-X",
+        "faulthandler",
+        "-m",
+        f"tests.closing.{name}",
+        *map(str, arguments),
+    ]
+    with subprocess.Popen(
+        command,
+        cwd=_ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as child:
         try:
             said, _ = child.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:

@@ -29,7 +29,9 @@ GIVEN = {
 }  # fmt: skip
 PASSED_ON = {"create_chat_completion_openai_v1": (MESSAGES,)}  # as they are, to another member
 SPECIAL = ["__iter__", "__next__", "__enter__", "__exit__", "__call__"]
-REFUSED = {("Llama", "create_embedding"): InvalidOptionError} | {("Llama", name): UnsupportedError for name in NOT_HERE}
+REFUSED = {("Llama", "create_embedding"): InvalidOptionError} | {
+    ("Llama", name): UnsupportedError for name in NOT_HERE
+}
 
 
 class TouchedError(BaseException):
@@ -44,7 +46,11 @@ def forbid_native_memory():
         return touched
 
     for name in dir(C):
-        if name.startswith(NEED_A_MODEL) and callable(getattr(C, name)) and not inspect.isclass(getattr(C, name)):
+        if (
+            name.startswith(NEED_A_MODEL)
+            and callable(getattr(C, name))
+            and not inspect.isclass(getattr(C, name))
+        ):
             setattr(C, name, failing(name))
 
 
@@ -52,7 +58,9 @@ def members(one):
     """Return the names of all public members: a new one is tested without being named here."""
     if inspect.isgenerator(one):
         return ["__next__", "close"]
-    own = {name for name in dir(one) if not name.startswith("_")} | {name for name in SPECIAL if any(name in vars(kind) for kind in type(one).mro())}
+    own = {name for name in dir(one) if not name.startswith("_")} | {
+        name for name in SPECIAL if any(name in vars(kind) for kind in type(one).mro())
+    }
     return sorted(own | ({*NOT_HERE} if isinstance(one, Llama) else set()))
 
 
@@ -64,16 +72,27 @@ def calls(member):
         parameters = inspect.signature(member).parameters.values()
     except ValueError:  # written in C
         return [()]
-    needed = [one.name for one in parameters if one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    needed = [
+        one.name
+        for one in parameters
+        if one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+    ]
     unknown = [name for name in needed if name not in GIVEN]
     assert not unknown, f"say in GIVEN what to give {member} as {unknown}"
     n_ways = max([len(GIVEN[name]) for name in needed] or [1])
-    return [tuple(GIVEN[name][min(way, len(GIVEN[name]) - 1)] for name in needed) for way in range(n_ways)]
+    return [
+        tuple(GIVEN[name][min(way, len(GIVEN[name]) - 1)] for name in needed)
+        for way in range(n_ways)
+    ]
 
 
 def use_up(result):
     """Do with a result what its caller would."""
-    if hasattr(result, "__enter__") and not hasattr(result, "__next__") and not isinstance(result, Path):
+    if (
+        hasattr(result, "__enter__")
+        and not hasattr(result, "__next__")
+        and not isinstance(result, Path)
+    ):
         with result:
             return
     if hasattr(result, "__next__"):
@@ -102,7 +121,11 @@ def use(one, name):
         except (ClosedError, REFUSED.get((type(one).__name__, name), ClosedError)) as error:
             outcomes.add(type(error).__name__)
         except (TypeError, AttributeError, ValueError) as error:
-            if isinstance(error, SessionError) or not arguments or not isinstance(arguments[0], (bytes, str, list)):
+            if (
+                isinstance(error, SessionError)
+                or not arguments
+                or not isinstance(arguments[0], (bytes, str, list))
+            ):
                 raise
             outcomes.add("takes something else")  # `text` is str here and bytes there
     return ", ".join(sorted(outcomes))
@@ -113,7 +136,9 @@ def closed_things(folder):
     import numpy as np
 
     def pair():
-        return gguf_spec.load(folder / "llama.gguf", folder / "twin.gguf", threads=1, n_ctx=256, extra_bufts=False)
+        return gguf_spec.load(
+            folder / "llama.gguf", folder / "twin.gguf", threads=1, n_ctx=256, extra_bufts=False
+        )
 
     session = folder / "session"
     llm = pair()
@@ -143,7 +168,13 @@ def closed_things(folder):
             pass
         llm.close()
         yield from (turn, chat, turn._stream)
-    theirs = Llama(str(folder / "llama.gguf"), draft_model_path=str(folder / "twin.gguf"), n_ctx=256, n_threads=1, verbose=False)
+    theirs = Llama(
+        str(folder / "llama.gguf"),
+        draft_model_path=str(folder / "twin.gguf"),
+        n_ctx=256,
+        n_threads=1,
+        verbose=False,
+    )
     theirs.create_completion("ab", max_tokens=4)
     parts, tokenizer = theirs.create_completion("ab", max_tokens=4, stream=True), theirs.tokenizer()
     theirs.close()

@@ -40,7 +40,9 @@ def read(stream):
 OF_AN_LLM = {
     "generate": lambda llm, _: llm.generate("ab", FREE),
     "generate, tree": lambda llm, _: llm.generate("ab", FREE, speculation=TREE),
-    "generate, grammar and DRY": lambda llm, _: llm.generate("ab", Sampling(max_tokens=20, grammar='root ::= "a"+', dry_multiplier=1.0)),
+    "generate, grammar and DRY": lambda llm, _: llm.generate(
+        "ab", Sampling(max_tokens=20, grammar='root ::= "a"+', dry_multiplier=1.0)
+    ),
     "stream": lambda llm, _: read(llm.stream("ab", FREE)),
     "a long prompt": lambda llm, _: llm.generate(LONG, FREE),
     "chat.send": lambda llm, _: llm.chat(sampling=FREE).send("hi"),
@@ -48,7 +50,9 @@ OF_AN_LLM = {
     "tokenize a short text": lambda llm, _: llm.tokenize("Once upon"),
     "tokenize messages": lambda llm, _: llm.tokenize(MESSAGES),
     "pieces": lambda llm, _: [(llm.token_bytes(i), llm.token_text(i)) for i in range(200)],
-    "save a session": lambda llm, folder: llm.save_session(folder / f"kept-{threading.get_ident()}", {}),
+    "save a session": lambda llm, folder: llm.save_session(
+        folder / f"kept-{threading.get_ident()}", {}
+    ),
     "restore a session": lambda llm, folder: llm.restore_session(folder / "kept"),
     "forget": lambda llm, _: (llm.generate("ab", FREE), llm.forget()),
     "look inside": lambda llm, _: look_inside(llm),
@@ -56,17 +60,32 @@ OF_AN_LLM = {
 OF_A_LLAMA = {
     "create_completion": lambda llama: llama.create_completion("ab", max_tokens=20),
     "create_chat_completion": lambda llama: llama.create_chat_completion(MESSAGES, max_tokens=20),
-    "create_completion in parts": lambda llama: list(llama.create_completion("ab", max_tokens=20, stream=True)),
+    "create_completion in parts": lambda llama: list(
+        llama.create_completion("ab", max_tokens=20, stream=True)
+    ),
     "tokens": lambda llama: llama.detokenize(llama.tokenize(b"Once upon \xff")),
     "generate": lambda llama: sum(1 for _ in zip(range(20), llama.generate([1, 2]), strict=False)),
     "reset": lambda llama: llama.reset(),
 }
 OF_A_MODEL = {  # nothing protects a bare model but the mechanism itself
     "rows": lambda model: (model.logits([1, 2, 3], 2).sum(), model.rollback(0)),
-    "branches": lambda model: (model.logits([1, 2, 3], 3, [(1, 5), (2, 6)]).sum(), model.rollback(1), model.rollback(0)),
+    "branches": lambda model: (
+        model.logits([1, 2, 3], 3, [(1, 5), (2, 6)]).sum(),
+        model.rollback(1),
+        model.rollback(0),
+    ),
     "read": lambda model: (model.read([7] * 200), model.rollback(100), model.rollback(0)),
-    "state": lambda model: (model.read([1, 2, 3]), model.restore([1, 2, 3], 3, model.state().tobytes()), model.rollback(0)),
-    "vocabulary": lambda model: (model.tokenize(LONG, special=True), [model.token_text(i) for i in range(200)], model.is_end(3), model.chat_template),
+    "state": lambda model: (
+        model.read([1, 2, 3]),
+        model.restore([1, 2, 3], 3, model.state().tobytes()),
+        model.rollback(0),
+    ),
+    "vocabulary": lambda model: (
+        model.tokenize(LONG, special=True),
+        [model.token_text(i) for i in range(200)],
+        model.is_end(3),
+        model.chat_template,
+    ),
 }
 
 
@@ -88,7 +107,9 @@ def close_during(one, call, rng, n_threads):
     threads = [threading.Thread(target=work, args=(i,), daemon=True) for i in range(n_threads)]
     for thread in threads:
         thread.start()
-    for _ in range(rng.randrange(1, 12)):  # calls that have begun, so that it is closed in any of them
+    for _ in range(
+        rng.randrange(1, 12)
+    ):  # calls that have begun, so that it is closed in any of them
         while not begun.acquire(timeout=0.1) and not wrong:
             pass
     for _ in range(rng.randrange(3000)):  # and somewhere in it
@@ -114,13 +135,34 @@ def main(folder, n_times):
     with pair() as llm:
         llm.generate("ab", FREE)
         llm.save_session(folder / "kept", {})
-    makers = [(f"LLM: {name}", pair, lambda llm, call=call: call(llm, folder), 2) for name, call in OF_AN_LLM.items()]
+    makers = [
+        (f"LLM: {name}", pair, lambda llm, call=call: call(llm, folder), 2)
+        for name, call in OF_AN_LLM.items()
+    ]
     makers += [
-        (f"Llama: {name}", lambda: Llama(str(folder / "llama.gguf"), n_ctx=1000, n_threads=1, draft_model_path="ngram", verbose=False), call, 2)
+        (
+            f"Llama: {name}",
+            lambda: Llama(
+                str(folder / "llama.gguf"),
+                n_ctx=1000,
+                n_threads=1,
+                draft_model_path="ngram",
+                verbose=False,
+            ),
+            call,
+            2,
+        )
         for name, call in OF_A_LLAMA.items()
     ]
     makers += [
-        (f"Model: {name}", lambda: Model(folder / "llama.gguf", ContextOptions(n_ctx=512, threads=1, extra_bufts=False)), call, 1)
+        (
+            f"Model: {name}",
+            lambda: Model(
+                folder / "llama.gguf", ContextOptions(n_ctx=512, threads=1, extra_bufts=False)
+            ),
+            call,
+            1,
+        )
         for name, call in OF_A_MODEL.items()
     ]
     for name, make, call, n_threads in makers:

@@ -49,7 +49,12 @@ class Calls:
         """Return all places that a request comes by."""
         self.counts.clear()
         request()
-        return [(name, i, when) for name, n in self.counts.items() for i in range(1, n + 1) for when in ("before", "after")]
+        return [
+            (name, i, when)
+            for name, n in self.counts.items()
+            for i in range(1, n + 1)
+            for when in ("before", "after")
+        ]
 
     def run(self, request, place):
         self.counts.clear()
@@ -61,7 +66,11 @@ class Calls:
 
 
 def described(place):
-    return bytecodes.described(place) if len(place) == 2 else f"{place[2]} call {place[1]} of {place[0]}"
+    return (
+        bytecodes.described(place)
+        if len(place) == 2
+        else f"{place[2]} call {place[1]} of {place[0]}"
+    )
 
 
 def main(folder, kind, n):
@@ -80,7 +89,9 @@ def main(folder, kind, n):
                 if key not in known:
                     known.add(key)
                     places.append((name, place))
-        chosen = places if not n else [places[i * len(places) // n] for i in range(min(n, len(places)))]
+        chosen = (
+            places if not n else [places[i * len(places) // n] for i in range(min(n, len(places)))]
+        )
         names = sorted(requests)
         for i, (name, place) in enumerate(chosen):
             try:
@@ -101,7 +112,10 @@ def main(folder, kind, n):
                 found = repr(error)
             if found != right[following]:
                 wrong.append((name, place))
-                print(f"WRONG: {name} interrupted at {described(place)}: {following} gives {found!r}, not {right[following]!r}", flush=True)
+                print(
+                    f"WRONG: {name} interrupted at {described(place)}: {following} gives {found!r}, not {right[following]!r}",
+                    flush=True,
+                )
     del kept
     for one in swallowed:
         print("swallowed:", one.exc_value, one.object)

@@ -80,7 +80,9 @@ def main(folder, n):
     with load_pair() as llm:
         names = sorted(REQUESTS)
         right = {name: REQUESTS[name](llm, folder) for name in names}
-        assert right == {name: REQUESTS[name](llm, folder) for name in names}, "not even without interrupts"
+        assert right == {name: REQUESTS[name](llm, folder) for name in names}, (
+            "not even without interrupts"
+        )
         took = {}
         for name in names:
             began = time.perf_counter()
@@ -88,21 +90,32 @@ def main(folder, n):
             took[name] = time.perf_counter() - began
         for i in range(n_signals):
             name, following = names[i % len(names)], rng.choice(names)
-            error, ended, failed = interrupt(sender, lambda name=name: REQUESTS[name](llm, folder), rng.random() * took[name])
+            error, ended, failed = interrupt(
+                sender, lambda name=name: REQUESTS[name](llm, folder), rng.random() * took[name]
+            )
             n_in_time += not ended
             if i % 2 and name != "stream":
                 kept = [error]  # as a notebook keeps the last one, and all its frames
             del error
             began = time.perf_counter()
             try:
-                run = REQUESTS[following] if i % 5 else lambda llm, folder, run=REQUESTS[following]: in_another_thread(lambda: run(llm, folder))
+                run = (
+                    REQUESTS[following]
+                    if i % 5
+                    else lambda llm, folder, run=REQUESTS[following]: in_another_thread(
+                        lambda: run(llm, folder)
+                    )
+                )
                 found = run(llm, folder)
             except Exception as other:
                 found = repr(other)
             took[following] = min(took[following], time.perf_counter() - began)
             if found != right[following] or failed:
                 wrong.append((i, name, following))
-                print(f"WRONG after {name}: {following} gives {found!r}, not {right[following]!r}; {failed}", flush=True)
+                print(
+                    f"WRONG after {name}: {following} gives {found!r}, not {right[following]!r}; {failed}",
+                    flush=True,
+                )
     sender.close()
     del kept
     print(f"{n_signals} SIGINTs, {n_in_time} during a request, {len(wrong)} wrong")

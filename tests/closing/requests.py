@@ -8,7 +8,10 @@ from gguf_spec import Sampling, Speculation
 N = 24
 GREEDY = Sampling(temperature=0, max_tokens=N, ignore_eos=True)
 DRAWN = Sampling(temperature=0.8, max_tokens=N, seed=7, ignore_eos=True)
-LONG = "Once upon a time there was a fox who lived in the wood, and every day he went to the river. " * 12
+LONG = (
+    "Once upon a time there was a fox who lived in the wood, and every day he went to the river. "
+    * 12
+)
 
 
 def fixed(k, **options):
@@ -51,7 +54,9 @@ REQUESTS = {
     "rejection": generated("The wolf came", DRAWN, fixed(4, accept="rejection", drafter="model")),
     "block": generated("The wolf came", DRAWN, fixed(4, accept="block", drafter="model")),
     "a long prompt": generated(LONG, GREEDY),
-    "grammar and DRY": generated("She said", Sampling(max_tokens=16, seed=3, grammar="root ::= [a-z ]+", dry_multiplier=0.8)),
+    "grammar and DRY": generated(
+        "She said", Sampling(max_tokens=16, seed=3, grammar="root ::= [a-z ]+", dry_multiplier=0.8)
+    ),
     "stream": streamed,
     "chat": chat,
     "session": restored,

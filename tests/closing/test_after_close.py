@@ -34,14 +34,23 @@ def test_every_route_of_the_server_answers_after_close(animals):
             for method in methods:
                 body = {"prompt": "a"} if path.endswith("/completions") else None
                 body = {"messages": [{"role": "user", "content": "a"}]} if "chat" in path else body
-                reply = ask(server, method.upper(), path.replace("{model}", llm.name).replace("{name}", llm.name), body)
+                reply = ask(
+                    server,
+                    method.upper(),
+                    path.replace("{model}", llm.name).replace("{name}", llm.name),
+                    body,
+                )
                 assert reply.status == (200 if body is None else 503), (path, reply.body)
 
 
 def use_in_many_ways(llm, animals):
     llm.generate("ab", SHORT)
     llm.generate("ab", Sampling(max_tokens=12, seed=1, dry_multiplier=1.0, grammar='root ::= "a"*'))
-    llm.generate("ab", Sampling(temperature=0, max_tokens=12), speculation=Speculation(4, adaptive=False, tree=True))
+    llm.generate(
+        "ab",
+        Sampling(temperature=0, max_tokens=12),
+        speculation=Speculation(4, adaptive=False, tree=True),
+    )
     llm.generate("ab", SHORT, speculation=Speculation(4, accept="block", adaptive=False))
     with llm.models() as (target, _):
         target.logits([1, 2, 3], 2)
@@ -61,7 +70,9 @@ def test_close_frees_all_at_once_when_nothing_uses_it(animals):
         open_stream = llm.stream("ab", SHORT)
         next(open_stream)
         llm.close()
-        assert [one() for one in natives] == [None, None], "freed by `close`, not by the collector some time later"
+        assert [one() for one in natives] == [None, None], (
+            "freed by `close`, not by the collector some time later"
+        )
     finally:
         gc.enable()
 
@@ -120,5 +131,11 @@ LEFT_OPEN = {
 @pytest.mark.parametrize("what", LEFT_OPEN)
 def test_a_program_that_leaves_something_open_ends_in_peace(animals, what):
     program = AT_EXIT.format(LEFT_OPEN[what])
-    child = subprocess.run([sys.executable, "-c", program, animals / "llama.gguf"], capture_output=True, text=True, timeout=120, check=False)
+    child = subprocess.run(
+        [sys.executable, "-c", program, animals / "llama.gguf"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert (child.returncode, child.stdout, child.stderr) == (0, "done\n", "")

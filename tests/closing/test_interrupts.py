@@ -81,7 +81,9 @@ def test_a_close_that_is_interrupted_can_be_repeated(animals, stream_open):
     way = Bytecodes(["runtime/llm.py", "runtime/turns.py", "speculative/pair.py", "llama/model.py", "runtime/stream.py", "llama/native.py"])
 
     def opened():
-        llm = gguf_spec.load(animals / "llama.gguf", animals / "twin.gguf", threads=1, n_ctx=128, extra_bufts=False)
+        llm = gguf_spec.load(
+            animals / "llama.gguf", animals / "twin.gguf", threads=1, n_ctx=128, extra_bufts=False
+        )
         return llm, llm.stream("ab", Sampling(seed=1)) if stream_open else None
 
     llm, stream = opened()
@@ -106,7 +108,9 @@ def test_an_interrupt_while_llama_cpp_frees_is_not_lost(animals, monkeypatch):
 
     def free(name, function, pointer):
         if closing and name == "llama_free":  # `load` frees what it has measured
-            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # not to whichever thread: it might come after `close`
+            signal.pthread_kill(
+                threading.main_thread().ident, signal.SIGINT
+            )  # not to whichever thread: it might come after `close`
         function(pointer)
         freed.append(name)
 
@@ -127,7 +131,11 @@ def test_an_interrupt_while_llama_cpp_frees_is_not_lost(animals, monkeypatch):
     llm.close()
 
 
-MADE = {"llama_model_load_from_file": "llama_model_free", "llama_init_from_model": "llama_free", "llama_batch_init": "llama_batch_free"}
+MADE = {
+    "llama_model_load_from_file": "llama_model_free",
+    "llama_init_from_model": "llama_free",
+    "llama_batch_init": "llama_batch_free",
+}
 
 
 @pytest.mark.parametrize("step", [13, pytest.param(1, marks=slow)])
@@ -143,7 +151,9 @@ def test_a_load_that_is_interrupted_leaves_nothing_in_memory(animals, monkeypatc
         monkeypatch.setattr(C, name, partial(counted, name, getattr(C, name)))
 
     def load():
-        with gguf_spec.load(animals / "llama.gguf", animals / "twin.gguf", threads=1, n_ctx=128, extra_bufts=False):
+        with gguf_spec.load(
+            animals / "llama.gguf", animals / "twin.gguf", threads=1, n_ctx=128, extra_bufts=False
+        ):
             pass
 
     way = Bytecodes(["llama/native.py", "llama/model.py", "runtime/load.py"])
@@ -152,5 +162,7 @@ def test_a_load_that_is_interrupted_leaves_nothing_in_memory(animals, monkeypatc
         with contextlib.suppress(KeyboardInterrupt):
             way.run(load, place)
         gc.collect()
-        assert all(counts[made] == counts[freed] for made, freed in MADE.items()), f"{described(place)}: {counts}"
+        assert all(counts[made] == counts[freed] for made, freed in MADE.items()), (
+            f"{described(place)}: {counts}"
+        )
     assert counts["llama_model_free"] > 50

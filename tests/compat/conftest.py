@@ -28,19 +28,26 @@ def pair(tmp_path_factory):
     params.ftype, params.allow_requantize, params.nthread = ALL_F32, True, 1
     for path in bundled():
         paths.append(str(folder / Path(path).name))
-        assert C.llama_model_quantize(os.fsencode(path), os.fsencode(paths[-1]), ctypes.byref(params)) == 0
+        assert (
+            C.llama_model_quantize(os.fsencode(path), os.fsencode(paths[-1]), ctypes.byref(params))
+            == 0
+        )
     return paths
 
 
 @pytest.fixture(scope="session")
 def ours(pair):
-    llama = Llama(pair[0], draft_model_path=pair[1], n_ctx=1024, n_threads=1, verbose=False, flash_attn=False)
+    llama = Llama(
+        pair[0], draft_model_path=pair[1], n_ctx=1024, n_threads=1, verbose=False, flash_attn=False
+    )
     yield llama
     llama.close()
 
 
 @pytest.fixture(scope="session")
 def theirs(pair):
-    llama = llama_cpp.llama.Llama(pair[0], n_ctx=1024, n_threads=1, n_threads_batch=1, verbose=False, logits_all=True)
+    llama = llama_cpp.llama.Llama(
+        pair[0], n_ctx=1024, n_threads=1, n_threads_batch=1, verbose=False, logits_all=True
+    )
     yield llama
     llama.close()

@@ -16,7 +16,17 @@ def with_draft(pair):
     made = []
 
     def make(draft):
-        made.append(Original(pair[0], n_ctx=1024, n_threads=1, n_threads_batch=1, verbose=False, logits_all=True, draft_model=draft))
+        made.append(
+            Original(
+                pair[0],
+                n_ctx=1024,
+                n_threads=1,
+                n_threads_batch=1,
+                verbose=False,
+                logits_all=True,
+                draft_model=draft,
+            )
+        )
         return made[-1]
 
     yield make
@@ -31,7 +41,10 @@ def test_the_greedy_text_stays_and_drafts_are_accepted(pair, theirs, with_draft,
     llama = with_draft(draft)
     for prompt in PROMPTS:
         asked = {"max_tokens": 150, "temperature": 0}
-        assert llama(prompt, **asked)["choices"][0]["text"] == theirs(prompt, **asked)["choices"][0]["text"]
+        assert (
+            llama(prompt, **asked)["choices"][0]["text"]
+            == theirs(prompt, **asked)["choices"][0]["text"]
+        )
     assert draft.n_drafted > 100
     assert draft.acceptance > 0.4
 
@@ -42,7 +55,9 @@ def test_it_is_a_draft_model_that_keeps_to_k():
     found = draft(np.array([5, 6, 7, 8, 9] * 4, dtype=np.intc))
     assert found.dtype == np.intc
     assert found.tolist() == [5, 6, 7]
-    assert draft(np.array([1, 2, 3], dtype=np.intc)).tolist() == []  # another text: nothing is known of it
+    assert (
+        draft(np.array([1, 2, 3], dtype=np.intc)).tolist() == []
+    )  # another text: nothing is known of it
     for k in (-1, 65):
         with pytest.raises(InvalidOptionError):
             DraftModel(k=k)
@@ -71,12 +86,17 @@ def test_what_was_accepted_is_counted_and_learned():
 def test_beyond_the_small_models_context_the_text_is_drafted_from(pair, with_draft):
     draft = DraftModel(pair[1], n_ctx=64, n_threads=1)
     llama = with_draft(draft)
-    assert llama("Once upon a time", max_tokens=150, temperature=0)["usage"]["completion_tokens"] == 150
+    assert (
+        llama("Once upon a time", max_tokens=150, temperature=0)["usage"]["completion_tokens"]
+        == 150
+    )
     assert draft._model.n_past <= 64
 
 
 def test_models_that_cannot_draft(tmp_path, pair):
     with pytest.raises(VocabularyMismatchError):
-        DraftModel(pair[1], target_path=zoo.write(tmp_path / "llama.gguf", zoo.llama(seed=1)), n_threads=1)
+        DraftModel(
+            pair[1], target_path=zoo.write(tmp_path / "llama.gguf", zoo.llama(seed=1)), n_threads=1
+        )
     with pytest.raises(UnsupportedModelError, match="cannot go back"):
         DraftModel(zoo.write(tmp_path / "mamba.gguf", zoo.mamba()), n_threads=1)

@@ -8,7 +8,10 @@ import pytest
 from tests import children
 
 ROOT = Path(__file__).resolve().parents[2]
-FRAMEWORKS = {"langchain": "GGUF_SPEC_LANGCHAIN_PYTHON", "llama_index": "GGUF_SPEC_LLAMAINDEX_PYTHON"}
+FRAMEWORKS = {
+    "langchain": "GGUF_SPEC_LANGCHAIN_PYTHON",
+    "llama_index": "GGUF_SPEC_LLAMAINDEX_PYTHON",
+}
 
 
 @pytest.fixture(params=FRAMEWORKS)
@@ -16,10 +19,16 @@ def framework(request):
     """Return a framework's name and what runs Python with it."""
     python = os.environ.get(FRAMEWORKS[request.param])
     if not python:
-        pytest.skip(f"{FRAMEWORKS[request.param]} names no Python with the framework: run scripts/ecosystem")
+        pytest.skip(
+            f"{FRAMEWORKS[request.param]} names no Python with the framework: run scripts/ecosystem"
+        )
 
     def run(*arguments):
-        environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "ANONYMIZED_TELEMETRY": "false"}
+        environment = os.environ | {
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+            "ANONYMIZED_TELEMETRY": "false",
+        }
         return children.run(
             [python, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, limit_s=280, check=False,
             preexec_fn=_on_one_processor if hasattr(os, "sched_setaffinity") else None,
@@ -35,7 +44,17 @@ def _on_one_processor():
 
 def test_its_own_calls(framework):
     name, run = framework
-    done = run("-m", "pytest", "-o", "addopts=", "-p", "no:cacheprovider", "-o", "filterwarnings=default", f"tests/compat/with_{name}.py")
+    done = run(
+        "-m",
+        "pytest",
+        "-o",
+        "addopts=",
+        "-p",
+        "no:cacheprovider",
+        "-o",
+        "filterwarnings=default",
+        f"tests/compat/with_{name}.py",
+    )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert " passed" in done.stdout
     assert " skipped" not in done.stdout

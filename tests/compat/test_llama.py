@@ -13,7 +13,14 @@ from llama_cpp import LlamaGrammar
 from gguf_spec import Speculation, Stream
 from gguf_spec.compat import Llama
 from gguf_spec.compat.arguments import HINTS, USUAL, kv_type
-from gguf_spec.errors import ClosedError, EmptyPromptError, InvalidOptionError, ModelNotFoundError, PromptTooLongError, UnsupportedError
+from gguf_spec.errors import (
+    ClosedError,
+    EmptyPromptError,
+    InvalidOptionError,
+    ModelNotFoundError,
+    PromptTooLongError,
+    UnsupportedError,
+)
 from tests.gguf import zoo
 
 Original = llama_cpp.llama.Llama
@@ -37,7 +44,11 @@ def shape(value):
         return {key: shape(one) for key, one in value.items()}
     if isinstance(value, list):
         return [shape(one) for one in value[:1]]
-    return "number" if isinstance(value, float) or type(value).__module__ == "numpy" else type(value).__name__
+    return (
+        "number"
+        if isinstance(value, float) or type(value).__module__ == "numpy"
+        else type(value).__name__
+    )
 
 
 # ---- what is taken
@@ -52,7 +63,11 @@ def test_the_constructor_takes_all_that_llama_cpp_takes():
         assert name in taken or name in HINTS or name in USUAL, name
         if name in USUAL:
             assert parameter.default in USUAL[name], name
-    same = {name for name in taken if name in parameters and parameters[name].default == taken[name].default}
+    same = {
+        name
+        for name in taken
+        if name in parameters and parameters[name].default == taken[name].default
+    }
     assert set(taken) - same == {"draft_model_path", "speculation", "others", "flash_attn"}
 
 
@@ -76,33 +91,73 @@ UNUSUAL = {
 
 def test_every_argument_that_cannot_be_honoured_is_named(pair):
     assert set(UNUSUAL) == set(USUAL)
-    others = {"n_threads_batch": 3, "type_k": 99, "type_v": 8, "chat_format": "alpaca", "n_thread": 2, "n_gpu_layers": 5, "lora_scale": 0}
+    others = {
+        "n_threads_batch": 3,
+        "type_k": 99,
+        "type_v": 8,
+        "chat_format": "alpaca",
+        "n_thread": 2,
+        "n_gpu_layers": 5,
+        "lora_scale": 0,
+    }
     for name, value in (UNUSUAL | others).items():
         if name == "lora_scale":
             continue
         with pytest.raises(InvalidOptionError) as info:
-            Llama(pair[0], n_threads=1, verbose=False, **{name: value} if name != "n_threads" else {})
+            Llama(
+                pair[0], n_threads=1, verbose=False, **{name: value} if name != "n_threads" else {}
+            )
         assert info.value.option == name
         assert str(info.value).startswith(f"{name} is ")
         assert "  " not in info.value.hint
 
 
 def test_what_langchain_always_passes_is_taken(pair):
-    given = {"rope_freq_scale": 1.0, "rope_freq_base": 10000.0, "lora_path": None, "lora_base": None, "n_ctx": 512, "n_parts": -1, "seed": -1}
-    given |= {"f16_kv": True, "logits_all": False, "vocab_only": False, "use_mlock": False, "n_threads": 1, "n_batch": 8, "use_mmap": True}
+    given = {
+        "rope_freq_scale": 1.0,
+        "rope_freq_base": 10000.0,
+        "lora_path": None,
+        "lora_base": None,
+        "n_ctx": 512,
+        "n_parts": -1,
+        "seed": -1,
+    }
+    given |= {
+        "f16_kv": True,
+        "logits_all": False,
+        "vocab_only": False,
+        "use_mlock": False,
+        "n_threads": 1,
+        "n_batch": 8,
+        "use_mmap": True,
+    }
     llama = Llama(pair[0], draft_model_path=None, last_n_tokens_size=64, verbose=False, **given)
     assert llama("Once", max_tokens=2)["usage"]["completion_tokens"] == 2
     llama.close()
 
 
 def test_the_kinds_of_caches():
-    assert [kv_type(None, None), kv_type(1, None), kv_type(8, 8), kv_type(0, 0)] == ["f16", "f16", "q8_0", "f32"]
+    assert [kv_type(None, None), kv_type(1, None), kv_type(8, 8), kv_type(0, 0)] == [
+        "f16",
+        "f16",
+        "q8_0",
+        "f32",
+    ]
     with pytest.raises(InvalidOptionError, match="type_v is None but must be that of type_k, 8"):
         kv_type(8, None)
 
 
 def test_a_context_of_zero_is_what_the_model_was_trained_for(pair):
-    llama = Llama(pair[0], draft_model_path="ngram", n_ctx=0, n_threads=1, type_k=8, type_v=8, flash_attn=True, verbose=False)
+    llama = Llama(
+        pair[0],
+        draft_model_path="ngram",
+        n_ctx=0,
+        n_threads=1,
+        type_k=8,
+        type_v=8,
+        flash_attn=True,
+        verbose=False,
+    )
     assert llama.n_ctx() == llama.context_params.n_ctx == 2048
     with llama._llm.models() as (target, _):
         options = target.options
@@ -140,14 +195,21 @@ def test_what_the_file_and_the_vocabulary_say(ours, theirs):
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
-@pytest.mark.parametrize("more", [{}, {"echo": True}, {"stop": ["king", " he"]}, {"stop": " and"}], ids=str)
+@pytest.mark.parametrize(
+    "more", [{}, {"echo": True}, {"stop": ["king", " he"]}, {"stop": " and"}], ids=str
+)
 def test_greedy_completions_are_the_same(ours, theirs, prompt, more):
     a, b = ours(prompt, **GREEDY, **more), theirs(prompt, **GREEDY, **more)
     assert (a["choices"], a["usage"]) == (b["choices"], b["usage"])
     assert shape(a) == shape(b)
 
 
-PENALTIES = [{"repeat_penalty": 1.3}, {"frequency_penalty": 0.7, "presence_penalty": 0.4}, {"repeat_penalty": 1000.0}, {"repeat_penalty": 0.8}]
+PENALTIES = [
+    {"repeat_penalty": 1.3},
+    {"frequency_penalty": 0.7, "presence_penalty": 0.4},
+    {"repeat_penalty": 1000.0},
+    {"repeat_penalty": 0.8},
+]
 
 
 @pytest.mark.parametrize("prompt", [*PROMPTS, "Once upon a time there was a king. Once upon a"])
@@ -196,13 +258,23 @@ def test_tokens_as_they_are_generated(ours, theirs):
 def test_small_methods_give_the_same(ours, theirs):
     assert ours.n_embd() == theirs.n_embd()
     assert ours.token_nl() == theirs.token_nl()
-    assert ours.tokenizer().encode("Once <|im_end|>") == theirs.tokenizer().encode("Once <|im_end|>")
-    assert ours.tokenizer().decode(ours.tokenizer().encode("Once")) == theirs.tokenizer().decode(theirs.tokenizer().encode("Once"))
+    assert ours.tokenizer().encode("Once <|im_end|>") == theirs.tokenizer().encode(
+        "Once <|im_end|>"
+    )
+    assert ours.tokenizer().decode(ours.tokenizer().encode("Once")) == theirs.tokenizer().decode(
+        theirs.tokenizer().encode("Once")
+    )
     assert ours.longest_token_prefix([1, 2, 3], [1, 2, 4, 5]) == 2
     answer = ours.create_chat_completion_openai_v1(HELLO, **GREEDY)
-    assert answer.choices[0].message.content == theirs.create_chat_completion(HELLO, **GREEDY)["choices"][0]["message"]["content"]
+    assert (
+        answer.choices[0].message.content
+        == theirs.create_chat_completion(HELLO, **GREEDY)["choices"][0]["message"]["content"]
+    )
     parts = ours.create_chat_completion_openai_v1(HELLO, **GREEDY, stream=True)
-    assert "".join(part.choices[0].delta.content or "" for part in parts) == answer.choices[0].message.content
+    assert (
+        "".join(part.choices[0].delta.content or "" for part in parts)
+        == answer.choices[0].message.content
+    )
 
 
 def test_token_ids_are_a_prompt_too(ours, theirs):
@@ -210,16 +282,28 @@ def test_token_ids_are_a_prompt_too(ours, theirs):
     assert ours(tokens, **GREEDY)["choices"] == theirs(tokens, **GREEDY)["choices"]
 
 
-@pytest.mark.parametrize("more", [{}, {"stop": ["king"]}, {"logprobs": True, "top_logprobs": 3}], ids=str)
+@pytest.mark.parametrize(
+    "more", [{}, {"stop": ["king"]}, {"logprobs": True, "top_logprobs": 3}], ids=str
+)
 def test_greedy_chats_are_the_same(ours, theirs, more):
-    a, b = ours.create_chat_completion(HELLO, **GREEDY, **more), theirs.create_chat_completion(HELLO, **GREEDY, **more)
+    a, b = (
+        ours.create_chat_completion(HELLO, **GREEDY, **more),
+        theirs.create_chat_completion(HELLO, **GREEDY, **more),
+    )
     (one,), (other,) = a["choices"], b["choices"]
-    assert (one["message"], one["finish_reason"], a["usage"]) == (other["message"], other["finish_reason"], b["usage"])
+    assert (one["message"], one["finish_reason"], a["usage"]) == (
+        other["message"],
+        other["finish_reason"],
+        b["usage"],
+    )
     assert shape(a) == shape(b)
 
 
 def test_log_probabilities_are_the_same(ours, theirs):
-    a, b = (one("Once upon a time", max_tokens=20, temperature=0, logprobs=3)["choices"][0]["logprobs"] for one in (ours, theirs))
+    a, b = (
+        one("Once upon a time", max_tokens=20, temperature=0, logprobs=3)["choices"][0]["logprobs"]
+        for one in (ours, theirs)
+    )
     assert (a["tokens"], a["text_offset"]) == (b["tokens"], b["text_offset"])
     assert a["token_logprobs"] == pytest.approx(b["token_logprobs"], abs=1e-3)
     for top, other in zip(a["top_logprobs"], b["top_logprobs"], strict=True):
@@ -229,7 +313,10 @@ def test_log_probabilities_are_the_same(ours, theirs):
 @pytest.mark.parametrize("more", [{}, {"logprobs": 2}], ids=str)
 def test_parts_of_completions_look_the_same_and_join_to_the_same(ours, theirs, more):
     a, b = (list(one("Once upon a time", stream=True, **GREEDY, **more)) for one in (ours, theirs))
-    assert "".join(part["choices"][0]["text"] for part in a) == ours("Once upon a time", **GREEDY)["choices"][0]["text"]
+    assert (
+        "".join(part["choices"][0]["text"] for part in a)
+        == ours("Once upon a time", **GREEDY)["choices"][0]["text"]
+    )
     assert [shape(a[0]), shape(a[-1])] == [shape(b[0]), shape(b[-1])]
     assert len({part["id"] for part in a}) == 1
     if more:
@@ -238,25 +325,44 @@ def test_parts_of_completions_look_the_same_and_join_to_the_same(ours, theirs, m
 
 
 def test_parts_of_chats_look_the_same_and_join_to_the_same(ours, theirs):
-    a, b = (list(one.create_chat_completion(HELLO, stream=True, **GREEDY)) for one in (ours, theirs))
+    a, b = (
+        list(one.create_chat_completion(HELLO, stream=True, **GREEDY)) for one in (ours, theirs)
+    )
     whole = ours.create_chat_completion(HELLO, **GREEDY)["choices"][0]["message"]["content"]
     assert "".join(part["choices"][0]["delta"].get("content", "") for part in a) == whole
     assert [shape(a[0]), shape(a[1]), shape(a[-1])] == [shape(b[0]), shape(b[1]), shape(b[-1])]
 
 
 def test_a_tool_that_must_be_called(ours, theirs):
-    asked = {"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "weather"}}, "max_tokens": 60, "temperature": 0}
-    a, b = ours.create_chat_completion(HELLO, **asked), theirs.create_chat_completion(HELLO, **asked)
+    asked = {
+        "tools": [WEATHER],
+        "tool_choice": {"type": "function", "function": {"name": "weather"}},
+        "max_tokens": 60,
+        "temperature": 0,
+    }
+    a, b = (
+        ours.create_chat_completion(HELLO, **asked),
+        theirs.create_chat_completion(HELLO, **asked),
+    )
     assert shape(a) == shape(b)
     message = a["choices"][0]["message"]
     arguments = json.loads(message["tool_calls"][0]["function"]["arguments"])
     assert arguments.keys() == {"city", "days"}
     assert a["choices"][0]["finish_reason"] == "tool_calls"
-    old = ours.create_chat_completion(HELLO, functions=[WEATHER["function"]], function_call={"name": "weather"}, max_tokens=60, temperature=0)
+    old = ours.create_chat_completion(
+        HELLO,
+        functions=[WEATHER["function"]],
+        function_call={"name": "weather"},
+        max_tokens=60,
+        temperature=0,
+    )
     assert old["choices"][0]["message"]["function_call"] == message["function_call"]
     parts = list(ours.create_chat_completion(HELLO, stream=True, **asked))
     calls = [part["choices"][0]["delta"]["tool_calls"][0] for part in parts[1:-1]]
-    assert "".join(call["function"]["arguments"] for call in calls) == message["tool_calls"][0]["function"]["arguments"]
+    assert (
+        "".join(call["function"]["arguments"] for call in calls)
+        == message["tool_calls"][0]["function"]["arguments"]
+    )
     assert [call["function"]["name"] for call in calls] == ["weather"] + [None] * (len(calls) - 1)
     assert parts[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
@@ -281,13 +387,26 @@ def test_a_seed_gives_the_same_text_again_and_others_give_others(pair, ours):
 def test_biases_grammars_and_formats(ours):
     he = ours.tokenize(b" he", add_bos=False)
     assert len(he) == 1
-    assert he[0] not in ours.tokenize(ours("The king said that", **GREEDY, logit_bias={str(he[0]): -100})["choices"][0]["text"].encode())
+    assert he[0] not in ours.tokenize(
+        ours("The king said that", **GREEDY, logit_bias={str(he[0]): -100})["choices"][0][
+            "text"
+        ].encode()
+    )
     for grammar in ('root ::= " yes" | " no"', LlamaGrammar.from_string('root ::= " yes" | " no"')):
-        assert ours("Is it so?", grammar=grammar, max_tokens=9)["choices"][0]["text"] in (" yes", " no")
+        assert ours("Is it so?", grammar=grammar, max_tokens=9)["choices"][0]["text"] in (
+            " yes",
+            " no",
+        )
     schema = WEATHER["function"]["parameters"]
-    formats = [{"type": "json_object"}, {"type": "json_object", "schema": schema}, {"type": "json_schema", "json_schema": {"schema": schema}}]
+    formats = [
+        {"type": "json_object"},
+        {"type": "json_object", "schema": schema},
+        {"type": "json_schema", "json_schema": {"schema": schema}},
+    ]
     for asked in formats:
-        answer = ours.create_chat_completion(HELLO, response_format=asked, max_tokens=200, temperature=0.7, seed=1)["choices"][0]
+        answer = ours.create_chat_completion(
+            HELLO, response_format=asked, max_tokens=200, temperature=0.7, seed=1
+        )["choices"][0]
         if answer["finish_reason"] == "stop":
             assert isinstance(json.loads(answer["message"]["content"]), dict)
         assert answer["message"]["content"].startswith("{")
@@ -320,10 +439,23 @@ def test_a_chat_that_cannot_be_had_names_the_argument(ours, more):
 
 
 def test_messages_in_parts(ours):
-    parts = [{"role": "user", "content": [{"type": "text", "text": "Tell me a story "}, {"type": "text", "text": "about a fox and a king."}]}]
-    assert ours.create_chat_completion(parts, **GREEDY)["usage"] == ours.create_chat_completion(HELLO, **GREEDY)["usage"]
+    parts = [
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "Tell me a story "},
+                {"type": "text", "text": "about a fox and a king."},
+            ],
+        }
+    ]
+    assert (
+        ours.create_chat_completion(parts, **GREEDY)["usage"]
+        == ours.create_chat_completion(HELLO, **GREEDY)["usage"]
+    )
     with pytest.raises(InvalidOptionError, match="messages is"):
-        ours.create_chat_completion([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}])
+        ours.create_chat_completion(
+            [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]
+        )
 
 
 def test_prompts_that_are_none_or_too_long(ours):
@@ -369,7 +501,9 @@ def test_a_stream_that_is_left_alone_holds_nobody_up(ours):
 
 def test_a_stream_that_is_dropped_ends(ours, monkeypatch):
     quick = Stream.__next__
-    monkeypatch.setattr(Stream, "__next__", lambda self: (time.sleep(0.05), quick(self))[1])  # a minute, to its end
+    monkeypatch.setattr(
+        Stream, "__next__", lambda self: (time.sleep(0.05), quick(self))[1]
+    )  # a minute, to its end
 
     def running():
         return [thread for thread in threading.enumerate() if thread.name == "gguf-spec-stream"]
@@ -409,7 +543,16 @@ def test_one_that_is_dropped_gives_its_memory_back(pair):
 # ---- the hub
 
 
-@pytest.mark.parametrize("more", [{"additional_files": ["x"]}, {"local_dir": "x"}, {"cache_dir": "x"}, {"local_dir_use_symlinks": True}], ids=str)
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"additional_files": ["x"]},
+        {"local_dir": "x"},
+        {"cache_dir": "x"},
+        {"local_dir_use_symlinks": True},
+    ],
+    ids=str,
+)
 def test_what_from_pretrained_cannot_do_is_named(more):
     with pytest.raises(InvalidOptionError) as info:
         Llama.from_pretrained("someone/thing", "x.gguf", **more)
@@ -423,8 +566,16 @@ def test_tools_are_shown_where_the_template_has_a_place_for_them(tmp_path):
     path = zoo.write(tmp_path / "tools.gguf", metadata={"tokenizer.chat_template": template})
     llama = Llama(path, draft_model_path=None, n_threads=1, verbose=False)
     asked = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
-    n = [llama.create_chat_completion(**asked, **more)["usage"]["prompt_tokens"] for more in ({}, {"tools": [WEATHER]})]
+    n = [
+        llama.create_chat_completion(**asked, **more)["usage"]["prompt_tokens"]
+        for more in ({}, {"tools": [WEATHER]})
+    ]
     assert n[1] - n[0] == len(llama.tokenize(b"weather"))
     for choice, expected in (("auto", n[1]), ("none", n[0])):
-        assert llama.create_chat_completion(**asked, tools=[WEATHER], tool_choice=choice)["usage"]["prompt_tokens"] == expected
+        assert (
+            llama.create_chat_completion(**asked, tools=[WEATHER], tool_choice=choice)["usage"][
+                "prompt_tokens"
+            ]
+            == expected
+        )
     llama.close()

@@ -25,7 +25,15 @@ class Weather(BaseModel):
 def own(pair):
     compat.install()
     options = {"draft_model_path": pair[1], "flash_attn": False}
-    yield {"model_path": pair[0], "n_ctx": 1024, "n_threads": 1, "max_tokens": 40, "temperature": 0, "verbose": False, "model_kwargs": options}
+    yield {
+        "model_path": pair[0],
+        "n_ctx": 1024,
+        "n_threads": 1,
+        "max_tokens": 40,
+        "temperature": 0,
+        "verbose": False,
+        "model_kwargs": options,
+    }
     compat.uninstall()
 
 
@@ -67,13 +75,17 @@ def test_chats_at_once(chat):
 
 def test_tools_that_must_be_called(chat):
     assert isinstance(chat.with_structured_output(Weather).invoke(HELLO), Weather)
-    bound = chat.bind_tools([Weather], tool_choice={"type": "function", "function": {"name": "Weather"}})
+    bound = chat.bind_tools(
+        [Weather], tool_choice={"type": "function", "function": {"name": "Weather"}}
+    )
     whole, *others = bound.invoke(HELLO).tool_calls
     assert (whole["name"], others) == ("Weather", [])
     joined = None
     for part in bound.stream(HELLO):
         joined = part if joined is None else joined + part
-    assert [(call["name"], call["args"]) for call in joined.tool_calls] == [("Weather", whole["args"])]
+    assert [(call["name"], call["args"]) for call in joined.tool_calls] == [
+        ("Weather", whole["args"])
+    ]
 
 
 def test_text(llm):
@@ -88,7 +100,9 @@ def test_more_texts_at_once_than_an_executor_has_threads(llm):
     """Each part is read by whatever thread of the pool is free: with a lock that belongs to a thread this would hang or fail."""
 
     async def ask():
-        return await asyncio.wait_for(asyncio.gather(*(llm.ainvoke("Once upon a time") for _ in range(40))), 120)
+        return await asyncio.wait_for(
+            asyncio.gather(*(llm.ainvoke("Once upon a time") for _ in range(40))), 120
+        )
 
     assert set(asyncio.run(ask())) == {llm.invoke("Once upon a time")}
 

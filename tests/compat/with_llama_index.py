@@ -10,7 +10,10 @@ from gguf_spec import compat
 
 
 def as_chatml(messages):
-    return "".join(f"<|im_start|>{one.role.value}\n{one.content}<|im_end|>\n" for one in messages) + "<|im_start|>assistant\n"
+    return (
+        "".join(f"<|im_start|>{one.role.value}\n{one.content}<|im_end|>\n" for one in messages)
+        + "<|im_start|>assistant\n"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +43,10 @@ def test_text(llm):
 
 
 def test_a_chat(llm):
-    messages = [ChatMessage(role="system", content="You tell tales."), ChatMessage(role="user", content="Tell me a story about a fox.")]
+    messages = [
+        ChatMessage(role="system", content="You tell tales."),
+        ChatMessage(role="user", content="Tell me a story about a fox."),
+    ]
     whole = llm.chat(messages)
     assert whole.message.content
     assert "".join(part.delta for part in llm.stream_chat(messages)) == whole.message.content

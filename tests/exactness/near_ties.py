@@ -8,7 +8,12 @@ def rows_at_width(model, tokens, n_prompt, width):
     model.rollback(0)
     model.read(tokens[: n_prompt - 1])
     rest = tokens[n_prompt - 1 :]
-    return np.concatenate([model.logits(part, len(part)).copy() for part in (rest[i : i + width] for i in range(0, len(rest), width))])
+    return np.concatenate(
+        [
+            model.logits(part, len(part)).copy()
+            for part in (rest[i : i + width] for i in range(0, len(rest), width))
+        ]
+    )
 
 
 def gap(row):

@@ -57,7 +57,9 @@ def cache_of_other_tokens(monkeypatch):
 
 
 def penalties_from_a_stale_history(monkeypatch):
-    monkeypatch.setattr(Rows, "history", lambda self, i: [*self._tokens, *[0] * len(self._drafted[:i])])
+    monkeypatch.setattr(
+        Rows, "history", lambda self, i: [*self._tokens, *[0] * len(self._drafted[:i])]
+    )
 
 
 def noise_that_belongs_to_the_round(monkeypatch):
@@ -87,7 +89,9 @@ def logit_bias_after_the_filters(monkeypatch):
 
 def prefixes_compared_over_64_tokens_only(monkeypatch):
     def keep(model, tokens):
-        differs = (i for i, (a, b) in enumerate(zip(model.cached[:64], tokens, strict=False)) if a != b)
+        differs = (
+            i for i, (a, b) in enumerate(zip(model.cached[:64], tokens, strict=False)) if a != b
+        )
         model.rollback(next(differs, min(model.n_past, len(tokens))))
 
     for place in (engine, _model_drafter):
@@ -115,7 +119,9 @@ def grammar_forgotten_in_drafts(monkeypatch):
     def free(self, i):
         if not i:
             return token(self, i)
-        return replace(self.sampler, filters=self.sampler.filters._replace(grammar=None)).token(self.logits[i], self.history(i))
+        return replace(self.sampler, filters=self.sampler.filters._replace(grammar=None)).token(
+            self.logits[i], self.history(i)
+        )
 
     monkeypatch.setattr(Rows, "token", free)
 

@@ -15,7 +15,13 @@ from gguf_spec.speculative.acceptance import RULES
 from gguf_spec.speculative.acceptance_rates import AcceptanceRates
 from gguf_spec.speculative.controller import DraftController
 from gguf_spec.speculative.cost_model import CostModel, Pace
-from gguf_spec.speculative.drafters import N_CONFIDENCE_BUCKETS, ModelDrafter, NgramDrafter, RetryDrafter, StochasticDraftSampler
+from gguf_spec.speculative.drafters import (
+    N_CONFIDENCE_BUCKETS,
+    ModelDrafter,
+    NgramDrafter,
+    RetryDrafter,
+    StochasticDraftSampler,
+)
 from gguf_spec.speculative.engine import Rule, run_round
 from gguf_spec.speculative.pair_statistics import PairStatistics, expectations
 from gguf_spec.speculative.profile import DEFAULT_PROFILE
@@ -24,10 +30,18 @@ from tests.exactness.test_enumeration import V, distance, exact_law
 from tests.fakes import Clock, FakeModel, every_path, random_table, sampler
 
 N = 2  # tokens; more have too many paths
-COSTS = {"free": lambda n, n_past: 1e-6, "flat": lambda n, n_past: 1 + 0.05 * n, "dear": lambda n, n_past: 0.4 + 0.6 * n}
+COSTS = {
+    "free": lambda n, n_past: 1e-6,
+    "flat": lambda n, n_past: 1 + 0.05 * n,
+    "dear": lambda n, n_past: 0.4 + 0.6 * n,
+}
 
 
-WHO = {"model": (False, True), "ngram": (True, False), "hybrid": (True, True)}  # whether the text drafts, and a model
+WHO = {
+    "model": (False, True),
+    "ngram": (True, False),
+    "hybrid": (True, True),
+}  # whether the text drafts, and a model
 
 
 def nothing_known():
@@ -41,11 +55,21 @@ def law_of(table, draft_table, rule, cost, monkeypatch, prompt, known=nothing_kn
 
     def run(rng):
         clock = Clock()
-        monkeypatch.setattr(controller_module, "time", SimpleNamespace(perf_counter=clock.perf_counter))
-        target, draft = FakeModel(table, cost=cost, clock=clock), FakeModel(draft_table, cost=lambda n, n_past: 0.05 * n, clock=clock)
+        monkeypatch.setattr(
+            controller_module, "time", SimpleNamespace(perf_counter=clock.perf_counter)
+        )
+        target, draft = (
+            FakeModel(table, cost=cost, clock=clock),
+            FakeModel(draft_table, cost=lambda n, n_past: 0.05 * n, clock=clock),
+        )
         chain = sampler(rng)
-        model, texts = ModelDrafter(draft, StochasticDraftSampler(chain), V), [NgramDrafter(), RetryDrafter()]
-        controller = DraftController(target, texts if by_text else [], model if by_model else None, known(), 50)
+        model, texts = (
+            ModelDrafter(draft, StochasticDraftSampler(chain), V),
+            [NgramDrafter(), RetryDrafter()],
+        )
+        controller = DraftController(
+            target, texts if by_text else [], model if by_model else None, known(), 50
+        )
         tokens = list(prompt)
         while len(tokens) < len(prompt) + N:
             one = run_round(target, controller, tokens, chain, 2, Rule(RULES[rule]))
@@ -63,7 +87,11 @@ def right_law(table, prompt):
     for tokens in itertools.product(range(V), repeat=N):
         history, weight = list(prompt), 1.0
         for token in tokens:
-            weight *= sampler(None).distribution(FakeModel(table).logits(history, 1)[0], history).prob(token)
+            weight *= (
+                sampler(None)
+                .distribution(FakeModel(table).logits(history, 1)[0], history)
+                .prob(token)
+            )
             history.append(token)
         distribution[tokens] = weight
     return distribution
@@ -72,7 +100,9 @@ def right_law(table, prompt):
 @pytest.mark.parametrize("cost", COSTS)
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 @pytest.mark.parametrize("prompt", [[1, 2], [1, 2, 0, 1, 2, 0, 1, 2]], ids=["short", "repeated"])
-def test_every_path_of_an_adaptive_controller_follows_the_targets_law(rule, cost, prompt, monkeypatch):
+def test_every_path_of_an_adaptive_controller_follows_the_targets_law(
+    rule, cost, prompt, monkeypatch
+):
     rng = np.random.default_rng(5)
     table, draft = random_table(rng, V), random_table(rng, V)
     distribution, drafted = law_of(table, draft, rule, COSTS[cost], monkeypatch, prompt)
@@ -83,11 +113,15 @@ def test_every_path_of_an_adaptive_controller_follows_the_targets_law(rule, cost
 def some_experience(seed):
     """Costs and chances that make nothing, something, or everything worth drafting, by how sure each token looks."""
     rng, pace = np.random.default_rng(seed), Pace()
-    priors = {one.name: rng.uniform(0.05, 0.95, len(one.priors)) for one in (NgramDrafter, RetryDrafter)}
+    priors = {
+        one.name: rng.uniform(0.05, 0.95, len(one.priors)) for one in (NgramDrafter, RetryDrafter)
+    }
     priors |= expectations(np.sort(rng.uniform(0.05, 0.95, N_CONFIDENCE_BUCKETS)).tolist())
     costs = []
     for scale in (1.0, 0.3):  # stairs: some tokens more cost nothing, some much
-        table = scale * (rng.uniform(0.5, 1.0) + np.cumsum(rng.exponential(1.0, 8) * rng.integers(0, 2, 8)))
+        table = scale * (
+            rng.uniform(0.5, 1.0) + np.cumsum(rng.exponential(1.0, 8) * rng.integers(0, 2, 8))
+        )
         costs.append(CostModel(dict(enumerate(table.tolist(), 1)), {}, 33, pace))
     return PairStatistics(*costs, AcceptanceRates(priors))
 
@@ -98,7 +132,16 @@ def test_so_does_a_controller_of_any_costs_and_chances(rule, who, monkeypatch):
     rng, prompt, drafted = np.random.default_rng(7), [0, 1, 2, 0, 1, 2, 0, 1], set()
     table, draft = random_table(rng, V), random_table(rng, V)
     for seed in range(12):
-        distribution, some = law_of(table, draft, rule, COSTS["flat"], monkeypatch, prompt, lambda seed=seed: some_experience(seed), who)
+        distribution, some = law_of(
+            table,
+            draft,
+            rule,
+            COSTS["flat"],
+            monkeypatch,
+            prompt,
+            lambda seed=seed: some_experience(seed),
+            who,
+        )
         assert distance(distribution, right_law(table, prompt)) < 1e-12
         drafted |= some
     assert drafted == {0, 1, 2}
@@ -119,7 +162,9 @@ def test_so_does_one_whose_draft_model_fails(rule, who, after, monkeypatch):
         return right(self)
 
     monkeypatch.setattr(ModelDrafter, "propose", propose)
-    distribution, drafted = law_of(table, draft, rule, COSTS["free"], monkeypatch, [1, 2, 0, 1, 2, 0, 1, 2], who=who)
+    distribution, drafted = law_of(
+        table, draft, rule, COSTS["free"], monkeypatch, [1, 2, 0, 1, 2, 0, 1, 2], who=who
+    )
     assert distance(distribution, right_law(table, [1, 2, 0, 1, 2, 0, 1, 2])) < 1e-12
     assert (drafted == {0}) == (who == "model" and after == 0)
 
@@ -129,7 +174,9 @@ def test_a_token_of_the_text_that_passes_for_a_drawn_one_would_be_caught(rule, m
     """What the text proposes was no choice: its law is that token alone."""
     rng, prompt = np.random.default_rng(5), [1, 2, 0, 1, 2, 0, 1, 2]
     table = random_table(rng, V)
-    monkeypatch.setattr(controller_module, "_surely", lambda token: Distribution(np.arange(V), np.full(V, 1 / V)))
+    monkeypatch.setattr(
+        controller_module, "_surely", lambda token: Distribution(np.arange(V), np.full(V, 1 / V))
+    )
     distribution, _ = law_of(table, table, rule, COSTS["free"], monkeypatch, prompt, who="ngram")
     assert distance(distribution, right_law(table, prompt)) > 1e-3
 
@@ -140,7 +187,14 @@ def test_cutting_a_drawn_token_by_what_it_is_would_be_caught(monkeypatch):
 
     def cut_by_confidence(self):
         steps = self._round.steps
-        return next((i for i, step in enumerate(steps) if step.proposal.kind[1] < N_CONFIDENCE_BUCKETS // 2), len(steps))
+        return next(
+            (
+                i
+                for i, step in enumerate(steps)
+                if step.proposal.kind[1] < N_CONFIDENCE_BUCKETS // 2
+            ),
+            len(steps),
+        )
 
     monkeypatch.setattr(DraftController, "_cut", cut_by_confidence)
     distribution, _ = law_of(table, draft, "rejection", COSTS["free"], monkeypatch, [1, 2])
@@ -155,17 +209,28 @@ def test_the_right_law_is_that_of_the_other_enumeration():
     assert distance(distribution, right_law(table, [1, 2])) < 1e-12
 
 
-WAYS = {"greedy": {"temperature": 0.0}, "sampled": {}, "penalised": {"repeat_penalty": 1.2, "dry_multiplier": 0.5}}
+WAYS = {
+    "greedy": {"temperature": 0.0},
+    "sampled": {},
+    "penalised": {"repeat_penalty": 1.2, "dry_multiplier": 0.5},
+}
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("adaptive", [False, True])
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_the_seed_alone_decides_the_text_of_the_real_pair(tales, drafter, adaptive, way):
-    for seed, prompt in enumerate([*bundled_prompts()[:2], "And the king said: yes. And the king said: no. And the king said:"]):
+    for seed, prompt in enumerate(
+        [
+            *bundled_prompts()[:2],
+            "And the king said: yes. And the king said: no. And the king said:",
+        ]
+    ):
         sampling = Sampling(**{"seed": seed, "max_tokens": 40, **WAYS[way]})
         plain = tales.generate(prompt, sampling, speculation=Speculation(0))
-        one = tales.generate(prompt, sampling, speculation=Speculation(6, drafter=drafter, adaptive=adaptive))
+        one = tales.generate(
+            prompt, sampling, speculation=Speculation(6, drafter=drafter, adaptive=adaptive)
+        )
         assert one.tokens == plain.tokens or one.stats.n_near_ties
         assert adaptive or one.stats.n_drafted
 

@@ -11,7 +11,16 @@ from gguf_spec.speculative.acceptance import Draft, Rows, block, coupled, reject
 from gguf_spec.speculative.drafters import ModelDrafter, StochasticDraftSampler
 from gguf_spec.speculative.engine import Rule, read_prompt, rounds, run_round
 from tests.exactness import wrong_rules
-from tests.fakes import Anything, FakeModel, NoTwice, Replay, drafting, every_path, random_table, sampler
+from tests.fakes import (
+    Anything,
+    FakeModel,
+    NoTwice,
+    Replay,
+    drafting,
+    every_path,
+    random_table,
+    sampler,
+)
 
 V, M, PROMPT = 3, 3, [1, 2]
 CHAINS = {
@@ -20,7 +29,12 @@ CHAINS = {
     "top-k": {"top_k": 2},
     "top-p": {"top_p": 0.7},
     "min-p": {"min_p": 0.2, "temperature": 1.4},
-    "penalties": {"repeat_penalty": 1.7, "frequency_penalty": 0.4, "presence_penalty": -0.3, "penalty_last_n": 3},
+    "penalties": {
+        "repeat_penalty": 1.7,
+        "frequency_penalty": 0.4,
+        "presence_penalty": -0.3,
+        "penalty_last_n": 3,
+    },
     "bias": {"logit_bias": {0: 1.5, 2: float("-inf")}},
     "typical-p": {"typical_p": 0.6},
     "top-n-sigma": {"top_n_sigma": 1.7},
@@ -55,7 +69,9 @@ def engine_law(target_table, draft_table, k, options, rule=rejection, drafts=Non
     def run(rng):
         target, chain = FakeModel(target_table), sampler(rng, **options)
         drafter = (
-            Anything(rng, V) if rule is coupled or drafts is Anything else drafting(target, FakeModel(draft_table), StochasticDraftSampler(chain), V)
+            Anything(rng, V)
+            if rule is coupled or drafts is Anything
+            else drafting(target, FakeModel(draft_table), StochasticDraftSampler(chain), V)
         )
         tokens = list(PROMPT)
         while len(tokens) < len(PROMPT) + m:
@@ -101,7 +117,12 @@ def test_block_verification_accepts_at_least_as_much(tables):
         def run(rng):
             chain, target = sampler(rng), FakeModel(target_table)
             return run_round(
-                target, drafting(target, FakeModel(draft_table), StochasticDraftSampler(chain), V), PROMPT, chain, 2, Rule(rule)
+                target,
+                drafting(target, FakeModel(draft_table), StochasticDraftSampler(chain), V),
+                PROMPT,
+                chain,
+                2,
+                Rule(rule),
             ).n_accepted
 
         return sum(n * weight for n, weight in every_path(run))
@@ -118,7 +139,13 @@ def test_a_wrong_rule_is_caught(tables, rule):
 
 def kept_unseen(draft, rows):
     """Coupling that trusts the first drafted token."""
-    return [*draft.tokens[:1], *coupled(Draft(draft.tokens[1:], []), Rows(rows.logits[1:], rows.history(1), draft.tokens[1:], rows.sampler))]
+    return [
+        *draft.tokens[:1],
+        *coupled(
+            Draft(draft.tokens[1:], []),
+            Rows(rows.logits[1:], rows.history(1), draft.tokens[1:], rows.sampler),
+        ),
+    ]
 
 
 def row_too_early(draft, rows):
@@ -137,7 +164,9 @@ def test_a_wrong_coupling_is_caught(tables, rule):
 
 def test_a_drafter_that_forgets_too_much_costs_only_speed(tables, monkeypatch):
     target, draft = tables
-    monkeypatch.setattr(ModelDrafter, "rollback", lambda self, to: self._model.rollback(max(to - 1, 0)))
+    monkeypatch.setattr(
+        ModelDrafter, "rollback", lambda self, to: self._model.rollback(max(to - 1, 0))
+    )
     assert distance(engine_law(target, draft, 2, {})[0], exact_law(target, {})) < 1e-12
 
 
@@ -146,7 +175,11 @@ def test_penalties_from_a_stale_history_are_caught(tables, monkeypatch):
     target, draft = tables
     options = CHAINS["penalties"]
     right = Sampler.distribution
-    monkeypatch.setattr(Sampler, "distribution", lambda self, logits, history: right(self, logits, history[: len(PROMPT)]))
+    monkeypatch.setattr(
+        Sampler,
+        "distribution",
+        lambda self, logits, history: right(self, logits, history[: len(PROMPT)]),
+    )
     distribution = engine_law(target, draft, 2, options)[0]
     monkeypatch.undo()
     assert distance(distribution, exact_law(target, options)) > 1e-3
@@ -166,7 +199,17 @@ def test_the_loop_cuts_bursts_without_changing_the_law(tables, rule):
             drafter = drafting(target, FakeModel(draft, end=ends), StochasticDraftSampler(chain), V)
             read_prompt(target, drafter, PROMPT, k, lambda: False)
             tokens = []
-            for one in rounds(target, drafter, PROMPT, chain, k, Rule(rule), n_max, lambda t: t in ends, lambda: False):
+            for one in rounds(
+                target,
+                drafter,
+                PROMPT,
+                chain,
+                k,
+                Rule(rule),
+                n_max,
+                lambda t: t in ends,
+                lambda: False,
+            ):
                 tokens += one.tokens
             return tuple(tokens)
 

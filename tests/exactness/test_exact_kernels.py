@@ -14,8 +14,13 @@ F32, F16, Q4_0, Q8_0, Q2_K, Q4_K, Q6_K = 0, 1, 2, 8, 10, 12, 14
 
 
 def header(*types):
-    matrices = [SimpleNamespace(name=f"blk.{i}.ffn_up.weight", type=kind, shape=(256, 256)) for i, kind in enumerate(types)]
-    return SimpleNamespace(tensors=[*matrices, SimpleNamespace(name="blk.0.norm.weight", type=Q4_K, shape=(256,))])
+    matrices = [
+        SimpleNamespace(name=f"blk.{i}.ffn_up.weight", type=kind, shape=(256, 256))
+        for i, kind in enumerate(types)
+    ]
+    return SimpleNamespace(
+        tensors=[*matrices, SimpleNamespace(name="blk.0.norm.weight", type=Q4_K, shape=(256,))]
+    )
 
 
 @pytest.mark.parametrize(

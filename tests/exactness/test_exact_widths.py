@@ -79,17 +79,27 @@ def most_moved(model, width):
     return most
 
 
-@pytest.mark.parametrize("options", [{}, {"kv_type": "q8_0"}, {"kv_type": "bf16"}, {"flash_attention": "on", "kv_type": "bf16"}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"kv_type": "q8_0"}, {"kv_type": "bf16"}, {"flash_attention": "on", "kv_type": "bf16"}],
+    ids=str,
+)
 def test_rows_have_the_same_bits_for_any_width_depth_and_chunking(options, capsys):
     """The bundled target: fails where llama.cpp is built with llamafile's products."""
-    model = Model(TALES / "tales-target-Q8_0.gguf", ContextOptions(n_ctx=2048, threads=THREADS, **options))
+    model = Model(
+        TALES / "tales-target-Q8_0.gguf", ContextOptions(n_ctx=2048, threads=THREADS, **options)
+    )
     try:
         of_width, of_chunk = worst(model, 1024)
     finally:
         model.close()
     with capsys.disabled():
-        print(f"\n{options}: largest difference {max(of_width.values()):.3g} over widths, {max(of_chunk.values()):.3g} over chunkings")
-    assert build_features().get("LLAMAFILE", "0") == "0", "build llama.cpp with -DGGML_LLAMAFILE=OFF, as scripts/run does"
+        print(
+            f"\n{options}: largest difference {max(of_width.values()):.3g} over widths, {max(of_chunk.values()):.3g} over chunkings"
+        )
+    assert build_features().get("LLAMAFILE", "0") == "0", (
+        "build llama.cpp with -DGGML_LLAMAFILE=OFF, as scripts/run does"
+    )
     assert set(of_width.values()) == set(of_chunk.values()) == {0.0}
     assert model.exact_attention
     assert model.grid == 0
@@ -107,13 +117,17 @@ def test_flash_attention_on_f16_is_not_taken_for_exact():
 
 @pytest.mark.parametrize("name", TYPES)
 def test_the_passes_that_verify_are_exact(files, name, capsys):
-    with gguf_spec.load(files[name], TALES / "tales-draft-Q4_0.gguf", threads=THREADS, n_ctx=512) as llm:
+    with gguf_spec.load(
+        files[name], TALES / "tales-draft-Q4_0.gguf", threads=THREADS, n_ctx=512
+    ) as llm:
         widest = llm.profile.exact_width
         with llm.models() as (target, _):
             of_width, of_chunk = worst(target, 300)
             grid = target.grid
     with capsys.disabled():
-        print(f"\n{name}: passes of up to {widest} tokens are exact; prompts are read on a grid of {grid}; {of_width}")
+        print(
+            f"\n{name}: passes of up to {widest} tokens are exact; prompts are read on a grid of {grid}; {of_width}"
+        )
     assert widest > 1
     assert all(difference == 0 for width, difference in of_width.items() if width <= widest)
     assert grid or not any(of_chunk.values())
@@ -123,10 +137,17 @@ def kept_apart(llm, prompts, n_tokens):
     """How many texts are those of plain decoding, of all; and near ties that were counted: at the default options and at fixed lengths."""
     same = n = n_ties = 0
     for i, prompt in enumerate(prompts):
-        for sampling in (Sampling(temperature=0, max_tokens=n_tokens), Sampling(seed=i, max_tokens=n_tokens)):
+        for sampling in (
+            Sampling(temperature=0, max_tokens=n_tokens),
+            Sampling(seed=i, max_tokens=n_tokens),
+        ):
             llm.forget()
             plain = llm.generate(prompt, sampling, speculation=Speculation(0))
-            for speculation in (Speculation(), Speculation(16, adaptive=False), Speculation(4, adaptive=False, drafter="model")):
+            for speculation in (
+                Speculation(),
+                Speculation(16, adaptive=False),
+                Speculation(4, adaptive=False, drafter="model"),
+            ):
                 llm.forget()
                 burst = llm.generate(prompt, sampling, speculation=speculation)
                 same += burst.tokens == plain.tokens
@@ -150,7 +171,10 @@ def test_texts_are_those_of_plain_decoding(files, name, n_prompts, prompts, caps
 @pytest.mark.parametrize("name", ["Q4_K_M", "Q6_K", "Q8_0"])
 def test_a_cache_that_is_used_again_gives_the_text_of_a_fresh_one(files, name):
     """Whatever was asked before: other prompts that begin the same, other answers, a chat's last turn."""
-    start = "Once upon a time there was a fox who met a king, and the king said to the fox that the winter was long. " * 4
+    start = (
+        "Once upon a time there was a fox who met a king, and the king said to the fox that the winter was long. "
+        * 4
+    )
     ways = [start + "The fox", start + "The king and the", start[:-37], start + "The fox", start]
     with gguf_spec.load(files[name], TALES / "tales-draft-Q4_0.gguf", threads=1, n_ctx=1024) as llm:
         sampling = Sampling(seed=5, max_tokens=40)
@@ -162,11 +186,17 @@ def test_a_cache_that_is_used_again_gives_the_text_of_a_fresh_one(files, name):
         for way in ways:
             llm.forget()
             fresh[way] = text(way, Speculation(0))
-        for speculation in (Speculation(0), Speculation(3, adaptive=False), Speculation(20, adaptive=False)):
+        for speculation in (
+            Speculation(0),
+            Speculation(3, adaptive=False),
+            Speculation(20, adaptive=False),
+        ):
             llm.forget()
             for way in ways:
                 assert text(way, speculation) == fresh[way]
-            turn = ways[0] + fresh[ways[0]] + " And then"  # goes on after an answer that was decoded
+            turn = (
+                ways[0] + fresh[ways[0]] + " And then"
+            )  # goes on after an answer that was decoded
             again = text(turn, speculation)
             llm.forget()
             assert again == text(turn, Speculation(0))
@@ -179,7 +209,12 @@ def test_long_texts_are_the_plain_ones_with_two_threads():
         prompt = llm.tokenize(start)[:1500]
         for sampling in (Sampling(temperature=0, max_tokens=300), Sampling(seed=3, max_tokens=300)):
             texts = []
-            for speculation in (Speculation(0), Speculation(4, adaptive=False), Speculation(3, drafter="model", adaptive=False), Speculation()):
+            for speculation in (
+                Speculation(0),
+                Speculation(4, adaptive=False),
+                Speculation(3, drafter="model", adaptive=False),
+                Speculation(),
+            ):
                 llm.forget()
                 texts.append(llm.generate_tokens(prompt, sampling, speculation=speculation))
             assert len({one.text for one in texts}) == 1

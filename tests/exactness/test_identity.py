@@ -10,7 +10,11 @@ from gguf_spec.speculative.acceptance import residual
 
 @st.composite
 def laws(draw, n=6):
-    weights = draw(st.lists(st.one_of(st.just(0.0), st.floats(1e-6, 1.0)), min_size=n, max_size=n).filter(lambda w: sum(w) > 0))
+    weights = draw(
+        st.lists(st.one_of(st.just(0.0), st.floats(1e-6, 1.0)), min_size=n, max_size=n).filter(
+            lambda w: sum(w) > 0
+        )
+    )
     probs = np.array(weights) / sum(weights)
     ids = np.flatnonzero(probs)
     return Distribution(ids, probs[ids])

@@ -12,7 +12,11 @@ from gguf_spec import Sampling, Speculation
 from gguf_spec.cli import cli
 from gguf_spec.sampling.rng import SeededRng
 from gguf_spec.speculative.acceptance import coupled, rejection
-from gguf_spec.speculative.drafters import CoupledDraftSampler, DraftCorrection, StochasticDraftSampler
+from gguf_spec.speculative.drafters import (
+    CoupledDraftSampler,
+    DraftCorrection,
+    StochasticDraftSampler,
+)
 from gguf_spec.speculative.engine import Rule, run_round
 from tests.exactness import wrong_rules
 from tests.exactness.near_ties import first_difference, gap, noise, rows_at_width
@@ -32,7 +36,9 @@ def exact_law(target, prompt):
             target.rollback(0)
             history = [*prompt, *tokens]
             one = chain.distribution(target.logits(history, 1)[0], history)
-            longer |= {(*tokens, int(t)): weight * p for t, p in zip(one.ids, one.probs, strict=True)}
+            longer |= {
+                (*tokens, int(t)): weight * p for t, p in zip(one.ids, one.probs, strict=True)
+            }
         distribution = longer
     return distribution
 
@@ -42,7 +48,11 @@ def sampled(llm, prompt, rule, n, k=K, seed=11):
     target, draft = llm._target, llm._draft
     rng = SeededRng(seed)
     chain = sampler(rng, **CHAIN)
-    guess = CoupledDraftSampler(chain, DraftCorrection(target.n_vocab)) if rule is coupled else StochasticDraftSampler(chain)
+    guess = (
+        CoupledDraftSampler(chain, DraftCorrection(target.n_vocab))
+        if rule is coupled
+        else StochasticDraftSampler(chain)
+    )
     drafter = drafting(target, draft, guess, target.n_vocab)
     target.rollback(0), draft.rollback(0)
     counts = Counter()
@@ -75,7 +85,14 @@ def opening(tales):
 def test_the_law_depends_on_earlier_tokens(opening):
     _, distribution = opening
     first = {t[0] for t in distribution}
-    given = [{t[1]: p / sum(q for s, q in distribution.items() if s[:2] == t[:2]) for t, p in distribution.items() if t[0] == f} for f in first]
+    given = [
+        {
+            t[1]: p / sum(q for s, q in distribution.items() if s[:2] == t[:2])
+            for t, p in distribution.items()
+            if t[0] == f
+        }
+        for f in first
+    ]
     assert any(a.keys() != b.keys() for a, b in itertools.combinations(given, 2))
 
 
@@ -101,15 +118,23 @@ def compare(llm, prompts, ks, n_tokens):
     n_texts, near_ties = 0, []
     for text in prompts:
         ids = llm.tokenize(text)
-        plain = llm.generate_tokens(ids, Sampling(temperature=0.0, max_tokens=n_tokens), speculation=Speculation(0))
+        plain = llm.generate_tokens(
+            ids, Sampling(temperature=0.0, max_tokens=n_tokens), speculation=Speculation(0)
+        )
         for k in ks:
-            burst = llm.generate_tokens(ids, Sampling(temperature=0.0, max_tokens=n_tokens), speculation=Speculation(k, adaptive=False))
+            burst = llm.generate_tokens(
+                ids,
+                Sampling(temperature=0.0, max_tokens=n_tokens),
+                speculation=Speculation(k, adaptive=False),
+            )
             n_texts += 1
             at = first_difference(plain.tokens, burst.tokens)
             if at is not None:
                 row = rows_at_width(llm._target, [*ids, *plain.tokens[:at]], len(ids), 1)[-1]
                 allowed = noise(llm._target, ids, list(plain.tokens))
-                assert gap(row) <= allowed, f"{text!r}, k = {k}: token {at} differs, gap {gap(row):.4f}, noise {allowed:.4f}"
+                assert gap(row) <= allowed, (
+                    f"{text!r}, k = {k}: token {at} differs, gap {gap(row):.4f}, noise {allowed:.4f}"
+                )
                 near_ties.append((text, k, at, gap(row), allowed))
     return n_texts, near_ties
 
@@ -117,14 +142,18 @@ def compare(llm, prompts, ks, n_tokens):
 def test_greedy_text_is_the_same_with_any_k(tales, prompts, capsys):
     n_texts, near_ties = compare(tales, prompts[::7], [1, 2, 4, 8], 40)
     with capsys.disabled():
-        print(f"\n{n_texts - len(near_ties)} of {n_texts} greedy texts identical, {len(near_ties)} near ties {near_ties}")
+        print(
+            f"\n{n_texts - len(near_ties)} of {n_texts} greedy texts identical, {len(near_ties)} near ties {near_ties}"
+        )
 
 
 @pytest.mark.slow
 def test_greedy_text_of_fifty_prompts(tales, prompts, capsys):
     n_texts, near_ties = compare(tales, prompts, [1, 2, 4, 8], 120)
     with capsys.disabled():
-        print(f"\n{n_texts - len(near_ties)} of {n_texts} greedy texts identical, {len(near_ties)} near ties {near_ties}")
+        print(
+            f"\n{n_texts - len(near_ties)} of {n_texts} greedy texts identical, {len(near_ties)} near ties {near_ties}"
+        )
 
 
 @pytest.mark.slow
@@ -134,7 +163,19 @@ def test_greedy_text_of_fifty_prompts_through_the_command_line(tales, prompts, c
     for prompt in prompts:
         results = []
         for how in (["--draft", "none"], *(["-k", str(k)] for k in (1, 2, 4, 8))):
-            args = ["generate", prompt, "--json", "-t", "0", "-n", "64", "--threads", "1", "--fixed", *how]
+            args = [
+                "generate",
+                prompt,
+                "--json",
+                "-t",
+                "0",
+                "-n",
+                "64",
+                "--threads",
+                "1",
+                "--fixed",
+                *how,
+            ]
             run = CliRunner().invoke(cli, args, standalone_mode=False)
             assert run.exception is None
             results.append(json.loads(run.stdout))
@@ -144,16 +185,24 @@ def test_greedy_text_of_fifty_prompts_through_the_command_line(tales, prompts, c
             if one["text"] != results[0]["text"]:
                 ids = tales.tokenize(prompt)
                 at = first_difference(results[0]["tokens"], one["tokens"])
-                row = rows_at_width(tales._target, [*ids, *results[0]["tokens"][:at]], len(ids), 1)[-1]
+                row = rows_at_width(tales._target, [*ids, *results[0]["tokens"][:at]], len(ids), 1)[
+                    -1
+                ]
                 assert gap(row) <= noise(tales._target, ids, results[0]["tokens"])
                 near_ties += 1
     with capsys.disabled():
-        print(f"\n--json -t 0: {n_same} of {4 * len(prompts)} texts identical, {near_ties} near ties")
+        print(
+            f"\n--json -t 0: {n_same} of {4 * len(prompts)} texts identical, {near_ties} near ties"
+        )
 
 
 def test_the_same_seed_gives_the_same_text(tales):
     once = Sampling(seed=5, max_tokens=40)
     first = tales.generate("Once upon a time", once)
-    tales.generate("Something else altogether, which fills the caches", Sampling(seed=9, max_tokens=30))
+    tales.generate(
+        "Something else altogether, which fills the caches", Sampling(seed=9, max_tokens=30)
+    )
     assert tales.generate("Once upon a time", once).tokens == first.tokens
-    assert tales.generate("Once upon a time", Sampling(seed=6, max_tokens=40)).tokens != first.tokens
+    assert (
+        tales.generate("Once upon a time", Sampling(seed=6, max_tokens=40)).tokens != first.tokens
+    )

@@ -31,7 +31,12 @@ CHAINS = {
     "typical-p": {"top_k": 60, "top_p": 1.0, "typical_p": 0.6},
     "top-n-sigma": {"top_k": 0, "top_p": 1.0, "top_n_sigma": 1.0},
     "xtc": {"xtc_probability": 0.5, "xtc_threshold": 0.08},
-    "penalties": {"repeat_penalty": 1.3, "frequency_penalty": 0.4, "presence_penalty": 0.4, "penalty_last_n": 32},
+    "penalties": {
+        "repeat_penalty": 1.3,
+        "frequency_penalty": 0.4,
+        "presence_penalty": 0.4,
+        "penalty_last_n": 32,
+    },
     "greedy with penalties": {"temperature": 0.0, "repeat_penalty": 1.3},
     "dry": {"dry_multiplier": 0.8, "dry_allowed_length": 1, "temperature": 0.4},
     "bias": {"logit_bias": dict.fromkeys(range(300, 600), -4.0)},
@@ -53,8 +58,16 @@ def compare(llm, prompts, sampling, ks=(1, 3, 7)):
             burst = llm.generate(prompt, one, speculation=Speculation(k, adaptive=False))
             ties += burst.stats.n_near_ties
             if not burst.stats.n_near_ties:
-                assert (burst.text, burst.tokens, burst.finish_reason) == (plain.text, plain.tokens, plain.finish_reason), (prompt, k)
-            n, rounds, plain_rounds = n + 1, rounds + burst.stats.rounds, plain_rounds + plain.stats.rounds
+                assert (burst.text, burst.tokens, burst.finish_reason) == (
+                    plain.text,
+                    plain.tokens,
+                    plain.finish_reason,
+                ), (prompt, k)
+            n, rounds, plain_rounds = (
+                n + 1,
+                rounds + burst.stats.rounds,
+                plain_rounds + plain.stats.rounds,
+            )
     return n, ties, rounds, plain_rounds
 
 
@@ -68,7 +81,11 @@ def test_a_drafter_that_differs_in_all_ways(tales, prompts, monkeypatch):
     """The draft's rows turned upside down: it is never right, and changes nothing."""
     draft = type(tales._draft)
     right = draft.logits
-    monkeypatch.setattr(draft, "logits", lambda self, *args: -right(self, *args) if self is tales._draft else right(self, *args))
+    monkeypatch.setattr(
+        draft,
+        "logits",
+        lambda self, *args: -right(self, *args) if self is tales._draft else right(self, *args),
+    )
     _, _, rounds, plain_rounds = compare(tales, prompts[:2], Sampling(max_tokens=30), ks=(4,))
     assert rounds > 0.95 * plain_rounds
 
@@ -78,9 +95,13 @@ def test_a_hundred_prompts(tales, prompts, capsys):
     """T 0.8, top-k 40, top-p 0.95: none, and drafts of 1, 3, 7."""
     hundred = [*prompts, *(text[: len(text) // 2] for text in prompts)]
     assert len(set(hundred)) == 100
-    n, ties, rounds, plain_rounds = compare(tales, hundred, Sampling(temperature=0.8, top_k=40, top_p=0.95, max_tokens=64))
+    n, ties, rounds, plain_rounds = compare(
+        tales, hundred, Sampling(temperature=0.8, top_k=40, top_p=0.95, max_tokens=64)
+    )
     with capsys.disabled():
-        print(f"\n{n} of {n} sampled texts identical, {ties} near ties; {plain_rounds / rounds:.2f} tokens a round")
+        print(
+            f"\n{n} of {n} sampled texts identical, {ties} near ties; {plain_rounds / rounds:.2f} tokens a round"
+        )
 
 
 def valid(text):
@@ -104,7 +125,10 @@ def schema_run(llm, prompts):
         sampling = Sampling(temperature=1.0, json_schema=SCHEMA, seed=i, max_tokens=400)
         burst = llm.generate(prompt, sampling, speculation=Speculation(4, adaptive=False))
         assert burst.finish_reason == "stop"
-        n_valid += valid(burst.text) and burst.text == llm.generate(prompt, sampling, speculation=Speculation(0)).text
+        n_valid += (
+            valid(burst.text)
+            and burst.text == llm.generate(prompt, sampling, speculation=Speculation(0)).text
+        )
     return n_valid
 
 
@@ -120,7 +144,9 @@ def test_a_hundred_answers_follow_a_schema(tales, prompts, capsys):
     assert n == 100
 
 
-@pytest.mark.parametrize("options", [{}, {"temperature": 0.0}, {"repeat_penalty": 1.5, "grammar": GBNF}])
+@pytest.mark.parametrize(
+    "options", [{}, {"temperature": 0.0}, {"repeat_penalty": 1.5, "grammar": GBNF}]
+)
 def test_log_probabilities_are_those_of_a_plain_run(tales, options):
     sampling = Sampling(**options, seed=5, max_tokens=40, logprobs=3)
     plain = tales.generate("Once upon a time", sampling, speculation=Speculation(0))
@@ -129,7 +155,9 @@ def test_log_probabilities_are_those_of_a_plain_run(tales, options):
     for a, b in zip(burst.logprobs, plain.logprobs, strict=True):
         assert a.logprob == pytest.approx(b.logprob, abs=1e-3)
         assert [token for token, _ in a.top] == [token for token, _ in b.top]
-        assert [value for _, value in a.top] == pytest.approx([value for _, value in b.top], abs=1e-3)
+        assert [value for _, value in a.top] == pytest.approx(
+            [value for _, value in b.top], abs=1e-3
+        )
         assert len(a.top) == 3
         assert a.top[0][1] >= a.top[1][1] >= a.top[2][1]
 
@@ -139,11 +167,17 @@ def test_log_probabilities_are_the_models_own(tales):
     import numpy as np
 
     ids = tales.tokenize("Once upon a time")
-    result = tales.generate_tokens(ids, Sampling(seed=3, max_tokens=20, logprobs=0, repeat_penalty=1.4), speculation=Speculation(4, adaptive=False))
+    result = tales.generate_tokens(
+        ids,
+        Sampling(seed=3, max_tokens=20, logprobs=0, repeat_penalty=1.4),
+        speculation=Speculation(4, adaptive=False),
+    )
     with tales.models() as (target, _):
         target.rollback(0)
         rows = target.logits([*ids, *result.tokens[:-1]], len(result.tokens)).astype(np.float64)
-    expected = rows[np.arange(len(result.tokens)), list(result.tokens)] - np.log(np.exp(rows).sum(1))
+    expected = rows[np.arange(len(result.tokens)), list(result.tokens)] - np.log(
+        np.exp(rows).sum(1)
+    )
     assert [one.logprob for one in result.logprobs] == pytest.approx(expected.tolist(), abs=1e-3)
     assert all(one.top == () for one in result.logprobs)
 
@@ -154,10 +188,17 @@ def test_cancelled_and_taken_up_again(tales):
     for cut in (1, 7, 30):
         said = []
         part = tales.generate_tokens(
-            ids, sampling, speculation=Speculation(3, adaptive=False), on_token=lambda t, said=said, cut=cut: said.append(t) or len(said) == cut
+            ids,
+            sampling,
+            speculation=Speculation(3, adaptive=False),
+            on_token=lambda t, said=said, cut=cut: said.append(t) or len(said) == cut,
         )
         assert part.finish_reason == "cancelled"
-        rest = tales.generate_tokens([*ids, *said], replace(sampling, max_tokens=60 - cut), speculation=Speculation(6, adaptive=False))
+        rest = tales.generate_tokens(
+            [*ids, *said],
+            replace(sampling, max_tokens=60 - cut),
+            speculation=Speculation(6, adaptive=False),
+        )
         assert (*said, *rest.tokens) == whole.tokens
 
 
@@ -166,7 +207,9 @@ def test_what_was_asked_before_changes_no_text(tales):
     sampling = Sampling(seed=2, max_tokens=50)
     before = tales.generate("A fox and a hen", sampling)
     for seed in range(6):
-        tales.generate("Once upon a time there was a king", Sampling(seed=seed, temperature=1.5, max_tokens=60))
+        tales.generate(
+            "Once upon a time there was a king", Sampling(seed=seed, temperature=1.5, max_tokens=60)
+        )
     assert tales.generate("A fox and a hen", sampling).text == before.text
 
 
@@ -176,7 +219,11 @@ def test_the_other_rules_are_reproducible(tales, accept):
     sampling, speculation = Sampling(seed=2, max_tokens=50), Speculation(4, accept, adaptive=False)
     before = tales.generate("A fox and a hen", sampling, speculation=speculation)
     for seed in range(4):
-        tales.generate("Once upon a time there was a king", Sampling(seed=seed, max_tokens=60), speculation=Speculation(4, "coupled"))
+        tales.generate(
+            "Once upon a time there was a king",
+            Sampling(seed=seed, max_tokens=60),
+            speculation=Speculation(4, "coupled"),
+        )
     assert tales.generate("A fox and a hen", sampling, speculation=speculation).text == before.text
 
 
@@ -184,10 +231,20 @@ def test_the_other_rules_are_reproducible(tales, accept):
 def test_a_draft_from_the_text_may_leave_the_grammar(tales, accept, monkeypatch):
     """The text goes on with a word that the grammar forbids, and the draft model is asked what follows that."""
     best_text = DraftController._best_text
-    monkeypatch.setattr(DraftController, "_best_text", lambda self: (None, 0.0) if self._round.steps else (best_text(self)[0], 1.0))
+    monkeypatch.setattr(
+        DraftController,
+        "_best_text",
+        lambda self: (None, 0.0) if self._round.steps else (best_text(self)[0], 1.0),
+    )
     grammar = 'root ::= (" cat" (" cow" | " hen"))+'
     sampling = Sampling(temperature=0.7, seed=2, grammar=grammar, max_tokens=40)
-    ways = [Speculation(0), *(Speculation(6, accept, drafter="hybrid", adaptive=adaptive) for adaptive in (False, True))]
+    ways = [
+        Speculation(0),
+        *(
+            Speculation(6, accept, drafter="hybrid", adaptive=adaptive)
+            for adaptive in (False, True)
+        ),
+    ]
     answers = [tales.generate(" cat dog" * 12, sampling, speculation=way) for way in ways]
     assert all(re.fullmatch(r"( cat( cow| hen)?)*( c.*| h.*)?", one.text) for one in answers)
     assert answers[1].stats.drafters["ngram"][0] > answers[1].stats.drafters["ngram"][1]

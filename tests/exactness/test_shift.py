@@ -7,7 +7,11 @@ from gguf_spec import Sampling, Speculation
 from gguf_spec.errors import InvalidOptionError
 
 N_CTX = 96
-WAYS = [Speculation(), Speculation(1, adaptive=False), Speculation(7, drafter="hybrid", adaptive=False, tree=True)]
+WAYS = [
+    Speculation(),
+    Speculation(1, adaptive=False),
+    Speculation(7, drafter="hybrid", adaptive=False, tree=True),
+]
 PLAIN = Speculation(0)
 
 
@@ -21,12 +25,19 @@ def sampling(n, **more):
     return Sampling(seed=5, max_tokens=n, ignore_eos=True, overflow="shift", **more)
 
 
-@pytest.mark.parametrize("more", [{"temperature": 0.0}, {"temperature": 0.9}, {"repeat_penalty": 1.2, "dry_multiplier": 0.8}], ids=str)
+@pytest.mark.parametrize(
+    "more",
+    [{"temperature": 0.0}, {"temperature": 0.9}, {"repeat_penalty": 1.2, "dry_multiplier": 0.8}],
+    ids=str,
+)
 def test_the_text_is_the_same_with_any_draft(short, more):
     plain = short.generate("Once upon a time", sampling(300, **more), speculation=PLAIN)
     assert (len(plain.tokens), plain.finish_reason) == (300, "length")
     for way in WAYS:
-        assert short.generate("Once upon a time", sampling(300, **more), speculation=way).tokens == plain.tokens
+        assert (
+            short.generate("Once upon a time", sampling(300, **more), speculation=way).tokens
+            == plain.tokens
+        )
 
 
 def test_it_goes_on_from_the_prompt_and_the_later_half(short):
@@ -44,14 +55,18 @@ def test_it_goes_on_from_the_prompt_and_the_later_half(short):
 
 def test_the_noise_of_a_place_does_not_come_again(short):
     """Positions do: with the noise of the part before, texts of little temperature would go in circles."""
-    tokens = short.generate("Once upon a time", sampling(400, temperature=3.0, top_k=0, top_p=1.0)).tokens
+    tokens = short.generate(
+        "Once upon a time", sampling(400, temperature=3.0, top_k=0, top_p=1.0)
+    ).tokens
     period = (N_CTX - len(short.tokenize("Once upon a time"))) // 2
     same = sum(a == b for a, b in zip(tokens[100:], tokens[100 + period :], strict=False))
     assert same < 0.2 * (len(tokens) - 100 - period)
 
 
 def test_numbers_go_on(short):
-    with short.stream("Once upon a time", sampling(300), speculation=Speculation(3, adaptive=False)) as stream:
+    with short.stream(
+        "Once upon a time", sampling(300), speculation=Speculation(3, adaptive=False)
+    ) as stream:
         n = 0
         for chunk in stream:
             n += len(chunk.tokens)
@@ -59,19 +74,25 @@ def test_numbers_go_on(short):
     stats = stream.stats
     assert n == 300
     assert sum(drafted for drafted, _ in stats.drafters.values()) == stats.n_drafted > 100
-    assert stats.total_s == pytest.approx(stats.prompt_s + stats.draft_s + stats.verify_s + stats.other_s)
+    assert stats.total_s == pytest.approx(
+        stats.prompt_s + stats.draft_s + stats.verify_s + stats.other_s
+    )
 
 
 def test_an_end_still_ends_it(short):
     tokens = short.generate("Once upon a time", sampling(300)).tokens
     stop = tokens[200]
     at = tokens.index(stop)
-    done = short.generate_tokens(short.tokenize("Once upon a time"), sampling(300), stop_tokens=[stop])
+    done = short.generate_tokens(
+        short.tokenize("Once upon a time"), sampling(300), stop_tokens=[stop]
+    )
     assert (done.tokens, done.finish_reason) == (tokens[:at], "stop")
 
 
 def test_it_can_be_cancelled_behind_a_shift(short):
-    with short.stream("Once upon a time", Sampling(seed=1, max_tokens=None, ignore_eos=True, overflow="shift")) as stream:
+    with short.stream(
+        "Once upon a time", Sampling(seed=1, max_tokens=None, ignore_eos=True, overflow="shift")
+    ) as stream:
         for _ in stream:
             if stream.stats.n_generated > 2 * N_CTX:
                 stream.cancel()
@@ -84,7 +105,9 @@ def test_a_prompt_that_leaves_one_place_just_ends(short):
     assert (len(done.tokens), done.finish_reason) == (1, "length")
 
 
-@pytest.mark.parametrize("more", [{"grammar": 'root ::= "a"+'}, {"json_schema": {}}], ids=["grammar", "schema"])
+@pytest.mark.parametrize(
+    "more", [{"grammar": 'root ::= "a"+'}, {"json_schema": {}}], ids=["grammar", "schema"]
+)
 def test_a_grammar_must_see_the_whole_answer(more):
     with pytest.raises(InvalidOptionError, match="which must see the whole answer"):
         Sampling(overflow="shift", **more)
@@ -97,5 +120,8 @@ def test_a_long_text(tales):
     plain = tales.generate("Once upon a time", long, speculation=PLAIN)
     drafted = tales.generate("Once upon a time", long)
     assert len(plain.tokens) == len(drafted.tokens) == 32_768
-    at = next((i for i, (a, b) in enumerate(zip(plain.tokens, drafted.tokens, strict=True)) if a != b), None)
+    at = next(
+        (i for i, (a, b) in enumerate(zip(plain.tokens, drafted.tokens, strict=True)) if a != b),
+        None,
+    )
     assert at is None or drafted.stats.n_near_ties > 0

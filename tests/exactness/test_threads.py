@@ -52,7 +52,10 @@ def assert_equal(some, others):
 
 @pytest.mark.parametrize("file", FILES)
 def test_one_and_two_threads_give_the_same_bits(file):
-    one, two = (rows_of(Model(FOLDER / file, ContextOptions(n_ctx=512, flash_attention="off", threads=n))) for n in (1, 2))
+    one, two = (
+        rows_of(Model(FOLDER / file, ContextOptions(n_ctx=512, flash_attention="off", threads=n)))
+        for n in (1, 2)
+    )
     assert_equal(one, two)
 
 
@@ -65,10 +68,16 @@ def test_the_count_may_change_between_passes(file, monkeypatch):
     rows = rows_of(followed)
     assert set(governor.used) == {1, 2}
     assert governor._best == {}, "a closed model is forgotten"
-    assert_equal(rows, rows_of(Model(FOLDER / file, ContextOptions(n_ctx=512, flash_attention="off", threads=1))))
+    assert_equal(
+        rows,
+        rows_of(Model(FOLDER / file, ContextOptions(n_ctx=512, flash_attention="off", threads=1))),
+    )
 
 
-@pytest.mark.parametrize("options", [ContextOptions(threads=1, flash_attention="off"), ContextOptions(flash_attention="on")])
+@pytest.mark.parametrize(
+    "options",
+    [ContextOptions(threads=1, flash_attention="off"), ContextOptions(flash_attention="on")],
+)
 def test_a_count_of_the_user_and_flash_attention_switch_it_off(options, monkeypatch):
     monkeypatch.setattr(model_module, "shared_governor", lambda most: pytest.fail("not to be used"))
     model = Model(FOLDER / FILES[0], options)

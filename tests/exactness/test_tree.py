@@ -25,7 +25,11 @@ class AnyTree(Anything):
     def draft(self, tokens, k):
         tokens = super().draft(tokens, k).tokens
         branches = CHOICES[self._rng.choose([1 / len(CHOICES)] * len(CHOICES))] if tokens else ()
-        return Draft(tokens, [], [(i, token) for i, token in branches if i < len(tokens) and tokens[i] != token])
+        return Draft(
+            tokens,
+            [],
+            [(i, token) for i, token in branches if i < len(tokens) and tokens[i] != token],
+        )
 
 
 def tree_law(table, options, k=2):
@@ -88,7 +92,9 @@ def tales():
 
 
 @pytest.mark.parametrize(
-    "options", [{"temperature": 0.0}, {}, {"repeat_penalty": 1.2, "min_p": 0.05, "top_k": 0}], ids=["greedy", "sampled", "penalised"]
+    "options",
+    [{"temperature": 0.0}, {}, {"repeat_penalty": 1.2, "min_p": 0.05, "top_k": 0}],
+    ids=["greedy", "sampled", "penalised"],
 )
 def test_the_text_is_the_plain_one_and_takes_fewer_rounds(tales, options):
     rounds = {False: 0, True: 0}
@@ -96,7 +102,11 @@ def test_the_text_is_the_plain_one_and_takes_fewer_rounds(tales, options):
         sampling = Sampling(**{"seed": seed, "max_tokens": 48, **options})
         plain = tales.generate(prompt, sampling, speculation=Speculation(0))
         for tree in rounds:
-            one = tales.generate(prompt, sampling, speculation=Speculation(3, drafter="model", adaptive=False, tree=tree))
+            one = tales.generate(
+                prompt,
+                sampling,
+                speculation=Speculation(3, drafter="model", adaptive=False, tree=tree),
+            )
             assert one.tokens == plain.tokens or one.stats.n_near_ties
             rounds[tree] += one.stats.rounds
         adaptive = tales.generate(prompt, sampling, speculation=Speculation(tree=True))
@@ -108,10 +118,16 @@ def test_log_probabilities_and_a_full_context_go_with_branches():
     with gguf_spec.load("tales", threads=1, n_ctx=64) as llm:
         sampling = Sampling(seed=3, max_tokens=None, logprobs=2)
         plain = llm.generate("Once upon a time", sampling, speculation=Speculation(0))
-        tree = llm.generate("Once upon a time", sampling, speculation=Speculation(8, drafter="model", adaptive=False, tree=True))
+        tree = llm.generate(
+            "Once upon a time",
+            sampling,
+            speculation=Speculation(8, drafter="model", adaptive=False, tree=True),
+        )
     assert (tree.tokens, tree.finish_reason) == (plain.tokens, plain.finish_reason)
     assert [one.token for one in tree.logprobs] == [one.token for one in plain.logprobs]
-    assert np.allclose([one.logprob for one in tree.logprobs], [one.logprob for one in plain.logprobs], atol=0.05)
+    assert np.allclose(
+        [one.logprob for one in tree.logprobs], [one.logprob for one in plain.logprobs], atol=0.05
+    )
 
 
 def test_rows_of_branches_are_those_of_their_own_text(tales):
@@ -138,11 +154,21 @@ def test_rows_of_branches_are_those_of_their_own_text(tales):
 def test_branches_that_cannot_be_are_refused(tales):
     with tales.models() as (target, _):
         target.rollback(0)
-        for n_rows, branches in ((2, [(0, 1)]), (2, [(2, 1)]), (2, [(1, 1)] * 4), (2, [(1, -1)]), (2, [(1, 10**6)])):
+        for n_rows, branches in (
+            (2, [(0, 1)]),
+            (2, [(2, 1)]),
+            (2, [(1, 1)] * 4),
+            (2, [(1, -1)]),
+            (2, [(1, 10**6)]),
+        ):
             with pytest.raises(InvalidOptionError):
                 target.logits([5, 6], n_rows, branches)
         assert target.cached == []
-    for nonsense in ({"tree": 1}, {"tree": True, "accept": "rejection"}, {"tree": True, "accept": "block"}):
+    for nonsense in (
+        {"tree": 1},
+        {"tree": True, "accept": "rejection"},
+        {"tree": True, "accept": "block"},
+    ):
         with pytest.raises(InvalidOptionError):
             Speculation(**nonsense)
     assert replace(Speculation(), tree=True).tree

@@ -25,18 +25,48 @@ from tests.exactness.planted_bugs import BUGS, accept_always, rows_scaled
 
 def test_it_passes_on_the_bundled_pair(tales, prompts):
     steps = []
-    report = verify(tales, prompts[:3], n_tokens=24, n_draws=300, progress=lambda done, total: steps.append((done, total)))
+    report = verify(
+        tales,
+        prompts[:3],
+        n_tokens=24,
+        n_draws=300,
+        progress=lambda done, total: steps.append((done, total)),
+    )
     assert report.ok, report.sentence
-    assert report.sentence == "Speculation does not change this model's output (45 of 45 texts identical)."
-    assert [(c.n_texts, c.n_identical, c.n_near_ties, c.n_different) for c in report.comparisons] == [(3, 3, 0, 0)] * 15
-    assert all(c.acceptance > 0.1 for c in report.comparisons if c.drafter != "auto")  # which may draft nothing
+    assert (
+        report.sentence
+        == "Speculation does not change this model's output (45 of 45 texts identical)."
+    )
+    assert [
+        (c.n_texts, c.n_identical, c.n_near_ties, c.n_different) for c in report.comparisons
+    ] == [(3, 3, 0, 0)] * 15
+    assert all(
+        c.acceptance > 0.1 for c in report.comparisons if c.drafter != "auto"
+    )  # which may draft nothing
     assert [distribution.accept for distribution in report.laws] == [*chi_square_module.WAYS]
-    assert [distribution.accept for distribution in report.laws][:3] == ["coupled", "rejection", "block"]
+    assert [distribution.accept for distribution in report.laws][:3] == [
+        "coupled",
+        "rejection",
+        "block",
+    ]
     assert [distribution.n_draws for distribution in report.laws] == [300] * 3 + [150] * 4
-    assert all(distribution.n_cells > 5 and distribution.n_drafted >= distribution.n_draws for distribution in report.laws)
+    assert all(
+        distribution.n_cells > 5 and distribution.n_drafted >= distribution.n_draws
+        for distribution in report.laws
+    )
     n_steps = 3 * 18 + 3 * 300 + 4 * 150 + 7
     assert steps == [(i, n_steps) for i in range(1, n_steps + 1)]
-    names = ["rows", "near ties", "warm caches", "sessions", "long prompts", "grammars", "JSON schemas", "log-probabilities", "stop strings"]
+    names = [
+        "rows",
+        "near ties",
+        "warm caches",
+        "sessions",
+        "long prompts",
+        "grammars",
+        "JSON schemas",
+        "log-probabilities",
+        "stop strings",
+    ]
     assert [check.name for check in report.checks] == names
     assert all(check.ok and check.n_cases for check in report.checks)
     assert "same bits in passes of up to 33" in report.checks[0].found
@@ -48,7 +78,12 @@ def test_a_planted_bug_is_caught(tales, prompts, monkeypatch, bug):
     distribution = BUGS[bug].removeprefix("first tokens under ").removesuffix(" do not follow")
     if distribution in chi_square_module.WAYS:  # the others need no draws
         monkeypatch.setattr(module, "LAWS", {distribution: chi_square_module.WAYS[distribution]})
-    report = verify(tales, prompts[:2], n_tokens=24, n_draws=1000 if distribution in chi_square_module.WAYS else 60)
+    report = verify(
+        tales,
+        prompts[:2],
+        n_tokens=24,
+        n_draws=1000 if distribution in chi_square_module.WAYS else 60,
+    )
     monkeypatch.undo()
     assert not report.ok
     assert report.sentence.startswith("Speculation changes this model's output: ")
@@ -68,19 +103,27 @@ def test_a_planted_bug_ends_the_command_with_1(monkeypatch):
     assert run.return_value == 1
     report = json.loads(run.stdout)
     assert not report["ok"]
-    assert re.match(wrong, report["sentence"])  # how far `auto` drafts, and so how often it errs, is the clock's affair
+    assert re.match(
+        wrong, report["sentence"]
+    )  # how far `auto` drafts, and so how often it errs, is the clock's affair
     assert not any(d["near_tie"] for d in report["differences"])
 
 
 def test_the_command_passes(tmp_path):
     file = tmp_path / "prompts.txt"
     file.write_text("Once upon a time\n\nThe old king\n", encoding="utf-8")
-    run = CliRunner().invoke(cli, ["verify", "-f", str(file), "-n", "16", "--draws", "60", "--threads", "1", "--json"], standalone_mode=False)
+    run = CliRunner().invoke(
+        cli,
+        ["verify", "-f", str(file), "-n", "16", "--draws", "60", "--threads", "1", "--json"],
+        standalone_mode=False,
+    )
     assert run.return_value == 0
     report = json.loads(run.stdout)
     assert report["ok"]
     assert report["n_prompts"] == 2
-    assert all(distribution["ok"] and distribution["p_value"] > 1e-5 for distribution in report["laws"])
+    assert all(
+        distribution["ok"] and distribution["p_value"] > 1e-5 for distribution in report["laws"]
+    )
     assert run.stderr == ""
 
 
@@ -113,7 +156,9 @@ def test_rounding_noise_is_no_broken_batch_path(prompts):
         assert "of the logits' spread apart" in check.found
         for wrong in (1 / 40, 40):
             profile = llm.profile
-            llm._pair.profile = replace(profile, noise={width: noise * wrong for width, noise in profile.noise.items()})
+            llm._pair.profile = replace(
+                profile, noise={width: noise * wrong for width, noise in profile.noise.items()}
+            )
             assert "profile allows" in check_rows(llm, module.WAYS.values()).faults[0]
             llm._pair.profile = profile
 
@@ -130,7 +175,10 @@ def test_how_far_rows_are_apart():
 def test_without_a_draft_there_is_nothing_to_verify():
     from gguf_spec import load
 
-    with load("tales", "none", threads=1) as llm, pytest.raises(InvalidOptionError, match="without one there is no speculation"):
+    with (
+        load("tales", "none", threads=1) as llm,
+        pytest.raises(InvalidOptionError, match="without one there is no speculation"),
+    ):
         verify(llm)
 
 
@@ -139,7 +187,10 @@ def test_no_prompts(tales):
         verify(tales, [])
 
 
-@pytest.mark.parametrize(("prompts", "options", "said"), [("Hi", {}, "a list"), (["Hi"], {"n_draws": 0}, "n_draws"), (["Hi"], {"seed": -1}, "seed")])
+@pytest.mark.parametrize(
+    ("prompts", "options", "said"),
+    [("Hi", {}, "a list"), (["Hi"], {"n_draws": 0}, "n_draws"), (["Hi"], {"seed": -1}, "seed")],
+)
 def test_nonsense(tales, prompts, options, said):
     with pytest.raises(InvalidOptionError, match=said):
         verify(tales, prompts, **options)
@@ -169,16 +220,24 @@ def test_the_bundled_prompts():
     assert len(set(bundled_prompts())) == 50
 
 
-@pytest.mark.parametrize(("statistic", "n_free", "p"), [(18.307, 10, 0.05), (40.0, 10, 1.694e-5), (135.807, 100, 0.01), (3.8415, 1, 0.05)])
+@pytest.mark.parametrize(
+    ("statistic", "n_free", "p"),
+    [(18.307, 10, 0.05), (40.0, 10, 1.694e-5), (135.807, 100, 0.01), (3.8415, 1, 0.05)],
+)
 def test_the_tail_of_chi_square(statistic, n_free, p):
     assert chi_square_module._chance_of_more(statistic, n_free) == pytest.approx(p, rel=1e-3)
 
 
 def test_the_chi_square_of_a_right_sampler_is_uniform():
-    rng, distribution = np.random.default_rng(1), {(i,): p for i, p in enumerate([0.5, 0.2, 0.2, 0.07, 0.03])}
+    rng, distribution = (
+        np.random.default_rng(1),
+        {(i,): p for i, p in enumerate([0.5, 0.2, 0.2, 0.07, 0.03])},
+    )
     p_values = []
     for _ in range(300):
-        seen = Counter({(i,): int(n) for i, n in enumerate(rng.multinomial(400, list(distribution.values())))})
+        seen = Counter(
+            {(i,): int(n) for i, n in enumerate(rng.multinomial(400, list(distribution.values())))}
+        )
         p_values.append(chi_square("x", seen, distribution).p_value)
     assert 0.42 < np.mean(p_values) < 0.58
     assert 3 <= sum(p < 0.05 for p in p_values) <= 30
@@ -191,8 +250,18 @@ def test_a_token_that_the_law_does_not_know_has_no_chance():
 
 def report(differences=(), laws=(), faults=()):
     n = len(differences)
-    comparison = Comparison("greedy", "model, k = 1", 5, 5 - n, sum(d.near_tie for d in differences), sum(not d.near_tie for d in differences), 0.5)
-    return Report("t", "d", 5, 8, 0.1, (comparison,), tuple(differences), tuple(faults), tuple(laws), 1.0)
+    comparison = Comparison(
+        "greedy",
+        "model, k = 1",
+        5,
+        5 - n,
+        sum(d.near_tie for d in differences),
+        sum(not d.near_tie for d in differences),
+        0.5,
+    )
+    return Report(
+        "t", "d", 5, 8, 0.1, (comparison,), tuple(differences), tuple(faults), tuple(laws), 1.0
+    )
 
 
 def test_near_ties_are_told_but_do_not_fail():
@@ -201,21 +270,44 @@ def test_near_ties_are_told_but_do_not_fail():
     assert "4 of 5 texts identical, 1 part at a near tie" in report([near]).sentence
     far = Difference("greedy", "model, k = 1", 0, 3, 2.0, False)
     assert not report([near, far]).ok
-    assert report([near, far]).sentence == "Speculation changes this model's output: 1 of 5 texts differ."
+    assert (
+        report([near, far]).sentence
+        == "Speculation changes this model's output: 1 of 5 texts differ."
+    )
 
 
 def test_the_report_can_be_written_as_json():
     read = json.loads(
-        json.dumps(report([Difference("g", "d", 0, 1, None, False)], [ChiSquareTest("block", 9, 2, None, 0.0)], ["x"]).to_dict(), allow_nan=False)
+        json.dumps(
+            report(
+                [Difference("g", "d", 0, 1, None, False)],
+                [ChiSquareTest("block", 9, 2, None, 0.0)],
+                ["x"],
+            ).to_dict(),
+            allow_nan=False,
+        )
     )
-    assert read["laws"] == [{"accept": "block", "n_draws": 9, "n_cells": 2, "chi_square": None, "p_value": 0.0, "n_drafted": 0, "ok": False}]
+    assert read["laws"] == [
+        {
+            "accept": "block",
+            "n_draws": 9,
+            "n_cells": 2,
+            "chi_square": None,
+            "p_value": 0.0,
+            "n_drafted": 0,
+            "ok": False,
+        }
+    ]
 
 
 def test_the_default_rule_is_the_one_that_is_verified():
     assert Rule().accept is RULES["coupled"]
 
 
-@pytest.mark.parametrize(("noise", "n_near_ties", "ok"), [(0.1, 20, True), (0.1, 21, False), (0.0, 0, True), (0.0, 1, False)])
+@pytest.mark.parametrize(
+    ("noise", "n_near_ties", "ok"),
+    [(0.1, 20, True), (0.1, 21, False), (0.0, 0, True), (0.0, 1, False)],
+)
 def test_near_ties_have_a_ceiling(tales, noise, n_near_ties, ok):
     texts = module._Texts(tales, 8, noise)
     texts._n_generated, texts._n_near_ties = 100, n_near_ties

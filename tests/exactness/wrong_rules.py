@@ -49,8 +49,20 @@ def block_with_the_plain_residual(draft, rows):
         laws.append(rows.distribution(i + 1))
     for i in range(len(laws) - 1, 0, -1):
         if rows.sampler.rng.chance(weight[i]):
-            return [*draft.tokens[:i], rows.sampler.draw(laws[i] if i == len(draft.tokens) else residual(laws[i], draft.q[i]))]
+            return [
+                *draft.tokens[:i],
+                rows.sampler.draw(
+                    laws[i] if i == len(draft.tokens) else residual(laws[i], draft.q[i])
+                ),
+            ]
     return [rows.sampler.draw(residual(laws[0], draft.q[0]) if draft.tokens else laws[0])]
 
 
-ALL = [block_with_the_plain_residual, accept_always, residual_forgotten, accepted_by_p_alone, row_off_by_one, residual_turned_round]
+ALL = [
+    block_with_the_plain_residual,
+    accept_always,
+    residual_forgotten,
+    accepted_by_p_alone,
+    row_off_by_one,
+    residual_turned_round,
+]

@@ -17,11 +17,16 @@ import desktop_app
 import gguf_spec
 from gguf_spec import Stream
 
-gguf_spec.load, quick = partial(gguf_spec.load, threads=1), Stream.__next__  # on a busy machine a second thread is waited for
+gguf_spec.load, quick = (
+    partial(gguf_spec.load, threads=1),
+    Stream.__next__,
+)  # on a busy machine a second thread is waited for
 Stream.__next__ = lambda self: (time.sleep(float(sys.argv[2])), quick(self))[1]
 window = desktop_app.Window(sys.argv[1])
 closing = threading.Event()
-threading.Thread(target=lambda: (sys.stdin.readline(), closing.set()), daemon=True, name="stdin").start()
+threading.Thread(
+    target=lambda: (sys.stdin.readline(), closing.set()), daemon=True, name="stdin"
+).start()
 
 
 def tell():
@@ -40,4 +45,12 @@ def tell():
 
 tell()
 window.mainloop()
-print(json.dumps({"state": "left", "threads": [thread.name for thread in threading.enumerate() if thread.name != "stdin"]}), flush=True)
+print(
+    json.dumps(
+        {
+            "state": "left",
+            "threads": [thread.name for thread in threading.enumerate() if thread.name != "stdin"],
+        }
+    ),
+    flush=True,
+)

@@ -25,12 +25,17 @@ async def read(llm, prompt, sampling):
 
 
 def test_streams_at_once_are_those_alone(tales):
-    sampling, prompts = Sampling(temperature=0.8, seed=3, max_tokens=40), ["The fox said", "The king said", "Once upon a time"]
+    sampling, prompts = (
+        Sampling(temperature=0.8, seed=3, max_tokens=40),
+        ["The fox said", "The king said", "Once upon a time"],
+    )
 
     async def all_of_them():
         return await asyncio.gather(*(read(tales, prompt, sampling) for prompt in prompts))
 
-    assert asyncio.run(all_of_them()) == [tales.generate(prompt, sampling).text for prompt in prompts]
+    assert asyncio.run(all_of_them()) == [
+        tales.generate(prompt, sampling).text for prompt in prompts
+    ]
 
 
 def test_the_loop_goes_on_meanwhile(tales):
@@ -48,7 +53,9 @@ def test_the_loop_goes_on_meanwhile(tales):
 @pytest.mark.parametrize("how", ["cancel", "break"])
 def test_who_leaves_frees_the_model(tales, how, monkeypatch):
     quick = Stream.__next__
-    monkeypatch.setattr(Stream, "__next__", lambda self: (time.sleep(0.02), quick(self))[1])  # half a minute, to its end
+    monkeypatch.setattr(
+        Stream, "__next__", lambda self: (time.sleep(0.02), quick(self))[1]
+    )  # half a minute, to its end
     started = time.monotonic()
 
     async def leave():
@@ -89,5 +96,7 @@ def test_the_program():
     )  # fmt: skip
     lines = done.stdout.splitlines()
     assert lines[-1] == "cancelled: True"
-    assert lines.index(next(line for line in lines if line.startswith("king"))) > max(i for i, line in enumerate(lines) if line.startswith("fox: '"))
+    assert lines.index(next(line for line in lines if line.startswith("king"))) > max(
+        i for i, line in enumerate(lines) if line.startswith("fox: '")
+    )
     assert done.stderr == ""

@@ -26,7 +26,9 @@ def display():
     read, write = os.pipe()
     screen = "1024x768x24"
     server = children.Child(
-        ["Xvfb", "-displayfd", str(write), "-screen", "0", screen, "-nolisten", "tcp"], pass_fds=[write], stderr=subprocess.DEVNULL
+        ["Xvfb", "-displayfd", str(write), "-screen", "0", screen, "-nolisten", "tcp"],
+        pass_fds=[write],
+        stderr=subprocess.DEVNULL,
     )
     os.close(write)
     with os.fdopen(read) as number:
@@ -40,7 +42,11 @@ class App:
     """The app on a screen."""
 
     def __init__(self, display, model, delay_s):
-        self.environment = os.environ | {"DISPLAY": display, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        self.environment = os.environ | {
+            "DISPLAY": display,
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+        }
         driver = Path(__file__).parent / "drive_desktop_app.py"
         self.process = children.Child(
             [sys.executable, str(driver), model, str(delay_s)],
@@ -61,7 +67,14 @@ class App:
         raise AssertionError(f"it shows {self.shown}; {self.process.communicate()[1]}")
 
     def do(self, *arguments):
-        return children.run(["xdotool", *arguments], env=self.environment, capture_output=True, text=True, check=True, limit_s=20).stdout.strip()
+        return children.run(
+            ["xdotool", *arguments],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=True,
+            limit_s=20,
+        ).stdout.strip()
 
     @property
     def window(self):
@@ -75,7 +88,10 @@ class App:
 
     def click_button(self):
         """Click the one button, in the lower right corner."""
-        size = dict(line.split("=") for line in self.do("getwindowgeometry", "--shell", self.window).splitlines())
+        size = dict(
+            line.split("=")
+            for line in self.do("getwindowgeometry", "--shell", self.window).splitlines()
+        )
         x, y = int(size["WIDTH"]) - 50, int(size["HEIGHT"]) - 65
         self.do("mousemove", "--window", self.window, str(x), str(y), "click", "1")
 
@@ -115,11 +131,22 @@ def test_ask_stop_ask_again_and_close_while_it_answers(app, tmp_path):
     assert "tok/s" in answered["status"]
     if shutil.which("import"):  # to look at
         children.run(
-            ["import", "-window", "root", os.environ.get("GGUF_SPEC_SCREENSHOT", str(tmp_path / "app.png"))], env=one.environment, check=True
+            [
+                "import",
+                "-window",
+                "root",
+                os.environ.get("GGUF_SPEC_SCREENSHOT", str(tmp_path / "app.png")),
+            ],
+            env=one.environment,
+            check=True,
         )
     one.type("One line", "shift+Return")
     one.type("and another.", "Return")
-    one.until(lambda shown: shown["state"] in ("answering", "ready") and "One line\nand another.\n" in shown["text"])
+    one.until(
+        lambda shown: (
+            shown["state"] in ("answering", "ready") and "One line\nand another.\n" in shown["text"]
+        )
+    )
     one.until(lambda shown: shown["state"] == "ready")
     one.close()
     assert one.left() == (["MainThread"], "")
@@ -134,7 +161,11 @@ def test_stop_and_close_while_it_answers(app):
     stopped = one.until(lambda shown: shown["state"] == "ready")
     assert stopped["text"].endswith("[stopped]\n")
     one.type("Tell me a story about a fox.", "Return")
-    one.until(lambda shown: shown["state"] == "answering" and len(shown["text"]) > len(stopped["text"]) + 35)
+    one.until(
+        lambda shown: (
+            shown["state"] == "answering" and len(shown["text"]) > len(stopped["text"]) + 35
+        )
+    )
     one.close()
     closed = time.monotonic()
     assert one.left() == (["MainThread"], "")

@@ -26,9 +26,16 @@ def test_it_calls_what_there_is():
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="there is no systemd-analyze")
 def test_systemd_takes_it(tmp_path):
     copy = tmp_path / UNIT.name
-    copy.write_text(re.sub(r"(?m)^ExecStart=\S+", "ExecStart=/bin/true", UNIT.read_text(encoding="utf-8")), encoding="utf-8")
-    done = children.run(["systemd-analyze", "verify", str(copy)], capture_output=True, text=True, check=False)
+    copy.write_text(
+        re.sub(r"(?m)^ExecStart=\S+", "ExecStart=/bin/true", UNIT.read_text(encoding="utf-8")),
+        encoding="utf-8",
+    )
+    done = children.run(
+        ["systemd-analyze", "verify", str(copy)], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
     copy.write_text(copy.read_text(encoding="utf-8") + "NoSuchThing=1\n", encoding="utf-8")
-    done = children.run(["systemd-analyze", "verify", str(copy)], capture_output=True, text=True, check=False)
+    done = children.run(
+        ["systemd-analyze", "verify", str(copy)], capture_output=True, text=True, check=False
+    )
     assert "NoSuchThing" in done.stderr

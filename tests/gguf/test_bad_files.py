@@ -58,7 +58,9 @@ def test_directory(tmp_path):
     assert ".gguf" in refused(NotAModelError, tmp_path, f"{tmp_path} is a directory").hint
 
 
-@pytest.mark.parametrize("data", [b"", b"PK\x03\x04 a zip", b"<!DOCTYPE html>", b"\x93NUMPY", "text über alles".encode()])
+@pytest.mark.parametrize(
+    "data", [b"", b"PK\x03\x04 a zip", b"<!DOCTYPE html>", b"\x93NUMPY", "text über alles".encode()]
+)
 def test_not_a_gguf(tmp_path, data):
     (tmp_path / "it.gguf").write_bytes(data)
     refused(NotAModelError, tmp_path / "it.gguf", "it.gguf is not a GGUF file")
@@ -82,7 +84,11 @@ TOKENIZER = {
 
 @pytest.mark.parametrize("metadata", TOKENIZER.values(), ids=TOKENIZER)
 def test_no_tokenizer(tmp_path, metadata):
-    refused(UnsupportedModelError, zoo.write(tmp_path / "mute.gguf", metadata=metadata), "mute.gguf has no tokenizer")
+    refused(
+        UnsupportedModelError,
+        zoo.write(tmp_path / "mute.gguf", metadata=metadata),
+        "mute.gguf has no tokenizer",
+    )
 
 
 def renamed(architecture: str):
@@ -93,27 +99,48 @@ def renamed(architecture: str):
 
 def test_unknown_architecture(tmp_path):
     path = zoo.write(tmp_path / "new.gguf", renamed("tomorrow9000"))
-    assert "newer llama-cpp-python" in refused(UnsupportedModelError, path, "new.gguf", "'tomorrow9000'").hint
+    assert (
+        "newer llama-cpp-python"
+        in refused(UnsupportedModelError, path, "new.gguf", "'tomorrow9000'").hint
+    )
 
 
-@pytest.mark.parametrize("architecture", ["bert", "nomic-bert", "jina-bert-v2", "modern-bert", "gemma-embedding", "llama-embed"])
+@pytest.mark.parametrize(
+    "architecture",
+    ["bert", "nomic-bert", "jina-bert-v2", "modern-bert", "gemma-embedding", "llama-embed"],
+)
 def test_embedding_model_by_architecture(tmp_path, architecture):
     path = zoo.write(tmp_path / "embed.gguf", renamed(architecture))
     refused(UnsupportedModelError, path, f"embed.gguf is an embedding model ({architecture})")
 
 
-@pytest.mark.parametrize("metadata", [{"llama.pooling_type": 1}, {"llama.pooling_type": 3}, {"llama.attention.causal": False}])
+@pytest.mark.parametrize(
+    "metadata",
+    [{"llama.pooling_type": 1}, {"llama.pooling_type": 3}, {"llama.attention.causal": False}],
+)
 def test_embedding_model_by_its_numbers(tmp_path, metadata):
-    refused(UnsupportedModelError, zoo.write(tmp_path / "embed.gguf", metadata=metadata), "embed.gguf is an embedding model (llama)")
+    refused(
+        UnsupportedModelError,
+        zoo.write(tmp_path / "embed.gguf", metadata=metadata),
+        "embed.gguf is an embedding model (llama)",
+    )
 
 
 @pytest.mark.parametrize("architecture", ["t5", "t5encoder", "clip"])
 def test_encoder(tmp_path, architecture):
-    refused(UnsupportedModelError, zoo.write(tmp_path / "t5.gguf", renamed(architecture)), f"t5.gguf is an encoder ({architecture})")
+    refused(
+        UnsupportedModelError,
+        zoo.write(tmp_path / "t5.gguf", renamed(architecture)),
+        f"t5.gguf is an encoder ({architecture})",
+    )
 
 
 def test_diffusion_model(tmp_path):
-    refused(UnsupportedModelError, zoo.write(tmp_path / "noise.gguf", renamed("llada")), "noise.gguf is a diffusion model (llada)")
+    refused(
+        UnsupportedModelError,
+        zoo.write(tmp_path / "noise.gguf", renamed("llada")),
+        "noise.gguf is a diffusion model (llada)",
+    )
 
 
 @pytest.mark.parametrize("kind", ["adapter", "mmproj", "imatrix"])
@@ -123,12 +150,19 @@ def test_no_model_at_all(tmp_path, kind):
 
 
 def test_vocabulary_alone(tmp_path):
-    refused(UnsupportedModelError, zoo.write(tmp_path / "v.gguf", (zoo.llama()[0], {})), "v.gguf has a vocabulary but no weights")
+    refused(
+        UnsupportedModelError,
+        zoo.write(tmp_path / "v.gguf", (zoo.llama()[0], {})),
+        "v.gguf has a vocabulary but no weights",
+    )
 
 
 def test_later_part_of_a_split_model(tmp_path):
     u16 = gguf.GGUFValueType.UINT16
-    path = zoo.write(tmp_path / "p2.gguf", metadata={"split.no": gguf.GGUFValue(1, u16), "split.count": gguf.GGUFValue(3, u16)})
+    path = zoo.write(
+        tmp_path / "p2.gguf",
+        metadata={"split.no": gguf.GGUFValue(1, u16), "split.count": gguf.GGUFValue(3, u16)},
+    )
     assert "-00001-of-" in refused(UnsupportedModelError, path, "part 2 of 3").hint
 
 
@@ -136,7 +170,11 @@ def test_later_part_of_a_split_model(tmp_path):
 REFUSED = {
     "a tensor is missing": ({}, {"output_norm.weight": None}, "output_norm.weight"),
     "a tensor too many": ({}, {"junk.weight": np.zeros(5, np.float32)}, "wrong number of tensors"),
-    "a tensor of another shape": ({}, {"token_embd.weight": np.zeros((10, 64), np.float32)}, "token_embd.weight"),
+    "a tensor of another shape": (
+        {},
+        {"token_embd.weight": np.zeros((10, 64), np.float32)},
+        "token_embd.weight",
+    ),
     "no heads": ({"llama.attention.head_count": 0}, {}, "attn_q"),
     "heads that do not divide the width": ({"llama.attention.head_count": 3}, {}, "n_rot"),
     "a width that is a lie": ({"llama.embedding_length": 63}, {}, "n_rot"),
@@ -147,7 +185,11 @@ REFUSED = {
     "an unknown tokenizer": ({"tokenizer.ggml.model": "klingon"}, {}, "'klingon'"),
     "an unknown pre-tokenizer": ({"tokenizer.ggml.pre": "klingon"}, {}, "'klingon'"),
     "a key without a name": ({"": 3}, {}, "is empty"),
-    "a tensor with too long a name": ({}, {"x" * 70: np.zeros(5, np.float32)}, "too long: 70 >= 64"),
+    "a tensor with too long a name": (
+        {},
+        {"x" * 70: np.zeros(5, np.float32)},
+        "too long: 70 >= 64",
+    ),
     "an architecture that is a number": ({"general.architecture": 5}, {}, "general.architecture"),
 }
 
@@ -166,17 +208,49 @@ TWICE[20] = TWICE[21]
 FATAL = {
     "no layers": ({"llama.block_count": 0}, {}, "llama.block_count is 0"),
     "100,000 layers": ({"llama.block_count": 100_000}, {}, "llama.block_count is 100000"),
-    "more layers to guess than layers": ({"llama.nextn_predict_layers": 5}, {}, "nextn_predict_layers is 5"),
-    "experts, none used": ({"llama.expert_count": 8, "llama.expert_used_count": 0}, {}, "expert_used_count is 0"),
-    "more experts used than there are": ({"llama.expert_used_count": 2}, {}, "expert_used_count is 2"),
-    "too many experts": ({"llama.expert_count": 5000, "llama.expert_used_count": 2}, {}, "expert_count is 5000"),
+    "more layers to guess than layers": (
+        {"llama.nextn_predict_layers": 5},
+        {},
+        "nextn_predict_layers is 5",
+    ),
+    "experts, none used": (
+        {"llama.expert_count": 8, "llama.expert_used_count": 0},
+        {},
+        "expert_used_count is 0",
+    ),
+    "more experts used than there are": (
+        {"llama.expert_used_count": 2},
+        {},
+        "expert_used_count is 2",
+    ),
+    "too many experts": (
+        {"llama.expert_count": 5000, "llama.expert_used_count": 2},
+        {},
+        "expert_count is 5000",
+    ),
     "groups of no experts": ({"llama.expert_group_count": 4}, {}, "expert_group_count is 4"),
-    "unknown rope scaling": ({"llama.rope.scaling.type": "weird"}, {}, "rope.scaling.type is 'weird'"),
+    "unknown rope scaling": (
+        {"llama.rope.scaling.type": "weird"},
+        {},
+        "rope.scaling.type is 'weird'",
+    ),
     "epsilon below 0": ({"llama.attention.layer_norm_rms_epsilon": -1.0}, {}, "epsilon is -1.0"),
-    "epsilon not a number": ({"llama.attention.layer_norm_rms_epsilon": float("nan")}, {}, "epsilon is nan"),
+    "epsilon not a number": (
+        {"llama.attention.layer_norm_rms_epsilon": float("nan")},
+        {},
+        "epsilon is nan",
+    ),
     "a token twice": ({"tokenizer.ggml.tokens": TWICE}, {}, "1 of its 275 tokens are there twice"),
-    "weights of doubles": ({}, {"blk.0.attn_q.weight": np.zeros((64, 64), np.float64)}, "blk.0.attn_q.weight"),
-    "weights of bytes": ({}, {"token_embd.weight": np.zeros((len(zoo.TOKENS), 64), np.int8)}, "token_embd.weight"),
+    "weights of doubles": (
+        {},
+        {"blk.0.attn_q.weight": np.zeros((64, 64), np.float64)},
+        "blk.0.attn_q.weight",
+    ),
+    "weights of bytes": (
+        {},
+        {"token_embd.weight": np.zeros((len(zoo.TOKENS), 64), np.int8)},
+        "token_embd.weight",
+    ),
 }
 CHILD = "import sys, gguf_spec\ntry:\n    gguf_spec.load(sys.argv[1], None, threads=1, extra_bufts=False).generate('The')\n"
 CHILD += "except gguf_spec.errors.NotAModelError as error:\n    print(error)"
@@ -185,14 +259,19 @@ CHILD += "except gguf_spec.errors.NotAModelError as error:\n    print(error)"
 @pytest.mark.parametrize(("metadata", "tensors", "said"), FATAL.values(), ids=FATAL)
 def test_llama_cpp_would_end_the_process(tmp_path, metadata, tensors, said):
     path = zoo.write(tmp_path / "odd.gguf", metadata=metadata, tensors=tensors)
-    child = children.run([sys.executable, "-c", CHILD, path], capture_output=True, text=True, check=False)
+    child = children.run(
+        [sys.executable, "-c", CHILD, path], capture_output=True, text=True, check=False
+    )
     assert (child.returncode, child.stderr) == (0, "")
     assert said in child.stdout
 
 
 HARMLESS = {
     "end token out of range": {"tokenizer.ggml.eos_token_id": 10**6},
-    "start token out of range, and wanted": {"tokenizer.ggml.bos_token_id": 10**6, "tokenizer.ggml.add_bos_token": True},
+    "start token out of range, and wanted": {
+        "tokenizer.ggml.bos_token_id": 10**6,
+        "tokenizer.ggml.add_bos_token": True,
+    },
     "no merge at all": {"tokenizer.ggml.merges": []},
     "merges of strangers": {"tokenizer.ggml.merges": ["x y", "", "é"]},
     "token types of the future": {"tokenizer.ggml.token_type": [99] * len(zoo.TOKENS)},
@@ -210,7 +289,10 @@ def test_odd_but_usable(tmp_path, metadata):
 
 
 def test_weights_that_are_no_numbers(tmp_path):
-    path = zoo.write(tmp_path / "nan.gguf", tensors={"output.weight": np.full((len(zoo.TOKENS), 64), np.nan, np.float32)})
+    path = zoo.write(
+        tmp_path / "nan.gguf",
+        tensors={"output.weight": np.full((len(zoo.TOKENS), 64), np.nan, np.float32)},
+    )
     with load(path) as llm:
         for temperature in (0.0, 0.8):
             with pytest.raises(NoTokenLeftError):
@@ -235,7 +317,12 @@ def test_memory_that_the_system_refuses(animals):
         "try:\n    gguf_spec.load(sys.argv[1], None, threads=1, extra_bufts=False, n_ctx=4_000_000)\n"
         "except gguf_spec.errors.NotEnoughMemoryError as error:\n    print(error, error.hint)\n"
     )
-    child = children.run([sys.executable, "-c", code, animals / "llama.gguf"], capture_output=True, text=True, check=False)
+    child = children.run(
+        [sys.executable, "-c", code, animals / "llama.gguf"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (child.returncode, child.stderr) == (0, "")
     assert "4,000,000 tokens" in child.stdout
     assert "--ctx" in child.stdout
@@ -243,18 +330,31 @@ def test_memory_that_the_system_refuses(animals):
 
 def test_prompt_longer_than_the_context(animals):
     with load(animals / "llama.gguf", n_ctx=32) as llm:
-        with pytest.raises(PromptTooLongError, match="has 40 tokens but the context holds 32") as caught:
+        with pytest.raises(
+            PromptTooLongError, match="has 40 tokens but the context holds 32"
+        ) as caught:
             llm.generate("z" * 40)
         assert "--ctx 64" in caught.value.hint
         assert len(llm.generate("z" * 31).tokens) == 1
 
 
 @pytest.mark.parametrize(
-    "options", [{"threads": 0}, {"threads": -1}, {"n_ctx": 0}, {"n_ctx": 2**31}, {"kv_type": "q9"}, {"flash_attention": "maybe"}, {"gpu_layers": -2}]
+    "options",
+    [
+        {"threads": 0},
+        {"threads": -1},
+        {"n_ctx": 0},
+        {"n_ctx": 2**31},
+        {"kv_type": "q9"},
+        {"flash_attention": "maybe"},
+        {"gpu_layers": -2},
+    ],
 )
 def test_options_out_of_range(animals, options):
     with pytest.raises(InvalidOptionError) as caught:
-        gguf_spec.load(animals / "llama.gguf", None, **{"threads": 1, "extra_bufts": False} | options)
+        gguf_spec.load(
+            animals / "llama.gguf", None, **{"threads": 1, "extra_bufts": False} | options
+        )
     assert str(next(iter(options.values()))) in str(caught.value)
 
 

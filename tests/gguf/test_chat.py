@@ -12,7 +12,13 @@ from gguf_spec.runtime import session_file
 from tests.gguf import zoo
 
 SAID = Sampling(seed=3, max_tokens=40, temperature=0.8)
-QUESTIONS = ["Tell me of a fox.", "And the king?", "What did they eat?", "Who came then?", "How did it end?"]
+QUESTIONS = [
+    "Tell me of a fox.",
+    "And the king?",
+    "What did they eat?",
+    "Who came then?",
+    "How did it end?",
+]
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +74,11 @@ def test_a_turn_reads_what_is_new_and_nothing_else(llm, reads):
         before = llm.tokenize([*chat.messages, {"role": "user", "content": question}])
         with llm.models() as models:
             kept = [
-                next((j for j, (a, b) in enumerate(zip(m.cached, before, strict=False)) if a != b), min(m.n_past, len(before) - 1)) for m in models
+                next(
+                    (j for j, (a, b) in enumerate(zip(m.cached, before, strict=False)) if a != b),
+                    min(m.n_past, len(before) - 1),
+                )
+                for m in models
             ]
         assert i == 0 or all(n > len(before) / 2 for n in kept)
         reads.clear()
@@ -96,7 +106,13 @@ def test_undo_retry_reset_and_system(llm):
         chat.retry()
     first = chat.send("One?")
     second = chat.send("Two?")
-    assert [one["role"] for one in chat.messages] == ["system", "user", "assistant", "user", "assistant"]
+    assert [one["role"] for one in chat.messages] == [
+        "system",
+        "user",
+        "assistant",
+        "user",
+        "assistant",
+    ]
     with chat.retry(Sampling(seed=3, max_tokens=40)) as turn:
         for _ in turn:
             pass
@@ -151,7 +167,9 @@ def test_what_does_not_fit_is_refused_or_old_turns_go():
             assert turn.result.tokens
             assert turn.result.stats.n_prompt + 40 <= 160
             assert chat.messages[0] == {"role": "system", "content": "You tell tales."}
-            assert [one["role"] for one in chat.messages[1:]] == ["user", "assistant"] * (len(chat.messages) // 2)
+            assert [one["role"] for one in chat.messages[1:]] == ["user", "assistant"] * (
+                len(chat.messages) // 2
+            )
             assert chat.messages[-2]["content"] == question
         assert dropped == 2 * len(QUESTIONS) * 3 - len(chat.messages) + 1 > 0
         with pytest.raises(PromptTooLongError):
@@ -200,7 +218,9 @@ def test_a_restored_session_goes_on_as_if_nothing_had_been(saved, fresh, reads):
     reads.clear()
     answer = chat.send(QUESTIONS[3])
     assert same(answer, after)
-    assert len(reads["tales-target-Q8_0.gguf"]) < 120, "the draft may not have been asked before, and reads all of it then"
+    assert len(reads["tales-target-Q8_0.gguf"]) < 120, (
+        "the draft may not have been asked before, and reads all of it then"
+    )
     assert answer.stats.n_prompt > 120
 
 
@@ -218,7 +238,9 @@ def test_damaged_caches_are_not_given_to_llama_cpp(saved, fresh, tmp_path, monke
     data[int(where * len(data))] ^= 1
     damaged = tmp_path / "damaged"
     damaged.write_bytes(data)
-    monkeypatch.setattr(Model, "restore", lambda *_: pytest.fail("llama.cpp was given damaged caches"))
+    monkeypatch.setattr(
+        Model, "restore", lambda *_: pytest.fail("llama.cpp was given damaged caches")
+    )
     chat = fresh.chat(sampling=SAID)
     assert "damaged" in chat.restore(damaged)
     assert chat.messages == messages
@@ -272,7 +294,9 @@ def test_no_session_at_all(fresh, tmp_path):
     with pytest.raises(SessionError, match="no conversation"):
         chat.restore(other)
     forged = json.dumps([]).encode()
-    other.write_bytes(session_file._FORMAT + session_file._LENGTHS.pack(1 << 63, 0, 0) + bytes(32) + forged)
+    other.write_bytes(
+        session_file._FORMAT + session_file._LENGTHS.pack(1 << 63, 0, 0) + bytes(32) + forged
+    )
     with pytest.raises(SessionError, match="damaged"):
         chat.restore(other)
 
@@ -282,11 +306,17 @@ def test_saving_where_there_is_no_room_leaves_what_was_there(fresh, tmp_path, mo
     chat.send("Who?")
     chat.save(path)
     before = path.read_bytes()
-    monkeypatch.setattr(session_file.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 10}))
+    monkeypatch.setattr(
+        session_file.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 10})
+    )
     with pytest.raises(SessionError, match="MB are free"):
         chat.save(path)
     monkeypatch.undo()
-    monkeypatch.setattr(session_file.os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    monkeypatch.setattr(
+        session_file.os,
+        "fsync",
+        lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")),
+    )
     with pytest.raises(SessionError, match="No space left"):
         chat.save(path)
     assert path.read_bytes() == before

@@ -28,13 +28,20 @@ def logits(path, **options):
 def narrow(tmp_path_factory):
     """A model with heads of 16."""
     metadata, tensors = zoo.llama(seed=1)
-    heads = {"llama.attention.head_count": 4, "llama.attention.head_count_kv": 2, "llama.rope.dimension_count": 16}
+    heads = {
+        "llama.attention.head_count": 4,
+        "llama.attention.head_count_kv": 2,
+        "llama.rope.dimension_count": 16,
+    }
     return zoo.write(tmp_path_factory.mktemp("narrow") / "narrow.gguf", (metadata | heads, tensors))
 
 
 def test_types_of_the_cache_round_as_they_say(animals):
     exact = logits(animals / "llama.gguf")
-    off = {kind: float(np.abs(logits(animals / "llama.gguf", kv_type=kind) - exact).max()) for kind in KV_TYPES}
+    off = {
+        kind: float(np.abs(logits(animals / "llama.gguf", kv_type=kind) - exact).max())
+        for kind in KV_TYPES
+    }
     assert off["f16"] == 0
     assert off["f32"] < 0.01 < off["bf16"] < off["q8_0"] < min(off["q5_1"], off["q5_0"])
     assert off["q5_1"] < off["q4_1"]
@@ -43,12 +50,20 @@ def test_types_of_the_cache_round_as_they_say(animals):
 
 @pytest.mark.parametrize("flash", ["on", "off"])
 def test_flash_attention_says_the_same(animals, flash):
-    assert np.abs(logits(animals / "llama.gguf", flash_attention=flash) - logits(animals / "llama.gguf")).max() < 0.05
+    assert (
+        np.abs(
+            logits(animals / "llama.gguf", flash_attention=flash) - logits(animals / "llama.gguf")
+        ).max()
+        < 0.05
+    )
 
 
 @pytest.mark.parametrize("kind", [kind for kind, (_, n_bytes) in KV_TYPES.items() if n_bytes < 2])
 def test_a_cache_in_blocks_needs_flash_attention(kind):
-    with pytest.raises(InvalidOptionError, match=f"kv_type is '{kind}' but must be f16, bf16 or f32 where flash attention is off") as caught:
+    with pytest.raises(
+        InvalidOptionError,
+        match=f"kv_type is '{kind}' but must be f16, bf16 or f32 where flash attention is off",
+    ) as caught:
         ContextOptions(kv_type=kind, flash_attention="off")
     assert caught.value.hint == "go on with --flash-attention auto, or with --kv-type f16."
 
@@ -61,9 +76,15 @@ def test_blocks_must_divide_heads(narrow, kind):
         options.check_heads(read_header(narrow))
         assert logits(narrow, kv_type=kind).shape == (1, len(zoo.TOKENS))
         return
-    with pytest.raises(InvalidOptionError, match=r"heads of narrow\.gguf have 16 values, and blocks of 32 do not divide them"):
+    with pytest.raises(
+        InvalidOptionError,
+        match=r"heads of narrow\.gguf have 16 values, and blocks of 32 do not divide them",
+    ):
         Model(narrow, options)
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(InvalidOptionError, match="context is"):
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        pytest.raises(InvalidOptionError, match="context is"),
+    ):
         patch.setattr(ContextOptions, "check_heads", lambda *_: None)
         Model(narrow, options)
 
@@ -88,18 +109,25 @@ def test_sizes_of_heads_from_any_header(tmp_path, metadata, sizes):
     if all(n % 32 == 0 for n in sizes):
         options.check_heads(header)
     else:
-        with pytest.raises(InvalidOptionError, match=f"have {next(n for n in sizes if n % 32)} values"):
+        with pytest.raises(
+            InvalidOptionError, match=f"have {next(n for n in sizes if n % 32)} values"
+        ):
             options.check_heads(header)
 
 
-@pytest.mark.parametrize(("layers", "asked"), [(1, {"gpu_layers": 1}), (99, {"gpu_layers": 0, "draft_gpu_layers": 99})])
+@pytest.mark.parametrize(
+    ("layers", "asked"), [(1, {"gpu_layers": 1}), (99, {"gpu_layers": 0, "draft_gpu_layers": 99})]
+)
 def test_layers_on_a_gpu_that_the_build_does_not_know(animals, layers, asked, monkeypatch):
     monkeypatch.setattr(llama_cpp, "llama_supports_gpu_offload", lambda: False)
     option = next(name for name, n in asked.items() if n)
     with pytest.raises(
-        InvalidOptionError, match=rf"^{option} is {layers} but must be 0 or -1: this build of llama\.cpp has no GPU backend"
+        InvalidOptionError,
+        match=rf"^{option} is {layers} but must be 0 or -1: this build of llama\.cpp has no GPU backend",
     ) as caught:
-        gguf_spec.load(animals / "llama.gguf", animals / "twin.gguf", threads=1, extra_bufts=False, **asked)
+        gguf_spec.load(
+            animals / "llama.gguf", animals / "twin.gguf", threads=1, extra_bufts=False, **asked
+        )
     assert f"--{option.replace('_', '-')}" in caught.value.hint
     assert "GGML_CUDA=on" in caught.value.hint
 
@@ -107,30 +135,75 @@ def test_layers_on_a_gpu_that_the_build_does_not_know(animals, layers, asked, mo
 @pytest.mark.parametrize("layers", [-1, 0])
 def test_no_layers_asked_for_is_never_refused(animals, layers, monkeypatch):
     monkeypatch.setattr(llama_cpp, "llama_supports_gpu_offload", lambda: False)
-    with gguf_spec.load(animals / "llama.gguf", animals / "twin.gguf", threads=1, extra_bufts=False, gpu_layers=layers, draft_gpu_layers=-1) as llm:
+    with gguf_spec.load(
+        animals / "llama.gguf",
+        animals / "twin.gguf",
+        threads=1,
+        extra_bufts=False,
+        gpu_layers=layers,
+        draft_gpu_layers=-1,
+    ) as llm:
         assert llm.generate("The", Sampling(temperature=0, max_tokens=2)).tokens
 
 
 def test_a_draft_takes_what_the_target_has(animals):
-    options = {"threads": 1, "extra_bufts": False, "kv_type": "q8_0", "flash_attention": "on", "gpu_layers": 0}
-    with gguf_spec.load(animals / "llama.gguf", animals / "twin.gguf", **options) as llm, llm.models() as (_, draft):
-        assert (draft.options.kv_type, draft.options.flash_attention, draft.options.gpu_layers) == ("q8_0", "on", 0)
+    options = {
+        "threads": 1,
+        "extra_bufts": False,
+        "kv_type": "q8_0",
+        "flash_attention": "on",
+        "gpu_layers": 0,
+    }
+    with (
+        gguf_spec.load(animals / "llama.gguf", animals / "twin.gguf", **options) as llm,
+        llm.models() as (_, draft),
+    ):
+        assert (draft.options.kv_type, draft.options.flash_attention, draft.options.gpu_layers) == (
+            "q8_0",
+            "on",
+            0,
+        )
 
 
 def test_a_draft_has_its_own(animals):
-    options = {"draft_kv_type": "q4_0", "draft_flash_attention": "on", "draft_gpu_layers": 0, "flash_attention": "off"}
+    options = {
+        "draft_kv_type": "q4_0",
+        "draft_flash_attention": "on",
+        "draft_gpu_layers": 0,
+        "flash_attention": "off",
+    }
     speculation = Speculation(k=4, drafter="model", adaptive=False)
     texts = []
     for draft in (None, animals / "twin.gguf"):
         with gguf_spec.load(
-            animals / "llama.gguf", draft, threads=1, extra_bufts=False, speculation=speculation if draft else None, **options
+            animals / "llama.gguf",
+            draft,
+            threads=1,
+            extra_bufts=False,
+            speculation=speculation if draft else None,
+            **options,
         ) as llm:
-            texts.append(llm.generate("Once upon the time", Sampling(seed=1, max_tokens=40, ignore_eos=True)).tokens)
+            texts.append(
+                llm.generate(
+                    "Once upon the time", Sampling(seed=1, max_tokens=40, ignore_eos=True)
+                ).tokens
+            )
             with llm.models() as (target, other):
-                assert (target.options.kv_type, target.options.flash_attention, target.options.gpu_layers) == ("f16", "off", -1)
+                assert (
+                    target.options.kv_type,
+                    target.options.flash_attention,
+                    target.options.gpu_layers,
+                ) == ("f16", "off", -1)
                 if draft:
-                    assert (other.options.kv_type, other.options.flash_attention, other.options.gpu_layers) == ("q4_0", "on", 0)
-                    assert other.state_bytes() < 0.5 * target.state_bytes() * other.n_past / target.n_past + 200  # it is what llama.cpp has
+                    assert (
+                        other.options.kv_type,
+                        other.options.flash_attention,
+                        other.options.gpu_layers,
+                    ) == ("q4_0", "on", 0)
+                    assert (
+                        other.state_bytes()
+                        < 0.5 * target.state_bytes() * other.n_past / target.n_past + 200
+                    )  # it is what llama.cpp has
     assert texts[0] == texts[1]
 
 
@@ -140,16 +213,23 @@ def test_a_draft_has_its_own(animals):
         ({"draft_kv_type": "q9"}, "draft_kv_type is 'q9' but must be one of f32, f16"),
         ({"draft_flash_attention": "maybe"}, "draft_flash_attention is 'maybe'"),
         ({"draft_gpu_layers": -2}, "draft_gpu_layers is -2"),
-        ({"draft_flash_attention": "off", "kv_type": "q8_0"}, "draft_kv_type is 'q8_0' but must be f16, bf16 or f32 where flash attention is off"),
+        (
+            {"draft_flash_attention": "off", "kv_type": "q8_0"},
+            "draft_kv_type is 'q8_0' but must be f16, bf16 or f32 where flash attention is off",
+        ),
     ],
 )
 def test_options_of_a_draft_are_named(animals, options, said):
     with pytest.raises(InvalidOptionError) as caught:
-        gguf_spec.load(animals / "llama.gguf", animals / "twin.gguf", threads=1, extra_bufts=False, **options)
+        gguf_spec.load(
+            animals / "llama.gguf", animals / "twin.gguf", threads=1, extra_bufts=False, **options
+        )
     assert str(caught.value).startswith(said)
 
 
 def test_heads_of_a_draft_are_named(animals, narrow):
-    with pytest.raises(InvalidOptionError, match=r"^draft_kv_type is 'q8_0' but must be f16") as caught:
+    with pytest.raises(
+        InvalidOptionError, match=r"^draft_kv_type is 'q8_0' but must be f16"
+    ) as caught:
         gguf_spec.load(animals / "llama.gguf", narrow, threads=1, extra_bufts=False, kv_type="q8_0")
     assert caught.value.hint == "give --draft-kv-type f16."

@@ -18,7 +18,10 @@ def broken(request, animals, tmp_path_factory):
     metadata, tensors = zoo.llama(seed=1)
     return zoo.write(
         tmp_path_factory.mktemp("broken") / "draft.gguf",
-        (metadata, tensors | {"output.weight": np.full_like(tensors["output.weight"], request.param)}),
+        (
+            metadata,
+            tensors | {"output.weight": np.full_like(tensors["output.weight"], request.param)},
+        ),
     )
 
 
@@ -50,7 +53,9 @@ def test_the_text_is_the_plain_one(llm, mode, drafter, temperature):
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_greedy_text_under_the_other_rules(llm, accept, adaptive):
     sampling = Sampling(temperature=0.0, max_tokens=60)
-    one = llm.generate(PROMPT, sampling, speculation=Speculation(4, accept, drafter="model", adaptive=adaptive))
+    one = llm.generate(
+        PROMPT, sampling, speculation=Speculation(4, accept, drafter="model", adaptive=adaptive)
+    )
     assert one.text == llm.generate(PROMPT, sampling, speculation=Speculation(0)).text
     assert one.stats.why_none == NOTE or adaptive
 
@@ -68,7 +73,10 @@ def test_a_session_goes_on(llm, tmp_path):
     first = llm.generate(PROMPT, sampling, speculation=Speculation(4, adaptive=False))
     llm.save_session(tmp_path / "one.session", {})
     llm.restore_session(tmp_path / "one.session")
-    assert llm.generate(PROMPT, sampling, speculation=Speculation(4, adaptive=False)).text == first.text
+    assert (
+        llm.generate(PROMPT, sampling, speculation=Speculation(4, adaptive=False)).text
+        == first.text
+    )
 
 
 def test_a_draft_for_llama_cpp_python_goes_on_with_the_text(animals, broken):

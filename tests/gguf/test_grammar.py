@@ -48,7 +48,9 @@ def all_ids(model):
 
 def texts(model, grammar, history=()):
     """Return the texts of all tokens that may come next."""
-    return {model.piece(int(i)) for i in np.flatnonzero(grammar.allowed(list(history), all_ids(model)))}
+    return {
+        model.piece(int(i)) for i in np.flatnonzero(grammar.allowed(list(history), all_ids(model)))
+    }
 
 
 def walk(model, grammar, rng, prompt=(), most=60, hurry=30):
@@ -64,7 +66,12 @@ def walk(model, grammar, rng, prompt=(), most=60, hurry=30):
         choice = [i for i in np.flatnonzero(allowed).tolist() if not model.is_end(i)]
         if ends and (n > hurry or not choice or rng.random() < 0.3):
             return history[len(prompt) :], True
-        closing = [i for i in choice if model.piece(i).strip() in (b'"', b"}", b"]", b'"}', b'"]', b"0", b"1", b":", b"null", b"true")]
+        closing = [
+            i
+            for i in choice
+            if model.piece(i).strip()
+            in (b'"', b"}", b"]", b'"}', b'"]', b"0", b"1", b":", b"null", b"true")
+        ]
         history.append(rng.choice(closing if closing and n > hurry else choice))
     return history[len(prompt) :], False
 
@@ -73,13 +80,20 @@ class Oracle:
     """llama.cpp's own grammar, for grammars that do it no harm."""
 
     def __init__(self, model, gbnf):
-        self.model, self.sampler = model, C.llama_sampler_init_grammar(model._vocab, gbnf.encode(), b"root")
+        self.model, self.sampler = (
+            model,
+            C.llama_sampler_init_grammar(model._vocab, gbnf.encode(), b"root"),
+        )
         assert self.sampler
 
     def allowed(self):
-        data = np.zeros(self.model.n_vocab, dtype=[("id", np.int32), ("logit", np.float32), ("p", np.float32)])
+        data = np.zeros(
+            self.model.n_vocab, dtype=[("id", np.int32), ("logit", np.float32), ("p", np.float32)]
+        )
         data["id"] = all_ids(self.model)
-        array = C.llama_token_data_array(data.ctypes.data_as(ctypes.POINTER(C.llama_token_data)), len(data), -1, False)
+        array = C.llama_token_data_array(
+            data.ctypes.data_as(ctypes.POINTER(C.llama_token_data)), len(data), -1, False
+        )
         C.llama_sampler_apply(self.sampler, ctypes.byref(array))
         return data["logit"] == 0
 
@@ -116,13 +130,22 @@ GRAMMARS = {
 
 @pytest.mark.parametrize("gbnf", GRAMMARS.values(), ids=GRAMMARS)
 def test_the_same_tokens_as_llama_cpp(model, gbnf):
-    control = np.array([model.piece(i) == b"" and not model.is_end(i) for i in range(model.n_vocab)])
+    control = np.array(
+        [model.piece(i) == b"" and not model.is_end(i) for i in range(model.n_vocab)]
+    )
     for seed in range(4):
-        rng, grammar, oracle, history = random.Random(seed), Grammar(model, gbnf, 0), Oracle(model, gbnf), []
+        rng, grammar, oracle, history = (
+            random.Random(seed),
+            Grammar(model, gbnf, 0),
+            Oracle(model, gbnf),
+            [],
+        )
         for _ in range(12):
             ours, theirs = grammar.allowed(history, all_ids(model)), oracle.allowed() & ~control
             said = b"".join(map(model.piece, history))
-            assert [i for i in np.flatnonzero(ours != theirs).tolist() if is_text(said + model.piece(i))] == []
+            assert [
+                i for i in np.flatnonzero(ours != theirs).tolist() if is_text(said + model.piece(i))
+            ] == []
             assert not (ours & ~theirs).any()
             choice = [i for i in np.flatnonzero(ours).tolist() if not model.is_end(i)]
             if not choice:
@@ -133,7 +156,15 @@ def test_the_same_tokens_as_llama_cpp(model, gbnf):
 
 
 def test_json_schemas_are_read_like_llama_cpp_reads_them(model):
-    gbnf = to_gbnf({"type": "object", "properties": {"name": {"type": "string"}, "tags": {"type": "array", "items": {"enum": ["a", 1]}}}})
+    gbnf = to_gbnf(
+        {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string"},
+                "tags": {"type": "array", "items": {"enum": ["a", 1]}},
+            },
+        }
+    )
     test_the_same_tokens_as_llama_cpp(model, gbnf)
 
 
@@ -142,7 +173,11 @@ def test_json_schemas_are_read_like_llama_cpp_reads_them(model):
 
 def test_only_the_answer_is_the_grammars(model):
     grammar = Grammar(model, 'root ::= "ab"', 3)
-    assert texts(model, grammar, [5, 6, 7]) == texts(model, Grammar(model, 'root ::= "ab"', 0)) == {b"a", b"ab"} & texts(model, grammar, [5, 6, 7])
+    assert (
+        texts(model, grammar, [5, 6, 7])
+        == texts(model, Grammar(model, 'root ::= "ab"', 0))
+        == {b"a", b"ab"} & texts(model, grammar, [5, 6, 7])
+    )
     assert b"a" in texts(model, grammar, [5, 6, 7])
     assert texts(model, grammar, [5, 6, 7, *ids_of(model, "a")]) == {b"b"}
 
@@ -158,13 +193,22 @@ def test_a_draft_looks_ahead_and_is_taken_back(model):
         probe = np.array([a, b, one, x])
         assert grammar.allowed(history, probe).tolist() == fresh.allowed(history, probe).tolist()
         last = history[-1] if history else None
-        assert grammar.allowed(history, probe).tolist() == [last not in (a, b), last not in (a, b), last == a, last == b]
+        assert grammar.allowed(history, probe).tolist() == [
+            last not in (a, b),
+            last not in (a, b),
+            last == a,
+            last == b,
+        ]
 
 
 def test_each_state_is_worked_out_once(model, monkeypatch):
     accepted = []
     real = Grammar._accept
-    monkeypatch.setattr(Grammar, "_accept", lambda self, state, token: (accepted.append(token), real(self, state, token))[1])
+    monkeypatch.setattr(
+        Grammar,
+        "_accept",
+        lambda self, state, token: (accepted.append(token), real(self, state, token))[1],
+    )
     grammar, probe = Grammar(model, "root ::= [a-z]*", 0), np.array([5])
     answer = [ids_of(model, c)[0] for c in "abcdefgh"]
     for n in (0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 3):  # a draft, and the target on the same paths
@@ -191,17 +235,29 @@ def test_a_long_answer_keeps_few_states_and_goes_back_far(model):
 
 def test_what_is_kept_for_later_has_a_limit(model, monkeypatch):
     monkeypatch.setattr(automaton_module, "_MAX_CACHE", 2000)
-    grammar, rng, history = Grammar(model, 'root ::= "\\"" [^"]{0,2000} "\\""', 0), random.Random(0), ids_of(model, '"')
+    grammar, rng, history = (
+        Grammar(model, 'root ::= "\\"" [^"]{0,2000} "\\""', 0),
+        random.Random(0),
+        ids_of(model, '"'),
+    )
     for _ in range(40):
         allowed = grammar.allowed(history, all_ids(model))
-        history.append(rng.choice([i for i in np.flatnonzero(allowed).tolist() if b'"' not in model.piece(i)]))
+        history.append(
+            rng.choice([i for i in np.flatnonzero(allowed).tolist() if b'"' not in model.piece(i)])
+        )
         assert len(grammar._automaton.states) < 5000
-    assert (grammar.allowed(history, all_ids(model)) == Grammar(model, 'root ::= "\\"" [^"]{0,2000} "\\""', 0).allowed(history, all_ids(model))).all()
+    assert (
+        grammar.allowed(history, all_ids(model))
+        == Grammar(model, 'root ::= "\\"" [^"]{0,2000} "\\""', 0).allowed(history, all_ids(model))
+    ).all()
 
 
 def test_a_long_answer_may_be_given_at_once(model, monkeypatch):
     monkeypatch.setattr(automaton_module, "_MAX_WORK", 20_000)
-    grammar, history = Grammar(model, 'root ::= "\\"" [^"]{0,9000} "\\""', 0), ids_of(model, '"' + "Tom and Lily " * 300)
+    grammar, history = (
+        Grammar(model, 'root ::= "\\"" [^"]{0,9000} "\\""', 0),
+        ids_of(model, '"' + "Tom and Lily " * 300),
+    )
     assert b'"' in texts(model, grammar, history) or pytest.fail("the answer cannot end")
     assert grammar.allowed(history, np.array(ids_of(model, "x")))[0]
 
@@ -236,7 +292,9 @@ def test_an_end_only_where_the_grammar_is_complete(model):
     assert grammar.allowed([a, int(ends[0])], np.array([b]))[0]  # an end leaves the state as it is
 
 
-@pytest.mark.parametrize("gbnf", ["root ::= .*", 'root ::= "<|im_start|>" | "<" .*', "root ::= [^x]+ # <|im_start|>"])
+@pytest.mark.parametrize(
+    "gbnf", ["root ::= .*", 'root ::= "<|im_start|>" | "<" .*', "root ::= [^x]+ # <|im_start|>"]
+)
 def test_control_tokens_are_no_text(model, gbnf):
     grammar = Grammar(model, gbnf, 0)
     hidden = [i for i in range(model.n_vocab) if not model.piece(i) and not model.is_end(i)]
@@ -250,17 +308,27 @@ def test_a_grammar_may_name_tokens(model):
     start, x = 1, ids_of(model, "x")[0]
     for name in ("<[1]>", "<|im_start|>"):
         grammar = Grammar(model, f'root ::= "x" {name} "y"', 0)
-        assert np.flatnonzero(grammar.allowed([x], all_ids(model))).tolist() == np.flatnonzero(grammar.possible([x])).tolist() == [start]
+        assert (
+            np.flatnonzero(grammar.allowed([x], all_ids(model))).tolist()
+            == np.flatnonzero(grammar.possible([x])).tolist()
+            == [start]
+        )
         assert texts(model, grammar, [x, start]) == {b"y"}
     grammar = Grammar(model, f"root ::= !<[{x}]>", 0)
     assert grammar.allowed([], np.array([x, x + 1])).tolist() == [False, True]
-    assert grammar.possible([]).sum() == model.n_vocab - 1 - sum(model.is_end(i) for i in range(model.n_vocab))
+    assert grammar.possible([]).sum() == model.n_vocab - 1 - sum(
+        model.is_end(i) for i in range(model.n_vocab)
+    )
 
 
 def test_a_named_token_in_the_middle_of_another(model):
-    token = next(i for i in range(model.n_vocab) if len(model.piece(i)) == 2 and model.piece(i)[:1] == b"a")
+    token = next(
+        i for i in range(model.n_vocab) if len(model.piece(i)) == 2 and model.piece(i)[:1] == b"a"
+    )
     grammar = Grammar(model, f'root ::= "a" <[{token}]>', 0)
-    assert not grammar.allowed([], np.array([token]))[0]  # llama.cpp allows it, and ends the process when it is taken
+    assert not grammar.allowed([], np.array([token]))[
+        0
+    ]  # llama.cpp allows it, and ends the process when it is taken
 
 
 def test_characters_split_over_tokens(model):
@@ -273,11 +341,21 @@ def test_characters_split_over_tokens(model):
         assert allowed[byte[bytes([value])]]
         assert not (n == 1 and allowed[byte[b"\xbd"]])  # ý comes after ü
         history.append(byte[bytes([value])])
-    assert grammar.allowed(history[:-1], np.array([byte[b"\xa9"], byte[b"\xaa"]])).tolist() == [False, True]
-    assert [i for i in np.flatnonzero(grammar.allowed(history, all_ids(model))).tolist() if not model.is_end(i)] == []
+    assert grammar.allowed(history[:-1], np.array([byte[b"\xa9"], byte[b"\xaa"]])).tolist() == [
+        False,
+        True,
+    ]
+    assert [
+        i
+        for i in np.flatnonzero(grammar.allowed(history, all_ids(model))).tolist()
+        if not model.is_end(i)
+    ] == []
 
 
-@pytest.mark.parametrize("bad", [b"\xff", b"\xc0\x80", b"\xed\xa0\x80", b"\xe0\x80\x80", b"\xf4\x90\x80\x80", b"\x80", b"\0"])
+@pytest.mark.parametrize(
+    "bad",
+    [b"\xff", b"\xc0\x80", b"\xed\xa0\x80", b"\xe0\x80\x80", b"\xf4\x90\x80\x80", b"\x80", b"\0"],
+)
 def test_bytes_that_are_no_text(model, bad):
     byte = {model.piece(i): i for i in range(model.n_vocab) if len(model.piece(i)) == 1}
     grammar, history = Grammar(model, "root ::= .*", 0), []
@@ -296,7 +374,11 @@ def test_a_prefill_is_followed(model):
     grammar = Grammar(model, 'root ::= "{\\"ä\\": " ("true" | "false")', 4, '{"ä": t')
     assert texts(model, grammar, [9, 9, 9, 9]) <= {b"r", b"ru", b"rue"}
     assert b"r" in texts(model, grammar, [9, 9, 9, 9])
-    assert Grammar(model, 'root ::= "a"', 0, "a").allowed([], np.array([i for i in range(3) if model.is_end(i)])).all()
+    assert (
+        Grammar(model, 'root ::= "a"', 0, "a")
+        .allowed([], np.array([i for i in range(3) if model.is_end(i)]))
+        .all()
+    )
 
 
 @pytest.mark.parametrize("prefill", ["x", "abc", "a\ud800"])
@@ -333,7 +415,10 @@ REFUSED = {
     "two tokens": "root ::= <a b c>",
     "open token": "root ::= <a",
     "nested define": 'root ::= (a ::= "x")',
-    "doubling": "\n".join(f'{"root" if not i else f"r{i}"} ::= r{i + 1} "x" | r{i + 1} "y"' for i in range(40)) + '\nr40 ::= "z"',
+    "doubling": "\n".join(
+        f'{"root" if not i else f"r{i}"} ::= r{i + 1} "x" | r{i + 1} "y"' for i in range(40)
+    )
+    + '\nr40 ::= "z"',
     "late left": 'root ::= "a" b\nb ::= c b "x" | "y"\nc ::= "d"*',
     "latin": "root ::= \xff",
     "text": "say hello",
@@ -359,7 +444,12 @@ HARD = {
     "empty": 'root ::= (""*)*',
     "loop": ('root ::= (("a"? | "")*)*', "aa"),
     "optional": ('root ::= ("a"? "a"?){1000}', "aa"),
-    "chain": ("root ::= r0\n" + "\n".join(f"r{i} ::= r{i + 1}" for i in range(15_000)) + '\nr15000 ::= "a"', "a"),
+    "chain": (
+        "root ::= r0\n"
+        + "\n".join(f"r{i} ::= r{i + 1}" for i in range(15_000))
+        + '\nr15000 ::= "a"',
+        "a",
+    ),
     "stacks": ('root ::= "a" root "b" | "a" root "c" | "x"', "a" * 24),
     "wide": ("root ::= " + " | ".join(f'"a" root "{i}"' for i in range(30)) + ' | "x"', "a" * 9),
     "alternatives": ("root ::= " + " | ".join(['"a"'] * 40_000), "a"),
@@ -367,7 +457,12 @@ HARD = {
     "nested counts": ("root ::= " + "(" * 90 + '"a"?' + "){5}" * 90, "aa"),
     "empty forever": 'root ::= (""){900000000}',
     "empty class": "root ::= []",
-    "mirror": ("root ::= " + " | ".join(f'"{c}" root "{c}{c}"' for c in "abcdefghijklmnopqrstuvwxyz ") + ' | "!"', "abc"),
+    "mirror": (
+        "root ::= "
+        + " | ".join(f'"{c}" root "{c}{c}"' for c in "abcdefghijklmnopqrstuvwxyz ")
+        + ' | "!"',
+        "abc",
+    ),
 }
 
 
@@ -390,10 +485,21 @@ def test_a_grammar_that_is_hard_ends_soon(model, case):
 
 # ---- JSON schemas
 
-POINT = {"type": "object", "properties": {"x": {"type": "integer"}, "y": {"type": "number", "minimum": 0}}, "required": ["x", "y"]}
+POINT = {
+    "type": "object",
+    "properties": {"x": {"type": "integer"}, "y": {"type": "number", "minimum": 0}},
+    "required": ["x", "y"],
+}
 TREE = {
     "$defs": {
-        "n": {"type": "object", "properties": {"v": {"type": "null"}, "k": {"type": "array", "items": {"$ref": "#/$defs/n"}}}, "required": ["v"]}
+        "n": {
+            "type": "object",
+            "properties": {
+                "v": {"type": "null"},
+                "k": {"type": "array", "items": {"$ref": "#/$defs/n"}},
+            },
+            "required": ["v"],
+        }
     }
 }
 FOLLOWED = {
@@ -401,26 +507,65 @@ FOLLOWED = {
     "true": (True, lambda v: True),
     "text": ('{"type": "boolean"}', lambda v: isinstance(v, bool)),
     "object": (POINT, lambda v: [*v] == ["x", "y"] and isinstance(v["x"], int) and v["y"] >= 0),
-    "optional": ({"properties": {"a": {"const": 1}, "b": {"const": 2}, "c": {"const": 3}}}, lambda v: [*v] == sorted(v) and not v.keys() - {*"abc"}),
-    "extra": ({"additionalProperties": {"type": "boolean"}}, lambda v: all(isinstance(x, bool) for x in v.values())),
+    "optional": (
+        {"properties": {"a": {"const": 1}, "b": {"const": 2}, "c": {"const": 3}}},
+        lambda v: [*v] == sorted(v) and not v.keys() - {*"abc"},
+    ),
+    "extra": (
+        {"additionalProperties": {"type": "boolean"}},
+        lambda v: all(isinstance(x, bool) for x in v.values()),
+    ),
     "required": ({"type": "object", "properties": {}, "required": ["z"]}, lambda v: "z" in v),
-    "enum": ({"enum": ['a"b\\c\nd', "é☃", "\ud800", 1, None, {"k": [1]}]}, lambda v: v in ('a"b\\c\nd', "é☃", "\ud800", 1, None, {"k": [1]})),
-    "anyOf": ({"anyOf": [{"type": "null"}, {"type": "boolean"}]}, lambda v: v in (None, True, False)),
+    "enum": (
+        {"enum": ['a"b\\c\nd', "é☃", "\ud800", 1, None, {"k": [1]}]},
+        lambda v: v in ('a"b\\c\nd', "é☃", "\ud800", 1, None, {"k": [1]}),
+    ),
+    "anyOf": (
+        {"anyOf": [{"type": "null"}, {"type": "boolean"}]},
+        lambda v: v in (None, True, False),
+    ),
     "types": ({"type": ["integer", "null"]}, lambda v: v is None or isinstance(v, int)),
-    "types with enum": ({"type": ["string", "null"], "enum": ["a", None]}, lambda v: v in ("a", None)),
+    "types with enum": (
+        {"type": ["string", "null"], "enum": ["a", None]},
+        lambda v: v in ("a", None),
+    ),
     "range": ({"type": "integer", "minimum": -2, "maximum": 3.5}, lambda v: v in range(-2, 4)),
-    "array": ({"type": "array", "items": {"const": 0}, "minItems": 1, "maxItems": 3}, lambda v: 1 <= len(v) <= 3 and set(v) == {0}),
+    "array": (
+        {"type": "array", "items": {"const": 0}, "minItems": 1, "maxItems": 3},
+        lambda v: 1 <= len(v) <= 3 and set(v) == {0},
+    ),
     "no items": ({"type": "array", "maxItems": 0}, lambda v: v == []),
-    "tuple": ({"prefixItems": [{"type": "boolean"}, {"type": "null"}]}, lambda v: len(v) == 2 and isinstance(v[0], bool) and v[1] is None),
+    "tuple": (
+        {"prefixItems": [{"type": "boolean"}, {"type": "null"}]},
+        lambda v: len(v) == 2 and isinstance(v[0], bool) and v[1] is None,
+    ),
     "length": ({"type": "string", "minLength": 2, "maxLength": 300}, lambda v: 2 <= len(v) <= 300),
-    "pattern": ({"pattern": r'^(a|"b){1,3}[^x"]\d$'}, lambda v: re.fullmatch(r'(a|"b){1,3}[^x"]\d', v)),
-    "date": ({"type": "string", "format": "date"}, lambda v: re.fullmatch(r"\d{4}-[01]\d-[0-3]\d", v)),
+    "pattern": (
+        {"pattern": r'^(a|"b){1,3}[^x"]\d$'},
+        lambda v: re.fullmatch(r'(a|"b){1,3}[^x"]\d', v),
+    ),
+    "date": (
+        {"type": "string", "format": "date"},
+        lambda v: re.fullmatch(r"\d{4}-[01]\d-[0-3]\d", v),
+    ),
     "tree": ({**TREE, "$ref": "#/$defs/n"}, lambda v: v["v"] is None),
-    "allOf": ({"allOf": [POINT, {"properties": {"z": {"type": "null"}}, "required": ["z"]}]}, lambda v: {*v} == {*"xyz"}),
-    "one of all": ({"$defs": {"a": {"enum": ["u", "v"]}}, "allOf": [{"$ref": "#/$defs/a"}]}, lambda v: v in ("u", "v")),
-    "beside": ({**POINT, "anyOf": [{"properties": {"q": {"const": 1}}, "required": ["q"]}]}, lambda v: {*v} == {*"xyq"}),
+    "allOf": (
+        {"allOf": [POINT, {"properties": {"z": {"type": "null"}}, "required": ["z"]}]},
+        lambda v: {*v} == {*"xyz"},
+    ),
+    "one of all": (
+        {"$defs": {"a": {"enum": ["u", "v"]}}, "allOf": [{"$ref": "#/$defs/a"}]},
+        lambda v: v in ("u", "v"),
+    ),
+    "beside": (
+        {**POINT, "anyOf": [{"properties": {"q": {"const": 1}}, "required": ["q"]}]},
+        lambda v: {*v} == {*"xyq"},
+    ),
     "names": (
-        {"properties": {"string": {"const": 1}, 'a"\n': {"const": 2}, "*": {"const": 3}}, "required": ["string", 'a"\n', "*"]},
+        {
+            "properties": {"string": {"const": 1}, 'a"\n': {"const": 2}, "*": {"const": 3}},
+            "required": ["string", 'a"\n', "*"],
+        },
         lambda v: len(v) == 3,
     ),
 }
@@ -447,23 +592,53 @@ def takes(model, schema, text):
     except InvalidOptionError as error:
         assert error.option == "prefill"
         return False
-    return any(model.is_end(i) for i in np.flatnonzero(grammar.allowed([], all_ids(model))).tolist())
+    return any(
+        model.is_end(i) for i in np.flatnonzero(grammar.allowed([], all_ids(model))).tolist()
+    )
 
 
 TEXTS = [
-    ({"pattern": "a+b"}, ['"aab"', '"xaby"', '"\\nab"'], ['"\nab"', '"ba"', '""', '"ab', '"a\nb"', "ab"]),
-    ({"pattern": '^(?:x|\\w\\s)[^\\d"]?$'}, ['"x"', '"a b"', '"_\\t"', '"x\\\\"'], ['"x1"', '"x\\""', '"xx1"', '"é "', '" x"']),
+    (
+        {"pattern": "a+b"},
+        ['"aab"', '"xaby"', '"\\nab"'],
+        ['"\nab"', '"ba"', '""', '"ab', '"a\nb"', "ab"],
+    ),
+    (
+        {"pattern": '^(?:x|\\w\\s)[^\\d"]?$'},
+        ['"x"', '"a b"', '"_\\t"', '"x\\\\"'],
+        ['"x1"', '"x\\""', '"xx1"', '"é "', '" x"'],
+    ),
     ({"pattern": '^"\\\\.$'}, [r'"\"\\a"', r'"\"\\\""'], [r'"\"\\\n"', '"""']),
-    ({"type": "number"}, ["0", "-1.5", "1e5", "12E-3 "], ["01", "1.", ".5", "+1", "1e", "--1", "NaN"]),
+    (
+        {"type": "number"},
+        ["0", "-1.5", "1e5", "12E-3 "],
+        ["01", "1.", ".5", "+1", "1e", "--1", "NaN"],
+    ),
     ({"type": "number", "minimum": 0}, ["0", "1.5"], ["-1"]),
     ({"type": "string"}, ['"\\u00e9é"', '""', '"/"'], ['"\t"', '"\\x"', '"\\u00g0"', '"a', "'a'"]),
-    ({}, ['{"a": [1, {"b": null}]}', "[]", "true", '"x"', "-0.5"], ["{a: 1}", "[1,]", "nul", "undefined", ""]),
+    (
+        {},
+        ['{"a": [1, {"b": null}]}', "[]", "true", '"x"', "-0.5"],
+        ["{a: 1}", "[1,]", "nul", "undefined", ""],
+    ),
     ({"type": "object"}, ["{}", '{"a": 1}'], ["[]", '{"a"}']),
     ({"const": "a\\"}, ['"a\\\\"'], ['"a\\"', '"a"']),
-    ({"format": "date-time"}, ['"2024-02-29T23:59:59Z"', '"2024-12-01T00:00:00.123+01:00"'], ['"2024-13-01T00:00:00Z"', '"2024-12-01"']),
-    ({"format": "uuid"}, ['"123e4567-e89b-12d3-a456-426614174000"'], ['"123e4567e89b12d3a456426614174000"']),
+    (
+        {"format": "date-time"},
+        ['"2024-02-29T23:59:59Z"', '"2024-12-01T00:00:00.123+01:00"'],
+        ['"2024-13-01T00:00:00Z"', '"2024-12-01"'],
+    ),
+    (
+        {"format": "uuid"},
+        ['"123e4567-e89b-12d3-a456-426614174000"'],
+        ['"123e4567e89b12d3a456426614174000"'],
+    ),
     ({"type": "array", "items": False}, ["[]"], ["[1]"]),
-    ({"type": "array", "items": {}, "minItems": 2}, ['[1, "a"]', "[[], {}, null]"], ["[]", "[1]", "[1,2,]"]),
+    (
+        {"type": "array", "items": {}, "minItems": 2},
+        ['[1, "a"]', "[[], {}, null]"],
+        ["[]", "[1]", "[1,2,]"],
+    ),
     ({"anyOf": [{"type": "null"}, False]}, ["null"], ["true"]),
 ]
 
@@ -479,7 +654,11 @@ def test_texts_that_fit_a_schema_and_texts_that_do_not(model, schema, good, bad)
 def fits(schema, text, _made={}):  # noqa: B006 - made once for each schema
     """Tell whether a text is a whole answer, without a model."""
     key = json.dumps(schema)
-    automaton = _made[key] if key in _made else _made.setdefault(key, automaton_module.Automaton(to_gbnf(schema), int))
+    automaton = (
+        _made[key]
+        if key in _made
+        else _made.setdefault(key, automaton_module.Automaton(to_gbnf(schema), int))
+    )
     automaton.reset_budget()
     at = automaton.read(automaton.number(automaton.start), text.encode())
     return at >= 0 and () in automaton.states[at][0]
@@ -550,14 +729,22 @@ def test_ranges_of_integers():
         size = 10 ** rng.randrange(1, 20)
         low, high = sorted(rng.randrange(-size, size) for _ in range(2))
         high = rng.choice([high, low, low + rng.randrange(300)])
-        open_low, open_high, sides = rng.random() < 0.3 and low < high - 1, rng.random() < 0.3 and low < high - 1, rng.randrange(4)
+        open_low, open_high, sides = (
+            rng.random() < 0.3 and low < high - 1,
+            rng.random() < 0.3 and low < high - 1,
+            rng.randrange(4),
+        )
         schema = {"type": "integer"}
         if sides != 1:
             schema["exclusiveMinimum" if open_low else "minimum"] = low
         if sides != 2:
             schema["exclusiveMaximum" if open_high else "maximum"] = high
-        near = {bound + n for bound in (low, high, 0, low // 10, high // 10) for n in range(-12, 13)}
-        near |= {10**n + d for n in range(15) for d in (-1, 0)} | {-(10**n) + d for n in range(15) for d in (1, 0)}
+        near = {
+            bound + n for bound in (low, high, 0, low // 10, high // 10) for n in range(-12, 13)
+        }
+        near |= {10**n + d for n in range(15) for d in (-1, 0)} | {
+            -(10**n) + d for n in range(15) for d in (1, 0)
+        }
         near |= {rng.randrange(low, high + 1) for _ in range(30)}
         for n in near:
             if (sides == 1 and n <= -(10**16)) or (sides == 2 and n >= 10**16):
@@ -571,21 +758,31 @@ def test_ranges_of_numbers():
     rng = random.Random(1)
     for _ in range(150):
         low, high = sorted(rng.randrange(-30, 30) for _ in range(2))
-        schema, keys = {"type": "number"}, (rng.choice(["minimum", "exclusiveMinimum", ""]), rng.choice(["maximum", "exclusiveMaximum", ""]))
+        schema, keys = (
+            {"type": "number"},
+            (
+                rng.choice(["minimum", "exclusiveMinimum", ""]),
+                rng.choice(["maximum", "exclusiveMaximum", ""]),
+            ),
+        )
         if low == high and any("exclusive" in key for key in keys):
             continue
         schema.update({key: bound for key, bound in zip(keys, (low, high), strict=True) if key})
         for tenth in range(-400, 400):
             n, text = tenth / 10, f"{tenth / 10:.1f}"
             above = {"minimum": n >= low, "exclusiveMinimum": n > low, "": True}[keys[0]]
-            inside = above and {"maximum": n <= high, "exclusiveMaximum": n < high, "": True}[keys[1]]
+            inside = (
+                above and {"maximum": n <= high, "exclusiveMaximum": n < high, "": True}[keys[1]]
+            )
             assert fits(schema, text) == inside, (schema, text)
 
 
 def test_a_schema_still_forbids(model):
     grammar = Grammar(model, to_gbnf(POINT), 0)
     assert texts(model, grammar) == {p for p in texts(model, grammar) if p[:1] == b"{"} != set()
-    assert b"\n" not in texts(model, Grammar(model, to_gbnf({"type": "string"}), 0), ids_of(model, '"'))
+    assert b"\n" not in texts(
+        model, Grammar(model, to_gbnf({"type": "string"}), 0), ids_of(model, '"')
+    )
 
 
 def nested(n, inner):
@@ -597,7 +794,11 @@ def nested(n, inner):
 def doubled(n):
     schema = {"type": "string"}
     for _ in range(n):
-        schema = {"type": "object", "properties": {"a": schema}, "anyOf": [{"required": ["a"]}, {"minimum": 1}]}
+        schema = {
+            "type": "object",
+            "properties": {"a": schema},
+            "anyOf": [{"required": ["a"]}, {"minimum": 1}],
+        }
     return schema
 
 
@@ -625,7 +826,10 @@ NO_SCHEMA = {
     "nowhere": {"$ref": "#/$defs/x"},
     "ref number": {"$ref": 5},
     "itself": {"$ref": "#"},
-    "ring": {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
+    "ring": {
+        "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}},
+        "$ref": "#/$defs/a",
+    },
     "all of itself": {"allOf": [{"$ref": "#"}, {"type": "null"}]},
     "lookahead": {"pattern": "(?=a)"},
     "open pattern": {"pattern": "("},
@@ -667,7 +871,16 @@ REFUSED_KEYWORDS = [
     ("pattern", {"allOf": [{"pattern": "a"}, {"pattern": "b"}]}),
     ("anyOf", {"allOf": [{"anyOf": [{"const": 1}]}, {"anyOf": [{"const": True}]}]}),
     ("prefixItems", {"allOf": [{"prefixItems": [INT]}, {"items": {"type": "string"}}]}),
-    ("allows nothing", {"allOf": [{"properties": {"a": INT}, "additionalProperties": False}, {"items": False, "not": True}, False]}),
+    (
+        "allows nothing",
+        {
+            "allOf": [
+                {"properties": {"a": INT}, "additionalProperties": False},
+                {"items": False, "not": True},
+                False,
+            ]
+        },
+    ),
     ("forbidden", {**A, "additionalProperties": False, "required": ["z"]}),
     ("at least", {"prefixItems": [INT], "items": False, "minItems": 2}),
     ("enum", {"enum": [1, 2], "type": "string"}),
@@ -714,7 +927,13 @@ def test_a_schema_that_is_refused(schema, monkeypatch):
     assert caught.value.hint
 
 
-@pytest.mark.parametrize("schema", [{"type": "string", "maxLength": 10**8}, {"type": "array", "items": {"type": "integer"}, "minItems": 10**8}])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "string", "maxLength": 10**8},
+        {"type": "array", "items": {"type": "integer"}, "minItems": 10**8},
+    ],
+)
 def test_far_bounds_cost_nothing(model, schema):
     gbnf = to_gbnf(schema)
     assert len(gbnf) < 2000
@@ -724,7 +943,11 @@ def test_far_bounds_cost_nothing(model, schema):
 def test_many_properties(model):
     names = [f"p{i}" for i in range(1000)]
     for required in ([], names):
-        grammar = Grammar(model, to_gbnf({"properties": {name: {"const": 1} for name in names}, "required": required}), 0)
+        grammar = Grammar(
+            model,
+            to_gbnf({"properties": {name: {"const": 1} for name in names}, "required": required}),
+            0,
+        )
         assert b'"' in {p.strip() for p in texts(model, grammar, ids_of(model, "{"))}
 
 
@@ -732,6 +955,10 @@ def test_another_vocabulary(animals):
     model = Model(animals / "llama.gguf", ContextOptions(64, 1))
     grammar = Grammar(model, 'root ::= "the" [^a]* <|im_end|> "x"', 0)
     the = zoo.TOKENS.index("the")
-    assert grammar.allowed([], np.array([the, zoo.IM_START, zoo.END])).tolist() == [True, False, False]
+    assert grammar.allowed([], np.array([the, zoo.IM_START, zoo.END])).tolist() == [
+        True,
+        False,
+        False,
+    ]
     assert math.isclose(grammar.possible([the]).sum(), model.n_vocab - 4, abs_tol=80)
     model.close()

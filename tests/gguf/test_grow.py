@@ -16,7 +16,9 @@ from grow_gguf import SHAPES, SOURCES, Shape, grow, main
 
 SMALL = SOURCES["draft"]  # 4 layers x 128, 2 heads of 64
 WIDE = Shape(n_layer=6, n_embd=320, n_head=5, n_kv=5, n_ff=512)
-GROUPED = Shape(n_layer=6, n_embd=512, n_head=4, n_kv=2, n_ff=512)  # heads twice as wide, two of them to each key-value head, as in the 7B
+GROUPED = Shape(
+    n_layer=6, n_embd=512, n_head=4, n_kv=2, n_ff=512
+)  # heads twice as wide, two of them to each key-value head, as in the 7B
 N_SMALL, N_VOCAB = 4096, 5000
 TEXT = (
     "Once upon a time there was a king <pad17> who had three sons; and the eldest said: 'I will go into the wood,\n\nand see what it is "
@@ -29,7 +31,12 @@ def rows(path: Path) -> tuple[list[int], np.ndarray]:
     model = Model(path, ContextOptions(n_ctx=256, threads=1, extra_bufts=False))
     try:
         ids = model.tokenize(TEXT, special=True)
-        return ids, np.concatenate([model.logits(ids[i : i + 16], len(ids[i : i + 16])).copy() for i in range(0, len(ids), 16)])
+        return ids, np.concatenate(
+            [
+                model.logits(ids[i : i + 16], len(ids[i : i + 16])).copy()
+                for i in range(0, len(ids), 16)
+            ]
+        )
     finally:
         model.close()
 
@@ -39,7 +46,10 @@ def close(grown: np.ndarray, small: np.ndarray) -> bool:
     best = np.sort(small, axis=1)
     clear = best[:, -1] - best[:, -2] > 0.1
     assert clear.sum() >= 64
-    return np.abs(grown[:, : small.shape[1]] - small).max() < 0.05 and (grown.argmax(1) == small.argmax(1))[clear].all()
+    return (
+        np.abs(grown[:, : small.shape[1]] - small).max() < 0.05
+        and (grown.argmax(1) == small.argmax(1))[clear].all()
+    )
 
 
 @pytest.fixture(scope="module")
@@ -65,9 +75,15 @@ def test_it_says_what_the_small_model_says(small, folder, shape, type):
 
 
 def test_an_epsilon_that_matters_and_queries_that_share_keys(tmp_path):
-    source = zoo.write(tmp_path / "small.gguf", zoo.llama(n_layer=2), metadata={"llama.attention.layer_norm_rms_epsilon": 0.3})
+    source = zoo.write(
+        tmp_path / "small.gguf",
+        zoo.llama(n_layer=2),
+        metadata={"llama.attention.layer_norm_rms_epsilon": 0.3},
+    )
     ids, logits = rows(source)
-    path = grow(source, Shape(n_layer=3, n_embd=192, n_head=3, n_kv=1, n_ff=128), 300, "F32", tmp_path)
+    path = grow(
+        source, Shape(n_layer=3, n_embd=192, n_head=3, n_kv=1, n_ff=128), 300, "F32", tmp_path
+    )
     assert path.name == "grown-3x192-small-300-F32.gguf"
     grown_ids, grown = rows(path)
     assert grown_ids == ids
@@ -77,20 +93,46 @@ def test_an_epsilon_that_matters_and_queries_that_share_keys(tmp_path):
 def grouped(path, tied=True):
     """Write a model whose three queries share a key-value head: 2 layers x 192, 6 heads of 32, 2 key-value heads."""
     rng, metadata = np.random.default_rng(0), zoo.llama(n_layer=2)[0]
-    sizes = {"llama.embedding_length": 192, "llama.feed_forward_length": 96, "llama.attention.head_count": 6, "llama.attention.head_count_kv": 2}
-    shapes = {"attn_q": (192, 192), "attn_k": (64, 192), "attn_v": (64, 192), "attn_output": (192, 192)}
+    sizes = {
+        "llama.embedding_length": 192,
+        "llama.feed_forward_length": 96,
+        "llama.attention.head_count": 6,
+        "llama.attention.head_count_kv": 2,
+    }
+    shapes = {
+        "attn_q": (192, 192),
+        "attn_k": (64, 192),
+        "attn_v": (64, 192),
+        "attn_output": (192, 192),
+    }
     shapes |= {"ffn_gate": (96, 192), "ffn_up": (96, 192), "ffn_down": (192, 96)}
     n_vocab = len(zoo.TOKENS)
-    tensors = {f"blk.{i}.{part}.weight": rng.normal(0, 0.15, size) for i in range(2) for part, size in shapes.items()}
-    tensors |= {f"blk.{i}.{part}.weight": rng.uniform(0.5, 1.5, 192) for i in range(2) for part in ("attn_norm", "ffn_norm")}
-    tensors |= {"output_norm.weight": rng.uniform(0.5, 1.5, 192), "token_embd.weight": rng.normal(0, 0.3, (n_vocab, 192))}
+    tensors = {
+        f"blk.{i}.{part}.weight": rng.normal(0, 0.15, size)
+        for i in range(2)
+        for part, size in shapes.items()
+    }
+    tensors |= {
+        f"blk.{i}.{part}.weight": rng.uniform(0.5, 1.5, 192)
+        for i in range(2)
+        for part in ("attn_norm", "ffn_norm")
+    }
+    tensors |= {
+        "output_norm.weight": rng.uniform(0.5, 1.5, 192),
+        "token_embd.weight": rng.normal(0, 0.3, (n_vocab, 192)),
+    }
     if not tied:
         tensors["output.weight"] = rng.normal(0, 0.3, (n_vocab, 192))
     sizes |= {"llama.attention.layer_norm_rms_epsilon": 0.1, "general.name": "A small one"}
-    return zoo.write(path, (metadata | sizes, {name: tensor.astype(np.float32) for name, tensor in tensors.items()}))
+    return zoo.write(
+        path,
+        (metadata | sizes, {name: tensor.astype(np.float32) for name, tensor in tensors.items()}),
+    )
 
 
-UNGROUPED = Shape(n_layer=3, n_embd=512, n_head=16, n_kv=16, n_ff=256)  # a key-value head to each query, as in the 1.7B
+UNGROUPED = Shape(
+    n_layer=3, n_embd=512, n_head=16, n_kv=16, n_ff=256
+)  # a key-value head to each query, as in the 1.7B
 
 
 @pytest.mark.parametrize("precise", [False, True])
@@ -107,7 +149,11 @@ def test_a_vocabulary_of_the_right_size_stays_as_it_is(tmp_path, shape, tied, pr
     before, after = gguf.GGUFReader(source), gguf.GGUFReader(path)
     assert {t.name for t in after.tensors} >= {t.name for t in before.tensors}
     assert any(t.name == "output.weight" for t in after.tensors) is not tied
-    changed = {key for key, field in before.fields.items() if field.contents() != after.fields[key].contents()}
+    changed = {
+        key
+        for key, field in before.fields.items()
+        if field.contents() != after.fields[key].contents()
+    }
     assert {key for key in changed if not key.startswith(("llama.", "GGUF."))} == set()
 
 
@@ -124,7 +170,20 @@ def test_a_precise_one_loses_less_to_four_bits(tmp_path):
 def test_more_layers_than_the_shape_has(tmp_path, monkeypatch, capsys):
     source = grouped(tmp_path / "small.gguf")
     monkeypatch.setitem(SHAPES, "135M", Shape(1, 512, 16, 16, 256))
-    words = ["135M", "--from", str(source), "--vocab", str(len(zoo.TOKENS)), "--layers", "2", "--precise", "--type", "F32", "--folder", str(tmp_path)]
+    words = [
+        "135M",
+        "--from",
+        str(source),
+        "--vocab",
+        str(len(zoo.TOKENS)),
+        "--layers",
+        "2",
+        "--precise",
+        "--type",
+        "F32",
+        "--folder",
+        str(tmp_path),
+    ]
     monkeypatch.setattr(sys, "argv", ["grow_gguf.py", *words])
     main()
     path = Path(capsys.readouterr().out.strip())
@@ -137,7 +196,9 @@ def test_quantised_it_says_nearly_that(folder, type):
     ids, logits = rows(SMALL)
     grown_ids, grown = rows(grow(SMALL, GROUPED, N_VOCAB, type, folder))
     assert grown_ids == ids
-    assert np.abs(grown[:, :N_SMALL] - logits).max() < 0.5  # activations are rounded to 8 bits; logits spread over 30
+    assert (
+        np.abs(grown[:, :N_SMALL] - logits).max() < 0.5
+    )  # activations are rounded to 8 bits; logits spread over 30
     assert (grown.argmax(1) == logits.argmax(1)).mean() > 0.9
     assert grown[:, N_SMALL:].max() < logits.min() - 100
 
@@ -152,7 +213,10 @@ def test_added_layers_cost_and_write_nothing(small, folder):
     assert len(added) == 5
     for i in added:
         assert not tensors[f"blk.{i}.attn_output.weight"].any()
-        assert all(tensors[f"blk.{i}.{part}.weight"].std() > 0.01 for part in ("attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up"))
+        assert all(
+            tensors[f"blk.{i}.{part}.weight"].std() > 0.01
+            for part in ("attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up")
+        )
 
 
 @pytest.mark.parametrize("type", ["F16", "Q8_0", "Q4_0"])
@@ -168,9 +232,14 @@ def test_a_random_one_says_something_else(small, folder, type):
 
 
 def test_metadata_stays(folder):
-    before, after = (gguf.GGUFReader(p).fields for p in (SMALL, grow(SMALL, WIDE, N_VOCAB, "Q4_0", folder)))
+    before, after = (
+        gguf.GGUFReader(p).fields for p in (SMALL, grow(SMALL, WIDE, N_VOCAB, "Q4_0", folder))
+    )
     for key in before:
-        if key.startswith("tokenizer.") and key not in ("tokenizer.ggml.tokens", "tokenizer.ggml.token_type"):
+        if key.startswith("tokenizer.") and key not in (
+            "tokenizer.ggml.tokens",
+            "tokenizer.ggml.token_type",
+        ):
             assert after[key].contents() == before[key].contents()
             assert after[key].types == before[key].types
     for key in ("tokens", "token_type"):
@@ -191,7 +260,9 @@ def test_what_exists_is_kept(tmp_path):
 
 
 def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(gguf.GGUFWriter, "write_tensor_data", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    monkeypatch.setattr(
+        gguf.GGUFWriter, "write_tensor_data", lambda *_: (_ for _ in ()).throw(OSError("disk full"))
+    )
     with pytest.raises(OSError, match="disk full"):
         grow(SMALL, WIDE, N_VOCAB, "Q4_0", tmp_path)
     assert not list(tmp_path.iterdir())

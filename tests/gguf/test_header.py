@@ -17,12 +17,19 @@ from tests.gguf import zoo
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return zoo.write(tmp_path_factory.mktemp("header") / "good.gguf", metadata={"llama.numbers": [1, 2, 3], "llama.many": [0.5] * 2000})
+    return zoo.write(
+        tmp_path_factory.mktemp("header") / "good.gguf",
+        metadata={"llama.numbers": [1, 2, 3], "llama.many": [0.5] * 2000},
+    )
 
 
 def test_reads_what_the_gguf_package_wrote(good):
     header = read_header(good)
-    assert (header.architecture, header.n_tensors, header.file_bytes) == ("llama", len(zoo.llama()[1]), good.stat().st_size)
+    assert (header.architecture, header.n_tensors, header.file_bytes) == (
+        "llama",
+        len(zoo.llama()[1]),
+        good.stat().st_size,
+    )
     assert header.of_architecture("embedding_length") == zoo.N_EMBD
     assert header.of_architecture("numbers") == (1, 2, 3)
     assert header.of_architecture("many") == ArrayLength(2000)
@@ -35,8 +42,11 @@ def test_says_where_everything_lies(good):
     header, theirs = read_header(good), gguf.GGUFReader(good)
     assert header.data_at == theirs.data_offset
     assert header.parts == (good,)
-    assert [(t.name, t.shape, t.type, header.data_at + t.offset, t.n_bytes) for t in header.tensors] == [
-        (t.name, tuple(map(int, t.shape)), int(t.tensor_type), t.data_offset, t.n_bytes) for t in theirs.tensors
+    assert [
+        (t.name, t.shape, t.type, header.data_at + t.offset, t.n_bytes) for t in header.tensors
+    ] == [
+        (t.name, tuple(map(int, t.shape)), int(t.tensor_type), t.data_offset, t.n_bytes)
+        for t in theirs.tensors
     ]
     data, at = good.read_bytes(), header.tokens_at
     for token in zoo.TOKENS:
@@ -67,7 +77,10 @@ def split(folder: Path, most: int = 4, name: str = "whole") -> list[Path]:
 def test_a_split_model_is_one(tmp_path):
     parts = split(tmp_path)
     assert [part.name for part in parts] == [f"whole-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
-    header, whole = read_header(parts[0]), read_header(zoo.write(tmp_path / "whole.gguf", zoo.llama(seed=1)))
+    header, whole = (
+        read_header(parts[0]),
+        read_header(zoo.write(tmp_path / "whole.gguf", zoo.llama(seed=1))),
+    )
     assert header.parts == tuple(parts)
     assert header.file_bytes == sum(part.stat().st_size for part in parts)
     assert header.n_tensors == len(header.tensors) == whole.n_tensors
@@ -76,7 +89,11 @@ def test_a_split_model_is_one(tmp_path):
         data_at = read_header(part).data_at
         for theirs in gguf.GGUFReader(part).tensors:
             (ours,) = (t for t in header.tensors if t.name == theirs.name)
-            assert (ours.part, data_at + ours.offset, ours.n_bytes) == (i, theirs.data_offset, theirs.n_bytes)
+            assert (ours.part, data_at + ours.offset, ours.n_bytes) == (
+                i,
+                theirs.data_offset,
+                theirs.n_bytes,
+            )
 
 
 def test_llama_cpp_loads_what_is_split(tmp_path):
@@ -99,7 +116,11 @@ def test_a_part_that_is_missing_is_named(tmp_path):
 def test_parts_of_other_models_are_refused(tmp_path):
     parts = split(tmp_path)
     two = split(tmp_path, 6, "other")
-    for wrong, said in ((parts[2], "part 3 of 3, not 2 of 3"), (two[1], "part 2 of 2, not 2 of 3"), (parts[0], "part 1 of 3, not 2 of 3")):
+    for wrong, said in (
+        (parts[2], "part 3 of 3, not 2 of 3"),
+        (two[1], "part 2 of 2, not 2 of 3"),
+        (parts[0], "part 1 of 3, not 2 of 3"),
+    ):
         parts[1].write_bytes(wrong.read_bytes())
         with pytest.raises(NotAModelError, match=said):
             read_header(parts[0])
@@ -147,7 +168,10 @@ def test_the_cache_of_a_llama_is_layers_times_heads_times_width(good):
 @pytest.mark.parametrize("value", [0, float("inf"), float("nan"), "two", True, ()])
 def test_the_cache_of_a_model_with_odd_numbers_is_a_number(good, value):
     header = read_header(good)
-    odd = header.metadata | {f"llama.{key}": value for key in ("attention.head_count", "attention.head_count_kv", "attention.key_length")}
+    odd = header.metadata | {
+        f"llama.{key}": value
+        for key in ("attention.head_count", "attention.head_count_kv", "attention.key_length")
+    }
     assert dataclasses.replace(header, metadata=odd).kv_bytes(100, 2.0) >= 0
 
 
@@ -155,7 +179,13 @@ def test_every_cut_is_noticed(good, tmp_path):
     data = good.read_bytes()
     cut = tmp_path / "cut.gguf"
     header_bytes = data.index(b"blk.0.ffn_down.weight")
-    for n in [*range(0, 64), *range(64, header_bytes, 997), header_bytes, len(data) // 2, len(data) - 1]:
+    for n in [
+        *range(0, 64),
+        *range(64, header_bytes, 997),
+        header_bytes,
+        len(data) // 2,
+        len(data) - 1,
+    ]:
         cut.write_bytes(data[:n])
         with pytest.raises(NotAModelError) as caught:
             read_header(cut)
@@ -166,7 +196,10 @@ def test_every_cut_is_noticed(good, tmp_path):
 def test_a_cut_in_the_weights_names_both_sizes(good, tmp_path):
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(good.read_bytes()[:-100])
-    with pytest.raises(NotAModelError, match=rf"has {cut.stat().st_size:,} bytes but its tensors need {good.stat().st_size:,}"):
+    with pytest.raises(
+        NotAModelError,
+        match=rf"has {cut.stat().st_size:,} bytes but its tensors need {good.stat().st_size:,}",
+    ):
         read_header(cut)
 
 
@@ -206,10 +239,16 @@ def _pair(key: bytes, kind: int, value: bytes) -> bytes:
         (_file(0, 1, _pair(b"k", 9, struct.pack("<IQQ", 8, 5, 2**63))), "header ends"),
         (_file(0, 1, _pair(b"general.alignment", 4, struct.pack("<I", 0))), "its alignment is 0"),
         (_file(0, 1, _pair(b"general.alignment", 4, struct.pack("<I", 24))), "its alignment is 24"),
-        (_file(0, 1, _pair(b"general.alignment", 8, struct.pack("<Q", 2) + b"32")), "its alignment is '32'"),
+        (
+            _file(0, 1, _pair(b"general.alignment", 8, struct.pack("<Q", 2) + b"32")),
+            "its alignment is '32'",
+        ),
         (_file(0, 1, _pair(b"general.alignment", 4, struct.pack("<I", 16))), "its alignment is 16"),
         (_file(0, 1, _pair(b"general.alignment", 7, b"\1")), "its alignment is True"),
-        (_file(0, 1, _pair(b"general.alignment", 10, struct.pack("<Q", 32))), "its alignment is 32"),
+        (
+            _file(0, 1, _pair(b"general.alignment", 10, struct.pack("<Q", 32))),
+            "its alignment is 32",
+        ),
         (_file(0, 2, _pair(b"k", 0, b"\1") * 2), "holds 'k' twice"),
         (_file(0, 2, _pair(b"\xff", 0, b"\1") * 2), "holds '�' twice"),
         (_file(1, 0, struct.pack("<QI", 0, 5)), "has 5 dimensions"),
@@ -217,10 +256,19 @@ def _pair(key: bytes, kind: int, value: bytes) -> bytes:
         (_file(1, 0, struct.pack("<QIQIQ", 0, 1, 0, 0, 0)), r"has the shape \(0,\)"),
         (_file(1, 0, struct.pack("<QIQQIQ", 0, 2, 2**32, 2**32, 0, 0)), "has the shape"),
         (_file(1, 0, struct.pack("<QIQIQ", 0, 1, 33, 8, 0)), "rows of 33 values"),
-        (_file(1, 0, struct.pack("<QIQIQ", 0, 1, 32, 4, 0)), "type 4, which llama.cpp knows no longer"),
+        (
+            _file(1, 0, struct.pack("<QIQIQ", 0, 1, 32, 4, 0)),
+            "type 4, which llama.cpp knows no longer",
+        ),
         (_file(2, 0, struct.pack("<QIQIQ", 0, 1, 32, 0, 0) * 2), "the tensor '' twice"),
-        (_file(1, 0, struct.pack("<QIQIQ", 0, 1, 8, 0, 32) + bytes(99)), "lies at byte 32 of the data and not at 0"),
-        (_file(1, 0, struct.pack("<QIQIQ", 0, 1, 8, 0, 1) + bytes(99)), "lies at byte 1 of the data"),
+        (
+            _file(1, 0, struct.pack("<QIQIQ", 0, 1, 8, 0, 32) + bytes(99)),
+            "lies at byte 32 of the data and not at 0",
+        ),
+        (
+            _file(1, 0, struct.pack("<QIQIQ", 0, 1, 8, 0, 1) + bytes(99)),
+            "lies at byte 1 of the data",
+        ),
         (_file(1, 0, struct.pack("<QIQIQ", 0, 1, 2**39, 0, 0)), "is cut short"),
         (_file(1, 0, struct.pack("<QIQIQ", 0, 1, 32, 0, 2**63)), "is cut short"),
         (_file(1, 0, struct.pack("<QIQIQ", 0, 1, 32, 28, 0)), "numbers of the type 28"),
@@ -252,7 +300,11 @@ def test_a_folder_that_is_a_file(good):
 
 
 def test_texts_that_are_no_utf8(tmp_path):
-    (tmp_path / "odd.gguf").write_bytes(_file(0, 2, _pair(b"\xff", 8, struct.pack("<Q", 2) + b"\xc3\x28") + _pair(b"\xfe", 7, b"\x02")))
+    (tmp_path / "odd.gguf").write_bytes(
+        _file(
+            0, 2, _pair(b"\xff", 8, struct.pack("<Q", 2) + b"\xc3\x28") + _pair(b"\xfe", 7, b"\x02")
+        )
+    )
     header = read_header(tmp_path / "odd.gguf")
     assert list(header.metadata.values()) == [True] or header.metadata["\ufffd"] is True
 
@@ -269,24 +321,88 @@ HALF_A_MILLION = 1 << 19
 # Files that make most of what a header may hold; where the second is above 0, they go on for that many zeros.
 GREEDY = {
     "half a million tokens": lambda: (
-        _file(0, 1, _strings(b"tokenizer.ggml.tokens", HALF_A_MILLION, b"".join(_text(b"%07d" % i) for i in range(HALF_A_MILLION)))),
+        _file(
+            0,
+            1,
+            _strings(
+                b"tokenizer.ggml.tokens",
+                HALF_A_MILLION,
+                b"".join(_text(b"%07d" % i) for i in range(HALF_A_MILLION)),
+            ),
+        ),
         0,
     ),
-    "as many empty tokens": lambda: (_file(0, 1, _strings(b"tokenizer.ggml.tokens", HALF_A_MILLION, b"")), 16 * HALF_A_MILLION),
-    "ten million tokens": lambda: (_file(0, 1, _strings(b"tokenizer.ggml.tokens", 10_000_000, b"")), 1 << 40),
-    "long tokens": lambda: (_file(0, 1, _strings(b"tokenizer.ggml.tokens", 9, b"".join(_text(b"%d" % i * (4 << 20)) for i in range(9)))), 0),
-    "two million merges": lambda: (_file(0, 1, _strings(b"tokenizer.ggml.merges", 4 * HALF_A_MILLION, b"")), 1 << 40),
-    "empty strings without end": lambda: (_file(0, 1 << 16, b"".join(_strings(b"%07d" % i, 31, bytes(248)) for i in range(1 << 16))), 1 << 40),
+    "as many empty tokens": lambda: (
+        _file(0, 1, _strings(b"tokenizer.ggml.tokens", HALF_A_MILLION, b"")),
+        16 * HALF_A_MILLION,
+    ),
+    "ten million tokens": lambda: (
+        _file(0, 1, _strings(b"tokenizer.ggml.tokens", 10_000_000, b"")),
+        1 << 40,
+    ),
+    "long tokens": lambda: (
+        _file(
+            0,
+            1,
+            _strings(
+                b"tokenizer.ggml.tokens",
+                9,
+                b"".join(_text(b"%d" % i * (4 << 20)) for i in range(9)),
+            ),
+        ),
+        0,
+    ),
+    "two million merges": lambda: (
+        _file(0, 1, _strings(b"tokenizer.ggml.merges", 4 * HALF_A_MILLION, b"")),
+        1 << 40,
+    ),
+    "empty strings without end": lambda: (
+        _file(0, 1 << 16, b"".join(_strings(b"%07d" % i, 31, bytes(248)) for i in range(1 << 16))),
+        1 << 40,
+    ),
     "strings without end": lambda: (_file(0, 1 << 16, _strings(b"k", 1 << 22, b"")), 1 << 40),
-    "short arrays": lambda: (_file(0, 1 << 16, b"".join(_pair(b"%d" % i, 9, struct.pack("<IQ", 0, 1024) + bytes(1024)) for i in range(9999))), 0),
-    "numbers": lambda: (_file(0, 1 << 16, b"".join(_pair(b"%07d" % i, 4, bytes(4)) for i in range(1 << 16))), 0),
+    "short arrays": lambda: (
+        _file(
+            0,
+            1 << 16,
+            b"".join(
+                _pair(b"%d" % i, 9, struct.pack("<IQ", 0, 1024) + bytes(1024)) for i in range(9999)
+            ),
+        ),
+        0,
+    ),
+    "numbers": lambda: (
+        _file(0, 1 << 16, b"".join(_pair(b"%07d" % i, 4, bytes(4)) for i in range(1 << 16))),
+        0,
+    ),
     "a long array": lambda: (_file(0, 2, _pair(b"k", 9, struct.pack("<IQ", 12, 7 << 20))), 1 << 40),
-    "a longer array": lambda: (_file(0, 2, _pair(b"k", 9, struct.pack("<IQ", 12, 9 << 20))), 1 << 40),
+    "a longer array": lambda: (
+        _file(0, 2, _pair(b"k", 9, struct.pack("<IQ", 12, 9 << 20))),
+        1 << 40,
+    ),
     "a text of 4 GB": lambda: (_file(0, 1, _pair(b"k", 8, struct.pack("<Q", 1 << 32))), 1 << 40),
-    "a text of 32 MB": lambda: (_file(0, 1, _pair(b"k", 8, _text("\U0001f600".encode() * ((8 << 20) - 9)))), 0),
-    "long keys": lambda: (_file(0, 99, b"".join(_pair(b"%7d" % i * 99999, 4, bytes(4)) for i in range(99))), 0),
-    "tensors": lambda: (_file(1 << 16, 0, b"".join(_text(b"%07d" % i) + struct.pack("<IQIQ", 1, 8, 0, 32 * i) for i in range(1 << 16))), 1 << 22),
-    "tensors of one name": lambda: (_file(1 << 16, 0, struct.pack("<QIQIQ", 0, 1, 8, 0, 0) * (1 << 16)), 1 << 40),
+    "a text of 32 MB": lambda: (
+        _file(0, 1, _pair(b"k", 8, _text("\U0001f600".encode() * ((8 << 20) - 9)))),
+        0,
+    ),
+    "long keys": lambda: (
+        _file(0, 99, b"".join(_pair(b"%7d" % i * 99999, 4, bytes(4)) for i in range(99))),
+        0,
+    ),
+    "tensors": lambda: (
+        _file(
+            1 << 16,
+            0,
+            b"".join(
+                _text(b"%07d" % i) + struct.pack("<IQIQ", 1, 8, 0, 32 * i) for i in range(1 << 16)
+            ),
+        ),
+        1 << 22,
+    ),
+    "tensors of one name": lambda: (
+        _file(1 << 16, 0, struct.pack("<QIQIQ", 0, 1, 8, 0, 0) * (1 << 16)),
+        1 << 40,
+    ),
     "zeros": lambda: (_file(1 << 16, 1 << 16), 1 << 40),
 }
 REFUSED = {
@@ -322,10 +438,17 @@ def test_no_header_takes_long_or_256_mb(tmp_path, name):
     with (tmp_path / "greedy.gguf").open("wb") as file:
         file.write(data)
         file.truncate(len(data) + zeros)
-    child = children.run([sys.executable, "-c", MEASURE, tmp_path / "greedy.gguf"], capture_output=True, text=True, check=False)
+    child = children.run(
+        [sys.executable, "-c", MEASURE, tmp_path / "greedy.gguf"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (child.returncode, child.stderr) == (0, "")
     yards, kib, said = child.stdout.split("|")
-    print(f"{float(yards):.2f} of the time to add up 20 million numbers, {int(kib) >> 10} MiB: {said.strip()}")
+    print(
+        f"{float(yards):.2f} of the time to add up 20 million numbers, {int(kib) >> 10} MiB: {said.strip()}"
+    )
     assert float(yards) < 3  # idle about a second
     assert int(kib) < 256 << 10
     assert REFUSED.get(name, "read") in said

@@ -32,8 +32,18 @@ def test_our_chain_gives_the_distribution_of_llama_cpp_with_biases(options, igno
         logits[ends] += 3
         order = np.argsort(-logits)
         history = [*rng.integers(0, 300, size=30).tolist(), *order[:6].tolist()]
-        bias = {int(order[150]): float(logits[order[0]] - logits[order[150]]), int(order[0]): -np.inf, int(order[2]): -1.0}
-        chain = sampler(None, filters=Filters(ends=np.array(ends)), ignore_eos=ignore_eos, logit_bias=bias, **options)
+        bias = {
+            int(order[150]): float(logits[order[0]] - logits[order[150]]),
+            int(order[0]): -np.inf,
+            int(order[2]): -1.0,
+        }
+        chain = sampler(
+            None,
+            filters=Filters(ends=np.array(ends)),
+            ignore_eos=ignore_eos,
+            logit_bias=bias,
+            **options,
+        )
         ids, probs = chain.distribution(logits, history)
         right = distribution(logits, history, chain.sampling, ends)
         assert right.keys() == {*ids.tolist()}

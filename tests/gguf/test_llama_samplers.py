@@ -32,7 +32,9 @@ def row(n, seed, scale=3.0):
 
 def test_the_memory_is_laid_out_as_llama_cpp_expects():
     fields = {name: getattr(C.llama_token_data, name) for name, _ in C.llama_token_data._fields_}
-    ours = {name: (offset, kind.itemsize) for name, (kind, offset) in samplers._CANDIDATE.fields.items()}
+    ours = {
+        name: (offset, kind.itemsize) for name, (kind, offset) in samplers._CANDIDATE.fields.items()
+    }
     assert ours == {name: (field.offset, field.size) for name, field in fields.items()}
     assert samplers._CANDIDATE.itemsize == ctypes.sizeof(C.llama_token_data)
 
@@ -56,7 +58,11 @@ def test_typical_follows_the_paper(n, mass):
         ids, logits = row(n, seed)
         kept = typical(ids, logits, mass)
         assert (np.diff(kept) > 0).all()
-        assert plain_typical(ids, logits, mass - 1e-5) <= set(kept.tolist()) <= plain_typical(ids, logits, mass + 1e-5)
+        assert (
+            plain_typical(ids, logits, mass - 1e-5)
+            <= set(kept.tolist())
+            <= plain_typical(ids, logits, mass + 1e-5)
+        )
         assert (row(n, seed)[1] == logits).all()
 
 
@@ -81,7 +87,13 @@ def test_typical_keeps_one_at_least():
     assert len(typical(ids, np.zeros(40), 0.51)) == 21  # ties
 
 
-@pytest.mark.parametrize("keeps", [lambda ids, logits: typical(ids, logits, 0.5), lambda ids, logits: xtc(ids, logits, 1.0, 0.1, 0)])
+@pytest.mark.parametrize(
+    "keeps",
+    [
+        lambda ids, logits: typical(ids, logits, 0.5),
+        lambda ids, logits: xtc(ids, logits, 1.0, 0.1, 0),
+    ],
+)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_logits_that_are_no_numbers_are_left_out(keeps, bad):
     for n in (1, 2, 40, 300):
@@ -106,7 +118,9 @@ def test_only_differences_of_logits_matter(far):
 def plain_xtc(ids, logits, threshold):
     """All ids but the likeliest ones above the threshold, the least likely of which stays."""
     p = softmax(logits)
-    above = sorted((prob, token) for prob, token in zip(p, ids.tolist(), strict=True) if prob >= threshold)
+    above = sorted(
+        (prob, token) for prob, token in zip(p, ids.tolist(), strict=True) if prob >= threshold
+    )
     return set(ids.tolist()) - {token for _, token in above[1:]}
 
 
@@ -222,9 +236,12 @@ def test_dry_is_what_llama_cpp_does_to_a_whole_vocabulary(model):
         history = rnd.choices(range(40, 60), k=n)
         whole = C.llama_sampler_init_dry(model._vocab, 0.8, 1.75, 1, model.n_ctx, breakers, 4)
         distribution = dict.fromkeys(range(model.n_vocab), 0.0) | {
-            int(c["id"]): float(c["logit"]) for c in applied(whole, np.zeros(model.n_vocab), history)
+            int(c["id"]): float(c["logit"])
+            for c in applied(whole, np.zeros(model.n_vocab), history)
         }
-        assert {token: -logit for token, logit in distribution.items() if logit} == pytest.approx(penalties(dry, history), rel=1e-6)
+        assert {token: -logit for token, logit in distribution.items() if logit} == pytest.approx(
+            penalties(dry, history), rel=1e-6
+        )
 
 
 def test_dry_does_nothing_where_it_is_off(model):
@@ -234,7 +251,9 @@ def test_dry_does_nothing_where_it_is_off(model):
         assert penalties(Dry(model, *off, ()), history) == {}
 
 
-@pytest.mark.parametrize(("multiplier", "base"), [(5.0, 10.0), (0.1, 1e32), (2.0, 1e300), (1e30, 1.75), (1e300, 1.0)])
+@pytest.mark.parametrize(
+    ("multiplier", "base"), [(5.0, 10.0), (0.1, 1e32), (2.0, 1e300), (1e30, 1.75), (1e300, 1.0)]
+)
 def test_dry_never_takes_off_infinity(model, multiplier, base):
     (value,) = penalties(Dry(model, multiplier, base, 0, -1, ()), [40] * 300).values()
     assert value == 1e30
@@ -244,7 +263,11 @@ def test_dry_never_takes_off_infinity(model, multiplier, base):
 
 def test_dry_reserves_no_more_than_a_context(model):
     history = [40, 41] * 200
-    assert penalties(Dry(model, 0.8, 1.75, 2, 10**12, ()), history) == penalties(Dry(model, 0.8, 1.75, 2, -1, ()), history) != {}
+    assert (
+        penalties(Dry(model, 0.8, 1.75, 2, 10**12, ()), history)
+        == penalties(Dry(model, 0.8, 1.75, 2, -1, ()), history)
+        != {}
+    )
 
 
 def test_dry_takes_any_sequence(model):
@@ -253,14 +276,28 @@ def test_dry_takes_any_sequence(model):
     assert penalties(dry, tuple(history)) == penalties(dry, history) != {}
 
 
-ODD = ["", "\0", "\0a", "a\0b", "\ud800", "x" * 10_000, "e" * 40, " " * 10_000, "é", "日本", "🎉" * 30, "a" * 39 + "é", "<|im_start|>"]
+ODD = [
+    "",
+    "\0",
+    "\0a",
+    "a\0b",
+    "\ud800",
+    "x" * 10_000,
+    "e" * 40,
+    " " * 10_000,
+    "é",
+    "日本",
+    "🎉" * 30,
+    "a" * 39 + "é",
+    "<|im_start|>",
+]
 
 
 @pytest.mark.parametrize("breaker", ODD, ids=range(len(ODD)))
 def test_odd_breakers_do_no_harm(model, breaker):
-    assert penalties(Dry(model, 0.8, 1.75, 2, -1, (breaker, "\n")), [40, 41] * 9) == plain_dry([40, 41] * 9, 0.8, 1.75, 2, -1) | {
-        40: pytest.approx(0.8 * 1.75**14, rel=1e-5)
-    }
+    assert penalties(Dry(model, 0.8, 1.75, 2, -1, (breaker, "\n")), [40, 41] * 9) == plain_dry(
+        [40, 41] * 9, 0.8, 1.75, 2, -1
+    ) | {40: pytest.approx(0.8 * 1.75**14, rel=1e-5)}
     assert penalties(Dry(model, 0.8, 1.75, 2, -1, (breaker, "\n")), [40, NEWLINE] * 9) == {}
 
 
@@ -279,7 +316,11 @@ def test_breakers_are_looked_for_once(model, monkeypatch):
 
 def test_a_row_feeds_only_what_is_new(model, monkeypatch):
     fed, accept = [], C.llama_sampler_accept
-    monkeypatch.setattr(C, "llama_sampler_accept", lambda sampler, token: fed.append(token) or accept(sampler, token))
+    monkeypatch.setattr(
+        C,
+        "llama_sampler_accept",
+        lambda sampler, token: fed.append(token) or accept(sampler, token),
+    )
     dry, history = Dry(model, 0.8, 1.75, 2, -1, ()), [40] * 400
     dry.penalties(history)
     assert len(fed) == 400
@@ -292,7 +333,11 @@ def test_a_row_feeds_only_what_is_new(model, monkeypatch):
 
 
 def test_an_interrupted_feed_leaves_no_trace(model, monkeypatch):
-    dry, history, accept = Dry(model, 0.8, 1.75, 2, -1, ()), [40, 41, 42, 43] * 30, C.llama_sampler_accept
+    dry, history, accept = (
+        Dry(model, 0.8, 1.75, 2, -1, ()),
+        [40, 41, 42, 43] * 30,
+        C.llama_sampler_accept,
+    )
     expected = penalties(dry, history)
     for at in (1, 50, 100):
         dry, left = Dry(model, 0.8, 1.75, 2, -1, ()), iter(range(at))
@@ -329,7 +374,9 @@ def applied(native, logits, history=()):
     """What a native sampler leaves of a whole vocabulary after a history; frees it."""
     candidates = np.zeros(len(logits), samplers._CANDIDATE)
     candidates["id"], candidates["logit"] = np.arange(len(logits)), logits
-    array = C.llama_token_data_array(ctypes.cast(candidates.ctypes.data, C.llama_token_data_p), len(logits), -1, False)
+    array = C.llama_token_data_array(
+        ctypes.cast(candidates.ctypes.data, C.llama_token_data_p), len(logits), -1, False
+    )
     for token in history:
         C.llama_sampler_accept(native, token)
     C.llama_sampler_apply(native, ctypes.byref(array))
@@ -343,7 +390,9 @@ def llama_chain(logits, history, s):
     chain = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
     last_n = len(history) if s.penalty_last_n < 0 else s.penalty_last_n
     for native in (
-        C.llama_sampler_init_penalties(len(logits), last_n, s.repeat_penalty, s.frequency_penalty, s.presence_penalty),
+        C.llama_sampler_init_penalties(
+            len(logits), last_n, s.repeat_penalty, s.frequency_penalty, s.presence_penalty
+        ),
         C.llama_sampler_init_top_n_sigma(s.top_n_sigma),
         C.llama_sampler_init_top_k(s.top_k),
         C.llama_sampler_init_typical(s.typical_p, 1),
@@ -358,7 +407,12 @@ def llama_chain(logits, history, s):
     return distribution
 
 
-PENALTIES = {"repeat_penalty": 1.3, "frequency_penalty": 0.4, "presence_penalty": 0.2, "penalty_last_n": 20}
+PENALTIES = {
+    "repeat_penalty": 1.3,
+    "frequency_penalty": 0.4,
+    "presence_penalty": 0.2,
+    "penalty_last_n": 20,
+}
 
 
 @pytest.mark.parametrize(
@@ -399,7 +453,9 @@ def test_our_chain_gives_the_probabilities_of_llama_cpp(n, options):
     for seed in range(4):
         rng = np.random.default_rng([n, seed])
         logits = (rng.normal(size=n) * 2 - seed).astype(np.float32)
-        history = rng.integers(0, n, size=30).tolist() * 2 + np.argsort(-logits)[:9].tolist()  # likely ones too
+        history = (
+            rng.integers(0, n, size=30).tolist() * 2 + np.argsort(-logits)[:9].tolist()
+        )  # likely ones too
         distribution = np.zeros(n)
         ids, probs = ours.distribution(logits, history)
         distribution[ids] = probs

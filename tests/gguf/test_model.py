@@ -7,7 +7,13 @@ import pytest
 
 import gguf_spec
 from gguf_spec import Sampling
-from gguf_spec.errors import ClosedError, DecodeError, InvalidOptionError, PromptTooLongError, RollbackError
+from gguf_spec.errors import (
+    ClosedError,
+    DecodeError,
+    InvalidOptionError,
+    PromptTooLongError,
+    RollbackError,
+)
 from gguf_spec.llama.model import Model
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.options import K_MAX
@@ -47,7 +53,9 @@ def rows(model: Model, tokens, n_rows=1):
 
 
 def close(a, b):
-    return np.abs(a - b).max() < 0.05  # batches of other sizes round otherwise; a row spreads over 3
+    return (
+        np.abs(a - b).max() < 0.05
+    )  # batches of other sizes round otherwise; a row spreads over 3
 
 
 def test_rows_are_those_of_one_token_at_a_time(model):
@@ -165,7 +173,10 @@ def test_every_token_has_its_bytes(model):
 def test_a_token_longer_than_the_buffer(tmp_path):
     tokens = [*zoo.TOKENS]
     tokens[20] = "x" * 5000
-    model = Model(zoo.write(tmp_path / "long.gguf", tokens=tokens), ContextOptions(n_ctx=32, threads=1, extra_bufts=False))
+    model = Model(
+        zoo.write(tmp_path / "long.gguf", tokens=tokens),
+        ContextOptions(n_ctx=32, threads=1, extra_bufts=False),
+    )
     assert model.piece(20) == b"x" * 5000
     assert model.token_text(20) == "x" * 5000
     model.close()
@@ -173,7 +184,8 @@ def test_a_token_longer_than_the_buffer(tmp_path):
 
 def test_a_start_token_is_added_when_the_model_wants_one(tmp_path):
     model = Model(
-        zoo.write(tmp_path / "bos.gguf", metadata={"tokenizer.ggml.add_bos_token": True}), ContextOptions(n_ctx=32, threads=1, extra_bufts=False)
+        zoo.write(tmp_path / "bos.gguf", metadata={"tokenizer.ggml.add_bos_token": True}),
+        ContextOptions(n_ctx=32, threads=1, extra_bufts=False),
     )
     assert model.tokenize("", special=True) == [zoo.END]
     assert model.tokenize("x", special=True)[0] == zoo.END
@@ -203,7 +215,9 @@ def test_a_model_that_cannot_go_back_says_so(animals, kind):
 
 
 @pytest.mark.parametrize("kind", ["mamba", "lfm2"])
-@pytest.mark.parametrize("sampling", [Sampling(temperature=0, max_tokens=30), Sampling(seed=3, max_tokens=30)])
+@pytest.mark.parametrize(
+    "sampling", [Sampling(temperature=0, max_tokens=30), Sampling(seed=3, max_tokens=30)]
+)
 def test_a_recurrent_or_hybrid_target_goes_on_plainly(animals, kind, sampling):
     texts = []
     for draft in (None, animals / "llama.gguf"):
@@ -211,16 +225,23 @@ def test_a_recurrent_or_hybrid_target_goes_on_plainly(animals, kind, sampling):
             texts.append(llm.generate("Once upon the time", sampling).text)
             assert llm.generate("Once upon the time", sampling).text == texts[-1]
             assert llm.draft_name is None
-            assert [f"{kind}.gguf cannot go back" in note for note in llm.notes] == ([True] if draft else [])
+            assert [f"{kind}.gguf cannot go back" in note for note in llm.notes] == (
+                [True] if draft else []
+            )
     assert texts[0] == texts[1] != ""
 
 
 @pytest.mark.parametrize("kind", ["mamba", "lfm2"])
 def test_a_recurrent_or_hybrid_draft_is_left_out(animals, kind):
     sampling = Sampling(temperature=0, max_tokens=30)
-    with gguf_spec.load(animals / "llama.gguf", animals / f"{kind}.gguf", threads=1, extra_bufts=False) as llm:
+    with gguf_spec.load(
+        animals / "llama.gguf", animals / f"{kind}.gguf", threads=1, extra_bufts=False
+    ) as llm:
         assert [f"the draft {kind}.gguf cannot go back" in note for note in llm.notes] == [True]
-        text, drafted = llm.generate("Once upon the time", sampling).text, llm.generate("x", sampling).stats.n_drafted
+        text, drafted = (
+            llm.generate("Once upon the time", sampling).text,
+            llm.generate("x", sampling).stats.n_drafted,
+        )
     with gguf_spec.load(animals / "llama.gguf", None, threads=1, extra_bufts=False) as llm:
         assert (text, drafted) == (llm.generate("Once upon the time", sampling).text, 0)
 
@@ -229,15 +250,29 @@ def test_a_recurrent_or_hybrid_draft_is_left_out(animals, kind):
 def test_long_prompts_give_the_same_with_and_without_a_draft(animals, prompt_tokens):
     results = []
     for draft in (None, animals / "cousin.gguf"):
-        with gguf_spec.load(animals / "llama.gguf", draft, threads=1, extra_bufts=False, n_ctx=1500) as llm:
-            results.append(llm.generate_tokens([i * 7 % 256 for i in range(prompt_tokens)], Sampling(temperature=0, max_tokens=20)))
+        with gguf_spec.load(
+            animals / "llama.gguf", draft, threads=1, extra_bufts=False, n_ctx=1500
+        ) as llm:
+            results.append(
+                llm.generate_tokens(
+                    [i * 7 % 256 for i in range(prompt_tokens)],
+                    Sampling(temperature=0, max_tokens=20),
+                )
+            )
     assert results[0].tokens == results[1].tokens
     assert results[1].stats.n_prompt == prompt_tokens
 
 
 def test_an_answer_fills_the_context_to_the_last_place(animals):
-    with gguf_spec.load(animals / "llama.gguf", animals / "twin.gguf", threads=1, extra_bufts=False, n_ctx=48) as llm:
-        result = llm.generate_tokens([40] * 10, Sampling(temperature=0, max_tokens=None, logit_bias={zoo.END: -np.inf, zoo.IM_END: -np.inf}))
+    with gguf_spec.load(
+        animals / "llama.gguf", animals / "twin.gguf", threads=1, extra_bufts=False, n_ctx=48
+    ) as llm:
+        result = llm.generate_tokens(
+            [40] * 10,
+            Sampling(
+                temperature=0, max_tokens=None, logit_bias={zoo.END: -np.inf, zoo.IM_END: -np.inf}
+            ),
+        )
         assert (len(result.tokens), result.finish_reason) == (38, "length")
         with pytest.raises(PromptTooLongError):
             llm.generate_tokens([40] * 48)
@@ -258,6 +293,11 @@ for path in sys.argv[1:]:
 
 
 def test_long_runs_of_one_letter(tmp_path):
-    files = [zoo.write(tmp_path / f"{pre}.gguf", metadata={"tokenizer.ggml.pre": pre}) for pre in ("default", "deepseek-v3", "tekken", "gpt-4o")]
-    child = children.run([sys.executable, "-c", CHILD, *files], capture_output=True, text=True, check=False)
+    files = [
+        zoo.write(tmp_path / f"{pre}.gguf", metadata={"tokenizer.ggml.pre": pre})
+        for pre in ("default", "deepseek-v3", "tekken", "gpt-4o")
+    ]
+    child = children.run(
+        [sys.executable, "-c", CHILD, *files], capture_output=True, text=True, check=False
+    )
     assert (child.returncode, child.stderr) == (0, "")

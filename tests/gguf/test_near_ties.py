@@ -45,7 +45,10 @@ def with_a_near_tie(llm, strict):
 def test_near_ties_are_counted(wobbly):
     sampling, stats = with_a_near_tie(wobbly, strict=False)
     assert 0 < stats.n_near_ties < 0.2 * stats.n_generated
-    assert wobbly.generate("Once upon a time", sampling, speculation=Speculation(0)).stats.n_near_ties == 0
+    assert (
+        wobbly.generate("Once upon a time", sampling, speculation=Speculation(0)).stats.n_near_ties
+        == 0
+    )
     assert stats.n_decided_again == 0
 
 
@@ -78,9 +81,13 @@ def test_no_text_parts_untold(wobbly, prompts, capsys):
     for i, prompt in enumerate(prompts):
         sampling = Sampling(seed=i, max_tokens=128, temperature=(0.0, 0.8, 1.0)[i % 3])
         plain = wobbly.generate(prompt, sampling, speculation=Speculation(0))
-        burst = wobbly.generate(prompt, sampling, speculation=Speculation(12, adaptive=False, exact=False))
+        burst = wobbly.generate(
+            prompt, sampling, speculation=Speculation(12, adaptive=False, exact=False)
+        )
         n_ties += burst.stats.n_near_ties
         n_parted += burst.tokens != plain.tokens
         assert burst.tokens == plain.tokens or burst.stats.n_near_ties
     with capsys.disabled():
-        print(f"\nQ4_K_M, wide passes allowed: {n_parted} of {len(prompts)} texts parted from the plain one, all at one of {n_ties} near ties")
+        print(
+            f"\nQ4_K_M, wide passes allowed: {n_parted} of {len(prompts)} texts parted from the plain one, all at one of {n_ties} near ties"
+        )

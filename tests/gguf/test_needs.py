@@ -21,7 +21,10 @@ from tests.gguf import zoo
 
 MIB = 1 << 20
 GROWN = Path.home() / ".cache" / "gguf-spec" / "grown"
-LARGE, SMALL = GROWN / "grown-1.7B-target-49152-Q4_0.gguf", GROWN / "grown-135M-draft-49152-Q4_0.gguf"
+LARGE, SMALL = (
+    GROWN / "grown-1.7B-target-49152-Q4_0.gguf",
+    GROWN / "grown-135M-draft-49152-Q4_0.gguf",
+)
 GROWN_HALF_BILLION = GROWN / "grown-0.5B-draft-151936-Q4_0.gguf"
 
 
@@ -30,7 +33,9 @@ def said(capfd, path, **options):
     capfd.readouterr()
     Model(path, ContextOptions(threads=1, verbose=True, **options)).close()
     found = {"KV": 0.0, "RS": 0.0, "compute": 0.0, "model": {}}
-    for name, kind, n in re.findall(r"(\S+) (KV|RS|compute|model) buffer size = +([\d.]+) MiB", capfd.readouterr().err):
+    for name, kind, n in re.findall(
+        r"(\S+) (KV|RS|compute|model) buffer size = +([\d.]+) MiB", capfd.readouterr().err
+    ):
         if kind == "model":
             found["model"][name] = found["model"].get(name, 0) + float(n)
         else:
@@ -38,7 +43,18 @@ def said(capfd, path, **options):
     return found
 
 
-def model(architecture, n_layer=2, n_embd=256, n_head=4, kv=(2, 2), head=64, n_ff=1024, extra=(), names=(), **said):
+def model(
+    architecture,
+    n_layer=2,
+    n_embd=256,
+    n_head=4,
+    kv=(2, 2),
+    head=64,
+    n_ff=1024,
+    extra=(),
+    names=(),
+    **said,
+):
     """Return metadata and tensors of a model like llama, with other sizes and names; its weights are zero."""
     metadata = {
         "general.architecture": architecture, f"{architecture}.context_length": 8192, f"{architecture}.embedding_length": n_embd,
@@ -64,7 +80,9 @@ POST = (("post_attention_norm", 256), ("post_ffw_norm", 256))
 KINDS = {
     "llama": lambda: model("llama"),
     "qwen3": lambda: model("qwen3", names=NORMS),
-    "gemma3": lambda: model("gemma3", n_layer=6, kv=(1,) * 6, names=NORMS + POST, **{"attention.sliding_window": 512}),
+    "gemma3": lambda: model(
+        "gemma3", n_layer=6, kv=(1,) * 6, names=NORMS + POST, **{"attention.sliding_window": 512}
+    ),
     "deci": lambda: model("deci", kv=(4, 1)),
     "mamba": zoo.mamba,
     "lfm2": zoo.lfm2,
@@ -72,7 +90,14 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("options", [{"n_ctx": 1000}, {"n_ctx": 3000, "kv_type": "q8_0"}, {"n_ctx": 1024, "flash_attention": "off"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"n_ctx": 1000},
+        {"n_ctx": 3000, "kv_type": "q8_0"},
+        {"n_ctx": 1024, "flash_attention": "off"},
+    ],
+)
 def test_caches_are_as_llama_makes_them(tmp_path, capfd, kind, options):
     if kind == "lfm2" and "kv_type" in options:
         options = {**options, "kv_type": "bf16"}
@@ -119,15 +144,32 @@ print(json.dumps([peak, wanted.total, wanted.weights, wanted.caches, wanted.comp
 
 def peak_and_needs(model, draft, tmp_path, **options):
     arguments = json.dumps([str(model), draft and str(draft), {"extra_bufts": True, **options}])
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[2])}
-    child = children.run([sys.executable, "-c", PEAK, arguments], capture_output=True, text=True, env=environment, limit_s=600, check=False)
+    environment = {
+        **os.environ,
+        "XDG_CACHE_HOME": str(tmp_path),
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+    }
+    child = children.run(
+        [sys.executable, "-c", PEAK, arguments],
+        capture_output=True,
+        text=True,
+        env=environment,
+        limit_s=600,
+        check=False,
+    )
     assert child.returncode == 0, child.stderr
     return json.loads(child.stdout.splitlines()[-1])
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read there")
 @pytest.mark.parametrize(
-    ("draft", "options"), [("tales-draft", {}), (None, {}), (None, {"n_ctx": 4096, "kv_type": "f32"}), (None, {"extra_bufts": False})]
+    ("draft", "options"),
+    [
+        ("tales-draft", {}),
+        (None, {}),
+        (None, {"n_ctx": 4096, "kv_type": "f32"}),
+        (None, {"extra_bufts": False}),
+    ],
 )
 def test_the_peak_of_the_bundled_pair(tmp_path, draft, options):
     peak, total, *parts = peak_and_needs("tales", draft, tmp_path, **options)

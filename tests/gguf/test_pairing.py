@@ -29,7 +29,14 @@ OTHER_TOKENS = [*zoo.TOKENS[:40], "another", *zoo.TOKENS[41:]]
 @pytest.fixture
 def home(tmp_path, monkeypatch):
     """A home in which nothing lies yet."""
-    for name in ("HF_HOME", "HF_HUB_CACHE", "LLAMA_CACHE", "OLLAMA_MODELS", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
+    for name in (
+        "HF_HOME",
+        "HF_HUB_CACHE",
+        "LLAMA_CACHE",
+        "OLLAMA_MODELS",
+        "XDG_CACHE_HOME",
+        "XDG_CONFIG_HOME",
+    ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
@@ -68,10 +75,17 @@ def names(target):
 )
 def test_a_header_tells_the_vocabulary_that_llama_cpp_sees(tmp_path, metadata):
     tokens = [*zoo.TOKENS[:50], "", "zz\0b", *zoo.TOKENS[50:]]
-    path = zoo.write(tmp_path / "a.gguf", zoo.llama(n_vocab=len(tokens)), tokens=tokens, metadata=metadata)
-    model, of_file = Model(path, replace(OPTIONS, extra_bufts=False)), FileVocabulary(read_header(path))
+    path = zoo.write(
+        tmp_path / "a.gguf", zoo.llama(n_vocab=len(tokens)), tokens=tokens, metadata=metadata
+    )
+    model, of_file = (
+        Model(path, replace(OPTIONS, extra_bufts=False)),
+        FileVocabulary(read_header(path)),
+    )
     assert of_file.vocabulary == model.vocabulary
-    assert [of_file.token_text(i) for i in range(len(tokens))] == [model.token_text(i) for i in range(len(tokens))]
+    assert [of_file.token_text(i) for i in range(len(tokens))] == [
+        model.token_text(i) for i in range(len(tokens))
+    ]
     model.close()
 
 
@@ -85,24 +99,37 @@ def test_so_it_does_for_the_bundled_pair():
 
 
 def test_the_right_draft_among_ten_caches_with_decoys(home, target, monkeypatch):
-    hub, lm, ollama = home / ".cache/huggingface/hub", home / ".lmstudio/models", home / ".ollama/models/blobs"
+    hub, lm, ollama = (
+        home / ".cache/huggingface/hub",
+        home / ".lmstudio/models",
+        home / ".ollama/models/blobs",
+    )
     right = put(hub / "models--a--right/snapshots/0/right.gguf", zoo.llama(n_layer=4))
     put(hub / "models--b--larger/snapshots/0/larger.gguf", zoo.llama(n_layer=60))
     put(hub / "models--c--words/snapshots/0/words.gguf", zoo.llama(), tokens=OTHER_TOKENS)
     cut = put(hub / "models--d--cut/snapshots/0/cut.gguf", zoo.llama(n_layer=4))
     os.truncate(cut, cut.stat().st_size - 1000)
     put(home / ".cache/llama.cpp/state.gguf", zoo.mamba())
-    put(home / ".cache/llama.cpp/begins.gguf", zoo.llama(), metadata={"tokenizer.ggml.add_bos_token": True})
+    put(
+        home / ".cache/llama.cpp/begins.gguf",
+        zoo.llama(),
+        metadata={"tokenizer.ggml.add_bos_token": True},
+    )
     put(lm / "someone/slow.gguf", zoo.llama(n_layer=35))
     put(lm / "someone/adapter.gguf", metadata={"general.type": "adapter"})
     put(target.parent / "twin.gguf", zoo.llama(n_layer=40))
     ollama.mkdir(parents=True)
     (ollama / "sha256-0123").write_bytes(b"not a model")
     (home / ".cache/llama.cpp/empty.gguf").touch()
-    monkeypatch.setattr(model_module.C, "llama_model_load_from_file", lambda *_: pytest.fail("weights were loaded"))
+    monkeypatch.setattr(
+        model_module.C, "llama_model_load_from_file", lambda *_: pytest.fail("weights were loaded")
+    )
     found, why = choose(resolve(target), target, OPTIONS)
     assert (found.path, found.name) == (right, "right.gguf")
-    assert why == "drafting with right.gguf: it speaks the same vocabulary and has 13% of the target's size."
+    assert (
+        why
+        == "drafting with right.gguf: it speaks the same vocabulary and has 13% of the target's size."
+    )
     others = names(target)
     assert "'another'" in others["words.gguf"].why
     assert "token 40" in others["words.gguf"].why
@@ -115,7 +142,18 @@ def test_the_right_draft_among_ten_caches_with_decoys(home, target, monkeypatch)
     assert "GGUF" in others["empty.gguf"].why
     assert others["slow.gguf"].fits
     assert 0 < others["slow.gguf"].gain < found.gain
-    assert not any(others[name].fits for name in ("words.gguf", "larger.gguf", "twin.gguf", "cut.gguf", "state.gguf", "begins.gguf", "adapter.gguf"))
+    assert not any(
+        others[name].fits
+        for name in (
+            "words.gguf",
+            "larger.gguf",
+            "twin.gguf",
+            "cut.gguf",
+            "state.gguf",
+            "begins.gguf",
+            "adapter.gguf",
+        )
+    )
 
 
 def test_ollamas_blobs_have_no_names(home, target):
@@ -128,20 +166,30 @@ def test_a_file_linked_to_from_two_places_is_one_candidate(home, target):
     (home / ".cache/huggingface/hub/link.gguf").symlink_to(real)
     (target.parent / "itself.gguf").symlink_to(target)
     (target.parent / "nowhere.gguf").symlink_to(home / "nothing.gguf")
-    assert [one.path.resolve() for one in candidates(resolve(target), target, OPTIONS) if one.fits] == [real]
+    assert [
+        one.path.resolve() for one in candidates(resolve(target), target, OPTIONS) if one.fits
+    ] == [real]
     assert "itself.gguf" not in names(target)
 
 
 def test_nothing_to_find(home, target):
     found, why = choose(resolve(target), target, OPTIONS)
     assert found is None
-    assert why == "no draft that pays for target.gguf is on this disk: drafting from the text alone. Give one with --draft FILE."
+    assert (
+        why
+        == "no draft that pays for target.gguf is on this disk: drafting from the text alone. Give one with --draft FILE."
+    )
 
 
 def test_what_models_yaml_declares_comes_first_and_is_said_to_be_so(home, target, tmp_path):
-    small, smaller = put(tmp_path / "small.gguf", zoo.llama(n_layer=8)), put(tmp_path / "models/smaller.gguf", zoo.llama(n_layer=2))
+    small, smaller = (
+        put(tmp_path / "small.gguf", zoo.llama(n_layer=8)),
+        put(tmp_path / "models/smaller.gguf", zoo.llama(n_layer=2)),
+    )
     overlay = tmp_path / "more.yaml"
-    overlay.write_text(f"models:\n  big: {{path: {target}, draft: small}}\n  small: {{path: {small}}}\n")
+    overlay.write_text(
+        f"models:\n  big: {{path: {target}, draft: small}}\n  small: {{path: {small}}}\n"
+    )
     found, why = choose(resolve("big", overlay), target, OPTIONS, overlay)
     assert (found.path, found.declared, why) == (small, True, "")
     small.unlink()
@@ -163,11 +211,22 @@ def test_what_is_not_on_the_disk_is_named(home, target, tmp_path):
 
 
 def test_costs_that_were_measured_count_more_than_sizes(home, target):
-    light, heavy = put(target.parent / "light.gguf", zoo.llama(n_layer=2)), put(target.parent / "heavy.gguf", zoo.llama(n_layer=20))
+    light, heavy = (
+        put(target.parent / "light.gguf", zoo.llama(n_layer=2)),
+        put(target.parent / "heavy.gguf", zoo.llama(n_layer=20)),
+    )
     assert choose(resolve(target), target, OPTIONS)[0].path == light
 
     def measured(draft, right):
-        profile = Profile({1: 0.1, 33: 0.11}, {1: 0.0}, {1: 0.001, 33: 0.01}, {1: 0.0}, {}, ((right * 100.0, 100.0),) * N_CONFIDENCE_BUCKETS, 1.0)
+        profile = Profile(
+            {1: 0.1, 33: 0.11},
+            {1: 0.0},
+            {1: 0.001, 33: 0.01},
+            {1: 0.0},
+            {},
+            ((right * 100.0, 100.0),) * N_CONFIDENCE_BUCKETS,
+            1.0,
+        )
         assert write_profile(ModelKey(target, OPTIONS), ModelKey(draft, OPTIONS), profile)
 
     measured(light, 0.05)

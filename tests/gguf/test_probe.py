@@ -18,7 +18,10 @@ def says(text: str) -> str:
 
 FAILS = {
     "dies": (DIES, "died of signal 11"),
-    "dies after a good answer": (says('{"difference": 0.0}\n') + "; sys.stdout.flush(); " + DIES, "died of signal 11"),
+    "dies after a good answer": (
+        says('{"difference": 0.0}\n') + "; sys.stdout.flush(); " + DIES,
+        "died of signal 11",
+    ),
     "ends early": ("raise SystemExit(3)", "ended with code 3"),
     "prints nothing": ("pass", "ended with code 0"),
     "prints garbage": (says("hello\n"), "ended with code 0"),
@@ -28,7 +31,10 @@ FAILS = {
     "computes no numbers": (says('{"difference": NaN}'), "off by nan"),
     "computes infinity": (says('{"difference": Infinity}'), "off by inf"),
 }
-WORKS = {"exactly": says('{"difference": 0.0}'), "nearly": says('a warning\n{"difference": 0.15}\n')}
+WORKS = {
+    "exactly": says('{"difference": 0.0}'),
+    "nearly": says('a warning\n{"difference": 0.15}\n'),
+}
 
 
 @pytest.fixture
@@ -77,7 +83,9 @@ def test_a_damaged_cache_is_asked_again(child, data):
     child(WORKS["exactly"])
     assert selftest.extra_bufts_work() is True
     assert json.loads(selftest._cache_file().read_text(encoding="utf-8"))["ok"] is True
-    assert [path.name for path in selftest._cache_file().parent.iterdir()] == [selftest._cache_file().name]
+    assert [path.name for path in selftest._cache_file().parent.iterdir()] == [
+        selftest._cache_file().name
+    ]
 
 
 def test_a_cache_that_cannot_be_written(child, monkeypatch, tmp_path):

@@ -23,7 +23,9 @@ def cache(tmp_path, monkeypatch):
 def measured(monkeypatch):
     """How often something was measured."""
     real, calls = profiler.measure, []
-    monkeypatch.setattr(profiler, "measure", lambda *args, **kwargs: calls.append(1) or real(*args, **kwargs))
+    monkeypatch.setattr(
+        profiler, "measure", lambda *args, **kwargs: calls.append(1) or real(*args, **kwargs)
+    )
     return calls
 
 
@@ -59,7 +61,9 @@ def test_a_damaged_or_old_file_is_measured_anew(cache, measured):
     load().close()
     (path,) = (cache / "profiles").iterdir()
     whole = json.loads(path.read_text(encoding="utf-8"))
-    for n, damage in enumerate(["", "{", "[]", "null", '{"version": 0}', json.dumps(whole | {"target": {"1": -1}})], 2):
+    for n, damage in enumerate(
+        ["", "{", "[]", "null", '{"version": 0}', json.dumps(whole | {"target": {"1": -1}})], 2
+    ):
         path.write_text(damage, encoding="utf-8")
         load().close()
         assert len(measured) == n, damage
@@ -81,7 +85,9 @@ def test_what_was_learned_is_kept_and_damage_to_it_is_no_matter(cache):
     (path,) = (cache / "experience").iterdir()
     with load() as llm:
         again = llm._pair.experiences["greedy"].chances.to_list()
-    assert [hits / places for *_, hits, places in again] == pytest.approx([hits / places for *_, hits, places in learned])
+    assert [hits / places for *_, hits, places in again] == pytest.approx(
+        [hits / places for *_, hits, places in learned]
+    )
     for damage in ("", "7", '{"version": 2, "greedy": {"answer": "x", "seen": [[1]]}}'):
         path.write_text(damage, encoding="utf-8")
         load().close()
@@ -113,5 +119,7 @@ def test_load_reports_that_it_measures_once(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     seen = []
     for _ in range(2):
-        gguf_spec.load("tales", threads=1, extra_bufts=True, on_measure=lambda: seen.append("measuring")).close()
+        gguf_spec.load(
+            "tales", threads=1, extra_bufts=True, on_measure=lambda: seen.append("measuring")
+        ).close()
     assert seen == ["measuring"]

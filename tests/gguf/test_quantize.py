@@ -12,7 +12,13 @@ import pytest
 
 import gguf_spec
 from gguf_spec import Sampling, Speculation, quantize
-from gguf_spec.errors import InvalidOptionError, ModelNotFoundError, NotAModelError, QuantizeError, UnsupportedModelError
+from gguf_spec.errors import (
+    InvalidOptionError,
+    ModelNotFoundError,
+    NotAModelError,
+    QuantizeError,
+    UnsupportedModelError,
+)
 from gguf_spec.gguf.validation import read_header
 from gguf_spec.quantize import TYPES
 from tests import children
@@ -41,19 +47,29 @@ def wide(tmp_path_factory):
         metadata, tensors = zoo.llama(seed=1)
     rng = np.random.default_rng(0)
     heads = {"q": (256, 256), "k": (128, 256), "v": (128, 256), "output": (256, 256)}
-    tensors |= {f"blk.0.attn_{name}.weight": rng.normal(0, 0.3, shape).astype(np.float32) for name, shape in heads.items()}
+    tensors |= {
+        f"blk.0.attn_{name}.weight": rng.normal(0, 0.3, shape).astype(np.float32)
+        for name, shape in heads.items()
+    }
     metadata |= {"llama.rope.dimension_count": 128}
     return zoo.write(tmp_path_factory.mktemp("source") / "wide.gguf", (metadata, tensors))
 
 
 def tensors(path):
-    return {tensor.name: gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32) for tensor in gguf.GGUFReader(path).tensors}
+    return {
+        tensor.name: gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
+        for tensor in gguf.GGUFReader(path).tensors
+    }
 
 
 def fields(path):
     """What another reader finds in the header, but for what counts or must change."""
     changed = ("GGUF.", "general.file_type", "general.quantization_version")
-    return {name: field.contents() for name, field in gguf.GGUFReader(path).fields.items() if not name.startswith(changed)}
+    return {
+        name: field.contents()
+        for name, field in gguf.GGUFReader(path).fields.items()
+        if not name.startswith(changed)
+    }
 
 
 @pytest.mark.parametrize("kind", STEPS)
@@ -78,27 +94,41 @@ def test_the_numbers_are_those_of_the_model_rounded(model, tmp_path, kind):
 def test_every_type_loads_and_keeps_the_tokenizer(wide, tmp_path, kind):
     made = quantize.quantize(wide, tmp_path / "small.gguf", kind, threads=1)
     assert fields(tmp_path / "small.gguf") == fields(wide)
-    assert (made.source_bytes, made.target_bytes) == (wide.stat().st_size, (tmp_path / "small.gguf").stat().st_size)
+    assert (made.source_bytes, made.target_bytes) == (
+        wide.stat().st_size,
+        (tmp_path / "small.gguf").stat().st_size,
+    )
     assert made.target_bytes < made.source_bytes
     assert (made.n_tensors, made.n_fallback) == (read_header(wide).n_tensors, 0)
-    assert BITS[kind] <= made.target_bits <= BITS[kind] + (0.05 if BITS[kind] > 8 else 1.5)  # the output and some more take a larger type
+    assert (
+        BITS[kind] <= made.target_bits <= BITS[kind] + (0.05 if BITS[kind] > 8 else 1.5)
+    )  # the output and some more take a larger type
     assert made.source_bits == 32
     with gguf_spec.load(tmp_path / "small.gguf", None, threads=1, extra_bufts=False) as llm:
-        assert len(llm.generate("The", Sampling(temperature=0, max_tokens=4, ignore_eos=True)).tokens) == 4
+        assert (
+            len(llm.generate("The", Sampling(temperature=0, max_tokens=4, ignore_eos=True)).tokens)
+            == 4
+        )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["small.gguf"]
 
 
 def test_bits_a_weight(model, tmp_path):
     made = quantize.quantize(model, tmp_path / "small.gguf", "Q4_0", threads=1)
     reader = gguf.GGUFReader(tmp_path / "small.gguf")
-    assert made.target_bits == 8 * sum(int(t.n_bytes) for t in reader.tensors) / sum(int(t.n_elements) for t in reader.tensors)
+    assert made.target_bits == 8 * sum(int(t.n_bytes) for t in reader.tensors) / sum(
+        int(t.n_elements) for t in reader.tensors
+    )
     assert made.to_dict()["target"] == str(tmp_path / "small.gguf")
 
 
 def test_rows_that_blocks_do_not_divide_take_another_type(model, tmp_path):
     made = quantize.quantize(model, tmp_path / "small.gguf", "Q4_K_M", threads=1)
     assert made.n_fallback > 0
-    kinds = {tensor.tensor_type.name for tensor in gguf.GGUFReader(tmp_path / "small.gguf").tensors if len(tensor.shape) > 1}
+    kinds = {
+        tensor.tensor_type.name
+        for tensor in gguf.GGUFReader(tmp_path / "small.gguf").tensors
+        if len(tensor.shape) > 1
+    }
     assert not kinds & {"Q4_K", "Q6_K"}
 
 
@@ -107,8 +137,13 @@ def test_a_lower_quant_of_the_target_drafts_for_it(model, tmp_path):
     texts = []
     for draft in (None, tmp_path / "draft.gguf"):
         speculation = Speculation(k=4 if draft else 0, adaptive=False)
-        with gguf_spec.load(model, draft, threads=1, extra_bufts=False, speculation=speculation) as llm:
-            result = llm.generate("Once upon the time", Sampling(temperature=0.8, seed=3, max_tokens=60, ignore_eos=True))
+        with gguf_spec.load(
+            model, draft, threads=1, extra_bufts=False, speculation=speculation
+        ) as llm:
+            result = llm.generate(
+                "Once upon the time",
+                Sampling(temperature=0.8, seed=3, max_tokens=60, ignore_eos=True),
+            )
             texts.append(result.tokens)
     assert texts[0] == texts[1]
     assert result.stats.n_accepted > 0
@@ -123,7 +158,13 @@ def test_quantised_already(model, tmp_path):
 
 def test_progress_counts_tensors(model, tmp_path):
     seen = []
-    made = quantize.quantize(model, tmp_path / "small.gguf", "Q8_0", threads=1, progress=lambda done, total: seen.append((done, total)))
+    made = quantize.quantize(
+        model,
+        tmp_path / "small.gguf",
+        "Q8_0",
+        threads=1,
+        progress=lambda done, total: seen.append((done, total)),
+    )
     assert seen == [(i, made.n_tensors) for i in range(made.n_tensors + 1)]
 
 
@@ -132,10 +173,18 @@ def test_all_parts_of_a_split_model_become_one(tmp_path):
     metadata |= zoo.vocabulary()
     names, kinds = list(weights), gguf.GGUFValueType
     for i, part in enumerate((names[:4], names[4:])):
-        counts = {"no": (i, kinds.UINT16), "count": (2, kinds.UINT16), "tensors.count": (len(names), kinds.INT32)}
+        counts = {
+            "no": (i, kinds.UINT16),
+            "count": (2, kinds.UINT16),
+            "tensors.count": (len(names), kinds.INT32),
+        }
         split = {f"split.{name}": gguf.GGUFValue(*value) for name, value in counts.items()}
         said = metadata if i == 0 else dict.fromkeys(metadata)
-        zoo.write(tmp_path / f"m-{i + 1:05}-of-00002.gguf", ({}, {name: weights[name] for name in part}), metadata=said | split)
+        zoo.write(
+            tmp_path / f"m-{i + 1:05}-of-00002.gguf",
+            ({}, {name: weights[name] for name in part}),
+            metadata=said | split,
+        )
     first = tmp_path / "m-00001-of-00002.gguf"
     made = quantize.quantize(first, tmp_path / "one.gguf", "Q8_0", threads=1)
     assert made.n_tensors == len(names)
@@ -152,7 +201,9 @@ def test_all_parts_of_a_split_model_become_one(tmp_path):
 
 
 def test_an_unknown_type_gets_the_list(model, tmp_path):
-    with pytest.raises(InvalidOptionError, match="type is 'Q9_9' but must be one of F16, BF16, Q8_0") as caught:
+    with pytest.raises(
+        InvalidOptionError, match="type is 'Q9_9' but must be one of F16, BF16, Q8_0"
+    ) as caught:
         quantize.quantize(model, tmp_path / "small.gguf", "Q9_9")
     assert all(name in str(caught.value) for name in TYPES)
 
@@ -229,9 +280,14 @@ def only(folder):
 
 
 def test_what_llama_cpp_refuses_is_told_in_its_words(tmp_path):
-    nan = zoo.write(tmp_path / "nan.gguf", tensors={"blk.0.ffn_up.weight": np.full((64, 64), np.nan, np.float32)})
+    nan = zoo.write(
+        tmp_path / "nan.gguf",
+        tensors={"blk.0.ffn_up.weight": np.full((64, 64), np.nan, np.float32)},
+    )
     (tmp_path / "small.gguf").write_bytes(b"mine")
-    with pytest.raises(QuantizeError, match=r"llama\.cpp cannot quantise nan\.gguf: .*(data|valid)"):
+    with pytest.raises(
+        QuantizeError, match=r"llama\.cpp cannot quantise nan\.gguf: .*(data|valid)"
+    ):
         quantize.quantize(nan, tmp_path / "small.gguf", "Q4_0", threads=1, force=True)
     assert only(tmp_path) == ["nan.gguf", "small.gguf"]
     assert (tmp_path / "small.gguf").read_bytes() == b"mine"
@@ -239,7 +295,9 @@ def test_what_llama_cpp_refuses_is_told_in_its_words(tmp_path):
 
 def test_a_quantiser_that_dies(model, tmp_path, monkeypatch):
     code = "import os, sys\nopen(sys.argv[1], 'wb').write(b'GGUF')\nos.write(2, b'ggml.c:1: GGML_ASSERT(x) failed\\n')\nos.abort()"
-    monkeypatch.setattr(quantize, "_command", lambda source, part, *_: [sys.executable, "-c", code, str(part)])
+    monkeypatch.setattr(
+        quantize, "_command", lambda source, part, *_: [sys.executable, "-c", code, str(part)]
+    )
     with pytest.raises(QuantizeError, match=r"GGML_ASSERT\(x\) failed \(it died of signal 6\)"):
         quantize.quantize(model, tmp_path / "small.gguf", "Q4_0")
     assert only(tmp_path) == []
@@ -255,8 +313,16 @@ def test_what_is_not_right_is_not_kept(model, tmp_path, monkeypatch, wrong):
     else:
         zoo.write(other, zoo.llama(n_layer=1))
     code = "import shutil, sys; shutil.copy(*sys.argv[1:])"
-    monkeypatch.setattr(quantize, "_command", lambda source, part, *_: [sys.executable, "-c", code, str(other), str(part)])
-    said = {"half": "is not whole", "tokens": "has another tokenizer than the model", "tensors": "holds 12 tensors, not 21"}[wrong]
+    monkeypatch.setattr(
+        quantize,
+        "_command",
+        lambda source, part, *_: [sys.executable, "-c", code, str(other), str(part)],
+    )
+    said = {
+        "half": "is not whole",
+        "tokens": "has another tokenizer than the model",
+        "tensors": "holds 12 tensors, not 21",
+    }[wrong]
     with pytest.raises(QuantizeError, match=f"what llama.cpp wrote of small.gguf {said}"):
         quantize.quantize(model, tmp_path / "small.gguf", "Q4_0")
     assert only(tmp_path) == ["other.bin"]
@@ -265,7 +331,9 @@ def test_what_is_not_right_is_not_kept(model, tmp_path, monkeypatch, wrong):
 def test_a_disk_without_room_is_told_before(model, tmp_path, monkeypatch):
     free = type("Free", (), {"free": 1000})
     monkeypatch.setattr(quantize.shutil, "disk_usage", lambda path: free)
-    with pytest.raises(QuantizeError, match=r"small\.gguf takes [\d,]+ bytes but 1,000 are free in") as caught:
+    with pytest.raises(
+        QuantizeError, match=r"small\.gguf takes [\d,]+ bytes but 1,000 are free in"
+    ) as caught:
         quantize.quantize(model, tmp_path / "small.gguf", "Q8_0", threads=1)
     said = int(str(caught.value).split("takes ")[1].split()[0].replace(",", ""))
     monkeypatch.undo()
@@ -282,7 +350,12 @@ def test_a_disk_that_runs_full(model, tmp_path):
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
         "try:\n    quantize(sys.argv[1], sys.argv[2], 'F16', threads=1)\nexcept QuantizeError as error:\n    print(error)\n"
     )
-    child = children.run([sys.executable, "-c", code, model, tmp_path / "small.gguf"], capture_output=True, text=True, check=False)
+    child = children.run(
+        [sys.executable, "-c", code, model, tmp_path / "small.gguf"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (child.returncode, child.stderr) == (0, "")
     assert "is not whole" in child.stdout or "cannot quantise" in child.stdout
     assert only(tmp_path) == []
@@ -292,7 +365,9 @@ SLOW = "import sys, time\nopen(sys.argv[1], 'wb').write(b'GGUF')\nprint('at 1 2'
 
 
 def test_an_interrupted_progress_leaves_nothing(model, tmp_path, monkeypatch):
-    monkeypatch.setattr(quantize, "_command", lambda source, part, *_: [sys.executable, "-c", SLOW, str(part)])
+    monkeypatch.setattr(
+        quantize, "_command", lambda source, part, *_: [sys.executable, "-c", SLOW, str(part)]
+    )
 
     def interrupt(done, total):
         raise KeyboardInterrupt
@@ -309,10 +384,12 @@ def test_an_interrupted_progress_leaves_nothing(model, tmp_path, monkeypatch):
 def test_the_quantiser_does_not_outlive_who_asked(tmp_path, number):
     """With the real quantiser, stopped in the middle by a model large enough for that."""
     big = zoo.write(tmp_path / "big.gguf", tensors=large())
-    code = (
-        "import sys\nfrom gguf_spec.quantize import quantize\nquantize(*sys.argv[1:3], 'Q2_K', threads=1, progress=lambda *n: print(*n, flush=True))"
+    code = "import sys\nfrom gguf_spec.quantize import quantize\nquantize(*sys.argv[1:3], 'Q2_K', threads=1, progress=lambda *n: print(*n, flush=True))"
+    parent = children.Child(
+        [sys.executable, "-c", code, big, tmp_path / "small.gguf"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
     )
-    parent = children.Child([sys.executable, "-c", code, big, tmp_path / "small.gguf"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     with parent:
         assert parent.stdout.readline() == b"0 12\n"
         assert unfinished(tmp_path)
@@ -326,7 +403,11 @@ def test_the_quantiser_does_not_outlive_who_asked(tmp_path, number):
 
 def large():
     """Twenty million numbers, which take a while."""
-    return {"blk.0.ffn_up.weight": np.random.default_rng(0).normal(size=(20_000, 1024)).astype(np.float32)}
+    return {
+        "blk.0.ffn_up.weight": np.random.default_rng(0)
+        .normal(size=(20_000, 1024))
+        .astype(np.float32)
+    }
 
 
 @pytest.mark.skipif(os.name == "nt", reason="no such signals there")
@@ -337,7 +418,9 @@ def test_whoever_asked_decides_what_ctrl_c_does(model, tmp_path):
         "quantize(*sys.argv[1:3], 'Q4_0', threads=1)\nsys.stdin.read()"  # Python no longer handles signals when it ends: not before the last one
     )
     command = [sys.executable, "-c", code, model, tmp_path / "small.gguf"]
-    parent = children.Child(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+    parent = children.Child(
+        command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
     while not unfinished(tmp_path) and parent.poll() is None:
         time.sleep(0.005)
     for _ in range(10):

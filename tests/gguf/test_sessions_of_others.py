@@ -10,7 +10,12 @@ PROMPT = "a cat and a dog"
 
 
 def load(animals, target, draft):
-    return gguf_spec.load(animals / f"{target}.gguf", animals / f"{draft}.gguf" if draft else "none", threads=1, n_ctx=128)
+    return gguf_spec.load(
+        animals / f"{target}.gguf",
+        animals / f"{draft}.gguf" if draft else "none",
+        threads=1,
+        n_ctx=128,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +28,16 @@ def session(animals, tmp_path_factory):
     return path, said
 
 
-@pytest.mark.parametrize(("target", "draft"), [("cousin", "twin"), ("llama", "cousin"), ("cousin", "cousin"), ("cousin", None), ("llama", None)])
+@pytest.mark.parametrize(
+    ("target", "draft"),
+    [
+        ("cousin", "twin"),
+        ("llama", "cousin"),
+        ("cousin", "cousin"),
+        ("cousin", None),
+        ("llama", None),
+    ],
+)
 def test_a_session_of_another_model_is_refused(animals, session, target, draft):
     path, said = session
     with load(animals, target, draft) as llm:

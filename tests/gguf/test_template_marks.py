@@ -10,9 +10,7 @@ from gguf_spec.text.chat_template import encode_chat
 from tests.gguf import zoo
 
 # Short templates in the manner of the families of models.yaml; the special tokens are those of the test vocabulary.
-LOOP = (
-    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n%s<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
+LOOP = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n%s<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 THINKING = (
     "{% for m in messages %}{% set content = m.content %}{% if m.role == 'assistant' and '</think>' in content %}"
     "{% set thought = content.split('</think>')[0].rstrip('\n').split('<think>')[-1].lstrip('\n') %}"
@@ -41,12 +39,31 @@ TEMPLATES = {
     "without the first": LOOP.replace("%s", "{{ m['content'] if not loop.first }}"),
 }
 BITS = [
-    *("<|im_", "end|>", "<|im_end|>", "<|IM_END|>", "<|im_start|>", "<|endoftext|>", "#~im_end~>", "<|", "|>", "im_end", "<think>", "</think>"),
+    *(
+        "<|im_",
+        "end|>",
+        "<|im_end|>",
+        "<|IM_END|>",
+        "<|im_start|>",
+        "<|endoftext|>",
+        "#~im_end~>",
+        "<|",
+        "|>",
+        "im_end",
+        "<think>",
+        "</think>",
+    ),
     *("\n", " ", "a", "hello", "[INST]", "<", "x < y", "\U000f1234", "é"),
 ]
 CONTENTS = st.lists(st.sampled_from(BITS), max_size=6).map("".join)
 MESSAGES = st.lists(
-    st.builds(lambda role, content: {"role": role, "content": content}, st.sampled_from(["user", "assistant"]), CONTENTS), min_size=1, max_size=3
+    st.builds(
+        lambda role, content: {"role": role, "content": content},
+        st.sampled_from(["user", "assistant"]),
+        CONTENTS,
+    ),
+    min_size=1,
+    max_size=3,
 )
 
 
@@ -72,7 +89,12 @@ def model(animals):
 
 def rendered(template, messages):
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
-    values = {"messages": messages, "add_generation_prompt": True, "bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
+    values = {
+        "messages": messages,
+        "add_generation_prompt": True,
+        "bos_token": "<|endoftext|>",
+        "eos_token": "<|endoftext|>",
+    }
     return environment.from_string(template).render(values)
 
 
@@ -81,10 +103,14 @@ def specials(ids):
 
 
 def text_of(ids, model):
-    return b"".join(zoo.TOKENS[i].encode() if i >= zoo.END else model.piece(i) for i in ids).decode()
+    return b"".join(
+        zoo.TOKENS[i].encode() if i >= zoo.END else model.piece(i) for i in ids
+    ).decode()
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(MESSAGES, CONTENTS)
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_contents_add_no_special_token_and_no_letter_is_lost(model, name, messages, prefill):
@@ -92,7 +118,13 @@ def test_contents_add_no_special_token_and_no_letter_is_lost(model, name, messag
     try:
         ids = encode_chat(Templated(model, template), messages, prefill)
     except TemplateError:
-        assert name in ("capitalize", "first line", "cut", "qwen3", "replace")  # they cut or rewrite what spells a special token
+        assert name in (
+            "capitalize",
+            "first line",
+            "cut",
+            "qwen3",
+            "replace",
+        )  # they cut or rewrite what spells a special token
         return
     harmless = [{**m, "content": "x" if m["content"].strip() else m["content"]} for m in messages]
     assert specials(ids) == specials(model.tokenize(rendered(template, harmless), special=True))
@@ -116,7 +148,9 @@ JOINS = [
 def test_what_a_template_joins_or_changes_is_no_special_token(model, name, contents, prefill):
     messages = [{"role": "assistant", "content": content} for content in contents]
     ids = encode_chat(Templated(model, TEMPLATES[name]), messages, prefill)
-    harmless = encode_chat(Templated(model, TEMPLATES[name]), [{**m, "content": "x"} for m in messages])
+    harmless = encode_chat(
+        Templated(model, TEMPLATES[name]), [{**m, "content": "x"} for m in messages]
+    )
     assert specials(ids) == specials(harmless)
     assert text_of(ids, model) == rendered(TEMPLATES[name], messages) + prefill
 
@@ -124,9 +158,14 @@ def test_what_a_template_joins_or_changes_is_no_special_token(model, name, conte
 def test_ordinary_contents_are_tokenized_as_one_text(model):
     """Marks change nothing where no special token is spelled: code has the same characters."""
     for template in TEMPLATES.values():
-        messages = [{"role": "user", "content": " if a < b: return x[0] | y  "}, {"role": "assistant", "content": "<p>the</p>"}]
+        messages = [
+            {"role": "user", "content": " if a < b: return x[0] | y  "},
+            {"role": "assistant", "content": "<p>the</p>"},
+        ]
         text = rendered(template, messages)
-        assert encode_chat(Templated(model, template), messages) == model.tokenize(text, special=True, start=not text.startswith("<|endoftext|>"))
+        assert encode_chat(Templated(model, template), messages) == model.tokenize(
+            text, special=True, start=not text.startswith("<|endoftext|>")
+        )
 
 
 @pytest.mark.parametrize("length", [2047, 2048, 2049, 4096, 10_000])
@@ -135,9 +174,18 @@ def test_ordinary_contents_are_tokenized_as_one_text(model):
 def test_long_contents_write_no_special_token_either(model, length, at, as_prefill):
     filler = "the fox " * (length // 8 + 1)
     spelled = "<|im_end|>"
-    content = spelled + filler[: length - len(spelled)] if at == "start" else filler[: length - len(spelled)] + spelled
+    content = (
+        spelled + filler[: length - len(spelled)]
+        if at == "start"
+        else filler[: length - len(spelled)] + spelled
+    )
     assert len(content) == length
-    messages, prefill = [{"role": "user", "content": "x" if as_prefill else content}], content if as_prefill else ""
+    messages, prefill = (
+        [{"role": "user", "content": "x" if as_prefill else content}],
+        content if as_prefill else "",
+    )
     ids = encode_chat(Templated(model, TEMPLATES["chatml"]), messages, prefill)
-    assert specials(ids) == specials(encode_chat(Templated(model, TEMPLATES["chatml"]), [{"role": "user", "content": "x"}]))
+    assert specials(ids) == specials(
+        encode_chat(Templated(model, TEMPLATES["chatml"]), [{"role": "user", "content": "x"}])
+    )
     assert text_of(ids, model) == rendered(TEMPLATES["chatml"], messages) + prefill

@@ -14,7 +14,11 @@ GREEDY = Sampling(temperature=0, max_tokens=12)
 
 
 def draft(path: Path, n_more: int = 0, **metadata) -> Path:
-    tokens = [*zoo.TOKENS[:-3], *(f"<pad{i}>" for i in range(n_more)), *zoo.TOKENS[-3:]] if n_more else zoo.TOKENS
+    tokens = (
+        [*zoo.TOKENS[:-3], *(f"<pad{i}>" for i in range(n_more)), *zoo.TOKENS[-3:]]
+        if n_more
+        else zoo.TOKENS
+    )
     return zoo.write(path, zoo.llama(n_vocab=len(tokens)), tokens=tokens, metadata=metadata)
 
 
@@ -26,13 +30,18 @@ def mismatch(target: Path, draft: Path) -> VocabularyMismatchError:
 
 
 def test_the_same_vocabulary_passes(animals):
-    with gguf_spec.load(animals / "llama.gguf", animals / "cousin.gguf", threads=1, extra_bufts=False) as llm:
+    with gguf_spec.load(
+        animals / "llama.gguf", animals / "cousin.gguf", threads=1, extra_bufts=False
+    ) as llm:
         assert llm.notes == ()
         assert llm.draft_name == "cousin.gguf"
 
 
 def test_another_type(animals, tmp_path):
-    other = draft(tmp_path / "t5.gguf", **{"tokenizer.ggml.model": "t5", "tokenizer.ggml.add_eos_token": False})
+    other = draft(
+        tmp_path / "t5.gguf",
+        **{"tokenizer.ggml.model": "t5", "tokenizer.ggml.add_eos_token": False},
+    )
     error = mismatch(animals / "llama.gguf", other)
     assert (error.what, error.target_value, error.draft_value) == ("type", 2, 4)
     assert "2 in the target, 4 in the draft" in str(error)
@@ -40,7 +49,10 @@ def test_another_type(animals, tmp_path):
 
 @pytest.mark.parametrize("flag", ["add_bos", "add_eos"])
 def test_another_start_or_end(animals, tmp_path, flag):
-    error = mismatch(animals / "llama.gguf", draft(tmp_path / "draft.gguf", **{f"tokenizer.ggml.{flag}_token": True}))
+    error = mismatch(
+        animals / "llama.gguf",
+        draft(tmp_path / "draft.gguf", **{f"tokenizer.ggml.{flag}_token": True}),
+    )
     assert (error.what, error.target_value, error.draft_value) == (flag, False, True)
 
 
@@ -50,7 +62,9 @@ def test_another_token_at_start_or_end_counts_only_where_it_is_added(animals, tm
     gguf_spec.load(animals / "llama.gguf", other, threads=1, extra_bufts=False).close()
     adds = {f"tokenizer.ggml.add_{which}_token": True}
     target = draft(tmp_path / "target.gguf", **adds)
-    error = mismatch(target, draft(tmp_path / "draft.gguf", **adds, **{f"tokenizer.ggml.{which}_token_id": 7}))
+    error = mismatch(
+        target, draft(tmp_path / "draft.gguf", **adds, **{f"tokenizer.ggml.{which}_token_id": 7})
+    )
     assert (error.what, error.target_value, error.draft_value) == (which, zoo.END, 7)
 
 
@@ -58,8 +72,15 @@ def test_another_token_at_start_or_end_counts_only_where_it_is_added(animals, tm
 def test_the_size_may_differ_by_128(tmp_path, larger):
     def padded(n: int) -> Path:
         tokens = [*zoo.TOKENS, *(f"<pad{i}>" for i in range(n))]
-        changes = {"tokenizer.ggml.token_type": [1] * 272 + [3] * (n + 3)} | {f"tokenizer.ggml.{t}_token_id": zoo.END for t in ("bos", "eos")}
-        return zoo.write(tmp_path / f"{n}.gguf", zoo.llama(n_vocab=len(tokens), scale=0.5), tokens=tokens, metadata=changes)
+        changes = {"tokenizer.ggml.token_type": [1] * 272 + [3] * (n + 3)} | {
+            f"tokenizer.ggml.{t}_token_id": zoo.END for t in ("bos", "eos")
+        }
+        return zoo.write(
+            tmp_path / f"{n}.gguf",
+            zoo.llama(n_vocab=len(tokens), scale=0.5),
+            tokens=tokens,
+            metadata=changes,
+        )
 
     pair = [padded(0), padded(128)]
     target, other = pair if larger == "draft" else pair[::-1]
@@ -80,7 +101,12 @@ def test_one_other_token(animals, tmp_path, token):
     tokens = [*zoo.TOKENS]
     tokens[token] = "<other>"
     error = mismatch(animals / "llama.gguf", zoo.write(tmp_path / "draft.gguf", tokens=tokens))
-    assert (error.what, error.token, error.target_value, error.draft_value) == ("token", token, zoo.TOKENS[token], "<other>")
+    assert (error.what, error.token, error.target_value, error.draft_value) == (
+        "token",
+        token,
+        zoo.TOKENS[token],
+        "<other>",
+    )
     assert f"token {token}" in str(error)
     assert "'<other>' in the draft" in str(error)
 
@@ -95,7 +121,10 @@ def test_the_first_five_tokens_may_differ(animals, tmp_path, token):
 
 def test_the_check_is_the_same_both_ways(animals, tmp_path):
     options = ContextOptions(n_ctx=32, threads=1, extra_bufts=False)
-    a, b = Model(animals / "llama.gguf", options), Model(draft(tmp_path / "b.gguf", **{"tokenizer.ggml.add_bos_token": True}), options)
+    a, b = (
+        Model(animals / "llama.gguf", options),
+        Model(draft(tmp_path / "b.gguf", **{"tokenizer.ggml.add_bos_token": True}), options),
+    )
     for pair in ((a, b), (b, a)):
         with pytest.raises(VocabularyMismatchError):
             check_vocabulary(*pair)

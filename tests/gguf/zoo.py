@@ -9,7 +9,24 @@ import gguf
 import numpy as np
 
 N_EMBD, N_FF, N_CTX = 64, 64, 256
-MERGES = ["t h", "th e", "Ġ the", "Ġ a", "a n", "an d", "i n", "e r", "o n", "Ġ t", "Ġ w", "Ġ s", "r e", "o u", "Ġ o", "o f"]
+MERGES = [
+    "t h",
+    "th e",
+    "Ġ the",
+    "Ġ a",
+    "a n",
+    "an d",
+    "i n",
+    "e r",
+    "o n",
+    "Ġ t",
+    "Ġ w",
+    "Ġ s",
+    "r e",
+    "o u",
+    "Ġ o",
+    "o f",
+]
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -37,7 +54,9 @@ def vocabulary(tokens: list[str] = TOKENS) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def llama(n_vocab: int = len(TOKENS), seed: int = 0, n_layer: int = 1, scale: float = 0.3) -> tuple[dict[str, Any], dict[str, Any]]:
+def llama(
+    n_vocab: int = len(TOKENS), seed: int = 0, n_layer: int = 1, scale: float = 0.3
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return metadata and tensors of a llama model with two heads of 32."""
     rng = np.random.default_rng(seed)
     metadata = {
@@ -45,7 +64,11 @@ def llama(n_vocab: int = len(TOKENS), seed: int = 0, n_layer: int = 1, scale: fl
         "llama.feed_forward_length": N_FF, "llama.attention.head_count": 2, "llama.attention.head_count_kv": 1,
         "llama.attention.layer_norm_rms_epsilon": 1e-5, "llama.rope.dimension_count": 32,
     }  # fmt: skip
-    shapes = {"token_embd.weight": (n_vocab, N_EMBD), "output_norm.weight": (N_EMBD,), "output.weight": (n_vocab, N_EMBD)}
+    shapes = {
+        "token_embd.weight": (n_vocab, N_EMBD),
+        "output_norm.weight": (N_EMBD,),
+        "output.weight": (n_vocab, N_EMBD),
+    }
     for i in range(n_layer):
         shapes |= {
             f"blk.{i}.attn_norm.weight": (N_EMBD,), f"blk.{i}.attn_q.weight": (64, N_EMBD), f"blk.{i}.attn_k.weight": (32, N_EMBD),
@@ -57,7 +80,10 @@ def llama(n_vocab: int = len(TOKENS), seed: int = 0, n_layer: int = 1, scale: fl
 def parrot(says: str, for_ever: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return a llama that says one thing: after a byte of `says`, all of them different, comes the next; after the last the end, or the first."""
     metadata, tensors = llama()
-    tensors = {name: tensor if "norm" in name or "embd" in name else np.zeros_like(tensor) for name, tensor in tensors.items()}
+    tensors = {
+        name: tensor if "norm" in name or "embd" in name else np.zeros_like(tensor)
+        for name, tensor in tensors.items()
+    }
     letters = _byte_letters()
     ids = [TOKENS.index(letters[byte]) for byte in says.encode()]
     for now, after in zip(ids, [*ids[1:], ids[0] if for_ever else END], strict=True):
@@ -110,11 +136,20 @@ def _feed_forward(i: int) -> dict[str, tuple[int, ...]]:
     }  # fmt: skip
 
 
-def _random(rng: np.random.Generator, shapes: dict[str, tuple[int, ...]], scale: float) -> dict[str, np.ndarray]:
-    return {name: np.ones(shape, np.float32) if "norm" in name else rng.normal(0, scale, shape).astype(np.float32) for name, shape in shapes.items()}
+def _random(
+    rng: np.random.Generator, shapes: dict[str, tuple[int, ...]], scale: float
+) -> dict[str, np.ndarray]:
+    return {
+        name: np.ones(shape, np.float32)
+        if "norm" in name
+        else rng.normal(0, scale, shape).astype(np.float32)
+        for name, shape in shapes.items()
+    }
 
 
-def write(path: Path, model: tuple[dict[str, Any], dict[str, Any]] | None = None, **changes: Any) -> Path:
+def write(
+    path: Path, model: tuple[dict[str, Any], dict[str, Any]] | None = None, **changes: Any
+) -> Path:
     """Write a GGUF file.
 
     Args:
@@ -142,13 +177,34 @@ def write(path: Path, model: tuple[dict[str, Any], dict[str, Any]] | None = None
     return path
 
 
-_KINDS = {kind: gguf.GGUFValueType[name] for kind, name in {bool: "BOOL", int: "UINT32", float: "FLOAT32", str: "STRING", list: "ARRAY"}.items()}
+_KINDS = {
+    kind: gguf.GGUFValueType[name]
+    for kind, name in {
+        bool: "BOOL",
+        int: "UINT32",
+        float: "FLOAT32",
+        str: "STRING",
+        list: "ARRAY",
+    }.items()
+}
 
 
 class _Writer(gguf.GGUFWriter):
-    def _pack_val(self, val: Any, vtype: gguf.GGUFValueType, add_vtype: bool, sub_type: gguf.GGUFValueType | None = None) -> bytes:
-        if vtype == gguf.GGUFValueType.ARRAY and not val:  # the package refuses to write an empty array
-            return self._pack("I", vtype) + self._pack("I", gguf.GGUFValueType.STRING) + self._pack("Q", 0)
+    def _pack_val(
+        self,
+        val: Any,
+        vtype: gguf.GGUFValueType,
+        add_vtype: bool,
+        sub_type: gguf.GGUFValueType | None = None,
+    ) -> bytes:
+        if (
+            vtype == gguf.GGUFValueType.ARRAY and not val
+        ):  # the package refuses to write an empty array
+            return (
+                self._pack("I", vtype)
+                + self._pack("I", gguf.GGUFValueType.STRING)
+                + self._pack("Q", 0)
+            )
         return super()._pack_val(val, vtype, add_vtype, sub_type)
 
 
@@ -157,7 +213,10 @@ def as_float16(source: Path, path: Path) -> Path:
     reader, writer = gguf.GGUFReader(source), gguf.GGUFWriter(path, "llama")
     for field in reader.fields.values():
         kind = field.types[0] if field.types else None
-        if field.name.startswith("GGUF.") or field.name in ("general.architecture", "general.file_type"):
+        if field.name.startswith("GGUF.") or field.name in (
+            "general.architecture",
+            "general.file_type",
+        ):
             continue
         if kind == gguf.GGUFValueType.ARRAY:
             writer.add_array(field.name, field.contents())

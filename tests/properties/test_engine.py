@@ -50,13 +50,21 @@ ways = st.builds(
     tree=st.booleans(),
 )
 drawing_ways = st.builds(
-    Speculation, k=st.integers(0, 6), accept=st.sampled_from(ACCEPT[1:]), drafter=st.sampled_from(DRAFTERS), adaptive=st.booleans()
+    Speculation,
+    k=st.integers(0, 6),
+    accept=st.sampled_from(ACCEPT[1:]),
+    drafter=st.sampled_from(DRAFTERS),
+    adaptive=st.booleans(),
 )
 
 
 def is_reproducible(speculation):
     """Whether the seed alone decides the text; else what was learned and the clock do too."""
-    return speculation.accept == "coupled" or not speculation.k or (not speculation.adaptive and speculation.drafter in ("auto", "model"))
+    return (
+        speculation.accept == "coupled"
+        or not speculation.k
+        or (not speculation.adaptive and speculation.drafter in ("auto", "model"))
+    )
 
 
 class Requests(RuleBasedStateMachine):
@@ -86,7 +94,11 @@ class Requests(RuleBasedStateMachine):
             return
         self.chunks.append(chunk)
         self.emitted += chunk.tokens
-        assert chunk.n_accepted <= chunk.n_drafted <= self.request[2].k + BRANCHES_MAX * self.request[2].tree
+        assert (
+            chunk.n_accepted
+            <= chunk.n_drafted
+            <= self.request[2].k + BRANCHES_MAX * self.request[2].tree
+        )
         assert len(chunk.tokens) <= chunk.n_drafted + 1
 
     @precondition(lambda self: self.stream is not None)
@@ -121,9 +133,15 @@ class Requests(RuleBasedStateMachine):
         if is_reproducible(speculation):
             with make_llm() as fresh:
                 again = fresh.generate(text, sampling, speculation=speculation)
-            assert (again.text, again.tokens, again.finish_reason) == (result.text, result.tokens, result.finish_reason)
+            assert (again.text, again.tokens, again.finish_reason) == (
+                result.text,
+                result.tokens,
+                result.finish_reason,
+            )
             assert again.logprobs == result.logprobs
-        assert [one.token for one in result.logprobs] == ([] if sampling.logprobs is None else list(result.tokens))
+        assert [one.token for one in result.logprobs] == (
+            [] if sampling.logprobs is None else list(result.tokens)
+        )
         assert not any(s in result.text for s in sampling.stop)
         assert len(result.tokens) <= (sampling.max_tokens or N_CTX)
         assert len(self.prompt) + len(result.tokens) <= N_CTX
@@ -139,7 +157,9 @@ class Requests(RuleBasedStateMachine):
         assert target[:n] == said[:n]
         if self.chunks[-1].finish_reason is None:
             assert target == said[:-1] or (self.request[2].tree and target == said[:-2])
-            if self.request[2].k and self.request[2].drafter != "ngram":  # else its cache lies idle, and is emptied before it is used again
+            if (
+                self.request[2].k and self.request[2].drafter != "ngram"
+            ):  # else its cache lies idle, and is emptied before it is used again
                 assert len(draft) <= len(said) - 1
                 assert draft == said[: len(draft)]
 
@@ -150,12 +170,16 @@ TestRequests.settings = settings(max_examples=60, stateful_step_count=20, deadli
 
 def test_the_state_machine_catches_a_cache_that_is_not_cut(monkeypatch):
     """The same invariant over an engine that forgets to roll the draft back."""
-    monkeypatch.setattr("gguf_spec.speculative.drafters.ModelDrafter.rollback", lambda self, to: None)
+    monkeypatch.setattr(
+        "gguf_spec.speculative.drafters.ModelDrafter.rollback", lambda self, to: None
+    )
     with pytest.raises(AssertionError):
         for seed in range(20):
             machine = Requests()
             sampling = Sampling(temperature=1.5, top_k=0, top_p=1.0, seed=seed)
-            machine.open(prompt=[1, 2], sampling=sampling, speculation=Speculation(4, adaptive=False))
+            machine.open(
+                prompt=[1, 2], sampling=sampling, speculation=Speculation(4, adaptive=False)
+            )
             while machine.stream is not None:
                 machine.step()
                 machine.the_caches_hold_what_was_emitted()
@@ -164,22 +188,45 @@ def test_the_state_machine_catches_a_cache_that_is_not_cut(monkeypatch):
 @pytest.mark.parametrize("tree", [False, True])
 @pytest.mark.parametrize("adaptive", [False, True])
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_all_these_ways_do_draft_and_tokens_of_each_are_accepted(drafter, adaptive, tree, monkeypatch):
+def test_all_these_ways_do_draft_and_tokens_of_each_are_accepted(
+    drafter, adaptive, tree, monkeypatch
+):
     """Or the tests here would show nothing."""
-    monkeypatch.setattr(controller, "time", SimpleNamespace(perf_counter=lambda: 0.0))  # how busy this machine is must not decide
+    monkeypatch.setattr(
+        controller, "time", SimpleNamespace(perf_counter=lambda: 0.0)
+    )  # how busy this machine is must not decide
     names, branched = set(), 0
     with make_llm(TABLES[0] + 0.4 * TABLES[1], n_ctx=200) as llm:
         for seed in range(6):
-            sampling = Sampling(temperature=0.7, top_k=0, top_p=1.0, seed=seed, ignore_eos=True, max_tokens=100)
-            with llm.stream("ab", sampling, speculation=Speculation(6, drafter=drafter, adaptive=adaptive, tree=tree)) as stream:
-                branched += sum(llm._target.n_past < 2 + stream.stats.n_generated - 1 for _ in stream)
+            sampling = Sampling(
+                temperature=0.7, top_k=0, top_p=1.0, seed=seed, ignore_eos=True, max_tokens=100
+            )
+            with llm.stream(
+                "ab",
+                sampling,
+                speculation=Speculation(6, drafter=drafter, adaptive=adaptive, tree=tree),
+            ) as stream:
+                branched += sum(
+                    llm._target.n_past < 2 + stream.stats.n_generated - 1 for _ in stream
+                )
             assert stream.stats.n_accepted > 20
             names |= {name for name, (_, accepted) in stream.stats.drafters.items() if accepted}
     both = {"model", "ngram"}
-    if (drafter, adaptive) == ("hybrid", False):  # there the text drafts only where it is surer than the model is hoped to be
+    if (drafter, adaptive) == (
+        "hybrid",
+        False,
+    ):  # there the text drafts only where it is surer than the model is hoped to be
         assert "model" in names <= {*both, "retry"}
         return
-    assert names - {"retry"} == {"model": {"model"}, "ngram": {"ngram"}, "hybrid": both, "auto": both if adaptive else {"model"}}[drafter]
+    assert (
+        names - {"retry"}
+        == {
+            "model": {"model"},
+            "ngram": {"ngram"},
+            "hybrid": both,
+            "auto": both if adaptive else {"model"},
+        }[drafter]
+    )
     assert (branched > 10) == (tree and drafter != "ngram")
 
 
@@ -187,7 +234,9 @@ def letters(prompt):
     return "".join(chr(ord("a") + t) for t in prompt)
 
 
-drafts = st.sampled_from([None, TABLES[0], TABLES[1], random_table(np.random.default_rng(3), V, holes=0.4)])
+drafts = st.sampled_from(
+    [None, TABLES[0], TABLES[1], random_table(np.random.default_rng(3), V, holes=0.4)]
+)
 
 
 @settings(deadline=None, max_examples=300)
@@ -200,7 +249,11 @@ def test_the_seed_alone_decides_the_text(prompt, sampling, draft, speculation, c
         plain = llm.generate(letters(prompt), sampling, speculation=Speculation(0))
     with make_llm(draft) as llm:
         burst = llm.generate(letters(prompt), sampling, speculation=speculation)
-        assert (burst.text, burst.tokens, burst.finish_reason) == (plain.text, plain.tokens, plain.finish_reason)
+        assert (burst.text, burst.tokens, burst.finish_reason) == (
+            plain.text,
+            plain.tokens,
+            plain.finish_reason,
+        )
         assert burst.logprobs == plain.logprobs
         assert burst.stats.rounds <= plain.stats.rounds
         said = []
@@ -212,9 +265,17 @@ def test_the_seed_alone_decides_the_text(prompt, sampling, draft, speculation, c
 
         if not sampling.stop:
             whole = llm.generate_tokens(prompt, free, speculation=speculation, on_token=enough)
-            if whole.finish_reason == "cancelled" and len(said) < (sampling.max_tokens or 99) and len(prompt) + len(said) < N_CTX:
+            if (
+                whole.finish_reason == "cancelled"
+                and len(said) < (sampling.max_tokens or 99)
+                and len(prompt) + len(said) < N_CTX
+            ):
                 left = None if sampling.max_tokens is None else sampling.max_tokens - len(said)
-                rest = llm.generate_tokens([*prompt, *said], Sampling(**{**free.__dict__, "max_tokens": left}), speculation=speculation)
+                rest = llm.generate_tokens(
+                    [*prompt, *said],
+                    Sampling(**{**free.__dict__, "max_tokens": left}),
+                    speculation=speculation,
+                )
                 assert (*said, *rest.tokens) == plain.tokens
 
 
@@ -223,7 +284,12 @@ def test_the_rules_that_draw_anew_do_not_give_the_same_text():
     sampling = Sampling(temperature=1.5, top_k=0, top_p=1.0, seed=3, max_tokens=12)
     with make_llm() as llm:
         for accept in ("rejection", "block"):
-            texts = {llm.generate("ab", sampling, speculation=Speculation(k, accept, adaptive=False)).text for k in (0, 1, 3, 6)}
+            texts = {
+                llm.generate(
+                    "ab", sampling, speculation=Speculation(k, accept, adaptive=False)
+                ).text
+                for k in (0, 1, 3, 6)
+            }
             assert len(texts) > 1
 
 
@@ -233,7 +299,9 @@ def test_a_draft_that_is_not_sure_enough_is_read_colder():
     table = random_table(np.random.default_rng(5), V) * 2
 
     def acceptance(scale):
-        with fake_llm(FakeModel(table, 3000), FakeModel(table * scale, 3000), Speculation(1, adaptive=False)) as llm:
+        with fake_llm(
+            FakeModel(table, 3000), FakeModel(table * scale, 3000), Speculation(1, adaptive=False)
+        ) as llm:
             return llm.generate("ab", sampling).stats.acceptance
 
     assert acceptance(0.45) > 0.98

@@ -48,7 +48,9 @@ def read(folder, data):
         return read_models_file(path, {})
     except InvalidModelsFileError as error:
         assert error.hint and len(str(error)) < 1000 and str(error).isprintable()
-        assert error.line is None or 1 <= error.line <= data.count(b"\n") + data.count(b"\r") + 2 + data.count(b"\xc2\x85") + data.count(b"\xe2\x80")
+        assert error.line is None or 1 <= error.line <= data.count(b"\n") + data.count(
+            b"\r"
+        ) + 2 + data.count(b"\xc2\x85") + data.count(b"\xe2\x80")
         return None
 
 
@@ -56,13 +58,20 @@ def test_what_is_mutated_is_whole(tmp_path):
     assert list(read(tmp_path, GOOD.encode())) == ["mine", "other"]
 
 
-@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(mutated())
 def test_mutated_files(tmp_path, data):
     read(tmp_path, data)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.binary(max_size=200) | st.text(max_size=200).map(lambda text: f"models: {text}".encode("utf-8", "surrogatepass")))
+@settings(
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    st.binary(max_size=200)
+    | st.text(max_size=200).map(lambda text: f"models: {text}".encode("utf-8", "surrogatepass"))
+)
 def test_any_bytes(tmp_path, data):
     read(tmp_path, data)

@@ -34,10 +34,21 @@ def text(seed, options, k, rule, n=24, remembers=True):
     """(tokens, indices of near ties, passes decided again) of a generation."""
     chain = sampler(SeededRng(seed), **options)
     target = Wobbly(close_table(seed % 7), WOBBLE, remembers)
-    drafter = drafting(target, FakeModel(close_table(seed % 7 + 1)), CoupledDraftSampler(chain, DraftCorrection(V)), V) if k else NoDrafter()
+    drafter = (
+        drafting(
+            target,
+            FakeModel(close_table(seed % 7 + 1)),
+            CoupledDraftSampler(chain, DraftCorrection(V)),
+            V,
+        )
+        if k
+        else NoDrafter()
+    )
     read_prompt(target, drafter, PROMPT, k, lambda: False)
     tokens, ties, again, logprobs = [], [], 0, []
-    for one in rounds(target, drafter, PROMPT, chain, k, rule, n, lambda token: False, lambda: False):
+    for one in rounds(
+        target, drafter, PROMPT, chain, k, rule, n, lambda token: False, lambda: False
+    ):
         ties += [len(tokens) + i for i in one.near_ties]
         tokens += one.tokens
         again += one.decided_again
@@ -83,7 +94,10 @@ def test_strict_gives_the_plain_text_where_a_cache_does_not_depend_on_its_passes
 @settings(deadline=None, max_examples=100)
 @given(st.integers(0, 10**6), chains, st.integers(1, 5))
 def test_strict_texts_part_only_at_a_near_tie(seed, options, k):
-    plain, strict = text(seed, options, 0, Rule()), text(seed, options, k, Rule(coupled, WOBBLE, strict=True))
+    plain, strict = (
+        text(seed, options, 0, Rule()),
+        text(seed, options, k, Rule(coupled, WOBBLE, strict=True)),
+    )
     at = first_difference(plain[0], strict[0])
     assert at is None or at in strict[1]
 
@@ -106,7 +120,17 @@ def parted_alone(seed, options, rule, remembers=True):
         target = Wobbly(close_table(seed % 7), WOBBLE, remembers)
         read_prompt(target, drafter, PROMPT, 3, lambda: False)
         tokens, ties, alone = [], [], set()
-        for one in rounds(target, drafter, PROMPT, sampler(SeededRng(seed), **options), 3, rule, 40, lambda token: False, lambda: False):
+        for one in rounds(
+            target,
+            drafter,
+            PROMPT,
+            sampler(SeededRng(seed), **options),
+            3,
+            rule,
+            40,
+            lambda token: False,
+            lambda: False,
+        ):
             ties += [len(tokens) + i for i in one.near_ties]
             alone |= set() if one.wide else {len(tokens)}
             tokens += one.tokens
@@ -118,10 +142,17 @@ def parted_alone(seed, options, rule, remembers=True):
 @pytest.mark.parametrize("options", [{"temperature": 0.0}, {}, {"top_k": 2}], ids=str)
 def test_a_single_token_pass_behind_wide_ones_may_part_too_and_is_counted(options):
     """Of a model that remembers how its cache was computed."""
-    parted = [one for one in (parted_alone(seed, options, Rule(coupled, WOBBLE)) for seed in range(240)) if one[0] is not None]
+    parted = [
+        one
+        for one in (parted_alone(seed, options, Rule(coupled, WOBBLE)) for seed in range(240))
+        if one[0] is not None
+    ]
     assert len(parted) >= 32
     assert [at for at, ties in parted if at not in ties] == []
-    assert all(parted_alone(seed, options, Rule(coupled, WOBBLE), remembers=False)[0] is None for seed in range(40)), "only what is remembered"
+    assert all(
+        parted_alone(seed, options, Rule(coupled, WOBBLE), remembers=False)[0] is None
+        for seed in range(40)
+    ), "only what is remembered"
 
 
 def test_where_passes_are_exact_nothing_is_counted():
@@ -137,7 +168,17 @@ def test_a_cache_that_was_not_read_as_a_prompt_counts_as_wide():
             target.logits([1, 2, 3], 1)
         read_prompt(target, NoDrafter(), [1, 2, 3, 4], 0, lambda: False)
         one = next(
-            rounds(target, NoDrafter(), [1, 2, 3, 4], sampler(SeededRng(1), temperature=0.0), 0, Rule(coupled, WOBBLE), 4, bool, lambda: False)
+            rounds(
+                target,
+                NoDrafter(),
+                [1, 2, 3, 4],
+                sampler(SeededRng(1), temperature=0.0),
+                0,
+                Rule(coupled, WOBBLE),
+                4,
+                bool,
+                lambda: False,
+            )
         )
         assert [*one.near_ties] == counted
 
@@ -149,12 +190,17 @@ def plain_tokens(seed, options):
 
 def differences(rule, n=120, **options):
     """How many of `n` texts differ from plain ones, and at how many of those no near tie was counted."""
-    pairs = [(plain_tokens(seed, tuple(options.items())), text(seed, options, 3, rule)) for seed in range(n)]
+    pairs = [
+        (plain_tokens(seed, tuple(options.items())), text(seed, options, 3, rule))
+        for seed in range(n)
+    ]
     parted = [(first_difference(a, b[0]), b[1]) for a, b in pairs if a != b[0]]
     return len(parted), sum(at not in ties for at, ties in parted)
 
 
-@pytest.mark.parametrize("options", [{"temperature": 0.0}, {}, {"top_k": 2}, {"top_p": 0.7}, {"min_p": 0.3}])
+@pytest.mark.parametrize(
+    "options", [{"temperature": 0.0}, {}, {"top_k": 2}, {"top_p": 0.7}, {"min_p": 0.3}]
+)
 def test_texts_do_part_here_and_unwatched_would_not_be_told(options):
     n_parted, n_untold = differences(Rule(coupled, WOBBLE), **options)
     assert n_parted >= 5
@@ -183,9 +229,13 @@ def test_what_can_flip_is_a_near_tie(options):
         chain = sampler(SeededRng(seed), **options)
         token = chain.token(row, history)
         told = is_near_tie(chain, row, history, token, noise)
-        moves = rng.uniform(-noise / 2, noise / 2, size=(60, 7)) * rng.choice([0.3, 1.0], size=(60, 1))
+        moves = rng.uniform(-noise / 2, noise / 2, size=(60, 7)) * rng.choice(
+            [0.3, 1.0], size=(60, 1)
+        )
         moves[::2] = np.sign(moves[::2]) * noise / 2  # as far as it goes, too
-        flips = any(chain.token((row + move).astype(np.float32), history) != token for move in moves)
+        flips = any(
+            chain.token((row + move).astype(np.float32), history) != token for move in moves
+        )
         assert told or not flips, seed
         n_told, n_flipped = n_told + told, n_flipped + flips
     assert 10 < n_flipped <= n_told < 300  # it does happen, and not everything is called a near tie
@@ -224,11 +274,27 @@ def test_the_noise_is_measured_with_the_profile():
 
 def test_the_noise_of_a_width_is_that_of_the_widths_up_to_the_next_one_measured():
     profile = replace(DEFAULT_PROFILE, noise={2: 0.1, 4: 0.05, 8: 0.3, 33: 0.2}, exact_width=1)
-    assert [profile.logit_noise(k) / NOISE_MARGIN for k in (1, 2, 3, 4, 7, 8, 32)] == [0.1, 0.1, 0.3, 0.3, 0.3, 0.3, 0.3]
-    assert replace(DEFAULT_PROFILE, noise={2: 0.1}, exact_width=1).logit_noise(32) == NOISE_MARGIN * 0.1
+    assert [profile.logit_noise(k) / NOISE_MARGIN for k in (1, 2, 3, 4, 7, 8, 32)] == [
+        0.1,
+        0.1,
+        0.3,
+        0.3,
+        0.3,
+        0.3,
+        0.3,
+    ]
+    assert (
+        replace(DEFAULT_PROFILE, noise={2: 0.1}, exact_width=1).logit_noise(32)
+        == NOISE_MARGIN * 0.1
+    )
     assert replace(profile, exact_width=4).logit_noise(3) == 0.0
-    assert [replace(profile, exact_width=4).widest(exact) for exact in (True, False)] == [4, K_MAX + 1]
-    assert profile.widest(True) == K_MAX + 1, "where no pass is exact, all are used, and near ties are counted"
+    assert [replace(profile, exact_width=4).widest(exact) for exact in (True, False)] == [
+        4,
+        K_MAX + 1,
+    ]
+    assert profile.widest(True) == K_MAX + 1, (
+        "where no pass is exact, all are used, and near ties are counted"
+    )
     assert DEFAULT_PROFILE.logit_noise(4) == 0.0
 
 
@@ -301,13 +367,18 @@ def test_the_allowance_of_a_measured_profile_is_enough():
         llm = fake_llm(target, draft, Speculation(3, drafter="model", adaptive=False))
         llm._pair.know(measure(target, draft))
         for seed in range(12):
-            sampling = Sampling(seed=seed, temperature=0.0 if seed % 2 else 1.0, top_k=0, top_p=1.0, max_tokens=48)
+            sampling = Sampling(
+                seed=seed, temperature=0.0 if seed % 2 else 1.0, top_k=0, top_p=1.0, max_tokens=48
+            )
             texts = []
             for way in (Speculation(0), llm.speculation):
                 llm.forget()
                 texts.append(llm.generate_tokens([1, 2 + seed % 4], sampling, speculation=way))
             parted = texts[0].tokens != texts[1].tokens
-            n_parted, n_uncounted = n_parted + parted, n_uncounted + (parted and not texts[1].stats.n_near_ties)
+            n_parted, n_uncounted = (
+                n_parted + parted,
+                n_uncounted + (parted and not texts[1].stats.n_near_ties),
+            )
             assert texts[0].stats.n_near_ties == 0
     assert n_parted >= 10
     assert n_uncounted == 0

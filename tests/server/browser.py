@@ -37,16 +37,23 @@ class Page:
         return self.driver.execute_script(text, *arguments)
 
     def text(self, selector):
-        return self.script("return document.querySelector(arguments[0])?.textContent ?? ''", selector).strip()
+        return self.script(
+            "return document.querySelector(arguments[0])?.textContent ?? ''", selector
+        ).strip()
 
     def texts(self, selector):
-        return self.script("return [...document.querySelectorAll(arguments[0])].map((one) => one.textContent)", selector)
+        return self.script(
+            "return [...document.querySelectorAll(arguments[0])].map((one) => one.textContent)",
+            selector,
+        )
 
     def count(self, selector):
         return len(self.texts(selector))
 
     def shows(self, selector):
-        return self.script("return document.querySelector(arguments[0])?.checkVisibility() ?? false", selector)
+        return self.script(
+            "return document.querySelector(arguments[0])?.checkVisibility() ?? false", selector
+        )
 
     @property
     def focus(self):
@@ -87,19 +94,33 @@ class Page:
 
     def size(self, name, scheme="light"):
         width, height = WIDTHS[name]
-        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": name != "desktop"}
+        metrics = {
+            "width": width,
+            "height": height,
+            "deviceScaleFactor": 1,
+            "mobile": name != "desktop",
+        }
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]})
+        self.driver.execute_cdp_cmd(
+            "Emulation.setEmulatedMedia",
+            {"features": [{"name": "prefers-color-scheme", "value": scheme}]},
+        )
 
     def requests(self):
         """Return the addresses that were asked for since the last call."""
         told = [json.loads(one["message"])["message"] for one in self.driver.get_log("performance")]
-        return [one["params"]["request"]["url"] for one in told if one["method"] == "Network.requestWillBeSent"]
+        return [
+            one["params"]["request"]["url"]
+            for one in told
+            if one["method"] == "Network.requestWillBeSent"
+        ]
 
     def bodies(self):
         """Return what was posted since the last call."""
         told = [json.loads(one["message"])["message"] for one in self.driver.get_log("performance")]
-        sent = [one["params"]["request"] for one in told if one["method"] == "Network.requestWillBeSent"]
+        sent = [
+            one["params"]["request"] for one in told if one["method"] == "Network.requestWillBeSent"
+        ]
         return [json.loads(one["postData"]) for one in sent if one.get("postData")]
 
     def complaints(self):

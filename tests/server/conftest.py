@@ -29,14 +29,20 @@ def client(server):
 def endless(tmp_path_factory):
     """A model that says the alphabet for ever."""
     path = tmp_path_factory.mktemp("endless") / "ever.gguf"
-    zoo.write(path, zoo.parrot("abcdefghijkl", for_ever=True), metadata={"llama.context_length": 100_000})
+    zoo.write(
+        path, zoo.parrot("abcdefghijkl", for_ever=True), metadata={"llama.context_length": 100_000}
+    )
     with gguf_spec.load(path, None, threads=1, n_ctx=50_000, extra_bufts=False) as llm:
         yield llm
 
 
 class ResponseBuilder:
     def __init__(self, response):
-        self.status, self.headers, self.body = response.status, dict(response.getheaders()), response.read()
+        self.status, self.headers, self.body = (
+            response.status,
+            dict(response.getheaders()),
+            response.read(),
+        )
 
     def json(self):
         return json.loads(self.body)
@@ -63,11 +69,19 @@ def ask(server, method="GET", path="/health", body=None, headers=()):
 
 
 def ask_chat(server, headers=(), **fields):
-    return ask(server, "POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello."}], "max_tokens": 4} | fields, headers)
+    return ask(
+        server,
+        "POST",
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": "Hello."}], "max_tokens": 4} | fields,
+        headers,
+    )
 
 
 def ask_text(server, headers=(), **fields):
-    return ask(server, "POST", "/v1/completions", {"prompt": "abc", "max_tokens": 4} | fields, headers)
+    return ask(
+        server, "POST", "/v1/completions", {"prompt": "abc", "max_tokens": 4} | fields, headers
+    )
 
 
 def until(condition, seconds=10.0):
@@ -82,4 +96,7 @@ def until(condition, seconds=10.0):
 def metrics(server):
     """Return the metrics as a dictionary from name and labels to number."""
     lines = ask(server, path="/metrics").body.decode().splitlines()
-    return {name.removeprefix("gguf_spec_"): float(value) for name, value in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))}
+    return {
+        name.removeprefix("gguf_spec_"): float(value)
+        for name, value in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    }

@@ -30,16 +30,32 @@ def in_pieces(stream):
 
 
 @pytest.mark.parametrize(
-    "speculation", [None, "off", {"k": 4, "adaptive": False}, {"drafter": "ngram", "accept": "coupled"}, {"tree": True, "strict": True}]
+    "speculation",
+    [
+        None,
+        "off",
+        {"k": 4, "adaptive": False},
+        {"drafter": "ngram", "accept": "coupled"},
+        {"tree": True, "strict": True},
+    ],
 )
 def test_a_chat_whole_and_in_pieces(client, tales, speculation):
     wanted = alone(tales, FOX)
     body = {} if speculation is None else {"speculation": speculation}
-    whole = client.chat.completions.create(model="tales", messages=FOX, max_tokens=40, seed=7, extra_body=body)
-    stream = client.chat.completions.create(model="tales", messages=FOX, max_completion_tokens=40, seed=7, stream=True, extra_body=body)
+    whole = client.chat.completions.create(
+        model="tales", messages=FOX, max_tokens=40, seed=7, extra_body=body
+    )
+    stream = client.chat.completions.create(
+        model="tales", messages=FOX, max_completion_tokens=40, seed=7, stream=True, extra_body=body
+    )
     assert whole.choices[0].message.content == in_pieces(stream)[0] == wanted.text
     assert whole.choices[0].finish_reason == wanted.finish_reason
-    assert (whole.object, whole.model, whole.choices[0].message.role, whole.seed) == ("chat.completion", "tales", "assistant", 7)
+    assert (whole.object, whole.model, whole.choices[0].message.role, whole.seed) == (
+        "chat.completion",
+        "tales",
+        "assistant",
+        7,
+    )
     assert whole.usage.prompt_tokens == wanted.stats.n_prompt
     assert whole.usage.completion_tokens == len(wanted.tokens)
     assert whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens
@@ -52,7 +68,14 @@ def test_a_text_whole_and_in_pieces(client, tales, prompt):
         prompt = tales.tokenize(START) if prompt == "ids" else [tales.tokenize(START)]
     whole = client.completions.create(model="tales", prompt=prompt, max_tokens=40, seed=7)
     text, finish, usage = in_pieces(
-        client.completions.create(model="tales", prompt=prompt, max_tokens=40, seed=7, stream=True, stream_options={"include_usage": True})
+        client.completions.create(
+            model="tales",
+            prompt=prompt,
+            max_tokens=40,
+            seed=7,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
     )
     assert whole.choices[0].text == text == wanted.text
     assert whole.choices[0].finish_reason == finish == wanted.finish_reason
@@ -61,7 +84,9 @@ def test_a_text_whole_and_in_pieces(client, tales, prompt):
 
 def test_what_speculation_did_is_in_the_usage(client):
     body = {"speculation": {"k": 4, "adaptive": False, "drafter": "model"}, "ignore_eos": True}
-    usage = client.completions.create(model="tales", prompt=START, max_tokens=60, seed=7, extra_body=body).usage
+    usage = client.completions.create(
+        model="tales", prompt=START, max_tokens=60, seed=7, extra_body=body
+    ).usage
     told = usage.speculation
     assert 0 < told["accepted"] <= told["drafted"]
     assert told["acceptance"] == pytest.approx(told["accepted"] / told["drafted"], abs=1e-3)
@@ -69,7 +94,9 @@ def test_what_speculation_did_is_in_the_usage(client):
         told["accepted"], told["drafted"] - told["accepted"],
     )  # fmt: skip
     assert told["rounds"] < usage.completion_tokens
-    off = client.completions.create(model="tales", prompt=START, max_tokens=60, seed=7, extra_body=body | {"speculation": "off"}).usage.speculation
+    off = client.completions.create(
+        model="tales", prompt=START, max_tokens=60, seed=7, extra_body=body | {"speculation": "off"}
+    ).usage.speculation
     assert (off["drafted"], off["rounds"]) == (0, 60)
     assert off["why_none"]
 
@@ -78,21 +105,33 @@ def test_usage_comes_last_and_only_when_asked(client):
     options = {"model": "tales", "messages": FOX, "max_tokens": 5, "stream": True}
     with client.chat.completions.create(**options) as stream:
         assert all(piece.usage is None and piece.choices for piece in stream)
-    with client.chat.completions.create(**options, stream_options={"include_usage": True}) as stream:
+    with client.chat.completions.create(
+        **options, stream_options={"include_usage": True}
+    ) as stream:
         *pieces, last = list(stream)
     assert all(piece.usage is None for piece in pieces)
     assert (last.choices, last.usage.completion_tokens) == ([], 5)
     assert pieces[0].choices[0].delta.role == "assistant"
-    assert [piece.choices[0].finish_reason for piece in pieces] == [None] * (len(pieces) - 1) + ["length"]
+    assert [piece.choices[0].finish_reason for piece in pieces] == [None] * (len(pieces) - 1) + [
+        "length"
+    ]
     assert len({piece.id for piece in pieces}) == 1
 
 
 def test_the_pieces_show_what_was_drafted_when_asked(client):
-    body = {"speculation": {"k": 4, "adaptive": False}, "stream_options": {"include_speculation": True}, "ignore_eos": True}
-    with client.completions.create(model="tales", prompt=START, max_tokens=40, seed=7, stream=True, extra_body=body) as stream:
+    body = {
+        "speculation": {"k": 4, "adaptive": False},
+        "stream_options": {"include_speculation": True},
+        "ignore_eos": True,
+    }
+    with client.completions.create(
+        model="tales", prompt=START, max_tokens=40, seed=7, stream=True, extra_body=body
+    ) as stream:
         pieces = list(stream)
     shown = [piece.speculation for piece in pieces if getattr(piece, "speculation", None)]
-    assert "".join(text for one in shown for text, _ in one["text"]) == "".join(piece.choices[0].text for piece in pieces)
+    assert "".join(text for one in shown for text, _ in one["text"]) == "".join(
+        piece.choices[0].text for piece in pieces
+    )
     assert 0 < sum(one["accepted"] for one in shown) <= sum(one["drafted"] for one in shown)
     assert any(accepted for one in shown for _, accepted in one["text"])
     assert sum(one["tokens"] for one in shown) == 40
@@ -109,8 +148,13 @@ def test_the_pieces_show_what_was_drafted_when_asked(client):
 )  # fmt: skip
 def test_options_of_sampling(client, tales, fields):
     wanted = alone(tales, START, **fields)
-    sent = {name: {str(token): bias for token, bias in value.items()} if name == "logit_bias" else value for name, value in fields.items()}
-    got = client.completions.create(model="tales", prompt=START, max_tokens=40, seed=7, extra_body=sent).choices[0]
+    sent = {
+        name: {str(token): bias for token, bias in value.items()} if name == "logit_bias" else value
+        for name, value in fields.items()
+    }
+    got = client.completions.create(
+        model="tales", prompt=START, max_tokens=40, seed=7, extra_body=sent
+    ).choices[0]
     assert (got.text, got.finish_reason) == (wanted.text, wanted.finish_reason)
     assert wanted.text != alone(tales, START).text
 
@@ -119,24 +163,41 @@ def test_options_of_sampling(client, tales, fields):
 def test_the_end_of_a_text_can_be_ignored(client, tales, ignored):
     bias = {str(token): 100.0 for token in tales._target.ends}
     sent = {"logit_bias": bias, "ignore_eos": ignored}
-    got = client.completions.create(model="tales", prompt=START, max_tokens=10, seed=7, extra_body=sent).choices[0]
+    got = client.completions.create(
+        model="tales", prompt=START, max_tokens=10, seed=7, extra_body=sent
+    ).choices[0]
     assert (got.finish_reason, bool(got.text)) == (("length", True) if ignored else ("stop", False))
 
 
 def test_without_a_seed_answers_differ_and_name_theirs(client, tales):
-    answers = [client.completions.create(model="tales", prompt=START, max_tokens=20) for _ in range(3)]
+    answers = [
+        client.completions.create(model="tales", prompt=START, max_tokens=20) for _ in range(3)
+    ]
     assert len({one.seed for one in answers}) == 3
     for one in answers:
         assert alone(tales, START, max_tokens=20, seed=one.seed).text == one.choices[0].text
 
 
 def test_a_text_has_16_tokens_where_nothing_is_said(client):
-    assert client.completions.create(model="tales", prompt=START, extra_body={"ignore_eos": True}).usage.completion_tokens == 16
+    assert (
+        client.completions.create(
+            model="tales", prompt=START, extra_body={"ignore_eos": True}
+        ).usage.completion_tokens
+        == 16
+    )
 
 
 def test_echo(client):
-    whole = client.completions.create(model="tales", prompt=START, max_tokens=5, seed=1, echo=True).choices[0].text
-    pieces = in_pieces(client.completions.create(model="tales", prompt=START, max_tokens=5, seed=1, echo=True, stream=True))[0]
+    whole = (
+        client.completions.create(model="tales", prompt=START, max_tokens=5, seed=1, echo=True)
+        .choices[0]
+        .text
+    )
+    pieces = in_pieces(
+        client.completions.create(
+            model="tales", prompt=START, max_tokens=5, seed=1, echo=True, stream=True
+        )
+    )[0]
     assert whole == pieces
     assert whole.startswith(START)
     assert len(whole) > len(START)
@@ -144,28 +205,62 @@ def test_echo(client):
 
 def test_logprobs_of_a_chat(client, tales):
     wanted = alone(tales, FOX, logprobs=3)
-    choice = client.chat.completions.create(model="tales", messages=FOX, max_tokens=40, seed=7, logprobs=True, top_logprobs=3).choices[0]
+    choice = client.chat.completions.create(
+        model="tales", messages=FOX, max_tokens=40, seed=7, logprobs=True, top_logprobs=3
+    ).choices[0]
     content = choice.logprobs.content
-    assert [one.logprob for one in content] == pytest.approx([one.logprob for one in wanted.logprobs])
+    assert [one.logprob for one in content] == pytest.approx(
+        [one.logprob for one in wanted.logprobs]
+    )
     assert bytes(b for one in content for b in one.bytes).decode() == choice.message.content
-    assert all(len(one.top_logprobs) == 3 and one.top_logprobs[0].logprob >= one.logprob for one in content)
-    with client.chat.completions.create(model="tales", messages=FOX, max_tokens=40, seed=7, logprobs=True, top_logprobs=3, stream=True) as stream:
-        streamed = [one for piece in stream if piece.choices[0].logprobs for one in piece.choices[0].logprobs.content]
+    assert all(
+        len(one.top_logprobs) == 3 and one.top_logprobs[0].logprob >= one.logprob for one in content
+    )
+    with client.chat.completions.create(
+        model="tales",
+        messages=FOX,
+        max_tokens=40,
+        seed=7,
+        logprobs=True,
+        top_logprobs=3,
+        stream=True,
+    ) as stream:
+        streamed = [
+            one
+            for piece in stream
+            if piece.choices[0].logprobs
+            for one in piece.choices[0].logprobs.content
+        ]
     assert [one.logprob for one in streamed] == pytest.approx([one.logprob for one in content])
-    bare = client.chat.completions.create(model="tales", messages=FOX, max_tokens=4, seed=7, logprobs=True).choices[0].logprobs.content
+    bare = (
+        client.chat.completions.create(
+            model="tales", messages=FOX, max_tokens=4, seed=7, logprobs=True
+        )
+        .choices[0]
+        .logprobs.content
+    )
     assert [len(one.top_logprobs) for one in bare] == [0] * 4
 
 
 def test_logprobs_of_a_text(client):
-    choice = client.completions.create(model="tales", prompt=START, max_tokens=30, seed=7, logprobs=2).choices[0]
+    choice = client.completions.create(
+        model="tales", prompt=START, max_tokens=30, seed=7, logprobs=2
+    ).choices[0]
     told = choice.logprobs
     assert "".join(told.tokens) == choice.text
     assert told.text_offset == [len("".join(told.tokens[:i])) for i in range(30)]
-    for token, logprob, top in zip(told.tokens, told.token_logprobs, told.top_logprobs, strict=True):
+    for token, logprob, top in zip(
+        told.tokens, told.token_logprobs, told.top_logprobs, strict=True
+    ):
         assert top[token] == logprob <= max(top.values())
         assert 2 <= len(top) <= 3
         assert sum(math.exp(one) for one in top.values()) <= 1.001
-    assert client.completions.create(model="tales", prompt=START, max_tokens=3, logprobs=0).choices[0].logprobs.top_logprobs is None
+    assert (
+        client.completions.create(model="tales", prompt=START, max_tokens=3, logprobs=0)
+        .choices[0]
+        .logprobs.top_logprobs
+        is None
+    )
 
 
 def test_a_system_message_a_developer_message_and_parts(client, tales):
@@ -173,9 +268,20 @@ def test_a_system_message_a_developer_message_and_parts(client, tales):
     for role in ("system", "developer"):
         messages = [
             {"role": role, "content": "Be brief."},
-            {"role": "user", "content": [{"type": "text", "text": "Tell me of"}, {"type": "text", "text": " a fox."}]},
+            {
+                "role": "user",
+                "content": [
+                    {"type": "text", "text": "Tell me of"},
+                    {"type": "text", "text": " a fox."},
+                ],
+            },
         ]
-        assert client.chat.completions.create(model="tales", messages=messages, max_tokens=40, seed=7).choices[0].message.content == wanted.text
+        assert (
+            client.chat.completions.create(model="tales", messages=messages, max_tokens=40, seed=7)
+            .choices[0]
+            .message.content
+            == wanted.text
+        )
 
 
 def test_models(client, tales):
@@ -187,14 +293,22 @@ def test_models(client, tales):
 
 
 def test_health_and_an_empty_model_name(server):
-    assert ask(server).json().items() >= {"status": "ok", "model": "tales", "queue": 0, "busy": False}.items()
+    assert (
+        ask(server).json().items()
+        >= {"status": "ok", "model": "tales", "queue": 0, "busy": False}.items()
+    )
     assert ask_chat(server, model="").status == ask_chat(server).status == 200
 
 
 def test_metrics_add_up(server, client):
     before = metrics(server)
     body = {"speculation": {"k": 4, "adaptive": False}}
-    usages = [client.completions.create(model="tales", prompt=START, max_tokens=30, seed=seed, extra_body=body).usage for seed in range(3)]
+    usages = [
+        client.completions.create(
+            model="tales", prompt=START, max_tokens=30, seed=seed, extra_body=body
+        ).usage
+        for seed in range(3)
+    ]
     with pytest.raises(openai.BadRequestError):
         client.completions.create(model="tales", prompt="")
     after = metrics(server)
@@ -206,11 +320,17 @@ def test_metrics_add_up(server, client):
     assert gain("prompt_tokens_total") == sum(one.prompt_tokens for one in usages)
     for name in ("drafted", "accepted"):
         assert gain(f"{name}_tokens_total") == sum(one.speculation[name] for one in usages) > 0
-        by_drafter = sum(after[key] - before.get(key, 0) for key in after if key.startswith(f"drafter_{name}_tokens_total"))
+        by_drafter = sum(
+            after[key] - before.get(key, 0)
+            for key in after
+            if key.startswith(f"drafter_{name}_tokens_total")
+        )
         assert by_drafter == gain(f"{name}_tokens_total")
     assert gain("rounds_total") == sum(one.speculation["rounds"] for one in usages)
     for part in ("prompt", "draft", "verify", "other"):
-        assert gain(f'time_seconds_total{{part="{part}"}}') == pytest.approx(sum(one.speculation[f"{part}_s"] for one in usages), abs=1e-4)
+        assert gain(f'time_seconds_total{{part="{part}"}}') == pytest.approx(
+            sum(one.speculation[f"{part}_s"] for one in usages), abs=1e-4
+        )
     assert gain('requests_total{path="/v1/completions",status="200"}') == 3
     assert gain('requests_total{path="/v1/completions",status="400"}') == 1
     assert gain('requests_total{path="/metrics",status="200"}') == 1
@@ -220,5 +340,7 @@ def test_metrics_add_up(server, client):
 
 
 def test_per_request_settings_do_not_stay(client, tales):
-    client.completions.create(model="tales", prompt=START, max_tokens=5, extra_body={"speculation": "off"})
+    client.completions.create(
+        model="tales", prompt=START, max_tokens=5, extra_body={"speculation": "off"}
+    )
     assert tales.speculation == Speculation()

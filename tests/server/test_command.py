@@ -26,18 +26,34 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def ever(tmp_path_factory):
     path = tmp_path_factory.mktemp("ever") / "ever.gguf"
-    return zoo.write(path, zoo.parrot("abcdefghijkl", for_ever=True), metadata={"llama.context_length": 100_000})
+    return zoo.write(
+        path, zoo.parrot("abcdefghijkl", for_ever=True), metadata={"llama.context_length": 100_000}
+    )
 
 
 class Child:
     """A server in a process of its own."""
 
     def __init__(self, *args, **env):
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("GGUF_SPEC_")}
-        command = [sys.executable, "-W", "ignore", "-m", "gguf_spec", "serve", "--threads", "1", *map(str, args)]
+        environment = {
+            name: value for name, value in os.environ.items() if not name.startswith("GGUF_SPEC_")
+        }
+        command = [
+            sys.executable,
+            "-W",
+            "ignore",
+            "-m",
+            "gguf_spec",
+            "serve",
+            "--threads",
+            "1",
+            *map(str, args),
+        ]
         self._err = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 -- a pipe that nobody reads would hold a long log up
         environment |= {"PYTHONPATH": str(ROOT)} | env
-        self.process = children.Child(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=self._err, text=True)
+        self.process = children.Child(
+            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=self._err, text=True
+        )
         self.line = self.process.stdout.readline()
         self.url = self.line.rpartition(" ")[2].strip()
 
@@ -84,7 +100,11 @@ def test_start_serve_stop_and_no_prompt_in_the_logs(number, code):
 def begun(child, n):
     """Ask for a long stream and lend the response once it has begun."""
     connection = http.client.HTTPConnection(urlsplit(child.url).netloc, timeout=30)
-    connection.request("POST", "/v1/completions", json.dumps({"prompt": "a", "temperature": 0, "max_tokens": n, "stream": True}))
+    connection.request(
+        "POST",
+        "/v1/completions",
+        json.dumps({"prompt": "a", "temperature": 0, "max_tokens": n, "stream": True}),
+    )
     response = connection.getresponse()
     response.read(200)
     try:
@@ -95,7 +115,10 @@ def begun(child, n):
 
 
 def test_what_is_under_way_may_finish(ever):
-    with Child("-m", ever, "-d", "none", "--port", 0, "--grace", 20, "--ctx", 8192) as child, begun(child, 800) as response:
+    with (
+        Child("-m", ever, "-d", "none", "--port", 0, "--grace", 20, "--ctx", 8192) as child,
+        begun(child, 800) as response,
+    ):
         threading.Timer(0.3, lambda: child.process.send_signal(signal.SIGTERM)).start()
         rest = response.read()
         child.process.communicate(timeout=20)
@@ -104,7 +127,10 @@ def test_what_is_under_way_may_finish(ever):
 
 
 def test_what_takes_too_long_is_cut_and_says_so(ever):
-    with Child("-m", ever, "-d", "none", "--port", 0, "--grace", 0.5, "--ctx", 50_000) as child, begun(child, 45_000) as response:
+    with (
+        Child("-m", ever, "-d", "none", "--port", 0, "--grace", 0.5, "--ctx", 50_000) as child,
+        begun(child, 45_000) as response,
+    ):
         waiting = []
         thread = threading.Thread(target=lambda: waiting.append(ask_text(child, prompt="a")))
         thread.start()
@@ -121,7 +147,10 @@ def test_what_takes_too_long_is_cut_and_says_so(ever):
 
 
 def test_a_second_signal_does_not_wait(ever):
-    with Child("-m", ever, "-d", "none", "--port", 0, "--grace", 25, "--ctx", 50_000) as child, begun(child, 45_000):
+    with (
+        Child("-m", ever, "-d", "none", "--port", 0, "--grace", 25, "--ctx", 50_000) as child,
+        begun(child, 45_000),
+    ):
         child.process.send_signal(signal.SIGINT)
         time.sleep(0.5)
         code, _, _, seconds = child.end(signal.SIGINT)
@@ -142,23 +171,44 @@ def test_errors_of_the_command(ever):
     assert fails("--port", "70000")[0] == 2
     with Child("-m", ever, "-d", "none", "--port", 0, "--ctx", 512, GGUF_SPEC_API_KEY="k") as child:
         assert ask_text(child).status == 401
-        code, out, err = fails("-m", ever, "-d", "none", "--ctx", 512, "--port", urlsplit(child.url).port)
+        code, out, err = fails(
+            "-m", ever, "-d", "none", "--ctx", 512, "--port", urlsplit(child.url).port
+        )
         assert (code, out) == (1, "")
         assert "cannot listen at 127.0.0.1 port" in err
 
 
 def test_without_the_extra(tmp_path):
-    (tmp_path / "starlette.py").write_text("raise ModuleNotFoundError(\"No module named 'starlette'\", name='starlette')")
+    (tmp_path / "starlette.py").write_text(
+        "raise ModuleNotFoundError(\"No module named 'starlette'\", name='starlette')"
+    )
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
     command = [sys.executable, "-m", "gguf_spec", "serve"]
-    done = children.run(command, env=os.environ | {"PYTHONPATH": path}, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = children.run(
+        command,
+        env=os.environ | {"PYTHONPATH": path},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "Error: the server needs starlette, which is not installed.\nHint: install it with: pip install 'gguf-spec[server]'.\n"
+    assert (
+        done.stderr
+        == "Error: the server needs starlette, which is not installed.\nHint: install it with: pip install 'gguf-spec[server]'.\n"
+    )
 
 
 def test_help():
     command = [sys.executable, "-m", "gguf_spec", "serve", "--help"]
-    text = children.run(command, cwd=ROOT, capture_output=True, text=True, check=True, env=os.environ | {"COLUMNS": "200"}).stdout
+    text = children.run(
+        command,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"COLUMNS": "200"},
+    ).stdout
     assert text.index("Examples:") < text.index("Options:")
     for option in (
         "--host",

@@ -15,12 +15,18 @@ FOX = [{"role": "user", "content": "Tell me of a fox."}]
 def test_classes_of_the_official_client(client):
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(model="tales", messages=FOX, temperature=-1)
-    assert (caught.value.param, caught.value.code, caught.value.type) == ("temperature", "invalid_value", "invalid_request_error")
+    assert (caught.value.param, caught.value.code, caught.value.type) == (
+        "temperature",
+        "invalid_value",
+        "invalid_request_error",
+    )
     with pytest.raises(openai.NotFoundError) as caught:
         client.chat.completions.create(model="gpt-4o", messages=FOX)
     assert (caught.value.param, caught.value.code) == ("model", "model_not_found")
     with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(model="tales", messages=[{"role": "user", "content": "a fox " * 5000}])
+        client.chat.completions.create(
+            model="tales", messages=[{"role": "user", "content": "a fox " * 5000}]
+        )
     assert (caught.value.param, caught.value.code) == ("messages", "context_length_exceeded")
     assert "tokens but the context holds" in caught.value.message
     with pytest.raises(openai.NotFoundError):
@@ -72,7 +78,10 @@ def test_fields_of_a_chat(server, fields, param):
     reply = ask_chat(server, **fields)
     assert (reply.status, reply.param) == (400, param)
     error = reply.json()["error"]
-    assert (error["type"], set(error)) == ("invalid_request_error", {"message", "type", "param", "code"})
+    assert (error["type"], set(error)) == (
+        "invalid_request_error",
+        {"message", "type", "param", "code"},
+    )
     assert error["code"]
 
 
@@ -85,14 +94,32 @@ def test_fields_of_a_text(server, fields, param, stream):
 
 @pytest.mark.parametrize(
     "fields",
-    [{"n": 1}, {"store": False}, {"parallel_tool_calls": True}, {"service_tier": "auto"}, {"user": None}, {"response_format": {"type": "text"}}],
+    [
+        {"n": 1},
+        {"store": False},
+        {"parallel_tool_calls": True},
+        {"service_tier": "auto"},
+        {"user": None},
+        {"response_format": {"type": "text"}},
+    ],
 )
 def test_what_asks_for_nothing_is_taken(server, fields):
     assert ask_chat(server, **fields).status == 200
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"{", b"[]", b"5", b'{"prompt": "\xff"}', b'{"prompt": "\\ud800"}', b'{"temperature": NaN}', b"[" * 100_000, b"9" * 5000]
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"5",
+        b'{"prompt": "\xff"}',
+        b'{"prompt": "\\ud800"}',
+        b'{"temperature": NaN}',
+        b"[" * 100_000,
+        b"9" * 5000,
+    ],
 )
 def test_bodies_that_are_none(server, body):
     reply = ask(server, "POST", "/v1/completions", body)
@@ -106,8 +133,13 @@ def test_paths_and_methods(server):
 
 
 def test_a_model_without_a_template(tmp_path):
-    path = zoo.write(tmp_path / "none.gguf", zoo.parrot("abc"), metadata={"tokenizer.chat_template": None})
-    with gguf_spec.load(path, None, threads=1, extra_bufts=False) as llm, serve_in_thread(llm) as server:
+    path = zoo.write(
+        tmp_path / "none.gguf", zoo.parrot("abc"), metadata={"tokenizer.chat_template": None}
+    )
+    with (
+        gguf_spec.load(path, None, threads=1, extra_bufts=False) as llm,
+        serve_in_thread(llm) as server,
+    ):
         reply = ask_chat(server)
         assert (reply.status, reply.param) == (400, "messages")
         assert "no chat template" in reply.json()["error"]["message"]
@@ -143,13 +175,19 @@ def _fail(*_):
 
 def test_an_error_in_a_stream_reaches_the_official_client(tales, client, monkeypatch):
     monkeypatch.setattr(tales._target, "logits", _fail)
-    with pytest.raises(openai.APIError), client.completions.create(model="tales", prompt="x", stream=True) as stream:
+    with (
+        pytest.raises(openai.APIError),
+        client.completions.create(model="tales", prompt="x", stream=True) as stream,
+    ):
         list(stream)
 
 
 def test_a_closed_llm(tmp_path):
     path = zoo.write(tmp_path / "abc.gguf", zoo.parrot("abc"))
-    with gguf_spec.load(path, None, threads=1, extra_bufts=False) as llm, serve_in_thread(llm) as server:
+    with (
+        gguf_spec.load(path, None, threads=1, extra_bufts=False) as llm,
+        serve_in_thread(llm) as server,
+    ):
         llm.close()
         assert (ask_text(server).status, ask_text(server).code) == (503, "shutting_down")
         assert ask(server).status == 200

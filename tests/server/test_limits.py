@@ -23,17 +23,37 @@ def locked(tales):
 def test_the_key(locked):
     with openai.OpenAI(base_url=f"{locked.url}/v1", api_key=KEY, max_retries=0) as client:
         assert client.completions.create(model="tales", prompt="A fox", max_tokens=2).choices
-    with openai.OpenAI(base_url=f"{locked.url}/v1", api_key="sk-wrong", max_retries=0) as client, pytest.raises(openai.AuthenticationError) as caught:
+    with (
+        openai.OpenAI(base_url=f"{locked.url}/v1", api_key="sk-wrong", max_retries=0) as client,
+        pytest.raises(openai.AuthenticationError) as caught,
+    ):
         client.completions.create(model="tales", prompt="A fox")
     assert caught.value.code == "invalid_api_key"
 
 
-@pytest.mark.parametrize("given", [None, "", "Bearer", "Bearer ", KEY, f"Basic {KEY}", f"Bearer {KEY}x", f"Bearer {KEY[:-1]}", "Bearer \xff"])
-@pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/openapi.json", "/v1/chat/completions", "/nowhere"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        None,
+        "",
+        "Bearer",
+        "Bearer ",
+        KEY,
+        f"Basic {KEY}",
+        f"Bearer {KEY}x",
+        f"Bearer {KEY[:-1]}",
+        "Bearer \xff",
+    ],
+)
+@pytest.mark.parametrize(
+    "path", ["/v1/models", "/metrics", "/openapi.json", "/v1/chat/completions", "/nowhere"]
+)
 def test_no_key(locked, path, given):
     reply = ask(locked, path=path, headers={} if given is None else {"Authorization": given})
     assert (reply.status, reply.code) == (401, "invalid_api_key")
-    assert {name.lower(): value for name, value in reply.headers.items()}["www-authenticate"] == "Bearer"
+    assert {name.lower(): value for name, value in reply.headers.items()}[
+        "www-authenticate"
+    ] == "Bearer"
 
 
 def test_what_needs_no_key(locked):
@@ -41,7 +61,18 @@ def test_what_needs_no_key(locked):
     assert ask(locked, path="/v1/models", headers={"Authorization": f"bearer  {KEY}"}).status == 200
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "", "[", "localhost.evil.example:8080", "10.0.0.1"])
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "evil.example:80",
+        "127.0.0.1.evil.example",
+        "",
+        "[",
+        "localhost.evil.example:8080",
+        "10.0.0.1",
+    ],
+)
 def test_a_name_that_was_made_to_point_here(server, host):
     reply = ask(server, headers={"Host": host})
     assert (reply.status, reply.code) == (403, "unknown_host")
@@ -54,7 +85,10 @@ def test_names_of_this_machine(server, host):
 
 def test_pages_of_others(server):
     for origin in ("http://evil.example", "null", "http://localhost:1", "https://127.0.0.1"):
-        for reply in (ask(server, headers={"Origin": origin}), ask_text(server, headers={"Origin": origin, "Content-Type": "text/plain"})):
+        for reply in (
+            ask(server, headers={"Origin": origin}),
+            ask_text(server, headers={"Origin": origin, "Content-Type": "text/plain"}),
+        ):
             assert (reply.status, reply.code) == (403, "origin_not_allowed")
             assert "access-control-allow-origin" not in {name.lower() for name in reply.headers}
     assert ask_text(server, headers={"Origin": server.url}).status == 200  # the page at /
@@ -62,7 +96,11 @@ def test_pages_of_others(server):
 
 def test_pages_that_are_allowed(tales):
     origin = "http://app.example:3000"
-    preflight = {"Origin": origin, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type"}
+    preflight = {
+        "Origin": origin,
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization,content-type",
+    }
     with serve_in_thread(tales, api_key=KEY, cors_origins=[origin]) as one:
         reply = ask(one, "OPTIONS", "/v1/chat/completions", headers=preflight)
         assert (reply.status, reply.headers["access-control-allow-origin"]) == (200, origin)
@@ -70,10 +108,25 @@ def test_pages_that_are_allowed(tales):
         assert ask_chat(one, headers={"Origin": origin}).status == 401
         reply = ask_chat(one, headers={"Origin": origin, "Authorization": f"Bearer {KEY}"})
         assert (reply.status, reply.headers["access-control-allow-origin"]) == (200, origin)
-        assert ask(one, "OPTIONS", "/v1/models", headers=preflight | {"Origin": "http://evil.example"}).status == 400
-        assert ask_chat(one, headers={"Origin": "http://evil.example", "Authorization": f"Bearer {KEY}"}).status == 403
+        assert (
+            ask(
+                one, "OPTIONS", "/v1/models", headers=preflight | {"Origin": "http://evil.example"}
+            ).status
+            == 400
+        )
+        assert (
+            ask_chat(
+                one, headers={"Origin": "http://evil.example", "Authorization": f"Bearer {KEY}"}
+            ).status
+            == 403
+        )
     with serve_in_thread(tales, cors_origins=["*"]) as one:
-        assert ask_chat(one, headers={"Origin": "http://evil.example"}).headers["access-control-allow-origin"] == "*"
+        assert (
+            ask_chat(one, headers={"Origin": "http://evil.example"}).headers[
+                "access-control-allow-origin"
+            ]
+            == "*"
+        )
 
 
 @pytest.mark.parametrize("times", [1.01, 4, 20])
@@ -89,16 +142,30 @@ def test_a_body_that_is_too_large(tales, times):
 
 
 def test_a_body_that_does_not_come(tales):
-    with serve_in_thread(tales, timeout=0.5) as one, socket.create_connection((urlsplit(one.url).hostname, urlsplit(one.url).port), 10) as slow:
-        slow.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n{")
+    with (
+        serve_in_thread(tales, timeout=0.5) as one,
+        socket.create_connection((urlsplit(one.url).hostname, urlsplit(one.url).port), 10) as slow,
+    ):
+        slow.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n{"
+        )
         assert slow.recv(1000).startswith(b"HTTP/1.1 408")
 
 
 def test_the_limit_on_tokens(tales):
     with serve_in_thread(tales, max_tokens=8) as one:
-        assert ask_chat(one, max_tokens=None, ignore_eos=True).json()["usage"]["completion_tokens"] == 8
-        assert ask_text(one, max_tokens=None, ignore_eos=True).json()["usage"]["completion_tokens"] == 8
-        for fields, param in (({"max_tokens": 9}, "max_tokens"), ({"max_tokens": None, "max_completion_tokens": 9}, "max_completion_tokens")):
+        assert (
+            ask_chat(one, max_tokens=None, ignore_eos=True).json()["usage"]["completion_tokens"]
+            == 8
+        )
+        assert (
+            ask_text(one, max_tokens=None, ignore_eos=True).json()["usage"]["completion_tokens"]
+            == 8
+        )
+        for fields, param in (
+            ({"max_tokens": 9}, "max_tokens"),
+            ({"max_tokens": None, "max_completion_tokens": 9}, "max_completion_tokens"),
+        ):
             reply = ask_chat(one, **fields)
             assert (reply.status, reply.param) == (400, param)
 
@@ -130,7 +197,10 @@ def test_another_address_with_a_key(tales):
         port = urlsplit(one.url).port
         one.url = f"http://127.0.0.1:{port}"
         assert ask_text(one).status == 401
-        assert ask_text(one, headers={"Authorization": f"Bearer {KEY}", "Host": "my.machine"}).status == 200
+        assert (
+            ask_text(one, headers={"Authorization": f"Bearer {KEY}", "Host": "my.machine"}).status
+            == 200
+        )
 
 
 def test_a_port_that_is_taken(server, tales):

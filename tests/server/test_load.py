@@ -43,7 +43,10 @@ def connect(server, path="/v1/completions", buffer=None, **fields):
         one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
     one.connect((place.hostname, place.port))
     body = json.dumps(fields).encode()
-    one.sendall(f"POST {path} HTTP/1.1\r\nHost: {place.netloc}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+    one.sendall(
+        f"POST {path} HTTP/1.1\r\nHost: {place.netloc}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        + body
+    )
     return one
 
 
@@ -100,9 +103,20 @@ def test_a_full_queue(idle):
     held = [connect(idle, **LONG) for _ in range(3)]
     until(lambda: n_waiting(idle) == 2)
     reply = ask_text(idle)
-    assert (reply.status, reply.code, reply.json()["error"]["type"]) == (429, "queue_full", "rate_limit_error")
-    assert 1 <= int({name.lower(): value for name, value in reply.headers.items()}["retry-after"]) <= 60
-    with openai.OpenAI(base_url=f"{idle.url}/v1", api_key="none", max_retries=0) as client, pytest.raises(openai.RateLimitError):
+    assert (reply.status, reply.code, reply.json()["error"]["type"]) == (
+        429,
+        "queue_full",
+        "rate_limit_error",
+    )
+    assert (
+        1
+        <= int({name.lower(): value for name, value in reply.headers.items()}["retry-after"])
+        <= 60
+    )
+    with (
+        openai.OpenAI(base_url=f"{idle.url}/v1", api_key="none", max_retries=0) as client,
+        pytest.raises(openai.RateLimitError),
+    ):
         client.completions.create(model="", prompt="a")
     for one in held:
         one.close()
@@ -113,11 +127,17 @@ def test_a_full_queue(idle):
 def test_a_slow_client_holds_nobody_up(endless):
     """It takes nothing of its stream, more than any socket holds, while others are answered; then it reads all of it."""
     with serve_in_thread(endless, timeout=60) as server:
-        server._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # connections have it from here
-        slow = connect(server, buffer=4096, prompt="a", temperature=0, max_tokens=1500, stream=True, logprobs=5)
+        server._socket.setsockopt(
+            socket.SOL_SOCKET, socket.SO_SNDBUF, 4096
+        )  # connections have it from here
+        slow = connect(
+            server, buffer=4096, prompt="a", temperature=0, max_tokens=1500, stream=True, logprobs=5
+        )
         until(lambda: time.sleep(0.1) or not busy(server), 30)
         assert metrics(server)["generated_tokens_total"] == 1500
-        assert 'requests_total{path="/v1/completions",status="200"}' not in metrics(server)  # it is not through
+        assert 'requests_total{path="/v1/completions",status="200"}' not in metrics(
+            server
+        )  # it is not through
         assert ask_text(server, prompt="a", temperature=0).json()["choices"][0]["text"] == "bcde"
         received = bytearray()
         while b"[DONE]" not in received[-100:]:
@@ -125,7 +145,11 @@ def test_a_slow_client_holds_nobody_up(endless):
             assert part
             received += part
         slow.close()
-        text = "".join(json.loads(line[6:])["choices"][0]["text"] for line in received.split(b"\n") if line.startswith(b"data: {"))
+        text = "".join(
+            json.loads(line[6:])["choices"][0]["text"]
+            for line in received.split(b"\n")
+            if line.startswith(b"data: {")
+        )
         assert text == ("abcdefghijkl" * 200)[1:1501]
 
 
@@ -142,7 +166,9 @@ def test_a_client_that_takes_nothing_for_too_long_is_left():
         for text in "bcd":
             job.events.put_nowait(ChunkEvent(Chunk(text, (1,), 0, 0), ()))
             await asyncio.sleep(0)
-        stream = EventStream(job, ResponseBuilder(job.asked, "m", None), 0.1, lambda: closed.append(True))
+        stream = EventStream(
+            job, ResponseBuilder(job.asked, "m", None), 0.1, lambda: closed.append(True)
+        )
         await asyncio.wait_for(stream({}, None, send), 10)
 
     asyncio.run(main())
@@ -164,13 +190,23 @@ def test_what_runs_out_of_time_is_cut(endless, stream):
 def test_two_clients_at_once(server, client, tales):
     wanted = [tales.generate(START, Sampling(max_tokens=60, seed=seed)).text for seed in range(2)]
     with ThreadPoolExecutor(2) as pool:
-        answers = pool.map(lambda seed: client.completions.create(model="tales", prompt=START, max_tokens=60, seed=seed).choices[0].text, range(2))
+        answers = pool.map(
+            lambda seed: (
+                client.completions.create(model="tales", prompt=START, max_tokens=60, seed=seed)
+                .choices[0]
+                .text
+            ),
+            range(2),
+        )
         assert list(answers) == wanted
 
 
 def test_the_program_may_use_the_llm_itself(server, tales):
     wanted = tales.generate(START, Sampling(max_tokens=30, seed=1)).text
-    with tales.stream(START, Sampling(max_tokens=30, seed=1)) as stream, ThreadPoolExecutor(1) as pool:
+    with (
+        tales.stream(START, Sampling(max_tokens=30, seed=1)) as stream,
+        ThreadPoolExecutor(1) as pool,
+    ):
         waits = pool.submit(ask_text, server, prompt=START, max_tokens=30, seed=1)
         assert "".join(chunk.text for chunk in stream) == wanted
         assert waits.result().json()["choices"][0]["text"] == wanted
@@ -184,7 +220,9 @@ def test_200_requests_of_8_clients_three_in_ten_cancelled(tales):
         [{"role": "user", "content": "Tell me a story."}],
         [{"role": "user", "content": "What did the wolf say?"}],
     ]
-    plans = [(i, prompts[i % 4], i % 25, i % 2 == 0, i % 10 < 3) for i in range(200)]  # number, prompt, seed, in pieces, cancelled
+    plans = [
+        (i, prompts[i % 4], i % 25, i % 2 == 0, i % 10 < 3) for i in range(200)
+    ]  # number, prompt, seed, in pieces, cancelled
     wanted = {
         (str(prompt), seed): tales.generate(prompt, Sampling(max_tokens=16, seed=seed)).text
         for _, prompt, seed, _, cancelled in plans
@@ -200,10 +238,21 @@ def test_200_requests_of_8_clients_three_in_ten_cancelled(tales):
     assert (len(results), len(more)) == (200, 100)
     for i, prompt, seed, _, cancelled in plans:
         if not cancelled:
-            assert results[i] == more.get(i, results[i]) == wanted[str(prompt), seed], (i, prompt, seed)
+            assert results[i] == more.get(i, results[i]) == wanted[str(prompt), seed], (
+                i,
+                prompt,
+                seed,
+            )
     assert told["queue_length"] == told["busy"] == 0
-    answered = {status: sum(n for name, n in told.items() if f'completions",status="{status}"' in name) for status in (200, 499)}
-    assert answered[200] + answered[499] == sum(n for name, n in told.items() if 'completions"' in name) == 300
+    answered = {
+        status: sum(n for name, n in told.items() if f'completions",status="{status}"' in name)
+        for status in (200, 499)
+    }
+    assert (
+        answered[200] + answered[499]
+        == sum(n for name, n in told.items() if 'completions"' in name)
+        == 300
+    )
     assert answered[200] >= 210
     assert grown < 8 << 20
     until(lambda: threading.active_count() == before)
@@ -218,7 +267,12 @@ def run(server, plans):
 def one(server, prompt, seed, in_pieces, cancelled):
     chat = isinstance(prompt, list)
     path = "/v1/chat/completions" if chat else "/v1/completions"
-    fields = {"messages" if chat else "prompt": prompt, "seed": seed, "max_tokens": 3000 if cancelled else 16, "stream": in_pieces}
+    fields = {
+        "messages" if chat else "prompt": prompt,
+        "seed": seed,
+        "max_tokens": 3000 if cancelled else 16,
+        "stream": in_pieces,
+    }
     if cancelled:
         held = connect(server, path, **fields)
         if in_pieces:
@@ -237,10 +291,16 @@ def one(server, prompt, seed, in_pieces, cancelled):
     *pieces, done = [line[6:] for line in body.decode().split("\n\n") if line]
     assert done == "[DONE]"
     choices = [json.loads(piece)["choices"][0] for piece in pieces]
-    return "".join(choice["delta"].get("content", "") if chat else choice["text"] for choice in choices)
+    return "".join(
+        choice["delta"].get("content", "") if chat else choice["text"] for choice in choices
+    )
 
 
 def memory():
     gc.collect()
-    pages = int(Path("/proc/self/statm").read_text().split()[1]) if Path("/proc/self/statm").exists() else 0
+    pages = (
+        int(Path("/proc/self/statm").read_text().split()[1])
+        if Path("/proc/self/statm").exists()
+        else 0
+    )
     return pages * (os.sysconf("SC_PAGE_SIZE") if pages else 0)

@@ -16,7 +16,10 @@ from tests.server.browser import ENTER, ESCAPE, RELEASE, SHIFT, TAB, WIDTHS, Pag
 from tests.server.conftest import ask, until
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-needs_browser = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver (Debian: chromium, chromium-driver)")
+needs_browser = pytest.mark.skipif(
+    not (CHROMIUM and DRIVER),
+    reason="needs chromium and chromedriver (Debian: chromium, chromium-driver)",
+)
 
 
 def test_the_page(server):
@@ -30,19 +33,30 @@ def test_the_page(server):
     assert "frame-ancestors 'none'" in policy
     for script in re.findall(r"<script\b[^>]*>(.*?)</script>", html, re.DOTALL):
         assert base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() in policy
-    assert not re.search(r"\son[a-z]+\s*=\s*[\"']", html), "the policy forbids handlers in attributes"
-    assert not re.search(r"(?:src|href)\s*=\s*[\"']?(?:https?:)?//", html), "a request to somewhere else"
-    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write", html), "text of the model could become markup"
+    assert not re.search(r"\son[a-z]+\s*=\s*[\"']", html), (
+        "the policy forbids handlers in attributes"
+    )
+    assert not re.search(r"(?:src|href)\s*=\s*[\"']?(?:https?:)?//", html), (
+        "a request to somewhere else"
+    )
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write", html), (
+        "text of the model could become markup"
+    )
 
 
 def test_the_page_names_the_default_temperature():
     html = app._PAGE.read_text(encoding="utf-8")
-    assert re.search(r'id="temperature"[^>]*placeholder="([^"]*)"', html)[1] == str(gguf_spec.Sampling().temperature)
+    assert re.search(r'id="temperature"[^>]*placeholder="([^"]*)"', html)[1] == str(
+        gguf_spec.Sampling().temperature
+    )
 
 
 def _luminance(colour):
     channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    return sum(w * (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4) for w, c in zip((0.2126, 0.7152, 0.0722), channels, strict=True))
+    return sum(
+        w * (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4)
+        for w, c in zip((0.2126, 0.7152, 0.0722), channels, strict=True)
+    )
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -75,7 +89,10 @@ def driver(tmp_path_factory):
 def drafting():
     """A server whose draft always drafts, whatever the machine is busy with."""
     speculation = gguf_spec.Speculation(k=4, adaptive=False)
-    with gguf_spec.load("tales", threads=1, speculation=speculation) as llm, serve_in_thread(llm) as server:
+    with (
+        gguf_spec.load("tales", threads=1, speculation=speculation) as llm,
+        serve_in_thread(llm) as server,
+    ):
         yield server
 
 
@@ -87,7 +104,10 @@ def page(request, driver):
     driver.get_log("browser"), driver.get_log("performance")
     one = Page(driver, server.url)
     until(lambda: one.text("#model"))
-    assert set(one.requests()) - {"data:,", "about:blank"} == {f"{server.url}/", f"{server.url}/v1/models"}
+    assert set(one.requests()) - {"data:,", "about:blank"} == {
+        f"{server.url}/",
+        f"{server.url}/v1/models",
+    }
     yield one
     assert all(url.startswith(f"{server.url}/") or url == "data:," for url in one.requests())
     assert not one.complaints()
@@ -117,7 +137,12 @@ class TestChat:
         assert re.fullmatch(r"[\d.]+ m?s", page.text("#first"))
         assert re.fullmatch(r"\d+\.\d\d×", page.text("#speedup"))
         assert page.count(".said .drafted") > 5
-        assert page.script("return getComputedStyle(document.querySelector('.said .drafted')).textDecorationLine") == "underline"
+        assert (
+            page.script(
+                "return getComputedStyle(document.querySelector('.said .drafted')).textDecorationLine"
+            )
+            == "underline"
+        )
 
     def test_colours_what_was_accepted_and_nothing_else(self, page):
         page.set(seed=5, max_tokens=60, temperature=0)
@@ -127,10 +152,16 @@ class TestChat:
         said = page.answer("Tell me of a bear.")
         body = page.bodies()[0]
         assert (body["seed"], body["max_tokens"], body["temperature"]) == (5, 60, 0)
-        pieces = [json.loads(line[6:]) for line in page.script("return kept").split("\n\n") if line.startswith("data: {")]
+        pieces = [
+            json.loads(line[6:])
+            for line in page.script("return kept").split("\n\n")
+            if line.startswith("data: {")
+        ]
         parts = [part for piece in pieces for part in piece.get("speculation", {}).get("text", [])]
         assert said == "".join(text for text, _ in parts)
-        assert "".join(page.texts(".said .drafted")) == "".join(text for text, accepted in parts if accepted)
+        assert "".join(page.texts(".said .drafted")) == "".join(
+            text for text, accepted in parts if accepted
+        )
         usage = pieces[-1]["usage"]
         assert f"{usage['completion_tokens']} tokens" in page.text(".cost")
         assert f"of {usage['speculation']['drafted']} drafted tokens accepted" in page.text(".cost")
@@ -148,14 +179,20 @@ class TestChat:
         assert page.count(".turn") == 0
         assert page.shows("#empty")
         page.answer("Three.")
-        assert [one["content"] for one in page.bodies()[-1]["messages"]] == ["You are brief.", "Three."]
+        assert [one["content"] for one in page.bodies()[-1]["messages"]] == [
+            "You are brief.",
+            "Three.",
+        ]
 
     def test_moves_no_more_than_asked(self, page):
         """The caret blinks, but not where less motion is asked for."""
         caret = "document.querySelector('main').innerHTML = '<div class=run aria-busy=true><div class=said></div></div>';"
         caret += "return getComputedStyle(document.querySelector('.said'), '::after').animationName"
         assert page.script(caret) == "blink"
-        page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-reduced-motion", "value": "reduce"}]})
+        page.driver.execute_cdp_cmd(
+            "Emulation.setEmulatedMedia",
+            {"features": [{"name": "prefers-reduced-motion", "value": "reduce"}]},
+        )
         assert page.script(caret) == "none"
 
     def test_text_stays_text(self, page):
@@ -176,11 +213,16 @@ class TestChat:
         assert page.texts(".run h3") == ["With the draft", "Without the draft"]
         assert page.count(".run:first-child .drafted") > 0
         assert page.count(".run:last-child .drafted") == 0
-        left, right = page.script("return [...document.querySelectorAll('.run')].map((one) => one.getBoundingClientRect().top)")
+        left, right = page.script(
+            "return [...document.querySelectorAll('.run')].map((one) => one.getBoundingClientRect().top)"
+        )
         assert left == right, "not side by side"
         rows = page.texts(".difference td:last-child")
         assert [re.fullmatch(r"([\d,]+) tokens/s", row) is not None for row in rows] == [True, True]
-        assert re.fullmatch(r"\d+\.\d\d times as fast with the draft, the (same text|texts part after \d+ characters)\.", page.text(".difference p"))
+        assert re.fullmatch(
+            r"\d+\.\d\d times as fast with the draft, the (same text|texts part after \d+ characters)\.",
+            page.text(".difference p"),
+        )
         assert page.text("#told") == page.text(".difference p")
         assert page.count(".again") == 0
 
@@ -210,7 +252,9 @@ class TestChat:
         page.press(ENTER)
         assert page.count(".turn") == 1, "an empty message was sent"
         page.script("document.activeElement.blur(); document.querySelector('.skip').focus()")
-        assert page.script("return document.querySelector('.skip').getBoundingClientRect().top") >= 0
+        assert (
+            page.script("return document.querySelector('.skip').getBoundingClientRect().top") >= 0
+        )
         page.press(ENTER)
         assert page.focus == "prompt"
 
@@ -218,13 +262,24 @@ class TestChat:
         page.set(max_tokens=5)
         page.answer("Hello.")
         page.find("[popovertarget=settings]").click()
-        page.script("document.querySelector('#ask-key').hidden = document.querySelector('#stop').hidden = false")
+        page.script(
+            "document.querySelector('#ask-key').hidden = document.querySelector('#stop').hidden = false"
+        )
         page.driver.execute_cdp_cmd("Accessibility.enable", {})
         nodes = page.driver.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
         found = {}
         for node in nodes:
-            found.setdefault(node.get("role", {}).get("value"), []).append(node.get("name", {}).get("value", ""))
-        assert sorted(found["button"]) == ["Again without the draft", "New chat", "Send", "Settings", "Stop", "Use key"]
+            found.setdefault(node.get("role", {}).get("value"), []).append(
+                node.get("name", {}).get("value", "")
+            )
+        assert sorted(found["button"]) == [
+            "Again without the draft",
+            "New chat",
+            "Send",
+            "Settings",
+            "Stop",
+            "Use key",
+        ]
         assert sorted(found["textbox"]) == ["API key", "Message", "System prompt"]
         assert sorted(found["spinbutton"]) == ["Most tokens", "Seed", "Temperature"]
         assert found["switch"] == ["Draft"]
@@ -256,7 +311,9 @@ class TestTrouble:
         assert "shorten the prompt" in page.text("#trouble")
         assert page.count(".turn") == 0
         assert page.script("return document.querySelector('#prompt').value.length") == 20_000
-        assert any("400" in one for one in page.complaints())  # Chromium tells the console of every answer that is no 2xx
+        assert any(
+            "400" in one for one in page.complaints()
+        )  # Chromium tells the console of every answer that is no 2xx
         page.set(max_tokens=5)
         page.answer("Hello.")
         assert page.text("#trouble") == ""
@@ -267,7 +324,9 @@ class TestTrouble:
             until(lambda: page.text("#model"))
         page.say("Hello.")
         until(lambda: page.text("#trouble"))
-        assert page.text("#trouble") == "The server does not answer. Is gguf-spec serve still running?"
+        assert (
+            page.text("#trouble") == "The server does not answer. Is gguf-spec serve still running?"
+        )
         assert page.script("return document.querySelector('#prompt').value") == "Hello."
 
     def test_a_server_that_ends_meanwhile(self, endless, driver):
@@ -290,12 +349,16 @@ class TestTrouble:
             assert page.text("#trouble") == "This server needs an API key. Enter it below."
             assert page.focus == "key"
             page.press("wrong", ENTER)
-            until(lambda: page.text("#trouble") == "This is not the server's API key. Enter it below.")
+            until(
+                lambda: page.text("#trouble") == "This is not the server's API key. Enter it below."
+            )
             page.press("open-sesame", ENTER)
             until(lambda: page.text("#model"))
             assert page.focus == "prompt"
             assert not page.shows("#ask-key")
-            assert page.script("return [localStorage.length, sessionStorage.length, document.cookie]") == [0, 1, ""]
+            assert page.script(
+                "return [localStorage.length, sessionStorage.length, document.cookie]"
+            ) == [0, 1, ""]
             page.set(max_tokens=5)
             assert page.answer("Hello.")
 
@@ -329,7 +392,11 @@ class TestStop:
         assert page.text(".cost").endswith("stopped")
         page.set(max_tokens=5)
         page.answer("b")
-        assert [one["role"] for one in page.bodies()[-1]["messages"]] == ["user", "assistant", "user"]
+        assert [one["role"] for one in page.bodies()[-1]["messages"]] == [
+            "user",
+            "assistant",
+            "user",
+        ]
 
     def test_where_nothing_is_drafted(self, page):
         assert not page.find("#draft").is_enabled()

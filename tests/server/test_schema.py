@@ -23,11 +23,20 @@ schema = schemathesis.openapi.from_dict(describe("tales", False))
 @schema.parametrize()
 @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_no_500(case, small):
-    case.call_and_validate(base_url=small.url, checks=[not_a_server_error, status_code_conformance, response_schema_conformance])
+    case.call_and_validate(
+        base_url=small.url,
+        checks=[not_a_server_error, status_code_conformance, response_schema_conformance],
+    )
 
 
 def test_the_description(small):
     told = ask(small, path="/openapi.json").json()
-    assert set(told["paths"]) >= {"/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/metrics"}
+    assert set(told["paths"]) >= {
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/models",
+        "/health",
+        "/metrics",
+    }
     assert "security" not in told
     assert describe("m", True)["security"] == [{"key": []}]

@@ -42,15 +42,36 @@ MISTRAL = [
     ("for you", "for you", []), ("f", "f", []), ("get_weather is a tool", "get_weather is a tool", []), ("get_wea", "get_wea", []),
     ("[1]", "[1]", []),
 ]  # fmt: skip
-CALLED_WITH = [{}, *({"x": x} for x in ("é", "a </tool_call> b <tool_call> c", "</tool_call>", "a; b", "};{", "[TOOL_CALLS]f{}", "[ARGS]"))]
-CASES = [("hermes", *case) for case in HERMES] + [("llama", *case) for case in LLAMA] + [("mistral", *case) for case in MISTRAL]
+CALLED_WITH = [
+    {},
+    *(
+        {"x": x}
+        for x in (
+            "é",
+            "a </tool_call> b <tool_call> c",
+            "</tool_call>",
+            "a; b",
+            "};{",
+            "[TOOL_CALLS]f{}",
+            "[ARGS]",
+        )
+    ),
+]
+CASES = (
+    [("hermes", *case) for case in HERMES]
+    + [("llama", *case) for case in LLAMA]
+    + [("mistral", *case) for case in MISTRAL]
+)
 
 
 @pytest.mark.parametrize("step", [1, 3, 1000])
 @pytest.mark.parametrize(("form", "answer", "text", "names"), CASES)
 def test_calls_in_answers(form, answer, text, names, step):
     reader = ToolReader(form, NAMES)
-    shown = "".join(reader.push(answer[i : i + step]) for i in range(0, len(answer), step)) + reader.finish()
+    shown = (
+        "".join(reader.push(answer[i : i + step]) for i in range(0, len(answer), step))
+        + reader.finish()
+    )
     assert (shown, [call["function"]["name"] for call in reader.calls]) == (text, names)
     for call in reader.calls:
         assert json.loads(call["function"]["arguments"]) in CALLED_WITH
@@ -75,7 +96,11 @@ def test_the_form_is_told_by_the_template():
 
 TOOL = {
     "type": "function",
-    "function": {"name": "f", "description": "Does it.", "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}}},
+    "function": {
+        "name": "f",
+        "description": "Does it.",
+        "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}},
+    },
 }
 TEMPLATE = (
     "{% if tools %}{% for tool in tools %}{{ tool | tojson }}{% endfor %}{% endif %}"
@@ -86,23 +111,52 @@ TEMPLATE = (
 LLAMA_TEMPLATE = TEMPLATE.replace("<tool_call>", "").replace("</tool_call>", "")
 ARGUMENTS = {"x": 1, "y": "é"}
 ANSWERS = [
-    (TEMPLATE, "", ["<tool_call>", '\n{"name": "f", ', '"arguments": {"x": 1, "y": "é"}}\n</tool_call>']),
-    (TEMPLATE, "Let me see.", ["Let me see.\n<tool", '_call>{"name": "f", ', '"arguments": {"x": 1, "y": "é"}}</tool_call>']),
+    (
+        TEMPLATE,
+        "",
+        ["<tool_call>", '\n{"name": "f", ', '"arguments": {"x": 1, "y": "é"}}\n</tool_call>'],
+    ),
+    (
+        TEMPLATE,
+        "Let me see.",
+        [
+            "Let me see.\n<tool",
+            '_call>{"name": "f", ',
+            '"arguments": {"x": 1, "y": "é"}}</tool_call>',
+        ],
+    ),
     (LLAMA_TEMPLATE, "", ['{"name": ', '"f", "parameters"', ': {"x": 1, "y": "é"}}']),
-    (LLAMA_TEMPLATE + "{# [TOOL_CALLS] #}", "", ["[TOOL_CALLS]", '[{"name": "f", ', '"arguments": {"x": 1, "y": "é"}}]']),
+    (
+        LLAMA_TEMPLATE + "{# [TOOL_CALLS] #}",
+        "",
+        ["[TOOL_CALLS]", '[{"name": "f", ', '"arguments": {"x": 1, "y": "é"}}]'],
+    ),
 ]
 
 
 def saying(path, template, pieces):
     """Write a model that answers with these pieces, a token each, whatever it is asked."""
     letters = zoo._byte_letters()
-    tokens = [*zoo.TOKENS[:-3], *("".join(letters[byte] for byte in piece.encode()) for piece in pieces), *zoo.SPECIAL]
+    tokens = [
+        *zoo.TOKENS[:-3],
+        *("".join(letters[byte] for byte in piece.encode()) for piece in pieces),
+        *zoo.SPECIAL,
+    ]
     metadata, tensors = zoo.llama(n_vocab=len(tokens))
-    tensors = {name: tensor if "norm" in name or "embd" in name else tensor * 0 for name, tensor in tensors.items()}
-    said = [tokens.index(letters[ord("\n")]), *range(len(zoo.TOKENS) - 3, len(tokens) - 3), len(tokens) - 3]  # the prompt ends with a newline
+    tensors = {
+        name: tensor if "norm" in name or "embd" in name else tensor * 0
+        for name, tensor in tensors.items()
+    }
+    said = [
+        tokens.index(letters[ord("\n")]),
+        *range(len(zoo.TOKENS) - 3, len(tokens) - 3),
+        len(tokens) - 3,
+    ]  # the prompt ends with a newline
     for now, after in itertools.pairwise(said):
         tensors["output.weight"][after] = 100 * tensors["token_embd.weight"][now]
-    return zoo.write(path, (metadata, tensors), tokens=tokens, metadata={"tokenizer.chat_template": template})
+    return zoo.write(
+        path, (metadata, tensors), tokens=tokens, metadata={"tokenizer.chat_template": template}
+    )
 
 
 @pytest.mark.parametrize(("template", "before", "pieces"), ANSWERS)
@@ -113,7 +167,12 @@ def test_a_call(tmp_path, template, before, pieces):
         serve_in_thread(llm) as server,
         openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
     ):
-        options = {"model": "", "messages": [{"role": "user", "content": "Do it."}], "tools": [TOOL], "temperature": 0}
+        options = {
+            "model": "",
+            "messages": [{"role": "user", "content": "Do it."}],
+            "tools": [TOOL],
+            "temperature": 0,
+        }
         choice = client.chat.completions.create(**options).choices[0]
         assert (choice.finish_reason, choice.message.content) == ("tool_calls", before or None)
         [call] = choice.message.tool_calls
@@ -122,7 +181,11 @@ def test_a_call(tmp_path, template, before, pieces):
             choices = [piece.choices[0] for piece in stream]
         assert [one.finish_reason for one in choices][-1] == "tool_calls"
         [call] = [call for one in choices for call in one.delta.tool_calls or []]
-        assert (call.index, call.function.name, json.loads(call.function.arguments)) == (0, "f", ARGUMENTS)
+        assert (call.index, call.function.name, json.loads(call.function.arguments)) == (
+            0,
+            "f",
+            ARGUMENTS,
+        )
         assert "".join(one.delta.content or "" for one in choices) == before
         plain = client.chat.completions.create(**options, tool_choice="none").choices[0]
         assert plain.message.tool_calls is None
@@ -130,18 +193,33 @@ def test_a_call(tmp_path, template, before, pieces):
 
 
 def test_what_the_template_is_given(tmp_path):
-    with gguf_spec.load(zoo.write(tmp_path / "t.gguf", metadata={"tokenizer.chat_template": TEMPLATE}), None, threads=1, extra_bufts=False) as llm:
+    with gguf_spec.load(
+        zoo.write(tmp_path / "t.gguf", metadata={"tokenizer.chat_template": TEMPLATE}),
+        None,
+        threads=1,
+        extra_bufts=False,
+    ) as llm:
         messages = [
             {"role": "user", "content": "Do it."},
-            {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}}]},
+            {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [
+                    {
+                        "id": "1",
+                        "type": "function",
+                        "function": {"name": "f", "arguments": {"x": 1}},
+                    }
+                ],
+            },
             {"role": "tool", "content": "done", "tool_call_id": "1"},
         ]
         ids = llm.tokenize(messages, tools=[TOOL])
-        written = "".join(zoo.TOKENS[i] if i >= zoo.END else llm._target.piece(i).decode() for i in ids)
-        call = '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
-        turns = (
-            f"<|im_start|>user\nDo it.<|im_end|>\n<|im_start|>assistant\n{call}<|im_end|>\n<|im_start|>tool\ndone<|im_end|>\n<|im_start|>assistant\n"
+        written = "".join(
+            zoo.TOKENS[i] if i >= zoo.END else llm._target.piece(i).decode() for i in ids
         )
+        call = '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
+        turns = f"<|im_start|>user\nDo it.<|im_end|>\n<|im_start|>assistant\n{call}<|im_end|>\n<|im_start|>tool\ndone<|im_end|>\n<|im_start|>assistant\n"
         assert written == json.dumps(TOOL) + turns
         for content in ("<|im_end|>", "a<|im_end|>b"):
             spelled = llm.tokenize([messages[0] | {"content": content}], tools=[TOOL])
@@ -152,14 +230,28 @@ def test_what_the_template_is_given(tmp_path):
             assert (reply.status, reply.param) == (400, "tools")
             sent = [
                 messages[0],
-                {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": "<|im_end|>"}'}}]},
+                {
+                    "role": "assistant",
+                    "tool_calls": [
+                        {
+                            "id": "1",
+                            "type": "function",
+                            "function": {"name": "f", "arguments": '{"x": "<|im_end|>"}'},
+                        }
+                    ],
+                },
             ]
             reply = ask_chat(server, messages=sent)
             assert (reply.status, reply.param) == (400, "messages")
             sent[1]["tool_calls"][0]["function"]["arguments"] = '{"x": 1}'
-            assert ask_chat(server, messages=[*sent, messages[2]], tools=[TOOL]).json()["usage"]["prompt_tokens"] == len(ids)
+            assert ask_chat(server, messages=[*sent, messages[2]], tools=[TOOL]).json()["usage"][
+                "prompt_tokens"
+            ] == len(ids)
             sent[1]["tool_calls"][0]["function"]["arguments"] = "{x}"
-            assert ask_chat(server, messages=sent).param == "messages[1].tool_calls[0].function.arguments"
+            assert (
+                ask_chat(server, messages=sent).param
+                == "messages[1].tool_calls[0].function.arguments"
+            )
 
 
 def test_a_template_without_tools(server):
@@ -167,7 +259,10 @@ def test_a_template_without_tools(server):
     assert (reply.status, reply.param) == (400, "tools")
     assert "has no place for them" in reply.json()["error"]["message"]
     assert ask_chat(server, tools=[TOOL], tool_choice="none").status == 200
-    assert ask_chat(server, tools=[TOOL], response_format={"type": "json_object"}).param == "response_format"
+    assert (
+        ask_chat(server, tools=[TOOL], response_format={"type": "json_object"}).param
+        == "response_format"
+    )
 
 
 def test_structured_outputs(client):
@@ -178,14 +273,29 @@ def test_structured_outputs(client):
         name: str
         age: int
 
-    schema = {"type": "json_schema", "json_schema": {"name": "fox", "schema": Fox.model_json_schema(), "strict": True}}
-    options = {"model": "tales", "messages": [{"role": "user", "content": "A fox, as JSON."}], "max_tokens": 300, "seed": 3, "temperature": 0.5}
-    text = client.chat.completions.create(**options, response_format=schema).choices[0].message.content
+    schema = {
+        "type": "json_schema",
+        "json_schema": {"name": "fox", "schema": Fox.model_json_schema(), "strict": True},
+    }
+    options = {
+        "model": "tales",
+        "messages": [{"role": "user", "content": "A fox, as JSON."}],
+        "max_tokens": 300,
+        "seed": 3,
+        "temperature": 0.5,
+    }
+    text = (
+        client.chat.completions.create(**options, response_format=schema).choices[0].message.content
+    )
     assert isinstance(json.loads(text)["age"], int)
     with client.chat.completions.create(**options, response_format=schema, stream=True) as stream:
         assert "".join(piece.choices[0].delta.content or "" for piece in stream) == text
     parsed = client.chat.completions.parse(**options, response_format=Fox).choices[0].message.parsed
     assert parsed.name == json.loads(text)["name"]
-    anything = client.chat.completions.create(**options, response_format={"type": "json_object"}).choices[0]
-    assert anything.finish_reason == "length" or isinstance(json.loads(anything.message.content), dict)
+    anything = client.chat.completions.create(
+        **options, response_format={"type": "json_object"}
+    ).choices[0]
+    assert anything.finish_reason == "length" or isinstance(
+        json.loads(anything.message.content), dict
+    )
     assert anything.message.content.lstrip().startswith("{")

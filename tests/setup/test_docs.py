@@ -12,30 +12,47 @@ import pytest
 from gguf_spec.cli import cli
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted(str(path.relative_to(ROOT)) for folder in (".", ".github", "docs", "gguf_spec/data/tales") for path in (ROOT / folder).glob("*.md"))
+PAGES = sorted(
+    str(path.relative_to(ROOT))
+    for folder in (".", ".github", "docs", "gguf_spec/data/tales")
+    for path in (ROOT / folder).glob("*.md")
+)
 GENERATED_OR_HISTORY = {"docs/cli.md", "docs/experiments.md", "docs/python-api.md", "CHANGELOG.md"}
 # Options of other programs: xcode-select, scripts/test, llama.cpp.
 OTHER_OPTIONS = {"--install", "--slow", "--spec-type"}
-MISSING = [name for name in ("mkdocs", "material", "mkdocstrings") if not importlib.util.find_spec(name)]
+MISSING = [
+    name for name in ("mkdocs", "material", "mkdocstrings") if not importlib.util.find_spec(name)
+]
 
 
 def text_of(page):
     """Return a page without its code blocks and code spans, which hold no links and no headings."""
-    return re.sub(r"`[^`\n]*`", lambda code: "x" * len(code[0]), re.sub(r"(?ms)^```.*?^```$", "", (ROOT / page).read_text(encoding="utf-8")))
+    return re.sub(
+        r"`[^`\n]*`",
+        lambda code: "x" * len(code[0]),
+        re.sub(r"(?ms)^```.*?^```$", "", (ROOT / page).read_text(encoding="utf-8")),
+    )
 
 
 def anchors(page):
     """Return the anchors of a page's headings, as GitHub makes them and the site's slugify does."""
     text = re.sub(r"(?ms)^```.*?^```$", "", (ROOT / page).read_text(encoding="utf-8"))
-    headings = (re.sub(r"`|\[([^\]]*)\]\([^)]*\)", r"\1", line) for line in re.findall(r"(?m)^#{1,6} (.+)$", text))
-    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
+    headings = (
+        re.sub(r"`|\[([^\]]*)\]\([^)]*\)", r"\1", line)
+        for line in re.findall(r"(?m)^#{1,6} (.+)$", text)
+    )
+    return {
+        re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings
+    }
 
 
 def dead_links(page):
     for link in re.findall(r"\]\((?!https?:|mailto:)([^)\s]+)\)", text_of(page)):
         path, _, anchor = link.partition("#")
         target = (ROOT / page).parent / path if path else ROOT / page
-        if not target.exists() or (anchor and anchor not in anchors(target.resolve().relative_to(ROOT))):
+        if not target.exists() or (
+            anchor and anchor not in anchors(target.resolve().relative_to(ROOT))
+        ):
             yield link
 
 
@@ -46,7 +63,10 @@ def test_links_lead_somewhere(page):
 
 def test_a_dead_link_and_a_dead_anchor_are_found(tmp_path, monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
-    (tmp_path / "a.md").write_text("# One `two`\n[a](#one-two) [b](#one) [c](b.md) [d](a.md#one-two) `[e](no.md)`\n", encoding="utf-8")
+    (tmp_path / "a.md").write_text(
+        "# One `two`\n[a](#one-two) [b](#one) [c](b.md) [d](a.md#one-two) `[e](no.md)`\n",
+        encoding="utf-8",
+    )
     assert list(dead_links("a.md")) == ["#one", "b.md"]
 
 
@@ -60,8 +80,17 @@ def commands(command, path=()):
 def test_commands_and_options_exist(page):
     text, known = (ROOT / page).read_text(encoding="utf-8"), dict(commands(cli))
     named = re.findall(r"(?:(?<=`)gguf-spec|scripts/run) ([a-z]+)(?: ([a-z]+))?", text)
-    assert [one for one in named if (one[0],) not in known or (one[0] == "models" and one[1] and one not in known)] == []
-    options = {option for command in known.values() for one in command.params for option in (*one.opts, *one.secondary_opts)}
+    assert [
+        one
+        for one in named
+        if (one[0],) not in known or (one[0] == "models" and one[1] and one not in known)
+    ] == []
+    options = {
+        option
+        for command in known.values()
+        for one in command.params
+        for option in (*one.opts, *one.secondary_opts)
+    }
     wanted = {option.rstrip("-") for option in re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)}
     assert wanted - options - OTHER_OPTIONS - {"--help", "--version"} == set()
 
@@ -75,15 +104,39 @@ def test_every_example_is_in_the_documentation():
 @pytest.mark.skipif(bool(MISSING), reason=f"{', '.join(MISSING)} is not installed")
 def test_the_site_builds_without_a_warning_or_a_network(tmp_path):
     dead = "http://127.0.0.1:9"
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "NO_MKDOCS_2_WARNING": "1", "http_proxy": dead, "https_proxy": dead}
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(ROOT / ".mkdocs.yml"), "-d", str(tmp_path / "site")]
-    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "NO_MKDOCS_2_WARNING": "1",
+        "http_proxy": dead,
+        "https_proxy": dead,
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "-f",
+        str(ROOT / ".mkdocs.yml"),
+        "-d",
+        str(tmp_path / "site"),
+    ]
+    done = subprocess.run(
+        command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert "WARNING" not in done.stderr
     api = (tmp_path / "site" / "python-api.html").read_text(encoding="utf-8")
-    assert "doc-signature" in api and "<!-- :::" not in api and "<p>:::" not in api  # mkdocstrings wrote it
+    assert (
+        "doc-signature" in api and "<!-- :::" not in api and "<p>:::" not in api
+    )  # mkdocstrings wrote it
     for page in (tmp_path / "site").rglob("*.html"):
-        loaded = re.findall(r"<(?:script|img|link|iframe)\b[^>]*?(?:src|href)=\"?(https?:[^\">\s]+)", page.read_text(encoding="utf-8"))
+        loaded = re.findall(
+            r"<(?:script|img|link|iframe)\b[^>]*?(?:src|href)=\"?(https?:[^\">\s]+)",
+            page.read_text(encoding="utf-8"),
+        )
         assert loaded == [], page.name
     for style in (tmp_path / "site").rglob("*.css"):
-        assert not re.search(r"(?:url\(|@import)\s*[\"']?https?:", style.read_text(encoding="utf-8"))
+        assert not re.search(
+            r"(?:url\(|@import)\s*[\"']?https?:", style.read_text(encoding="utf-8")
+        )

@@ -19,7 +19,9 @@ import pytest
 from tests import children
 
 ROOT = Path(__file__).resolve().parents[2]
-CACHE = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")  # the user's, read before the tests get their own
+CACHE = os.environ.get("XDG_CACHE_HOME") or str(
+    Path.home() / ".cache"
+)  # the user's, read before the tests get their own
 GCC = "cc (Debian 12.2.0) 12.2.0\nCopyright (C) 2022 Free Software Foundation, Inc."
 CLANG = "clang version 17.0.0\nTarget: x86_64"
 AMX_FLAGS = "-fno-tree-dse -fno-dse"
@@ -78,7 +80,18 @@ class Machine:
         self.calls_file = folder / "calls"
         self.started = []
         self.tools = folder / "tools"
-        for name in ("bash", "sh", "env", "dirname", "readlink", "mkdir", "cp", "chmod", "cat", "sleep"):
+        for name in (
+            "bash",
+            "sh",
+            "env",
+            "dirname",
+            "readlink",
+            "mkdir",
+            "cp",
+            "chmod",
+            "cat",
+            "sleep",
+        ):
             self.tools.mkdir(exist_ok=True)
             (self.tools / name).symlink_to(shutil.which(name))
         self.compilers(GCC)
@@ -125,7 +138,11 @@ class Machine:
         return self.run(*args, script="test", **env)
 
     def calls(self, word="") -> list[str]:
-        lines = self.calls_file.read_text(encoding="utf-8").splitlines() if self.calls_file.exists() else []
+        lines = (
+            self.calls_file.read_text(encoding="utf-8").splitlines()
+            if self.calls_file.exists()
+            else []
+        )
         return [line for line in lines if word in line]
 
     def wait_for_stop(self) -> int:
@@ -173,7 +190,10 @@ def is_running(pid: int) -> bool:
 def assert_one_error(done, *words):
     lines = done.stderr.splitlines()
     assert done.returncode == 1
-    assert [line.split(":")[0] for line in lines if line.startswith(("Error:", "Hint:"))] == ["Error", "Hint"], done.stderr
+    assert [line.split(":")[0] for line in lines if line.startswith(("Error:", "Hint:"))] == [
+        "Error",
+        "Hint",
+    ], done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
     for word in words:
@@ -186,11 +206,20 @@ def assert_one_error(done, *words):
 def test_first_run_makes_all_and_hands_over(machine):
     done = machine.run("generate", "two words", given="from stdin")
     pid, rest = done.stdout.split(" ", 1)
-    assert rest == f"{machine.folder} generate two words\nfrom stdin"  # the user's own directory, arguments, stdin
+    assert (
+        rest == f"{machine.folder} generate two words\nfrom stdin"
+    )  # the user's own directory, arguments, stdin
     assert int(pid) == done.args  # exec: signals reach the program itself
     assert done.returncode == 7
     assert "Compiling llama-cpp-python" in done.stderr
-    steps = [next(step for step in ("-m venv", " wheel ", "--editable", "install", "_probe") if step in call) for call in machine.calls("-I")]
+    steps = [
+        next(
+            step
+            for step in ("-m venv", " wheel ", "--editable", "install", "_probe")
+            if step in call
+        )
+        for call in machine.calls("-I")
+    ]
     assert steps == ["-m venv", "install", " wheel ", "install", "--editable", "_probe"]
 
 
@@ -200,7 +229,9 @@ def test_nothing_to_do_starts_nothing(machine):
     starts = Path(f"{machine.calls_file}.setup")
     starts.unlink()
     done = machine.run("again")
-    assert len(starts.read_text(encoding="utf-8").splitlines()) == 1  # the quick question, and no set-up after it
+    assert (
+        len(starts.read_text(encoding="utf-8").splitlines()) == 1
+    )  # the quick question, and no set-up after it
     assert machine.calls() == before
     assert done.stderr == ""
     assert done.stdout.endswith("again\n")
@@ -210,7 +241,15 @@ def test_works_through_a_chain_of_relative_links(machine):
     (machine.folder / "bin").mkdir()
     (machine.folder / "bin" / "one").symlink_to("../a clone/scripts/run")
     (machine.folder / "two").symlink_to("bin/one")
-    done = children.run([machine.folder / "two", "x"], env=machine.env, cwd="/", capture_output=True, text=True, check=False, input="")
+    done = children.run(
+        [machine.folder / "two", "x"],
+        env=machine.env,
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=False,
+        input="",
+    )
     assert done.stdout.endswith(" / x\n"), done.stderr
 
 
@@ -234,9 +273,19 @@ def test_checks_run_in_order_and_stop_at_the_first_failure(machine, ci):
 
     def checks():
         done = machine.check("-k", "x", CI=ci)
-        return done.returncode, [line.removeprefix(f"ran {machine.clone} ").strip() for line in done.stdout.splitlines() if line.startswith("ran")]
+        return done.returncode, [
+            line.removeprefix(f"ran {machine.clone} ").strip()
+            for line in done.stdout.splitlines()
+            if line.startswith("ran")
+        ]
 
-    order = ["ruff check", "ruff format --check", "mypy", "lint-imports", "pytest --slow -k x" if ci else "pytest -k x"]
+    order = [
+        "ruff check",
+        "ruff format --check",
+        "mypy",
+        "lint-imports",
+        "pytest --slow -k x" if ci else "pytest -k x",
+    ]
     assert checks() == (0, order)
     script(machine.clone / ".venv" / "bin" / "mypy", "#!/bin/bash\nexit 3\n")
     assert checks() == (3, order[:2])
@@ -245,12 +294,17 @@ def test_checks_run_in_order_and_stop_at_the_first_failure(machine, ci):
 # What is ready and what is not
 
 
-@pytest.mark.parametrize("step", ["-m venv", "pip --disable-pip-version-check install", " wheel ", "--editable", "_probe"])
+@pytest.mark.parametrize(
+    "step",
+    ["-m venv", "pip --disable-pip-version-check install", " wheel ", "--editable", "_probe"],
+)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_interrupted_anywhere_is_not_ready(machine, step, number):
     process = machine.start(STOP_AT=step)
     child = machine.wait_for_stop()
-    os.killpg(process.pid, number)  # as a terminal does: the script and _setup.py; what _setup.py started has a session of its own
+    os.killpg(
+        process.pid, number
+    )  # as a terminal does: the script and _setup.py; what _setup.py started has a session of its own
     if number == signal.SIGKILL:
         os.kill(child, number)  # nobody else is left to end it
     out, err = process.communicate(timeout=20)
@@ -277,7 +331,9 @@ def test_interrupted_adding_the_checks_is_not_ready(machine):
     machine.wait_for_stop()
     os.killpg(process.pid, signal.SIGINT)
     process.communicate(timeout=20)
-    assert not list((machine.clone / ".venv").glob("ready-*.json"))  # pip may have been half way through replacing our own package
+    assert not list(
+        (machine.clone / ".venv").glob("ready-*.json")
+    )  # pip may have been half way through replacing our own package
     assert machine.run("x").stdout.endswith(" x\n")
 
 
@@ -373,7 +429,9 @@ def test_no_venv_module(machine, missing):
 
 
 def test_python_too_old(machine):
-    assert_one_error(machine.run(PATCH="module.sys.version_info = (3, 9, 2)"), "Python 3.9 is too old", "PYTHON=")
+    assert_one_error(
+        machine.run(PATCH="module.sys.version_info = (3, 9, 2)"), "Python 3.9 is too old", "PYTHON="
+    )
 
 
 def test_python_missing(machine):
@@ -393,14 +451,18 @@ def test_no_network(machine, step):
 
 
 def test_a_failed_build_names_the_error_and_the_log(machine):
-    done = machine.run(FAIL_AT=" wheel ", FAIL_TEXT="-- ok\n  fatal error: stdio.h: No such file or directory")
+    done = machine.run(
+        FAIL_AT=" wheel ", FAIL_TEXT="-- ok\n  fatal error: stdio.h: No such file or directory"
+    )
     assert_one_error(done, "compiling llama-cpp-python failed: fatal error: stdio.h")
     assert Path(done.stderr.strip().split()[-1]).is_file()
 
 
 def test_cache_folder_that_cannot_be_written(machine):
     (machine.folder / "file").touch()
-    assert_one_error(machine.run(XDG_CACHE_HOME=str(machine.folder / "file")), "file", "XDG_CACHE_HOME")
+    assert_one_error(
+        machine.run(XDG_CACHE_HOME=str(machine.folder / "file")), "file", "XDG_CACHE_HOME"
+    )
 
 
 def test_open_quote_in_cmake_args(machine):
@@ -411,7 +473,10 @@ def test_open_quote_in_cmake_args(machine):
 
 
 def test_amx_with_gcc_gets_the_flags_and_clang_does_not(setup, machine):
-    assert setup.wanted()["CMAKE_ARGS"][-2:] == [f"-DCMAKE_C_FLAGS={AMX_FLAGS}", f"-DCMAKE_CXX_FLAGS={AMX_FLAGS}"]
+    assert setup.wanted()["CMAKE_ARGS"][-2:] == [
+        f"-DCMAKE_C_FLAGS={AMX_FLAGS}",
+        f"-DCMAKE_CXX_FLAGS={AMX_FLAGS}",
+    ]
     machine.compilers(CLANG)
     assert "-fno-tree-dse" not in str(setup.wanted())
 
@@ -427,7 +492,10 @@ def test_clang_chosen_inside_cmake_args_gets_no_flags(setup, machine, monkeypatc
     assert "-fno-tree-dse" not in str(setup.wanted())
 
 
-@pytest.mark.parametrize("given", ["-DCMAKE_C_FLAGS='-O2 -g'", "-D CMAKE_C_FLAGS='-O2 -g'", "-DCMAKE_C_FLAGS:STRING='-O2 -g'"])
+@pytest.mark.parametrize(
+    "given",
+    ["-DCMAKE_C_FLAGS='-O2 -g'", "-D CMAKE_C_FLAGS='-O2 -g'", "-DCMAKE_C_FLAGS:STRING='-O2 -g'"],
+)
 def test_the_users_flags_are_kept_and_ours_added(setup, monkeypatch, given):
     monkeypatch.setenv("CMAKE_ARGS", f"-DGGML_CUDA=on {given}")
     monkeypatch.setenv("CXXFLAGS", "-Wall")
@@ -438,9 +506,16 @@ def test_the_users_flags_are_kept_and_ours_added(setup, monkeypatch, given):
 
 
 def test_the_arguments_reach_the_build(machine):
-    machine.run(CMAKE_ARGS="-DGGML_CUDA=on -DX='a b'", PATCH="module.cpu_features = lambda: ['amx_int8']")
+    machine.run(
+        CMAKE_ARGS="-DGGML_CUDA=on -DX='a b'", PATCH="module.cpu_features = lambda: ['amx_int8']"
+    )
     (line,) = machine.calls("CMAKE_ARGS=")
-    for part in ("-DGGML_CUDA=on", "'-DX=a b'", f"'-DCMAKE_C_FLAGS={AMX_FLAGS}'", "-DLLAVA_BUILD=OFF"):
+    for part in (
+        "-DGGML_CUDA=on",
+        "'-DX=a b'",
+        f"'-DCMAKE_C_FLAGS={AMX_FLAGS}'",
+        "-DLLAVA_BUILD=OFF",
+    ):
         assert part in line
     (wheel,) = machine.calls(" wheel ")
     assert "--no-cache-dir" in wheel  # pip's own cache knows nothing of flags
@@ -450,11 +525,20 @@ def test_every_part_changes_the_key(setup, machine, monkeypatch):
     def key():
         return setup.wheel_key(setup.wanted())
 
-    monkeypatch.setattr(setup, "cpu_features", lambda: ["avx2"])  # with AMX, the flags are inside CMAKE_ARGS too
+    monkeypatch.setattr(
+        setup, "cpu_features", lambda: ["avx2"]
+    )  # with AMX, the flags are inside CMAKE_ARGS too
     keys = [key()]
     for name in ("CMAKE_ARGS", "CC", "CXX", "CFLAGS", "CXXFLAGS"):
         with monkeypatch.context() as patch:
-            patch.setenv(name, {"CMAKE_ARGS": "-DGGML_CUDA=on", "CC": f"{machine.tools}/cc", "CXX": f"{machine.tools}/c++"}.get(name, "-O2"))
+            patch.setenv(
+                name,
+                {
+                    "CMAKE_ARGS": "-DGGML_CUDA=on",
+                    "CC": f"{machine.tools}/cc",
+                    "CXX": f"{machine.tools}/c++",
+                }.get(name, "-O2"),
+            )
             keys.append(key())
     with monkeypatch.context() as patch:
         patch.setattr(setup, "cpu_features", lambda: ["avx2", "avx512f"])
@@ -473,7 +557,9 @@ def test_every_part_changes_the_key(setup, machine, monkeypatch):
 
 def test_the_key_is_the_same_in_another_clone(setup):
     want = setup.wanted()
-    assert setup.wheel_key(want | {"the place of this folder": "/elsewhere", "the list of packages": "x"}) == setup.wheel_key(want)
+    assert setup.wheel_key(
+        want | {"the place of this folder": "/elsewhere", "the list of packages": "x"}
+    ) == setup.wheel_key(want)
 
 
 def test_a_changed_setting_installs_another_wheel(machine):
@@ -490,7 +576,9 @@ def test_the_users_own_constraints_are_kept(setup, machine, monkeypatch):
     monkeypatch.setattr(setup, "call", lambda command, log, env, on_line: seen.update(env) or 1)
     with (machine.folder / "log").open("wb") as log, pytest.raises(setup.Problem):
         setup.compile_wheel(machine.folder, [], log)
-    mine, ours = seen["PIP_CONSTRAINT"].split()  # pip splits at blanks, and this clone's path has one
+    mine, ours = seen[
+        "PIP_CONSTRAINT"
+    ].split()  # pip splits at blanks, and this clone's path has one
     assert mine == "mine.txt"
     assert ours == seen["PIP_BUILD_CONSTRAINT"] == setup.CONSTRAINTS.as_uri()
 
@@ -499,16 +587,28 @@ def test_progress_is_told_in_lines_where_there_is_no_terminal(setup, monkeypatch
     clock = iter([0, 1, 31, 32, 33, 62])
     monkeypatch.setattr(setup.time, "monotonic", lambda: next(clock))
     progress = setup.Progress()
-    for line in ("  [1/80] c++ a.cpp", "  [20/80] c++ b.cpp", "  [21/80] c++ c.cpp", "no step", "  [40/80] c++ d.cpp"):
+    for line in (
+        "  [1/80] c++ a.cpp",
+        "  [20/80] c++ b.cpp",
+        "  [21/80] c++ c.cpp",
+        "no step",
+        "  [40/80] c++ d.cpp",
+    ):
         progress(line)
-    assert capsys.readouterr().err.splitlines() == ["  20 of 80 files, about 2 min left", "  40 of 80 files, about 1 min left"]
+    assert capsys.readouterr().err.splitlines() == [
+        "  20 of 80 files, about 2 min left",
+        "  40 of 80 files, about 1 min left",
+    ]
 
 
 # The real thing
 
 
 def test_constraints_pin_exactly_and_name_no_place():
-    lines = [line.partition("#")[0].strip() for line in (ROOT / "scripts" / "constraints.txt").read_text(encoding="utf-8").splitlines()]
+    lines = [
+        line.partition("#")[0].strip()
+        for line in (ROOT / "scripts" / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    ]
     pins = [line for line in lines if line]
     assert pins
     for pin in pins:
@@ -527,6 +627,8 @@ def test_a_fresh_clone_runs(tmp_path):
     done = children.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["gguf-spec", "0.1.0"] or "0.1.0" in done.stdout
-    assert {"the place of this folder", "CMAKE_ARGS"} <= json.loads((clone / ".venv" / "ready-run.json").read_text(encoding="utf-8")).keys()
+    assert {"the place of this folder", "CMAKE_ARGS"} <= json.loads(
+        (clone / ".venv" / "ready-run.json").read_text(encoding="utf-8")
+    ).keys()
     again = children.run(command, env=env, capture_output=True, text=True, check=False)
     assert (again.stdout, again.stderr) == (done.stdout, "")

@@ -12,7 +12,11 @@ from gguf_spec.sampling.rng import _AT_ONCE, _FEW, _LEAST_WEIGHT, _U32, SeededRn
 class OldRng(SeededRng):
     def pick(self, ids, logits, temperature, position):
         """Return an index into `ids`, drawn by norm(exp(logits / temperature)), always the same for the same arguments."""
-        few = self._contenders(ids, logits, temperature, position) if len(ids) > _FEW else np.arange(len(ids))
+        few = (
+            self._contenders(ids, logits, temperature, position)
+            if len(ids) > _FEW
+            else np.arange(len(ids))
+        )
         scores = (logits[few].astype(np.float64) - logits.max()) / temperature
         return int(few[np.argmax(scores + self.gumbel(ids[few], position))])
 
@@ -25,9 +29,17 @@ class OldRng(SeededRng):
         for i in range(0, len(ids), _AT_ONCE):
             part = slice(i, i + _AT_ONCE)
             with np.errstate(over="ignore"):  # far below the best is far enough
-                weight = np.exp(((logits[part] - best) / temperature).astype(np.float32, copy=False))
+                weight = np.exp(
+                    ((logits[part] - best) / temperature).astype(np.float32, copy=False)
+                )
             np.maximum(weight, _LEAST_WEIGHT, out=weight)
-            np.divide(_hash(ids[part].astype(_U32), keys[0], keys[1]), weight, out=least[part], dtype=np.float32, casting="same_kind")
+            np.divide(
+                _hash(ids[part].astype(_U32), keys[0], keys[1]),
+                weight,
+                out=least[part],
+                dtype=np.float32,
+                casting="same_kind",
+            )
         first = least.argmin()
         weight_of_first = max(np.exp((float(logits[first]) - best) / temperature), _LEAST_WEIGHT)
         race = np.exp(-self.gumbel(ids[first : first + 1], position)[0]) * 2.0**32 / weight_of_first
@@ -43,7 +55,9 @@ class OldSampler(Sampler):
             raise NoTokenLeftError
         if s.greedy:
             return Candidates(np.array([np.argmax(logits)]), np.zeros(1))
-        if s.top_n_sigma:  # ours, like all that looks at whole rows: llama.cpp would want 12 bytes a token
+        if (
+            s.top_n_sigma
+        ):  # ours, like all that looks at whole rows: llama.cpp would want 12 bytes a token
             logits = np.where(logits >= self.sigma_limit(logits), logits, np.float32(-np.inf))
         total = None
         if 0 < s.top_k < n_vocab:
@@ -64,7 +78,13 @@ class OldSampler(Sampler):
             within = kept >= kept.max() + np.log(s.min_p)
             ids, kept = ids[within], kept[within]
         if s.xtc_probability > 0:
-            ids = _llama().xtc(ids, kept.astype(np.float64), s.xtc_probability, s.xtc_threshold, self.rng.coin(position))
+            ids = _llama().xtc(
+                ids,
+                kept.astype(np.float64),
+                s.xtc_probability,
+                s.xtc_threshold,
+                self.rng.coin(position),
+            )
             kept = logits[ids].astype(np.float64)
         return Candidates(ids, kept)
 

@@ -37,7 +37,9 @@ class Laws:
 
 
 def distribution(**probs):
-    return Distribution(np.array([ord(t) - ord("a") for t in probs]), np.array(list(probs.values())))
+    return Distribution(
+        np.array([ord(t) - ord("a") for t in probs]), np.array(list(probs.values()))
+    )
 
 
 def test_residual():
@@ -105,7 +107,10 @@ def test_rows_after_a_rejection_are_never_asked_for():
 
 def test_block_by_hand():
     """The example on paper: weights 1, 0.5 / 0.8 and then min(1, 0.625 * 0.9 / 0.5) = 1."""
-    p, q = [distribution(a=0.5, b=0.5), distribution(a=0.1, b=0.9), distribution(b=1.0)], [distribution(a=0.8, b=0.2), distribution(a=0.5, b=0.5)]
+    p, q = (
+        [distribution(a=0.5, b=0.5), distribution(a=0.1, b=0.9), distribution(b=1.0)],
+        [distribution(a=0.8, b=0.2), distribution(a=0.5, b=0.5)],
+    )
     rng = ChunkEvent(False, True, 0)
     assert block(Draft([0, 1], q), Laws(p, rng)) == [0, 1]
     assert rng.asked[0] == pytest.approx(1.0)  # the whole draft: its weight
@@ -116,7 +121,10 @@ def test_block_by_hand():
 
 def test_the_weight_of_a_block_is_that_of_all_before():
     """0.5 / 0.8 and then 0.4 / 0.5 of that: what was unlikely at the first token still counts at the second."""
-    p, q = [distribution(a=0.5, b=0.5), distribution(a=0.6, b=0.4), distribution(b=1.0)], [distribution(a=0.8, b=0.2), distribution(a=0.5, b=0.5)]
+    p, q = (
+        [distribution(a=0.5, b=0.5), distribution(a=0.6, b=0.4), distribution(b=1.0)],
+        [distribution(a=0.8, b=0.2), distribution(a=0.5, b=0.5)],
+    )
     rng = ChunkEvent(True, 0)
     assert block(Draft([0, 1], q), Laws(p, rng)) == [0, 1, 1]
     assert rng.asked[0] == pytest.approx(0.625 * 0.8)

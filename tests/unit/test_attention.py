@@ -19,14 +19,21 @@ ON = AttentionCosts("on", dict.fromkeys(WIDTHS, 1e-4), dict.fromkeys(WIDTHS, 1e-
 
 def header(**of):
     of = {"block_count": 10, "embedding_length": 256, "attention.head_count": 4, **of}
-    return Header(Path("a.gguf"), {"general.architecture": "llama"} | {f"llama.{key}": value for key, value in of.items()}, 1, 1000)
+    return Header(
+        Path("a.gguf"),
+        {"general.architecture": "llama"} | {f"llama.{key}": value for key, value in of.items()},
+        1,
+        1000,
+    )
 
 
 @pytest.fixture
 def costs(monkeypatch):
     """What is measured, by flash attention; None fails."""
     given = {"off": OFF, "on": ON}
-    monkeypatch.setattr(attention, "measured_attention", lambda shape, options: given[options.flash_attention])
+    monkeypatch.setattr(
+        attention, "measured_attention", lambda shape, options: given[options.flash_attention]
+    )
     monkeypatch.setattr(attention, "offloads", lambda: False)
     return given
 
@@ -45,14 +52,23 @@ def test_where_nothing_or_all_is_exact_the_faster_one_is_taken(costs):
 
 
 def test_what_is_asked_for_stays(costs):
-    assert choose_attention(header(), ContextOptions(flash_attention="on"), must_be_exact=True) == ("on", ON)
-    assert choose_attention(header(), ContextOptions(kv_type="q8_0"), must_be_exact=True) == ("on", ON), "it needs flash attention"
+    assert choose_attention(header(), ContextOptions(flash_attention="on"), must_be_exact=True) == (
+        "on",
+        ON,
+    )
+    assert choose_attention(header(), ContextOptions(kv_type="q8_0"), must_be_exact=True) == (
+        "on",
+        ON,
+    ), "it needs flash attention"
 
 
 def test_where_nothing_can_be_measured(costs, monkeypatch):
     costs |= {"off": None, "on": None}
     assert choose_attention(header(), ContextOptions(), must_be_exact=True) == ("off", None)
-    assert choose_attention(header(), ContextOptions(kv_type="q8_0"), must_be_exact=True) == ("on", None)
+    assert choose_attention(header(), ContextOptions(kv_type="q8_0"), must_be_exact=True) == (
+        "on",
+        None,
+    )
     monkeypatch.setattr(attention, "offloads", lambda: True)
     assert choose_attention(header(), ContextOptions(), must_be_exact=True) == ("auto", None)
 
@@ -77,7 +93,14 @@ def test_what_is_kept_comes_back_and_nonsense_does_not():
     assert AttentionCosts.from_dict(kept) == OFF
     assert OFF.depth_costs(header()) == dict.fromkeys(WIDTHS, pytest.approx(1e-6))
     negative = dict.fromkeys(map(str, WIDTHS), -1.0)
-    spoilts = {"near": {}}, {"near": {"1": 1.0}}, {"per_cached": negative}, {"read_s": 0.0}, {"flash": "auto"}, {"exact": 1}
+    spoilts = (
+        {"near": {}},
+        {"near": {"1": 1.0}},
+        {"per_cached": negative},
+        {"read_s": 0.0},
+        {"flash": "auto"},
+        {"exact": 1},
+    )
     for spoilt in spoilts:
         with pytest.raises((KeyError, TypeError, ValueError)):
             AttentionCosts.from_dict(kept | spoilt)

@@ -7,7 +7,21 @@ from types import SimpleNamespace
 import pytest
 
 from gguf_spec import bench as module
-from gguf_spec.bench import ADAPTIVE, PLAIN, USELESS, WORKLOADS, Case, Contender, Machine, Report, Result, Run, Spread, bench, long_workloads
+from gguf_spec.bench import (
+    ADAPTIVE,
+    PLAIN,
+    USELESS,
+    WORKLOADS,
+    Case,
+    Contender,
+    Machine,
+    Report,
+    Result,
+    Run,
+    Spread,
+    bench,
+    long_workloads,
+)
 from gguf_spec.bench import workloads as workloads_module
 from gguf_spec.bench.long_workloads import LONG_WORKLOADS, Conversation
 from gguf_spec.bench.plot import Bar, Group, grouped_bars
@@ -17,14 +31,30 @@ from gguf_spec.errors import InvalidOptionError
 from gguf_spec.options import Sampling, Speculation
 
 SVG = "{http://www.w3.org/2000/svg}"
-FIXED = [f"{drafter} {k}" for drafter in ("model", "ngram", "hybrid") for k in (1, 2, 3, 4, 6, 8, 12, 16)]
+FIXED = [
+    f"{drafter} {k}" for drafter in ("model", "ngram", "hybrid") for k in (1, 2, 3, 4, 6, 8, 12, 16)
+]
 ADAPTIVES = [ADAPTIVE, f"{ADAPTIVE} model", f"{ADAPTIVE} ngram", f"{ADAPTIVE} hybrid"]
 
 
 def run(round_, speed, prompt_s=0.0, n_same=1, **more):
     """A run of 100 tokens."""
-    values = {"ttft_s": 0.1, "n_drafted": 50, "n_accepted": 30, "forecast_s": 2.0, "plain_s": 3.0, "n_texts": 1} | more
-    return Run(round=round_, n_tokens=100, decode_s=100 / speed, total_s=100 / speed + prompt_s, n_same=n_same, **values)
+    values = {
+        "ttft_s": 0.1,
+        "n_drafted": 50,
+        "n_accepted": 30,
+        "forecast_s": 2.0,
+        "plain_s": 3.0,
+        "n_texts": 1,
+    } | more
+    return Run(
+        round=round_,
+        n_tokens=100,
+        decode_s=100 / speed,
+        total_s=100 / speed + prompt_s,
+        n_same=n_same,
+        **values,
+    )
 
 
 def result(name, speeds, plain, fixed=True, prompt_s=0.0, **more):
@@ -37,11 +67,20 @@ def result(name, speeds, plain, fixed=True, prompt_s=0.0, **more):
 def case(workload="story", temperature=0.0, plain=(10, 10, 10), ours=(12, 12, 12), **more):
     fixed = {"model 2": (11, 15, 15), "ngram 8": (5,)}
     others = [result(name, speeds, plain) for name, speeds in fixed.items()]
-    return Case(workload, temperature, (result(PLAIN, plain, plain), result(ADAPTIVE, ours, plain, fixed=False, **more), *others))
+    return Case(
+        workload,
+        temperature,
+        (result(PLAIN, plain, plain), result(ADAPTIVE, ours, plain, fixed=False, **more), *others),
+    )
 
 
 def report(*cases, **more):
-    values = {"target": "t.gguf", "draft": "d.gguf", "machine": Machine("A <fast> & good CPU", 2, 1), "n_rounds": 3} | more
+    values = {
+        "target": "t.gguf",
+        "draft": "d.gguf",
+        "machine": Machine("A <fast> & good CPU", 2, 1),
+        "n_rounds": 3,
+    } | more
     return Report(cases=cases, is_complete=True, total_s=1.0, **values)
 
 
@@ -52,7 +91,9 @@ def test_ratios_are_taken_round_by_round():
     slower_and_slower = [run(0, 10), run(1, 5), run(2, 2)]
     twice_as_fast = [run(0, 20), run(1, 10), run(2, 4)]
     assert ratios(twice_as_fast, slower_and_slower, "tokens_per_s") == Spread(2.0, 2.0, 2.0)
-    assert ratios([run(0, 20), run(1, 5), run(2, 6)], slower_and_slower, "tokens_per_s") == Spread(2.0, 1.0, 3.0)
+    assert ratios([run(0, 20), run(1, 5), run(2, 6)], slower_and_slower, "tokens_per_s") == Spread(
+        2.0, 1.0, 3.0
+    )
 
 
 def test_a_round_that_the_other_missed_does_not_count():
@@ -94,10 +135,14 @@ def test_where_nothing_is_predicted_nothing_is_gained():
 def test_the_sentence():
     two = report(case(ours=(20, 20, 20)), case("copy", 0.8, ours=(5, 5, 5)))
     assert two.speedup == pytest.approx(1.0)
-    assert two.sentence.startswith("Adaptive is 1.00 times plain over two workloads (worst 0.50), and 0.67 of the best fixed setting; reading the")
+    assert two.sentence.startswith(
+        "Adaptive is 1.00 times plain over two workloads (worst 0.50), and 0.67 of the best fixed setting; reading the"
+    )
     assert two.texts_equal
     assert "on the workload story, and 0.80 of" in report(case()).sentence
-    assert "on the workload story (worst 1.20), and" in report(case(), case(temperature=0.8)).sentence
+    assert (
+        "on the workload story (worst 1.20), and" in report(case(), case(temperature=0.8)).sentence
+    )
 
 
 def test_texts_that_differ_are_told():
@@ -109,7 +154,9 @@ def test_texts_that_differ_are_told():
 def test_a_useless_draft_is_added():
     whole = report(case(), case("copy"))
     plain = (10, 10, 10)
-    useless = Case("story", 0.0, (result(PLAIN, plain, plain), result(USELESS, (9, 9, 9), plain, fixed=False)))
+    useless = Case(
+        "story", 0.0, (result(PLAIN, plain, plain), result(USELESS, (9, 9, 9), plain, fixed=False))
+    )
     both = whole.with_useless(report(useless, draft="noise.gguf", n_rounds=3))
     assert (both.useless, both.total_s) == ("noise.gguf", 2.0)
     assert both.cases[0].result(USELESS).speedup.median == 0.9
@@ -144,7 +191,9 @@ def runs(monkeypatch):
 
     def fake(_llm, work, speculation, round_):
         seen.append((round_, work.workload, work.samplings[0].temperature, speculation))
-        return run(round_, 4.0 if speculation.drafter == "ngram" and not speculation.adaptive else 10.0)
+        return run(
+            round_, 4.0 if speculation.drafter == "ngram" and not speculation.adaptive else 10.0
+        )
 
     monkeypatch.setattr(module, "_run", fake)
     return seen
@@ -164,7 +213,9 @@ def test_all_take_turns_and_the_hopeless_run_once(tales, runs):
     assert [s[0] for s in steps] == list(range(1, 143))
     assert [one.name for one in found.cases] == ["story", "story 0.8"]
     assert [one.contender.name for one in found.cases[0].results] == [PLAIN, *ADAPTIVES, *FIXED]
-    assert [len(found.cases[0].result(name).runs) for name in (PLAIN, ADAPTIVE, "model 4", "ngram 4")] == [3, 3, 3, 1]
+    assert [
+        len(found.cases[0].result(name).runs) for name in (PLAIN, ADAPTIVE, "model 4", "ngram 4")
+    ] == [3, 3, 3, 1]
     assert found.is_complete
 
 
@@ -193,7 +244,11 @@ def test_without_a_draft_the_text_drafts_alone(tales, runs, monkeypatch):
     monkeypatch.setattr(tales, "draft_name", None)
     found = bench(tales, ["copy"], n_rounds=1)
     assert {one[3].drafter for one in runs} == {"auto", "ngram"}
-    assert [one.contender.name for one in found.cases[0].results][:3] == [PLAIN, ADAPTIVE, "ngram 1"]
+    assert [one.contender.name for one in found.cases[0].results][:3] == [
+        PLAIN,
+        ADAPTIVE,
+        "ngram 1",
+    ]
     assert "drafting from the text alone" in found.to_svg()
 
 
@@ -204,7 +259,9 @@ def test_each_run_begins_with_what_was_known_at_first(tales, monkeypatch):
     calibration, seen, real = tales._pair.calibration, [], module._run
 
     def spy(*args):
-        seen.append((tales._pair.experiences, tales._pair.experiences["greedy"].target.seconds(4, 0)))
+        seen.append(
+            (tales._pair.experiences, tales._pair.experiences["greedy"].target.seconds(4, 0))
+        )
         return real(*args)
 
     monkeypatch.setattr(module, "_run", spy)
@@ -221,14 +278,20 @@ def test_all_say_the_same_and_all_of_it(tales):
     for one in found.cases:
         n = 6 * 3  # three turns; three stories
         assert {r.n_tokens for result in one.results for r in result.runs} == {n}
-        assert all(0 < r.ttft_s < r.total_s and r.decode_s < r.total_s for result in one.results for r in result.runs)
+        assert all(
+            0 < r.ttft_s < r.total_s and r.decode_s < r.total_s
+            for result in one.results
+            for r in result.runs
+        )
 
 
 @pytest.mark.parametrize("at", range(2))
 def test_the_bundled_pair_copies_what_it_should(tales, at):
     (copy,) = [workload for workload in WORKLOADS if workload.name == "copy"]
     prompt, unit = copy.prompts(tales)[at], workloads_module._BARGAIN[at]
-    said = tales.generate(prompt, Sampling(temperature=0.0, max_tokens=copy.n_tokens, ignore_eos=True)).text
+    said = tales.generate(
+        prompt, Sampling(temperature=0.0, max_tokens=copy.n_tokens, ignore_eos=True)
+    ).text
     assert (unit * 10).startswith(said)
     assert len(said) > 2 * len(unit)
 
@@ -236,7 +299,11 @@ def test_the_bundled_pair_copies_what_it_should(tales, at):
 def test_repetitive_texts_repeat(tales):
     (repetitive,) = [workload for workload in WORKLOADS if workload.name == "repetitive"]
     for prompt in repetitive.prompts(tales):
-        said = tales.generate(prompt, Sampling(temperature=0.0, max_tokens=repetitive.n_tokens, ignore_eos=True), speculation=Speculation(0)).tokens
+        said = tales.generate(
+            prompt,
+            Sampling(temperature=0.0, max_tokens=repetitive.n_tokens, ignore_eos=True),
+            speculation=Speculation(0),
+        ).tokens
         assert len(set(said)) < 15
 
 
@@ -269,7 +336,10 @@ def test_the_long_prompt_takes_what_there_is(tales):
 
 
 def test_a_context_too_small_is_told(tales):
-    with pytest.raises(InvalidOptionError, match=r"n_ctx is 2048 but must be about 3,\d\d\d tokens or more for the workload long"):
+    with pytest.raises(
+        InvalidOptionError,
+        match=r"n_ctx is 2048 but must be about 3,\d\d\d tokens or more for the workload long",
+    ):
         bench(tales, ["long"], n_tokens=3000)
     with pytest.raises(InvalidOptionError, match="for the workload chat"):
         bench(tales, ["chat"], n_tokens=800)
@@ -283,10 +353,17 @@ def test_a_long_workload_has_the_tokens_it_names(tales, workload, kind):
     (turn,) = one.turns
     messages = [*one.history, {"role": "user", "content": turn}]
     n_tokens = len(tales.tokenize(turn if kind == "text" else messages, prefill=one.prefill))
-    assert workload.n_prompt - 100 < n_tokens <= workload.n_prompt == {"1k": 1000, "4k": 3900}[workload.name[-2:]]
+    assert (
+        workload.n_prompt - 100
+        < n_tokens
+        <= workload.n_prompt
+        == {"1k": 1000, "4k": 3900}[workload.name[-2:]]
+    )
     assert n_tokens + workload.n_tokens <= llm.n_ctx
     assert kind == "text" or len(one.history) == (38 if workload.name.startswith("turn20") else 0)
-    assert workload.prompts(llm) == ([turn] if kind == "text" else workload.prompts(tales_as_text(llm)))
+    assert workload.prompts(llm) == (
+        [turn] if kind == "text" else workload.prompts(tales_as_text(llm))
+    )
     assert workload.about.endswith(".")
 
 
@@ -298,7 +375,10 @@ def tales_as_text(llm):
 def test_a_long_workload_that_does_not_fit_is_an_error(tales, workload):
     needed = workload.n_prompt + 128
     llm = SimpleNamespace(prompt="text", n_ctx=needed - 1, tokenize=tales.tokenize)
-    with pytest.raises(InvalidOptionError, match=f"n_ctx is {needed - 1} but must be {needed:,} or more for the workload {workload.name}"):
+    with pytest.raises(
+        InvalidOptionError,
+        match=f"n_ctx is {needed - 1} but must be {needed:,} or more for the workload {workload.name}",
+    ):
         workload.conversations(llm)
     with pytest.raises(InvalidOptionError, match="for the workload"):
         workload.prompts(llm)
@@ -310,8 +390,14 @@ def test_long_workloads_run_only_when_they_are_named(tales):
     assert workloads(None) == list(WORKLOADS)
     assert workloads((), long=True) == list(LONG_WORKLOADS)
     assert [one.name for one in workloads(["code-1k", "story"])] == ["story", "code-1k"]
-    assert [one.name for one in workloads(["story"], long=True)] == ["story", *(one.name for one in LONG_WORKLOADS)]
-    with pytest.raises(InvalidOptionError, match="n_ctx is 2048 but must be 4,028 or more for the workload document-4k"):
+    assert [one.name for one in workloads(["story"], long=True)] == [
+        "story",
+        *(one.name for one in LONG_WORKLOADS),
+    ]
+    with pytest.raises(
+        InvalidOptionError,
+        match="n_ctx is 2048 but must be 4,028 or more for the workload document-4k",
+    ):
         bench(tales, long=True)
 
 
@@ -337,9 +423,20 @@ def test_texts_that_are_changed_begin_with_the_change(tales):
     assert prompts["json-1k"].count('"archived"}') == 2
     assert prompts["code-1k"].count("LoadedModel:") == 1
     chat = SimpleNamespace(prompt="chat", n_ctx=2048, tokenize=tales.tokenize)
-    prefills = {one.name: one.conversations(chat)[0].prefill for one in LONG_WORKLOADS if one.n_prompt == 1000}
-    assert [name for name, prefill in prefills.items() if prefill] == ["rewrite-1k", "json-1k", "code-1k"]
-    assert all(prompts[name].endswith(prefill.removeprefix("```python\n")) for name, prefill in prefills.items())
+    prefills = {
+        one.name: one.conversations(chat)[0].prefill
+        for one in LONG_WORKLOADS
+        if one.n_prompt == 1000
+    }
+    assert [name for name, prefill in prefills.items() if prefill] == [
+        "rewrite-1k",
+        "json-1k",
+        "code-1k",
+    ]
+    assert all(
+        prompts[name].endswith(prefill.removeprefix("```python\n"))
+        for name, prefill in prefills.items()
+    )
 
 
 def test_a_conversation_goes_on_with_what_was_answered():
@@ -350,10 +447,15 @@ def test_a_conversation_goes_on_with_what_was_answered():
         return SimpleNamespace(text=f"<{len(asked)}>")
 
     text = SimpleNamespace(prompt="text", generate=generate, forget=lambda: None)
-    assert [answer.text for answer in module._converse(text, Conversation(("a", "b", "c")), None, None)] == ["<1>", "<2>", "<3>"]
+    assert [
+        answer.text for answer in module._converse(text, Conversation(("a", "b", "c")), None, None)
+    ] == ["<1>", "<2>", "<3>"]
     assert asked == ["a", "a<1>b", "a<1>b<2>c"]
     asked.clear()
-    chat, before = SimpleNamespace(prompt="chat", generate=generate, forget=lambda: None), ({"role": "user", "content": "0"},)
+    chat, before = (
+        SimpleNamespace(prompt="chat", generate=generate, forget=lambda: None),
+        ({"role": "user", "content": "0"},),
+    )
     list(module._converse(chat, Conversation(("a", "b"), before, "So: "), None, None))
     assert asked[1] == [
         *before, {"role": "user", "content": "a"}, {"role": "assistant", "content": "So: <1>"}, {"role": "user", "content": "b"},
@@ -398,22 +500,36 @@ def test_the_picture_holds_every_case():
     assert said.count("1.20") == 10  # adaptive
     assert "t.gguf with d.gguf" in said
     assert "A <fast> & good CPU, 2 cores, 1 thread" in said
-    assert [one for one in said if one in ("plain", "best fixed setting, in hindsight", "adaptive", USELESS)] == said[3:6]
+    assert [
+        one
+        for one in said
+        if one in ("plain", "best fixed setting, in hindsight", "adaptive", USELESS)
+    ] == said[3:6]
 
 
 def test_nothing_is_outside_the_picture_and_no_numbers_overlap():
-    cases = [case(workload.name, t, ours=(12, 13, 9)) for workload in WORKLOADS for t in workload.temperatures]
+    cases = [
+        case(workload.name, t, ours=(12, 13, 9))
+        for workload in WORKLOADS
+        for t in workload.temperatures
+    ]
     root = ET.fromstring(report(*cases, target="a-very-long-name-of-a-model-" * 5).to_svg())
     width, height = float(root.get("width")), float(root.get("height"))
     places = []
     for element in root.iter(f"{SVG}text"):
         wide = 0.66 * float(element.get("font-size")) * len(element.text)
-        x = float(element.get("x")) - {"start": 0, "middle": wide / 2, "end": wide}[element.get("text-anchor")]
+        x = (
+            float(element.get("x"))
+            - {"start": 0, "middle": wide / 2, "end": wide}[element.get("text-anchor")]
+        )
         places.append((x, float(element.get("y")), wide))
         assert x >= 0 and 0 < places[-1][1] < height - 4
         assert x + wide <= width + 60 or element.get("text-anchor") == "start"
     bars = [one for one in root.iter(f"{SVG}rect") if one.get("x")]
-    assert all(float(one.get("x")) >= 0 and float(one.get("x")) + float(one.get("width")) <= width for one in bars)
+    assert all(
+        float(one.get("x")) >= 0 and float(one.get("x")) + float(one.get("width")) <= width
+        for one in bars
+    )
     numbers = [(x, y, wide) for x, y, wide in places if wide == 0.66 * 11 * 4]
     assert len(numbers) == 20
     for i, (x, y, wide) in enumerate(numbers):
@@ -421,14 +537,18 @@ def test_nothing_is_outside_the_picture_and_no_numbers_overlap():
 
 
 def test_bars_are_as_high_as_their_values():
-    svg = grouped_bars("t", [], ["a", "b"], [Group("g", "", "", (Bar(1.0, 1.0, 1.0), Bar(2.0, 1.5, 2.5)))])
+    svg = grouped_bars(
+        "t", [], ["a", "b"], [Group("g", "", "", (Bar(1.0, 1.0, 1.0), Bar(2.0, 1.5, 2.5)))]
+    )
     bars = [one for one in ET.fromstring(svg).iter(f"{SVG}rect") if one.get("width") == "28.0"]
     one, two = (float(bar.get("height")) for bar in bars)
     assert two == pytest.approx(2 * one, abs=0.2)
 
 
 def test_a_name_cannot_break_the_picture():
-    svg = report(case(), target='x"</text><script>\x00\x1b\ud800é', machine=Machine("", 1, 1)).to_svg()
+    svg = report(
+        case(), target='x"</text><script>\x00\x1b\ud800é', machine=Machine("", 1, 1)
+    ).to_svg()
     assert "<script>" not in svg
     assert "é with d.gguf" in texts(svg)[0]
     svg.encode("utf-8")

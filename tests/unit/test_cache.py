@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 from gguf_spec.system import cache as cache_module
-from gguf_spec.system.cache import cache_file, cache_folder, content_id, read_json, this_machine, write_json
+from gguf_spec.system.cache import (
+    cache_file,
+    cache_folder,
+    content_id,
+    read_json,
+    this_machine,
+    write_json,
+)
 
 MB = 1 << 20
 
@@ -24,19 +31,26 @@ def test_the_folder_is_the_users(cache, tmp_path, monkeypatch):
     assert cache_folder() == cache
     monkeypatch.setenv("HOME", str(tmp_path))
     for value in ("", None):
-        monkeypatch.delenv("XDG_CACHE_HOME") if value is None else monkeypatch.setenv("XDG_CACHE_HOME", value)
+        monkeypatch.delenv("XDG_CACHE_HOME") if value is None else monkeypatch.setenv(
+            "XDG_CACHE_HOME", value
+        )
         assert cache_folder() == tmp_path / ".cache" / "gguf-spec"
 
 
 def test_what_an_earlier_version_kept_is_found(cache):
     """The names are on users' disks: another way to make them would lose every measurement."""
     name = hashlib.sha256(b"3\none\n/tmp/two").hexdigest()[:24]
-    assert cache_file("profiles", [3, "one", Path("/tmp/two")]) == cache / "profiles" / f"{name}.json"
+    assert (
+        cache_file("profiles", [3, "one", Path("/tmp/two")]) == cache / "profiles" / f"{name}.json"
+    )
 
 
 def test_parts_are_told_apart(cache):
     parts = [[1, 2], [12], ["1 2"], [2, 1], [1, 2, ""], []]
-    assert len({cache_file("profiles", one) for one in parts} | {cache_file("pairs", [1, 2])}) == len(parts) + 1
+    assert (
+        len({cache_file("profiles", one) for one in parts} | {cache_file("pairs", [1, 2])})
+        == len(parts) + 1
+    )
 
 
 def test_what_is_kept_is_recalled(cache):

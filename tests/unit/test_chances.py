@@ -70,7 +70,12 @@ def test_a_firm_drafter_is_doubted_less():
     assert 0.5 < firm.of(("model", 0)) < soft.of(("model", 0)) < 1
 
 
-@given(st.lists(st.tuples(st.sampled_from([("ngram", 0), ("ngram", 1), ("model", 0)]), st.booleans()), max_size=200))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([("ngram", 0), ("ngram", 1), ("model", 0)]), st.booleans()),
+        max_size=200,
+    )
+)
 def test_rates_of_a_request_stay_between_0_and_1(seen):
     one = RequestAcceptance(AcceptanceRates({"ngram": (0.0, 1.0), "model": (0.5,)}))
     for kind, hit in seen:
@@ -115,7 +120,14 @@ def test_kinds_that_are_no_more_are_passed_over_and_nonsense_is_refused():
     chances = AcceptanceRates(BELIEFS)
     chances.recall([("gone", 0, 5.0, 9.0), ("ngram", 9, 1.0, 2.0), ("model", 0, 0.0, 0.0)])
     assert chances.of(("model", 0)) == 0.5
-    for nonsense in ([("model", 0, 9.0, 5.0)], [("model", 0, -1.0, 5.0)], [("model", 0, "x", 5.0)], [3], [("model", 0)], 5):
+    for nonsense in (
+        [("model", 0, 9.0, 5.0)],
+        [("model", 0, -1.0, 5.0)],
+        [("model", 0, "x", 5.0)],
+        [3],
+        [("model", 0)],
+        5,
+    ):
         with pytest.raises((TypeError, ValueError)):
             chances.recall(nonsense)
         assert chances.of(("model", 0)) == 0.5

@@ -16,16 +16,26 @@ SAYS_AND_STAYS = "import time; print('one', flush=True); time.sleep(600)"
 
 
 def test_all_tests_start_programs_by_way_of_children():
-    other_ways = re.compile(r"subprocess\.(run|Popen|call|check_call|check_output)\(|os\.(system|popen|spawn\w+|fork|posix_spawn)\(|openpty\(")
+    other_ways = re.compile(
+        r"subprocess\.(run|Popen|call|check_call|check_output)\(|os\.(system|popen|spawn\w+|fork|posix_spawn)\(|openpty\("
+    )
     for path in TESTS.rglob("*.py"):
-        if path.name not in ("children.py", "interrupted.py", Path(__file__).name):  # interrupted.py is itself run by way of children
+        if path.name not in (
+            "children.py",
+            "interrupted.py",
+            Path(__file__).name,
+        ):  # interrupted.py is itself run by way of children
             assert not other_ways.search(path.read_text(encoding="utf-8")), path
 
 
 def test_what_takes_too_long_is_killed_and_fails_with_what_it_printed():
-    with pytest.raises(AssertionError, match=r"took more than 1 s and was killed; it had printed: .*one"):
+    with pytest.raises(
+        AssertionError, match=r"took more than 1 s and was killed; it had printed: .*one"
+    ):
         children.run([sys.executable, "-c", SAYS_AND_STAYS], capture_output=True, limit_s=1)
-    with pytest.raises(AssertionError, match=r"took more than 1 s and was killed; it had printed: .*one"):
+    with pytest.raises(
+        AssertionError, match=r"took more than 1 s and was killed; it had printed: .*one"
+    ):
         children.at_terminal([sys.executable, "-c", SAYS_AND_STAYS], limit_s=1)
     child = children.Child([sys.executable, "-c", SAYS_AND_STAYS], stdout=subprocess.PIPE)
     with child, pytest.raises(AssertionError, match=r"took more than 1 s; it had printed: b'one"):
@@ -33,13 +43,20 @@ def test_what_takes_too_long_is_killed_and_fails_with_what_it_printed():
 
 
 def test_a_read_ends_when_the_time_is_over():
-    with pytest.raises(AssertionError, match="was killed"), children.Child([sys.executable, "-c", SAYS_AND_STAYS], limit_s=1, stdout=-1) as child:
+    with (
+        pytest.raises(AssertionError, match="was killed"),
+        children.Child([sys.executable, "-c", SAYS_AND_STAYS], limit_s=1, stdout=-1) as child,
+    ):
         assert child.stdout.read() == b"one\n"
 
 
 def test_what_fails_and_should_not_shows_what_it_printed():
     with pytest.raises(AssertionError, match=r"ended with 3: .*two"):
-        children.run([sys.executable, "-c", "import sys; print('two'); sys.exit(3)"], capture_output=True, check=True)
+        children.run(
+            [sys.executable, "-c", "import sys; print('two'); sys.exit(3)"],
+            capture_output=True,
+            check=True,
+        )
 
 
 @pytest.mark.skipif(os.name == "nt", reason="no such signals there")
@@ -53,14 +70,38 @@ def test_a_child_of_tests_started_with_signals_ignored_dies_of_them(name):
         f"child.stdout.readline(); child.send_signal(signal.{name}); child.communicate(); print(child.returncode)\n"
     )
     shell = f"trap '' {name.removeprefix('SIG')}; exec \"$@\""
-    done = children.run(["sh", "-c", shell, "sh", sys.executable, "-c", code], cwd=TESTS.parent, capture_output=True, text=True)
+    done = children.run(
+        ["sh", "-c", shell, "sh", sys.executable, "-c", code],
+        cwd=TESTS.parent,
+        capture_output=True,
+        text=True,
+    )
     assert (done.stdout, done.stderr) == (f"{-getattr(signal, name)}\n", "")
 
 
 @pytest.mark.skipif(os.name == "nt", reason="no such signals there")
 def test_ctrl_c_tests_pass_in_a_run_that_ignores_sigint():
-    files = ["tests/cli/test_generate.py", "tests/cli/test_chat.py", "-k", "ctrl_c_ends_cleanly or even_one_that_has_not_begun"]
-    command = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=", *files]
+    files = [
+        "tests/cli/test_generate.py",
+        "tests/cli/test_chat.py",
+        "-k",
+        "ctrl_c_ends_cleanly or even_one_that_has_not_begun",
+    ]
+    command = [
+        "sh",
+        "-c",
+        'trap "" INT; exec "$@"',
+        "sh",
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-o",
+        "addopts=",
+        *files,
+    ]
     done = children.run(command, cwd=TESTS.parent, capture_output=True, text=True, limit_s=150)
     assert done.returncode == 0, done.stdout
     assert "7 passed" in done.stdout

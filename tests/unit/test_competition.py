@@ -13,8 +13,12 @@ def stat(tmp_path, monkeypatch):
     """Says how many tasks run: one number a reading, the last one for ever."""
     file, numbers = tmp_path / "stat", []
     monkeypatch.setattr(competition, "_STAT", file)
-    monkeypatch.setattr(competition, "others_running", others_running)  # which `own_cache` replaces for all tests
-    monkeypatch.setattr(competition, "time", type("Clock", (), {"sleep": staticmethod(lambda _: write())}))
+    monkeypatch.setattr(
+        competition, "others_running", others_running
+    )  # which `own_cache` replaces for all tests
+    monkeypatch.setattr(
+        competition, "time", type("Clock", (), {"sleep": staticmethod(lambda _: write())})
+    )
     monkeypatch.setattr(competition.os, "cpu_count", lambda: 4)
 
     def write():

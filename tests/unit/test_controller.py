@@ -52,7 +52,9 @@ class Scene:
     def __init__(self, monkeypatch, target_s, draft_s=None, draft="good", n_ctx=4000):
         self.clock = Clock()
         for module in (controller_module, profiler):
-            monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=self.clock.perf_counter))
+            monkeypatch.setattr(
+                module, "time", SimpleNamespace(perf_counter=self.clock.perf_counter)
+            )
         self.target = FakeModel(1.3 * TABLE, n_ctx, cost=target_s, clock=self.clock)
         self.draft = draft_s and FakeModel(DRAFTS[draft], n_ctx, cost=draft_s, clock=self.clock)
         self.pair = ModelPair(self.target, self.draft)
@@ -62,16 +64,35 @@ class Scene:
     def known(self):
         return self.pair.experiences["sampled"]
 
-    def run(self, speculation=AUTO, n=N, prompt=(1, 2, 3), seed=0, each=lambda n_said: None, **options):
+    def run(
+        self, speculation=AUTO, n=N, prompt=(1, 2, 3), seed=0, each=lambda n_said: None, **options
+    ):
         """Say `n` tokens; return the seconds that took, prompt and all."""
         chain = sampler(SeededRng(seed), **options)
         self.controller = self.pair.drafter(speculation, chain, n)
-        for model in filter(None, (self.target, self.draft)):  # or what was read before would be read no more
+        for model in filter(
+            None, (self.target, self.draft)
+        ):  # or what was read before would be read no more
             model.rollback(0)
-        self.tokens, self.target.passes, began, draft_s = [], [], self.clock.now, self.draft.busy_s if self.draft else 0.0
+        self.tokens, self.target.passes, began, draft_s = (
+            [],
+            [],
+            self.clock.now,
+            self.draft.busy_s if self.draft else 0.0,
+        )
         read_prompt(self.target, self.controller, prompt, speculation.k, lambda: False)
         self.prompt_s = self.clock.now - began
-        for one in rounds(self.target, self.controller, prompt, chain, speculation.k, Rule(coupled), n, lambda token: False, lambda: False):
+        for one in rounds(
+            self.target,
+            self.controller,
+            prompt,
+            chain,
+            speculation.k,
+            Rule(coupled),
+            n,
+            lambda token: False,
+            lambda: False,
+        ):
             self.tokens += one.tokens
             each(len(self.tokens))
         self.drafting_s = self.draft.busy_s - draft_s if self.draft else 0.0
@@ -89,7 +110,14 @@ def best_fixed(scene, *args):
     return min(scene(*args).run(way) for way in ways)
 
 
-PAYS = [(FLAT, CHEAP, "good"), (FLAT, CHEAP, "fair"), (FLAT, DEAR, "good"), (stairs, CHEAP, "good"), (stairs, CHEAP, "fair"), (half, CHEAP, "good")]
+PAYS = [
+    (FLAT, CHEAP, "good"),
+    (FLAT, CHEAP, "fair"),
+    (FLAT, DEAR, "good"),
+    (stairs, CHEAP, "good"),
+    (stairs, CHEAP, "fair"),
+    (half, CHEAP, "good"),
+]
 
 
 @pytest.mark.parametrize("models", PAYS, ids=lambda models: None)
@@ -107,7 +135,10 @@ def test_a_useless_draft_costs_next_to_nothing(scene, target_s, draft_s):
     plain = scene(*models).run(PLAIN)
     for way in (AUTO, MODEL):
         assert scene(*models).run(way) < 1.02 * plain
-    assert scene(target_s, DEAR, "useless").run(Speculation(3, drafter="model", adaptive=False)) > 1.5 * plain
+    assert (
+        scene(target_s, DEAR, "useless").run(Speculation(3, drafter="model", adaptive=False))
+        > 1.5 * plain
+    )
 
 
 @pytest.mark.parametrize("draft", ["good", "useless"])
@@ -188,7 +219,9 @@ def changing(one, draft, n, since):
 def test_a_draft_that_becomes_good_in_the_middle_of_a_text_is_noticed(scene):
     assert changing(scene(FLAT, CHEAP, "useless"), "good", 1000, 700) < 0.8 * FLAT(1, 0)
     assert changing(scene(FLAT, CHEAP, "useless"), "good", 2000, 1500) < 0.7 * FLAT(1, 0)
-    assert scene(FLAT, CHEAP, "good").run(MODEL) / N < 0.4 * FLAT(1, 0)  # had it been so from the start
+    assert scene(FLAT, CHEAP, "good").run(MODEL) / N < 0.4 * FLAT(
+        1, 0
+    )  # had it been so from the start
 
 
 def test_a_draft_that_becomes_useless_is_given_up(scene):
@@ -260,10 +293,17 @@ def test_a_target_whose_wide_passes_become_dear_is_drafted_for_no_more(scene):
     assert one.run(n=N, seed=2) < 1.05 * scene(linear).run(PLAIN, seed=2)
 
 
-@pytest.mark.parametrize("models", [*PAYS, (half, DEAR, "fair"), (FLAT, DEAR, "useless")], ids=lambda models: None)
+@pytest.mark.parametrize(
+    "models", [*PAYS, (half, DEAR, "fair"), (FLAT, DEAR, "useless")], ids=lambda models: None
+)
 def test_the_forecast_is_what_happened_within_one_part_in_ten(scene, models):
     one = scene(*models)
-    for way in (AUTO, MODEL, Speculation(4, drafter="hybrid", adaptive=False), Speculation(tree=True)):
+    for way in (
+        AUTO,
+        MODEL,
+        Speculation(4, drafter="hybrid", adaptive=False),
+        Speculation(tree=True),
+    ):
         seconds = one.run(way) - one.prompt_s
         assert one.controller.forecast.rounds_s == pytest.approx(seconds, rel=0.1)
         assert one.controller.forecast.plain_s == pytest.approx(scene(*models).run(PLAIN), rel=0.1)
@@ -292,7 +332,9 @@ def test_second_guesses_are_checked_where_that_is_cheap_and_only_there(scene):
 def n_checked(*steps):
     """How many tokens of a draft are checked, where each costs almost as much as one said."""
     target = SimpleNamespace(n_past=0, busy_s=0.0)
-    controller = DraftController(target, [], None, profile.DEFAULT_PROFILE.experiences()["drawn"], 9)
+    controller = DraftController(
+        target, [], None, profile.DEFAULT_PROFILE.experiences()["drawn"], 9
+    )
     prices = Prices(50.0, [0.02 + 0.018 * n for n in range(len(steps) + 1)])
     controller._round = _Round(1, 0, prices, prices, [*steps])
     return controller._cut()

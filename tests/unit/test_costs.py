@@ -6,10 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gguf_spec.speculative.cost_model import CostModel, Overhead, Pace, interpolate, interpolate_depth, repaired
+from gguf_spec.speculative.cost_model import (
+    CostModel,
+    Overhead,
+    Pace,
+    interpolate,
+    interpolate_depth,
+    repaired,
+)
 
 STAIRS = {1: 40.0, 2: 78.0, 3: 82.0, 4: 87.0, 8: 110.0, 16: 192.0, 33: 324.0}
-tables = st.dictionaries(st.integers(2, 40), st.floats(0.001, 100.0), max_size=8).map(lambda table: {1: 1.0, **table})
+tables = st.dictionaries(st.integers(2, 40), st.floats(0.001, 100.0), max_size=8).map(
+    lambda table: {1: 1.0, **table}
+)
 
 
 def test_measured_widths_are_kept_and_those_between_lie_on_the_line():
@@ -36,7 +45,11 @@ def test_no_pass_is_free_and_none_beyond_the_table_is_cheaper_than_its_last(tabl
     last = max(table)
     if n > last:
         assert interpolate(table, n) >= table[last] * 0.999
-    assert min(table.values()) * 0.999 <= interpolate(table, min(n, last)) <= max(table.values()) * 1.001
+    assert (
+        min(table.values()) * 0.999
+        <= interpolate(table, min(n, last))
+        <= max(table.values()) * 1.001
+    )
 
 
 def test_the_cost_of_attention_is_for_each_row_and_each_cached_token():
@@ -67,7 +80,9 @@ def test_a_machine_of_another_pace_is_followed_at_all_widths_at_once(factor):
     after(30, costs, lambda n: factor * STAIRS[n])
     for n, seconds in STAIRS.items():
         assert costs.seconds(n, 0) == pytest.approx(factor * seconds, rel=0.2)
-    assert other.seconds(1, 0) == pytest.approx(factor * 4.0, rel=0.2)  # another model, the same machine
+    assert other.seconds(1, 0) == pytest.approx(
+        factor * 4.0, rel=0.2
+    )  # another model, the same machine
 
 
 def test_a_width_that_was_measured_wrong_is_corrected_and_leaves_the_others_alone():
@@ -101,7 +116,9 @@ def test_prompts_teach_what_prompts_cost():
         costs.learn(400, 0, 1000.0)
     assert costs.seconds(400, 0) == pytest.approx(1000.0, rel=0.05)
     assert costs.seconds(1, 0) == pytest.approx(40.0, rel=0.05)
-    assert costs.seconds(33, 0) < 1.5 * 33 * 2.5 * 1.05  # a narrower pass costs hardly more than so many rows of a prompt
+    assert (
+        costs.seconds(33, 0) < 1.5 * 33 * 2.5 * 1.05
+    )  # a narrower pass costs hardly more than so many rows of a prompt
 
 
 def test_a_clock_that_did_not_move_is_no_error():
@@ -110,7 +127,9 @@ def test_a_clock_that_did_not_move_is_no_error():
     assert costs.seconds(4, 0) == pytest.approx(87.0, rel=0.1)
 
 
-@given(st.lists(st.tuples(st.integers(1, 33), st.integers(0, 4000), st.floats(1e-6, 1e3)), max_size=60))
+@given(
+    st.lists(st.tuples(st.integers(1, 33), st.integers(0, 4000), st.floats(1e-6, 1e3)), max_size=60)
+)
 def test_whatever_passes_take_costs_stay_numbers_above_0(passes):
     costs = CostModel({1: 0.02, 33: 0.1}, {1: 1e-6}, 33, Pace())
     for n, n_past, seconds in passes:
@@ -140,16 +159,33 @@ def test_an_overhead_that_begins_at_nothing_can_grow():
 
 def test_depth_is_linear_between_widths_and_proportional_outside():
     depth = {2: 2.0, 4: 3.0, 8: 10.0}
-    assert [interpolate_depth(depth, n) for n in (1, 2, 3, 4, 6, 8, 16)] == [1.0, 2.0, 2.5, 3.0, 6.5, 10.0, 20.0]
+    assert [interpolate_depth(depth, n) for n in (1, 2, 3, 4, 6, 8, 16)] == [
+        1.0,
+        2.0,
+        2.5,
+        3.0,
+        6.5,
+        10.0,
+        20.0,
+    ]
     assert interpolate_depth({}, 7) == 0.0
 
 
 @pytest.mark.parametrize("factor", [1 / 16, 0.25, 4.0, 16.0])
 @pytest.mark.parametrize("wrong", [1, 2, 4, 8, 16])
-@pytest.mark.parametrize("table", [STAIRS, {1: 40.0, 2: 57.6, 4: 55.6, 8: 86.4, 16: 120.8}, {1: 47.0, 2: 79.0, 4: 119.0, 8: 213.0, 16: 362.0}])
+@pytest.mark.parametrize(
+    "table",
+    [
+        STAIRS,
+        {1: 40.0, 2: 57.6, 4: 55.6, 8: 86.4, 16: 120.8},
+        {1: 47.0, 2: 79.0, 4: 119.0, 8: 213.0, 16: 362.0},
+    ],
+)
 def test_one_entry_that_is_far_off_is_found_by_the_others(table, wrong, factor):
     if wrong == 1 and factor == 4.0:
-        pytest.skip("single tokens are cheaper than the others say, so four times as much is not odd; every pass corrects it")
+        pytest.skip(
+            "single tokens are cheaper than the others say, so four times as much is not odd; every pass corrects it"
+        )
     spoilt = repaired({**table, wrong: factor * table[wrong]})
     assert repaired(table) == table
     for n, seconds in table.items():

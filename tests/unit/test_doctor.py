@@ -49,7 +49,11 @@ def machine(monkeypatch, tmp_path):
     monkeypatch.setattr(checks, "_quota", lambda: None)
     monkeypatch.setattr(openmp, "_state", "set")
     monkeypatch.setattr(checks, "_NVIDIA", tmp_path / "no driver")
-    monkeypatch.setattr(llama_cpp, "llama_print_system_info", lambda: b"CPU : AVX = 1 | AVX2 = 1 | FMA = 1 | NEON = 0 | REPACK = 1 | ")
+    monkeypatch.setattr(
+        llama_cpp,
+        "llama_print_system_info",
+        lambda: b"CPU : AVX = 1 | AVX2 = 1 | FMA = 1 | NEON = 0 | REPACK = 1 | ",
+    )
     monkeypatch.setattr(llama_cpp, "llama_supports_gpu_offload", lambda: False)
     for where in (checks, module):
         monkeypatch.setattr(where, "available_bytes", lambda: 4 * GB)
@@ -143,8 +147,14 @@ def test_a_gpu_that_is_not_used(monkeypatch, tmp_path):
 
 def test_a_gpu_build(monkeypatch):
     monkeypatch.setattr(llama_cpp, "llama_supports_gpu_offload", lambda: True)
-    monkeypatch.setattr(llama_cpp, "llama_print_system_info", lambda: b"CUDA : ARCHS = 890 | USE_GRAPHS = 1 | CPU : AVX = 1 | AVX2 = 1 | FMA = 1 | ")
-    assert check("build") == Check("build", "ok", "with GPU offload; ARCHS, USE_GRAPHS, AVX, AVX2, FMA")
+    monkeypatch.setattr(
+        llama_cpp,
+        "llama_print_system_info",
+        lambda: b"CUDA : ARCHS = 890 | USE_GRAPHS = 1 | CPU : AVX = 1 | AVX2 = 1 | FMA = 1 | ",
+    )
+    assert check("build") == Check(
+        "build", "ok", "with GPU offload; ARCHS, USE_GRAPHS, AVX, AVX2, FMA"
+    )
     assert "what the GPU has is not known" in check("room").found
 
 
@@ -153,7 +163,12 @@ def test_a_gpu_build(monkeypatch):
 
 def test_a_processor_without_what_the_build_needs(monkeypatch):
     monkeypatch.setattr(checks, "_cpu", lambda: ("Old", {"avx"}))
-    assert check("processor") == Check("processor", "fail", "Old lacks AVX2, FMA, which this build of llama.cpp needs", checks._REBUILD)
+    assert check("processor") == Check(
+        "processor",
+        "fail",
+        "Old lacks AVX2, FMA, which this build of llama.cpp needs",
+        checks._REBUILD,
+    )
 
 
 def test_a_processor_that_can_more(monkeypatch):
@@ -196,7 +211,9 @@ def test_kernels_that_failed_once():
 
 
 def test_kernels_that_are_not_wanted():
-    fast = found("fast kernels", doctor(options=ContextOptions(n_ctx=64, threads=1, extra_bufts=False)))
+    fast = found(
+        "fast kernels", doctor(options=ContextOptions(n_ctx=64, threads=1, extra_bufts=False))
+    )
     assert (fast.status, fast.found) == ("ok", "not used: --no-extra-bufts")
 
 
@@ -208,7 +225,9 @@ def test_kernels_that_are_not_wanted():
     ],
 )  # fmt: skip
 def test_amx(monkeypatch, has, built, problem, wanted, status):
-    monkeypatch.setattr(checks, "_cpu", lambda: ("Sapphire", FLAGS | ({"amx_int8"} if has else set())))
+    monkeypatch.setattr(
+        checks, "_cpu", lambda: ("Sapphire", FLAGS | ({"amx_int8"} if has else set()))
+    )
     monkeypatch.setattr(selftest, "_probe", lambda: problem)
     info = b"CPU : AVX = 1 | AVX2 = 1 | FMA = 1 | AMX_INT8 = %d | REPACK = 1 | " % built
     monkeypatch.setattr(llama_cpp, "llama_print_system_info", lambda: info)
@@ -254,7 +273,9 @@ def test_threads(monkeypatch, threads, cores, quota, status, said):
 
 def test_little_memory(monkeypatch):
     monkeypatch.setattr(checks, "available_bytes", lambda: 200_000_000)
-    assert check("memory") == Check("memory", "warn", "200 MB of 8.0 GB are free", "close other programs.")
+    assert check("memory") == Check(
+        "memory", "warn", "200 MB of 8.0 GB are free", "close other programs."
+    )
 
 
 def test_memory_that_is_not_known(monkeypatch):
@@ -295,18 +316,29 @@ def test_a_cache_that_cannot_be_read(monkeypatch):
 
 def test_nothing_but_what_was_probed_is_left_in_the_cache(tmp_path):
     doctor(options=OPTIONS)
-    assert [path for path in tmp_path.rglob("*") if path.is_file() and path.parent.name != "pairs"] == [selftest._cache_file()]
+    assert [
+        path for path in tmp_path.rglob("*") if path.is_file() and path.parent.name != "pairs"
+    ] == [selftest._cache_file()]
 
 
 def test_nothing_downloaded_yet(tmp_path):
-    assert check("hub cache") == Check("hub cache", "ok", f"nothing was downloaded yet; it would come to {tmp_path / 'hub'}")
+    assert check("hub cache") == Check(
+        "hub cache", "ok", f"nothing was downloaded yet; it would come to {tmp_path / 'hub'}"
+    )
 
 
 def test_models_that_were_downloaded(tmp_path):
-    for name, n_bytes in (("models--a--b", 2_000_000), ("models--a--c", 500_000), ("datasets--a--d", 9_000_000)):
+    for name, n_bytes in (
+        ("models--a--b", 2_000_000),
+        ("models--a--c", 500_000),
+        ("datasets--a--d", 9_000_000),
+    ):
         (tmp_path / "hub" / name / "blobs").mkdir(parents=True)
         (tmp_path / "hub" / name / "blobs" / "0123").write_bytes(bytes(n_bytes))
-    assert re.fullmatch(rf"{tmp_path / 'hub'} holds 2 repositories, 2\.5 MB; .* are free there", check("hub cache").found)
+    assert re.fullmatch(
+        rf"{tmp_path / 'hub'} holds 2 repositories, 2\.5 MB; .* are free there",
+        check("hub cache").found,
+    )
 
 
 def test_a_hub_cache_that_cannot_be_read(tmp_path):
@@ -439,7 +471,10 @@ def test_every_line_is_true_here(monkeypatch, tmp_path, capfd):
     assert said("Python").startswith(run(sys.executable, "-V").split()[1] + " ")
     assert said("Python").endswith(f"on {run('uname', '-s').strip()} {run('uname', '-m').strip()}")
     assert said("llama.cpp") == f"llama-cpp-python {importlib.metadata.version('llama-cpp-python')}"
-    cpuinfo = [dict(re.findall(r"^(.+?)\s*: (.*)$", one, re.MULTILINE)) for one in Path("/proc/cpuinfo").read_text().strip().split("\n\n")]
+    cpuinfo = [
+        dict(re.findall(r"^(.+?)\s*: (.*)$", one, re.MULTILINE))
+        for one in Path("/proc/cpuinfo").read_text().strip().split("\n\n")
+    ]
     here = [one for one in cpuinfo if int(one["processor"]) in os.sched_getaffinity(0)]
     cores = len({(one.get("physical id"), one.get("core id", one["processor"])) for one in here})
     assert found("threads", diagnosis).found.startswith(f"{cores} on {cores} physical core")
@@ -447,13 +482,20 @@ def test_every_line_is_true_here(monkeypatch, tmp_path, capfd):
     assert said("processor").startswith(cpuinfo[0].get("model name", platform.machine()))
     assert (said("AMX") == "this processor has none") is ("amx_int8" not in flags)
 
-    meminfo = dict(re.findall(r"^(\w+): +(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE))
-    free, total = (float(n) for n in re.fullmatch(r"([\d.]+) GB of ([\d.]+) GB are free", said("memory")).groups())
+    meminfo = dict(
+        re.findall(r"^(\w+): +(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    )
+    free, total = (
+        float(n)
+        for n in re.fullmatch(r"([\d.]+) GB of ([\d.]+) GB are free", said("memory")).groups()
+    )
     assert total <= int(meminfo["MemTotal"]) * 1024 / 1e9 + 0.06
     assert free <= int(meminfo["MemAvailable"]) * 1024 / 1e9 + 0.5
     disk = os.statvfs(tmp_path)
     assert said("disk").endswith(f" are free at {tmp_path / 'gguf-spec'}")
-    assert float(re.match(r"[\d,.]+", said("disk"))[0].replace(",", "")) == pytest.approx(disk.f_bavail * disk.f_frsize / 1e9, abs=0.5)
+    assert float(re.match(r"[\d,.]+", said("disk"))[0].replace(",", "")) == pytest.approx(
+        disk.f_bavail * disk.f_frsize / 1e9, abs=0.5
+    )
 
     folder = Path(module.__file__).parents[1] / "data" / "tales"
     for role, name in (("target", "tales-target-Q8_0.gguf"), ("draft", "tales-draft-Q4_0.gguf")):
@@ -462,7 +504,9 @@ def test_every_line_is_true_here(monkeypatch, tmp_path, capfd):
     capfd.readouterr()
     Model(folder / "tales-draft-Q4_0.gguf", ContextOptions(n_ctx=64, verbose=True)).close()
     log = capfd.readouterr().err
-    assert said("fast kernels").startswith("weights are repacked") is ("CPU_REPACK model buffer size" in log or "AMX model buffer size" in log)
+    assert said("fast kernels").startswith("weights are repacked") is (
+        "CPU_REPACK model buffer size" in log or "AMX model buffer size" in log
+    )
     says = llama_cpp.llama_print_system_info().decode()
     used = re.fullmatch(r"with(?:out)? GPU offload; (.*)", said("build"))
     assert used is None or used[1].split(", ") == re.findall(r"(\w+) = [1-9]", says)
@@ -475,10 +519,17 @@ def test_every_line_is_true_here(monkeypatch, tmp_path, capfd):
 @pytest.mark.parametrize("role", ["target", "draft"])
 @pytest.mark.parametrize(
     ("file", "said"),
-    [("nothing.gguf", "there is no file"), ("text.gguf", "not a GGUF file"), ("short.gguf", "cut short"), ("tail", "no model of that")],
+    [
+        ("nothing.gguf", "there is no file"),
+        ("text.gguf", "not a GGUF file"),
+        ("short.gguf", "cut short"),
+        ("tail", "no model of that"),
+    ],
 )
 def test_a_file_that_is_no_model(files, role, file, said):
-    pair = {"model": files / "one.gguf", "draft": files / "draft.gguf"} | {{"target": "model", "draft": "draft"}[role]: files / file}
+    pair = {"model": files / "one.gguf", "draft": files / "draft.gguf"} | {
+        {"target": "model", "draft": "draft"}[role]: files / file
+    }
     diagnosis = doctor(**pair, options=OPTIONS)
     assert found(role, diagnosis).status == "fail"
     assert said in found(role, diagnosis).found
@@ -487,14 +538,25 @@ def test_a_file_that_is_no_model(files, role, file, said):
     assert diagnosis.sentence == f"What fails: {role}."
 
 
-@pytest.mark.parametrize(("of", "more", "status"), [("added", 1000, "ok"), ("added", -1000, "warn"), ("own", 1000, "warn"), ("own", -1000, "fail")])
+@pytest.mark.parametrize(
+    ("of", "more", "status"),
+    [
+        ("added", 1000, "ok"),
+        ("added", -1000, "warn"),
+        ("own", 1000, "warn"),
+        ("own", -1000, "fail"),
+    ],
+)
 def test_models_that_are_too_large(monkeypatch, of, more, status):
     wanted = bundled()
     monkeypatch.setattr(module, "available_bytes", lambda: getattr(wanted, of) + more)
     diagnosis = doctor(options=OPTIONS)
     room = found("room", diagnosis)
     assert room.status == status
-    assert re.match(rf"{re.escape(hardware.size(wanted.added))}, 2\.6 MB of it for a context of 64; .* are free", room.found)
+    assert re.match(
+        rf"{re.escape(hardware.size(wanted.added))}, 2\.6 MB of it for a context of 64; .* are free",
+        room.found,
+    )
     assert bool(room.todo) is (status != "ok")
     assert ("loading" in [one.name for one in diagnosis.checks]) is (status != "fail")
 
@@ -511,12 +573,18 @@ def test_a_context_that_is_too_long(monkeypatch):
     room = found("room", doctor(options=ContextOptions(n_ctx=200_000, threads=1)))
     assert room.status == "fail"
     n_ctx = int(re.fullmatch(r"give --ctx (\d+), which would fit\.", room.todo)[1])
-    assert bundled(ContextOptions(n_ctx=n_ctx)).own <= wanted.own // 2 < bundled(ContextOptions(n_ctx=n_ctx + 256)).own
+    assert (
+        bundled(ContextOptions(n_ctx=n_ctx)).own
+        <= wanted.own // 2
+        < bundled(ContextOptions(n_ctx=n_ctx + 256)).own
+    )
 
 
 def bundled(options=OPTIONS):
     folder = Path(module.__file__).parents[1] / "data" / "tales"
-    headers = [read_header(folder / name) for name in ("tales-target-Q8_0.gguf", "tales-draft-Q4_0.gguf")]
+    headers = [
+        read_header(folder / name) for name in ("tales-target-Q8_0.gguf", "tales-draft-Q4_0.gguf")
+    ]
     return needs([(header, options) for header in headers], {"AVX2": "1", "REPACK": "1"})
 
 
@@ -532,7 +600,9 @@ def test_a_model_that_was_not_downloaded(tmp_path):
 
 def test_a_model_that_llama_does_not_load(files, tmp_path):
     metadata, tensors = zoo.llama()
-    zoo.write(tmp_path / "unknown.gguf", ({**metadata, "general.architecture": "nonesuch"}, tensors))
+    zoo.write(
+        tmp_path / "unknown.gguf", ({**metadata, "general.architecture": "nonesuch"}, tensors)
+    )
     loading = check("loading", model=tmp_path / "unknown.gguf", draft=None)
     assert loading.status == "fail"
     assert "nonesuch" in loading.found
@@ -547,7 +617,10 @@ def test_a_draft_with_other_words(files):
 def test_a_draft_of_the_same_words(files):
     diagnosis = doctor(files / "one.gguf", files / "draft.gguf", OPTIONS)
     assert diagnosis.ok
-    assert found("vocabulary", diagnosis).found == f"the draft speaks the target's, {len(zoo.TOKENS)} tokens"
+    assert (
+        found("vocabulary", diagnosis).found
+        == f"the draft speaks the target's, {len(zoo.TOKENS)} tokens"
+    )
 
 
 def test_models_that_cannot_go_back(files):
@@ -560,7 +633,11 @@ def test_models_that_cannot_go_back(files):
 
 @pytest.mark.parametrize(
     ("draft", "status", "said"),
-    [("auto", "warn", "no draft that pays for one.gguf is on this disk"), (None, "ok", "none"), ("ngram", "ok", "text alone")],
+    [
+        ("auto", "warn", "no draft that pays for one.gguf is on this disk"),
+        (None, "ok", "none"),
+        ("ngram", "ok", "text alone"),
+    ],
 )
 def test_without_a_draft(files, draft, status, said):
     diagnosis = doctor(files / "one.gguf", draft, OPTIONS)
@@ -583,7 +660,10 @@ def test_what_was_kept_is_shown():
     from gguf_spec import Speculation, load
 
     kept = profile({1: 0.06, 33: 0.2}, {1: 0.001}, 0.7)
-    with load("tales", threads=1, extra_bufts=True, speculation=Speculation(0)) as llm, llm.models() as (target, draft):
+    with (
+        load("tales", threads=1, extra_bufts=True, speculation=Speculation(0)) as llm,
+        llm.models() as (target, draft),
+    ):
         assert write_profile(target, draft, kept)
     diagnosis = doctor(options=OPTIONS)
     assert diagnosis.tuning.profile == kept
@@ -599,7 +679,9 @@ def test_what_was_kept_is_shown():
 
 def test_the_sentence():
     def said(*statuses):
-        return Diagnosis(tuple(Check(f"{i}", status, "") for i, status in enumerate(statuses)), None).sentence
+        return Diagnosis(
+            tuple(Check(f"{i}", status, "") for i, status in enumerate(statuses)), None
+        ).sentence
 
     assert said("ok", "ok") == "All is well."
     assert said("ok", "warn", "warn") == "What could be better: 1, 2."

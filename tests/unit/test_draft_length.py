@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gguf_spec.speculative.draft_length import Outlook, Prices, best_branches, best_length, drafting_gain, gain_of, token_seconds
+from gguf_spec.speculative.draft_length import (
+    Outlook,
+    Prices,
+    best_branches,
+    best_length,
+    drafting_gain,
+    gain_of,
+    token_seconds,
+)
 
 shares = st.floats(0.0, 1.0)
 seconds = st.floats(0.001, 1.0)
@@ -16,7 +24,11 @@ seconds = st.floats(0.001, 1.0)
 @st.composite
 def prices(draw, n=12):
     """Any staircase, also one that falls."""
-    return Prices(draw(st.floats(0.5, 200.0)), draw(st.lists(seconds, min_size=n + 1, max_size=n + 1)), draw(st.floats(0.0, 0.002)))
+    return Prices(
+        draw(st.floats(0.5, 200.0)),
+        draw(st.lists(seconds, min_size=n + 1, max_size=n + 1)),
+        draw(st.floats(0.0, 0.002)),
+    )
 
 
 def reaches_of(chances):
@@ -36,8 +48,17 @@ def test_the_best_length_is_that_of_all_lengths(chances, cost):
     assert gain_of(reaches, n, cost) == pytest.approx(found, abs=1e-9)
 
 
-@given(st.lists(shares, max_size=5), st.lists(shares, min_size=3, max_size=3), st.integers(1, 8), seconds, seconds, prices(20))
-def test_drafting_on_is_worth_what_all_lengths_after_all_confidences_give(chances, by_confidence, k, first_s, each_s, cost):
+@given(
+    st.lists(shares, max_size=5),
+    st.lists(shares, min_size=3, max_size=3),
+    st.integers(1, 8),
+    seconds,
+    seconds,
+    prices(20),
+)
+def test_drafting_on_is_worth_what_all_lengths_after_all_confidences_give(
+    chances, by_confidence, k, first_s, each_s, cost
+):
     reaches, odds = reaches_of(chances), np.array([0.5, 0.3, 0.2])
     outlook = Outlook(odds, np.array(by_confidence), first_s, each_s)
     n = len(reaches)
@@ -49,8 +70,13 @@ def test_drafting_on_is_worth_what_all_lengths_after_all_confidences_give(chance
         """The best of: check some of the old tokens; check those, this one, and any number more, each with the mean chance."""
         values = [gain_of(reaches, m, cost) for m in range(n + 1)]
         for more in range(k - n):
-            tail = [(reaches[-1] if n else 1.0) * by_confidence[confidence] * outlook.mean**i for i in range(more + 1)]
-            values.append(gain_of([*reaches, *tail], n + 1 + more, cost) - cost.rate * more * each_s)
+            tail = [
+                (reaches[-1] if n else 1.0) * by_confidence[confidence] * outlook.mean**i
+                for i in range(more + 1)
+            ]
+            values.append(
+                gain_of([*reaches, *tail], n + 1 + more, cost) - cost.rate * more * each_s
+            )
         return max(values)
 
     stop = max(gain_of(reaches, m, cost) for m in range(n + 1))
@@ -80,7 +106,11 @@ def test_branches_are_the_best_of_all_sets(chances, n, cost):
     def gain(chosen):
         return sum(chances[i] for i in chosen) * cost.worth - cost.extra(n + len(chosen), n)
 
-    sets = [chosen for size in range(len(chances) + 1) for chosen in itertools.combinations(range(len(chances)), size)]
+    sets = [
+        chosen
+        for size in range(len(chances) + 1)
+        for chosen in itertools.combinations(range(len(chances)), size)
+    ]
     found = best_branches(chances, n, cost)
     assert gain(range(found)) == pytest.approx(max(map(gain, sets)), abs=1e-9)
 
@@ -91,4 +121,6 @@ def test_the_seconds_of_a_token_are_those_of_the_best_fixed_length(chance, pass_
         return (pass_s[k] + k * draft_s) / sum(chance**i for i in range(k + 1))
 
     lengths = [k for k in range(1, len(pass_s)) if chance ** (k - 1) >= 0.02]
-    assert token_seconds(chance, pass_s, draft_s) == pytest.approx(min([pass_s[0], *map(each, lengths)]))
+    assert token_seconds(chance, pass_s, draft_s) == pytest.approx(
+        min([pass_s[0], *map(each, lengths)])
+    )

@@ -7,7 +7,15 @@ from gguf_spec.errors import RollbackError
 from gguf_spec.sampling.rng import SeededRng
 from gguf_spec.speculative.acceptance import Draft, coupled, rejection
 from gguf_spec.speculative.drafters import NoDrafter, StochasticDraftSampler
-from gguf_spec.speculative.engine import Round, Rule, _n_cached, _row_alone, read_prompt, rounds, run_round
+from gguf_spec.speculative.engine import (
+    Round,
+    Rule,
+    _n_cached,
+    _row_alone,
+    read_prompt,
+    rounds,
+    run_round,
+)
 from tests.fakes import FakeModel, drafting, random_table, sampler
 
 V, RULE = 6, Rule(rejection)
@@ -22,7 +30,11 @@ def never():
 def pair(draft_table=TABLE, end=(), seed=1, **options):
     chain = sampler(SeededRng(seed), **options)
     target = FakeModel(TABLE, end=end)
-    return target, drafting(target, FakeModel(draft_table, end=end), StochasticDraftSampler(chain), V), chain
+    return (
+        target,
+        drafting(target, FakeModel(draft_table, end=end), StochasticDraftSampler(chain), V),
+        chain,
+    )
 
 
 def test_a_perfect_draft_gives_k_plus_1_tokens_in_one_pass():
@@ -47,7 +59,9 @@ def test_a_drafts_token_is_decoded_once_and_never_replayed():
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_draft_like_the_target_is_always_kept_with_penalties_too(temperature):
     """Draft rows go through the same chain with the same history as the target's: equal models then have equal laws."""
-    target, drafter, chain = pair(temperature=temperature, repeat_penalty=1.8, presence_penalty=0.5, frequency_penalty=0.5)
+    target, drafter, chain = pair(
+        temperature=temperature, repeat_penalty=1.8, presence_penalty=0.5, frequency_penalty=0.5
+    )
     tokens = [1]
     for _ in range(8):
         one = run_round(target, drafter, tokens, chain, 5, RULE)
@@ -86,7 +100,9 @@ def test_a_draft_proposes_only_tokens_the_target_has():
     wide[..., V:] = 50.0
     chain = sampler(SeededRng(1))
     drafter = drafting(FakeModel(TABLE), FakeModel(wide), StochasticDraftSampler(chain), V)
-    assert all(max(drafter.draft([1], 4).tokens) < V and drafter.rollback(0) is None for _ in range(20))
+    assert all(
+        max(drafter.draft([1], 4).tokens) < V and drafter.rollback(0) is None for _ in range(20)
+    )
 
 
 def test_a_draft_reads_tokens_it_lacks_as_its_last_one():
@@ -99,9 +115,13 @@ def test_a_draft_reads_tokens_it_lacks_as_its_last_one():
 def run(k, n_max, n_ctx=64, end=(), prompt=(1, 2), cancelled=never):
     chain = sampler(SeededRng(1))
     target = FakeModel(TABLE, n_ctx=n_ctx, end=end)
-    drafter = drafting(target, FakeModel(OTHER, n_ctx=n_ctx, end=end), StochasticDraftSampler(chain), V)
+    drafter = drafting(
+        target, FakeModel(OTHER, n_ctx=n_ctx, end=end), StochasticDraftSampler(chain), V
+    )
     read_prompt(target, drafter, list(prompt), k, cancelled)
-    return target, list(rounds(target, drafter, list(prompt), chain, k, RULE, n_max, target.is_end, cancelled))
+    return target, list(
+        rounds(target, drafter, list(prompt), chain, k, RULE, n_max, target.is_end, cancelled)
+    )
 
 
 @pytest.mark.parametrize("k", [0, 1, 3, 8])
@@ -158,7 +178,11 @@ def test_a_second_prompt_reads_only_what_is_new():
 def test_a_draft_too_reads_only_what_is_new_and_nothing_where_it_is_not_asked():
     target, drafter, _chain = pair()
     draft = drafter.model._model
-    for prompt, read in (([2, 1, 3, 1], [[2, 1, 3]]), ([2, 1, 3, 2], []), ([2, 1, 4, 5, 1], [[4, 5]])):
+    for prompt, read in (
+        ([2, 1, 3, 1], [[2, 1, 3]]),
+        ([2, 1, 3, 2], []),
+        ([2, 1, 4, 5, 1], [[4, 5]]),
+    ):
         draft.read_tokens.clear()
         read_prompt(target, drafter, prompt, 2, never)
         assert draft.read_tokens == read
@@ -193,7 +217,9 @@ def test_behind_an_end_the_draft_holds_nothing_that_was_not_said(seed):
 
 
 def test_a_round_that_is_cut():
-    whole = Round([4, 5, 6, 7], 3, 3, near_ties=(0, 2, 3), decided_again=True, logprobs=("a", "b", "c", "d"))
+    whole = Round(
+        [4, 5, 6, 7], 3, 3, near_ties=(0, 2, 3), decided_again=True, logprobs=("a", "b", "c", "d")
+    )
     assert whole.cut(2) == Round([4, 5], 3, 2, True, (0,), True, ("a", "b"))
     assert whole.cut(4) == Round([4, 5, 6, 7], 3, 3, True, (0, 2, 3), True, ("a", "b", "c", "d"))
     assert Round([4], 0, 0) == Round([4], 0, 0, False, (), False, ())
@@ -206,7 +232,13 @@ def test_near_ties_are_looked_for_only_in_passes_over_more_than_one_token():
 
 @pytest.mark.parametrize(
     ("drafted", "new", "n"),
-    [([], [4], 0), ([4, 5, 6], [4, 5, 6, 7], 3), ([4, 5, 6], [4, 5, 9], 2), ([4, 5, 6], [4, 9, 8], 1), ([4, 5, 6], [9, 8], 0)],
+    [
+        ([], [4], 0),
+        ([4, 5, 6], [4, 5, 6, 7], 3),
+        ([4, 5, 6], [4, 5, 9], 2),
+        ([4, 5, 6], [4, 9, 8], 1),
+        ([4, 5, 6], [9, 8], 0),
+    ],
 )
 def test_what_a_pass_leaves_in_the_caches(drafted, new, n):
     """All that was drafted and said, not the newest token, and nothing from a branch on."""

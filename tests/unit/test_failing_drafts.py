@@ -18,7 +18,10 @@ pytestmark = pytest.mark.failing_drafts
 V, PROMPT = 6, "abcdabcdabcdabcd"
 TARGET, OTHER = (random_table(np.random.default_rng(seed), V) for seed in (5, 6))
 TARGET[np.arange(V), np.arange(V), :] += 0.5  # any text
-CHAINS = {"greedy": Sampling(temperature=0.0, max_tokens=40), "sampled": Sampling(temperature=1.0, top_k=0, top_p=1.0, seed=3, max_tokens=40)}
+CHAINS = {
+    "greedy": Sampling(temperature=0.0, max_tokens=40),
+    "sampled": Sampling(temperature=1.0, top_k=0, top_p=1.0, seed=3, max_tokens=40),
+}
 MODES = {
     "fixed": {"k": 4, "adaptive": False}, "adaptive": {"k": 8}, "tree": {"k": 4, "tree": True, "adaptive": False}, "adaptive tree": {"tree": True},
     "strict": {"k": 4, "adaptive": False, "strict": True}, "rejection": {"k": 4, "accept": "rejection", "adaptive": False},
@@ -80,7 +83,9 @@ class Failing(FakeModel):
 def answers(draft, chain, mode, monkeypatch=None, n=1):
     """Return `n` answers of fresh models and the plain one."""
     with fake_llm(FakeModel(TARGET, n_ctx=400), draft, Speculation(**mode)) as llm:
-        return llm.generate(PROMPT, chain, speculation=Speculation(0)), [llm.generate(PROMPT, chain) for _ in range(n)]
+        return llm.generate(PROMPT, chain, speculation=Speculation(0)), [
+            llm.generate(PROMPT, chain) for _ in range(n)
+        ]
 
 
 def chains_of(mode):
@@ -88,11 +93,15 @@ def chains_of(mode):
     return [CHAINS["greedy"]] if mode.get("accept") else list(CHAINS.values())
 
 
-FAILURES = [("logits", how) for how in ("raise", "nan", "inf", "-inf", "one nan")] + [(method, "raise") for method in ("read", "rollback", "is_end")]
+FAILURES = [("logits", how) for how in ("raise", "nan", "inf", "-inf", "one nan")] + [
+    (method, "raise") for method in ("read", "rollback", "is_end")
+]
 
 
 @pytest.mark.parametrize("after", [0, 1, 7])
-@pytest.mark.parametrize(("method", "how"), FAILURES, ids=[f"{method} {how}" for method, how in FAILURES])
+@pytest.mark.parametrize(
+    ("method", "how"), FAILURES, ids=[f"{method} {how}" for method, how in FAILURES]
+)
 @pytest.mark.parametrize("drafter", ["model", "hybrid"])
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
 def test_the_text_is_the_plain_one_whatever_the_draft_model_does(mode, drafter, method, how, after):
@@ -101,14 +110,20 @@ def test_the_text_is_the_plain_one_whatever_the_draft_model_does(mode, drafter, 
         plain, (one, again) = answers(draft, chain, {**mode, "drafter": drafter}, n=2)
         assert one.text == again.text == plain.text
         assert one.finish_reason == plain.finish_reason
-        assert bool(draft.n_failed) == ("model drafter failed" in one.stats.why_none + again.stats.why_none)
-        assert draft.n_failed <= 2 + (method == "rollback")  # once for each request, and once more where emptying the cache fails too
+        assert bool(draft.n_failed) == (
+            "model drafter failed" in one.stats.why_none + again.stats.why_none
+        )
+        assert draft.n_failed <= 2 + (
+            method == "rollback"
+        )  # once for each request, and once more where emptying the cache fails too
         assert draft.n_failed or after or method == "read"
 
 
 OF_MODEL = ("keep", "read", "begin", "propose", "follow", "learn", "rollback")
 OF_TEXT = ("begin", "propose", "follow", "learn")
-CALLS = [(ModelDrafter, name) for name in OF_MODEL] + [(kind, name) for kind in (NgramDrafter, RetryDrafter) for name in OF_TEXT]
+CALLS = [(ModelDrafter, name) for name in OF_MODEL] + [
+    (kind, name) for kind in (NgramDrafter, RetryDrafter) for name in OF_TEXT
+]
 
 
 def fail(monkeypatch, kind, name, after, error=ArithmeticError):
@@ -127,7 +142,9 @@ def fail(monkeypatch, kind, name, after, error=ArithmeticError):
 
 
 @pytest.mark.parametrize("after", [0, 2])
-@pytest.mark.parametrize(("kind", "name"), CALLS, ids=[f"{kind.name} {name}" for kind, name in CALLS])
+@pytest.mark.parametrize(
+    ("kind", "name"), CALLS, ids=[f"{kind.name} {name}" for kind, name in CALLS]
+)
 @pytest.mark.parametrize("alone", [False, True])
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
 def test_any_call_of_any_drafter_may_fail(mode, alone, kind, name, after, monkeypatch):
@@ -135,14 +152,25 @@ def test_any_call_of_any_drafter_may_fail(mode, alone, kind, name, after, monkey
     for chain in chains_of(mode):
         with monkeypatch.context() as patch:
             failed = fail(patch, kind, name, after)
-            plain, (one, again) = answers(FakeModel(OTHER, n_ctx=400), chain, {**mode, "drafter": drafter}, n=2)
+            plain, (one, again) = answers(
+                FakeModel(OTHER, n_ctx=400), chain, {**mode, "drafter": drafter}, n=2
+            )
         assert one.text == again.text == plain.text
         assert len(failed) <= 2  # once for each request
         noted = f"the {kind.name} drafter failed and was switched off (ArithmeticError)"
-        assert [noted in answer.stats.why_none for answer in (one, again)].count(True) == len(failed)
-    if not after and kind.name in ("model", "ngram") and drafter == "hybrid" and mode.get("adaptive") is False:
+        assert [noted in answer.stats.why_none for answer in (one, again)].count(True) == len(
+            failed
+        )
+    if (
+        not after
+        and kind.name in ("model", "ngram")
+        and drafter == "hybrid"
+        and mode.get("adaptive") is False
+    ):
         assert failed
-        assert {"model": "ngram", "ngram": "model"}[kind.name] in again.stats.drafters  # the other goes on
+        assert {"model": "ngram", "ngram": "model"}[
+            kind.name
+        ] in again.stats.drafters  # the other goes on
 
 
 @pytest.mark.parametrize("how", ["raise", "nan"])
@@ -181,11 +209,15 @@ def test_a_draft_whose_context_is_full(monkeypatch):
 
 
 @pytest.mark.parametrize("after", [0, 1, 6])
-@pytest.mark.parametrize(("method", "how"), [("logits", "raise"), ("logits", "nan"), ("read", "raise")])
+@pytest.mark.parametrize(
+    ("method", "how"), [("logits", "raise"), ("logits", "nan"), ("read", "raise")]
+)
 def test_the_next_request_drafts_again_from_a_clean_state(method, how, after):
     """The draft is the target's twin: whatever it drafts is right, unless its memory still holds what it failed with."""
     draft = Failing(TARGET, method, after * (method == "logits"), how, times=1)
-    plain, (one, again) = answers(draft, CHAINS["greedy"], {"k": 4, "adaptive": False, "drafter": "model"}, n=2)
+    plain, (one, again) = answers(
+        draft, CHAINS["greedy"], {"k": 4, "adaptive": False, "drafter": "model"}, n=2
+    )
     assert draft.n_failed == 1
     assert one.stats.why_none
     assert again.stats.why_none == ""
@@ -207,7 +239,9 @@ def test_a_cache_that_could_not_be_emptied_is_emptied_later():
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, ClosedError])
 @pytest.mark.parametrize("name", OF_MODEL)
 def test_an_interrupt_and_a_close_end_the_request(name, error, monkeypatch):
-    with fake_llm(FakeModel(TARGET, n_ctx=400), FakeModel(OTHER, n_ctx=400), Speculation(4, adaptive=False)) as llm:
+    with fake_llm(
+        FakeModel(TARGET, n_ctx=400), FakeModel(OTHER, n_ctx=400), Speculation(4, adaptive=False)
+    ) as llm:
         plain = llm.generate(PROMPT, CHAINS["greedy"], speculation=Speculation(0))
         with monkeypatch.context() as patch:
             fail(patch, ModelDrafter, name, 1, error)
@@ -230,16 +264,31 @@ def test_a_failed_drafter_stays_off_when_the_context_is_shifted():
 
 
 def test_a_failure_is_logged_once(caplog):
-    with caplog.at_level(logging.WARNING), fake_llm(FakeModel(TARGET, n_ctx=400), Failing(TARGET, "logits", 2, "nan"), Speculation(4)) as llm:
+    with (
+        caplog.at_level(logging.WARNING),
+        fake_llm(
+            FakeModel(TARGET, n_ctx=400), Failing(TARGET, "logits", 2, "nan"), Speculation(4)
+        ) as llm,
+    ):
         for _ in range(3):
-            llm.generate(PROMPT, CHAINS["greedy"], speculation=Speculation(4, adaptive=False, drafter="model"))
-    messages = [record.getMessage() for record in caplog.records if record.name == "gguf_spec.drafters"]
-    assert messages == ["The model drafter failed and was switched off (FloatingPointError: its logits are not finite numbers)."]
+            llm.generate(
+                PROMPT,
+                CHAINS["greedy"],
+                speculation=Speculation(4, adaptive=False, drafter="model"),
+            )
+    messages = [
+        record.getMessage() for record in caplog.records if record.name == "gguf_spec.drafters"
+    ]
+    assert messages == [
+        "The model drafter failed and was switched off (FloatingPointError: its logits are not finite numbers)."
+    ]
 
 
 def test_what_an_error_says_is_one_short_line():
     reason = team.failure("model", ValueError("a\nb  c. " + "d" * 1000))
-    assert reason.startswith("the model drafter failed and was switched off (ValueError: a b c. ddd")
+    assert reason.startswith(
+        "the model drafter failed and was switched off (ValueError: a b c. ddd"
+    )
     assert len(reason) < 300
 
 
@@ -251,7 +300,9 @@ def test_a_draft_that_fails_while_the_pair_is_measured():
         asked.append(draft)
         if draft:
             raise FloatingPointError
-        return DEFAULT_PROFILE.__class__(**{**DEFAULT_PROFILE.to_dict(), "target": {1: 0.01, 33: 0.05}, "draft": {}})
+        return DEFAULT_PROFILE.__class__(
+            **{**DEFAULT_PROFILE.to_dict(), "target": {1: 0.01, 33: 0.05}, "draft": {}}
+        )
 
     target, draft = FakeModel(TARGET, n_ctx=400), FakeModel(TARGET, n_ctx=400)
     target.weight_bytes, draft.weight_bytes = 1000, 100

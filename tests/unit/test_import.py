@@ -32,7 +32,12 @@ finally:
 
 
 def run(code, *args):
-    return children.run([sys.executable, "-W", "error", "-c", code, *args], capture_output=True, text=True, check=False)
+    return children.run(
+        [sys.executable, "-W", "error", "-c", code, *args],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def test_importing_loads_nothing_and_says_nothing():
@@ -40,14 +45,20 @@ def test_importing_loads_nothing_and_says_nothing():
     assert (child.returncode, child.stdout, child.stderr) == (0, "", "")
 
 
-@pytest.mark.parametrize("command", [[], ["generate"], ["chat"], ["serve"], ["models"], ["models", "quantize"], ["bench"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "command",
+    [[], ["generate"], ["chat"], ["serve"], ["models"], ["models", "quantize"], ["bench"]],
+    ids=" ".join,
+)
 def test_help_loads_nothing_heavy(command):
     child = run(HELP, *command)
     assert (child.returncode, child.stderr) == (0, "")
 
 
 def test_all_is_what_there_is():
-    assert gguf_spec.__all__ == sorted(gguf_spec.__all__, key=lambda name: (not name.isupper(), not name[0].isupper(), name))
+    assert gguf_spec.__all__ == sorted(
+        gguf_spec.__all__, key=lambda name: (not name.isupper(), not name[0].isupper(), name)
+    )
     assert dir(gguf_spec) == sorted(gguf_spec.__all__)
     for name in gguf_spec.__all__:
         assert getattr(gguf_spec, name) is not None
@@ -61,7 +72,11 @@ def test_star_gives_all():
     assert set(gguf_spec.__all__) <= set(names)
 
 
-CLASSES = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, errors.GgufSpecError)]
+CLASSES = [
+    kind
+    for _, kind in inspect.getmembers(errors, inspect.isclass)
+    if issubclass(kind, errors.GgufSpecError)
+]
 
 
 def example(kind):

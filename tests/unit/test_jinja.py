@@ -18,9 +18,22 @@ ANSWER = {"role": "assistant", "content": "<think>\nadd\n</think>\n\nIt is 4."}
 CHATS = [
     [USER],
     [{"role": "system", "content": " Be brief.\n"}, USER],
-    [{"role": "system", "content": "S"}, USER, ANSWER, {"role": "user", "content": "Größe? {{ 1 }} \ud800 <b>&"}],
+    [
+        {"role": "system", "content": "S"},
+        USER,
+        ANSWER,
+        {"role": "user", "content": "Größe? {{ 1 }} \ud800 <b>&"},
+    ],
     [USER, ANSWER, USER, {"role": "assistant", "content": ""}, USER],
-    [USER, {"role": "assistant", "content": "x", "tool_calls": [{"function": {"name": "f", "arguments": {"a": [1, None, "é"]}}}]}, USER],
+    [
+        USER,
+        {
+            "role": "assistant",
+            "content": "x",
+            "tool_calls": [{"function": {"name": "f", "arguments": {"a": [1, None, "é"]}}}],
+        },
+        USER,
+    ],
 ]
 SIMPLE = {
     "ChatML": """{% for message in messages %}{% if loop.first and message['role'] != 'system' %}<|im_start|>system
@@ -130,12 +143,23 @@ OTHER = {
 
 def values(messages, **more):
     names = {"tools": None, "tool_choice": None, "functions": None, "function_call": None}
-    return {"messages": messages, "add_generation_prompt": True, "bos_token": "<s>", "eos_token": "</s>"} | names | more
+    return (
+        {
+            "messages": messages,
+            "add_generation_prompt": True,
+            "bos_token": "<s>",
+            "eos_token": "</s>",
+        }
+        | names
+        | more
+    )
 
 
 def of_llama_cpp_python(template, messages):
     try:
-        return Jinja2ChatFormatter(template, eos_token="</s>", bos_token="<s>")(messages=messages).prompt
+        return Jinja2ChatFormatter(template, eos_token="</s>", bos_token="<s>")(
+            messages=messages
+        ).prompt
     except ValueError as error:
         return f"refused: {error}"
 
@@ -150,7 +174,11 @@ def of_ours(template, messages):
 @pytest.mark.parametrize("name", SIMPLE)
 @pytest.mark.parametrize("messages", CHATS, ids=range(len(CHATS)))
 def test_well_known_shapes_are_rendered_here_and_as_ever(name, messages, monkeypatch):
-    monkeypatch.setattr(jinja_sandbox, "_render_apart", lambda *_: pytest.fail("no template that is so common should need a process of its own"))
+    monkeypatch.setattr(
+        jinja_sandbox,
+        "_render_apart",
+        lambda *_: pytest.fail("no template that is so common should need a process of its own"),
+    )
     assert of_ours(SIMPLE[name], messages) == of_llama_cpp_python(SIMPLE[name], messages)
 
 
@@ -164,13 +192,18 @@ def test_a_process_of_its_own_writes_the_same(template, monkeypatch):
 @pytest.mark.parametrize("template", OTHER.values(), ids=OTHER)
 def test_what_cannot_be_watched_is_sent_away(template, monkeypatch):
     asked = []
-    monkeypatch.setattr(jinja_sandbox, "_render_apart", lambda *given: asked.append(given) or "there")
+    monkeypatch.setattr(
+        jinja_sandbox, "_render_apart", lambda *given: asked.append(given) or "there"
+    )
     assert render(template, values(CHATS[0])) == "there"
     assert len(asked) == 1
 
 
 def test_some_shapes_refuse_some_chats():
-    assert of_ours(SIMPLE["Mistral"], [USER, USER]) == "refused: After the optional system message, roles must alternate"
+    assert (
+        of_ours(SIMPLE["Mistral"], [USER, USER])
+        == "refused: After the optional system message, roles must alternate"
+    )
     assert of_ours(SIMPLE["Gemma"], CHATS[0] * 2) == "refused: Roles must alternate user/assistant"
 
 
@@ -178,13 +211,18 @@ def test_a_template_is_compiled_once(monkeypatch):
     jinja_sandbox._simple.cache_clear()
     for messages in CHATS:
         of_ours(SIMPLE["ChatML"], messages)
-    assert (jinja_sandbox._simple.cache_info().misses, jinja_sandbox._simple.cache_info().hits) == (1, len(CHATS) - 1)
+    assert (jinja_sandbox._simple.cache_info().misses, jinja_sandbox._simple.cache_info().hits) == (
+        1,
+        len(CHATS) - 1,
+    )
 
 
 GROW = "{% set ns = namespace(x='xxxxxxxxxx') %}{% for i in messages[0].content %}"
 HOSTILE = {
     "loops in loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-    "loops over letters": "{% set c = messages[0].content %}" + "{% for i in c %}" * 5 + "{% endfor %}" * 5,
+    "loops over letters": "{% set c = messages[0].content %}"
+    + "{% for i in c %}" * 5
+    + "{% endfor %}" * 5,
     "loops that filter": "{% set c = messages[0].content %}"
     + "{% for i in c if i == 'z' or c in c %}"
     + "{% for i in c if i == '' %}{% endfor %}" * 90
@@ -202,10 +240,13 @@ HOSTILE = {
     "doubling": GROW + "{% set ns.x = ns.x + ns.x %}{% endfor %}{{ ns.x }}",
     "doubling joined": GROW + "{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x }}",
     "doubling by escapes": GROW + "{% set ns.x = ns.x | tojson %}{% endfor %}{{ ns.x }}",
-    "doubling a list": GROW.replace("'xxxxxxxxxx'", "messages") + "{% set ns.x = ns.x + ns.x %}{% endfor %}{{ ns.x }}",
+    "doubling a list": GROW.replace("'xxxxxxxxxx'", "messages")
+    + "{% set ns.x = ns.x + ns.x %}{% endfor %}{{ ns.x }}",
     "lists in lists": GROW + "{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
-    "lists in lists compared": GROW + "{% set ns.x = [ns.x, ns.x] %}{% set ns.y = [ns.y, ns.y] %}{% endfor %}{{ ns.x == ns.y }}",
-    "namespaces in namespaces": GROW + "{% set ns.x = namespace(a=ns.x, b=ns.x) %}{% endfor %}{{ ns.x }}",
+    "lists in lists compared": GROW
+    + "{% set ns.x = [ns.x, ns.x] %}{% set ns.y = [ns.y, ns.y] %}{% endfor %}{{ ns.x == ns.y }}",
+    "namespaces in namespaces": GROW
+    + "{% set ns.x = namespace(a=ns.x, b=ns.x) %}{% endfor %}{{ ns.x }}",
     "a namespace in itself": "{% set ns = namespace() %}{% set ns.a = ns %}{{ ns }}{{ ns.a | tojson }}",
     "joins": "{{ range(99999) | join('x' * 99999) }}",
     "replaces": "{{ ('x' * 99999) | replace('', 'y' * 99999) }}",
@@ -254,7 +295,14 @@ def harmed():
 
     def render(template):
         task = json.dumps([template, values([{"role": "user", "content": "x" * 5000}])])
-        return children.run([sys.executable, "-c", CHILD], input=task, capture_output=True, text=True, check=False, limit_s=60)
+        return children.run(
+            [sys.executable, "-c", CHILD],
+            input=task,
+            capture_output=True,
+            text=True,
+            check=False,
+            limit_s=60,
+        )
 
     with ThreadPoolExecutor(2) as pool:
         yield {name: pool.submit(render, template) for name, template in HOSTILE.items()}
@@ -274,15 +322,29 @@ def test_harm_ends_soon_and_small(harmed, name):
 
 
 def test_most_harm_is_refused():
-    for name in ("a long string", "doubling", "much text", "deep parentheses", "reaching out", "files"):
+    for name in (
+        "a long string",
+        "doubling",
+        "much text",
+        "deep parentheses",
+        "reaching out",
+        "files",
+    ):
         with pytest.raises(TemplateFailure):
-            render(HOSTILE[name], values(CHATS[0] if name != "doubling" else [{"role": "user", "content": "x" * 5000}]))
+            render(
+                HOSTILE[name],
+                values(
+                    CHATS[0] if name != "doubling" else [{"role": "user", "content": "x" * 5000}]
+                ),
+            )
 
 
 def test_a_template_may_not_be_longer_than_a_megabyte():
     with pytest.raises(TemplateFailure, match="1,048,577 characters"):
         render("x" * (jinja_sandbox.MAX_SOURCE + 1), values([]))
-    assert render("x" * (jinja_sandbox.MAX_SOURCE - 1), values([])) == "x" * (jinja_sandbox.MAX_SOURCE - 1)
+    assert render("x" * (jinja_sandbox.MAX_SOURCE - 1), values([])) == "x" * (
+        jinja_sandbox.MAX_SOURCE - 1
+    )
 
 
 def test_output_may_be_a_megabyte_longer_than_the_messages():
@@ -308,7 +370,12 @@ def test_messages_that_json_cannot_hold():
 def test_from_many_threads_at_once():
     wanted = [of_llama_cpp_python(SIMPLE["Qwen"], messages) for messages in CHATS]
     found = []
-    threads = [threading.Thread(target=lambda: found.append([of_ours(SIMPLE["Qwen"], messages) for messages in CHATS])) for _ in range(8)]
+    threads = [
+        threading.Thread(
+            target=lambda: found.append([of_ours(SIMPLE["Qwen"], messages) for messages in CHATS])
+        )
+        for _ in range(8)
+    ]
     [thread.start() for thread in threads]
     [thread.join() for thread in threads]
     assert found == [wanted] * 8

@@ -13,14 +13,21 @@ def takes(schema, value):
     """Whether a value may be written, compactly and with the default separators."""
     automaton, taken = Automaton(to_gbnf(schema), int), set()
     for separators in ((",", ":"), (", ", ": ")):
-        at = automaton.read(automaton.number(automaton.start), json.dumps(value, ensure_ascii=False, separators=separators).encode())
+        at = automaton.read(
+            automaton.number(automaton.start),
+            json.dumps(value, ensure_ascii=False, separators=separators).encode(),
+        )
         taken.add(at >= 0 and () in automaton.states[at][0])
     assert len(taken) == 1, f"{value!r} depends on its spaces"
     return taken.pop()
 
 
 PATTERNS = [
-    (r"^\S$", ["a", "\x01", "\u200b"], ["\u3000", "\u2003", "\ufeff", "\u2028", "\u1680", " ", "\n"]),
+    (
+        r"^\S$",
+        ["a", "\x01", "\u200b"],
+        ["\u3000", "\u2003", "\ufeff", "\u2028", "\u1680", " ", "\n"],
+    ),
     (r"^[^\s]$", ["a"], ["\u3000", "\u2003", "\xa0"]),
     (r"^\s$", ["\u3000", "\x0b", "\t", "\ufeff"], ["a", "\x1f", "\x85", "\u180e"]),
     (r"^.$", ["a", "\x85", "\x0b"], ["\u2028", "\u2029", "\n", "\r"]),
@@ -39,7 +46,22 @@ def test_a_pattern_is_read_as_ecma_262_reads_it(pattern, good, bad):
     assert [text for text in bad if takes(schema, text)] == []
 
 
-@pytest.mark.parametrize("pattern", [r"\Aa", r"a\Z", r"[\a]", "[]a]", "[^]", "(?P<x>a)", "(?#c)a", r"\N{DASH}", r"\01", "(?i)a", "(?=a)"])
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"\Aa",
+        r"a\Z",
+        r"[\a]",
+        "[]a]",
+        "[^]",
+        "(?P<x>a)",
+        "(?#c)a",
+        r"\N{DASH}",
+        r"\01",
+        "(?i)a",
+        "(?=a)",
+    ],
+)
 def test_a_pattern_that_python_alone_knows_is_refused(pattern):
     with pytest.raises(InvalidOptionError) as caught:
         to_gbnf({"pattern": pattern})
@@ -47,7 +69,18 @@ def test_a_pattern_that_python_alone_knows_is_refused(pattern):
 
 
 DAYS = ["2023-02-28", "2024-02-29", "2000-02-29", "1999-12-31", "2023-04-30"]
-NO_DAYS = ["2023-02-31", "2023-02-29", "1900-02-29", "2100-02-29", "2023-04-31", "2023-06-31", "2023-13-01", "2023-00-10", "2023-01-00", "2023-1-1"]
+NO_DAYS = [
+    "2023-02-31",
+    "2023-02-29",
+    "1900-02-29",
+    "2100-02-29",
+    "2023-04-31",
+    "2023-06-31",
+    "2023-13-01",
+    "2023-00-10",
+    "2023-01-00",
+    "2023-1-1",
+]
 
 
 def test_a_date_is_a_day_of_the_calendar():
@@ -57,7 +90,19 @@ def test_a_date_is_a_day_of_the_calendar():
     assert [day for day in NO_DAYS if takes({"format": "date-time"}, f"{day}T10:00:00Z")] == []
 
 
-@pytest.mark.parametrize("value", [{"foo": "bar", "baz": [1, 2, {}]}, [{"a": False}], {"$ref": "#/$defs/a"}, [], {}, -2.0, 1.5, "a, b: c"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"foo": "bar", "baz": [1, 2, {}]},
+        [{"a": False}],
+        {"$ref": "#/$defs/a"},
+        [],
+        {},
+        -2.0,
+        1.5,
+        "a, b: c",
+    ],
+)
 def test_a_constant_may_be_written_with_and_without_spaces(value):
     assert takes({"const": value}, value)
     assert takes({"enum": [0, value]}, value)
@@ -74,13 +119,20 @@ def an_object(required=(), **properties):
 
 
 INTEGER, TEXT = {"type": "integer"}, {"type": "string"}
-CAT, DOG = an_object(["kind"], kind={"const": "cat"}, lives=INTEGER), an_object(["name"], kind={"const": "dog"}, name=TEXT)
+CAT, DOG = (
+    an_object(["kind"], kind={"const": "cat"}, lives=INTEGER),
+    an_object(["name"], kind={"const": "dog"}, name=TEXT),
+)
 APART = [
     ([INTEGER, TEXT], [1, "a"], [None, 1.5]),
     ([{"type": "null"}, CAT], [None, {"kind": "cat"}], ["cat", {"kind": "dog"}]),
     ([{"const": 1}, {"enum": [2, "1"]}], [1, 2, "1"], [3]),
     ([CAT, DOG], [{"kind": "cat", "lives": 9}, {"name": "Rex"}], [{}, {"kind": "cow"}]),
-    ([an_object(["a"], a=INTEGER), an_object(["b"], b=INTEGER)], [{"a": 1}, {"b": 1}], [{"a": 1, "b": 1}, {}]),
+    (
+        [an_object(["a"], a=INTEGER), an_object(["b"], b=INTEGER)],
+        [{"a": 1}, {"b": 1}],
+        [{"a": 1, "b": 1}, {}],
+    ),
     ([{"anyOf": [INTEGER, {"type": "null"}]}, TEXT], [1, None, "a"], [True]),
 ]
 
@@ -92,7 +144,10 @@ def test_one_of_parts_that_share_nothing(parts, good, bad):
 
 
 def test_one_of_references_is_followed():
-    schema = {"$defs": {"cat": CAT, "dog": {"allOf": [DOG]}}, "oneOf": [{"$ref": "#/$defs/cat"}, {"$ref": "#/$defs/dog"}]}
+    schema = {
+        "$defs": {"cat": CAT, "dog": {"allOf": [DOG]}},
+        "oneOf": [{"$ref": "#/$defs/cat"}, {"$ref": "#/$defs/dog"}],
+    }
     assert takes(schema, {"kind": "cat"})
     assert not takes(schema, {"kind": "cow"})
 
@@ -105,7 +160,10 @@ OVERLAP = [
     [TEXT, {"const": "a"}],
     [TEXT, CAT | {"type": ["object", "string"]}],
     [an_object(a=INTEGER), an_object(b=INTEGER)],
-    [{"type": "object", "required": ["foo", "bar"]}, {"type": "object", "required": ["foo", "baz"]}],
+    [
+        {"type": "object", "required": ["foo", "bar"]},
+        {"type": "object", "required": ["foo", "baz"]},
+    ],
     [TEXT, {"properties": {"a": INTEGER}}],
 ]
 

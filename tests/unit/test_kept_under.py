@@ -40,26 +40,48 @@ def test_each_setting_has_a_profile_of_its_own(files, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(files))
     options = usual(files)
     settings = {"usual": {}, "threads": {"threads": 1}, **changes(files)}
-    names = {name: profile._file(ModelKey(files / "model", replace(options, **change)), None) for name, change in settings.items()}
+    names = {
+        name: profile._file(ModelKey(files / "model", replace(options, **change)), None)
+        for name, change in settings.items()
+    }
     names |= {
         "other model": profile._file(ModelKey(files / "other", options), None),
-        "draft": profile._file(ModelKey(files / "model", options), ModelKey(files / "other", options)),
-        "draft's cache": profile._file(ModelKey(files / "model", options), ModelKey(files / "other", replace(options, kv_type="bf16"))),
+        "draft": profile._file(
+            ModelKey(files / "model", options), ModelKey(files / "other", options)
+        ),
+        "draft's cache": profile._file(
+            ModelKey(files / "model", options),
+            ModelKey(files / "other", replace(options, kv_type="bf16")),
+        ),
         "experience": profile._file(ModelKey(files / "model", options), None, "experience"),
     }
     assert len(set(names.values())) == len(names)
     (files / "copy").write_bytes(b"model")
-    assert profile._file(ModelKey(files / "copy", options), None) == names["usual"], "a file that was moved is still measured"
+    assert profile._file(ModelKey(files / "copy", options), None) == names["usual"], (
+        "a file that was moved is still measured"
+    )
 
 
 def test_each_setting_has_sessions_of_its_own(files, monkeypatch):
     def made_by(file="model", flash="off", n_ctx=512, **change):
         options = replace(usual(files), **change)
-        model = SimpleNamespace(path=files / file, options=options, flash_attention=flash, n_ctx=n_ctx, cached=[1], n_read=0)
+        model = SimpleNamespace(
+            path=files / file,
+            options=options,
+            flash_attention=flash,
+            n_ctx=n_ctx,
+            cached=[1],
+            n_read=0,
+        )
         return session_file._about(model)["made_by"]
 
     del (settings := changes(files))["flash_attention"]  # what counts is what `auto` stands for
-    found = {"usual": made_by(), "model": made_by("other"), "flash": made_by(flash="on"), "n_ctx": made_by(n_ctx=513)}
+    found = {
+        "usual": made_by(),
+        "model": made_by("other"),
+        "flash": made_by(flash="on"),
+        "n_ctx": made_by(n_ctx=513),
+    }
     found |= {name: made_by(**change) for name, change in settings.items()}
     monkeypatch.setattr(session_file, "this_machine", lambda: ["another machine"])
     found["machine"] = made_by()

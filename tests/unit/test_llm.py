@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 
 from gguf_spec import Sampling, Speculation
-from gguf_spec.errors import BusyError, ClosedError, EmptyPromptError, InvalidOptionError, PromptTooLongError
+from gguf_spec.errors import (
+    BusyError,
+    ClosedError,
+    EmptyPromptError,
+    InvalidOptionError,
+    PromptTooLongError,
+)
 from gguf_spec.sampling.chain import Filters, logprob
 from gguf_spec.speculative.profile import Profile
 from tests.fakes import FakeModel, fake_llm, random_table
@@ -44,7 +50,9 @@ def test_a_chunk_shows_which_text_was_drafted(llm):
         chunks = list(stream)
     assert {c.n_accepted for c in chunks} > {0}
     for c in chunks:
-        assert [accepted for text, accepted in c.accepted_text for _ in text] == [i < c.n_accepted for i in range(len(c.tokens))]
+        assert [accepted for text, accepted in c.accepted_text for _ in text] == [
+            i < c.n_accepted for i in range(len(c.tokens))
+        ]
 
 
 def test_stats_add_up(llm):
@@ -70,7 +78,9 @@ def test_stop_tokens_of_the_sampling(llm, k):
 
 @pytest.mark.parametrize("k", [0, 3])
 def test_ignore_eos(k):
-    with fake_llm(FakeModel(TABLES[0], end={2, 3}), FakeModel(TABLES[1], end={2, 3}), fixed(k)) as llm:
+    with fake_llm(
+        FakeModel(TABLES[0], end={2, 3}), FakeModel(TABLES[1], end={2, 3}), fixed(k)
+    ) as llm:
         ended = llm.generate("ab", FREE)
         assert (ended.finish_reason, len(ended.tokens) < 20) == ("stop", True)
         result = llm.generate("ab", replace(FREE, ignore_eos=True))
@@ -94,7 +104,9 @@ def test_echo_and_prefill(llm, k):
 
 
 def test_a_stop_string_in_what_is_echoed_ends_nothing(llm):
-    assert llm.generate("ab", replace(FREE, stop=("ab",), max_tokens=1), echo=True).text.startswith("ab")
+    assert llm.generate("ab", replace(FREE, stop=("ab",), max_tokens=1), echo=True).text.startswith(
+        "ab"
+    )
 
 
 def test_log_probabilities_of_cut_rounds(llm):
@@ -104,7 +116,9 @@ def test_log_probabilities_of_cut_rounds(llm):
             chunks = list(stream)
         result = stream.result
         assert [one.token for one in result.logprobs] == list(result.tokens)
-        assert [[one.token for one in c.logprobs] for c in chunks] == [list(c.tokens) for c in chunks]
+        assert [[one.token for one in c.logprobs] for c in chunks] == [
+            list(c.tokens) for c in chunks
+        ]
         assert all(len(one.top) == 2 and one.top[0][1] >= one.logprob for one in result.logprobs)
     assert all(one.top == () for one in llm.generate("ab", replace(FREE, logprobs=0)).logprobs)
 
@@ -124,7 +138,15 @@ class Only:
 
 
 @pytest.mark.parametrize("k", [0, 3])
-@pytest.mark.parametrize("options", [{}, {"ignore_eos": True}, {"logit_bias": {2: -np.inf}}, {"temperature": 0.0, "logit_bias": {2: -np.inf}}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"ignore_eos": True},
+        {"logit_bias": {2: -np.inf}},
+        {"temperature": 0.0, "logit_bias": {2: -np.inf}},
+    ],
+)
 def test_a_grammar_at_its_end_ends_the_text_whatever_is_forbidden(monkeypatch, k, options):
     grammar = Filters(grammar=Only([3, 1, 3, 3], 2), ends=np.array([2]))
     monkeypatch.setattr("gguf_spec.runtime.stream.make_filters", lambda *_: grammar)
@@ -194,17 +216,23 @@ def test_stop_tokens_end_it_and_are_left_out(llm, k):
 def test_the_callback_stops_at_its_token(llm, k):
     seen = []
     plain = llm.generate_tokens([0, 1], FREE, speculation=fixed(k))
-    cut = llm.generate_tokens([0, 1], FREE, on_token=lambda t: seen.append(t) or len(seen) == 5, speculation=fixed(k))
+    cut = llm.generate_tokens(
+        [0, 1], FREE, on_token=lambda t: seen.append(t) or len(seen) == 5, speculation=fixed(k)
+    )
     assert cut.tokens == tuple(seen) == plain.tokens[:5]
     assert cut.finish_reason == "cancelled"
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError, ValueError, KeyboardInterrupt, InvalidOptionError])
+@pytest.mark.parametrize(
+    "error", [ZeroDivisionError, ValueError, KeyboardInterrupt, InvalidOptionError]
+)
 def test_a_failing_callback_gives_the_llm_back(llm, error):
     """And its error to the caller: a ValueError too, which is what a generator raises that another thread is running."""
 
     def fail(token):
-        raise InvalidOptionError("grammar", "x", "shorter") if error is InvalidOptionError else error
+        raise (
+            InvalidOptionError("grammar", "x", "shorter") if error is InvalidOptionError else error
+        )
 
     with pytest.raises(error):
         llm.generate_tokens([0, 1], FREE, on_token=fail)
@@ -230,12 +258,19 @@ def test_cancel_from_another_thread(llm):
         thread.start()
         thread.join()
         rest = list(stream)
-    assert [(c.finish_reason, c.tokens, c.n_drafted, c.n_accepted) for c in rest] == [("cancelled", (), 0, 0)]
+    assert [(c.finish_reason, c.tokens, c.n_drafted, c.n_accepted) for c in rest] == [
+        ("cancelled", (), 0, 0)
+    ]
     assert stream.result.text == first.text
 
 
 def test_errors_come_before_anything_runs(llm):
-    for bad, error in (([], EmptyPromptError), ([1] * 64, PromptTooLongError), ([V], InvalidOptionError), ([-1], InvalidOptionError)):
+    for bad, error in (
+        ([], EmptyPromptError),
+        ([1] * 64, PromptTooLongError),
+        ([V], InvalidOptionError),
+        ([-1], InvalidOptionError),
+    ):
         with pytest.raises(error):
             llm.generate_tokens(bad)
     with pytest.raises(EmptyPromptError):
@@ -281,7 +316,10 @@ def test_closing_while_a_round_runs_cancels_and_gives_the_llm_back(llm, monkeypa
 
 
 def test_many_threads(llm):
-    expected = {seed: llm.generate("ab", Sampling(temperature=1.0, seed=seed, max_tokens=12)).tokens for seed in range(8)}
+    expected = {
+        seed: llm.generate("ab", Sampling(temperature=1.0, seed=seed, max_tokens=12)).tokens
+        for seed in range(8)
+    }
     found = {}
 
     def work(seed):
@@ -348,7 +386,9 @@ def test_close_while_a_round_runs_gives_the_llm_back_after_it(llm, monkeypatch):
     """The reader takes its chunk and reads no more; nobody has to wait for it."""
     running, closed, piece = threading.Event(), threading.Event(), llm._target.piece
     stream = llm.stream("ab", FREE)
-    monkeypatch.setattr(llm._target, "piece", lambda token: (running.set(), closed.wait(10), piece(token))[2])
+    monkeypatch.setattr(
+        llm._target, "piece", lambda token: (running.set(), closed.wait(10), piece(token))[2]
+    )
     reader = threading.Thread(target=lambda: next(stream))
     reader.start()
     assert running.wait(10)
@@ -366,6 +406,10 @@ def test_close():
     llm.close()
     llm.close()
     assert next(stream, None) is None
-    for call in (lambda: llm.generate("ab"), lambda: llm.tokenize("ab"), lambda: llm.generate_tokens([1])):
+    for call in (
+        lambda: llm.generate("ab"),
+        lambda: llm.tokenize("ab"),
+        lambda: llm.generate_tokens([1]),
+    ):
         with pytest.raises(ClosedError):
             call()

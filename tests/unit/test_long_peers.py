@@ -51,7 +51,9 @@ def programs(tmp_path):
     def make(n):
         folder.mkdir(exist_ok=True)
         for name in ("llama-lookup", "llama-speculative-simple", "llama-bench"):
-            (folder / name).write_text(PROGRAM.format(python=sys.executable, n=n, log=str(log)), encoding="utf-8")
+            (folder / name).write_text(
+                PROGRAM.format(python=sys.executable, n=n, log=str(log)), encoding="utf-8"
+            )
         (folder / "llama-server").write_text(SERVER.format(python=sys.executable), encoding="utf-8")
         for path in folder.iterdir():
             path.chmod(0o755)
@@ -62,7 +64,21 @@ def programs(tmp_path):
 
 def arguments(monkeypatch, *more):
     target, draft = BUNDLED / "tales-target-Q8_0.gguf", BUNDLED / "tales-draft-Q4_0.gguf"
-    words = ["-m", target, "-d", draft, "--threads", 1, "--tokens", N_TOKENS, "--ctx", 2048, "--runs", 2, *more]
+    words = [
+        "-m",
+        target,
+        "-d",
+        draft,
+        "--threads",
+        1,
+        "--tokens",
+        N_TOKENS,
+        "--ctx",
+        2048,
+        "--runs",
+        2,
+        *more,
+    ]
     monkeypatch.setattr(sys, "argv", ["bench_peers.py", *map(str, words)])
     return bench_peers.arguments()
 
@@ -74,7 +90,9 @@ def n_prompt(tales, name):
 
 
 def test_the_table(tales, programs, tmp_path, monkeypatch, capsys):
-    args = arguments(monkeypatch, "--long", "json-1k", "--lengths", "1,3", "--json", tmp_path / "a.json")
+    args = arguments(
+        monkeypatch, "--long", "json-1k", "--lengths", "1,3", "--json", tmp_path / "a.json"
+    )
     compare_long(args, programs(n_prompt(tales, "json-1k")))
     out = capsys.readouterr().out.splitlines()
     assert out[0].startswith("workload")
@@ -86,13 +104,26 @@ def test_the_table(tales, programs, tmp_path, monkeypatch, capsys):
             "llama-speculative-simple N=3", "llama-server, draft N=3", "llama-bench",
         ) for more in ("", ", -fa off")),
     ]  # fmt: skip
-    rows = {row["contender"]: row for row in json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))["rows"]}
+    rows = {
+        row["contender"]: row
+        for row in json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))["rows"]
+    }
     assert rows["ours, adaptive"]["total_ratios"] == [1.0, 1.0]
     simple = rows["llama-speculative-simple N=1, -fa off"]
-    assert (simple["first_s"], simple["speed"], simple["total_s"], len(simple["runs"])) == (2.0, 20.0, 2.6, 2)
-    assert (rows["llama-server, plain"]["first_s"], rows["llama-server, plain"]["speed"]) == (1.5, 8.0)
+    assert (simple["first_s"], simple["speed"], simple["total_s"], len(simple["runs"])) == (
+        2.0,
+        20.0,
+        2.6,
+        2,
+    )
+    assert (rows["llama-server, plain"]["first_s"], rows["llama-server, plain"]["speed"]) == (
+        1.5,
+        8.0,
+    )
     assert rows["llama-lookup N=8"]["speed"] == pytest.approx(10 * 11 / 12)
-    commands = [json.loads(line) for line in (tmp_path / "log").read_text(encoding="utf-8").splitlines()]
+    commands = [
+        json.loads(line) for line in (tmp_path / "log").read_text(encoding="utf-8").splitlines()
+    ]
     assert all(command[command.index("-b") + 1] == "2048" for command in commands)
 
 
@@ -107,15 +138,26 @@ def test_a_program_that_is_not_there_has_no_row(tales, programs, monkeypatch, ca
     folder = programs(n_prompt(tales, "json-1k"))
     (folder / "llama-server").unlink()
     compare_long(args, folder)
-    assert [line[13:55].strip()[:12] for line in capsys.readouterr().out.splitlines()[1:]] == ["ours, plain", "ours, adapti", *["llama-lookup"] * 3]
+    assert [line[13:55].strip()[:12] for line in capsys.readouterr().out.splitlines()[1:]] == [
+        "ours, plain",
+        "ours, adapti",
+        *["llama-lookup"] * 3,
+    ]
 
 
 def test_ratios_are_those_of_our_adaptive_runs():
     args = SimpleNamespace(tokens=100)
-    pairs = [(Figures(10, 1.0, 20.0), Figures(10, 2.0, 10.0, "text")), (Figures(10, 1.0, 25.0), Figures(10, 1.0, 20.0))]
+    pairs = [
+        (Figures(10, 1.0, 20.0), Figures(10, 2.0, 10.0, "text")),
+        (Figures(10, 1.0, 25.0), Figures(10, 1.0, 20.0)),
+    ]
     row = row_of(args, "json-1k", Contender("x", "llama-lookup", "on"), pairs, "text")
     assert isinstance(row, Row) and row.contender == "x, -fa on"
-    assert (row.first_ratios, row.speed_ratios, row.total_ratios) == ([2.0, 1.0], [2.0, 1.25], [12 / 6, 6 / 5])
+    assert (row.first_ratios, row.speed_ratios, row.total_ratios) == (
+        [2.0, 1.0],
+        [2.0, 1.25],
+        [12 / 6, 6 / 5],
+    )
     assert (row.first_s, row.speed, row.prompt_per_s, row.same_text) == (1.5, 15.0, 7.5, True)
 
 

@@ -23,7 +23,9 @@ def never():
 
 
 def drafter(model, first=None):
-    return ModelDrafter(model, CoupledDraftSampler(sampler(SeededRng(0)), DraftCorrection(V)), V, first)
+    return ModelDrafter(
+        model, CoupledDraftSampler(sampler(SeededRng(0)), DraftCorrection(V)), V, first
+    )
 
 
 def test_positions_in_the_text_and_in_the_cache_are_told_apart():
@@ -62,7 +64,9 @@ def test_the_next_turn_goes_on_from_the_part_that_was_read():
     assert (two.n_past, model.cached) == (4600, PROMPT[4000:4600])
 
 
-@pytest.mark.parametrize("other", [PROMPT[1:], PROMPT[:100], [*PROMPT[: 4000 + _LEAST_CONTEXT - 1], -1], []])
+@pytest.mark.parametrize(
+    "other", [PROMPT[1:], PROMPT[:100], [*PROMPT[: 4000 + _LEAST_CONTEXT - 1], -1], []]
+)
 def test_a_part_that_is_of_no_use_is_forgotten(other):
     model, first = FakeModel(TABLE, n_ctx=9000), FirstRead()
     one = drafter(model, first)
@@ -100,7 +104,9 @@ def generate(n_prompt, draft_s, depth=0.0, n=40):
     draft = FakeModel(TABLE, n_ctx=9000, cost=lambda n, n_past: draft_s(n) + n * depth * n_past)
     known = DEFAULT_PROFILE.experiences()["sampled"]
     known.target = CostModel({1: 0.020, 65: 0.030}, {}, 65, Pace())
-    known.draft = CostModel({n: draft_s(n) for n in (1, 2, 4, 8, 16, 32, 65)}, {1: depth}, 65, Pace())
+    known.draft = CostModel(
+        {n: draft_s(n) for n in (1, 2, 4, 8, 16, 32, 65)}, {1: depth}, 65, Pace()
+    )
     known.answer = n
     chain = sampler(SeededRng(3))
     model = ModelDrafter(draft, CoupledDraftSampler(chain, DraftCorrection(V)), V)

@@ -29,10 +29,14 @@ def store(monkeypatch):
         return store.found
 
     monkeypatch.setattr(profiler, "read_profile", lambda *_: store.kept)
-    monkeypatch.setattr(profiler, "write_profile", lambda _target, _draft, profile: setattr(store, "kept", profile))
+    monkeypatch.setattr(
+        profiler, "write_profile", lambda _target, _draft, profile: setattr(store, "kept", profile)
+    )
     monkeypatch.setattr(profiler, "measure", measure)
     monkeypatch.setattr(profiler, "kernels_in_use", lambda: "tiled")
-    monkeypatch.setattr(profiler, "time", SimpleNamespace(time=lambda: NOW, perf_counter=lambda: 0.0))
+    monkeypatch.setattr(
+        profiler, "time", SimpleNamespace(time=lambda: NOW, perf_counter=lambda: 0.0)
+    )
     return store
 
 
@@ -41,10 +45,22 @@ def test_a_good_profile_is_not_measured_again(store):
     assert store.n == 0
 
 
-@pytest.mark.parametrize("change", [{"steady": False}, {"measured_at": NOW - 31 * 24 * 3600}, {"measured_at": NOW + 1000}, {"kernels": "untiled"}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"steady": False},
+        {"measured_at": NOW - 31 * 24 * 3600},
+        {"measured_at": NOW + 1000},
+        {"kernels": "untiled"},
+    ],
+)
 def test_a_doubtful_an_old_and_another_one_is(store, change):
     store.kept, told = replace(GOOD, **change), []
-    assert profile_of(TARGET, None, lambda: told.append(1)) == replace(FRESH, measured_at=NOW) == store.kept
+    assert (
+        profile_of(TARGET, None, lambda: told.append(1))
+        == replace(FRESH, measured_at=NOW)
+        == store.kept
+    )
     assert (store.n, told) == (1, [1])
 
 

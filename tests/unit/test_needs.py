@@ -14,13 +14,25 @@ from gguf_spec.llama.options import ContextOptions
 MIB, GIB = 1 << 20, 1 << 30
 F16 = ContextOptions(n_ctx=1000)
 AVX2 = {"AVX2": "1", "REPACK": "1"}
-SMOLLM2 = {"block_count": 24, "embedding_length": 2048, "attention.head_count": 32, "attention.head_count_kv": 32, "feed_forward_length": 8192}
+SMOLLM2 = {
+    "block_count": 24,
+    "embedding_length": 2048,
+    "attention.head_count": 32,
+    "attention.head_count_kv": 32,
+    "feed_forward_length": 8192,
+}
 
 
 def header(architecture="llama", file_bytes=GIB, tensors=(), n_tokens=0, **said):
     metadata = {f"{architecture}.{key.replace('__', '.')}": value for key, value in said.items()}
     tokens = {"tokenizer.ggml.tokens": ArrayLength(n_tokens)}
-    return Header(Path(f"{architecture}.gguf"), {"general.architecture": architecture, **metadata, **tokens}, 1, file_bytes, tensors=tuple(tensors))
+    return Header(
+        Path(f"{architecture}.gguf"),
+        {"general.architecture": architecture, **metadata, **tokens},
+        1,
+        file_bytes,
+        tensors=tuple(tensors),
+    )
 
 
 # ---- caches
@@ -28,7 +40,13 @@ def header(architecture="llama", file_bytes=GIB, tensors=(), n_tokens=0, **said)
 
 @pytest.mark.parametrize(
     ("kv_type", "n_ctx", "wanted"),
-    [("f16", 4096, 768 * MIB), ("q8_0", 4096, 408 * MIB), ("f32", 4096, 1536 * MIB), ("f16", 4097, 816 * MIB), ("f16", 2, 48 * MIB)],
+    [
+        ("f16", 4096, 768 * MIB),
+        ("q8_0", 4096, 408 * MIB),
+        ("f32", 4096, 1536 * MIB),
+        ("f16", 4097, 816 * MIB),
+        ("f16", 2, 48 * MIB),
+    ],
 )
 def test_a_cache_of_keys_and_values(kv_type, n_ctx, wanted):
     assert cache_bytes(header(**SMOLLM2), ContextOptions(kv_type=kv_type), n_ctx) == wanted
@@ -41,7 +59,13 @@ GEMMA3 = {
     "attention.key_length": 256,
     "attention.value_length": 256,
 }
-JAMBA = {"embedding_length": 64, "attention.head_count": 4, "ssm.conv_kernel": 4, "ssm.inner_size": 128, "ssm.state_size": 16}
+JAMBA = {
+    "embedding_length": 64,
+    "attention.head_count": 4,
+    "ssm.conv_kernel": 4,
+    "ssm.inner_size": 128,
+    "ssm.state_size": 16,
+}
 
 
 @pytest.mark.parametrize(
@@ -69,15 +93,23 @@ JAMBA = {"embedding_length": 64, "attention.head_count": 4, "ssm.conv_kernel": 4
 )  # fmt: skip
 def test_caches_of_other_kinds(architecture, said, values):
     """`values` counts numbers of 16 bits; a state has numbers of 32."""
-    assert cache_bytes(header(architecture, **said), replace(F16, flash_attention="on"), 1000) == 2 * values
+    assert (
+        cache_bytes(header(architecture, **said), replace(F16, flash_attention="on"), 1000)
+        == 2 * values
+    )
 
 
 def test_without_flash_attention_all_layers_are_as_wide_as_the_widest():
     layers = header("deci", **{**SMOLLM2, "block_count": 3, "attention.head_count_kv": (4, 0, 2)})
-    assert cache_bytes(layers, ContextOptions(flash_attention="off"), 1000) == 2 * (6 + 3 * 4) * 64 * 1024
+    assert (
+        cache_bytes(layers, ContextOptions(flash_attention="off"), 1000)
+        == 2 * (6 + 3 * 4) * 64 * 1024
+    )
 
 
-@pytest.mark.parametrize("value", [-5, 1 << 60, "many", (), ("a",), (float("nan"),) * 3, True, None, ArrayLength(5)])
+@pytest.mark.parametrize(
+    "value", [-5, 1 << 60, "many", (), ("a",), (float("nan"),) * 3, True, None, ArrayLength(5)]
+)
 @pytest.mark.parametrize("key", ["block_count", "embedding_length", "attention.head_count", "attention.head_count_kv", "attention.key_length",
                                  "feed_forward_length", "expert_used_count", "nextn_predict_layers", "attention.shared_kv_layers"])  # fmt: skip
 def test_a_header_that_says_nonsense_is_no_reason_to_crash(key, value):
@@ -105,7 +137,10 @@ ONE = 64 * 256 * 18 // 32
 
 def test_weights_that_are_repacked_are_there_twice():
     assert copied(tensor("blk.0.ffn_up.weight"), tensor("output.weight")) == (2 * ONE, 2 * ONE)
-    assert copied(tensor("blk.0.ffn_up_exps.weight", dims=3), tensor("output.weight")) == (5 * ONE, 5 * ONE)
+    assert copied(tensor("blk.0.ffn_up_exps.weight", dims=3), tensor("output.weight")) == (
+        5 * ONE,
+        5 * ONE,
+    )
 
 
 def test_weights_that_are_not():
@@ -114,7 +149,12 @@ def test_weights_that_are_not():
     assert copied(*both, features={"AVX2": "1"}) == (0, 0)
     assert copied(*both, features={"AVX2": "0", "REPACK": "1"}) == (0, 0)
     assert copied(*both[:1]) == (0, 0)
-    assert copied(both[0], tensor("token_embd.weight"), tensor("blk.0.attn_norm.weight"), tensor("blk.0.ssm_conv1d.weight")) == (0, 0)
+    assert copied(
+        both[0],
+        tensor("token_embd.weight"),
+        tensor("blk.0.attn_norm.weight"),
+        tensor("blk.0.ssm_conv1d.weight"),
+    ) == (0, 0)
     assert copied(both[0], tensor("blk.0.attn_q.weight", rows=12)) == (0, 0)
 
 
@@ -146,7 +186,10 @@ def test_what_each_processor_repacks(kind, has):
 
 
 def test_amx_makes_copies_that_are_larger():
-    assert copied(tensor("output.weight", 8), features={"AMX_INT8": "1", "AVX512_VNNI": "1"}) == (ONE * 38 // 34, ONE)
+    assert copied(tensor("output.weight", 8), features={"AMX_INT8": "1", "AVX512_VNNI": "1"}) == (
+        ONE * 38 // 34,
+        ONE,
+    )
 
 
 def test_what_a_build_says_of_itself():
@@ -174,7 +217,10 @@ def models(n_ctx=32768, file_bytes=2 * GIB, **options):
 
 def test_both_models_have_the_context_of_the_target(machine):
     machine(None, None)
-    target, draft = header(**SMOLLM2, context_length=512), header(**{**SMOLLM2, "block_count": 12}, context_length=131072)
+    target, draft = (
+        header(**SMOLLM2, context_length=512),
+        header(**{**SMOLLM2, "block_count": 12}, context_length=131072),
+    )
     wanted = needs([(target, ContextOptions()), (draft, ContextOptions())], {})
     assert wanted.n_ctx == 512
     assert wanted.caches == 36 * 2 * 2 * 2048 * 512
@@ -182,7 +228,10 @@ def test_both_models_have_the_context_of_the_target(machine):
 
 
 def test_a_draft_with_a_cache_of_its_own_type():
-    pair = [(header(**SMOLLM2), ContextOptions(n_ctx=4096)), (header(**SMOLLM2), ContextOptions(n_ctx=4096, kv_type="q8_0"))]
+    pair = [
+        (header(**SMOLLM2), ContextOptions(n_ctx=4096)),
+        (header(**SMOLLM2), ContextOptions(n_ctx=4096, kv_type="q8_0")),
+    ]
     assert needs(pair, {}).caches == (768 + 408) * MIB
 
 
@@ -204,7 +253,9 @@ def test_what_is_refused_names_the_context_that_fits(machine):
 
 def test_weights_that_do_not_fit_alone(machine):
     machine(4 * GIB, total=4 * GIB)
-    with pytest.raises(NotEnoughMemoryError, match=r"there are 4\.0 GiB: the weights alone do not fit\.$"):
+    with pytest.raises(
+        NotEnoughMemoryError, match=r"there are 4\.0 GiB: the weights alone do not fit\.$"
+    ):
         check_memory(models(4096, file_bytes=5 * GIB), {})
 
 
@@ -212,7 +263,10 @@ def test_weights_that_fit_without_their_copies(machine):
     machine(GIB, total=64 * GIB)
     q4 = Tensor("blk.0.attn_q.weight", (256, 64), 2, 0, 2 * GIB)
     large = header(file_bytes=2 * GIB, tensors=[q4, tensor("output.weight", 0)], **SMOLLM2)
-    with pytest.raises(NotEnoughMemoryError, match=r"weights alone do not fit; with --no-extra-bufts, .* a context of 4,096 would\."):
+    with pytest.raises(
+        NotEnoughMemoryError,
+        match=r"weights alone do not fit; with --no-extra-bufts, .* a context of 4,096 would\.",
+    ):
         check_memory([(large, ContextOptions(n_ctx=4096))], AVX2)
     check_memory([(large, ContextOptions(n_ctx=4096, extra_bufts=False))], AVX2)
 

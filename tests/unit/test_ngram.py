@@ -104,9 +104,17 @@ def test_longer_matches_and_clearer_ones_are_surer():
         drafter.begin(letters(text))
         return drafter.propose().kind[1]
 
-    lengths = [confidence("." + text + "!" + text) for text in ("a", "ab", "abc", "abcdef", "abcdefghijkl", "abcdefghijklmnopqrst")]
+    lengths = [
+        confidence("." + text + "!" + text)
+        for text in ("a", "ab", "abc", "abcdef", "abcdefghijkl", "abcdefghijklmnopqrst")
+    ]
     assert lengths == sorted(set(lengths))
-    assert confidence("abc.abd,ab") < confidence("abc.ab") < confidence("abc.abc,abd;ab") < confidence("abc.abc,ab")
+    assert (
+        confidence("abc.abd,ab")
+        < confidence("abc.ab")
+        < confidence("abc.abc,abd;ab")
+        < confidence("abc.abc,ab")
+    )
     priors = NgramDrafter.priors
     assert all(0 < prior < 1 for prior in priors)
     assert max(lengths) < len(priors)
@@ -115,7 +123,12 @@ def test_longer_matches_and_clearer_ones_are_surer():
 def test_every_sureness_there_can_be_has_a_belief():
     from gguf_spec.speculative.drafters.ngram import _bucket
 
-    buckets = {_bucket(length, most, total) for length in range(1, 60) for total in range(1, 9) for most in range(1, total + 1)}
+    buckets = {
+        _bucket(length, most, total)
+        for length in range(1, 60)
+        for total in range(1, 9)
+        for most in range(1, total + 1)
+    }
     assert buckets == set(range(len(NgramDrafter.priors)))
 
 

@@ -7,7 +7,9 @@ import pytest
 
 from tests import children
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="libgomp's spin count is set on Linux only")
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="libgomp's spin count is set on Linux only"
+)
 
 LOAD = """
 import os, sys
@@ -25,8 +27,18 @@ sys.exit(not _openmp._loaded_libgomp())
 
 
 def run(code, **variables):
-    clean = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
-    return children.run([sys.executable, "-c", code], env=clean | variables, capture_output=True, text=True, check=False)
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    }
+    return children.run(
+        [sys.executable, "-c", code],
+        env=clean | variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def said(before="", first="import gguf_spec.llama.backend", **variables):

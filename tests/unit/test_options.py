@@ -48,7 +48,9 @@ def test_no_file():
 def loaded(monkeypatch):
     """What `load` is called with by a command that has the options of models."""
     calls = []
-    monkeypatch.setattr(gguf_spec, "load", lambda *args, **given: calls.append((args, given)), raising=False)
+    monkeypatch.setattr(
+        gguf_spec, "load", lambda *args, **given: calls.append((args, given)), raising=False
+    )
 
     @click.command(context_settings={"auto_envvar_prefix": "GGUF_SPEC"})
     @options.model_options
@@ -73,15 +75,36 @@ def test_each_option_reaches_load(loaded):
         "gpu_layers": 3,
         "draft_gpu_layers": 4,
     }
-    flags = [text for name, value in asked.items() for text in (f"--{name.replace('_', '-')}", str(value))]
-    given = loaded("--draft", "d.gguf", *flags, "--lora", "a.gguf", "--lora", "b.gguf:2", "--draft-lora", "c.gguf:0.5")
+    flags = [
+        text
+        for name, value in asked.items()
+        for text in (f"--{name.replace('_', '-')}", str(value))
+    ]
+    given = loaded(
+        "--draft",
+        "d.gguf",
+        *flags,
+        "--lora",
+        "a.gguf",
+        "--lora",
+        "b.gguf:2",
+        "--draft-lora",
+        "c.gguf:0.5",
+    )
     assert {name: given[name] for name in asked} == asked
-    assert (given["lora"], given["draft_lora"]) == ((("a.gguf", 1.0), ("b.gguf", 2.0)), (("c.gguf", 0.5),))
+    assert (given["lora"], given["draft_lora"]) == (
+        (("a.gguf", 1.0), ("b.gguf", 2.0)),
+        (("c.gguf", 0.5),),
+    )
 
 
 def test_without_them_the_draft_is_as_the_target(loaded):
     given = loaded()
-    assert [given[f"draft_{name}"] for name in ("kv_type", "flash_attention", "gpu_layers")] == [None, None, None]
+    assert [given[f"draft_{name}"] for name in ("kv_type", "flash_attention", "gpu_layers")] == [
+        None,
+        None,
+        None,
+    ]
     assert (given["lora"], given["draft_lora"], given["gpu_layers"]) == ((), (), -1)
 
 
@@ -92,5 +115,15 @@ def test_an_adapter_belongs_to_the_draft_that_was_named(loaded):
 
 
 def test_from_the_environment(loaded):
-    given = loaded(env={"GGUF_SPEC_LORA": "a.gguf:0.5 b.gguf", "GGUF_SPEC_DRAFT_KV_TYPE": "q8_0", "GGUF_SPEC_DRAFT_GPU_LAYERS": "0"})
-    assert (given["lora"], given["draft_kv_type"], given["draft_gpu_layers"]) == ((("a.gguf", 0.5), ("b.gguf", 1.0)), "q8_0", 0)
+    given = loaded(
+        env={
+            "GGUF_SPEC_LORA": "a.gguf:0.5 b.gguf",
+            "GGUF_SPEC_DRAFT_KV_TYPE": "q8_0",
+            "GGUF_SPEC_DRAFT_GPU_LAYERS": "0",
+        }
+    )
+    assert (given["lora"], given["draft_kv_type"], given["draft_gpu_layers"]) == (
+        (("a.gguf", 0.5), ("b.gguf", 1.0)),
+        "q8_0",
+        0,
+    )

@@ -87,7 +87,12 @@ def test_what_another_process_writes_just_now_stays(tmp_path):
 
 
 def test_files_of_the_user_stay(tmp_path):
-    for name in ("kept.json.part", "kept.json.mine.part", "kept.json.0123456x.part", "kept.json.01234567.part.txt"):
+    for name in (
+        "kept.json.part",
+        "kept.json.mine.part",
+        "kept.json.0123456x.part",
+        "kept.json.01234567.part.txt",
+    ):
         (tmp_path / name).write_text("mine")
     before = only(tmp_path)
     with atomic_write(tmp_path / "kept.json"):
@@ -116,7 +121,12 @@ def test_many_at_once(tmp_path):
     """Cleaning must not take what another writer has just begun."""
     code = "import sys\nfrom pathlib import Path\nfrom gguf_spec.system.atomic_file import atomic_write\n"
     code += "for i in range(300):\n    with atomic_write(Path(sys.argv[1])) as part:\n        part.write_text(sys.argv[2] * 1000)\n"
-    writers = [children.Child([sys.executable, "-c", code, tmp_path / "kept", name], stderr=subprocess.PIPE, text=True) for name in "abcd"]
+    writers = [
+        children.Child(
+            [sys.executable, "-c", code, tmp_path / "kept", name], stderr=subprocess.PIPE, text=True
+        )
+        for name in "abcd"
+    ]
     assert [(child.communicate()[1], child.returncode) for child in writers] == [("", 0)] * 4
     assert only(tmp_path) == ["kept"]
     assert (tmp_path / "kept").read_text() in {name * 1000 for name in "abcd"}

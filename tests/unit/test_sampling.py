@@ -19,7 +19,19 @@ def dense(distribution, n):
     return row
 
 
-def reference(logits, history, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, repeat=1.0, frequency=0.0, presence=0.0, last_n=64, bias=()):
+def reference(
+    logits,
+    history,
+    temperature=1.0,
+    top_k=0,
+    top_p=1.0,
+    min_p=0.0,
+    repeat=1.0,
+    frequency=0.0,
+    presence=0.0,
+    last_n=64,
+    bias=(),
+):
     """Bias, penalties, top-k, top-p, min-p, temperature: sorted and in full."""
     z = np.array(logits, dtype=np.float64)
     for token, value in dict(bias).items():
@@ -75,15 +87,26 @@ def test_against_the_reference(n, options):
         "bias": "logit_bias",
     }
     before = logits.copy()
-    distribution = sampler(None, **{names.get(k, k): v for k, v in options.items()}).distribution(logits, history)
+    distribution = sampler(None, **{names.get(k, k): v for k, v in options.items()}).distribution(
+        logits, history
+    )
     assert np.abs(dense(distribution, n) - reference(logits, history, **options)).max() < 1e-6
     assert (logits == before).all()
     assert (np.diff(distribution.ids) > 0).all()
 
 
 def test_a_token_that_was_filtered_out_has_probability_0():
-    distribution = sampler(None, top_k=2).distribution(np.array([1.0, 3.0, 0.0, 2.0], dtype=np.float32), [])
-    assert [distribution.prob(token) > 0 for token in range(6)] == [False, True, False, True, False, False]
+    distribution = sampler(None, top_k=2).distribution(
+        np.array([1.0, 3.0, 0.0, 2.0], dtype=np.float32), []
+    )
+    assert [distribution.prob(token) > 0 for token in range(6)] == [
+        False,
+        True,
+        False,
+        True,
+        False,
+        False,
+    ]
     assert [distribution.prob(token) for token in (0, 2, 4, 5)] == [0.0] * 4
 
 
@@ -96,9 +119,13 @@ def test_log_probabilities_by_hand(n_top):
     for token in range(8):
         one = logprob(row, token, n_top)
         assert one.token == token
-        assert one.logprob == (np.finfo(np.float32).min if token == 3 else pytest.approx(expected[token], abs=1e-12))
+        assert one.logprob == (
+            np.finfo(np.float32).min if token == 3 else pytest.approx(expected[token], abs=1e-12)
+        )
         assert [other for other, _ in one.top] == order or n_top in (3, 4)
-        assert [value for _, value in one.top] == pytest.approx(sorted(expected, reverse=True)[: len(order)], abs=1e-12)
+        assert [value for _, value in one.top] == pytest.approx(
+            sorted(expected, reverse=True)[: len(order)], abs=1e-12
+        )
     assert row[3] == -np.inf, "the row is as it was"
 
 
@@ -121,7 +148,9 @@ class Few:
         return self._allowed[ids]
 
 
-@pytest.mark.parametrize("options", [{"temperature": 0.0}, {"top_k": 2}, {}, {"top_k": 2, "top_n_sigma": 1.0}])
+@pytest.mark.parametrize(
+    "options", [{"temperature": 0.0}, {"top_k": 2}, {}, {"top_k": 2, "top_n_sigma": 1.0}]
+)
 def test_what_a_grammar_allows_is_found_however_unlikely_it_is(options):
     """The best and the one after it, which a near tie is measured by, far below 50 others that are forbidden; all, where a filter asks for all."""
     n_vocab, allowed = 5000, [51, *range(600, 5000, 100)]
@@ -140,7 +169,14 @@ def test_what_a_grammar_allows_is_found_however_unlikely_it_is(options):
 def test_the_largest(n_vocab):
     rng = np.random.default_rng(n_vocab)
     row = np.round(rng.normal(size=n_vocab) * 50).astype(np.float32)  # many are equal
-    for n in {1, min(2, n_vocab), min(40, n_vocab), min(311, n_vocab), max(1, n_vocab // 2), n_vocab}:
+    for n in {
+        1,
+        min(2, n_vocab),
+        min(40, n_vocab),
+        min(311, n_vocab),
+        max(1, n_vocab // 2),
+        n_vocab,
+    }:
         ids = largest(row, n)
         assert len(set(ids.tolist())) == n
         assert np.sort(row[ids]).tolist() == np.sort(row)[n_vocab - n :].tolist()
@@ -150,12 +186,16 @@ def test_greedy_takes_the_best_after_bias_and_penalties():
     logits = np.array([1.0, 2.0, 3.0], dtype=np.float32)
     assert sampler(None, temperature=0.0).distribution(logits, []).ids == [2]
     assert sampler(None, temperature=0.0, logit_bias={2: -5.0}).distribution(logits, []).ids == [1]
-    assert sampler(None, temperature=0.0, repeat_penalty=10.0).distribution(logits, [2, 1]).ids == [0]
+    assert sampler(None, temperature=0.0, repeat_penalty=10.0).distribution(logits, [2, 1]).ids == [
+        0
+    ]
     assert sampler(None, top_k=1).distribution(logits, []).ids == [2]
 
 
 def test_a_greedy_choice_is_one_candidate():
-    ids, logits = sampler(None, temperature=0.0).candidates(np.array([1.0, 3.0], dtype=np.float32), [])
+    ids, logits = sampler(None, temperature=0.0).candidates(
+        np.array([1.0, 3.0], dtype=np.float32), []
+    )
     assert (ids.tolist(), logits.shape) == ([1], (1,))
 
 
@@ -172,7 +212,9 @@ def test_what_decides_cannot_be_changed_under_way(one):
 
 
 def test_a_tiny_temperature_is_greedy_without_overflow():
-    distribution = sampler(None, temperature=1e-9).distribution(np.array([1.0, 30.0, 29.9], dtype=np.float32), [])
+    distribution = sampler(None, temperature=1e-9).distribution(
+        np.array([1.0, 30.0, 29.9], dtype=np.float32), []
+    )
     assert list(distribution.ids) == [1]
 
 
@@ -185,11 +227,18 @@ def test_no_token_left(bad, options):
 
 def test_penalties_and_bias_of_tokens_the_draft_lacks_do_nothing():
     logits = np.zeros(3, dtype=np.float32)
-    distribution = sampler(None, repeat_penalty=2.0, presence_penalty=1.0, logit_bias={7: 3.0}).distribution(logits, [7, 9])
+    distribution = sampler(
+        None, repeat_penalty=2.0, presence_penalty=1.0, logit_bias={7: 3.0}
+    ).distribution(logits, [7, 9])
     assert distribution.probs == pytest.approx([1 / 3] * 3)
 
 
-@given(st.lists(st.sampled_from([0.0, 0.1, 0.5, 1.0]), min_size=2, max_size=8).filter(lambda p: sum(p) > 0), st.integers(0, 2**64 - 1))
+@given(
+    st.lists(st.sampled_from([0.0, 0.1, 0.5, 1.0]), min_size=2, max_size=8).filter(
+        lambda p: sum(p) > 0
+    ),
+    st.integers(0, 2**64 - 1),
+)
 def test_a_token_of_probability_zero_is_never_drawn(weights, seed):
     probs = np.array(weights) / sum(weights)
     rng = SeededRng(seed)
@@ -199,7 +248,9 @@ def test_a_token_of_probability_zero_is_never_drawn(weights, seed):
 def test_the_seed_decides():
     def draws(seed):
         rng = SeededRng(seed)
-        return [rng.choose(np.full(50, 0.02)) for _ in range(20)] + [rng.chance(0.5) for _ in range(20)]
+        return [rng.choose(np.full(50, 0.02)) for _ in range(20)] + [
+            rng.chance(0.5) for _ in range(20)
+        ]
 
     assert draws(3) == draws(3)
     assert draws(3) != draws(4)

@@ -14,13 +14,20 @@ EVEN = Candidates(IDS, np.zeros(len(IDS)))
 
 
 @pytest.mark.parametrize(
-    "way", [Speculation(0), Speculation(3, adaptive=False), Speculation(3, "rejection", adaptive=False)], ids=lambda way: way.accept
+    "way",
+    [Speculation(0), Speculation(3, adaptive=False), Speculation(3, "rejection", adaptive=False)],
+    ids=lambda way: way.accept,
 )
 def test_every_bit_of_a_seed_changes_the_text(way):
     table = random_table(np.random.default_rng(1), 8)
     llm = fake_llm(FakeModel(table), FakeModel(random_table(np.random.default_rng(2), 8)), way)
     seeds = [7, *(7 ^ 1 << bit for bit in range(64))]
-    said = [llm.generate_tokens([1, 2], Sampling(temperature=2.0, top_k=0, top_p=1.0, seed=seed, max_tokens=24)) for seed in seeds]
+    said = [
+        llm.generate_tokens(
+            [1, 2], Sampling(temperature=2.0, top_k=0, top_p=1.0, seed=seed, max_tokens=24)
+        )
+        for seed in seeds
+    ]
     assert len({one.tokens for one in said}) == len(seeds)
     assert [one.seed for one in said] == seeds
 
@@ -43,7 +50,9 @@ def test_noise_does_not_come_again_after(period):
 @pytest.mark.parametrize("period", [1024, 16_384, 32_768])
 def test_tokens_behind_long_histories_have_noise_of_their_own(period):
     chain, row, history = sampler(SeededRng(1)), np.zeros(50, dtype=np.float32), [0] * (period + 40)
-    first, later = ([chain.token(row, history[: start + i]) for i in range(32)] for start in (3, 3 + period))
+    first, later = (
+        [chain.token(row, history[: start + i]) for i in range(32)] for start in (3, 3 + period)
+    )
     assert sum(a == b for a, b in zip(first, later, strict=True)) < 8
 
 

@@ -22,17 +22,27 @@ def sim():
 
 @pytest.fixture(autouse=True)
 def _clock(monkeypatch):
-    monkeypatch.setattr(controller, "time", controller.time)  # what a run puts in its place is taken back
+    monkeypatch.setattr(
+        controller, "time", controller.time
+    )  # what a run puts in its place is taken back
 
 
 def speeds(sim, costs, temperature, used, useless=False, n=96):
     """For each prompt the speed over plain decoding and over the best fixed setting in hindsight."""
     found = []
     for at in sim.case("story", temperature):
-        known = sim.experience(costs, "sampled" if temperature else "greedy", sim.before(at) if used else (), n, useless)
+        known = sim.experience(
+            costs,
+            "sampled" if temperature else "greedy",
+            sim.before(at) if used else (),
+            n,
+            useless,
+        )
         seconds = sim.Run(sim.traces()[at], costs, known, n, useless=useless).seconds
         plain = n * sim.costing(sim.COSTS[costs][0])(1, 0)
-        found.append((plain / seconds, (plain if useless else sim.best_fixed(at, costs, n)[0]) / seconds))
+        found.append(
+            (plain / seconds, (plain if useless else sim.best_fixed(at, costs, n)[0]) / seconds)
+        )
     return np.array(found)
 
 
@@ -47,7 +57,9 @@ def test_an_unseen_prompt_is_nearly_as_fast_as_at_its_best_fixed_setting(sim, co
 @pytest.mark.parametrize("useless", [False, True])
 @pytest.mark.parametrize("temperature", [0.0, 0.8, 1.0])
 @pytest.mark.parametrize("costs", ["amx", "avx2", "avx512"])
-def test_a_fresh_profile_is_hardly_ever_slower_than_plain_decoding(sim, costs, temperature, useless):
+def test_a_fresh_profile_is_hardly_ever_slower_than_plain_decoding(
+    sim, costs, temperature, useless
+):
     over_plain = speeds(sim, costs, temperature, used=False, useless=useless)[:, 0]
     assert over_plain.mean() > 0.98
     assert over_plain.min() > 0.94
@@ -64,13 +76,25 @@ def test_text_that_repeats_is_drafted_in_wide_passes(sim):
 @pytest.mark.parametrize("setting", [None, ("model", 8), ("ngram", 8)])
 def test_no_pass_is_wider_than_allowed(sim, setting, widest):
     for tree in (False, True):
-        run = sim.Run(sim.traces()[1], "avx512", sim.experience("avx512", "greedy"), setting=setting, widest=widest, tree=tree)
+        run = sim.Run(
+            sim.traces()[1],
+            "avx512",
+            sim.experience("avx512", "greedy"),
+            setting=setting,
+            widest=widest,
+            tree=tree,
+        )
         widths = [n for n, _ in run.target.widths]
         assert max(widths) <= widest
         assert setting is None or max(widths) == widest
 
 
-WRONG = [(which, n, factor) for which in ("target", "draft") for n in (1, 2, 4, 8, 16) for factor in (1 / 16, 1 / 4, 4, 16)]
+WRONG = [
+    (which, n, factor)
+    for which in ("target", "draft")
+    for n in (1, 2, 4, 8, 16)
+    for factor in (1 / 16, 1 / 4, 4, 16)
+]
 
 
 def seconds_after_300(sim, costs, profile):
@@ -84,19 +108,29 @@ def seconds_after_300(sim, costs, profile):
 def right_s(sim):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(controller, "time", controller.time)
-        return {costs: seconds_after_300(sim, costs, sim.profile_of(costs)) for costs in ("amx", "avx512")}
+        return {
+            costs: seconds_after_300(sim, costs, sim.profile_of(costs))
+            for costs in ("amx", "avx512")
+        }
 
 
 @pytest.mark.parametrize("costs", ["amx", "avx512"])
 @pytest.mark.parametrize(("which", "n", "factor"), WRONG)
-def test_a_profile_with_a_wrong_entry_is_right_again_after_300_tokens(sim, right_s, costs, which, n, factor):
+def test_a_profile_with_a_wrong_entry_is_right_again_after_300_tokens(
+    sim, right_s, costs, which, n, factor
+):
     right = sim.profile_of(costs)
     table = getattr(right, which)
-    assert seconds_after_300(sim, costs, replace(right, **{which: {**table, n: factor * table[n]}})) < 1.1 * right_s[costs]
+    assert (
+        seconds_after_300(sim, costs, replace(right, **{which: {**table, n: factor * table[n]}}))
+        < 1.1 * right_s[costs]
+    )
 
 
 def test_exploring_and_probing_cost_less_than_one_part_in_a_hundred(sim):
     """A draft model that is always wrong, and texts that do not repeat: all that is not plain decoding is curiosity."""
     known = sim.experience("amx", "sampled", useless=True)
-    runs = [sim.Run(sim.traces()[at], "amx", known, 128, useless=True) for at in sim.case("story", 1.0)]
+    runs = [
+        sim.Run(sim.traces()[at], "amx", known, 128, useless=True) for at in sim.case("story", 1.0)
+    ]
     assert sum(run.seconds for run in runs) < 1.01 * len(runs) * 128 * 0.040

@@ -50,17 +50,33 @@ def no_sleep(monkeypatch):
 def entry_of(file=None, name="one", revision=COMMIT, repo=REPO, **fields):
     """Return the entry of a file on the hub, as it is declared there unless `fields` say otherwise."""
     size, digest = (None, None) if file is None else (len(file.body), file.sha256)
-    return Entry(name, repo, revision, (Part(FILE, fields.get("size_bytes", size), fields.get("sha256", digest)),), None)
+    return Entry(
+        name,
+        repo,
+        revision,
+        (Part(FILE, fields.get("size_bytes", size), fields.get("sha256", digest)),),
+        None,
+    )
 
 
 def split_entry(hub):
     bodies = [BODY, BODY[::-1], BODY[1000:]]
     files = [hub.add(name, body) for name, body in zip(PARTS, bodies, strict=True)]
-    return Entry("split", REPO, COMMIT, tuple(Part(n, len(f.body), f.sha256) for n, f in zip(PARTS, files, strict=True)), None)
+    return Entry(
+        "split",
+        REPO,
+        COMMIT,
+        tuple(Part(n, len(f.body), f.sha256) for n, f in zip(PARTS, files, strict=True)),
+        None,
+    )
 
 
 def files_in(folder):
-    return sorted(path.name for path in Path(folder).rglob("*") if not path.is_dir() and path.suffix != ".lock" and path.name != "CACHEDIR.TAG")
+    return sorted(
+        path.name
+        for path in Path(folder).rglob("*")
+        if not path.is_dir() and path.suffix != ".lock" and path.name != "CACHEDIR.TAG"
+    )
 
 
 # ---- what goes well
@@ -71,8 +87,15 @@ def test_pull(hub, tmp_path):
     assert download.find(entry) is None
     steps = []
     pulled = download.pull(entry, progress=lambda *step: steps.append(step))
-    assert (pulled.name, pulled.n_bytes, pulled.loaded_bytes, pulled.verified) == ("one", len(BODY), len(BODY), "sha256")
-    assert pulled.paths == (tmp_path / "hub" / "models--someone--tales-GGUF" / "snapshots" / COMMIT / FILE,)
+    assert (pulled.name, pulled.n_bytes, pulled.loaded_bytes, pulled.verified) == (
+        "one",
+        len(BODY),
+        len(BODY),
+        "sha256",
+    )
+    assert pulled.paths == (
+        tmp_path / "hub" / "models--someone--tales-GGUF" / "snapshots" / COMMIT / FILE,
+    )
     assert pulled.paths[0].read_bytes() == BODY
     assert steps[0] == ("load", 0, len(BODY))
     loading = [done for stage, done, _ in steps if stage == "load"]
@@ -84,11 +107,20 @@ def test_pull(hub, tmp_path):
 
 def test_the_library_asks_for_nothing_but_the_file(hub, monkeypatch):
     """Not for the list of programs that may be calling it, and not for the way to Xet's servers."""
-    monkeypatch.setattr("huggingface_hub.utils._detect_agent._registry", None)  # it asks once in a process
-    hub.add(FILE, BODY, headers={"X-Xet-Hash": "ab" * 32, "X-Xet-Refresh-Route": f"{hub.url}/api/xet"})
+    monkeypatch.setattr(
+        "huggingface_hub.utils._detect_agent._registry", None
+    )  # it asks once in a process
+    hub.add(
+        FILE, BODY, headers={"X-Xet-Hash": "ab" * 32, "X-Xet-Refresh-Route": f"{hub.url}/api/xet"}
+    )
     download.pull(entry_of())
     assert {path.split("/")[1] for _, path, _ in hub.requests} == {"someone", "cdn"}
-    assert [method for method, _, _ in hub.requests] == ["HEAD", "HEAD", "GET", "GET"]  # ours, the library's, the file's, and where it lies
+    assert [method for method, _, _ in hub.requests] == [
+        "HEAD",
+        "HEAD",
+        "GET",
+        "GET",
+    ]  # ours, the library's, the file's, and where it lies
 
 
 def test_the_library_is_left_as_it_was(hub, caplog, capfd):
@@ -142,7 +174,9 @@ def test_it_is_found_where_the_library_finds_it(hub, tmp_path, revision, file):
         (store / "refs" / branch).write_text(commit)
     found = try_to_load_from_cache(REPO, file, revision=revision)
     assert hub_module.cached(REPO, file, revision) == (Path(found) if found else None)
-    assert bool(found) == (file in (FILE, "folder/in.gguf") and revision in (COMMIT, "main", "refs/pr/1"))
+    assert bool(found) == (
+        file in (FILE, "folder/in.gguf") and revision in (COMMIT, "main", "refs/pr/1")
+    )
 
 
 def test_without_a_sum_the_etag_counts(hub):
@@ -156,7 +190,9 @@ def test_without_a_sum_the_etag_counts(hub):
 def test_an_etag_that_is_no_sum(hub):
     hub.add(FILE, BODY, etag="0123abcd", cdn=False)
     assert download.pull(entry_of()).verified == "size"
-    assert download.pull(entry_of()).verified == "nothing"  # the hub is not asked again how long it is
+    assert (
+        download.pull(entry_of()).verified == "nothing"
+    )  # the hub is not asked again how long it is
     assert download.pull(entry_of(size_bytes=len(BODY))).verified == "size"
 
 
@@ -199,7 +235,11 @@ def test_a_connection_that_breaks(hub, no_sleep):
     steps = []
     assert download.pull(entry, progress=lambda *step: steps.append(step)).verified == "sha256"
     assert len(no_sleep) == 2
-    ranges = [headers.get("Range") for method, path, headers in hub.requests if method == "GET" and path.startswith("/cdn")]
+    ranges = [
+        headers.get("Range")
+        for method, path, headers in hub.requests
+        if method == "GET" and path.startswith("/cdn")
+    ]
     assert ranges == [None, "bytes=1048576-", "bytes=1048576-"]
     assert max(done for stage, done, _ in steps if stage == "load") == len(BODY)
 
@@ -208,11 +248,17 @@ def test_a_file_of_this_disk(tmp_path):
     path = tmp_path / "m.gguf"
     path.write_bytes(b"abc")
     entry = Entry("m.gguf", None, None, (), path)
-    assert (download.find(entry), download.local(entry), download.verified(entry)) == (path, path, "local")
+    assert (download.find(entry), download.local(entry), download.verified(entry)) == (
+        path,
+        path,
+        "local",
+    )
     assert download.pull(entry) == download.Pulled("m.gguf", (path,), 3, 0, "local")
     gone = Entry("n.gguf", None, None, (), tmp_path / "n.gguf")
     assert download.find(gone) is None
-    with pytest.raises(errors.InvalidOptionError, match=r"model is 'm.gguf' but must be one that was downloaded"):
+    with pytest.raises(
+        errors.InvalidOptionError, match=r"model is 'm.gguf' but must be one that was downloaded"
+    ):
         download.remove(entry)
     assert path.exists()
 
@@ -245,7 +291,10 @@ def test_a_split_model_that_lacks_a_part(hub):
         download.pull(entry, offline=True)
     assert hub.requests == []
     assert download.pull(entry).verified == "sha256"
-    assert {path.split("/")[-1] for _, path, _ in hub.requests} <= {PARTS[1], hub.files[REPO, PARTS[1]].etag}
+    assert {path.split("/")[-1] for _, path, _ in hub.requests} <= {
+        PARTS[1],
+        hub.files[REPO, PARTS[1]].etag,
+    }
 
 
 def test_a_split_model_on_a_branch(hub):
@@ -279,7 +328,9 @@ def test_a_split_model_with_one_corrupt_part(hub):
 def test_a_corrupt_body(hub, tmp_path):
     file = hub.add(FILE, BODY, sent=b"x" + BODY[1:])
     entry = entry_of(file)
-    with pytest.raises(errors.CorruptFileError, match=f"{FILE} has the sha256 .* it was deleted") as caught:
+    with pytest.raises(
+        errors.CorruptFileError, match=f"{FILE} has the sha256 .* it was deleted"
+    ) as caught:
         download.pull(entry)
     assert caught.value.expected == file.sha256
     assert caught.value.found == hashlib.sha256(file.sent).hexdigest()
@@ -308,7 +359,10 @@ def test_a_file_that_was_cut_short(hub, tmp_path):
     entry = entry_of(hub.add(FILE, BODY))
     download.pull(entry).paths[0].resolve().write_bytes(BODY[:-1])
     assert download.find(entry) is None
-    with pytest.raises(errors.CorruptFileError, match=f"has {len(BODY) - 1:,} bytes, not {len(BODY):,}: it was deleted"):
+    with pytest.raises(
+        errors.CorruptFileError,
+        match=f"has {len(BODY) - 1:,} bytes, not {len(BODY):,}: it was deleted",
+    ):
         download.pull(entry)
     assert files_in(tmp_path / "hub") == []
 
@@ -316,7 +370,9 @@ def test_a_file_that_was_cut_short(hub, tmp_path):
 @pytest.mark.parametrize(("field", "wrong"), [("size_bytes", 5), ("sha256", "ab" * 32)])
 def test_another_file_on_the_hub_is_not_even_downloaded(hub, field, wrong):
     entry = entry_of(hub.add(FILE, BODY), **{field: wrong})
-    with pytest.raises(errors.CorruptFileError, match=f"another {FILE} in {REPO} than is declared") as caught:
+    with pytest.raises(
+        errors.CorruptFileError, match=f"another {FILE} in {REPO} than is declared"
+    ) as caught:
         download.pull(entry)
     assert caught.value.expected == wrong
     assert hub.sent("GET") == []
@@ -358,17 +414,73 @@ def test_an_interruption_while_it_is_verified(hub, monkeypatch):
 
 INVALID = "Invalid credentials in Authorization header"
 REFUSALS = {
-    "gated": (None, 401, {"X-Error-Code": "GatedRepo"}, errors.AccessDeniedError, "is gated", "set HF_TOKEN to a token from"),
-    "gated, with a token": ("hf_x", 403, {"X-Error-Code": "GatedRepo"}, errors.AccessDeniedError, "is gated", "account that the token belongs to"),
-    "missing": (None, 401, {"X-Error-Code": "RepoNotFound"}, errors.NotOnHubError, "there is no repository", "check the name"),
-    "missing, with a token": ("hf_x", 404, {"X-Error-Code": "RepoNotFound"}, errors.NotOnHubError, "that this token may see", "whose token"),
-    "a bad token": ("hf_x", 401, {"X-Error-Message": INVALID}, errors.AccessDeniedError, "the token", "unset it"),
-    "no token": (None, 401, {}, errors.AccessDeniedError, "a request without a token", "set HF_TOKEN."),
+    "gated": (
+        None,
+        401,
+        {"X-Error-Code": "GatedRepo"},
+        errors.AccessDeniedError,
+        "is gated",
+        "set HF_TOKEN to a token from",
+    ),
+    "gated, with a token": (
+        "hf_x",
+        403,
+        {"X-Error-Code": "GatedRepo"},
+        errors.AccessDeniedError,
+        "is gated",
+        "account that the token belongs to",
+    ),
+    "missing": (
+        None,
+        401,
+        {"X-Error-Code": "RepoNotFound"},
+        errors.NotOnHubError,
+        "there is no repository",
+        "check the name",
+    ),
+    "missing, with a token": (
+        "hf_x",
+        404,
+        {"X-Error-Code": "RepoNotFound"},
+        errors.NotOnHubError,
+        "that this token may see",
+        "whose token",
+    ),
+    "a bad token": (
+        "hf_x",
+        401,
+        {"X-Error-Message": INVALID},
+        errors.AccessDeniedError,
+        "the token",
+        "unset it",
+    ),
+    "no token": (
+        None,
+        401,
+        {},
+        errors.AccessDeniedError,
+        "a request without a token",
+        "set HF_TOKEN.",
+    ),
     "forbidden": ("hf_x", 403, {}, errors.AccessDeniedError, "forbids", "rights of the token"),
-    "disabled": (None, 403, {"X-Error-Message": "Access to this resource is disabled."}, errors.AccessDeniedError, "disabled", "models list"),
+    "disabled": (
+        None,
+        403,
+        {"X-Error-Message": "Access to this resource is disabled."},
+        errors.AccessDeniedError,
+        "disabled",
+        "models list",
+    ),
     "a teapot": (None, 418, {}, errors.HubError, "answered 418", "check HF_ENDPOINT, look at"),
     "bad request": (None, 400, {}, errors.HubError, "answered 400", "look at"),
-    "no hub": (None, 200, {}, errors.HubError, "does not answer as the hub does", "log in to this network"),
+    "no hub": (
+        None,
+        200,
+        {},
+        errors.HubError,
+        "does not answer as the hub does",
+        "log in to this network",
+    ),
 }
 
 
@@ -391,7 +503,14 @@ def test_refusals(hub, tmp_path, monkeypatch, case):
         assert "hf_x" not in str(caught.value) + caught.value.hint
 
 
-@pytest.mark.parametrize(("what", "entry"), [("file", {"repo": REPO}), ("revision", {"revision": "b" * 40}), ("repository", {"repo": "no/such"})])
+@pytest.mark.parametrize(
+    ("what", "entry"),
+    [
+        ("file", {"repo": REPO}),
+        ("revision", {"revision": "b" * 40}),
+        ("repository", {"repo": "no/such"}),
+    ],
+)
 def test_what_is_missing(hub, what, entry):
     hub.add("other.gguf", BODY)
     with pytest.raises(errors.NotOnHubError) as caught:
@@ -403,7 +522,10 @@ def test_what_is_missing(hub, what, entry):
 def test_a_token_stays_on_the_hub(hub, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_x")
     download.pull(entry_of(hub.add(FILE, BODY)))
-    with_token = {path.split("/")[1]: "authorization" in {name.lower() for name in headers} for _, path, headers in hub.requests}
+    with_token = {
+        path.split("/")[1]: "authorization" in {name.lower() for name in headers}
+        for _, path, headers in hub.requests
+    }
     assert with_token == {"someone": True, "cdn": False}
 
 
@@ -411,15 +533,24 @@ def test_a_token_stays_on_the_hub(hub, monkeypatch):
 def test_a_busy_hub_is_asked_again(hub, no_sleep, status):
     hub.busy = 2 * [(status, {"Retry-After": "0"})]
     steps = []
-    assert download.pull(entry_of(hub.add(FILE, BODY)), progress=lambda *step: steps.append(step)).verified == "sha256"
+    assert (
+        download.pull(
+            entry_of(hub.add(FILE, BODY)), progress=lambda *step: steps.append(step)
+        ).verified
+        == "sha256"
+    )
     assert steps[0] == ("wait", 0, None)
     assert len(no_sleep) == 1
 
 
-@pytest.mark.parametrize(("status", "said"), [(429, "too many requests"), (503, "out of order"), (500, "out of order")])
+@pytest.mark.parametrize(
+    ("status", "said"), [(429, "too many requests"), (503, "out of order"), (500, "out of order")]
+)
 def test_a_hub_that_stays_busy(hub, no_sleep, status, said):
     hub.busy = 99 * [(status, {})]
-    with pytest.raises(errors.HubError, match=rf"{said}.* \({status}\), and again after a wait") as caught:
+    with pytest.raises(
+        errors.HubError, match=rf"{said}.* \({status}\), and again after a wait"
+    ) as caught:
         download.pull(entry_of(hub.add(FILE, BODY)))
     assert caught.value.status == status
     assert no_sleep == [1, 2, 4, 8, 8]
@@ -432,7 +563,10 @@ def test_a_hub_that_breaks_down_between(hub, no_sleep, answers, force):
     hub.add(FILE, BODY)
 
     def then_break(stage, done, total):
-        hub.busy = hub.busy or [*answers * [(200, {"X-Repo-Commit": COMMIT, "ETag": '"ab"', "Content-Length": "5"})], *99 * [(500, {})]]
+        hub.busy = hub.busy or [
+            *answers * [(200, {"X-Repo-Commit": COMMIT, "ETag": '"ab"', "Content-Length": "5"})],
+            *99 * [(500, {})],
+        ]
 
     with pytest.raises(errors.HubError, match=r"is out of order \(500\)"):
         download.pull(entry_of(), force=force, progress=then_break)
@@ -456,20 +590,35 @@ def test_nobody_listens(hub, monkeypatch):
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
         monkeypatch.setattr(constants, "ENDPOINT", url)
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
+        monkeypatch.setattr(
+            constants,
+            "HUGGINGFACE_CO_URL_TEMPLATE",
+            url + "/{repo_id}/resolve/{revision}/{filename}",
+        )
         start = time.monotonic()
-        with pytest.raises(errors.UnreachableError, match=f"{url} cannot be reached: .*refused") as caught:
+        with pytest.raises(
+            errors.UnreachableError, match=f"{url} cannot be reached: .*refused"
+        ) as caught:
             download.pull(entry_of())
     assert caught.value.hint.startswith("check HF_ENDPOINT, run it again, or copy the file")
     assert time.monotonic() - start < 5  # no use in trying for half a minute
 
 
-@pytest.mark.parametrize(("url", "said"), [("http://no-such-host.invalid", "reached"), ("nothing", "reached"), ("http://hub:port", "downloaded")])
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("http://no-such-host.invalid", "reached"),
+        ("nothing", "reached"),
+        ("http://hub:port", "downloaded"),
+    ],
+)
 def test_no_such_address(hub, monkeypatch, url, said):
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "ENDPOINT", url)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(
+        constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}"
+    )
     with pytest.raises(errors.StoreError, match=f"cannot be {said}") as caught:
         download.pull(entry_of())
     assert "HF_ENDPOINT" in caught.value.hint
@@ -493,7 +642,9 @@ def test_offline_and_not_there(hub, monkeypatch, switch):
 
     entry = entry_of(hub.add(FILE, BODY))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", switch == "environment")
-    with pytest.raises(errors.NotDownloadedError, match=r"one \(2\.3 MB\) is not on this disk") as caught:
+    with pytest.raises(
+        errors.NotDownloadedError, match=r"one \(2\.3 MB\) is not on this disk"
+    ) as caught:
         download.pull(entry, offline=switch == "argument")
     assert "without --offline and HF_HUB_OFFLINE, gguf-spec models pull one" in caught.value.hint
     with pytest.raises(errors.InvalidOptionError, match="force"):
@@ -524,7 +675,9 @@ def test_no_room(hub, tmp_path, monkeypatch):
     full = shutil.disk_usage(tmp_path)._replace(free=1_000_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
     entry = entry_of(hub.add(FILE, BODY))
-    with pytest.raises(errors.NoSpaceError, match=r"one needs 2\.3 MB, but 1\.0 MB are free at ") as caught:
+    with pytest.raises(
+        errors.NoSpaceError, match=r"one needs 2\.3 MB, but 1\.0 MB are free at "
+    ) as caught:
         download.pull(entry)
     assert (caught.value.needed_bytes, caught.value.free_bytes) == (len(BODY), 1_000_000)
     assert hub.sent("GET") == []
@@ -533,7 +686,9 @@ def test_no_room(hub, tmp_path, monkeypatch):
     small = Entry("two", REPO, COMMIT, (Part("small.gguf", 600_000),), None)
     download.check_room([small])
     with pytest.raises(errors.NoSpaceError, match=r"two and three needs 1\.2 MB"):
-        download.check_room([small, Entry("three", REPO, COMMIT, (Part("other.gguf", 600_000),), None)])
+        download.check_room(
+            [small, Entry("three", REPO, COMMIT, (Part("other.gguf", 600_000),), None)]
+        )
 
 
 def test_a_disk_that_fills_up(hub, tmp_path, monkeypatch):
@@ -568,7 +723,9 @@ def test_remove(hub, tmp_path):
     hub.requests.clear()
     assert download.remove(entry) == n_bytes
     assert download.find(entry) is None
-    assert sorted(files_in(tmp_path / "hub")) == sorted(["other.gguf", hub.files[REPO, "other.gguf"].etag])
+    assert sorted(files_in(tmp_path / "hub")) == sorted(
+        ["other.gguf", hub.files[REPO, "other.gguf"].etag]
+    )
     assert kept.read_bytes() == b"other"
     with pytest.raises(errors.NotDownloadedError):
         download.remove(entry)

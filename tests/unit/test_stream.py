@@ -56,12 +56,20 @@ def test_every_second_is_of_the_prompt_the_draft_the_target_or_the_rest(clock, k
         s = stream.stats
         read_s = PASS_S * len(target.read_tokens) + DRAFT_S * len(draft.read_tokens)
         assert s.prompt_s == pytest.approx(read_s)
-        assert s.verify_s == pytest.approx(PASS_S * s.rounds) == pytest.approx(target.busy_s - begun[1] - PASS_S * len(target.read_tokens))
-        assert s.draft_s == pytest.approx(draft.busy_s - begun[0] - DRAFT_S * len(draft.read_tokens))
+        assert (
+            s.verify_s
+            == pytest.approx(PASS_S * s.rounds)
+            == pytest.approx(target.busy_s - begun[1] - PASS_S * len(target.read_tokens))
+        )
+        assert s.draft_s == pytest.approx(
+            draft.busy_s - begun[0] - DRAFT_S * len(draft.read_tokens)
+        )
         assert (s.draft_s > 0) == bool(k)
         assert s.other_s == pytest.approx(TOKEN_S * 20)
         assert s.total_s == pytest.approx(s.prompt_s + s.draft_s + s.verify_s + s.other_s)
-        assert [one.ttft_s for one in told] == [told[0].total_s] * len(told), "the time of the first text stays"
+        assert [one.ttft_s for one in told] == [told[0].total_s] * len(told), (
+            "the time of the first text stays"
+        )
         assert all(a.total_s < b.total_s for a, b in itertools.pairwise(told))
         assert [one.rounds for one in told] == list(range(1, len(told) + 1))
 
@@ -85,7 +93,12 @@ def test_the_forecast_is_that_of_the_controller_and_nothing_without_one(clock):
         assert min(s.forecast_s, s.plain_s) > 0
         assert s.drafters["model"][0] == s.n_drafted
         plain = llm.generate("ab", FREE, speculation=Speculation(0)).stats
-        assert (plain.forecast_s, plain.plain_s, plain.drafters, plain.draft_s) == (0.0, 0.0, {}, 0.0)
+        assert (plain.forecast_s, plain.plain_s, plain.drafters, plain.draft_s) == (
+            0.0,
+            0.0,
+            {},
+            0.0,
+        )
 
 
 def test_the_length_of_an_answer_is_learned_where_something_drafts(clock):
@@ -102,9 +115,15 @@ def test_each_part_of_a_text_has_its_seed_and_the_later_half_of_the_answer(monke
     seeds, begins, seed = [], [], 2**64 - 5
     rng, read = stream_module.SeededRng, stream_module._engine.read_prompt
     monkeypatch.setattr(stream_module, "SeededRng", lambda seed: seeds.append(seed) or rng(seed))
-    monkeypatch.setattr(stream_module._engine, "read_prompt", lambda *args: begins.append(list(args[2])) or read(*args))
+    monkeypatch.setattr(
+        stream_module._engine,
+        "read_prompt",
+        lambda *args: begins.append(list(args[2])) or read(*args),
+    )
     with fake_llm(FakeModel(TABLES[0], 24), None, Speculation(0)) as llm:
-        tokens = llm.generate_tokens([1] * 4, replace(FREE, seed=seed, overflow="shift", max_tokens=45)).tokens
+        tokens = llm.generate_tokens(
+            [1] * 4, replace(FREE, seed=seed, overflow="shift", max_tokens=45)
+        ).tokens
     assert begins == [[1] * 4, *([1] * 4 + list(tokens[at - 10 : at]) for at in (20, 30, 40))]
     assert seeds == [(seed + part * 0x9E3779B97F4A7C15) % 2**64 for part in range(4)]
 
@@ -120,15 +139,22 @@ def test_near_ties_are_those_of_the_coupled_rule(monkeypatch, accept):
     """The rules that draw do not choose by noise that a tie could turn."""
     monkeypatch.setattr(Profile, "logit_noise", lambda self, *_: 1.0)
     noises = []
-    monkeypatch.setattr("gguf_spec.speculative.acceptance.is_near_tie", lambda *args: noises.append(args[-1]) or args[-1] > 0)
-    with fake_llm(FakeModel(TABLES[0]), FakeModel(TABLES[1]), Speculation(3, accept, adaptive=False)) as llm:
+    monkeypatch.setattr(
+        "gguf_spec.speculative.acceptance.is_near_tie",
+        lambda *args: noises.append(args[-1]) or args[-1] > 0,
+    )
+    with fake_llm(
+        FakeModel(TABLES[0]), FakeModel(TABLES[1]), Speculation(3, accept, adaptive=False)
+    ) as llm:
         stats = llm.generate("ab", FREE).stats
     assert {1.0} == {*noises} - {0.0} if accept == "coupled" else {*noises} == {0.0}
     assert (stats.n_near_ties > 0) == (accept == "coupled")
 
 
 def test_text_that_was_held_back_is_nobodys_draft():
-    with fake_llm(FakeModel(TABLES[0]), FakeModel(TABLES[0]), Speculation(3, adaptive=False)) as llm:
+    with fake_llm(
+        FakeModel(TABLES[0]), FakeModel(TABLES[0]), Speculation(3, adaptive=False)
+    ) as llm:
         plain = llm.generate("ab", replace(FREE, temperature=0.0)).text
         with llm.stream("ab", replace(FREE, temperature=0.0, stop=(plain[-2:] + "!",))) as stream:
             *_, last = stream
@@ -150,8 +176,12 @@ def test_a_text_that_shifts_can_be_cancelled():
     assert (stream.result.finish_reason, len(stream.result.tokens)) == ("cancelled", 45)
 
 
-@pytest.mark.parametrize(("sampling", "shown"), [(FREE, "\ufffd" * 20), (CompatSampling(**asdict(FREE)), "")])
-def test_bytes_that_are_no_text_are_shown_as_such_and_left_out_as_llama_cpp_python_does(sampling, shown):
+@pytest.mark.parametrize(
+    ("sampling", "shown"), [(FREE, "\ufffd" * 20), (CompatSampling(**asdict(FREE)), "")]
+)
+def test_bytes_that_are_no_text_are_shown_as_such_and_left_out_as_llama_cpp_python_does(
+    sampling, shown
+):
     target = FakeModel(TABLES[0])
     target.piece = lambda token: b"\xff"
     with fake_llm(target, None, Speculation(0)) as llm:

@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 from gguf_spec.speculative.drafters import SuffixAutomaton
 
 texts = st.lists(st.integers(0, 2), max_size=40) | st.lists(st.integers(0, 9), max_size=60)
-repetitive = st.tuples(st.lists(st.integers(0, 3), min_size=1, max_size=6), st.integers(1, 8), st.lists(st.integers(0, 3), max_size=5)).map(
-    lambda parts: parts[0] * parts[1] + parts[2] + parts[0]
-)
+repetitive = st.tuples(
+    st.lists(st.integers(0, 3), min_size=1, max_size=6),
+    st.integers(1, 8),
+    st.lists(st.integers(0, 3), max_size=5),
+).map(lambda parts: parts[0] * parts[1] + parts[2] + parts[0])
 any_text = texts | repetitive
 
 
@@ -26,7 +28,9 @@ def ends_of(part, text):
 
 
 def longest_end_from_before(text):
-    return next((n for n in range(len(text) - 1, 0, -1) if len(ends_of(text[len(text) - n :], text)) > 1), 0)
+    return next(
+        (n for n in range(len(text) - 1, 0, -1) if len(ends_of(text[len(text) - n :], text)) > 1), 0
+    )
 
 
 def followers(part, text):
@@ -68,7 +72,9 @@ def test_another_text_is_followed_by_the_longest_end_that_is_known(text, other):
     for i, token in enumerate(other):
         state, length = suffixes.step(state, length, token)
         said = other[: i + 1]
-        assert length == next((n for n in range(len(said), 0, -1) if ends_of(said[len(said) - n :], text)), 0)
+        assert length == next(
+            (n for n in range(len(said), 0, -1) if ends_of(said[len(said) - n :], text)), 0
+        )
         if length:
             assert is_known_follower(suffixes, state, said[len(said) - length :], text)
 
@@ -120,7 +126,12 @@ def test_a_long_text_is_read_in_time_that_grows_with_it():
             Counting.n += 1
             return super().__getitem__(i)
 
-    for text in ([0] * 4000, [0, 1] * 2000, ([0] * 50 + [1]) * 80, [(i * i) % 7 for i in range(4000)]):
+    for text in (
+        [0] * 4000,
+        [0, 1] * 2000,
+        ([0] * 50 + [1]) * 80,
+        [(i * i) % 7 for i in range(4000)],
+    ):
         suffixes = SuffixAutomaton()
         suffixes._link = Counting([-1])
         Counting.n = 0
@@ -129,11 +140,18 @@ def test_a_long_text_is_read_in_time_that_grows_with_it():
 
 
 def test_of_equals_the_last_one_is_proposed():
-    assert automaton([1, 2, 7, 1, 2, 8, 1, 2]).follow(automaton([1, 2, 7, 1, 2, 8, 1, 2]).state) == (8, 1, 2)
+    assert automaton([1, 2, 7, 1, 2, 8, 1, 2]).follow(
+        automaton([1, 2, 7, 1, 2, 8, 1, 2]).state
+    ) == (8, 1, 2)
     suffixes = automaton([1, 2, 7, 1, 2, 7, 1, 2, 8, 1, 2])
     assert suffixes.follow(suffixes.state) == (7, 2, 3)
 
 
 def test_nothing_is_known_of_an_empty_text():
     suffixes = SuffixAutomaton()
-    assert (suffixes.state, suffixes.length(suffixes.state), suffixes.follow(0), suffixes.step(0, 0, 5)) == (0, 0, None, (0, 0))
+    assert (
+        suffixes.state,
+        suffixes.length(suffixes.state),
+        suffixes.follow(0),
+        suffixes.step(0, 0, 5),
+    ) == (0, 0, None, (0, 0))

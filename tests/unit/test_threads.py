@@ -20,7 +20,9 @@ class Machine:
         """What a pass takes: each thread that shares its core may keep all others waiting."""
         share = 1 + max(0, threads + self.busy - self.cores) / self.cores
         late = self.busy and threads + self.busy > self.cores
-        wait = self._random.choice((0.0, 0.5, 1.0, 3.0)) * self.spin_s if late and threads > 1 else 0.0
+        wait = (
+            self._random.choice((0.0, 0.5, 1.0, 3.0)) * self.spin_s if late and threads > 1 else 0.0
+        )
         return (work_s / threads**0.8 * share + wait) * self._random.uniform(0.97, 1.08)
 
     def mean_s(self, threads, work_s=0.010):
@@ -146,7 +148,16 @@ def test_trials_cost_little_even_where_spinning_is_very_slow():
 def test_passes_of_several_kinds():
     """A draft, a target and its wider passes: each is compared with its own kind."""
     machine, governor = Machine(2), ThreadGovernor(2)
-    kinds = [(PassKind(owner, n, n, 8), work) for owner, n, work in ((1, 1, 0.001), (1, 1, 0.001), (1, 1, 0.001), (0, 4, 0.02), (0, 2, 0.015))]
+    kinds = [
+        (PassKind(owner, n, n, 8), work)
+        for owner, n, work in (
+            (1, 1, 0.001),
+            (1, 1, 0.001),
+            (1, 1, 0.001),
+            (0, 4, 0.02),
+            (0, 2, 0.015),
+        )
+    ]
     for busy, best in ((0, 2), (1, 1), (0, 2), (2, 1)):
         machine.busy = busy
         for _ in range(400):

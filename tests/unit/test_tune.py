@@ -35,13 +35,17 @@ def pair(monkeypatch):
     """A target and a draft that agree wherever noise of the sampler does not part them, on one clock."""
     clock = Clock()
     monkeypatch.setattr(profiler, "time", clock)
-    return FakeModel(TABLES[0], n_ctx=2048, cost=stairs, clock=clock), FakeModel(TABLES[0], n_ctx=2048, cost=flat, clock=clock)
+    return FakeModel(TABLES[0], n_ctx=2048, cost=stairs, clock=clock), FakeModel(
+        TABLES[0], n_ctx=2048, cost=flat, clock=clock
+    )
 
 
 def profile(target, draft=None, right=0.0, **others):
     """A profile with these seconds, whose draft was right so often in 100 places."""
     places = ((100 * right, 100.0 if draft else 0.0), *((0.0, 0.0),) * (N_CONFIDENCE_BUCKETS - 1))
-    return Profile(target, {1: 1e-6}, draft or {}, {1: 1e-7} if draft else {}, {2: 0.0}, places, 1.5, **others)
+    return Profile(
+        target, {1: 1e-6}, draft or {}, {1: 1e-7} if draft else {}, {2: 0.0}, places, 1.5, **others
+    )
 
 
 def tuning(target, draft=None, right=0.0, **others):
@@ -102,7 +106,9 @@ def test_a_draft_that_does_not_have_all_tokens(pair):
 
 def test_drafting_pays_where_rows_are_free():
     one = tuning({1: 0.1, 33: 0.1}, {1: 1e-6, 33: 1e-6}, 0.5)
-    assert [one.profile.speedup(k, 0.5) for k in (1, 2, 3)] == pytest.approx([1.5, 1.75, 1.875], rel=1e-3)
+    assert [one.profile.speedup(k, 0.5) for k in (1, 2, 3)] == pytest.approx(
+        [1.5, 1.75, 1.875], rel=1e-3
+    )
     assert one.profile.speedup(3, 1.0) == pytest.approx(4, rel=1e-3)
     assert one.profile.best(0.5)[0] == pytest.approx(2, rel=1e-3)
     assert one.pays
@@ -111,11 +117,23 @@ def test_drafting_pays_where_rows_are_free():
 
 def test_what_it_says_is_what_it_would_take():
     """Rounds drawn one by one, each with the passes that the engine would do."""
-    one = tuning({1: 0.06, 4: 0.07, 8: 0.12, 33: 0.5}, {1: 0.008, 2: 0.009, 33: 0.02}, 0.7, token_s=0.001, proposal_s=0.002)
+    one = tuning(
+        {1: 0.06, 4: 0.07, 8: 0.12, 33: 0.5},
+        {1: 0.008, 2: 0.009, 33: 0.02},
+        0.7,
+        token_s=0.001,
+        proposal_s=0.002,
+    )
     rng, k, seconds, tokens, pending = np.random.default_rng(1), 3, 0.0, 0, 1
     for _ in range(20_000):
         n = next((i for i in range(k) if rng.random() >= 0.7), k)
-        seconds += one.draft_s(pending) + (k - 1) * one.draft_s(1) + k * 0.002 + one.target_s(k + 1) + (n + 1) * 0.001
+        seconds += (
+            one.draft_s(pending)
+            + (k - 1) * one.draft_s(1)
+            + k * 0.002
+            + one.target_s(k + 1)
+            + (n + 1) * 0.001
+        )
         tokens, pending = tokens + n + 1, 2 if n == k else 1
     assert one.profile.speedup(k, 0.7) == pytest.approx(tokens * 0.061 / seconds, rel=0.02)
     assert one.profile.best(0.7) == max((one.profile.speedup(k, 0.7), k) for k in range(1, 65))
@@ -131,16 +149,23 @@ def test_the_sentence_where_it_pays():
         "A token of the target takes 59 ms; checking 4 takes as long as 1.9, 8 as long as 2.7. A token of the draft takes 7.5 ms. "
         "At the measured 62% agreement drafting 1 token a round should be 1.4 times as fast as plain decoding."
     )
-    assert "drafting 3 tokens a round" in tuning({1: 0.059, 4: 0.06, 33: 0.6}, {1: 0.0005}, 0.62).sentence
+    assert (
+        "drafting 3 tokens a round"
+        in tuning({1: 0.059, 4: 0.06, 33: 0.6}, {1: 0.0005}, 0.62).sentence
+    )
 
 
 def test_the_sentence_where_it_does_not():
     one = tuning({1: 0.0006, 2: 0.0009, 4: 0.0012, 33: 0.01}, {1: 0.0002, 33: 0.001}, 0.41)
     assert not one.pays
-    assert one.sentence.startswith("A token of the target takes 0.60 ms; checking 4 takes as long as 2.0, ")
+    assert one.sentence.startswith(
+        "A token of the target takes 0.60 ms; checking 4 takes as long as 2.0, "
+    )
     assert "Drafting by the model does not pay here: at the measured 41% agreement" in one.sentence
     assert one.profile.best(one.profile.needed)[0] == pytest.approx(1.05, abs=0.01)
-    assert one.sentence.endswith(f" times as fast as plain decoding, and {one.profile.needed:.0%} would be enough.")
+    assert one.sentence.endswith(
+        f" times as fast as plain decoding, and {one.profile.needed:.0%} would be enough."
+    )
     never = tuning({1: 0.001, 33: 0.033}, {1: 0.001}, 0.41)
     assert never.profile.needed is None
     assert never.sentence.endswith(" and not even 100% would be enough.")
@@ -149,8 +174,12 @@ def test_the_sentence_where_it_does_not():
 def test_the_sentence_without_a_draft():
     one = tuning({1: 0.06, 2: 0.072, 33: 2.0})
     assert not one.pays
-    assert one.sentence.endswith("8 as long as 7.4. Drafts from the text itself pay where more than 26% of them are right.")
-    assert tuning({1: 0.06, 33: 1.98}).sentence.endswith("Drafts from the text itself would not pay if they were always right.")
+    assert one.sentence.endswith(
+        "8 as long as 7.4. Drafts from the text itself pay where more than 26% of them are right."
+    )
+    assert tuning({1: 0.06, 33: 1.98}).sentence.endswith(
+        "Drafts from the text itself would not pay if they were always right."
+    )
 
 
 @pytest.mark.parametrize("draft", [None, {1: 0.01, 33: 0.1}])
@@ -182,10 +211,16 @@ def test_tune_keeps_it_and_goes_by_it(pair, kept, with_draft):
         got = tune(llm, progress=lambda *step: steps.append(step))
         assert llm.profile is got.profile
         assert kept == [(target, draft, got.profile)]
-        assert (got.target, got.draft, got.kept) == ("fake", "fake.gguf" if with_draft else None, True)
+        assert (got.target, got.draft, got.kept) == (
+            "fake",
+            "fake.gguf" if with_draft else None,
+            True,
+        )
         assert bool(got.profile.draft) is with_draft
         assert steps[-1][0] == steps[-1][1]
-        assert llm.generate("ab", Sampling(max_tokens=9, ignore_eos=True)).stats.n_generated == 9, "the caches are as they were"
+        assert llm.generate("ab", Sampling(max_tokens=9, ignore_eos=True)).stats.n_generated == 9, (
+            "the caches are as they were"
+        )
         with llm.stream("ab"), pytest.raises(BusyError):
             tune(llm)
     with pytest.raises(ClosedError):
@@ -201,7 +236,10 @@ def test_where_there_is_no_place_for_it(pair, monkeypatch):
 
 def test_nothing_to_tune_where_nothing_can_be_taken_back(pair, kept):
     pair[0].can_roll_back = False
-    with fake_llm(*pair, Speculation(0)) as llm, pytest.raises(UnsupportedModelError, match="nothing to tune"):
+    with (
+        fake_llm(*pair, Speculation(0)) as llm,
+        pytest.raises(UnsupportedModelError, match="nothing to tune"),
+    ):
         tune(llm)
     assert not kept
 
@@ -227,4 +265,6 @@ def test_the_bundled_pair_and_the_next_load(monkeypatch, tmp_path):
 
 def test_a_forecast_gain_is_never_more_than_the_tokens_of_a_round():
     """A table whose wide passes were measured too cheap."""
-    assert profile({1: 0.1, 5: 0.001}).speedup(4, 0.5) == pytest.approx(sum(0.5**i for i in range(5)))
+    assert profile({1: 0.1, 5: 0.001}).speedup(4, 0.5) == pytest.approx(
+        sum(0.5**i for i in range(5))
+    )

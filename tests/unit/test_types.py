@@ -36,7 +36,18 @@ BAD = {
     "ignore_eos": [1, None, "yes"],
     "overflow": ["drop", None, True],
     "logprobs": [-1, 101, 1.5, "3", True],
-    "logit_bias": [{-1: 1.0}, {1: 1e39}, [(1, 2)], None, {"a": 1.0}, {1: NAN}, {1: INF}, {1: None}, {1.5: 1.0}, {True: 1.0}],
+    "logit_bias": [
+        {-1: 1.0},
+        {1: 1e39},
+        [(1, 2)],
+        None,
+        {"a": 1.0},
+        {1: NAN},
+        {1: INF},
+        {1: None},
+        {1.5: 1.0},
+        {True: 1.0},
+    ],
 }
 GOOD = {
     "temperature": [0, 0.0, 1, 100.0],
@@ -69,7 +80,9 @@ GOOD = {
 }
 
 
-@pytest.mark.parametrize(("field", "value"), [(field, value) for field, values in BAD.items() for value in values])
+@pytest.mark.parametrize(
+    ("field", "value"), [(field, value) for field, values in BAD.items() for value in values]
+)
 def test_a_value_out_of_range_is_named(field, value):
     with pytest.raises(InvalidOptionError) as caught:
         Sampling(**{field: value})
@@ -82,7 +95,9 @@ def test_a_value_out_of_range_is_named(field, value):
     assert isinstance(error, ValueError)
 
 
-@pytest.mark.parametrize(("field", "value"), [(field, value) for field, values in GOOD.items() for value in values])
+@pytest.mark.parametrize(
+    ("field", "value"), [(field, value) for field, values in GOOD.items() for value in values]
+)
 def test_a_value_in_range_is_kept(field, value):
     kept = getattr(Sampling(**{field: value}), field)
     assert kept == (tuple(value) if field == "stop" else value)
@@ -93,7 +108,9 @@ def test_every_field_is_checked():
 
 
 def test_a_grammar_and_a_schema_exclude_each_other():
-    with pytest.raises(InvalidOptionError, match=r"json_schema is .* but must be given without a grammar"):
+    with pytest.raises(
+        InvalidOptionError, match=r"json_schema is .* but must be given without a grammar"
+    ):
         Sampling(grammar='root ::= "a"', json_schema={})
 
 
@@ -110,7 +127,9 @@ def test_strict_is_a_switch_of_the_rule_coupled(options):
 
 
 def test_sequences_of_any_kind_are_kept():
-    one = Sampling(stop=(s for s in ["a"]), stop_tokens=(t for t in [5]), dry_sequence_breakers=iter("x"))
+    one = Sampling(
+        stop=(s for s in ["a"]), stop_tokens=(t for t in [5]), dry_sequence_breakers=iter("x")
+    )
     assert (one.stop, one.stop_tokens, one.dry_sequence_breakers) == (("a",), (5,), ("x",))
 
 
@@ -118,7 +137,10 @@ def test_one_stop_string_needs_no_list():
     assert Sampling(stop="END").stop == ("END",)
 
 
-@pytest.mark.parametrize(("sampling", "greedy"), [({"temperature": 0}, True), ({"top_k": 1}, True), ({}, False), ({"temperature": 1e-9}, False)])
+@pytest.mark.parametrize(
+    ("sampling", "greedy"),
+    [({"temperature": 0}, True), ({"top_k": 1}, True), ({}, False), ({"temperature": 1e-9}, False)],
+)
 def test_greedy(sampling, greedy):
     assert Sampling(**sampling).greedy is greedy
 
@@ -129,7 +151,16 @@ def test_k_out_of_range(k):
         Speculation(k)
 
 
-@pytest.mark.parametrize("one", [Sampling(), Speculation(), Stats(), Chunk("", (), 0, 0), Completion("", (), "stop", 0, Stats())])
+@pytest.mark.parametrize(
+    "one",
+    [
+        Sampling(),
+        Speculation(),
+        Stats(),
+        Chunk("", (), 0, 0),
+        Completion("", (), "stop", 0, Stats()),
+    ],
+)
 def test_frozen(one):
     field = dataclasses.fields(one)[0].name
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -152,7 +183,9 @@ def test_dicts_can_be_written_as_json():
     assert read["tokens"] == [1, 2]
     assert read["stats"]["tokens_per_s"] == 2.0
     assert set(read) == {"text", "tokens", "finish_reason", "seed", "stats", "logprobs"}
-    chunk = json.loads(json.dumps(Chunk("ab", (1,), 4, 1, "stop", (("a", True), ("b", False))).to_dict()))
+    chunk = json.loads(
+        json.dumps(Chunk("ab", (1,), 4, 1, "stop", (("a", True), ("b", False))).to_dict())
+    )
     assert chunk["accepted_text"] == [["a", True], ["b", False]]
 
 
@@ -160,4 +193,7 @@ def test_a_gain_is_never_more_than_the_tokens_of_a_round():
     """Whatever a cost table says, a pass is never faster than one over a single token."""
     stats = Stats(n_generated=30, rounds=10, total_s=1.0, forecast_s=1.0, plain_s=50.0)
     assert (stats.predicted_speedup, stats.speedup) == (3.0, 3.0)
-    assert Stats(n_generated=9, rounds=10, total_s=1.0, forecast_s=1.0, plain_s=1.0).predicted_speedup == 1.0
+    assert (
+        Stats(n_generated=9, rounds=10, total_s=1.0, forecast_s=1.0, plain_s=1.0).predicted_speedup
+        == 1.0
+    )

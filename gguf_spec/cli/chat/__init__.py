@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from ..generate import CONTROL, _logprob_lines, _show, _to_json
-from ..options import load_models, model_options, sampling_options, speculation_options, to_sampling, to_speculation
+from ..options import (
+    load_models,
+    model_options,
+    sampling_options,
+    speculation_options,
+    to_sampling,
+    to_speculation,
+)
 from ..progress import PromptBar
 
 if TYPE_CHECKING:
@@ -21,17 +28,44 @@ if TYPE_CHECKING:
 
 
 # An answer may be longer than where one is asked for by itself.
-@click.command(context_settings={"auto_envvar_prefix": "GGUF_SPEC", "show_default": True, "default_map": {"max_tokens": 1024}})
+@click.command(
+    context_settings={
+        "auto_envvar_prefix": "GGUF_SPEC",
+        "show_default": True,
+        "default_map": {"max_tokens": 1024},
+    }
+)
 @click.option("-s", "--system", help="What the model is told before all else.")
 @model_options
 @speculation_options
 @sampling_options
-@click.option("--overflow", type=click.Choice(["error", "shift"]), default="error", help="A full context: refuse, or drop the oldest turns.")
-@click.option("--load", type=click.Path(path_type=Path), metavar="FILE", help="Go on with a conversation that was saved.")
-@click.option("--save", type=click.Path(path_type=Path), metavar="FILE", help="Save the conversation at the end.")
+@click.option(
+    "--overflow",
+    type=click.Choice(["error", "shift"]),
+    default="error",
+    help="A full context: refuse, or drop the oldest turns.",
+)
+@click.option(
+    "--load",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Go on with a conversation that was saved.",
+)
+@click.option(
+    "--save",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Save the conversation at the end.",
+)
 @click.option("--history/--no-history", default=True, help="Keep what is typed for the next time.")
 @click.option("--show-draft", is_flag=True, help="Show what the draft proposed in green.")
-@click.option("--json", "as_json", is_flag=True, envvar="GGUF_SPEC_JSON", help="Read a turn a line, and print one JSON object for each.")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    envvar="GGUF_SPEC_JSON",
+    help="Read a turn a line, and print one JSON object for each.",
+)
 def chat(**options: Any) -> int:
     """Talk to a model. In a pipe each line is a turn.
 
@@ -58,7 +92,9 @@ def chat(**options: Any) -> int:
         in_pipe = options["as_json"] or not (_is_terminal(sys.stdin) and _is_terminal(sys.stdout))
         face = _pipe(llm, options) if in_pipe else _screen(llm, conversation, options)
         signals = Signals(keep_on=not in_pipe)
-        talk = ChatLoop(llm, conversation, face, signals, sampling, options["save"] or options["load"])
+        talk = ChatLoop(
+            llm, conversation, face, signals, sampling, options["save"] or options["load"]
+        )
         with signals:
             try:
                 face.begin(loaded)
@@ -116,7 +152,12 @@ class PipeUI:
                 click.echo()
         if self._as_json:
             with_logprobs = bool(result.logprobs)
-            self._print({**_to_json(self._llm, result, self._llm.speculation.k, with_logprobs), "dropped": turn.dropped})
+            self._print(
+                {
+                    **_to_json(self._llm, result, self._llm.speculation.k, with_logprobs),
+                    "dropped": turn.dropped,
+                }
+            )
         elif result.logprobs:
             click.echo(_logprob_lines(self._llm, result), err=True)
 
@@ -147,5 +188,6 @@ def _check_place(path: Path | None) -> None:
 
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise SessionError(
-            f"{path} cannot be written: {'it is a folder' if path.is_dir() else 'there is no such folder'}.", "name a file in a folder."
+            f"{path} cannot be written: {'it is a folder' if path.is_dir() else 'there is no such folder'}.",
+            "name a file in a folder.",
         )

@@ -69,9 +69,24 @@ class ChatUI(Protocol):
 class ChatLoop:
     """Reads lines and does what they say, until there are no more or one says /quit."""
 
-    def __init__(self, llm: LLM, chat: Chat, face: ChatUI, signals: Signals, sampling: Sampling, file: Path | None) -> None:
+    def __init__(
+        self,
+        llm: LLM,
+        chat: Chat,
+        face: ChatUI,
+        signals: Signals,
+        sampling: Sampling,
+        file: Path | None,
+    ) -> None:
         """Talk to `llm`; /save without a file writes to `file`."""
-        self._llm, self._chat, self._face, self._signals, self._sampling, self._file = llm, chat, face, signals, sampling, file
+        self._llm, self._chat, self._face, self._signals, self._sampling, self._file = (
+            llm,
+            chat,
+            face,
+            signals,
+            sampling,
+            file,
+        )
         self._speculation: Speculation = llm.speculation
         self._n_retries, self._leave = 0, False
 
@@ -97,15 +112,25 @@ class ChatLoop:
         if not command:
             if text:
                 self._n_retries = 0
-                self._answer(lambda bar: self._chat.stream(text, speculation=self._speculation, on_prompt=bar))
+                self._answer(
+                    lambda bar: self._chat.stream(
+                        text, speculation=self._speculation, on_prompt=bar
+                    )
+                )
             return
         name, rest = command[1].lower(), (command[2] or "").strip()
         if name not in COMMANDS:
-            close = difflib.get_close_matches(name, COMMANDS, 1) or [one for one in COMMANDS if len(name) > 1 and one.startswith(name)]
+            close = difflib.get_close_matches(name, COMMANDS, 1) or [
+                one for one in COMMANDS if len(name) > 1 and one.startswith(name)
+            ]
             hint = f"did you mean {close[0]}?" if close else "/help lists them."
-            self._face.fail(f"there is no command {name}.", f"{hint} Begin with a space to say it to the model.")
+            self._face.fail(
+                f"there is no command {name}.", f"{hint} Begin with a space to say it to the model."
+            )
         elif rest and not COMMANDS[name][0]:
-            self._face.fail(f"{name} takes nothing after it.", "begin with a space to say it to the model.")
+            self._face.fail(
+                f"{name} takes nothing after it.", "begin with a space to say it to the model."
+            )
         else:
             getattr(self, f"_{name[1:]}")(rest)
 
@@ -113,7 +138,9 @@ class ChatLoop:
         bar = PromptBar()
         with self._signals.open(lambda: start(bar)) as turn:
             if turn.dropped:
-                self._face.say(f"Note: the context was full, so the oldest {turn.dropped} messages were dropped.")
+                self._face.say(
+                    f"Note: the context was full, so the oldest {turn.dropped} messages were dropped."
+                )
             self._face.answer(turn, bar)
 
     def _help(self, _rest: str) -> None:
@@ -130,7 +157,10 @@ class ChatLoop:
 
     def _reset(self, _rest: str) -> None:
         self._chat.reset()
-        self._face.say("The conversation begins anew." + (" The system message stays." if self._chat.system else ""))
+        self._face.say(
+            "The conversation begins anew."
+            + (" The system message stays." if self._chat.system else "")
+        )
 
     def _undo(self, _rest: str) -> None:
         asked = self._question()
@@ -147,9 +177,17 @@ class ChatLoop:
         if self._sampling.greedy:
             self._face.say("Note: at temperature 0 there is one answer, and this is it again.")
         self._n_retries += 1
-        seed = self._sampling.seed  # with a fixed one the whole conversation can be had again, retries too
-        sampling = self._sampling if seed is None else replace(self._sampling, seed=(seed + self._n_retries) % 2**64)
-        self._answer(lambda bar: self._chat.retry(sampling, speculation=self._speculation, on_prompt=bar))
+        seed = (
+            self._sampling.seed
+        )  # with a fixed one the whole conversation can be had again, retries too
+        sampling = (
+            self._sampling
+            if seed is None
+            else replace(self._sampling, seed=(seed + self._n_retries) % 2**64)
+        )
+        self._answer(
+            lambda bar: self._chat.retry(sampling, speculation=self._speculation, on_prompt=bar)
+        )
 
     def _stats(self, _rest: str) -> None:
         last = self._chat.last
@@ -157,22 +195,35 @@ class ChatLoop:
             self._face.fail("there is no answer yet.", "say something first.")
             return
         s = last.stats
-        lines = [_stats_lines(s, last.seed), f"context {s.n_prompt + s.n_generated:,} of {self._llm.n_ctx:,} tokens after it"]
+        lines = [
+            _stats_lines(s, last.seed),
+            f"context {s.n_prompt + s.n_generated:,} of {self._llm.n_ctx:,} tokens after it",
+        ]
         self._face.say("\n".join([*lines, *(f"note    {note}" for note in self._llm.notes)]))
 
     def _draft(self, rest: str) -> None:
         loaded = self._llm.speculation
         if rest in ("show", "hide"):
             self._face.show_draft = rest == "show"
-            self._face.say("What the draft got right is green, and markdown stays as it is." if rest == "show" else "Markdown again.")
+            self._face.say(
+                "What the draft got right is green, and markdown stays as it is."
+                if rest == "show"
+                else "Markdown again."
+            )
         elif rest in ("on", "off"):
             if rest == "on" and not loaded.k:
-                self._face.fail("the models were loaded without speculation.", "begin again without -k 0 and --draft none.")
+                self._face.fail(
+                    "the models were loaded without speculation.",
+                    "begin again without -k 0 and --draft none.",
+                )
                 return
             self._speculation = loaded if rest == "on" else replace(loaded, k=0)
             self._face.say(self._drafting())
         elif rest:
-            self._face.fail(f"/draft does not know {_short(rest)!r}.", f"it takes {', '.join(DRAFT[:-1])} or {DRAFT[-1]}.")
+            self._face.fail(
+                f"/draft does not know {_short(rest)!r}.",
+                f"it takes {', '.join(DRAFT[:-1])} or {DRAFT[-1]}.",
+            )
         else:
             self._face.say(self._drafting())
 
@@ -201,7 +252,9 @@ class ChatLoop:
         self._leave = True
 
     def _question(self) -> str | None:
-        return next((one["content"] for one in reversed(self._chat.messages) if one["role"] == "user"), None)
+        return next(
+            (one["content"] for one in reversed(self._chat.messages) if one["role"] == "user"), None
+        )
 
 
 def save(chat: Chat, path: Path) -> str:
@@ -217,14 +270,21 @@ def load(chat: Chat, path: Path) -> str:
     if why:
         lines.append(f"Note: all of it is read again at the next answer: {why.rstrip('.')}.")
     names = {"system": "System", "user": "You", "assistant": "Answer"}
-    return "\n".join([*lines, *(f"{names[one['role']]}: {_short(one['content'], 200)}" for one in chat.messages[-2:])])
+    return "\n".join(
+        [
+            *lines,
+            *(f"{names[one['role']]}: {_short(one['content'], 200)}" for one in chat.messages[-2:]),
+        ]
+    )
 
 
 def _path(text: str) -> Path:
     try:
         return Path(text.replace("\0", "")).expanduser()
     except RuntimeError:
-        raise SessionError(f"{text} names a home folder that there is not.", "write the whole path.") from None
+        raise SessionError(
+            f"{text} names a home folder that there is not.", "write the whole path."
+        ) from None
 
 
 def _count(chat: Chat) -> str:
@@ -248,7 +308,11 @@ class Signals:
 
     def __init__(self, keep_on: bool) -> None:
         self.code = 0
-        self._ending = [name for name in ("SIGTERM", "SIGHUP", *(() if keep_on else ("SIGINT",))) if hasattr(signal, name)]
+        self._ending = [
+            name
+            for name in ("SIGTERM", "SIGHUP", *(() if keep_on else ("SIGINT",)))
+            if hasattr(signal, name)
+        ]
         self._before: dict[int, Any] = {}
         self._turn: Turn | None = None
         self._is_waiting, self._came = False, False

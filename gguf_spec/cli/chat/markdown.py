@@ -10,7 +10,13 @@ from rich.cells import cell_len
 Piece = tuple[str, str]  # text and its style, in rich's words
 
 CODE = "cyan"  # blocks of code, whose lines are left as they are
-_STYLES = {"code": "bold cyan", "both": "bold italic", "bold": "bold", "italic": "italic", "italic_": "italic"}
+_STYLES = {
+    "code": "bold cyan",
+    "both": "bold italic",
+    "bold": "bold",
+    "italic": "italic",
+    "italic_": "italic",
+}
 _HELD = 300  # characters that wait for the end of a span, at most
 
 # Spans begin and end outside of words, stricter than CommonMark: 2*3*4, **kwargs, snake_case and __init__ stay as they are.
@@ -25,7 +31,9 @@ _SPECIAL = re.compile(r"[*_`]|\\[*_`]|\\$")
 _UNDECIDED = re.compile(r"\s*[#>*+_`~-]*\s*")  # how a line may begin before it shows what it is
 _FENCE = re.compile(r" *(`{3,}(?!.*`)|~{3,})")
 _RULE = re.compile(r" *([-*_])\1{2,} *")
-_BEGINNING = re.compile(r"(?P<indent> *)(?:(?P<heading>#{1,6}) +|(?P<bullet>[-*+]) +(?=\S)|(?P<quote>>) ?)")
+_BEGINNING = re.compile(
+    r"(?P<indent> *)(?:(?P<heading>#{1,6}) +|(?P<bullet>[-*+]) +(?=\S)|(?P<quote>>) ?)"
+)
 
 
 class Markdown:
@@ -69,13 +77,22 @@ class Markdown:
     def _is_marker(self, out: list[Piece]) -> bool:
         """Look at the beginning of a line; return whether all of it was a marker."""
         fence = _FENCE.match(self._line)
-        if fence and (not self._fence or (fence[1].startswith(self._fence) and not self._line[fence.end() :].strip())):
+        if fence and (
+            not self._fence
+            or (fence[1].startswith(self._fence) and not self._line[fence.end() :].strip())
+        ):
             self._fence = "" if self._fence else fence[1]
         elif self._fence or not _RULE.fullmatch(self._line):
             begins = None if self._fence else _BEGINNING.match(self._line)
             if begins:
                 self._at, self._style = begins.end(), "bold" if begins["heading"] else ""
-                out.append((begins["indent"] + ("• " if begins["bullet"] else "│ " if begins["quote"] else ""), ""))
+                out.append(
+                    (
+                        begins["indent"]
+                        + ("• " if begins["bullet"] else "│ " if begins["quote"] else ""),
+                        "",
+                    )
+                )
             return False
         out.append((self._line, "dim"))
         self._at = len(self._line)
@@ -103,7 +120,11 @@ def _inline(out: list[Piece], line: str, at: int, style: str, final: bool) -> in
         elif line[at] == "\\" and at + 1 < len(line):
             out.append((line[at + 1], style))
             at += 2
-        elif not final and len(line) - at < _HELD and (span or line[at] == "\\" or _MAY_OPEN.match(line, at)):
+        elif (
+            not final
+            and len(line) - at < _HELD
+            and (span or line[at] == "\\" or _MAY_OPEN.match(line, at))
+        ):
             break
         else:
             end = at + len(line[at:]) - len(line[at:].lstrip(line[at]))
@@ -157,8 +178,16 @@ class Wrap:
     def _end_word(self) -> None:
         if not self._word:
             return
-        width, n, n_spaces = self._width(), sum(cell_len(text) for text, _ in self._word), cell_len(self._spaces)
-        if self._column + n_spaces + n > width and self._column > self._indent and n <= width - self._indent:
+        width, n, n_spaces = (
+            self._width(),
+            sum(cell_len(text) for text, _ in self._word),
+            cell_len(self._spaces),
+        )
+        if (
+            self._column + n_spaces + n > width
+            and self._column > self._indent
+            and n <= width - self._indent
+        ):
             self._out.append(("\n" + " " * self._indent, ""))
             self._column = self._indent
         else:
@@ -167,7 +196,12 @@ class Wrap:
         if self._first:
             word = "".join(text for text, _ in self._word)
             is_marker = word in ("•", "│", "-", "*", ">") or re.fullmatch(r"\d{1,3}[.)]", word)
-            self._indent, self._first = min(self._column + (n + 1 if is_marker else 0), width // 3), False
+            self._indent, self._first = (
+                min(self._column + (n + 1 if is_marker else 0), width // 3),
+                False,
+            )
         self._out += self._word
-        self._column = (self._column + n - 1) % width + 1  # the terminal breaks a word that is wider
+        self._column = (
+            self._column + n - 1
+        ) % width + 1  # the terminal breaks a word that is wider
         self._word, self._spaces = [], ""

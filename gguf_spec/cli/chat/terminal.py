@@ -45,7 +45,9 @@ class TerminalUI:
         self._out = Console(highlight=False, soft_wrap=True)
         self._dumb = is_dumb_terminal()
         self._history = _history() if keep_history and not self._dumb else None
-        self._session = None if self._dumb else _session(self._status, self._history or InMemoryHistory())
+        self._session = (
+            None if self._dumb else _session(self._status, self._history or InMemoryHistory())
+        )
         self._said = False
 
     def begin(self, loaded: str) -> None:
@@ -63,7 +65,9 @@ class TerminalUI:
                 if self._history and self._history.problem and not self._said:
                     self._said = True
                     self.say(self._history.problem)
-                return line.encode("utf-8", errors="replace").decode("utf-8")  # bytes that are no text come as half characters
+                return line.encode("utf-8", errors="replace").decode(
+                    "utf-8"
+                )  # bytes that are no text come as half characters
             except EOFError:
                 return None
             except KeyboardInterrupt:
@@ -118,7 +122,9 @@ class TerminalUI:
         with self._out:  # in one go
             for text, style in pieces:
                 if text:
-                    self._out.out(text.translate(CONTROL), style=style or None, highlight=False, end="")
+                    self._out.out(
+                        text.translate(CONTROL), style=style or None, highlight=False, end=""
+                    )
 
     def _status(self) -> str:
         return "\n".join(textwrap.wrap(status(self._llm, self._chat), max(20, self._out.width - 1)))
@@ -138,7 +144,9 @@ def status(llm: LLM, chat: Chat) -> str:
     s = last.stats
     known = bool(chat.messages) and chat.messages[-1]["content"] == last.text  # not undone since
     used = f"{s.n_prompt + s.n_generated:,} of {llm.n_ctx:,}" if known else f"of {llm.n_ctx:,}"
-    draft = f"draft on: {s.acceptance:.0%} of {s.n_drafted:,} accepted" + (f", {s.speedup:.1f} times plain" if s.plain_s else "")
+    draft = f"draft on: {s.acceptance:.0%} of {s.n_drafted:,} accepted" + (
+        f", {s.speedup:.1f} times plain" if s.plain_s else ""
+    )
     if s.n_drafted and s.why_none:
         draft += f"; {s.why_none}"
     elif not s.n_drafted:
@@ -149,16 +157,25 @@ def status(llm: LLM, chat: Chat) -> str:
 def _ending(result: Answer, n_ctx: int) -> str:
     if result.finish_reason == "cancelled":
         return "(stopped)"
-    if result.finish_reason == "length" and result.stats.n_prompt + result.stats.n_generated >= n_ctx:
+    if (
+        result.finish_reason == "length"
+        and result.stats.n_prompt + result.stats.n_generated >= n_ctx
+    ):
         return "(the context is full: /undo or /reset, or begin with a larger --ctx or with --overflow shift)"
     if result.finish_reason == "length":
-        return f"(cut after {result.stats.n_generated:,} tokens: -n sets how many an answer may have)"
+        return (
+            f"(cut after {result.stats.n_generated:,} tokens: -n sets how many an answer may have)"
+        )
     return "" if result.text.strip() else "(the model said nothing)"
 
 
 def _history() -> _KeptHistory:
     """Return what was typed before, from the user's own file."""
-    return _KeptHistory(Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "gguf-spec" / "chat-history")
+    return _KeptHistory(
+        Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+        / "gguf-spec"
+        / "chat-history"
+    )
 
 
 class _KeptHistory(FileHistory):
@@ -190,7 +207,9 @@ class _KeptHistory(FileHistory):
         try:
             yield
         except OSError as error:
-            self.problem = f"Note: what is typed is not kept: {self._path}: {error.strerror or error}."
+            self.problem = (
+                f"Note: what is typed is not kept: {self._path}: {error.strerror or error}."
+            )
 
 
 def _session(status_line: AnyFormattedText, kept: History) -> PromptSession[str]:
@@ -227,7 +246,9 @@ def _keys() -> KeyBindings:
 class _Commands(Completer):
     """Completes commands, and what they take."""
 
-    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
+    def get_completions(
+        self, document: Document, complete_event: CompleteEvent
+    ) -> Iterable[Completion]:
         name, space, rest = document.text_before_cursor.partition(" ")
         if not space:
             for command, (_, text) in COMMANDS.items():
@@ -238,7 +259,9 @@ class _Commands(Completer):
                 if word.startswith(rest):
                     yield Completion(word, -len(rest))
         elif name in ("/save", "/load"):
-            yield from PathCompleter(expanduser=True).get_completions(Document(rest), complete_event)
+            yield from PathCompleter(expanduser=True).get_completions(
+                Document(rest), complete_event
+            )
 
 
 @contextlib.contextmanager

@@ -1,9 +1,15 @@
-"""Where drafts come from: the protocols, no draft at all, a small model, and the text itself."""
+"""Drafters: protocols, plain decoding, draft model, and drafts from the text."""
 
 from __future__ import annotations
 
 from .base import Drafter, NoDrafter, Proposal, TokenDrafter
-from .draft_sampler import N_CONFIDENCE_BUCKETS, CoupledDraftSampler, DraftCorrection, DraftSampler, StochasticDraftSampler
+from .draft_sampler import (
+    N_CONFIDENCE_BUCKETS,
+    CoupledDraftSampler,
+    DraftCorrection,
+    DraftSampler,
+    StochasticDraftSampler,
+)
 from .model import FirstRead, ModelDrafter, check_vocabulary
 from .ngram import NgramDrafter, RetryDrafter
 from .suffix_automaton import SuffixAutomaton

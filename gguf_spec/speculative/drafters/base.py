@@ -1,4 +1,4 @@
-"""What the engine asks of a drafter, and what a window asks of those that propose token by token."""
+"""Drafter protocols of the engine and of the draft controller, and plain decoding."""
 
 from __future__ import annotations
 
@@ -12,29 +12,38 @@ from ..acceptance_rates import Kind
 
 
 class Drafter(Protocol):
-    """Proposes drafts. Like a model it is fed by position: it sees all tokens and reads those it has not read."""
+    """Source of drafts.
+
+    Like a model it is addressed by position: it receives all tokens and reads those that it has not
+    read yet.
+    """
 
     def keep(self, prompt: Sequence[int]) -> None:
-        """Forget all that was read but the longest beginning of `prompt`: a request begins."""
+        """Retain the longest prefix of `prompt` that was read, at the start of a request."""
 
     def read(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> None:
-        """Catch up with the first tokens, the prompt's, if they are going to be needed, pass by pass until `cancelled()`."""
+        """Read the prompt if it is expected to be used, pass by pass until `cancelled()`."""
 
     def draft(self, tokens: Sequence[int], k: int, /) -> Draft:
-        """Propose at most `k` tokens to follow `tokens`; fewer, or none, are fine."""
+        """Propose at most `k` tokens to follow `tokens`; fewer or none are allowed."""
 
     def learn(self, tokens: Sequence[int], rows: Logits, /) -> None:
-        """Take note of the tokens that did follow where the last draft began, and of the target's rows there, shape `(n, V)`, n >= len(tokens)."""
+        """Observe the emitted tokens that followed the start of the last draft.
+
+        Args:
+            tokens: The emitted token ids.
+            rows: The target's rows at these positions, shape `(n, V)`, n >= len(tokens).
+        """
 
     def rollback(self, to: int) -> None:
-        """Forget what was read beyond the first `to` tokens."""
+        """Remove from the cache all tokens after the first `to`."""
 
 
 class NoDrafter:
-    """Proposes nothing: plain decoding."""
+    """Drafter without proposals: plain decoding."""
 
     def __init__(self, why_none: str = "speculation is switched off") -> None:
-        """Take the reason."""
+        """Set the reason why nothing is drafted."""
         self.why_none = why_none
 
     def keep(self, prompt: Sequence[int]) -> None:
@@ -55,13 +64,14 @@ class NoDrafter:
 
 
 class Proposal(NamedTuple):
-    """One token to follow.
+    """Proposal of one draft token.
 
     Attributes:
         token: Its id.
-        kind: Who proposes it, and how sure that is.
-        q: The law it was drawn from, where the acceptance rule asks for it; None where there was no choice.
-        second: The next best token, or None.
+        kind: Its drafter and bucket, for the acceptance rate.
+        q: The distribution it was drawn from, if the acceptance rule needs it; None if it was not
+            drawn.
+        second: The second-best token, or None.
     """
 
     token: int
@@ -71,10 +81,10 @@ class Proposal(NamedTuple):
 
 
 class TokenDrafter(Protocol):
-    """Proposes one token at a time, so that several can take turns in one draft.
+    """Drafter that proposes one token at a time, so that several can contribute to one draft.
 
     Attributes:
-        name: Unlike that of the others.
+        name: Unique name.
     """
 
     name: str
@@ -86,7 +96,7 @@ class TokenDrafter(Protocol):
         """Return the next token of the draft, or None."""
 
     def follow(self, token: int, /) -> None:
-        """Go on after `token`, whoever proposed it."""
+        """Append `token` to the draft, whichever drafter proposed it."""
 
     def learn(self, start: int, tokens: Sequence[int], rows: Logits, /) -> None:
-        """Take note of the tokens that did follow the first `start`, and of the target's rows there."""
+        """Observe the emitted tokens after the first `start`, and the target's rows there."""

@@ -1,4 +1,4 @@
-"""From a row of the draft model to the token it proposes."""
+"""Draft samplers: they choose the proposed token from a row of the draft model."""
 
 from __future__ import annotations
 
@@ -13,26 +13,36 @@ from ...arrays import Logits
 from ...errors import NoTokenLeftError
 from ...sampling.chain import COLDEST, Distribution, Sampler, largest
 
-_TEMPERATURES = np.array([0.05, 0.3, 0.45, 0.6, 0.75, 0.9, 1.0, 1.15, 1.3])  # of the draft, times the temperature asked for
-_WAYS = np.array([(t, corrected) for corrected in (1.0, 0.0) for t in _TEMPERATURES])  # to read a row: temperature, share of the correction
-_AT_FIRST = 5  # 0.9, corrected
-_MOST = 64  # candidates; those further down are hardly ever what the target says
-_DOUBT = 3.0  # places in which a token must have been seen before its correction is half of what was seen there
-_FORGET = 0.99  # of what is known of a token, each time that it is seen again
-_CLEAR = 0.02  # a token counts fully where one of the models finds it as likely as that
-_TOO_FAR = 3.0  # no single place corrects a logit by more
-_LEADS = (0.15, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.5, 7.5)  # of the guess over the second, in logits, that are told apart
+# Candidate temperatures of the draft, as multiples of the requested temperature.
+_TEMPERATURES = np.array([0.05, 0.3, 0.45, 0.6, 0.75, 0.9, 1.0, 1.15, 1.3])
+# Candidates for reading a row, shape `(n, 2)`: temperature multiple, share of the logit correction.
+_WAYS = np.array([(t, corrected) for corrected in (1.0, 0.0) for t in _TEMPERATURES])
+# Index of the initial candidate: temperature multiple 0.9 with correction.
+_AT_FIRST = 5
+# Number of best tokens of a row that are considered. The target hardly ever emits a lower one.
+_MOST = 64
+# Number of observations of a token after which its correction is half of the observed difference.
+_DOUBT = 3.0
+# Factor on the statistics of a token each time that it is observed again.
+_FORGET = 0.99
+# Probability under one of the models from which a token has full weight.
+_CLEAR = 0.02
+# Largest correction from one observation, in logits.
+_TOO_FAR = 3.0
+# Bucket edges of the lead of the best token over the second, in logits.
+_LEADS = (0.15, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.5, 7.5)
+# Number of confidence buckets of the draft model.
 N_CONFIDENCE_BUCKETS = len(_LEADS) + 1
 
 
 class DraftToken(NamedTuple):
-    """A token taken from a row.
+    """Token chosen from a row.
 
     Attributes:
         token: Its id.
-        sureness: From 0, not at all, to `N_CONFIDENCE_BUCKETS` - 1.
-        q: The law it was drawn from, where the rule asks for it.
-        second: The next best token, or None.
+        confidence: Bucket from 0, lowest, to `N_CONFIDENCE_BUCKETS` - 1.
+        q: The distribution it was drawn from, if the acceptance rule needs it.
+        second: The second-best token, or None.
     """
 
     token: int
@@ -42,10 +52,10 @@ class DraftToken(NamedTuple):
 
 
 class DraftSampler(Protocol):
-    """How a drafter takes a token from a row.
+    """Protocol for the choice of a token from a row of the draft model.
 
     Attributes:
-        beliefs: For each sureness the chance to be right before anything was seen.
+        priors: Prior acceptance rate of each confidence bucket.
     """
 
     @property
@@ -53,21 +63,33 @@ class DraftSampler(Protocol):
         """Prior acceptance rate of each confidence bucket."""
 
     def token(self, row: Logits, history: Sequence[int]) -> DraftToken:
-        """Return the token.
+        """Return the chosen token.
 
         Raises:
-            NoTokenLeftError: There is none to propose.
+            NoTokenLeftError: The row has no token to propose.
         """
 
     def review(self, row: Logits, history: Sequence[int], token: int) -> tuple[int, bool]:
-        """Return how sure a guess from this row would have been, and whether it would have been `token`. Draws nothing."""
+        """Return the confidence of a guess from this row, and whether it equals `token`.
+
+        No random number is drawn.
+        """
 
     def learn(self, start: int, tokens: Sequence[int], rows: Logits) -> None:
-        """Take note of what did follow the first `start` tokens, and of the target's rows there, shape `(n, V)`."""
+        """Observe the tokens that followed the first `start`, and the target's rows there.
+
+        Args:
+            start: Number of tokens before them.
+            tokens: The emitted token ids.
+            rows: The target's rows, shape `(n, V)`.
+        """
 
 
 class StochasticDraftSampler:
-    """Draws from the draft's law, which the rules `rejection` and `block` need to know."""
+    """Sampler that draws from the draft's distribution, for the rules `rejection` and `block`.
+
+    These rules need to know that distribution.
+    """
 
     priors: tuple[float, ...] = tuple(np.linspace(0.5, 0.98, N_CONFIDENCE_BUCKETS).tolist())
 
@@ -75,27 +97,33 @@ class StochasticDraftSampler:
         self._sampler = sampler
 
     def token(self, row: Logits, history: Sequence[int]) -> DraftToken:
-        """Return a token and its law."""
+        """Return a drawn token and its distribution."""
         distribution = self._sampler.distribution(row, history)
         token = self._sampler.draw(distribution)
         return DraftToken(token, _sureness_of_share(distribution.prob(token)), distribution)
 
     def review(self, row: Logits, history: Sequence[int], token: int) -> tuple[int, bool]:
-        """Judge the likeliest token in place of a drawn one: it is right a little less often than a drawn one is kept."""
+        """Evaluate the likeliest token instead of a drawn one.
+
+        It is right slightly less often than a drawn token is accepted.
+        """
         distribution = self._sampler.distribution(row, history)
         best = int(np.argmax(distribution.probs))
         return _sureness_of_share(distribution.probs[best]), int(distribution.ids[best]) == token
 
     def learn(self, start: int, tokens: Sequence[int], rows: Logits) -> None:
-        """Do nothing: whatever changes q would change the text."""
+        """Do nothing: a change of q would change the text."""
 
 
 class DraftCorrection:
-    """What a draft has learned of its target, in all requests so far. It changes how often the draft is right, never the text.
+    """Online correction of a draft model towards its target, over all requests.
+
+    It changes the acceptance rate, never the text.
 
     Attributes:
-        bias: Correction of the draft's logits, shape `(V,)`: for each token about the mean of what the target lately found it more likely.
-        hits: Temperature asked for -> how often the draft would have been right by each of the ways to read it.
+        bias: Correction of the draft's logits, shape `(V,)`: for each token approximately the
+            recent mean log-probability difference, target minus draft.
+        hits: Requested temperature -> number of right guesses of each candidate for reading a row.
     """
 
     def __init__(self, n_vocab: int) -> None:
@@ -103,24 +131,50 @@ class DraftCorrection:
         self.hits: dict[float, NDArray[np.float64]] = {}
         self._sum, self._weight = np.zeros(n_vocab), np.zeros(n_vocab)
 
-    def learn(self, ids: NDArray[np.int64], draft: NDArray[np.floating], target: NDArray[np.floating]) -> None:
-        """Take note of what both models say of some tokens in one place; logits, shape `(n,)`."""
+    def learn(
+        self, ids: NDArray[np.int64], draft: NDArray[np.floating], target: NDArray[np.floating]
+    ) -> None:
+        """Update the correction at one position.
+
+        Args:
+            ids: Token ids, shape `(n,)`.
+            draft: The draft model's logits of these tokens, shape `(n,)`.
+            target: The target's logits of these tokens, shape `(n,)`.
+        """
         ours, theirs = _log_softmax(draft), _log_softmax(target)
         weight = np.minimum(1.0, np.exp(np.maximum(ours, theirs)) / _CLEAR)
-        self._sum[ids] = _FORGET * self._sum[ids] + weight * np.clip(theirs - ours, -_TOO_FAR, _TOO_FAR)
+        self._sum[ids] = _FORGET * self._sum[ids] + weight * np.clip(
+            theirs - ours, -_TOO_FAR, _TOO_FAR
+        )
         self._weight[ids] = _FORGET * self._weight[ids] + weight
         self.bias[ids] = self._sum[ids] / (self._weight[ids] + _DOUBT)
 
 
 class CoupledDraftSampler:
-    """Guesses the target's token by the noise that the target will use.
+    """Sampler that predicts the target's token with the noise that the target will use.
 
-    What is emitted never depends on the guess, so the draft may guess as it likes, and learn: from the target's rows how its logits are off, and
-    from what was emitted whether that helps and at which temperature it is best read. All ways are tried on each row; that with the most hits so
-    far decides. How sure a guess is: its lead over the second best, noise included.
+    The emitted text never depends on the guess, so the guess can be tuned online. The target's rows
+    give a correction of the draft's logits. The emitted tokens show which temperature is best and
+    whether the correction helps. All candidates are evaluated on each row, and the one with the
+    most hits so far is used. The confidence is the lead of the guess over the second-best token,
+    noise included.
     """
 
-    priors: tuple[float, ...] = (0.35, 0.5, 0.6, 0.7, 0.78, 0.86, 0.92, 0.95, 0.97, 0.98, 0.985, 0.99, 0.99)
+    priors: tuple[float, ...] = (
+        0.35,
+        0.5,
+        0.6,
+        0.7,
+        0.78,
+        0.86,
+        0.92,
+        0.95,
+        0.97,
+        0.98,
+        0.985,
+        0.99,
+        0.99,
+    )
 
     def __init__(self, sampler: Sampler, calibration: DraftCorrection) -> None:
         self._sampler, self._calibration = sampler, calibration
@@ -138,14 +192,14 @@ class CoupledDraftSampler:
         return DraftToken(int(place.guesses[self._best]), place.confidence, second=place.second)
 
     def review(self, row: Logits, history: Sequence[int], token: int) -> tuple[int, bool]:
-        """Judge a guess, and all ways to make it, by the token that was said."""
+        """Evaluate the guess, and all candidates, against the emitted token."""
         place = self._guess(row, history)
         hit = bool(place.guesses[self._best] == token)
         self._hits += place.guesses == token
         return place.confidence, hit
 
     def learn(self, start: int, tokens: Sequence[int], rows: Logits) -> None:
-        """Compare each row that had the true past with what the target said there."""
+        """Compare each row after right tokens with the target's row at the same position."""
         for place in self._drafted:
             i = place.position - start
             if not 0 <= i < len(tokens):
@@ -163,11 +217,20 @@ class CoupledDraftSampler:
 
     def _guess(self, row: Logits, history: Sequence[int]) -> _Place:
         seen = largest(row, min(_MOST, len(row)))
-        guesses, lead, second = self._best_of(row, history, seen) if self._sampler.sampling.greedy else self._drawn(row, history)
+        guesses, lead, second = (
+            self._best_of(row, history, seen)
+            if self._sampler.sampling.greedy
+            else self._drawn(row, history)
+        )
         return _Place(len(history), guesses, bisect_right(_LEADS, lead), seen, row[seen], second)
 
-    def _best_of(self, row: Logits, history: Sequence[int], seen: NDArray[np.int64]) -> tuple[NDArray[np.int64], float, int | None]:
-        """Return the likeliest token, for all ways, its lead, and the second: what is further down than `seen` is not worth a look."""
+    def _best_of(
+        self, row: Logits, history: Sequence[int], seen: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], float, int | None]:
+        """Return the likeliest token for all candidates, its lead in logits, and the second.
+
+        Tokens below those in `seen` are ignored.
+        """
         shaped = self._sampler.shaped(row, history)
         ids = seen if shaped is row else largest(shaped, len(seen))
         logits = shaped[ids] + self._calibration.bias[ids]
@@ -175,26 +238,44 @@ class CoupledDraftSampler:
         if not np.isfinite(logits[order[-1]]):
             raise NoTokenLeftError
         second = int(ids[order[-2]]) if len(ids) > 1 else None
-        return ids[order[-1]].repeat(len(_WAYS)), float(logits[order[-1]] - logits[order[-2:][0]]), second
+        return (
+            ids[order[-1]].repeat(len(_WAYS)),
+            float(logits[order[-1]] - logits[order[-2:][0]]),
+            second,
+        )
 
-    def _drawn(self, row: Logits, history: Sequence[int]) -> tuple[NDArray[np.int64], float, int | None]:
-        """Return the tokens that each of the ways draws, the lead of the one in use, and what comes second there."""
+    def _drawn(
+        self, row: Logits, history: Sequence[int]
+    ) -> tuple[NDArray[np.int64], float, int | None]:
+        """Return the token that each candidate draws, and lead and second of the one in use."""
         bias, best = self._calibration.bias, self._best
-        share = np.float32(_WAYS[best, 1])  # 0 or 1
-        ids, logits = self._sampler.candidates(np.add(row, bias[: len(row)], out=self._row[: len(row)]) if share else row, history)
+        # The share of the correction is 0 or 1.
+        share = np.float32(_WAYS[best, 1])
+        ids, logits = self._sampler.candidates(
+            np.add(row, bias[: len(row)], out=self._row[: len(row)]) if share else row, history
+        )
         if len(ids) > _MOST:
             top = largest(logits, _MOST)
             ids, logits = ids[top], logits[top]
         if len(ids) == 1:
             return ids.repeat(len(_WAYS)), np.inf, None
         ways = logits - logits.max() + (_WAYS[:, 1:] - share) * bias[ids]
-        scores = ways / (_WAYS[:, :1] * self._temperature) + self._sampler.rng.gumbel(ids, len(history))
+        scores = ways / (_WAYS[:, :1] * self._temperature) + self._sampler.rng.gumbel(
+            ids, len(history)
+        )
         behind, first = np.argpartition(scores[best], -2)[-2:]
-        return ids[np.argmax(scores, axis=1)], (scores[best, first] - scores[best, behind]) * self._temperature, int(ids[behind])
+        return (
+            ids[np.argmax(scores, axis=1)],
+            (scores[best, first] - scores[best, behind]) * self._temperature,
+            int(ids[behind]),
+        )
 
 
 class _Place(NamedTuple):
-    """What the draft found in one place: guesses in all ways to read its row, and its likeliest tokens with their logits."""
+    """Draft model's result at one position.
+
+    It holds the guess of each candidate, and the likeliest tokens with their logits.
+    """
 
     position: int
     guesses: NDArray[np.int64]

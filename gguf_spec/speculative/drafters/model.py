@@ -1,4 +1,4 @@
-"""A small model as drafter, and the check that it speaks the target's vocabulary."""
+"""Draft-model drafter, and the check that both models share a vocabulary."""
 
 from __future__ import annotations
 
@@ -16,18 +16,24 @@ from ..interfaces import LanguageModel, read_on, retain_prefix
 from .base import Proposal
 from .draft_sampler import DraftSampler
 
+# Largest difference of the vocabulary sizes, in tokens; llama.cpp's limit.
 _MAX_SIZE_DIFFERENCE = 128
+# First token id whose text is compared; llama.cpp's choice.
 _FIRST_COMPARED_TOKEN = 5
-_LEAST_CONTEXT = 256  # tokens; a model that began in the middle of a text and keeps fewer of them begins again
+# Fewest retained tokens, if the cache begins inside a text; with fewer the text is read from its
+# start.
+_LEAST_CONTEXT = 256
 
 
 @dataclass
 class FirstRead:
-    """The part of a text that a draft model sees: all from position `offset` on. Its own positions begin there.
+    """Part of a text that a draft model reads: all tokens from position `offset` on.
+
+    The model's own positions begin there.
 
     Attributes:
         offset: That position.
-        failed: The model failed in the last request: what its cache holds is not to be used.
+        failed: The model failed in the last request, so its cache must not be used.
     """
 
     offset: int = 0
@@ -35,21 +41,30 @@ class FirstRead:
 
 
 class ModelDrafter:
-    """Takes each drafted token from a small model, through the same chain as the target's.
+    """Drafter that takes each token from a small model, through the same chain as the target's.
 
-    Its cache is trimmed after a round, never replayed: a token is decoded once, and only when it is needed.
+    After a round its cache is rolled back, never read again. A token is decoded once, and only when
+    it is needed.
     """
 
     name = "model"
 
-    def __init__(self, model: LanguageModel, guess: DraftSampler, n_vocab: int, first: FirstRead | None = None) -> None:
+    def __init__(
+        self,
+        model: LanguageModel,
+        guess: DraftSampler,
+        n_vocab: int,
+        first: FirstRead | None = None,
+    ) -> None:
         """Make a drafter.
 
         Args:
-            model: The draft model; it may have a cache from before, of other tokens only if that was rolled back.
-            guess: How a token is taken from a row.
+            model: The draft model. Its cache may hold tokens of earlier requests. Tokens that do
+                not belong to the text must be rolled back first.
+            guess: Chooses a token from a row.
             n_vocab: V of the target; ids from there on are never proposed.
-            first: The first token of a text that the model has read; kept with the model from request to request.
+            first: The first token of a text that the model has read; kept with the model across
+                requests.
         """
         self._model, self._guess, self._n_vocab = model, guess, n_vocab
         self._first = first or FirstRead()
@@ -57,41 +72,48 @@ class ModelDrafter:
 
     @property
     def n_past(self) -> int:
-        """Position in the text up to which the model has read; what lies before its first token counts."""
+        """Position in the text up to which the model has read, counted from the text's start."""
         return self._first.offset + self._model.n_past if self._model.n_past else 0
 
     @property
     def n_cached(self) -> int:
-        """Tokens in the model's cache."""
+        """Number of tokens in the model's cache."""
         return self._model.n_past
 
     @property
     def reads_at_once(self) -> int:
-        """Tokens of a prompt that are read in one pass."""
+        """Prompt tokens decoded in one prefill pass."""
         return self._model.reads_at_once
 
     @property
     def busy_s(self) -> float:
-        """Seconds inside the model."""
+        """Seconds spent inside the model."""
         return self._model.busy_s
 
     def read(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> None:
-        """Read the tokens that are not in the cache yet, pass by pass until `cancelled()`."""
+        """Read the tokens that are not cached yet, pass by pass until `cancelled()`."""
         read_on(self._model, self._known(tokens[self._offset() :]), cancelled)
 
     def begin_at(self, offset: int) -> None:
-        """Empty the cache; the model is going to see a text from this position on, as if it began there."""
+        """Empty the cache; the model then reads a text as if it began at this position."""
         self._model.rollback(0)
         self._first.offset = offset
 
     def keep(self, prompt: Sequence[int]) -> None:
-        """Forget all that was read but the longest beginning of `prompt`, or of the part of it that the model has read."""
+        """Retain the longest cached prefix of `prompt`, or of the part that the model reads."""
         if self._first.failed:
             self.begin_at(0)
             self._first.failed = False
         offset, known = self._offset(), self._known(prompt)
-        n_same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self._model.cached, known[offset:], strict=False)))
-        if n_same < _LEAST_CONTEXT:  # the cache may also hold a text from its start, from other hands
+        n_same = sum(
+            1
+            for _ in takewhile(
+                lambda pair: pair[0] == pair[1],
+                zip(self._model.cached, known[offset:], strict=False),
+            )
+        )
+        # The cache may also hold a text from its start that other code has read.
+        if n_same < _LEAST_CONTEXT:
             offset = self._first.offset = 0
         retain_prefix(self._model, known[offset:])
 
@@ -100,59 +122,73 @@ class ModelDrafter:
         self._history = [*tokens]
 
     def propose(self) -> Proposal | None:
-        """Return the next token, after a pass over all that was not read yet; None where there is none, or after one that ends a generation."""
+        """Return the next token, after a pass over all unread tokens.
+
+        Return None if no token can be proposed, or after a token that ends a generation.
+        """
         pending = self._known(self._history[self._offset() + self._model.n_past :])
         if not pending or self._model.is_end(self._history[-1]):
             return None
         row = self._rows(pending, 1)[0]
+        # The target handles these errors if they concern it. A token from the text may violate the
+        # grammar.
         try:
             token, confidence, q, second = self._guess.token(row, self._history)
-        except (NoTokenLeftError, OffGrammarError):  # the target's affair, if it comes to that; a token of the text may be off the grammar
+        except (
+            NoTokenLeftError,
+            OffGrammarError,
+        ):
             return None
         return Proposal(token, (self.name, confidence), q, second)
 
     def follow(self, token: int) -> None:
-        """Go on after `token`."""
+        """Append `token` to the draft."""
         self._history.append(token)
 
     def learn(self, start: int, tokens: Sequence[int], rows: Logits) -> None:
-        """Take note of what did follow, and of the target's rows."""
+        """Pass the emitted tokens and the target's rows to the draft sampler."""
         self._guess.learn(start, tokens, rows[:, : self._model.n_vocab])
 
     def review(self, tokens: Sequence[int], n_read: int, n: int) -> list[tuple[Kind, bool]]:
-        """Return for each of the last `n` tokens how sure a proposal would have been, and whether it would have been right.
+        """Return for each of the last `n` tokens the bucket of a guess and whether it is right.
 
-        One pass, over the `n_read` tokens before the last alone where more are unread; the cache stays whole.
+        This takes one pass. If more than `n_read` tokens are unread, only the `n_read` tokens
+        before the last one are read, and they are rolled back afterwards.
         """
         n_past, start = self.n_past, len(tokens) - 1 - n_read
         if n_past > start:
             self.rollback(start)
         rows = self._rows(self._known(tokens[start:-1]), min(n, n_read))
         first = len(tokens) - len(rows)
-        judged = [self._guess.review(row, tokens[: first + i], tokens[first + i]) for i, row in enumerate(rows)]
-        if n_past < start:  # the tokens between were left out
+        judged = [
+            self._guess.review(row, tokens[: first + i], tokens[first + i])
+            for i, row in enumerate(rows)
+        ]
+        # The unread tokens in between are missing in the cache.
+        if n_past < start:
             self.rollback(n_past)
         return [((self.name, confidence), hit) for confidence, hit in judged]
 
     def rollback(self, to: int) -> None:
-        """Forget what was read beyond the first `to` tokens of the text."""
+        """Remove from the cache all tokens after the first `to` of the text."""
         offset = self._offset()
         self._model.rollback(max(0, to - offset))
         if to <= offset:
             self._first.offset = 0
 
     def give_up(self) -> None:
-        """Note that the model failed: its cache is emptied before it is used again."""
+        """Mark the model as failed: its cache is emptied before the next use."""
         self._first.failed = True
 
     def _rows(self, tokens: Sequence[int], n: int) -> Logits:
         """Return the last `n` rows of a pass.
 
         Raises:
-            FloatingPointError: One of them has no largest finite number.
+            FloatingPointError: The maximum of a row is not a finite number.
         """
         rows = self._model.logits(tokens, n)[:, : self._n_vocab]
-        if not np.isfinite(rows.max(axis=1)).all():  # NaN is the maximum of all rows that hold it
+        # A row with a NaN has NaN as its maximum.
+        if not np.isfinite(rows.max(axis=1)).all():
             raise FloatingPointError("its logits are not finite numbers")
         return rows
 
@@ -160,24 +196,32 @@ class ModelDrafter:
         return self._first.offset
 
     def _known(self, tokens: Sequence[int]) -> list[int]:
-        """Put the draft's last token in place of those it does not have: both are padding that no text holds."""
+        """Replace ids that the draft does not have by its last token.
+
+        Both are padding tokens that no text contains.
+        """
         return [min(token, self._model.n_vocab - 1) for token in tokens]
 
 
 def check_vocabulary(target: Any, draft: Any) -> None:
     """Check by llama.cpp's rule that two models share a vocabulary.
 
-    The type, the tokens added at start and end, the size up to 128, and the text of every token from id 5 on must agree.
+    These must agree: the type, the tokens added at start and end, the size up to a difference of
+    128, and the text of every token from id 5 on.
 
     Args:
         target: A `Model`.
         draft: A `Model`.
 
     Raises:
-        VocabularyMismatchError: Says what differs, with both values.
+        VocabularyMismatchError: They differ; the error names the difference, with both values.
     """
     a, b = target.vocabulary, draft.vocabulary
-    names = {"type": "tokenizer types", "add_bos": "whether a start token is added", "add_eos": "whether an end token is added"}
+    names = {
+        "type": "tokenizer types",
+        "add_bos": "whether a start token is added",
+        "add_eos": "whether an end token is added",
+    }
     for what, words in names.items():
         if a[what] != b[what]:
             raise _mismatch(what, words, a[what], b[what])
@@ -185,11 +229,30 @@ def check_vocabulary(target: Any, draft: Any) -> None:
         if a[flag] and a[what] != b[what]:
             raise _mismatch(what, f"the {what} tokens", a[what], b[what])
     if abs(a["size"] - b["size"]) > _MAX_SIZE_DIFFERENCE:
-        raise _mismatch("size", f"the vocabulary sizes, by more than {_MAX_SIZE_DIFFERENCE}", a["size"], b["size"])
+        raise _mismatch(
+            "size",
+            f"the vocabulary sizes, by more than {_MAX_SIZE_DIFFERENCE}",
+            a["size"],
+            b["size"],
+        )
     for token in range(_FIRST_COMPARED_TOKEN, min(a["size"], b["size"])):
         if target.token_text(token) != draft.token_text(token):
-            raise _mismatch("token", f"the texts of token {token}", target.token_text(token), draft.token_text(token), token)
+            raise _mismatch(
+                "token",
+                f"the texts of token {token}",
+                target.token_text(token),
+                draft.token_text(token),
+                token,
+            )
 
 
-def _mismatch(what: str, words: str, a: object, b: object, token: int | None = None) -> VocabularyMismatchError:
-    return VocabularyMismatchError(what, f"target and draft differ in {words}: {a!r} in the target, {b!r} in the draft.", a, b, token)
+def _mismatch(
+    what: str, words: str, a: object, b: object, token: int | None = None
+) -> VocabularyMismatchError:
+    return VocabularyMismatchError(
+        what,
+        f"target and draft differ in {words}: {a!r} in the target, {b!r} in the draft.",
+        a,
+        b,
+        token,
+    )

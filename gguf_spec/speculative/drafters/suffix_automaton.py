@@ -1,17 +1,21 @@
-"""A suffix automaton: which tokens followed the longest ends of a text that it has held before, in constant time for each token."""
+"""Suffix automaton: counts of the tokens that followed the longest earlier match of a text's end.
+
+The time for each token is constant.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-_CONTEXTS = 4  # of the contexts that end in one place, from the longest on, so many count what follows
+# Number of contexts, from the longest on, that count each new token.
+_CONTEXTS = 4
 
 
 class SuffixAutomaton:
-    """All substrings of a text that grows, with counts of what followed them.
+    """All substrings of a growing text, with counts of the tokens that followed them.
 
-    Each state stands for substrings that end in the same places. `state` is the longest end of the text that occurred before, `length` how
-    long it is.
+    Each state stands for substrings that end at the same positions. `state` is that of the longest
+    suffix of the text that occurred before, and `length` gives the length of a state in tokens.
 
     Source: Blumer et al. 1985, The smallest automaton recognizing the subwords of a text.
     """
@@ -25,22 +29,26 @@ class SuffixAutomaton:
 
     @property
     def state(self) -> int:
-        """The state of the longest end of the text that occurred before."""
+        """State of the longest suffix of the text that occurred before."""
         return max(self._link[self._last], 0)
 
     def length(self, state: int) -> int:
-        """Return how long the longest substring of a state is."""
+        """Return the length of the longest substring of a state, in tokens."""
         return self._length[state]
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """Add tokens at the end; each costs the same, on average over the text."""
+        """Append tokens to the text, in constant time for each on average."""
         for token in tokens:
             self._count(token)
             self._append(token)
             self.n_tokens += 1
 
     def follow(self, state: int) -> tuple[int, int, int] | None:
-        """Return the token that followed `state` most often, how often, and how often anything did; of equals the one counted last."""
+        """Return the token that followed `state` most often, its count, and the total count.
+
+        Of equally frequent tokens the one counted last is returned. Return None if no token
+        followed.
+        """
         counts = self._counts[state] or self._known(state)
         if not counts:
             return None
@@ -52,11 +60,17 @@ class SuffixAutomaton:
         return token, most, total
 
     def shorter(self, state: int) -> int:
-        """Return the state of the longest end of `state` that occurred in more places; -1 after the empty one."""
+        """Return the state of the longest suffix of `state` with more occurrences; -1 if none."""
         return self._link[state]
 
     def step(self, state: int, length: int, token: int) -> tuple[int, int]:
-        """Return the longest end of `state` + `token` that occurred, and its length, where `length` tokens were matched so far."""
+        """Return the longest suffix of `state` + `token` that occurred, and its length.
+
+        Args:
+            state: State of the match so far.
+            length: Length of the match so far, in tokens.
+            token: The next token.
+        """
         while state >= 0:
             after = self._next[state].get(token)
             if after is not None:
@@ -65,19 +79,23 @@ class SuffixAutomaton:
         return 0, 0
 
     def _count(self, token: int) -> None:
-        """Count `token` as what followed the longest contexts that occurred before."""
+        """Count `token` after the longest contexts that occurred before."""
         state = self.state
         for _ in range(_CONTEXTS):
             counts = self._counts[state]
             if not counts:
                 counts.update(self._known(state))
-            counts[token] = counts.pop(token, 0) + 1  # the last counted stands last
+            # The token counted last stands last.
+            counts[token] = counts.pop(token, 0) + 1
             state = self._link[state]
             if state < 0:
                 return
 
     def _known(self, state: int) -> dict[int, int]:
-        """Return what followed a state that nothing was counted for: it occurred once, or as an end of contexts that were counted instead."""
+        """Return a count of 1 for each token that followed a state without counts.
+
+        Such a state occurred once, or as a suffix of contexts that were counted instead.
+        """
         return dict.fromkeys(self._next[state], 1)
 
     def _append(self, token: int) -> None:
@@ -98,7 +116,10 @@ class SuffixAutomaton:
         self._last = new
 
     def _split(self, state: int, at: int, token: int) -> int:
-        """Give the short substrings of `state`, which now end in one place more, a state of their own."""
+        """Move the short substrings of `state` to a new state, and return it.
+
+        They now end at one more position than the long ones.
+        """
         after, link, length = self._next, self._link, self._length
         clone = len(after)
         after.append(dict(after[state]))

@@ -1,4 +1,4 @@
-"""The drafters of one request: one that fails is switched off, and the others and the text go on."""
+"""Drafters of one request; a drafter that fails is switched off and the request continues."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from .model import ModelDrafter
 P = ParamSpec("P")
 T = TypeVar("T")
 _LOG = logging.getLogger("gguf_spec.drafters")
-_LONGEST_REASON = 200  # characters of what an error says
+# Largest length of an error's text in a reason, in characters.
+_LONGEST_REASON = 200
 
 
 class DraftTeam:
-    """The drafters of one request.
+    """Drafters of one request.
 
     Attributes:
-        texts: Drafters that cost nothing and are not switched off.
-        model: The draft model's drafter; None without one, or where it is switched off.
-        failures: Name of a drafter that was switched off -> why, as a sentence without its full stop.
+        texts: Active drafters without drafting cost.
+        model: The draft model's drafter; None without one, or if it is switched off.
+        failures: Name of a drafter that was switched off -> reason, as a sentence without a full
+            stop.
     """
 
     def __init__(self, texts: Sequence[TokenDrafter], model: ModelDrafter | None) -> None:
@@ -35,8 +37,12 @@ class DraftTeam:
         """All drafters that are not switched off."""
         return [*self.texts, *([self.model] if self.model else [])]
 
-    def attempt(self, drafter: TokenDrafter, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
-        """Return what a call gives that only `drafter` can fail in; if it fails, switch the drafter off and return None.
+    def attempt(
+        self, drafter: TokenDrafter, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T | None:
+        """Return the result of a call in which only `drafter` can fail.
+
+        If it fails, switch the drafter off and return None.
 
         Raises:
             ClosedError: The models were closed.
@@ -50,7 +56,7 @@ class DraftTeam:
             return None
 
     def switch_off(self, failures: Mapping[str, str]) -> None:
-        """Go on without the drafters named, for the reasons given."""
+        """Switch off the named drafters, for the given reasons."""
         self.failures |= failures
         self.texts = [one for one in self.texts if one.name not in failures]
         if self.model and self.model.name in failures:
@@ -59,9 +65,15 @@ class DraftTeam:
 
 
 def failure(name: str, error: Exception) -> str:
-    """Return a sentence on the failure of a drafter, without its full stop. The first time that it is said it is logged, too."""
+    """Return a sentence on the failure of a drafter, without a full stop.
+
+    Each sentence is logged once.
+    """
     what = " ".join(str(error).split())[:_LONGEST_REASON].rstrip(".")
-    reason = f"the {name} drafter failed and was switched off ({type(error).__name__}{what and ': ' + what})"
+    reason = (
+        f"the {name} drafter failed and was switched off "
+        f"({type(error).__name__}{what and ': ' + what})"
+    )
     _log(reason)
     return reason
 
