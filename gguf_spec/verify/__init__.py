@@ -83,7 +83,8 @@ class Difference:
         position: Number of equal tokens before it.
         gap: Smallest relative logit shift that reverses the decision, in logits; None if a new pass
             of the target selects neither token.
-        near_tie: Whether the gap is below the noise of this machine.
+        near_tie: Whether the gap is below the noise of this machine and the generation counted a
+            near tie.
     """
 
     sampling: str
@@ -224,8 +225,8 @@ def verify(
             drafts.
         seed: Seed of the first text; each further prompt uses the next seed.
         limit_s: Time limit in seconds. No further prompt or check starts after it, and the
-            chi-square tests use at most a third of it.
-        progress: Called with the number of finished texts and the total number.
+            chi-square tests use at most a third of it, unless 50 generations each take longer.
+        progress: Called with the finished and the total number of texts, draws and checks.
 
     Raises:
         InvalidOptionError: There is no draft or no prompt, or a prompt leaves no room in the
