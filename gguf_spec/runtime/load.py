@@ -51,6 +51,7 @@ def pull(
     Raises:
         ModelNotFoundError: No model has that name.
         StoreError: One of its subclasses, depending on the cause.
+        InvalidOptionError: `force` is set while offline.
     """
     named = None if models_file is None else Path(models_file)
     return download.pull(resolve(model, named), force=force, offline=offline, progress=progress)
