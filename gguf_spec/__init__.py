@@ -1,4 +1,7 @@
-"""gguf-spec: speculative decoding for quantised GGUF models. Importing it loads nothing; the names below are fetched when used."""
+"""Speculative decoding for quantised GGUF models.
+
+Importing the package loads no module: each public name is imported on first use.
+"""
 
 from __future__ import annotations
 

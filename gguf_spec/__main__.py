@@ -1,4 +1,4 @@
-"""`python -m gguf_spec`."""
+"""Entry point of `python -m gguf_spec`."""
 
 from .cli import main
 

@@ -1,6 +1,7 @@
-"""Everything that can go wrong, as types: each carries the real values in its message and one hint.
+"""Exception types of the package.
 
-All errors derive from `GgufSpecError`. `str(error)` says what happened, `error.hint` says what to do about it.
+All of them derive from `GgufSpecError`. `str(error)` states the fact with the real values.
+`error.hint` states how to fix it, in one sentence.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ from pathlib import Path
 
 
 class GgufSpecError(Exception):
-    """The base of all errors of this package.
+    """Base class of all errors of this package.
 
     Attributes:
-        hint: One sentence that says what to do.
+        hint: One sentence that states how to fix the error.
     """
 
     def __init__(self, message: str, hint: str) -> None:
@@ -25,7 +26,7 @@ class InvalidOptionError(GgufSpecError, ValueError):
 
     Attributes:
         option: Name of the field, as in `Sampling.top_p`.
-        value: The value that was given.
+        value: The rejected value.
     """
 
     def __init__(self, option: str, value: object, allowed: str, hint: str | None = None) -> None:
@@ -37,7 +38,7 @@ class InvalidOptionError(GgufSpecError, ValueError):
 
 
 class OffGrammarError(InvalidOptionError):
-    """An answer so far holds a token that its grammar does not allow there."""
+    """The generated tokens contain a token that the grammar does not allow at its position."""
 
     def __init__(self, token: int) -> None:
         super().__init__(
@@ -58,23 +59,26 @@ class ModelError(GgufSpecError):
 
 
 class ModelNotFoundError(ModelError):
-    """There is no such file, and no such name in the registry."""
+    """Neither a file nor a registry entry has the requested name."""
 
 
 class NotAModelError(ModelError):
-    """The file is no GGUF file, or a damaged one."""
+    """The file is damaged or is not in the GGUF format."""
 
 
 class UnsupportedModelError(ModelError):
-    """The file is a GGUF file that cannot generate text: no tokenizer, an encoder, an unknown architecture."""
+    """The GGUF file cannot generate text.
+
+    Causes: it has no tokenizer, it is an encoder, or its architecture is unknown.
+    """
 
 
 class NotEnoughMemoryError(GgufSpecError, MemoryError):
     """The weights and the context do not fit into memory.
 
     Attributes:
-        needed_bytes: What weights and context take, or None where llama.cpp did not say.
-        available_bytes: What there is, or None where it is not known.
+        needed_bytes: Size of weights and context in bytes, or None if llama.cpp did not report it.
+        available_bytes: Free memory in bytes, or None if it is unknown.
     """
 
     def __init__(
@@ -82,16 +86,18 @@ class NotEnoughMemoryError(GgufSpecError, MemoryError):
     ) -> None:
         super().__init__(
             message,
-            "give a smaller --ctx or --kv-type q8_0, take a smaller model, or close other programs.",
+            "give a smaller --ctx or --kv-type q8_0, take a smaller model, or close other "
+            "programs.",
         )
         self.needed_bytes, self.available_bytes = needed_bytes, available_bytes
 
 
 class VocabularyMismatchError(GgufSpecError):
-    """The draft does not speak the target's vocabulary.
+    """The vocabularies of draft and target differ.
 
     Attributes:
-        what: What differs: `type`, `add_bos`, `bos`, `add_eos`, `eos`, `size` or `token`.
+        what: The property that differs: `type`, `add_bos`, `bos`, `add_eos`, `eos`, `size` or
+            `token`.
         target_value: Its value in the target.
         draft_value: Its value in the draft.
         token: The first token id whose text differs, when `what` is `token`.
@@ -118,7 +124,7 @@ class VocabularyMismatchError(GgufSpecError):
 
 
 class EmptyPromptError(GgufSpecError):
-    """The prompt holds no token."""
+    """The prompt contains no token."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -127,28 +133,31 @@ class EmptyPromptError(GgufSpecError):
 
 
 class PromptTooLongError(GgufSpecError, ValueError):
-    """The prompt leaves no room in the context. A `ValueError` too, as llama-cpp-python raises.
+    """The prompt leaves no room in the context.
+
+    It is also a `ValueError`, the type that llama-cpp-python raises.
 
     Attributes:
-        n_prompt: Tokens in the prompt.
-        n_ctx: Tokens the context holds.
+        n_prompt: Number of tokens in the prompt.
+        n_ctx: Number of tokens that the context holds.
     """
 
     def __init__(self, n_prompt: int, n_ctx: int) -> None:
         larger = 1 << n_prompt.bit_length()
         super().__init__(
-            f"the prompt has {n_prompt:,} tokens but the context holds {n_ctx:,}, with one to spare for an answer.",
+            f"the prompt has {n_prompt:,} tokens but the context holds {n_ctx:,}, with one to "
+            "spare for an answer.",
             f"raise it with --ctx {larger}, or shorten the prompt.",
         )
         self.n_prompt, self.n_ctx = n_prompt, n_ctx
 
 
 class TemplateError(GgufSpecError):
-    """The model has no chat template, or its template refuses the messages."""
+    """The model has no chat template, or its template rejects the messages."""
 
 
 class BusyError(GgufSpecError):
-    """The thread that has a stream open asked the same LLM for another generation."""
+    """A thread with an open stream requested another generation from the same LLM."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -158,7 +167,7 @@ class BusyError(GgufSpecError):
 
 
 class ClosedError(GgufSpecError):
-    """The LLM or one of its models was closed."""
+    """The LLM or one of its models is closed."""
 
     def __init__(self) -> None:
         super().__init__("this LLM is closed.", "load it again.")
@@ -177,22 +186,26 @@ class UnsupportedError(GgufSpecError, AttributeError):
 
 
 class DecodeError(GgufSpecError):
-    """llama.cpp refused a batch.
+    """llama.cpp rejected a batch.
 
     Attributes:
-        code: What `llama_decode` returned.
+        code: Return code of `llama_decode`.
     """
 
     def __init__(self, code: int, n_past: int, n_tokens: int, said: str) -> None:
         super().__init__(
-            f"llama.cpp could not decode {n_tokens} tokens after {n_past} (code {code}){': ' + said if said else ''}.",
+            f"llama.cpp could not decode {n_tokens} tokens after {n_past} (code "
+            f"{code}){': ' + said if said else ''}.",
             "give a smaller --ctx, or --threads, and report it if it stays.",
         )
         self.code = code
 
 
 class NoTokenLeftError(GgufSpecError):
-    """No token can be drawn: the model wrote numbers that are none, or `logit_bias` and the grammar forbid every token."""
+    """No token can be sampled.
+
+    Causes: the logits contain no finite value, or `logit_bias` and the grammar forbid every token.
+    """
 
     def __init__(self) -> None:
         super().__init__(
@@ -202,7 +215,7 @@ class NoTokenLeftError(GgufSpecError):
 
 
 class RollbackError(GgufSpecError):
-    """A model cannot forget the end of its past (recurrent and hybrid models)."""
+    """The model cannot remove tokens from the end of its cache (recurrent and hybrid models)."""
 
     def __init__(self, name: str, n_past: int, to: int) -> None:
         super().__init__(
@@ -212,12 +225,12 @@ class RollbackError(GgufSpecError):
 
 
 class InvalidModelsFileError(GgufSpecError):
-    """A models file cannot be read, or says something that cannot be.
+    """A models file is unreadable or contains an invalid value.
 
     Attributes:
         path: The file.
-        line: The line, from 1, or None where it is about the whole file.
-        key: The key and those above it, as in `models.smollm2-1.7b.draft`, or None.
+        line: Line number, from 1, or None if the error concerns the whole file.
+        key: The key with its parent keys, as in `models.smollm2-1.7b.draft`, or None.
     """
 
     def __init__(
@@ -228,10 +241,10 @@ class InvalidModelsFileError(GgufSpecError):
 
 
 class StoreError(GgufSpecError):
-    """A model cannot be fetched, or is not on this disk.
+    """A model cannot be downloaded, or is not on this disk.
 
     Attributes:
-        name: The model, as it was asked for.
+        name: The model name as requested.
     """
 
     def __init__(self, name: str, message: str, hint: str) -> None:
@@ -240,14 +253,14 @@ class StoreError(GgufSpecError):
 
 
 class NotDownloadedError(StoreError):
-    """The model is not on this disk, or not all of its files are."""
+    """The model, or one of its files, is not on this disk."""
 
 
 class NotOnHubError(StoreError):
     """The hub has no such repository, revision or file.
 
     Attributes:
-        what: What is missing: `repository`, `revision` or `file`.
+        what: The missing item: `repository`, `revision` or `file`.
     """
 
     def __init__(self, name: str, what: str, message: str, hint: str) -> None:
@@ -256,18 +269,24 @@ class NotOnHubError(StoreError):
 
 
 class AccessDeniedError(StoreError):
-    """The hub does not give the model to this user: a licence to be accepted, a private repository, a token that is no good."""
+    """The hub denies this user access to the model.
+
+    Causes: a licence that must be accepted first, a private repository, or an invalid token.
+    """
 
 
 class UnreachableError(StoreError):
-    """The hub cannot be reached: no network, no such host, a proxy that refuses, no answer in time."""
+    """The hub cannot be reached.
+
+    Causes: no network, an unknown host, a proxy that refuses the connection, or a timeout.
+    """
 
 
 class HubError(StoreError):
-    """The hub answered, but not with the file.
+    """The hub responded, but did not deliver the file.
 
     Attributes:
-        status: The HTTP status, or None where that was not what was wrong.
+        status: The HTTP status, or None if the status is not the cause.
     """
 
     def __init__(self, name: str, status: int | None, message: str, hint: str) -> None:
@@ -276,11 +295,11 @@ class HubError(StoreError):
 
 
 class NoSpaceError(StoreError):
-    """The disk is full, or would be.
+    """The disk is full, or the download would fill it.
 
     Attributes:
-        needed_bytes: What is to be written, or None where it is not known.
-        free_bytes: What there is, or None where it is not known.
+        needed_bytes: Bytes to be written, or None if unknown.
+        free_bytes: Free bytes on the disk, or None if unknown.
     """
 
     def __init__(
@@ -291,11 +310,11 @@ class NoSpaceError(StoreError):
 
 
 class CorruptFileError(StoreError):
-    """A file does not hold what it should.
+    """The size or checksum of a file is wrong.
 
     Attributes:
-        expected: The size or sha256 it should have.
-        found: What it has.
+        expected: The expected size in bytes or sha256.
+        found: The actual size in bytes or sha256.
     """
 
     def __init__(self, name: str, message: str, hint: str, expected: object, found: object) -> None:
@@ -304,22 +323,22 @@ class CorruptFileError(StoreError):
 
 
 class SessionError(GgufSpecError):
-    """A saved session cannot be written, or cannot be read back."""
+    """A session file cannot be written or read."""
 
 
 class LoadCancelledError(GgufSpecError):
-    """Loading was cancelled by the one who watched its progress."""
+    """The progress callback cancelled loading."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"loading {name} was cancelled.", "load it again.")
 
 
 class QuantizeError(GgufSpecError):
-    """A model cannot be quantised, or what was made of it is not right.
+    """A model cannot be quantised, or the quantised file failed its check.
 
     Attributes:
-        source: The model.
-        target: What was to be written; there is no such file, or it is as it was.
+        source: The input model.
+        target: The output path. It is absent, or unchanged if it existed before.
     """
 
     def __init__(self, source: Path, target: Path, message: str, hint: str) -> None:

@@ -1,4 +1,4 @@
-"""Options of a request: frozen dataclasses that check every value when they are made."""
+"""Request options: frozen dataclasses that validate every value on construction."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from .errors import InvalidOptionError
 
 Accept: TypeAlias = Literal["coupled", "rejection", "block"]
 ACCEPT: tuple[Accept, ...] = ("coupled", "rejection", "block")
-BRANCHES_MAX = 3  # sequences are reserved too
+# Maximum number of branches of a draft tree; each reserves a sequence in the context.
+BRANCHES_MAX = 3
 DRAFTERS = ("auto", "model", "ngram", "hybrid")
-LOGPROBS_MAX = 100
-_MODERATE = 1e6
-K_MAX = 64  # rows of logits are reserved when a context is made, so the longest draft is fixed
+LOGPROBS_MAX = 100  # maximum number of reported alternatives per token
+_MODERATE = 1e6  # largest magnitude of options that are combined with logits
+# Maximum draft length in tokens. It is fixed because a context reserves its logit rows on creation.
+K_MAX = 64
 
 
 def _check(option: str, value: Any, allowed: str, ok: bool) -> None:
@@ -38,7 +40,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_moderate(value: Any) -> bool:
-    """Whether a number can be added to logits or divide them and leave numbers."""
+    """Return whether logits stay finite when the number is added to them or divides them."""
     return _is_number(value) and abs(value) <= _MODERATE
 
 
@@ -48,39 +50,55 @@ def _is_count(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How one token is drawn from the target's logits, and when to stop.
+    """Options for sampling a token from the target's logits and for ending the generation.
 
-    The chain is llama.cpp's, in its order: bias, penalties, DRY, grammar, top-n-sigma, top-k, typical-p, top-p, min-p, XTC, temperature. It is the
-    same for target and draft, so a draft proposes nothing that the target may not say.
+    The sampler chain and its order are those of llama.cpp: bias, penalties, DRY, grammar,
+    top-n-sigma, top-k, typical-p, top-p, min-p, XTC, temperature. Target and draft use the same
+    chain, so the draft proposes no token that the target cannot emit.
 
     Attributes:
-        temperature: 0 takes the most likely token, always.
+        temperature: Softmax temperature; 0 always selects the most likely token.
         top_k: Keep the `top_k` most likely tokens; 0 keeps all.
-        top_p: Keep the smallest set of most likely tokens whose probability reaches `top_p`, in (0, 1]; 1 keeps all.
-        min_p: Keep tokens at least `min_p` times as likely as the likeliest, in [0, 1].
-        typical_p: Keep the tokens whose surprise is nearest to the expected one, up to this probability, in (0, 1]; 1 keeps all (arXiv:2202.00666).
-        top_n_sigma: Keep logits within so many standard deviations of the best; 0 keeps all (arXiv:2411.07641).
-        xtc_probability: How often XTC takes out all but the least likely of the tokens above its threshold, in [0, 1]; 0 never.
-        xtc_threshold: That threshold, a probability; above 0.5 XTC does nothing, at 0 it leaves but the least likely token.
-        repeat_penalty: Divide positive and multiply negative logits of tokens seen by this; 1 does nothing.
-        frequency_penalty: Take this off a logit for every time the token was seen.
-        presence_penalty: Take this off a logit when the token was seen.
-        penalty_last_n: How many of the last tokens, prompt included, the penalties look at; -1 for all.
-        dry_multiplier: Strength of DRY, which lowers tokens that would go on with a repetition; 0 switches it off.
-        dry_base: Growth of the DRY penalty with every repeated token, 1 or more.
+        top_p: Keep the smallest set of most likely tokens whose probability reaches `top_p`, in (0,
+            1]; 1 keeps all.
+        min_p: Keep tokens with at least `min_p` times the probability of the most likely token, in
+            [0, 1].
+        typical_p: Keep the tokens whose surprisal is nearest to the expected surprisal, up to this
+            total probability, in (0, 1]; 1 keeps all (arXiv:2202.00666).
+        top_n_sigma: Keep logits within this number of standard deviations of the best logit; 0
+            keeps all (arXiv:2411.07641).
+        xtc_probability: Probability that XTC removes every token above its threshold except the
+            least likely of them, in [0, 1]; 0 disables XTC.
+        xtc_threshold: Probability threshold of XTC, in [0, 1]. Above 0.5 XTC has no effect. At 0 it
+            keeps only the least likely token.
+        repeat_penalty: Divisor of positive logits and factor of negative logits for tokens that
+            occurred before; 1 has no effect.
+        frequency_penalty: Value subtracted from a logit for each earlier occurrence of its token.
+        presence_penalty: Value subtracted once from a logit if its token occurred before.
+        penalty_last_n: Number of most recent tokens, prompt included, that the penalties consider;
+            -1 for all.
+        dry_multiplier: Strength of DRY, which penalises tokens that would continue a repetition; 0
+            disables DRY.
+        dry_base: Growth factor of the DRY penalty per repeated token, 1 or more.
         dry_allowed_length: Repetitions of fewer tokens are not penalised.
-        dry_penalty_last_n: How many of the last tokens DRY looks at; -1 for all.
-        dry_sequence_breakers: Strings that no repetition reaches across.
-        logit_bias: Token id -> what is added to its logit; `-inf` forbids the token.
-        grammar: A GBNF grammar that the answer follows.
-        json_schema: A JSON schema that the answer follows, as a mapping or as JSON; `{}` is any JSON value. Not together with `grammar`.
-        seed: Any whole number from 0 to 2**64 - 1; None draws one, which the result names.
-        max_tokens: Stop after so many tokens; None goes on until the context is full.
-        overflow: What then: `stop`, or `shift`: go on from the prompt and the later half of what was said behind it, read anew. Not with a grammar.
+        dry_penalty_last_n: Number of most recent tokens that DRY considers; -1 for all.
+        dry_sequence_breakers: Strings that end a repeated sequence for DRY.
+        logit_bias: Token id -> value added to its logit; `-inf` forbids the token.
+        grammar: GBNF grammar that the generated text follows.
+        json_schema: JSON schema that the generated text follows, as a mapping or as JSON; `{}`
+            allows any JSON value. Cannot be combined with `grammar`.
+        seed: Seed from 0 to 2**64 - 1. None draws a random seed, which the result reports.
+        max_tokens: Maximum number of generated tokens; None generates until the context is full.
+        overflow: Behaviour when the context is full. `stop` ends the generation. `shift` continues
+            from the prompt and the newer half of the generated tokens, which are prefilled again.
+            `shift` cannot be combined with a grammar.
         stop: Strings that end the text; they are not part of it.
-        stop_tokens: Token ids that end the text, beside the model's own; they are not part of it.
-        ignore_eos: Never say a token that ends a generation, unless the grammar leaves no other.
-        logprobs: How many likely alternatives are reported with the log-probability of each emitted token; None reports nothing.
+        stop_tokens: Token ids that end the text, in addition to the model's own; they are not part
+            of it.
+        ignore_eos: Never emit a token that ends the generation, unless the grammar allows no other
+            token.
+        logprobs: Number of most likely alternatives reported with the log-probability of each
+            emitted token; None reports no log-probabilities.
     """
 
     temperature: float = 0.8
@@ -203,7 +221,7 @@ class Sampling:
                 value is not None and all(isinstance(s, str) and s for s in value),
             )
             object.__setattr__(self, name, value)
-        # llama.cpp looks for each breaker in every token of the vocabulary
+        # llama.cpp searches every token of the vocabulary for each breaker.
         _check(
             "dry_sequence_breakers",
             self.dry_sequence_breakers,
@@ -219,9 +237,12 @@ class Sampling:
         )
         object.__setattr__(self, "stop_tokens", tokens)
         _check(
-            "logprobs", self.logprobs, f"a whole number from 0 to {LOGPROBS_MAX}",
-            self.logprobs is None or (_is_count(self.logprobs) and 0 <= self.logprobs <= LOGPROBS_MAX),
-        )  # fmt: skip
+            "logprobs",
+            self.logprobs,
+            f"a whole number from 0 to {LOGPROBS_MAX}",
+            self.logprobs is None
+            or (_is_count(self.logprobs) and 0 <= self.logprobs <= LOGPROBS_MAX),
+        )
         _check("ignore_eos", self.ignore_eos, "True or False", isinstance(self.ignore_eos, bool))
         _check(
             "grammar",
@@ -259,28 +280,36 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        """Whether only the most likely token can be drawn."""
+        """Whether only the most likely token can be sampled."""
         return self.temperature == 0 or self.top_k == 1
 
 
 @dataclass(frozen=True)
 class Speculation:
-    """How many tokens are drafted in a round, and which of them stay.
+    """Options for the draft length and the acceptance of draft tokens.
 
     Attributes:
-        k: Most tokens drafted in a round, 0 to 64. 0 is plain decoding, on the same path.
-        accept: The rule. All three emit the target's own distribution. `coupled`: the seed alone decides the text, so it is the same with any draft
-            and without one. `rejection` and `block` draw anew where a draft token is refused: the text depends on seed, draft and k.
-        strict: Decide each near tie again from a pass of the target over one token, as plain decoding does; costs such a pass each. Rarer, not
-            never: what is cached of the text before was still computed in batches.
-        drafter: Who drafts. `model`: the draft model. `ngram`: the text itself, prompt included. `hybrid`: token by token whichever is surer. `auto`:
-            whatever there is of both, by what pays; the model alone where `adaptive` is off.
-        adaptive: Draft only as far as it pays here, by measured costs and chances, and not at all where nothing does. How far depends on the clock:
-            under `rejection` and `block` the text then does too. Off, a round drafts `k` tokens whatever they cost.
-        exact: Verify only in passes whose rows have the bits of single-row passes, on a machine that has such passes of two rows and more. Off,
-            passes may be wider: the text may differ from that of plain decoding at near ties, which are counted.
-        tree: Check second guesses of the draft model beside its first, at the least certain places, where that costs less than it brings. Only
-            under `coupled`.
+        k: Maximum number of draft tokens per round, 0 to 64. 0 is plain decoding on the same code
+            path.
+        accept: Acceptance rule. All three rules preserve the target's distribution. Under `coupled`
+            the seed alone determines the text: it is the same with any draft and without one.
+            `rejection` and `block` resample when a draft token is rejected, so the text depends on
+            seed, draft and k.
+        strict: Decide each near tie again from a single-token pass of the target, as plain decoding
+            does. Each costs one such pass. Different texts become rarer but remain possible,
+            because the cache of earlier tokens was still computed in batches.
+        drafter: Source of draft tokens. `model`: the draft model. `ngram`: earlier text, prompt
+            included. `hybrid`: for each token, the more confident of the two. `auto`: all available
+            drafters, selected by estimated benefit; only the model if `adaptive` is off.
+        adaptive: Choose the draft length by measured costs and estimated acceptance rates, and
+            draft nothing if no length is faster than plain decoding. The length depends on measured
+            times; under `rejection` and `block` the text therefore does too. If off, every round
+            drafts `k` tokens regardless of their cost.
+        exact: Verify only in passes whose rows are bit-identical to those of single-token passes,
+            on machines where passes over two or more tokens can be so. If off, passes may be wider,
+            and the text may differ from that of plain decoding at near ties, which are counted.
+        tree: Also verify the draft model's second choices at the least certain positions, where the
+            expected benefit exceeds the cost. Only under `coupled`.
     """
 
     k: int = K_MAX

@@ -1,4 +1,4 @@
-"""Results of a request: frozen dataclasses that turn into plain data."""
+"""Results of a request: frozen dataclasses that convert to plain data."""
 
 from __future__ import annotations
 
@@ -12,30 +12,34 @@ _RATES = ("acceptance", "tokens_per_round", "tokens_per_s", "predicted_speedup",
 
 @dataclass(frozen=True)
 class Stats:
-    """What a generation cost. Times are in seconds of the wall clock.
+    """Token counts and times of a generation. Times are in seconds of the wall clock.
 
-    `prompt_s + draft_s + verify_s + other_s == total_s`; `other_s` is Python's own: sampling, acceptance, text, and whatever the caller does
-    between two chunks is not in it.
+    `prompt_s + draft_s + verify_s + other_s == total_s`. `other_s` is the time in Python: sampling,
+    acceptance and detokenisation. Time that the caller spends between two chunks is not counted.
 
     Attributes:
-        n_prompt: Tokens of the prompt.
-        n_generated: Tokens that were emitted.
-        n_drafted: Tokens the draft proposed.
-        n_accepted: Tokens of those that the target accepted.
-        n_near_ties: Emitted tokens whose decision was closer than the rounding noise between batches of different size: plain decoding may decide
-            them otherwise. Counted under the rule `coupled`, and also in passes over one token that follow wider ones.
-        n_decided_again: Near ties that were decided again from a pass over one token (`strict`).
-        rounds: Passes of the target after the prompt was read, but for those that decided near ties again.
-        prompt_s: Time in which target and draft read the prompt.
+        n_prompt: Number of prompt tokens.
+        n_generated: Number of emitted tokens.
+        n_drafted: Number of draft tokens.
+        n_accepted: Number of draft tokens that the target accepted.
+        n_near_ties: Number of emitted tokens whose decision margin was below the rounding noise
+            between batch sizes. Plain decoding may decide them differently. They are counted under
+            the rule `coupled`, and also in single-token passes that follow wider passes.
+        n_decided_again: Number of near ties decided again from a single-token pass (`strict`).
+        rounds: Number of target passes after the prefill, without the passes that decided near ties
+            again.
+        prompt_s: Prefill time of target and draft.
         draft_s: Time inside the draft model.
         verify_s: Time inside the target model.
-        other_s: The rest.
-        ttft_s: Time until the first token was there.
-        total_s: All of it.
-        forecast_s: What the rounds should have taken, by the costs known when each began.
-        plain_s: What the same tokens should have taken one at a time.
-        drafters: Drafted and accepted tokens of each drafter: `model`, `ngram`, and `retry`, the rest of a draft behind its first wrong token.
-        why_none: Why nothing was drafted, or which drafter failed and was switched off for the request; else empty.
+        other_s: Remaining time.
+        ttft_s: Time to the first token.
+        total_s: Total time.
+        forecast_s: Predicted time of the rounds, by the costs known at the start of each round.
+        plain_s: Predicted time of plain decoding for the same tokens.
+        drafters: Drafted and accepted tokens of each drafter: `model`, `ngram`, and `retry`, which
+            drafts the rest of a draft after its first rejected token.
+        why_none: Reason that nothing was drafted, or the drafter that failed and was disabled for
+            the request; otherwise empty.
     """
 
     n_prompt: int = 0
@@ -58,15 +62,17 @@ class Stats:
 
     @property
     def predicted_speedup(self) -> float:
-        """How many times as fast as plain decoding the rounds should have been, by measured costs and what was accepted; 1 where nothing is known.
+        """Predicted speed-up of the rounds over plain decoding; 1 without a prediction.
 
-        At most the tokens per round: a pass is never faster than one over a single token, whatever the cost table says.
+        It uses measured costs and the accepted tokens. It is at most the number of tokens per
+        round, because a pass is never faster than a single-token pass, even if the cost table
+        claims so.
         """
         return min(self.plain_s / self.forecast_s, self._most_speedup) if self.forecast_s else 1.0
 
     @property
     def speedup(self) -> float:
-        """How many times as fast they were, by the clock; at most the tokens per round."""
+        """Measured speed-up over plain decoding, at most the number of tokens per round."""
         decode_s = self.total_s - self.prompt_s
         return (
             min(self.plain_s / decode_s, self._most_speedup)
@@ -80,17 +86,17 @@ class Stats:
 
     @property
     def acceptance(self) -> float:
-        """Accepted over drafted tokens; 0 where nothing was drafted."""
+        """Acceptance rate: accepted over drafted tokens; 0 if nothing was drafted."""
         return self.n_accepted / self.n_drafted if self.n_drafted else 0.0
 
     @property
     def tokens_per_round(self) -> float:
-        """Emitted tokens per pass of the target."""
+        """Emitted tokens per target pass."""
         return self.n_generated / self.rounds if self.rounds else 0.0
 
     @property
     def tokens_per_s(self) -> float:
-        """Emitted tokens per second after the prompt was read."""
+        """Emitted tokens per second after the prefill."""
         decode_s = self.total_s - self.prompt_s
         return self.n_generated / decode_s if decode_s > 0 else 0.0
 
@@ -102,12 +108,12 @@ class Stats:
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """How likely the target found a token, before bias, penalties, filters and temperature.
+    """Log-probability of a token under the target, before bias, penalties, filters and temperature.
 
     Attributes:
-        token: The id.
+        token: The token id.
         logprob: Natural logarithm of its probability.
-        top: The likeliest tokens in this place, likeliest first: `((id, logprob), ...)`.
+        top: The most likely tokens at this position, most likely first: `((id, logprob), ...)`.
     """
 
     token: int
@@ -125,16 +131,18 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class Chunk:
-    """A piece of a stream: what one round emitted.
+    """One part of a stream: the output of one round.
 
     Attributes:
-        text: Text, never half a character, never part of a stop string; may be empty.
+        text: New text. It contains no incomplete character and no part of a stop string; it may be
+            empty.
         tokens: Token ids of the round.
-        n_drafted: Tokens drafted in the round.
-        n_accepted: How many of the first `tokens` came from the draft.
-        finish_reason: None but in the last chunk.
-        accepted_text: For each stretch of `text`, whether it came from accepted tokens: `((text, accepted), ...)`.
-        logprobs: One for each of `tokens` where `Sampling.logprobs` asks for them, else empty.
+        n_drafted: Number of tokens drafted in the round.
+        n_accepted: Number of leading `tokens` that came from the draft.
+        finish_reason: Set only in the last chunk, otherwise None.
+        accepted_text: Segments of `text` with their origin: `((text, accepted), ...)`, where
+            `accepted` is true for accepted draft tokens.
+        logprobs: One entry per item of `tokens` if `Sampling.logprobs` is set, otherwise empty.
     """
 
     text: str
@@ -155,12 +163,13 @@ class Completion:
     """A finished generation.
 
     Attributes:
-        text: The text, stop strings left out.
-        tokens: The token ids, the end-of-generation token left out.
-        finish_reason: `stop` (end token, stop string, stop token), `length` (max_tokens or a full context) or `cancelled`.
-        seed: The seed that gives this text again.
-        stats: What it cost.
-        logprobs: One for each of `tokens` where `Sampling.logprobs` asks for them, else empty.
+        text: The text without stop strings.
+        tokens: The token ids without the end-of-generation token.
+        finish_reason: `stop` (end token, stop string or stop token), `length` (`max_tokens` or a
+            full context) or `cancelled`.
+        seed: The seed that reproduces this text.
+        stats: Token counts and times.
+        logprobs: One entry per item of `tokens` if `Sampling.logprobs` is set, otherwise empty.
     """
 
     text: str

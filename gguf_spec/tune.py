@@ -1,9 +1,11 @@
-"""What passes cost here, measured thoroughly, and whether drafting by the model pays; returns data, prints nothing.
+"""Thorough measurement of pass costs, and whether drafting with the model is faster.
 
-A round over k drafted tokens takes V(k + 1) and k tokens of the draft, and brings 1 + c + c^2 + ... + c^k tokens, if each is right with the
-chance c.
+Returns data and prints nothing. Notation: V(n) is the time of a target pass over n tokens, c the
+acceptance rate per token. A round with k draft tokens takes V(k + 1) plus the time of k draft
+tokens, and emits 1 + c + c^2 + ... + c^k tokens on average.
 
-Source: Leviathan et al. 2022, arXiv:2211.17192, section 3, with measured costs in place of proportional ones.
+Source: Leviathan et al. 2022, arXiv:2211.17192, section 3, with measured costs in place of
+proportional ones.
 """
 
 from __future__ import annotations
@@ -24,13 +26,13 @@ Progress = Callable[[int, int], object]
 
 @dataclass(frozen=True)
 class Tuning:
-    """What was measured, and what it means.
+    """Measured costs of a model pair and their interpretation.
 
     Attributes:
         target: Name of the model.
         draft: File name of the draft, or None.
-        profile: What was measured of them.
-        kept: Whether it could be kept, for every load from now on.
+        profile: Measured costs and agreement.
+        kept: Whether the profile was saved for later loads.
     """
 
     target: str
@@ -39,26 +41,32 @@ class Tuning:
     kept: bool = True
 
     def target_s(self, n: int) -> float:
-        """Return the seconds of a pass of the target over `n` tokens."""
+        """Return the seconds of a target pass over `n` tokens."""
         return interpolate(self.profile.target, n)
 
     def draft_s(self, n: int) -> float:
-        """Return the seconds of a pass of the draft over `n` tokens; 0 without one, for drafts taken from the text cost nothing."""
+        """Return the seconds of a draft pass over `n` tokens.
+
+        It is 0 without a draft model, because drafts from earlier text cost nothing.
+        """
         return interpolate(self.profile.draft, n) if self.profile.draft else 0.0
 
     @property
     def pays(self) -> bool:
-        """Whether drafting by the model does."""
+        """Whether drafting with the model is faster than plain decoding."""
         return (
             self.draft is not None and self.profile.best(self.profile.agreement)[0] >= WORTH_SAYING
         )
 
     @property
     def sentence(self) -> str:
-        """What it means, in a few plain sentences."""
+        """Interpretation of the measurement in a few sentences."""
         one, agreement = self.target_s(1), self.profile.agreement
         said = f"A token of the target takes {milliseconds(one)}; "
-        said += f"checking 4 takes as long as {self.target_s(4) / one:.1f}, 8 as long as {self.target_s(8) / one:.1f}."
+        said += (
+            f"checking 4 takes as long as {self.target_s(4) / one:.1f}, 8 as long as "
+            f"{self.target_s(8) / one:.1f}."
+        )
         if self.draft is None:
             needed = self.profile.needed
             pays = (
@@ -71,35 +79,56 @@ class Tuning:
         tokens = f"{k} token{'s' if k > 1 else ''} a round"
         said += f" A token of the draft takes {milliseconds(self.draft_s(1))}."
         if self.pays:
-            return f"{said} At the measured {agreement:.0%} agreement drafting {tokens} should be {speedup:.1f} times as fast as plain decoding."
-        said += f" Drafting by the model does not pay here: at the measured {agreement:.0%} agreement {tokens} would be {speedup:.2f} times as fast as "
-        return f"{said}plain decoding, and {'not even 100%' if self.profile.needed is None else f'{self.profile.needed:.0%}'} would be enough."
+            return (
+                f"{said} At the measured {agreement:.0%} agreement drafting {tokens} should be "
+                f"{speedup:.1f} times as fast as plain decoding."
+            )
+        said += (
+            f" Drafting by the model does not pay here: at the measured {agreement:.0%} "
+            f"agreement {tokens} would be {speedup:.2f} times as fast as "
+        )
+        return (
+            f"{said}plain decoding, and "
+            f"{'not even 100%' if self.profile.needed is None else f'{self.profile.needed:.0%}'} "
+            "would be enough."
+        )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all of it as plain values."""
+        """Return all fields as plain values."""
         speedup, k = self.profile.best(self.profile.agreement) if self.draft else (None, None)
         return {
-            "sentence": self.sentence, "target": self.target, "draft": self.draft, "kept": self.kept, "pays": self.pays,
-            "agreement": self.profile.agreement if self.draft else None, "best_k": k, "speedup": speedup, "needed": self.profile.needed,
+            "sentence": self.sentence,
+            "target": self.target,
+            "draft": self.draft,
+            "kept": self.kept,
+            "pays": self.pays,
+            "agreement": self.profile.agreement if self.draft else None,
+            "best_k": k,
+            "speedup": speedup,
+            "needed": self.profile.needed,
             "profile": self.profile.to_dict(),
-        }  # fmt: skip
+        }
 
 
 def tune(llm: LLM, *, progress: Progress = lambda _done, _total: None) -> Tuning:
-    """Measure what the passes of a pair cost and how often its draft is right, and keep that in place of what was kept.
+    """Measure the pass costs and the acceptance rate of a pair, and replace its saved profile.
 
     Args:
-        llm: The models. It goes by what was measured from now on.
-        progress: Called with passes done and all passes.
+        llm: The models. The LLM uses the new profile from now on.
+        progress: Called with the number of finished passes and the total number of passes.
 
     Raises:
-        UnsupportedModelError: The target cannot go back a token: it is decoded plainly, and there is nothing to measure.
+        UnsupportedModelError: The target does not support rollback. It is decoded plainly, so there
+            is nothing to measure.
         BusyError, ClosedError: As for a generation.
     """
     with llm.models() as (target, lent):
         draft = lent if lent is not target else None
         if not target.can_roll_back:
-            message = f"{target.path.name} cannot go back a token (it is recurrent or hybrid): it is decoded plainly, and there is nothing to tune."
+            message = (
+                f"{target.path.name} cannot go back a token (it is recurrent or hybrid): it is "
+                "decoded plainly, and there is nothing to tune."
+            )
             raise UnsupportedModelError(target.path, message, "tune a model of another kind.")
         profile = replace(
             measure(target, draft, thorough=True, on_step=progress), measured_at=time.time()
@@ -110,6 +139,6 @@ def tune(llm: LLM, *, progress: Progress = lambda _done, _total: None) -> Tuning
 
 
 def milliseconds(seconds: float) -> str:
-    """Return a time as it is shown."""
+    """Return a time in seconds as text in milliseconds."""
     ms = seconds * 1000
     return f"{ms:,.0f} ms" if ms >= 10 else f"{ms:.1f} ms" if ms >= 1 else f"{ms:.2f} ms"

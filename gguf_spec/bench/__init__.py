@@ -1,8 +1,9 @@
-"""How fast is it here? Times plain decoding, adaptive drafting and fixed draft lengths in turn; returns data, prints nothing.
+"""Benchmark of plain decoding, adaptive drafting and fixed draft lengths; prints nothing.
 
-All contenders do the same work with the same seeds, one after the other and round after round, so that a machine that slows down slows down all of
-them; each is compared with the plain runs of its own round. Each run begins with what was known when the models were loaded: no contender profits
-from what another one learned.
+All contenders do the same work with the same seeds. They run one after the other, round by round,
+so that a slower machine affects all of them. Each run is compared with the plain run of its own
+round. Each run starts with the statistics known after loading, so no contender benefits from the
+runs of another.
 """
 
 from __future__ import annotations
@@ -40,14 +41,29 @@ from .report import (
 from .workloads import WORKLOADS, Workload, workloads
 
 __all__ = [
-    "ADAPTIVE", "LONG_WORKLOADS", "PLAIN", "USELESS", "WORKLOADS", "Case", "Contender", "LongWorkload", "Machine", "Report", "Result", "Run",
-    "Spread", "Workload", "bench",
-]  # fmt: skip
+    "ADAPTIVE",
+    "LONG_WORKLOADS",
+    "PLAIN",
+    "USELESS",
+    "WORKLOADS",
+    "Case",
+    "Contender",
+    "LongWorkload",
+    "Machine",
+    "Report",
+    "Result",
+    "Run",
+    "Spread",
+    "Workload",
+    "bench",
+]
 
-_LENGTHS, _QUICK_LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16), (2, 4, 8)
-_QUICK_TOKENS = 32
-_HOPELESS = 0.8  # of the best fixed setting in the first round: slower ones run no more
-_WARM_UP = 8  # tokens
+_LENGTHS, _QUICK_LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16), (2, 4, 8)  # fixed draft lengths, in tokens
+_QUICK_TOKENS = 32  # maximum number of tokens of an answer in a quick run
+# Throughput relative to the best fixed setting of the first round. Slower fixed settings run only
+# once.
+_HOPELESS = 0.8
+_WARM_UP = 8  # tokens generated to warm up
 
 Progress = Callable[[int, int], object]
 
@@ -65,29 +81,34 @@ def bench(
     limit_s: float | None = None,
     progress: Progress = lambda _done, _total: None,
 ) -> Report:
-    """Time all contenders on all workloads.
+    """Measure the throughput of all contenders on all workloads.
 
     Args:
-        llm: Models to time; without a draft, what drafts from the text alone.
-        names: Of `WORKLOADS` and `LONG_WORKLOADS`; `WORKLOADS` where they are not given.
-        n_rounds: How often each contender runs; 3, or 1 where `quick`. After the first, fixed settings that are far from the best are left out.
-        n_tokens: Tokens of an answer, if not each workload's own.
-        quick: Few fixed settings, short answers, and each workload at its first temperature alone.
-        long: Run all of `LONG_WORKLOADS` beside `names`. With any of these, only the fixed settings of `quick` are tried.
-        useless: Time only plain decoding and adaptive drafting, for `Report.with_useless`.
-        seed: Of the first conversation; each further one takes the next.
-        limit_s: Begin no further run after so many seconds; the first case has its plain and adaptive run in any case.
-        progress: Called with runs done and all runs.
+        llm: Models to measure; without a draft model, drafts come from earlier text only.
+        names: Names from `WORKLOADS` and `LONG_WORKLOADS`; None selects `WORKLOADS`.
+        n_rounds: Number of runs of each contender; None selects 3, or 1 if `quick`. After the first
+            round, fixed settings that are far slower than the best are left out.
+        n_tokens: Number of tokens of an answer; None selects each workload's own.
+        quick: Use few fixed settings, short answers, and only the first temperature of each
+            workload.
+        long: Run all of `LONG_WORKLOADS` in addition to `names`. If any of these is selected, only
+            the fixed settings of `quick` run.
+        useless: Run only plain decoding and adaptive drafting, for `Report.with_useless`.
+        seed: Seed of the first conversation of each case; each further one uses the next seed.
+        limit_s: Time limit in seconds, after which no further run starts. The plain and the
+            adaptive run of the first case always run.
+        progress: Called with the number of finished runs and the total number of runs.
 
     Raises:
-        InvalidOptionError: There is no such workload, one does not fit into the context, or the target cannot go back a token.
+        InvalidOptionError: A workload does not exist or does not fit into the context, or the
+            target does not support rollback.
     """
     started = time.perf_counter()
     n_rounds = (1 if quick else 3) if n_rounds is None else n_rounds
     for option, value in (("runs", n_rounds), ("max_tokens", 1 if n_tokens is None else n_tokens)):
         if value < 1:
             raise InvalidOptionError(option, value, "1 or more")
-    Sampling(seed=seed)  # or say what is wrong with it
+    Sampling(seed=seed)  # raises if the seed is invalid
     with llm.models() as (target, _):
         can_roll_back, threads = target.can_roll_back, target.options.threads or physical_cores()
     if not can_roll_back:
@@ -117,15 +138,21 @@ def bench(
 
 @dataclass(frozen=True)
 class _Work:
-    """A case to be run: `conversations`, each with its own `samplings`."""
+    """One case to be run.
+
+    Attributes:
+        workload: Name of the workload.
+        conversations: The conversations.
+        samplings: Sampling options of each conversation.
+        runs: Finished runs by contender name.
+        said: Tokens of each conversation by plain decoding, by round.
+    """
 
     workload: str
     conversations: tuple[Conversation, ...]
     samplings: tuple[Sampling, ...]
     runs: dict[str, list[Run]] = field(default_factory=dict)
-    said: dict[int, list[tuple[int, ...]]] = field(
-        default_factory=dict
-    )  # by plain decoding, in each round
+    said: dict[int, list[tuple[int, ...]]] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -151,7 +178,7 @@ class _Work:
 
 @dataclass
 class _Race:
-    """Contenders on work, round by round."""
+    """Runs all contenders on all cases, round by round."""
 
     llm: LLM
     contenders: Sequence[Contender]
@@ -163,7 +190,7 @@ class _Race:
     is_complete: bool = True
 
     def run(self) -> None:
-        """Run all, or as many as there is time for."""
+        """Run all contenders, or as many as the time limit allows."""
         done = 0
         for round_ in range(self.n_rounds):
             for work in self.work:
@@ -179,7 +206,7 @@ class _Race:
                     self.progress(done, self._total(round_))
 
     def cases(self) -> Iterator[Case]:
-        """Yield what came out, of work that was begun."""
+        """Yield the results of all started cases."""
         for work in self.work:
             if ADAPTIVE in work.runs or USELESS in work.runs:
                 yield Case(work.workload, work.samplings[0].temperature, tuple(self._results(work)))
@@ -197,7 +224,10 @@ class _Race:
                 )
 
     def _still_in(self, work: _Work, round_: int) -> list[Contender]:
-        """Return who runs in a round: after the first, all but the fixed settings that cannot be the best."""
+        """Return the contenders of a round.
+
+        After the first round, fixed settings that cannot be the best are left out.
+        """
         speeds = {name: runs[0].tokens_per_s for name, runs in work.runs.items()} if round_ else {}
         enough = _HOPELESS * max(
             (speeds[one.name] for one in self.contenders if one.fixed and one.name in speeds),
@@ -210,20 +240,20 @@ class _Race:
         ]
 
     def _total(self, round_: int) -> int:
-        """Return how many runs there will be, as far as is known in a round."""
+        """Return the total number of runs, as far as it is known in a round."""
         later = sum(len(self._still_in(work, 1 if round_ else 0)) for work in self.work)
         return len(self.work) * len(self.contenders) + (self.n_rounds - 1) * later
 
 
 def _run(llm: LLM, work: _Work, speculation: Speculation, round_: int) -> Run:
-    """Do all of a case's conversations, turn after turn."""
+    """Run all conversations of a case, turn by turn."""
     said: list[tuple[int, ...]] = []
     answers: list[Completion] = []
     for conversation, sampling in zip(work.conversations, work.samplings, strict=True):
         now = list(_converse(llm, conversation, sampling, speculation))
         said.append(tuple(token for answer in now for token in answer.tokens))
         answers += now
-    plain = work.said.setdefault(round_, said)  # plain decoding is the first of each round
+    plain = work.said.setdefault(round_, said)  # plain decoding runs first in each round
     stats = [answer.stats for answer in answers]
     return Run(
         round_,
@@ -243,7 +273,10 @@ def _run(llm: LLM, work: _Work, speculation: Speculation, round_: int) -> Run:
 def _converse(
     llm: LLM, conversation: Conversation, sampling: Sampling, speculation: Speculation
 ) -> Iterator[Completion]:
-    """Yield the answer to each turn. The first prompt is read from its start: one that was read before would cost nothing."""
+    """Yield the answer to each turn.
+
+    The caches are cleared first, because a cached prompt would have no prefill cost.
+    """
     llm.forget()
     text, messages = "", list(conversation.history)
     for turn in conversation.turns:
@@ -259,7 +292,10 @@ def _converse(
 
 
 def _contenders(llm: LLM, few: bool, useless: bool) -> list[Contender]:
-    """Return who runs, plain decoding first and adaptive drafting next to it, so that little time lies between the two."""
+    """Return the contenders: plain decoding first, adaptive drafting second.
+
+    They are adjacent, so that little time passes between their runs.
+    """
     plain = Contender(PLAIN, Speculation(k=0), True)
     if useless:
         return [plain, Contender(USELESS, Speculation(), False)]
@@ -284,12 +320,11 @@ def _contenders(llm: LLM, few: bool, useless: bool) -> list[Contender]:
 
 @contextmanager
 def _as_loaded(llm: LLM) -> Iterator[Callable[[], None]]:
-    """Warm up; lend a function that makes the models forget what they have learned since then; leave them as they were."""
+    """Warm up, and yield a function that resets the learned statistics; reset them on exit."""
     pair, few = llm._pair, Sampling(temperature=0.0, max_tokens=_WARM_UP, ignore_eos=True)
     start = llm.tokenize("Once upon a time")
-    llm.generate_tokens(
-        start, replace(few, max_tokens=1), speculation=Speculation()
-    )  # now the models are measured, if they were not
+    # This measures the pass costs if they are not known yet.
+    llm.generate_tokens(start, replace(few, max_tokens=1), speculation=Speculation())
     known = copy.deepcopy((pair.experiences, pair.calibration))
 
     def forget() -> None:
@@ -304,7 +339,7 @@ def _as_loaded(llm: LLM) -> Iterator[Callable[[], None]]:
 
 
 def _cpu() -> str:
-    """Return the processor's name."""
+    """Return the name of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -1,6 +1,7 @@
 """Workloads of `bench` with prompts of about 1,000 and 4,000 tokens of real text.
 
-Each has two forms: messages for models with a chat template, and a plain text that a base model continues.
+Each has two forms: messages for models with a chat template, and a plain text that a base model
+continues.
 """
 
 from __future__ import annotations
@@ -17,17 +18,19 @@ from ..errors import InvalidOptionError
 from ..runtime.llm import LLM
 from ..text.chat_template import Message
 
+# Prompt sizes in tokens. A prompt of 3,900 tokens and its answer fit into the default context of
+# 4,096 tokens.
 SIZES = {
     "1k": 1000,
     "4k": 3900,
-}  # tokens of a prompt; with an answer, 3,900 fit into the default context of 4,096
+}
 
 
 class Conversation(NamedTuple):
-    """Questions or texts of a user, turn after turn.
+    """Messages or texts of a user, turn by turn.
 
     Attributes:
-        turns: What the user writes.
+        turns: The user's text of each turn.
         history: Messages before the first turn.
         prefill: The beginning of each answer.
     """
@@ -41,10 +44,11 @@ class _Form(NamedTuple):
     """A prompt in both forms.
 
     Attributes:
-        text: For base models.
-        question: The last message, for models with a chat template.
-        history: The messages before it.
-        prefill: The beginning of the answer to it. Small models do not obey "write it again", but they continue what is begun.
+        text: Prompt for base models.
+        question: Last message, for models with a chat template.
+        history: Messages before the last one.
+        prefill: Beginning of the answer. Small models do not follow the instruction to write a text
+            again, but they continue a text that has begun.
     """
 
     text: str
@@ -59,11 +63,13 @@ class LongWorkload:
 
     Attributes:
         name: Its name.
-        about: One sentence.
-        n_prompt: Tokens of the prompt, at most; the last sentence, line or record that does not fit is left out.
-        n_tokens: Tokens of an answer.
+        about: Description in one sentence.
+        n_prompt: Maximum number of prompt tokens. The last sentence, line or record that does not
+            fit is left out.
+        n_tokens: Number of tokens of an answer.
         temperatures: Sampling temperatures of its cases; 0 is greedy.
-        form: Returns the prompt from a number of sentences, lines or records; fewer where there are not so many.
+        form: Returns the prompt for a number of sentences, lines or records; fewer if the text has
+            fewer.
     """
 
     name: str
@@ -74,11 +80,11 @@ class LongWorkload:
     form: Callable[[int], _Form]
 
     def prompts(self, llm: LLM, n_tokens: int | None = None) -> list[str]:
-        """Return the prompt as a plain text for any model.
+        """Return the prompt as plain text for any model.
 
         Args:
-            llm: The model whose tokens and context count.
-            n_tokens: Tokens of an answer, if not the workload's own.
+            llm: The model that provides tokenizer and context size.
+            n_tokens: Number of tokens of an answer; None selects the workload's own.
 
         Raises:
             InvalidOptionError: The context is too small.
@@ -86,11 +92,13 @@ class LongWorkload:
         return [self._fitting(llm, n_tokens, as_text=True).text]
 
     def conversations(self, llm: LLM, n_tokens: int | None = None) -> list[Conversation]:
-        """Return the prompt in the form for the model: a plain text if `llm.prompt` is `text`, else messages.
+        """Return the prompt in the model's form.
+
+        The form is plain text if `llm.prompt` is `text`, otherwise messages.
 
         Args:
-            llm: The model whose tokens, chat template and context count.
-            n_tokens: Tokens of an answer, if not the workload's own.
+            llm: The model that provides tokenizer, chat template and context size.
+            n_tokens: Number of tokens of an answer; None selects the workload's own.
 
         Raises:
             InvalidOptionError: The context is too small.
@@ -107,7 +115,10 @@ class LongWorkload:
         """Return the longest form of at most `n_prompt` tokens."""
         needed = self.n_prompt + (n_tokens or self.n_tokens)
         if needed > llm.n_ctx:
-            hint = "raise it with --ctx, lower --max-tokens, or choose other workloads with --workload."
+            hint = (
+                "raise it with --ctx, lower --max-tokens, or choose other workloads with "
+                "--workload."
+            )
             raise InvalidOptionError(
                 "n_ctx", llm.n_ctx, f"{needed:,} or more for the workload {self.name}", hint
             )
@@ -119,7 +130,7 @@ class LongWorkload:
             )
             return len(ids) <= self.n_prompt
 
-        low, high = 1, self.n_prompt  # a piece has a token or more
+        low, high = 1, self.n_prompt  # each piece has at least one token
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if fits(self.form(middle)) else (low, middle)
@@ -128,7 +139,7 @@ class LongWorkload:
 
 @cache
 def _sentences(name: str) -> tuple[str, ...]:
-    """Return the sentences of a text of ours, with the white space behind each."""
+    """Return the sentences of a bundled text, each with its trailing white space."""
     return tuple(re.findall(r".+?(?:[.!?][\"')]*\s+|\s*\Z)", _read(name), re.DOTALL))
 
 
@@ -149,7 +160,8 @@ def _document(n: int) -> _Form:
     text = f"{passage}\n\nThis is what the story has told so far, in a few words:"
     return _Form(
         text,
-        f"{passage}\n\nWhat does the Mole do in this text, and whom does he meet? Answer in a few sentences.",
+        f"{passage}\n\nWhat does the Mole do in this text, and whom does he meet? Answer in a "
+        "few sentences.",
     )
 
 
@@ -159,7 +171,8 @@ def _rewrite(n: int) -> _Form:
     text = f"{passage}\n\nThe same passage again, with a queen in place of the king:\n\n{start}"
     return _Form(
         text,
-        f"{passage}\n\nWrite this passage again with a queen in place of the king, and change nothing else.",
+        f"{passage}\n\nWrite this passage again with a queen in place of the king, and change "
+        "nothing else.",
         (),
         start,
     )
@@ -178,12 +191,19 @@ def _json(n: int) -> _Form:
     records = "\n".join(_record(i, "active") for i in range(n))
     start = "\n".join(_record(i, "archived") for i in range(2))
     text = f'{records}\n\nThe same records again, with the status "archived":\n\n{start}\n'
-    question = f'{records}\n\nWrite these records again, one a line, with the status "archived" in place of "active". Change nothing else.'
+    question = (
+        f'{records}\n\nWrite these records again, one a line, with the status "archived" in '
+        'place of "active". Change nothing else.'
+    )
     return _Form(text, question, (), f"{start}\n")
 
 
 def _record(i: int, status: str) -> str:
-    """Return a record; the lists' lengths share no factor, so that a combination comes back after 5,005."""
+    """Return record `i` as JSON.
+
+    The lengths of the lists have no common factor, so a combination repeats only after 5,005
+    records.
+    """
     person = f"{_FIRST[i % len(_FIRST)]} {_LAST[i * 3 % len(_LAST)]}"
     values = {
         "id": 10_001 + 7 * i,
@@ -246,18 +266,26 @@ def _turn20(n: int) -> _Form:
 
 
 _QUESTIONS = (
-    "Tell me a story about a doctor and his animals.", "Go on, please.", "What happened then?", "And what did the Doctor say?", "Go on.",
-    "What did the animals do?", "And then?", "Was the Doctor sad about it?", "Please go on.", "What came next?", "Who spoke then?",
-    "And what happened after that?", "Go on, I am listening.", "What did his sister think?", "And the parrot?", "Then what happened?",
-    "Did anyone help him?", "What did they do next?", "Go on with the story.",
+    "Tell me a story about a doctor and his animals.", "Go on, please.", "What happened then?",
+    "And what did the Doctor say?", "Go on.", "What did the animals do?", "And then?",
+    "Was the Doctor sad about it?", "Please go on.", "What came next?", "Who spoke then?",
+    "And what happened after that?", "Go on, I am listening.", "What did his sister think?",
+    "And the parrot?", "Then what happened?", "Did anyone help him?", "What did they do next?",
+    "Go on with the story.",
 )  # fmt: skip
 
 
 def _code(n: int) -> _Form:
     lines = _lines("code.txt")[:n]
     source, start = "".join(lines).rstrip(), "".join(lines[:12])
-    text = f"{source}\n\n\n# The same file again, with the class Model renamed to LoadedModel:\n\n{start}"
-    question = f"```python\n{source}\n```\n\nRename the class Model to LoadedModel in this Python file. Write the whole file again."
+    text = (
+        f"{source}\n\n\n# The same file again, with the class Model renamed to "
+        f"LoadedModel:\n\n{start}"
+    )
+    question = (
+        f"```python\n{source}\n```\n\nRename the class Model to LoadedModel in this Python file. "
+        "Write the whole file again."
+    )
     return _Form(text, question, (), f"```python\n{start}")
 
 

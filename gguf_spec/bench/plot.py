@@ -1,4 +1,7 @@
-"""Grouped bars as SVG, written by hand: on a ground of its own, so it reads the same on a light and on a dark page."""
+"""Grouped bar charts as SVG.
+
+The chart has its own background, so it is readable on light and on dark pages.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +14,23 @@ from typing import NamedTuple
 
 _COLOURS = ("#a8b0ba", "#e3a857", "#2f6fde", "#b4532a")
 _INK, _SOFT, _GRID, _GROUND = "#1f2328", "#59636e", "#e4e7eb", "#ffffff"
-_FONT = "'DejaVu Sans', Verdana, Geneva, sans-serif"  # wide ones: what fits in them fits in others
-_NARROW = frozenset("fijlrtI1 .,:;'|()[]-")
-_BAR, _BETWEEN = 30.0, 26.0  # width of a bar; of the space between groups
-_LEFT, _RIGHT, _MIN_WIDTH = 56.0, 24.0, 640.0
-_HEIGHT, _ABOVE, _BELOW = 200.0, 26.0, 62.0  # of the highest bar; of what is above it, and below
-_IN_A_ROW = 6  # groups, at most
+# Wide fonts, so that text that fits in them also fits in a substitute.
+_FONT = "'DejaVu Sans', Verdana, Geneva, sans-serif"
+_NARROW = frozenset("fijlrtI1 .,:;'|()[]-")  # narrow characters, for the width estimate
+_BAR, _BETWEEN = 30.0, 26.0  # widths of a bar and of the space between groups, in pixels
+_LEFT, _RIGHT, _MIN_WIDTH = 56.0, 24.0, 640.0  # margins and minimum width, in pixels
+# Heights of the highest bar, of the space above it and of the space below it, in pixels.
+_HEIGHT, _ABOVE, _BELOW = 200.0, 26.0, 62.0
+_IN_A_ROW = 6  # maximum number of groups in a row
 
 
 class Bar(NamedTuple):
-    """A bar with what it spreads over.
+    """A bar with its spread.
 
     Attributes:
-        value: Its height.
-        least: Where the line of its spread begins.
-        most: Where it ends.
+        value: Height of the bar.
+        least: Lower end of the spread line.
+        most: Upper end of the spread line.
     """
 
     value: float
@@ -34,13 +39,13 @@ class Bar(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Bars that belong together.
+    """A group of adjacent bars.
 
     Attributes:
-        name: What stands below them.
-        kind: And below that.
-        note: And below that, smaller.
-        bars: In the order of the legend.
+        name: First label line below the bars.
+        kind: Second label line.
+        note: Third label line, in a smaller font.
+        bars: The bars, in the order of the legend.
     """
 
     name: str
@@ -55,10 +60,10 @@ def grouped_bars(
     """Return an SVG of groups of ratios, with a line at 1.
 
     Args:
-        title: Above all.
-        lines: Smaller, below the title.
-        legend: What each bar of a group is.
-        groups: From left to right; one that misses a bar leaves a gap.
+        title: Title of the chart.
+        lines: Smaller lines below the title.
+        legend: Label of each bar of a group.
+        groups: Groups from left to right; a missing bar leaves a gap.
     """
     n = math.ceil(len(groups) / math.ceil(len(groups) / _IN_A_ROW))
     width = max(
@@ -86,7 +91,8 @@ def grouped_bars(
         y = base + _BELOW
     wide, high = f"{width:.0f}", f"{y + 8:.0f}"
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide}" height="{high}" viewBox="0 0 {wide} {high}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide}" height="{high}" viewBox="0 0 '
+        f'{wide} {high}" '
         f'font-family="{_FONT}" role="img">\n<title>{escape(_plain(title))}</title>\n'
         f'<rect width="100%" height="100%" rx="8" fill="{_GROUND}" stroke="{_GRID}"/>\n'
         + "\n".join(parts)
@@ -97,7 +103,7 @@ def grouped_bars(
 def _head(
     title: str, lines: Sequence[str], legend: Sequence[str], width: float
 ) -> tuple[list[str], float]:
-    """Return title, lines and legend, and where they end."""
+    """Return the SVG elements of title, lines and legend, and the y coordinate of their end."""
     parts: list[str] = []
     y = 18.0
     for text, size, letter, colour, weight in [
@@ -121,26 +127,39 @@ def _head(
 
 
 def _grid(base: float, width: float, step: float, n_lines: int, scale: float) -> Iterator[str]:
-    """Yield the lines of a row, dashed at 1, and what they stand for."""
+    """Yield the grid lines of a row with their labels; the line at 1 is dashed."""
     for i in range(n_lines + 1):
         at = base - i * step * scale
-        yield f'<line x1="{_LEFT}" y1="{at:.1f}" x2="{width - _RIGHT:.1f}" y2="{at:.1f}" stroke="{_GRID}"/>'
+        yield (
+            f'<line x1="{_LEFT}" y1="{at:.1f}" x2="{width - _RIGHT:.1f}" y2="{at:.1f}" '
+            f'stroke="{_GRID}"/>'
+        )
         yield _text(_LEFT - 8, at + 4, f"{i * step:.10g}", 12, _SOFT, "end")
     at = base - scale
-    yield f'<line x1="{_LEFT}" y1="{at:.1f}" x2="{width - _RIGHT:.1f}" y2="{at:.1f}" stroke="{_SOFT}" stroke-dasharray="5 4"/>'
+    yield (
+        f'<line x1="{_LEFT}" y1="{at:.1f}" x2="{width - _RIGHT:.1f}" y2="{at:.1f}" '
+        f'stroke="{_SOFT}" stroke-dasharray="5 4"/>'
+    )
 
 
 def _bars(bars: Sequence[Bar], left: float, base: float, scale: float) -> Iterator[str]:
-    """Yield the bars of a group, their spreads and, but for those of the first kind, their values."""
+    """Yield the bars of a group, their spreads, and their values except for the first bar."""
     for i, bar in enumerate(bars):
         x, high = left + i * _BAR + 1, bar.value * scale
         middle, top = x + _BAR / 2 - 1, max(bar.value, bar.most) * scale
         colour = _COLOURS[i % len(_COLOURS)]
-        yield f'<rect x="{x:.1f}" y="{base - high:.1f}" width="{_BAR - 2:.1f}" height="{high:.1f}" rx="2" fill="{colour}"/>'
+        yield (
+            f'<rect x="{x:.1f}" y="{base - high:.1f}" width="{_BAR - 2:.1f}" height="{high:.1f}" '
+            f'rx="2" fill="{colour}"/>'
+        )
         if bar.most > bar.least:
-            yield f'<line x1="{middle:.1f}" y1="{base - top:.1f}" x2="{middle:.1f}" y2="{base - bar.least * scale:.1f}" stroke="{_INK}"/>'
+            yield (
+                f'<line x1="{middle:.1f}" y1="{base - top:.1f}" x2="{middle:.1f}" '
+                f'y2="{base - bar.least * scale:.1f}" stroke="{_INK}"/>'
+            )
         if i:
-            top = scale if scale - 18 < top < scale else top  # the line at 1 runs through no number
+            # Keep the line at 1 clear of numbers.
+            top = scale if scale - 18 < top < scale else top
             yield _text(middle, base - top - 5, f"{bar.value:.2f}", 11, anchor="middle")
 
 
@@ -149,19 +168,19 @@ def _highest(groups: Sequence[Group]) -> float:
 
 
 def _scale(most: float) -> tuple[float, float]:
-    """Return the distance of the lines, at most eight up to `most`, and the height of 1."""
+    """Return the distance of the grid lines, at most eight up to `most`, and the height of 1."""
     power = 10.0 ** math.floor(math.log10(most / 8))
     step = next(power * n for n in (1, 2, 2.5, 5, 10) if most <= 8 * power * n)
     return step, _HEIGHT / (step * math.ceil(most / step - 1e-9))
 
 
 def _width(text: str, size: float) -> float:
-    """Return about how wide a text is."""
+    """Return the approximate width of a text."""
     return size * sum(0.4 if letter in _NARROW else 0.66 for letter in text)
 
 
 def _plain(text: str) -> str:
-    """Leave out what XML cannot hold."""
+    """Remove characters that XML does not allow."""
     return "".join(
         letter for letter in text if unicodedata.category(letter) not in ("Cc", "Cs", "Cn")
     )
@@ -177,4 +196,7 @@ def _text(
     weight: str = "normal",
 ) -> str:
     bold = ' font-weight="bold"' if weight == "bold" else ""
-    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{colour}" text-anchor="{anchor}"{bold}>{escape(_plain(text))}</text>'
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{colour}" '
+        f'text-anchor="{anchor}"{bold}>{escape(_plain(text))}</text>'
+    )

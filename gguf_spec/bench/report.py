@@ -1,4 +1,4 @@
-"""What `bench` found: runs, ratios, and the arithmetic over them."""
+"""Results of `bench`: runs, ratios and their summary."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ PLAIN, ADAPTIVE, USELESS = "plain", "adaptive", "adaptive, useless draft"
 
 
 class Spread(NamedTuple):
-    """A value that was taken several times.
+    """Median and range of repeated measurements.
 
     Attributes:
-        median: The middle.
-        least: The smallest.
-        most: The largest.
+        median: The median.
+        least: The smallest value.
+        most: The largest value.
     """
 
     median: float
@@ -29,19 +29,20 @@ class Spread(NamedTuple):
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Spread:
-        """Sum up one value or more."""
+        """Summarise one or more values."""
         values = list(values)
         return cls(statistics.median(values), min(values), max(values))
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A way to decode.
+    """A decoding setting that takes part in the benchmark.
 
     Attributes:
         name: Its name.
-        speculation: Its settings.
-        fixed: One of those that a user might choose by hand, plain decoding among them.
+        speculation: Its draft options.
+        fixed: Whether it is a setting that a user might select by hand; this includes plain
+            decoding.
     """
 
     name: str
@@ -51,20 +52,20 @@ class Contender:
 
 @dataclass(frozen=True)
 class Run:
-    """All conversations of a workload, once.
+    """One run of all conversations of a workload.
 
     Attributes:
-        round: In which turn, from 0.
-        n_tokens: Tokens that were said.
-        decode_s: Time for them once prompts were read.
-        total_s: All time.
-        ttft_s: Time to the first token of an answer, on average.
-        n_drafted: Tokens drafted.
-        n_accepted: Tokens of those that were accepted.
-        forecast_s: What the rounds should have taken.
-        plain_s: What plain decoding should have taken.
-        n_texts: Conversations.
-        n_same: How many of them are what plain decoding says.
+        round: Index of the round, from 0.
+        n_tokens: Number of generated tokens.
+        decode_s: Time after the prefill, in seconds.
+        total_s: Total time in seconds.
+        ttft_s: Mean time to the first token of an answer, in seconds.
+        n_drafted: Number of draft tokens.
+        n_accepted: Number of accepted draft tokens.
+        forecast_s: Predicted time of the rounds, in seconds.
+        plain_s: Predicted time of plain decoding, in seconds.
+        n_texts: Number of conversations.
+        n_same: Number of conversations with the same tokens as in plain decoding.
     """
 
     round: int
@@ -81,29 +82,29 @@ class Run:
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens a second after the prompts were read."""
+        """Tokens per second, without the prefill time."""
         return self.n_tokens / self.decode_s
 
     @property
     def tokens_per_s_in_all(self) -> float:
-        """Tokens a second, the time for the prompts included."""
+        """Tokens per second, including the prefill time."""
         return self.n_tokens / self.total_s
 
     @property
     def predicted(self) -> float:
-        """How many times as fast as plain decoding the rounds should have been."""
+        """Predicted speed-up of the rounds over plain decoding."""
         return self.plain_s / self.forecast_s if self.forecast_s else 1.0
 
 
 @dataclass(frozen=True)
 class Result:
-    """The runs of a contender.
+    """The runs of a contender on one case.
 
     Attributes:
-        contender: Who.
-        runs: One a round.
-        speedup: Tokens a second over those of plain decoding, round by round.
-        speedup_in_all: The same with the time for the prompts included.
+        contender: The contender.
+        runs: One run per round.
+        speedup: Throughput relative to plain decoding, compared round by round.
+        speedup_in_all: The same, including the prefill time.
     """
 
     contender: Contender
@@ -112,18 +113,18 @@ class Result:
     speedup_in_all: Spread
 
     def of(self, name: str) -> Spread:
-        """Return a field or rate of the runs."""
+        """Return the spread of a field or rate over the runs."""
         return Spread.of(getattr(run, name) for run in self.runs)
 
     @property
     def acceptance(self) -> float:
-        """Accepted over drafted tokens; 0 where nothing was drafted."""
+        """Acceptance rate: accepted over drafted tokens; 0 if nothing was drafted."""
         return sum(run.n_accepted for run in self.runs) / max(
             1, sum(run.n_drafted for run in self.runs)
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all of it as plain values."""
+        """Return all fields as plain values."""
         rates = {
             name: self.of(name)._asdict()
             for name in ("tokens_per_s", "tokens_per_s_in_all", "ttft_s", "total_s", "predicted")
@@ -142,12 +143,12 @@ class Result:
 
 @dataclass(frozen=True)
 class Case:
-    """A workload at a temperature.
+    """A workload at one temperature.
 
     Attributes:
-        workload: Its name.
-        temperature: 0 is greedy.
-        results: One for each contender, plain decoding first.
+        workload: Name of the workload.
+        temperature: Sampling temperature; 0 is greedy.
+        results: One per contender, plain decoding first.
     """
 
     workload: str
@@ -156,26 +157,30 @@ class Case:
 
     @property
     def name(self) -> str:
-        """The workload, and the temperature where it is not greedy."""
+        """The workload, followed by the temperature unless it is greedy."""
         return f"{self.workload} {self.temperature:g}" if self.temperature else self.workload
 
     def result(self, name: str) -> Result | None:
-        """Return the result of a contender, or None where it did not run."""
+        """Return the result of a contender, or None if it did not run."""
         return next((result for result in self.results if result.contender.name == name), None)
 
     @property
     def plain(self) -> Result:
-        """Plain decoding."""
+        """Result of plain decoding."""
         return self.results[0]
 
     @property
     def adaptive(self) -> Result:
-        """What runs where nothing is chosen."""
+        """Result of the default setting."""
         return self.results[1]
 
     @property
     def best_fixed(self) -> Result:
-        """The fixed setting, plain decoding among them, that was fastest: known in hindsight only, and lucky where several are as fast."""
+        """Result of the fastest fixed setting, which may be plain decoding.
+
+        It is known only afterwards. If several settings are equally fast, the choice among them is
+        random and its measured speed is biased upwards.
+        """
         return max(
             (result for result in self.results if result.contender.fixed),
             key=lambda result: result.speedup.median,
@@ -183,11 +188,11 @@ class Case:
 
     @property
     def of_best(self) -> Spread:
-        """Speed of the adaptive runs over that of the best fixed setting, round by round."""
+        """Throughput of the adaptive runs relative to the best fixed setting, round by round."""
         return ratios(self.adaptive.runs, self.best_fixed.runs, "tokens_per_s")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all of it as plain values."""
+        """Return all fields as plain values."""
         best = {"best_fixed": self.best_fixed.contender.name, "of_best": self.of_best._asdict()}
         results = [result.to_dict() for result in self.results]
         return (
@@ -199,12 +204,12 @@ class Case:
 
 @dataclass(frozen=True)
 class Machine:
-    """Where it ran.
+    """The machine that ran the benchmark.
 
     Attributes:
         cpu: Name of the processor.
-        cores: Physical cores that may be used.
-        threads: Threads that were.
+        cores: Number of usable physical cores.
+        threads: Number of threads used.
     """
 
     cpu: str
@@ -214,18 +219,18 @@ class Machine:
 
 @dataclass(frozen=True)
 class Report:
-    """What `bench` found.
+    """Result of `bench`.
 
     Attributes:
         target: Name of the target.
         draft: File name of the draft, or None.
-        machine: Where it ran.
-        n_rounds: How often each contender was to run.
-        cases: One for each workload and temperature.
-        is_complete: False where the time was up before all was done.
-        total_s: Seconds it took.
+        machine: The machine that ran it.
+        n_rounds: Requested number of runs of each contender.
+        cases: One per workload and temperature.
+        is_complete: False if the time limit ended the benchmark early.
+        total_s: Duration in seconds.
         useless: File name of the useless draft, or None.
-        version: Of this package.
+        version: Version of this package.
     """
 
     target: str
@@ -240,32 +245,35 @@ class Report:
 
     @property
     def speedup(self) -> float:
-        """How many times as fast as plain decoding adaptive drafting is: the geometric mean over the cases."""
+        """Speed-up of adaptive drafting over plain decoding: geometric mean over the cases."""
         return _mean(case.adaptive.speedup.median for case in self.cases)
 
     @property
     def of_best(self) -> float:
-        """Speed of adaptive drafting over that of each case's best fixed setting: the geometric mean."""
+        """Throughput of adaptive drafting relative to the best fixed setting of each case.
+
+        It is the geometric mean over the cases.
+        """
         return _mean(case.of_best.median for case in self.cases)
 
     @property
     def n_texts(self) -> int:
-        """Texts that were compared with those of plain decoding."""
+        """Number of texts compared with those of plain decoding."""
         return sum(run.n_texts for run in self._compared())
 
     @property
     def n_same(self) -> int:
-        """How many of them are the same."""
+        """Number of texts identical to those of plain decoding."""
         return sum(run.n_same for run in self._compared())
 
     @property
     def texts_equal(self) -> bool:
-        """Whether all are."""
+        """Whether all texts are identical to those of plain decoding."""
         return self.n_same == self.n_texts
 
     @property
     def sentence(self) -> str:
-        """The result in plain words."""
+        """The result in a few sentences."""
         worst, names = (
             min(case.adaptive.speedup.median for case in self.cases),
             {case.workload for case in self.cases},
@@ -278,7 +286,8 @@ class Report:
         )
         over += f" (worst {worst:.2f})" if len(self.cases) > 1 else ""
         parts = [
-            f"Adaptive is {self.speedup:.2f} times plain {over}, and {self.of_best:.2f} of the best fixed setting"
+            f"Adaptive is {self.speedup:.2f} times plain {over}, and {self.of_best:.2f} of the "
+            "best fixed setting"
         ]
         parts[0] += f"; reading the prompts included, {_mean(in_all):.2f} times plain" + (
             f" (worst {min(in_all):.2f})." if len(in_all) > 1 else "."
@@ -286,17 +295,19 @@ class Report:
         useless = [result.speedup.median for case in self.cases if (result := case.result(USELESS))]
         if useless:
             parts.append(
-                f"With a useless draft it is {_mean(useless):.2f} times plain (worst {min(useless):.2f})."
+                f"With a useless draft it is {_mean(useless):.2f} times plain (worst "
+                f"{min(useless):.2f})."
             )
         if not self.texts_equal:
             n_other = self.n_texts - self.n_same
             parts.append(
-                f"{n_other} of {self.n_texts} texts are not those of plain decoding: gguf-spec verify tells near ties from faults."
+                f"{n_other} of {self.n_texts} texts are not those of plain decoding: gguf-spec "
+                "verify tells near ties from faults."
             )
         return " ".join(parts)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all of it as plain values."""
+        """Return all fields as plain values."""
         names = (
             "target",
             "draft",
@@ -315,7 +326,7 @@ class Report:
         return {"sentence": self.sentence} | {name: getattr(self, name) for name in names} | rest
 
     def with_useless(self, other: Report) -> Report:
-        """Return the report with the results that `bench(useless=True)` had for another draft."""
+        """Return the report with the results of `bench(useless=True)` for another draft added."""
         more = {case.name: case.results[1:] for case in other.cases}
         cases = tuple(
             replace(case, results=case.results + more.get(case.name, ())) for case in self.cases
@@ -330,13 +341,16 @@ class Report:
         )
 
     def to_svg(self) -> str:
-        """Draw plain decoding, the best fixed setting and adaptive drafting, case by case."""
+        """Draw plain decoding, the best fixed setting and adaptive drafting for each case."""
         m = self.machine
         title = f"{self.target}" + (
             f" with {self.draft}" if self.draft else ", drafting from the text alone"
         )
         where = f"{m.cpu}, {_count(m.cores, 'core')}, {_count(m.threads, 'thread')}"
-        how = f"gguf-spec {self.version}; tokens per second over those of plain decoding, {_rounds(self.n_rounds, self.is_complete)}"
+        how = (
+            f"gguf-spec {self.version}; tokens per second over those of plain decoding, "
+            f"{_rounds(self.n_rounds, self.is_complete)}"
+        )
         legend = [PLAIN, "best fixed setting, in hindsight", ADAPTIVE]
         groups = []
         for case in self.cases:
@@ -361,7 +375,13 @@ class Report:
 
 
 def ratios(runs: Sequence[Run], others: Sequence[Run], what: str) -> Spread:
-    """Return how `what` of some runs compares with that of others, in the rounds that both have."""
+    """Return the ratio of a metric between two sets of runs, over their common rounds.
+
+    Args:
+        runs: Runs of the numerators.
+        others: Runs of the denominators.
+        what: Name of a field or property of `Run`.
+    """
     by_round = {run.round: getattr(run, what) for run in others}
     return Spread.of(
         getattr(run, what) / by_round[run.round] for run in runs if run.round in by_round

@@ -1,4 +1,7 @@
-"""Is a downloaded file what it should be? Read whole once, then remembered for as long as it stays the same file."""
+"""Size and checksum verification of downloaded files.
+
+Each file is read once. Its sum is cached until the file changes.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +18,27 @@ from .hub_errors import explained
 from .resolve import Entry, Part
 
 Stage = Literal["load", "wait", "verify"]
-Tell = Callable[
-    [Stage, int, int | None], None
-]  # what is done, bytes of it, bytes of all or None where that is not known
+# Progress callback: the stage, its finished bytes, and its total bytes or None if unknown.
+Tell = Callable[[Stage, int, int | None], None]
 Verified = Literal["sha256", "size and etag", "size", "nothing", "local"]
-_RANKS: tuple[Verified, ...] = ("nothing", "size", "size and etag", "sha256")
-_CHUNK = 1 << 20
+_RANKS: tuple[Verified, ...] = ("nothing", "size", "size and etag", "sha256")  # weakest first
+_CHUNK = 1 << 20  # read size in bytes
 
 
 def verify(
     entry: Entry, paths: Sequence[Path], remotes: Mapping[str, hub.Remote], tell: Tell
 ) -> Verified:
-    """Check size and sum of every part; return what is right of all of them.
+    """Check size and sha256 of every part; return the weakest verification over all parts.
+
+    Args:
+        entry: The model.
+        paths: Its files, one per part.
+        remotes: The hub's metadata by file name, for files without a declared size.
+        tell: Called with the stage, its finished bytes and its total bytes.
 
     Raises:
-        CorruptFileError: A file is not what it should be; it was deleted from the cache.
+        CorruptFileError: The size or sha256 of a file is wrong. The file was deleted from the
+            cache.
     """
     verdicts: list[Verified] = []
     total, done = sum(path.stat().st_size for path in paths), 0
@@ -50,7 +59,7 @@ def verify(
 
 
 def verified(entry: Entry, paths: Sequence[Path]) -> Verified | None:
-    """Return what was once verified of all parts, or None. Reads no part."""
+    """Return the weakest cached verification over all parts, or None. Reads no part."""
     if not all(known_sum(path) for path in paths):
         return None
     return min(
@@ -63,7 +72,7 @@ def verified(entry: Entry, paths: Sequence[Path]) -> Verified | None:
 
 
 def _verdict(part: Part, path: Path, has_size: bool) -> Verified:
-    """Return what is right of a file, by its sum if that is known."""
+    """Return the verification level of a file, using its cached sum if there is one."""
     found = known_sum(path)
     if found and found == part.sha256:
         return "sha256"
@@ -75,7 +84,7 @@ def _verdict(part: Part, path: Path, has_size: bool) -> Verified:
 def _refused(
     entry: Entry, path: Path, what: str, expected: object, found: object
 ) -> CorruptFileError:
-    """Delete a file that is not what it should be, lest it be taken for good later."""
+    """Delete a corrupt file so that later runs do not use it, and return the error."""
     try:
         hub.delete([path])
         kept = "it was deleted"
@@ -96,25 +105,35 @@ def is_sum(text: str) -> bool:
 
 
 def _etag(path: Path) -> str | None:
-    """Return the sha256 that the hub gave for a file in the cache, or None: what the file points to is called by its etag."""
+    """Return the sha256 that the hub gave for a cached file, or None.
+
+    The link target of a cached file is named by its etag.
+    """
     name = hub.blob(path).name
     return name if is_sum(name) else None
 
 
 def _mark(path: Path) -> Path:
-    """Return where the sum of a file is kept: elsewhere as soon as it is another file."""
+    """Return the path of a file's cached sum; it changes when the file changes."""
     stat = path.stat()
     return cache_file("verified", [path.resolve(), stat.st_size, stat.st_mtime_ns])
 
 
 def known_sum(path: Path) -> str | None:
-    """Return the sum of a file that was read before, or None."""
+    """Return the cached sum of a file, or None."""
     kept = read_json(_mark(path))
     return kept.get("sha256") if isinstance(kept, dict) else None
 
 
 def _sum(path: Path, tell: Tell, done: int, total: int) -> str:
-    """Return the sha256 of a file, and keep it; before it, `done` of `total` bytes were verified."""
+    """Return the sha256 of a file, and cache it.
+
+    Args:
+        path: The file.
+        tell: Progress callback.
+        done: Bytes that were verified before this file.
+        total: Bytes of all files.
+    """
     mark, digest = _mark(path), hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):

@@ -1,4 +1,4 @@
-"""Entries to files: downloads models, and finds them again without a network."""
+"""Download of models, and lookup of downloaded files without a network."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ from .resolve import Entry, Part
 
 @dataclass(frozen=True)
 class Pulled:
-    """What `pull` did.
+    """Result of `pull`.
 
     Attributes:
         name: The model.
         paths: Its files, in order.
-        n_bytes: Their size.
-        loaded_bytes: What came over the network; 0 where all was on this disk.
-        verified: What is known to be right: its `sha256`, as declared; `size and etag`, as the hub said, where none is declared; its `size`;
-            `nothing`; or `local`, for a file that does not come from the hub.
+        n_bytes: Their total size in bytes.
+        loaded_bytes: Bytes that were downloaded; 0 if all files were on this disk.
+        verified: The verified property: `sha256`, as declared; `size and etag`, as reported by the
+            hub, if no sha256 is declared; `size`; `nothing`; or `local`, for a file that does not
+            come from the hub.
     """
 
     name: str
@@ -43,7 +44,10 @@ class Pulled:
 
 
 def find(entry: Entry) -> Path | None:
-    """Return the first file of a model, if all are on this disk and of the right size. Makes no request."""
+    """Return the first file of a model if all its files are on this disk, otherwise None.
+
+    The files must have the right size. Makes no request.
+    """
     if entry.path is not None:
         return None if entry.size_bytes is None else entry.path
     paths = _cached(entry)
@@ -58,11 +62,9 @@ def local(entry: Entry) -> Path:
     """Return the first file of a model on this disk.
 
     Raises:
-        NotDownloadedError: It is not there, or not all of it.
+        NotDownloadedError: The model, or one of its files, is not there.
     """
-    path = entry.path or find(
-        entry
-    )  # what is wrong with a path is for the reader of the file to say
+    path = entry.path or find(entry)  # the header reader reports an invalid path
     if path is None:
         raise _not_downloaded(entry)
     return path
@@ -71,16 +73,18 @@ def local(entry: Entry) -> Path:
 def pull(
     entry: Entry, *, force: bool = False, offline: bool = False, progress: Tell | None = None
 ) -> Pulled:
-    """Download what is missing of a model, and verify what was not yet verified.
+    """Download the missing files of a model, and verify unverified files.
 
     Args:
         entry: The model.
         force: Download it again even if it is there.
         offline: Make no request. HF_HUB_OFFLINE=1 does the same.
-        progress: Called with what is done (`load`, `wait` for a busy hub, `verify`), the bytes of it, and of all.
+        progress: Called with the stage (`load`, `wait` for a busy hub, `verify`), its finished
+            bytes, and its total bytes or None if unknown.
 
     Raises:
-        StoreError: One of its kinds, by what went wrong.
+        StoreError: One of its subclasses, depending on the cause.
+        InvalidOptionError: `force` is set while offline.
     """
     if entry.path is not None:
         return Pulled(entry.name, (entry.path,), entry.path.stat().st_size, 0, "local")
@@ -108,7 +112,7 @@ def pull(
 
 
 def remove(entry: Entry) -> int:
-    """Delete a model from the hub's cache; return the bytes freed.
+    """Delete a model from the hub's cache; return the number of freed bytes.
 
     Raises:
         InvalidOptionError: It does not come from the hub.
@@ -129,7 +133,7 @@ def remove(entry: Entry) -> int:
 
 
 def verified(entry: Entry) -> Verified | None:
-    """Return what was once verified of a model on this disk, or None. Reads no file of it."""
+    """Return the cached verification of a model on this disk, or None. Reads no model file."""
     if entry.path is not None:
         return "local"
     return (
@@ -140,10 +144,10 @@ def verified(entry: Entry) -> Verified | None:
 
 
 def check_room(entries: Iterable[Entry]) -> None:
-    """Check that what is declared of models that are not on this disk fits on it.
+    """Check that the disk has room for the missing models, by their declared sizes.
 
     Raises:
-        NoSpaceError: It does not.
+        NoSpaceError: There is not enough room.
     """
     missing = [entry for entry in entries if not find(entry)]
     parts = [
@@ -168,7 +172,7 @@ def _is_pinned(entry: Entry) -> bool:
 
 
 def _download(entry: Entry, force: bool, tell: Tell) -> tuple[int, dict[str, hub.Remote]]:
-    """Download the parts that are missing; return the bytes that came, and what the hub says of those parts."""
+    """Download the missing parts; return the downloaded bytes and the hub's metadata."""
     repo, revision = entry.repo or "", entry.revision or "main"
     here = dict(zip(entry.parts, _cached(entry), strict=True))
     wanted = [part for part in entry.parts if force or not here[part] or not _is_pinned(entry)]
@@ -196,14 +200,18 @@ def _download(entry: Entry, force: bool, tell: Tell) -> tuple[int, dict[str, hub
         with explained(entry, part):
             tick(0)
             hub.fetch(repo, part.file, commit, force=force, tick=tick)
-    if commit != revision:  # the cache is to know what a branch stood for
+    if commit != revision:  # record in the cache the commit of a branch
         with explained(entry, entry.parts[0]):
             hub.fetch(repo, entry.parts[0].file, revision, force=False, tick=tick)
     return came, remotes
 
 
 def _ask(entry: Entry, part: Part, tell: Tell) -> hub.Remote:
-    """Return what the hub says of a part, which must be what is declared."""
+    """Return the hub's metadata of a part.
+
+    Raises:
+        CorruptFileError: It differs from the declared size or sha256.
+    """
     with explained(entry, part):
         remote = hub.ask(
             entry.repo or "", part.file, entry.revision or "main", lambda: tell("wait", 0, None)
@@ -214,7 +222,10 @@ def _ask(entry: Entry, part: Part, tell: Tell) -> hub.Remote:
         ("sha256", declared_sum, remote.etag),
     ):
         if declared is not None and there is not None and declared != there:
-            message = f"{hub.endpoint()} has another {part.file} in {entry.repo} than is declared: its {what} is {there}, not {declared}."
+            message = (
+                f"{hub.endpoint()} has another {part.file} in {entry.repo} than is declared: its "
+                f"{what} is {there}, not {declared}."
+            )
             raise CorruptFileError(
                 entry.name, message, "correct the entry, or check HF_ENDPOINT.", declared, there
             )
@@ -227,7 +238,7 @@ def _check_room(name: str, needed: int) -> None:
     try:
         free = shutil.disk_usage(there).free
     except OSError:
-        return  # then it is seen while writing
+        return  # a full disk is then detected during the download
     if free < needed:
         raise NoSpaceError(
             name,

@@ -1,4 +1,7 @@
-"""The only way to the network: huggingface_hub, with its own ideas switched off."""
+"""Wrapper around huggingface_hub, the only module that uses the network.
+
+It disables telemetry and Xet.
+"""
 
 from __future__ import annotations
 
@@ -12,25 +15,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_BUSY = (408, 429, 500, 502, 503, 504)
-# The library reads its environment when it is imported, which may be long ago, so its switches are set while it is at work for us.
+_BUSY = (408, 429, 500, 502, 503, 504)  # HTTP statuses after which a request is repeated
+# Constants of the library, overridden during each call. The library reads its environment only on
+# import, which may have happened before.
 _SWITCHES = {
-    "HF_HUB_DISABLE_TELEMETRY": True,  # or it asks the hub which program might be calling it, even for a file that lies in the cache
-    "HF_HUB_DISABLE_XET": True,  # Xet fetches from servers of its own, whatever HF_ENDPOINT says
-    "DOWNLOAD_CHUNK_SIZE": 1
-    << 20,  # of 10 MB, which is a long time without progress on a slow line
+    # Otherwise the library sends requests to identify the calling program, even for cached files.
+    "HF_HUB_DISABLE_TELEMETRY": True,
+    # Xet downloads from its own servers and ignores HF_ENDPOINT.
+    "HF_HUB_DISABLE_XET": True,
+    # In bytes. The default of 10 MB shows no progress for a long time on a slow connection.
+    "DOWNLOAD_CHUNK_SIZE": 1 << 20,
 }
 _lock = threading.RLock()
 
 
 @dataclass(frozen=True)
 class Remote:
-    """What the hub says of a file.
+    """Metadata of a file on the hub.
 
     Attributes:
-        commit: The commit that the revision stands for.
-        etag: The sha256 of a large file; something else of a small one.
-        size: In bytes, or None where it does not say.
+        commit: The commit that the revision resolves to.
+        etag: The sha256 of a large file; a different value for a small one.
+        size: Size in bytes, or None if the hub does not report it.
     """
 
     commit: str
@@ -39,11 +45,11 @@ class Remote:
 
 
 class NotAHubError(Exception):
-    """Something answered that is no hub."""
+    """The responding server is not a hub."""
 
 
 def folder() -> Path:
-    """Return the hub's cache on this disk."""
+    """Return the path of the hub's cache on this disk."""
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE).expanduser()
@@ -64,10 +70,13 @@ def is_offline() -> bool:
 
 
 def status(timeout_s: float) -> int:
-    """Return the HTTP status with which the hub answers.
+    """Return the HTTP status of a request to the hub.
+
+    Args:
+        timeout_s: Timeout in seconds.
 
     Raises:
-        Exception: It does not; of which kind is up to the library's HTTP client.
+        Exception: There is no response. The type depends on the library's HTTP client.
     """
     from huggingface_hub import get_session
 
@@ -75,7 +84,10 @@ def status(timeout_s: float) -> int:
 
 
 def cached(repo: str, file: str, revision: str) -> Path | None:
-    """Return where a file lies in the cache, or None. Makes no request: what could make one, and takes 0.2 s to import, is not even imported."""
+    """Return the path of a file in the cache, or None. Makes no request.
+
+    It does not import the parts of the library that make requests, because the import takes 0.2 s.
+    """
     from huggingface_hub import constants
 
     store = Path(constants.HF_HUB_CACHE, f"models--{repo.replace('/', '--')}")
@@ -84,12 +96,15 @@ def cached(repo: str, file: str, revision: str) -> Path | None:
         commit = branch.read_text(encoding="ascii") if branch.is_file() else revision
         path = store / "snapshots" / commit / file
         return path if path.is_file() else None
-    except (OSError, ValueError):  # a cache that cannot be read, a name that no file can have
+    except (OSError, ValueError):  # an unreadable cache, or an invalid file name
         return None
 
 
 def ask(repo: str, file: str, revision: str, waiting: Callable[[], None]) -> Remote:
-    """Ask the hub for a file's commit, etag and size; where it is busy call `waiting` and ask on."""
+    """Return commit, etag and size of a file on the hub.
+
+    If the hub is busy, call `waiting` and repeat the request.
+    """
     with _hub_settings():
         from huggingface_hub import get_hf_file_metadata, hf_hub_url
         from huggingface_hub.errors import HfHubHTTPError
@@ -108,7 +123,15 @@ def ask(repo: str, file: str, revision: str, waiting: Callable[[], None]) -> Rem
 
 
 def fetch(repo: str, file: str, revision: str, *, force: bool, tick: Callable[[int], None]) -> Path:
-    """Bring a file into the cache unless it is there; call `tick` with the bytes that came, or fewer than none where some are fetched again."""
+    """Download a file into the cache if it is absent, and return its path.
+
+    Args:
+        repo: `OWNER/REPO`.
+        file: Path inside the repository.
+        revision: Branch, tag or commit.
+        force: Download it even if it is in the cache.
+        tick: Called with the number of new bytes; negative if bytes must be downloaded again.
+    """
     with _hub_settings():
         from huggingface_hub import hf_hub_download
 
@@ -119,7 +142,7 @@ def fetch(repo: str, file: str, revision: str, *, force: bool, tick: Callable[[i
 
 
 class _Bar:
-    """What the library takes for its progress bar, class and object."""
+    """Replacement for the library's progress bar, usable as its class and as its instance."""
 
     def __init__(self, tick: Callable[[int], None]) -> None:
         self.update = tick
@@ -136,19 +159,20 @@ class _Bar:
 
 @contextlib.contextmanager
 def _hub_settings() -> Iterator[None]:
-    """Have the library do what it is asked for and no more, one caller at a time."""
+    """Override the library's settings during a call, one caller at a time."""
     from huggingface_hub import constants
     from huggingface_hub.utils import logging as library
 
     with _lock, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a full disk: that is an error of ours
+        warnings.simplefilter("ignore")  # a full disk is reported as NoSpaceError
         before, verbosity = (
             {name: getattr(constants, name) for name in _SWITCHES},
             library.get_verbosity(),
         )
         for name, value in _SWITCHES.items():
             setattr(constants, name, value)
-        if verbosity >= logging.WARNING:  # or the user asked for more, with HF_HUB_VERBOSITY
+        # A lower level means that the user requested more output with HF_HUB_VERBOSITY.
+        if verbosity >= logging.WARNING:
             library.set_verbosity(logging.CRITICAL)
         try:
             yield
@@ -159,12 +183,18 @@ def _hub_settings() -> Iterator[None]:
 
 
 def blob(path: Path) -> Path:
-    """Return the file that one in the cache points to: its name is the etag; the file itself where the disk knows no links."""
+    """Return the link target of a cached file, whose name is the etag.
+
+    If the disk does not support links, return the file itself.
+    """
     return Path(os.path.normpath(path.parent / path.readlink())) if path.is_symlink() else path
 
 
 def delete(paths: Sequence[Path]) -> int:
-    """Delete files from the cache, and what they point to unless other revisions do too; return the bytes freed."""
+    """Delete files from the cache and return the number of freed bytes.
+
+    The link targets are deleted too, unless other revisions use them.
+    """
     from huggingface_hub import scan_cache_dir
 
     paths = [path.parent.resolve() / path.name for path in paths]
@@ -180,7 +210,7 @@ def delete(paths: Sequence[Path]) -> int:
         ]
         if len(files) == len(paths):
             scan.delete_files(*files).execute()
-        else:  # it looks at no repository in which anything at all is amiss
+        else:  # the scan skips a repository with any inconsistency
             _unlink(paths)
     return sum(size for path, size in sizes.items() if not path.exists())
 

@@ -1,4 +1,4 @@
-"""What goes wrong between here and the hub, in words."""
+"""Translation of network, hub and disk errors into errors of this package."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _BY_HAND = "run it again, or copy the file here by other means and give its path
 
 @contextlib.contextmanager
 def explained(entry: Entry, part: Part) -> Iterator[None]:
-    """Turn what the library and the disk raise into errors of ours."""
+    """Translate exceptions of the library and the disk into errors of this package."""
     try:
         yield
-    except Exception as error:  # the library's HTTP client has a family of errors of its own
+    except Exception as error:  # the library's HTTP client has error types of its own
         ours = _explain(error, entry, part)
         if ours is None or ours is error:
             raise
@@ -42,15 +42,14 @@ def explained(entry: Entry, part: Part) -> Iterator[None]:
 
 
 def _explain(error: Exception, entry: Entry, part: Part) -> GgufSpecError | None:
-    """Return what an error of the library or the disk means, or None where it is neither."""
+    """Return the translated error, or None if it comes from neither library nor disk."""
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     if isinstance(error, (LocalEntryNotFoundError, ValueError)) and not isinstance(
         error, (HfHubHTTPError, GgufSpecError)
     ):
-        error = (
-            error.__cause__ if isinstance(error.__cause__, Exception) else error
-        )  # the library says what it could not do; why is behind it
+        # The library wraps the actual error.
+        error = error.__cause__ if isinstance(error.__cause__, Exception) else error
     if isinstance(error, GgufSpecError):
         return error
     if isinstance(error, HfHubHTTPError):
@@ -91,7 +90,7 @@ def _missing(error: HfHubHTTPError, entry: Entry, part: Part) -> GgufSpecError |
             entry.name, "repository", said, "check the name; a private one needs HF_TOKEN."
         )
     if error.response.status_code == 401:
-        return None  # it is the token
+        return None  # the token is invalid, see _denied
     said = f"there is no repository {entry.repo} that this token may see."
     return NotOnHubError(
         entry.name, "repository", said, "check the name, and whose token is in HF_TOKEN."
@@ -162,10 +161,9 @@ def _out_of_order(error: HfHubHTTPError, entry: Entry, part: Part) -> GgufSpecEr
 
 
 def _unreachable(error: Exception, entry: Entry, part: Part) -> GgufSpecError | None:
-    """Return what an error without an answer means, or None where it is no such error."""
-    kinds = {
-        kind.__name__ for kind in type(error).__mro__
-    }  # the HTTP library is httpx or httpx2, by version
+    """Return the translation of an error without a response, or None for other errors."""
+    # Compare names, because the HTTP library is httpx or httpx2, depending on the version.
+    kinds = {kind.__name__ for kind in type(error).__mro__}
     where, said, first = (
         hub.endpoint(),
         " ".join(str(error).split()) or type(error).__name__,
@@ -185,7 +183,10 @@ def _unreachable(error: Exception, entry: Entry, part: Part) -> GgufSpecError | 
             "check HTTPS_PROXY and NO_PROXY.",
         )
     if "TimeoutException" in kinds:
-        hint = f"{first}run it again; HF_HUB_ETAG_TIMEOUT and HF_HUB_DOWNLOAD_TIMEOUT give it more seconds."
+        hint = (
+            f"{first}run it again; HF_HUB_ETAG_TIMEOUT and HF_HUB_DOWNLOAD_TIMEOUT give it more "
+            "seconds."
+        )
         return UnreachableError(entry.name, f"{where} does not answer in time.", hint)
     if "TransportError" in kinds or isinstance(error, ConnectionError):
         return UnreachableError(
@@ -208,9 +209,10 @@ def _disk(error: OSError, entry: Entry, part: Part) -> GgufSpecError:
             None,
         )
     if error.errno is None:
+        # The library found a wrong size.
         return HubError(
             entry.name, None, f"the hub did not send the whole of {part.file}.", _BY_HAND
-        )  # the library's check of the size
+        )
     where = error.filename or hub.folder()
     return StoreError(
         entry.name,
@@ -228,7 +230,7 @@ def _has_token(error: HfHubHTTPError) -> bool:
 
 
 def _first_look() -> str:
-    """Return what to look at first, where the hub is not at its usual place or behind a proxy."""
+    """Return a hint to check the settings that change the connection to the hub."""
     named = ["HF_ENDPOINT"] if hub.endpoint() != _PUBLIC else []
     named += [name for proxy in _PROXIES for name in (proxy, proxy.lower()) if os.environ.get(name)]
     return f"check {' and '.join(named or ['the connection'])}, "

@@ -1,4 +1,4 @@
-"""A models file to entries: every field is checked, and a mistake is named with its line and key."""
+"""Parser of models files: checks every field and reports errors with line and key."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BUNDLED = Path(__file__).resolve().parents[1] / "data"
 _PARTS_MAX = 256
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,95}")
-_RESERVED = ("auto", "ngram", "none")  # what --draft understands beside names
+_RESERVED = ("auto", "ngram", "none")  # values of --draft that are not model names
 _REPO = re.compile(r"(?!.*(?:\.\.|--))\w[\w.-]*/\w[\w.-]*(?<![.-])", re.ASCII)
 _SPLIT = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.gguf")
 _PERMISSIVE = (
@@ -54,8 +54,8 @@ class Part:
 
     Attributes:
         file: Its path inside the repository.
-        size_bytes: Its size, or None where it is not known.
-        sha256: Its hash in hexadecimal digits, or None where it is not known.
+        size_bytes: Its size in bytes, or None if unknown.
+        sha256: Its hash in hexadecimal digits, or None if unknown.
     """
 
     file: str
@@ -65,22 +65,24 @@ class Part:
 
 @dataclass(frozen=True)
 class Entry:
-    """A model that a name, a path or a place on the hub stands for.
+    """A model, identified by a name, a path or a location on the hub.
 
     Attributes:
-        name: The name, the file's name, or the whole `hf:` text.
-        repo: `OWNER/REPO` on the hub, or None where there is a `path`.
-        revision: A commit of it, 40 hexadecimal digits; for `hf:` what was given, or `main`.
-        parts: Its files in order, more than one for a split GGUF; empty where there is a `path`.
-        path: A file on this disk; of a split GGUF the first.
-        draft: The name of the entry that drafts for it, `ngram`, `none`, or None where nothing is declared.
-        prompt: What a bare prompt is to it: `text` to go on from, `chat` to answer, or None where its chat template decides.
-        license: As the hub writes it, such as apache-2.0, or None.
-        context: Tokens it was trained for.
+        name: The name, the file name, or the complete `hf:` text.
+        repo: `OWNER/REPO` on the hub, or None if there is a `path`.
+        revision: A commit of the repository, 40 hexadecimal digits; for `hf:` the given revision or
+            `main`.
+        parts: Its files in order, several for a split GGUF; empty if there is a `path`.
+        path: A file on this disk; for a split GGUF the first.
+        draft: The name of its draft's entry, `ngram`, `none`, or None if nothing is declared.
+        prompt: Default handling of a bare prompt: `text` continues it, `chat` answers it. If None,
+            the chat template decides.
+        license: The hub's licence identifier, such as apache-2.0, or None.
+        context: Training context in tokens.
         tokenizer: Family of its vocabulary.
         chat: Family of its chat template.
-        note: What to know about it.
-        sampling: Its own defaults for fields of `Sampling`.
+        note: A note for the user.
+        sampling: The model's default values for fields of `Sampling`.
         aliases: Other names.
     """
 
@@ -101,7 +103,7 @@ class Entry:
 
     @property
     def size_bytes(self) -> int | None:
-        """Bytes of all its files, or None where one of them is not known or not there."""
+        """Size of all its files in bytes, or None if a file is missing or its size is unknown."""
         sizes = [part.size_bytes for part in self.parts]
         if self.path:
             sizes = [_size_bytes(self.path.with_name(name)) for name in split_names(self.path.name)]
@@ -110,12 +112,15 @@ class Entry:
 
     @property
     def permissive(self) -> bool:
-        """Whether its licence asks for no more than that it be kept with the model; False where none is known."""
+        """Whether the licence only requires that its text stays with the model.
+
+        It is False if the licence is unknown.
+        """
         return self.license is not None and self.license.lower() in _PERMISSIVE
 
 
 def split_names(file: str) -> list[str]:
-    """Return the files of the split GGUF that a file is part of, in order; the file alone where it is none."""
+    """Return the file names of a split GGUF in order; only the given file if it is not split."""
     split = _SPLIT.fullmatch(file)
     if not split or not 0 < int(split[2]) <= int(split[3]) <= _PARTS_MAX:
         return [file]
@@ -128,7 +133,10 @@ def is_repo(text: str) -> bool:
 
 
 def is_model_file(text: str) -> bool:
-    """Return whether a text is the path of a GGUF file inside a folder, and leads nowhere else on any system."""
+    """Return whether a text is a relative path of a GGUF file that stays in its folder.
+
+    The check holds on every operating system.
+    """
     folders = text.split("/")
     plain = text.isprintable() and len(text) <= 500 and not set(text) & set("\\:")
     return (
@@ -140,14 +148,14 @@ def is_model_file(text: str) -> bool:
 
 
 def read_models_file(path: Path, known: Mapping[str, Entry]) -> dict[str, Entry]:
-    """Return the entries of a models file.
+    """Return the entries of a models file by name.
 
     Args:
         path: The file.
-        known: Entries of other files that its entries may name as drafts.
+        known: Entries of other files, which its entries may name as drafts.
 
     Raises:
-        InvalidModelsFileError: With the line and the key of the first mistake.
+        InvalidModelsFileError: The file has an error. Line and key are those of the first one.
     """
     top = read_yaml(path).fields(("models",))
     if "models" not in top:
@@ -169,7 +177,7 @@ def _check_names(
     entries: Mapping[str, Entry],
     known: Mapping[str, Entry],
 ) -> None:
-    """Check what takes all names: that the draft is there, and that no alias means two things."""
+    """Check that the draft exists and that no alias is ambiguous, given all names."""
     names = {*entries, *known}
     drafts = {"ngram", "none"} | names - {entry.name}
     if entry.draft and entry.draft not in drafts:
@@ -190,12 +198,21 @@ def _entry(name: str, value: Value) -> Entry:
     given = value.fields(_KEYS)
     repo, revision, parts, path = _place(value, given)
     return Entry(
-        name, repo, revision, parts, path,
-        draft=_optional(given, "draft", Value.text), prompt=_optional(given, "prompt", _prompt), license=_optional(given, "license", Value.text),
-        context=_optional(given, "context", Value.whole_number), tokenizer=_optional(given, "tokenizer", _name),
-        chat=_optional(given, "chat", _name), note=_optional(given, "note", Value.text) or "",
-        sampling=_optional(given, "sampling", _sampling) or {}, aliases=_optional(given, "aliases", _aliases) or (),
-    )  # fmt: skip
+        name,
+        repo,
+        revision,
+        parts,
+        path,
+        draft=_optional(given, "draft", Value.text),
+        prompt=_optional(given, "prompt", _prompt),
+        license=_optional(given, "license", Value.text),
+        context=_optional(given, "context", Value.whole_number),
+        tokenizer=_optional(given, "tokenizer", _name),
+        chat=_optional(given, "chat", _name),
+        note=_optional(given, "note", Value.text) or "",
+        sampling=_optional(given, "sampling", _sampling) or {},
+        aliases=_optional(given, "aliases", _aliases) or (),
+    )
 
 
 def _place(
@@ -301,7 +318,8 @@ def _prompt(value: Value) -> Literal["text", "chat"]:
     if value.text() not in ("text", "chat"):
         raise value.wrong(
             "text or chat",
-            "text is gone on from, chat is answered; where it is left out, the chat template decides.",
+            "text is gone on from, chat is answered; where it is left out, the chat template "
+            "decides.",
         )
     return cast(Literal["text", "chat"], value.text())
 

@@ -1,4 +1,7 @@
-"""Names to entries: the package's models.yaml, the user's own over it, paths, and places on the hub."""
+"""Resolution of names, paths and hub locations to entries.
+
+Names come from the package's models.yaml and from the user's own models file, which has priority.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ def _package_entries() -> dict[str, Entry]:
 
 
 def user_file() -> Path | None:
-    """Return where the user's own models file would be, or None for a user without a home."""
+    """Return the path of the user's own models file, or None for a user without a home folder."""
     try:
         given = Path(os.environ.get("XDG_CONFIG_HOME", ""))
         return (
@@ -48,10 +51,13 @@ def user_file() -> Path | None:
 
 
 def entries(models_file: Path | None = None) -> dict[str, Entry]:
-    """Return all entries by name: the package's, over them the user's, over them those of `models_file`.
+    """Return all entries by name.
+
+    Entries of the user's file override those of the package. Entries of `models_file` override
+    both.
 
     Raises:
-        InvalidModelsFileError: One of the files has a mistake.
+        InvalidModelsFileError: One of the files has an error.
     """
     found = dict(_package_entries())
     own = user_file()
@@ -62,7 +68,7 @@ def entries(models_file: Path | None = None) -> dict[str, Entry]:
 
 
 def _overlay(below: Mapping[str, Entry], above: Mapping[str, Entry]) -> dict[str, Entry]:
-    """Return both, where the entries above take their names and aliases from those below."""
+    """Return the entries of both files; those above take names and aliases from those below."""
     taken = set(above).union(*(entry.aliases for entry in above.values()))
     left = {
         name: replace(entry, aliases=tuple(alias for alias in entry.aliases if alias not in taken))
@@ -72,13 +78,14 @@ def _overlay(below: Mapping[str, Entry], above: Mapping[str, Entry]) -> dict[str
 
 
 def resolve(model: str | Path, models_file: Path | None = None) -> Entry:
-    """Return the entry for a name or an alias, for `hf:OWNER/REPO/FILE[@REVISION]`, or for the path of a GGUF file.
+    """Return the entry of a name, an alias, an `hf:` location or the path of a GGUF file.
 
-    A text that is a name means the name, even where a file is called like it: `./name` is the file. A `Path` is never a name.
+    An `hf:` location has the form `hf:OWNER/REPO/FILE[@REVISION]`. A text that is a name means the
+    name even if a file with that name exists; `./name` means the file. A `Path` is never a name.
 
     Raises:
-        ModelNotFoundError: None of these; the hint names what comes close.
-        InvalidModelsFileError: A models file has a mistake.
+        ModelNotFoundError: The text matches none of these. The hint contains the closest name.
+        InvalidModelsFileError: A models file has an error.
     """
     if isinstance(model, str) and model.startswith("hf:"):
         return _on_hub(model)
@@ -93,10 +100,13 @@ def resolve(model: str | Path, models_file: Path | None = None) -> Entry:
         if path.exists():
             return Entry(path.name, None, None, (), path)
     except (OSError, RuntimeError, ValueError):
-        pass  # a name too long, a home that nobody has
+        pass  # the name is too long, or the home folder does not exist
     known = entries(models_file)
     close = difflib.get_close_matches(str(model)[:200].lower(), [*known, *_by_alias(known)], n=1)
-    hint = "give the path of a GGUF file, hf:OWNER/REPO/FILE, or a name that `gguf-spec models list` shows."
+    hint = (
+        "give the path of a GGUF file, hf:OWNER/REPO/FILE, or a name that `gguf-spec models "
+        "list` shows."
+    )
     if close:
         hint = f"did you mean {close[0]}?"
     raise ModelNotFoundError(path, f"there is no file {path} and no model of that name.", hint)

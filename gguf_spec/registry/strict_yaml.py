@@ -1,6 +1,7 @@
-"""YAML that anybody may have written: values that know their line and key, for errors that name them.
+"""Strict YAML reader for untrusted files.
 
-Bounded: so many bytes, so deep, and nothing grows in reading, as aliases are refused. No tag makes an object.
+Each value has its line and key, which error messages report. Size and depth are limited. Aliases
+are rejected, so the data cannot grow while it is parsed. Tags never create objects.
 """
 
 from __future__ import annotations
@@ -17,24 +18,27 @@ import yaml
 
 from ..errors import InvalidModelsFileError
 
-_BYTES_MAX = 1 << 16  # seconds where PyYAML is without its C part
-_DEPTH_MAX = 32
-_LOADER: type[yaml.SafeLoader | yaml.CSafeLoader] = getattr(
-    yaml, "CSafeLoader", yaml.SafeLoader
-)  # the same, ten times as fast
-_NUMBER_MAX = 2**64
+# Maximum file size in bytes. Without PyYAML's C extension a file of this size takes seconds.
+_BYTES_MAX = 1 << 16
+_DEPTH_MAX = 32  # maximum number of nested lists and mappings
+# The C loader gives the same result ten times as fast.
+_LOADER: type[yaml.SafeLoader | yaml.CSafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_NUMBER_MAX = 2**64  # largest absolute value of a whole number
 _TAG = "tag:yaml.org,2002:"
 _NULL, _TEXT, _INT = _TAG + "null", _TAG + "str", _TAG + "int"
 _SCALARS = (_NULL, _TEXT, _INT, _TAG + "float", _TAG + "bool")
 _PLAIN = "text, a number of some size, true, false, a list or a mapping"
-HINT = "correct that line, or remove it; the entries in the package's own models.yaml show how each key is written."
+HINT = (
+    "correct that line, or remove it; the entries in the package's own models.yaml show how each "
+    "key is written."
+)
 
 
 def read_yaml(path: Path) -> Value:
-    """Return the whole of a file.
+    """Return the root value of a YAML file.
 
     Raises:
-        InvalidModelsFileError: It cannot be read, or is not YAML.
+        InvalidModelsFileError: The file is unreadable or is not valid YAML.
     """
     text, problem, line = _read_text(path), "", None
     try:
@@ -60,14 +64,20 @@ def read_yaml(path: Path) -> Value:
         raise InvalidModelsFileError(
             path, "it is empty.", "write entries under `models:`, or `models: {}` for none."
         )
-    hint = "correct that line; YAML wants spaces, not tabs, and quotes around text with `: ` or ` #` in it."
+    hint = (
+        "correct that line; YAML wants spaces, not tabs, and quotes around text with `: ` or ` "
+        "#` in it."
+    )
     raise InvalidModelsFileError(
         path, f"this is not YAML as it is read here: {problem}.", hint, line
     )
 
 
 def _check_events(path: Path, text: str) -> None:
-    """Refuse what would grow, or go deeper than the stack, when nodes are made of it."""
+    """Reject aliases and deep nesting before nodes are created.
+
+    Aliases would grow, and deep nesting would overflow the stack.
+    """
     depth = 0
     for event in yaml.parse(text, Loader=_LOADER):
         line = event.start_mark.line + 1 if event.start_mark else None
@@ -88,19 +98,19 @@ def _check_events(path: Path, text: str) -> None:
 
 
 def close_hint(word: str, words: Collection[str]) -> str | None:
-    """Return a hint at the word that comes closest, or None."""
+    """Return a hint with the closest word, or None."""
     close = difflib.get_close_matches(word[:100], sorted(words), n=1)
     return f"did you mean {close[0]}?" if close else None
 
 
 @dataclass(frozen=True)
 class Value:
-    """A value in a file, and where it stands.
+    """A value of a YAML file with its position.
 
     Attributes:
         file: The file.
-        key: The keys that lead to it, as in `models.smollm2-1.7b.draft`.
-        node: What is there.
+        key: The key with its parent keys, as in `models.smollm2-1.7b.draft`.
+        node: The YAML node.
     """
 
     file: Path
@@ -108,13 +118,13 @@ class Value:
     node: yaml.Node
 
     def error(self, message: str, hint: str) -> InvalidModelsFileError:
-        """Return an error in this place."""
+        """Return an error at this position."""
         return InvalidModelsFileError(
             self.file, message, hint, self.node.start_mark.line + 1, self.key
         )
 
     def wrong(self, allowed: str, hint: str = HINT) -> InvalidModelsFileError:
-        """Return the error that says what the value is and what it must be."""
+        """Return an error with the actual value and the allowed values."""
         shown = {_TAG + "map": "a mapping", _TAG + "seq": "a list"}.get(self.node.tag)
         untagged = isinstance(self.node, yaml.ScalarNode) and self.node.tag in _SCALARS
         shown = shown or (
@@ -123,7 +133,7 @@ class Value:
         return self.error(f"{self.key or 'all of it'} is {shown} but must be {allowed}.", hint)
 
     def items(self) -> list[tuple[Value, Value]]:
-        """Return keys and values of a mapping; a key bears the name of its value."""
+        """Return the pairs of a mapping; each key value is named like its value."""
         if not isinstance(self.node, yaml.MappingNode) or self.node.tag != _TAG + "map":
             raise self.wrong("a mapping, `key: value` on each line")
         pairs, seen = [], set()
@@ -145,7 +155,7 @@ class Value:
         return pairs
 
     def fields(self, known: Collection[str], *, null: bool = False) -> dict[str, Value]:
-        """Return the values of a mapping by key; one of nothing is left out, but where `null` says that it means something."""
+        """Return the values of a mapping by key, without null values unless `null`."""
         given = {}
         for key, value in self.items():
             if key.node.value not in known:
@@ -159,7 +169,7 @@ class Value:
         return given
 
     def need(self, given: Mapping[str, Value], key: str) -> Value:
-        """Return a field that must be there."""
+        """Return a required field."""
         if key not in given:
             raise self.error(
                 f"{self.key} has no {key}.",
@@ -168,7 +178,7 @@ class Value:
         return given[key]
 
     def elements(self) -> list[Value]:
-        """Return what is in a list."""
+        """Return the elements of a list."""
         if not isinstance(self.node, yaml.SequenceNode) or self.node.tag != _TAG + "seq":
             raise self.wrong("a list", "write [a, b], or one line with `- ` for each.")
         return [
@@ -176,18 +186,19 @@ class Value:
         ]
 
     def text(self) -> str:
-        """Return text on one line."""
+        """Return text of one line."""
         if self.node.tag != _TEXT or not isinstance(self.node, yaml.ScalarNode):
             raise self.wrong("text", "put it in quotes if it is meant as text.")
         if not self.node.value or not self.node.value.isprintable():
             raise self.wrong(
                 "text on one line",
-                "leave out control characters and line breaks; leave out the key where there is nothing to say.",
+                "leave out control characters and line breaks; leave out the key where there is "
+                "nothing to say.",
             )
         return str(self.node.value)
 
     def hexadecimal(self, n_digits: int) -> str:
-        """Return text of so many hexadecimal digits."""
+        """Return text of `n_digits` hexadecimal digits."""
         if not re.fullmatch(f"[0-9a-f]{{{n_digits}}}", self.text()):
             raise self.wrong(
                 f"{n_digits} hexadecimal digits",
@@ -203,7 +214,10 @@ class Value:
         return int(number)
 
     def plain(self) -> Any:
-        """Return the value as Python's own: text, a number, True, False, None, a list or a dictionary of these."""
+        """Return the value as a plain Python value.
+
+        The types are text, numbers, True, False, None, and lists and dictionaries of these.
+        """
         if isinstance(self.node, yaml.MappingNode):
             return {key.plain(): value.plain() for key, value in self.items()}
         if isinstance(self.node, yaml.SequenceNode):
@@ -212,12 +226,8 @@ class Value:
             raise self.wrong(_PLAIN)
         try:
             value = yaml.constructor.SafeConstructor().construct_object(self.node)
-        except (
-            ValueError,
-            LookupError,
-            OverflowError,
-            yaml.YAMLError,
-        ):  # tagged as a number, and none, or of thousands of digits
+        # Raised for a number tag on other text, and for thousands of digits.
+        except (ValueError, LookupError, OverflowError, yaml.YAMLError):
             raise self.wrong(_PLAIN) from None
         if isinstance(value, int) and abs(value) > _NUMBER_MAX:
             raise self.wrong(_PLAIN)

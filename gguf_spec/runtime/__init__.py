@@ -1,1 +1,1 @@
-"""The public objects: load, LLM, Stream, Chat, and the search for a draft model."""
+"""Public objects: load, LLM, Stream, Chat, and the search for a draft model."""

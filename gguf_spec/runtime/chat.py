@@ -1,4 +1,4 @@
-"""A conversation: its messages, what of them fits into the context, and answers as they come."""
+"""Conversations: messages, their fit into the context, and streamed answers."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from ..options import Sampling, Speculation
 from ..results import Chunk, Completion, Stats
 from .stream import PromptProgress, Stream
 
-_ROOM = 256  # tokens kept free for an answer by `shift`, where the sampling asks for more or for as many as there may be
+_ROOM = 256  # maximum number of tokens that `shift` keeps free for an answer
 _ROLES = {"system", "user", "assistant"}
-_USER, _ASSISTANT = "User:", "Assistant:"  # where the model has no template of its own
+_USER, _ASSISTANT = "User:", "Assistant:"  # role labels for models without a chat template
 
 
 class ChatModel(Protocol):
-    """What a chat needs of an `LLM`."""
+    """Interface of `LLM` that a chat uses."""
 
     @property
     def n_ctx(self) -> int:
-        """Tokens of the context."""
+        """Number of tokens that the context holds."""
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether the target has a chat template of its own."""
+        """Whether the target has a chat template."""
 
     def tokenize(
         self, prompt: str | Sequence[Mapping[str, str]], *, special: bool = True
@@ -48,17 +48,20 @@ class ChatModel(Protocol):
         """Write the caches and `data` to a file."""
 
     def restore_session(self, path: Path) -> tuple[dict[str, Any], str]:
-        """Return the data of a session file, and why its caches were not used, if so."""
+        """Return the data of a session file, and the reason if its caches were not restored."""
 
 
 class Chat:
-    """One conversation with an `LLM`. Not for several threads at once; several chats may share an LLM.
+    """One conversation with an `LLM`.
 
-    Both models keep what they have read: a turn costs what is new in it. After an answer to somebody else all is read again.
+    A chat is not thread-safe; several chats may share an LLM. Both models cache the tokens they
+    have read, so a turn costs only its new tokens. After another request has used the LLM, the
+    conversation is prefilled again.
 
     Attributes:
-        messages: All so far, `{"role": ..., "content": ...}` each, the system message first where there is one.
-        last: The last answer, with its numbers.
+        messages: All messages so far, each `{"role": ..., "content": ...}`; the system message is
+            first if there is one.
+        last: The last answer with its statistics, or None.
     """
 
     def __init__(
@@ -69,13 +72,14 @@ class Chat:
         sampling: Sampling | None = None,
         overflow: Literal["error", "shift"] = "error",
     ) -> None:
-        """Begin a conversation.
+        """Start a conversation.
 
         Args:
-            llm: Who answers.
-            system: What it is told before all else.
-            sampling: How it answers, unless a call says otherwise.
-            overflow: What to do when the conversation no longer fits into the context: refuse, or drop the oldest turns.
+            llm: The model.
+            system: System message, or None.
+            sampling: Default sampling options of the answers.
+            overflow: Behaviour when the conversation no longer fits into the context: `error`
+                raises, `shift` drops the oldest turns.
         """
         if overflow not in ("error", "shift"):
             raise InvalidOptionError("overflow", overflow, "error or shift")
@@ -86,16 +90,17 @@ class Chat:
 
     @property
     def note(self) -> str:
-        """What is unusual about this chat: a model without a chat template; empty where nothing is."""
+        """Warning that the model has no chat template; empty if it has one."""
         return (
             ""
             if self._llm.has_chat_template
-            else f"the model has no chat template: it reads {_USER} and {_ASSISTANT} before each message."
+            else f"the model has no chat template: it reads {_USER} and {_ASSISTANT} before each "
+            "message."
         )
 
     @property
     def system(self) -> str | None:
-        """The system message; a new one counts from the next answer on."""
+        """The system message; a new one applies from the next answer on."""
         return (
             self.messages[0]["content"]
             if self.messages and self.messages[0]["role"] == "system"
@@ -112,16 +117,16 @@ class Chat:
 
     @property
     def n_tokens(self) -> int:
-        """Tokens of all so far, as the next question will find them in the context."""
+        """Number of tokens of the conversation, as the next question finds it in the context."""
         return len(self._encode(self.messages)) if self.messages else 0
 
     def send(
         self, text: str, sampling: Sampling | None = None, *, speculation: Speculation | None = None
     ) -> Completion:
-        """Say something and return the whole answer.
+        """Send a message and return the complete answer.
 
         Raises:
-            PromptTooLongError: The conversation does not fit into the context. It is as it was.
+            PromptTooLongError: The conversation does not fit into the context. It is unchanged.
         """
         turn: Turn | None = None
         try:
@@ -130,7 +135,7 @@ class Chat:
                     pass
         except BaseException:
             if turn:
-                turn.close()  # should Ctrl-C have come just before the first attempt
+                turn.close()  # Ctrl-C may arrive just before the first attempt
             raise
         return turn.result
 
@@ -142,9 +147,10 @@ class Chat:
         speculation: Speculation | None = None,
         on_prompt: PromptProgress | None = None,
     ) -> Turn:
-        """Say something and return an iterator over the answer. What was said when it ends or is closed is part of the conversation.
+        """Send a message and return an iterator over the answer.
 
-        While the question is read, `on_prompt` is called as for `LLM.generate`.
+        The text generated until the turn ends or is closed becomes part of the conversation. During
+        the prefill of the question, `on_prompt` is called as for `LLM.generate`.
         """
         sampling = sampling or self._sampling
         if not self._llm.has_chat_template:
@@ -174,10 +180,10 @@ class Chat:
         speculation: Speculation | None = None,
         on_prompt: PromptProgress | None = None,
     ) -> Turn:
-        """Ask the last question again, with another seed unless the sampling has one.
+        """Send the last question again, with a new seed unless the sampling options set one.
 
         Raises:
-            InvalidOptionError: Nothing was asked yet.
+            InvalidOptionError: The conversation has no question.
         """
         questions = [message["content"] for message in self.messages if message["role"] == "user"]
         if not questions:
@@ -193,7 +199,7 @@ class Chat:
             raise
 
     def undo(self) -> bool:
-        """Forget the last question and its answer; return whether there was one."""
+        """Remove the last question and its answer; return whether there was one."""
         last = max(
             (i for i, message in enumerate(self.messages) if message["role"] == "user"),
             default=None,
@@ -204,26 +210,28 @@ class Chat:
         return True
 
     def reset(self) -> None:
-        """Forget all but the system message."""
+        """Remove all messages except the system message."""
         self.messages[:] = self.messages[:1] if self.system else []
         self.last = None
 
     def save(self, path: str | Path) -> None:
-        """Write the conversation and both models' caches into a file, whole or not at all.
+        """Write the conversation and both caches to a file, completely or not at all.
 
         Raises:
-            SessionError: There is no place for it.
+            SessionError: The file cannot be written.
         """
         self._llm.save_session(Path(path), {"messages": self.messages})
 
     def restore(self, path: str | Path) -> str:
-        """Go on with a conversation that was saved.
+        """Load a saved conversation.
 
         Returns:
-            Why its caches cannot be used, so that the next turn reads all of it again; empty where they can.
+            The reason why its caches cannot be used, so that the next turn prefills everything
+            again; empty if they can.
 
         Raises:
-            SessionError: The file is missing, damaged, or none of ours. The conversation is as it was.
+            SessionError: The file is missing, damaged, or not a session file. The conversation is
+                unchanged.
         """
         data, why = self._llm.restore_session(Path(path))
         messages = data.get("messages")
@@ -243,11 +251,14 @@ class Chat:
         return self._llm.tokenize(text + _ASSISTANT, special=False)
 
     def _shift(self, messages: list[dict[str, str]], tokens: list[int], room: int) -> list[int]:
-        """Drop the oldest turns from `messages` until they leave `room`; never the system message or the question."""
+        """Remove the oldest turns from `messages` until `room` tokens are free.
+
+        The system message and the question are never removed.
+        """
         first = 1 if messages[0]["role"] == "system" else 0
         while len(tokens) + room > self._llm.n_ctx:
             if len(messages) - first < 3:
-                if len(tokens) < self._llm.n_ctx:  # a short answer is better than none
+                if len(tokens) < self._llm.n_ctx:  # accept less room, for a short answer
                     return tokens
                 raise PromptTooLongError(len(tokens), self._llm.n_ctx)
             del messages[first : first + 2]
@@ -256,10 +267,12 @@ class Chat:
 
 
 class Turn:
-    """An answer under way: iterate over it for `Chunk`s, use it in a `with` statement, cancel it from any thread.
+    """A running answer: an iterator over `Chunk`s and a context manager.
+
+    It can be cancelled from any thread.
 
     Attributes:
-        dropped: How many old messages were dropped to make room.
+        dropped: Number of old messages that were removed to free room.
     """
 
     def __init__(
@@ -275,20 +288,26 @@ class Turn:
 
     @property
     def stats(self) -> Stats:
-        """What it cost so far."""
+        """Token counts and times so far."""
         return self._stream.stats
 
     @property
     def result(self) -> Completion:
-        """What was said so far."""
+        """The answer so far."""
         return self._stream.result
 
     def cancel(self) -> None:
-        """End the answer after the round that runs; safe from any thread and from a signal handler."""
+        """End the answer after the current round.
+
+        Safe from any thread and from a signal handler.
+        """
         self._stream.cancel()
 
     def close(self) -> None:
-        """Give the LLM back; what was said is part of the conversation, and where nothing was said neither is the question."""
+        """Release the LLM, and add the question and the generated text to the conversation.
+
+        If nothing was generated, the question is not added either.
+        """
         self._stream.close()
         if self._open:
             result = self._stream.result
@@ -306,7 +325,7 @@ class Turn:
     def __next__(self) -> Chunk:
         try:
             return next(self._stream)
-        except BaseException:  # its end too
+        except BaseException:  # includes StopIteration
             self.close()
             raise
 

@@ -1,7 +1,8 @@
-"""Find a draft for a target among what lies on this disk, by headers alone: no weights are read.
+"""Search for a draft among the models on this disk, by headers only, without their weights.
 
-A draft must speak the target's vocabulary, be smaller, and be able to forget its last tokens. Of those that may draft, the one that
-models.yaml names comes first, then those whose costs were measured here, then the rest by what their size promises.
+A draft must have the target's vocabulary, be smaller, and support rollback of its last tokens.
+Candidates are ordered as follows: first the draft that models.yaml names, then those with costs
+measured on this machine, then the others by the speed-up that their size suggests.
 """
 
 from __future__ import annotations
@@ -22,31 +23,31 @@ from ..speculative.drafters import check_vocabulary
 from ..speculative.profile import ModelKey, read_profile
 from ..system.cache import cache_file, read_json, write_json
 
-# Recurrent and hybrid architectures: their state cannot be cut back.
+# Recurrent and hybrid architectures, whose state does not support rollback.
 _CANNOT_GO_BACK = {
-    "mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7", "jamba", "falcon-h1", "plamo2", "granitehybrid", "lfm2", "lfm2moe", "nemotron_h",
-    "nemotron_h_moe", "qwen3next", "kimi-linear", "bailingmoe3", "kimi-k3", "glm5-next", "qwen35", "qwen35moe", "qwen4exp", "deepseek4",
-    "minimax-01",
+    "mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7", "jamba", "falcon-h1", "plamo2",
+    "granitehybrid", "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe",
+    "qwen3next", "kimi-linear", "bailingmoe3", "kimi-k3", "glm5-next", "qwen35", "qwen35moe",
+    "qwen4exp", "deepseek4", "minimax-01",
 }  # fmt: skip
-_VERSION = 1  # of what is kept of comparisons
-_MOST_FILES = 1000  # looked at; a folder may hold anything
-_LIKELY, _SIZE_OF_LIKELY = (
-    0.85,
-    0.04,
-)  # how often a draft is right at best, and the share of the target's size that brings it two thirds there
+_VERSION = 1  # format version of cached vocabulary comparisons
+_MOST_FILES = 1000  # maximum number of files examined, because folders may be large
+# Model of the acceptance rate: its upper limit, and the size of the draft relative to the target
+# at which it reaches two thirds of that limit.
+_LIKELY, _SIZE_OF_LIKELY = (0.85, 0.04)
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model that might draft.
+    """A possible draft model.
 
     Attributes:
-        name: Its name in models.yaml, or its file's.
-        path: The file; None where it is not on this disk.
-        gain: How many times as fast as plain decoding it is expected to be; 0 where it cannot draft.
-        why: What speaks for it, or against it.
-        declared: models.yaml names it as the target's draft.
-        measured: The gain comes from costs measured here.
+        name: Its name in models.yaml, or its file name.
+        path: The file; None if it is not on this disk.
+        gain: Expected speed-up over plain decoding; 0 if it cannot draft.
+        why: Reason for or against it.
+        declared: Whether models.yaml names it as the target's draft.
+        measured: Whether the gain comes from costs measured on this machine.
     """
 
     name: str
@@ -65,12 +66,14 @@ class Candidate:
 def choose(
     target: Entry, path: Path, options: ContextOptions, models_file: Path | None = None
 ) -> tuple[Candidate | None, str]:
-    """Return the best draft on this disk, or None, and a sentence that says why; it is empty where models.yaml says so itself.
+    """Return the best draft on this disk, or None, and a sentence that explains the choice.
+
+    The sentence is empty if models.yaml names the chosen draft.
 
     Args:
         target: The target's entry.
-        path: Its file.
-        options: How both would be loaded, a `ContextOptions`: what was measured is kept under that.
+        path: The target's file.
+        options: Context options of both models; saved measurements are looked up by them.
         models_file: As for `resolve`.
     """
     if target.draft in ("ngram", "none"):
@@ -99,17 +102,18 @@ def choose(
     )
     return (
         None,
-        f"no draft that pays for {target.name} is on this disk: drafting from the text alone. {hint}",
+        f"no draft that pays for {target.name} is on this disk: drafting from the text alone. "
+        f"{hint}",
     )
 
 
 def candidates(
     target: Entry, path: Path, options: ContextOptions, models_file: Path | None = None
 ) -> list[Candidate]:
-    """Return all that might draft for a target, the best first and what cannot draft last.
+    """Return all possible drafts for a target, best first; unusable ones are last.
 
     Raises:
-        ModelError: The target's own file is none.
+        ModelError: The target's own file is invalid.
     """
     header = read_header(path)
     check_generates_text(header)
@@ -144,7 +148,7 @@ def candidates(
 def _judge(
     name: str, path: Path, target: Header, options: ContextOptions, declared: bool = False
 ) -> Candidate:
-    """Say whether a file can draft, and what that would bring."""
+    """Return the candidate for a file, with its expected speed-up or the reason it cannot draft."""
     try:
         header = read_header(path)
         check_generates_text(header)
@@ -184,7 +188,7 @@ def _judge(
 
 
 def _absent(entry: Entry, target: Entry) -> Candidate:
-    """Say what models.yaml tells of a model that is not on this disk."""
+    """Return the candidate for a model that is not on this disk, by its models.yaml entry."""
     if entry.name == target.name:
         return Candidate(entry.name, None, 0.0, "the target itself")
     if not (target.tokenizer and entry.tokenizer):
@@ -211,7 +215,10 @@ def _absent(entry: Entry, target: Entry) -> Candidate:
 
 
 def _difference(target: Header, draft: Header) -> str:
-    """Return how two vocabularies differ, empty where they do not; remembered, as large ones take a while to compare."""
+    """Return the difference of two vocabularies, or an empty text if they match.
+
+    The result is cached, because the comparison of large vocabularies is slow.
+    """
     memo = cache_file("pairs", [_VERSION, *_identity(target.path), *_identity(draft.path)])
     known = read_json(memo)
     if isinstance(known, dict) and isinstance(known.get("difference"), str):
@@ -226,9 +233,13 @@ def _difference(target: Header, draft: Header) -> str:
 
 
 def _promise(share: float) -> float:
-    """Return the speed-up to expect of a draft with this share of the target's size, where nothing is measured: a rank, no more.
+    """Return the speed-up that a draft's relative size suggests, for ranking without measurements.
 
-    A draft costs what it weighs, and is right more often the more it weighs, up to a point.
+    A draft's cost is proportional to its size. Its acceptance rate grows with its size up to a
+    limit.
+
+    Args:
+        share: Size of the draft divided by the size of the target.
     """
     likely = _LIKELY * share / (share + _SIZE_OF_LIKELY / 2)
     brings, best = 1.0, 0.0
@@ -261,7 +272,7 @@ def _files(target: Path) -> Iterator[Path]:
                     if not n_left:
                         return
         except OSError:
-            continue  # a folder that may not be read holds nothing for us
+            continue  # skip unreadable folders
 
 
 def _is_gguf(file: Path) -> bool:
@@ -270,7 +281,7 @@ def _is_gguf(file: Path) -> bool:
 
 
 def _identity(path: Path) -> tuple[str, int, int]:
-    """Return what tells files apart, links followed."""
+    """Return real path, size and modification time, which identify a file."""
     real = path.resolve()
     stat = real.stat()
     return str(real), stat.st_size, stat.st_mtime_ns

@@ -1,4 +1,4 @@
-"""The public face: a target, perhaps a draft, and one request at a time."""
+"""Public class `LLM`: a target with an optional draft, serving one request at a time."""
 
 from __future__ import annotations
 
@@ -30,15 +30,19 @@ T = TypeVar("T")
 
 
 class LLM:
-    """A loaded model. It serves one request at a time and may be called from any thread; others wait.
+    """A loaded model that serves one request at a time.
+
+    It may be called from any thread; concurrent calls wait in order of arrival.
 
     Attributes:
-        name: The target's name or file name.
+        name: The target's registry name or file name.
         draft_name: The draft's file name, or None.
-        prompt: `text` or `chat`: what the registry says of a bare prompt, else whether the file has a chat template.
-        speculation: How many tokens are drafted, unless a call says otherwise.
-        sampling: How it samples where a call does not say: the defaults, or what models.yaml has for the model.
-        notes: Why things are not as one would expect, such as a draft that is not used. One sentence each.
+        prompt: `text` or `chat`: the form of a bare prompt. It comes from the registry; otherwise
+            it is `chat` if the file has a chat template.
+        speculation: Default draft options of a request.
+        sampling: Default sampling options of a request: those of models.yaml for the model,
+            otherwise the package defaults.
+        notes: Explanations of unexpected behaviour, such as an unused draft. One sentence each.
     """
 
     def __init__(
@@ -60,34 +64,35 @@ class LLM:
         self.sampling = sampling or Sampling()
         self.draft_name = pair.draft.path.name if pair.draft else None
         self._pair, self._target, self._draft = pair, pair.target, pair.draft
-        self._line = Line()  # who has the turn may use the models
+        self._line = Line()  # only the ticket that has the turn may use the models
         self._closed = False
 
     @property
     def n_ctx(self) -> int:
-        """Tokens the context holds, prompt and answer together."""
+        """Number of tokens that the context holds, prompt and answer together."""
         return self._target.n_ctx
 
     @property
     def chat_template(self) -> str | None:
-        """The file's Jinja template, which says how messages are to be put, or None."""
+        """The file's Jinja template, which formats messages as a prompt, or None."""
         return self._target.chat_template
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether there is one."""
+        """Whether the target has a chat template."""
         return self._target.chat_template is not None
 
     def tokenize(
         self, prompt: Prompt, *, prefill: str = "", special: bool = True, tools: Tools | None = None
     ) -> list[int]:
-        """Return the ids of a text, or of messages in the model's chat template.
+        """Return the token ids of a text, or of messages in the model's chat template.
 
         Args:
             prompt: A text, or messages.
-            prefill: What the answer begins with.
-            special: Read `<|im_end|>` and the like in a text as the tokens they name. In messages they never are.
-            tools: What the model may call, for the template: OpenAI's descriptions of functions.
+            prefill: Beginning of the answer.
+            special: Parse `<|im_end|>` and similar strings in a text as special tokens. In messages
+                they are never parsed.
+            tools: Functions that the model may call, for the template, in OpenAI's format.
         """
         target = self._alive
         if not prompt and not prefill:
@@ -97,11 +102,11 @@ class LLM:
         return encode_chat(target, prompt, prefill, tools)
 
     def token_bytes(self, token: int) -> bytes:
-        """Return the bytes of one token; none for one that is not text."""
+        """Return the bytes of one token; empty for a token without text."""
         return self._alive.piece(token)
 
     def token_text(self, token: int) -> str:
-        """Return the text of one token; half a character is shown as a replacement sign."""
+        """Return the text of one token, with replacement characters for incomplete characters."""
         target = self._alive
         return target.piece(token).decode("utf-8", errors="replace") or target.token_text(token)
 
@@ -115,19 +120,22 @@ class LLM:
         echo: bool = False,
         on_prompt: PromptProgress | None = None,
     ) -> Completion:
-        """Go on from a text, or answer messages, and return the whole result.
+        """Continue a text or answer messages, and return the complete result.
 
         Args:
-            prompt: A text, taken as it is, or messages (`{"role": ..., "content": ...}`) for the model's chat template.
-            sampling: How to sample; the model's own `sampling` where it is not given.
-            speculation: Instead of the one given at load.
-            prefill: What the answer begins with; the model goes on from there. A grammar counts it as part of the answer.
-            echo: Begin the text with the prompt, if that is a text, and the prefill.
-            on_prompt: Called after each pass over the prompt, with the tokens read so far and all to be read; to return False cancels.
+            prompt: A text, used unchanged, or messages (`{"role": ..., "content": ...}`) for the
+                model's chat template.
+            sampling: Sampling options; None uses the LLM's `sampling`.
+            speculation: Draft options; None uses the LLM's `speculation`.
+            prefill: Beginning of the answer, which the model continues. A grammar treats it as part
+                of the answer.
+            echo: Start the returned text with the prompt, if it is a text, and the prefill.
+            on_prompt: Called after each prefill pass with the number of tokens read so far and the
+                total to be read; returning False cancels the generation.
 
         Raises:
-            EmptyPromptError, PromptTooLongError, InvalidOptionError: Before anything runs.
-            BusyError: This thread has a stream of this LLM open.
+            EmptyPromptError, PromptTooLongError, InvalidOptionError: Raised before any pass runs.
+            BusyError: This thread has an open stream of this LLM.
         """
         return self._complete(
             self._request(prompt, sampling, speculation, prefill, echo, on_prompt=on_prompt)
@@ -144,7 +152,10 @@ class LLM:
         tools: Tools | None = None,
         on_prompt: PromptProgress | None = None,
     ) -> Stream:
-        """Do as `generate`, but return an iterator over `Chunk`s. The LLM is taken until it is read to its end or closed."""
+        """Start a generation as `generate` does, and return an iterator over `Chunk`s.
+
+        The LLM is reserved until the stream ends or is closed.
+        """
         return self._stream(
             self._request(prompt, sampling, speculation, prefill, echo, tools, on_prompt)
         )
@@ -160,15 +171,16 @@ class LLM:
         prefill: str = "",
         on_prompt: PromptProgress | None = None,
     ) -> Completion:
-        """Go on from token ids.
+        """Continue token ids, and return the complete result.
 
         Args:
-            tokens: The prompt's ids, nothing added.
+            tokens: Token ids of the prompt, used unchanged.
             sampling: As for `generate`.
-            stop_tokens: Ids that end the generation, beside those of `sampling`.
-            on_token: Called with each id as it is emitted; a true result ends the generation right there, as `cancelled`.
-            speculation: Instead of the one given at load.
-            prefill: The text at the end of `tokens` that belongs to the answer, for a grammar to go on from.
+            stop_tokens: Token ids that end the generation, in addition to those of `sampling`.
+            on_token: Called with each emitted id; a true result ends the generation immediately as
+                `cancelled`.
+            speculation: Draft options; None uses the LLM's `speculation`.
+            prefill: Text at the end of `tokens` that belongs to the answer; a grammar starts there.
             on_prompt: As for `generate`.
         """
         sampling = sampling or self.sampling
@@ -192,7 +204,7 @@ class LLM:
         prefill: str = "",
         on_prompt: PromptProgress | None = None,
     ) -> Stream:
-        """Do as `generate_tokens`, but return an iterator over `Chunk`s, as `stream` does."""
+        """Start a generation as `generate_tokens` does, and return an iterator over `Chunk`s."""
         request = Request(
             list(tokens),
             sampling or self.sampling,
@@ -209,17 +221,20 @@ class LLM:
         sampling: Sampling | None = None,
         overflow: Literal["error", "shift"] = "error",
     ) -> Chat:
-        """Begin a conversation.
+        """Start a conversation.
 
         Args:
-            system: What the model is told before all else.
-            sampling: How it answers.
-            overflow: When the conversation no longer fits into the context: refuse, or drop its oldest turns.
+            system: System message, or None.
+            sampling: Sampling options of the answers.
+            overflow: Behaviour when the conversation no longer fits into the context: `error`
+                raises, `shift` drops the oldest turns.
         """
         return Chat(self, system, sampling=sampling or self.sampling, overflow=overflow)
 
     def forget(self) -> None:
-        """Empty both caches: the next prompt is read from its start. It changes no text, only what the next one costs.
+        """Clear both caches, so that the next prompt is prefilled from its start.
+
+        The texts do not change; only the cost of the next prompt does.
 
         Raises:
             BusyError, ClosedError: As for a generation.
@@ -232,46 +247,50 @@ class LLM:
         self._in_turn(empty)
 
     def save_session(self, path: str | Path, data: Mapping[str, Any]) -> None:
-        """Write what both models have read, and data that goes with it, into a file, whole or not at all.
+        """Write both caches and the given data to a file, completely or not at all.
 
         Raises:
-            SessionError: There is no place for it.
+            SessionError: The file cannot be written.
             BusyError, ClosedError: As for a generation.
         """
         self._in_turn(lambda _: save_session(Path(path), data, self._target, self._draft))
 
     def restore_session(self, path: str | Path) -> tuple[dict[str, Any], str]:
-        """Return the data of a file that `save_session` wrote, and give both models back what they had read.
+        """Restore both caches from a file that `save_session` wrote, and return its data.
 
         Returns:
-            The data, and why the models could not be given that, so that they have to read it again; empty where they could.
+            The data, and the reason why the caches could not be restored, so that the models must
+            prefill again; empty if they were restored.
 
         Raises:
-            SessionError: The file is missing, damaged, or none of ours.
+            SessionError: The file is missing, damaged, or not a session file.
             BusyError, ClosedError: As for a generation.
         """
         return self._in_turn(lambda _: restore_session(Path(path), self._target, self._draft))
 
     def logit_noise(self, k: int, exact: bool = True) -> float:
-        """Return how far logits of the target move against each other with the width of the pass on this machine, at most, in logits.
+        """Return the largest logit shift that the pass width causes on this machine, in logits.
 
-        Measured with the profile, over a few rows, and doubled: a decision closer than that is a near tie. 0 where k is 0, and where the passes
-        in use give a row the same bits as single-row passes.
+        The profile measures it over a few rows and doubles it. A decision with a smaller margin is
+        a near tie. It is 0 if k is 0, and if the passes in use give rows that are bit-identical to
+        those of single-token passes.
 
         Args:
-            k: Tokens drafted in a round, at most.
+            k: Maximum number of draft tokens per round.
             exact: As in `Speculation`.
         """
         return self._pair.logit_noise(Speculation(k, exact=exact))
 
     @property
     def profile(self) -> Profile:
-        """What was measured of the models on this machine."""
+        """Costs and agreement measured for the models on this machine."""
         return self._pair.profile
 
     @contextmanager
     def models(self) -> Iterator[tuple[Model, Model]]:
-        """Take the LLM and lend target and draft, for checks that look inside; without a draft the target is lent twice.
+        """Reserve the LLM and yield `(target, draft)` for checks of the models' internals.
+
+        Without a draft, both items are the target.
 
         Raises:
             BusyError, ClosedError: As for a generation.
@@ -284,13 +303,15 @@ class LLM:
             self._line.leave(ticket)
 
     def close(self) -> None:
-        """Free the native memory; more than once does nothing. An open stream is closed first; a round that runs is waited for.
+        """Free the native memory; repeated calls have no effect.
+
+        An open stream is closed first. A round in progress is finished first.
 
         Raises:
-            BusyError: This thread is in the middle of a round, or has the models.
+            BusyError: This thread is inside a round, or has reserved the models.
         """
         self._end_stream()
-        self._closed = True  # those who wait are told so when it is their turn
+        self._closed = True  # waiting threads raise ClosedError on their turn
         ticket = Ticket()
         try:
             try:
@@ -303,7 +324,7 @@ class LLM:
             raise
 
     def _end_stream(self) -> None:
-        """Close an open stream; one of another thread ends after the round that runs."""
+        """Close an open stream; a stream of another thread ends after its current round."""
         first = self._line.first
         stream = first.stream() if first and first.stream else None
         if first and first.thread == threading.get_ident():
@@ -316,7 +337,7 @@ class LLM:
 
     @property
     def _alive(self) -> Model:
-        """The target, to ask about its vocabulary: that does not need the turn."""
+        """The target for vocabulary lookups, which do not need the turn."""
         if self._closed:
             raise ClosedError
         return self._target
@@ -372,7 +393,7 @@ class LLM:
         return stream
 
     def _in_turn(self, do: Callable[[Ticket], T]) -> T:
-        """Call `do` with a ticket that has the turn, and give the turn back, whatever exception comes in between."""
+        """Call `do` with a ticket that has the turn, and release the turn on any exception."""
         ticket = Ticket()
         try:
             try:
@@ -381,11 +402,11 @@ class LLM:
             finally:
                 self._line.leave(ticket)
         except BaseException:
-            self._line.leave(ticket)  # should Ctrl-C have come just before the first
+            self._line.leave(ticket)  # Ctrl-C may arrive just before the first call
             raise
 
     def _take(self, ticket: Ticket) -> None:
-        """Wait for the turn. Whatever this raises, the ticket is to leave the line."""
+        """Wait for the turn. If this raises, the caller must remove the ticket from the line."""
         first = self._line.first
         if first and first.thread == ticket.thread:
             raise BusyError

@@ -1,4 +1,4 @@
-"""Load a model and a draft for it, from names and paths to an `LLM`."""
+"""Loading: from names and paths of a model and its draft to an `LLM`."""
 
 from __future__ import annotations
 
@@ -35,18 +35,23 @@ def pull(
     offline: bool = False,
     progress: Tell | None = None,
 ) -> Pulled:
-    """Download a model and verify it, if that was not done before; `load` finds it from then on without a network.
+    """Download and verify a model, if that was not done before.
+
+    Afterwards `load` finds it without a network.
 
     Args:
-        model: A name in models.yaml, or `hf:OWNER/REPO/FILE[@REVISION]`. Its draft is another model, with a name of its own.
+        model: A name in models.yaml, or `hf:OWNER/REPO/FILE[@REVISION]`. Its draft is a separate
+            model with its own name.
         models_file: As for `load`.
         force: Download it again.
         offline: Make no request.
-        progress: Called with what is done (`load`, `wait` for a busy hub, `verify`), the bytes of it, and of all where that is known.
+        progress: Called with the stage (`load`, `wait` for a busy hub, `verify`), its finished
+            bytes, and its total bytes or None if unknown.
 
     Raises:
         ModelNotFoundError: No model has that name.
-        StoreError: One of its kinds, by what went wrong.
+        StoreError: One of its subclasses, depending on the cause.
+        InvalidOptionError: `force` is set while offline.
     """
     named = None if models_file is None else Path(models_file)
     return download.pull(resolve(model, named), force=force, offline=offline, progress=progress)
@@ -74,32 +79,42 @@ def load(
     on_measure: Callable[[], object] | None = None,
     verbose: bool = False,
 ) -> LLM:
-    """Load a model, and a draft that speaks its vocabulary.
+    """Load a model, and a draft with the same vocabulary.
+
+    The pass costs are measured the first time that the models are loaded, in about a second, and
+    saved in the user's cache.
 
     Args:
-        model: A name in models.yaml, `hf:OWNER/REPO/FILE`, or the path of a GGUF file. Nothing is downloaded: `gguf_spec.pull` does that.
-        draft: The same; `ngram` to draft from the text alone, None or `none` for plain decoding, or `auto` for the one that models.yaml names, and
-            else the best that is found on this disk.
-        speculation: How to draft; where it is not given `Speculation()`, and plain decoding where `draft` is None.
-        n_ctx: Tokens the context holds; None takes what the model was trained for, at most 4,096.
-        threads: None takes the physical cores.
+        model: A name in models.yaml, `hf:OWNER/REPO/FILE`, or the path of a GGUF file. Nothing is
+            downloaded; use `gguf_spec.pull` for that.
+        draft: A model as above. `ngram` drafts from earlier text only. None or `none` selects plain
+            decoding. `auto` selects the draft that models.yaml names, otherwise the best draft on
+            this disk.
+        speculation: Draft options; None selects `Speculation()`, or plain decoding if `draft` is
+            None or `none`.
+        n_ctx: Number of tokens that the context holds; None selects the training context, at most
+            4,096.
+        threads: Number of threads; None selects the number of physical cores.
         flash_attention: `auto`, `on` or `off`.
-        kv_type: Number type of the key-value cache: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1 or q4_0; those after bf16 need flash attention.
-        gpu_layers: Layers to offload; -1 for all where the build has a GPU backend.
-        draft_flash_attention, draft_kv_type, draft_gpu_layers: The same for a draft model; None takes what the target has.
-        lora: LoRA adapters of the target, GGUF files: one or several, each alone or in a pair with its scale.
-        draft_lora: The same of the draft model.
-        extra_bufts: Let llama.cpp repack the weights for this CPU; None asks a probe, which runs once a machine.
-        reference: A text file that drafts may come from too, such as one that answers quote.
-        models_file: More names, in a file like models.yaml.
-        progress: Called with the share of the weights that is loaded, 0 to 1; to return False cancels.
-        on_measure: Called before the passes of these models are measured, once a machine.
+        kv_type: Number type of the key-value cache: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1 or q4_0.
+            The types after bf16 need flash attention.
+        gpu_layers: Number of layers to offload; -1 offloads all if the build has a GPU backend.
+        draft_flash_attention, draft_kv_type, draft_gpu_layers: The same for a draft model; None
+            copies the target's value.
+        lora: LoRA adapters of the target as GGUF files: one or several, each alone or in a pair
+            with its scale.
+        draft_lora: LoRA adapters of the draft model.
+        extra_bufts: Let llama.cpp repack the weights for this CPU; None decides by a self-test,
+            which runs once per machine.
+        reference: A text file as an additional source of drafts, such as one that answers quote.
+        models_file: A file in the format of models.yaml with additional names.
+        progress: Called with the loaded share of the weights, 0 to 1; returning False cancels.
+        on_measure: Called before the pass costs of these models are measured, once per machine.
         verbose: Write llama.cpp's log to stderr.
 
-    What passes cost is measured the first time that models are loaded, in about a second, and kept in the user's cache.
-
     Raises:
-        ModelError, StoreError, VocabularyMismatchError, NotEnoughMemoryError, InvalidOptionError, LoadCancelledError: Nothing stays in memory then.
+        ModelError, StoreError, VocabularyMismatchError, NotEnoughMemoryError, InvalidOptionError,
+            LoadCancelledError: All memory is freed before.
     """
     named = Path(models_file) if models_file is not None else None
     entry = resolve(model, named)
@@ -133,7 +148,7 @@ def load(
             "name one with --draft FILE.",
         )
     header, draft_header = read_header(path), read_header(draft_path) if draft_path else None
-    if draft_header and not offloads():  # together, before one of them is loaded
+    if draft_header and not offloads():  # check both together, before either is loaded
         check_memory([(header, options), (draft_header, of_draft)], build_features())
     start_backend([header, *([draft_header] if draft_header else [])])
     flash_attention, attention = choose_attention(header, options, must_be_exact=True)
@@ -147,14 +162,16 @@ def load(
             )
         if not (target.can_roll_back or plain):
             notes = [
-                f"{path.name} cannot go back a token (it is recurrent or hybrid), which speculation needs: decoding plainly."
+                f"{path.name} cannot go back a token (it is recurrent or hybrid), which "
+                "speculation needs: decoding plainly."
             ]
         elif draft_path and draft_header:
             drafter, why_not = _load_draft(draft_path, draft_header, target, of_draft, steps.next())
             notes += why_not
         if target.n_ctx > target.n_ctx_train > 0:
             notes.append(
-                f"{entry.name} was trained for {target.n_ctx_train:,} tokens: beyond them, in a context of {target.n_ctx:,}, it writes worse."
+                f"{entry.name} was trained for {target.n_ctx_train:,} tokens: beyond them, in a "
+                f"context of {target.n_ctx:,}, it writes worse."
             )
         pair = ModelPair(
             target,
@@ -173,7 +190,7 @@ def load(
             notes=notes,
         )
         if llm.speculation.k:
-            pair.measure()  # now, not when the first answer is waited for
+            pair.measure()  # now, so that the first answer is not delayed
         return llm
     except BaseException:
         target.close()
@@ -189,7 +206,7 @@ def _draft_of(
     options: ContextOptions,
     models_file: Path | None,
 ) -> tuple[Path | None, list[str]]:
-    """Return the file of the draft model, or None, and what is to be said of that."""
+    """Return the file of the draft model, or None, and notes on the choice."""
     if draft in (None, "none", "ngram"):
         return None, []
     if draft != "auto":
@@ -203,7 +220,7 @@ def _draft_of(
 
 
 class _Steps:
-    """Makes one share of what several models load, each for what its file weighs."""
+    """Combines the loading progress of several models, weighted by file size."""
 
     def __init__(self, progress: Progress | None, files: Sequence[Path]) -> None:
         self._progress = progress
@@ -211,7 +228,7 @@ class _Steps:
         self._starts = [sum(sizes[:i]) / max(1, sum(sizes)) for i in range(len(sizes) + 1)]
 
     def next(self) -> Progress | None:
-        """Return what the next model calls."""
+        """Return the progress callback of the next model."""
         if self._progress is None:
             return None
         tell, start, end = self._progress, self._starts.pop(0), self._starts[0]
@@ -236,7 +253,11 @@ def _suffixes(target: Model, text: str) -> SuffixAutomaton:
 def _load_draft(
     path: Path, header: Header, target: Model, options: ContextOptions, progress: Progress | None
 ) -> tuple[Model | None, list[str]]:
-    """Load a draft that speaks the target's vocabulary; where it cannot go back, return None and the reason."""
+    """Load a draft with the target's vocabulary; return None and the reason without rollback.
+
+    Raises:
+        VocabularyMismatchError: The vocabularies differ.
+    """
     flash_attention, attention = choose_attention(header, options, must_be_exact=False)
     draft = Model(path, replace(options, n_ctx=target.n_ctx), progress, flash_attention)
     try:
@@ -249,5 +270,6 @@ def _load_draft(
         return draft, []
     draft.close()
     return None, [
-        f"the draft {path.name} cannot go back a token (it is recurrent or hybrid), which drafting needs: drafting from the text alone."
+        f"the draft {path.name} cannot go back a token (it is recurrent or hybrid), which "
+        "drafting needs: drafting from the text alone."
     ]

@@ -1,7 +1,9 @@
-"""Save what a pair has read, and take it back another day.
+"""Session files: save the caches of a model pair and restore them later.
 
-A file is a line that names the format, the hash of the data, the data as JSON, the caches of both models, and a keyed hash of all of it.
-llama.cpp trusts the caches it is given, so they are used only where this user's key made the hash; the data is used wherever its own hash is right.
+A file consists of a format line, three lengths, the hash of the data, the data as JSON, the caches
+of both models, and a keyed hash over everything before it. llama.cpp trusts the caches it loads, so
+they are used only if the keyed hash was made with this user's key. The data is used if its own hash
+matches.
 """
 
 from __future__ import annotations
@@ -27,17 +29,17 @@ from ..system.cache import cache_folder, content_id, this_machine
 from ..system.hardware import size
 
 _FORMAT = b"gguf-spec session 1\n"
-_MOST_DATA = 64 << 20
-_PIECE = 1 << 22
-_LENGTHS = struct.Struct("<QQQ")  # bytes of the data, and of the caches of target and draft
+_MOST_DATA = 64 << 20  # maximum size of the data, in bytes
+_PIECE = 1 << 22  # block size of hashing, in bytes
+_LENGTHS = struct.Struct("<QQQ")  # sizes of data, target cache and draft cache, in bytes
 _OURS = "give a file that /save or Chat.save wrote."
 
 
 def save(path: Path, data: Mapping[str, Any], target: Model, draft: Model | None) -> None:
-    """Write data and caches, whole or not at all.
+    """Write data and caches to a file, completely or not at all.
 
     Raises:
-        SessionError: There is no place for it.
+        SessionError: The file cannot be written.
     """
     if path.exists() and not _is_ours(path):
         raise SessionError(f"{path} is there and is no saved session.", "give another name.")
@@ -76,13 +78,14 @@ def _is_ours(path: Path) -> bool:
 
 
 def restore(path: Path, target: Model, draft: Model | None) -> tuple[dict[str, Any], str]:
-    """Return the data of a file, and give both models back what they had read.
+    """Return the data of a session file, and restore the caches of both models.
 
     Returns:
-        The data, and why the caches were left aside: empty where they were not. Then both caches are empty.
+        The data, and the reason why the caches were not restored; empty if they were. If not, both
+        caches are empty.
 
     Raises:
-        SessionError: The file is missing, damaged, or none of ours. The caches are as they were.
+        SessionError: The file is missing, damaged, or not a session file. The caches are unchanged.
     """
     try:
         with path.open("rb") as file:
@@ -119,7 +122,7 @@ def _read(
         return data, "its caches are damaged"
     digest = hmac.new(_key(), head + told, hashlib.sha256)
     at = file.tell()
-    for _ in range(0, sum(n_states), _PIECE):  # before llama.cpp sees any of it
+    for _ in range(0, sum(n_states), _PIECE):  # verify before llama.cpp reads any of it
         digest.update(file.read(min(_PIECE, at + sum(n_states) - file.tell())))
     if not hmac.compare_digest(digest.digest(), file.read(32)):
         return data, "its caches are damaged, or were written by somebody else"
@@ -132,7 +135,7 @@ def _read(
 
 
 def _about(model: Model) -> dict[str, Any]:
-    """Return what a cache depends on, and the tokens in it."""
+    """Return a fingerprint of everything the cache depends on, and the cached tokens."""
     o = model.options
     parts: list[object] = [
         *this_machine(),
@@ -154,7 +157,10 @@ def _identity(about: object) -> object:
 
 
 def _key() -> bytes:
-    """Return this user's key, made once. Where two processes make it at once, what the slower one reads back counts for both."""
+    """Return this user's key, creating it on first use.
+
+    If two processes create it at the same time, both use the key that is in the file afterwards.
+    """
     path = cache_folder() / "session-key"
     for _ in range(3):
         with contextlib.suppress(FileNotFoundError):
@@ -168,7 +174,7 @@ def _key() -> bytes:
 
 
 class _Hashed:
-    """Writes and hashes at once."""
+    """File writer that also updates a hash."""
 
     def __init__(self, file: BinaryIO, digest: hmac.HMAC) -> None:
         self._file, self.digest = file, digest

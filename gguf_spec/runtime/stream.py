@@ -1,4 +1,4 @@
-"""A generation under way: rounds become chunks of text, and time is kept."""
+"""A running generation: turns rounds into chunks of text and records times."""
 
 from __future__ import annotations
 
@@ -29,23 +29,25 @@ from ..text.detokenizer import TextStream
 PromptProgress: TypeAlias = Callable[[int, int], object]
 """Called after each pass over the prompt, with the tokens read so far and all to be read.
 
-To return False cancels the generation. The last token of the prompt is not counted: it is decoded with the answer.
+To return False cancels the generation. The last token of the prompt is not counted: it \
+is decoded with the answer.
 """
-_PART = 0x9E3779B97F4A7C15  # odd, so that no two parts of a text have one seed
+# Seed increment per context shift. It is odd, so that all parts of a text have different seeds.
+_PART = 0x9E3779B97F4A7C15
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a stream is to do.
+    """Input of a stream.
 
     Attributes:
         prompt: Token ids.
-        sampling: How to sample.
-        speculation: How many tokens to draft.
+        sampling: Sampling options.
+        speculation: Draft options.
         on_token: Called with each emitted id; a true result ends the generation there.
-        prefill: The text at the end of the prompt that the answer begins with; a grammar begins there.
-        echo: Text that the first chunk begins with.
-        on_prompt: Called while the prompt is read, see `PromptProgress`.
+        prefill: Text at the end of the prompt that belongs to the answer; a grammar starts there.
+        echo: Text at the start of the first chunk.
+        on_prompt: Called during the prefill, see `PromptProgress`.
     """
 
     prompt: Sequence[int]
@@ -58,10 +60,10 @@ class Request:
 
 
 def check_request(request: Request, target: Model) -> None:
-    """Refuse what cannot run, before anything does.
+    """Reject a request that cannot run, before any pass runs.
 
     Raises:
-        EmptyPromptError, PromptTooLongError, InvalidOptionError: With the real numbers.
+        EmptyPromptError, PromptTooLongError, InvalidOptionError: With the actual values.
     """
     if not request.prompt:
         raise EmptyPromptError
@@ -79,19 +81,21 @@ def check_request(request: Request, target: Model) -> None:
 
 
 class Stream:
-    """A generation under way: iterate over it for `Chunk`s, use it in a `with` statement, cancel it from any thread.
+    """A running generation: an iterator over `Chunk`s and a context manager.
 
-    One that is dropped closes itself.
+    It can be cancelled from any thread. A stream that is garbage-collected closes itself.
     """
 
     def __init__(self, request: Request, pair: ModelPair, release: Callable[[], None]) -> None:
-        """Make a stream over models that nothing else uses until `release` is called; to call it again does nothing.
+        """Create a stream over models that nothing else uses until it calls `release`.
+
+        Repeated calls of `release` have no effect.
 
         Raises:
-            InvalidOptionError: The grammar is none, or forbids the prefill.
+            InvalidOptionError: The grammar is invalid or rejects the prefill.
         """
         self._release, self._close_asked = release, False
-        self._last: Chunk | None = None  # of a stream that was closed for its reader
+        self._last: Chunk | None = None  # last chunk of an aborted stream, not yet read
         self._generation = _Generation(request, pair)
         self._chunks = self._generation.run()
 
@@ -102,24 +106,32 @@ class Stream:
 
     @property
     def stats(self) -> Stats:
-        """What it cost so far; complete after the last chunk."""
+        """Token counts and times so far; complete after the last chunk."""
         return self._generation.stats
 
     @property
     def result(self) -> Completion:
-        """What has been generated so far; its finish reason is `cancelled` until the end was reached."""
+        """The result so far; its finish reason is `cancelled` until the generation has ended."""
         g = self._generation
         return Completion(
             "".join(g.text), tuple(g.tokens), g.finish, g.seed, g.stats, tuple(g.logprobs)
         )
 
     def cancel(self) -> None:
-        """End the generation after the pass or round that runs; safe from any thread and from a signal handler."""
+        """End the generation after the current pass or round.
+
+        Safe from any thread and from a signal handler.
+        """
         self._generation.cancelled = True
 
     def close(self) -> None:
-        """Give the LLM back; safe from any thread, and more than once does nothing. A round that runs is finished first, and its thread does it."""
-        self._close_asked = True  # before the attempt: the thread of a round looks at it afterwards
+        """Release the LLM; repeated calls have no effect. Safe from any thread.
+
+        If another thread is inside a round, that thread finishes the round and then closes the
+        stream.
+        """
+        # Set before the attempt, because the thread inside a round checks it afterwards.
+        self._close_asked = True
         try:
             self._chunks.close()
         except ValueError:  # a round is running
@@ -131,10 +143,13 @@ class Stream:
         self._release()
 
     def abort(self) -> None:
-        """Cancel and close a stream that another thread reads, or holds without reading; it still gets the last chunk, `cancelled`."""
+        """Cancel and close a stream that another thread reads or holds.
+
+        That thread still receives the last chunk, with the finish reason `cancelled`.
+        """
         self.cancel()
         self._close_asked = True
-        with contextlib.suppress(Exception):  # a round is running: its thread goes on from here
+        with contextlib.suppress(Exception):  # a round is running; its thread closes the stream
             self._last = next(self._chunks, self._last)
         self.close()
 
@@ -147,10 +162,11 @@ class Stream:
             return chunk
         try:
             chunk = next(self._chunks)
-            if self._close_asked and chunk.finish_reason is None:  # asked for while the round ran
+            # True if another thread requested it during the round.
+            if self._close_asked and chunk.finish_reason is None:
                 self.abort()
             return chunk
-        except BaseException as error:  # its end too
+        except BaseException as error:  # includes StopIteration
             close_asked = self._close_asked
             self.close()
             if close_asked and type(error) is ValueError:  # another thread is closing this stream
@@ -175,18 +191,22 @@ class Stream:
     def _surely_close(self) -> None:
         try:
             self.close()
-        except BaseException:  # Ctrl-C: it must not keep the LLM from those who wait
+        except BaseException:  # Ctrl-C must not leave the LLM reserved
             self.close()
             raise
 
 
 class _Generation:
-    """What a stream runs. Apart from it, so that the running generator does not keep a dropped stream alive."""
+    """State of a generation, and the generator that a stream iterates over.
+
+    It is separate from `Stream`, so that the running generator does not keep an unreferenced stream
+    alive.
+    """
 
     def __init__(self, request: Request, pair: ModelPair) -> None:
         self.seed = secrets.randbits(32) if request.sampling.seed is None else request.sampling.seed
         self.stats = Stats(n_prompt=len(request.prompt))
-        self.cancelled = False  # no `Event`: a signal handler may set it, too
+        self.cancelled = False  # a plain attribute, because a signal handler may set it
         self.text: list[str] = []
         self.tokens: list[int] = []
         self.logprobs: list[TokenLogprob] = []
@@ -211,7 +231,7 @@ class _Generation:
         )
 
     def run(self) -> Generator[Chunk, None, None]:
-        """Yield a chunk for every round."""
+        """Yield one chunk per round."""
         request, target = self._request, self._target
         k, clock = self._pair.most_drafted(request.speculation), _Clock(target, self._pair.draft)
         for begin, chain in self._contexts():
@@ -243,18 +263,23 @@ class _Generation:
         yield self._deliver(engine.Round([], 0, 0), cut="cancelled")
 
     def _prompt_pass(self, n_done: int, n_total: int) -> None:
-        """Report a pass over the prompt."""
+        """Report a prefill pass to the caller."""
         if self._request.on_prompt and self._request.on_prompt(n_done, n_total) is False:
             self.cancelled = True
 
     def _contexts(self) -> Iterator[tuple[Sequence[int], Sampler]]:
-        """Yield what to begin with and its chain: the prompt, and the prompt with the end of what was said whenever the context is full."""
+        """Yield pairs of initial tokens and sampler chain.
+
+        The first item is the prompt. After each context overflow, the next one is the prompt
+        followed by the most recent generated tokens.
+        """
         prompt, sampling = self._request.prompt, self._request.sampling
         yield prompt, Sampler(sampling, SeededRng(self.seed), self._filters)
         for part in itertools.count(1):
             if not self._n_kept or self.cancelled:
                 return
-            # positions come again, and their noise must not: each part has a seed of its own
+            # Positions repeat after a shift, but their random numbers must not. Each part
+            # therefore has its own seed.
             yield (
                 [*prompt, *self.tokens[-self._n_kept :]],
                 Sampler(sampling, SeededRng((self.seed + part * _PART) % 2**64), self._filters),
@@ -267,7 +292,7 @@ class _Generation:
         return token in self._stop_tokens or self._target.is_end(token)
 
     def _deliver(self, one: engine.Round, cut: FinishReason | None = None) -> Chunk:
-        """Turn a round into a chunk, cut where the text or the caller ends it."""
+        """Return a round as a chunk, truncated at the end of the text or where the caller stops."""
         parts: list[tuple[str, bool]] = [(self._to_echo, False)]
         self._to_echo = ""
         tokens: list[int] = []
@@ -311,7 +336,7 @@ class _Generation:
 
 
 class _Clock:
-    """Keeps a stream's times: those inside the models, and all that passes while the stream itself runs."""
+    """Records the times of a stream: time inside the models, and total running time."""
 
     def __init__(self, target: Model, draft: Model | None) -> None:
         self._models = (draft, target)
@@ -322,11 +347,11 @@ class _Clock:
         self._is_read = False
 
     def resume(self) -> None:
-        """Go on counting: the caller is done with a chunk."""
+        """Continue timing after the caller has processed a chunk."""
         self._since = time.perf_counter()
 
     def prompt_is_read(self) -> None:
-        """Book all time so far as the prompt's; what is read anew later on counts as generation."""
+        """Count all time so far as prefill time; a later prefill counts as generation time."""
         if self._is_read:
             return
         self._is_read = True
@@ -335,7 +360,7 @@ class _Clock:
         self.resume()
 
     def round_is_done(self, old: Stats, one: engine.Round, n_emitted: int) -> Stats:
-        """Return the stats with a round added, and stop counting until `resume`."""
+        """Return the stats with a round added, and pause timing until `resume`."""
         self._pause()
         controller = self.drafter if isinstance(self.drafter, DraftController) else None
         draft_s, verify_s = (
@@ -362,7 +387,7 @@ class _Clock:
         )
 
     def answered(self, n_tokens: int) -> None:
-        """Count the length of an answer."""
+        """Record the length of an answer."""
         if isinstance(self.drafter, DraftController):
             self.drafter.known.answered(n_tokens)
 

@@ -1,7 +1,8 @@
-"""Whose turn it is: one at a time, in the order they came.
+"""Queue of threads that wait for the models: one turn at a time, in order of arrival.
 
-Each change is one operation of a list, which no exception can leave half done: what Ctrl-C ends keeps no turn that is not its own, and to leave
-more than once does nothing. The locks only wake those who wait; they look themselves, too, so that a call that is lost delays them a moment.
+Each change is a single list operation, which no exception can leave half done. A thread that Ctrl-C
+interrupts therefore keeps no turn, and repeated calls of `leave` have no effect. The locks only
+wake waiting threads. These also poll, so that a lost wake-up delays them only by the poll interval.
 """
 
 from __future__ import annotations
@@ -12,47 +13,50 @@ from contextlib import suppress
 from typing import Any
 from weakref import ref
 
-_LOOK_S = 0.1  # seconds after which those who wait look themselves
+_LOOK_S = 0.1  # poll interval of a waiting thread, in seconds
 
 
 class Ticket:
-    """One who waits for the turn, or has it.
+    """A thread's place in the queue.
 
     Attributes:
-        thread: Whose it is.
-        stream: What it is used for, if that is a stream.
+        thread: Id of the thread.
+        stream: The stream that uses the turn, or None.
     """
 
     def __init__(self) -> None:
-        """Make a ticket of this thread."""
+        """Create a ticket of the current thread."""
         self.thread = threading.get_ident()
         self.stream: ref[Any] | None = None
         self._called = threading.Lock()
         self._called.acquire()
 
     def call(self) -> None:
-        """Wake its thread."""
-        with suppress(RuntimeError):  # called before
+        """Wake the thread."""
+        with suppress(RuntimeError):  # already woken
             self._called.release()
 
     def wait(self) -> None:
-        """Wait for a call, or a moment."""
+        """Wait until woken, at most one poll interval."""
         self._called.acquire(timeout=_LOOK_S)
 
 
 class Line:
-    """Those who wait; the first of them has the turn."""
+    """Queue of tickets; the first one has the turn."""
 
     def __init__(self) -> None:
         self._tickets: list[Ticket] = []
 
     @property
     def first(self) -> Ticket | None:
-        """Who has the turn."""
+        """The ticket that has the turn, or None."""
         return next(iter(self._tickets), None)
 
     def join(self, ticket: Ticket, meanwhile: Callable[[], object] | None = None) -> None:
-        """Wait for the turn, and call `meanwhile` again and again until then. Whatever this raises, `leave` is to be called."""
+        """Wait for the turn, and call `meanwhile` repeatedly until then.
+
+        If this raises, the caller must call `leave`.
+        """
         self._tickets.append(ticket)
         while self._tickets[0] is not ticket:
             if meanwhile:
@@ -60,7 +64,7 @@ class Line:
             ticket.wait()
 
     def leave(self, ticket: Ticket) -> None:
-        """Give the turn back, or the place; where there is none it does nothing. From any thread."""
+        """Remove a ticket from the queue; no effect if it is not in it. Safe from any thread."""
         with suppress(ValueError):
             self._tickets.remove(ticket)
         first = self.first

@@ -1,12 +1,17 @@
-"""Does speculation change what this model says? Asks the user's own models on the user's own machine; returns data, prints nothing.
+"""Verification that speculation preserves a model's output, on the user's own machine.
 
-Four questions, each of which a broken sampler, rule, pass or cache fails:
+Runs the user's models, returns data and prints nothing. There are four groups of checks, each of
+which a faulty sampler, acceptance rule, pass or cache fails:
 
-1. Rows: passes over several tokens must give the rows of single-token passes: the same bits where that is promised, else up to rounding.
-2. Texts: each prompt is gone on from plainly and with each drafter, by the same seed. All must be the same text, also on warm caches, after a
-   restored session, within a grammar, up to a stop string and behind a long prompt.
-3. Caches: after each text, both caches must hold just what was said, and a model that reads it afresh must agree with one that has it cached.
-4. Laws: under each rule the first tokens of many generations must come as often as llama.cpp's own samplers say (chi-square).
+1. Rows: passes over several tokens must give the rows of single-token passes: bit-identical where
+   that is guaranteed, otherwise equal up to rounding.
+2. Texts: each prompt is continued plainly and with each drafter, with the same seed. All texts must
+   be equal, also with warm caches, after a restored session, with a grammar, with a stop string and
+   after a long prompt.
+3. Caches: after each text, both caches must hold exactly the tokens of the text. A row computed
+   from the cache must match one computed after a new prefill.
+4. Distributions: under each rule, the first tokens of many generations must have the frequencies
+   that llama.cpp's own samplers give (chi-square test).
 """
 
 from __future__ import annotations
@@ -55,33 +60,31 @@ WAYS = {
     "hybrid tree": Speculation(7, drafter="hybrid", adaptive=False, tree=True),
     "auto": Speculation(),
 }
-PROMPTS = 10  # bundled ones that are taken where none are given
-MOST_NEAR_TIES = 0.2  # of the tokens that are generated: more is not rounding
-_MARGIN = (
-    5.0  # by which two right ways to read one text may be further apart than the first text says
-)
-_LONG, _LEAST_LONG, _SPARE = (
-    1500,
-    300,
-    16,
-)  # tokens put before a prompt, the fewest of them, and tokens left free
-_SAME_ROW = 1e-3  # and this much more, of the spread of a row
+PROMPTS = 10  # default number of bundled prompts
+MOST_NEAR_TIES = 0.2  # maximum plausible share of near ties among the generated tokens
+# Factor on the row distance between two correct prefills of the first text, which gives the
+# tolerance for later texts.
+_MARGIN = 5.0
+# Tokens of text before each prompt of a long run, their minimum, and tokens left free.
+_LONG, _LEAST_LONG, _SPARE = (1500, 300, 16)
+_SAME_ROW = 1e-3  # constant part of that tolerance, as a share of the spread of a row
 
 Progress = Callable[[int, int], object]
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Where a text parts from the plain one.
+    """First position at which a text differs from the plain one.
 
     Attributes:
         sampling: Name of the options, a key of `SAMPLINGS`.
-        drafter: What drafted.
+        drafter: Name of the draft setting, a key of `WAYS`.
         prompt: Index of the prompt.
-        position: Tokens that are the same before it.
-        gap: How far logits would have to move against each other for the decision to fall otherwise; None where the target, asked again, says
-            neither.
-        near_tie: The decision is closer than the noise of this machine.
+        position: Number of equal tokens before it.
+        gap: Smallest relative logit shift that reverses the decision, in logits; None if a new pass
+            of the target selects neither token.
+        near_tie: Whether the gap is below the noise of this machine and the generation counted a
+            near tie.
     """
 
     sampling: str
@@ -94,16 +97,16 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Texts of one sampling and one drafter against plain ones.
+    """Comparison of the texts of one sampling and one drafter with the plain texts.
 
     Attributes:
         sampling: Name of the options.
-        drafter: What drafted.
-        n_texts: How many were compared.
-        n_identical: How many are the same.
-        n_near_ties: How many part at a near tie.
-        n_different: How many differ.
-        acceptance: Accepted over drafted tokens.
+        drafter: Name of the draft setting.
+        n_texts: Number of compared texts.
+        n_identical: Number of identical texts.
+        n_near_ties: Number of texts that differ from a near tie on.
+        n_different: Number of texts that differ for another reason.
+        acceptance: Acceptance rate: accepted over drafted tokens.
     """
 
     sampling: str
@@ -117,20 +120,20 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Report:
-    """What `verify` found.
+    """Result of `verify`.
 
     Attributes:
         target: Name of the model.
         draft: File name of the draft.
-        n_prompts: Prompts that were gone on from.
-        n_tokens: Most tokens of a text.
-        noise: How far logits move with the size of the batch on this machine, at most, in logits.
-        comparisons: One for each sampling and drafter.
-        differences: Every text that is not the plain one.
-        cache_faults: What was wrong with a cache, one sentence each.
-        laws: One for each rule.
-        total_s: Seconds it took.
-        checks: One for each feature: rows, near ties, warm caches and so on.
+        n_prompts: Number of continued prompts.
+        n_tokens: Maximum number of tokens of a text.
+        noise: Largest logit shift caused by the pass width on this machine, in logits.
+        comparisons: One per sampling and drafter.
+        differences: One per text that differs from the plain text.
+        cache_faults: Cache errors, one sentence each.
+        laws: Chi-square tests, one per entry of `chi_square.WAYS`.
+        total_s: Duration in seconds.
+        checks: One per feature: rows, near ties, warm caches and so on.
     """
 
     target: str
@@ -147,7 +150,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing differs beyond the noise."""
+        """Whether all differences are within the noise."""
         return (
             not self.cache_faults and all(d.near_tie for d in self.differences) and self._parts_ok
         )
@@ -171,7 +174,10 @@ class Report:
                 if n > same
                 else ""
             )
-            return f"Speculation does not change this model's output ({same} of {n} texts identical{ties})."
+            return (
+                f"Speculation does not change this model's output ({same} of {n} texts "
+                f"identical{ties})."
+            )
         wrong = [f"{n_different} of {n} texts differ"] if n_different else []
         wrong += ["a cache does not hold what was said"] if self.cache_faults else []
         wrong += [
@@ -183,7 +189,7 @@ class Report:
         return f"Speculation changes this model's output: {'; '.join(wrong)}."
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all of it as plain values."""
+        """Return all fields as plain values."""
         parts = {
             name: [asdict(one) | {"ok": one.ok} for one in getattr(self, name)]
             for name in ("laws", "checks")
@@ -192,7 +198,7 @@ class Report:
 
 
 def bundled_prompts() -> list[str]:
-    """Return fifty openings of tales."""
+    """Return the fifty bundled prompts, which are openings of tales."""
     return (files("gguf_spec") / "data" / "prompts.txt").read_text(encoding="utf-8").splitlines()
 
 
@@ -210,18 +216,22 @@ def verify(
     """Compare speculation with plain decoding.
 
     Args:
-        llm: Models to ask; a draft must be among them.
-        prompts: Texts to go on from, as they are; the first ten bundled ones where they are not given.
-        n_tokens: Most tokens of a text; None takes 64, or 300 where `long`.
-        long: Put 1,500 tokens of text before each prompt, or what the context holds: what rounds otherwise behind many tokens shows there.
-        n_draws: Generations for each rule's chi-square; half of them for n-gram and for adaptive drafts.
-        seed: Of the first text; each further one takes the next.
-        limit_s: Begin no further prompt or check after so many seconds, and spend no more than a third of them on the chi-squares.
-        progress: Called with texts done and all texts.
+        llm: Models to verify; they must include a draft.
+        prompts: Texts to continue, used unchanged; None selects the first ten bundled prompts.
+        n_tokens: Maximum number of tokens of a text; None selects 64, or 300 if `long`.
+        long: Put 1,500 tokens of text before each prompt, or as many as the context holds. This
+            shows rounding effects that occur only after many tokens.
+        n_draws: Number of generations per chi-square test; half of it for n-gram and for adaptive
+            drafts.
+        seed: Seed of the first text; each further prompt uses the next seed.
+        limit_s: Time limit in seconds. No further prompt or check starts after it, and the
+            chi-square tests use at most a third of it, unless 50 generations each take longer.
+        progress: Called with the finished and the total number of texts, draws and checks.
 
     Raises:
-        InvalidOptionError: There is no draft or no prompt, or a prompt leaves no room in the context for a few tokens.
-        EmptyPromptError: A prompt holds no token.
+        InvalidOptionError: There is no draft or no prompt, or a prompt leaves no room in the
+            context for a few tokens.
+        EmptyPromptError: A prompt contains no token.
     """
     started = time.perf_counter()
     prompts = bundled_prompts()[:PROMPTS] if prompts is None else prompts
@@ -237,7 +247,7 @@ def verify(
         raise InvalidOptionError(
             "prompts", prompts, "a list of one text or more", "write one a line."
         )
-    Sampling(seed=seed, max_tokens=n_tokens)  # or say what is wrong with them
+    Sampling(seed=seed, max_tokens=n_tokens)  # raises if a value is invalid
     if n_draws < 1:
         raise InvalidOptionError("n_draws", n_draws, "1 or more")
     for prompt in prompts:
@@ -278,13 +288,22 @@ def verify(
         n_prompts += 1
     checks.insert(1, texts.near_ties())
     return Report(
-        llm.name, llm.draft_name, n_prompts, n_tokens, noise, tuple(texts.comparisons()), tuple(texts.differences), tuple(texts.cache_faults), laws,
-        time.perf_counter() - started, tuple(checks),
-    )  # fmt: skip
+        llm.name,
+        llm.draft_name,
+        n_prompts,
+        n_tokens,
+        noise,
+        tuple(texts.comparisons()),
+        tuple(texts.differences),
+        tuple(texts.cache_faults),
+        laws,
+        time.perf_counter() - started,
+        tuple(checks),
+    )
 
 
 def _long_text(llm: LLM, prompts: Sequence[str], n_tokens: int) -> str:
-    """Return a text of 1,500 tokens, or of as many as the context holds before these prompts and their texts."""
+    """Return a text of 1,500 tokens, or of as many as fit before the prompts and their texts."""
     room = llm.n_ctx - max(len(llm.tokenize(prompt)) for prompt in prompts) - n_tokens - _SPARE
     if room < _LEAST_LONG:
         hint = f"raise it with --ctx {llm.n_ctx - room + _LONG}, or generate fewer tokens."
@@ -295,7 +314,7 @@ def _long_text(llm: LLM, prompts: Sequence[str], n_tokens: int) -> str:
 
 
 def _check_room(llm: LLM, prompt: str) -> None:
-    """Refuse a prompt that is empty or leaves no room for an answer."""
+    """Reject a prompt that is empty or leaves no room for an answer."""
     n, most = len(llm.tokenize(prompt)), llm.n_ctx - LAW_TOKENS - 1
     if not n:
         raise EmptyPromptError
@@ -319,7 +338,7 @@ class _Steps:
 
 
 class _Texts:
-    """Compares texts, and the caches they leave behind."""
+    """Compares texts, and checks the caches after each of them."""
 
     def __init__(self, llm: LLM, n_tokens: int, noise: float) -> None:
         self._llm, self._n_tokens, self._noise = llm, n_tokens, noise
@@ -333,7 +352,7 @@ class _Texts:
         self.cache_faults: list[str] = []
 
     def compare(self, prompt: str, index: int, seed: int) -> None:
-        """Go on from a prompt in all ways."""
+        """Continue a prompt with every sampling and every draft setting."""
         ids = self._llm.tokenize(prompt)
         for name, options in SAMPLINGS.items():
             sampling = replace(options, seed=seed, max_tokens=self._n_tokens)
@@ -364,7 +383,7 @@ class _Texts:
                 self.steps.one_more()
 
     def comparisons(self) -> Iterator[Comparison]:
-        """Yield the sums."""
+        """Yield the totals per sampling and drafter."""
         for (sampling, drafter), n in self._n_texts.items():
             parted = [
                 d.near_tie
@@ -385,14 +404,18 @@ class _Texts:
             )
 
     def near_ties(self) -> Check:
-        """Return how many near ties were counted: none where passes are exact, and few elsewhere."""
+        """Return the check of the near-tie count.
+
+        There must be none if passes are exact, and few otherwise.
+        """
         n, share = self._n_near_ties, self._n_near_ties / max(1, self._n_generated)
         faults = []
         if n and not self._noise:
             faults.append(f"{n} near ties were counted, where passes are exact.")
         if share > MOST_NEAR_TIES:
             faults.append(
-                f"{share:.0%} of the tokens were decided by less than the rounding noise; at most {MOST_NEAR_TIES:.0%} are plausible."
+                f"{share:.0%} of the tokens were decided by less than the rounding noise; at "
+                f"most {MOST_NEAR_TIES:.0%} are plausible."
             )
         found = f"{n} of {self._n_generated} tokens"
         return Check(
@@ -411,23 +434,20 @@ class _Texts:
         at: int,
         sampling: Sampling,
     ) -> tuple[float | None, bool]:
-        """Return how close the decision was where two texts part, and whether that is within the noise."""
+        """Return the decision gap where two texts diverge, and whether it is within the noise."""
         history = [*ids, *plain[:at]]
         with self._llm.models() as (target, _):
             sampler = Sampler(
                 sampling, SeededRng(sampling.seed or 0), make_filters(target, sampling, len(ids))
             )
             row = decode_last(target, history)
-            now = sampler.token(
-                row, history
-            )  # read in a batch again, so a near tie may fall to either side
+            # The prefill is batched, so a near tie may be decided either way.
+            now = sampler.token(row, history)
             ended = at >= min(len(plain), len(burst)) and target.is_end(now)
         if not ended and now not in (*plain[at : at + 1], *burst[at : at + 1]):
             return None, False
-        low, high = (
-            0.0,
-            64.0,
-        )  # the gap by bisection: whatever the filters are, this is what the near-tie check means by it
+        # Find the gap by bisection over the near-tie check, which is valid for any filters.
+        low, high = (0.0, 64.0)
         while high - low > 1e-4:
             middle = (low + high) / 2
             low, high = (
@@ -436,7 +456,11 @@ class _Texts:
         return high, is_near_tie(sampler, row, history, now, self._noise)
 
     def _faults(self, said: Sequence[int]) -> Iterator[str]:
-        """Yield what is wrong with the caches after a text; an end token or a refused draft may not be in them, so they may be shorter."""
+        """Yield the cache errors after a text.
+
+        The caches may be shorter than the text, because an end token or a rejected draft token may
+        be missing.
+        """
         with self._llm.models() as (target, draft):
             for name, model in (("target", target), ("draft", draft)):
                 n = min(model.n_past, len(said) - 1)
@@ -445,9 +469,8 @@ class _Texts:
                     continue
                 cached = _row_after(model, said[: n + 1])
                 fresh = decode_last(model, said[: n + 1])
-                if (
-                    name not in self._tolerance
-                ):  # what reading the same text in two ways makes of a row, both of them right
+                # The distance between two correct ways to prefill the same text.
+                if name not in self._tolerance:
                     self._tolerance[name] = _MARGIN * _distance(
                         decode_last(model, said[: n + 1], one_by_one=True), fresh
                     )
@@ -456,7 +479,10 @@ class _Texts:
 
 
 def _row_after(model: LanguageModel, tokens: Sequence[int]) -> Logits:
-    """Return the row after `tokens`, the last of which is decoded alone; the others are read where they are not in the cache."""
+    """Return the row after `tokens`; the last token is decoded in a single-token pass.
+
+    The other tokens are read where they are not in the cache.
+    """
     model.rollback(len(tokens) - 1)
     if model.n_past < len(tokens) - 1:
         model.read(tokens[model.n_past : -1])
@@ -464,7 +490,7 @@ def _row_after(model: LanguageModel, tokens: Sequence[int]) -> Logits:
 
 
 def _distance(row: Logits, right: Logits) -> float:
-    """Return how far the best logits of two rows are apart, as a share of the spread of all."""
+    """Return the distance between the best logits of two rows, as a share of the row's spread."""
     best = np.argsort(-right)[:64]
     return float(np.std((row - right)[best]) / np.std(right[np.isfinite(right)]))
 

@@ -1,6 +1,7 @@
-"""Whether the first tokens of many generations come as often as the target's probabilities say (chi-square).
+"""Chi-square tests of first-token frequencies against the target's exact probabilities.
 
-The probabilities are llama.cpp's: its sampler chain, applied to rows that are read afresh. Nothing of our own chain is in them.
+The probabilities come from llama.cpp's sampler chain, applied to newly computed rows. They do not
+depend on this package's own chain.
 """
 
 from __future__ import annotations
@@ -29,22 +30,17 @@ _FILTERED = Sampling(
     presence_penalty=0.1,
     ignore_eos=True,
 )
-_UNFILTERED = replace(
-    _FILTERED, top_k=0, top_p=1.0, min_p=0.0
-)  # where logits move, what a filter cuts off may change
-LAW_TOKENS, _K = 3, 3  # tokens that are looked at, and drafted in a round
-_TOKENS, _ADAPTIVE_TOKENS = (
-    LAW_TOKENS + 1,
-    32,
-)  # that are asked for: for few tokens adaptive drafting does not begin
-_TOLD_APART = 5  # likeliest tokens of a place; all others are one outcome
-_REPEATED = 8  # tokens that are generated and stand twice in the prompt for n-gram drafts
-_RAISED, _OVER_PENALTIES = (
-    12,
-    1.0,
-)  # rank of a token that a bias raises to the second place, and logits above it
-_FEWEST_DRAWS = 50
-_ALARM = 1e-5  # chance that a right sampler fails the chi-square of one rule
+# Used if passes are not exact: a logit shift may change the tokens that a filter removes.
+_UNFILTERED = replace(_FILTERED, top_k=0, top_p=1.0, min_p=0.0)
+LAW_TOKENS, _K = 3, 3  # number of compared first tokens, and draft length
+# Values of max_tokens. Adaptive drafting needs more, because it does not start for few tokens.
+_TOKENS, _ADAPTIVE_TOKENS = (LAW_TOKENS + 1, 32)
+_TOLD_APART = 5  # most likely tokens with an outcome of their own; all others share one
+_REPEATED = 8  # generated tokens that occur twice in the prompt, for n-gram drafts
+# Initial rank of a token that a bias raises to about rank 2, and the bias above rank 2, in logits.
+_RAISED, _OVER_PENALTIES = (12, 1.0)
+_FEWEST_DRAWS = 50  # minimum number of generations per test, regardless of the time limit
+_ALARM = 1e-5  # significance level: probability that a correct sampler fails one test
 
 WAYS = {
     "coupled": Speculation(_K, "coupled", drafter="model", adaptive=False),
@@ -55,25 +51,27 @@ WAYS = {
     "rejection, adaptive": Speculation(_K, "rejection"),
     "block, adaptive": Speculation(_K, "block"),
 }
-"""What is drawn with: a rule, and what drafts where that is not the draft model at a fixed length. These are drawn from half as often."""
+"""What is drawn with: a rule, and what drafts where that is not the draft model at a fixed \
+length. These are drawn from half as often."""
 
 
 def n_draws_of(way: str, n_draws: int) -> int:
-    """Return how often is drawn in one of the `WAYS`."""
+    """Return the number of generations for one of the `WAYS`."""
     return n_draws if way == WAYS[way].accept else (n_draws + 1) // 2
 
 
 @dataclass(frozen=True)
 class ChiSquareTest:
-    """The first tokens of many generations against the target's exact probabilities.
+    """Frequencies of first tokens compared with the target's exact probabilities.
 
     Attributes:
-        accept: The rule, and what drafted: a key of `WAYS`.
-        n_draws: Generations.
-        n_cells: Outcomes told apart.
-        chi_square: Sum of (seen - expected)^2 / expected; None where tokens came that the target never says.
-        p_value: Chance of so large a one, or a larger, from a right sampler.
-        n_drafted: Tokens that were drafted.
+        accept: Rule and drafter: a key of `WAYS`.
+        n_draws: Number of generations.
+        n_cells: Number of distinct outcomes.
+        chi_square: Sum of (observed - expected)^2 / expected; None if a token with probability 0
+            occurred.
+        p_value: Probability that a correct sampler gives this value or a larger one.
+        n_drafted: Number of draft tokens.
     """
 
     accept: str
@@ -85,21 +83,22 @@ class ChiSquareTest:
 
     @property
     def ok(self) -> bool:
-        """Whether chance explains it."""
+        """Whether the deviation is explained by chance."""
         return self.p_value >= _ALARM
 
 
 class Reference:
-    """A prompt, options, and the exact distribution of the first tokens after it. They are the same for all rules."""
+    """A prompt, options, and the exact distribution of the next tokens, shared by all rules."""
 
     def __init__(self, llm: LLM, prompt: str, exact: bool) -> None:
         """Compute the distribution.
 
         Args:
             llm: The models.
-            prompt: A text to go on from. It is put twice, and between stands a token that a bias makes likely, with what may follow: n-gram drafts
-                propose that.
-            exact: Rows have the same bits in the passes that verify: filters cut off the same tokens.
+            prompt: A text to continue. It is used twice. Between the two copies is a token that a
+                bias makes likely, with a likely continuation, which n-gram drafts then propose.
+            exact: Whether rows are bit-identical in verification passes, so that filters remove the
+                same tokens.
         """
         ids = llm.tokenize(prompt)
         with llm.models() as (target, _):
@@ -138,7 +137,7 @@ class Reference:
                 self.distribution = longer
 
     def outcome(self, tokens: Sequence[int]) -> tuple[int | None, ...]:
-        """Return the outcome that these first tokens count as."""
+        """Return the outcome to which these first tokens belong."""
         known: tuple[int | None, ...] = ()
         for token in tokens[:LAW_TOKENS]:
             if (*known, None) in self.distribution and not any(
@@ -150,7 +149,7 @@ class Reference:
 
 
 def _told_apart(one: Mapping[int, float]) -> dict[int | None, float]:
-    """Return the likeliest tokens with their probabilities, and all others as None."""
+    """Return the most likely tokens with their probabilities, and all others combined as None."""
     best = sorted(one, key=lambda token: -one[token])
     apart: dict[int | None, float] = {token: one[token] for token in best[:_TOLD_APART]}
     return apart | (
@@ -167,7 +166,10 @@ def drawn(
     until: float,
     on_draw: Callable[[], object],
 ) -> ChiSquareTest:
-    """Draw first tokens in one of the `WAYS`, fewer when it takes too long, and compare them with the exact distribution."""
+    """Sample first tokens in one of the `WAYS` and test them against the exact distribution.
+
+    Fewer generations run if `until` has passed.
+    """
     seen: Counter[tuple[int | None, ...]] = Counter()
     sampling, n_drafted, experiences, cheap = (
         reference.sampling,
@@ -204,7 +206,10 @@ def drawn(
 
 
 def _cheap_drafts(profile: Profile) -> Profile:
-    """Return a profile by which drafting pays, so that adaptive drafts are made: what they cost here must not matter for the probabilities."""
+    """Return a profile in which drafting is fast, so that adaptive drafting drafts tokens.
+
+    The actual costs on this machine must not affect the probabilities.
+    """
     pass_s = profile.target[1]
     free = {1: pass_s / 1000, K_MAX + 1: pass_s / 1000}
     return replace(
@@ -223,7 +228,11 @@ def chi_square(
     seen: Counter[tuple[int | None, ...]],
     exact: Mapping[tuple[int | None, ...], float],
 ) -> ChiSquareTest:
-    """Compare counts with a law. Outcomes expected less than five times are pooled; one that the law does not know has no chance at all."""
+    """Compare counts with an exact distribution.
+
+    Outcomes expected less than five times are pooled. If an outcome outside the distribution
+    occurred, the p-value is 0.
+    """
     n = seen.total()
     cells = [(seen[outcome], p * n) for outcome, p in exact.items() if p * n >= 5]
     rare = [(seen[outcome], p * n) for outcome, p in exact.items() if p * n < 5]
@@ -238,7 +247,10 @@ def chi_square(
 
 
 def _chance_of_more(statistic: float, n_free: int) -> float:
-    """Return the upper tail of the chi-square distribution: the regularised gamma function Q(n / 2, x / 2) by its recurrence."""
+    """Return the upper tail of the chi-square distribution.
+
+    It is the regularised gamma function Q(n / 2, x / 2), computed by its recurrence.
+    """
     if n_free < 1 or statistic <= 0:
         return 1.0
     x, a = statistic / 2, 0.5 if n_free % 2 else 1.0

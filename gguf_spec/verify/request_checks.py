@@ -1,4 +1,8 @@
-"""What a request may ask for beside a text: each must be the same with speculation as without it, and on a warm cache as on an empty one."""
+"""Checks of request features beyond plain text.
+
+The output must be the same with speculation as without, and the same on warm caches as on empty
+ones.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +28,11 @@ from .row_checks import Check
 PLAIN = Speculation(0)
 WAYS = (Speculation(4, drafter="hybrid", adaptive=False), Speculation())
 _SAMPLINGS = (Sampling(temperature=0.0), Sampling(temperature=0.8, top_k=40, top_p=0.95))
-_N_TOKENS = 24
-_PREFIX, _SHARED = (
-    160,
-    100,
-)  # tokens of the prompt that is read first, and how many of them the next one begins with
-_MORE_THAN_A_BATCH = 40  # tokens
-_LEAST = 32  # tokens of a prompt that is worth checking
+_N_TOKENS = 24  # maximum number of generated tokens of a text
+# Tokens of the first prompt, and the length of the prefix that the second prompt shares with it.
+_PREFIX, _SHARED = (160, 100)
+_MORE_THAN_A_BATCH = 40  # tokens of a long prompt beyond the first prefill pass
+_LEAST = 32  # minimum number of prompt tokens for the check of warm caches
 _GRAMMAR, _ITS_TEXTS = (
     'root ::= ("yes" | "no" | "maybe") (", " ("yes" | "no" | "maybe"))*',
     re.compile(r"(yes|no|maybe)(, (yes|no|maybe))*"),
@@ -45,30 +47,31 @@ _SCHEMA: dict[str, Any] = {
     "required": ["name", "kind", "old"],
     "additionalProperties": False,
 }
-_N_TOP = 3
-_SAME_LOGPROB = 1e-3  # nats: a row is summed in another order here
+_N_TOP = 3  # reported alternatives per token
+_SAME_LOGPROB = 1e-3  # tolerance in nats, because a row is summed in a different order here
 
 Gap = Callable[
     [Sequence[int], Sequence[int], Sequence[int], int, Sampling], tuple[float | None, bool]
 ]
-"""Prompt, plain tokens, other tokens, where they part, the options -> how close the decision was, and whether it was a near tie."""
+"""Prompt, plain tokens, other tokens, where they part, the options -> \
+how close the decision was, and whether it was a near tie."""
 
 
 class RequestChecks:
     """Checks of single features, each with a few short texts.
 
-    Each comparison is of a text that was generated plainly from empty caches with the same request, asked in another way.
+    Each text is compared with the plain text that the same request gives on empty caches.
     """
 
     def __init__(self, llm: LLM, prompt: str, seed: int, gap: Gap, noise: float) -> None:
-        """Prepare.
+        """Prepare the checks.
 
         Args:
             llm: The models.
-            prompt: A text to go on from.
-            seed: Of all texts.
-            gap: Says whether two texts part at a near tie.
-            noise: What logits may move by here; 0 where nothing may differ.
+            prompt: A text to continue.
+            seed: Seed of all texts.
+            gap: Returns whether two texts diverge at a near tie.
+            noise: Allowed logit shift on this machine, in logits; 0 if no difference is allowed.
         """
         self._llm, self._ids, self._seed, self._gap, self._noise = (
             llm,
@@ -81,13 +84,22 @@ class RequestChecks:
         self._faults: list[str] = []
         self._known: dict[str, Completion] = {}
         self.parts: tuple[Callable[[], Check], ...] = (
-            self.warm_caches, self.sessions, self.long_prompts, self.grammars, self.schemas, self.logprobs, self.stop_strings,
-        )  # fmt: skip
+            self.warm_caches,
+            self.sessions,
+            self.long_prompts,
+            self.grammars,
+            self.schemas,
+            self.logprobs,
+            self.stop_strings,
+        )
 
-    # ---- the checks
+    # ---- checks
 
     def warm_caches(self) -> Check:
-        """Ask prompts that begin alike, one after the other, and go on from answers: caches are used as far as the tokens are the same."""
+        """Check that the reuse of cached prefixes does not change the text.
+
+        Prompts with a common prefix run one after the other, and one of them continues an answer.
+        """
         text = self._tokens(_PREFIX + 60)
         if len(text) < _LEAST:
             return self._left_out("warm caches")
@@ -113,7 +125,7 @@ class RequestChecks:
         return self._check("warm caches", "a cache that is used again changes the text")
 
     def sessions(self) -> Check:
-        """Save what both models have read, empty the caches, restore it and go on."""
+        """Save both caches, clear them, restore them and continue."""
         prompt = self._tokens(_PREFIX)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "session"
@@ -130,7 +142,8 @@ class RequestChecks:
                         why_not = str(error)
                     if why_not or self._held() != held:
                         self._faults.append(
-                            f"A session that was just saved is not restored: {why_not or 'other tokens are in a cache'}."
+                            "A session that was just saved is not restored: "
+                            f"{why_not or 'other tokens are in a cache'}."
                         )
                     self._compare(
                         longer,
@@ -141,7 +154,7 @@ class RequestChecks:
         return self._check("sessions", "a restored session changes the text")
 
     def long_prompts(self) -> Check:
-        """Go on from a prompt that is read in more than one pass."""
+        """Continue a prompt that needs more than one prefill pass."""
         with self._llm.models() as (target, _):
             at_once = target.reads_at_once
         prompt = self._tokens(at_once + _MORE_THAN_A_BATCH)
@@ -159,7 +172,7 @@ class RequestChecks:
         return self._check("long prompts", "texts behind long prompts differ")
 
     def grammars(self) -> Check:
-        """Go on within a grammar."""
+        """Generate text with a grammar."""
 
         def wrong(text: str, ended: bool) -> str:
             known = (
@@ -172,7 +185,7 @@ class RequestChecks:
         return self._within("grammars", {"grammar": _GRAMMAR}, wrong)
 
     def schemas(self) -> Check:
-        """Write JSON by a schema."""
+        """Generate JSON with a schema."""
 
         def wrong(text: str, ended: bool) -> str:
             if not ended:
@@ -197,7 +210,7 @@ class RequestChecks:
         return self._within("JSON schemas", {"json_schema": _SCHEMA}, wrong)
 
     def logprobs(self) -> Check:
-        """Ask for log-probabilities: those of plain decoding, and those of rows that are read afresh."""
+        """Compare log-probabilities with those of plain decoding and of a new prefill."""
         for base in self._samplings():
             sampling = replace(base, logprobs=_N_TOP)
             plain = self._fresh(self._ids, sampling)
@@ -209,7 +222,8 @@ class RequestChecks:
                 )
                 if abs(right - plain.logprobs[at].logprob) > self._noise + _SAME_LOGPROB:
                     self._faults.append(
-                        f"Token {at + 1} has the log-probability {right:.4f}, not {plain.logprobs[at].logprob:.4f}."
+                        f"Token {at + 1} has the log-probability {right:.4f}, not "
+                        f"{plain.logprobs[at].logprob:.4f}."
                     )
             for way in WAYS:
                 self._llm.forget()
@@ -228,13 +242,14 @@ class RequestChecks:
                         or (not self._noise and a != b)
                     ):
                         self._faults.append(
-                            f"Token {at + 1} has another log-probability with speculation ({a.logprob:.6f}, {b.logprob:.6f})."
+                            f"Token {at + 1} has another log-probability with speculation "
+                            f"({a.logprob:.6f}, {b.logprob:.6f})."
                         )
                         break
         return self._check("log-probabilities", "log-probabilities differ")
 
     def stop_strings(self) -> Check:
-        """Stop at a string in the middle of what is generated: a draft may reach beyond it."""
+        """Stop at a string in the middle of the text, where a draft may extend beyond it."""
         for sampling in self._samplings():
             text = self._fresh(self._ids, sampling).text
             stop = text[len(text) // 2 :][:5]
@@ -259,7 +274,7 @@ class RequestChecks:
                     )
         return self._check("stop strings", "stop strings end texts elsewhere")
 
-    # ---- what they share
+    # ---- shared helpers
 
     def _within(
         self, name: str, options: dict[str, Any], wrong: Callable[[str, bool], str]
@@ -281,7 +296,7 @@ class RequestChecks:
             yield replace(sampling, seed=self._seed, max_tokens=_N_TOKENS)
 
     def _tokens(self, n: int) -> list[int]:
-        """Return a text of about `n` tokens, or of what the context has room for."""
+        """Return a text of about `n` tokens, or of as many as the context has room for."""
         n = min(n, self._llm.n_ctx - 3 * _N_TOKENS)
         return self._llm.tokenize(long_text(self._llm, n + 30))[:n] if n > 0 else []
 
@@ -289,7 +304,10 @@ class RequestChecks:
         return self._llm.generate_tokens(ids, sampling, speculation=way)
 
     def _fresh(self, ids: Sequence[int], sampling: Sampling) -> Completion:
-        """Return the plain text from empty caches, which are then those of this text or empty."""
+        """Return the plain text from empty caches.
+
+        The caches afterwards hold this text, or are unchanged if the text was already known.
+        """
         key = repr((ids, sampling))
         if key not in self._known:
             self._llm.forget()
@@ -308,7 +326,7 @@ class RequestChecks:
         where: str,
         plain: Completion | None = None,
     ) -> bool:
-        """Compare a text with the plain one from empty caches, and return whether it is that."""
+        """Compare a text with the plain one from empty caches; return whether they are equal."""
         plain = self._fresh(ids, sampling) if plain is None else plain
         self._n_cases += 1
         if (plain.tokens, plain.finish_reason) == (other.tokens, other.finish_reason):

@@ -1,4 +1,7 @@
-"""Rows of passes over several tokens against rows of single-token passes over the same tokens: equal bits, or rounding and no more."""
+"""Comparison of rows of multi-token passes with rows of single-token passes.
+
+The rows must be bit-identical or equal up to rounding.
+"""
 
 from __future__ import annotations
 
@@ -17,30 +20,31 @@ from ..runtime.llm import LLM
 from ..sampling.chain import largest
 from ..speculative.interfaces import read_on
 
-MOST_NOISE = 0.15  # of the logits' spread: rounding moves the best logits of a row by less
-_MOST_ALLOWED = (
-    2.0  # times the noise that the profile allows: more is not what was measured with the profile
-)
-_WIDTHS = (2, 3, 4, 8, 16, 33)
-_DEPTHS = (
-    8,
-    600,
-)  # tokens before the rows: few, and more than the 512 from which flash attention is split over threads
-_RIVALS = 64  # best tokens of a row that are compared
-_BRANCH_AT = 2  # the token of a pass that the branch stands beside
+# Upper limit of rounding noise in the best logits of a row, as a share of the logits' spread.
+MOST_NOISE = 0.15
+# Upper limit of the shift, as a multiple of the noise in the profile. Above it, the profile is
+# out of date.
+_MOST_ALLOWED = 2.0
+_WIDTHS = (2, 3, 4, 8, 16, 33)  # compared pass widths, in tokens
+# Tokens before the rows: a few, and more than 512. From 512 tokens on, flash attention is split
+# over threads.
+_DEPTHS = (8, 600)
+_RIVALS = 64  # number of best tokens of a row that are compared
+_BRANCH_AT = 2  # index of the token in a pass that the branch is an alternative to
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was checked.
+    """Result of one check.
 
     Attributes:
-        name: What.
-        n_cases: How many comparisons were made; 0 where it was left out.
-        found: What was found, in a few words.
-        faults: What is wrong, one sentence each.
-        changes: What a fault means for the output, as the end of "Speculation changes this model's output: ...".
-        n_near_ties: Comparisons that differ at a near tie.
+        name: Name of the checked feature.
+        n_cases: Number of comparisons; 0 if the check was left out.
+        found: Summary of the result in a few words.
+        faults: Faults, one sentence each.
+        changes: Effect of a fault on the output, as the end of "Speculation changes this model's
+            output: ...".
+        n_near_ties: Number of comparisons that differ at a near tie.
     """
 
     name: str
@@ -52,18 +56,19 @@ class Check:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether the check found no fault."""
         return not self.faults
 
 
 class _Moved(NamedTuple):
-    """One pass over several tokens, compared.
+    """Comparison of one multi-token pass with single-token passes.
 
     Attributes:
         width: Tokens in the pass.
         depth: Tokens before it.
-        same: Its rows, and the row of the next single-token pass, have the bits of single-token passes.
-        logits: How far the best logits of a row moved against each other, at most.
+        same: Whether its rows, and the row of the next single-token pass, are bit-identical to
+            those of single-token passes.
+        logits: Largest relative shift of the best logits of a row, in logits.
         share: The same as a share of the spread of the row's logits.
     """
 
@@ -75,20 +80,21 @@ class _Moved(NamedTuple):
 
 
 def widest_in_use(llm: LLM, ways: Collection[Speculation]) -> int:
-    """Return the most tokens of a pass that verifies."""
+    """Return the maximum number of tokens of a verification pass."""
     return max(min(way.k + 1, llm.profile.widest(way.exact)) for way in ways)
 
 
 def noise_in_use(llm: LLM, ways: Collection[Speculation]) -> float:
-    """Return the noise that is allowed for, in logits: the largest of all ways."""
+    """Return the largest noise allowance of all draft settings, in logits."""
     return max(llm.logit_noise(way.k, way.exact) for way in ways)
 
 
 def check_rows(llm: LLM, ways: Collection[Speculation]) -> Check:
-    """Compare rows of the passes that verify.
+    """Compare rows of verification passes with rows of single-token passes.
 
-    Up to the widest exact pass the bits must be equal. They must be for all widths where the model is used as if they were: prompts are then read in
-    passes of any width. Elsewhere rows may move, but not by more than rounding explains.
+    Up to the widest exact pass, the rows must be bit-identical. If the model is used as exact at
+    all widths, they must be so at all widths, because prompts are then prefilled in passes of any
+    width. Other rows may differ, but only by rounding.
     """
     text = llm.tokenize(long_text(llm, max(_DEPTHS) + max(_WIDTHS) + 2))
     in_use = widest_in_use(llm, ways)
@@ -101,14 +107,18 @@ def check_rows(llm: LLM, ways: Collection[Speculation]) -> Check:
         ]
     faults = [*_faults(passes, exact, in_use, noise_in_use(llm, ways))]
     return Check(
-        "rows", len(passes), _found(passes, exact, in_use), tuple(faults), "rows of passes over several tokens are not those of single tokens",
-    )  # fmt: skip
+        "rows",
+        len(passes),
+        _found(passes, exact, in_use),
+        tuple(faults),
+        "rows of passes over several tokens are not those of single tokens",
+    )
 
 
 def _passes(
     target: Model, text: Sequence[int], depth: int, widths: Sequence[int]
 ) -> Iterator[_Moved]:
-    """Yield how far the rows of passes behind `depth` tokens are from those of single tokens; nothing where the context has no room."""
+    """Yield the comparisons of passes after `depth` tokens; none if the context has no room."""
     n_rows = min(max(widths) + 1, target.n_ctx - depth, len(text) - depth)
     if n_rows < 3:
         return
@@ -121,9 +131,8 @@ def _passes(
         if width < n_rows:
             target.rollback(depth)
             rows = target.logits(text[depth : depth + width], width).copy()
-            behind = target.logits(
-                [text[depth + width]], 1
-            )  # alone, behind a cache that a wide pass computed
+            # A single-token pass on a cache that a wide pass computed.
+            behind = target.logits([text[depth + width]], 1)
             yield _moved(width, depth, [*rows, *behind], [*alone[: width + 1]])
     if n_rows > _BRANCH_AT + 2 and max(widths) > _BRANCH_AT + 2:
         yield _branch(target, text, depth)
@@ -131,7 +140,7 @@ def _passes(
 
 
 def _branch(target: Model, text: Sequence[int], depth: int) -> _Moved:
-    """Compare the row behind a branch, and the last row of a pass that has one beside it."""
+    """Compare the row of a branch, and the last row of a pass that contains one."""
     width, other = _BRANCH_AT + 1, text[0]
     target.rollback(depth)
     for token in text[depth : depth + _BRANCH_AT]:
@@ -156,7 +165,15 @@ def _moved(width: int, depth: int, rows: Sequence[Logits], alone: Sequence[Logit
 
 
 def how_far(row: Logits, right: Logits) -> tuple[float, float]:
-    """Return how far the best logits of a row moved against each other, in logits and as a share of their spread."""
+    """Return the largest relative shift of a row's best logits.
+
+    Args:
+        row: Logits, shape `(V,)`.
+        right: Reference logits, shape `(V,)`.
+
+    Returns:
+        The shift in logits, and as a share of the spread of the reference.
+    """
     best = largest(right, min(_RIVALS, len(right)))
     best = best[np.isfinite(right[best])]
     moved = row[best].astype(np.float64) - right[best]
@@ -168,12 +185,13 @@ def how_far(row: Logits, right: Logits) -> tuple[float, float]:
 
 
 def _faults(passes: Sequence[_Moved], exact: int, in_use: int, noise: float) -> Iterator[str]:
-    """Yield what is wrong, the worst of each kind."""
+    """Yield the faults, only the worst of each kind."""
     promised = [one for one in passes if one.width <= exact and not one.same]
     if promised:
         one = max(promised, key=lambda one: one.logits)
         yield (
-            f"Rows of a pass over {one.width} tokens behind {one.depth} are up to {one.logits:.2g} logits from those of single-token passes; "
+            f"Rows of a pass over {one.width} tokens behind {one.depth} are up to "
+            f"{one.logits:.2g} logits from those of single-token passes; "
             "here their bits must be equal."
         )
     used = [one for one in passes if exact < one.width <= in_use]
@@ -182,22 +200,33 @@ def _faults(passes: Sequence[_Moved], exact: int, in_use: int, noise: float) -> 
     one = max(used, key=lambda one: one.share)
     if one.share > MOST_NOISE:
         yield (
-            f"Rows of a pass over {one.width} tokens behind {one.depth} are up to {one.logits:.2g} logits from those of single-token passes, "
-            f"{one.share:.0%} of the logits' spread; rounding moves them by less than {MOST_NOISE:.0%}."
+            f"Rows of a pass over {one.width} tokens behind {one.depth} are up to "
+            f"{one.logits:.2g} logits from those of single-token passes, "
+            f"{one.share:.0%} of the logits' spread; rounding moves them by less than "
+            f"{MOST_NOISE:.0%}."
         )
     elif one.logits > _MOST_ALLOWED * noise:
-        yield f"Logits move by {one.logits:.2g} with the width of the pass, but the profile allows for {noise:.2g}: `gguf-spec tune` measures again."
+        yield (
+            f"Logits move by {one.logits:.2g} with the width of the pass, but the profile allows "
+            f"for {noise:.2g}: `gguf-spec tune` measures again."
+        )
     spread = (
         min(one.logits / one.share for one in used if one.share)
         if any(one.share for one in used)
         else 0.0
     )
     if spread and noise > 2 * MOST_NOISE * spread:
-        yield f"The profile allows for {noise:.2g} logits of rounding noise, {noise / spread:.0%} of the logits' spread: more than rounding explains."
+        yield (
+            f"The profile allows for {noise:.2g} logits of rounding noise, {noise / spread:.0%} "
+            "of the logits' spread: more than rounding explains."
+        )
 
 
 def _found(passes: Sequence[_Moved], exact: int, in_use: int) -> str:
-    """Return what was found, in a few words; passes that are too wide to verify are named where they differ by more than rounding."""
+    """Return a summary in a few words.
+
+    Passes that are too wide for verification are included if they differ by more than rounding.
+    """
     widest = max((one.width for one in passes if one.width <= min(exact, in_use)), default=0)
     moved = max((one.share for one in passes if one.width <= in_use and not one.same), default=0.0)
     unused = max((one.share for one in passes if one.width > max(exact, in_use)), default=0.0)
