@@ -302,4 +302,4 @@ LONG_WORKLOADS = tuple(
     for size, n_prompt in SIZES.items()
     for name, about, temperatures, form in _KINDS
 )
-"""All kinds in all sizes, the short prompts first."""
+"""All long workloads in all sizes, shorter prompts first."""

@@ -213,7 +213,7 @@ WORKLOADS = (
         tuple((f"{tale}\n\nWho is this about? Answer in one sentence.",) for tale in _TALES),
     ),
 )  # fmt: skip
-"""All kinds of work, in the order in which they are done."""
+"""All short workloads, in the order in which they run."""
 
 
 def workloads(names: Sequence[str] | None, long: bool = False) -> list[Workload | LongWorkload]:

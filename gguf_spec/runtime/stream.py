@@ -27,10 +27,10 @@ from ..speculative.pair import ModelPair
 from ..text.detokenizer import TextStream
 
 PromptProgress: TypeAlias = Callable[[int, int], object]
-"""Called after each pass over the prompt, with the tokens read so far and all to be read.
+"""Callback after each prefill pass: the number of tokens read so far, and the total to be read.
 
-To return False cancels the generation. The last token of the prompt is not counted: it \
-is decoded with the answer.
+Returning False cancels the generation. The last prompt token is not counted, because it is decoded
+with the answer.
 """
 # Seed increment per context shift. It is odd, so that all parts of a text have different seeds.
 _PART = 0x9E3779B97F4A7C15

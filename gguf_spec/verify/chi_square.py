@@ -51,8 +51,9 @@ WAYS = {
     "rejection, adaptive": Speculation(_K, "rejection"),
     "block, adaptive": Speculation(_K, "block"),
 }
-"""What is drawn with: a rule, and what drafts where that is not the draft model at a fixed \
-length. These are drawn from half as often."""
+"""Tested draft settings: a rule, and the drafter unless it is the draft model at a fixed
+length. The settings with a named drafter run half as many generations.
+"""
 
 
 def n_draws_of(way: str, n_draws: int) -> int:

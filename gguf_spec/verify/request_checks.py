@@ -53,8 +53,12 @@ _SAME_LOGPROB = 1e-3  # tolerance in nats, because a row is summed in a differen
 Gap = Callable[
     [Sequence[int], Sequence[int], Sequence[int], int, Sampling], tuple[float | None, bool]
 ]
-"""Prompt, plain tokens, other tokens, where they part, the options -> \
-how close the decision was, and whether it was a near tie."""
+"""Function that measures the decision where two texts diverge.
+
+Its arguments are the prompt, the plain tokens, the other tokens, the index of the first difference
+and the sampling options. It returns the decision gap in logits, or None, and whether it is a near
+tie.
+"""
 
 
 class RequestChecks:
