@@ -85,7 +85,8 @@ def restore(path: Path, target: Model, draft: Model | None) -> tuple[dict[str, A
         caches are empty.
 
     Raises:
-        SessionError: The file is missing, damaged, or not a session file. The caches are unchanged.
+        SessionError: The file is missing, damaged, or not a session file. The caches are unchanged,
+            or empty where reading the caches themselves fails.
     """
     try:
         with path.open("rb") as file:
