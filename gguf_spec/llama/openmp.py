@@ -1,9 +1,9 @@
-"""The spin count of GNU OpenMP (libgomp), which runs llama.cpp's threads in most CPU builds on Linux.
+"""Spin count of GNU OpenMP (libgomp), which runs llama.cpp's threads in most Linux CPU builds.
 
-A thread that reaches a barrier early spins before it sleeps. libgomp spins 300,000 times by default. If
-another program takes the core of a late thread, the early threads spin for a whole time slice, at every
-barrier of a pass: beside two busy processes a pass takes 70 times as long. libgomp reads the count from
-the environment when it is loaded, and never again.
+A thread that reaches a barrier early spins before it sleeps. libgomp spins 300,000 times by
+default. If another program takes the core of a late thread, the early threads spin for a whole time
+slice at every barrier of a pass: beside two busy processes a pass takes 70 times as long. libgomp
+reads the count from the environment only once, when it is loaded.
 """
 
 from __future__ import annotations
@@ -15,25 +15,24 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-SPIN_COUNT = 10_000  # spins at a barrier before a thread sleeps; chosen in docs/experiments.md
-VARIABLES = (
-    "GOMP_SPINCOUNT",
-    "OMP_WAIT_POLICY",
-)  # of the user or the host process: they have priority
+# spins at a barrier before a thread sleeps; chosen in docs/experiments.md
+SPIN_COUNT = 10_000
+# variables of the user or the host process; they have priority
+VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 _MAPS = Path("/proc/self/maps")
 
 State: TypeAlias = Literal["unknown", "set", "user", "loaded", "absent"]
-"""Who decided how long threads spin.
+"""Source of the spin count.
 
-`unknown`: llama.cpp is not loaded yet, or the system is not Linux. `set`: this module. `user`: a variable
-in the environment. `loaded`: libgomp was in the process before, and its default is in force. `absent`:
-llama.cpp does not use libgomp.
+`unknown`: llama.cpp is not loaded yet, or the system is not Linux. `set`: this module. `user`: an
+environment variable. `loaded`: libgomp was loaded before, with its default. `absent`: llama.cpp
+does not use libgomp.
 """
 _state: State = "unknown"
 
 
 def state() -> State:
-    """Return who decided how long threads spin in this process."""
+    """Return the source of the spin count in this process."""
     return _state
 
 
@@ -65,7 +64,7 @@ def spin_count_set() -> Iterator[None]:
 
 
 def _loaded_libgomp() -> set[str]:
-    """Return the files of libgomp in this process. Wheels such as torch's bring copies of their own."""
+    """Return the libgomp files of this process. Wheels such as torch's include their own copies."""
     try:
         maps = _MAPS.read_text(encoding="utf-8", errors="replace")
     except OSError:
