@@ -291,8 +291,7 @@ class Model:
         return len(self.cached)
 
     def _in_doubt(self) -> list[int]:
-        """Return the cached tokens and mark the contents as unknown until `_cached` is set
-        again."""
+        """Return the cached tokens and mark the cache as unknown until `_cached` is set."""
         cached, self._cached = self.cached, None
         return cached
 

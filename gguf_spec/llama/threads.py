@@ -145,8 +145,7 @@ class ThreadGovernor:
         return self._level > _SLOW
 
     def _expected_s(self, kind: PassKind) -> float | None:
-        """Return the expected seconds of a pass with the current count; None without a
-        measurement."""
+        """Return the expected seconds of a pass with the current count, if it was timed."""
         best = self._best.get((kind, self.threads))
         return None if best is None else best * self._level
 
@@ -216,8 +215,7 @@ class ThreadGovernor:
             self._budget_s, self._n_passes, self._turn = 0.0, 0, 0
 
     def _noise(self, trial: _Trial) -> float:
-        """Return the uncertainty of a trial's gain, in seconds; 0 after the last pass of a
-        trial."""
+        """Return the uncertainty of a trial's gain in seconds; 0 after its last pass."""
         if trial.n_passes >= _MOST_PASSES:
             return 0.0
         slowness = [*self._slowness]
