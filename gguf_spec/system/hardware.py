@@ -1,5 +1,7 @@
-"""Total, free and used memory. llama.cpp does not check it: the kernel kills the process
-instead."""
+"""Total, free and used memory.
+
+llama.cpp does not check it: the kernel kills the process instead.
+"""
 
 from __future__ import annotations
 
