@@ -165,7 +165,10 @@ class _PairChecks:
             model.close()
 
     def examine(self, model: str | Path, draft: str | Path | None) -> Iterator[Check]:
-        """Yield the checks of a pair. Checks that depend on a failed check are skipped."""
+        """Yield the checks of a pair.
+
+        Checks that depend on a failed check are skipped.
+        """
         role = "target"
         try:
             entry = resolve(model, self._models_file)
@@ -190,7 +193,7 @@ class _PairChecks:
     def _draft(
         self, target: Entry, path: Path, draft: str | Path | None, given: str
     ) -> tuple[Path | None, Check]:
-        """Return the file of the draft model, or None, and the check that explains the None."""
+        """Return the file of the draft model, or None, and the check that explains the result."""
         plain, by_text = (
             Check("draft", "ok", "none: plain decoding"),
             Check("draft", "ok", "drafts come from the text alone"),

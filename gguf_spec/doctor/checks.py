@@ -25,6 +25,7 @@ from ..registry.resolve import entries, user_file
 from ..system.cache import cache_file, read_json, write_json
 from ..system.hardware import available_bytes, size, total_bytes
 
+# oldest supported version of Python
 _OLDEST_PYTHON = (3, 10)
 # functions of llama.cpp that this package needs
 _NEEDED = (
@@ -62,6 +63,7 @@ _FEATURES = {
 }
 # exists if an NVIDIA driver is loaded
 _NVIDIA = Path("/proc/driver/nvidia/version")
+# advice for builds
 _GPU_BUILD = "for a GPU build export CMAKE_ARGS=-DGGML_CUDA=on and install llama-cpp-python anew."
 _REBUILD = "build llama-cpp-python on this machine, as scripts/run does in a clone."
 
@@ -171,7 +173,10 @@ def has(features: Mapping[str, str], name: str) -> bool:
 
 
 def _cpu() -> tuple[str, set[str]]:
-    """Return the processor's name and features. The set is empty if they are unknown."""
+    """Return the processor's name and features.
+
+    The set is empty if they are unknown.
+    """
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n", maxsplit=1)[0]
     except OSError:
@@ -472,7 +477,10 @@ def models_file(given: Path | None) -> Check:
 
 
 def hub() -> Check:
-    """Check that the hub responds. No other check makes a request."""
+    """Check that the hub responds.
+
+    No other check makes a request.
+    """
     name, todo = (
         "hub",
         "check the network, HTTPS_PROXY and HF_ENDPOINT; "

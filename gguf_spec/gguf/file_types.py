@@ -1,4 +1,7 @@
-"""Quantisation types. Kept apart from the quantiser, so that the command line imports them fast."""
+"""Quantisation types.
+
+Kept apart from the quantiser, so that the command line imports them fast.
+"""
 
 # name -> llama.cpp's number; only types that need no importance matrix
 TYPES = {

@@ -1,4 +1,6 @@
-"""Reader of GGUF headers, with a limit on every size in the file. No part of the file is trusted.
+"""Reader of GGUF headers, with a limit on every size in the file.
+
+No part of the file is trusted.
 
 The limits are far above real models, and low enough that reading or rejecting a file takes less
 than a second and less than 256 MB.
@@ -68,6 +70,7 @@ _REMOVED = {4, 5, 31, 32, 33, 36, 37, 38}
 # ggml types that are not used for weights: formats of intermediate results, integers, doubles;
 # llama.cpp cannot multiply with them
 _NO_WEIGHTS = {9, 15, 24, 25, 27, 28}
+# metadata key of the tokens
 TOKENS = "tokenizer.ggml.tokens"
 # escaped bytes in the tokens of an RWKV vocabulary
 _ESCAPES = {9: b"\\t", 10: b"\\n", 13: b"\\r", 39: b"\\'", 92: b"\\\\"}
@@ -372,7 +375,7 @@ class _Reader:
     def check_places(self, tensors: list[Tensor], alignment: int) -> None:
         """Check that the tensors follow each other and end within the file.
 
-        After a tensor of unknown size, the start of the next one cannot be checked.
+        After a tensor of unknown size, the gaps between tensors are not checked.
         """
         at: int | None = 0
         for tensor in tensors:

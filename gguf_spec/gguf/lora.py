@@ -11,6 +11,7 @@ from pathlib import Path
 from ..errors import UnsupportedModelError
 from .validation import Header, read_header
 
+# ends of the names of the two matrices
 _ENDS = (".lora_a", ".lora_b")
 _HINT = "give an adapter that was made for this very model."
 

@@ -21,6 +21,7 @@ Ranges = tuple[tuple[int, int], ...]
 # (CHARS, ranges) (TOKEN, id, wanted) (RULE, rule) (REPEAT, rule, least, most)
 # (TEXT, code points) (NAME, name)
 Symbol = tuple[Any, ...]
+# kinds of symbols
 END, CHARS, TOKEN, RULE, REPEAT, TEXT, NAME = range(7)
 
 
@@ -34,12 +35,14 @@ def refused(gbnf: str, why: str) -> InvalidOptionError:
     )
 
 
+# tokens of the notation
 _WORDS = re.compile(
     r"""(?P<define>[a-zA-Z0-9-]+[ \t]*::=) | (?P<name>[a-zA-Z0-9-]+) | (?P<text>"(?:[^"\\]|\\.)*") | (?P<chars>\[(?:[^\]\\]|\\.)*\])
     | (?P<token>!?<[^>\r\n]*>) | (?P<repeat>[*+?]|\{\s*\d{1,9}\s*(?:,\s*(?:\d{1,9}\s*)?)?\}) | (?P<open>\() | (?P<close>\)) | (?P<or>\|) | (?P<any>\.)
     | (?P<newline>[\r\n]) | (?P<space>[ \t]+|\#[^\r\n]*)""",  # noqa: E501
     re.VERBOSE | re.DOTALL,
 )
+# a character of a literal: plain, by code point, or by escape letter
 _LETTER = re.compile(
     r'([^\\])|\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([tnr"\\\[\]-]))',
     re.DOTALL,

@@ -7,7 +7,9 @@ from typing import Any
 
 from .json_merge import KINDS, kinds, same
 
+# all JSON types
 _ALL = frozenset({"null", "boolean", "number", "string", "array", "object"})
+# Python type -> JSON type
 _NAMES = {
     type(None): "null",
     bool: "boolean",
@@ -20,6 +22,7 @@ _NAMES = {
 # largest depth of nested properties that are compared
 _DEPTH = 8
 
+# converts a schema to a form without references and `allOf` at its top level
 Plain = Callable[[Any], Any]
 
 

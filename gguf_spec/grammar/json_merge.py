@@ -97,7 +97,10 @@ def reduced(schema: Any) -> dict[str, Any]:
 
 
 def same(value: Any) -> str:
-    """Return a text that is equal for equal JSON values. In Python 1 and True are equal."""
+    """Return a text that is equal for equal JSON values.
+
+    In Python 1 and True are equal.
+    """
     return json.dumps(
         int(value) if isinstance(value, float) and value.is_integer() else value, sort_keys=True
     )

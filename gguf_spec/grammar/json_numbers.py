@@ -96,8 +96,7 @@ def _magnitudes(low: tuple[int, bool], high: tuple[int, bool], n_digits: int) ->
 def number(schema: dict[str, Any]) -> str:
     """Return GBNF for the numbers of a schema.
 
-    A number between bounds has at most 15 digits, which a double represents exactly enough to
-    compare.
+    A number between bounds has at most 15 digits. Doubles distinguish all such numbers.
     """
     whole = schema["type"] == "integer"
     if "multipleOf" in schema and not (whole and schema["multipleOf"] == 1):

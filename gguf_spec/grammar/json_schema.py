@@ -20,6 +20,7 @@ from .json_merge import FORMATS, KINDS, REFUSED, TESTS, kinds, merged, reduced, 
 from .json_numbers import number
 from .json_pattern import Pattern, literal, repeated
 
+# optional white space between values
 _SPACE = '" "?'
 # character class of the characters that need an escape in a JSON string
 _QUOTED = r'^"\\\x00-\x1F'
@@ -47,7 +48,9 @@ _MAX_SCHEMAS = 5000
 
 
 def to_gbnf(schema: Mapping[str, Any] | str | bool) -> str:
-    """Return a grammar for the JSON texts that are valid for a schema. No reference is downloaded.
+    """Return a grammar for the JSON texts that are valid for a schema.
+
+    No reference is downloaded.
 
     The grammar does not cover every value of the schema:
 

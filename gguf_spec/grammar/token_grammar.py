@@ -30,11 +30,15 @@ class _Pieces(NamedTuple):
     is_end: NDArray[np.bool_]
 
 
+# pieces of the loaded models
 _pieces: WeakKeyDictionary[Model, _Pieces] = WeakKeyDictionary()
 
 
 def _pieces_of(model: Model) -> _Pieces:
-    """Return the pieces of a model. The first call takes some time."""
+    """Return the pieces of a model.
+
+    The first call takes some time.
+    """
     pieces, _ = _pieces.get(model), model.native
     if pieces is None:
         texts = [model.piece(token) for token in range(model.n_vocab)]

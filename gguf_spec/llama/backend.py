@@ -20,8 +20,8 @@ from .memory import features_of
 # llama.cpp's log level of a warning
 _WARNING = 3
 
-log: collections.deque[str] = collections.deque(maxlen=20)
 # last warnings and errors of llama.cpp, for error messages
+log: collections.deque[str] = collections.deque(maxlen=20)
 # whether the whole log goes to stderr; llama.cpp has one log per process
 verbose = threading.Event()
 
@@ -116,7 +116,10 @@ Progress: TypeAlias = Callable[[float], object]
 
 
 class LoadProgress:
-    """Progress callback for llama.cpp. Keeps exceptions, which llama.cpp would drop."""
+    """Progress callback for llama.cpp.
+
+    Keeps exceptions, which llama.cpp would drop.
+    """
 
     def __init__(self, progress: Progress | None) -> None:
         self._progress, self._cancelled = progress, False

@@ -1,4 +1,7 @@
-"""llama.cpp's C functions, as `C`. Importing them from here sets the spin count first."""
+"""llama.cpp's C functions, as `C`.
+
+Importing them from here sets the spin count first.
+"""
 
 from .openmp import spin_count_set
 

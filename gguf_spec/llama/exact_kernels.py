@@ -1,4 +1,6 @@
-"""Prediction, from a file's header, of the CPU kernels that give a row the same bits at any width.
+"""Prediction of exact CPU kernels from a file's header.
+
+A kernel is exact if it gives a row the same bits in passes of every width.
 
 On x86, products with K-quants and IQ types are computed in tiles from 8 rows on (`ggml-cpu/tiled`),
 and repacked Q4_K and Q2_K in blocks of four rows. Both add in another order than the product of a

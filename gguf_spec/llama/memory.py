@@ -175,7 +175,9 @@ def largest_ctx(
 def check_memory(
     models: Sequence[tuple[Header, ContextOptions]], features: Mapping[str, str]
 ) -> None:
-    """Reject models that do not fit into main memory. The kernel would kill the process instead.
+    """Reject models that do not fit into main memory.
+
+    The kernel would kill the process instead.
 
     Args:
         models: As for `needs`.

@@ -263,7 +263,9 @@ class Model:
         return self._native
 
     def close(self) -> None:
-        """Release the native memory. Further calls do nothing.
+        """Release the native memory.
+
+        Further calls do nothing.
 
         The memory is freed as soon as no call of another thread uses it.
         """
@@ -309,7 +311,10 @@ class Model:
         self._cached = []
 
     def read(self, tokens: Sequence[int]) -> None:
-        """Prefill tokens, `reads_at_once` per pass. No logits are computed."""
+        """Prefill tokens, `reads_at_once` per pass.
+
+        No logits are computed.
+        """
         # evaluated before the loop: `n_past` empties a cache with unknown contents
         on_grid = self.n_past == self.n_read
         for i in range(0, len(tokens), self.reads_at_once):
@@ -400,7 +405,9 @@ class Model:
         return kind
 
     def rollback(self, to: int) -> None:
-        """Drop all cached tokens after the first `to`. A shorter cache does not change.
+        """Drop all cached tokens after the first `to`.
+
+        A shorter cache does not change.
 
         Raises:
             RollbackError: The model cannot drop part of its cache. The cache is unchanged.

@@ -26,6 +26,7 @@ N_BATCH = 512  # largest number of tokens in a batch
 # largest number of tokens in a batch with branches
 _BRANCHED = K_MAX + 1 + BRANCHES_MAX
 
+# references to the live objects, with the functions that free their memory
 _frees: set[weakref.ref[Native]] = set()
 # At exit the operating system frees all of it; llama.cpp's threads may still run then.
 atexit.register(_frees.clear)
@@ -181,7 +182,10 @@ class Batch:
     def _give_sequences(
         self, n_cached: int, branches: Sequence[tuple[int, int]], n_past: int
     ) -> None:
-        """Assign a sequence to each branch. The tokens before the branch belong to it as well."""
+        """Assign a sequence to each branch.
+
+        The tokens before the branch belong to it as well.
+        """
         for i in range(n_cached):
             beyond = [s for s, (at, _) in enumerate(branches, 1) if i < at]
             self._n_sequences[i] = 1 + len(beyond)

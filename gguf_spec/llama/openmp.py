@@ -19,15 +19,16 @@ from typing import Literal, TypeAlias
 SPIN_COUNT = 10_000
 # variables of the user or the host process; they have priority
 VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+# mapped files of this process
 _MAPS = Path("/proc/self/maps")
 
 State: TypeAlias = Literal["unknown", "set", "user", "loaded", "absent"]
-"""Source of the spin count.
+"""Who decided how long threads spin.
 
-`unknown`: llama.cpp is not loaded yet, or the system is not Linux. `set`: this module. `user`: an
-environment variable. `loaded`: libgomp was loaded before, with its default. `absent`: llama.cpp
-does not use libgomp.
-"""
+`unknown`: llama.cpp is not loaded yet, or the system is not Linux. `set`: this module. `user`: a variable
+in the environment. `loaded`: libgomp was in the process before, and its default is in force. `absent`:
+llama.cpp does not use libgomp.
+"""  # noqa: E501
 _state: State = "unknown"
 
 
@@ -64,7 +65,10 @@ def spin_count_set() -> Iterator[None]:
 
 
 def _loaded_libgomp() -> set[str]:
-    """Return the libgomp files of this process. Wheels such as torch's include their own copies."""
+    """Return the libgomp files of this process.
+
+    Wheels such as torch's include their own copies.
+    """
     try:
         maps = _MAPS.read_text(encoding="utf-8", errors="replace")
     except OSError:

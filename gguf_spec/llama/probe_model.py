@@ -1,4 +1,7 @@
-"""Writer of a small GGUF model with a given attention shape. Attention dominates its passes."""
+"""Writer of a small GGUF model with a given attention shape.
+
+Attention dominates its passes.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+# transformer layers of the model
 N_LAYERS = 2
+
 # three control tokens and one per byte, which llama.cpp's SPM vocabulary requires
 N_VOCAB = 3 + 256
 # channels and feed-forward units: the minimum for blocks of 32 weights

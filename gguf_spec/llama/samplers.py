@@ -255,6 +255,9 @@ class Dry:
         self._ahead.feed(history, self._last_n)
 
     def close(self) -> None:
-        """Free the native memory. Further calls do nothing."""
+        """Free the native memory.
+
+        Further calls do nothing.
+        """
         self._behind.free()
         self._ahead.free()

@@ -27,9 +27,9 @@ _SLOW = 1.25
 _VERY_SLOW = 2.5
 # largest slowness of one pass, as a multiple of the best time; limits the weight of an outlier
 _CLIP = 20.0
-# passes before a trial with more threads can succeed; a trial that gains costs nothing
+# least passes of a successful trial with more threads; a faster trial loses no time
 _PASSES = 8
-# passes before a trial with fewer threads can succeed; their times vary less
+# least passes of a successful trial with fewer threads; their times vary less
 _PASSES_FEWER = 3
 # largest number of passes of a trial
 _MOST_PASSES = 12
@@ -261,5 +261,8 @@ def _distinct(counts: tuple[int, ...], above: int, at_most: int) -> list[int]:
 
 @cache
 def shared_governor(most: int) -> ThreadGovernor:
-    """Return the governor of this process. All models share it, because they use the same cores."""
+    """Return the governor of this process.
+
+    All models share it, because they use the same cores.
+    """
     return ThreadGovernor(most)

@@ -75,7 +75,9 @@ def quantize(
     force: bool = False,
     progress: Callable[[int, int], object] | None = None,
 ) -> Quantized:
-    """Write a model again with smaller weights. The tokenizer does not change.
+    """Write a model again with smaller weights.
+
+    The tokenizer does not change.
 
     The file appears under its name when it is complete and checked. Until then its name is that of
     `target` with some letters and `.part` appended; this file is removed after any failure.

@@ -9,6 +9,7 @@ import os
 import time
 from pathlib import Path
 
+# kernel statistics, with the number of running tasks
 _STAT = Path("/proc/stat")
 # Number of samples and seconds between them. The smallest sample counts: a program that only wakes
 # up for a moment is ignored.

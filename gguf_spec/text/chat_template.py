@@ -1,4 +1,7 @@
-"""Chat templates: convert messages to token ids. Template and messages are both untrusted."""
+"""Chat templates: convert messages to token ids.
+
+Template and messages are both untrusted.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from .jinja_sandbox import TemplateFailure, render
 
 # characters that occur in special tokens, or that a template could turn into such characters
 _UNUSUAL = re.compile(r"[^\w\s.,;:!?'\"()-]")
-# text that looks like a tag, with its white space
+# tag-like text with its white space
 _TAG = re.compile(r"\s*(?:<[^<>\s]{1,60}>|\[/?[A-Z_]{1,40}\])\s*")
 Message = Mapping[str, Any]
 Tools = Sequence[Mapping[str, Any]]
@@ -85,7 +88,9 @@ def encode_chat(
 
 
 class _Marks(NamedTuple):
-    """Marker characters around contents in a rendered text. Template and messages contain none.
+    """Marker characters around contents in a rendered text.
+
+    Template and messages contain none.
 
     Attributes:
         begin: Marks the start of a content.

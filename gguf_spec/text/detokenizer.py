@@ -45,7 +45,10 @@ class TextStream:
         return text
 
     def finish(self) -> str:
-        """Return the text that was held back. An incomplete character at the end is dropped."""
+        """Return the text that was held back.
+
+        An incomplete character at the end is dropped.
+        """
         text, self._held = self._held, ""
         return text
 
