@@ -1,4 +1,7 @@
-"""Is all well here, and if not, what to do? Looks at the installation, the machine and the models; returns data, prints nothing."""
+"""Diagnosis of the installation, the machine and a pair of models, with advice for each problem.
+
+Returns data and prints nothing.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +29,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """All that was looked at.
+    """Result of all checks.
 
     Attributes:
-        checks: One after the other.
-        tuning: What passes of the models cost, as it was kept; None where that was not measured yet.
+        checks: The checks in order.
+        tuning: Cached costs of the models' passes; None if they were not measured yet.
     """
 
     checks: tuple[Check, ...]
@@ -38,7 +41,7 @@ class Diagnosis:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing fails."""
+        """Whether no check failed."""
         return all(one.status != "fail" for one in self.checks)
 
     @property
@@ -55,7 +58,7 @@ class Diagnosis:
         return f"{text[0].upper()}{text[1:]}."
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all of it as plain values."""
+        """Return the diagnosis as plain values."""
         checks = [asdict(one) for one in self.checks]
         return {
             "ok": self.ok,
@@ -75,16 +78,18 @@ def doctor(
     models_file: Path | None = None,
     online: bool = False,
 ) -> Diagnosis:
-    """Look at this installation, this machine, and a pair of models on it.
+    """Check this installation, this machine, and a pair of models on it.
 
     Args:
         model: As for `load`.
         draft: As for `load`.
-        options: How the models are to be put into memory; with repacked weights only where the probe finds them right.
-        draft_options: How the draft is, where that is another way; its context is as long as the target's.
+        options: Load and context options of the models. Repacked weights are used only if the probe
+            finds them correct.
+        draft_options: Options of the draft model if they differ. Its context is as long as the
+            target's.
         reference: As for `load`.
         models_file: As for `load`.
-        online: Ask the hub whether it is there; nothing else makes a request.
+        online: Whether to check that the hub is reachable. No other check makes a request.
     """
     options = options or ContextOptions()
     draft_options = draft_options or options.for_draft()
@@ -123,10 +128,10 @@ def doctor(
 
 
 class _PairChecks:
-    """Looks at a target and a draft, first from outside, then from inside.
+    """Checks of a target and a draft model: first their files, then the loaded models.
 
     Attributes:
-        tuning: What was kept of their costs.
+        tuning: Cached costs of their passes; None if they were not measured yet.
     """
 
     def __init__(
@@ -136,7 +141,15 @@ class _PairChecks:
         features: dict[str, str] | None,
         models_file: Path | None,
     ) -> None:
-        """Take how models are loaded, and what the build can do; None where it does nothing, so none is loaded."""
+        """Set the load options.
+
+        Args:
+            options: Options of the target.
+            draft_options: Options of the draft model.
+            features: Features of the llama.cpp build; None if it does not work, so that no model is
+                loaded.
+            models_file: As for `load`.
+        """
         self.tuning: Tuning | None = None
         self._options, self._draft_options, self._features, self._models_file = (
             options,
@@ -152,7 +165,10 @@ class _PairChecks:
             model.close()
 
     def examine(self, model: str | Path, draft: str | Path | None) -> Iterator[Check]:
-        """Yield what is found; what depends on something that fails is left out."""
+        """Yield the checks of a pair.
+
+        Checks that depend on a failed check are skipped.
+        """
         role = "target"
         try:
             entry = resolve(model, self._models_file)
@@ -177,7 +193,7 @@ class _PairChecks:
     def _draft(
         self, target: Entry, path: Path, draft: str | Path | None, given: str
     ) -> tuple[Path | None, Check]:
-        """Return the file that drafts, or None and what is said of that."""
+        """Return the file of the draft model, or None, and the check that explains the result."""
         plain, by_text = (
             Check("draft", "ok", "none: plain decoding"),
             Check("draft", "ok", "drafts come from the text alone"),
@@ -255,7 +271,10 @@ class _PairChecks:
                 return
         fixed = [model.path.name for model in self._loaded if not model.can_roll_back]
         if fixed:
-            found = f"{' and '.join(fixed)} cannot go back a token (recurrent or hybrid), which speculation needs"
+            found = (
+                f"{' and '.join(fixed)} cannot go back a token (recurrent or hybrid), "
+                "which speculation needs"
+            )
             yield Check(
                 "rollback", "warn", found, "take other models, or be content with plain decoding."
             )
@@ -272,7 +291,10 @@ class _PairChecks:
 
         name, profile = "exact passes", read_profile(target, draft)
         if (self._features or {}).get("LLAMAFILE", "0") != "0":
-            found = "llama.cpp was built with llamafile's products: rows round otherwise in passes over several tokens"
+            found = (
+                "llama.cpp was built with llamafile's products: "
+                "rows round otherwise in passes over several tokens"
+            )
             return Check(
                 name,
                 "warn",
@@ -311,7 +333,8 @@ def _file(role: str, header: Header) -> Check:
     return Check(
         role,
         "ok",
-        f"{header.path.name}: {header.architecture}, {size(header.file_bytes)}, context of {_trained(header):,}",
+        f"{header.path.name}: {header.architecture}, {size(header.file_bytes)}, "
+        f"context of {_trained(header):,}",
     )
 
 

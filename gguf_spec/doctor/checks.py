@@ -1,6 +1,6 @@
-"""What `doctor` looks at before it looks at models: the installation, the processor, memory and disk.
+"""Checks of `doctor` for the installation, the processor, memory and disk.
 
-llama.cpp may be what is broken, so it is imported only where it is looked at.
+llama.cpp may be broken, so it is imported only in the checks that need it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from ..registry.resolve import entries, user_file
 from ..system.cache import cache_file, read_json, write_json
 from ..system.hardware import available_bytes, size, total_bytes
 
+# oldest supported version of Python
 _OLDEST_PYTHON = (3, 10)
+# functions of llama.cpp that this package needs
 _NEEDED = (
     "llama_memory_seq_rm",
     "llama_model_is_hybrid",
@@ -33,29 +35,48 @@ _NEEDED = (
     "llama_synchronize",
     "llama_log_set",
 )
+# bytes of free disk and memory below which a check warns
 _LITTLE_DISK, _LITTLE_MEMORY = 100e6, 500e6
+# folders of the cache
 _KEPT = ("profiles", "probe", "experience", "pairs", "verified")
-_PATIENCE_S = 10  # for an answer of the hub
-# What llama.cpp calls a processor's feature -> what Linux calls it.
+# seconds to wait for a response of the hub
+_PATIENCE_S = 10
+# processor feature in llama.cpp -> its flag in Linux
 _FEATURES = {
-    "SSE3": "pni", "SSSE3": "ssse3", "AVX": "avx", "AVX2": "avx2", "F16C": "f16c", "FMA": "fma", "BMI2": "bmi2", "AVX_VNNI": "avx_vnni",
-    "AVX512": "avx512f", "AVX512_VBMI": "avx512vbmi", "AVX512_VNNI": "avx512_vnni", "AVX512_BF16": "avx512_bf16", "AMX_INT8": "amx_int8",
-    "NEON": "asimd", "DOTPROD": "asimddp", "MATMUL_INT8": "i8mm", "SVE": "sve",
-}  # fmt: skip
+    "SSE3": "pni",
+    "SSSE3": "ssse3",
+    "AVX": "avx",
+    "AVX2": "avx2",
+    "F16C": "f16c",
+    "FMA": "fma",
+    "BMI2": "bmi2",
+    "AVX_VNNI": "avx_vnni",
+    "AVX512": "avx512f",
+    "AVX512_VBMI": "avx512vbmi",
+    "AVX512_VNNI": "avx512_vnni",
+    "AVX512_BF16": "avx512_bf16",
+    "AMX_INT8": "amx_int8",
+    "NEON": "asimd",
+    "DOTPROD": "asimddp",
+    "MATMUL_INT8": "i8mm",
+    "SVE": "sve",
+}
+# exists if an NVIDIA driver is loaded
 _NVIDIA = Path("/proc/driver/nvidia/version")
+# advice for builds
 _GPU_BUILD = "for a GPU build export CMAKE_ARGS=-DGGML_CUDA=on and install llama-cpp-python anew."
 _REBUILD = "build llama-cpp-python on this machine, as scripts/run does in a clone."
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at.
+    """Result of one check.
 
     Attributes:
-        name: What.
-        status: `ok`; `warn` where it works, but worse than it could; `fail` where it does not.
-        found: What was found.
-        todo: What to do; empty where there is nothing to do.
+        name: Subject of the check.
+        status: `ok`; `warn` if it works, but worse than possible; `fail` if it does not work.
+        found: Description of the result.
+        todo: Advice; empty if nothing is to be done.
     """
 
     name: str
@@ -70,7 +91,10 @@ class Check:
 def python() -> Check:
     """Check that Python is new enough."""
     version, oldest = sys.version_info[:3], ".".join(map(str, _OLDEST_PYTHON))
-    found = f"{'.'.join(map(str, version))} ({platform.python_implementation()}) on {platform.system()} {platform.machine()}"
+    found = (
+        f"{'.'.join(map(str, version))} ({platform.python_implementation()}) "
+        f"on {platform.system()} {platform.machine()}"
+    )
     return (
         Check("Python", "ok", found)
         if version >= _OLDEST_PYTHON
@@ -79,7 +103,7 @@ def python() -> Check:
 
 
 def package(version: str) -> Check:
-    """Check that the package that runs is the one that is installed."""
+    """Check that the running package is the installed one."""
     try:
         installed = importlib.metadata.version("gguf-spec")
     except importlib.metadata.PackageNotFoundError:
@@ -96,11 +120,9 @@ def library() -> Check:
     try:
         with openmp_module.spin_count_set():
             import llama_cpp
-    except (
-        ImportError,
-        OSError,
-        RuntimeError,
-    ) as error:  # a library that is missing or for another machine, among others
+
+    # for example, the shared library is missing or was built for another machine
+    except (ImportError, OSError, RuntimeError) as error:
         todo = "install it again: pip install --force-reinstall llama-cpp-python."
         return Check(name, "fail", f"llama-cpp-python cannot be imported: {error}", todo)
     missing = [one for one in _NEEDED if not hasattr(llama_cpp, one)]
@@ -113,7 +135,11 @@ def library() -> Check:
 
 
 def build_features() -> dict[str, str]:
-    """Return what this build of llama.cpp can do, by its own words: `CPU : AVX2 = 1 | REPACK = 1 | `; `GPU` where it can offload to one."""
+    """Return the features of this build of llama.cpp, from its own report.
+
+    The report has the form `CPU : AVX2 = 1 | REPACK = 1 | `. `GPU` is added: whether the build
+    can offload to a GPU.
+    """
     import llama_cpp
 
     return features_of(llama_cpp.llama_print_system_info().decode()) | {
@@ -124,7 +150,10 @@ def build_features() -> dict[str, str]:
 def build(features: Mapping[str, str], options: ContextOptions) -> Check:
     """Check that the build can use the GPU, if there is one."""
     gpu = has(features, "GPU")
-    found = f"{'with' if gpu else 'without'} GPU offload; {', '.join(name for name in features if name != 'GPU' and has(features, name))}"
+    found = (
+        f"{'with' if gpu else 'without'} GPU offload; "
+        f"{', '.join(name for name in features if name != 'GPU' and has(features, name))}"
+    )
     if not gpu and options.gpu_layers > 0:
         found = f"it has no GPU backend, but --gpu-layers {options.gpu_layers} asks for one"
         return Check("build", "fail", found, f"leave --gpu-layers out, or {_GPU_BUILD}")
@@ -144,7 +173,10 @@ def has(features: Mapping[str, str], name: str) -> bool:
 
 
 def _cpu() -> tuple[str, set[str]]:
-    """Return the processor's name and features; none where they are not known."""
+    """Return the processor's name and features.
+
+    The set is empty if they are unknown.
+    """
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n", maxsplit=1)[0]
     except OSError:
@@ -172,7 +204,7 @@ def processor(features: Mapping[str, str]) -> Check:
             f"{name} lacks {_listed(used - there)}, which this build of llama.cpp needs",
             _REBUILD,
         )
-    if unused := there - used - {"AMX_INT8"}:  # that has a check of its own
+    if unused := there - used - {"AMX_INT8"}:  # AMX has its own check
         return Check(
             "processor",
             "warn",
@@ -187,7 +219,10 @@ def _listed(features: set[str]) -> str:
 
 
 def fast_kernels(features: Mapping[str, str], options: ContextOptions) -> Check:
-    """Check that the probe finds repacked weights right; one that once failed is asked again, as what it said is kept until the library changes."""
+    """Check that the probe finds repacked weights correct.
+
+    A failed probe is repeated, because its result is cached until the library changes.
+    """
     from ..llama import selftest
 
     name, file = "fast kernels", selftest._cache_file()
@@ -203,11 +238,15 @@ def fast_kernels(features: Mapping[str, str], options: ContextOptions) -> Check:
             return Check(
                 name,
                 "warn",
-                f"repacked weights fail here, so models go without them, slower but right: {problem}",
+                "repacked weights fail here, so models go without them, "
+                f"slower but right: {problem}",
                 _REBUILD,
             )
         if known:
-            found = f"they work now, but are not used, as an earlier probe failed: {kept.get('problem')}"
+            found = (
+                "they work now, but are not used, as an earlier probe failed: "
+                f"{kept.get('problem')}"
+            )
             return Check(name, "warn", found, f"remove {file} to have it probed again.")
         write_json(file, {"ok": True, "problem": None})
     how = "weights are repacked" if has(features, "REPACK") else "this build repacks no weights"
@@ -215,7 +254,7 @@ def fast_kernels(features: Mapping[str, str], options: ContextOptions) -> Check:
 
 
 def amx(features: Mapping[str, str], fast: Check) -> Check:
-    """Check that the matrix unit is used, where there is one."""
+    """Check that the processor's matrix unit (AMX), if any, is used."""
     if "amx_int8" not in _cpu()[1]:
         return Check("AMX", "ok", "this processor has none")
     if not has(features, "AMX_INT8"):
@@ -233,7 +272,7 @@ def amx(features: Mapping[str, str], fast: Check) -> Check:
 
 
 def threads(options: ContextOptions) -> Check:
-    """Check that every core has one thread."""
+    """Check that each core has exactly one thread."""
     cores, quota = physical_cores(), _quota()
     threads = options.threads or cores
     found = f"{threads} on {cores} physical core{'s' if cores > 1 else ''}"
@@ -259,7 +298,10 @@ def threads(options: ContextOptions) -> Check:
 
 
 def openmp() -> Check:
-    """Check that threads do not spin long at barriers; beside another program that is many times slower."""
+    """Check that threads do not spin long at barriers.
+
+    Long spinning makes passes many times slower beside another program.
+    """
     name, slow = "OpenMP", "beside another program, passes can take many times as long"
     count, state = f"{openmp_module.SPIN_COUNT:,}", openmp_module.state()
     if state == "set":
@@ -274,7 +316,10 @@ def openmp() -> Check:
             name, "ok", f"how long threads spin at a barrier is from the environment: {given}"
         )
     if state == "loaded":
-        found = f"another library of this process loaded libgomp first, with its long spin count: {slow}"
+        found = (
+            "another library of this process loaded libgomp first, "
+            f"with its long spin count: {slow}"
+        )
         return Check(
             name,
             "warn",
@@ -287,7 +332,7 @@ def openmp() -> Check:
 
 
 def _quota() -> float | None:
-    """Return how many processors the container may use at a time, or None."""
+    """Return the processor limit of the container; None without a limit."""
     try:
         most, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
         return int(most) / int(period)
@@ -316,7 +361,7 @@ def _folder() -> Path:
 
 
 def disk() -> Check:
-    """Check that there is room for the caches."""
+    """Check that the disk has space for the caches."""
     folder = _folder()
     there = next((path for path in (folder, *folder.parents) if path.is_dir()), Path("/"))
     try:
@@ -337,7 +382,7 @@ def disk() -> Check:
 
 
 def cache() -> Check:
-    """Check that what is measured can be kept."""
+    """Check that measurements can be cached."""
     bad = []
     for kind in _KEPT:
         file = cache_file(kind, ["doctor", os.getpid()])
@@ -346,7 +391,11 @@ def cache() -> Check:
         with contextlib.suppress(OSError):
             file.unlink()
     if bad:
-        found = f"nothing can be kept in {' and '.join(str(cache_file(kind, []).parent) for kind in bad)}: each load measures anew"
+        found = (
+            "nothing can be kept in "
+            f"{' and '.join(str(cache_file(kind, []).parent) for kind in bad)}: "
+            "each load measures anew"
+        )
         return Check(
             "cache", "warn", found, "make it writable, or set XDG_CACHE_HOME to another folder."
         )
@@ -354,12 +403,13 @@ def cache() -> Check:
     return Check(
         "cache",
         "ok",
-        f"{folder} can be written and read; it holds {size(sum(_sizes(folder / kind for kind in _KEPT)))}",
+        f"{folder} can be written and read; "
+        f"it holds {size(sum(_sizes(folder / kind for kind in _KEPT)))}",
     )
 
 
 def hub_cache() -> Check:
-    """Check that downloaded models can be read, and that there is a place for more."""
+    """Check that downloaded models can be read and more can be downloaded."""
     name = "hub cache"
     try:
         folder = hub_module.folder()
@@ -385,7 +435,10 @@ def hub_cache() -> Check:
             f"{folder} cannot be read: {error.strerror}: no downloaded model is found",
             todo,
         )
-    found = f"{folder} holds {len(models)} {'repository' if len(models) == 1 else 'repositories'}, {size(held)}; {size(free)} are free there"
+    found = (
+        f"{folder} holds {len(models)} {'repository' if len(models) == 1 else 'repositories'}, "
+        f"{size(held)}; {size(free)} are free there"
+    )
     if not os.access(folder, os.W_OK | os.X_OK):
         return Check(
             name,
@@ -397,7 +450,7 @@ def hub_cache() -> Check:
 
 
 def _sizes(folders: Iterable[Path]) -> Iterator[int]:
-    """Yield the sizes of the files in folders; those in folders below are not counted."""
+    """Yield the sizes of the files in folders, without subfolders."""
     for folder in folders:
         if folder.is_dir():
             with os.scandir(folder) as there:
@@ -409,7 +462,10 @@ def _sizes(folders: Iterable[Path]) -> Iterator[int]:
 
 
 def models_file(given: Path | None) -> Check:
-    """Check that names can be looked up: that the user's models.yaml, if there is one, and the one that was given are right."""
+    """Check that model names can be resolved.
+
+    The user's models.yaml, if any, and the given one must be valid.
+    """
     name, own = "models file", user_file()
     try:
         known = entries(given)
@@ -421,10 +477,14 @@ def models_file(given: Path | None) -> Check:
 
 
 def hub() -> Check:
-    """Check that the hub answers; the only check that makes a request."""
+    """Check that the hub responds.
+
+    No other check makes a request.
+    """
     name, todo = (
         "hub",
-        "check the network, HTTPS_PROXY and HF_ENDPOINT; files, and models that were pulled, work without it.",
+        "check the network, HTTPS_PROXY and HF_ENDPOINT; "
+        "files, and models that were pulled, work without it.",
     )
     try:
         where = hub_module.endpoint()
@@ -436,7 +496,8 @@ def hub() -> Check:
             f"huggingface_hub cannot be imported: {error}",
             "install it again: pip install --force-reinstall huggingface_hub.",
         )
-    except Exception as error:  # its HTTP library has a family of errors of its own, and is httpx or another by version
+    # the HTTP library depends on the version of huggingface_hub and has its own exceptions
+    except Exception as error:
         return Check(
             name, "fail", f"{where} cannot be reached: {error or type(error).__name__}", todo
         )

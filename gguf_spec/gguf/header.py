@@ -1,6 +1,9 @@
-"""What a GGUF file says of itself, read with a bound on everything that it can ask for. Nothing in the file is trusted.
+"""Reader of GGUF headers, with a limit on every size in the file.
 
-The bounds lie far above what models have, and low enough that no file takes a second or 256 MB to be read or refused.
+No part of the file is trusted.
+
+The limits are far above real models, and low enough that reading or rejecting a file takes less
+than a second and less than 256 MB.
 """
 
 from __future__ import annotations
@@ -14,43 +17,65 @@ from typing import Any, BinaryIO, NamedTuple
 
 from ..errors import NotAModelError
 
-MAX_HEADER = 64 << 20  # bytes of the file in front of the tensors' data
+# bytes of the file before the tensor data
+MAX_HEADER = 64 << 20
+# tensors, and key-value pairs
 _MAX_TENSORS = _MAX_PAIRS = 1 << 16
-_MAX_STRINGS = 1 << 21  # in all arrays together
-_MAX_TOKENS = 1 << 19  # twice what the largest vocabularies hold
-_MAX_TEXT = 32 << 20  # bytes of strings that are kept, and of tokens
-_MAX_KEPT = 1 << 18  # numbers in arrays that are kept
+# strings in all arrays together
+_MAX_STRINGS = 1 << 21
+# tokens; twice the size of the largest vocabularies
+_MAX_TOKENS = 1 << 19
+# bytes of kept strings and of tokens together
+_MAX_TEXT = 32 << 20
+# numbers in all kept arrays together
+_MAX_KEPT = 1 << 18
+# numbers in a kept array
 _MAX_ARRAY_KEPT = 1024
-_MAX_VALUES = 1 << 63  # in one tensor
+# values in one tensor
+_MAX_VALUES = 1 << 63
 
+# type of a metadata value -> (name, binary format)
 _SCALARS = {
     kind: (name, struct.Struct("<" + form))
     for kind, name, form in (
-        (0, "u8", "B"), (1, "i8", "b"), (2, "u16", "H"), (3, "i16", "h"), (4, "u32", "I"), (5, "i32", "i"), (6, "f32", "f"), (7, "bool", "?"),
-        (10, "u64", "Q"), (11, "i64", "q"), (12, "f64", "d"),
+        (0, "u8", "B"),
+        (1, "i8", "b"),
+        (2, "u16", "H"),
+        (3, "i16", "h"),
+        (4, "u32", "I"),
+        (5, "i32", "i"),
+        (6, "f32", "f"),
+        (7, "bool", "?"),
+        (10, "u64", "Q"),
+        (11, "i64", "q"),
+        (12, "f64", "d"),
     )
-}  # fmt: skip
+}
+# further types of a metadata value
 _STRING, _ARRAY = 8, 9
 _U32, _U64 = _SCALARS[4][1], _SCALARS[10][1]
-# ggml type -> (values in a block, bytes of a block); a type that is not here is newer than this table and its size is not known.
+# ggml type -> (values per block, bytes per block). The size of a missing, newer type is unknown.
+# fmt: off
 _BLOCKS = {
-    0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34), 9: (32, 36), 10: (256, 84), 11: (256, 110),
-    12: (256, 144), 13: (256, 176), 14: (256, 210), 15: (256, 292), 16: (256, 66), 17: (256, 74), 18: (256, 98), 19: (256, 50),
-    20: (32, 18), 21: (256, 110), 22: (256, 82), 23: (256, 136), 24: (1, 1), 25: (1, 2), 26: (1, 4), 27: (1, 8), 28: (1, 8),
-    29: (256, 56), 30: (1, 2), 34: (256, 54), 35: (256, 66), 39: (32, 17), 40: (64, 36), 41: (128, 18), 42: (64, 18),
-}  # fmt: skip
+    0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24),
+    8: (32, 34), 9: (32, 36), 10: (256, 84), 11: (256, 110), 12: (256, 144), 13: (256, 176),
+    14: (256, 210), 15: (256, 292), 16: (256, 66), 17: (256, 74), 18: (256, 98), 19: (256, 50),
+    20: (32, 18), 21: (256, 110), 22: (256, 82), 23: (256, 136), 24: (1, 1), 25: (1, 2),
+    26: (1, 4), 27: (1, 8), 28: (1, 8), 29: (256, 56), 30: (1, 2), 34: (256, 54),
+    35: (256, 66), 39: (32, 17), 40: (64, 36), 41: (128, 18), 42: (64, 18),
+}
+# fmt: on
+# ggml types that llama.cpp has removed
 _REMOVED = {4, 5, 31, 32, 33, 36, 37, 38}
-_NO_WEIGHTS = {
-    9,
-    15,
-    24,
-    25,
-    27,
-    28,
-}  # what results are rounded to on the way, whole numbers, doubles: llama.cpp multiplies with none of them
+# ggml types that are not used for weights: formats of intermediate results, integers, doubles;
+# llama.cpp cannot multiply with them
+_NO_WEIGHTS = {9, 15, 24, 25, 27, 28}
+# metadata key of the tokens
 TOKENS = "tokenizer.ggml.tokens"
+# escaped bytes in the tokens of an RWKV vocabulary
 _ESCAPES = {9: b"\\t", 10: b"\\n", 13: b"\\r", 39: b"\\'", 92: b"\\\\"}
-# Tokenizers that must know each byte by itself, and how they spell it: without one, llama.cpp ends the process or reads on for ever.
+# Tokenizers that need a token for each byte -> its possible spellings. Without such a token
+# llama.cpp aborts the process or loops forever.
 _SPELLED: dict[Any, Callable[[int], set[bytes]]] = {
     "llama": lambda byte: {b"<0x%02X>" % byte, bytes([byte])},
     "rwkv": lambda byte: {b"\\x%02x" % byte, _ESCAPES.get(byte, bytes([byte]))},
@@ -59,21 +84,25 @@ _SPELLED: dict[Any, Callable[[int], set[bytes]]] = {
 
 @dataclass(frozen=True)
 class ArrayLength:
-    """Stands for an array that was not kept."""
+    """Length of an array whose values were not kept.
+
+    Attributes:
+        n: Number of values.
+    """
 
     n: int
 
 
 class Tensor(NamedTuple):
-    """Where a tensor lies and what it holds.
+    """Position and type of a tensor.
 
     Attributes:
         name: Its name.
-        shape: Values in each dimension, the row first.
+        shape: Size of each dimension; the first is the length of a row.
         type: Number of its ggml type.
-        offset: Where it begins, from `data_at` of its file.
-        n_bytes: What it takes; 0 where its type is newer than this package.
-        part: Which file of a split model holds it, from 0.
+        offset: Start of its data in bytes, relative to `data_at` of its file.
+        n_bytes: Size of its data; 0 if its type is newer than this package.
+        part: Index of the file of a split model that contains it, from 0.
     """
 
     name: str
@@ -86,18 +115,21 @@ class Tensor(NamedTuple):
 
 @dataclass(frozen=True)
 class Header:
-    """What a GGUF file says of itself, or the first file of a split model with what the others add.
+    """The header of a GGUF file, or the joined headers of a split model.
 
     Attributes:
-        path: The file.
-        metadata: Its scalar values and strings; an array of at most 1,024 numbers as a tuple, of others an `ArrayLength`.
-        n_tensors: How many tensors it holds.
-        file_bytes: Its size; of a split model that of all files.
-        kinds: The type of each value as llama.cpp names it, such as `u32`; `[str]` for an array of strings.
-        tensors: Where they lie.
-        tokens_at: Where in the file the first token's string begins, with its length; None where there are none.
-        data_at: Where in the file the data of the tensors begins.
-        parts: The files: one, or all of a split model in order.
+        path: The file, or the first file of a split model.
+        metadata: Its scalar values and strings. An array of at most 1,024 numbers is a tuple, any
+            other array an `ArrayLength`.
+        n_tensors: Number of tensors.
+        file_bytes: Size of the file, or of all files of a split model.
+        kinds: The type of each value in llama.cpp's notation, such as `u32`; `[str]` for an array
+            of strings.
+        tensors: Positions and types of the tensors.
+        tokens_at: Byte in the file at which the first token's string starts, with its length; None
+            without tokens.
+        data_at: Byte in the file at which the tensor data starts.
+        parts: The files: one, or all files of a split model in order.
     """
 
     path: Path
@@ -112,7 +144,7 @@ class Header:
 
     @property
     def architecture(self) -> str:
-        """The model's architecture, as llama.cpp names it."""
+        """Name of the model's architecture in llama.cpp."""
         return str(self.metadata.get("general.architecture", ""))
 
     def of_architecture(self, key: str, default: Any = None) -> Any:
@@ -120,11 +152,14 @@ class Header:
         return self.metadata.get(f"{self.architecture}.{key}", default)
 
     def kv_bytes(self, n_ctx: int, bytes_per_value: float) -> int:
-        """Return an estimate of the key-value cache's size for `n_ctx` positions; 0 where the architecture keeps something else there."""
+        """Return the estimated size of the key-value cache for `n_ctx` positions, in bytes.
+
+        The result is 0 if the architecture caches other data.
+        """
 
         def number(key: str, default: float) -> float:
             value = self.of_architecture(key, default)
-            if isinstance(value, tuple) and value:  # one number a layer
+            if isinstance(value, tuple) and value:  # one number per layer
                 value = sum(value) / len(value)
             return value if isinstance(value, (int, float)) and 0 < value < math.inf else default
 
@@ -141,19 +176,20 @@ class Header:
 
 
 def damaged(path: Path, why: str) -> NotAModelError:
-    """Return the error for a file that is GGUF and wrong."""
+    """Return the error for a damaged GGUF file."""
     return NotAModelError(
         path, f"{path.name} is a damaged GGUF file: {why}.", "download or convert it again."
     )
 
 
 def parse(file: BinaryIO, path: Path, file_bytes: int) -> Header:
-    """Read the header of an open file that begins with GGUF's magic.
+    """Read the header of an open file that starts with GGUF's magic bytes.
 
-    The file is read, not mapped: a file that grows shorter meanwhile would end the process.
+    The file is read, not mapped: with a mapping, a file that shrinks during the read would end the
+    process.
 
     Raises:
-        NotAModelError: Anything is wrong with it.
+        NotAModelError: The header is invalid or too large.
     """
     return _Reader(file, path, file_bytes).header()
 
@@ -170,7 +206,7 @@ class _Reader:
         return damaged(self.path, why)
 
     def need(self, end: int) -> bytes:
-        """Return the file's bytes to `end` or beyond."""
+        """Return the start of the file, at least up to byte `end`."""
         if end > len(self.data):
             if end > self.file_bytes:
                 raise self.damaged(
@@ -248,7 +284,7 @@ class _Reader:
         return f"[{name}]", struct.unpack_from(f"<{n}{form.format[1:]}", self.data, start)
 
     def skip_strings(self, n: int) -> None:
-        """Pass over an array of strings; without calls, as there may be a million of them."""
+        """Skip an array of strings; without function calls, as there may be a million strings."""
         data, at, length = self.data, self.at, _U64.unpack_from
         end = len(data)
         for _ in range(n):
@@ -260,7 +296,7 @@ class _Reader:
         self.at = at
 
     def tokens(self, n: int) -> None:
-        """Check the tokens: where two are the same, as llama.cpp tells them apart, it ends the process."""
+        """Check that all tokens are distinct; llama.cpp aborts the process on duplicates."""
         self.tokens_at = self.at
         data, at, length = self.data, self.at, _U64.unpack_from
         end, left = len(data), _MAX_TEXT - self.n_text
@@ -331,17 +367,22 @@ class _Reader:
         per_block, n_bytes = _BLOCKS[kind]
         if shape[0] % per_block:
             raise self.damaged(
-                f"the tensor {name} has rows of {shape[0]:,} values, no multiple of the {per_block} in a block of its type"
+                f"the tensor {name} has rows of {shape[0]:,} values, "
+                f"no multiple of the {per_block} in a block of its type"
             )
         return n_values // per_block * n_bytes
 
     def check_places(self, tensors: list[Tensor], alignment: int) -> None:
-        """Check that the tensors follow each other and end within the file; of those behind one of an unknown size only the end."""
+        """Check that the tensors follow each other and end within the file.
+
+        After a tensor of unknown size, the gaps between tensors are not checked.
+        """
         at: int | None = 0
         for tensor in tensors:
             if tensor.offset % alignment or at not in (None, tensor.offset):
                 raise self.damaged(
-                    f"the tensor {shown(tensor.name)} lies at byte {tensor.offset:,} of the data and not at {at or 0:,}"
+                    f"the tensor {shown(tensor.name)} lies at byte {tensor.offset:,} of the data "
+                    f"and not at {at or 0:,}"
                 )
             at = (
                 tensor.offset - -tensor.n_bytes // alignment * alignment
@@ -357,7 +398,7 @@ class _Reader:
             if not spelled(byte) & self.known_tokens:
                 raise self.damaged(f"none of its tokens stands for the byte {byte}")
 
-    # ---- all of it
+    # ---- the whole header
 
     def header(self) -> Header:
         self.skip(4)
@@ -384,14 +425,15 @@ class _Reader:
             kinds.get("general.alignment", "u32") != "u32"
             or alignment < 32
             or alignment & (alignment - 1)
-        ):  # llama.cpp maps nothing below 32
+        ):  # llama.cpp supports no alignment below 32
             raise self.damaged(f"its alignment is {alignment!r}")
         data_at = -(-self.at // alignment) * alignment
         needed = data_at + max((tensor.offset + tensor.n_bytes for tensor in tensors), default=0)
         if tensors and needed > self.file_bytes:
             raise NotAModelError(
                 self.path,
-                f"{self.path.name} is cut short: it has {self.file_bytes:,} bytes but its tensors need {needed:,}.",
+                f"{self.path.name} is cut short: it has {self.file_bytes:,} bytes "
+                f"but its tensors need {needed:,}.",
                 "download it again; the last download did not finish.",
             )
         self.check_places(tensors, alignment)
@@ -409,7 +451,7 @@ class _Reader:
 
 
 def shown(value: Any) -> str:
-    """Return what a file holds as an error message may show it: on one line, and not too long."""
+    """Return a value from a file for an error message: on one line, with limited length."""
     if isinstance(value, bytes):
         value = value.decode("utf-8", errors="replace")
     return repr(value[:64] + "..." if isinstance(value, str) and len(value) > 64 else value)

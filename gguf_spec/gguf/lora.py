@@ -1,4 +1,7 @@
-"""Whether a LoRA adapter fits a model, by both headers. llama.cpp checks less, and ends the process in the first pass over some that do not."""
+"""Check that a LoRA adapter fits a model, by the headers of both files.
+
+llama.cpp checks less: it aborts the process in the first pass with some adapters that do not fit.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from pathlib import Path
 from ..errors import UnsupportedModelError
 from .validation import Header, read_header
 
+# ends of the names of the two matrices
 _ENDS = (".lora_a", ".lora_b")
 _HINT = "give an adapter that was made for this very model."
 
@@ -15,10 +19,10 @@ Shape = tuple[int, ...]
 
 
 def check_adapter(path: Path, model: Header) -> None:
-    """Refuse a file that is no LoRA adapter of a model.
+    """Reject a file that is not a LoRA adapter of this model.
 
     Raises:
-        ModelNotFoundError, NotAModelError: There is no such file, or it is damaged.
+        ModelNotFoundError, NotAModelError: The file is missing or damaged.
         UnsupportedModelError: It holds something else, or belongs to another model.
     """
     header = read_header(path)
@@ -32,7 +36,8 @@ def check_adapter(path: Path, model: Header) -> None:
     if "token_embd.weight" in pairs and "output.weight" not in shapes:
         raise _refused(
             header,
-            f"changes token_embd.weight, which {model.path.name} uses for its output too: llama.cpp cannot do that",
+            f"changes token_embd.weight, which {model.path.name} uses for its output too: "
+            "llama.cpp cannot do that",
         )
 
 
@@ -41,7 +46,7 @@ def _refused(header: Header, why: str, hint: str = _HINT) -> UnsupportedModelErr
 
 
 def _check_kind(header: Header, model: Header) -> None:
-    """Check what the file says it is; llama.cpp ends the process where a value is of another type than it expects."""
+    """Check the declared kind of the file; llama.cpp aborts on metadata of an unexpected type."""
     said = header.metadata
     kind, of = said.get("general.type"), said.get("adapter.type")
     if kind != "adapter":
@@ -60,7 +65,8 @@ def _check_kind(header: Header, model: Header) -> None:
         theirs = said.get("general.architecture")
         raise _refused(
             header,
-            f"was made for the architecture {theirs!r}, but {model.path.name} has {model.architecture!r}",
+            f"was made for the architecture {theirs!r}, "
+            f"but {model.path.name} has {model.architecture!r}",
         )
     alpha, of_type = (
         said.get("adapter.lora.alpha", 0.0),
@@ -72,7 +78,7 @@ def _check_kind(header: Header, model: Header) -> None:
             f"has the adapter.lora.alpha {alpha!r} of type {of_type}, not a number of type f32",
             "convert the adapter again.",
         )
-    if len(header.parts) > 1:  # llama.cpp reads the first alone
+    if len(header.parts) > 1:  # llama.cpp reads only the first
         raise _refused(
             header,
             f"is the first of {len(header.parts)} parts: adapters must be in one file",
@@ -91,7 +97,7 @@ def _four(shape: Shape) -> Shape:
 
 
 def _pairs(header: Header) -> dict[str, tuple[Shape | None, Shape | None]]:
-    """Return for each tensor of the model that is changed the shapes of both matrices, None for one that is not there."""
+    """Return the shapes of both matrices for each changed tensor; None for a missing matrix."""
     pairs: dict[str, tuple[Shape | None, Shape | None]] = {}
     for tensor in header.tensors:
         name, end = tensor.name[: -len(_ENDS[0])], tensor.name[-len(_ENDS[0]) :]
@@ -99,7 +105,7 @@ def _pairs(header: Header) -> dict[str, tuple[Shape | None, Shape | None]]:
             a, b = pairs.get(name, (None, None))
             shape = _four(tensor.shape)
             pairs[name] = (shape, b) if end == _ENDS[0] else (a, shape)
-        elif not tensor.name.endswith("_norm.weight"):  # llama.cpp passes these over
+        elif not tensor.name.endswith("_norm.weight"):  # llama.cpp ignores these
             raise _refused(
                 header,
                 f"holds the tensor {tensor.name}, which is no part of a LoRA adapter",
@@ -116,7 +122,11 @@ def _check_pair(
     changed: Shape | None,
     model: Header,
 ) -> None:
-    """Check the two matrices for one tensor: `a` narrows to the rank, `b` widens again. Those of token embeddings are turned around."""
+    """Check the two matrices for one tensor.
+
+    `a` projects to the rank, `b` projects from the rank. The matrices for token embeddings are
+    transposed.
+    """
     if a is None or b is None:
         raise _refused(
             header, f"holds only one of the two matrices for {name}", "convert the adapter again."
@@ -131,7 +141,8 @@ def _check_pair(
         shown = " and ".join(" x ".join(map(str, _short(one))) for one in (a, b))
         raise _refused(
             header,
-            f"holds matrices of {shown} for {name}, which in {model.path.name} is {' x '.join(map(str, _short(changed)))}",
+            f"holds matrices of {shown} for {name}, "
+            f"which in {model.path.name} is {' x '.join(map(str, _short(changed)))}",
         )
     if rank[0] != rank[1] or rank[0] < 1:
         raise _refused(

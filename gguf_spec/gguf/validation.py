@@ -1,4 +1,7 @@
-"""Read the header of a GGUF model, of all its files where it is split, and refuse what llama.cpp would choke on."""
+"""Read and check the header of a GGUF model, including all files of a split model.
+
+Rejects files that would make llama.cpp fail or abort.
+"""
 
 from __future__ import annotations
 
@@ -15,37 +18,56 @@ from .header import TOKENS, ArrayLength, Header, Tensor, damaged, parse, shown
 
 __all__ = ["ArrayLength", "Header", "Tensor", "check_generates_text", "read_header"]
 
+# most files of a split model
 _MAX_PARTS = 1024
+# architectures of embedding models
 _EMBEDS = {
-    "bert", "modern-bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2", "jina-bert-v3", "eurobert", "gemma-embedding", "llama-embed",
-}  # fmt: skip
+    "bert",
+    "modern-bert",
+    "nomic-bert",
+    "nomic-bert-moe",
+    "neo-bert",
+    "jina-bert-v2",
+    "jina-bert-v3",
+    "eurobert",
+    "gemma-embedding",
+    "llama-embed",
+}
+# architectures in which one expert means a dense model
 _ONE_EXPERT_IS_NONE = {"hunyuan-dense", "hunyuan_vl"}
+# ggml types
 _F32, _I32 = 0, 26
+# fmt: off
+# architectures without rotary position embeddings (RoPE)
 _NO_ROPE = {
-    "gpt2", "gptj", "mpt", "refact", "bloom", "mamba", "mamba2", "jamba", "jais", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7", "nemotron_h",
-    "nemotron_h_moe", "kimi-linear", "kimi-k3", "glm5-next",
-}  # fmt: skip
-_CHECKED_ROPE = {"llama", "deci", "falcon"}  # llama.cpp itself says what is wrong
-# Whose heads are as long in keys as in values, all of it turned by their positions.
+    "gpt2", "gptj", "mpt", "refact", "bloom", "mamba", "mamba2", "jamba", "jais", "rwkv6",
+    "rwkv6qwen2", "rwkv7", "arwkv7", "nemotron_h", "nemotron_h_moe", "kimi-linear", "kimi-k3",
+    "glm5-next",
+}
+# architectures for which llama.cpp itself reports RoPE errors
+_CHECKED_ROPE = {"llama", "deci", "falcon"}
+# architectures with keys and values of the same length, and RoPE on all of it
 _EVEN_HEADS = {
-    "llama", "llama4", "mistral3", "qwen2", "qwen2moe", "qwen2vl", "qwen3", "qwen3moe", "smollm3", "granite", "granitemoe", "olmo", "olmo2",
-    "olmoe", "internlm2", "exaone", "exaone4", "starcoder2", "seed_oss", "ernie4_5", "arcee", "apertus", "baichuan", "xverse",
-}  # fmt: skip
-_ONLY_F32 = (
-    "_norm.weight",
-    "ssm_conv1d",
-    "ssm_a",
-    "shortconv.conv",
-)  # besides all that have one dimension
+    "llama", "llama4", "mistral3", "qwen2", "qwen2moe", "qwen2vl", "qwen3", "qwen3moe", "smollm3",
+    "granite", "granitemoe", "olmo", "olmo2", "olmoe", "internlm2", "exaone", "exaone4",
+    "starcoder2", "seed_oss", "ernie4_5", "arcee", "apertus", "baichuan", "xverse",
+}
+# fmt: on
+# parts of the names of tensors that must be f32, besides all one-dimensional tensors
+_ONLY_F32 = ("_norm.weight", "ssm_conv1d", "ssm_a", "shortconv.conv")
+# architectures of encoders
 _ENCODES = {"t5", "t5encoder", "clip", "wavtokenizer-dec"}
 
 
 def read_header(path: Path) -> Header:
-    """Read and check the header of a GGUF file, and that the file is as long as its tensors need; of a split model, of all its files.
+    """Read and check the header of a GGUF file, and that the file contains all its tensors.
+
+    For a split model, all its files are read and checked.
 
     Raises:
-        ModelNotFoundError: There is no such file.
-        NotAModelError: It is a directory, no GGUF file, unreadable, or damaged; or a part of it is missing.
+        ModelNotFoundError: The file does not exist.
+        NotAModelError: The path is a directory, or the file is not GGUF, unreadable or damaged, or
+            a part is missing.
     """
     header = _read(path)
     count = header.metadata.get("split.count")
@@ -57,11 +79,8 @@ def read_header(path: Path) -> Header:
 def _read(path: Path) -> Header:
     try:
         mode = path.stat().st_mode
-    except (
-        FileNotFoundError,
-        NotADirectoryError,
-        ValueError,
-    ) as error:  # a name with a zero byte is a ValueError
+    # a name with a zero byte raises ValueError
+    except (FileNotFoundError, NotADirectoryError, ValueError) as error:
         raise ModelNotFoundError(
             path,
             f"there is no file {path}.",
@@ -71,7 +90,7 @@ def _read(path: Path) -> Header:
         raise _unreadable(path, error) from error
     if stat.S_ISDIR(mode):
         raise NotAModelError(path, f"{path} is a directory.", "name the .gguf file inside it.")
-    if not stat.S_ISREG(mode):  # reading a pipe would wait for ever
+    if not stat.S_ISREG(mode):  # reading a pipe could block forever
         raise NotAModelError(
             path, f"{path} is no regular file.", "give the path of a GGUF file on a disk."
         )
@@ -96,13 +115,17 @@ def _unreadable(path: Path, error: OSError) -> NotAModelError:
 
 
 def _join(first: Header, count: int) -> Header:
-    """Add what the other files of a split model hold; they lie beside the first, as llama.cpp names them."""
+    """Join the headers of a split model.
+
+    Its files are in one folder and named by llama.cpp's rule.
+    """
     hint = f"pull the model again, or copy all {count:,} parts into one folder."
     ending = f"-00001-of-{count:05}.gguf"
     if count > _MAX_PARTS or not first.path.name.endswith(ending) or first.path.name == ending:
         raise NotAModelError(
             first.path,
-            f"{first.path.name} is the first of {count:,} parts but its name does not end in {ending}.",
+            f"{first.path.name} is the first of {count:,} parts "
+            f"but its name does not end in {ending}.",
             hint,
         )
     parts = [first]
@@ -119,11 +142,12 @@ def _join(first: Header, count: int) -> Header:
                 hint,
             ) from error
         number, of = part.metadata.get("split.no"), part.metadata.get("split.count", count)
-        if part.kinds.get("split.no") != "u16" or (number, of) != (
-            i,
-            count,
-        ):  # any other type ends llama.cpp's process
-            what = f"{path.name} says that it is part {_next(number)} of {of!r}, not {i + 1} of {count}"
+        # llama.cpp aborts on any other type
+        if part.kinds.get("split.no") != "u16" or (number, of) != (i, count):
+            what = (
+                f"{path.name} says that it is part {_next(number)} of {of!r}, "
+                f"not {i + 1} of {count}"
+            )
             raise NotAModelError(path, f"{what}.", hint)
         parts.append(part)
     tensors = tuple(
@@ -148,11 +172,12 @@ def _next(number: Any) -> Any:
 
 
 def check_generates_text(header: Header) -> None:
-    """Refuse files that cannot generate text, by what their header says.
+    """Reject files that cannot generate text, based on their header.
 
     Raises:
-        UnsupportedModelError: An adapter, a projector, an encoder, an embedding model, no tokenizer, a later part of a split model.
-        NotAModelError: Numbers on which llama.cpp would end the process.
+        UnsupportedModelError: The file is an adapter, a projector, an encoder, an embedding model
+            or a later part of a split model, or has no tokenizer.
+        NotAModelError: It contains numbers on which llama.cpp would abort the process.
     """
     name, metadata = header.path.name, header.metadata
 
@@ -171,7 +196,8 @@ def check_generates_text(header: Header) -> None:
         raise damaged(header.path, f"its architecture is called {shown(header.architecture)}")
     if isinstance(metadata.get("split.no"), int) and metadata["split.no"] > 0:
         raise refuse(
-            f"is part {metadata['split.no'] + 1} of {metadata.get('split.count', '?')} of a split model",
+            f"is part {metadata['split.no'] + 1} of {metadata.get('split.count', '?')} "
+            "of a split model",
             "give the first part, the one named -00001-of-.",
         )
     if header.architecture in _ENCODES:
@@ -204,7 +230,7 @@ def check_generates_text(header: Header) -> None:
 
 
 def _check_numbers(header: Header) -> None:
-    """Refuse numbers on which llama.cpp ends the whole process instead of saying what is wrong."""
+    """Reject numbers on which llama.cpp aborts the process without an error message."""
 
     def check(key: str, ok: Callable[[Any], bool]) -> None:
         value = header.of_architecture(key)
@@ -212,7 +238,7 @@ def _check_numbers(header: Header) -> None:
             raise damaged(header.path, f"its {header.architecture}.{key} is {shown(value)}")
 
     def number(key: str) -> int:
-        """Return a whole number, the largest where there is one a layer."""
+        """Return an integer, or the largest of one per layer."""
         value = header.of_architecture(key, 0)
         return max(
             (
@@ -243,15 +269,21 @@ def _check_numbers(header: Header) -> None:
         n_groups < n_experts
         and (n_groups == 1 or (n_experts % n_groups == 0 and 0 < n_groups_used < n_groups))
     ):
-        what = f"its {header.architecture}.expert_group_count is {n_groups:,}, {n_groups_used:,} of them used, of {n_experts:,} experts"
+        what = (
+            f"its {header.architecture}.expert_group_count is {n_groups:,}, "
+            f"{n_groups_used:,} of them used, of {n_experts:,} experts"
+        )
         raise damaged(header.path, what)
 
 
 def _check_heads(header: Header) -> None:
-    """Refuse heads that do not fit together."""
+    """Reject inconsistent numbers and sizes of attention heads."""
 
     def numbers(key: str, default: Any) -> tuple[int, ...]:
-        """Return whole numbers, one or one a layer; none where the file holds something else, of which llama.cpp says so."""
+        """Return integers, one or one per layer.
+
+        The result is empty for other values, which llama.cpp reports itself.
+        """
         value = header.of_architecture(key, default)
         value = value if isinstance(value, tuple) else (value,)
         return value if all(isinstance(n, int) for n in value) else ()
@@ -285,14 +317,16 @@ def _check_heads(header: Header) -> None:
 
 
 def _check_tensors(header: Header) -> None:
-    """Refuse types of numbers with which llama.cpp would end the process when it computes."""
+    """Reject tensor types on which llama.cpp would abort the process during a pass."""
     for tensor in header.tensors:
-        if tensor.type == _I32 and not tensor.name.endswith("tid2eid.weight"):  # a table of experts
+        # "tid2eid" is a table of experts
+        if tensor.type == _I32 and not tensor.name.endswith("tid2eid.weight"):
             raise damaged(header.path, f"the tensor {shown(tensor.name)} holds whole numbers")
         if tensor.type != _F32 and (
             len(tensor.shape) == 1 or any(part in tensor.name for part in _ONLY_F32)
         ):
             raise damaged(
                 header.path,
-                f"the tensor {shown(tensor.name)} is of the type {tensor.type} but llama.cpp computes with it in f32",
+                f"the tensor {shown(tensor.name)} is of the type {tensor.type} "
+                "but llama.cpp computes with it in f32",
             )

@@ -1,4 +1,7 @@
-"""The vocabulary of a GGUF file, read from its header alone: what `check_vocabulary` compares, without loading any weights."""
+"""Vocabulary of a GGUF file, read from its header without loading weights.
+
+`check_vocabulary` compares vocabularies.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +13,46 @@ from ..errors import NotAModelError
 from .validation import ArrayLength, Header
 
 TOKENS = "tokenizer.ggml.tokens"
+# format of a string length, and the most bytes kept of a token
 _LENGTH, _MOST = struct.Struct("<Q"), 1 << 24
-# tokenizer.ggml.model -> llama.cpp's vocabulary type, its bos and eos ids where the file names none, and whether it adds them.
+# tokenizer.ggml.model -> (vocabulary type, default bos id, default eos id, add bos, add eos), the
+# defaults of llama.cpp
 _KINDS = {
-    "llama": (1, 1, 2, True, False), "gpt2": (2, 11, 11, False, False), "hybriddna": (2, 11, 11, False, False),
-    "whitespace": (2, 11, 11, False, False), "gemma4": (2, -1, -1, False, False), "bert": (3, 101, -1, True, False), "t5": (4, -1, 1, False, True),
-    "rwkv": (5, -1, -1, False, False), "plamo2": (6, 1, 2, False, False),
-}  # fmt: skip
+    "llama": (1, 1, 2, True, False),
+    "gpt2": (2, 11, 11, False, False),
+    "hybriddna": (2, 11, 11, False, False),
+    "whitespace": (2, 11, 11, False, False),
+    "gemma4": (2, -1, -1, False, False),
+    "bert": (3, 101, -1, True, False),
+    "t5": (4, -1, 1, False, True),
+    "rwkv": (5, -1, -1, False, False),
+    "plamo2": (6, 1, 2, False, False),
+}
+# tokenizer.ggml.pre of BPE vocabularies that add bos by default
 _BEGIN_WITH_BOS = {
-    "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano", "tekken", "chameleon", "gemma4",
-}  # fmt: skip
+    "llama3",
+    "llama-v3",
+    "llama-bpe",
+    "falcon3",
+    "falcon-h1",
+    "pixtral",
+    "midm-2.0",
+    "lfm2",
+    "jina-v5-nano",
+    "tekken",
+    "chameleon",
+    "gemma4",
+}
+# tokenizer.ggml.pre of BPE vocabularies without a bos token
 _WITHOUT_BOS = {"poro-chat", "chatglm-bpe", "glm4", "glm5"}
 
 
 class FileVocabulary:
-    """What a file says of its vocabulary, with llama.cpp's defaults where it says nothing.
+    """Properties of a file's vocabulary, with llama.cpp's defaults for missing values.
 
     Attributes:
         vocabulary: `type`, `add_bos`, `bos`, `add_eos`, `eos` and `size`, as in `Model.vocabulary`.
+        n_vocab: Number of tokens.
     """
 
     def __init__(self, header: Header) -> None:
@@ -54,12 +79,16 @@ class FileVocabulary:
             return value if isinstance(value, bool) else default
 
         self.vocabulary: dict[str, Any] = {
-            "type": kind, "add_bos": flag("bos", add_bos) or pre == "gemma4", "bos": special("bos", bos),
-            "add_eos": flag("eos", add_eos), "eos": special("eos", eos), "size": size,
-        }  # fmt: skip
+            "type": kind,
+            "add_bos": flag("bos", add_bos) or pre == "gemma4",
+            "bos": special("bos", bos),
+            "add_eos": flag("eos", add_eos),
+            "eos": special("eos", eos),
+            "size": size,
+        }
 
     def token_text(self, token: int) -> str:
-        """Return the text of a token as the vocabulary spells it."""
+        """Return the text of a token in the vocabulary."""
         text = self._texts[token].partition(b"\0")[0]
         return text.decode("utf-8", errors="replace") or f"[EMPTY_{token}]"
 
@@ -69,10 +98,10 @@ class FileVocabulary:
 
 
 def read_tokens(header: Header) -> list[bytes]:
-    """Return the texts of all tokens, as the file spells them.
+    """Return the texts of all tokens, as stored in the file.
 
     Raises:
-        NotAModelError: The file is no longer what it was when its header was read.
+        NotAModelError: The file changed after its header was read.
     """
     tokens = header.metadata.get(TOKENS)
     texts = []

@@ -1,8 +1,9 @@
-"""Following a grammar byte by byte.
+"""Byte-level automaton of a grammar.
 
-A state is the set of stacks that a text can leave behind, and a value: looking ahead and going back are free, and what a state costs is
-counted while it is made. llama.cpp's own grammars are not used: a few words like `root ::= "a" root "b" | "a" root "c" | "x"` take all memory
-there, others end the process, and nobody outside can count.
+A state is the set of stacks that a text can lead to, and it is immutable: lookahead and rollback
+are free, and the work for a state is counted while it is computed. llama.cpp's own grammars are not
+used. Small grammars like `root ::= "a" root "b" | "a" root "c" | "x"` take all memory there, others
+abort the process, and a caller cannot count the work.
 """
 
 from __future__ import annotations
@@ -17,18 +18,21 @@ from numpy.typing import NDArray
 
 from .gbnf import CHARS, END, REPEAT, RULE, TOKEN, Ranges, Rules, refused
 
-_MAX_WORK = 1_000_000  # stack entries made for one position; about a second
-_MAX_CACHE = 500_000  # stack entries kept for later
+# stack entries created for one position; about a second
+_MAX_WORK = 1_000_000
+# stack entries in the cache
+_MAX_CACHE = 500_000
 
-Stack = tuple[int, ...]  # node + repetitions so far * number of nodes; the top is last
-State = tuple[frozenset[Stack], bytes]  # and the bytes of a character that is not complete
+# Entries: node + number of repetitions so far * number of nodes. The top is last.
+Stack = tuple[int, ...]
+# stacks, and the bytes of an incomplete character
+State = tuple[frozenset[Stack], bytes]
 
 
-_LEAST = (0, 0, 0x80, 0x800, 0x10000)  # code points of so many bytes
-_FIRST, _LATER = (
-    (1 << 0x80) - 1 | (1 << 0xF5) - (1 << 0xC2),
-    (1 << 0xC0) - (1 << 0x80),
-)  # as sets of bytes
+# smallest code point by number of UTF-8 bytes
+_LEAST = (0, 0, 0x80, 0x800, 0x10000)
+# sets of bytes as bit masks: the first byte of a character, and the later ones
+_FIRST, _LATER = (1 << 0x80) - 1 | (1 << 0xF5) - (1 << 0xC2), (1 << 0xC0) - (1 << 0x80)
 
 
 def _size(lead: int) -> int:
@@ -36,7 +40,7 @@ def _size(lead: int) -> int:
 
 
 def _span(begun: bytes) -> tuple[int, int]:
-    """Return the first and the last code point whose UTF-8 begins like this."""
+    """Return the first and the last code point whose UTF-8 form starts with these bytes."""
     if not begun:
         return 0, sys.maxunicode
     size = _size(begun[0])
@@ -48,7 +52,10 @@ def _span(begun: bytes) -> tuple[int, int]:
 
 
 def _next_bytes(ranges: Ranges, begun: bytes) -> int:
-    """Return which bytes may follow the `begun` bytes of a character of these ranges. UTF-8 keeps the order of code points."""
+    """Return the bytes that may follow `begun` in a character of these ranges, as a bit mask.
+
+    UTF-8 keeps the order of code points.
+    """
     first, last = _span(begun)
     found = 0
     for low, high in ranges:
@@ -59,7 +66,14 @@ def _next_bytes(ranges: Ranges, begun: bytes) -> int:
 
 
 class Automaton:
-    """States by number, and for each where every byte leads, worked out when it is asked for."""
+    """Numbered states and their transitions by byte, computed on demand.
+
+    Attributes:
+        start: State at the start of a text.
+        states: The states by number.
+        work: Stack entries created since the last call of `reset_budget`.
+        cached: Stack entries in the cache.
+    """
 
     def __init__(self, gbnf: str, read_token: Callable[[str], int]) -> None:
         self._gbnf, self._rules = gbnf, Rules(gbnf, read_token)
@@ -69,14 +83,14 @@ class Automaton:
         self.start: State = self._expand([()], self._rules.rules[self._rules.root]), b""
 
     def forget(self) -> None:
-        """Drop all numbers of states."""
+        """Drop all numbered states."""
         self._numbers: dict[State, int] = {}
         self.states: list[State] = []
         self._rows: list[array[int] | None] = []
         self.cached = 0
 
     def reset_budget(self) -> None:
-        """Begin with another position: numbers of states may be dropped here."""
+        """Start a new position: reset the work counter; drop the states if the cache is full."""
         self.work = 0
         if self.cached > _MAX_CACHE:
             self.forget()
@@ -92,7 +106,10 @@ class Automaton:
         return at
 
     def _expand(self, bases: list[Stack], firsts: Sequence[int]) -> frozenset[Stack]:
-        """Put each of `firsts` on each of `bases`, and follow rules until a character or token, or nothing, is on top."""
+        """Push each of `firsts` on each of `bases` and expand rules.
+
+        The expansion ends when a character or a token is on top, or the stack is empty.
+        """
         nodes, rules, n = self._rules.nodes, self._rules.rules, len(self._rules.nodes)
         todo = [(*base, first) if first else base for base in bases for first in firsts]
         seen, found = set(todo), []
@@ -113,7 +130,7 @@ class Automaton:
             if symbol[0] == REPEAT:
                 least, most = symbol[2:]
                 ways = [done] if times >= least else []
-                if most != 0 and times + 1 != most:  # after the last time there is nothing to count
+                if most != 0 and times + 1 != most:  # no count is needed after the last repetition
                     base = (*stack[:-1], node + n * min(times + 1, least if most is None else most))
             if symbol[0] == RULE or symbol[3] != 0:
                 ways += [(*base, first) if first else base for first in rules[symbol[1]]]
@@ -125,13 +142,13 @@ class Automaton:
         return frozenset(found)
 
     def _after(self, stacks: Iterable[Stack]) -> frozenset[Stack]:
-        """Return the stacks after what is on top of these was read."""
+        """Return the stacks after the top symbol of each of these stacks is consumed."""
         nodes, n = self._rules.nodes, len(self._rules.nodes)
         afters = ((stack[:-1], nodes[stack[-1] % n][1]) for stack in stacks)
         return self._expand([(*base, after) if after else base for base, after in afters], (0,))
 
     def row(self, at: int) -> array[int]:
-        """Return the state that each byte leads to, -1 for none."""
+        """Return the next state by byte; -1 for a byte that is not allowed."""
         row = self._rows[at]
         if row is None:
             row = array("i", [-1]) * 256
@@ -153,7 +170,7 @@ class Automaton:
         return row
 
     def _parts(self, stacks: Iterable[Stack], begun: bytes) -> list[tuple[int, list[Stack]]]:
-        """Return sets of bytes that lead the same stacks on, and those stacks."""
+        """Return disjoint sets of bytes (bit masks), each with the stacks that accept them."""
         groups: dict[int, list[Stack]] = defaultdict(list)
         nodes, n = self._rules.nodes, len(self._rules.nodes)
         for stack in stacks:
@@ -176,7 +193,7 @@ class Automaton:
         return [part for part in parts if part[1]]
 
     def read(self, at: int, data: bytes) -> int:
-        """Return the state after some bytes, -1 for none."""
+        """Return the state after some bytes; -1 if they are not allowed."""
         for byte in data:
             at = (self._rows[at] or self.row(at))[byte]
             if at < 0:
@@ -186,7 +203,17 @@ class Automaton:
     def read_many(
         self, at: int, flat: NDArray[np.uint8], begins: NDArray[np.int64], ends: NDArray[np.int64]
     ) -> NDArray[np.bool_]:
-        """Tell which of many stretches of `flat` can be read."""
+        """Return which of many byte sequences are allowed.
+
+        Args:
+            at: Number of the current state.
+            flat: All bytes, one sequence after the other.
+            begins: Start of each sequence in `flat`, shape `(n,)`.
+            ends: End of each sequence in `flat`, shape `(n,)`.
+
+        Returns:
+            Shape `(n,)`.
+        """
         ats, begins = np.full(len(begins), at), begins.copy()
         live = np.flatnonzero(begins < ends)
         while live.size:
@@ -198,7 +225,10 @@ class Automaton:
         return ats >= 0
 
     def tokens(self, state: State) -> Iterator[tuple[Stack, int, bool]]:
-        """Yield the stacks that wait for a whole token, with its id and whether it is wanted or the one that is not."""
+        """Yield the stacks with a token symbol on top, its token id, and whether it is wanted.
+
+        A symbol that is not wanted accepts all other tokens.
+        """
         nodes, n = self._rules.nodes, len(self._rules.nodes)
         for stack in state[0] if not state[1] else ():
             symbol = nodes[stack[-1] % n][0] if stack else (END,)
@@ -206,7 +236,7 @@ class Automaton:
                 yield stack, symbol[1], symbol[2]
 
     def after_token(self, state: State, token: int, data: bytes) -> State | None:
-        """Return the state after a token, or None."""
+        """Return the state after a token; None if it is not allowed."""
         at = self.read(self.number(state), data) if data else -1
         led = [stack for stack, id_, wanted in self.tokens(state) if (id_ == token) == wanted]
         if not led:

@@ -1,4 +1,7 @@
-"""Reading GBNF, llama.cpp's notation for grammars: text to rules. A grammar is not trusted: it may come with a request."""
+"""Parser of GBNF, llama.cpp's notation for grammars.
+
+A grammar is not trusted: it may be part of a request.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,15 @@ from typing import Any
 
 from ..errors import GgufSpecError, InvalidOptionError
 
-MAX_BYTES, MAX_DEPTH = 1 << 18, 100  # of a grammar or schema, and of its parentheses
+# bytes of a grammar or schema, and nesting depth of its parentheses
+MAX_BYTES, MAX_DEPTH = 1 << 18, 100
 
-Ranges = tuple[tuple[int, int], ...]  # of code points: sorted, apart
-Symbol = tuple[
-    Any, ...
-]  # (CHARS, ranges) (TOKEN, id, wanted) (RULE, rule) (REPEAT, rule, least, most) (TEXT, code points) (NAME, name)
+# ranges of code points, sorted and disjoint
+Ranges = tuple[tuple[int, int], ...]
+# (CHARS, ranges) (TOKEN, id, wanted) (RULE, rule) (REPEAT, rule, least, most)
+# (TEXT, code points) (NAME, name)
+Symbol = tuple[Any, ...]
+# kinds of symbols
 END, CHARS, TOKEN, RULE, REPEAT, TEXT, NAME = range(7)
 
 
@@ -29,12 +35,14 @@ def refused(gbnf: str, why: str) -> InvalidOptionError:
     )
 
 
+# tokens of the notation
 _WORDS = re.compile(
     r"""(?P<define>[a-zA-Z0-9-]+[ \t]*::=) | (?P<name>[a-zA-Z0-9-]+) | (?P<text>"(?:[^"\\]|\\.)*") | (?P<chars>\[(?:[^\]\\]|\\.)*\])
     | (?P<token>!?<[^>\r\n]*>) | (?P<repeat>[*+?]|\{\s*\d{1,9}\s*(?:,\s*(?:\d{1,9}\s*)?)?\}) | (?P<open>\() | (?P<close>\)) | (?P<or>\|) | (?P<any>\.)
-    | (?P<newline>[\r\n]) | (?P<space>[ \t]+|\#[^\r\n]*)""",
+    | (?P<newline>[\r\n]) | (?P<space>[ \t]+|\#[^\r\n]*)""",  # noqa: E501
     re.VERBOSE | re.DOTALL,
 )
+# a character of a literal: plain, by code point, or by escape letter
 _LETTER = re.compile(
     r'([^\\])|\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([tnr"\\\[\]-]))',
     re.DOTALL,
@@ -43,7 +51,7 @@ _ESCAPES = {"t": "\t", "n": "\n", "r": "\r"}
 
 
 def _letters(text: str) -> Iterator[tuple[int, bool]]:
-    """Yield the code points that a literal stands for, and whether they are written plainly."""
+    """Yield the code points of a literal, and whether each is written without an escape."""
     at = 0
     while at < len(text):
         letter = _LETTER.match(text, at)
@@ -56,7 +64,7 @@ def _letters(text: str) -> Iterator[tuple[int, bool]]:
 
 
 def others_than(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """Return all code points that are in none of the ranges."""
+    """Return the complement of the ranges."""
     others, at = [], 0
     for low, high in sorted(r for r in ranges if r[0] <= r[1] and r[0] <= sys.maxunicode):
         if low > at:
@@ -65,11 +73,12 @@ def others_than(ranges: Iterable[tuple[int, int]]) -> Ranges:
     return (*others, (at, sys.maxunicode)) if at <= sys.maxunicode else tuple(others)
 
 
-NEVER = ((0, 0), (0xD800, 0xDFFF))  # no text holds them
+# code points that no text contains
+NEVER = ((0, 0), (0xD800, 0xDFFF))
 
 
 def _characters(body: str) -> Ranges:
-    """Read what stands between the brackets of `[^a-z]`."""
+    """Return the code points of a character class, from the text between its brackets."""
     negated = body.startswith("^")
     letters, ranges, i = list(_letters(body[negated:])), [], 0
     while i < len(letters):
@@ -82,19 +91,25 @@ def _characters(body: str) -> Ranges:
 
 
 class Rules:
-    """A grammar as nodes, each a symbol and the node after it (0 for none), and rules: the first nodes of their alternatives."""
+    """A parsed grammar.
+
+    Attributes:
+        nodes: Symbols, each with the index of the next node (0 for none).
+        rules: The first nodes of the alternatives of each rule.
+        root: Index of the rule `root`.
+    """
 
     def __init__(self, gbnf: str, read_token: Callable[[str], int]) -> None:
         self.nodes: list[tuple[Symbol, int]] = [((END,), 0)]
         self.rules: list[tuple[int, ...]] = []
         self._named: dict[str, int] = {}
         self._read_token = read_token
-        self._name = ""  # of the rule that is being read
-        self._frames: list[
-            list[list[Symbol]]
-        ] = []  # its open parentheses: each holds its alternatives so far
-        self._free = False  # whether a line may end here without ending the rule
-        self._at = 0  # where in the text
+        self._name = ""  # of the current rule
+        # alternatives of the current rule and of each open parenthesis
+        self._frames: list[list[list[Symbol]]] = []
+        # whether a line break does not end the rule
+        self._free = False
+        self._at = 0  # position in the text
         try:
             if len(gbnf.encode()) > MAX_BYTES:
                 raise refused(gbnf, f"it has more than {MAX_BYTES >> 10} KiB")
@@ -187,7 +202,10 @@ class Rules:
         return after
 
     def _resolve(self) -> None:
-        """Turn names into rules, and refuse left recursion: it would go round for ever without reading anything."""
+        """Replace names by rules and reject left recursion.
+
+        Left recursion would loop forever without consuming a character.
+        """
         for i, (symbol, after) in enumerate(self.nodes):
             if symbol[0] == NAME:
                 if symbol[1] not in self._named:
@@ -220,7 +238,7 @@ class Rules:
             yield symbol
 
     def _leftmost(self, rule: int, empty: set[int]) -> Iterator[int]:
-        """Yield the rules with which a rule can begin."""
+        """Yield the rules that can be the first symbol of a rule."""
         for first in self.rules[rule]:
             for symbol in self._along(first):
                 if symbol[0] in (CHARS, TOKEN):
@@ -230,10 +248,10 @@ class Rules:
                     break
 
     def _empty(self) -> set[int]:
-        """Return the rules that can stand for no text."""
-        waiting: dict[int, list[list[int]]] = defaultdict(
-            list
-        )  # rule -> alternatives: how many rules they still wait for, and whose they are
+        """Return the rules that match the empty text."""
+        # rule -> alternatives that contain it: number of unresolved rules, and the rule of the
+        # alternative
+        waiting: dict[int, list[list[int]]] = defaultdict(list)
         empty: set[int] = set()
         found: list[int] = []
         for rule, firsts in enumerate(self.rules):

@@ -1,4 +1,4 @@
-"""Which JSON schemas share no value, as `oneOf` asks of its parts."""
+"""Test whether JSON schemas are disjoint, as `oneOf` requires of its parts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Any
 
 from .json_merge import KINDS, kinds, same
 
+# all JSON types
 _ALL = frozenset({"null", "boolean", "number", "string", "array", "object"})
+# Python type -> JSON type
 _NAMES = {
     type(None): "null",
     bool: "boolean",
@@ -17,19 +19,23 @@ _NAMES = {
     list: "array",
     dict: "object",
 }
-_DEPTH = 8  # of properties inside properties that are compared
+# largest depth of nested properties that are compared
+_DEPTH = 8
 
+# converts a schema to a form without references and `allOf` at its top level
 Plain = Callable[[Any], Any]
 
 
 def apart(a: Any, b: Any, plain: Plain, depth: int = 0) -> bool:
-    """Tell whether no value that a grammar of one schema writes is of the other schema, and the other way round. False where that is not certain.
+    """Return whether two schemas are disjoint: no value of one grammar is valid for the other.
+
+    The result is False if this is uncertain.
 
     Args:
-        a: A schema without references and `allOf` at its top.
-        b: Another.
-        plain: Returns such a schema for any schema.
-        depth: How many properties were entered.
+        a: A schema without references and `allOf` at its top level.
+        b: Another such schema.
+        plain: Converts any schema to this form.
+        depth: Current depth of nested properties.
     """
     if isinstance(a, bool) or isinstance(b, bool):
         return a is False or b is False
@@ -43,7 +49,7 @@ def apart(a: Any, b: Any, plain: Plain, depth: int = 0) -> bool:
 
 
 def _excludes(writer: dict[str, Any], other: dict[str, Any], plain: Plain, depth: int) -> bool:
-    """Tell whether nothing that a grammar of `writer` writes is of the other schema."""
+    """Return whether no output of a grammar of `writer` is valid for the other schema."""
     if isinstance(writer.get("enum"), list) and isinstance(other.get("enum"), list):
         return not {same(value) for value in writer["enum"]} & {
             same(value) for value in other["enum"]
@@ -59,9 +65,9 @@ def _excludes(writer: dict[str, Any], other: dict[str, Any], plain: Plain, depth
     if (
         our_rest is False or (ours and our_rest is None)
     ) and their_required - ours.keys() - our_required:
-        return True  # the other requires what is never written
+        return True  # the other schema requires a property that is never written
     if their_rest is False and our_required - theirs.keys():
-        return True  # the other forbids what is always written
+        return True  # the other schema forbids a property that is always written
     shared = ours.keys() & theirs.keys() & (our_required | their_required)
     return any(
         apart(plain(ours[name]), plain(theirs[name]), plain, depth + 1) for name in sorted(shared)
@@ -69,7 +75,7 @@ def _excludes(writer: dict[str, Any], other: dict[str, Any], plain: Plain, depth
 
 
 def _types(schema: dict[str, Any]) -> frozenset[str]:
-    """Return the types of the values that are of a schema."""
+    """Return the types of the valid values of a schema."""
     found = _ALL
     if "type" in schema:
         found &= {"number" if kind == "integer" else kind for kind in kinds(schema["type"])}
@@ -79,7 +85,7 @@ def _types(schema: dict[str, Any]) -> frozenset[str]:
 
 
 def _written(schema: dict[str, Any]) -> frozenset[str]:
-    """Return the types of the values that a grammar of a schema writes."""
+    """Return the types of the values that a grammar of a schema can write."""
     if "type" in schema or "enum" in schema:
         return _types(schema)
     spoken_of = next((kind for kind, keys in KINDS.items() if keys & schema.keys()), None)
@@ -87,7 +93,7 @@ def _written(schema: dict[str, Any]) -> frozenset[str]:
 
 
 def _properties(schema: dict[str, Any]) -> tuple[dict[str, Any], set[str], Any]:
-    """Return the properties that a schema names, those that it requires, and what it says of others, or None."""
+    """Return the named properties, the required ones, and `additionalProperties` or None."""
     named, required = schema.get("properties", {}), schema.get("required", [])
     if not isinstance(named, dict) or not isinstance(required, list):
         return {}, set(), True

@@ -1,4 +1,7 @@
-"""JSON schemas that hold together: `allOf`, and what stands beside a `$ref`."""
+"""Merge JSON schemas that apply together.
+
+These are the parts of `allOf`, and a `$ref` and the keywords beside it.
+"""
 
 from __future__ import annotations
 
@@ -7,29 +10,48 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+# patterns of dates and times
 _LEAP = r"(\d\d(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)"
-_DAY = rf"(\d{{4}}-((0[13578]|1[02])-(0[1-9]|[12]\d|3[01])|(0[469]|11)-(0[1-9]|[12]\d|30)|02-(0[1-9]|1\d|2[0-8]))|{_LEAP}-02-29)"
+_DAY = (
+    r"(\d{4}-((0[13578]|1[02])-(0[1-9]|[12]\d|3[01])|(0[469]|11)-(0[1-9]|[12]\d|30)"
+    rf"|02-(0[1-9]|1\d|2[0-8]))|{_LEAP}-02-29)"
+)
 _HOUR = r"([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,9})?(Z|[+-]([01]\d|2[0-3]):[0-5]\d)"
+# supported values of `format` -> pattern
 FORMATS = {
     "date": _DAY,
     "time": _HOUR,
     "date-time": f"{_DAY}T{_HOUR}",
     "uuid": "[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
 }
+# type -> keywords that apply only to this type
 KINDS = {
     "object": {"properties", "required", "additionalProperties", "minProperties", "maxProperties"},
     "array": {"items", "prefixItems", "additionalItems", "minItems", "maxItems"},
     "string": {"pattern", "format", "minLength", "maxLength"},
     "number": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"},
 }
-REFUSED: dict[str, tuple[Any, ...]] = {  # keyword -> values with which it says nothing
-    "not": (False,), "if": (), "contains": (), "uniqueItems": (False,), "patternProperties": ({},), "propertyNames": (True, {}, {"type": "string"}),
-    "dependencies": ({},), "dependentRequired": ({},), "dependentSchemas": ({},), "unevaluatedItems": (True, {}), "unevaluatedProperties": (True, {}),
-    "$dynamicRef": (), "$recursiveRef": (),
-}  # fmt: skip
+# unsupported keyword -> values without an effect, with which it is ignored
+REFUSED: dict[str, tuple[Any, ...]] = {
+    "not": (False,),
+    "if": (),
+    "contains": (),
+    "uniqueItems": (False,),
+    "patternProperties": ({},),
+    "propertyNames": (True, {}, {"type": "string"}),
+    "dependencies": ({},),
+    "dependentRequired": ({},),
+    "dependentSchemas": ({},),
+    "unevaluatedItems": (True, {}),
+    "unevaluatedProperties": (True, {}),
+    "$dynamicRef": (),
+    "$recursiveRef": (),
+}
+# all keywords that are not ignored
 KEYWORDS = {"$ref", "allOf", "anyOf", "oneOf", "type", "enum", "const", *REFUSED}.union(
     *KINDS.values()
 )
+# keyword of a bound -> test of a value, or of its length, against the bound
 TESTS = {
     "minimum": operator.ge,
     "maximum": operator.le,
@@ -43,7 +65,12 @@ TESTS = {
 
 
 def typed(value: Any, kind: type, key: str) -> Any:
-    """Return the value of a keyword; ValueError names the keyword where it is of another kind, or empty where that says nothing."""
+    """Return the value of a keyword if it has the right type.
+
+    Raises:
+        ValueError: The value has another type, or is empty where this is invalid. The message
+            contains the keyword.
+    """
     if not isinstance(value, kind) or (
         key in ("enum", "anyOf", "oneOf", "allOf", "type") and not value
     ):
@@ -52,7 +79,10 @@ def typed(value: Any, kind: type, key: str) -> Any:
 
 
 def reduced(schema: Any) -> dict[str, Any]:
-    """Return what a schema says, without what is ignored or says nothing, and `const` as an `enum`."""
+    """Return a schema without keywords that are ignored or have no effect.
+
+    `const` becomes an `enum`.
+    """
     said = {
         k: v
         for k, v in typed(schema, dict, "a schema").items()
@@ -67,7 +97,10 @@ def reduced(schema: Any) -> dict[str, Any]:
 
 
 def same(value: Any) -> str:
-    """Return a text that equal values share; in Python 1 and true are equal."""
+    """Return a text that is equal for equal JSON values.
+
+    In Python 1 and True are equal.
+    """
     return json.dumps(
         int(value) if isinstance(value, float) and value.is_integer() else value, sort_keys=True
     )
@@ -82,7 +115,7 @@ def _common(a: Any, b: Any) -> list[Any]:
 
 
 def kinds(kind: Any) -> list[str]:
-    """Return the names that `type` gives, one or several."""
+    """Return the type names of `type`, which is one name or a list."""
     return [
         typed(k, str, "type")
         for k in (typed(kind, list, "type") if isinstance(kind, list) else [kind])
@@ -105,16 +138,24 @@ def _both(a: Any, b: Any) -> Any:
     return a if same(a) == same(b) else {"allOf": [a, b]}
 
 
+# keyword -> function that merges two values
 _COMBINED: dict[str, Callable[[Any, Any], Any]] = {
     **{key: min if test in (operator.le, operator.lt) else max for key, test in TESTS.items()},
-    "type": _common_kinds, "enum": _common, "items": _both, "additionalItems": _both,
+    "type": _common_kinds,
+    "enum": _common,
+    "items": _both,
+    "additionalItems": _both,
     "required": lambda a, b: typed(a, list, "required") + typed(b, list, "required"),
     "allOf": lambda a, b: typed(a, list, "allOf") + typed(b, list, "allOf"),
-}  # fmt: skip
+}
 
 
 def merged(a: Any, b: Any) -> Any:
-    """Return one schema for what two say together."""
+    """Return one schema that is equivalent to two schemas together.
+
+    Raises:
+        ValueError: They cannot be merged.
+    """
     if isinstance(a, bool) or isinstance(b, bool):
         return _both(a, b)
     a, b = reduced(a), reduced(b)
@@ -139,7 +180,8 @@ def merged(a: Any, b: Any) -> Any:
     )
     if "additionalProperties" in both:
         both["additionalProperties"] = _both(rest_a, rest_b)
-    if "properties" in both:  # what one names may be an additional one for the other
+    # a named property of one schema may be an additional property of the other
+    if "properties" in both:
         both["properties"] = {
             name: _both(named_a.get(name, rest_a), named_b.get(name, rest_b))
             for name in {**named_a, **named_b}

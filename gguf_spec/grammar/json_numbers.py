@@ -1,15 +1,22 @@
-"""Bounds of numbers in JSON schemas, as GBNF: digit by digit."""
+"""Conversion of number bounds in JSON schemas to GBNF, digit by digit."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
+# bounds with more digits are rejected
 _MAX_DIGITS = 100
 
 
 def _end(schema: dict[str, Any], name: str, sign: int) -> tuple[int, bool] | None:
-    """Return the least value, and whether it is left out itself; with sign -1 that of the negated number."""
+    """Return the lower bound and whether it is exclusive; None without a bound.
+
+    Args:
+        schema: The schema.
+        name: `minimum` or `maximum`.
+        sign: -1 for `maximum`: the result is then the lower bound of the negated number.
+    """
     ends: list[tuple[float, bool]] = []
     for key in (name, f"exclusive{name.capitalize()}"):
         bound = schema.get(key, 0)
@@ -34,7 +41,7 @@ def _end(schema: dict[str, Any], name: str, sign: int) -> tuple[int, bool] | Non
 
 
 def _between(low: str, high: str) -> list[str]:
-    """Return ways to write the numbers between two of as many digits."""
+    """Return GBNF alternatives for the integers from `low` to `high`, which have as many digits."""
     if low == high:
         return [f'"{low}"']
     n, at = len(low), next(i for i, (a, b) in enumerate(zip(low, high, strict=True)) if a != b)
@@ -50,7 +57,7 @@ def _between(low: str, high: str) -> list[str]:
 
 
 def _naturals(low: int, high: int) -> str:
-    """Return how to write the whole numbers from `low` to `high`, none of them negative."""
+    """Return GBNF for the non-negative integers from `low` to `high`."""
     ways, whole = [], []
     for n in range(len(str(low)), len(str(high)) + 1):
         first, last = 10 ** (n - 1) if n > 1 else 0, 10**n - 1
@@ -64,7 +71,13 @@ def _naturals(low: int, high: int) -> str:
 
 
 def _magnitudes(low: tuple[int, bool], high: tuple[int, bool], n_digits: int) -> list[str]:
-    """Return ways to write numbers without a sign between two ends, with up to so many digits after the point."""
+    """Return GBNF alternatives for non-negative numbers between two bounds.
+
+    Args:
+        low: Lower bound, and whether it is exclusive.
+        high: Upper bound, and whether it is exclusive.
+        n_digits: Largest number of digits after the decimal point.
+    """
     (least, above), (most, below) = low, high
     if not n_digits:
         return [_naturals(least + above, most - below)] if least + above <= most - below else []
@@ -81,7 +94,10 @@ def _magnitudes(low: tuple[int, bool], high: tuple[int, bool], n_digits: int) ->
 
 
 def number(schema: dict[str, Any]) -> str:
-    """Return how to write a number of a schema; between bounds with at most 15 digits, which a double keeps apart."""
+    """Return GBNF for the numbers of a schema.
+
+    A number between bounds has at most 15 digits. Doubles distinguish all such numbers.
+    """
     whole = schema["type"] == "integer"
     if "multipleOf" in schema and not (whole and schema["multipleOf"] == 1):
         raise ValueError("multipleOf cannot be followed")
@@ -92,7 +108,8 @@ def number(schema: dict[str, Any]) -> str:
         return "fraction space" if low else '("0" | "-" fraction) space'
     n = max(len(str(abs(end[0]))) for end in (low, high) if end)
     far = 1 - 10 ** max(16, n), False
-    (least, above), (most, below) = low or far, high or far  # most is negated
+    # `most` is negated
+    (least, above), (most, below) = low or far, high or far
     n_digits = 0 if whole else max(0, 15 - n)
     ways = _magnitudes((max(least, 0), above and least >= 0), (-most, below), n_digits)
     ways += [

@@ -1,4 +1,4 @@
-"""Regular expressions of JSON schemas, as GBNF of what stands between the quotes of a JSON string."""
+"""Conversion of regular expressions in JSON schemas to GBNF for the inside of a JSON string."""
 
 from __future__ import annotations
 
@@ -18,23 +18,33 @@ def literal(text: str) -> str:
 
 
 def repeated(least: int | None, most: int | None) -> str:
-    """Return GBNF's mark for so many repetitions; None is no limit. ValueError where there can be none."""
+    """Return GBNF's repetition suffix; None means no limit.
+
+    Raises:
+        ValueError: `most` is less than `least`.
+    """
     if most is not None and most < (least or 0):
         raise ValueError(f"at least {least} and at most {most} cannot be")
     return f"{{{least or 0},{'' if most is None else most}}}"
 
 
+# Tokens of a pattern. `python`: unknown in ECMA 262 or with another meaning. `brace`: a literal.
+# `name`: the start of a named group.
 _WORDS = re.compile(
     r"""(?P<python>\\(?:[AZaNU]|0\d)|\(\?[P#]|\[\^?\])      # only Python knows these, or reads them in another way
     | (?P<brace>\{,)                                         # stands for itself
     | (?P<name>\(\?<[A-Za-z_$][\w$]*>)
-    | \\. | \[(?:[^\]\\]|\\.)*\] | .""",
+    | \\. | \[(?:[^\]\\]|\\.)*\] | .""",  # noqa: E501
     re.VERBOSE | re.DOTALL,
 )
 
 
 def _as_python(pattern: str) -> str:
-    """Return a regular expression of ECMA 262 as Python writes it. ValueError where Python would read something else."""
+    """Return a regular expression of ECMA 262 in Python's syntax.
+
+    Raises:
+        ValueError: Python would interpret it in another way.
+    """
 
     def word(match: re.Match[str]) -> str:
         escapes = re.findall(r"\\0\d|\\.", match[0]) if match[0][0] == "[" else []
@@ -48,15 +58,32 @@ def _as_python(pattern: str) -> str:
 
 
 class Pattern:
-    """A regular expression, as GBNF of what stands between the quotes of a JSON string."""
+    """A regular expression, converted to GBNF for the inside of a JSON string.
 
+    Attributes:
+        gbnf: The result.
+    """
+
+    # code points that "." does not match
     _LINE_ENDS: ClassVar = ((10, 10), (13, 13), (0x2028, 0x2029))
+    # code points of the character classes; white space is that of ECMA 262, which differs from
+    # Python's
     _CLASSES: ClassVar = {
-        "CATEGORY_DIGIT": ((48, 57),), "CATEGORY_WORD": ((48, 57), (65, 90), (95, 95), (97, 122)),
-        # white space and line ends of ECMA 262: Python's differ
-        "CATEGORY_SPACE": ((9, 13), (32, 32), (160, 160), (0x1680, 0x1680), (0x2000, 0x200A), (0x2028, 0x2029), (0x202F, 0x202F), (0x205F, 0x205F),
-                           (0x3000, 0x3000), (0xFEFF, 0xFEFF)),
-    }  # fmt: skip
+        "CATEGORY_DIGIT": ((48, 57),),
+        "CATEGORY_WORD": ((48, 57), (65, 90), (95, 95), (97, 122)),
+        "CATEGORY_SPACE": (
+            (9, 13),
+            (32, 32),
+            (160, 160),
+            (0x1680, 0x1680),
+            (0x2000, 0x200A),
+            (0x2028, 0x2029),
+            (0x202F, 0x202F),
+            (0x205F, 0x205F),
+            (0x3000, 0x3000),
+            (0xFEFF, 0xFEFF),
+        ),
+    }
 
     def __init__(self, pattern: str) -> None:
         parser = importlib.import_module(
@@ -64,9 +91,8 @@ class Pattern:
         )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            parsed = parser.parse(
-                _as_python(pattern)
-            )  # what Python will read otherwise one day is no concern of the user's
+            # warnings about future changes of Python's syntax are not for the user
+            parsed = parser.parse(_as_python(pattern))
         if parsed.state.flags & ~re.UNICODE:
             raise ValueError("a pattern sets flags")
         parts = [(str(op), arg) for op, arg in parsed]
@@ -90,7 +116,10 @@ class Pattern:
         if op == "SUBPATTERN" and not (arg[1] or arg[2]):
             return f"({self._sequence(arg[3])})"
         if op in ("MAX_REPEAT", "MIN_REPEAT"):
-            return f"({self._sequence(arg[2])}){repeated(arg[0], arg[1] if isinstance(arg[1], int) and arg[1] < 10**9 else None)}"
+            return (
+                f"({self._sequence(arg[2])})"
+                f"{repeated(arg[0], arg[1] if isinstance(arg[1], int) and arg[1] < 10**9 else None)}"  # noqa: E501
+            )
         raise ValueError(f"a pattern holds {op.lower()}, which no grammar can follow")
 
     def _set(self, members: list[tuple[Any, Any]]) -> str:
@@ -112,7 +141,7 @@ class Pattern:
 
     @staticmethod
     def _characters(ranges: Ranges, negated: bool) -> str:
-        """Return what a JSON string writes for one of these characters."""
+        """Return GBNF for the ways to write one of these characters in a JSON string."""
         chosen = ranges if negated else others_than(ranges)
         plain = others_than((*chosen, *NEVER, (0, 31), (34, 34), (92, 92)))
         ways = (
@@ -124,7 +153,7 @@ class Pattern:
         for letter, code in zip('"\\bfnrt', (34, 92, 8, 12, 10, 13, 9), strict=True):
             if any(low <= code <= high for low, high in others):
                 ways.append(literal("\\" + letter))
-        for high in (0, 16):  # control characters that have no letter
+        for high in (0, 16):  # control characters without a letter escape
             codes = [
                 code
                 for code in range(high, high + 16)

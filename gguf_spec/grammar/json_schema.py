@@ -1,4 +1,7 @@
-"""JSON schemas to grammars. A schema is not trusted: it may come with a request, and nothing that it names is fetched."""
+"""Conversion of JSON schemas to GBNF grammars.
+
+A schema is not trusted: it may be part of a request. No reference is downloaded.
+"""
 
 from __future__ import annotations
 
@@ -17,42 +20,67 @@ from .json_merge import FORMATS, KINDS, REFUSED, TESTS, kinds, merged, reduced, 
 from .json_numbers import number
 from .json_pattern import Pattern, literal, repeated
 
+# optional white space between values
 _SPACE = '" "?'
-_QUOTED = r'^"\\\x00-\x1F'  # a character that stands for itself in a JSON string
+# character class of the characters that need an escape in a JSON string
+_QUOTED = r'^"\\\x00-\x1F'
+# rules that every grammar contains
 _BUILT_IN = {
     "space": _SPACE,
     "hex": "[0-9a-fA-F]",
-    "char": rf'[{_QUOTED}] | "\\" (["\\/bfnrt] | "u" ([0-9abcefABCEF] hex | [dD] [0-7]) hex hex)',  # one code point each, so no surrogates
+    # one code point per character, so no surrogates
+    "char": (
+        rf'[{_QUOTED}] | "\\" (["\\/bfnrt] | '
+        r'"u" ([0-9abcefABCEF] hex | [dD] [0-7]) hex hex)'
+    ),
     "string": r'"\"" char* "\"" space',
     "natural": '"0" | [1-9] [0-9]{0,15}',
     "fraction": r'natural ("." [0-9]{1,16})? ([eE] [-+]? [0-9]{1,3})?',
     "object": '"{" space (string ":" space value ("," space string ":" space value)*)? "}" space',
     "array": '"[" space (value ("," space value)*)? "]" space',
-    "value": '(object | array | string | "-"? fraction space | "true" space | "false" space | "null" space)',
+    "value": (
+        '(object | array | string | "-"? fraction space | '
+        '"true" space | "false" space | "null" space)'
+    ),
 }
+# largest number of parts of a schema
 _MAX_SCHEMAS = 5000
 
 
 def to_gbnf(schema: Mapping[str, Any] | str | bool) -> str:
-    """Return a grammar of JSON texts that are of a schema. Nothing is fetched.
+    """Return a grammar for the JSON texts that are valid for a schema.
 
-    Not every value of the schema can be written: a schema without a type is of the kind that its first keywords speak of, required
-    properties come first, numbers without a bound have up to 16 digits, an object that names properties has no others unless
-    `additionalProperties` says so, and a tuple is whole unless `minItems` says so. What stands beside `$ref` or in `allOf` counts together.
-    `oneOf` is followed where no value can be of two of its parts: they differ in type, in an `enum` or `const`, or in that of a required property,
-    or one of them requires a property that the others do not name. Patterns are of ECMA 262.
+    No reference is downloaded.
 
-    Each other keyword that says something is followed or refused. Refused are `not`, `if`, `uniqueItems`, `contains`, `patternProperties`,
-    `propertyNames`, `dependencies`, `dependent...`, `unevaluated...`, `multipleOf` other than 1 for integers, bounds of a number that are
-    no whole ones, `minProperties` and `maxProperties` where they are not met anyway, two of `pattern`, `format` and a length, and what cannot
-    be told beside `enum`. Ignored are `title`, `description`, `default`, `examples`, `$schema`, `$id`, `$comment`, `deprecated`, `readOnly`,
-    `writeOnly`, a `format` other than date, time, date-time and uuid, and unknown keywords.
+    The grammar does not cover every value of the schema:
+
+    - A schema without a type has the type to which its first keywords apply.
+    - Required properties come first.
+    - Numbers without a bound have up to 16 digits.
+    - An object with named properties has no others unless `additionalProperties` allows them.
+    - A tuple has all its items unless `minItems` allows fewer.
+
+    Keywords beside `$ref` and the parts of `allOf` apply together. `oneOf` is supported if no value
+    can be valid for two of its parts. The parts must differ in type, in an `enum` or `const`, or in
+    that of a required property, or one of them must require a property that the others do not name.
+    Patterns follow ECMA 262.
+
+    Every other keyword with an effect is either supported or rejected. Rejected are `not`, `if`,
+    `uniqueItems`, `contains`, `patternProperties`, `propertyNames`, `dependencies`, `dependent...`,
+    `unevaluated...`, `multipleOf` other than 1 for integers, fractional bounds of a number,
+    `minProperties` and `maxProperties` unless they always hold, two of `pattern`, `format` and a
+    length, and keywords beside `enum` that cannot be checked. Ignored are `title`, `description`,
+    `default`, `examples`, `$schema`, `$id`, `$comment`, `deprecated`, `readOnly`, `writeOnly`, a
+    `format` other than date, time, date-time and uuid, and unknown keywords.
 
     Args:
-        schema: A JSON schema, as a mapping or as JSON; True for any value.
+        schema: A JSON schema, as a mapping or as JSON text; True for any value.
+
+    Returns:
+        The grammar in GBNF.
 
     Raises:
-        InvalidOptionError: It is no JSON schema, or one that no grammar can follow.
+        InvalidOptionError: The schema is invalid, or no grammar can follow it.
     """
     try:
         text = schema if isinstance(schema, str) else json.dumps(schema, allow_nan=False)
@@ -86,7 +114,7 @@ def _bad_schema(schema: object, hint: str) -> InvalidOptionError:
 
 
 def _json(value: Any) -> str:
-    """Return GBNF of a value, with the spaces that other values may have."""
+    """Return GBNF for a value, with optional white space."""
     if isinstance(value, dict):
         pairs = ' "," space '.join(
             f'{_json(key)} ":" space {_json(item)}' for key, item in value.items()
@@ -98,9 +126,8 @@ def _json(value: Any) -> str:
     if isinstance(value, float) and value.is_integer() and abs(value) < 10**15:
         return f'"{int(value)}" ".0"? space'
     text = json.dumps(value, ensure_ascii=False)
-    return (
-        literal(text if text.isprintable() else json.dumps(value)) + " space"
-    )  # half surrogate pairs can only be escaped
+    # lone surrogates can only be escaped
+    return literal(text if text.isprintable() else json.dumps(value)) + " space"
 
 
 def _count(schema: dict[str, Any], key: str) -> int | None:
@@ -115,7 +142,7 @@ def _count(schema: dict[str, Any], key: str) -> int | None:
 
 
 def _is(value: Any, kind: str) -> bool:
-    """Tell whether a value is of a type."""
+    """Return whether a value has a JSON type."""
     if kind in ("integer", "number"):
         return (
             isinstance(value, int | float)
@@ -129,7 +156,7 @@ def _is(value: Any, kind: str) -> bool:
 
 
 def _fits(value: Any, schema: dict[str, Any]) -> bool:
-    """Tell whether a value is what stands beside its enum."""
+    """Return whether a value of an enum is valid for the other keywords of the schema."""
     if "type" in schema and not any(_is(value, kind) for kind in kinds(schema["type"])):
         return False
     for key in sorted(
@@ -143,11 +170,11 @@ def _fits(value: Any, schema: dict[str, Any]) -> bool:
 
 
 class _Converter:
-    """Rules for the parts of one schema."""
+    """Conversion of one schema to grammar rules."""
 
     def __init__(self, root: Any) -> None:
         self._root = root
-        self._rules: dict[str, str] = {}  # what it stands for -> name
+        self._rules: dict[str, str] = {}  # GBNF body -> name of the rule
         self._refs: dict[str, str] = {}
         self._aliases: list[str] = []
         self._n_visited = 0
@@ -163,7 +190,7 @@ class _Converter:
         return self._rules.setdefault(body, f"r{len(self._rules)}")
 
     def _visit(self, schema: Any) -> str:
-        """Return the name of a rule, or of one in parentheses."""
+        """Return the name of the rule for a schema."""
         self._n_visited += 1
         if self._n_visited > _MAX_SCHEMAS:
             raise ValueError(f"it has more than {_MAX_SCHEMAS} parts")
@@ -183,7 +210,8 @@ class _Converter:
                     for a, b in itertools.combinations(parts, 2)
                 ):
                     raise ValueError(
-                        "two parts of oneOf may allow the same value, which cannot be followed; write anyOf if that is meant"
+                        "two parts of oneOf may allow the same value, which cannot be followed; "
+                        "write anyOf if that is meant"
                     )
                 return self._either(parts)
         for key in said.keys() & REFUSED.keys():
@@ -231,9 +259,11 @@ class _Converter:
     def _named(self, schema: dict[str, Any]) -> str:
         key = same(schema)
         if key not in self._refs:
-            name = self._refs[key] = f"ref{len(self._refs)}"  # named first, as it may hold itself
+            # named before its conversion, as the schema may contain itself
+            name = self._refs[key] = f"ref{len(self._refs)}"
             self._aliases.append(
-                f"{name} ::= {self._visit(self._follow(schema) if '$ref' in schema else self._all(schema))}"
+                f"{name} ::= "
+                f"{self._visit(self._follow(schema) if '$ref' in schema else self._all(schema))}"
             )
         return self._refs[key]
 
@@ -249,7 +279,10 @@ class _Converter:
         raise ValueError("its references go round in a circle")
 
     def _with(self, rest: Any, schema: Any) -> Any:
-        """Merge a schema into what stands beside it; references are followed only where there is something to merge."""
+        """Merge a schema with the keywords beside it.
+
+        References are resolved only if there is something to merge.
+        """
         if isinstance(rest, dict) and not reduced(rest):
             return schema
         return merged(self._follow(rest), self._follow(schema))
@@ -261,7 +294,7 @@ class _Converter:
         return whole
 
     def _plain(self, schema: Any) -> Any:
-        """Return a schema without references and `allOf` at its top."""
+        """Return a schema without references and `allOf` at its top level."""
         for _ in range(MAX_DEPTH):
             schema = self._follow(schema)
             if not (isinstance(schema, dict) and "allOf" in schema):
@@ -282,7 +315,7 @@ class _Converter:
         return self._rule(rf'"\"" char{times} "\"" space') if told else "string"
 
     def _array(self, schema: dict[str, Any]) -> str:
-        old = isinstance(schema.get("items"), list)  # an older spelling of prefixItems
+        old = isinstance(schema.get("items"), list)  # older form of prefixItems
         if old and "prefixItems" in schema:
             raise ValueError("prefixItems meets other items")
         fixed = typed(
@@ -304,7 +337,10 @@ class _Converter:
             if fixed:
                 after = f'("," space {item}){repeated(max(least - len(fixed), 0), more)}'
             else:
-                after = f'{item} ("," space {item}){repeated(max(least - 1, 0), None if more is None else more - 1)}'
+                after = (
+                    f'{item} ("," space {item})'
+                    f"{repeated(max(least - 1, 0), None if more is None else more - 1)}"
+                )
                 after = after if least else f"({after})?"
         for i, s in reversed([*enumerate(fixed)]):
             comma = '"," space ' if i else ""
@@ -313,7 +349,12 @@ class _Converter:
         return self._rule(f'"[" space {after} "]" space')
 
     def _other_key(self, names: list[str], at: int) -> str:
-        """Return how a key goes on that is none of these names, which are sorted and share `at` characters."""
+        """Return GBNF for the rest of a key that differs from all these names.
+
+        Args:
+            names: The names, sorted; they share their first `at` characters.
+            at: Length of the common prefix, which is already written.
+        """
         whole, groups = any(len(name) == at for name in names), dict[str, list[str]]()
         for name in names:
             if len(name) > at:
@@ -352,7 +393,8 @@ class _Converter:
             raise ValueError("maxProperties cannot be followed where more properties are allowed")
         first = ' "," space '.join(pairs.pop(name) for name in required)
         key = "string"
-        if extra is not False and properties:  # a key that holds an escape is none of the others
+        # a key with an escape differs from all other keys
+        if extra is not False and properties:
             plain = [
                 name for name in properties if not re.search(r'["\\\x00-\x1f\ud800-\udfff]', name)
             ]
@@ -360,9 +402,8 @@ class _Converter:
         more = f'{key} ":" space {self._visit(extra)}' if extra is not False else None
         rest = self._rule(f'("," space {more})*') if more else ""
         starts = [f"{more} {rest}"] if more else []
-        for pair in reversed(
-            pairs.values()
-        ):  # each with what may come after it, so that there are as many rules as properties
+        # each pair with its possible successors: the number of rules is the number of properties
+        for pair in reversed(pairs.values()):
             starts.append(f"{pair} {rest}")
             rest = self._rule(f'("," space {pair})? {rest}')
         some = " | ".join(reversed(starts))

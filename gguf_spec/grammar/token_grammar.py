@@ -1,4 +1,4 @@
-"""What an answer may say: a grammar over the tokens of a model."""
+"""Grammar over the tokens of a model, as a constraint on answers."""
 
 from __future__ import annotations
 
@@ -16,24 +16,29 @@ from ..llama.model import Model
 from ..options import K_MAX
 from .automaton import Automaton, State
 
-_KEPT = 2 * K_MAX + 2  # positions back from the last one that keep their state
+# recent positions whose states are cached
+_KEPT = 2 * K_MAX + 2
 
 
 class _Pieces(NamedTuple):
-    """A vocabulary as bytes, one after the other."""
+    """The bytes of all tokens of a vocabulary, concatenated."""
 
     flat: NDArray[np.uint8]
     begins: NDArray[np.int64]
     ends: NDArray[np.int64]
-    first: NDArray[np.int64]  # byte of a token; 256 for none
+    first: NDArray[np.int64]  # first byte of a token; 256 for none
     is_end: NDArray[np.bool_]
 
 
+# pieces of the loaded models
 _pieces: WeakKeyDictionary[Model, _Pieces] = WeakKeyDictionary()
 
 
 def _pieces_of(model: Model) -> _Pieces:
-    """Return the pieces of a model; the first call takes a moment."""
+    """Return the pieces of a model.
+
+    The first call takes some time.
+    """
     pieces, _ = _pieces.get(model), model.native
     if pieces is None:
         texts = [model.piece(token) for token in range(model.n_vocab)]
@@ -48,7 +53,7 @@ def _pieces_of(model: Model) -> _Pieces:
 
 
 def _read_token(model: Model, word: str) -> int:
-    """Return the id that `<[17]>` or `<|im_end|>` names."""
+    """Return the id of a token in GBNF notation, such as `<[17]>` or `<|im_end|>`."""
     number = re.fullmatch(r"<\[(\d{1,9})\]>", word, re.ASCII)
     ids = [int(number[1])] if number else model.tokenize(word, special=True, start=False)
     if len(ids) != 1 or ids[0] >= model.n_vocab:
@@ -57,23 +62,23 @@ def _read_token(model: Model, word: str) -> int:
 
 
 class Grammar:
-    """A GBNF grammar over a model's vocabulary: which tokens may come next.
+    """A GBNF grammar over a model's vocabulary, which gives the allowed next tokens.
 
-    The state belongs to a position, not to a moment, so a draft may look ahead and be taken back.
+    A state depends only on the history, so drafted tokens can be checked and rolled back.
     """
 
     def __init__(self, model: Model, gbnf: str, n_prompt: int, prefill: str = "") -> None:
-        """Read a grammar.
+        """Parse a grammar.
 
         Args:
-            model: Whose tokens are asked about.
-            gbnf: The grammar, as llama.cpp writes it; the answer follows its rule `root`.
-            n_prompt: How many tokens come before the answer.
+            model: The model whose tokens are checked.
+            gbnf: The grammar in llama.cpp's notation. The answer follows its rule `root`.
+            n_prompt: Number of tokens before the answer.
             prefill: Text at the end of the prompt that belongs to the answer.
 
         Raises:
-            InvalidOptionError: The grammar is no good, or does not allow `prefill`.
-            ClosedError: The model was closed.
+            InvalidOptionError: The grammar is invalid or rejects `prefill`.
+            ClosedError: The model is closed.
         """
         self._model, self._n_prompt, self._pieces = model, n_prompt, _pieces_of(model)
         self._automaton = automaton = Automaton(gbnf, partial(_read_token, model))
@@ -82,18 +87,24 @@ class Grammar:
         )
         if at < 0:
             raise InvalidOptionError("prefill", prefill, "a beginning that the grammar allows")
-        self._path: list[int] = []  # the answer that was asked about last
-        self._states: dict[int, State] = {0: automaton.states[at]}  # after so many of its tokens
+        # answer of the last call
+        self._path: list[int] = []
+        # number of tokens of the answer -> state
+        self._states: dict[int, State] = {0: automaton.states[at]}
 
     def allowed(self, history: Sequence[int], ids: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Tell which of `ids` may follow `history`.
+        """Return which of `ids` may follow `history`.
 
         Args:
             history: Prompt and answer so far.
-            ids: Token ids.
+            ids: Token ids, shape `(n,)`.
+
+        Returns:
+            Shape `(n,)`.
 
         Raises:
-            InvalidOptionError: The answer so far does not follow the grammar, or there are too many ways to read it.
+            InvalidOptionError: The answer so far does not follow the grammar, or it has too many
+                derivations.
         """
         state, pieces = self._state(history), self._pieces
         at, first = self._automaton.number(state), pieces.first[ids]
@@ -111,7 +122,11 @@ class Grammar:
         return self._whole(state, found, ids)
 
     def possible(self, history: Sequence[int]) -> NDArray[np.bool_]:
-        """Tell of each token of the vocabulary whether its first byte may follow: all that is allowed and some more, at once."""
+        """Return for each token of the vocabulary whether its first byte may follow `history`.
+
+        The result is fast to compute and contains all allowed tokens and some others. Its shape is
+        `(V,)`.
+        """
         state = self._state(history)
         row = np.array([*self._automaton.row(self._automaton.number(state)), -1])
         return self._whole(
@@ -121,12 +136,11 @@ class Grammar:
     def _whole(
         self, state: State, found: NDArray[np.bool_], ids: NDArray[np.int64]
     ) -> NDArray[np.bool_]:
-        """Add what a grammar says of whole tokens: those it names, and those that end a generation."""
+        """Add the tokens that a grammar names, and the tokens that end a generation."""
         for _, token, wanted in self._automaton.tokens(state):
             found |= (ids == token) == wanted
-        found[self._pieces.is_end[ids]] = (
-            () in state[0]
-        )  # no stack is empty in the middle of a character
+        # no stack is empty in the middle of a character
+        found[self._pieces.is_end[ids]] = () in state[0]
         return found
 
     def _state(self, history: Sequence[int]) -> State:
@@ -157,7 +171,10 @@ class Grammar:
 
 
 def _shared(a: list[int], b: list[int]) -> int:
-    """Return how many tokens two answers share at their beginning. Most differ only near the end, if at all."""
+    """Return the length of the common prefix of two answers.
+
+    Most answers differ only near the end, if at all.
+    """
     n = min(len(a), len(b))
     start = max(0, n - _KEPT)
     if a[:start] != b[:start]:

@@ -1,7 +1,9 @@
-"""Choose flash attention by measurement, before a context exists: a small model with the same attention is timed with and without it.
+"""Choice of flash attention by measurement, before a context exists.
 
-The attention of one layer does not depend on the rest of the model, so its cost times the number of layers is what a pass costs more for each
-cached token. The same passes show whether a row has the same bits in passes of every width: on a CPU flash attention on f16 has not.
+A small model with the same attention is timed with and without flash attention. The attention of
+one layer does not depend on the rest of the model, so its cost times the number of layers is the
+extra cost of a pass per cached token. The same passes show whether a row has the same bits in
+passes of every width. On a CPU, flash attention on f16 fails this check.
 """
 
 from __future__ import annotations
@@ -24,28 +26,34 @@ from .model import Model
 from .options import ContextOptions, physical_cores
 from .probe_model import N_LAYERS, N_VOCAB, AttentionShape, write_probe_model
 
+# part of the cache key; changes with the format of the measurements
 _VERSION = 1
-_WIDTHS = (1, 2, 4, 8, 32)  # tokens of the passes that are timed
-_NEAR, _FAR = 32, 1024  # cached tokens before them
-_TIMES = 4  # passes of each width; the shortest counts, as other programs only make a pass longer
-_WIDE = 65  # rows of the widest pass that verifies
-_PATIENCE_S = (
-    1.5  # for one setting: beyond that another program is running, and nothing is measured now
-)
-_SINGLES = 96  # tokens read one by one behind `_SPLIT`, as reference
-_SPLIT = 520  # cached tokens from which llama.cpp splits flash attention over threads: 512 cells
+# tokens of the timed passes
+_WIDTHS = (1, 2, 4, 8, 32)
+# cached tokens before the timed passes
+_NEAR, _FAR = 32, 1024
+# passes of each width; the shortest counts, because other programs only make a pass longer
+_TIMES = 4
+# rows of the widest verification pass
+_WIDE = 65
+# Seconds per setting. If it takes longer, another program is running, and the measurement stops.
+_PATIENCE_S = 1.5
+# tokens decoded one by one as reference, in the check for exact rows
+_SINGLES = 96
+# cached tokens from which llama.cpp splits flash attention over threads: 512 cells
+_SPLIT = 520
 
 
 @dataclass(frozen=True)
 class AttentionCosts:
-    """What the attention of one layer costs here.
+    """Measured cost of the attention of one layer on this machine.
 
     Attributes:
         flash: `on` or `off`.
-        near: Tokens in a pass -> seconds of a layer behind 32 cached tokens.
-        per_cached: Tokens in a pass -> seconds of a layer for each cached token more.
-        read_s: Seconds of a layer to read a prompt of 1,024 tokens.
-        exact: Rows have the same bits in passes of all widths, at all depths tried.
+        near: Tokens in a pass -> seconds of a layer after 32 cached tokens.
+        per_cached: Tokens in a pass -> extra seconds of a layer per cached token.
+        read_s: Seconds of a layer to prefill 1,024 tokens.
+        exact: Whether rows have the same bits in passes of all widths, at all tested depths.
     """
 
     flash: str
@@ -55,7 +63,7 @@ class AttentionCosts:
     exact: bool
 
     def depth_costs(self, header: Header) -> dict[int, float]:
-        """Return for passes of some widths the seconds that all layers of a model take for each cached token."""
+        """Return pass width -> seconds of all layers of a model per cached token."""
         n_layers = header.of_architecture("block_count", 0)
         return (
             {width: seconds * n_layers for width, seconds in self.per_cached.items()}
@@ -65,10 +73,10 @@ class AttentionCosts:
 
     @classmethod
     def from_dict(cls, data: Any) -> AttentionCosts:
-        """Read what `asdict` gave, from JSON too.
+        """Parse the result of `asdict`, also after a conversion to JSON.
 
         Raises:
-            KeyError, TypeError, ValueError: It is something else.
+            KeyError, TypeError, ValueError: The data is invalid.
         """
         near, per_cached = (
             {int(width): float(data[name][width]) for width in data[name]}
@@ -91,7 +99,7 @@ class AttentionCosts:
 
 
 def attention_shape(header: Header) -> AttentionShape | None:
-    """Return the shape of a model's attention; None where its header does not say it in the usual way."""
+    """Return the shape of a model's attention; None if the header lacks the usual keys."""
     width, n_head = (
         header.of_architecture("embedding_length", 0),
         _most(header.of_architecture("attention.head_count", 0)),
@@ -116,7 +124,7 @@ def attention_shape(header: Header) -> AttentionShape | None:
 
 
 def _most(value: Any) -> int:
-    """Return a whole number, the largest where there is one for each layer; 0 where there is something else."""
+    """Return an integer, or the largest of one per layer; 0 for anything else."""
     numbers = value if isinstance(value, tuple) else (value,)
     return max((n for n in numbers if isinstance(n, int)), default=0)
 
@@ -124,16 +132,18 @@ def _most(value: Any) -> int:
 def choose_attention(
     header: Header, options: ContextOptions, must_be_exact: bool
 ) -> tuple[str, AttentionCosts | None]:
-    """Return whether to use flash attention, `on` or `off`, and what attention costs so.
+    """Choose `on` or `off` for flash attention and return it with its measured costs.
 
     Args:
-        header: The model's.
-        options: Those asked for; `on` and `off` stay, and only their cost is measured.
-        must_be_exact: Take the fastest choice whose rows have the same bits in passes of all widths, where there is one. A draft model need
-            not be exact: its bits do not change the text.
+        header: Header of the model.
+        options: Requested options. `on` and `off` are kept; only their cost is measured.
+        must_be_exact: Prefer the fastest choice whose rows have the same bits in passes of all
+            widths, if there is one. A draft model need not be exact: its bits do not change the
+            text.
 
     Returns:
-        None for the costs where the shape is not known or the measurement failed; `auto` stays `auto` then on a build with a GPU.
+        The choice and its costs. The costs are None if the shape is unknown or the measurement
+        failed; `auto` stays `auto` then on a build with a GPU.
     """
     shape, unmeasured = (
         attention_shape(header),
@@ -161,7 +171,10 @@ def choose_attention(
 
 
 def _time(costs: AttentionCosts, others: list[AttentionCosts]) -> float:
-    """Return how long typical work takes against the fastest of `others`: passes of 1 and 8 behind 512 tokens, and reading a prompt."""
+    """Return the time of a typical workload, relative to the fastest of `others`.
+
+    The workload is passes of 1 and 8 tokens after 512 cached tokens, and prefill.
+    """
 
     def times(one: AttentionCosts) -> list[float]:
         return [one.near[width] + 512 * one.per_cached[width] for width in (1, 8)] + [one.read_s]
@@ -171,9 +184,10 @@ def _time(costs: AttentionCosts, others: list[AttentionCosts]) -> float:
 
 
 def measured_attention(shape: AttentionShape, options: ContextOptions) -> AttentionCosts | None:
-    """Return what attention of this shape costs, from the user's cache, or measured in about half a second.
+    """Return the cost of attention of this shape, from the user's cache or measured now.
 
-    None where that fails, and while other programs use the cores: a later load measures then.
+    A measurement takes about half a second. The result is None if it fails, and while other
+    programs use the cores; a later load measures then.
     """
     o, threads = options, options.threads or physical_cores()
     parts = [
@@ -207,7 +221,8 @@ def _measure(shape: AttentionShape, options: ContextOptions) -> AttentionCosts:
     with tempfile.TemporaryDirectory(prefix="gguf-spec-") as folder:
         path = Path(folder) / "attention.gguf"
         write_probe_model(path, shape, n_ctx)
-        threads = options.threads or physical_cores()  # all of them, whatever else runs now
+        # all cores, even if other programs run now
+        threads = options.threads or physical_cores()
         model = Model(path, replace(options, n_ctx=n_ctx, threads=threads, lora=(), verbose=False))
     try:
         text = [3 + i * 7 % (N_VOCAB - 3) for i in range(n_ctx)]
@@ -234,7 +249,7 @@ def _measure(shape: AttentionShape, options: ContextOptions) -> AttentionCosts:
 
 
 def _passes(model: Model, text: list[int]) -> dict[int, float]:
-    """Return the shortest time of passes of each width behind what is cached."""
+    """Return the shortest time of a pass of each width, after the tokens in the cache."""
     n_past, best = model.n_past, dict.fromkeys(_WIDTHS, float("inf"))
     for _ in range(_TIMES):
         for width in _WIDTHS:
@@ -252,7 +267,10 @@ def _check_patience(model: Model) -> None:
 
 
 def _is_exact(model: Model, text: list[int]) -> bool:
-    """Return whether rows behind 0 and 520 tokens have the same bits alone and in wider passes, and after other ways to read the past."""
+    """Return whether rows after 0 and 520 tokens have the same bits in passes of all widths.
+
+    The cached tokens are also decoded with different pass widths.
+    """
     for depth in (0, _SPLIT):
         model.rollback(0)
         model.read(text[:depth])

@@ -1,4 +1,4 @@
-"""The llama.cpp library as a whole, of which a process has one: its log, what its build can do, and how it is called safely."""
+"""The llama.cpp library, one per process: its log, the features of its build, and safe calls."""
 
 from __future__ import annotations
 
@@ -17,25 +17,29 @@ from .bindings import C
 from .exact_kernels import switch_tiles
 from .memory import features_of
 
+# llama.cpp's log level of a warning
 _WARNING = 3
 
+# last warnings and errors of llama.cpp, for error messages
 log: collections.deque[str] = collections.deque(maxlen=20)
-verbose = threading.Event()  # llama.cpp has one log a process
+# whether the whole log goes to stderr; llama.cpp has one log per process
+verbose = threading.Event()
 
 
 def _keep_log(level: int, text: bytes, _data: object) -> None:
-    """Keep what llama.cpp warns of, for error messages; write all of it to stderr when asked to."""
+    """Keep warnings for error messages; write the whole log to stderr if `verbose` is set."""
     if verbose.is_set():
         os.write(2, text)
     if level >= _WARNING and text.strip():
         log.append(text.decode("utf-8", errors="replace").strip())
 
 
-_log_callback = C.llama_log_callback(_keep_log)  # llama.cpp calls it as long as the process lives
+# kept here, as llama.cpp calls it until the process ends
+_log_callback = C.llama_log_callback(_keep_log)
 
 
 def start_backend(headers: Iterable[Header]) -> None:
-    """Start llama.cpp, once a process, with the kernels that suit the first models."""
+    """Start llama.cpp, once per process, with the kernels that suit the first models."""
     switch_tiles(headers)
     _start()
 
@@ -47,17 +51,20 @@ def _start() -> None:
 
 
 def build_features() -> dict[str, str]:
-    """Return what this build of llama.cpp can do, by its own words."""
+    """Return the features of this build of llama.cpp, from its own report."""
     return features_of(C.llama_print_system_info().decode())
 
 
 def offloads() -> bool:
-    """Return whether this build of llama.cpp can use a GPU, whose memory is not known here."""
+    """Return whether this build of llama.cpp can use a GPU.
+
+    The size of GPU memory is unknown here.
+    """
     return bool(C.llama_supports_gpu_offload())
 
 
 def library_parts() -> list[str]:
-    """Return what tells builds of llama.cpp apart: its shared libraries, their sizes and times."""
+    """Return the identity of the llama.cpp build: its shared libraries, their sizes and times."""
     files = sorted(path for path in (Path(C.__file__).parent / "lib").iterdir() if path.is_file())
     return [f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in files]
 
@@ -66,10 +73,10 @@ _stack_lock = threading.Lock()
 
 
 def run_with_large_stack(n_bytes: int, call: Callable[[], int]) -> int:
-    """Run `call`, which reads a text of `n_bytes`, where it cannot overflow the stack.
+    """Run `call`, which processes a text of `n_bytes`, with a stack that cannot overflow.
 
-    For many vocabularies llama.cpp splits text by std::regex, which recurses for every character of a word, up to 500 bytes each:
-    20,000 spaces would end the process.
+    For many vocabularies llama.cpp splits text with std::regex, which recurses for every character
+    of a word, up to 500 bytes each: 20,000 spaces would abort the process.
     """
     if n_bytes < 1000:
         return call()
@@ -91,11 +98,14 @@ def run_with_large_stack(n_bytes: int, call: Callable[[], int]) -> int:
 
 
 def apart(call: Callable[[], object]) -> None:
-    """Run `call` in a thread of its own, where no signal is handled: llama.cpp may log, and Python drops what Ctrl-C raises in what C calls."""
+    """Run `call` in a separate thread, where Python handles no signal.
+
+    llama.cpp may log during the call, and Python drops a KeyboardInterrupt inside a C callback.
+    """
     thread = threading.Thread(target=call, name="gguf-spec-apart")
     try:
         thread.start()
-    except RuntimeError:  # no thread can be had, or the program ends
+    except RuntimeError:  # no thread can be started, or the interpreter is shutting down
         call()
         return
     thread.join()
@@ -106,14 +116,20 @@ Progress: TypeAlias = Callable[[float], object]
 
 
 class LoadProgress:
-    """Calls `progress` from llama.cpp, which drops what Python raises there."""
+    """Progress callback for llama.cpp.
+
+    Keeps exceptions, which llama.cpp would drop.
+    """
 
     def __init__(self, progress: Progress | None) -> None:
         self._progress, self._cancelled = progress, False
         self._raised: BaseException | None = None
 
     def tell(self, share: float, _data: object) -> bool:
-        """What llama.cpp calls; to return False ends the loading."""
+        """Report progress to the caller; called by llama.cpp.
+
+        A result of False stops the loading.
+        """
         try:
             if self._progress:
                 self._cancelled = self._progress(share) is False
@@ -122,7 +138,7 @@ class LoadProgress:
         return not (self._cancelled or self._raised)
 
     def check(self, path: Path) -> None:
-        """Raise what `progress` raised, or LoadCancelledError where it cancelled."""
+        """Raise the exception of `progress`, or LoadCancelledError if it cancelled."""
         if self._raised:
             raise self._raised
         if self._cancelled:

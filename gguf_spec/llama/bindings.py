@@ -1,4 +1,7 @@
-"""llama.cpp's C functions, as `C`. Modules import them from here, so that the spin count is set first."""
+"""llama.cpp's C functions, as `C`.
+
+Importing them from here sets the spin count first.
+"""
 
 from .openmp import spin_count_set
 

@@ -1,7 +1,9 @@
-"""What models will take in main memory, from their headers alone, and whether that fits: llama.cpp does not ask, it is killed.
+"""Estimate of the main memory that models need, from their headers alone, and a check of it.
 
-llama.cpp maps a file and reads all of it at once. Weights that it repacks for this CPU are copies beside that: both count for the peak, but the
-kernel can drop the pages of the file they were copied from. The caches are as large as llama.cpp makes them; the rest follows measurements.
+llama.cpp does not check: the kernel kills the process. llama.cpp maps a file and reads all of it at
+once. Weights that it repacks for this CPU are additional copies. Both count for the peak, but the
+kernel can drop the file pages that were copied. Cache sizes follow llama.cpp's formulas; the rest
+follows measurements.
 """
 
 from __future__ import annotations
@@ -18,54 +20,72 @@ from ..options import BRANCHES_MAX, K_MAX
 from ..system.hardware import available_bytes, resident_bytes, total_bytes
 from .options import KV_TYPES, ContextOptions
 
-_BATCH, _LEAST_BATCH = 256, 64  # tokens of a prompt that are read in one pass on a CPU
-_MOST_SCORES = (
-    256 << 20
-)  # bytes for the scores of a pass: without flash attention each token has one for each head and position
-_ROWS = K_MAX + 1 + BRANCHES_MAX  # of logits that a pass has at most
-_PAD = 256  # llama.cpp rounds contexts up to this many positions
+# tokens of a prefill pass on a CPU: default and minimum
+_BATCH, _LEAST_BATCH = 256, 64
+# bytes; largest attention scores of a pass (tokens x heads x positions, without flash attention)
+_MOST_SCORES = 256 << 20
+# largest number of rows of logits of a pass
+_ROWS = K_MAX + 1 + BRANCHES_MAX
+# positions; llama.cpp rounds contexts up to a multiple
+_PAD = 256
+# bytes of a float32
 _FLOAT = 4
-_SMALL, _PER_TOKEN, _PER_MERGE = (
-    6 << 20,
-    150,
-    140,
-)  # measured: code and tables of llama.cpp, and what it keeps of a vocabulary
+# Measured, in bytes: llama.cpp's code and tables, and its vocabulary data per token and per merge.
+_SMALL, _PER_TOKEN, _PER_MERGE = 6 << 20, 150, 140
+# architectures whose layers are all recurrent
 _RECURRENT = {"mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"}
+# architectures with recurrent and attention layers
 _HYBRID = {
-    "jamba", "falcon-h1", "plamo2", "granitehybrid", "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "kimi-linear", "qwen3next", "qwen35",
-    "qwen35moe", "minimax-01",
-}  # fmt: skip
-_SOME_ATTEND = {
-    "qwen3next": 4,
-    "qwen35": 4,
-    "qwen35moe": 4,
-    "minimax-01": 8,
-}  # one layer of so many, where the file does not say
-# ggml types that llama.cpp repacks -> what the rows of a matrix must be a multiple of; for AMX also the columns, and how much larger the copy is.
+    "jamba",
+    "falcon-h1",
+    "plamo2",
+    "granitehybrid",
+    "lfm2",
+    "lfm2moe",
+    "nemotron_h",
+    "nemotron_h_moe",
+    "kimi-linear",
+    "qwen3next",
+    "qwen35",
+    "qwen35moe",
+    "minimax-01",
+}
+# interval of attention layers if the file does not give it
+_SOME_ATTEND = {"qwen3next": 4, "qwen35": 4, "qwen35moe": 4, "minimax-01": 8}
+# Repacked ggml types -> divisor of the number of rows of a matrix. For AMX: divisor of the number
+# of columns, and size of the copy relative to the original.
 _AVX2 = {2: 8, 12: 8, 20: 8, 39: 8}
 _AVX512 = {10: 8}
 _DOTPROD = {2: 4, 8: 4, 12: 8, 13: 8, 14: 8, 20: 4, 39: 4}
 _AMX = {
-    1: (16, 1.0), 2: (32, 1.0), 3: (32, 1.0), 8: (32, 38 / 34), 12: (256, 148 / 144), 13: (256, 180 / 176), 14: (256, 1.0), 23: (256, 138 / 136),
-}  # fmt: skip
-# Tensors that are looked up or added, not multiplied with.
+    1: (16, 1.0),
+    2: (32, 1.0),
+    3: (32, 1.0),
+    8: (32, 38 / 34),
+    12: (256, 148 / 144),
+    13: (256, 180 / 176),
+    14: (256, 1.0),
+    23: (256, 138 / 136),
+}
+# tensors that are looked up or added, not multiplied
 _NOT_MULTIPLIED = re.compile(
-    r"^(token_embd(_norm)?|token_types|position_embd|per_layer_token_embd|rope_.*)\.|norm\.|\.bias$|conv1d|rope_freqs|shortconv\.conv\."
+    r"^(token_embd(_norm)?|token_types|position_embd|per_layer_token_embd|rope_.*)\."
+    r"|norm\.|\.bias$|conv1d|rope_freqs|shortconv\.conv\."
 )
 
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """What a process takes at most, in bytes.
+    """Estimated peak memory of a process, in bytes.
 
     Attributes:
-        weights: The files, all of whose pages are read at once, and copies of what is repacked.
+        weights: The files, whose pages are all read at once, and the repacked copies.
         caches: Keys and values of `n_ctx` positions, or the state of recurrent models.
         compute: Activations of a batch, logits, vocabularies.
-        base: What the process takes already.
-        copies: Of the weights, what is repacked, and adapters.
-        idle: Of the weights, the pages that were copied from, which nobody reads again.
-        n_ctx: Positions of the context, as asked for.
+        base: Memory in use before loading.
+        copies: Part of `weights`: repacked copies and adapters.
+        idle: Part of `weights`: file pages that were copied and are not read again.
+        n_ctx: Requested positions of the context.
     """
 
     weights: int
@@ -78,21 +98,28 @@ class MemoryEstimate:
 
     @property
     def total(self) -> int:
-        """The peak of what is resident."""
+        """Peak of the resident memory."""
         return self.weights + self.caches + self.compute + self.base
 
     @property
     def added(self) -> int:
-        """What comes on top of what the process has, once idle pages are dropped."""
+        """Memory in addition to `base`, after idle pages are dropped."""
         return self.total - self.base - self.idle
 
     @property
     def own(self) -> int:
-        """Of that, what no file backs: the kernel cannot drop it and read it again."""
+        """Part of `added` without a file behind it: the kernel cannot drop it and read it again."""
         return self.copies + self.caches + self.compute
 
     def fits(self, free: int | None, total: int | None) -> bool:
-        """Whether there is room: own memory must be free; pages of files may push others out, but the machine must hold them."""
+        """Return whether there is enough memory.
+
+        `own` must be free. File pages may displace other pages, but the machine must hold them.
+
+        Args:
+            free: Free memory; None if unknown.
+            total: Memory of the machine; None if unknown.
+        """
         return not (
             (free is not None and self.own > free) or (total and self.base + self.added > total)
         )
@@ -101,11 +128,12 @@ class MemoryEstimate:
 def needs(
     models: Sequence[tuple[Header, ContextOptions]], features: Mapping[str, str]
 ) -> MemoryEstimate:
-    """Return what models take when they are loaded together.
+    """Return the memory that models need if they are loaded together.
 
     Args:
-        models: Header and options of the target, and of a draft, whose context is as long as the target's.
-        features: What the build of llama.cpp can do, as `features_of` reads it.
+        models: Header and options of the target, and of a draft, whose context is as long as the
+            target's.
+        features: Features of the llama.cpp build, from `features_of`.
     """
     header, options = models[0]
     n_ctx = options.positions(_whole(header, "context_length"))
@@ -127,7 +155,7 @@ def largest_ctx(
     free: int | None,
     total: int | None,
 ) -> int:
-    """Return the longest context that fits, at most the one asked for; 0 where none does."""
+    """Return the longest context that fits, at most the requested one; 0 if none fits."""
 
     def fits(n_ctx: int) -> bool:
         return needs(
@@ -137,7 +165,7 @@ def largest_ctx(
     asked = needs(models, features).n_ctx
     if fits(asked):
         return asked
-    low, high = 0, asked // _PAD + 1  # in steps of the padding
+    low, high = 0, asked // _PAD + 1  # in multiples of _PAD
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle * _PAD) else (low, middle)
@@ -147,21 +175,27 @@ def largest_ctx(
 def check_memory(
     models: Sequence[tuple[Header, ContextOptions]], features: Mapping[str, str]
 ) -> None:
-    """Refuse what cannot fit into main memory: the kernel would kill the process instead.
+    """Reject models that do not fit into main memory.
+
+    The kernel would kill the process instead.
 
     Args:
         models: As for `needs`.
         features: As for `needs`.
 
     Raises:
-        NotEnoughMemoryError: Says what is needed, what is free, and the context that would fit.
+        NotEnoughMemoryError: The models do not fit. It contains the required and the free memory
+            and the context that would fit.
     """
     all_of_it, free, total = needs(models, features), available_bytes(), total_bytes()
     if all_of_it.fits(free, total):
         return
     names = " and ".join(header.path.name for header, _ in models)
     verb = "need" if len(models) > 1 else "needs"
-    wants = f"{names} {verb} {_gib(all_of_it.added)} of memory, {_gib(all_of_it.caches)} of it for a context of {all_of_it.n_ctx:,}"
+    wants = (
+        f"{names} {verb} {_gib(all_of_it.added)} of memory, "
+        f"{_gib(all_of_it.caches)} of it for a context of {all_of_it.n_ctx:,}"
+    )
     has = (
         f"{_gib(free)} are free"
         if free is not None and all_of_it.own > free
@@ -182,7 +216,10 @@ def _what_would_fit(
         return f"a context of {n_ctx:,} would fit"
     mapped = [(header, replace(options, extra_bufts=False)) for header, options in models]
     if n_ctx := largest_ctx(mapped, features, free, total):
-        return f"the weights alone do not fit; with --no-extra-bufts, which does not copy them, a context of {n_ctx:,} would"
+        return (
+            "the weights alone do not fit; with --no-extra-bufts, which does not copy them, "
+            f"a context of {n_ctx:,} would"
+        )
     return "the weights alone do not fit"
 
 
@@ -196,13 +233,13 @@ def _gib(n_bytes: int) -> str:
 
 
 def features_of(system_info: str) -> dict[str, str]:
-    """Return what a build of llama.cpp can do, by its own words: `CPU : AVX2 = 1 | REPACK = 1 | `."""
+    """Parse llama.cpp's report of its build: `CPU : AVX2 = 1 | REPACK = 1 | `."""
     pairs = (part.rpartition(" : ")[2].partition("=") for part in system_info.split("|"))
     return {key.strip(): value.strip() for key, _, value in pairs if key.strip()}
 
 
 def _repacked(header: Header, features: Mapping[str, str]) -> tuple[int, int]:
-    """Return how many bytes of copies a file's weights are repacked into, and how many bytes of the file nobody reads after that."""
+    """Return the bytes of repacked copies and the bytes of the file that are not read again."""
     has = {name for name, value in features.items() if value != "0"}
     rows: dict[int, int] = {}
     if "REPACK" in has:
@@ -215,9 +252,8 @@ def _repacked(header: Header, features: Mapping[str, str]) -> tuple[int, int]:
     copies = idle = 0
     tied = not any(tensor.name == "output.weight" for tensor in header.tensors)
     for tensor in header.tensors:
-        is_output = (
-            tied and tensor.name == "token_embd.weight"
-        )  # multiplied with too, so it is both mapped and copied
+        # tied embeddings are multiplied, too, so they are both mapped and copied
+        is_output = tied and tensor.name == "token_embd.weight"
         n_dims = len(tensor.shape)
         if n_dims < 2 or (_NOT_MULTIPLIED.search(tensor.name) and not is_output):
             continue
@@ -236,7 +272,7 @@ def _repacked(header: Header, features: Mapping[str, str]) -> tuple[int, int]:
 
 
 def cache_bytes(header: Header, options: ContextOptions, n_ctx: int) -> int:
-    """Return the size of the cache that llama.cpp makes for `n_ctx` positions."""
+    """Return the size of llama.cpp's cache for `n_ctx` positions, in bytes."""
     of, architecture = header.of_architecture, header.architecture
     n_layers = _whole(header, "block_count")
     heads = _by_layer(header, "attention.head_count", 0)
@@ -261,10 +297,11 @@ def cache_bytes(header: Header, options: ContextOptions, n_ctx: int) -> int:
         _whole(header, "attention.value_length_swa", value),
     )
     if of("attention.key_length_mla") and of("attention.value_length_mla"):
-        value = short_value = 0  # a view of the keys
+        value = short_value = 0  # values are a view of the keys
+    # the other layers use the cache of the first ones
     n_own = {"gemma3n": 20}.get(
         architecture, n_layers - _whole(header, "attention.shared_kv_layers")
-    )  # the others look into those of the first
+    )
     slides = of("attention.sliding_window_pattern")
     short = [
         isinstance(slides, tuple) and i < len(slides) and bool(slides[i]) for i in range(n_layers)
@@ -273,7 +310,8 @@ def cache_bytes(header: Header, options: ContextOptions, n_ctx: int) -> int:
         n * (short_value if slide else value) for n, slide in zip(kv_heads, short, strict=True)
     ]
     if options.flash_on_cpu == "off" and values:
-        values = [max(values)] * n_layers  # turned, with all layers as wide as the widest
+        # values are transposed, and all layers are as wide as the widest
+        values = [max(values)] * n_layers
     keys = [n * (short_key if slide else key) for n, slide in zip(kv_heads, short, strict=True)]
     a_position = sum(
         keys[i] + values[i] for i in range(min(n_trunk, n_own)) if both or not recurrent[i]
@@ -282,7 +320,7 @@ def cache_bytes(header: Header, options: ContextOptions, n_ctx: int) -> int:
 
 
 def _is_recurrent(header: Header, layer: int) -> bool:
-    """Return whether a layer of a hybrid model keeps a state instead of keys and values."""
+    """Return whether a layer of a hybrid model caches a state instead of keys and values."""
     said = header.of_architecture("attention.recurrent_layers")
     if isinstance(said, tuple) and layer < len(said):
         return bool(said[layer])
@@ -296,7 +334,7 @@ def _is_recurrent(header: Header, layer: int) -> bool:
 
 
 def _state(header: Header, n_heads: int) -> int:
-    """Return how many numbers a recurrent layer keeps."""
+    """Return the number of values in the state of a recurrent layer."""
     embedding, wkv = _whole(header, "embedding_length"), _whole(header, "wkv.head_size")
     if wkv:
         return embedding * (_whole(header, "token_shift_count", 2) + wkv)
@@ -322,7 +360,7 @@ def _state(header: Header, n_heads: int) -> int:
 
 
 def _compute_bytes(header: Header, options: ContextOptions, n_ctx: int) -> int:
-    """Return about what passes over as many rows as there ever are take, and what vocabulary and logits take."""
+    """Return the approximate bytes of the widest pass, the vocabulary and the logits."""
     embedding = _whole(header, "embedding_length")
     heads = max(_by_layer(header, "attention.head_count", 0), default=0)
     experts = _whole(header, "expert_used_count")
@@ -333,13 +371,14 @@ def _compute_bytes(header: Header, options: ContextOptions, n_ctx: int) -> int:
         0,
     )
     of_row = 4 * embedding + 3 * ff + experts * embedding
-    # Which positions a row sees, in 16 bits; without flash attention in 32, and how well each head sees them.
+    # Attention mask of a row: 16 bits per position. Without flash attention 32 bits, and a score
+    # for each head and position.
     of_row += _padded(n_ctx) // 2 if options.flash_on_cpu == "on" else _padded(n_ctx) * (heads + 1)
     n_tokens, n_merges = (
         _length(header, "tokenizer.ggml.tokens"),
         _length(header, "tokenizer.ggml.merges"),
     )
-    logits = 2 * _ROWS * n_tokens  # in the pass, and where they are read
+    logits = 2 * _ROWS * n_tokens  # in the pass, and in the output buffer
     return (
         _SMALL
         + _FLOAT * (cpu_batch(header, options, n_ctx) * of_row + logits)
@@ -349,7 +388,10 @@ def _compute_bytes(header: Header, options: ContextOptions, n_ctx: int) -> int:
 
 
 def cpu_batch(header: Header, options: ContextOptions, n_ctx: int) -> int:
-    """Return how many tokens of a prompt are read in one pass on a CPU: fewer where the scores of a long context would take much memory."""
+    """Return the number of tokens of a prefill pass on a CPU.
+
+    It is smaller if the attention scores of a long context would need much memory.
+    """
     heads = max(_by_layer(header, "attention.head_count", 0), default=0)
     scores = _FLOAT * _padded(n_ctx) * max(heads, 1)
     batch = _BATCH
@@ -363,13 +405,13 @@ def _padded(n_ctx: int) -> int:
 
 
 def _whole(header: Header, key: str, default: int = 0) -> int:
-    """Return a whole number of the architecture's; a default where there is none, or something else."""
+    """Return an integer of the architecture's metadata; the default if it is missing or invalid."""
     value = header.of_architecture(key)
     return value if isinstance(value, int) and 0 <= value < 1 << 40 else default
 
 
 def _by_layer(header: Header, key: str, default: int | list[int]) -> list[int]:
-    """Return a number for each layer, whether the file gives one or an array."""
+    """Return one number per layer, from a scalar or an array."""
     n_layers = min(_whole(header, "block_count"), 512)
     value: Any = header.of_architecture(key)
     if isinstance(value, tuple):

@@ -1,6 +1,6 @@
-"""One llama.cpp model with one context: tokens in, logits out, and a cache that can be cut back.
+"""A llama.cpp model with one context: decode tokens, read logits, roll the cache back.
 
-llama.cpp ends the whole process on batches that are too long, so sizes are checked here first.
+llama.cpp aborts the process on a batch that is too long, so batch sizes are checked here first.
 """
 
 from __future__ import annotations
@@ -56,33 +56,42 @@ from .options import (
 )
 from .threads import PassKind, shared_governor
 
-_SHALLOW = 256  # cached tokens that add little to the time of a pass
-_OWNERS = itertools.count()  # numbers of models, for the thread governor
+# cached tokens; a shallower cache adds little to the time of a pass
+_SHALLOW = 256
+# ids of models, for the thread governor
+_OWNERS = itertools.count()
 
 
 class Model:
-    """A model, its vocabulary, and a cache of the tokens it has seen.
+    """A model, its vocabulary and the cache of its decoded tokens.
 
     Attributes:
         n_vocab: V, the length of a row of logits.
-        n_ctx: Positions the cache holds.
+        n_ctx: Capacity of the cache, in positions.
         busy_s: Seconds spent inside llama.cpp since loading.
-        start: The token that a text begins with, or some other where there is none.
-        vocabulary: What must agree between a target and its draft: `type`, `add_bos`, `bos`, `add_eos`, `eos`, `size`.
+        start: The BOS token; token 0 if the vocabulary has none.
+        vocabulary: Properties that must agree between target and draft: `type`, `add_bos`, `bos`,
+            `add_eos`, `eos`, `size`.
         chat_template: The Jinja template in the file, or None.
-        can_roll_back: Whether the cache can forget its last tokens; recurrent and hybrid models cannot.
-        weight_bytes: What the weights take, those of adapters too.
-        cached_bytes: What one token takes in the cache.
-        flash_attention: `on` or `off`; `auto` on a build with a GPU where nothing was measured.
-        reads_at_once: Tokens of a prompt that are read in one pass.
-        grid: Passes that read a prompt end at multiples of this; 0 where it does not matter, as rows have the same bits in passes of any width.
-        n_read: How many of the cached tokens, from the first on, were read as a prompt, on the grid.
-        exact_attention: Attention gives a row the same bits in passes of all widths, at all depths.
-        most_exact_rows: Passes over more tokens than that do not have the bits of single-token passes, whatever a few rows show.
-        depth_costs: Tokens in a pass -> seconds more for each cached token; empty where that was not measured.
+        can_roll_back: Whether the cache can drop its last tokens. False for recurrent and hybrid
+            models.
+        weight_bytes: Size of the weights, adapters included.
+        cached_bytes: Size of one token in the cache.
+        flash_attention: `on` or `off`; `auto` on a GPU build without a measurement.
+        reads_at_once: Tokens of a prompt that one prefill pass decodes.
+        grid: Prefill passes end at multiples of this number of tokens. 0 if the ends do not matter,
+            because rows have the same bits in passes of any width.
+        n_read: Length of the prefix of the cache that was decoded by prefill passes, on the grid.
+        exact_attention: Whether attention gives a row the same bits in passes of all widths and at
+            all depths.
+        most_exact_rows: The largest number of tokens of a pass that can have the bits of
+            single-token passes. Wider passes do not have them, even if a few measured rows agree.
+        depth_costs: Tokens in a pass -> extra seconds per cached token. Empty without a
+            measurement.
         threads: Threads of the last pass.
-        follows_machine: Whether the thread count follows the load of the machine. Only where it changes no
-            logit that matters: on a CPU, without flash attention or for a draft model, and if the options name no count.
+        follows_machine: Whether the thread count adapts to the load of the machine. True only if
+            the options give no count and the count changes no logit that matters: on a CPU, without
+            flash attention or for a draft model.
     """
 
     depth_costs: Mapping[int, float] = MappingProxyType({})
@@ -98,22 +107,24 @@ class Model:
 
         Args:
             path: The file.
-            options: How.
-            progress: Called with the share that is loaded.
-            flash_attention: What `auto` stands for, if that was measured.
+            options: Load and context options.
+            progress: Called with the loaded fraction, 0 to 1.
+            flash_attention: Measured value for `auto`; None without a measurement.
 
         Raises:
             LoadCancelledError: `progress` returned False.
-            ModelError: The file is missing, damaged, or generates no text; or an adapter does not belong to it.
-            InvalidOptionError: The model or this build of llama.cpp cannot be loaded so.
-            NotEnoughMemoryError: Weights and cache do not fit.
+            ModelError: The file is missing or damaged, the model generates no text, or an adapter
+                does not belong to the model.
+            InvalidOptionError: The model or this build of llama.cpp does not support an option.
+            NotEnoughMemoryError: Weights and cache do not fit into memory.
         """
         self.path, self.options = path, options
         self.flash_attention = flash_attention or (
             options.flash_attention if offloads() else options.flash_on_cpu
         )
         self._native: Native | None = Native()
-        self._cached: list[int] | None = []  # None while it is not known what the cache holds
+        # None while the contents of the cache are unknown
+        self._cached: list[int] | None = []
         self._pieces: dict[int, bytes] = {}
         self.n_read = 0
         self.busy_s = 0.0
@@ -161,26 +172,29 @@ class Model:
         params.progress_callback = callback = C.llama_progress_callback(watch.tell)
         log.clear()
         loaded = self.native.load(os.fsencode(self.path), params)
-        del callback  # llama.cpp held no more than its address
+        del callback  # llama.cpp kept only its address
         watch.check(self.path)
         if not loaded:
             raise load_error(header, log)
         self._know_vocabulary()
 
     def _know_vocabulary(self) -> None:
-        """Read what is asked for often, or after `close`."""
+        """Read the properties that are needed often, or after `close`."""
         of_model, of_vocab = self.native.model, self.native.vocab
         self.n_vocab: int = of_vocab(C.llama_vocab_n_tokens)
-        self.n_ctx_train: int = max(
-            0, of_model(C.llama_model_n_ctx_train)
-        )  # a damaged number comes out negative
+        # a damaged number is negative
+        self.n_ctx_train: int = max(0, of_model(C.llama_model_n_ctx_train))
         self.can_roll_back = not (
             of_model(C.llama_model_is_recurrent) or of_model(C.llama_model_is_hybrid)
         )
         self.vocabulary: dict[str, Any] = {
-            "type": of_vocab(C.llama_vocab_type), "add_bos": of_vocab(C.llama_vocab_get_add_bos), "bos": of_vocab(C.llama_vocab_bos),
-            "add_eos": of_vocab(C.llama_vocab_get_add_eos), "eos": of_vocab(C.llama_vocab_eos), "size": self.n_vocab,
-        }  # fmt: skip
+            "type": of_vocab(C.llama_vocab_type),
+            "add_bos": of_vocab(C.llama_vocab_get_add_bos),
+            "bos": of_vocab(C.llama_vocab_bos),
+            "add_eos": of_vocab(C.llama_vocab_get_add_eos),
+            "eos": of_vocab(C.llama_vocab_eos),
+            "size": self.n_vocab,
+        }
         self.start = max(0, self.vocabulary["bos"])
         template = of_model(C.llama_model_chat_template, None)
         self.chat_template: str | None = (
@@ -199,7 +213,10 @@ class Model:
             raise UnsupportedModelError(self.path, message, "give a chat or base model.")
 
     def _adapt(self) -> None:
-        """Load the adapters: before the context, which makes room for what they add to a pass."""
+        """Load the adapters.
+
+        They come before the context, which reserves memory for their part of a pass.
+        """
         for adapter in self.options.lora:
             log.clear()
             if not self.native.adapt(os.fsencode(adapter.path)):
@@ -211,9 +228,8 @@ class Model:
         self.reads_at_once = self._n_batch = params.n_batch = params.n_ubatch = (
             N_BATCH if offloads() else cpu_batch(header, options, params.n_ctx)
         )
-        n_sequences = (
-            1 + BRANCHES_MAX if self.can_roll_back else 1
-        )  # they share one cache, and cost nothing while they are empty
+        # sequences share one cache and cost nothing while they are empty
+        n_sequences = 1 + BRANCHES_MAX if self.can_roll_back else 1
         params.kv_unified = self.can_roll_back
         params.n_seq_max, params.n_outputs_max, params.n_outputs_max_per_seq = (
             n_sequences,
@@ -226,9 +242,8 @@ class Model:
         log.clear()
         if not native.open(params, n_sequences):
             raise context_error(options, params.n_ctx, log)
-        self.n_ctx: int = min(
-            int(params.n_ctx), native.context(C.llama_n_ctx)
-        )  # llama.cpp rounds up
+        # llama.cpp rounds the number up
+        self.n_ctx: int = min(int(params.n_ctx), native.context(C.llama_n_ctx))
         if options.lora:
             native.use_adapters([adapter.scale for adapter in options.lora])
         self.weight_bytes = header.file_bytes + sum(
@@ -238,17 +253,22 @@ class Model:
 
     @property
     def native(self) -> Native:
-        """What llama.cpp has allocated.
+        """The native objects of llama.cpp.
 
         Raises:
-            ClosedError: It was given up.
+            ClosedError: The model is closed.
         """
         if self._native is None:
             raise ClosedError
         return self._native
 
     def close(self) -> None:
-        """Give up the native memory; more than once does nothing. It is free as soon as no call of another thread needs it."""
+        """Release the native memory.
+
+        Further calls do nothing.
+
+        The memory is freed as soon as no call of another thread uses it.
+        """
         last, self._native = [self._native], None
         try:
             if last[0] and threading.current_thread() is threading.main_thread():
@@ -269,16 +289,20 @@ class Model:
 
     @property
     def n_past(self) -> int:
-        """How many tokens are in the cache."""
+        """Number of tokens in the cache."""
         return len(self.cached)
 
     def _in_doubt(self) -> list[int]:
-        """Return the tokens in the cache, and let it be unknown from now on, until what they become is set."""
+        """Return the cached tokens and mark the cache as unknown until `_cached` is set."""
         cached, self._cached = self.cached, None
         return cached
 
     def _start_over(self, data: bool = False) -> None:
-        """Empty a cache of which it is not known what it holds: an exception came while it changed. With `data` its memory is erased, too."""
+        """Empty a cache with unknown contents, after an exception during a change.
+
+        Args:
+            data: Whether to erase the memory of the cache, too.
+        """
         native = self.native
         native.context(C.llama_synchronize)
         native.cache(C.llama_memory_clear, data)
@@ -287,8 +311,12 @@ class Model:
         self._cached = []
 
     def read(self, tokens: Sequence[int]) -> None:
-        """Put tokens into the cache, `reads_at_once` in a pass. No logits are computed."""
-        on_grid = self.n_past == self.n_read  # in this order: a cache in doubt is emptied
+        """Prefill tokens, `reads_at_once` per pass.
+
+        No logits are computed.
+        """
+        # evaluated before the loop: `n_past` empties a cache with unknown contents
+        on_grid = self.n_past == self.n_read
         for i in range(0, len(tokens), self.reads_at_once):
             self._decode(tokens[i : i + self.reads_at_once], 0)
         if on_grid:
@@ -297,18 +325,22 @@ class Model:
     def logits(
         self, tokens: Sequence[int], n_rows: int, branches: Sequence[tuple[int, int]] = ()
     ) -> Logits:
-        """Put tokens into the cache and return the logits after each of the last `n_rows` of them.
+        """Decode tokens and return the logits after each of the last `n_rows` tokens.
 
         Args:
-            tokens: Their ids.
-            n_rows: How many rows are wanted.
-            branches: Tokens beside them, at most 3: an index into `tokens`, above 0, and the id that stands there instead. They are not cached.
+            tokens: Token ids.
+            n_rows: Number of rows to return.
+            branches: Alternative tokens, at most 3: an index into `tokens`, above 0, and the id of
+                the alternative at that index. They are not cached.
 
         Returns:
-            A view of shape `(n_rows + len(branches), V)` into llama.cpp's buffer, overwritten by the next call.
+            A view of shape `(n_rows + len(branches), V)` into llama.cpp's buffer. The next call
+            overwrites it.
 
         Raises:
-            DecodeError: llama.cpp refused the batch. The cache is empty then.
+            InvalidOptionError: `n_rows`, a branch or a token id is out of range.
+            DecodeError: The context is full, or llama.cpp rejected the batch; in the second case
+                the cache is empty.
         """
         if not 0 < n_rows <= min(len(tokens), K_MAX + 1 - len(branches)):
             raise InvalidOptionError(
@@ -345,9 +377,8 @@ class Model:
                 f"ids from 0 to {self.n_vocab - 1}",
             )
         cached = self._in_doubt()
-        for sequence in range(
-            1, len(branches) + 1
-        ):  # a branch shares all before it: the cache, and the first tokens of the batch
+        # a branch shares its prefix: the cache and the first tokens of the batch
+        for sequence in range(1, len(branches) + 1):
             native.cache(C.llama_memory_seq_cp, 0, sequence, 0, n_past)
         kind = self._follow_machine(native, n_past, n, n_rows)
         started = time.perf_counter()
@@ -365,7 +396,7 @@ class Model:
         self._cached = cached
 
     def _follow_machine(self, native: Native, n_past: int, n: int, n_rows: int) -> PassKind:
-        """Set the thread count for a pass of `n` tokens, and return what kind of pass it is."""
+        """Set the thread count for a pass of `n` tokens and return the kind of the pass."""
         kind = PassKind(self._owner, n, n_rows, max(n_past, _SHALLOW).bit_length())
         threads = self._governor.choose(kind) if self._governor else self.threads
         if threads != self.threads:
@@ -374,10 +405,12 @@ class Model:
         return kind
 
     def rollback(self, to: int) -> None:
-        """Forget all but the first `to` tokens; a cache that is no longer stays as it is.
+        """Drop all cached tokens after the first `to`.
+
+        A shorter cache does not change.
 
         Raises:
-            RollbackError: The model cannot forget part of its past. The cache is as it was.
+            RollbackError: The model cannot drop part of its cache. The cache is unchanged.
         """
         if to >= self.n_past:
             return
@@ -392,11 +425,11 @@ class Model:
         self._cached = cached
 
     def state_bytes(self) -> int:
-        """Return about how many bytes `state` takes."""
+        """Return the approximate size of `state`, in bytes."""
         return int(self.native.context(C.llama_state_seq_get_size, 0)) if self.cached else 0
 
     def state(self) -> NDArray[np.uint8]:
-        """Return the cache as llama.cpp writes it; nothing where it is empty."""
+        """Return the serialised cache of llama.cpp; an empty array for an empty cache."""
         state = np.empty(self.state_bytes(), dtype=np.uint8)
         if len(state):
             n = self.native.context(
@@ -409,12 +442,15 @@ class Model:
         return state
 
     def restore(self, tokens: Sequence[int], n_read: int, state: bytes) -> bool:
-        """Fill the cache with what `state` gave when `tokens` were in it; return whether llama.cpp took it. If not, the cache is empty.
+        """Restore the cache from a serialised state.
 
         Args:
-            tokens: Their ids.
-            n_read: How many of them were read as a prompt.
-            state: What `state` returned.
+            tokens: The token ids that were in the cache when `state` was called.
+            n_read: Number of tokens at the start that were decoded by prefill passes.
+            state: The result of `state`.
+
+        Returns:
+            Whether llama.cpp accepted the state. If not, the cache is empty.
         """
         self.rollback(0)
         if not tokens or len(tokens) > self.n_ctx:
@@ -441,9 +477,9 @@ class Model:
         """Return the token ids of a text.
 
         Args:
-            text: Any string; what cannot be written as UTF-8 becomes `?`.
-            special: Whether `<|im_start|>` and the like are read as the tokens they name.
-            start: Whether the tokens that the model wants at the start of a text (BOS) are added.
+            text: Any string. Characters without a UTF-8 form become `?`.
+            special: Whether names such as `<|im_start|>` are parsed as control tokens.
+            start: Whether to add the model's tokens for the start of a text (BOS).
         """
         data = text.encode("utf-8", errors="replace")
         n = len(data) + 8
@@ -464,10 +500,11 @@ class Model:
             )
             if n >= 0:
                 return list(ids[:n])
-            n = -n  # only a vocabulary whose normal form of a text is longer
+            # only for a vocabulary whose normalisation makes a text longer
+            n = -n
 
     def piece(self, token: int) -> bytes:
-        """Return the bytes a token stands for; none for control tokens."""
+        """Return the bytes of a token; empty for control tokens."""
         piece = self._pieces.get(token)
         if piece is None:
             ask, n = self.native.vocab, 256
@@ -480,7 +517,7 @@ class Model:
         return piece
 
     def is_end(self, token: int) -> bool:
-        """Whether a token ends a generation."""
+        """Return whether a token ends a generation."""
         return bool(self.native.vocab(C.llama_vocab_is_eog, token))
 
     @cached_property
@@ -489,7 +526,7 @@ class Model:
         return [token for token in range(self.n_vocab) if self.is_end(token)]
 
     def token_text(self, token: int) -> str:
-        """Return a token as the vocabulary writes it."""
+        """Return the text of a token in the vocabulary."""
         return (self.native.vocab(C.llama_vocab_get_text, token) or b"").decode(
             "utf-8", errors="replace"
         )

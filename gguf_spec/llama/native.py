@@ -1,7 +1,9 @@
-"""What llama.cpp has allocated for one model, and when it is freed.
+"""Native objects of one llama.cpp model and their lifetime.
 
-`Native` is freed when nothing refers to it any more: not the model, no call that runs, no row of logits. Each call goes through a method of it and
-so holds it. A `close` in another thread frees nothing under a call, no lock is needed, and an exception at any point leaves nothing locked.
+`Native` is freed when nothing refers to it any more: no model, no running call, no row of logits.
+Every call goes through one of its methods and so holds a reference. A `close` in another thread
+therefore frees nothing under a running call, no lock is needed, and an exception at any point
+leaves nothing locked.
 """
 
 from __future__ import annotations
@@ -20,13 +22,14 @@ from numpy.typing import NDArray
 from ..options import BRANCHES_MAX, K_MAX
 from .bindings import C
 
-N_BATCH = 512  # tokens of a batch at most
-_BRANCHED = K_MAX + 1 + BRANCHES_MAX  # tokens of a batch with branches at most
+N_BATCH = 512  # largest number of tokens in a batch
+# largest number of tokens in a batch with branches
+_BRANCHED = K_MAX + 1 + BRANCHES_MAX
 
+# references to the live objects, with the functions that free their memory
 _frees: set[weakref.ref[Native]] = set()
-atexit.register(
-    _frees.clear
-)  # at the end of the process the system takes all of it, while llama.cpp's threads may still run
+# At exit the operating system frees all of it; llama.cpp's threads may still run then.
+atexit.register(_frees.clear)
 
 
 class Native:
@@ -42,7 +45,9 @@ class Native:
         self.batch: Batch
         for gone in [one for one in [*_frees] if one() is None]:
             _frees.discard(gone)
-        # In C from the first to the last, as Ctrl-C between two of them would leave the rest in memory: `filter` asks for all, as none is true.
+        # All frees run inside one C call, as Ctrl-C between two of them would leave the rest
+        # allocated.
+        # `next` on `filter` calls every function, because each returns None.
         freed = chain(
             map(C.llama_batch_free, self._batches),
             map(C.llama_free, filter(None, self._contexts)),
@@ -51,22 +56,22 @@ class Native:
         )
         _frees.add(weakref.ref(self, partial(next, filter(None, freed))))
 
-    # ---- making
+    # ---- creation
 
     def load(self, path: bytes, params: Any) -> bool:
-        """Load the weights; return whether llama.cpp could."""
+        """Load the weights and return whether llama.cpp succeeded."""
         _keep(self._models, C.llama_model_load_from_file, path, params)
         if self._models[0]:
             self._vocab = C.llama_model_get_vocab(self._models[0])
         return bool(self._models[0])
 
     def adapt(self, path: bytes) -> bool:
-        """Load an adapter; return whether llama.cpp could."""
+        """Load an adapter and return whether llama.cpp succeeded."""
         _keep(self._adapters, C.llama_adapter_lora_init, self._models[0], path)
         return bool(self._adapters[-1])
 
     def open(self, params: Any, n_sequences: int) -> bool:
-        """Make the context and a batch for it; return whether llama.cpp could."""
+        """Create the context and its batch and return whether llama.cpp succeeded."""
         _keep(self._contexts, C.llama_init_from_model, self._models[0], params)
         if not self._contexts[0]:
             return False
@@ -76,7 +81,7 @@ class Native:
         return True
 
     def use_adapters(self, scales: Sequence[float]) -> None:
-        """Use all adapters, each with its scale."""
+        """Apply all adapters, each with its scale."""
         n = len(self._adapters)
         C.llama_set_adapters_lora(
             self._contexts[0],
@@ -85,32 +90,36 @@ class Native:
             (ctypes.c_float * n)(*scales),
         )
 
-    # ---- calling
+    # ---- calls
 
     def model(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function of llama.cpp with the model before the arguments."""
+        """Call a llama.cpp function with the model as the first argument."""
         return function(self._models[0], *arguments)
 
     def vocab(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function of llama.cpp with the vocabulary before the arguments."""
+        """Call a llama.cpp function with the vocabulary as the first argument."""
         return function(self._vocab, *arguments)
 
     def context(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function of llama.cpp with the context before the arguments."""
+        """Call a llama.cpp function with the context as the first argument."""
         return function(self._contexts[0], *arguments)
 
     def cache(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function of llama.cpp with the context's cache before the arguments."""
+        """Call a llama.cpp function with the context's cache as the first argument."""
         return function(self._memory, *arguments)
 
     def decode(self) -> int:
-        """Decode the batch, and wait for it; return llama.cpp's code."""
+        """Decode the batch, wait until it is done, and return llama.cpp's code."""
         code: int = C.llama_decode(self._contexts[0], self._batches[0])
-        C.llama_synchronize(self._contexts[0])  # a GPU may still be at it
+        # a GPU may still be computing
+        C.llama_synchronize(self._contexts[0])
         return code
 
     def rows(self, first: int, n_rows: int, n_vocab: int) -> NDArray[np.float32]:
-        """Return a view of the logits after the batch's token `first`, and of the `n_rows - 1` rows behind them. It keeps this object alive."""
+        """Return a view of `n_rows` rows of logits, starting at the batch's token `first`.
+
+        The view keeps this object alive.
+        """
         row = C.llama_get_logits_ith(self._contexts[0], first)
         values: Any = (ctypes.c_float * (n_rows * n_vocab)).from_address(
             ctypes.addressof(row.contents)
@@ -120,27 +129,38 @@ class Native:
 
 
 def _keep(made: list[Any], function: Callable[..., Any], *arguments: Any) -> None:
-    """Call a function and keep what it makes, in C: Ctrl-C during the call takes effect behind it, and not before the pointer is kept."""
+    """Call a function and append its result to `made`, both inside one C call.
+
+    Ctrl-C during the call takes effect only after the pointer is kept.
+    """
     made.extend(starmap(function, [arguments]))
 
 
 class Batch:
-    """Tokens for one pass."""
+    """The tokens of one pass."""
 
     def __init__(self, batch: Any) -> None:
-        """Write to a `llama_batch` of `N_BATCH` tokens."""
+        """Wrap a `llama_batch` with room for `N_BATCH` tokens."""
         self._batch = batch
         self._tokens = np.ctypeslib.as_array(batch.token, (N_BATCH,))
         self._positions = np.ctypeslib.as_array(batch.pos, (N_BATCH,))
         self._outputs = np.ctypeslib.as_array(batch.logits, (N_BATCH,))
         self._n_sequences = np.ctypeslib.as_array(batch.n_seq_id, (N_BATCH,))
-        self._branched = False  # whether tokens may belong to other sequences than the first
+        # whether tokens may belong to sequences other than the first
+        self._branched = False
         self._put_into_first(N_BATCH)
 
     def fill(
         self, tokens: Sequence[int], n_rows: int, branches: Sequence[tuple[int, int]], n_past: int
     ) -> tuple[int, int]:
-        """Write tokens that follow `n_past` others, then the branches. Rows are wanted of the last `n_rows` tokens and of all branches.
+        """Write tokens that follow `n_past` cached tokens, then the branches.
+
+        Args:
+            tokens: Token ids.
+            n_rows: Number of last tokens whose logits are computed. The logits of all branches are
+                computed, too.
+            branches: Pairs of an index into `tokens` and the id of the alternative token.
+            n_past: Number of cached tokens.
 
         Returns:
             The lowest and the highest id.
@@ -162,7 +182,10 @@ class Batch:
     def _give_sequences(
         self, n_cached: int, branches: Sequence[tuple[int, int]], n_past: int
     ) -> None:
-        """Give each branch a sequence of its own, which the first tokens of the batch belong to as well."""
+        """Assign a sequence to each branch.
+
+        The tokens before the branch belong to it as well.
+        """
         for i in range(n_cached):
             beyond = [s for s, (at, _) in enumerate(branches, 1) if i < at]
             self._n_sequences[i] = 1 + len(beyond)
@@ -173,7 +196,7 @@ class Batch:
             self._batch.seq_id[n_cached + s - 1][0] = s
 
     def _put_into_first(self, n: int) -> None:
-        """Put the first `n` tokens into the first sequence alone."""
+        """Assign the first `n` tokens to the first sequence only."""
         self._n_sequences[:n] = 1
         for i in range(n):
             self._batch.seq_id[i][0] = 0

@@ -1,9 +1,9 @@
-"""The spin count of GNU OpenMP (libgomp), which runs llama.cpp's threads in most CPU builds on Linux.
+"""Spin count of GNU OpenMP (libgomp), which runs llama.cpp's threads in most Linux CPU builds.
 
-A thread that reaches a barrier early spins before it sleeps. libgomp spins 300,000 times by default. If
-another program takes the core of a late thread, the early threads spin for a whole time slice, at every
-barrier of a pass: beside two busy processes a pass takes 70 times as long. libgomp reads the count from
-the environment when it is loaded, and never again.
+A thread that reaches a barrier early spins before it sleeps. libgomp spins 300,000 times by
+default. If another program takes the core of a late thread, the early threads spin for a whole time
+slice at every barrier of a pass: beside two busy processes a pass takes 70 times as long. libgomp
+reads the count from the environment only once, when it is loaded.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-SPIN_COUNT = 10_000  # spins at a barrier before a thread sleeps; chosen in docs/experiments.md
-VARIABLES = (
-    "GOMP_SPINCOUNT",
-    "OMP_WAIT_POLICY",
-)  # of the user or the host process: they have priority
+# spins at a barrier before a thread sleeps; chosen in docs/experiments.md
+SPIN_COUNT = 10_000
+# variables of the user or the host process; they have priority
+VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+# mapped files of this process
 _MAPS = Path("/proc/self/maps")
 
 State: TypeAlias = Literal["unknown", "set", "user", "loaded", "absent"]
@@ -28,12 +28,12 @@ State: TypeAlias = Literal["unknown", "set", "user", "loaded", "absent"]
 `unknown`: llama.cpp is not loaded yet, or the system is not Linux. `set`: this module. `user`: a variable
 in the environment. `loaded`: libgomp was in the process before, and its default is in force. `absent`:
 llama.cpp does not use libgomp.
-"""
+"""  # noqa: E501
 _state: State = "unknown"
 
 
 def state() -> State:
-    """Return who decided how long threads spin in this process."""
+    """Return the source of the spin count in this process."""
     return _state
 
 
@@ -65,7 +65,10 @@ def spin_count_set() -> Iterator[None]:
 
 
 def _loaded_libgomp() -> set[str]:
-    """Return the files of libgomp in this process. Wheels such as torch's bring copies of their own."""
+    """Return the libgomp files of this process.
+
+    Wheels such as torch's include their own copies.
+    """
     try:
         maps = _MAPS.read_text(encoding="utf-8", errors="replace")
     except OSError:

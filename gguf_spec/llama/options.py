@@ -1,4 +1,4 @@
-"""How a model is put into memory: the options, whether it fits, and what llama.cpp's refusals mean."""
+"""Load and context options, and the meaning of llama.cpp's load errors."""
 
 from __future__ import annotations
 
@@ -12,23 +12,32 @@ from ..errors import GgufSpecError, InvalidOptionError, NotEnoughMemoryError, Un
 from ..gguf.validation import Header
 from ..system.hardware import available_bytes
 
-# name -> (ggml type, bytes a value)
+# name -> (ggml type, bytes per value)
 KV_TYPES = {
-    "f32": (0, 4.0), "f16": (1, 2.0), "bf16": (30, 2.0), "q8_0": (8, 34 / 32),
-    "q5_1": (7, 24 / 32), "q5_0": (6, 22 / 32), "q4_1": (3, 20 / 32), "q4_0": (2, 18 / 32),
-}  # fmt: skip
-_KV_BLOCK = 32  # values that all types below 16 bits keep together
+    "f32": (0, 4.0),
+    "f16": (1, 2.0),
+    "bf16": (30, 2.0),
+    "q8_0": (8, 34 / 32),
+    "q5_1": (7, 24 / 32),
+    "q5_0": (6, 22 / 32),
+    "q4_1": (3, 20 / 32),
+    "q4_0": (2, 18 / 32),
+}
+# values per block, for all types below 16 bits
+_KV_BLOCK = 32
+# name -> llama.cpp's llama_flash_attn_type
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
+# positions; limit of the default context
 DEFAULT_CTX = 4096
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """A LoRA adapter: products of small matrices that are added to those of a model.
+    """A LoRA adapter: low-rank matrix products that are added to the products of a model.
 
     Attributes:
         path: Its GGUF file.
-        scale: How much of it is added; 0 adds nothing.
+        scale: Factor of the adapter's products; 0 adds nothing.
     """
 
     path: Path
@@ -37,16 +46,23 @@ class Adapter:
 
 AdapterFile: TypeAlias = "str | Path | tuple[str | Path, float]"
 """A file, or a file and its scale."""
+# largest absolute value of a scale
 _MAX_SCALE = 1_000_000
 
 
 def adapters(
     given: AdapterFile | Sequence[AdapterFile], option: str = "lora"
 ) -> tuple[Adapter, ...]:
-    """Return the adapters that `load` was given as `option`: one file or several, each alone or with its scale.
+    """Return the adapters from an argument of `load`.
+
+    The argument is one file or several, each with or without a scale.
+
+    Args:
+        given: The argument.
+        option: Its name, for error messages.
 
     Raises:
-        InvalidOptionError: It is something else, or a scale is out of range.
+        InvalidOptionError: The argument has another form, or a scale is out of range.
     """
     found = []
     for one in [given] if isinstance(given, (str, Path)) else given:
@@ -63,18 +79,21 @@ def adapters(
 
 @dataclass(frozen=True)
 class ContextOptions:
-    """How a model is put into memory.
+    """Options for loading a model and creating its context.
 
     Attributes:
-        n_ctx: Positions the cache holds; None takes the trained length, at most 4,096.
-        threads: For batches of one and of many tokens; None takes the physical cores.
-        flash_attention: `on`, `off`, or `auto` for what is measured to be best here (`llama.attention`).
-        kv_type: Number type of the cache, one of `KV_TYPES`; types below 16 bits need flash attention.
-        gpu_layers: Layers to offload; -1 for all where the build has a GPU backend.
-        extra_bufts: Let llama.cpp repack weights for this CPU (AMX and others).
-        verbose: Write llama.cpp's log to stderr.
-        lora: Adapters, all in use together.
-        drafts: Errors name these options as `load` does those of a draft, such as `draft_kv_type`.
+        n_ctx: Capacity of the cache, in positions; None selects the trained length, at most 4,096.
+        threads: Threads for all batches; None selects the number of physical cores.
+        flash_attention: `on`, `off`, or `auto` for the best measured choice on this machine
+            (`llama.attention`).
+        kv_type: Number type of the cache, one of `KV_TYPES`. Types below 16 bits need flash
+            attention.
+        gpu_layers: Layers to offload; -1 for all if the build has a GPU backend.
+        extra_bufts: Whether llama.cpp may repack weights for this CPU (AMX and others).
+        verbose: Whether to write llama.cpp's log to stderr.
+        lora: Adapters, all applied together.
+        drafts: Whether these are options of a draft model. Errors then use the option names of
+            drafts, such as `draft_kv_type`.
     """
 
     n_ctx: int | None = None
@@ -109,7 +128,10 @@ class ContextOptions:
                 self._named("gpu_layers"), self.gpu_layers, "a whole number, -1 for all layers"
             )
         if self.flash_attention == "off" and self._cache_in_blocks:
-            hint = f"go on with {self._flag('flash_attention')} auto, or with {self._flag('kv_type')} f16."
+            hint = (
+                f"go on with {self._flag('flash_attention')} auto, "
+                f"or with {self._flag('kv_type')} f16."
+            )
             raise InvalidOptionError(
                 self._named("kv_type"),
                 self.kv_type,
@@ -124,43 +146,52 @@ class ContextOptions:
         gpu_layers: int | None = None,
         lora: tuple[Adapter, ...] = (),
     ) -> ContextOptions:
-        """Return how a draft is put beside a model that is loaded so: the same way, but for what is given."""
+        """Return the options for a draft model: these options with the given changes."""
         return replace(
-            self, drafts=True, lora=lora,
+            self,
+            drafts=True,
+            lora=lora,
             flash_attention=self.flash_attention if flash_attention is None else flash_attention,
             kv_type=self.kv_type if kv_type is None else kv_type,
             gpu_layers=self.gpu_layers if gpu_layers is None else gpu_layers,
-        )  # fmt: skip
+        )
 
     @property
     def needs_flash_attention(self) -> bool:
-        """Whether the cache's number type works with flash attention alone."""
+        """Whether the cache's number type requires flash attention."""
         return self._cache_in_blocks
 
     @property
     def flash_on_cpu(self) -> str:
-        """What `auto` stands for on a CPU: off where that is possible, as rows then have the same bits in passes of all widths."""
+        """Value of `auto` on a CPU.
+
+        It is off if possible, because rows then have the same bits in passes of all widths.
+        """
         if self.flash_attention != "auto":
             return self.flash_attention
         return "on" if self._cache_in_blocks else "off"
 
     def positions(self, n_ctx_train: int) -> int:
-        """Return how many positions to ask for, of a model trained for `n_ctx_train`."""
+        """Return the context length to request, for a model trained for `n_ctx_train` positions."""
         return self.n_ctx or min(n_ctx_train or DEFAULT_CTX, DEFAULT_CTX)
 
     def kv_bytes(self, header: Header, n_ctx_train: int) -> int:
-        """Return about what the cache takes."""
+        """Return the approximate size of the cache, in bytes."""
         return header.kv_bytes(self.positions(n_ctx_train), KV_TYPES[self.kv_type][1])
 
     def check_backend(self, has_gpu: bool) -> None:
-        """Refuse layers on a GPU where the build of llama.cpp knows none: it would leave them on the CPU without a word.
+        """Reject GPU layers if the build of llama.cpp has no GPU backend.
+
+        llama.cpp would silently keep them on the CPU.
 
         Raises:
-            InvalidOptionError: Says how to get a build that does.
+            InvalidOptionError: There is no GPU backend. The hint explains how to get a build with
+                one.
         """
         if self.gpu_layers > 0 and not has_gpu:
             hint = (
-                f"leave {self._flag('gpu_layers')} out, or build for your GPU: CMAKE_ARGS=-DGGML_CUDA=on pip install --force-reinstall "
+                f"leave {self._flag('gpu_layers')} out, or build for your GPU: "
+                "CMAKE_ARGS=-DGGML_CUDA=on pip install --force-reinstall "
                 "--no-cache-dir llama-cpp-python (-DGGML_VULKAN=on, -DGGML_METAL=on)."
             )
             raise InvalidOptionError(
@@ -171,14 +202,17 @@ class ContextOptions:
             )
 
     def check_heads(self, header: Header) -> None:
-        """Refuse a cache whose blocks of 32 values do not divide the heads of a model.
+        """Reject a cache type whose blocks of 32 values do not divide the heads of a model.
 
         Raises:
-            InvalidOptionError: Names their size.
+            InvalidOptionError: A head has another length. The message contains it.
         """
         uneven = [n for n in _head_sizes(header) if n % _KV_BLOCK]
         if self._cache_in_blocks and uneven:
-            allowed = f"f16, bf16 or f32: heads of {header.path.name} have {uneven[0]} values, and blocks of {_KV_BLOCK} do not divide them"
+            allowed = (
+                f"f16, bf16 or f32: heads of {header.path.name} have {uneven[0]} values, "
+                f"and blocks of {_KV_BLOCK} do not divide them"
+            )
             raise InvalidOptionError(
                 self._named("kv_type"), self.kv_type, allowed, f"give {self._flag('kv_type')} f16."
             )
@@ -195,7 +229,7 @@ class ContextOptions:
 
 
 def _head_sizes(header: Header) -> list[int]:
-    """Return the lengths of a head's keys and values, those that are known."""
+    """Return the known lengths of a head's keys and values."""
     n_heads = header.of_architecture("attention.head_count", 0)
     n_heads = n_heads[0] if isinstance(n_heads, tuple) and n_heads else n_heads
     width = header.of_architecture("embedding_length", 0)
@@ -209,7 +243,10 @@ def _head_sizes(header: Header) -> list[int]:
 
 
 def physical_cores() -> int:
-    """Return the number of physical cores this process may use: a second thread on a core slows decoding down."""
+    """Return the number of physical cores available to this process.
+
+    A second thread on a core slows decoding down.
+    """
     allowed = (
         os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     )
@@ -224,7 +261,7 @@ def physical_cores() -> int:
 
 
 def _reason(log: Iterable[str]) -> str:
-    """Return the line of llama.cpp's log that says most, without the name of the function that wrote it."""
+    """Return the most informative line of llama.cpp's log, without the function name."""
     lines = [
         line.split(": ", 1)[-1]
         if line.startswith(("llama_", "common_", "ggml_", "gguf_"))
@@ -244,14 +281,17 @@ def _reason(log: Iterable[str]) -> str:
 
 
 def load_error(header: Header, log: Iterable[str]) -> GgufSpecError:
-    """Return the error for a file that llama.cpp did not load, by what its log says."""
+    """Return the error for a file that llama.cpp did not load, based on its log."""
     said, name = _reason(log), header.path.name
     if "alloc" in said or "memory" in said:
         return NotEnoughMemoryError(
             f"{name} does not fit into memory ({said}).", header.file_bytes, available_bytes()
         )
     if "unknown model architecture" in said:
-        hint = "take a model of an architecture that llama-cpp-python knows, or a newer llama-cpp-python."
+        hint = (
+            "take a model of an architecture that llama-cpp-python knows, "
+            "or a newer llama-cpp-python."
+        )
         return UnsupportedModelError(
             header.path,
             f"{name} has the architecture {header.architecture!r}, which llama.cpp does not know.",
@@ -262,7 +302,7 @@ def load_error(header: Header, log: Iterable[str]) -> GgufSpecError:
 
 
 def context_error(options: ContextOptions, n_ctx: int, log: Iterable[str]) -> GgufSpecError:
-    """Return the error for a context that llama.cpp did not make, by what its log says."""
+    """Return the error for a context that llama.cpp did not create, based on its log."""
     log = list(log)
     if any("alloc" in line or "memory" in line for line in log):
         return NotEnoughMemoryError(
@@ -278,7 +318,7 @@ def context_error(options: ContextOptions, n_ctx: int, log: Iterable[str]) -> Gg
 
 
 def adapter_error(adapter: Adapter, log: Iterable[str]) -> GgufSpecError:
-    """Return the error for an adapter that llama.cpp did not load, by what its log says."""
+    """Return the error for an adapter that llama.cpp did not load, based on its log."""
     name = adapter.path.name
     lines = [
         line.split("lora adapter: ", 1)[-1]

@@ -1,4 +1,7 @@
-"""Write a small GGUF model whose attention has the shape of a real one: its passes cost little but the attention."""
+"""Writer of a small GGUF model with a given attention shape.
+
+Attention dominates its passes.
+"""
 
 from __future__ import annotations
 
@@ -10,25 +13,28 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+# transformer layers of the model
 N_LAYERS = 2
-N_VOCAB = (
-    3 + 256
-)  # three control tokens, and one for each byte: llama.cpp's SPM vocabulary needs them
-_WIDTH, _FF = 64, 32  # channels and feed-forward units: as few as blocks of 32 weights allow
+
+# three control tokens and one per byte, which llama.cpp's SPM vocabulary requires
+N_VOCAB = 3 + 256
+# channels and feed-forward units: the minimum for blocks of 32 weights
+_WIDTH, _FF = 64, 32
+# bytes; alignment of tensor data
 _ALIGN = 32
 _F32, _Q8_0 = 0, 8  # ggml types
 _U32, _I32, _F32_KEY, _STRING, _ARRAY = 4, 5, 6, 8, 9  # types of metadata values
-_UNKNOWN, _CONTROL, _BYTE = 2, 3, 6  # kinds of tokens
+_UNKNOWN, _CONTROL, _BYTE = 2, 3, 6  # token types
 
 
 class AttentionShape(NamedTuple):
-    """What the cost of attention depends on.
+    """Parameters that determine the cost of attention.
 
     Attributes:
         n_head: Query heads.
         n_head_kv: Key-value heads.
-        key_length: Values of a key.
-        value_length: Values of a value.
+        key_length: Length of a key vector of one head.
+        value_length: Length of a value vector of one head.
     """
 
     n_head: int
@@ -43,7 +49,7 @@ def write_probe_model(path: Path, shape: AttentionShape, n_ctx: int) -> None:
     Args:
         path: The file to write.
         shape: Shape of the attention.
-        n_ctx: Positions it says it was trained for.
+        n_ctx: Trained context length in its metadata, in positions.
     """
     rng = np.random.default_rng(1)
     metadata: list[tuple[str, int, Any]] = [
@@ -90,7 +96,7 @@ def write_probe_model(path: Path, shape: AttentionShape, n_ctx: int) -> None:
 
 class _Tensor(NamedTuple):
     name: str
-    shape: Sequence[int]  # rows last, as GGUF has it
+    shape: Sequence[int]  # rows last, as in GGUF
     kind: int
     data: bytes
 
@@ -102,7 +108,8 @@ def _norm(name: str) -> _Tensor:
 def _matrix(rng: np.random.Generator, name: str, size: tuple[int, int]) -> _Tensor:
     rows, columns = size
     blocks: NDArray[np.void] = np.zeros(rows * columns // 32, dtype=[("d", "<f2"), ("q", "i1", 32)])
-    blocks["d"] = 1 / (64 * columns**0.5)  # of whole numbers from -64 to 63: rows of about length 1
+    # scale for integers from -64 to 63: rows have a norm of about 1
+    blocks["d"] = 1 / (64 * columns**0.5)
     blocks["q"] = rng.integers(-64, 64, (len(blocks), 32))
     return _Tensor(name, [columns, rows], _Q8_0, blocks.tobytes())
 

@@ -1,6 +1,7 @@
-"""llama.cpp's own DRY, typical-p and XTC, as pure functions: a draft looks ahead and is taken back, so no state may outlive a call.
+"""llama.cpp's DRY, typical-p and XTC samplers as pure functions, and its whole sampler chain.
 
-And its whole chain, which `verify` compares ours with.
+No state may outlive a call, because drafted tokens are rolled back. `verify` compares this
+package's sampler chain with llama.cpp's.
 """
 
 from __future__ import annotations
@@ -18,15 +19,20 @@ from ..errors import ClosedError
 from ..options import K_MAX, Sampling
 from .bindings import C
 
-_CANDIDATE = np.dtype(
-    [("id", np.int32), ("logit", np.float32), ("p", np.float32)]
-)  # llama_token_data
-_MOST = 1e30  # a penalty that forbids where anything else is left, and that a float32 logit can be scaled with
+# layout of llama_token_data
+_CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
+# Largest penalty, in logits. It excludes a token if any other is left, and a float32 logit can
+# still be scaled with it.
+_MOST = 1e30
 
 
 def typical(ids: NDArray[np.int64], logits: NDArray[np.float64], p: float) -> NDArray[np.int64]:
-    """Return the ids that locally typical sampling keeps (arXiv:2202.00666), ascending; none when no logit is finite."""
-    # a float32 probability of 0 would make llama.cpp's entropy NaN and its choice arbitrary; e**-70 over any V is far from that
+    """Return the ids that locally typical sampling keeps (arXiv:2202.00666), ascending.
+
+    The result is empty if no logit is finite.
+    """
+    # A float32 probability of 0 would make llama.cpp's entropy NaN and its choice arbitrary. e**-70
+    # over any V is far from 0.
     return _survivors(C.llama_sampler_init_typical(p, 1), ids, logits, lowest=-70.0)
 
 
@@ -37,8 +43,11 @@ def xtc(
     threshold: float,
     seed: int,
 ) -> NDArray[np.int64]:
-    """Return the ids that XTC keeps, ascending; its one coin is tossed from `seed` (32 bit)."""
-    seed %= C.LLAMA_DEFAULT_SEED  # which llama.cpp reads as a random one
+    """Return the ids that XTC keeps, ascending.
+
+    Its random decision is seeded by `seed` (32 bit).
+    """
+    seed %= C.LLAMA_DEFAULT_SEED  # llama.cpp treats this value as "random seed"
     return _survivors(
         C.llama_sampler_init_xtc(probability, threshold, 1, seed), ids, logits, lowest=-np.inf
     )
@@ -47,16 +56,17 @@ def xtc(
 def _survivors(
     sampler: Any, ids: NDArray[np.int64], logits: NDArray[np.float64], lowest: float
 ) -> NDArray[np.int64]:
-    """Apply a sampler to the finite logits that are at least `lowest` below the largest, free it, and return the ids it kept, ascending."""
+    """Return the ids that a sampler keeps, ascending, and free the sampler.
+
+    It sees only the finite logits that are at least `lowest` relative to the largest.
+    """
     fed = _Fed(sampler, [])
     finite = np.isfinite(logits)
     relative = logits - logits.max(where=finite, initial=np.finfo(np.float64).min)
     use = finite & (relative >= lowest)
-    ids, relative = (
-        ids[use],
-        np.maximum(relative[use], -1e6),
-    )  # llama.cpp's sort casts logits to int
-    if len(ids):  # llama.cpp ends the process where there are none
+    # llama.cpp's sort casts logits to int
+    ids, relative = ids[use], np.maximum(relative[use], -1e6)
+    if len(ids):  # llama.cpp aborts the process on an empty array
         ids = np.sort(_apply(fed.sampler, ids, relative)["id"].astype(np.int64))
     return ids
 
@@ -64,7 +74,7 @@ def _survivors(
 def _apply(
     sampler: Any, ids: NDArray[np.int64], logits: NDArray[np.float64] | float
 ) -> NDArray[np.void]:
-    """Return what a sampler leaves of the candidates, in its order."""
+    """Return the candidates that a sampler keeps, in its order."""
     candidates = np.empty(len(ids), _CANDIDATE)
     candidates["id"], candidates["logit"], candidates["p"] = ids, logits, 0
     address = candidates.ctypes.data
@@ -72,22 +82,25 @@ def _apply(
         ctypes.cast(address, C.llama_token_data_p), len(ids), -1, False
     )
     C.llama_sampler_apply(sampler, ctypes.byref(array))
-    first = (
-        ctypes.addressof(array.data.contents) - address
-    ) // _CANDIDATE.itemsize  # XTC moves the pointer
+    # XTC moves the pointer
+    first = (ctypes.addressof(array.data.contents) - address) // _CANDIDATE.itemsize
     return candidates[first : first + array.size]
 
 
 def distribution(
     logits: NDArray[np.float32], history: Sequence[int], s: Sampling, ends: Sequence[int]
 ) -> dict[int, float]:
-    """Return the probability of each token that may come next, by a chain of llama.cpp's samplers alone.
+    """Return the distribution of the next token from a chain of llama.cpp's samplers alone.
 
     Args:
         logits: Shape `(V,)`.
-        history: All token ids before.
-        s: The options, without DRY, XTC, grammar and a temperature of 0; without typical-p where tokens cannot come (its entropy is NaN then).
+        history: All previous token ids.
+        s: The options. DRY, XTC, grammar and a temperature of 0 are not supported; neither is
+            typical-p if some tokens are excluded (its entropy is NaN then).
         ends: Ids that end a generation, for `ignore_eos`.
+
+    Returns:
+        Token id -> probability, for the tokens with a probability above 0.
     """
     biases = {**s.logit_bias, **(dict.fromkeys(ends, -math.inf) if s.ignore_eos else {})}
     native = (C.llama_logit_bias * len(biases))(*biases.items())
@@ -121,17 +134,17 @@ def distribution(
 
 
 class Vocabulary(Protocol):
-    """What DRY needs of a model; `gguf_spec.llama.model.Model` has it."""
+    """Properties of a model that DRY needs; `gguf_spec.llama.model.Model` implements it."""
 
     n_ctx: int
 
     @property
     def native(self) -> Any:
-        """Pointers of the model."""
+        """Native objects of the model."""
 
 
 class _Fed:
-    """A native sampler, freed with this object, and the tokens it was fed."""
+    """A native sampler, freed with this object, and the tokens it has accepted."""
 
     def __init__(self, sampler: Any, tokens: list[int]) -> None:
         self.sampler, self.tokens = sampler, tokens
@@ -144,22 +157,25 @@ class _Fed:
         return self.tokens == history[: len(self.tokens)]
 
     def feed(self, history: list[int], last_n: int) -> None:
-        new, self.tokens = (
-            history[len(self.tokens) :],
-            [-1],
-        )  # no history begins so, should Ctrl-C end the loop
+        # no history starts with -1: the state is invalid if Ctrl-C ends the loop
+        new, self.tokens = history[len(self.tokens) :], [-1]
         for token in new[max(0, len(new) - last_n) :]:
             C.llama_sampler_accept(self.sampler, token)
         self.tokens = history
 
 
+# model -> the options and the empty form of its last DRY sampler
 _blanks: weakref.WeakKeyDictionary[Vocabulary, tuple[tuple[Any, ...], _Fed]] = (
     weakref.WeakKeyDictionary()
 )
 
 
 def _blank(model: Vocabulary, *options: Any) -> _Fed:
-    """Return a sampler to clone; the last one of a model is kept, for llama.cpp looks for every breaker in every token of the vocabulary."""
+    """Return an empty DRY sampler to clone.
+
+    The last one of a model is cached, because llama.cpp searches every token of the vocabulary for
+    every breaker.
+    """
     known, native = _blanks.get(model), model.native
     if known is None or known[0] != options:
         *numbers, breakers = options
@@ -174,8 +190,9 @@ def _blank(model: Vocabulary, *options: Any) -> _Fed:
 class Dry:
     """llama.cpp's DRY as a function of the history.
 
-    A sampler can be fed but not taken back. So there are two: one is ahead, and where a draft was taken back it starts again as a clone of one
-    that lags by more than a draft is long. What a call returns depends on its history alone.
+    A sampler accepts tokens but cannot roll back, so there are two. One is up to date. After a
+    rollback it is replaced by a clone of the other, which lags by more than the longest draft. The
+    result of a call depends only on its history.
     """
 
     def __init__(
@@ -187,13 +204,21 @@ class Dry:
         last_n: int,
         breakers: Sequence[str],
     ) -> None:
-        """Prepare for histories of one model's tokens; `last_n` is how many of them are looked at, -1 for all."""
-        self._last_n = (
-            min(last_n, model.n_ctx) if last_n >= 0 else model.n_ctx
-        )  # llama.cpp reserves room for all it is told
-        texts = (
-            text.encode("utf-8", errors="replace").split(b"\0")[0][:40] for text in breakers
-        )  # llama.cpp cuts them like this
+        """Prepare for token histories of one model.
+
+        Args:
+            model: The model.
+            multiplier: DRY multiplier.
+            base: DRY base.
+            allowed_length: Longest repetition without a penalty, in tokens.
+            last_n: Number of last tokens that are searched; -1 for all.
+            breakers: Texts that end a repetition.
+
+        """
+        # llama.cpp allocates memory for the whole range
+        self._last_n = min(last_n, model.n_ctx) if last_n >= 0 else model.n_ctx
+        # llama.cpp cuts breakers in the same way
+        texts = (text.encode("utf-8", errors="replace").split(b"\0")[0][:40] for text in breakers)
         self._blank = _blank(
             model,
             multiplier,
@@ -205,11 +230,13 @@ class Dry:
         self._behind, self._ahead = self._blank.clone(), self._blank.clone()
 
     def penalties(self, history: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return token ids, ascending, and what is taken off their logits: at most 1e30, llama.cpp goes up to infinity."""
+        """Return token ids, ascending, and the penalty to subtract from each logit.
+
+        A penalty is at most 1e30; llama.cpp's goes up to infinity.
+        """
         self._follow([*history])
-        window = {
-            *history[max(0, len(history) - self._last_n) :]
-        }  # what is not in there cannot go on with a repetition
+        # a token outside this range cannot continue a repetition
+        window = {*history[max(0, len(history) - self._last_n) :]}
         lowered = _apply(self._ahead.sampler, np.fromiter(window, np.int64, len(window)), 0.0)
         lowered = np.sort(lowered[lowered["logit"] != 0], order="id")
         return lowered["id"].astype(np.int64), np.clip(
@@ -228,6 +255,9 @@ class Dry:
         self._ahead.feed(history, self._last_n)
 
     def close(self) -> None:
-        """Free the native memory; more than once does nothing."""
+        """Free the native memory.
+
+        Further calls do nothing.
+        """
         self._behind.free()
         self._ahead.free()

@@ -1,7 +1,8 @@
-"""Does the compiled llama.cpp compute right on this machine? Asked once for each library and machine, in a child process.
+"""Self-test of the compiled llama.cpp, run once per library and machine in a child process.
 
-Some builds of llama.cpp die, or could go wrong, in the kernels that repack weights for a CPU (AMX above all). The probe decodes with the
-bundled models with and without repacking. Where it fails, models are loaded with `use_extra_bufts=False`: slower, but right.
+Some builds of llama.cpp crash, or could compute wrong results, in the kernels that repack weights
+for a CPU (AMX above all). The probe decodes with the bundled models, with and without repacking. If
+it fails, models are loaded with `use_extra_bufts=False`, which is slower but correct.
 """
 
 from __future__ import annotations
@@ -20,13 +21,17 @@ from .backend import library_parts
 from .model import Model
 from .options import ContextOptions
 
-# Repacked kernels add the same products in another order: logits moved by 0.0 with AVX2, and rounding cannot move them by more than
-# a few hundredths elsewhere; a kernel that is broken is off by whole units (the logits of a row spread by 2 to 3).
+# Largest accepted change of a logit. Repacked kernels add the same products in another order:
+# logits moved by 0.0 with AVX2, and rounding cannot move them by more than a few hundredths
+# elsewhere. A broken kernel is off by whole units (the logits of a row spread by 2 to 3).
 _TOLERANCE = 0.5
 
 
 def extra_bufts_work() -> bool:
-    """Return whether repacked weights can be used, from the cache or by probing; a failure is told on stderr when it is found."""
+    """Return whether repacked weights can be used, from the cache or from a probe.
+
+    A failure is reported on stderr when it is found.
+    """
     cache = _cache_file()
     known = read_json(cache)
     if isinstance(known, dict) and "ok" in known:
@@ -34,11 +39,11 @@ def extra_bufts_work() -> bool:
     problem = _probe()
     if problem:
         sys.stderr.write(
-            f"Note: llama.cpp's repacked kernels fail on this machine ({problem}): going on without them, slower but right (use_extra_bufts=False).\n"
+            f"Note: llama.cpp's repacked kernels fail on this machine ({problem}): "
+            "going on without them, slower but right (use_extra_bufts=False).\n"
         )
-    write_json(
-        cache, {"ok": not problem, "problem": problem}
-    )  # where there is no place for it the next load asks again
+    # if the file cannot be written, the next load probes again
+    write_json(cache, {"ok": not problem, "problem": problem})
     return not problem
 
 
@@ -47,10 +52,9 @@ def _cache_file() -> Path:
 
 
 def _probe() -> str | None:
-    """Return what is wrong, or None."""
-    if getattr(
-        sys, "frozen", False
-    ):  # a packed program cannot start itself as Python; be careful only where it is known to matter
+    """Return a description of the failure, or None."""
+    # A packed program cannot start itself as Python: skip repacking only on machines with AMX.
+    if getattr(sys, "frozen", False):
         return "not checked in a packed program" if "amx" in "".join(this_machine()) else None
     try:
         child = subprocess.run(
@@ -77,15 +81,17 @@ def _command() -> list[str]:
 
 
 def largest_difference() -> float:
-    """Return how far logits move with repacked weights, in batches of 1 and of 8 tokens, over both bundled models."""
+    """Return the largest change of a logit through repacked weights.
+
+    Compares batches of 1 and of 8 tokens with both bundled models.
+    """
     worst = 0.0
     for name in ("tales", "tales-draft"):
         path = local(resolve(name))
         rows = []
         for extra_bufts in (False, True):
-            model = Model(
-                path, ContextOptions(n_ctx=64, threads=1, extra_bufts=extra_bufts)
-            )  # more threads would wait for each other on a busy machine
+            # one thread: more would wait for each other on a busy machine
+            model = Model(path, ContextOptions(n_ctx=64, threads=1, extra_bufts=extra_bufts))
             tokens = list(range(100, 109))
             one = [model.logits([token], 1).copy() for token in tokens[:8]]
             model.rollback(0)

@@ -1,8 +1,9 @@
-"""How many threads decode: all cores while the machine is idle, fewer while other programs use some.
+"""Adaptive thread count: all cores on an idle machine, fewer while other programs use some.
 
-Threads of a pass wait for each other many times. If another program has one of their cores, all of them
-wait for the thread that shares it, and one thread less is faster. The governor compares thread counts by
-the passes themselves: it times a few passes with another count and keeps the faster one.
+The threads of a pass synchronise many times. If another program uses one of their cores, all
+threads wait for the thread on that core, and a pass with one thread less is faster. The governor
+compares thread counts on the passes themselves: it times a few passes with another count and keeps
+the faster count.
 """
 
 from __future__ import annotations
@@ -14,36 +15,46 @@ from math import sqrt
 from statistics import fmean, pstdev
 from typing import NamedTuple
 
-_FORGETTING = (
-    1.003  # growth of a best time with each pass of its kind, so that it follows slow changes
-)
-_WINDOW = 8  # passes that say how slow the machine is now
-_FEWEST = 4  # passes between two trials
-_SLOW = 1.25  # times the best: fewer threads may be faster
-_VERY_SLOW = 2.5  # times the best
-_CLIP = 20.0  # times the best, at most: the weight of one pass
-_PASSES = 8  # that a trial needs to succeed: a trial that gains costs nothing
-_PASSES_FEWER = 3  # the same with fewer threads, whose times vary less
-_MOST_PASSES = 12  # of a trial
-_GAIN = 0.05  # share of the time that another count must save
-_LONG = 2.0  # times the recent mean: no trial in passes that take longer, such as those of a prompt
-_IDLE_SHARE, _SHARE = (
-    0.004,
-    0.02,
-)  # of the time, for trials: with all threads at their best, and else
-_PRICE, _LEAST_PRICE, _HIGHEST_PRICE = 0.6, 0.2, 20.0  # of a failed trial, in passes
-_CAP = 2.0  # trials that the budget can hold
-_HASTY = 32  # passes: a count given up sooner should not have been taken
+# growth factor of a best time per pass of its kind, so that best times follow slow changes
+_FORGETTING = 1.003
+# passes in the running estimate of the slowness
+_WINDOW = 8
+# passes between two trials
+_FEWEST = 4
+# slowness, as a multiple of the best time, from which fewer threads may be faster
+_SLOW = 1.25
+# slowness, as a multiple of the best time, from which half the threads are tried first
+_VERY_SLOW = 2.5
+# largest slowness of one pass, as a multiple of the best time; limits the weight of an outlier
+_CLIP = 20.0
+# least passes of a successful trial with more threads; a faster trial loses no time
+_PASSES = 8
+# least passes of a successful trial with fewer threads; their times vary less
+_PASSES_FEWER = 3
+# largest number of passes of a trial
+_MOST_PASSES = 12
+# fraction of the time that another count must save
+_GAIN = 0.05
+# longest pass of a trial, as a multiple of the recent mean; excludes prefill passes
+_LONG = 2.0
+# fraction of the time for trials: on an idle machine with all threads, and otherwise
+_IDLE_SHARE, _SHARE = 0.004, 0.02
+# price of a failed trial, in passes: initial, lowest and highest value
+_PRICE, _LEAST_PRICE, _HIGHEST_PRICE = 0.6, 0.2, 20.0
+# largest budget, in prices of the most expensive trial
+_CAP = 2.0
+# passes; a count that is replaced sooner was a wrong choice, and its price rises
+_HASTY = 32
 
 
 class PassKind(NamedTuple):
-    """Passes that take equally long on an idle machine.
+    """A class of passes that take equally long on an idle machine.
 
     Attributes:
-        owner: Of the model.
-        n_tokens: Tokens of the pass.
-        n_rows: Rows of logits it computes.
-        depth: Magnitude of the number of cached tokens.
+        owner: Id of the model.
+        n_tokens: Tokens in the pass.
+        n_rows: Rows of logits that the pass computes.
+        depth: Bit length of the number of cached tokens.
     """
 
     owner: Hashable
@@ -53,25 +64,26 @@ class PassKind(NamedTuple):
 
 
 class ThreadGovernor:
-    """Chooses the thread count of the next pass from the times of those before it.
+    """Chooses the thread count of the next pass from the times of previous passes.
 
-    Call `choose` before a pass and `observe` after it. Trials are paid from a budget in seconds: a small
-    share of the time of all passes, less what trials have lost.
+    Call `choose` before a pass and `observe` after it. A budget in seconds limits the trials: it
+    receives a small fraction of the time of all passes, and the losses of trials are subtracted.
     """
 
     def __init__(self, most: int) -> None:
-        """Begin with `most` threads, which are never exceeded."""
+        """Start with `most` threads, the upper limit."""
         self.most, self.threads = most, most
-        self._best: dict[tuple[PassKind, int], float] = {}  # seconds
-        self._slowness: deque[float] = deque(
-            maxlen=_WINDOW
-        )  # seconds of passes over the best of their kind
+        # seconds
+        self._best: dict[tuple[PassKind, int], float] = {}
+        # seconds of passes, divided by the best time of their kind
+        self._slowness: deque[float] = deque(maxlen=_WINDOW)
         self._seconds: deque[float] = deque(maxlen=_WINDOW)
         self._budget_s = 0.0
-        self._n_passes = 0  # with the count in use
+        self._n_passes = 0  # with the current count
         self._n_waited = 0  # passes since the last trial
-        self._turn = 0  # which candidate is next
-        self._price: dict[int, float] = {}  # of a failed trial of a count, in passes
+        self._turn = 0  # index of the next candidate
+        # price of a failed trial by thread count, in passes
+        self._price: dict[int, float] = {}
         self._trial: _Trial | None = None
 
     def choose(self, kind: PassKind) -> int:
@@ -82,11 +94,18 @@ class ThreadGovernor:
         return trial.threads if trial and self._can_compare(kind) else self.threads
 
     def observe(self, kind: PassKind, threads: int, seconds: float) -> None:
-        """Take note of a pass: the count that `choose` returned, and how long it took."""
+        """Record the time of a pass.
+
+        Args:
+            kind: Kind of the pass.
+            threads: The count that `choose` returned.
+            seconds: Duration of the pass.
+        """
         best = min(self._best.get((kind, threads), seconds), seconds)
         expected_s = self._expected_s(kind)
         slowness = min(seconds / best, _CLIP) if best > 0 else 1.0
-        trial = self._trial  # once: models in other threads share this object
+        # read once: models in other threads share this object
+        trial = self._trial
         if trial and threads == trial.threads and expected_s is not None:
             trial.add(seconds, expected_s, slowness)
             self._judge(trial)
@@ -99,12 +118,11 @@ class ThreadGovernor:
             share = _IDLE_SHARE if is_calm else _SHARE
             most_s = _CAP * max([_PRICE, *self._price.values()]) * fmean(self._seconds)
             self._budget_s = min(self._budget_s + share * seconds, most_s)
-        self._best[kind, threads] = (
-            best * _FORGETTING
-        )  # last: whoever finds a best time finds recent passes, too, even if Ctrl-C came in between
+        # Last, so that a known best time implies recent passes, even after Ctrl-C in between.
+        self._best[kind, threads] = best * _FORGETTING
 
     def forget(self, owner: Hashable) -> None:
-        """Forget the passes of a model."""
+        """Drop the times of a model."""
         for key in [key for key in [*self._best] if key[0].owner == owner]:
             self._best.pop(key, None)
 
@@ -112,7 +130,10 @@ class ThreadGovernor:
 
     @property
     def _level(self) -> float:
-        """How slow the machine is now; 1 is the best seen. The slowest pass of the window does not count."""
+        """Current slowness of the machine; 1 is the best seen.
+
+        The slowest recent pass is excluded.
+        """
         return (
             fmean(sorted(self._slowness)[: max(1, len(self._slowness) - 1)])
             if self._slowness
@@ -124,12 +145,12 @@ class ThreadGovernor:
         return self._level > _SLOW
 
     def _expected_s(self, kind: PassKind) -> float | None:
-        """Return how long a pass takes now with the count in use; None if such a pass was never timed."""
+        """Return the expected seconds of a pass with the current count, if it was timed."""
         best = self._best.get((kind, self.threads))
         return None if best is None else best * self._level
 
     def _can_compare(self, kind: PassKind) -> bool:
-        """Whether a pass of this kind can be a trial: its usual time is known, and it is not a long one."""
+        """Return whether a pass of this kind can be a trial: its time is known and not long."""
         expected_s = self._expected_s(kind)
         return expected_s is not None and expected_s <= _LONG * fmean(self._seconds)
 
@@ -146,7 +167,10 @@ class ThreadGovernor:
         return _Trial(threads)
 
     def _more(self) -> list[int]:
-        """Return larger counts to try: all threads first, as most programs that go leave an idle machine."""
+        """Return larger counts to try.
+
+        All threads come first, because most programs that end leave an idle machine.
+        """
         return _distinct(
             (self.most, (self.threads + self.most + 1) // 2, self.threads + 1),
             self.threads,
@@ -154,7 +178,7 @@ class ThreadGovernor:
         )
 
     def _fewer(self) -> list[int]:
-        """Return smaller counts to try; if passes are very slow, half of them first."""
+        """Return smaller counts to try; half of the threads first if passes are very slow."""
         n = self.threads
         counts = (
             (n // 2, n // 4, n * 3 // 4, n - 1)
@@ -164,7 +188,7 @@ class ThreadGovernor:
         return _distinct(counts, 0, n - 1)
 
     def _judge(self, trial: _Trial) -> None:
-        """End a trial as soon as it is clear."""
+        """End a trial as soon as its result is clear."""
         enough_s = _GAIN * trial.expected_s
         noise_s, n = self._noise(trial), trial.n_passes
         if trial.gain_s < (-noise_s if n < _FEWEST else 0.0) or (
@@ -183,14 +207,15 @@ class ThreadGovernor:
                 hasty = min(2 * self._price.get(self.threads, _PRICE), _HIGHEST_PRICE)
                 self._price[self.threads] = hasty
             self.threads, self._trial = trial.threads, None
+            # replaced, so that the deques are never empty
             self._slowness, self._seconds = (
                 deque(trial.slowness, maxlen=_WINDOW),
                 deque(trial.seconds, maxlen=_WINDOW),
-            )  # never empty in between
+            )
             self._budget_s, self._n_passes, self._turn = 0.0, 0, 0
 
     def _noise(self, trial: _Trial) -> float:
-        """Return how uncertain the gain of a trial is, in seconds; 0 once it had its passes."""
+        """Return the uncertainty of a trial's gain in seconds; 0 after its last pass."""
         if trial.n_passes >= _MOST_PASSES:
             return 0.0
         slowness = [*self._slowness]
@@ -202,10 +227,10 @@ class _Trial:
     """A few passes with another thread count.
 
     Attributes:
-        threads: The count.
-        seconds: What its passes took.
-        slowness: The same over the best of their kind.
-        expected_s: What they would have taken with the count in use.
+        threads: The thread count.
+        seconds: Times of its passes.
+        slowness: Times of its passes, divided by the best time of their kind.
+        expected_s: Expected total time with the current count, in seconds.
     """
 
     def __init__(self, threads: int) -> None:
@@ -230,11 +255,14 @@ class _Trial:
 
 
 def _distinct(counts: tuple[int, ...], above: int, at_most: int) -> list[int]:
-    """Return the counts that lie in a range, each once."""
+    """Return the distinct counts with `above` < count <= `at_most`, in order."""
     return list(dict.fromkeys(count for count in counts if above < count <= at_most))
 
 
 @cache
 def shared_governor(most: int) -> ThreadGovernor:
-    """Return the governor of this process. All models share it, as they run on the same cores."""
+    """Return the governor of this process.
+
+    All models share it, because they use the same cores.
+    """
     return ThreadGovernor(most)

@@ -1,4 +1,7 @@
-"""Make a smaller file of a model with llama.cpp's own quantiser, so that anyone can make a draft. Returns data, prints nothing."""
+"""Quantisation of a model with llama.cpp's quantiser, for example to make a draft model.
+
+Returns data and prints nothing.
+"""
 
 from __future__ import annotations
 
@@ -21,26 +24,29 @@ from ..gguf.vocabulary import read_tokens
 from ..llama.options import physical_cores
 from ..system.atomic_file import atomic_write
 
+# bytes; the only alignment that llama.cpp's quantiser writes
 _ALIGNMENT = 32
-_FLOATS = {0, 1, 30}  # ggml types that nothing was lost in
+# ggml types of unquantised weights: F32, F16, BF16
+_FLOATS = {0, 1, 30}
 
 
 @dataclass(frozen=True)
 class Quantized:
-    """What was made.
+    """Result of a quantisation.
 
     Attributes:
         source: The model.
-        target: The file made of it.
-        type: Its type, one of `TYPES`.
-        source_bytes: Size of the model, of all its files.
-        target_bytes: Size of what was made.
-        source_bits: Bits a weight took.
-        target_bits: Bits a weight takes.
-        n_tensors: How many tensors both hold.
-        n_fallback: Of them those whose rows blocks of the type do not divide, so that they took a larger one.
-        requantized: The model was quantised already, which costs quality.
-        seconds: What it took.
+        target: The quantised file.
+        type: Type of the target, one of `TYPES`.
+        source_bytes: Size of the model, all its files included.
+        target_bytes: Size of the target.
+        source_bits: Bits per weight of the model.
+        target_bits: Bits per weight of the target.
+        n_tensors: Number of tensors in each.
+        n_fallback: Number of tensors with a larger type, because the blocks of the type do not
+            divide their rows.
+        requantized: Whether the model was already quantised, which costs quality.
+        seconds: Duration of the quantisation.
     """
 
     source: Path
@@ -69,23 +75,29 @@ def quantize(
     force: bool = False,
     progress: Callable[[int, int], object] | None = None,
 ) -> Quantized:
-    """Write a model again with smaller numbers; its tokenizer stays as it is.
+    """Write a model again with smaller weights.
 
-    The file appears under its name when it is whole and was checked. Until then it is called as `target` with some letters and `.part` behind it,
-    which is gone after any failure.
+    The tokenizer does not change.
+
+    The file appears under its name when it is complete and checked. Until then its name is that of
+    `target` with some letters and `.part` appended; this file is removed after any failure.
 
     Args:
-        source: A GGUF file; of a split model the first, all of which become one.
-        target: The file to be made.
-        type: One of `TYPES`, in small letters too.
-        threads: None takes the physical cores.
-        force: Replace a file that is there.
-        progress: Called with the number of tensors that are done, and of all.
+        source: A GGUF file. For a split model, the first file; all files become one.
+        target: The file to write.
+        type: One of `TYPES`, in upper or lower case.
+        threads: Number of threads; None selects the number of physical cores.
+        force: Whether to replace an existing file.
+        progress: Called with the number of finished tensors and the number of all tensors.
+
+    Returns:
+        Sizes and types of both files.
 
     Raises:
-        ModelError: The source is missing, damaged, or generates no text.
-        InvalidOptionError: There is no such type, or the target is there already, is the source, or has no folder.
-        QuantizeError: llama.cpp cannot do it, or there is no room on the disk.
+        ModelError: The source is missing or damaged, or generates no text.
+        InvalidOptionError: The type is unknown, or the target exists, is the source, or its folder
+            is missing.
+        QuantizeError: llama.cpp cannot quantise the model, or the disk is full.
     """
     source, target, name = Path(source), Path(target), str(type).upper()
     if name not in TYPES:
@@ -101,7 +113,10 @@ def quantize(
     check_generates_text(header)
     alignment = header.metadata.get("general.alignment", _ALIGNMENT)
     if alignment != _ALIGNMENT:
-        message = f"{source.name} is aligned to {alignment} bytes, but llama.cpp quantises to {_ALIGNMENT} and says {alignment}."
+        message = (
+            f"{source.name} is aligned to {alignment} bytes, "
+            f"but llama.cpp quantises to {_ALIGNMENT} and says {alignment}."
+        )
         raise QuantizeError(source, target, message, "convert it again with the default alignment.")
     started = time.monotonic()
     try:
@@ -119,18 +134,27 @@ def quantize(
             "name a file in a folder of yours.",
         ) from error
     return Quantized(
-        source, target, name, header.file_bytes, made.file_bytes, _bits(header), _bits(made), made.n_tensors, n_fallback,
-        is_quantized(header), time.monotonic() - started,
-    )  # fmt: skip
+        source,
+        target,
+        name,
+        header.file_bytes,
+        made.file_bytes,
+        _bits(header),
+        _bits(made),
+        made.n_tensors,
+        n_fallback,
+        is_quantized(header),
+        time.monotonic() - started,
+    )
 
 
 def is_quantized(header: Header) -> bool:
-    """Whether any of a model's numbers are of a quantised type."""
+    """Return whether any weights of a model are quantised."""
     return any(tensor.type not in _FLOATS for tensor in header.tensors)
 
 
 def _bits(header: Header) -> float:
-    """Return how many bits a weight takes."""
+    """Return the mean number of bits per weight."""
     return (
         8
         * sum(tensor.n_bytes for tensor in header.tensors)
@@ -139,7 +163,7 @@ def _bits(header: Header) -> float:
 
 
 def _check_place(header: Header, target: Path, force: bool) -> None:
-    """Refuse a target that may not be written: llama.cpp would begin to, whatever is there."""
+    """Reject a target that must not be overwritten. llama.cpp would overwrite any file."""
 
     def refuse(allowed: str, hint: str) -> InvalidOptionError:
         return InvalidOptionError("target", str(target), allowed, hint)
@@ -155,7 +179,7 @@ def _check_place(header: Header, target: Path, force: bool) -> None:
 
 
 def _check_made(header: Header, target: Path, part: Path) -> Header:
-    """Check what was written: where the disk ran full llama.cpp does not say so."""
+    """Check the written file. llama.cpp does not report a full disk."""
 
     def wrong(what: str) -> QuantizeError:
         free = shutil.disk_usage(part.parent).free
@@ -197,23 +221,26 @@ def _command(source: Path, part: Path, number: int, threads: int) -> list[str]:
 
 
 class _Child:
-    """Runs the quantiser in a process of its own, which dies with this one."""
+    """Runs the quantiser in a child process, which ends with this one."""
 
     def __init__(self, header: Header, target: Path, part: Path) -> None:
         self._header, self._target, self._part = header, target, part
         self._failed, self._n_fallback = "", 0
 
     def run(self, number: int, threads: int, progress: Callable[[int, int], object] | None) -> int:
-        """Return how many tensors took another type."""
+        """Quantise and return the number of tensors with another type."""
         command = _command(self._header.path, self._part, number, threads)
         with (
             tempfile.TemporaryFile() as errors,
             subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
-                start_new_session=True,  # Ctrl-C comes to us alone
-                env=os.environ | {"GGML_NO_BACKTRACE": "1"},  # no debugger where it dies
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                start_new_session=True,  # Ctrl-C reaches only this process
+                env=os.environ | {"GGML_NO_BACKTRACE": "1"},  # no debugger when it aborts
             ) as child,
-        ):  # fmt: skip
+        ):
             try:
                 for line in child.stdout or ():
                     self._hear(line.decode("utf-8", errors="replace").split(), progress)
@@ -241,7 +268,10 @@ class _Child:
     def _check_room(self, needed: int) -> None:
         free, folder = shutil.disk_usage(self._part.parent).free, self._part.parent
         if needed > free:
-            message = f"{self._target.name} takes {needed:,} bytes but {free:,} are free in {folder.absolute()}."
+            message = (
+                f"{self._target.name} takes {needed:,} bytes "
+                f"but {free:,} are free in {folder.absolute()}."
+            )
             raise QuantizeError(
                 self._header.path,
                 self._target,
@@ -250,7 +280,7 @@ class _Child:
             )
 
     def _failure(self, code: int, errors: str) -> QuantizeError:
-        """Return the error for a quantiser that did not end well, by its own words or by what it died of."""
+        """Return the error for a failed quantiser, from its own message or its exit code."""
         last = [line for line in errors.splitlines() if line.strip()][-1:]
         why = self._failed or " ".join(last) or "it gives no reason"
         died = f" (it died of signal {-code})" if code < 0 else ""

@@ -1,8 +1,10 @@
-"""llama.cpp's quantiser as a program: it is one long call that nothing can interrupt, and on some files it ends the process.
+"""llama.cpp's quantiser as a program, in a separate process.
 
-Run as `python -m gguf_spec.quantize.worker SOURCE PART NUMBER THREADS`. Writes lines to stdout: `size BYTES` before it begins, `at N TOTAL` when it
-comes to a tensor, `fallback N` for tensors that took another type, `failed WHY`. It ends when its stdin does, and takes the unfinished file with
-it, so that it does not outlive the process that asked.
+The quantiser is one long call that cannot be interrupted, and it aborts the process on some files.
+Run it as `python -m gguf_spec.quantize.worker SOURCE PART NUMBER THREADS`. It writes lines to
+stdout: `size BYTES` before it starts, `at N TOTAL` at the start of each tensor, `fallback N` for
+the number of tensors with another type, `failed WHY` on an error. When its stdin is closed it
+removes the unfinished file and ends, so it does not outlive its parent process.
 """
 
 from __future__ import annotations
@@ -17,10 +19,13 @@ from pathlib import Path
 
 from ..llama.bindings import C
 
+# lines of llama.cpp's log
 _TENSOR = re.compile(r"\[ *(\d+)/ *(\d+)\]")
 _SIZE = re.compile(r"quant size += +([\d.]+) MiB")
 _FALLBACK = re.compile(r"(\d+) of \d+ tensor\(s\) required fallback")
+# llama.cpp's log level of an error
 _ERROR = 4
+# bytes; size of llama.cpp's buffer
 _BUFFER_BYTES = 1 << 30
 
 
@@ -30,7 +35,7 @@ def _say(*words: object) -> None:
 
 
 class _Log:
-    """Makes lines for the parent of what llama.cpp logs."""
+    """Converts llama.cpp's log to lines for the parent process."""
 
     def __init__(self) -> None:
         self.trying, self.size_mib = True, 0.0
@@ -50,7 +55,8 @@ class _Log:
 
 
 def _end_with_parent(part: Path) -> None:
-    while os.read(0, 1):  # not through sys.stdin, whose lock must be free when Python ends
+    # not through sys.stdin, whose lock must be free at the end of Python
+    while os.read(0, 1):
         pass
     with contextlib.suppress(OSError):
         part.unlink()
@@ -58,7 +64,7 @@ def _end_with_parent(part: Path) -> None:
 
 
 def main(source: str, part: str, number: str, threads: str) -> int:
-    """Quantise `source` into `part`; return 0 where it went well."""
+    """Quantise `source` into `part` and return the exit code: 0 on success."""
     threading.Thread(target=_end_with_parent, args=(Path(part),), daemon=True).start()
     log = _Log()
     callback = C.llama_log_callback(log.write)
@@ -71,7 +77,8 @@ def main(source: str, part: str, number: str, threads: str) -> int:
         True,
         _BUFFER_BYTES,
     )
-    for trying in (True, False):  # first what it would come to
+    # a dry run first, for the size
+    for trying in (True, False):
         params.dry_run = log.trying = trying
         if (
             C.llama_model_quantize(os.fsencode(source), os.fsencode(part), ctypes.byref(params))

@@ -1,4 +1,4 @@
-"""Files that appear under their names whole or not at all, whatever ends the process that writes them."""
+"""Atomic writes: a file appears complete or not at all, however the writing process ends."""
 
 from __future__ import annotations
 
@@ -11,21 +11,26 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-_HAS_LOCKS = find_spec("fcntl") is not None  # elsewhere what a killed process left stays
+# without locks, the leftovers of killed processes are not removed
+_HAS_LOCKS = find_spec("fcntl") is not None
 
 
 @contextmanager
 def atomic_write(path: Path, *, private: bool = True) -> Iterator[Path]:
-    """Lend an empty file beside `path`, which takes its name when the block ends well and is gone when it fails.
+    """Yield an empty temporary file beside `path`; rename it to `path` when the block succeeds.
 
-    What processes that were killed have left beside `path` is removed; what others are writing just now is locked, and stays.
+    The temporary file is removed when the block fails. Leftovers of killed processes beside `path`
+    are removed, too. Files that other processes are writing are locked and stay.
 
     Args:
-        path: The file to be made or replaced.
-        private: Only the user may read it; else the umask decides.
+        path: The file to create or replace.
+        private: Whether only the user may read it. If not, the umask decides.
+
+    Yields:
+        The temporary file.
 
     Raises:
-        OSError: There is no place for it.
+        OSError: The file cannot be written.
     """
     _remove_leftovers(path)
     part, handle = _begin(path, 0o600 if private else 0o666)
@@ -39,13 +44,14 @@ def atomic_write(path: Path, *, private: bool = True) -> Iterator[Path]:
 
 
 def _begin(path: Path, mode: int) -> tuple[Path, int]:
-    """Make an empty file that is locked, and return it with the number that holds the lock."""
+    """Create an empty locked file and return it with the file descriptor that holds the lock."""
     while True:
         part = path.with_name(f"{path.name[:100]}.{secrets.token_hex(4)}.part")
         handle = os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode)
         if not _HAS_LOCKS or (_lock(handle) and part.exists()):
             return part, handle
-        os.close(handle)  # another process took it for a leftover before it was locked
+        # another process removed it as a leftover before it was locked
+        os.close(handle)
 
 
 def _remove_leftovers(path: Path) -> None:
@@ -62,7 +68,7 @@ def _remove_leftovers(path: Path) -> None:
 
 
 def _lock(handle: int) -> bool:
-    """Return whether nobody else holds the file."""
+    """Lock a file and return whether it succeeded; another process may hold the lock."""
     if not _HAS_LOCKS:
         return False
     import fcntl

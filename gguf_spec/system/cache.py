@@ -1,4 +1,4 @@
-"""The user's cache: where what was measured on this machine is kept, and what it is kept under."""
+"""The user's cache of measurements on this machine, and the keys of its entries."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .atomic_file import atomic_write
 
 
 def cache_folder() -> Path:
-    """Return the folder of all that is kept for this user."""
+    """Return the cache folder of this user."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gguf-spec"
 
 
 def cache_file(kind: str, parts: Iterable[object]) -> Path:
-    """Return the file that belongs to `parts`, all that the measurement depends on."""
+    """Return the cache file for `parts`, the values that a measurement depends on."""
     return (
         cache_folder()
         / kind
@@ -28,7 +28,7 @@ def cache_file(kind: str, parts: Iterable[object]) -> Path:
 
 
 def read_json(path: Path) -> Any:
-    """Return what was kept, or None."""
+    """Return the data of a JSON file; None if it is missing or invalid."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -36,7 +36,7 @@ def read_json(path: Path) -> Any:
 
 
 def write_json(path: Path, data: Any) -> bool:
-    """Write data, whole or not at all; return whether there was a place for it."""
+    """Write data as JSON, atomically, and return whether it succeeded."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as part:
@@ -47,12 +47,12 @@ def write_json(path: Path, data: Any) -> bool:
 
 
 def this_machine() -> list[str]:
-    """Return what tells machines apart: name, processor and its features."""
+    """Return the identity of this machine: architecture, host name, processor and its features."""
     return [platform.machine(), platform.node(), _cpu()]
 
 
 def content_id(path: Path) -> str:
-    """Return a hash of a large file's size and of parts of it: its start, its end, and some in between."""
+    """Return a hash of a large file's size, its start, its end and 15 samples in between."""
     size, n_parts = path.stat().st_size, 16
     digest = hashlib.sha256(str(size).encode())
     with path.open("rb") as file:
@@ -64,7 +64,7 @@ def content_id(path: Path) -> str:
 
 
 def _cpu() -> str:
-    """Return what the kernels are chosen by: the processor's name and features."""
+    """Return the processor's name and features, which determine the kernels."""
     try:
         lines = (
             Path("/proc/cpuinfo")

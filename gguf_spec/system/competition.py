@@ -1,4 +1,7 @@
-"""Whether other programs use the processor at this moment. Nothing is measured then: figures would be theirs, not the machine's."""
+"""Detection of other programs that use the processor.
+
+Nothing is measured while they run, because the results would not describe this machine.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,18 @@ import os
 import time
 from pathlib import Path
 
+# kernel statistics, with the number of running tasks
 _STAT = Path("/proc/stat")
-_SAMPLES, _PAUSE_S = (
-    4,
-    0.005,
-)  # the fewest of some samples count: a program that only wakes up for a moment is no competition
+# Number of samples and seconds between them. The smallest sample counts: a program that only wakes
+# up for a moment is ignored.
+_SAMPLES, _PAUSE_S = 4, 0.005
 
 
 def others_running() -> int:
-    """Return how many tasks of other programs run or wait for a core now; 0 where it is not known (not Linux)."""
+    """Return the number of tasks of other programs that run or wait for a core now.
+
+    The result is 0 if it is unknown (not Linux).
+    """
     fewest = None
     for i in range(_SAMPLES):
         if i:
@@ -23,11 +29,11 @@ def others_running() -> int:
         if n is None:
             return 0
         fewest = n if fewest is None else min(fewest, n)
-    return max(0, (fewest or 0) - 1)  # without this thread
+    return max(0, (fewest or 0) - 1)  # except this thread
 
 
 def cores_are_shared(threads: int) -> bool:
-    """Return whether `threads` threads of ours would have to share cores with other programs."""
+    """Return whether `threads` threads of this process would share cores with other programs."""
     return others_running() + threads > max(threads, os.cpu_count() or threads)
 
 

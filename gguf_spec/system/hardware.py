@@ -1,4 +1,7 @@
-"""How much memory this process has and may still take. llama.cpp does not ask: it is killed instead."""
+"""Total, free and used memory.
+
+llama.cpp does not check it: the kernel kills the process instead.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,13 @@ from pathlib import Path
 
 
 def total_bytes() -> int | None:
-    """Return the memory of the machine, or of the container where that is less; None where it is not known."""
+    """Return the memory of the machine, or of the container if it is less; None if unknown."""
     known = [n for n in (_physical(), _cgroup("memory.max")) if n]
     return min(known) if known else None
 
 
 def available_bytes() -> int | None:
-    """Return the memory that can be had without pushing others out; None where it is not known."""
+    """Return the memory that is available without swapping, in bytes; None if unknown."""
     known = []
     try:
         for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
@@ -28,7 +31,7 @@ def available_bytes() -> int | None:
 
 
 def resident_bytes() -> int:
-    """Return the memory that this process holds now; 0 where it is not known."""
+    """Return the resident memory of this process, in bytes; 0 if unknown."""
     try:
         return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf(
             "SC_PAGE_SIZE"
@@ -53,7 +56,10 @@ def _cgroup(name: str) -> int | None:
 
 
 def _cgroup_files() -> int:
-    """Return how much of what a container uses are pages of files, which the kernel drops when it needs room: a model loaded before, say."""
+    """Return the bytes of file pages in a container's memory use.
+
+    The kernel drops them when memory is short. They may belong to a model that was loaded before.
+    """
     try:
         lines = Path("/sys/fs/cgroup/memory.stat").read_text(encoding="ascii").splitlines()
     except OSError:
@@ -66,7 +72,7 @@ def _cgroup_files() -> int:
 
 
 def size(n_bytes: float) -> str:
-    """Return a number of bytes as it is shown."""
+    """Format a number of bytes for display."""
     return (
         f"{n_bytes / 1e9:,.1f} GB"
         if n_bytes >= 1e9

@@ -1,1 +1,1 @@
-"""Chat templates and detokenizing."""
+"""Chat templates and detokenisation."""

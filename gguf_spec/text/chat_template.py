@@ -1,4 +1,7 @@
-"""Messages to token ids, by the chat template in the model file. Neither the template nor the messages are trusted."""
+"""Chat templates: convert messages to token ids.
+
+Template and messages are both untrusted.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,9 @@ from ..errors import InvalidOptionError, TemplateError
 from ..llama.model import Model
 from .jinja_sandbox import TemplateFailure, render
 
-_UNUSUAL = re.compile(
-    r"[^\w\s.,;:!?'\"()-]"
-)  # characters that special tokens have, or might get from a template that changes letters
+# characters that occur in special tokens, or that a template could turn into such characters
+_UNUSUAL = re.compile(r"[^\w\s.,;:!?'\"()-]")
+# tag-like text with its white space
 _TAG = re.compile(r"\s*(?:<[^<>\s]{1,60}>|\[/?[A-Z_]{1,40}\])\s*")
 Message = Mapping[str, Any]
 Tools = Sequence[Mapping[str, Any]]
@@ -24,17 +27,22 @@ def encode_chat(
 ) -> list[int]:
     """Return the prompt for the next answer to `messages`.
 
-    Special tokens count only where the template writes them: a message that spells `<|im_end|>` holds just these letters.
+    Only the template can write special tokens: `<|im_end|>` in a message is tokenised as plain
+    text.
 
     Args:
-        model: A model whose file holds a template.
-        messages: `{"role": ..., "content": ...}` each; what else a message holds, such as `tool_calls`, is the template's to read.
-        prefill: What the answer begins with.
-        tools: What the model may call, in OpenAI's form.
+        model: A model with a chat template.
+        messages: `{"role": ..., "content": ...}` each. Other fields of a message, such as
+            `tool_calls`, are passed to the template.
+        prefill: Start of the answer.
+        tools: Tools that the model may call, in OpenAI's form.
+
+    Returns:
+        Token ids.
 
     Raises:
-        TemplateError: No template, or one that refuses the messages.
-        InvalidOptionError: The template has no place for tools, or a tool spells a special token.
+        TemplateError: There is no template, or it rejects the messages.
+        InvalidOptionError: The template does not support tools, or a tool contains a special token.
     """
     template = model.chat_template
     if template is None:
@@ -73,19 +81,22 @@ def encode_chat(
         if is_template
         for token in _controls(model, some)
     ]
-    if _controls(model, ids) == by_template:  # the contents add no special token, alone or joined
+    # the contents add no special token, neither alone nor joined with the template's text
+    if _controls(model, ids) == by_template:
         return ids
     return [token for some in apart for token in some]
 
 
 class _Marks(NamedTuple):
-    """Characters that stand around contents in a rendered text; neither template nor messages hold them.
+    """Marker characters around contents in a rendered text.
+
+    Template and messages contain none.
 
     Attributes:
-        begin: Before a content.
-        end: After it.
-        tag: Before what looks like a tag in a content, and the white space around it.
-        after_tag: After that.
+        begin: Marks the start of a content.
+        end: Marks the end of a content.
+        tag: Marks the start of a tag-like text in a content, with its white space.
+        after_tag: Marks the end of a tag-like text.
     """
 
     begin: str
@@ -95,7 +106,10 @@ class _Marks(NamedTuple):
 
 
 def _marks(taken: str) -> _Marks:
-    """Return four characters of the private use area that are not in a text. They have no case, and are no white space."""
+    """Return four private-use characters that are not in a text.
+
+    They have no upper or lower case and are not white space.
+    """
     found: set[str] = set()
     while len(found) < len(_Marks._fields):
         found.add(chr(0xF0000 + secrets.randbelow(0xFFFE)))
@@ -104,9 +118,11 @@ def _marks(taken: str) -> _Marks:
 
 
 def _mark(content: str, marks: _Marks) -> str:
-    """Return a content with marks. White space at its ends stays outside, and a tag with its white space is a part of its own.
+    """Return a content with markers.
 
-    So a template that strips a content, or splits it at a tag such as `</think>`, does the same to the marked content.
+    White space at the ends stays outside, and a tag with its white space is a separate part. A
+    template that strips a content, or splits it at a tag such as `</think>`, therefore does the
+    same to the marked content.
     """
     core = content.strip()
     if not core:
@@ -121,11 +137,15 @@ def _mark(content: str, marks: _Marks) -> str:
 def _parts(
     text: str, marks: _Marks, is_special: Callable[[str], bool]
 ) -> list[tuple[str, bool]] | None:
-    """Split a rendered text into parts, each with whether the template wrote it; None where the marks are not in order.
+    """Split a rendered text into parts, each with a flag: whether the template wrote it.
 
-    A content begins behind `begin` and ends before `end`. Between `tag` and `after_tag` a tag stands, or what a template writes where it splits a
-    content at a tag; that counts as content, too. A template may leave out what is before `after_tag`.
-    Special tokens other than one tag there may be of both, so the marks are not in order then.
+    A content starts after `begin` and ends before `end`. The text between `tag` and `after_tag` is
+    a tag, or the template's replacement where it splits a content at a tag; both count as content.
+    A template may drop the text before `after_tag`. Special tokens there, other than a single tag,
+    have an unknown origin.
+
+    Returns:
+        The parts; None if the markers are out of order or the origin of a special token is unknown.
     """
     words = re.split(f"([{''.join(marks)}])", text)
     parts, last = [(words[0], True)], marks.end
@@ -152,7 +172,10 @@ def _parts(
 
 
 def _joined(parts: list[tuple[str, bool]]) -> list[tuple[str, bool]]:
-    """Join neighbours of one kind: a special token that a content spells in two parts is one text."""
+    """Join adjacent parts of one origin.
+
+    A special token that a content spells in two parts becomes one text.
+    """
     joined: list[tuple[str, bool]] = []
     for text, is_template in parts:
         if joined and joined[-1][1] == is_template:
@@ -170,7 +193,9 @@ def _check_rewritten(
     ids: list[int],
     start: bool,
 ) -> list[int]:
-    """Return `ids` where a template rewrites contents, if it writes the same special tokens for contents that cannot hold any.
+    """Return `ids` of a rewritten text if harmless contents give the same special tokens.
+
+    Used if a template rewrites contents. Harmless contents cannot contain a special token.
 
     Raises:
         TemplateError: The contents change the special tokens.
@@ -182,14 +207,15 @@ def _check_rewritten(
         _spells_special(model, m["content"]) for m in messages
     ):
         raise TemplateError(
-            f"a message may write a special token of {model.path.name}: its chat template rewrites the contents.",
+            f"a message may write a special token of {model.path.name}: "
+            "its chat template rewrites the contents.",
             "leave out what looks like a special token, such as <|im_end|>.",
         )
     return ids
 
 
 def _controls(model: Model, ids: Sequence[int]) -> list[int]:
-    """Return the control tokens among some: those that stand for no text."""
+    """Return the control tokens among token ids: the tokens without text."""
     return [token for token in ids if not model.piece(token)]
 
 
@@ -205,7 +231,8 @@ def _check_message(model: Model, message: object) -> None:
     others = [value for name, value in message.items() if name != "content"]
     if _spells_special(model, "\n".join(_strings(others))):
         raise TemplateError(
-            f"a message of the role {message['role']!r} spells a special token outside its content.",
+            f"a message of the role {message['role']!r} "
+            "spells a special token outside its content.",
             "leave it out.",
         )
 
@@ -225,7 +252,7 @@ def _check_tools(model: Model, template: str, tools: Tools) -> None:
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """Yield all strings that a value holds, names of fields too."""
+    """Yield all strings in a nested value, including field names."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -248,10 +275,15 @@ def _render(model: Model, template: str, messages: Sequence[Message], tools: Too
         return model.token_text(token) if token >= 0 else ""
 
     values = {
-        "messages": [dict(m) for m in messages], "add_generation_prompt": True,
-        "bos_token": name(model.vocabulary["bos"]), "eos_token": name(model.vocabulary["eos"]),
-        "tools": [dict(tool) for tool in tools] if tools else None, "tool_choice": None, "functions": None, "function_call": None,
-    }  # fmt: skip
+        "messages": [dict(m) for m in messages],
+        "add_generation_prompt": True,
+        "bos_token": name(model.vocabulary["bos"]),
+        "eos_token": name(model.vocabulary["eos"]),
+        "tools": [dict(tool) for tool in tools] if tools else None,
+        "tool_choice": None,
+        "functions": None,
+        "function_call": None,
+    }
     try:
         return render(template, values)
     except TemplateFailure as error:

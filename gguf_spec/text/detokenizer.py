@@ -1,4 +1,4 @@
-"""Token bytes to text that can be shown: whole characters only, and never a part of a stop string."""
+"""Incremental conversion of token bytes to text: whole characters, and no part of a stop string."""
 
 from __future__ import annotations
 
@@ -8,20 +8,22 @@ from typing import Literal
 
 
 class TextStream:
-    """Turns pieces (bytes) into text as soon as it is certain.
+    """Converts pieces (bytes) to text as soon as the text is final.
 
-    A stop string ends the text at the first place where one of them is complete; of several that end there the longest counts. So the
-    text does not depend on how it was cut into pieces. Text that may yet become a stop string is held back.
+    The text ends at the first position at which a stop string is complete. If several end there,
+    the longest counts. The text therefore does not depend on the boundaries of the pieces. Text
+    that may be the start of a stop string is held back.
     """
 
     def __init__(
         self, stop: Sequence[str] = (), errors: Literal["replace", "ignore"] = "replace"
     ) -> None:
-        """Begin a text.
+        """Start a text.
 
         Args:
             stop: Strings that end it.
-            errors: What becomes of bytes that are not UTF-8: a replacement character, or nothing.
+            errors: Treatment of bytes that are not UTF-8: `replace` inserts a replacement
+                character, `ignore` drops them.
         """
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors=errors)
         self._stop = tuple(stop)
@@ -29,7 +31,7 @@ class TextStream:
         self.stopped = False
 
     def push(self, piece: bytes) -> str:
-        """Return the text that `piece` makes certain; sets `stopped` when a stop string is complete."""
+        """Return the text that `piece` completes; set `stopped` at a complete stop string."""
         if self.stopped:
             return ""
         self._held += self._decoder.decode(piece)
@@ -43,12 +45,15 @@ class TextStream:
         return text
 
     def finish(self) -> str:
-        """Return what was held back for a stop string that did not come. Half a character at the end is left out."""
+        """Return the text that was held back.
+
+        An incomplete character at the end is dropped.
+        """
         text, self._held = self._held, ""
         return text
 
     def _n_open(self) -> int:
-        """Return the length of the longest end of the held text that begins a stop string."""
+        """Return the length of the longest suffix of the held text that starts a stop string."""
         return max(
             (n for s in self._stop for n in range(1, len(s)) if self._held.endswith(s[:n])),
             default=0,

@@ -1,8 +1,10 @@
-"""Chat templates: programs in Jinja that nobody trusts, run under limits on time, memory and output.
+"""Sandbox for chat templates: untrusted Jinja programs, with limits on time, memory and output.
 
-Templates that only do what nearly all do are rendered here, step by step under a count. All others, and those that count too far, are rendered
-in a process of their own that the system limits and that can be ended: inside one process nothing stops a single operation that takes for ever
-(`9**9**9`) or all memory (`"x" * 10**12`). This file is run there, so it imports nothing of this package.
+Templates that use only common operations are rendered in this process, with a count of their steps.
+All others, and those that exceed the count, are rendered in a child process, which the system
+limits and which can be killed. Inside one process nothing stops a single operation that takes
+forever (`9**9**9`) or all memory (`"x" * 10**12`). The child process runs this file, so it imports
+nothing from this package.
 """
 
 from __future__ import annotations
@@ -28,12 +30,18 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-MAX_SOURCE = 1 << 20  # characters of a template
-MAX_OUTPUT = 1 << 20  # characters it may write, more than the messages hold
+# characters of a template
+MAX_SOURCE = 1 << 20
+# characters of the output, in addition to the length of the messages
+MAX_OUTPUT = 1 << 20
+# processor time of the child process
 CPU_SECONDS = 3
-_WALL_SECONDS = 20  # the processor may be busy with others
+# run time of the child process; longer, because other programs may use the processor
+_WALL_SECONDS = 20
+# bytes of memory of the child process
 _MEMORY = 512 << 20
-# Here, and not in a process of its own: characters of template and values, comparisons, what all steps may cost, and seconds.
+# Limits for rendering in this process: characters of the template, characters of the values,
+# comparisons in the template, steps (see `_PER_STEP`), seconds.
 _SMALL_SOURCE, _SMALL_VALUES, _MOST_COMPARED, _STEPS, _SECONDS = (
     1 << 16,
     1 << 18,
@@ -41,19 +49,23 @@ _SMALL_SOURCE, _SMALL_VALUES, _MOST_COMPARED, _STEPS, _SECONDS = (
     20_000_000,
     1.0,
 )
-_PER_STEP = 500  # a turn of a loop costs as much as 500 characters
+# steps of one loop iteration or call; one character is one step
+_PER_STEP = 500
 
 
 class TemplateFailure(Exception):
-    """A template fails, or goes beyond its limits."""
+    """A template fails or exceeds a limit."""
 
 
 class _Unsure(Exception):
-    """A template does something that is not known to end soon."""
+    """A template uses an operation without a known bound on its time or memory."""
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks what a model is trained on; for writing a prompt it means nothing."""
+    """Support for `{% generation %}`.
+
+    The tag marks training targets and has no effect on a prompt.
+    """
 
     def __init__(self, environment: jinja2.Environment) -> None:
         super().__init__(environment)
@@ -85,7 +97,10 @@ def _now(form: str) -> str:
 
 
 def _environment(kind: type[ImmutableSandboxedEnvironment]) -> ImmutableSandboxedEnvironment:
-    """Return Jinja as chat templates expect it: no line of its own for a block, loop controls, plain JSON."""
+    """Return a Jinja environment with the settings that chat templates expect.
+
+    Block tags leave no line of their own. Loop controls are enabled. JSON is not HTML-escaped.
+    """
     environment = kind(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
     )
@@ -108,10 +123,14 @@ def render(source: str, values: Mapping[str, Any]) -> str:
 
     Args:
         source: The template.
-        values: What it may use; they must be what JSON can hold.
+        values: Its variables; they must be JSON-serialisable.
+
+    Returns:
+        The output.
 
     Raises:
-        TemplateFailure: It fails, or takes more than its limits: 3 s, 512 MB, a megabyte beyond what the values hold.
+        TemplateFailure: The template fails or exceeds its limits: 3 s, 512 MB, 1,048,576 characters
+            in addition to the length of the values.
     """
     if len(source) > MAX_SOURCE:
         raise TemplateFailure(f"it has {len(source):,} characters, more than {MAX_SOURCE:,}")
@@ -130,14 +149,15 @@ def render(source: str, values: Mapping[str, Any]) -> str:
             return _write(template, json.loads(text), most)
         except TemplateFailure:
             raise
-        except Exception:  # the other process says what is wrong
+        except Exception:  # the child process reports the reason
             pass
     return _render_apart(source, text, most)
 
 
-# ---- simple templates, here
+# ---- simple templates, in this process
 
-_left = threading.local()  # of the rendering that this thread is at
+# remaining steps and end time of the current rendering
+_left = threading.local()
 
 
 def _charge(n: int) -> None:
@@ -146,30 +166,46 @@ def _charge(n: int) -> None:
         raise _Unsure
 
 
+# fmt: off
+# node types, filters, names, tests and methods of simple templates
 _NODES = (
-    nodes.Template, nodes.Output, nodes.TemplateData, nodes.If, nodes.For, nodes.Assign, nodes.Break, nodes.Continue, nodes.Name, nodes.NSRef,
-    nodes.Const, nodes.Getattr, nodes.Getitem, nodes.Slice, nodes.Compare, nodes.Operand, nodes.And, nodes.Or, nodes.Not, nodes.CondExpr,
-    nodes.Test, nodes.Filter, nodes.Call, nodes.Keyword, nodes.Add, nodes.Sub, nodes.Mod, nodes.Neg, nodes.Concat, nodes.List, nodes.Tuple,
-)  # fmt: skip
+    nodes.Template, nodes.Output, nodes.TemplateData, nodes.If, nodes.For, nodes.Assign,
+    nodes.Break, nodes.Continue, nodes.Name, nodes.NSRef, nodes.Const, nodes.Getattr,
+    nodes.Getitem, nodes.Slice, nodes.Compare, nodes.Operand, nodes.And, nodes.Or, nodes.Not,
+    nodes.CondExpr, nodes.Test, nodes.Filter, nodes.Call, nodes.Keyword, nodes.Add, nodes.Sub,
+    nodes.Mod, nodes.Neg, nodes.Concat, nodes.List, nodes.Tuple,
+)
 _FILTERS = {
-    "trim", "length", "count", "upper", "lower", "capitalize", "title", "first", "last", "default", "d", "items", "list", "string", "tojson",
-    "selectattr", "rejectattr", "map",
-}  # fmt: skip
+    "trim", "length", "count", "upper", "lower", "capitalize", "title", "first", "last",
+    "default", "d", "items", "list", "string", "tojson", "selectattr", "rejectattr", "map",
+}
+# filters that accept an iterator
 _OF_ITERATORS = {"list", "first", "last"}
+# Jinja globals that are not available
 _ABSENT = {"range", "lipsum", "dict", "cycler", "joiner"}
 _TESTS = {
-    "defined", "undefined", "none", "string", "number", "integer", "float", "boolean", "mapping", "iterable", "sequence", "true", "false",
-    "odd", "even", "eq", "equalto", "==", "ne", "!=", "in",
-}  # fmt: skip
+    "defined", "undefined", "none", "string", "number", "integer", "float", "boolean",
+    "mapping", "iterable", "sequence", "true", "false", "odd", "even", "eq", "equalto", "==",
+    "ne", "!=", "in",
+}
 _METHODS = {
-    (str, name) for name in ("strip", "lstrip", "rstrip", "split", "startswith", "endswith", "upper", "lower", "title", "capitalize")
-} | {(dict, name) for name in ("items", "keys", "values", "get")}  # fmt: skip
+    (str, name)
+    for name in (
+        "strip", "lstrip", "rstrip", "split", "startswith", "endswith", "upper", "lower",
+        "title", "capitalize",
+    )
+} | {(dict, name) for name in ("items", "keys", "values", "get")}
+# fmt: on
+# types with a short text, and types that filters accept
 _PLAIN = (str, int, float, type(None), jinja2.Undefined)
 _CONTAINERS = (str, list, tuple, dict, *_PLAIN)
 
 
 class _Careful(ImmutableSandboxedEnvironment):
-    """A sandbox that knows few operations, each of which takes time and memory in proportion to what it is charged for."""
+    """A sandbox with few operations and a count of their steps.
+
+    The time and memory of each operation are proportional to its counted steps.
+    """
 
     intercepted_binops = frozenset({"+", "-", "%"})
 
@@ -194,7 +230,7 @@ class _Careful(ImmutableSandboxedEnvironment):
 
 
 def _check_short(arguments: Iterable[Any]) -> None:
-    """Let only what is short say how much an operation does, such as all characters that `strip` looks for."""
+    """Reject large arguments, which could make an operation expensive, such as those of `strip`."""
     for argument in arguments:
         if (isinstance(argument, int) and argument > 100) or (
             hasattr(argument, "__len__") and len(argument) > 100
@@ -203,9 +239,8 @@ def _check_short(arguments: Iterable[Any]) -> None:
 
 
 def _careful_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    at = (
-        1 if hasattr(function, "jinja_pass_arg") else 0
-    )  # the first argument may be the environment
+    # the first argument may be the environment
+    at = 1 if hasattr(function, "jinja_pass_arg") else 0
 
     @functools.wraps(function)
     def careful(*args: Any, **kwargs: Any) -> Any:
@@ -226,13 +261,14 @@ def _careful_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
 
 
 def _shown(value: Any) -> Any:
-    """Let only what is short to write out be written; a namespace could hold others without end."""
+    """Return a value with a short text form; reject others, such as endlessly nested namespaces."""
     if not isinstance(value, _PLAIN):
         raise _Unsure
     return value
 
 
-@pass_context  # or it would be computed once, as a constant
+# without a context, Jinja would evaluate the filter once, as a constant
+@pass_context
 def _tick(_: Context, value: Any) -> Any:
     _charge(_PER_STEP + (len(value) if isinstance(value, str) else 0))
     return value
@@ -240,16 +276,17 @@ def _tick(_: Context, value: Any) -> Any:
 
 @functools.lru_cache(maxsize=8)
 def _simple(source: str) -> jinja2.Template | None:
-    """Return a template whose loops and copies are counted; None for one that does more than `_Careful` can watch."""
+    """Compile a template whose loops and copies are counted; None for other templates."""
     environment = _environment(_Careful)
     environment.finalize = _shown
     environment.globals = {"namespace": jinja2.utils.Namespace}
     environment.filters = {
         name: _careful_filter(name, environment.filters[name]) for name in _FILTERS
     }
-    environment.filters[" tick"] = _tick  # a name that no template can write
+    environment.filters[" tick"] = _tick  # templates cannot contain this name
     environment.tests = {name: environment.tests[name] for name in _TESTS}
-    _left.steps, _left.until = _STEPS, time.monotonic() + _SECONDS  # constants are computed here
+    # the parser already evaluates constants
+    _left.steps, _left.until = _STEPS, time.monotonic() + _SECONDS
     try:
         tree = environment.parse(source)
         found = list(tree.find_all(nodes.Node))
@@ -267,7 +304,7 @@ def _simple(source: str) -> jinja2.Template | None:
             elif isinstance(node, nodes.Concat):
                 node.nodes = [_through("string", part) for part in node.nodes]
         return environment.from_string(tree)
-    except Exception:  # the other process says what is wrong
+    except Exception:  # the child process reports the reason
         return None
 
 
@@ -287,16 +324,20 @@ def _is_simple(node: nodes.Node) -> bool:
     return isinstance(node, _NODES)
 
 
-# ---- all others, in a process of their own
+# ---- all other templates, in a child process
 
-# Neither the folder that this runs in nor the packages of the environment may stand in for what is imported.
-_START = "import runpy, sys; sys.path[:0] = sys.argv[2:]; runpy.run_path(sys.argv[1], run_name='__main__')"
+# The current folder and the packages of the environment must not replace the imported modules.
+_START = (
+    "import runpy, sys; sys.path[:0] = sys.argv[2:]; "
+    "runpy.run_path(sys.argv[1], run_name='__main__')"
+)
 
 
 def _render_apart(source: str, values: str, most: int) -> str:
     if not sys.executable or getattr(sys, "frozen", False):
         raise TemplateFailure(
-            "it does more than can be watched inside this program, and there is no Python to run it with"
+            "it does more than can be watched inside this program, "
+            "and there is no Python to run it with"
         )
     places = {str(Path(str(module.__file__)).parents[1]) for module in (jinja2, markupsafe)}
     task = json.dumps(
@@ -311,9 +352,13 @@ def _render_apart(source: str, values: str, most: int) -> str:
     try:
         done = subprocess.run(
             [sys.executable, "-I", "-S", "-c", _START, __file__, *places],
-            input=task, capture_output=True, encoding="ascii", timeout=_WALL_SECONDS, check=False,
+            input=task,
+            capture_output=True,
+            encoding="ascii",
+            timeout=_WALL_SECONDS,
+            check=False,
             creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
-        )  # fmt: skip
+        )
     except subprocess.TimeoutExpired:
         raise TemplateFailure(f"it takes more than {_WALL_SECONDS} seconds") from None
     except OSError as error:
@@ -332,7 +377,10 @@ def _render_apart(source: str, values: str, most: int) -> str:
 
 
 def _limit(cpu_seconds: int, memory: int) -> None:
-    """Let the system end this process when it takes too much; Windows cannot, and only its time is limited there."""
+    """Limit the resources of this process.
+
+    Windows has no such limits; only the time-out applies.
+    """
     if sys.platform == "win32":
         return
     import resource
@@ -343,7 +391,8 @@ def _limit(cpu_seconds: int, memory: int) -> None:
         (resource.RLIMIT_CORE, 0),
     ):
         hard = resource.getrlimit(what)[1]
-        with contextlib.suppress(ValueError, OSError):  # macOS knows no limit on memory
+        # macOS has no memory limit
+        with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(what, (n if hard == resource.RLIM_INFINITY else min(n, hard), hard))
 
 
@@ -355,7 +404,7 @@ def _main() -> None:
         answer = {"text": _write(template, json.loads(task["values"]), task["most"])}
     except MemoryError:
         answer = {"error": f"it takes more than {_MEMORY >> 20} MB"}
-    except Exception as error:  # a template is a program: it may raise anything
+    except Exception as error:  # a template is a program and may raise any exception
         answer = {"error": " ".join(str(error)[:500].split()) or type(error).__name__}
     sys.stdout.write(json.dumps(answer))
 
