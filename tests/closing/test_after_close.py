@@ -1,7 +1,6 @@
 """After `close` nothing touches native memory, and everything says so or works."""
 
 import gc
-import subprocess
 import sys
 import weakref
 
@@ -11,6 +10,7 @@ import gguf_spec
 from gguf_spec import Sampling, Speculation
 from gguf_spec.errors import ClosedError
 from gguf_spec.server import serve_in_thread
+from tests import children
 from tests.closing.children import run_child
 from tests.server.conftest import ask
 
@@ -131,11 +131,11 @@ LEFT_OPEN = {
 @pytest.mark.parametrize("what", LEFT_OPEN)
 def test_a_program_that_leaves_something_open_ends_in_peace(animals, what):
     program = AT_EXIT.format(LEFT_OPEN[what])
-    child = subprocess.run(
+    child = children.run(
         [sys.executable, "-c", program, animals / "llama.gguf"],
         capture_output=True,
         text=True,
-        timeout=120,
+        limit_s=120,
         check=False,
     )
     assert (child.returncode, child.stdout, child.stderr) == (0, "done\n", "")

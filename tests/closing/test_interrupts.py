@@ -78,7 +78,16 @@ def test_cancel_in_a_signal_handler_that_interrupts_cancel(tales):
 @pytest.mark.parametrize("stream_open", [False, True])
 def test_a_close_that_is_interrupted_can_be_repeated(animals, stream_open):
     """At each bytecode of it: afterwards a close frees all, and no request runs on what is half closed."""
-    way = Bytecodes(["runtime/llm.py", "runtime/turns.py", "speculative/pair.py", "llama/model.py", "runtime/stream.py", "llama/native.py"])
+    way = Bytecodes(
+        [
+            "runtime/llm.py",
+            "runtime/turns.py",
+            "speculative/pair.py",
+            "llama/model.py",
+            "runtime/stream.py",
+            "llama/native.py",
+        ]
+    )
 
     def opened():
         llm = gguf_spec.load(

@@ -110,7 +110,9 @@ def test_chi_square_catches_a_wrong_rule(tales, opening, rule):
         counts += sampled(tales, prompt, rule, 500, seed=n)
         if excess(counts, distribution, n) > 6:
             return
-    pytest.fail(f"after {n} sequences chi-square is {excess(counts, distribution, n):.1f} standard deviations above chance")
+    pytest.fail(
+        f"after {n} sequences chi-square is {excess(counts, distribution, n):.1f} standard deviations above chance"
+    )
 
 
 def compare(llm, prompts, ks, n_tokens):

@@ -3,13 +3,13 @@
 import importlib.util
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from gguf_spec.cli import cli
+from tests import children
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
@@ -121,7 +121,7 @@ def test_the_site_builds_without_a_warning_or_a_network(tmp_path):
         "-d",
         str(tmp_path / "site"),
     ]
-    done = subprocess.run(
+    done = children.run(
         command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr

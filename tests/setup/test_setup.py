@@ -215,12 +215,12 @@ def test_first_run_makes_all_and_hands_over(machine):
     steps = [
         next(
             step
-            for step in ("-m venv", " wheel ", "--editable", "install", "_probe")
+            for step in ("-m venv", " wheel ", "--editable", "install", "selftest")
             if step in call
         )
         for call in machine.calls("-I")
     ]
-    assert steps == ["-m venv", "install", " wheel ", "install", "--editable", "_probe"]
+    assert steps == ["-m venv", "install", " wheel ", "install", "--editable", "selftest"]
 
 
 def test_nothing_to_do_starts_nothing(machine):
@@ -296,7 +296,7 @@ def test_checks_run_in_order_and_stop_at_the_first_failure(machine, ci):
 
 @pytest.mark.parametrize(
     "step",
-    ["-m venv", "pip --disable-pip-version-check install", " wheel ", "--editable", "_probe"],
+    ["-m venv", "pip --disable-pip-version-check install", " wheel ", "--editable", "selftest"],
 )
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_interrupted_anywhere_is_not_ready(machine, step, number):

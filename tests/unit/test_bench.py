@@ -22,11 +22,10 @@ from gguf_spec.bench import (
     bench,
     long_workloads,
 )
-from gguf_spec.bench import workloads as workloads_module
 from gguf_spec.bench.long_workloads import LONG_WORKLOADS, Conversation
 from gguf_spec.bench.plot import Bar, Group, grouped_bars
 from gguf_spec.bench.report import ratios
-from gguf_spec.bench.workloads import workloads
+from gguf_spec.bench.workloads import _BARGAIN, workloads
 from gguf_spec.errors import InvalidOptionError
 from gguf_spec.options import Sampling, Speculation
 
@@ -288,7 +287,7 @@ def test_all_say_the_same_and_all_of_it(tales):
 @pytest.mark.parametrize("at", range(2))
 def test_the_bundled_pair_copies_what_it_should(tales, at):
     (copy,) = [workload for workload in WORKLOADS if workload.name == "copy"]
-    prompt, unit = copy.prompts(tales)[at], workloads_module._BARGAIN[at]
+    prompt, unit = copy.prompts(tales)[at], _BARGAIN[at]
     said = tales.generate(
         prompt, Sampling(temperature=0.0, max_tokens=copy.n_tokens, ignore_eos=True)
     ).text

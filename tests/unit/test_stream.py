@@ -113,10 +113,10 @@ def test_the_length_of_an_answer_is_learned_where_something_drafts(clock):
 def test_each_part_of_a_text_has_its_seed_and_the_later_half_of_the_answer(monkeypatch):
     """A text by its seed must be the same in the next version too."""
     seeds, begins, seed = [], [], 2**64 - 5
-    rng, read = stream_module.SeededRng, stream_module._engine.read_prompt
+    rng, read = stream_module.SeededRng, stream_module.engine.read_prompt
     monkeypatch.setattr(stream_module, "SeededRng", lambda seed: seeds.append(seed) or rng(seed))
     monkeypatch.setattr(
-        stream_module._engine,
+        stream_module.engine,
         "read_prompt",
         lambda *args: begins.append(list(args[2])) or read(*args),
     )
