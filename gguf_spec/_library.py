@@ -6,6 +6,7 @@ import collections
 import ctypes
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
@@ -89,14 +90,32 @@ def on_deep_stack(n_bytes: int, call: Callable[[], int]) -> int:
 
 
 def apart(call: Callable[[], object]) -> None:
-    """Run `call` in a thread of its own, where no signal is handled: llama.cpp may log, and Python drops what Ctrl-C raises in what C calls."""
-    thread = threading.Thread(target=call, name="gguf-spec-apart")
+    """Run `call` in a thread of its own, where no signal is handled: llama.cpp may log, and Python drops what Ctrl-C raises in what C calls.
+
+    Ctrl-C takes effect when it has ended.
+    """
+    ended: list[bool] = []
+
+    def run() -> None:
+        try:
+            call()
+        finally:
+            ended.append(True)
+
+    def wait() -> None:  # `Thread.join` takes an interrupt for the end of the thread
+        while not ended:
+            time.sleep(0.0005)
+
     try:
-        thread.start()
+        threading.Thread(target=run, name="gguf-spec-apart").start()
     except RuntimeError:  # no thread can be had, or the program ends
         call()
         return
-    thread.join()
+    try:
+        wait()
+    except BaseException:
+        wait()
+        raise
 
 
 Progress: TypeAlias = Callable[[float], object]

@@ -104,7 +104,7 @@ def test_the_kinds_of_caches():
 def test_a_context_of_zero_is_what_the_model_was_trained_for(pair):
     llama = Llama(pair[0], draft_model_path="ngram", n_ctx=0, n_threads=1, type_k=8, type_v=8, flash_attn=True, verbose=False)
     assert llama.n_ctx() == llama.context_params.n_ctx == 2048
-    options = llama._target.options
+    options = llama._llm._target.options
     assert (options.kv_type, options.flash_attention, options.threads) == ("q8_0", "on", 1)
     llama.close()
 

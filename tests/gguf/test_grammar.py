@@ -72,7 +72,7 @@ class Oracle:
     """llama.cpp's own grammar, for grammars that do it no harm."""
 
     def __init__(self, model, gbnf):
-        self.model, self.sampler = model, C.llama_sampler_init_grammar(model._vocab, gbnf.encode(), b"root")
+        self.model, self.sampler = model, model.native.vocab(C.llama_sampler_init_grammar, gbnf.encode(), b"root")
         assert self.sampler
 
     def allowed(self):
