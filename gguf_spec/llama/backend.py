@@ -6,6 +6,7 @@ import collections
 import ctypes
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
@@ -101,14 +102,30 @@ def apart(call: Callable[[], object]) -> None:
     """Run `call` in a separate thread, where Python handles no signal.
 
     llama.cpp may log during the call, and Python drops a KeyboardInterrupt inside a C callback.
+    An interrupt takes effect when the call has ended.
     """
-    thread = threading.Thread(target=call, name="gguf-spec-apart")
+    ended: list[bool] = []
+
+    def run() -> None:
+        try:
+            call()
+        finally:
+            ended.append(True)
+
+    def wait() -> None:  # `Thread.join` takes an interrupt for the end of the thread
+        while not ended:
+            time.sleep(0.0005)
+
     try:
-        thread.start()
+        threading.Thread(target=run, name="gguf-spec-apart").start()
     except RuntimeError:  # no thread can be started, or the interpreter is shutting down
         call()
         return
-    thread.join()
+    try:
+        wait()
+    except BaseException:
+        wait()
+        raise
 
 
 Progress: TypeAlias = Callable[[float], object]

@@ -133,9 +133,6 @@ def test_an_interrupt_while_llama_cpp_frees_is_not_lost(animals, monkeypatch):
             llm.close()
     finally:
         signal.signal(signal.SIGINT, before)
-    for thread in threading.enumerate():
-        if thread.name == "gguf-spec-apart":
-            thread.join(20)
     assert freed == ["llama_free", "llama_model_free"]
     llm.close()
 

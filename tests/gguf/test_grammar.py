@@ -80,10 +80,8 @@ class Oracle:
     """llama.cpp's own grammar, for grammars that do it no harm."""
 
     def __init__(self, model, gbnf):
-        self.model, self.sampler = (
-            model,
-            C.llama_sampler_init_grammar(model._vocab, gbnf.encode(), b"root"),
-        )
+        self.model = model
+        self.sampler = model.native.vocab(C.llama_sampler_init_grammar, gbnf.encode(), b"root")
         assert self.sampler
 
     def allowed(self):

@@ -234,7 +234,7 @@ def test_dry_is_what_llama_cpp_does_to_a_whole_vocabulary(model):
     breakers = (ctypes.c_char_p * 4)(*[text.encode() for text in BREAKERS])
     for n in (0, 1, 5, 60, 400):
         history = rnd.choices(range(40, 60), k=n)
-        whole = C.llama_sampler_init_dry(model._vocab, 0.8, 1.75, 1, model.n_ctx, breakers, 4)
+        whole = model.native.vocab(C.llama_sampler_init_dry, 0.8, 1.75, 1, model.n_ctx, breakers, 4)
         distribution = dict.fromkeys(range(model.n_vocab), 0.0) | {
             int(c["id"]): float(c["logit"])
             for c in applied(whole, np.zeros(model.n_vocab), history)
