@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..bench.workloads import long_text
-from ..errors import SessionError
+from ..errors import NoTokenLeftError, OffGrammarError, SessionError
 from ..options import Sampling, Speculation
 from ..results import Completion
 from ..runtime.llm import LLM
@@ -290,9 +290,14 @@ class RequestChecks:
             self._faults += [f"{fault}."] if fault else []
             for way in WAYS:
                 self._llm.forget()
-                self._compare(
-                    self._ids, sampling, self._text(self._ids, sampling, way), name, plain
-                )
+                try:
+                    burst = self._text(self._ids, sampling, way)
+                except (OffGrammarError, NoTokenLeftError) as error:
+                    self._faults.append(
+                        f"A drafted text within {name} cannot be continued: {error}"
+                    )
+                    continue
+                self._compare(self._ids, sampling, burst, name, plain)
         return self._check(name, f"texts within {name} differ")
 
     def _samplings(self) -> Iterator[Sampling]:

@@ -140,7 +140,10 @@ def test_descending_is_a_stable_sort(n):
     )
     values[::7] = -0.0
     assert (_descending(values) == np.argsort(-values, kind="stable")).all()
-    for at, beside in ((-1, 1e-12), (0, -1e-12)):  # no single-precision numbers: the last goes before its equals, the first behind them
+    for at, beside in (
+        (-1, 1e-12),
+        (0, -1e-12),
+    ):  # no single-precision numbers: the last goes before its equals, the first behind them
         off = values.copy()
         off[at] += beside
         assert (_descending(off) == np.argsort(-off, kind="stable")).all()

@@ -201,7 +201,9 @@ def test_typical_p_comes_before_top_p_and_looks_at_all_tokens(top_p):
     n = int(np.searchsorted(np.cumsum(typical.probs[order]), top_p)) + 1
     law = sampler(None, typical_p=0.8, top_p=top_p).distribution(row, [])
     assert law.ids.tolist() == sorted(typical.ids[order[:n]].tolist())
-    assert typical.ids.tolist() != list(range(len(typical.ids))), "or top-p would have left the same"
+    assert typical.ids.tolist() != list(range(len(typical.ids))), (
+        "or top-p would have left the same"
+    )
 
 
 def test_a_greedy_choice_is_one_candidate():
