@@ -1,4 +1,4 @@
-"""The command line: a client of the public API. Answers go to stdout, everything else to stderr."""
+"""Command line interface, built on the public API. Answers go to stdout, all else to stderr."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .verify import verify
     __version__, "-V", "--version", prog_name="gguf-spec", message="%(prog)s %(version)s"
 )
 def cli() -> None:
-    """Run quantised GGUF models faster, and never change what they say.
+    """Run quantised GGUF models faster, without changing their text.
 
     \b
     Examples:
@@ -61,14 +61,16 @@ models.add_command(quantize)
 
 
 def main() -> None:
-    """Run the command line; exit 0 when all went well, 1 for our errors, 2 for wrong usage, 130 after Ctrl-C."""
+    """Run the command line and exit.
+
+    Exit codes: 0 for success, 1 for errors of gguf-spec, 2 for wrong usage, 130 after Ctrl-C.
+    """
     if hasattr(signal, "SIGPIPE"):
-        signal.signal(
-            signal.SIGPIPE, signal.SIG_DFL
-        )  # the reader, `head` say, has what it wanted: end as quietly as other commands
+        # If the reader of a pipe, such as `head`, ends first, exit without an error message.
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # a terminal that is not UTF-8 must not end a tale
+            stream.reconfigure(errors="replace")  # no encoding errors on terminals without UTF-8
     try:
         code = cli.main(prog_name="gguf-spec", standalone_mode=False)
         if sys.stdout:
@@ -80,7 +82,8 @@ def main() -> None:
     except click.UsageError as error:
         _fail(
             error.format_message(),
-            f"{error.ctx.command_path if error.ctx else 'gguf-spec'} --help shows what can be given.",
+            f"{error.ctx.command_path if error.ctx else 'gguf-spec'} --help "
+            "shows what can be given.",
             2,
         )
     except click.ClickException as error:
@@ -91,7 +94,7 @@ def main() -> None:
         _fail(str(error), error.hint, 2 if isinstance(error, errors.InvalidOptionError) else 1)
     except (KeyboardInterrupt, click.Abort):
         sys.exit(130)
-    except OSError as error:  # a full disk; what is still to be flushed must not fail again
+    except OSError as error:  # such as a full disk; the flush at exit must not fail again
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         _fail(
             f"the answer cannot be written: {error.strerror}.",

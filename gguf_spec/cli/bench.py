@@ -1,4 +1,4 @@
-"""`gguf-spec bench`: how fast is it here, and is it ever slower than plain decoding?"""
+"""`gguf-spec bench`: measure the speed of speculation and compare it with plain decoding."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from ..bench import Report
 
 
-_USELESS_SHARE = 0.15  # of the time: two contenders of about thirty
+# Fraction of the time limit for the useless draft; it has two of about thirty contenders.
+_USELESS_SHARE = 0.15
+# Format of a row of the table.
 _COLUMNS = "{:<17}{:>8}{:>10}{:>9}{:>11}{:>11}{:>8}{:>10}{:>11}{:>12}{:>9}{:>9}"
 
 
@@ -26,12 +28,14 @@ _COLUMNS = "{:<17}{:>8}{:>10}{:>9}{:>11}{:>11}{:>8}{:>10}{:>11}{:>12}{:>9}{:>9}"
     "-w",
     "--workload",
     multiple=True,
-    help="story, repetitive, copy, chat, long, short, or a long one. Repeatable.  [default: these six]",
+    help="story, repetitive, copy, chat, long, short, or a long one. Repeatable.  "
+    "[default: these six]",
 )
 @click.option(
     "--long",
     is_flag=True,
-    help="The long workloads: document, rewrite, json, turn20 and code, each -1k and -4k. Takes hours on a large model.",
+    help="The long workloads: document, rewrite, json, turn20 and code, each -1k and -4k. "
+    "Takes hours on a large model.",
 )
 @click.option(
     "--runs",
@@ -63,12 +67,15 @@ _COLUMNS = "{:<17}{:>8}{:>10}{:>9}{:>11}{:>11}{:>8}{:>10}{:>11}{:>12}{:>9}{:>9}"
     help="Print one JSON object, with every run, instead of the tables.",
 )
 def bench(**options: Any) -> int:
-    """Compare adaptive drafting with plain decoding and with fixed settings on these models and this machine.
+    """Compare the speed of adaptive drafting, plain decoding and fixed settings.
 
-    All do the same work by the same seeds, in turn, and each is compared with the plain runs of its own round. Fixed settings that are far from the
-    best run once only. Leave the machine alone meanwhile.
+    The comparison is for these models on this machine. All settings run the same work with the
+    same seeds, in turn. Each run is compared with the plain runs of its own round. Fixed settings
+    that are much slower than the best one run only once. Do not use the machine for other work
+    during the benchmark.
 
-    Long workloads have prompts of 1,000 and 3,900 tokens of real text, which each setting reads. With them only few fixed settings are tried.
+    Long workloads have prompts of 1,000 and 3,900 tokens of real text, which each setting reads.
+    With them only a few fixed settings are tried.
 
     \b
     Examples:
@@ -95,7 +102,10 @@ def bench(**options: Any) -> int:
 
 
 def _run(options: dict[str, Any]) -> Report:
-    """Time the models, then those with the useless draft, behind a progress bar, which is there at a terminal only."""
+    """Measure the models, first with the useless draft if one is given, then with their own draft.
+
+    Shows a progress bar if stderr is a terminal.
+    """
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -110,9 +120,8 @@ def _run(options: dict[str, Any]) -> Report:
     from ..options import Speculation
     from ..registry.resolve import resolve
 
-    workloads(
-        options["workload"], options["long"]
-    )  # or say what is wrong with them, before anything is loaded
+    # Raise errors in the options before a model is loaded.
+    workloads(options["workload"], options["long"])
     if options["useless"]:
         resolve(options["useless"])
     asked = {
@@ -144,12 +153,16 @@ def _run(options: dict[str, Any]) -> Report:
         ):
             task = bar.add_task(what, total=None)
             return run(
-                llm, options["workload"], **asked, limit_s=limit_s, **more,
+                llm,
+                options["workload"],
+                **asked,
+                limit_s=limit_s,
+                **more,
                 progress=lambda done, total: bar.update(task, completed=done, total=total),
-            )  # fmt: skip
+            )
 
     worst = None
-    if options["useless"]:  # first: it is short, and a file that is none is told at once
+    if options["useless"]:  # first, because it is short and reports an invalid file early
         worst = timed(
             options["useless"],
             "timing the useless draft",
@@ -165,12 +178,13 @@ def _run(options: dict[str, Any]) -> Report:
 
 
 def _show(report: Report) -> None:
-    """Print the report: a line for each case, all ratios, and the sentence."""
+    """Print the report: one line per case, the table of all ratios, and the summary."""
     m = report.machine
     draft = f"with {report.draft}" if report.draft else "drafting from the text alone"
     lines = [
         f"{report.target} {draft}, {report.total_s:.0f} s",
-        f"{m.cpu}, {m.cores} core{'s' * (m.cores > 1)}, {m.threads} thread{'s' * (m.threads > 1)}, rounds: {report.n_rounds}",
+        f"{m.cpu}, {m.cores} core{'s' * (m.cores > 1)}, "
+        f"{m.threads} thread{'s' * (m.threads > 1)}, rounds: {report.n_rounds}",
         "",
         _COLUMNS.format(
             "workload",
@@ -216,7 +230,7 @@ def _show(report: Report) -> None:
 
 
 def _all_ratios(report: Report) -> list[str]:
-    """Return a table of every contender on every case."""
+    """Return the lines of a table: the speedup of each contender in each case."""
     names = list(
         dict.fromkeys(result.contender.name for case in report.cases for result in case.results)
     )
@@ -236,11 +250,11 @@ def _all_ratios(report: Report) -> list[str]:
 
 
 def _check_place(path: Path) -> None:
-    """Say now, not after an hour, that a picture cannot be written.
+    """Check before the benchmark that the plot can be written.
 
     Raises:
-        InvalidOptionError: It is not to be an SVG file.
-        click.FileError: The folder is not there or cannot be written to.
+        InvalidOptionError: The file name does not end in `.svg`.
+        click.FileError: The path is a folder, or its folder is missing or not writable.
     """
     from ..errors import InvalidOptionError
 
@@ -253,10 +267,10 @@ def _check_place(path: Path) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file, whole or not at all.
+    """Write a file atomically.
 
     Raises:
-        click.FileError: It cannot be written.
+        click.FileError: The file cannot be written.
     """
     from ..system.atomic_file import atomic_write
 

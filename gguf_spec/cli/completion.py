@@ -1,4 +1,4 @@
-"""`gguf-spec completion`: what a shell needs to complete commands, options and names of models."""
+"""`gguf-spec completion`: shell completion of commands, options and model names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SHELLS = ("bash", "zsh", "fish")
 @click.argument("shell", type=click.Choice(_SHELLS))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
-    """Print a script that lets a shell complete commands, options and names of models.
+    """Print a shell script that completes commands, options and model names.
 
     \b
     Examples:
@@ -30,15 +30,15 @@ def completion(context: click.Context, shell: str) -> None:
     variables = kind(
         context.find_root().command, {}, "gguf-spec", "_GGUF_SPEC_COMPLETE"
     ).source_vars()
-    click.echo(
-        kind.source_template % variables
-    )  # not `source`: that asks a bash for its version, which may not be the one it is for
+    # Not `kind.source()`: it checks the version of an installed bash, which may be another bash
+    # than the one that will load the script.
+    click.echo(kind.source_template % variables)
 
 
 def model_names(
     _context: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Return the names of models that begin so; and for what is none of them, files."""
+    """Return the model names that begin with `incomplete`; without a match, complete files."""
     from click.shell_completion import CompletionItem
 
     from ..errors import GgufSpecError
@@ -50,7 +50,7 @@ def model_names(
             for entry in entries().values()
             for name in (entry.name, *entry.aliases)
         }
-    except GgufSpecError:  # a models.yaml that cannot be read is told of where a model is loaded
+    except GgufSpecError:  # an invalid models.yaml is reported when a model is loaded
         found = {}
     if param.name == "draft":
         found |= {

@@ -1,4 +1,4 @@
-"""`gguf-spec doctor`: is all well here, and if not, what to do?"""
+"""`gguf-spec doctor`: check the installation, the machine and the models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..doctor.checks import Check
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
-_INDENT = 19
+_INDENT = 19  # width of the columns for status and name, in characters
 
 
 @click.command(context_settings={"auto_envvar_prefix": "GGUF_SPEC", "show_default": True})
@@ -30,9 +30,9 @@ _INDENT = 19
     help="Print one JSON object instead of the table.",
 )
 def doctor(**options: Any) -> int:
-    """Look at this installation, this machine and the models; say what is wrong and what to do.
+    """Check this installation, this machine and the models; report problems and their fixes.
 
-    Shows what passes of the models cost where that was measured. Exits with 1 when something fails.
+    Shows the measured cost of passes of the models, if there is one. Exits with 1 if a check fails.
 
     \b
     Examples:
@@ -44,9 +44,15 @@ def doctor(**options: Any) -> int:
     from ..llama.options import ContextOptions, adapters
 
     how = ContextOptions(
-        options["ctx"], options["threads"], options["flash_attention"], options["kv_type"], options["gpu_layers"],
-        options["extra_bufts"] is not False, options["verbose"] > 0, adapters(options["lora"]),
-    )  # fmt: skip
+        options["ctx"],
+        options["threads"],
+        options["flash_attention"],
+        options["kv_type"],
+        options["gpu_layers"],
+        options["extra_bufts"] is not False,
+        options["verbose"] > 0,
+        adapters(options["lora"]),
+    )
     of_draft = how.for_draft(
         options["draft_flash_attention"],
         options["draft_kv_type"],
@@ -54,9 +60,14 @@ def doctor(**options: Any) -> int:
         adapters(options["draft_lora"], "draft_lora"),
     )
     diagnosis = run(
-        options["model"], options["draft"], how, draft_options=of_draft, reference=options["draft_text"], models_file=options["models_file"],
+        options["model"],
+        options["draft"],
+        how,
+        draft_options=of_draft,
+        reference=options["draft_text"],
+        models_file=options["models_file"],
         online=options["online"],
-    )  # fmt: skip
+    )
     if options["as_json"]:
         click.echo(json.dumps(diagnosis.to_dict(), ensure_ascii=False, allow_nan=False))
         return 0 if diagnosis.ok else 1
@@ -68,7 +79,7 @@ def doctor(**options: Any) -> int:
 
 
 def _lines(check: Check) -> list[str]:
-    """Return a check as it is shown, with what to do below it."""
+    """Return the lines of a check, followed by its fix, if any."""
     first, *rest = wrapped(check.found, _INDENT)
     status = click.style(f"{check.status:<6}", fg=_COLOURS[check.status])
     todo = (

@@ -1,4 +1,4 @@
-"""`gguf-spec models drafts`: what could draft for a model?"""
+"""`gguf-spec models drafts`: list possible draft models of a model."""
 
 from __future__ import annotations
 
@@ -32,10 +32,12 @@ if TYPE_CHECKING:
     help="Print one JSON object instead of the table.",
 )
 def drafts(target: str, models_file: Path | None, as_json: bool) -> int:
-    """List what could draft for a model, the best first, and why the rest could not.
+    """List possible draft models, best first, and the reasons against the others.
 
-    Looks at models.yaml, the folder of the target, and the caches of the hub, llama.cpp, LM Studio and Ollama. Reads headers, no weights.
-    `-d auto` takes the first that is on this disk. The gain is measured where `gguf-spec tune` or a load measured these two, else a guess by size.
+    Searches models.yaml, the folder of the target, and the caches of the hub, llama.cpp, LM Studio
+    and Ollama. Reads only headers, no weights. `-d auto` takes the first draft that is on this
+    disk. The gain is measured if `gguf-spec tune` or a load has measured the pair; otherwise it is
+    estimated from the file sizes.
 
     \b
     Examples:
@@ -54,8 +56,18 @@ def drafts(target: str, models_file: Path | None, as_json: bool) -> int:
         entry, path, replace(ContextOptions(), extra_bufts=extra_bufts_work()), models_file
     )
     if as_json:
-        listed = [{"name": one.name, "path": str(one.path) if one.path else None, "fits": one.fits, "gain": round(one.gain, 3) or None,
-                   "measured": one.measured, "declared": one.declared, "why": one.why} for one in found]  # fmt: skip
+        listed = [
+            {
+                "name": one.name,
+                "path": str(one.path) if one.path else None,
+                "fits": one.fits,
+                "gain": round(one.gain, 3) or None,
+                "measured": one.measured,
+                "declared": one.declared,
+                "why": one.why,
+            }
+            for one in found
+        ]
         click.echo(
             json.dumps(
                 {"target": entry.name, "path": str(path), "drafts": listed}, ensure_ascii=False
@@ -88,6 +100,7 @@ def _table(target: str, found: list[Candidate]) -> list[str]:
     if n_absent:
         lines += [
             "",
-            f"{n_absent} more in models.yaml are not on this disk, and by what it says of them could not draft for it (--json lists them).",
+            f"{n_absent} more in models.yaml are not on this disk, and by what it says of them "
+            "could not draft for it (--json lists them).",
         ]
     return lines

@@ -1,4 +1,4 @@
-"""`gguf-spec generate`: one prompt, one answer."""
+"""`gguf-spec generate`: generate one answer to one prompt."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from ..results import Chunk, Completion, Stats
     from ..runtime.llm import LLM, Prompt
 
-# A model is not to steer the terminal: control characters but tab and newline are shown as a replacement sign.
+# Translation table that replaces control characters except tab and newline, so that the text of a
+# model cannot control the terminal.
 CONTROL = {
     c: "\N{REPLACEMENT CHARACTER}"
     for c in (*range(0x20), *range(0x7F, 0xA0))
@@ -75,7 +76,7 @@ CONTROL = {
 def generate(
     prompt: str | None, file: Path | None, system: str | None, raw: bool | None, **options: Any
 ) -> int:
-    """Go on from a prompt, or answer it. PROMPT may be - or missing to read a pipe.
+    """Continue a prompt, or answer it. PROMPT is read from a pipe if it is - or missing.
 
     \b
     Examples:
@@ -83,7 +84,8 @@ def generate(
       gguf-spec generate "Once upon a time" --seed 1 -n 120 --stats --show-draft
       gguf-spec generate --chat "Tell me a story about a fox and a king."
       gguf-spec generate -m target.gguf -d draft.gguf -t 0 --json < prompt.txt
-      gguf-spec generate "A king, as JSON:" --json-schema '{"type": "object", "properties": {"name": {"type": "string"}}}'
+      gguf-spec generate "A king, as JSON:" \\
+        --json-schema '{"type": "object", "properties": {"name": {"type": "string"}}}'
     Every option can also be set as GGUF_SPEC_OPTION in the environment.
     """
     if system is not None and raw:
@@ -94,7 +96,7 @@ def generate(
     sampling, speculation = to_sampling(options), to_speculation(options)
     if (
         click.get_current_context().get_parameter_source("overflow") is not ParameterSource.DEFAULT
-    ):  # else as models.yaml has it
+    ):  # otherwise the value in models.yaml applies
         sampling = replace(sampling, overflow=options["overflow"])
     with load_models(options, options["draft"] if speculation.k else "none", speculation) as llm:
         chat = system is not None or raw is False or (raw is None and llm.prompt == "chat")
@@ -106,7 +108,10 @@ def generate(
 
 
 def _read_prompt(prompt: str | None, file: Path | None) -> str:
-    """Return the prompt from the argument, the file or the pipe; of the latter two, without the newline at their end."""
+    """Return the prompt from the argument, the file or the pipe.
+
+    One newline at the end of a file or pipe is removed.
+    """
     if prompt is not None and file is not None:
         raise click.UsageError("give the prompt or --file, not both.")
     if file is not None:
@@ -119,7 +124,7 @@ def _read_prompt(prompt: str | None, file: Path | None) -> str:
 
 
 def _answer(llm: LLM, request: Prompt, sampling: Sampling, options: dict[str, Any]) -> int:
-    """Write the answer as it comes; return the exit code."""
+    """Write the answer while it is generated; return the exit code."""
     from rich.console import Console
 
     out, k = Console(highlight=False, soft_wrap=True), llm.speculation.k
@@ -136,16 +141,16 @@ def _answer(llm: LLM, request: Prompt, sampling: Sampling, options: dict[str, An
 
         def stop(_number: int, _frame: object) -> None:
             stream.cancel()
-            signal.signal(
-                signal.SIGINT, before
-            )  # a second Ctrl-C does not wait for the round to end
+            # A second Ctrl-C does not wait for the end of the round.
+            signal.signal(signal.SIGINT, before)
 
         signal.signal(signal.SIGINT, stop)
         try:
             for i, chunk in enumerate(stream):
                 if i == 0:
                     bar.remove()
-                    _write(out, shown, "dim")  # not before the bar, which needs a line of its own
+                    # Only after the progress bar is removed: the bar requires an empty line.
+                    _write(out, shown, "dim")
                 if not options["as_json"]:
                     _show(out, chunk, options["show_draft"])
         finally:
@@ -184,13 +189,19 @@ def _write(out: Console, text: str, style: str | None) -> None:
 def _to_json(llm: LLM, result: Completion, k: int, with_logprobs: bool) -> dict[str, Any]:
     head = result.to_dict()
     return {
-        "text": result.text, "tokens": head["tokens"], "finish_reason": result.finish_reason, "prompt_tokens": result.stats.n_prompt,
-        "seed": result.seed, "target": llm.name, "draft": (llm.draft_name or "ngram") if k else None, "stats": head["stats"],
-    } | ({"logprobs": [_named(llm, one) for one in head["logprobs"]]} if with_logprobs else {})  # fmt: skip
+        "text": result.text,
+        "tokens": head["tokens"],
+        "finish_reason": result.finish_reason,
+        "prompt_tokens": result.stats.n_prompt,
+        "seed": result.seed,
+        "target": llm.name,
+        "draft": (llm.draft_name or "ngram") if k else None,
+        "stats": head["stats"],
+    } | ({"logprobs": [_named(llm, one) for one in head["logprobs"]]} if with_logprobs else {})
 
 
 def _named(llm: LLM, one: dict[str, Any]) -> dict[str, Any]:
-    """Add the texts of its tokens to what is known of a place."""
+    """Return the log-probability of a token and its alternatives, with their texts."""
     named = {
         "token": one["token"],
         "text": llm.token_text(one["token"]),
@@ -202,7 +213,7 @@ def _named(llm: LLM, one: dict[str, Any]) -> dict[str, Any]:
 
 
 def _logprob_lines(llm: LLM, result: Completion) -> str:
-    """One line a token: its text, its probability, and those of the alternatives."""
+    """Return one line per token: probability and text of the token and of its alternatives."""
 
     def shown(token: int, logprob: float) -> str:
         return f"{math.exp(logprob):7.2%} {llm.token_text(token)!r}"
@@ -224,19 +235,29 @@ def _stats_lines(s: Stats, seed: int) -> str:
     by = ", ".join(
         f"{name} {accepted} of {drafted}" for name, (drafted, accepted) in s.drafters.items()
     )
-    accepted = f"{s.n_accepted} of {s.n_drafted} tokens accepted ({s.acceptance:.0%}; {by}), {s.tokens_per_round:.2f} tokens a round"
+    accepted = (
+        f"{s.n_accepted} of {s.n_drafted} tokens accepted ({s.acceptance:.0%}; {by}), "
+        f"{s.tokens_per_round:.2f} tokens a round"
+    )
     ties = f"ties    {s.n_near_ties} of {s.n_generated} tokens were near ties: "
     ties += (
         "decided again, as plain decoding does\n"
         if s.n_decided_again
         else "plain decoding may say others there (--strict asks it)\n"
     )
-    gain = f"gain    {s.speedup:.2f} times plain decoding by the clock, {s.predicted_speedup:.2f} by measured costs\n"
+    gain = (
+        f"gain    {s.speedup:.2f} times plain decoding by the clock, "
+        f"{s.predicted_speedup:.2f} by measured costs\n"
+    )
     return (
-        f"speed   {s.n_generated} tokens at {s.tokens_per_s:,.1f} tok/s, the first after {s.ttft_s * 1000:,.0f} ms ({prompt})\n"
-        f"draft   {accepted + (s.why_none and f'; {s.why_none}') if s.n_drafted else f'none: {s.why_none}'}\n"
+        f"speed   {s.n_generated} tokens at {s.tokens_per_s:,.1f} tok/s, "
+        f"the first after {s.ttft_s * 1000:,.0f} ms ({prompt})\n"
+        "draft   "
+        f"{accepted + (s.why_none and f'; {s.why_none}') if s.n_drafted else f'none: {s.why_none}'}"
+        "\n"
         f"{gain if s.plain_s and s.n_drafted else ''}"
         f"{ties if s.n_near_ties else ''}"
-        f"time    draft {s.draft_s / busy:.0%}, verify {s.verify_s / busy:.0%}, Python {s.other_s / busy:.0%}\n"
+        f"time    draft {s.draft_s / busy:.0%}, verify {s.verify_s / busy:.0%}, "
+        f"Python {s.other_s / busy:.0%}\n"
         f"seed    {seed}"
     )

@@ -1,4 +1,4 @@
-"""`gguf-spec models`: what models there are by name, and which of them are on this disk."""
+"""`gguf-spec models`: list, show, download and remove models with names."""
 
 from __future__ import annotations
 
@@ -22,13 +22,17 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_WIDTH = 100  # of the table
-_NO_MODEL = ("ngram", "none")  # drafts that are no files
+_WIDTH = 100  # maximum width of the table, in characters
+_NO_MODEL = ("ngram", "none")  # values of `draft` that are not models
 _SETTINGS = {"auto_envvar_prefix": "GGUF_SPEC", "show_default": True}
+# Kind of verification of a file -> text.
 _VERIFIED = {
-    "sha256": "sha256 verified", "size and etag": "size and the hub's etag verified, as no sha256 is declared",
-    "size": "its size is right, no more is known of it", "nothing": "nothing is known to verify it by", "local": "not from the hub",
-}  # fmt: skip
+    "sha256": "sha256 verified",
+    "size and etag": "size and the hub's etag verified, as no sha256 is declared",
+    "size": "its size is right, no more is known of it",
+    "nothing": "nothing is known to verify it by",
+    "local": "not from the hub",
+}
 
 
 @click.group()
@@ -45,7 +49,7 @@ def models() -> None:
 
 
 def _options(command: F) -> F:
-    """Add the options that all of these commands have."""
+    """Add the options that all commands of this group share."""
     for option in (
         click.option(
             "--json",
@@ -103,7 +107,7 @@ def list_(cached: bool, models_file: Path | None, as_json: bool) -> int:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows as lines that fit the width, the last column cut where need be."""
+    """Format rows as lines of at most `_WIDTH` characters; longer lines are cut."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
     lines = [
         "  ".join(
@@ -118,7 +122,7 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
 @click.argument("name", shell_complete=model_names)
 @_options
 def show(name: str, models_file: Path | None, as_json: bool) -> int:
-    """Show all that is known of a model, and where it lies.
+    """Show the known facts of a model and the path of its file.
 
     \b
     Examples:
@@ -144,10 +148,16 @@ def show(name: str, models_file: Path | None, as_json: bool) -> int:
     ]
     lines += [("sha256", part.sha256 or "not declared") for part in entry.parts]
     lines += [
-        ("licence", entry.license), ("context", entry.context), ("tokenizer", entry.tokenizer), ("chat", entry.chat), ("draft", entry.draft),
-        ("prompt", entry.prompt), ("sampling", ", ".join(f"{key} {value}" for key, value in entry.sampling.items())), ("note", entry.note),
+        ("licence", entry.license),
+        ("context", entry.context),
+        ("tokenizer", entry.tokenizer),
+        ("chat", entry.chat),
+        ("draft", entry.draft),
+        ("prompt", entry.prompt),
+        ("sampling", ", ".join(f"{key} {value}" for key, value in entry.sampling.items())),
+        ("note", entry.note),
         ("on disk", disk),
-    ]  # fmt: skip
+    ]
     click.echo(
         "\n".join(
             f"{what:<12}{value}" for what, value in lines if value not in (None, "")
@@ -174,10 +184,11 @@ def pull(
     as_json: bool,
     **options: bool,
 ) -> int:
-    """Download models and their drafts, and verify them. NAME may be hf:OWNER/REPO/FILE[@REVISION], too.
+    """Download models and their drafts, and verify them.
 
-    What is on this disk stays as it is; after that no network is needed. HF_HOME says where files go, HF_TOKEN opens gated models, HF_ENDPOINT
-    is another hub.
+    NAME is the name of a model or hf:OWNER/REPO/FILE[@REVISION]. Files that are already on this
+    disk are not downloaded again. Afterwards no network is required. HF_HOME sets the folder for
+    the files, HF_TOKEN gives access to gated models, HF_ENDPOINT selects another hub.
 
     \b
     Examples:
@@ -194,7 +205,7 @@ def pull(
             click.echo("Nothing was downloaded.", err=True)
             return 1
         if len(missing) > 1:
-            download.check_room(missing)  # rather now than after the first
+            download.check_room(missing)  # before the first download, for all of them
     pulled = []
     for entry in entries:
         start = time.monotonic()
@@ -212,7 +223,7 @@ def pull(
 
 
 def _with_drafts(names: Sequence[str], draft: bool, models_file: Path | None) -> list[Entry]:
-    """Return the entries of names, each with its draft after it, and none twice."""
+    """Return the entries of the names, each followed by its draft, without duplicates."""
     from ..registry.resolve import resolve
 
     found: dict[str, Entry] = {}
@@ -226,7 +237,11 @@ def _with_drafts(names: Sequence[str], draft: bool, models_file: Path | None) ->
 
 
 def _is_agreed(entries: Sequence[Entry], yes: bool) -> bool:
-    """Show licences that are not permissive; at a terminal ask."""
+    """Show licences that are not permissive; ask for confirmation at a terminal.
+
+    Returns:
+        Whether the download may start.
+    """
     bound = [entry for entry in entries if entry.repo and not entry.permissive]
     for entry in bound:
         what = f"{entry.license}, which is not permissive" if entry.license else "not known here"
@@ -247,7 +262,7 @@ def _is_agreed(entries: Sequence[Entry], yes: bool) -> bool:
 
 @contextlib.contextmanager
 def _progress(entry: Entry, quiet: bool) -> Iterator[Tell | None]:
-    """Yield what draws a bar at a terminal, and writes a line a step elsewhere."""
+    """Yield a progress callback: a bar at a terminal, otherwise one line per stage."""
     if quiet:
         yield None
         return
@@ -295,7 +310,7 @@ def _progress(entry: Entry, quiet: bool) -> Iterator[Tell | None]:
 
 
 def _line(pulled: Pulled, seconds: float) -> str:
-    """Return what was done, in one line."""
+    """Return one line about a completed download."""
     from ..system.hardware import size
 
     came = (
@@ -310,7 +325,7 @@ def _line(pulled: Pulled, seconds: float) -> str:
 @click.argument("name", shell_complete=model_names)
 @_options
 def path(name: str, models_file: Path | None, as_json: bool) -> int:
-    """Print where a model lies; exit with 1 if it is not on this disk.
+    """Print the path of a model; exit with 1 if it is not on this disk.
 
     \b
     Examples:
@@ -334,7 +349,7 @@ def path(name: str, models_file: Path | None, as_json: bool) -> int:
 @click.option("-y", "--yes", is_flag=True, help="Ask nothing.")
 @_options
 def remove(names: tuple[str, ...], yes: bool, models_file: Path | None, as_json: bool) -> int:
-    """Remove downloaded models from this disk. What comes with gguf-spec, and files of yours, stay.
+    """Remove downloaded models from this disk. Bundled models and your own files are kept.
 
     \b
     Examples:
@@ -372,16 +387,31 @@ def remove(names: tuple[str, ...], yes: bool, models_file: Path | None, as_json:
 
 
 def _facts(entry: Entry, path: Path | None) -> dict[str, Any]:
-    """Return what is known of a model, for --json."""
+    """Return the known facts of a model, for --json."""
     from ..registry import download
 
     return {
-        "name": entry.name, "aliases": list(entry.aliases), "repo": entry.repo, "revision": entry.revision,
-        "files": [{"file": part.file, "size_bytes": part.size_bytes, "sha256": part.sha256} for part in entry.parts],
-        "size_bytes": entry.size_bytes, "license": entry.license, "permissive": entry.permissive, "context": entry.context,
-        "tokenizer": entry.tokenizer, "chat": entry.chat, "draft": entry.draft, "prompt": entry.prompt, "sampling": dict(entry.sampling),
-        "note": entry.note, "path": None if path is None else str(path), "verified": download.verified(entry),
-    }  # fmt: skip
+        "name": entry.name,
+        "aliases": list(entry.aliases),
+        "repo": entry.repo,
+        "revision": entry.revision,
+        "files": [
+            {"file": part.file, "size_bytes": part.size_bytes, "sha256": part.sha256}
+            for part in entry.parts
+        ],
+        "size_bytes": entry.size_bytes,
+        "license": entry.license,
+        "permissive": entry.permissive,
+        "context": entry.context,
+        "tokenizer": entry.tokenizer,
+        "chat": entry.chat,
+        "draft": entry.draft,
+        "prompt": entry.prompt,
+        "sampling": dict(entry.sampling),
+        "note": entry.note,
+        "path": None if path is None else str(path),
+        "verified": download.verified(entry),
+    }
 
 
 def _result(pulled: Pulled) -> dict[str, Any]:

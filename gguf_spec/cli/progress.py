@@ -1,4 +1,4 @@
-"""Progress on stderr, at a terminal only: one line that is removed when the work is done."""
+"""Progress line on stderr, at a terminal only; it is removed when the work is done."""
 
 from __future__ import annotations
 
@@ -9,21 +9,24 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
-_PATIENCE_S = 2.0  # shorter waits show nothing
-_BAR = 24  # characters
+_PATIENCE_S = 2.0  # seconds before the prompt bar appears
+_BAR = 24  # width of the bar in characters
 _MEASURING = "Measuring this machine once (about 2 s)"
 
 
 class Line:
-    """A line of a terminal that is written again and again, and removed at the end."""
+    """Line of a terminal that can be replaced and removed."""
 
     def __init__(self, out: TextIO | None) -> None:
-        """Write to `out`; nothing if it is not a terminal, or one that cannot go back in its line."""
+        """Create a line on `out`; it shows nothing unless `out` is a terminal other than `dumb`.
+
+        A dumb terminal cannot move the cursor to the start of the line.
+        """
         self._out = out if out and out.isatty() and os.environ.get("TERM") != "dumb" else None
         self._n_shown = 0
 
     def show(self, text: str) -> None:
-        """Show a text in place of the one before; it is cut to the width of the terminal."""
+        """Replace the text of the line; it is cut to the width of the terminal."""
         if self._out:
             text = text[: shutil.get_terminal_size().columns - 1]
             self._out.write("\r" + text.ljust(self._n_shown))
@@ -39,20 +42,30 @@ class Line:
 
 
 class PromptBar:
-    """Shows how much of a prompt is read, as `on_prompt` of `LLM.stream`; nothing in the first two seconds.
+    """Progress bar for the prefill, for `on_prompt` of `LLM.stream`.
 
-    Call `remove` before text is written.
+    It appears after two seconds. Call `remove` before text is written.
     """
 
     def __init__(
         self, out: TextIO | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Begin to wait; `clock` gives seconds."""
+        """Start the waiting time before the bar appears.
+
+        Args:
+            out: Terminal; None takes stderr.
+            clock: Returns a time in seconds.
+        """
         self._line, self._clock = Line(out or sys.stderr), clock
         self._since = clock()
 
     def __call__(self, n_done: int, n_total: int) -> None:
-        """Show a pass over the prompt."""
+        """Show the progress after a pass over a part of the prompt.
+
+        Args:
+            n_done: Number of prompt tokens decoded.
+            n_total: Number of prompt tokens.
+        """
         if self._clock() - self._since >= _PATIENCE_S:
             n_full = _BAR * n_done // n_total
             bar = "#" * n_full + "." * (_BAR - n_full)
@@ -61,12 +74,15 @@ class PromptBar:
             )
 
     def remove(self) -> None:
-        """Remove the line; more than once does nothing."""
+        """Remove the line; further calls have no effect."""
         self._line.remove()
 
 
 class MeasuringNote:
-    """Says that this machine is measured, as `on_measure` of `load`, until `remove` is called."""
+    """Note that this machine is being measured, for `on_measure` of `load`.
+
+    It is shown until `remove` is called.
+    """
 
     def __init__(self, out: TextIO | None = None) -> None:
         self._line = Line(out or sys.stderr)
@@ -76,5 +92,5 @@ class MeasuringNote:
         self._line.show(_MEASURING)
 
     def remove(self) -> None:
-        """Remove the note; more than once does nothing."""
+        """Remove the note; further calls have no effect."""
         self._line.remove()

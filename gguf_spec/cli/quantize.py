@@ -1,4 +1,4 @@
-"""`gguf-spec models quantize`: a smaller file of a model."""
+"""`gguf-spec models quantize`: write a model to a smaller file."""
 
 from __future__ import annotations
 
@@ -36,10 +36,12 @@ if TYPE_CHECKING:
     help="Print one JSON object instead of the line.",
 )
 def quantize(model: str, target: Path, **options: Any) -> int:
-    """Write MODEL again with smaller numbers: as a draft, or to save memory. MODEL is a GGUF file or the name of one on this disk.
+    """Quantise MODEL to OUT.gguf, to use it as a draft or to save memory.
 
-    By llama.cpp's own quantiser, in the types that need no importance matrix. Best made from a file of F32, F16 or BF16. The tokenizer stays as it
-    is, so what is made of a draft still speaks the target's vocabulary, and what is made of the target itself can be its draft.
+    MODEL is a GGUF file or the name of a model on this disk. Uses llama.cpp's own quantiser and the
+    types that require no importance matrix. The best source is a file in F32, F16 or BF16. The
+    tokenizer stays the same: a quantised draft still has the target's vocabulary, and a quantised
+    target can be its own draft.
 
     \b
     Examples:
@@ -53,7 +55,8 @@ def quantize(model: str, target: Path, **options: Any) -> int:
     made = _run(local(resolve(model, options["models_file"])), target, options)
     if made.requantized and not options["quiet"]:
         click.echo(
-            f"Note: {made.source.name} is quantised already: quality suffers; a file made from F32, F16 or BF16 is better.",
+            f"Note: {made.source.name} is quantised already: quality suffers; "
+            "a file made from F32, F16 or BF16 is better.",
             err=True,
         )
     if options["as_json"]:
@@ -64,7 +67,7 @@ def quantize(model: str, target: Path, **options: Any) -> int:
 
 
 def _run(source: Path, target: Path, options: dict[str, Any]) -> Quantized:
-    """Quantise behind a progress bar, which is there at a terminal only."""
+    """Quantise the model, with a progress bar if stderr is a terminal."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -92,20 +95,26 @@ def _run(source: Path, target: Path, options: dict[str, Any]) -> Quantized:
     ) as bar:
         task = bar.add_task("", total=None)
         return run(
-            source, target, options["kind"], threads=options["threads"], force=options["force"],
+            source,
+            target,
+            options["kind"],
+            threads=options["threads"],
+            force=options["force"],
             progress=lambda done, total: bar.update(task, completed=done, total=total),
-        )  # fmt: skip
+        )
 
 
 def _line(made: Quantized) -> str:
     from ..system.hardware import size
 
     others = (
-        f", {made.n_fallback} of {made.n_tensors} tensors in a larger type, as its blocks do not divide their rows"
+        f", {made.n_fallback} of {made.n_tensors} tensors in a larger type, "
+        "as its blocks do not divide their rows"
         if made.n_fallback
         else ""
     )
     return (
         f"{made.target}: {made.type}, {size(made.target_bytes)} after {size(made.source_bytes)}, "
-        f"{made.target_bits:.2f} bits a weight after {made.source_bits:.2f}, in {made.seconds:.1f} s{others}"
+        f"{made.target_bits:.2f} bits a weight after {made.source_bits:.2f}, "
+        f"in {made.seconds:.1f} s{others}"
     )

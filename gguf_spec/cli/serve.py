@@ -1,4 +1,4 @@
-"""`gguf-spec serve`: OpenAI's protocol at a local port."""
+"""`gguf-spec serve`: run the OpenAI-compatible server."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 @click.option(
     "--api-key",
     show_default=False,
-    help="Key that clients have to send; in the environment nobody sees it in the list of processes.",
+    help="Key that clients have to send; "
+    "in the environment nobody sees it in the list of processes.",
 )
 @click.option(
     "--cors-origin",
@@ -52,17 +53,18 @@ if TYPE_CHECKING:
 )
 @speculation_options
 def serve(**options: Any) -> int:
-    """Answer OpenAI's protocol at a local port, and a page to chat in at its address.
+    """Serve an OpenAI-compatible API and a chat page at a local port.
 
     \b
     Examples:
       gguf-spec serve
       gguf-spec serve -m target.gguf -d draft.gguf --port 8000 --ctx 8192
       GGUF_SPEC_API_KEY=secret gguf-spec serve --host 0.0.0.0
-      curl http://127.0.0.1:8080/v1/chat/completions -d '{"messages": [{"role": "user", "content": "Hi"}]}'
+      curl http://127.0.0.1:8080/v1/chat/completions \\
+        -d '{"messages": [{"role": "user", "content": "Hi"}]}'
     Every option can also be set as GGUF_SPEC_OPTION in the environment.
     """
-    settings = _settings(options)  # before the models, which take a while
+    settings = _settings(options)  # before the models, which take long to load
     speculation = to_speculation(options)
     with load_models(options, options["draft"] if speculation.k else "none", speculation) as llm:
         from ..server import Server
@@ -84,13 +86,24 @@ def _settings(options: dict[str, Any]) -> Settings:
             "install it with: pip install 'gguf-spec[server]'.",
         ) from None
     return Settings(
-        host=options["host"], port=options["port"], api_key=options["api_key"], cors_origins=options["cors_origin"], queue=options["queue"],
-        max_tokens=options["max_tokens_limit"], timeout=options["timeout"], body_bytes=int(options["body_limit"] * 1_000_000), grace=options["grace"],
-    )  # fmt: skip
+        host=options["host"],
+        port=options["port"],
+        api_key=options["api_key"],
+        cors_origins=options["cors_origin"],
+        queue=options["queue"],
+        max_tokens=options["max_tokens_limit"],
+        timeout=options["timeout"],
+        body_bytes=int(options["body_limit"] * 1_000_000),
+        grace=options["grace"],
+    )
 
 
 def _wait(server: Server) -> int:
-    """Serve until a signal comes; a second one ends answers that are under way. Return the exit code."""
+    """Serve until a signal arrives; a second signal cancels running answers.
+
+    Returns:
+        The exit code.
+    """
     told, caught = threading.Event(), []
 
     def stop(number: int, _frame: object) -> None:
@@ -100,9 +113,8 @@ def _wait(server: Server) -> int:
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         click.echo(f"Listening at {server.url}")
-        while server.is_running and not told.wait(
-            0.5
-        ):  # without a limit, Windows would not let Ctrl-C through
+        # The wait has a timeout because Windows delivers Ctrl-C only between waits.
+        while server.is_running and not told.wait(0.5):
             pass
         server.stop()
         while server.is_running:

@@ -1,4 +1,4 @@
-"""`gguf-spec tune`: what do passes cost here, and does drafting pay?"""
+"""`gguf-spec tune`: measure the cost of passes and the gain from drafting."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from .options import load_models, model_options
 if TYPE_CHECKING:
     from ..tune import Tuning
 
-_SHOWN = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 33)  # tokens in a pass; --json has all
+# Widths of the passes in the table, in tokens; --json has all widths.
+_SHOWN = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 33)
 
 
 @click.command(context_settings={"auto_envvar_prefix": "GGUF_SPEC", "show_default": True})
@@ -29,10 +30,11 @@ _SHOWN = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 33)  # tokens in a pass; --json ha
     help="Print one JSON object instead of the table.",
 )
 def tune(**options: Any) -> int:
-    """Measure what these models cost on this machine, and keep it.
+    """Measure the cost of these models on this machine, and save the result.
 
-    Times passes over 1 to 33 tokens of both models, with nothing before and far into a context, and asks the draft what it would have said. Models
-    are measured in a second when they are loaded first; this takes longer and is more exact. Do it when the machine has nothing else to do.
+    Times passes of both models over 1 to 33 tokens, at the start of a context and far into one, and
+    measures the agreement of the draft with the target. The first load of models measures them in
+    about a second; this command takes longer and is more exact. Run it when the machine is idle.
 
     \b
     Examples:
@@ -42,9 +44,8 @@ def tune(**options: Any) -> int:
     """
     from .. import Speculation
 
-    with load_models(
-        options, options["draft"], Speculation(0)
-    ) as llm:  # plain: so nothing is measured before
+    # Without speculation, so that the load measures nothing.
+    with load_models(options, options["draft"], Speculation(0)) as llm:
         tuning = _run(llm)
     if not tuning.kept:
         click.echo("Note: there is no place to keep this: gguf-spec doctor says why.", err=True)
@@ -56,7 +57,7 @@ def tune(**options: Any) -> int:
 
 
 def _run(llm: Any) -> Tuning:
-    """Measure behind a progress bar, which is there at a terminal only."""
+    """Measure the models, with a progress bar if stderr is a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -82,16 +83,20 @@ def _run(llm: Any) -> Tuning:
 
 
 def cost_lines(tuning: Tuning) -> list[str]:
-    """Return the table, what else was measured, and the sentence."""
+    """Return the lines of the cost table, the other measurements and the summary."""
     profile = tuning.profile
     target, draft = _column(profile.target), _column(profile.draft)
     widths = [n for n in _SHOWN if n in profile.target]
     lines = [
-        f"{tuning.target}{f' with {tuning.draft}' if tuning.draft else ''}, measured in {profile.seconds:.1f} s",
+        f"{tuning.target}{f' with {tuning.draft}' if tuning.draft else ''}, "
+        f"measured in {profile.seconds:.1f} s",
         "",
     ]
     lines.append(
-        f"{'tokens in a pass':>16}{'target ms':>12}{'a token':>10}{'draft ms' if draft else '':>12}".rstrip()
+        (
+            f"{'tokens in a pass':>16}{'target ms':>12}{'a token':>10}"
+            f"{'draft ms' if draft else '':>12}"
+        ).rstrip()
     )
     each = _column({n: s / n for n, s in profile.target.items()}, of=profile.target[1])
     lines += [f"{n:>16}{target[n]:>12}{each[n]:>10}{draft.get(n, ''):>12}".rstrip() for n in widths]
@@ -103,8 +108,10 @@ def cost_lines(tuning: Tuning) -> list[str]:
         "rounding noise": f"up to {noise:.2g} logits in wider passes"
         if noise
         else "none: passes of all widths give the same logits",
-        "draft": f"right in {sum(h for h, _ in profile.right):.0f} of {sum(n for _, n in profile.right):.0f} places ({profile.agreement:.0%})",
-        "Python": f"{profile.token_s * 1000:.2f} ms a token, {profile.proposal_s * 1000:.2f} ms one that the draft proposes",
+        "draft": f"right in {sum(h for h, _ in profile.right):.0f} "
+        f"of {sum(n for _, n in profile.right):.0f} places ({profile.agreement:.0%})",
+        "Python": f"{profile.token_s * 1000:.2f} ms a token, "
+        f"{profile.proposal_s * 1000:.2f} ms one that the draft proposes",
     }
     if not tuning.draft:
         del facts["draft"], facts["draft context"]
@@ -119,7 +126,7 @@ def cost_lines(tuning: Tuning) -> list[str]:
 
 
 def _context_cost(depth: Mapping[int, float]) -> str:
-    """Return what 1,000 cached tokens add to passes of 1 and of 8 rows."""
+    """Return the time that 1,000 cached tokens add to passes of 1 and of 8 rows."""
     from ..speculative.cost_model import interpolate_depth
     from ..tune import milliseconds
 
@@ -130,14 +137,26 @@ def _context_cost(depth: Mapping[int, float]) -> str:
 
 
 def _column(seconds: Mapping[int, float], of: float | None = None) -> dict[int, str]:
-    """Return times in milliseconds, with as many digits as that over one token needs."""
+    """Format times in milliseconds.
+
+    Args:
+        seconds: Width of a pass in tokens -> time in seconds.
+        of: Time that determines the number of digits; None takes the time of one token.
+    """
     first = of or seconds.get(1, 0.0)
     digits = 0 if first >= 0.1 else 1 if first >= 0.01 else 2
     return {n: f"{s * 1000:,.{digits}f}" for n, s in seconds.items()}
 
 
 def wrapped(text: str, indent: int = 0) -> list[str]:
-    """Return a text in lines that fit the terminal, those after the first indented; in one line where there is none."""
+    """Wrap a text to the width of the terminal.
+
+    Without a terminal, the text stays in one line.
+
+    Args:
+        text: The text.
+        indent: Indentation of all lines after the first, in characters.
+    """
     if not sys.stdout.isatty():
         return [text]
     width = max(40, shutil.get_terminal_size().columns)

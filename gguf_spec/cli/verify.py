@@ -1,4 +1,4 @@
-"""`gguf-spec verify`: does speculation change what this model says?"""
+"""`gguf-spec verify`: check that speculation does not change the text of a model."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from .options import load_models, model_options, read_text
 if TYPE_CHECKING:
     from ..verify import Difference, Report
 
-_SHOWN = 20  # differences
-_LONG_COUNT = 4  # prompts
+_SHOWN = 20  # maximum number of differences in the output
+_LONG_COUNT = 4  # default number of prompts with --long
 
 
 @click.command(context_settings={"auto_envvar_prefix": "GGUF_SPEC", "show_default": True})
@@ -52,11 +52,19 @@ _LONG_COUNT = 4  # prompts
 def verify(**options: Any) -> int:
     """Compare speculation with plain decoding on these models and this machine.
 
-    Goes on from each prompt plainly, with drafts of 1, 3 and 7 tokens, with drafts from the text and second guesses, and as it comes; greedily,
-    sampled and with penalties: by the same seed all must give the same text. Compares rows of passes over several tokens with those of single tokens,
-    looks at what both caches hold, and at warm caches, restored sessions, long prompts, grammars, JSON schemas, log-probabilities and stop strings.
-    Under each rule, and for each kind of draft, the first tokens of many generations must follow the probabilities that llama.cpp's own samplers
-    give. Exits with 1 when anything differs beyond the rounding noise of this machine, or when that noise is more than rounding can be.
+    Continues each prompt without drafts, with drafts of 1, 3 and 7 tokens, with drafts from the
+    text and second guesses, and with the default settings. Each of these runs with greedy decoding,
+    with sampling and with penalties. With the same seed, all must give the same text.
+
+    Compares the logits of passes over several tokens with those of single tokens, and checks the
+    contents of both caches. Also checks warm caches, restored sessions, long prompts, grammars,
+    JSON schemas, log-probabilities and stop strings.
+
+    For each acceptance rule and each kind of draft, the first tokens of many generations must
+    follow the probabilities of llama.cpp's own samplers.
+
+    Exits with 1 if anything differs beyond the rounding noise of this machine, or if that noise is
+    larger than rounding can explain.
 
     \b
     Examples:
@@ -90,7 +98,7 @@ def verify(**options: Any) -> int:
 
 
 def _run(llm: Any, prompts: list[str], options: dict[str, Any]) -> Report:
-    """Verify behind a progress bar, which is there at a terminal only."""
+    """Verify the models, with a progress bar if stderr is a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -108,13 +116,19 @@ def _run(llm: Any, prompts: list[str], options: dict[str, Any]) -> Report:
     ) as bar:
         task = bar.add_task("", total=None)
         return run(
-            llm, prompts, n_tokens=options["max_tokens"], long=options["long"], n_draws=options["draws"], seed=options["seed"],
-            limit_s=60 * options["minutes"], progress=lambda done, total: bar.update(task, completed=done, total=total),
-        )  # fmt: skip
+            llm,
+            prompts,
+            n_tokens=options["max_tokens"],
+            long=options["long"],
+            n_draws=options["draws"],
+            seed=options["seed"],
+            limit_s=60 * options["minutes"],
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
 
 
 def _show(report: Report, prompts: list[str], n_asked: int) -> None:
-    """Print the report: what was compared, what differs, and the sentence."""
+    """Print the report: comparisons, checks, differences and the summary."""
     noise = (
         f"up to {report.noise:.2g} logits"
         if report.noise
@@ -122,29 +136,35 @@ def _show(report: Report, prompts: list[str], n_asked: int) -> None:
     )
     some = "" if report.n_prompts == n_asked else f" of {n_asked}: --minutes ended it"
     lines = [
-        f"{report.target} with {report.draft}, {report.n_tokens} tokens a text, {report.total_s:.0f} s",
+        f"{report.target} with {report.draft}, {report.n_tokens} tokens a text, "
+        f"{report.total_s:.0f} s",
         f"prompts        {report.n_prompts}{some}",
         f"rounding noise {noise}",
         "",
-        f"{'texts':<12}{'drafter':<16}{'compared':>9}{'identical':>11}{'near ties':>11}{'different':>11}{'accepted':>10}",
+        f"{'texts':<12}{'drafter':<16}{'compared':>9}{'identical':>11}{'near ties':>11}"
+        f"{'different':>11}{'accepted':>10}",
     ]
     for c in report.comparisons:
         lines.append(
-            f"{c.sampling:<12}{c.drafter:<16}{c.n_texts:>9}{c.n_identical:>11}{c.n_near_ties:>11}{c.n_different:>11}{c.acceptance:>10.0%}"
+            f"{c.sampling:<12}{c.drafter:<16}{c.n_texts:>9}{c.n_identical:>11}"
+            f"{c.n_near_ties:>11}{c.n_different:>11}{c.acceptance:>10.0%}"
         )
     lines += ["", f"{'checks':<28}{'compared':>9}   result"]
     lines += [
-        f"{check.name:<28}{check.n_cases:>9}   {check.found if check.ok else 'WRONG: ' + check.faults[0]}"
+        f"{check.name:<28}{check.n_cases:>9}   "
+        f"{check.found if check.ok else 'WRONG: ' + check.faults[0]}"
         for check in report.checks
     ]
     lines += [
         "",
-        f"{'first tokens':<28}{'drawn':>9}{'drafted':>9}{'outcomes':>11}{'chi-square':>12}{'p':>10}",
+        f"{'first tokens':<28}{'drawn':>9}{'drafted':>9}{'outcomes':>11}"
+        f"{'chi-square':>12}{'p':>10}",
     ]
     for distribution in report.laws:
         statistic = "-" if distribution.chi_square is None else f"{distribution.chi_square:.1f}"
         lines.append(
-            f"{distribution.accept:<28}{distribution.n_draws:>9}{distribution.n_drafted:>9}{distribution.n_cells:>11}{statistic:>12}{distribution.p_value:>10.2g}"
+            f"{distribution.accept:<28}{distribution.n_draws:>9}{distribution.n_drafted:>9}"
+            f"{distribution.n_cells:>11}{statistic:>12}{distribution.p_value:>10.2g}"
         )
     lines.append("")
     lines += [_line(d, prompts[d.prompt]) for d in report.differences[:_SHOWN]]
@@ -159,4 +179,7 @@ def _show(report: Report, prompts: list[str], n_asked: int) -> None:
 def _line(d: Difference, prompt: str) -> str:
     gap = "not even close" if d.gap is None else f"{d.gap:.4f} logits apart"
     start = prompt if len(prompt) <= 40 else prompt[:37] + "..."
-    return f"{d.sampling}, {d.drafter}, prompt {d.prompt + 1} {start!r}: another token after {d.position}, {gap}{', a near tie' if d.near_tie else ''}"
+    return (
+        f"{d.sampling}, {d.drafter}, prompt {d.prompt + 1} {start!r}: "
+        f"another token after {d.position}, {gap}{', a near tie' if d.near_tie else ''}"
+    )

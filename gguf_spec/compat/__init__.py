@@ -1,13 +1,13 @@
-"""In the place of llama-cpp-python: `Llama` instead of `llama_cpp.Llama`, and our drafters for those who keep that one.
+"""Drop-in replacement for `llama_cpp.Llama`, and a `draft_model` for the original class.
 
     from gguf_spec.compat import Llama          # instead of: from llama_cpp import Llama
 
-Packages that import it themselves, such as LangChain and LlamaIndex, get it after
+Packages that import `Llama` themselves, such as LangChain and LlamaIndex, use this class after
 
     import gguf_spec.compat
     gguf_spec.compat.install()
 
-Importing this changes nothing and loads nothing.
+The import alone changes nothing and loads nothing.
 """
 
 from __future__ import annotations
@@ -23,15 +23,20 @@ if TYPE_CHECKING:
     from .patch import install, uninstall
 
 __all__ = ["DraftModel", "Llama", "LlamaGrammar", "install", "uninstall"]
+# Public name -> module that defines it; imported on first access.
 _HOME = {
-    "DraftModel": "gguf_spec.compat.draft_model", "Llama": "gguf_spec.compat.llama", "LlamaGrammar": "llama_cpp",
-    "install": "gguf_spec.compat.patch", "uninstall": "gguf_spec.compat.patch",
-}  # fmt: skip
+    "DraftModel": "gguf_spec.compat.draft_model",
+    "Llama": "gguf_spec.compat.llama",
+    "LlamaGrammar": "llama_cpp",
+    "install": "gguf_spec.compat.patch",
+    "uninstall": "gguf_spec.compat.patch",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
-        import_module("gguf_spec.llama.bindings")  # sets the spin count before llama_cpp is loaded
+        # This module sets the spin count; it must be imported before llama_cpp is loaded.
+        import_module("gguf_spec.llama.bindings")
         return getattr(import_module(_HOME[name]), name)
     raise AttributeError(f"module 'gguf_spec.compat' has no attribute {name!r}")
 

@@ -1,4 +1,7 @@
-"""What the arguments of `llama_cpp.Llama` mean here. What cannot be honoured is refused by name, never passed over."""
+"""Conversion of the arguments of `llama_cpp.Llama`.
+
+No argument is silently ignored: one that is not supported is an error that names the argument.
+"""
 
 from __future__ import annotations
 
@@ -11,36 +14,68 @@ from ..errors import InvalidOptionError
 from ..llama.options import KV_TYPES
 from ..sampling.chain import CompatSampling
 
-ANY_SEED = (-1, 0xFFFFFFFF)  # what llama.cpp takes for: draw one
-_F16 = KV_TYPES["f16"][0]
+ANY_SEED = (-1, 0xFFFFFFFF)  # seeds that mean "draw a random seed" in llama.cpp
+_F16 = KV_TYPES["f16"][0]  # ggml type number of F16, the default type of the cache
 
-# They change no text, and what they tune is tuned here in its own way.
+# Arguments that are accepted and have no effect. They change no text, and gguf-spec chooses the
+# settings that they tune itself.
 HINTS = {"n_batch", "n_ubatch", "no_perf", "logits_all", "n_parts"}
-# Arguments of the constructor -> the values that ask for nothing unusual. Of the two for RoPE the second is what LangChain passes where nobody
-# asked for anything; followed to the letter it would spoil every model that was trained with another.
+# Argument of the constructor -> accepted values; each means the default behaviour. The second
+# value of rope_freq_base and rope_freq_scale is the default that LangChain always passes. Applied
+# literally, it would break every model that was trained with another RoPE setting.
 USUAL: dict[str, tuple[object, ...]] = {
-    "split_mode": (1,), "main_gpu": (0,), "tensor_split": (None,), "vocab_only": (False,), "use_mmap": (True,), "use_mlock": (False,),
-    "kv_overrides": (None,), "rope_scaling_type": (-1, None), "pooling_type": (-1,), "attention_type": (-1,), "rope_freq_base": (0.0, 10000.0),
-    "rope_freq_scale": (0.0, 1.0), "yarn_ext_factor": (-1.0,), "yarn_attn_factor": (1.0,), "yarn_beta_fast": (32.0,), "yarn_beta_slow": (1.0,),
-    "yarn_orig_ctx": (0,), "embedding": (False,), "offload_kqv": (True,), "op_offload": (None,), "swa_full": (None,), "lora_base": (None,),
-    "numa": (False,), "chat_handler": (None,), "draft_model": (None,), "tokenizer": (None,), "spm_infill": (False,), "f16_kv": (True,),
-}  # fmt: skip
+    "split_mode": (1,),
+    "main_gpu": (0,),
+    "tensor_split": (None,),
+    "vocab_only": (False,),
+    "use_mmap": (True,),
+    "use_mlock": (False,),
+    "kv_overrides": (None,),
+    "rope_scaling_type": (-1, None),
+    "pooling_type": (-1,),
+    "attention_type": (-1,),
+    "rope_freq_base": (0.0, 10000.0),
+    "rope_freq_scale": (0.0, 1.0),
+    "yarn_ext_factor": (-1.0,),
+    "yarn_attn_factor": (1.0,),
+    "yarn_beta_fast": (32.0,),
+    "yarn_beta_slow": (1.0,),
+    "yarn_orig_ctx": (0,),
+    "embedding": (False,),
+    "offload_kqv": (True,),
+    "op_offload": (None,),
+    "swa_full": (None,),
+    "lora_base": (None,),
+    "numa": (False,),
+    "chat_handler": (None,),
+    "draft_model": (None,),
+    "tokenizer": (None,),
+    "spm_infill": (False,),
+    "f16_kv": (True,),
+}
+# Argument -> hint of its error; other arguments get a general hint.
 _HINTS_OF_ERRORS = {
-    "draft_model": "name a draft with draft_model_path=FILE, or draft from the text alone with draft_model_path='ngram'.",
+    "draft_model": "name a draft with draft_model_path=FILE, "
+    "or draft from the text alone with draft_model_path='ngram'.",
     "embedding": "keep llama_cpp.Llama for embeddings.",
     "f16_kv": "give type_k and type_v.",
 }
+# Argument of `gguf_spec.load` -> argument of `Llama`.
 _NAMES_HERE = {
-    "gpu_layers": "n_gpu_layers", "threads": "n_threads", "kv_type": "type_k", "flash_attention": "flash_attn", "draft": "draft_model_path",
+    "gpu_layers": "n_gpu_layers",
+    "threads": "n_threads",
+    "kv_type": "type_k",
+    "flash_attention": "flash_attn",
+    "draft": "draft_model_path",
     "lora": "lora_path",
-}  # fmt: skip
+}
 
 
 def check_constructor(others: Mapping[str, Any]) -> None:
-    """Refuse arguments of the constructor that ask for what cannot be had here.
+    """Refuse arguments of the constructor that are unknown or have an unsupported value.
 
     Raises:
-        InvalidOptionError: Names the argument.
+        InvalidOptionError: An argument is unknown or not supported; names the argument.
     """
     for name, value in others.items():
         if name in HINTS:
@@ -53,10 +88,10 @@ def check_constructor(others: Mapping[str, Any]) -> None:
 
 
 def refuse_unless(name: str, value: object, usual: Sequence[object]) -> None:
-    """Refuse a value of an argument that is none of the usual ones.
+    """Refuse an argument whose value is not one of `usual`.
 
     Raises:
-        InvalidOptionError: Names the argument.
+        InvalidOptionError: The value is not supported; names the argument.
     """
     if not any(value is one or (one is not None and value == one) for one in usual):
         allowed = " or ".join(repr(one) for one in usual)
@@ -69,10 +104,14 @@ def refuse_unless(name: str, value: object, usual: Sequence[object]) -> None:
 
 
 def kv_type(type_k: int | None, type_v: int | None) -> str:
-    """Return the name of the cache's number type, which is one for keys and values.
+    """Return the name of the number type of the cache, the same for keys and values.
+
+    Args:
+        type_k: ggml type number of the keys; None for F16.
+        type_v: ggml type number of the values; None for F16.
 
     Raises:
-        InvalidOptionError: They differ, or it is none that the cache can have.
+        InvalidOptionError: The types differ, or the cache does not support them.
     """
     numbers = {number: name for name, (number, _) in KV_TYPES.items()}
     k, v = (_F16 if number is None else number for number in (type_k, type_v))
@@ -90,7 +129,7 @@ def kv_type(type_k: int | None, type_v: int | None) -> str:
 
 @contextmanager
 def named_as_there() -> Iterator[None]:
-    """Let errors of `gguf_spec.load` name the arguments of `Llama`."""
+    """Rename the options in errors of `gguf_spec.load` to the arguments of `Llama`."""
     try:
         yield
     except InvalidOptionError as error:
@@ -102,15 +141,15 @@ def named_as_there() -> Iterator[None]:
 
 
 def to_sampling(asked: Mapping[str, Any], *, seed: int | None, last_n: int) -> CompatSampling:
-    """Return the sampling that a call asks for.
+    """Convert the arguments of a call to sampling options.
 
     Args:
-        asked: Its arguments, all of them.
-        seed: The seed to take.
-        last_n: How many tokens the penalties look at.
+        asked: All arguments of the call.
+        seed: The seed; None draws one.
+        last_n: Number of previous tokens that the penalties consider.
 
     Raises:
-        InvalidOptionError: Names the argument.
+        InvalidOptionError: An argument is invalid or not supported; names the argument.
     """
     for name, usual in (
         ("suffix", None),
@@ -122,11 +161,23 @@ def to_sampling(asked: Mapping[str, Any], *, seed: int | None, last_n: int) -> C
         refuse_unless(name, asked.get(name, usual), (usual,))
     max_tokens, stop, bias = asked["max_tokens"], asked["stop"], asked["logit_bias"]
     return CompatSampling(
-        temperature=asked["temperature"], top_p=asked["top_p"], min_p=asked["min_p"], typical_p=asked["typical_p"], top_k=max(asked["top_k"], 0),
-        frequency_penalty=asked["frequency_penalty"], presence_penalty=asked["presence_penalty"], repeat_penalty=asked["repeat_penalty"],
-        penalty_last_n=last_n, seed=seed, max_tokens=None if max_tokens is None or max_tokens <= 0 else max_tokens, stop=stop or (),
-        logit_bias=_to_bias(bias or {}), logprobs=asked["logprobs"], grammar=_to_gbnf(asked["grammar"]), json_schema=asked.get("json_schema"),
-    )  # fmt: skip
+        temperature=asked["temperature"],
+        top_p=asked["top_p"],
+        min_p=asked["min_p"],
+        typical_p=asked["typical_p"],
+        top_k=max(asked["top_k"], 0),
+        frequency_penalty=asked["frequency_penalty"],
+        presence_penalty=asked["presence_penalty"],
+        repeat_penalty=asked["repeat_penalty"],
+        penalty_last_n=last_n,
+        seed=seed,
+        max_tokens=None if max_tokens is None or max_tokens <= 0 else max_tokens,
+        stop=stop or (),
+        logit_bias=_to_bias(bias or {}),
+        logprobs=asked["logprobs"],
+        grammar=_to_gbnf(asked["grammar"]),
+        json_schema=asked.get("json_schema"),
+    )
 
 
 def _to_bias(bias: Mapping[Any, float]) -> dict[int, float]:
@@ -139,7 +190,7 @@ def _to_bias(bias: Mapping[Any, float]) -> dict[int, float]:
 
 
 def _to_gbnf(grammar: object) -> str | None:
-    """Return the text of a grammar; a `LlamaGrammar` holds it in a private field."""
+    """Return the GBNF text of a grammar; a `LlamaGrammar` has it in a private field."""
     text = getattr(grammar, "_grammar", grammar)
     if not (text is None or isinstance(text, str)):
         raise InvalidOptionError("grammar", grammar, "a LlamaGrammar or text in GBNF")
@@ -147,13 +198,14 @@ def _to_gbnf(grammar: object) -> str | None:
 
 
 def schema_of(response_format: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Return the JSON schema that an answer is to follow, or None.
+    """Return the JSON schema that the answer must match, or None.
 
     Args:
-        response_format: `{"type": "text"}`, `{"type": "json_object"}`, with or without a `schema`, or OpenAI's `json_schema`.
+        response_format: `{"type": "text"}`, `{"type": "json_object"}`, with or without a `schema`,
+            or OpenAI's `json_schema`.
 
     Raises:
-        InvalidOptionError: It is something else.
+        InvalidOptionError: `response_format` has another form.
     """
     kind = (response_format or {"type": "text"}).get("type")
     if not response_format or kind == "text":
@@ -163,6 +215,9 @@ def schema_of(response_format: Mapping[str, Any] | None) -> Mapping[str, Any] | 
         schema = (response_format.get("json_schema") or {}).get("schema")
     if kind not in ("json_object", "json_schema") or not isinstance(schema, Mapping):
         shown = json.dumps(response_format, default=repr)[:200]
-        allowed = '{"type": "json_object"}, with or without a "schema", or {"type": "json_schema", "json_schema": {"schema": {...}}}'
+        allowed = (
+            '{"type": "json_object"}, with or without a "schema", '
+            'or {"type": "json_schema", "json_schema": {"schema": {...}}}'
+        )
         raise InvalidOptionError("response_format", shown, allowed)
     return schema

@@ -1,4 +1,4 @@
-"""A stream that its readers cannot hold up."""
+"""Read a stream in a background thread, so that a slow reader does not block the LLM."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from ..runtime.stream import Stream
 
 
 def pumped(open_stream: Callable[[], Stream]) -> Iterator[Chunk]:
-    """Yield a stream's chunks, which a thread of its own reads.
+    """Yield the chunks of a stream that a background thread reads.
 
-    An LLM is taken as long as a stream is open. Frameworks read each piece in another thread of a pool, keep iterators that they do not read on, and
-    open more of them than the pool has threads: whoever reads must not decide when the next request may begin. An iterator that is closed or
-    dropped ends the stream after the round that runs.
+    The LLM is locked while a stream is open. Frameworks read each chunk in another thread of a
+    pool, keep iterators that they do not read to the end, and open more iterators than the pool has
+    threads. With the background thread, the reader does not decide when the next request can begin.
+    Closing or dropping the iterator cancels the stream after the current round.
+
+    Args:
+        open_stream: Opens the stream; called in the background thread.
     """
     ready: queue.SimpleQueue[Chunk | BaseException | None] = queue.SimpleQueue()
     dropped = threading.Event()
@@ -25,12 +29,12 @@ def pumped(open_stream: Callable[[], Stream]) -> Iterator[Chunk]:
         try:
             with open_stream() as stream:
                 opened.append(stream)
-                if dropped.is_set():  # while this waited for its turn
+                if dropped.is_set():  # while this thread waited for the LLM
                     stream.cancel()
                 for chunk in stream:
                     ready.put(chunk)
             ready.put(None)
-        except BaseException as error:  # it is the reader's
+        except BaseException as error:  # raised again in the thread of the reader
             ready.put(error)
 
     try:

@@ -1,4 +1,4 @@
-"""Our drafters for those who keep `llama_cpp.Llama`."""
+"""Drafters of gguf-spec as `draft_model` of `llama_cpp.Llama`."""
 
 from __future__ import annotations
 
@@ -31,15 +31,18 @@ from ..speculative.drafters import (
 )
 from ..speculative.drafters.draft_sampler import DraftToken
 
-_LIKELY = (
-    0.3  # a token that is right as often as that is worth checking: it costs a fraction of a pass
-)
-_SURE = 0.8  # what the text proposes at that chance needs no second opinion
+# Least acceptance rate at which a token is drafted: verifying one more token costs a fraction of a
+# pass.
+_LIKELY = 0.3
+# Acceptance rate from which a proposal of the n-gram drafter is taken without a pass of the small
+# model.
+_SURE = 0.8
+# Prior acceptance rate of each confidence bucket: the middle of the bucket.
 _BELIEFS = tuple((i + 0.5) / N_CONFIDENCE_BUCKETS for i in range(N_CONFIDENCE_BUCKETS))
 
 
 class _Likeliest:
-    """Takes the likeliest token; its share says how sure that is."""
+    """Draft sampler that takes the most likely token; its probability is the confidence."""
 
     priors = _BELIEFS
 
@@ -53,23 +56,26 @@ class _Likeliest:
         return guess.confidence, guess.token == token
 
     def learn(self, start: int, tokens: Sequence[int], rows: Logits) -> None:
-        """Do nothing: llama-cpp-python does not say what the target found likely."""
+        """Do nothing: llama-cpp-python does not provide the logits of the target."""
 
 
 class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama-cpp-python is not typed
-    """Proposes tokens to a `llama_cpp.Llama`: what followed in the text before, and what a small model would say.
+    """Draft model for a `llama_cpp.Llama`: n-grams of the text, and optionally a small model.
 
-        llama_cpp.Llama("target.gguf", draft_model=DraftModel("draft.gguf", target_path="target.gguf"), logits_all=True)
+        draft = DraftModel("draft.gguf", target_path="target.gguf")
+        llama_cpp.Llama("target.gguf", draft_model=draft, logits_all=True)
 
-    `logits_all=True` is needed: without it llama-cpp-python has room for the logits of `n_batch` tokens only, and fails beyond. Its greedy text
-    stays the same, unless two tokens are nearly as likely. A small model that fails is left out for the rest of a text.
+    `logits_all=True` is required: without it llama-cpp-python has space for the logits of `n_batch`
+    tokens only, and fails on longer texts. The greedy text stays the same, unless two tokens are
+    almost equally likely. If the small model fails, it is not used for the rest of the text.
 
-    How often which proposals are right is learned; a draft ends where it is no longer likely to be. One object serves one `Llama` at a time.
+    Acceptance rates are learned. A draft ends when the estimated probability that all its tokens
+    are accepted becomes too low. An object serves one `Llama` at a time.
 
     Attributes:
-        k: Most tokens in a draft.
-        n_drafted: Tokens proposed so far.
-        n_accepted: How many of them the target said.
+        k: Maximum draft length in tokens.
+        n_drafted: Number of tokens drafted so far.
+        n_accepted: Number of drafted tokens that the target accepted.
     """
 
     def __init__(
@@ -82,20 +88,21 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama-cpp-python is 
         n_threads: int | None = None,
         n_gpu_layers: int = -1,
     ) -> None:
-        """Make a drafter.
+        """Create a drafter and load its small model, if one is given.
 
         Args:
             model_path: A small model of the target's family; None drafts from the text alone.
-            k: Most tokens in a draft, 1 to 64.
-            target_path: The target's file; where it is given, the vocabularies are compared.
-            n_ctx: Tokens of the small model's context, those of the target at best: beyond them the text alone is drafted from. None takes what
-                it was trained for, at most 4,096.
-            n_threads: None takes the physical cores.
+            k: Maximum draft length in tokens, 1 to 64.
+            target_path: The target's file; if given, the vocabularies are compared.
+            n_ctx: Context length of the small model in tokens, ideally that of the target. Beyond
+                it, drafts come from the text alone. None takes the trained length, at most 4,096.
+            n_threads: Number of threads; None takes the number of physical cores.
             n_gpu_layers: Layers of the small model to offload, -1 for all.
 
         Raises:
             InvalidOptionError, ModelError, NotEnoughMemoryError: The small model cannot be loaded.
-            VocabularyMismatchError: It does not speak the target's vocabulary.
+            UnsupportedModelError: The small model does not support rollback.
+            VocabularyMismatchError: The small model has another vocabulary than the target.
         """
         self.k, self.n_drafted, self.n_accepted = Speculation(k).k, 0, 0
         self._chances = AcceptanceRates(
@@ -104,8 +111,8 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama-cpp-python is 
         self._model: Model | None = None
         self._drafter: ModelDrafter | None = None
         self._text = NgramDrafter()
-        self._failed = False  # the small model, in this text
-        self._tokens: list[int] = []  # those that the last draft followed
+        self._failed = False  # whether the small model failed in the current text
+        self._tokens: list[int] = []  # the tokens before the last draft
         self._draft: list[Proposal] = []
         if model_path is None:
             return
@@ -123,7 +130,15 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama-cpp-python is 
 
     @staticmethod
     def _check(model: Model, target_path: str | Path | None) -> int:
-        """Return how many tokens may be proposed."""
+        """Check that the small model can draft for the target.
+
+        Returns:
+            Number of token ids that may be proposed.
+
+        Raises:
+            UnsupportedModelError: The small model does not support rollback.
+            VocabularyMismatchError: The small model has another vocabulary than the target.
+        """
         if not model.can_roll_back:
             hint = "take a draft of another architecture, or draft from the text alone."
             raise UnsupportedModelError(
@@ -139,16 +154,22 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama-cpp-python is 
 
     @property
     def acceptance(self) -> float:
-        """Accepted over drafted; 0 where nothing was drafted."""
+        """Accepted divided by drafted tokens; 0 if no token was drafted."""
         return self.n_accepted / self.n_drafted if self.n_drafted else 0.0
 
     def __call__(self, input_ids: NDArray[np.intc], /, **_: Any) -> NDArray[np.intc]:
-        """Return what may follow `input_ids`, at most `k` tokens, perhaps none."""
+        """Return a draft that continues `input_ids`.
+
+        Args:
+            input_ids: Token ids of the text, shape `(n,)`.
+
+        Returns:
+            Drafted token ids, at most `k`; may be empty.
+        """
         tokens: list[int] = input_ids.tolist()
-        text, self._text = (
-            self._text,
-            NgramDrafter(),
-        )  # the old one is back when it is whole: half of a text, where Ctrl-C ends this, is of no use
+        # The n-gram drafter is stored again only after a complete update: if Ctrl-C interrupts the
+        # update, a new drafter replaces it.
+        text, self._text = self._text, NgramDrafter()
         text = self._judge(tokens, text)
         self._draft, self._tokens = self._propose(tokens, text), tokens
         self._text = text
@@ -156,14 +177,18 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama-cpp-python is 
         return np.array([one.token for one in self._draft], dtype=np.intc)
 
     def close(self) -> None:
-        """Free the small model; more than once does nothing. The text is still drafted from."""
+        """Free the small model; further calls have no effect. Drafts from the text continue."""
         self._drafter = None
         if self._model:
             self._model.close()
             self._model = None
 
     def _judge(self, tokens: list[int], text: NgramDrafter) -> NgramDrafter:
-        """Learn from what was said of the last draft; return the drafter of the text, a new one for another text."""
+        """Update the acceptance rates from the tokens that followed the last draft.
+
+        Returns:
+            The n-gram drafter of the text; a new one if `tokens` is another text.
+        """
         n_before = len(self._tokens)
         if tokens[:n_before] != self._tokens:
             self._failed = False
@@ -208,9 +233,8 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama-cpp-python is 
             if one:
                 chance = self._chances.of(one.kind)
             if model and chance < _SURE:
-                one = (
-                    model.propose()
-                )  # its pass is paid for: the token is checked, however unlikely
+                # The cost of the pass is already spent, so the token is drafted at any confidence.
+                one = model.propose()
                 chance = self._chances.of(one.kind) if one else 0.0
             elif reach * chance < _LIKELY:
                 break

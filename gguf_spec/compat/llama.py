@@ -1,4 +1,4 @@
-"""`llama_cpp.Llama`'s interface over an `LLM`."""
+"""Interface of `llama_cpp.Llama`, implemented with an `LLM`."""
 
 from __future__ import annotations
 
@@ -37,25 +37,33 @@ from .tokens import NOT_HERE, Tokenizer, line_end, tokenize_bytes
 
 
 class Llama:
-    """What `llama_cpp.Llama` is, with speculation: the same calls, the same dictionaries, the same greedy text.
+    """`llama_cpp.Llama` with speculation: the same calls, dictionaries and greedy text.
 
-    One request runs at a time, others wait; it may be called from any thread. Errors are those of `gguf_spec.errors`.
+    Requests run one at a time; others wait. Methods may be called from any thread. Errors are those
+    of `gguf_spec.errors`.
 
-    What differs: a seed gives a text of its own, drawn from the same law. Log-probabilities need no `logits_all`. An answer in parts comes round by
-    round, not token by token. A prompt is read again only from where it differs from the last one. What cannot be honoured is refused by an
-    `InvalidOptionError` that names the argument, such as `use_mlock=True`, `suffix`, `logits_processor` or `mirostat_mode`.
+    Differences from `llama_cpp.Llama`:
 
-    Methods that work inside a pass, such as `eval`, `sample` and `save_state`, are refused by an `UnsupportedError` that names them.
+    - A seed gives another text, drawn from the same distribution.
+    - Log-probabilities do not require `logits_all`.
+    - A streamed answer has one part per round, not one per token.
+    - A prompt is decoded only from its first difference to the previous one.
+    - Arguments that are not supported, such as `use_mlock=True`, `suffix`, `logits_processor` or
+      `mirostat_mode`, raise an `InvalidOptionError` that names the argument.
+    - Methods that work inside a pass, such as `eval`, `sample` and `save_state`, raise an
+      `UnsupportedError` that names the method.
 
-    Hints, which are taken and change nothing: n_batch, n_ubatch, no_perf, logits_all, n_parts; mirostat_tau and mirostat_eta, without mirostat_mode.
-    The RoPE settings that LangChain always passes, rope_freq_base=10000 and rope_freq_scale=1, mean the model's own.
+    These arguments are accepted and have no effect: n_batch, n_ubatch, no_perf, logits_all,
+    n_parts; mirostat_tau and mirostat_eta, without mirostat_mode. The RoPE settings that LangChain
+    always passes, rope_freq_base=10000 and rope_freq_scale=1, select the settings of the model.
 
     Attributes:
-        model_path: As it was given.
-        metadata: What the file says of itself, as text.
-        chat_format: The name under which the file's chat template is known.
-        context_params: Its `n_ctx`, which LlamaIndex reads.
+        model_path: The argument of the constructor, as text.
+        metadata: Metadata of the file, with the values as text.
+        chat_format: llama-cpp-python's name of the chat template of the file; None without one.
+        context_params: Object with `n_ctx`, which LlamaIndex reads.
         verbose: Whether llama.cpp's log goes to stderr.
+        cache: The object given to `set_cache`, or None; it is not used.
     """
 
     def __init__(
@@ -83,25 +91,29 @@ class Llama:
 
         Args:
             model_path: A GGUF file, or a name in models.yaml.
-            draft_model_path: A GGUF file or a name; `ngram` to draft from the text alone; None for plain decoding; `auto` for what fits.
-            speculation: How to draft.
+            draft_model_path: A GGUF file or a name; `ngram` to draft from the text alone; None for
+                plain decoding; `auto` to select a suitable draft model.
+            speculation: Speculation options; None for the defaults.
             n_gpu_layers: Layers to offload, -1 for all.
-            seed: Of the first call that gives none; those that follow go on from it. -1 draws one for each.
-            n_ctx: Tokens of the context; 0 takes what the model was trained for.
-            n_threads: Threads; None takes the physical cores.
-            n_threads_batch: The same for batches: it must be None or the same.
-            last_n_tokens_size: How many tokens the penalties look at.
-            lora_scale: How much of the adapter is added.
+            seed: Seed of a generator that supplies the seeds of calls without one; -1 draws a
+                random seed for each such call.
+            n_ctx: Context length in tokens; 0 takes the trained length.
+            n_threads: Number of threads; None takes the number of physical cores.
+            n_threads_batch: Number of threads for batches; must be None or equal to `n_threads`.
+            last_n_tokens_size: Number of previous tokens that the penalties consider.
+            lora_scale: Scale of the LoRA adapter.
             lora_path: A LoRA adapter.
-            flash_attn: None lets llama.cpp decide.
-            chat_format: What the file's own template is called, or None; another cannot be had.
+            flash_attn: Whether to use flash attention; None lets llama.cpp decide.
+            chat_format: Name of the chat template in the file, or None; no other template is
+                supported.
             type_k: Number type of the cache, a ggml type: 0, 1, 2, 3, 6, 7, 8 or 30.
             type_v: The same as `type_k`.
-            verbose: Write llama.cpp's log to stderr.
-            others: The rest of what `llama_cpp.Llama` takes, which must stand as it usually does.
+            verbose: Whether to write llama.cpp's log to stderr.
+            others: Other arguments of `llama_cpp.Llama`; each must have its default value, except
+                the ones without effect.
 
         Raises:
-            InvalidOptionError: Names the argument that cannot be honoured.
+            InvalidOptionError: An argument is not supported; names the argument.
             ModelError, NotEnoughMemoryError, VocabularyMismatchError: As for `load`.
         """
         check_constructor(others)
@@ -122,7 +134,9 @@ class Llama:
         with named_as_there():
             self._llm = load(
                 self.model_path,
-                Path(draft_model_path) if isinstance(draft_model_path, os.PathLike) else draft_model_path,
+                Path(draft_model_path)
+                if isinstance(draft_model_path, os.PathLike)
+                else draft_model_path,
                 speculation=speculation,
                 n_ctx=n_ctx or trained or None,
                 threads=n_threads or None,
@@ -131,7 +145,7 @@ class Llama:
                 gpu_layers=max(n_gpu_layers, -1),
                 lora=(lora_path, lora_scale) if lora_path else (),
                 verbose=verbose,
-            )  # fmt: skip
+            )
         self.context_params = SimpleNamespace(n_ctx=self._llm.n_ctx)
 
     # ---- answers
@@ -164,11 +178,12 @@ class Llama:
         grammar: Any = None,
         logit_bias: Mapping[int, float] | None = None,
     ) -> Dict | Iterator[Dict]:
-        """Go on from a text, or from token ids; `stream` returns the answer in parts.
+        """Continue a text or token ids; with `stream`, return an iterator over parts of the answer.
 
         Raises:
-            InvalidOptionError: Names the argument that cannot be honoured.
-            EmptyPromptError, PromptTooLongError: When the answer is read, with `stream`.
+            InvalidOptionError: An argument is not supported; names the argument.
+            EmptyPromptError, PromptTooLongError: The prompt is empty or too long. With `stream`,
+                raised when the first part is read.
         """
         asked = {name: value for name, value in locals().items() if name != "self"}
         if echo and (logprobs is not None or not isinstance(prompt, str)):
@@ -178,7 +193,7 @@ class Llama:
         sampling = to_sampling(asked, seed=self._next_seed(seed), last_n=self._last_n)
         if prompt and isinstance(prompt, str):
             opened: Callable[[], Stream] = partial(self._alive.stream, prompt, sampling, echo=echo)
-        else:  # an empty text is the token that texts begin with, where the model has one
+        else:  # an empty text becomes the BOS token, if the model has one
             opened = partial(
                 self._alive.stream_tokens,
                 self.tokenize(b"") if isinstance(prompt, str) else list(prompt),
@@ -226,13 +241,15 @@ class Llama:
         logprobs: bool | int | None = None,
         top_logprobs: int | None = None,
     ) -> Dict | Iterator[Dict]:
-        """Answer messages by the file's chat template; `stream` returns the answer in parts.
+        """Answer messages with the chat template of the file.
 
-        Tools are shown to the model where its template has a place for them. A `tool_choice` that names one makes the answer its arguments.
+        With `stream`, return an iterator over parts of the answer. Tools are inserted into the
+        prompt if the template supports them. If `tool_choice` names a tool, the answer consists of
+        the arguments of that tool.
 
         Raises:
-            InvalidOptionError: Names the argument that cannot be honoured.
-            TemplateError: The file has no template, or it refuses the messages.
+            InvalidOptionError: An argument is not supported; names the argument.
+            TemplateError: The file has no template, or the template rejects the messages.
         """
         asked = {name: value for name, value in locals().items() if name != "self"}
         shown, called = as_tools(functions, function_call, tools, tool_choice)
@@ -243,7 +260,8 @@ class Llama:
             raise InvalidOptionError(
                 "grammar",
                 "...",
-                "left out where response_format or tool_choice already say what the answer looks like",
+                "left out where response_format or tool_choice "
+                "already say what the answer looks like",
             )
         asked |= {"logprobs": n_logprobs(logprobs, top_logprobs), "json_schema": schema}
         sampling = to_sampling(asked, seed=self._next_seed(seed), last_n=self._last_n)
@@ -270,8 +288,12 @@ class Llama:
             raise ClosedError
         return head.whole(stream.result, with_logprobs)
 
-    def create_embedding(self, input: str | Sequence[str], model: str | None = None) -> Dict:  # noqa: ARG002 -- as there
-        """Refuse: there are no embeddings here.
+    def create_embedding(
+        self,
+        input: str | Sequence[str],  # noqa: ARG002 -- the signature is that of llama_cpp.Llama
+        model: str | None = None,  # noqa: ARG002
+    ) -> Dict:
+        """Raise an error: embeddings are not supported.
 
         Raises:
             InvalidOptionError: Always.
@@ -284,7 +306,7 @@ class Llama:
         )
 
     def set_seed(self, seed: int) -> None:
-        """Go on from another seed, where a call gives none."""
+        """Set the seed of the generator that supplies the seeds of calls without one."""
         self._seeds = None if seed in ANY_SEED else random.Random(seed)
 
     def _next_seed(self, seed: int | None) -> int | None:
@@ -295,13 +317,28 @@ class Llama:
     # ---- the vocabulary
 
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
-        """Return the token ids of a text in UTF-8; `special` reads `<|im_end|>` and the like as the tokens they name."""
+        """Return the token ids of a text in UTF-8.
+
+        Args:
+            text: The text.
+            add_bos: Whether to begin with the BOS token.
+            special: Whether to parse texts such as `<|im_end|>` as control tokens.
+        """
         return tokenize_bytes(self._vocabulary, text, special=special, start=add_bos)
 
     def detokenize(
-        self, tokens: Sequence[int], prev_tokens: Sequence[int] | None = None, special: bool = False
+        self,
+        tokens: Sequence[int],
+        prev_tokens: Sequence[int] | None = None,  # noqa: ARG002
+        special: bool = False,
     ) -> bytes:
-        """Return the bytes of tokens, those of control tokens only where `special`; what came before them changes nothing."""
+        """Return the bytes of tokens.
+
+        Args:
+            tokens: Token ids.
+            prev_tokens: Tokens before them; has no effect.
+            special: Whether to include the texts of control tokens.
+        """
         target = self._vocabulary
         pieces = [
             target.piece(token) or (target.token_text(token).encode() if special else b"")
@@ -312,19 +349,19 @@ class Llama:
         return text[1:] if starts and text.startswith(b" ") else text
 
     def n_ctx(self) -> int:
-        """Return how many tokens the context holds."""
+        """Return the context length in tokens."""
         return self._alive.n_ctx
 
     def n_vocab(self) -> int:
-        """Return how many tokens the vocabulary has."""
+        """Return the number of tokens in the vocabulary."""
         return self._vocabulary.n_vocab
 
     def token_bos(self) -> int:
-        """Return the token that a text begins with; -1 for none."""
+        """Return the BOS token, which begins a text; -1 if there is none."""
         return int(self._vocabulary.vocabulary["bos"])
 
     def token_eos(self) -> int:
-        """Return the token that ends a text; -1 for none."""
+        """Return the EOS token, which ends a text; -1 if there is none."""
         return int(self._vocabulary.vocabulary["eos"])
 
     def _shown(self, token: int) -> str:
@@ -332,15 +369,15 @@ class Llama:
 
     @property
     def _vocabulary(self) -> Model:
-        """The target, for questions about its vocabulary, which need not wait for a request that runs."""
+        """The target model; its vocabulary can be used while a request is running."""
         return self._alive._alive
 
     def token_nl(self) -> int:
-        """Return the token of a line end; -1 for none."""
+        """Return the newline token; -1 if there is none."""
         return line_end(self._vocabulary)
 
     def n_embd(self) -> int:
-        """Return the width of the model's embeddings."""
+        """Return the dimension of the embeddings of the model."""
         return int(self.metadata[f"{self.metadata['general.architecture']}.embedding_length"])
 
     def tokenizer(self) -> Tokenizer:
@@ -370,11 +407,15 @@ class Llama:
         stopping_criteria: Any = None,
         grammar: Any = None,
     ) -> Iterator[int]:
-        """Yield the token ids that follow a prompt, until the model ends its answer or the context is full; the end token is left out.
+        """Return an iterator over the token ids that continue a prompt.
+
+        It ends when the model ends its answer or the context is full. The end token is not
+        included.
 
         Raises:
-            InvalidOptionError: Names the argument that cannot be honoured.
-            EmptyPromptError, PromptTooLongError: When the first token is read.
+            InvalidOptionError: An argument is not supported; names the argument.
+            EmptyPromptError, PromptTooLongError: The prompt is empty or too long; raised when the
+                first token is read.
         """
         asked = {name: value for name, value in locals().items() if name != "self"}
         refuse_unless("reset", reset, (True,))
@@ -391,15 +432,22 @@ class Llama:
         return (token for chunk in chunks for token in chunk.tokens)
 
     def reset(self) -> None:
-        """Empty the caches: the next prompt is read from its start. It changes no text."""
+        """Clear the caches, so that the next prompt is decoded from its start; changes no text."""
         self._alive.forget()
 
     def set_cache(self, cache: Any) -> None:
-        """Take a prompt cache, and leave it alone: a prompt is read again only from where it differs from the last one, which changes no text."""
+        """Store a prompt cache as `cache` without using it.
+
+        Without it too, a prompt is decoded only from its first difference to the previous one; this
+        changes no text.
+        """
         self.cache = cache
 
     def create_chat_completion_openai_v1(self, *arguments: Any, **named: Any) -> Any:
-        """Do as `create_chat_completion`, but return objects of the package `openai`, which must be installed."""
+        """Call `create_chat_completion`; return objects of the package `openai`.
+
+        The package `openai` must be installed.
+        """
         from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
         answer: Any = self.create_chat_completion(*arguments, **named)
@@ -409,7 +457,7 @@ class Llama:
 
     @staticmethod
     def longest_token_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-        """Return how many tokens two sequences share at their beginning."""
+        """Return the length of the common prefix of two token sequences."""
         return next(
             (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
         )
@@ -419,7 +467,7 @@ class Llama:
             raise UnsupportedError(name, NOT_HERE[name])
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-    # ---- its life
+    # ---- loading and closing
 
     @classmethod
     def from_pretrained(
@@ -432,11 +480,13 @@ class Llama:
         cache_dir: str | os.PathLike[str] | None = None,
         **arguments: Any,
     ) -> Llama:
-        """Load a model of the hub, and download it into the hub's cache first where it is not there; a split model with all its parts.
+        """Load a model from the hub; download it into the hub's cache first if it is missing.
+
+        Of a split model, all parts are downloaded.
 
         Raises:
-            InvalidOptionError: Names the argument that cannot be honoured.
-            StoreError: One of its kinds, by what went wrong.
+            InvalidOptionError: An argument is not supported; names the argument.
+            StoreError: The download failed; the subclass depends on the cause.
         """
         given = {
             "additional_files": additional_files,
@@ -459,11 +509,12 @@ class Llama:
         return self._llm
 
     def close(self) -> None:
-        """Free the memory; more than once does nothing."""
+        """Free the memory of the models; further calls have no effect."""
         if self._llm is not None:
             self._llm.close()
 
     def __del__(self) -> None:
-        if not sys.is_finalizing():  # then threads that have not ended never give the turn back
-            with contextlib.suppress(Exception):  # made only in part
+        # At interpreter shutdown, threads that have not ended never release the lock of the LLM.
+        if not sys.is_finalizing():
+            with contextlib.suppress(Exception):  # the constructor may have failed
                 self.close()

@@ -1,4 +1,4 @@
-"""What the calls of a chat mean here: messages, tools, and the name of a chat format."""
+"""Conversion of the arguments of chat calls: messages, tools and the chat format."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ from llama_cpp.llama_chat_format import guess_chat_format_from_gguf_metadata
 
 from ..errors import InvalidOptionError
 
-_OWN_FORMAT = "chat_template.default"  # what llama-cpp-python calls a file's template that it knows no other name for
+# Name that llama-cpp-python gives to the template of a file if it has no other name for it.
+_OWN_FORMAT = "chat_template.default"
 Tool = Mapping[str, Any]
 
 
 def as_text(value: str | bool | int | float) -> str:
-    """Return a value of a file's metadata as llama.cpp writes it."""
+    """Format a metadata value as llama.cpp does."""
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:f}" if isinstance(value, float) else str(value)
 
 
 def check_chat_format(name: str | None, metadata: dict[str, str]) -> str | None:
-    """Return the name of the file's chat template, None where it has none.
+    """Return the name of the chat template of the file; None if the file has none.
 
     Raises:
-        InvalidOptionError: Another was asked for.
+        InvalidOptionError: `name` is another template.
     """
     template = metadata.get("tokenizer.chat_template")
     own = (guess_chat_format_from_gguf_metadata(metadata) or _OWN_FORMAT) if template else None
@@ -39,10 +40,12 @@ def check_chat_format(name: str | None, metadata: dict[str, str]) -> str | None:
 
 
 def as_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages with plain text in them: that of their parts, none for none.
+    """Return messages with their contents as plain text.
+
+    Text parts are joined; a missing content becomes an empty text.
 
     Raises:
-        InvalidOptionError: A part is something else, such as an image.
+        InvalidOptionError: A part is not text, such as an image.
     """
     return [{**message, "content": _content(message.get("content"))} for message in messages]
 
@@ -70,12 +73,12 @@ def _content(content: Any) -> Any:
 
 
 def n_logprobs(logprobs: bool | int | None, top_logprobs: int | None) -> int | None:
-    """Return how many alternatives are wanted with each token, None for no log-probabilities.
+    """Return the number of alternatives to report per token; None for no log-probabilities.
 
-    LangChain gives their number as `logprobs`.
+    LangChain passes this number as `logprobs`.
 
     Raises:
-        InvalidOptionError: Alternatives are wanted, and log-probabilities are not.
+        InvalidOptionError: Alternatives are requested without log-probabilities.
     """
     if logprobs is None or logprobs is False:
         if top_logprobs:
@@ -92,10 +95,15 @@ def as_tools(
     tools: Sequence[Tool] | None,
     tool_choice: str | Tool | None,
 ) -> tuple[list[Tool], Tool | None]:
-    """Return the tools that the model is to be shown, and the function that it must call, or None; functions are an older way to say it.
+    """Convert the tool arguments of a chat call.
+
+    `functions` and `function_call` are the older form of `tools` and `tool_choice`.
+
+    Returns:
+        The tools for the prompt, and the function that the model must call, or None.
 
     Raises:
-        InvalidOptionError: Names the argument that cannot be honoured.
+        InvalidOptionError: An argument is not supported; names the argument.
     """
     name, choice = (
         ("tool_choice", tool_choice) if function_call is None else ("function_call", function_call)

@@ -1,4 +1,4 @@
-"""`llama_cpp.Llama` for packages that import it themselves."""
+"""Replacement of `llama_cpp.Llama` in packages that import it themselves."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ import llama_cpp
 from .llama import Llama
 
 _Original = llama_cpp.Llama
-_OWN = ("llama_cpp.", "gguf_spec.")  # modules that need the class they have
-_places: list[tuple[ModuleType, str]] = []  # where ours stands in its place
+# Prefixes of modules that are left unchanged, because they need the original class.
+_OWN = ("llama_cpp.", "gguf_spec.")
+# Replaced attributes: (module, name).
+_places: list[tuple[ModuleType, str]] = []
 
 
 def install() -> None:
-    """Let every package of this process that asks `llama_cpp` for `Llama` get ours, and those that have it already too; twice does nothing more.
+    """Replace `llama_cpp.Llama` in this process by `gguf_spec.compat.Llama`.
 
-    LangChain's `ChatLlamaCpp` and `LlamaCpp` and LlamaIndex's `LlamaCPP` then run with speculation. llama-cpp-python itself stays as it is.
+    This also applies to modules that have already imported it. A second call has no further
+    effect. LangChain's `ChatLlamaCpp` and `LlamaCpp` and LlamaIndex's `LlamaCPP` then run with
+    speculation. The submodules of llama-cpp-python stay unchanged.
     """
     for module in list(sys.modules.values()):
         if isinstance(module, ModuleType) and not module.__name__.startswith(_OWN):
@@ -29,7 +33,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Take back what `install` did. Objects that were made meanwhile stay what they are."""
+    """Undo `install`. Objects that were created since then keep their class."""
     while _places:
         module, name = _places.pop()
         setattr(module, name, _Original)

@@ -1,4 +1,4 @@
-"""Answers as llama-cpp-python gives them: dictionaries in OpenAI's shapes."""
+"""Response dictionaries in OpenAI's format, as returned by llama-cpp-python."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ Dict = dict[str, Any]
 
 @dataclass(frozen=True)
 class Head:
-    """What all parts of an answer begin with.
+    """Fields that all parts of an answer share, and builder of these parts.
 
     Attributes:
-        model: What stands there for the model.
-        text_of: A token's text.
-        n_before: Characters before the first token, for the offsets of log-probabilities.
+        model: Name of the model in the answer.
+        text_of: Function from a token id to its text.
+        n_before: Number of characters before the first token, for the `text_offset` of
+            log-probabilities.
+        id: Id of the answer.
+        created: Unix time in seconds.
     """
 
     model: str
@@ -30,14 +33,14 @@ class Head:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def whole(self, result: Completion, with_logprobs: bool) -> Dict:
-        """Return a completion."""
+        """Return a complete answer."""
         n_prompt, n = result.stats.n_prompt, len(result.tokens)
         logprobs = self._logprobs(result.logprobs, self.n_before) if with_logprobs else None
         usage = {"prompt_tokens": n_prompt, "completion_tokens": n, "total_tokens": n_prompt + n}
         return self._part(result.text, logprobs, result.finish_reason) | {"usage": usage}
 
     def parts(self, chunks: Iterator[Chunk], with_logprobs: bool) -> Iterator[Dict]:
-        """Yield a completion in parts; the last one holds why it ended, and no text."""
+        """Yield the parts of an answer; the last one has the finish reason and no text."""
         at, finish = self.n_before, "stop"
         for chunk in chunks:
             logprobs = self._logprobs(chunk.logprobs, at) if with_logprobs else None
@@ -72,7 +75,7 @@ class Head:
 
 
 def chat(completion: Dict, tool: str | None = None) -> Dict:
-    """Return a completion as the answer of a chat, or as a call of `tool`."""
+    """Convert a completion to a chat answer, or to a call of `tool`."""
     choice = completion["choices"][0]
     message: Dict = {"role": "assistant", "content": choice["text"]}
     if tool is not None:
@@ -82,13 +85,19 @@ def chat(completion: Dict, tool: str | None = None) -> Dict:
             **_call(tool, completion["id"], choice["text"]),
         }
     answer = {
-        "index": 0, "message": message, "logprobs": _chat_logprobs(choice["logprobs"]), "finish_reason": _finish(choice["finish_reason"], tool),
-    }  # fmt: skip
+        "index": 0,
+        "message": message,
+        "logprobs": _chat_logprobs(choice["logprobs"]),
+        "finish_reason": _finish(choice["finish_reason"], tool),
+    }
     return _as_chat(completion, "chat.completion", answer) | {"usage": completion["usage"]}
 
 
 def chat_parts(parts: Iterator[Dict], tool: str | None = None) -> Iterator[Dict]:
-    """Yield the parts of a chat's answer, or of a call of `tool`: the role first, and last why it ended."""
+    """Convert the parts of a completion to those of a chat answer, or of a call of `tool`.
+
+    The first part has the role, the last one the finish reason.
+    """
     first = True
     for part in parts:
         choice = part["choices"][0]
@@ -120,12 +129,19 @@ def chat_parts(parts: Iterator[Dict], tool: str | None = None) -> Iterator[Dict]
 
 def _as_chat(completion: Dict, kind: str, choice: Dict) -> Dict:
     return {
-        "id": "chat" + completion["id"], "object": kind, "created": completion["created"], "model": completion["model"], "choices": [choice],
-    }  # fmt: skip
+        "id": "chat" + completion["id"],
+        "object": kind,
+        "created": completion["created"],
+        "model": completion["model"],
+        "choices": [choice],
+    }
 
 
 def _call(tool: str | None, id_: str, arguments: str, index: int | None = None) -> Dict:
-    """Return a call, or a part of one: all but the first leave its name out, or readers that join them would join the names too."""
+    """Return a tool call, or one part of it.
+
+    Only the first part has the name: clients that join the parts would also join the names.
+    """
     function = {"name": tool, "arguments": arguments}
     call = {"id": tool and f"call__0_{tool}_{id_}", "type": "function", "function": function}
     return {
@@ -135,7 +151,7 @@ def _call(tool: str | None, id_: str, arguments: str, index: int | None = None) 
 
 
 def _finish(reason: str | None, tool: str | None) -> str | None:
-    """Return why an answer ended; arguments that were cut off are no call."""
+    """Return the finish reason; incomplete arguments do not count as a tool call."""
     return "tool_calls" if tool is not None and reason == "stop" else reason
 
 

@@ -1,4 +1,4 @@
-"""Tokens of `llama_cpp.Llama`: bytes that are not UTF-8, its tokenizer object, and the methods that cannot be had here."""
+"""Token functions of `llama_cpp.Llama`: tokenizing bytes, its tokenizer, unsupported members."""
 
 from __future__ import annotations
 
@@ -16,15 +16,33 @@ _DECODING = (
 )
 _STATE = "Chat.save and gguf_spec.load(...).chat() keep a conversation in a file."
 _EMBEDDING = "keep llama_cpp.Llama(embedding=True) for embeddings."
+# Members of `llama_cpp.Llama` that are not supported -> hint for the error.
 NOT_HERE = {
-    "eval": _DECODING, "sample": _DECODING, "eval_tokens": _DECODING, "eval_logits": _DECODING, "input_ids": _DECODING, "scores": _DECODING,
-    "logits_to_logprobs": "ask for logprobs in a completion.", "save_state": _STATE, "load_state": _STATE, "embed": _EMBEDDING,
-    "pooling_type": _EMBEDDING, "ctx": "llama.cpp's own objects are not lent.", "model": "llama.cpp's own objects are not lent.",
-}  # fmt: skip
+    "eval": _DECODING,
+    "sample": _DECODING,
+    "eval_tokens": _DECODING,
+    "eval_logits": _DECODING,
+    "input_ids": _DECODING,
+    "scores": _DECODING,
+    "logits_to_logprobs": "ask for logprobs in a completion.",
+    "save_state": _STATE,
+    "load_state": _STATE,
+    "embed": _EMBEDDING,
+    "pooling_type": _EMBEDDING,
+    "ctx": "llama.cpp's own objects are not lent.",
+    "model": "llama.cpp's own objects are not lent.",
+}
 
 
 def tokenize_bytes(model: Model, text: bytes, *, special: bool, start: bool) -> list[int]:
-    """Return the token ids of a text; bytes that are not UTF-8 go to llama.cpp as they are."""
+    """Return the token ids of a text; bytes that are not UTF-8 are passed on to llama.cpp.
+
+    Args:
+        model: The model with the vocabulary.
+        text: The text.
+        special: Whether to parse texts such as `<|im_end|>` as control tokens.
+        start: Whether to begin with the BOS token.
+    """
     try:
         return model.tokenize(text.decode("utf-8"), special=special, start=start)
     except UnicodeDecodeError:
@@ -43,7 +61,7 @@ def tokenize_bytes(model: Model, text: bytes, *, special: bool, start: bool) -> 
 
 
 def line_end(model: Model) -> int:
-    """Return the token of a line end, -1 for none."""
+    """Return the newline token; -1 if there is none."""
     return int(model.native.vocab(C.llama_vocab_nl))
 
 
@@ -56,10 +74,10 @@ class _Vocabulary(Protocol):
 
 
 class Tokenizer:
-    """What `llama_cpp.Llama.tokenizer` returns: the vocabulary of a model alone."""
+    """Tokenizer of a model, as returned by `llama_cpp.Llama.tokenizer`."""
 
     def __init__(self, llama: _Vocabulary) -> None:
-        """Take the `Llama` whose vocabulary is asked about."""
+        """Create a tokenizer with the vocabulary of `llama`."""
         self._llama = llama
 
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = True) -> list[int]:

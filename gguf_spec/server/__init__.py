@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server around one LLM; needs the extra `[server]` (starlette and uvicorn)."""
+"""OpenAI-compatible server for one LLM; requires the extra `[server]` (starlette and uvicorn)."""
 
 from .app import make_app
 from .settings import Settings

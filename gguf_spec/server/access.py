@@ -1,4 +1,4 @@
-"""What stands before every request: who may ask, and a count of the answers. Nothing that a client sent is logged."""
+"""ASGI middleware for access checks and request counts. Data sent by clients is never logged."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ from .errors import ApiError, log
 from .metrics import Metrics
 from .settings import Settings
 
-OPEN = frozenset({"/", "/health"})  # need no key: they tell nothing of anybody
+# Paths that require no API key; their responses contain no data of any client.
+OPEN = frozenset({"/", "/health"})
+# Names and addresses of this machine that a Host header may contain.
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 def refused(refusal: ApiError) -> JSONResponse:
-    """Return the response to a request that is refused."""
+    """Return the error response for a refused request."""
     return JSONResponse({"error": refusal.error}, refusal.status, refusal.headers)
 
 
 class AccessMiddleware:
-    """Lets in whom the settings allow, counts, and keeps errors from telling more than their kind."""
+    """ASGI middleware: checks host, origin and API key, counts requests, hides error details."""
 
     def __init__(
         self,
@@ -44,10 +46,10 @@ class AccessMiddleware:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer as ASGI wants it."""
+        """Handle one ASGI request."""
         if scope["type"] != "http":
             return
-        status = 499  # where nothing could be sent
+        status = 499  # recorded if no response was sent
 
         async def counting(message: Message) -> None:
             nonlocal status
@@ -61,7 +63,7 @@ class AccessMiddleware:
         except asyncio.CancelledError:
             if not self._is_ending():
                 raise
-        except Exception as error:  # its message, which uvicorn would log, may quote a prompt
+        except Exception as error:  # uvicorn would log the message, which may quote a prompt
             log(error)
             if status == 499:
                 await refused(ApiError("The server failed.", None, "internal_error", 500))(
@@ -72,10 +74,10 @@ class AccessMiddleware:
 
     def _check(self, path: str, headers: Headers) -> ApiError | None:
         host, origin, key = headers.get("host", ""), headers.get("origin"), self._settings.api_key
-        # A page whose name was made to point at this machine must not read what is here.
+        # DNS rebinding: a web page whose host name resolves to this machine must not get access.
         if self._settings.is_local and _name(host) not in _LOCAL | {self._settings.host}:
             return ApiError("This server answers at localhost only.", None, "unknown_host", 403)
-        # Any page could send what it likes, even where it may not read the answer.
+        # CORS stops a page only from reading the response; it could still send any request.
         allowed = self._settings.cors_origins
         if (
             origin is not None
@@ -101,7 +103,7 @@ class AccessMiddleware:
 
 
 def _name(host: str) -> str | None:
-    """Return the name in a Host header, without the port."""
+    """Return the host name in a Host header, without the port; None if it is malformed."""
     try:
         return urlsplit(f"//{host}").hostname
     except ValueError:

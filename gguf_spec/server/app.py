@@ -1,4 +1,4 @@
-"""The routes: OpenAI's, and a few beside them."""
+"""ASGI application: OpenAI's routes, and routes for health, metrics, OpenAPI and the page."""
 
 from __future__ import annotations
 
@@ -35,16 +35,21 @@ if TYPE_CHECKING:
     from ..runtime.llm import LLM
 
 _PAGE = Path(__file__).with_name("page.html")
-_MOST_READ = 8  # times the largest body: so much of a larger one is read, so that its sender is there to hear why it is refused
+# How much of an oversized body is read, as a multiple of the size limit. A client that is still
+# sending does not read the response; after this amount it can receive the error.
+_MOST_READ = 8
 
 
 def make_app(llm: LLM, settings: Settings | None = None) -> App:
-    """Return an ASGI application that serves `llm`. Its thread ends with `App.close()`; the LLM stays open."""
+    """Return an ASGI application that serves `llm`.
+
+    `App.close()` ends the thread of the application. The LLM stays open.
+    """
     return App(llm, settings or Settings())
 
 
 class App:
-    """The server, without a socket."""
+    """ASGI application of the server; it owns the worker thread, but no socket."""
 
     def __init__(self, llm: LLM, settings: Settings) -> None:
         self._llm, self._settings = llm, settings
@@ -55,7 +60,7 @@ class App:
         self._asgi = self._make()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer as ASGI wants it."""
+        """Handle one ASGI request."""
         await self._asgi(scope, receive, send)
 
     def _make(self) -> ASGIApp:
@@ -88,24 +93,27 @@ class App:
             )
         return app
 
-    # ---- ending
+    # ---- shutdown
 
     def begin_end(self) -> None:
-        """Refuse what comes from now on; what is under way has the settings' grace to finish. In the event loop."""
+        """Begin the shutdown: refuse new requests, cancel running ones after the grace period.
+
+        The grace period is `Settings.grace`, in seconds. Call this in the event loop.
+        """
         self._ends = True
         asyncio.get_running_loop().call_later(self._settings.grace, self._worker.cancel_all)
 
     def cancel_all(self) -> None:
-        """End all answers within a round; from any thread."""
+        """Cancel all answers within one round. May be called from any thread."""
         self._ends = True
         self._worker.cancel_all()
 
     def close(self) -> None:
-        """End all answers, and the thread; more than once does nothing."""
+        """Cancel all answers and end the worker thread; further calls have no effect."""
         self._ends = True
         self._worker.close()
 
-    # ---- answers
+    # ---- completions
 
     async def _chat(self, request: Request) -> Response:
         return await self._complete(request, read_chat)
@@ -131,7 +139,7 @@ class App:
             watch.cancel()
             if timer:
                 timer.cancel()
-            self._worker.cancel(job, "gone")  # nothing where the answer is complete
+            self._worker.cancel(job, "gone")  # no effect if the answer is complete
 
         streams = False
         try:
@@ -170,7 +178,11 @@ class App:
             )
 
     async def _body(self, request: Request) -> bytes:
-        """Return the body, if it is neither too large nor too slow."""
+        """Return the request body.
+
+        Raises:
+            ApiError: The body is too large or arrives too slowly, or the client disconnected.
+        """
         try:
             return await asyncio.wait_for(self._read_body(request), self._settings.timeout)
         except asyncio.TimeoutError:
@@ -195,13 +207,13 @@ class App:
         return b"".join(parts)
 
     async def _watch(self, request: Request, job: Job) -> None:
-        """Free the engine when the client goes away."""
+        """Cancel the job when the client disconnects."""
         while (await request.receive())["type"] != "http.disconnect":
             pass
-        if not self._ends:  # some versions of uvicorn say so too when they are to end
+        if not self._ends:  # some versions of uvicorn also send a disconnect at shutdown
             self._worker.cancel(job, "gone")
 
-    # ---- the rest
+    # ---- other routes
 
     async def _models(self, _: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._about()]})
@@ -213,9 +225,15 @@ class App:
     def _about(self) -> dict[str, Any]:
         llm = self._llm
         return {
-            "id": llm.name, "object": "model", "created": self._since, "owned_by": "gguf-spec",
-            "n_ctx": llm.n_ctx, "draft": llm.draft_name, "speculation": llm.speculation.k > 0, "notes": list(llm.notes),
-        }  # fmt: skip
+            "id": llm.name,
+            "object": "model",
+            "created": self._since,
+            "owned_by": "gguf-spec",
+            "n_ctx": llm.n_ctx,
+            "draft": llm.draft_name,
+            "speculation": llm.speculation.k > 0,
+            "notes": list(llm.notes),
+        }
 
     async def _health(self, _: Request) -> Response:
         state = {
@@ -237,7 +255,11 @@ class App:
 
 
 async def _collect(job: Job, reply: ResponseBuilder) -> dict[str, Any]:
-    """Wait for the whole answer."""
+    """Wait for the complete answer and return the response object.
+
+    Raises:
+        ApiError: The job ended with an error.
+    """
     said = []
     while True:
         one = await job.events.get()
@@ -263,14 +285,18 @@ async def _answer_http(_: Request, error: HTTPException) -> Response:
 
 
 def _page(html: str) -> Callable[[Request], Response]:
-    """Return the route of the page: its own script runs, and nothing else does."""
+    """Return the route of the web page, with a content security policy.
+
+    The policy allows only the scripts of the page itself, by their SHA-256 hashes.
+    """
     hashes = [
         base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
         for script in re.findall(r"<script\b[^>]*>(.*?)</script>", html, re.DOTALL)
     ]
     scripts = " ".join(f"'sha256-{one}'" for one in hashes) or "'none'"
     policy = (
-        f"default-src 'self'; script-src {scripts}; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
+        f"default-src 'self'; script-src {scripts}; style-src 'self' 'unsafe-inline'; "
+        "img-src 'self' data:; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
     headers = {

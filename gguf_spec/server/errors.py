@@ -1,4 +1,4 @@
-"""What the server refuses, in OpenAI's shape; every error of the engine becomes one."""
+"""API errors in OpenAI's format, and the conversion of engine errors to them."""
 
 from __future__ import annotations
 
@@ -19,22 +19,24 @@ from ..errors import (
 from ..options import Speculation
 
 LOG = logging.getLogger("gguf_spec.server")
+# Engine errors that the request caused: (error class, field of the request, OpenAI error code).
 _CAUSED_BY_THE_REQUEST: tuple[tuple[type[GgufSpecError], str | None, str], ...] = (
     (PromptTooLongError, "prompt", "context_length_exceeded"),
     (EmptyPromptError, "prompt", "invalid_value"),
     (TemplateError, "prompt", "invalid_value"),
     (NoTokenLeftError, None, "no_token_left"),
 )
+# Options that a request contains within its `speculation` object.
 _OF_SPECULATION = {field.name for field in fields(Speculation)}
 
 
 class ApiError(Exception):
-    """A request that gets no answer.
+    """Error response to a request.
 
     Attributes:
-        status: The HTTP status.
-        error: `message`, `type`, `param` and `code`.
-        headers: What the answer's headers hold beside the usual.
+        status: HTTP status code.
+        error: OpenAI error object with `message`, `type`, `param` and `code`.
+        headers: Additional HTTP headers of the response.
     """
 
     def __init__(
@@ -63,24 +65,29 @@ class ApiError(Exception):
 
 
 def bad(param: str, message: str) -> ApiError:
-    """Return the refusal of a field whose value is no good."""
+    """Return the error for a field with an invalid value."""
     return ApiError(f"{param} {message}", param, "invalid_value")
 
 
 def gone() -> ApiError:
-    """Return what a client that went away would get."""
+    """Return the error for a client that closed the connection."""
     return ApiError("The client closed the connection.", None, "cancelled", 499)
 
 
 def ending() -> ApiError:
-    """Return what is left of a request when the server ends."""
+    """Return the error for a request that the server's shutdown ends or refuses."""
     return ApiError(
         "The server is shutting down.", None, "shutting_down", 503, {"Retry-After": "5"}
     )
 
 
 def option_refusal(error: InvalidOptionError, names: dict[str, str]) -> ApiError:
-    """Return the refusal of an option, by the field it came in: `names` holds those that are called differently."""
+    """Return the error for an invalid option, under the name of its request field.
+
+    Args:
+        error: The error of the engine.
+        names: Option name -> field name, for options whose field has another name.
+    """
     option = f"speculation.{error.option}" if error.option in _OF_SPECULATION else error.option
     param = names.get(option, option)
     return ApiError(
@@ -89,7 +96,14 @@ def option_refusal(error: InvalidOptionError, names: dict[str, str]) -> ApiError
 
 
 def as_refusal(error: Exception, names: dict[str, str]) -> ApiError:
-    """Return what the client is told of an error of the engine. What it does not cause itself, it is not told in detail."""
+    """Return the API error for an engine error.
+
+    Errors that the request did not cause are logged; the client gets only their class name.
+
+    Args:
+        error: The error of the engine.
+        names: Option name -> field name, for options whose field has another name.
+    """
     if isinstance(error, ApiError):
         return error
     if isinstance(error, InvalidOptionError):
@@ -104,7 +118,7 @@ def as_refusal(error: Exception, names: dict[str, str]) -> ApiError:
 
 
 def log(error: BaseException) -> None:
-    """Write where something went wrong, but not the message, which may quote a prompt."""
+    """Log the class and traceback of an error, without its message, which may quote a prompt."""
     LOG.error(
         "%s\n%s", type(error).__name__, "".join(traceback.format_tb(error.__traceback__)).rstrip()
     )

@@ -1,4 +1,4 @@
-"""The messages of a chat request, and its tools, in the form that templates read."""
+"""Validate the messages and tools of a chat request and convert them for chat templates."""
 
 from __future__ import annotations
 
@@ -8,22 +8,26 @@ from typing import Any
 
 from .errors import ApiError, bad
 
+# Role in a request -> role for the chat template. Templates do not know `developer`.
 _ROLES = {
     "system": "system",
     "developer": "system",
     "user": "user",
     "assistant": "assistant",
     "tool": "tool",
-}  # templates know no developer
+}
 _FIELDS = {"role", "content", "tool_calls", "tool_call_id", "refusal"}
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
 def read_messages(value: Any) -> list[dict[str, Any]]:
-    """Return messages with a role, a content that is text, and, of the assistant, `tool_calls` whose arguments are objects.
+    """Return validated messages, in the form that chat templates read.
+
+    Each message has a role and a text as content. A message of the assistant may have
+    `tool_calls`; their arguments are objects, parsed from JSON.
 
     Raises:
-        Refusal: With the name of what is wrong.
+        ApiError: A message is invalid. The error names the field.
     """
     if not isinstance(value, list) or not value:
         raise bad("messages", "must be an array with at least one message.")
@@ -62,7 +66,7 @@ def _string(value: Any, at: str) -> str:
 
 
 def _content(value: Any, at: str, may_be_empty: bool) -> str:
-    """Return a content as one text; parts are joined."""
+    """Return the content of a message as one text; text parts are joined."""
     if value is None and may_be_empty:
         return ""
     if not isinstance(value, list):
@@ -105,7 +109,7 @@ def _calls(value: Any, at: str) -> list[dict[str, Any]]:
         if not isinstance(arguments, dict):
             raise bad(f"{at}[{i}].function.arguments", "must be an object, written as JSON.")
         name = _name(function.get("name"), f"{at}[{i}].function.name")
-        # templates write the arguments as JSON themselves
+        # The arguments stay an object: chat templates serialise them to JSON.
         calls.append(
             {
                 "id": _string(call.get("id"), f"{at}[{i}].id"),
@@ -123,10 +127,10 @@ def _name(value: Any, at: str) -> str:
 
 
 def read_tools(tools: Any, choice: Any) -> list[dict[str, Any]]:
-    """Return the tools that the model may call; none where the choice is `none`.
+    """Return the tools that the model may call; an empty list if `choice` is `none`.
 
     Raises:
-        Refusal: With the name of what is wrong.
+        ApiError: A tool or the choice is invalid or not supported. The error names the field.
     """
     if tools is None:
         if choice not in (None, "none"):

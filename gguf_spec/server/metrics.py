@@ -1,4 +1,4 @@
-"""What the server counts, in the text format of Prometheus."""
+"""Counters of the server, in the text format of Prometheus."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from ..results import Stats
 if TYPE_CHECKING:
     from ..runtime.stream import Stream
 
+# Metric name -> (field of `Stats`, help text).
 _SUMS = {
     "prompt_tokens_total": ("n_prompt", "Tokens of prompts."),
     "generated_tokens_total": ("n_generated", "Tokens of answers."),
@@ -21,11 +22,12 @@ _SUMS = {
     "drafted_tokens_total": ("n_drafted", "Tokens that were drafted."),
     "accepted_tokens_total": ("n_accepted", "Drafted tokens that the target accepted."),
 }
+# Parts of the time of an answer; `Stats` has a field `<part>_s` for each, in seconds.
 _TIMES = ("prompt", "draft", "verify", "other")
 
 
 class Metrics:
-    """Counts requests and sums up what answers cost, that of the one under way included."""
+    """Request counts, and sums of tokens and time over all answers, the running one included."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -37,23 +39,28 @@ class Metrics:
         self._last = Stats()
 
     def count(self, path: str, status: int) -> None:
-        """Count a request by its path and the status it was answered with."""
+        """Count a request by its path and the HTTP status of its response."""
         with self._lock:
             self._requests[path, status] += 1
 
     def began(self, stream: Stream) -> None:
-        """Count a stream as it goes on."""
+        """Include the statistics of a running stream from now on."""
         with self._lock:
             self._running = stream
 
     def ended(self, stats: Stats) -> None:
-        """Add what the stream cost."""
+        """Add the final statistics of the running stream to the sums."""
         with self._lock:
             self._running, self._last = None, stats
             self._drafters = _add(self._sums, self._seconds, self._drafters, stats)
 
     def text(self, n_waiting: int, is_busy: bool) -> str:
-        """Return all of it."""
+        """Return all metrics in the text format of Prometheus.
+
+        Args:
+            n_waiting: Number of requests in the queue.
+            is_busy: Whether an answer is being generated.
+        """
         with self._lock:
             requests, sums, seconds, drafters, now = (
                 self._requests.copy(),
@@ -115,7 +122,11 @@ def _add(
     drafters: dict[str, tuple[int, int]],
     stats: Stats,
 ) -> dict[str, tuple[int, int]]:
-    """Add stats to sums, in place; return the drafters' new counts."""
+    """Add `stats` to `sums` and `seconds` in place.
+
+    Returns:
+        Per drafter: (tokens drafted, tokens accepted), including those of `stats`.
+    """
     for field, _ in _SUMS.values():
         sums[field] += getattr(stats, field)
     for part in _TIMES:

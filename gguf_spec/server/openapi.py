@@ -1,4 +1,4 @@
-"""The server's own description, for tools that read OpenAPI."""
+"""OpenAPI description of the server."""
 
 from __future__ import annotations
 
@@ -22,16 +22,35 @@ _STRENGTH = {"type": "number", "minimum": 0, "maximum": 1_000_000}
 _TOKENS = {"type": "integer", "minimum": 1}
 _BACK = {"type": "integer", "minimum": -1}
 _SAMPLING: dict[str, Any] = {
-    "temperature": _STRENGTH, "top_k": _COUNT, "top_p": _ABOVE_0, "min_p": _SHARE, "typical_p": _ABOVE_0, "top_n_sigma": _STRENGTH,
-    "xtc_probability": _SHARE, "xtc_threshold": _SHARE, "repeat_penalty": {"type": "number", "minimum": 0.001, "maximum": 1000},
-    "frequency_penalty": _MODERATE, "presence_penalty": _MODERATE, "penalty_last_n": _BACK, "dry_multiplier": _STRENGTH,
-    "dry_base": {"type": "number", "minimum": 1, "maximum": 1_000_000}, "dry_allowed_length": _COUNT, "dry_penalty_last_n": _BACK,
-    "ignore_eos": _FLAG, "seed": {"type": "integer", "minimum": 0, "maximum": 2**64 - 1}, "grammar": _TEXT,
-}  # fmt: skip
+    "temperature": _STRENGTH,
+    "top_k": _COUNT,
+    "top_p": _ABOVE_0,
+    "min_p": _SHARE,
+    "typical_p": _ABOVE_0,
+    "top_n_sigma": _STRENGTH,
+    "xtc_probability": _SHARE,
+    "xtc_threshold": _SHARE,
+    "repeat_penalty": {"type": "number", "minimum": 0.001, "maximum": 1000},
+    "frequency_penalty": _MODERATE,
+    "presence_penalty": _MODERATE,
+    "penalty_last_n": _BACK,
+    "dry_multiplier": _STRENGTH,
+    "dry_base": {"type": "number", "minimum": 1, "maximum": 1_000_000},
+    "dry_allowed_length": _COUNT,
+    "dry_penalty_last_n": _BACK,
+    "ignore_eos": _FLAG,
+    "seed": {"type": "integer", "minimum": 0, "maximum": 2**64 - 1},
+    "grammar": _TEXT,
+}
 _SPECULATION: dict[str, Any] = {
-    "k": {"type": "integer", "minimum": 0, "maximum": K_MAX}, "accept": {"enum": list(ACCEPT)}, "strict": _FLAG, "drafter": {"enum": list(DRAFTERS)},
-    "adaptive": _FLAG, "tree": _FLAG, "exact": _FLAG,
-}  # fmt: skip
+    "k": {"type": "integer", "minimum": 0, "maximum": K_MAX},
+    "accept": {"enum": list(ACCEPT)},
+    "strict": _FLAG,
+    "drafter": {"enum": list(DRAFTERS)},
+    "adaptive": _FLAG,
+    "tree": _FLAG,
+    "exact": _FLAG,
+}
 assert set(_SPECULATION) == {field.name for field in fields(Speculation)}
 
 
@@ -53,12 +72,19 @@ def _array(items: dict[str, Any], most: int | None = None, least: int = 0) -> di
 def _body(name: str, own: dict[str, Any], *required: str) -> dict[str, Any]:
     stop = {"type": "string", "minLength": 1, "maxLength": 256}
     shared = {
-        "model": {"enum": [name, ""]}, "stream": _FLAG,
+        "model": {"enum": [name, ""]},
+        "stream": _FLAG,
         "stream_options": _object({"include_usage": _FLAG, "include_speculation": _FLAG}),
         "stop": {"anyOf": [stop, _array(stop, 16)]},
-        "logit_bias": {"type": "object", "propertyNames": {"pattern": "^[0-9]{1,9}$"}, "additionalProperties": _MODERATE},
-        "max_tokens": _TOKENS, "n": {"const": 1}, "speculation": {"anyOf": [{"const": "off"}, _object(_SPECULATION)]},
-    }  # fmt: skip
+        "logit_bias": {
+            "type": "object",
+            "propertyNames": {"pattern": "^[0-9]{1,9}$"},
+            "additionalProperties": _MODERATE,
+        },
+        "max_tokens": _TOKENS,
+        "n": {"const": 1},
+        "speculation": {"anyOf": [{"const": "off"}, _object(_SPECULATION)]},
+    }
     return _object(shared | _SAMPLING | own, *required)
 
 
@@ -74,11 +100,30 @@ def _chat_body(name: str) -> dict[str, Any]:
             _array(_object({"type": {"const": "text"}, "text": _TEXT}, "type", "text"), least=1),
         ]
     }
-    message = {"oneOf": [
-        _object({"role": {"enum": ["system", "developer", "user"]}, "content": content}, "role", "content"),
-        _object({"role": {"const": "assistant"}, "content": content, "tool_calls": _array(call, least=1)}, "role", "content"),
-        _object({"role": {"const": "tool"}, "content": content, "tool_call_id": _TEXT}, "role", "content", "tool_call_id"),
-    ]}  # fmt: skip
+    message = {
+        "oneOf": [
+            _object(
+                {"role": {"enum": ["system", "developer", "user"]}, "content": content},
+                "role",
+                "content",
+            ),
+            _object(
+                {
+                    "role": {"const": "assistant"},
+                    "content": content,
+                    "tool_calls": _array(call, least=1),
+                },
+                "role",
+                "content",
+            ),
+            _object(
+                {"role": {"const": "tool"}, "content": content, "tool_call_id": _TEXT},
+                "role",
+                "content",
+                "tool_call_id",
+            ),
+        ]
+    }
     described = _object(
         {"name": function_name, "description": _TEXT, "parameters": {"type": "object"}}, "name"
     )
@@ -87,13 +132,21 @@ def _chat_body(name: str) -> dict[str, Any]:
         {"name": _TEXT, "schema": {"type": "object"}, "strict": _FLAG}, "name", "schema"
     )
     own = {
-        "messages": _array(message, least=1), "max_completion_tokens": _TOKENS, "logprobs": _FLAG,
-        "top_logprobs": {"type": "integer", "minimum": 0, "maximum": 20}, "tools": _array(tool, least=1), "tool_choice": {"enum": ["none", "auto"]},
-        "response_format": {"oneOf": [
-            _object({"type": {"enum": ["text", "json_object"]}}, "type"),
-            _object({"type": {"const": "json_schema"}, "json_schema": schema}, "type", "json_schema"),
-        ]},
-    }  # fmt: skip
+        "messages": _array(message, least=1),
+        "max_completion_tokens": _TOKENS,
+        "logprobs": _FLAG,
+        "top_logprobs": {"type": "integer", "minimum": 0, "maximum": 20},
+        "tools": _array(tool, least=1),
+        "tool_choice": {"enum": ["none", "auto"]},
+        "response_format": {
+            "oneOf": [
+                _object({"type": {"enum": ["text", "json_object"]}}, "type"),
+                _object(
+                    {"type": {"const": "json_schema"}, "json_schema": schema}, "type", "json_schema"
+                ),
+            ]
+        },
+    }
     return _body(name, own, "messages")
 
 
@@ -107,8 +160,19 @@ def _text_body(name: str) -> dict[str, Any]:
     return _body(name, own, "prompt")
 
 
-_USAGE = _object({"prompt_tokens": _COUNT, "completion_tokens": _COUNT, "total_tokens": _COUNT, "speculation": _object({}, more=True)},
-                 "prompt_tokens", "completion_tokens", "total_tokens", "speculation", more=True)  # fmt: skip
+_USAGE = _object(
+    {
+        "prompt_tokens": _COUNT,
+        "completion_tokens": _COUNT,
+        "total_tokens": _COUNT,
+        "speculation": _object({}, more=True),
+    },
+    "prompt_tokens",
+    "completion_tokens",
+    "total_tokens",
+    "speculation",
+    more=True,
+)
 
 
 def _answer(kind: str, said: str) -> dict[str, Any]:
@@ -123,8 +187,23 @@ def _answer(kind: str, said: str) -> dict[str, Any]:
         "finish_reason",
         more=True,
     )
-    return _object({"id": _TEXT, "object": {"const": kind}, "created": _COUNT, "model": _TEXT, "choices": _array(choice), "usage": _USAGE},
-                   "id", "object", "created", "model", "choices", "usage", more=True)  # fmt: skip
+    return _object(
+        {
+            "id": _TEXT,
+            "object": {"const": kind},
+            "created": _COUNT,
+            "model": _TEXT,
+            "choices": _array(choice),
+            "usage": _USAGE,
+        },
+        "id",
+        "object",
+        "created",
+        "model",
+        "choices",
+        "usage",
+        more=True,
+    )
 
 
 def _json(schema: dict[str, Any]) -> dict[str, Any]:
@@ -132,10 +211,15 @@ def _json(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 _PROBLEMS = {
-    "400": "A field is wrong, unknown or not supported.", "401": "The API key is missing or wrong.", "403": "This host or origin may not ask.",
-    "404": "There is no such model, or no such path.", "408": "The body did not arrive in time.", "413": "The body is too large.",
-    "429": "The queue is full.", "503": "The server is shutting down.",
-}  # fmt: skip
+    "400": "A field is wrong, unknown or not supported.",
+    "401": "The API key is missing or wrong.",
+    "403": "This host or origin may not ask.",
+    "404": "There is no such model, or no such path.",
+    "408": "The body did not arrive in time.",
+    "413": "The body is too large.",
+    "429": "The queue is full.",
+    "503": "The server is shutting down.",
+}
 
 
 def _responses(told: str, content: dict[str, Any], *problems: str) -> dict[str, Any]:
@@ -179,7 +263,12 @@ def _get(
 
 @cache
 def describe(name: str, needs_key: bool) -> dict[str, Any]:
-    """Return the description of a server of the model `name`."""
+    """Return the OpenAPI description of a server for the model `name`.
+
+    Args:
+        name: Name of the model.
+        needs_key: Whether requests require an API key.
+    """
     model = _object(
         {"id": _TEXT, "object": {"const": "model"}, "created": _COUNT, "owned_by": _TEXT},
         "id",
@@ -188,8 +277,18 @@ def describe(name: str, needs_key: bool) -> dict[str, Any]:
         "owned_by",
         more=True,
     )
-    error = _object({"message": _TEXT, "type": _TEXT, "param": {"type": ["string", "null"]}, "code": {"type": ["string", "null"]}},
-                    "message", "type", "param", "code")  # fmt: skip
+    error = _object(
+        {
+            "message": _TEXT,
+            "type": _TEXT,
+            "param": {"type": ["string", "null"]},
+            "code": {"type": ["string", "null"]},
+        },
+        "message",
+        "type",
+        "param",
+        "code",
+    )
     about: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {

@@ -1,4 +1,7 @@
-"""A request's body, field by field, to what the engine is asked. Nothing is taken and ignored: a field that means nothing here is refused by name."""
+"""Conversion of request bodies to options of the engine.
+
+No field is silently ignored: an unknown or unsupported field is an error that names the field.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +17,46 @@ from .messages import read_messages, read_tools
 
 # Fields of `Sampling` that a body may hold under the same name.
 SAMPLING = (
-    "temperature", "top_k", "top_p", "min_p", "typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold", "repeat_penalty",
-    "frequency_penalty", "presence_penalty", "penalty_last_n", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n",
-    "ignore_eos", "seed", "grammar",
-)  # fmt: skip
-# OpenAI's fields that this server does not follow, with the values that ask for nothing.
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "top_n_sigma",
+    "xtc_probability",
+    "xtc_threshold",
+    "repeat_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+    "penalty_last_n",
+    "dry_multiplier",
+    "dry_base",
+    "dry_allowed_length",
+    "dry_penalty_last_n",
+    "ignore_eos",
+    "seed",
+    "grammar",
+)
+# OpenAI fields that this server does not support -> values with no effect, which are accepted.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {"n": (1,)}
 _NEUTRAL_CHAT = _NEUTRAL | {
-    "store": (False,), "parallel_tool_calls": (True,), "service_tier": ("auto", "default"), "modalities": (["text"],), "audio": (),
-    "function_call": (), "functions": (), "metadata": (), "prediction": (), "prompt_cache_key": (), "prompt_cache_retention": (),
-    "reasoning_effort": (), "safety_identifier": (), "user": (), "verbosity": (), "web_search_options": (),
-}  # fmt: skip
+    "store": (False,),
+    "parallel_tool_calls": (True,),
+    "service_tier": ("auto", "default"),
+    "modalities": (["text"],),
+    "audio": (),
+    "function_call": (),
+    "functions": (),
+    "metadata": (),
+    "prediction": (),
+    "prompt_cache_key": (),
+    "prompt_cache_retention": (),
+    "reasoning_effort": (),
+    "safety_identifier": (),
+    "user": (),
+    "verbosity": (),
+    "web_search_options": (),
+}
 _NEUTRAL_TEXT = _NEUTRAL | {"suffix": ("",), "best_of": (1,), "user": ()}
 _SHARED = {
     "model",
@@ -46,24 +78,25 @@ _CHAT = _SHARED | {
     "tool_choice",
 }
 _TEXT = _SHARED | {"prompt", "echo"}
+# Limits: number of stop strings, characters per stop string, alternatives per token (logprobs).
 _MOST_STOPS, _LONGEST_STOP, _MOST_TOP = 16, 256, 20
-TEXT_MAX_TOKENS = 16  # what OpenAI takes for completions where nothing is said
+TEXT_MAX_TOKENS = 16  # OpenAI's default `max_tokens` of the completions endpoint
 
 
 @dataclass(frozen=True)
 class CompletionRequest:
-    """What a request asks for.
+    """Validated request for a completion.
 
     Attributes:
         prompt: A text, token ids, or messages.
-        sampling: How to sample; its `logprobs` too.
-        speculation: None for the server's own.
-        stream: Whether the answer comes piece by piece.
-        usage: Whether the last piece of a stream is what it cost.
-        shows_drafts: Whether the pieces of a stream say which text was drafted.
+        sampling: Sampling options, including `logprobs`.
+        speculation: Speculation options; None for the defaults of the server.
+        stream: Whether the answer is sent in chunks.
+        usage: Whether the last chunk of a stream contains the usage.
+        shows_drafts: Whether the chunks of a stream mark the text that was drafted.
         echo: Whether the answer begins with the prompt.
-        tools: What the model may call.
-        names: What options are called in this request, where they have other names.
+        tools: Tools that the model may call.
+        names: Option name -> field name, for options whose field has another name.
     """
 
     prompt: Any
@@ -78,19 +111,19 @@ class CompletionRequest:
 
     @property
     def is_chat(self) -> bool:
-        """Whether the answer is a message."""
+        """Whether this is a chat request; its answer is then a message."""
         return self.names["prompt"] == "messages"
 
 
 def parse(body: bytes) -> dict[str, Any]:
-    """Return the object that a body holds.
+    """Parse the JSON object of a request body.
 
     Raises:
-        Refusal: It is no JSON object in UTF-8.
+        ApiError: The body is not a JSON object in UTF-8.
     """
     try:
         data = json.loads(body, parse_constant=_no_number)
-        json.dumps(data, ensure_ascii=False).encode()  # half a surrogate pair is no text
+        json.dumps(data, ensure_ascii=False).encode()  # rejects unpaired surrogates
     except (ValueError, RecursionError):
         raise ApiError("The body is not JSON in UTF-8.", None, "invalid_json") from None
     if not isinstance(data, dict):
@@ -103,10 +136,15 @@ def _no_number(text: str) -> float:
 
 
 def read_chat(data: dict[str, Any], default: Speculation, most: int | None) -> CompletionRequest:
-    """Return what the body of a chat asks for; `most` is the largest answer that is allowed.
+    """Convert the body of a chat request.
+
+    Args:
+        data: The body.
+        default: Speculation options of the server.
+        most: Maximum length of an answer in tokens; None for no limit.
 
     Raises:
-        Refusal: With the name of the field.
+        ApiError: A field is invalid or not supported. The error names the field.
     """
     data = _check_fields(data, _CHAT, _NEUTRAL_CHAT)
     tools = read_tools(data.get("tools"), data.get("tool_choice"))
@@ -140,10 +178,15 @@ def read_chat(data: dict[str, Any], default: Speculation, most: int | None) -> C
 
 
 def read_text(data: dict[str, Any], default: Speculation, most: int | None) -> CompletionRequest:
-    """Return what the body of a completion asks for; `most` is the largest answer that is allowed.
+    """Convert the body of a text completion request.
+
+    Args:
+        data: The body.
+        default: Speculation options of the server.
+        most: Maximum length of an answer in tokens; None for no limit.
 
     Raises:
-        Refusal: With the name of the field.
+        ApiError: A field is invalid or not supported. The error names the field.
     """
     data = {"max_tokens": min(TEXT_MAX_TOKENS, most or TEXT_MAX_TOKENS)} | _check_fields(
         data, _TEXT, _NEUTRAL_TEXT
@@ -159,9 +202,16 @@ def read_text(data: dict[str, Any], default: Speculation, most: int | None) -> C
 
 
 def _asked(
-    data: dict[str, Any], prompt: Any, sampling: dict[str, Any], default: Speculation, most: int | None, names: dict[str, str],
-    *, echo: bool = False, tools: list[dict[str, Any]] | None = None,
-) -> CompletionRequest:  # fmt: skip
+    data: dict[str, Any],
+    prompt: Any,
+    sampling: dict[str, Any],
+    default: Speculation,
+    most: int | None,
+    names: dict[str, str],
+    *,
+    echo: bool = False,
+    tools: list[dict[str, Any]] | None = None,
+) -> CompletionRequest:
     stream, options = _flag(data, "stream"), data.get("stream_options", {})
     if (
         not isinstance(options, dict)
@@ -185,15 +235,26 @@ def _asked(
         "max_tokens": n,
     }
     return CompletionRequest(
-        prompt, _made(lambda: Sampling(**fields), names), _speculation(data.get("speculation"), default, names), stream,
-        _flag(options, "include_usage", "stream_options."), _flag(options, "include_speculation", "stream_options."), echo, tools or [], names,
-    )  # fmt: skip
+        prompt,
+        _made(lambda: Sampling(**fields), names),
+        _speculation(data.get("speculation"), default, names),
+        stream,
+        _flag(options, "include_usage", "stream_options."),
+        _flag(options, "include_speculation", "stream_options."),
+        echo,
+        tools or [],
+        names,
+    )
 
 
 def _check_fields(
     data: dict[str, Any], known: set[str], neutral: Mapping[str, tuple[Any, ...]]
 ) -> dict[str, Any]:
-    """Return the fields that say something; null says nothing."""
+    """Return the known fields of a body, without those that are null.
+
+    Raises:
+        ApiError: A field is unknown, or has an unsupported value. The error names the field.
+    """
     data = {name: value for name, value in data.items() if value is not None}
     for name in [name for name in data if name not in known]:
         if name not in neutral:
@@ -244,7 +305,8 @@ def _stops(value: Any) -> tuple[str, ...]:
     ):
         raise bad(
             "stop",
-            f"must be a string of 1 to {_LONGEST_STOP} characters, or an array of at most {_MOST_STOPS} of them.",
+            f"must be a string of 1 to {_LONGEST_STOP} characters, "
+            f"or an array of at most {_MOST_STOPS} of them.",
         )
     return stops
 
@@ -258,7 +320,7 @@ def _biases(value: Any) -> dict[int, float]:
 
 
 def _prompt(value: Any) -> str | list[int]:
-    """Return the one prompt: a text or token ids, alone or in an array."""
+    """Return the prompt: a text or token ids, given directly or as the only item of an array."""
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], (str, list)):
         value = value[0]
     if isinstance(value, str) or (isinstance(value, list) and all(map(_is_count, value))):
@@ -267,7 +329,7 @@ def _prompt(value: Any) -> str | list[int]:
 
 
 def _schema(value: Any) -> Any:
-    """Return the JSON schema that a response format asks for, or None."""
+    """Return the JSON schema of a response format, or None if it has none."""
     if value is None or value == {"type": "text"}:
         return None
     if value == {"type": "json_object"}:
@@ -293,7 +355,7 @@ def _schema(value: Any) -> Any:
         raise bad(
             "response_format.json_schema", "may hold name, schema and strict, and nothing else."
         )
-    return inner["schema"]  # followed to the letter, strict or not
+    return inner["schema"]  # always enforced, whatever the value of `strict`
 
 
 def _speculation(value: Any, default: Speculation, names: dict[str, str]) -> Speculation | None:

@@ -1,4 +1,4 @@
-"""Answers in OpenAI's shapes: whole or in pieces, of chats and of texts."""
+"""Response objects in OpenAI's format for chats and text completions, complete or streamed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .worker import ChunkEvent, Finished, TokenInfo, Why
 
 
 class ResponseBuilder:
-    """Turns the events of one job into the objects that its client gets."""
+    """Converts the events of one job to response objects."""
 
     def __init__(self, asked: CompletionRequest, model: str, tools: ToolReader | None) -> None:
         self._asked, self._tools = asked, tools
@@ -29,13 +29,18 @@ class ResponseBuilder:
         }
         self._offsets = _Offsets()
 
-    # ---- whole
+    # ---- complete responses
 
     def whole(self, said: Iterable[ChunkEvent], ended: Finished) -> dict[str, Any]:
-        """Return the whole answer.
+        """Return the complete response.
+
+        Args:
+            said: All chunk events of the answer.
+            ended: The final event of the answer.
 
         Raises:
-            Refusal: The server ended before the answer did, or the client went away.
+            ApiError: The server shut down before the answer was complete, or the client
+                disconnected.
         """
         finish = _finish(ended.result.finish_reason, ended.why)
         text, named = ended.result.text, [one for piece in said for one in piece.logprobs]
@@ -58,14 +63,14 @@ class ResponseBuilder:
             "seed": ended.result.seed,
         }
 
-    # ---- in pieces
+    # ---- streamed responses
 
     def first(self) -> list[dict[str, Any]]:
-        """Return what is sent before there is any text."""
+        """Return the chunks that are sent before the first text: the role, for a chat."""
         return [self._piece({"role": "assistant", "content": ""})] if self._asked.is_chat else []
 
     def said(self, said: ChunkEvent) -> list[dict[str, Any]]:
-        """Return what is sent for a piece of the answer."""
+        """Return the response chunks for one chunk event; may be empty."""
         chunk = said.chunk
         text = self._tools.push(chunk.text) if self._tools else chunk.text
         if not (text or said.logprobs or self._asked.shows_drafts):
@@ -86,10 +91,11 @@ class ResponseBuilder:
         return [piece]
 
     def ended(self, ended: Finished) -> list[dict[str, Any]]:
-        """Return what is sent at the end.
+        """Return the last chunks: remaining text, tool calls, finish reason and usage.
 
         Raises:
-            Refusal: The server ended before the answer did, or the client went away.
+            ApiError: The server shut down before the answer was complete, or the client
+                disconnected.
         """
         pieces, finish = [], _finish(ended.result.finish_reason, ended.why)
         if self._tools:
@@ -140,13 +146,15 @@ class ResponseBuilder:
         named = list(named)
         tops = [{other.text: other.logprob for other in reversed((*one.top, one))} for one in named]
         return {
-            "tokens": [one.text for one in named], "token_logprobs": [one.logprob for one in named],
-            "top_logprobs": tops if self._asked.sampling.logprobs else None, "text_offset": [self._offsets.of(one.piece) for one in named],
-        }  # fmt: skip
+            "tokens": [one.text for one in named],
+            "token_logprobs": [one.logprob for one in named],
+            "top_logprobs": tops if self._asked.sampling.logprobs else None,
+            "text_offset": [self._offsets.of(one.piece) for one in named],
+        }
 
 
 class _Offsets:
-    """Counts the characters before each token."""
+    """Character offsets of tokens in the answer, from their bytes."""
 
     def __init__(self) -> None:
         self._decoder, self._n = codecs.getincrementaldecoder("utf-8")(errors="replace"), 0
@@ -162,7 +170,11 @@ def _shown(one: TokenInfo) -> dict[str, Any]:
 
 
 def _finish(reason: FinishReason, why: Why | None) -> str:
-    """Return OpenAI's word for why an answer ended: what ran out of time is cut like what ran out of tokens."""
+    """Return OpenAI's finish reason of an answer; a timeout is reported as `length`.
+
+    Raises:
+        ApiError: The server shut down before the answer was complete, or the client disconnected.
+    """
     if reason != "cancelled":
         return reason
     if why == "timeout":
@@ -171,16 +183,35 @@ def _finish(reason: FinishReason, why: Why | None) -> str:
 
 
 def usage(result: Completion) -> dict[str, Any]:
-    """Return what an answer cost, in tokens, and what speculation did for it."""
+    """Return the usage object: token counts, and statistics of the speculation."""
     s: Stats = result.stats
     return {
-        "prompt_tokens": s.n_prompt, "completion_tokens": s.n_generated, "total_tokens": s.n_prompt + s.n_generated,
-        "completion_tokens_details": {"accepted_prediction_tokens": s.n_accepted, "rejected_prediction_tokens": s.n_drafted - s.n_accepted},
-        "speculation": {
-            "drafted": s.n_drafted, "accepted": s.n_accepted, "acceptance": round(s.acceptance, 4), "rounds": s.rounds,
-            "tokens_per_round": round(s.tokens_per_round, 4), "tokens_per_s": round(s.tokens_per_s, 2), "speedup": round(s.speedup, 4),
-            "predicted_speedup": round(s.predicted_speedup, 4), "near_ties": s.n_near_ties, "why_none": s.why_none,
-            "drafters": {name: {"drafted": drafted, "accepted": accepted} for name, (drafted, accepted) in s.drafters.items()},
-            "prompt_s": s.prompt_s, "draft_s": s.draft_s, "verify_s": s.verify_s, "other_s": s.other_s, "ttft_s": s.ttft_s,
+        "prompt_tokens": s.n_prompt,
+        "completion_tokens": s.n_generated,
+        "total_tokens": s.n_prompt + s.n_generated,
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": s.n_accepted,
+            "rejected_prediction_tokens": s.n_drafted - s.n_accepted,
         },
-    }  # fmt: skip
+        "speculation": {
+            "drafted": s.n_drafted,
+            "accepted": s.n_accepted,
+            "acceptance": round(s.acceptance, 4),
+            "rounds": s.rounds,
+            "tokens_per_round": round(s.tokens_per_round, 4),
+            "tokens_per_s": round(s.tokens_per_s, 2),
+            "speedup": round(s.speedup, 4),
+            "predicted_speedup": round(s.predicted_speedup, 4),
+            "near_ties": s.n_near_ties,
+            "why_none": s.why_none,
+            "drafters": {
+                name: {"drafted": drafted, "accepted": accepted}
+                for name, (drafted, accepted) in s.drafters.items()
+            },
+            "prompt_s": s.prompt_s,
+            "draft_s": s.draft_s,
+            "verify_s": s.verify_s,
+            "other_s": s.other_s,
+            "ttft_s": s.ttft_s,
+        },
+    }

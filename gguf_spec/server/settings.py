@@ -1,4 +1,4 @@
-"""Whom the server answers, and how much of anything it takes on."""
+"""Server settings: address, access control and limits."""
 
 from __future__ import annotations
 
@@ -12,18 +12,22 @@ from ..errors import InvalidOptionError
 
 @dataclass(frozen=True)
 class Settings:
-    """The server's address and limits.
+    """Address, access control and limits of the server.
 
     Attributes:
-        host: The address it listens at; any but this machine's own (`127.0.0.1`, `::1`, `localhost`) demands `api_key`.
-        port: 0 takes a free one.
-        api_key: What clients have to send as `Authorization: Bearer ...`; None asks for none.
-        cors_origins: Origins whose pages may use the server, such as `http://localhost:3000`; `*` for all.
-        queue: Requests that may wait beside the one that runs; those beyond get 429.
-        max_tokens: Most tokens of an answer; None leaves it to the context.
-        timeout: Seconds that an answer may take once it has begun, and a body to arrive. What is there by then is the answer.
-        body_bytes: Most bytes of a request.
-        grace: Seconds that answers under way are given when the server is to end.
+        host: Address to listen on. `api_key` is required unless it is a loopback address
+            (`127.0.0.1`, `::1`, `localhost`).
+        port: Port to listen on; 0 selects a free one.
+        api_key: Key that clients must send as `Authorization: Bearer ...`; None requires no key.
+        cors_origins: Origins whose pages may use the server, such as `http://localhost:3000`;
+            `*` for all.
+        queue: Maximum number of waiting requests, in addition to the running one. Further
+            requests get status 429.
+        max_tokens: Maximum length of an answer in tokens; None limits it only by the context.
+        timeout: Time limit in seconds for an answer, from its start, and for the arrival of a
+            request body. An answer that reaches the limit is returned as generated so far.
+        body_bytes: Maximum size of a request body in bytes.
+        grace: Seconds that running answers have to finish when the server shuts down.
     """
 
     host: str = "127.0.0.1"
@@ -56,7 +60,7 @@ class Settings:
         _check(
             "grace", self.grace, "seconds, 0 or more", math.isfinite(self.grace) and self.grace >= 0
         )
-        if self.api_key is not None:  # the value is a secret: it is not named
+        if self.api_key is not None:  # the message omits the value: it is a secret
             _check(
                 "api_key",
                 "..." if self.api_key else "",

@@ -1,4 +1,4 @@
-"""Server-sent events: an answer, piece by piece, to a client that may be slow or go away."""
+"""Server-sent events: a streamed answer for a client that may be slow or disconnect."""
 
 from __future__ import annotations
 
@@ -16,20 +16,30 @@ from .worker import ChunkEvent, ErrorEvent, Event, Finished, Job, Started
 
 
 class EventStream(Response):
-    """Sends what a job posts. The engine never waits for it: what the client does not take yet stays here."""
+    """Streaming response that sends the events of a job.
+
+    The engine never waits for the client: events that are not sent yet stay in the job's queue.
+    """
 
     media_type = "text/event-stream"
 
     def __init__(
         self, job: Job, reply: ResponseBuilder, patience: float, close: Callable[[], None]
     ) -> None:
-        """Make the response; `patience` is how many seconds a client may take nothing, and `close` is called at the end, however it comes."""
+        """Create the response.
+
+        Args:
+            job: The job whose events are sent.
+            reply: Converts the events to response objects.
+            patience: Time limit in seconds for the client to accept one batch of data.
+            close: Called when the response ends, for any reason.
+        """
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._job, self._reply, self._patience, self._close = job, reply, patience, close
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
-        """Answer as ASGI wants it."""
+        """Send the response through ASGI."""
         try:
             await send(
                 {
@@ -47,12 +57,12 @@ class EventStream(Response):
                 send({"type": "http.response.body", "body": b""}), self._patience
             )
         except asyncio.TimeoutError:
-            pass  # a response that is not complete closes the connection
+            pass  # uvicorn closes the connection because the response is incomplete
         finally:
             self._close()
 
     async def _batches(self) -> AsyncIterator[bytes]:
-        """Yield what there is, as it comes; a client that is slow gets more at once."""
+        """Yield the encoded events; events that arrived during a slow send form one batch."""
         for piece in self._reply.first():
             yield event(piece)
         events = self._job.events
@@ -79,5 +89,7 @@ class EventStream(Response):
 
 
 def event(data: dict[str, Any]) -> bytes:
-    """Return one event."""
-    return f"data: {json.dumps(data, ensure_ascii=False, separators=(',', ':'), allow_nan=False)}\n\n".encode()
+    """Return one server-sent event with `data` as JSON."""
+    return (
+        f"data: {json.dumps(data, ensure_ascii=False, separators=(',', ':'), allow_nan=False)}\n\n"
+    ).encode()

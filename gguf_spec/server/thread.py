@@ -1,4 +1,4 @@
-"""uvicorn in a thread of its own: no signal handlers, no prints, no global state."""
+"""uvicorn in a separate thread, without signal handlers, printed output or global state."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class _Uvicorn(uvicorn.Server):
-    """Tells the application when the end begins."""
+    """uvicorn server that notifies the application when the shutdown begins."""
 
     def __init__(self, config: uvicorn.Config, app: App) -> None:
         super().__init__(config)
@@ -31,26 +31,35 @@ class _Uvicorn(uvicorn.Server):
 
 
 class Server:
-    """A server that runs. Use it in a `with` statement, or close it.
+    """Running server. Use it in a `with` statement, or close it.
 
     Attributes:
-        url: Where it listens, such as `http://127.0.0.1:8080`.
+        url: Base URL, such as `http://127.0.0.1:8080`.
     """
 
     def __init__(self, llm: LLM, settings: Settings) -> None:
-        """Begin to listen.
+        """Start the server.
 
         Raises:
-            GgufSpecError: The address is taken, or none of this machine's.
+            InvalidOptionError: The host is not a valid address.
+            GgufSpecError: The address is in use or does not belong to this machine.
         """
         self._settings, self._socket = settings, _listen(settings)
         host, port = self._socket.getsockname()[:2]
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         self._app = make_app(llm, settings)
         config = uvicorn.Config(
-            self._app, loop="asyncio", http="h11", ws="none", lifespan="off", interface="asgi3", log_config=None,
-            server_header=False, proxy_headers=False, timeout_graceful_shutdown=math.ceil(settings.grace) + 1,
-        )  # fmt: skip
+            self._app,
+            loop="asyncio",
+            http="h11",
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            server_header=False,
+            proxy_headers=False,
+            timeout_graceful_shutdown=math.ceil(settings.grace) + 1,
+        )
         self._uvicorn = _Uvicorn(config, self._app)
         self._thread = threading.Thread(target=self._run, name="gguf-spec-server", daemon=True)
         self._thread.start()
@@ -63,18 +72,24 @@ class Server:
 
     @property
     def is_running(self) -> bool:
-        """Whether requests are still answered."""
+        """Whether the server still answers requests."""
         return self._thread.is_alive()
 
     def stop(self) -> None:
-        """Begin to end, without waiting: no new requests, and the settings' grace for those under way."""
+        """Begin the shutdown without waiting for its end.
+
+        New requests are refused. Running ones have the grace period of the settings to finish.
+        """
         self._uvicorn.should_exit = True
 
     def close(self, grace: float | None = None) -> None:
-        """End the server, and wait until it has; more than once does nothing. The LLM stays open.
+        """Shut down the server and wait for its end; further calls have no effect.
+
+        The LLM stays open.
 
         Args:
-            grace: 0 does not let answers under way finish; None gives them what the settings say.
+            grace: Seconds that running answers have to finish; 0 cancels them at once, None
+                takes the grace period of the settings.
         """
         self.stop()
         if grace is not None:
@@ -91,7 +106,12 @@ class Server:
 
 
 def _listen(settings: Settings) -> socket.socket:
-    """Return a socket that connections can already be made to."""
+    """Return a socket that already accepts connections.
+
+    Raises:
+        InvalidOptionError: The host is not a valid address.
+        GgufSpecError: The address is in use or does not belong to this machine.
+    """
     hint = "take another with --port; 0 takes a free one."
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -103,7 +123,7 @@ def _listen(settings: Settings) -> socket.socket:
             "host", settings.host, f"an address of this machine ({error.strerror or error})"
         ) from None
     try:
-        if os.name == "posix":  # elsewhere it would share the port with others
+        if os.name == "posix":  # on Windows this option lets other processes share the port
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen(128)
@@ -117,15 +137,19 @@ def _listen(settings: Settings) -> socket.socket:
 
 
 def serve_in_thread(llm: LLM, port: int = 0, **settings: Any) -> Server:
-    """Serve an LLM from a thread of this program, which may go on using it; the two wait for each other.
+    """Serve an LLM from a separate thread of this process.
+
+    The program may continue to use the LLM; its requests and those of the server wait for each
+    other.
 
     Args:
-        llm: What is served. Close the server first, then the LLM.
-        port: 0 takes a free one; see `Server.url`.
-        settings: The fields of `Settings`: `host`, `api_key`, `cors_origins`, `queue`, `max_tokens`, `timeout`, `body_bytes`, `grace`.
+        llm: The LLM to serve. Close the server first, then the LLM.
+        port: Port to listen on; 0 selects a free one, see `Server.url`.
+        settings: Fields of `Settings`: `host`, `api_key`, `cors_origins`, `queue`, `max_tokens`,
+            `timeout`, `body_bytes`, `grace`.
 
     Raises:
         InvalidOptionError: A setting has a value outside its range.
-        GgufSpecError: The port is taken.
+        GgufSpecError: The port is in use.
     """
     return Server(llm, Settings(port=port, **settings))

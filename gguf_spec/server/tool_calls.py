@@ -1,4 +1,4 @@
-"""Calls of tools in what a model writes: three forms, told apart by the model's template."""
+"""Parser for tool calls in generated text, in three formats; the chat template selects one."""
 
 from __future__ import annotations
 
@@ -13,28 +13,34 @@ _OPEN, _CLOSE, _MISTRAL = "<tool_call>", "</tool_call>", "[TOOL_CALLS]"
 
 
 def form_of(template: str) -> Form:
-    """Return how a model with this template writes a call.
+    """Return the tool call format of a model with this chat template.
 
-    `hermes`, Qwen too: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`. `mistral`: `[TOOL_CALLS][{...}]` or `[TOOL_CALLS]name[ARGS]{...}`.
-    `llama`: the whole answer is `{"name": ..., "parameters": {...}}`, or several of them with semicolons between.
+    - `hermes`, also used by Qwen: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
+    - `mistral`: `[TOOL_CALLS][{...}]` or `[TOOL_CALLS]name[ARGS]{...}`.
+    - `llama`: the whole answer is `{"name": ..., "parameters": {...}}`, or several such objects
+      separated by semicolons.
     """
     return "hermes" if _OPEN in template else "mistral" if _MISTRAL in template else "llama"
 
 
 class ToolReader:
-    """Parts an answer, as it comes, into text that can be shown and calls.
+    """Incremental parser that separates an answer into text and tool calls.
 
-    What begins like a call is held back until it is one, or is none: then it is text after all.
+    Text that may be the beginning of a call is held back until the answer ends. If it is not a
+    valid call then, it is returned as text.
+
+    Attributes:
+        calls: Parsed calls in OpenAI's format; complete after `finish`.
     """
 
     def __init__(self, form: Form, names: Sequence[str]) -> None:
         self._form, self._names = form, frozenset(names)
         self._held = ""
-        self._is_text = False  # whether nothing that follows can be a call
+        self._is_text = False  # True once the rest of the answer cannot contain a call
         self.calls: list[dict[str, Any]] = []
 
     def push(self, text: str) -> str:
-        """Return the text that is certain to be no call."""
+        """Append generated text; return the text that cannot be part of a call."""
         self._held += text
         if self._is_text:
             return self._take(len(self._held))
@@ -47,7 +53,7 @@ class ToolReader:
         return ""
 
     def finish(self) -> str:
-        """Return the rest of the text; from then on `calls` is complete."""
+        """Return the remaining text and complete `calls`."""
         held, self._held = self._held, ""
         if self._is_text or not held:
             return held
@@ -69,7 +75,10 @@ class ToolReader:
         return text
 
     def _before_tag(self) -> int:
-        """Return how much of the held text comes before a tag, or what may become one; white space before it belongs to it."""
+        """Return the number of held characters before a tag or the beginning of one.
+
+        White space before a tag belongs to the tag.
+        """
         at = self._held.find(_OPEN)
         if at < 0:
             at = len(self._held) - max(
@@ -95,7 +104,16 @@ def _load(text: str) -> Any:
 
 
 def _values(text: str, before: str, after: str) -> list[Any] | None:
-    """Return the JSON values in a text, each between matches of two regular expressions; None where anything else is in it."""
+    """Parse a text that is a sequence of JSON values with separators.
+
+    Args:
+        text: The text.
+        before: Regular expression that must match before each value.
+        after: Regular expression for an optional match after each value.
+
+    Returns:
+        Pairs (match of `before`, value); None if the text contains anything else.
+    """
     found, at = [], 0
     while at < len(text):
         opened = re.compile(before).match(text, at)
@@ -131,7 +149,7 @@ def _llama(text: str) -> list[Any] | None:
 
 
 def _call(found: Any, names: frozenset[str]) -> dict[str, Any] | None:
-    """Return a call in OpenAI's form; None for what calls none of the tools."""
+    """Return a call in OpenAI's format; None if `found` is not a call of a known tool."""
     if not isinstance(found, dict) or found.get("name") not in names:
         return None
     arguments = found.get("arguments", found.get("parameters", {}))

@@ -1,4 +1,4 @@
-"""The one thread that the models belong to, the queue before it, and the way back to each client."""
+"""Worker thread that runs all requests, with their queue and the events for each client."""
 
 from __future__ import annotations
 
@@ -24,12 +24,19 @@ Why = Literal["gone", "timeout", "ending"]
 
 @dataclass(frozen=True)
 class Started:
-    """The prompt is in order, and the model is at it."""
+    """Event: the prompt is valid and the generation has started."""
 
 
 @dataclass(frozen=True)
 class TokenInfo:
-    """A token's text and bytes, how likely it was, and what else was likely there."""
+    """Token with its log-probability and the alternatives at its position.
+
+    Attributes:
+        text: Text of the token.
+        piece: Bytes of the token.
+        logprob: Log-probability; at least -9999.
+        top: Most likely tokens at this position.
+    """
 
     text: str
     piece: bytes
@@ -39,7 +46,12 @@ class TokenInfo:
 
 @dataclass(frozen=True)
 class ChunkEvent:
-    """A piece of the answer."""
+    """Event: one chunk of the answer.
+
+    Attributes:
+        chunk: The chunk.
+        logprobs: Its tokens with log-probabilities; empty unless requested.
+    """
 
     chunk: Chunk
     logprobs: tuple[TokenInfo, ...]
@@ -47,7 +59,12 @@ class ChunkEvent:
 
 @dataclass(frozen=True)
 class Finished:
-    """The end of an answer; `why` it was cut short, if it was."""
+    """Event: the answer has ended.
+
+    Attributes:
+        result: The completion.
+        why: Reason for a cancellation; None if the answer was not cancelled.
+    """
 
     result: Completion
     why: Why | None
@@ -55,7 +72,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class ErrorEvent:
-    """What came in place of an answer, or of its end."""
+    """Event: an error ended the request, before or during the answer."""
 
     refusal: ApiError
 
@@ -64,35 +81,39 @@ Event = Started | ChunkEvent | Finished | ErrorEvent
 
 
 class Job:
-    """A request on its way to the worker, and its answer on the way back. What the worker posts never waits for the client."""
+    """Request for the worker, with the queue of events for its client.
+
+    `post` never waits for the client. Create a job in the event loop of the client.
+    """
 
     def __init__(self, asked: CompletionRequest) -> None:
         self.asked = asked
-        self.events: asyncio.Queue[Event] = asyncio.Queue()  # bounded by the tokens of the answer
+        # No explicit size limit: the length of the answer bounds the queue.
+        self.events: asyncio.Queue[Event] = asyncio.Queue()
         self.why: Why | None = None
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         self._stream: Stream | None = None
 
     def post(self, event: Event) -> None:
-        """Hand an event to the event loop; from any thread."""
-        with contextlib.suppress(RuntimeError):  # the loop has ended, and nobody reads
+        """Send an event to the event loop. May be called from any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: there is no reader
             self._loop.call_soon_threadsafe(self.events.put_nowait, event)
 
     def begins(self, stream: Stream) -> None:
-        """Let `cancel` reach the stream."""
+        """Register the stream of this job, so that `cancel` can cancel it."""
         with self._lock:
             self._stream = stream
             if self.why:
                 stream.cancel()
 
     def ends(self) -> None:
-        """Let go of the stream."""
+        """Remove the stream of this job."""
         with self._lock:
             self._stream = None
 
     def cancel(self, why: Why) -> None:
-        """End the answer within a round; the first reason counts."""
+        """Cancel the answer within one round; the first reason is kept."""
         with self._lock:
             self.why = self.why or why
             if self._stream:
@@ -100,7 +121,7 @@ class Job:
 
 
 class Worker:
-    """Serves jobs one after the other, in the order they came."""
+    """Thread that runs jobs one at a time, in the order of their submission."""
 
     def __init__(self, llm: LLM, most_waiting: int, totals: Metrics) -> None:
         self.totals = totals
@@ -109,25 +130,25 @@ class Worker:
         self._waiting: collections.deque[Job] = collections.deque()
         self._running: Job | None = None
         self._ends = False
-        self._seconds = 1.0  # what an answer took of late
+        self._seconds = 1.0  # moving average of the time of an answer, in seconds
         self._thread = threading.Thread(target=self._run, name="gguf-spec-worker", daemon=True)
         self._thread.start()
 
     @property
     def n_waiting(self) -> int:
-        """Jobs that wait."""
+        """Number of waiting jobs."""
         return len(self._waiting)
 
     @property
     def is_busy(self) -> bool:
-        """Whether a job runs."""
+        """Whether a job is running."""
         return self._running is not None
 
     def submit(self, job: Job) -> None:
-        """Put a job into the queue.
+        """Add a job to the queue.
 
         Raises:
-            Refusal: The queue is full, or the server is to end.
+            ApiError: The queue is full, or the server is shutting down.
         """
         with self._changed:
             if self._ends:
@@ -145,7 +166,7 @@ class Worker:
             self._changed.notify()
 
     def cancel(self, job: Job, why: Why) -> None:
-        """End a job, wherever it is; one that waits leaves the queue at once."""
+        """Cancel a waiting or running job; a waiting job leaves the queue at once."""
         job.cancel(why)
         with self._changed:
             if job not in self._waiting:
@@ -154,14 +175,14 @@ class Worker:
         job.post(ErrorEvent(gone() if why == "gone" else ending()))
 
     def cancel_all(self) -> None:
-        """End what runs within a round, and refuse what waits."""
+        """Cancel the running job within one round, and all waiting jobs."""
         with self._changed:
             jobs = [*self._waiting, *([self._running] if self._running else [])]
         for job in jobs:
             self.cancel(job, "ending")
 
     def close(self) -> None:
-        """End all jobs and the thread; more than once does nothing."""
+        """Cancel all jobs and end the thread; further calls have no effect."""
         with self._changed:
             self._ends = True
             self._changed.notify()
@@ -173,7 +194,8 @@ class Worker:
             last = self._answer(job)
             with self._changed:
                 self._running = None
-            job.post(last)  # now that the place is free: the client may come again at once
+            # Only now, when the worker is free: the client may send its next request at once.
+            job.post(last)
             del job, last
 
     def _next(self) -> Job | None:
@@ -185,7 +207,7 @@ class Worker:
             return self._running
 
     def _answer(self, job: Job) -> Event:
-        """Serve a job; return the event that ends it."""
+        """Run a job and return its last event."""
         asked = job.asked
         stats = Stats()
         try:
@@ -227,6 +249,7 @@ class Worker:
 
     def _name(self, token: int, logprob: float, top: tuple[TokenInfo, ...] = ()) -> TokenInfo:
         text = self._llm.token_text(token)
+        # JSON has no infinity: log-probabilities are at least -9999.
         return TokenInfo(
             text, self._llm.token_bytes(token) or text.encode(), max(logprob, -9999.0), top
-        )  # JSON knows no infinity
+        )

@@ -1,4 +1,4 @@
-"""`gguf-spec chat`: a conversation at a terminal or through a pipe."""
+"""`gguf-spec chat`: hold a conversation at a terminal or through a pipe."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .loop import ChatUI
 
 
-# An answer may be longer than where one is asked for by itself.
+# The default length limit is larger than that of `generate`.
 @click.command(
     context_settings={
         "auto_envvar_prefix": "GGUF_SPEC",
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     help="Read a turn a line, and print one JSON object for each.",
 )
 def chat(**options: Any) -> int:
-    """Talk to a model. In a pipe each line is a turn.
+    """Chat with a model. In a pipe each line is a turn.
 
     \b
     Examples:
@@ -76,7 +76,8 @@ def chat(**options: Any) -> int:
       gguf-spec chat --save talk.session
       gguf-spec chat --load talk.session --overflow shift
       printf '%s\\n' "Tell me a story about a fox." "And of a crow." | gguf-spec chat --json
-    In the chat /help lists the commands. Every option can also be set as GGUF_SPEC_OPTION in the environment.
+    In the chat /help lists the commands.
+    Every option can also be set as GGUF_SPEC_OPTION in the environment.
     """
     from .loop import ChatLoop, Signals, load, save
 
@@ -85,7 +86,7 @@ def chat(**options: Any) -> int:
     with load_models(options, options["draft"] if speculation.k else "none", speculation) as llm:
         conversation = llm.chat(sampling=sampling, overflow=options["overflow"])
         loaded = load(conversation, options["load"]) if options["load"] else ""
-        if options["system"]:  # rather than the one that was saved
+        if options["system"]:  # replaces the system message of the loaded conversation
             conversation.system = options["system"]
         if conversation.note:
             click.echo(f"Note: {conversation.note}", err=True)
@@ -102,13 +103,13 @@ def chat(**options: Any) -> int:
             finally:
                 if options["save"] and conversation.messages:
                     said = save(conversation, options["save"])
-                    with contextlib.suppress(OSError):  # the terminal was closed
+                    with contextlib.suppress(OSError):  # the terminal may be closed
                         click.echo(said.translate(CONTROL), err=True)
         return signals.code or face.code
 
 
 class PipeUI:
-    """A conversation without a terminal: a turn a line, answers on stdout, all else on stderr."""
+    """Chat interface without a terminal: one turn per line, answers on stdout, rest on stderr."""
 
     def __init__(self, llm: LLM, show_draft: bool, as_json: bool) -> None:
         from rich.console import Console
@@ -117,29 +118,29 @@ class PipeUI:
         self._llm, self._as_json, self._out = llm, as_json, Console(highlight=False, soft_wrap=True)
 
     def begin(self, loaded: str) -> None:
-        """Say what was loaded."""
+        """Show the description of the loaded conversation, if any."""
         if loaded:
             self.say(loaded)
 
     def read(self) -> str | None:
-        """Return the next line of stdin, or None after the last."""
+        """Return the next line of stdin, or None after the last one."""
         line = sys.stdin.buffer.readline() if sys.stdin else b""
         return line.decode("utf-8", errors="replace").rstrip("\r\n") if line else None
 
     def say(self, text: str) -> None:
-        """Show what a command did."""
+        """Show the result of a command."""
         click.echo(text.translate(CONTROL), err=True)
 
     def fail(self, message: str, hint: str) -> None:
-        """Show what went wrong, and remember that something did."""
+        """Show an error, and set the exit code to 1."""
         self.code = 1
         message, hint = (" ".join(text.split()) for text in (message, hint))
         self.say(f"Error: {message}\nHint: {hint}")
-        if self._as_json:  # an object for each line of the input
+        if self._as_json:  # the output has one object per input line
             self._print({"error": message, "hint": hint})
 
     def answer(self, turn: Turn, bar: PromptBar) -> None:
-        """Write an answer as it comes."""
+        """Write an answer while it is generated."""
         try:
             for chunk in turn:
                 bar.remove()
@@ -171,7 +172,7 @@ def _pipe(llm: LLM, options: dict[str, Any]) -> ChatUI:
 
 
 def _screen(llm: LLM, conversation: Chat, options: dict[str, Any]) -> ChatUI:
-    from .terminal import TerminalUI  # prompt_toolkit takes a while
+    from .terminal import TerminalUI  # imported late: prompt_toolkit is slow to import
 
     return TerminalUI(llm, conversation, options["show_draft"], options["history"])
 
@@ -181,13 +182,18 @@ def _is_terminal(stream: TextIO | None) -> bool:
 
 
 def _check_place(path: Path | None) -> None:
-    """Refuse a place where nothing can be saved, before a conversation is lost there."""
+    """Check before the conversation that it can be saved at `path`.
+
+    Raises:
+        SessionError: `path` is a folder, or its folder does not exist.
+    """
     if path is None:
         return
     from ...errors import SessionError
 
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise SessionError(
-            f"{path} cannot be written: {'it is a folder' if path.is_dir() else 'there is no such folder'}.",
+            f"{path} cannot be written: "
+            f"{'it is a folder' if path.is_dir() else 'there is no such folder'}.",
             "name a file in a folder.",
         )

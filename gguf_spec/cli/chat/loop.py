@@ -1,4 +1,4 @@
-"""A chat's lines: what is said to the model, and commands, which begin with a slash."""
+"""Input loop of the chat: messages to the model, and commands, which begin with a slash."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from ...runtime.chat import Chat, Turn
     from ...runtime.llm import LLM
 
-COMMANDS = {  # each is a method of `ChatLoop`
+# Command -> (argument, help text). `ChatLoop` has a method for each command.
+COMMANDS = {
     "/help": ("", "what you are reading"),
     "/system": ("[TEXT]", "show or set the system message; - for none"),
     "/reset": ("", "forget all but the system message"),
@@ -31,43 +32,49 @@ COMMANDS = {  # each is a method of `ChatLoop`
     "/load": ("FILE", "go on with a kept one"),
     "/quit": ("", "leave, as Ctrl-D does"),
 }
+# Arguments of /draft.
 DRAFT = ("on", "off", "show", "hide")
 _KEYS = """
-Enter sends. For a new line press Alt-Enter, or Enter after a backslash; what is pasted stays in one piece.
+Enter sends. For a new line press Alt-Enter, or Enter after a backslash; \
+what is pasted stays in one piece.
 Ctrl-C stops an answer, and what was said stays. The arrow keys bring back what was typed before.
 A line that begins with a space is said as it is, slash and all."""
-_COMMAND = re.compile(r"(/[A-Za-z?]*)(?:\s+(.*))?", re.DOTALL)  # not /etc/hosts
+_COMMAND = re.compile(r"(/[A-Za-z?]*)(?:\s+(.*))?", re.DOTALL)  # does not match /etc/hosts
 
 
 class ChatUI(Protocol):
-    """Where a conversation is held.
+    """User interface of a chat.
 
     Attributes:
-        show_draft: Whether what the draft got right is coloured.
-        code: The exit code when it ends by itself.
+        show_draft: Whether accepted draft tokens are coloured.
+        code: Exit code of the program, unless a signal ends the chat.
     """
 
     show_draft: bool
     code: int
 
     def begin(self, loaded: str) -> None:
-        """Show what comes first: what was loaded, if anything."""
+        """Show the start of the chat.
+
+        Args:
+            loaded: Description of the loaded conversation; empty for none.
+        """
 
     def read(self) -> str | None:
-        """Wait for a line and return it, or None where no more will come."""
+        """Wait for a line and return it; return None at the end of the input."""
 
     def say(self, text: str) -> None:
-        """Show what a command did."""
+        """Show the result of a command."""
 
     def fail(self, message: str, hint: str) -> None:
-        """Show what went wrong."""
+        """Show an error and a hint."""
 
     def answer(self, turn: Turn, bar: PromptBar) -> None:
-        """Show an answer as it comes; `bar` is removed before its first text."""
+        """Show an answer while it is generated; remove `bar` before its first text."""
 
 
 class ChatLoop:
-    """Reads lines and does what they say, until there are no more or one says /quit."""
+    """Loop that processes input lines until the input ends or a line is /quit."""
 
     def __init__(
         self,
@@ -78,7 +85,7 @@ class ChatLoop:
         sampling: Sampling,
         file: Path | None,
     ) -> None:
-        """Talk to `llm`; /save without a file writes to `file`."""
+        """Create the loop; /save without an argument writes to `file`."""
         self._llm, self._chat, self._face, self._signals, self._sampling, self._file = (
             llm,
             chat,
@@ -91,10 +98,10 @@ class ChatLoop:
         self._n_retries, self._leave = 0, False
 
     def follow(self) -> None:
-        """Do what the lines say; an error ends none but its own.
+        """Process lines until the input ends; an error aborts only the current line.
 
         Raises:
-            SystemExit: The program was told to end.
+            SystemExit: A signal requested the end of the program.
         """
         while not self._leave:
             try:
@@ -139,7 +146,8 @@ class ChatLoop:
         with self._signals.open(lambda: start(bar)) as turn:
             if turn.dropped:
                 self._face.say(
-                    f"Note: the context was full, so the oldest {turn.dropped} messages were dropped."
+                    "Note: the context was full, "
+                    f"so the oldest {turn.dropped} messages were dropped."
                 )
             self._face.answer(turn, bar)
 
@@ -177,9 +185,8 @@ class ChatLoop:
         if self._sampling.greedy:
             self._face.say("Note: at temperature 0 there is one answer, and this is it again.")
         self._n_retries += 1
-        seed = (
-            self._sampling.seed
-        )  # with a fixed one the whole conversation can be had again, retries too
+        # With a fixed seed the whole conversation can be reproduced, including retries.
+        seed = self._sampling.seed
         sampling = (
             self._sampling
             if seed is None
@@ -230,7 +237,11 @@ class ChatLoop:
     def _drafting(self) -> str:
         if not self._speculation.k:
             return "Speculation is off."
-        return f"Speculation is on: {f'the draft is {self._llm.draft_name}' if self._llm.draft_name else 'drafts come from the text itself'}."
+        return f"""Speculation is on: {
+            f"the draft is {self._llm.draft_name}"
+            if self._llm.draft_name
+            else "drafts come from the text itself"
+        }."""
 
     def _save(self, rest: str) -> None:
         path = _path(rest) if rest else self._file
@@ -258,13 +269,13 @@ class ChatLoop:
 
 
 def save(chat: Chat, path: Path) -> str:
-    """Save a conversation, and return a sentence about it."""
+    """Save a conversation; return a message with its size."""
     chat.save(path)
     return f"Saved {_count(chat)} in {path.resolve()} ({path.stat().st_size / 1e6:,.1f} MB)."
 
 
 def load(chat: Chat, path: Path) -> str:
-    """Load a conversation, and return what is worth saying about it, its last words included."""
+    """Load a conversation; return a description that includes its last two messages."""
     why = chat.restore(path)
     lines = [f"Loaded {_count(chat)} from {path}."]
     if why:
@@ -298,12 +309,14 @@ def _short(text: str, n_most: int = 60) -> str:
 
 
 class Signals:
-    """What Ctrl-C and requests to end do: they count at once where a line is waited for; elsewhere what runs ends first, an answer after its round.
+    """Signal handlers of the chat, for Ctrl-C and requests to end the program.
 
-    After Ctrl-C a conversation goes on, but not one in a pipe.
+    A signal takes effect at once while the chat waits for a line. At other times the running
+    operation ends first; an answer is cancelled after its round. After Ctrl-C the chat continues,
+    unless it runs in a pipe.
 
     Attributes:
-        code: The exit code when the program was told to end, else 0.
+        code: Exit code if a signal ended the program, otherwise 0.
     """
 
     def __init__(self, keep_on: bool) -> None:
@@ -318,10 +331,10 @@ class Signals:
         self._is_waiting, self._came = False, False
 
     def wait(self, read: Callable[[], str | None]) -> str | None:
-        """Return what `read` returns.
+        """Call `read` and return its result; signals take effect at once.
 
         Raises:
-            KeyboardInterrupt, SystemExit: A signal came.
+            KeyboardInterrupt, SystemExit: A signal arrived.
         """
         self._is_waiting = True
         try:
@@ -332,7 +345,10 @@ class Signals:
             self._is_waiting = False
 
     def open(self, start: Callable[[], Turn]) -> Turn:
-        """Return the turn that `start` makes, which signals cancel from here on; those that came while it was made do so too."""
+        """Call `start` and return its turn, which signals cancel from now on.
+
+        A signal that arrives during the call cancels the turn, too.
+        """
         self._came, self._turn = False, None
         turn = self._turn = start()
         if self._came:
@@ -351,7 +367,7 @@ class Signals:
     def __enter__(self) -> Signals:
         for name in {*self._ending, "SIGINT"}:
             number = getattr(signal, name)
-            if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
+            if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
                 self._before[number] = signal.signal(number, self._arrived)
         return self
 

@@ -1,4 +1,7 @@
-"""An answer made readable while it comes: simple markdown becomes style, and lines end between words. What is shown is never taken back."""
+"""Incremental rendering of an answer: simple markdown styles and line wrapping.
+
+Text that was already shown is never changed.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,10 @@ from collections.abc import Callable, Iterable
 
 from rich.cells import cell_len
 
-Piece = tuple[str, str]  # text and its style, in rich's words
+Piece = tuple[str, str]  # text and the name of its rich style
 
-CODE = "cyan"  # blocks of code, whose lines are left as they are
+CODE = "cyan"  # style of code blocks, whose lines are not wrapped
+# Group of `_SPAN` -> style.
 _STYLES = {
     "code": "bold cyan",
     "both": "bold italic",
@@ -17,9 +21,10 @@ _STYLES = {
     "italic": "italic",
     "italic_": "italic",
 }
-_HELD = 300  # characters that wait for the end of a span, at most
+_HELD = 300  # maximum number of characters held back until the end of a span
 
-# Spans begin and end outside of words, stricter than CommonMark: 2*3*4, **kwargs, snake_case and __init__ stay as they are.
+# Spans begin and end outside of words. This is stricter than CommonMark, so that 2*3*4, **kwargs,
+# snake_case and __init__ stay unchanged.
 _SPAN = re.compile(
     r"(?P<ticks>`+)(?!`)(?P<code>.+?)(?<!`)(?P=ticks)(?!`)"
     r"|(?<![A-Za-z0-9])(?:\*\*\*(?![\s*])(?P<both>.+?)(?<![\s*])\*\*\*"
@@ -28,7 +33,8 @@ _SPAN = re.compile(
 )
 _MAY_OPEN = re.compile(r"`+|(?<![A-Za-z0-9])(?:\*{1,3}(?=[^\s*]|$)|_(?=[^\s_]|$))")
 _SPECIAL = re.compile(r"[*_`]|\\[*_`]|\\$")
-_UNDECIDED = re.compile(r"\s*[#>*+_`~-]*\s*")  # how a line may begin before it shows what it is
+# Beginnings of a line that do not yet determine its kind.
+_UNDECIDED = re.compile(r"\s*[#>*+_`~-]*\s*")
 _FENCE = re.compile(r" *(`{3,}(?!.*`)|~{3,})")
 _RULE = re.compile(r" *([-*_])\1{2,} *")
 _BEGINNING = re.compile(
@@ -37,14 +43,17 @@ _BEGINNING = re.compile(
 
 
 class Markdown:
-    """Styles headings, lists, quotes, code, bold and italics as text comes; a span waits for its end. All else stays as written."""
+    """Incremental styling of headings, lists, quotes, code, bold and italics.
+
+    A span is held back until its end. All other text stays unchanged.
+    """
 
     def __init__(self) -> None:
-        self._line, self._at = "", 0  # the line so far, and how much of it was given out
+        self._line, self._at = "", 0  # current line, and the number of characters returned of it
         self._style, self._fence = "", ""
 
     def feed(self, text: str) -> list[Piece]:
-        """Take text and return what can be shown."""
+        """Append text; return the pieces that can be shown."""
         out: list[Piece] = []
         *ended, rest = text.split("\n")
         for part in ended:
@@ -57,7 +66,7 @@ class Markdown:
         return out
 
     def finish(self) -> list[Piece]:
-        """Return what is left."""
+        """Return the remaining pieces."""
         out: list[Piece] = []
         self._go_on(out, final=True)
         return out
@@ -75,7 +84,7 @@ class Markdown:
             self._at = _inline(out, self._line, self._at, self._style, final)
 
     def _is_marker(self, out: list[Piece]) -> bool:
-        """Look at the beginning of a line; return whether all of it was a marker."""
+        """Process the beginning of a line; return whether the whole line is a marker."""
         fence = _FENCE.match(self._line)
         if fence and (
             not self._fence
@@ -100,7 +109,18 @@ class Markdown:
 
 
 def _inline(out: list[Piece], line: str, at: int, style: str, final: bool) -> int:
-    """Give out what is decided of a line from `at` on; return where the rest begins."""
+    """Append the decided pieces of a line to `out`.
+
+    Args:
+        out: Receives the pieces.
+        line: The line so far.
+        at: Index of the first character to process.
+        style: Style of the text around the spans.
+        final: Whether the line is complete.
+
+    Returns:
+        Index of the first character that is not decided.
+    """
     while at < len(line):
         special = _SPECIAL.search(line, at)
         if special is None or special.start() > at:
@@ -109,7 +129,7 @@ def _inline(out: list[Piece], line: str, at: int, style: str, final: bool) -> in
             at = end
             continue
         span = _SPAN.match(line, at)
-        if span and (final or span.end() < len(line)):  # what follows a span decides too
+        if span and (final or span.end() < len(line)):  # the next character matters
             kind = next(kind for kind in _STYLES if span[kind] is not None)
             inner = f"{style} {_STYLES[kind]}".strip()
             if kind == "code":
@@ -128,7 +148,8 @@ def _inline(out: list[Piece], line: str, at: int, style: str, final: bool) -> in
             break
         else:
             end = at + len(line[at:]) - len(line[at:].lstrip(line[at]))
-            if not final and end == len(line) and end - at < _HELD:  # there may be more of the same
+            # The run of equal characters may continue.
+            if not final and end == len(line) and end - at < _HELD:
                 break
             out.append((line[at:end], style))
             at = end
@@ -136,7 +157,10 @@ def _inline(out: list[Piece], line: str, at: int, style: str, final: bool) -> in
 
 
 class Wrap:
-    """Ends lines between words, further lines of a list item under its text. A word waits for its end."""
+    """Incremental line wrapping between words.
+
+    Further lines of a list item are indented to its text. A word is held back until its end.
+    """
 
     def __init__(self, width: Callable[[], int]) -> None:
         self._width = width
@@ -145,7 +169,7 @@ class Wrap:
         self._spaces, self._column, self._indent, self._first = "", 0, 0, True
 
     def feed(self, pieces: Iterable[Piece]) -> list[Piece]:
-        """Take pieces and return those that can be shown."""
+        """Append pieces; return those that can be shown."""
         for text, style in pieces:
             for part in re.findall(r"\n|[^\S\n]+|\S+", text):
                 if part == "\n":
@@ -161,7 +185,7 @@ class Wrap:
                     self._spaces += part
                 elif cell_len(part) == len(part):
                     self._word.append((part, style))
-                else:  # scripts with wide characters have no spaces: a line may end before each of these
+                else:  # scripts with wide characters have no spaces: allow a break before each
                     for character in part:
                         if cell_len(character) > 1:
                             self._end_word()
@@ -170,7 +194,7 @@ class Wrap:
         return out
 
     def finish(self) -> list[Piece]:
-        """Return what is left."""
+        """Return the remaining pieces."""
         self._end_word()
         out, self._out = self._out, []
         return out
@@ -201,7 +225,6 @@ class Wrap:
                 False,
             )
         self._out += self._word
-        self._column = (
-            self._column + n - 1
-        ) % width + 1  # the terminal breaks a word that is wider
+        # The terminal itself breaks a word that is wider than the line.
+        self._column = (self._column + n - 1) % width + 1
         self._word, self._spaces = [], ""

@@ -1,4 +1,4 @@
-"""A chat at a terminal: a line editor with history, answers as they come, and a status line."""
+"""Terminal interface of the chat: line editor with history, streamed answers, status line."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _PROMPT = "> "
 
 
 class TerminalUI:
-    """The terminal: `lines` are typed there, and the rest is shown there."""
+    """Chat interface at a terminal."""
 
     def __init__(self, llm: LLM, chat: Chat, show_draft: bool, keep_history: bool) -> None:
         self.show_draft, self.code = show_draft, 0
@@ -51,23 +51,26 @@ class TerminalUI:
         self._said = False
 
     def begin(self, loaded: str) -> None:
-        """Say who is here, and how to find out more."""
+        """Show the names of the models, the help command, and the loaded conversation, if any."""
         draft = f", with the draft {self._llm.draft_name}" if self._llm.draft_name else ""
         self.say(f"{self._llm.name}{draft}. /help lists the commands, Ctrl-D leaves.")
         if loaded:
             self.say(loaded)
 
     def read(self) -> str | None:
-        """Return what is typed, or None for Ctrl-D."""
+        """Return the typed text, or None for Ctrl-D.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C was pressed with an empty line.
+        """
         while True:
             try:
                 line = self._session.prompt() if self._session else input(_PROMPT)
                 if self._history and self._history.problem and not self._said:
                     self._said = True
                     self.say(self._history.problem)
-                return line.encode("utf-8", errors="replace").decode(
-                    "utf-8"
-                )  # bytes that are no text come as half characters
+                # Bytes that are not UTF-8 arrive as unpaired surrogates; replace them.
+                return line.encode("utf-8", errors="replace").decode("utf-8")
             except EOFError:
                 return None
             except KeyboardInterrupt:
@@ -78,16 +81,16 @@ class TerminalUI:
                 raise
 
     def say(self, text: str) -> None:
-        """Show what a command did."""
+        """Show the result of a command."""
         self._tell([(text, "dim")])
 
     def fail(self, message: str, hint: str) -> None:
-        """Show what went wrong."""
+        """Show an error and a hint."""
         message, hint = (" ".join(text.split()) for text in (message, hint))
         self._tell([("Error: ", "red"), (f"{message}\n", ""), ("Hint: ", "dim"), (hint, "")])
 
     def answer(self, turn: Turn, bar: PromptBar) -> None:
-        """Show an answer as it comes, and why it ended if the model did not end it."""
+        """Show an answer while it is generated, and the reason if the model did not end it."""
         plain = self._dumb or self._out.no_color or self._out.color_system is None
         markdown = None if self.show_draft or plain else Markdown()
         wrap = None if self._dumb else Wrap(lambda: self._out.width)
@@ -119,7 +122,7 @@ class TerminalUI:
         self._write(wrap.feed(pieces) if wrap else pieces)
 
     def _write(self, pieces: Iterable[Piece]) -> None:
-        with self._out:  # in one go
+        with self._out:  # one write for all pieces
             for text, style in pieces:
                 if text:
                     self._out.out(
@@ -131,18 +134,18 @@ class TerminalUI:
 
 
 def _pieces(chunk: Chunk, show_draft: bool) -> list[Piece]:
-    """Return a chunk's text without what steers a terminal."""
+    """Return the styled text of a chunk, with control characters replaced."""
     pieces = chunk.accepted_text if show_draft else ((chunk.text, False),)
     return [(text.translate(CONTROL), "green" if accepted else "") for text, accepted in pieces]
 
 
 def status(llm: LLM, chat: Chat) -> str:
-    """Say how fast the last answer was, what the draft did for it, and how full the context is."""
+    """Return the status line: speed of the last answer, context usage, gain from the draft."""
     last = chat.last
     if last is None:
         return f"context of {llm.n_ctx:,} tokens, draft {'on' if llm.speculation.k else 'off'}"
     s = last.stats
-    known = bool(chat.messages) and chat.messages[-1]["content"] == last.text  # not undone since
+    known = bool(chat.messages) and chat.messages[-1]["content"] == last.text  # not undone
     used = f"{s.n_prompt + s.n_generated:,} of {llm.n_ctx:,}" if known else f"of {llm.n_ctx:,}"
     draft = f"draft on: {s.acceptance:.0%} of {s.n_drafted:,} accepted" + (
         f", {s.speedup:.1f} times plain" if s.plain_s else ""
@@ -161,7 +164,10 @@ def _ending(result: Answer, n_ctx: int) -> str:
         result.finish_reason == "length"
         and result.stats.n_prompt + result.stats.n_generated >= n_ctx
     ):
-        return "(the context is full: /undo or /reset, or begin with a larger --ctx or with --overflow shift)"
+        return (
+            "(the context is full: /undo or /reset, "
+            "or begin with a larger --ctx or with --overflow shift)"
+        )
     if result.finish_reason == "length":
         return (
             f"(cut after {result.stats.n_generated:,} tokens: -n sets how many an answer may have)"
@@ -170,7 +176,7 @@ def _ending(result: Answer, n_ctx: int) -> str:
 
 
 def _history() -> _KeptHistory:
-    """Return what was typed before, from the user's own file."""
+    """Return the input history in the user's state folder."""
     return _KeptHistory(
         Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
         / "gguf-spec"
@@ -179,10 +185,16 @@ def _history() -> _KeptHistory:
 
 
 class _KeptHistory(FileHistory):
-    """A history whose file only its owner can read. Where it cannot be kept, the chat goes on without."""
+    """Input history in a file that only its owner can read.
+
+    If the file cannot be written, the chat continues without it.
+
+    Attributes:
+        problem: Message about a file error, to show while no line is being edited.
+    """
 
     def __init__(self, path: Path) -> None:
-        self.problem = ""  # to be shown when no line is being edited
+        self.problem = ""
         self._path = path
         super().__init__(path)
 
@@ -217,10 +229,17 @@ def _session(status_line: AnyFormattedText, kept: History) -> PromptSession[str]
         return session.default_buffer.text.startswith("/")
 
     session: PromptSession[str] = PromptSession(
-        [("bold", _PROMPT)], multiline=True, prompt_continuation=" " * len(_PROMPT), history=kept, key_bindings=_keys(), completer=_Commands(),
-        complete_while_typing=Condition(is_command), bottom_toolbar=status_line, enable_suspend=True,
+        [("bold", _PROMPT)],
+        multiline=True,
+        prompt_continuation=" " * len(_PROMPT),
+        history=kept,
+        key_bindings=_keys(),
+        completer=_Commands(),
+        complete_while_typing=Condition(is_command),
+        bottom_toolbar=status_line,
+        enable_suspend=True,
         style=Style.from_dict({"bottom-toolbar": "noreverse dim"}),
-    )  # fmt: skip
+    )
     return session
 
 
@@ -244,7 +263,7 @@ def _keys() -> KeyBindings:
 
 
 class _Commands(Completer):
-    """Completes commands, and what they take."""
+    """Completer for chat commands and their arguments."""
 
     def get_completions(
         self, document: Document, complete_event: CompleteEvent
@@ -266,7 +285,7 @@ class _Commands(Completer):
 
 @contextlib.contextmanager
 def _no_echo() -> Iterator[None]:
-    """Keep what is typed while an answer comes out of it; it is there when the next line is read."""
+    """Do not echo keys while an answer is shown; they are part of the next line that is read."""
     try:
         import termios
 
@@ -281,5 +300,5 @@ def _no_echo() -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(termios.error):  # it was closed
+        with contextlib.suppress(termios.error):  # the terminal may be closed
             termios.tcsetattr(fd, termios.TCSANOW, before)
