@@ -113,8 +113,11 @@ def load(
         verbose: Write llama.cpp's log to stderr.
 
     Raises:
-        ModelError, StoreError, VocabularyMismatchError, NotEnoughMemoryError, InvalidOptionError,
-            LoadCancelledError: All memory is freed before.
+        ModelError, StoreError: A file cannot be found or loaded. Nothing stays in memory then.
+        VocabularyMismatchError: The draft has another vocabulary.
+        NotEnoughMemoryError: The models do not fit; raised before anything is loaded.
+        InvalidOptionError: An option has a value that is not allowed.
+        LoadCancelledError: `progress` returned False. Nothing stays in memory.
     """
     named = Path(models_file) if models_file is not None else None
     entry = resolve(model, named)
