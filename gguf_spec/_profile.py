@@ -21,6 +21,7 @@ from ._types import K_MAX
 VERSION = 6
 WORTH_SAYING = 1.05  # a speed-up below that is none
 _SAMPLED_SHIFT = -1.0  # log odds of proposals from the text where the target is sampled: the same words follow each other less often
+_ENOUGH_ROWS = 12  # of a pass, for its rounding noise to show
 _MOST_NOISE = 1e3  # logits
 
 
@@ -78,10 +79,15 @@ class Profile:
     def logit_noise(self, k: int) -> float:
         """Return how far logits move in passes over up to `k` + 1 tokens against those of single-row passes, doubled; 0 where these are exact.
 
-        For all other passes it is the most that was measured for any width. Sums that differ in the last bit rarely differ after they are quantised
-        for the next product, but then as much for narrow passes as for wide ones, and narrow ones show few rows.
+        Narrow passes that are not exact are taken to move them as far as passes over 12 tokens: sums that differ in the last bit rarely differ after
+        they are quantised for the next product, so a few rows may show nothing.
         """
-        return 0.0 if k < self.exact_width else MARGIN * max(self.noise.values(), default=0.0)
+        if k < self.exact_width:
+            return 0.0
+        n_tokens = max(k + 1, _ENOUGH_ROWS)
+        within = [width for width in sorted(self.noise) if width <= n_tokens]
+        wider = [width for width in sorted(self.noise) if width > n_tokens][:1]
+        return MARGIN * max([0.0, *(self.noise[width] for width in [*within, *wider])])
 
     @property
     def agreement(self) -> float:

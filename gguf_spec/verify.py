@@ -47,7 +47,7 @@ WAYS = {
     "auto": Speculation(),
 }
 PROMPTS = 10  # bundled ones that are taken where none are given
-MOST_NEAR_TIES = 0.2  # of the tokens that are generated: more is not rounding
+MOST_NEAR_TIES = 0.4  # of the tokens that are generated: more is not rounding
 _MARGIN = 5.0  # by which two right ways to read one text may be further apart than the first text says
 _LONG, _LEAST_LONG, _SPARE = 1500, 300, 16  # tokens put before a prompt, the fewest of them, and tokens left free
 _SAME_ROW = 1e-3  # and this much more, of the spread of a row
