@@ -33,6 +33,8 @@ WORTH_SAYING = 1.05
 _SAMPLED_SHIFT = -1.0
 # Largest valid noise in a profile, in logits.
 _MOST_NOISE = 1e3
+# Rows of a pass that are enough to show its rounding noise.
+_ENOUGH_ROWS = 12
 
 
 @dataclass(frozen=True)
@@ -94,12 +96,16 @@ class Profile:
     def logit_noise(self, k: int) -> float:
         """Return the noise allowance of passes over up to `k` + 1 tokens, in logits.
 
-        It is 0 for exact passes. For all other passes it is the largest shift measured for any
-        width, doubled. Sums that differ in the last bit rarely differ after they are quantised for
-        the next product, but then as much for narrow passes as for wide ones, and narrow passes
-        show few rows.
+        It is 0 for exact passes. Narrow passes that are not exact get at least the allowance of
+        passes over 12 tokens: sums that differ in the last bit rarely differ after they are
+        quantised for the next product, so a few rows may show nothing.
         """
-        return 0.0 if k < self.exact_width else NOISE_MARGIN * max(self.noise.values(), default=0.0)
+        if k < self.exact_width:
+            return 0.0
+        n_tokens = max(k + 1, _ENOUGH_ROWS)
+        within = [width for width in sorted(self.noise) if width <= n_tokens]
+        wider = [width for width in sorted(self.noise) if width > n_tokens][:1]
+        return NOISE_MARGIN * max([0.0, *(self.noise[width] for width in [*within, *wider])])
 
     @property
     def agreement(self) -> float:

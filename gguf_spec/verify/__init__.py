@@ -61,7 +61,7 @@ WAYS = {
     "auto": Speculation(),
 }
 PROMPTS = 10  # default number of bundled prompts
-MOST_NEAR_TIES = 0.2  # maximum plausible share of near ties among the generated tokens
+MOST_NEAR_TIES = 0.4  # maximum plausible share of near ties among the generated tokens
 # Factor on the row distance between two correct prefills of the first text, which gives the
 # tolerance for later texts.
 _MARGIN = 5.0

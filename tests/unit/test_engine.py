@@ -234,7 +234,9 @@ def test_strict_decides_the_first_near_tie_again_and_keeps_nothing_behind_it():
     """Here every choice counts as one."""
     target, drafter, chain = pair(temperature=0.0, logprobs=0)
     one = run_round(target, drafter, [1, 2], chain, 4, Rule(coupled, 1e3, strict=True))
-    assert one == Round([int(TABLE[1, 2].argmax())], 4, 0, False, (0,), True, one.logprobs)
+    assert one == Round(
+        [int(TABLE[1, 2].argmax())], 4, 0, False, (0,), True, one.logprobs, wide=True
+    )
     assert [logprob.token for logprob in one.logprobs] == one.tokens
     assert (target.passes, target.cached) == ([(2 + 4, 5), (1, 1)], [1, 2])
 
