@@ -203,12 +203,11 @@ class DraftController(DraftTeam):
 
     def read(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> None:
         """Index the prompt, and let the draft model read it if it is expected to be used."""
-        self._learn_reading(
-            self.known.target,
+        self.known.target.learn_reading(
             self.target.n_past - self._kept_at,
             self._kept_at,
-            self.target.busy_s - self._kept_busy_s,
             self.target.reads_at_once,
+            self.target.busy_s - self._kept_busy_s,
         )
         for drafter in self.texts:
             self.attempt(drafter, drafter.begin, tokens)
@@ -516,25 +515,12 @@ class DraftController(DraftTeam):
             self.model.begin_at(offset)
         n_cached, busy_s = self.model.n_cached, self.model.busy_s
         self.model.read(tokens, cancelled)
-        self._learn_reading(
-            self.known.draft,
+        self.known.draft.learn_reading(
             self.model.n_cached - n_cached,
             n_cached,
-            self.model.busy_s - busy_s,
             self.model.reads_at_once,
+            self.model.busy_s - busy_s,
         )
-
-    def _learn_reading(
-        self, costs: CostModel, n: int, n_past: int, seconds: float, at_once: int
-    ) -> None:
-        """Update the costs with the time to read `n` tokens, `at_once` in a pass.
-
-        The time counts as that of one pass in the middle of these tokens.
-        """
-        if n >= at_once and seconds > 0:
-            ratio = seconds / costs.reading_s(n, n_past, at_once)
-            middle = n_past + n // 2
-            costs.learn(at_once, middle, ratio * costs.seconds(at_once, middle))
 
     # ---- expected benefit of the draft model
 

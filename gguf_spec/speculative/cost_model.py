@@ -174,6 +174,20 @@ class CostModel:
         seconds = sum(self.seconds(at_once, n_past + i * at_once) for i in range(full))
         return seconds + (self.seconds(rest, n_past + full * at_once) if rest else 0.0)
 
+    def learn_reading(self, n: int, n_past: int, at_once: int, seconds: float) -> None:
+        """Update the cost of wide passes with the time to read `n` tokens, `at_once` in a pass.
+
+        The narrow rest of a prompt counts at its predicted time. The wide passes count as one at
+        their mean depth, so that a correct table predicts `seconds`.
+        """
+        n_narrow = n % at_once if n % at_once < len(self.base) else 0
+        n_wide, end = n - n_narrow, n_past + n - n_narrow
+        took = seconds - (self.seconds(n_narrow, end) if n_narrow else 0.0)
+        if n < at_once or took <= 0:
+            return
+        depth = sum(at * min(at_once, end - at) for at in range(n_past, end, at_once)) // n_wide
+        self.learn(at_once, depth, took * at_once / n_wide)
+
     def learn(self, n: int, n_past: int, seconds: float) -> None:
         """Update the table with the time of one pass.
 

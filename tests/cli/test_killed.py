@@ -76,18 +76,18 @@ def test_a_session_is_whole_or_as_before(tmp_path, tales):
 KEEP = """
 import gguf_spec
 from dataclasses import replace
-from gguf_spec.speculative.profile import keep_profile, kept_profile, keep_experience
+from gguf_spec.speculative.profile import read_profile, write_profile
 from gguf_spec.tune import tune
 with gguf_spec.load("tales", threads=1) as llm:
     with llm.models() as pair:
-        one = kept_profile(*pair)
+        one = read_profile(*pair)
     if one is None:
         tune(llm)
         one = llm.profile
     with llm.models() as pair:
         print("ready", flush=True)
         for i in range(10**9):
-            keep_profile(*pair, replace(one, seconds=float(i)))
+            write_profile(*pair, replace(one, seconds=float(i)))
 """
 
 

@@ -121,6 +121,22 @@ def test_prompts_teach_what_prompts_cost():
     )  # a narrower pass costs hardly more than so many rows of a prompt
 
 
+@pytest.mark.parametrize("n", [400, 410, 460, 799, 2000])
+@pytest.mark.parametrize("factor", [0.3, 1.5, 6.0])
+def test_the_time_to_read_a_prompt_settles_at_what_it_took(n, factor):
+    """Also where the rest of the prompt is a narrow pass, whose cost the reading does not teach.
+
+    A narrow pass behind 400 tokens was once blamed on the depth of the wide one before it, which has
+    none: each reading multiplied that entry, to 1e154 and an OverflowError after some thousand.
+    """
+    costs = CostModel(STAIRS, {1: 0.01}, 33, Pace())
+    took = factor * costs.reading_s(n, 0, 400)
+    for _ in range(3000):
+        costs.learn_reading(n, 0, 400, took)
+    assert costs.reading_s(n, 0, 400) == pytest.approx(took, rel=0.03)
+    assert costs.seconds(400, 200) < 10 * factor * 2 * 400 * (324.0 / 33 + 0.01 * 200)
+
+
 def test_a_clock_that_did_not_move_is_no_error():
     costs = CostModel(STAIRS, {}, 33, Pace())
     costs.learn(4, 0, 0.0)
