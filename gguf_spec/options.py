@@ -184,7 +184,7 @@ class Sampling:
             _check(
                 name,
                 getattr(self, name),
-                "a number up to a million",
+                "a number from minus a million to a million",
                 _is_moderate(getattr(self, name)),
             )
         for name in ("penalty_last_n", "dry_penalty_last_n"):
@@ -217,7 +217,7 @@ class Sampling:
             _check(
                 name,
                 value,
-                "strings that are not empty",
+                "non-empty strings",
                 value is not None and all(isinstance(s, str) and s for s in value),
             )
             object.__setattr__(self, name, value)
@@ -255,13 +255,13 @@ class Sampling:
         _check(
             "overflow",
             self.overflow,
-            "stop with a grammar, which must see the whole answer",
+            "stop if there is a grammar or a JSON schema",
             self.overflow == "stop" or whole,
         )
         _check(
             "json_schema",
             self.json_schema,
-            "given without a grammar",
+            "omitted if there is a grammar",
             self.json_schema is None or self.grammar is None,
         )
         _check(
@@ -274,7 +274,7 @@ class Sampling:
             _check(
                 "logit_bias",
                 {token: bias},
-                "token ids with numbers up to a million, or -inf",
+                "token ids with numbers from minus a million to a million, or -inf",
                 _is_count(token) and token >= 0 and (_is_moderate(bias) or bias == -math.inf),
             )
 
@@ -332,7 +332,7 @@ class Speculation:
         _check(
             "tree",
             self.tree,
-            "True, under the rule coupled, or False",
+            "False, or True with the acceptance rule coupled",
             isinstance(self.tree, bool) and (not self.tree or self.accept == "coupled"),
         )
         _check("exact", self.exact, "True or False", isinstance(self.exact, bool))
@@ -340,6 +340,6 @@ class Speculation:
         _check(
             "strict",
             self.strict,
-            "True, under the rule coupled, or False",
+            "False, or True with the acceptance rule coupled",
             isinstance(self.strict, bool) and (not self.strict or self.accept == "coupled"),
         )

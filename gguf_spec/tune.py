@@ -70,11 +70,11 @@ class Tuning:
         if self.draft is None:
             needed = self.profile.needed
             pays = (
-                "would not pay if they were always right"
+                "would bring no gain even if they were always right"
                 if needed is None
-                else f"pay where more than {needed:.0%} of them are right"
+                else f"bring a gain if more than {needed:.0%} of them are right"
             )
-            return f"{said} Drafts from the text itself {pays}."
+            return f"{said} Drafts from the text {pays}."
         speedup, k = self.profile.best(agreement)
         tokens = f"{k} token{'s' if k > 1 else ''} a round"
         said += f" A token of the draft takes {milliseconds(self.draft_s(1))}."
@@ -84,7 +84,7 @@ class Tuning:
                 f"{speedup:.1f} times as fast as plain decoding."
             )
         said += (
-            f" Drafting by the model does not pay here: at the measured {agreement:.0%} "
+            f" Drafting with the model brings no gain here: at the measured {agreement:.0%} "
             f"agreement {tokens} would be {speedup:.2f} times as fast as "
         )
         return (

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import InvalidOptionError
+from ..errors import InvalidOptionError, NoSpeculationError
 from ..llama.options import physical_cores
 from ..options import Sampling, Speculation
 from ..results import Completion
@@ -100,23 +100,25 @@ def bench(
         progress: Called with the number of finished runs and the total number of runs.
 
     Raises:
-        InvalidOptionError: A workload does not exist or does not fit into the context, or the
-            target does not support rollback.
+        InvalidOptionError: A workload does not exist, or a number is out of range.
+        ContextTooShortError: A workload does not fit into the context.
+        NoSpeculationError: The target does not support rollback.
     """
     started = time.perf_counter()
     n_rounds = (1 if quick else 3) if n_rounds is None else n_rounds
-    for option, value in (("runs", n_rounds), ("max_tokens", 1 if n_tokens is None else n_tokens)):
+    for option, value in (("n_rounds", n_rounds), ("n_tokens", 1 if n_tokens is None else n_tokens)):
         if value < 1:
             raise InvalidOptionError(option, value, "1 or more")
     Sampling(seed=seed)  # raises if the seed is invalid
     with llm.models() as (target, _):
         can_roll_back, threads = target.can_roll_back, target.options.threads or physical_cores()
     if not can_roll_back:
-        raise InvalidOptionError(
+        raise NoSpeculationError(
             "model",
             llm.name,
-            "one that can go back a token, as speculation needs",
-            "there is nothing to compare for this one.",
+            f"{llm.name} is recurrent or hybrid and cannot remove tokens from its cache, which "
+            "speculation needs.",
+            "use another model.",
         )
     chosen = workloads(names, long)
     work = [

@@ -14,7 +14,8 @@ from functools import cache
 from importlib.resources import files
 from typing import NamedTuple
 
-from ..errors import InvalidOptionError
+from ..errors import ContextTooShortError
+from ..errors.texts import Option, Text
 from ..runtime.llm import LLM
 from ..text.chat_template import Message
 
@@ -24,6 +25,11 @@ SIZES = {
     "1k": 1000,
     "4k": 3900,
 }
+# Alternatives to a larger context.
+SMALLER_WORK = (
+    Text("set a smaller ", Option("n_tokens")),
+    Text("select other workloads with ", Option("names")),
+)
 
 
 class Conversation(NamedTuple):
@@ -87,7 +93,7 @@ class LongWorkload:
             n_tokens: Number of tokens of an answer; None selects the workload's own.
 
         Raises:
-            InvalidOptionError: The context is too small.
+            ContextTooShortError: The context is too small.
         """
         return [self._fitting(llm, n_tokens, as_text=True).text]
 
@@ -101,7 +107,7 @@ class LongWorkload:
             n_tokens: Number of tokens of an answer; None selects the workload's own.
 
         Raises:
-            InvalidOptionError: The context is too small.
+            ContextTooShortError: The context is too small.
         """
         as_text = llm.prompt == "text"
         form = self._fitting(llm, n_tokens, as_text)
@@ -115,12 +121,8 @@ class LongWorkload:
         """Return the longest form of at most `n_prompt` tokens."""
         needed = self.n_prompt + (n_tokens or self.n_tokens)
         if needed > llm.n_ctx:
-            hint = (
-                "raise it with --ctx, lower --max-tokens, or choose other workloads with "
-                "--workload."
-            )
-            raise InvalidOptionError(
-                "n_ctx", llm.n_ctx, f"{needed:,} or more for the workload {self.name}", hint
+            raise ContextTooShortError(
+                f"the workload {self.name}", llm.n_ctx, needed, *SMALLER_WORK
             )
 
         def fits(form: _Form) -> bool:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ..errors import InvalidOptionError
+from ..errors import ContextTooShortError, InvalidOptionError
 from ..runtime.llm import LLM
-from .long_workloads import LONG_WORKLOADS, Conversation, LongWorkload
+from .long_workloads import LONG_WORKLOADS, SMALLER_WORK, Conversation, LongWorkload
 
 _Turns = tuple[str, ...]
 _TEMPLATE = 64  # tokens reserved per turn for the chat template
@@ -49,7 +49,7 @@ class Workload:
             n_tokens: Number of tokens of an answer; None selects the workload's own.
 
         Raises:
-            InvalidOptionError: The context is too small.
+            ContextTooShortError: The context is too small.
         """
         return [before + one[0] for before, one in self._with_before(llm, self.texts, n_tokens)]
 
@@ -63,7 +63,7 @@ class Workload:
             n_tokens: Number of tokens of an answer; None selects the workload's own.
 
         Raises:
-            InvalidOptionError: The context is too small.
+            ContextTooShortError: The context is too small.
         """
         kind = self.texts if llm.prompt == "text" else self.questions
         return [
@@ -79,15 +79,12 @@ class Workload:
             turns = [len(llm.tokenize(turn)) + n + _TEMPLATE for turn in one]
             room = llm.n_ctx - sum(turns)
             if room < (_FEWEST if self.n_before else 0):
-                hint = (
-                    "raise it with --ctx, lower --max-tokens, or choose other workloads with "
-                    "--workload."
-                )
-                raise InvalidOptionError(
-                    "n_ctx",
+                raise ContextTooShortError(
+                    f"the workload {self.name}",
                     llm.n_ctx,
-                    f"about {sum(turns) + _FEWEST:,} tokens or more for the workload {self.name}",
-                    hint,
+                    sum(turns) + _FEWEST,
+                    *SMALLER_WORK,
+                    about=True,
                 )
             yield (long_text(llm, min(self.n_before, room)) if self.n_before else ""), one
 
@@ -229,7 +226,7 @@ def workloads(names: Sequence[str] | None, long: bool = False) -> list[Workload 
     }
     for name in names or ():
         if name not in known:
-            raise InvalidOptionError("workload", name, f"one of {', '.join(known)}")
+            raise InvalidOptionError("names", name, f"one of {', '.join(known)}")
     if not names and not long:
         return list(WORKLOADS)
     return [

@@ -14,6 +14,7 @@ from .chat import chat
 from .completion import completion
 from .doctor import doctor
 from .drafts import drafts
+from .errors import CommandGroup, message_and_hint
 from .generate import CONTROL, generate
 from .models import models
 from .quantize import quantize
@@ -23,8 +24,9 @@ from .verify import verify
 
 
 @click.group(
+    cls=CommandGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    epilog="gguf-spec COMMAND --help shows a command's options.",
+    epilog="gguf-spec COMMAND --help shows the options of a command.",
 )
 @click.version_option(
     __version__, "-V", "--version", prog_name="gguf-spec", message="%(prog)s %(version)s"
@@ -83,7 +85,7 @@ def main() -> None:
         _fail(
             error.format_message(),
             f"{error.ctx.command_path if error.ctx else 'gguf-spec'} --help "
-            "shows what can be given.",
+            "lists the options.",
             2,
         )
     except click.ClickException as error:
@@ -91,18 +93,18 @@ def main() -> None:
     except errors.GgufSpecError as error:
         if _wants_trace():
             raise
-        _fail(str(error), error.hint, 2 if isinstance(error, errors.InvalidOptionError) else 1)
+        _fail(*message_and_hint(error), 2 if isinstance(error, errors.InvalidOptionError) else 1)
     except (KeyboardInterrupt, click.Abort):
         sys.exit(130)
     except OSError as error:  # such as a full disk; the flush at exit must not fail again
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         _fail(
             f"the answer cannot be written: {error.strerror}.",
-            "make room, or write it elsewhere.",
+            "free disk space, or write it to another disk.",
             1,
         )
     except MemoryError:
-        _fail("there is not enough memory.", "give a smaller --ctx, or take a smaller model.", 1)
+        _fail("there is not enough memory.", "set a smaller --ctx or use a smaller model.", 1)
 
 
 def _wants_trace() -> bool:

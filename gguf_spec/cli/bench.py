@@ -28,43 +28,43 @@ _COLUMNS = "{:<17}{:>8}{:>10}{:>9}{:>11}{:>11}{:>8}{:>10}{:>11}{:>12}{:>9}{:>9}"
     "-w",
     "--workload",
     multiple=True,
-    help="story, repetitive, copy, chat, long, short, or a long one. Repeatable.  "
+    help="story, repetitive, copy, chat, long, short, or a long workload. Repeatable.  "
     "[default: these six]",
 )
 @click.option(
     "--long",
     is_flag=True,
-    help="The long workloads: document, rewrite, json, turn20 and code, each -1k and -4k. "
+    help="Run the long workloads: document, rewrite, json, turn20 and code, each -1k and -4k. "
     "Takes hours on a large model.",
 )
 @click.option(
     "--runs",
     type=int,
-    help="How often each setting runs on each workload.  [default: 3, or 1 with --quick]",
+    help="Runs of each setting on each workload.  [default: 3, or 1 with --quick]",
 )
 @click.option(
     "-n",
     "--max-tokens",
     type=int,
-    help="Tokens of an answer.  [default: 128; 64 in chat, 16 in short; 32 with --quick]",
+    help="Length of an answer in tokens.  [default: 128; chat 64, short 16; --quick 32]",
 )
-@click.option("--quick", is_flag=True, help="Few fixed settings, short answers, greedy only.")
+@click.option("--quick", is_flag=True, help="Run few fixed settings, with short answers and greedy decoding only.")
 @click.option(
     "--useless",
     metavar="FILE",
-    help="A draft that is never right, one of random weights: the worst case.",
+    help="Draft model with random weights, to measure the worst case.",
 )
 @click.option("--seed", type=int, default=1, help="Seed of the first text.")
-@click.option("--minutes", type=float, help="Begin no further run after so long.")
+@click.option("--minutes", type=float, help="Time limit in minutes; no further run starts after it.")
 @click.option(
-    "--plot", type=click.Path(path_type=Path), metavar="FILE.svg", help="Draw the result."
+    "--plot", type=click.Path(path_type=Path), metavar="FILE.svg", help="Draw the result into a file."
 )
 @click.option(
     "--json",
     "as_json",
     is_flag=True,
     envvar="GGUF_SPEC_JSON",
-    help="Print one JSON object, with every run, instead of the tables.",
+    help="Print one JSON object with all runs instead of the tables.",
 )
 def bench(**options: Any) -> int:
     """Compare the speed of adaptive drafting, plain decoding and fixed settings.
@@ -221,10 +221,10 @@ def _show(report: Report) -> None:
         )
     lines += ["", "Tokens a second over those of plain decoding:", "", *_all_ratios(report), ""]
     if not report.is_complete:
-        lines.append("The time was up before all was done (--minutes).")
+        lines.append("The time limit ended the benchmark early (--minutes).")
     if not report.useless:
         lines.append(
-            "No useless draft was given (--useless FILE), so the worst case was not timed."
+            "The worst case was not measured; --useless FILE measures it."
         )
     click.echo("\n".join([*lines, report.sentence]))
 
@@ -263,7 +263,7 @@ def _check_place(path: Path) -> None:
     if path.is_dir():
         raise click.FileError(os.fspath(path), "it is a folder")
     if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-        raise click.FileError(os.fspath(path), "its folder is not there or cannot be written to")
+        raise click.FileError(os.fspath(path), "its folder is missing or not writable")
 
 
 def _write(path: Path, text: str) -> None:

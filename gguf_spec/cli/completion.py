@@ -54,8 +54,8 @@ def model_names(
         found = {}
     if param.name == "draft":
         found |= {
-            "auto": "the best that is there",
-            "ngram": "the text alone",
+            "auto": "the best draft on this disk",
+            "ngram": "the text only",
             "none": "plain decoding",
         }
     items = [

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from .errors import in_command
 from .options import model_options
 from .tune import cost_lines, wrapped
 
@@ -20,7 +22,7 @@ _INDENT = 19  # width of the columns for status and name, in characters
 @click.command(context_settings={"auto_envvar_prefix": "GGUF_SPEC", "show_default": True})
 @model_options
 @click.option(
-    "--online", is_flag=True, help="Ask the hub whether it answers; without it no request is made."
+    "--online", is_flag=True, help="Check whether the hub responds; without this option no request is made."
 )
 @click.option(
     "--json",
@@ -68,6 +70,8 @@ def doctor(**options: Any) -> int:
         models_file=options["models_file"],
         online=options["online"],
     )
+    checks = (_in_command(check) for check in diagnosis.checks)
+    diagnosis = replace(diagnosis, checks=tuple(checks))
     if options["as_json"]:
         click.echo(json.dumps(diagnosis.to_dict(), ensure_ascii=False, allow_nan=False))
         return 0 if diagnosis.ok else 1
@@ -76,6 +80,11 @@ def doctor(**options: Any) -> int:
         lines += ["", *cost_lines(diagnosis.tuning)]
     click.echo("\n".join([*lines, "", *wrapped(diagnosis.sentence)]))
     return 0 if diagnosis.ok else 1
+
+
+def _in_command(check: Check) -> Check:
+    """Return a check whose texts have the options of this command."""
+    return replace(check, found=in_command(check.found), todo=in_command(check.todo))
 
 
 def _lines(check: Check) -> list[str]:

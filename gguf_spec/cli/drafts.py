@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from .completion import model_names
+from .errors import in_command
 from .generate import CONTROL
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     "--models-file",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="More models by name, before those that are known.",
+    help="File with more model names, in the format of models.yaml.",
 )
 @click.option(
     "--json",
@@ -52,9 +53,10 @@ def drafts(target: str, models_file: Path | None, as_json: bool) -> int:
 
     entry = resolve(target, models_file)
     path = local(entry)
-    found = candidates(
-        entry, path, replace(ContextOptions(), extra_bufts=extra_bufts_work()), models_file
-    )
+    how = replace(ContextOptions(), extra_bufts=extra_bufts_work())
+    found = [
+        replace(one, why=in_command(one.why)) for one in candidates(entry, path, how, models_file)
+    ]
     if as_json:
         listed = [
             {
@@ -88,7 +90,7 @@ def _table(target: str, found: list[Candidate]) -> list[str]:
     lines = (
         [f"{'draft':{width}}  {'gain':>5}  why"]
         if fitting
-        else [f"Nothing here or in models.yaml could draft for {target}."]
+        else [f"No model on this disk or in models.yaml can draft for {target}."]
     )
     lines += [f"{one.name:{width}}  {one.gain:>5.2f}  {one.why}" for one in fitting]
     if refused:
@@ -100,7 +102,7 @@ def _table(target: str, found: list[Candidate]) -> list[str]:
     if n_absent:
         lines += [
             "",
-            f"{n_absent} more in models.yaml are not on this disk, and by what it says of them "
-            "could not draft for it (--json lists them).",
+            f"{n_absent} more models in models.yaml are not on this disk and, by their entries, "
+            "cannot draft for it (--json lists them).",
         ]
     return lines

@@ -50,22 +50,22 @@ CONTROL = {
     "--raw/--chat",
     "raw",
     default=None,
-    help="Go on from the prompt as it is / answer it by the chat template.  [default: by model]",
+    help="Continue the prompt, or answer it with the chat template.  [default: by model]",
 )
 @click.option("-s", "--system", help="System message; implies --chat.")
-@click.option("--prefill", default="", help="What the answer begins with.")
+@click.option("--prefill", default="", help="Beginning of the answer.")
 @click.option(
     "--overflow",
     default="stop",
-    help="When the context is full: stop, or shift: forget the older half of the answer and go on.",
+    help="If the context is full: stop, or shift (drop the older half of the answer and continue).",
 )
 @click.option(
     "--echo",
     is_flag=True,
-    help="Begin the text with the prompt, if it is not a chat, and the prefill.",
+    help="Start the text with the prompt, unless it is a chat, and the prefill.",
 )
 @click.option("--stats", is_flag=True, help="Show speed and acceptance, on stderr.")
-@click.option("--show-draft", is_flag=True, help="Show what the draft proposed in green.")
+@click.option("--show-draft", is_flag=True, help="Show accepted draft tokens in green.")
 @click.option(
     "--json",
     "as_json",
@@ -76,7 +76,7 @@ CONTROL = {
 def generate(
     prompt: str | None, file: Path | None, system: str | None, raw: bool | None, **options: Any
 ) -> int:
-    """Continue a prompt, or answer it. PROMPT is read from a pipe if it is - or missing.
+    """Continue a prompt, or answer it. If PROMPT is - or missing, it is read from a pipe.
 
     \b
     Examples:
@@ -89,7 +89,7 @@ def generate(
     Every option can also be set as GGUF_SPEC_OPTION in the environment.
     """
     if system is not None and raw:
-        raise click.UsageError("--system needs the chat template, which --raw leaves out.")
+        raise click.UsageError("--system needs the chat template, which --raw does not use.")
     from ..errors import EmptyPromptError
 
     text = _read_prompt(prompt, file)
@@ -113,13 +113,13 @@ def _read_prompt(prompt: str | None, file: Path | None) -> str:
     One newline at the end of a file or pipe is removed.
     """
     if prompt is not None and file is not None:
-        raise click.UsageError("give the prompt or --file, not both.")
+        raise click.UsageError("the prompt and --file cannot be combined.")
     if file is not None:
         return read_text(file).removesuffix("\n")
     if prompt not in (None, "-"):
         return str(prompt)
     if sys.stdin is None or (prompt is None and sys.stdin.isatty()):
-        raise click.UsageError("there is no prompt: give one, or --file FILE, or pipe it in.")
+        raise click.UsageError("there is no prompt; write it as an argument, use --file FILE, or use a pipe.")
     return sys.stdin.buffer.read().decode("utf-8", errors="replace").removesuffix("\n")
 
 
@@ -243,7 +243,7 @@ def _stats_lines(s: Stats, seed: int) -> str:
     ties += (
         "decided again, as plain decoding does\n"
         if s.n_decided_again
-        else "plain decoding may say others there (--strict asks it)\n"
+        else "plain decoding may choose other tokens there (--strict decides them again)\n"
     )
     gain = (
         f"gain    {s.speedup:.2f} times plain decoding by the clock, "

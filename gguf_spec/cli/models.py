@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from .completion import model_names
+from .errors import CommandGroup
 from .generate import CONTROL
 
 if TYPE_CHECKING:
@@ -29,15 +30,15 @@ _SETTINGS = {"auto_envvar_prefix": "GGUF_SPEC", "show_default": True}
 _VERIFIED = {
     "sha256": "sha256 verified",
     "size and etag": "size and the hub's etag verified, as no sha256 is declared",
-    "size": "its size is right, no more is known of it",
-    "nothing": "nothing is known to verify it by",
+    "size": "size verified, no sha256 is known",
+    "nothing": "not verified, neither size nor sha256 is known",
     "local": "not from the hub",
 }
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def models() -> None:
-    """List models by name, download them, and remove them.
+    """List, download and remove models that have names.
 
     \b
     Examples:
@@ -62,7 +63,7 @@ def _options(command: F) -> F:
             "--models-file",
             type=click.Path(path_type=Path),
             metavar="FILE",
-            help="More names, in a file like models.yaml.",
+            help="File with more model names, in the format of models.yaml.",
         ),
     ):
         command = option(command)
@@ -70,7 +71,7 @@ def _options(command: F) -> F:
 
 
 @models.command("list", context_settings=_SETTINGS)
-@click.option("--cached", is_flag=True, help="Only what is on this disk.")
+@click.option("--cached", is_flag=True, help="List only models on this disk.")
 @_options
 def list_(cached: bool, models_file: Path | None, as_json: bool) -> int:
     """List the models that have names.
@@ -169,11 +170,11 @@ def show(name: str, models_file: Path | None, as_json: bool) -> int:
 @models.command(context_settings=_SETTINGS)
 @click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=model_names)
 @click.option(
-    "--draft/--no-draft", default=True, help="Download the draft that a model declares, too."
+    "--draft/--no-draft", default=True, help="Also download the draft of each model."
 )
-@click.option("--force", is_flag=True, help="Download again what is there.")
-@click.option("--offline", is_flag=True, help="Make no request: only verify what is there.")
-@click.option("-y", "--yes", is_flag=True, help="Ask nothing.")
+@click.option("--force", is_flag=True, help="Download the files again.")
+@click.option("--offline", is_flag=True, help="Make no request; only verify the files on this disk.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
 @_options
 def pull(
@@ -244,7 +245,7 @@ def _is_agreed(entries: Sequence[Entry], yes: bool) -> bool:
     """
     bound = [entry for entry in entries if entry.repo and not entry.permissive]
     for entry in bound:
-        what = f"{entry.license}, which is not permissive" if entry.license else "not known here"
+        what = f"{entry.license}, which is not permissive" if entry.license else "unknown"
         click.echo(
             f"Note: the licence of {entry.name} is {what}: https://huggingface.co/{entry.repo}",
             err=True,
@@ -278,7 +279,7 @@ def _progress(entry: Entry, quiet: bool) -> Iterator[Tell | None]:
 
     from ..system.hardware import size
 
-    verbs = {"load": "downloading", "verify": "verifying", "wait": "the hub is busy, waiting for"}
+    verbs = {"load": "downloading", "verify": "verifying", "wait": "the hub is busy: waiting for"}
     console = Console(stderr=True)
     seen: dict[str, Any] = {}
     if not console.is_terminal:
@@ -316,7 +317,7 @@ def _line(pulled: Pulled, seconds: float) -> str:
     came = (
         f"{size(pulled.loaded_bytes)} in {seconds:.1f} s"
         if pulled.loaded_bytes
-        else "was on this disk"
+        else "already on this disk"
     )
     return f"{pulled.name}: {came}, {_VERIFIED[pulled.verified]}: {pulled.paths[0]}"
 
@@ -346,7 +347,7 @@ def path(name: str, models_file: Path | None, as_json: bool) -> int:
 
 @models.command(context_settings=_SETTINGS)
 @click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=model_names)
-@click.option("-y", "--yes", is_flag=True, help="Ask nothing.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @_options
 def remove(names: tuple[str, ...], yes: bool, models_file: Path | None, as_json: bool) -> int:
     """Remove downloaded models from this disk. Bundled models and your own files are kept.
@@ -376,9 +377,9 @@ def remove(names: tuple[str, ...], yes: bool, models_file: Path | None, as_json:
         removed.append({"name": entry.name, "freed_bytes": freed})
         if not as_json:
             left = (
-                f"{size(freed)} are free again"
+                f"{size(freed)} were freed"
                 if freed
-                else "but another revision has the same file, so no room is won"
+                else "no space was freed, because another revision has the same file"
             )
             click.echo(f"{entry.name}: removed, {left}")
     if as_json:

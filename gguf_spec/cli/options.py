@@ -13,6 +13,7 @@ import click
 from click.core import ParameterSource
 
 from .completion import model_names
+from .errors import in_command
 from .progress import MeasuringNote
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class Bias(click.ParamType[tuple[int, float]]):
         try:
             return int(token), float(bias)
         except ValueError:
-            self.fail(f"{value!r} is not like 13=-1.5 or 13=-inf.", param, ctx)
+            self.fail(f"{value!r} is not a token id and a bias, such as 13=-1.5 or 13=-inf.", param, ctx)
 
 
 class AdapterFile(click.ParamType[tuple[str, float]]):
@@ -84,7 +85,7 @@ class AdapterFile(click.ParamType[tuple[str, float]]):
         if isinstance(value, tuple):
             return value
         if not value:
-            self.fail("give a file, such as lora.gguf or lora.gguf:0.5.", param, ctx)
+            self.fail("the name is empty; write a file such as lora.gguf or lora.gguf:0.5.", param, ctx)
         file, _, scale = str(value).rpartition(":")
         try:
             return (str(value), 1.0) if not file or Path(value).exists() else (file, float(scale))
@@ -104,24 +105,24 @@ def model_options(command: F) -> F:
         ),
         click.option(
             "-d", "--draft", default="auto", shell_complete=model_names,
-            help="Draft model: the same, or auto; ngram has the text alone, none decodes plainly.",
+            help="Draft model: as --model, or auto, ngram (from the text only) or none (plain decoding).",
         ),
         click.option(
             "--models-file", type=click.Path(path_type=Path), metavar="FILE",
-            help="More names, in a file like models.yaml.",
+            help="File with more model names, in the format of models.yaml.",
         ),
         click.option(
             "--draft-text", type=click.Path(path_type=Path), metavar="FILE",
-            help="A text that drafts may be taken from too.",
+            help="Text file as an additional source of drafts.",
         ),
         click.option(
             "--ctx", type=int,
-            help="Tokens the context holds.  [default: as trained, at most 4096]",
+            help="Context length in tokens.  [default: as trained, at most 4096]",
         ),
-        click.option("--threads", type=int, help="Threads.  [default: physical cores]"),
+        click.option("--threads", type=int, help="Number of threads.  [default: physical cores]"),
         click.option(
             "--flash-attention", type=_ATTENTION, default="auto",
-            help="auto leaves it to llama.cpp; a --kv-type below 16 bits needs it.",
+            help="Flash attention. auto selects the best; a --kv-type below 16 bits requires it.",
         ),
         click.option(
             "--draft-flash-attention", type=_ATTENTION,
@@ -137,7 +138,7 @@ def model_options(command: F) -> F:
         ),
         click.option(
             "--gpu-layers", type=int, default=-1,
-            help="Layers to offload; -1 for all where the build of llama.cpp has a GPU backend.",
+            help="Layers to offload to the GPU; -1 for all, if llama.cpp has a GPU backend.",
         ),
         click.option(
             "--draft-gpu-layers", type=int,
@@ -145,7 +146,7 @@ def model_options(command: F) -> F:
         ),
         click.option(
             "--lora", type=AdapterFile(), multiple=True,
-            help="LoRA adapter of the target; SCALE is 1 if left out. May be given again.",
+            help="LoRA adapter of the target; the default of SCALE is 1. Repeatable.",
         ),
         click.option(
             "--draft-lora", type=AdapterFile(), multiple=True,
@@ -153,11 +154,11 @@ def model_options(command: F) -> F:
         ),
         click.option(
             "--extra-bufts/--no-extra-bufts", default=None,
-            help="Repack the weights for this CPU or not.  [default: where it works]",
+            help="Repack the weights for this CPU.  [default: if the self-test succeeds]",
         ),
         click.option(
             "-v", "--verbose", count=True,
-            help="Show llama.cpp's log; -vv traces of errors too.",
+            help="Show llama.cpp's log; -vv also shows tracebacks of errors.",
         ),
     )):  # fmt: skip
         command = option(command)
@@ -175,7 +176,7 @@ def load_models(options: dict[str, Any], draft: str, speculation: Speculation) -
     from ..errors import InvalidOptionError
 
     if options["ctx"] is not None and options["ctx"] < 2:
-        raise InvalidOptionError("ctx", options["ctx"], "a whole number above 1")
+        raise InvalidOptionError("n_ctx", options["ctx"], "a whole number above 1")
     measuring = MeasuringNote()
     # Ctrl-C ends the process at once. A KeyboardInterrupt could arrive in llama.cpp's log callback,
     # where Python discards it; nothing needs to be cleaned up yet.
@@ -186,7 +187,7 @@ def load_models(options: dict[str, Any], draft: str, speculation: Speculation) -
         measuring.remove()
         signal.signal(signal.SIGINT, before)
     for note in llm.notes:
-        click.echo(f"Note: {note}", err=True)
+        click.echo(f"Note: {in_command(note)}", err=True)
     return llm
 
 
@@ -223,32 +224,31 @@ def speculation_options(command: F) -> F:
     for option in reversed((
         click.option(
             "-k", "k", type=int, default=64, show_envvar=True,
-            help="Most tokens drafted in a round; 0 decodes plainly.",
+            help="Maximum number of draft tokens in a round; 0 for plain decoding.",
         ),
         click.option(
             "--drafter", default="auto",
-            help="Who drafts: model, ngram (the text itself), hybrid, or auto: what pays.",
+            help="Source of drafts: model, ngram (earlier text), hybrid, or auto for the fastest.",
         ),
         click.option(
             "--fixed", is_flag=True,
-            help="Draft -k tokens in every round, whether it pays or not.",
+            help="Draft -k tokens in every round, even if this is slower.",
         ),
         click.option(
             "--tree", is_flag=True,
-            help="Check the draft model's second guesses too, where that pays.",
+            help="Also verify second choices of the draft model where this is faster.",
         ),
         click.option(
             "--accept", default="coupled",
-            help="Which drafted tokens stay: coupled (same text with any draft), rejection "
-            "or block.",
+            help="Acceptance rule: coupled (same text with any draft), rejection or block.",
         ),
         click.option(
             "--allow-near-ties", is_flag=True,
-            help="Verify in wider passes too: the text may differ at near ties, which are counted.",
+            help="Also use wider passes; the text may differ at near ties, which are counted.",
         ),
         click.option(
             "--strict", is_flag=True,
-            help="Decide near ties again as plain decoding does; costs a pass each.",
+            help="Decide each near tie as plain decoding does, at the cost of one pass.",
         ),
     )):  # fmt: skip
         command = option(command)
@@ -260,104 +260,104 @@ def sampling_options(command: F) -> F:
     for option in reversed((
         click.option(
             "-n", "--max-tokens", type=int, default=256,
-            help="Stop after so many tokens; -1 goes on until the context is full.",
+            help="Maximum number of tokens; -1 for as many as the context holds.",
         ),
         click.option(
             "-t", "--temperature", type=float, default=0.8,
-            help="0 takes the most likely token, always.",
+            help="Sampling temperature; 0 always takes the most likely token.",
         ),
         click.option(
             "--top-k", type=int, default=40,
-            help="Keep the most likely tokens; 0 keeps all.",
+            help="Keep this number of the most likely tokens; 0 keeps all.",
         ),
         click.option(
             "--top-p", type=float, default=0.95,
-            help="Keep the likeliest tokens up to this probability.",
+            help="Keep the most likely tokens up to this total probability.",
         ),
         click.option(
             "--min-p", type=float, default=0.0,
-            help="Keep tokens this likely beside the likeliest.",
+            help="Keep tokens with at least this fraction of the highest probability.",
         ),
         click.option(
             "--typical-p", type=float, default=1.0,
-            help="Keep the tokens of most typical surprise up to this probability.",
+            help="Keep the tokens of most typical surprisal up to this total probability.",
         ),
         click.option(
             "--top-n-sigma", type=float, default=0.0,
-            help="Keep logits within so many deviations of the best; 0 keeps all.",
+            help="Keep logits within this number of standard deviations of the best; 0 keeps all.",
         ),
         click.option(
             "--xtc-probability", type=float, default=0.0,
-            help="How often XTC takes out the likeliest tokens.",
+            help="Probability that XTC removes the most likely tokens.",
         ),
         click.option(
             "--xtc-threshold", type=float, default=0.1,
-            help="How likely a token must be for that.",
+            help="Minimum probability of the tokens that XTC removes.",
         ),
         click.option(
             "--repeat-penalty", type=float, default=1.0,
-            help="Above 1: make tokens seen less likely.",
+            help="Penalty factor for tokens that occurred before; 1 has no effect.",
         ),
         click.option(
             "--frequency-penalty", type=float, default=0.0,
-            help="Taken off for every time a token was seen.",
+            help="Subtracted from a logit for each time that its token occurred.",
         ),
         click.option(
             "--presence-penalty", type=float, default=0.0,
-            help="Taken off when a token was seen.",
+            help="Subtracted from a logit once if its token occurred.",
         ),
         click.option(
             "--penalty-last-n", type=int, default=64,
-            help="How far back penalties look; -1 for all.",
+            help="Number of recent tokens that the penalties consider; -1 for all.",
         ),
         click.option(
             "--dry-multiplier", type=float, default=0.0,
-            help="Strength of DRY against repeated sequences; 0 switches it off.",
+            help="Strength of the DRY penalty for repeated sequences; 0 disables DRY.",
         ),
         click.option(
             "--dry-base", type=float, default=1.75,
-            help="Growth of that penalty with each repeated token.",
+            help="Growth factor of the DRY penalty with each repeated token.",
         ),
         click.option(
             "--dry-allowed-length", type=int, default=2,
-            help="Shorter repetitions are not penalised.",
+            help="Length from which DRY penalises a repeated sequence.",
         ),
         click.option(
             "--dry-penalty-last-n", type=int, default=-1,
-            help="How far back DRY looks; -1 for all.",
+            help="Number of recent tokens that DRY considers; -1 for all.",
         ),
         click.option(
             "--dry-breaker", multiple=True,
-            help="No repetition reaches across it. May be given again.  [default: \\n : \" *]",
+            help="String that ends a repeated sequence for DRY. Repeatable.  [default: \\n : \" *]",
         ),
         click.option(
             "--logit-bias", type=Bias(), multiple=True,
-            help="Add to a token's logit; -inf forbids it. May be given again.",
+            help="Value added to the logit of a token id; -inf forbids it. Repeatable.",
         ),
         click.option(
             "--grammar", type=click.Path(path_type=Path), metavar="FILE",
-            help="GBNF grammar that the answer follows.",
+            help="File with a GBNF grammar that the answer follows.",
         ),
         click.option(
             "--json-schema", metavar="JSON",
-            help="JSON schema that the answer follows, or @FILE that holds one; {} is any JSON.",
+            help="JSON schema that the answer follows, or @FILE; {} allows any JSON.",
         ),
         click.option(
             "--seed", type=int,
-            help="The same seed gives the same text.  [default: drawn, see --stats]",
+            help="Seed; the same seed gives the same text.  [default: random, see --stats]",
         ),
         click.option(
             "--stop", multiple=True,
-            help="End the text before this string. May be given again.",
+            help="End the text before this string. Repeatable.",
         ),
         click.option(
             "--stop-token", type=int, multiple=True,
-            help="End the text before this token id. May be given again.",
+            help="End the text before this token id. Repeatable.",
         ),
-        click.option("--ignore-eos", is_flag=True, help="Never end by an end token."),
+        click.option("--ignore-eos", is_flag=True, help="Do not end at an end token."),
         click.option(
             "--logprobs", type=int, metavar="N",
-            help="Show how likely each token was, and N alternatives; in --json, else on stderr.",
+            help="Show the probability of each token and N alternatives, on stderr or in --json.",
         ),
     )):  # fmt: skip
         command = option(command)

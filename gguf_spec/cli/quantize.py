@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 @click.argument("model", shell_complete=model_names)
 @click.argument("target", metavar="OUT.gguf", type=click.Path(path_type=Path))
 @click.option("--type", "kind", required=True, metavar="TYPE", help=f"{', '.join(TYPES)}.")
-@click.option("--threads", type=int, help="Threads.  [default: physical cores]")
-@click.option("--force", is_flag=True, help="Replace OUT.gguf if it is there.")
-@click.option("-q", "--quiet", is_flag=True, help="Write nothing but errors.")
+@click.option("--threads", type=int, help="Number of threads.  [default: physical cores]")
+@click.option("--force", is_flag=True, help="Replace OUT.gguf if it exists.")
+@click.option("-q", "--quiet", is_flag=True, help="Write only errors.")
 @click.option(
     "--models-file",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="More names, in a file like models.yaml.",
+    help="File with more model names, in the format of models.yaml.",
 )
 @click.option(
     "--json",
@@ -55,8 +55,8 @@ def quantize(model: str, target: Path, **options: Any) -> int:
     made = _run(local(resolve(model, options["models_file"])), target, options)
     if made.requantized and not options["quiet"]:
         click.echo(
-            f"Note: {made.source.name} is quantised already: quality suffers; "
-            "a file made from F32, F16 or BF16 is better.",
+            f"Note: {made.source.name} is already quantised, which lowers the quality; "
+            "use a file in F32, F16 or BF16 if possible.",
             err=True,
         )
     if options["as_json"]:
@@ -109,12 +109,13 @@ def _line(made: Quantized) -> str:
 
     others = (
         f", {made.n_fallback} of {made.n_tensors} tensors in a larger type, "
-        "as its blocks do not divide their rows"
+        "because blocks do not divide their rows"
         if made.n_fallback
         else ""
     )
     return (
-        f"{made.target}: {made.type}, {size(made.target_bytes)} after {size(made.source_bytes)}, "
-        f"{made.target_bits:.2f} bits a weight after {made.source_bits:.2f}, "
+        f"{made.target}: {made.type}, {size(made.target_bytes)} instead of "
+        f"{size(made.source_bytes)}, {made.target_bits:.2f} bits per weight instead of "
+        f"{made.source_bits:.2f}, "
         f"in {made.seconds:.1f} s{others}"
     )

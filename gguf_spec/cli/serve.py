@@ -20,40 +20,40 @@ if TYPE_CHECKING:
 @click.option(
     "--host",
     default="127.0.0.1",
-    help="Address to listen at; any but this machine's own needs --api-key.",
+    help="Address to listen on; --api-key is required unless it is local.",
 )
-@click.option("--port", type=int, default=8080, help="Port to listen at; 0 takes a free one.")
+@click.option("--port", type=int, default=8080, help="Port to listen on; 0 selects a free one.")
 @click.option(
     "--api-key",
     show_default=False,
-    help="Key that clients have to send; "
-    "in the environment nobody sees it in the list of processes.",
+    help="Key that clients must send; the environment variable "
+    "does not show it in the list of processes.",
 )
 @click.option(
     "--cors-origin",
     multiple=True,
     metavar="ORIGIN",
-    help="Let pages of this origin use the server; * for all. May be given again.",
+    help="Origin whose pages may use the server; * for all. Repeatable.",
 )
-@click.option("--queue", type=int, default=16, help="Requests that may wait; those beyond get 429.")
+@click.option("--queue", type=int, default=16, help="Maximum number of waiting requests; others get status 429.")
 @click.option(
     "--max-tokens-limit",
     type=int,
-    help="Most tokens of an answer.  [default: what the context holds]",
+    help="Maximum length of an answer in tokens.  [default: the context]",
 )
 @click.option(
-    "--timeout", type=float, default=600.0, help="Seconds an answer may take once it has begun."
+    "--timeout", type=float, default=600.0, help="Time limit of an answer in seconds, from its start."
 )
-@click.option("--body-limit", type=float, default=4.0, help="Most megabytes of a request.")
+@click.option("--body-limit", type=float, default=4.0, help="Maximum size of a request in megabytes.")
 @click.option(
     "--grace",
     type=float,
     default=5.0,
-    help="Seconds that answers under way have to finish when the server is stopped.",
+    help="Seconds that running answers have to finish when the server stops.",
 )
 @speculation_options
 def serve(**options: Any) -> int:
-    """Serve an OpenAI-compatible API and a chat page at a local port.
+    """Serve an OpenAI-compatible API and a chat page.
 
     \b
     Examples:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .errors import in_command
 from .options import load_models, model_options
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def tune(**options: Any) -> int:
     with load_models(options, options["draft"], Speculation(0)) as llm:
         tuning = _run(llm)
     if not tuning.kept:
-        click.echo("Note: there is no place to keep this: gguf-spec doctor says why.", err=True)
+        click.echo("Note: the result cannot be saved; `gguf-spec doctor` shows the reason.", err=True)
     if options["as_json"]:
         click.echo(json.dumps(tuning.to_dict(), ensure_ascii=False, allow_nan=False))
     else:
@@ -104,14 +105,14 @@ def cost_lines(tuning: Tuning) -> list[str]:
     facts = {
         "context": f"1,000 tokens add {_context_cost(profile.target_depth)}",
         "draft context": f"1,000 tokens add {_context_cost(profile.draft_depth)}",
-        "exact passes": profile.exact_passes,
+        "exact passes": in_command(profile.exact_passes),
         "rounding noise": f"up to {noise:.2g} logits in wider passes"
         if noise
         else "none: passes of all widths give the same logits",
         "draft": f"right in {sum(h for h, _ in profile.right):.0f} "
         f"of {sum(n for _, n in profile.right):.0f} places ({profile.agreement:.0%})",
         "Python": f"{profile.token_s * 1000:.2f} ms a token, "
-        f"{profile.proposal_s * 1000:.2f} ms one that the draft proposes",
+        f"{profile.proposal_s * 1000:.2f} ms a draft token",
     }
     if not tuning.draft:
         del facts["draft"], facts["draft context"]

@@ -24,23 +24,23 @@ _LONG_COUNT = 4  # default number of prompts with --long
     "--prompts",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Texts to go on from, one a line.  [default: 10 bundled ones]",
+    help="File with one prompt per line.  [default: 10 bundled prompts]",
 )
 @click.option(
-    "-c", "--count", type=int, help="Take so many of them; of the bundled ones at most 50."
+    "-c", "--count", type=int, help="Number of prompts; at most 50 of the bundled ones."
 )
 @click.option(
     "--long",
     is_flag=True,
-    help="Put 1,500 tokens before each prompt; 4 prompts unless -c says otherwise.",
+    help="Put 1,500 tokens before each prompt; the default of -c is then 4.",
 )
 @click.option(
-    "-n", "--max-tokens", type=int, help="Tokens of a text.  [default: 64, or 300 with --long]"
+    "-n", "--max-tokens", type=int, help="Length of a text in tokens.  [default: 64, or 300 with --long]"
 )
-@click.option("--draws", type=int, default=1000, help="Generations for each rule's chi-square.")
+@click.option("--draws", type=int, default=1000, help="Number of generations for each chi-square test.")
 @click.option("--seed", type=int, default=1, help="Seed of the first text.")
 @click.option(
-    "--minutes", type=float, default=10.0, help="Begin no further prompt or check after so long."
+    "--minutes", type=float, default=10.0, help="Time limit in minutes; no further prompt or check starts after it."
 )
 @click.option(
     "--json",
@@ -132,9 +132,9 @@ def _show(report: Report, prompts: list[str], n_asked: int) -> None:
     noise = (
         f"up to {report.noise:.2g} logits"
         if report.noise
-        else "none: the passes in use give the logits of single tokens"
+        else "none: the passes in use give the logits of single-token passes"
     )
-    some = "" if report.n_prompts == n_asked else f" of {n_asked}: --minutes ended it"
+    some = "" if report.n_prompts == n_asked else f" of {n_asked}: the time limit ended it (--minutes)"
     lines = [
         f"{report.target} with {report.draft}, {report.n_tokens} tokens a text, "
         f"{report.total_s:.0f} s",
@@ -177,7 +177,7 @@ def _show(report: Report, prompts: list[str], n_asked: int) -> None:
 
 
 def _line(d: Difference, prompt: str) -> str:
-    gap = "not even close" if d.gap is None else f"{d.gap:.4f} logits apart"
+    gap = "far apart" if d.gap is None else f"{d.gap:.4f} logits apart"
     start = prompt if len(prompt) <= 40 else prompt[:37] + "..."
     return (
         f"{d.sampling}, {d.drafter}, prompt {d.prompt + 1} {start!r}: "

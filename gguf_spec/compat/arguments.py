@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from ..errors import InvalidOptionError
+from ..errors import GgufSpecError, InvalidOptionError
+from ..errors.texts import Option
 from ..llama.options import KV_TYPES
 from ..sampling.chain import CompatSampling
 
@@ -55,10 +56,10 @@ USUAL: dict[str, tuple[object, ...]] = {
 }
 # Argument -> hint of its error; other arguments get a general hint.
 _HINTS_OF_ERRORS = {
-    "draft_model": "name a draft with draft_model_path=FILE, "
-    "or draft from the text alone with draft_model_path='ngram'.",
-    "embedding": "keep llama_cpp.Llama for embeddings.",
-    "f16_kv": "give type_k and type_v.",
+    "draft_model": "set draft_model_path=FILE to use a draft model, "
+    "or draft_model_path='ngram' to draft from the text only.",
+    "embedding": "use llama_cpp.Llama for embeddings.",
+    "f16_kv": "set type_k and type_v.",
 }
 # Argument of `gguf_spec.load` -> argument of `Llama`.
 _NAMES_HERE = {
@@ -68,6 +69,14 @@ _NAMES_HERE = {
     "flash_attention": "flash_attn",
     "draft": "draft_model_path",
     "lora": "lora_path",
+}
+# Arguments of `gguf_spec.load` that `Llama` does not have.
+_NOT_HERE = {"draft_lora", "draft_kv_type", "draft_flash_attention", "extra_bufts", "reference"}
+# Value of an argument of `load` -> value of the argument of `Llama`.
+_VALUES_HERE: dict[str, dict[object, object]] = {
+    "kv_type": {name: number for name, (number, _) in KV_TYPES.items()},
+    "flash_attention": {"auto": None, "on": True, "off": False},
+    "draft": {"none": None},
 }
 
 
@@ -82,7 +91,11 @@ def check_constructor(others: Mapping[str, Any]) -> None:
             continue
         if name not in USUAL:
             raise InvalidOptionError(
-                name, value, "left out: Llama has no such argument", "check how it is spelled."
+                name,
+                value,
+                "",
+                "check the spelling.",
+                message=f"Llama has no argument {name}.",
             )
         refuse_unless(name, value, USUAL[name])
 
@@ -98,8 +111,8 @@ def refuse_unless(name: str, value: object, usual: Sequence[object]) -> None:
         raise InvalidOptionError(
             name,
             value,
-            f"{allowed}: nothing else can be had here",
-            _HINTS_OF_ERRORS.get(name, f"leave {name} out."),
+            f"{allowed}: gguf-spec supports no other value",
+            _HINTS_OF_ERRORS.get(name, f"omit {name}."),
         )
 
 
@@ -123,21 +136,29 @@ def kv_type(type_k: int | None, type_v: int | None) -> str:
                 "one of " + ", ".join(f"{n} ({name})" for n, name in sorted(numbers.items())),
             )
     if k != v:
-        raise InvalidOptionError("type_v", type_v, f"that of type_k, {k}", "give both the same.")
+        raise InvalidOptionError(
+            "type_v", type_v, f"{k}, as type_k", "set both to the same number type."
+        )
     return numbers[k]
 
 
 @contextmanager
 def named_as_there() -> Iterator[None]:
-    """Rename the options in errors of `gguf_spec.load` to the arguments of `Llama`."""
+    """Translate the options in errors of `gguf_spec.load` to the arguments of `Llama`."""
     try:
         yield
-    except InvalidOptionError as error:
-        name = _NAMES_HERE.get(error.option)
-        if name:
-            error.args = (str(error).replace(error.option, name, 1),)
-            error.option, error.hint = name, f"leave {name} out to take its default."
+    except GgufSpecError as error:
+        error.translate(_argument)
         raise
+
+
+def _argument(option: Option) -> Option | None:
+    """Return the argument of `Llama` for an option of `load`; None if there is none."""
+    if option.name in _NOT_HERE:
+        return None
+    values = _VALUES_HERE.get(option.name, {})
+    value = values.get(option.value, option.value) if values else option.value
+    return Option(_NAMES_HERE.get(option.name, option.name), value, option.of_commands)
 
 
 def to_sampling(asked: Mapping[str, Any], *, seed: int | None, last_n: int) -> CompatSampling:

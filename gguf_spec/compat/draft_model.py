@@ -140,10 +140,11 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama-cpp-python is 
             VocabularyMismatchError: The small model has another vocabulary than the target.
         """
         if not model.can_roll_back:
-            hint = "take a draft of another architecture, or draft from the text alone."
+            hint = "use a draft of another architecture, or draft from the text only."
             raise UnsupportedModelError(
                 model.path,
-                f"{model.path.name} cannot go back a token (it is recurrent or hybrid).",
+                f"{model.path.name} is recurrent or hybrid, so it cannot remove tokens from its "
+                "cache.",
                 hint,
             )
         if target_path is None:

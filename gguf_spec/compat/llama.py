@@ -13,7 +13,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from .. import load
-from ..errors import ClosedError, InvalidOptionError, UnsupportedError
+from ..errors import ClosedError, InvalidOptionError, OptionConflictError, UnsupportedError
+from ..errors.texts import Option
 from ..gguf.validation import read_header
 from ..llama.model import Model
 from ..options import Speculation
@@ -188,7 +189,7 @@ class Llama:
         asked = {name: value for name, value in locals().items() if name != "self"}
         if echo and (logprobs is not None or not isinstance(prompt, str)):
             raise InvalidOptionError(
-                "echo", echo, "False where logprobs are asked for or the prompt is token ids"
+                "echo", echo, "False if logprobs are requested or the prompt is token ids"
             )
         sampling = to_sampling(asked, seed=self._next_seed(seed), last_n=self._last_n)
         if prompt and isinstance(prompt, str):
@@ -257,11 +258,9 @@ class Llama:
             called.get("parameters") or {"type": "object"} if called else schema_of(response_format)
         )
         if grammar is not None and schema is not None:
-            raise InvalidOptionError(
-                "grammar",
-                "...",
-                "left out where response_format or tool_choice "
-                "already say what the answer looks like",
+            raise OptionConflictError(
+                Option("grammar"),
+                Option("response_format") if called is None else Option("tool_choice"),
             )
         asked |= {"logprobs": n_logprobs(logprobs, top_logprobs), "json_schema": schema}
         sampling = to_sampling(asked, seed=self._next_seed(seed), last_n=self._last_n)
@@ -272,7 +271,9 @@ class Llama:
             raise InvalidOptionError(
                 "tools",
                 [tool["function"]["name"] for tool in shown],
-                "left out: the model's chat template has no place for tools",
+                "",
+                "omit tools, or use a model whose chat template supports them.",
+                message="the model's chat template does not support tools.",
             )
         opened = partial(self._alive.stream, as_messages(messages), sampling, **with_tools)
         head, tool = Head(model or self.model_path, self._shown), called["name"] if called else None
@@ -301,8 +302,9 @@ class Llama:
         raise InvalidOptionError(
             "embedding",
             True,
-            "False: gguf_spec generates text",
-            "keep llama_cpp.Llama(embedding=True) for embeddings.",
+            "",
+            "use llama_cpp.Llama(embedding=True) for embeddings.",
+            message="gguf_spec.compat.Llama does not compute embeddings.",
         )
 
     def set_seed(self, seed: int) -> None:
@@ -497,7 +499,9 @@ class Llama:
             refuse_unless(name, value, (None,))
         refuse_unless("local_dir_use_symlinks", local_dir_use_symlinks, ("auto",))
         if set(filename) & set("*?["):
-            raise InvalidOptionError("filename", filename, "the name of one file")
+            raise InvalidOptionError(
+                "filename", filename, "the name of one file", "name the file without wildcards."
+            )
         spec = f"hf:{repo_id}/{filename}"
         download.pull(resolve(spec))
         return cls(spec, **arguments)

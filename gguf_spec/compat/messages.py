@@ -31,11 +31,11 @@ def check_chat_format(name: str | None, metadata: dict[str, str]) -> str | None:
     own = (guess_chat_format_from_gguf_metadata(metadata) or _OWN_FORMAT) if template else None
     if name is not None and (own is None or name not in (own, _OWN_FORMAT)):
         allowed = (
-            f"{own!r} or None: messages are put by the template in the file"
+            f"{own!r} or None: only the template in the file is supported"
             if own
             else "None: the file has no chat template"
         )
-        raise InvalidOptionError("chat_format", name, allowed, "leave chat_format out.")
+        raise InvalidOptionError("chat_format", name, allowed, "omit chat_format.")
     return own
 
 
@@ -66,7 +66,10 @@ def _content(content: Any) -> Any:
         )
         if not isinstance(text, str):
             raise InvalidOptionError(
-                "messages", part, 'made of text, or of parts like {"type": "text", "text": "..."}'
+                "messages",
+                part,
+                'text, or parts such as {"type": "text", "text": "..."}',
+                "remove parts that are not text, such as images.",
             )
         texts.append(text)
     return "".join(texts)
@@ -83,7 +86,7 @@ def n_logprobs(logprobs: bool | int | None, top_logprobs: int | None) -> int | N
     if logprobs is None or logprobs is False:
         if top_logprobs:
             raise InvalidOptionError(
-                "top_logprobs", top_logprobs, "None where logprobs is not True"
+                "top_logprobs", top_logprobs, "None unless logprobs is True", "set logprobs=True."
             )
         return None
     return (top_logprobs or 0) if logprobs is True else logprobs
@@ -115,7 +118,7 @@ def as_tools(
     if not isinstance(choice, Mapping):
         if choice not in (None, "none", "auto"):
             raise InvalidOptionError(
-                name, choice, "'none', 'auto' or the name of one tool in a mapping"
+                name, choice, "'none', 'auto' or a mapping with the name of one tool"
             )
         return ([] if choice == "none" else shown), None
     wanted = choice.get("function", choice).get("name")
@@ -124,6 +127,6 @@ def as_tools(
         raise InvalidOptionError(
             name,
             wanted,
-            "one of the tools given: " + ", ".join(str(tool["function"]["name"]) for tool in shown),
+            "one of the given tools: " + ", ".join(str(tool["function"]["name"]) for tool in shown),
         )
     return shown, called

@@ -12,10 +12,12 @@ from ..llama.backend import run_with_large_stack
 from ..llama.model import Model
 
 _DECODING = (
-    "generate_tokens and stream_tokens of gguf_spec.LLM take token ids; on_token sees each one."
+    "use generate_tokens or stream_tokens of gguf_spec.LLM, which take token ids; on_token receives "
+    "each token."
 )
-_STATE = "Chat.save and gguf_spec.load(...).chat() keep a conversation in a file."
-_EMBEDDING = "keep llama_cpp.Llama(embedding=True) for embeddings."
+_STATE = "use gguf_spec.load(...).chat() and Chat.save to save a conversation."
+_EMBEDDING = "use llama_cpp.Llama(embedding=True) for embeddings."
+_NATIVE = "use llama_cpp.Llama where llama.cpp's own objects are needed."
 # Members of `llama_cpp.Llama` that are not supported -> hint for the error.
 NOT_HERE = {
     "eval": _DECODING,
@@ -24,13 +26,13 @@ NOT_HERE = {
     "eval_logits": _DECODING,
     "input_ids": _DECODING,
     "scores": _DECODING,
-    "logits_to_logprobs": "ask for logprobs in a completion.",
+    "logits_to_logprobs": "request logprobs in a completion.",
     "save_state": _STATE,
     "load_state": _STATE,
     "embed": _EMBEDDING,
     "pooling_type": _EMBEDDING,
-    "ctx": "llama.cpp's own objects are not lent.",
-    "model": "llama.cpp's own objects are not lent.",
+    "ctx": _NATIVE,
+    "model": _NATIVE,
 }
 
 

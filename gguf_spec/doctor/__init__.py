@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..errors import GgufSpecError
+from ..errors.model_errors import less_memory
+from ..errors.texts import Option, Text
 from ..gguf.validation import Header, check_generates_text, read_header
 from ..llama.memory import largest_ctx, needs
 from ..llama.options import ContextOptions
@@ -51,10 +53,8 @@ class Diagnosis:
             ", ".join(one.name for one in self.checks if one.status == status)
             for status in ("fail", "warn")
         )
-        parts = [f"what fails: {fails}"] * bool(fails) + [f"what could be better: {warns}"] * bool(
-            warns
-        )
-        text = "; ".join(parts) or "all is well"
+        parts = [f"failed: {fails}"] * bool(fails) + [f"could be better: {warns}"] * bool(warns)
+        text = "; ".join(parts) or "no problem was found"
         return f"{text[0].upper()}{text[1:]}."
 
     def to_dict(self) -> dict[str, Any]:
@@ -179,7 +179,7 @@ class _PairChecks:
             other = _header(found) if found else None
             yield _file(role, other) if other else why_not
         except GgufSpecError as error:
-            yield Check(role, "fail", str(error), error.hint)
+            yield Check(role, "fail", error.message, error.hint)
             return
         n_ctx = max(2, self._options.positions(_trained(target)))
         models = [(target, replace(self._options, n_ctx=n_ctx))]
@@ -196,7 +196,7 @@ class _PairChecks:
         """Return the file of the draft model, or None, and the check that explains the result."""
         plain, by_text = (
             Check("draft", "ok", "none: plain decoding"),
-            Check("draft", "ok", "drafts come from the text alone"),
+            Check("draft", "ok", "drafts come from the text only"),
         )
         if draft in (None, "none", "ngram"):
             return None, by_text if draft == "ngram" else plain
@@ -210,14 +210,14 @@ class _PairChecks:
             return None, Check(
                 "draft",
                 "warn",
-                "not looked for, as llama.cpp does not work",
-                "see llama.cpp above.",
+                "no draft was searched, because llama.cpp does not work",
+                "see the check llama.cpp above.",
             )
         from ..runtime.draft_search import choose
 
         chosen, why = choose(target, path, self._options, self._models_file)
         return chosen.path if chosen else None, Check(
-            "draft", "warn", why, f"see gguf-spec models drafts {given}."
+            "draft", "warn", why, f"see `gguf-spec models drafts {given}`."
         )
 
     def _room(self, models: list[tuple[Header, ContextOptions]]) -> Check:
@@ -228,23 +228,21 @@ class _PairChecks:
         )
         found += f"; {size(free)} are free" if free is not None else ""
         if checks_module.has(features, "GPU"):
-            return Check("room", "ok", f"{found}; what the GPU has is not known here")
-        todo = (
-            "give a smaller --ctx or --kv-type q8_0, take a smaller model, or close other programs."
-        )
+            return Check("room", "ok", f"{found}; the memory of the GPU is unknown")
+        todo = less_memory()
         if not wanted.fits(free, total):
             longest = largest_ctx(models, features, free, total)
             return Check(
                 "room",
                 "fail",
                 found,
-                f"give --ctx {longest}, which would fit."
+                Text("set ", Option("n_ctx", longest), ", which would fit.")
                 if longest
-                else f"the weights alone do not fit: {todo}",
+                else Text("the weights alone do not fit: ", todo),
             )
         if free is not None and wanted.added > free:
             return Check(
-                "room", "warn", f"{found}: weights will be read from the disk again and again", todo
+                "room", "warn", f"{found}: weights will be read from the disk repeatedly", todo
             )
         return Check("room", "ok", found)
 
@@ -256,7 +254,7 @@ class _PairChecks:
             try:
                 self._loaded.append(Model(header.path, options))
             except GgufSpecError as error:
-                yield Check("loading", "fail", str(error), error.hint)
+                yield Check("loading", "fail", error.message, error.hint)
                 return
         yield Check("loading", "ok", f"llama.cpp loads {'both' if len(models) > 1 else 'it'}")
         target, draft = self._loaded[0], self._loaded[1] if len(models) > 1 else None
@@ -264,23 +262,27 @@ class _PairChecks:
             try:
                 check_vocabulary(target, draft)
                 yield Check(
-                    "vocabulary", "ok", f"the draft speaks the target's, {target.n_vocab:,} tokens"
+                    "vocabulary",
+                    "ok",
+                    f"the draft has that of the target, {target.n_vocab:,} tokens",
                 )
             except GgufSpecError as error:
-                yield Check("vocabulary", "fail", str(error), error.hint)
+                yield Check("vocabulary", "fail", error.message, error.hint)
                 return
         fixed = [model.path.name for model in self._loaded if not model.can_roll_back]
         if fixed:
             found = (
-                f"{' and '.join(fixed)} cannot go back a token (recurrent or hybrid), "
+                f"{' and '.join(fixed)} cannot remove tokens from the cache (recurrent or hybrid), "
                 "which speculation needs"
             )
             yield Check(
-                "rollback", "warn", found, "take other models, or be content with plain decoding."
+                "rollback", "warn", found, "use other models, or plain decoding."
             )
         else:
             yield Check(
-                "rollback", "ok", f"{'both' if draft else 'it'} can go back to an earlier token"
+                "rollback",
+                "ok",
+                f"{'both' if draft else 'it'} can remove tokens from the cache",
             )
         if target.can_roll_back:
             yield self._exact_passes(target, draft)
@@ -292,17 +294,17 @@ class _PairChecks:
         name, profile = "exact passes", read_profile(target, draft)
         if (self._features or {}).get("LLAMAFILE", "0") != "0":
             found = (
-                "llama.cpp was built with llamafile's products: "
-                "rows round otherwise in passes over several tokens"
+                "llama.cpp was built with llamafile's matrix products: "
+                "rows are rounded differently in passes over several tokens"
             )
             return Check(
                 name,
                 "warn",
                 found,
-                "build it with -DGGML_LLAMAFILE=OFF, as scripts/run does in a clone.",
+                "build it with -DGGML_LLAMAFILE=OFF; in a clone, scripts/run does so.",
             )
         if not profile:
-            return Check(name, "ok", "not measured yet: loading the models for drafting does it")
+            return Check(name, "ok", "not measured yet; the first load with drafting measures it")
         return Check(name, "ok", profile.exact_passes)
 
     def _costs(self, name: str, target: Model, draft: Model | None) -> Check:
@@ -311,10 +313,12 @@ class _PairChecks:
 
         profile = read_profile(target, draft)
         if not profile:
-            return Check("costs", "ok", "not measured yet: gguf-spec tune")
+            return Check("costs", "ok", "not measured yet; `gguf-spec tune` measures them")
         self.tuning = Tuning(name, draft.path.name if draft else None, profile)
         return Check(
-            "costs", "ok", f"measured in {profile.seconds:.1f} s; gguf-spec tune measures again"
+            "costs",
+            "ok",
+            f"measured in {profile.seconds:.1f} s; `gguf-spec tune` measures them again",
         )
 
 
@@ -347,6 +351,6 @@ def _text(path: Path) -> Check:
             "draft text",
             "fail",
             f"{path} cannot be read: {error}",
-            "give a text file, or leave --draft-text out.",
+            Text("name a text file, or omit ", Option("reference"), "."),
         )
     return Check("draft text", "ok", f"{path}: {size(path.stat().st_size)}")

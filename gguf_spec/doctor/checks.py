@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..errors import GgufSpecError
+from ..errors.texts import Option, Text
 from ..llama import openmp as openmp_module
 from ..llama.memory import features_of
 from ..llama.options import ContextOptions, physical_cores
@@ -64,8 +65,8 @@ _FEATURES = {
 # exists if an NVIDIA driver is loaded
 _NVIDIA = Path("/proc/driver/nvidia/version")
 # advice for builds
-_GPU_BUILD = "for a GPU build export CMAKE_ARGS=-DGGML_CUDA=on and install llama-cpp-python anew."
-_REBUILD = "build llama-cpp-python on this machine, as scripts/run does in a clone."
+_GPU_BUILD = "export CMAKE_ARGS=-DGGML_CUDA=on and reinstall llama-cpp-python to use the GPU."
+_REBUILD = "build llama-cpp-python on this machine; in a clone, scripts/run does so."
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ def python() -> Check:
     return (
         Check("Python", "ok", found)
         if version >= _OLDEST_PYTHON
-        else Check("Python", "fail", found, f"take Python {oldest} or newer.")
+        else Check("Python", "fail", found, f"use Python {oldest} or newer.")
     )
 
 
@@ -110,7 +111,7 @@ def package(version: str) -> Check:
         return Check("gguf-spec", "ok", f"{version}, from {Path(__file__).parents[2]}")
     if installed != version:
         found = f"{version} runs from {Path(__file__).parents[2]}, but {installed} is installed"
-        return Check("gguf-spec", "warn", found, "install it again, or run it outside the clone.")
+        return Check("gguf-spec", "warn", found, "reinstall gguf-spec, or run it outside the clone.")
     return Check("gguf-spec", "ok", version)
 
 
@@ -123,13 +124,13 @@ def library() -> Check:
 
     # for example, the shared library is missing or was built for another machine
     except (ImportError, OSError, RuntimeError) as error:
-        todo = "install it again: pip install --force-reinstall llama-cpp-python."
+        todo = "reinstall it: pip install --force-reinstall llama-cpp-python."
         return Check(name, "fail", f"llama-cpp-python cannot be imported: {error}", todo)
     missing = [one for one in _NEEDED if not hasattr(llama_cpp, one)]
     if missing:
         found = f"llama-cpp-python {llama_cpp.__version__} lacks {', '.join(missing)}"
         return Check(
-            name, "fail", found, "take a newer one: pip install --upgrade llama-cpp-python."
+            name, "fail", found, "upgrade it: pip install --upgrade llama-cpp-python."
         )
     return Check(name, "ok", f"llama-cpp-python {llama_cpp.__version__}")
 
@@ -155,11 +156,11 @@ def build(features: Mapping[str, str], options: ContextOptions) -> Check:
         f"{', '.join(name for name in features if name != 'GPU' and has(features, name))}"
     )
     if not gpu and options.gpu_layers > 0:
-        found = f"it has no GPU backend, but --gpu-layers {options.gpu_layers} asks for one"
-        return Check("build", "fail", found, f"leave --gpu-layers out, or {_GPU_BUILD}")
+        found = Text("it has no GPU backend, which ", Option("gpu_layers", options.gpu_layers), " needs")
+        return Check("build", "fail", found, Text("omit ", Option("gpu_layers"), f", or {_GPU_BUILD}"))
     if not gpu and _NVIDIA.exists():
         return Check(
-            "build", "warn", f"it does not use the NVIDIA GPU that is here; {found}", _GPU_BUILD
+            "build", "warn", f"it does not use this machine's NVIDIA GPU; {found}", _GPU_BUILD
         )
     return Check("build", "ok", found)
 
@@ -196,7 +197,7 @@ def processor(features: Mapping[str, str]) -> Check:
     there = {feature for feature, flag in _FEATURES.items() if flag in flags}
     used = {feature for feature in _FEATURES if has(features, feature)}
     if not flags:
-        return Check("processor", "ok", f"{name}; its features are not known here")
+        return Check("processor", "ok", f"{name}; its features are unknown")
     if used - there:
         return Check(
             "processor",
@@ -211,7 +212,7 @@ def processor(features: Mapping[str, str]) -> Check:
             f"{name} has {_listed(unused)}, which this build of llama.cpp does not use",
             _REBUILD,
         )
-    return Check("processor", "ok", f"{name}; the build uses what it has")
+    return Check("processor", "ok", f"{name}; the build uses all its features")
 
 
 def _listed(features: set[str]) -> str:
@@ -228,7 +229,10 @@ def fast_kernels(features: Mapping[str, str], options: ContextOptions) -> Check:
     name, file = "fast kernels", selftest._cache_file()
     if not options.extra_bufts:
         return Check(
-            name, "ok", "not used: --no-extra-bufts", "leave that out, unless you know why."
+            name,
+            "ok",
+            Text("not used: ", Option("extra_bufts", False)),
+            Text("omit ", Option("extra_bufts", False), " to use them."),
         )
     kept = read_json(file)
     known = isinstance(kept, dict) and "ok" in kept
@@ -238,28 +242,28 @@ def fast_kernels(features: Mapping[str, str], options: ContextOptions) -> Check:
             return Check(
                 name,
                 "warn",
-                "repacked weights fail here, so models go without them, "
-                f"slower but right: {problem}",
+                "repacked weights fail on this machine, so models are loaded without them, "
+                f"which is slower but correct: {problem}",
                 _REBUILD,
             )
         if known:
             found = (
-                "they work now, but are not used, as an earlier probe failed: "
+                "they work now, but are not used because an earlier self-test failed: "
                 f"{kept.get('problem')}"
             )
-            return Check(name, "warn", found, f"remove {file} to have it probed again.")
+            return Check(name, "warn", found, f"remove {file} to repeat the self-test.")
         write_json(file, {"ok": True, "problem": None})
     how = "weights are repacked" if has(features, "REPACK") else "this build repacks no weights"
-    return Check(name, "ok", f"{how}; the probe finds the same logits with and without")
+    return Check(name, "ok", f"{how}; the self-test finds the same logits with and without repacking")
 
 
 def amx(features: Mapping[str, str], fast: Check) -> Check:
     """Check that the processor's matrix unit (AMX), if any, is used."""
     if "amx_int8" not in _cpu()[1]:
-        return Check("AMX", "ok", "this processor has none")
+        return Check("AMX", "ok", "this processor has no AMX")
     if not has(features, "AMX_INT8"):
         return Check(
-            "AMX", "warn", "this processor has it, but llama.cpp was built without", _REBUILD
+            "AMX", "warn", "this processor has it, but llama.cpp was built without it", _REBUILD
         )
     if fast.status != "ok" or fast.todo:
         return Check(
@@ -276,24 +280,23 @@ def threads(options: ContextOptions) -> Check:
     cores, quota = physical_cores(), _quota()
     threads = options.threads or cores
     found = f"{threads} on {cores} physical core{'s' if cores > 1 else ''}"
+    use_cores = Text("omit ", Option("threads"), ", or set ", Option("threads", cores), ".")
     if quota is not None and threads > quota + 0.5:
         return Check(
             "threads",
             "warn",
             f"{found}, but this container may use {quota:.3g} of them",
-            f"give --threads {max(1, int(quota))}.",
+            Text("set ", Option("threads", max(1, int(quota))), "."),
         )
     if threads > cores:
         return Check(
             "threads",
             "warn",
             f"{found}: they wait for each other",
-            f"leave --threads out, or give {cores}.",
+            use_cores,
         )
     if threads < cores:
-        return Check(
-            "threads", "warn", f"{found}: the others idle", f"leave --threads out, or give {cores}."
-        )
+        return Check("threads", "warn", f"{found}: the others are idle", use_cores)
     return Check("threads", "ok", found)
 
 
@@ -306,19 +309,19 @@ def openmp() -> Check:
     count, state = f"{openmp_module.SPIN_COUNT:,}", openmp_module.state()
     if state == "set":
         return Check(
-            name, "ok", f"threads spin {count} times at a barrier, then sleep: set by gguf-spec"
+            name, "ok", f"threads spin {count} times at a barrier, then sleep (set by gguf-spec)"
         )
     if state == "user":
         given = ", ".join(
             f"{one}={os.environ[one]}" for one in openmp_module.VARIABLES if one in os.environ
         )
         return Check(
-            name, "ok", f"how long threads spin at a barrier is from the environment: {given}"
+            name, "ok", f"the environment sets how long threads spin at a barrier: {given}"
         )
     if state == "loaded":
         found = (
             "another library of this process loaded libgomp first, "
-            f"with its long spin count: {slow}"
+            f"with a long spin count: {slow}"
         )
         return Check(
             name,
@@ -347,7 +350,7 @@ def memory() -> Check:
     """Check that some memory is free."""
     free, total = available_bytes(), total_bytes()
     if free is None or not total:
-        return Check("memory", "ok", "not known here")
+        return Check("memory", "ok", "unknown")
     found = f"{size(free)} of {size(total)} are free"
     return (
         Check("memory", "ok", found)
@@ -370,14 +373,14 @@ def disk() -> Check:
         return Check(
             "disk",
             "warn",
-            f"{there} cannot be looked at: {error.strerror}",
+            f"{there} cannot be examined: {error.strerror}",
             "set XDG_CACHE_HOME to another folder.",
         )
-    found = f"{size(free)} are free at {folder}"
+    found = f"{size(free)} are free in {folder}"
     return (
         Check("disk", "ok", found)
         if free >= _LITTLE_DISK
-        else Check("disk", "warn", found, "make room, or set XDG_CACHE_HOME to another disk.")
+        else Check("disk", "warn", found, "free disk space, or set XDG_CACHE_HOME to a folder on another disk.")
     )
 
 
@@ -392,19 +395,22 @@ def cache() -> Check:
             file.unlink()
     if bad:
         found = (
-            "nothing can be kept in "
+            "nothing can be saved in "
             f"{' and '.join(str(cache_file(kind, []).parent) for kind in bad)}: "
-            "each load measures anew"
+            "each load measures again"
         )
         return Check(
-            "cache", "warn", found, "make it writable, or set XDG_CACHE_HOME to another folder."
+            "cache",
+            "warn",
+            found,
+            "change its permissions, or set XDG_CACHE_HOME to another folder.",
         )
     folder = _folder()
     return Check(
         "cache",
         "ok",
         f"{folder} can be written and read; "
-        f"it holds {size(sum(_sizes(folder / kind for kind in _KEPT)))}",
+        f"it contains {size(sum(_sizes(folder / kind for kind in _KEPT)))}",
     )
 
 
@@ -418,33 +424,33 @@ def hub_cache() -> Check:
             name,
             "fail",
             f"huggingface_hub cannot be imported: {error}",
-            "install it again: pip install --force-reinstall huggingface_hub.",
+            "reinstall it: pip install --force-reinstall huggingface_hub.",
         )
     if not os.path.lexists(folder):
-        return Check(name, "ok", f"nothing was downloaded yet; it would come to {folder}")
+        return Check(name, "ok", f"no model was downloaded yet; the folder is {folder}")
     try:
         with os.scandir(folder) as there:
             models = [Path(one.path) for one in there if one.name.startswith("models--")]
         held = sum(_sizes(model / "blobs" for model in models))
         free = shutil.disk_usage(folder).free
     except OSError as error:
-        todo = "give it back its permissions, or set HF_HOME to another folder."
+        todo = "change its permissions, or set HF_HOME to another folder."
         return Check(
             name,
             "fail",
-            f"{folder} cannot be read: {error.strerror}: no downloaded model is found",
+            f"{folder} cannot be read, so no downloaded model is found: {error.strerror}",
             todo,
         )
     found = (
-        f"{folder} holds {len(models)} {'repository' if len(models) == 1 else 'repositories'}, "
+        f"{folder} contains {len(models)} {'repository' if len(models) == 1 else 'repositories'}, "
         f"{size(held)}; {size(free)} are free there"
     )
     if not os.access(folder, os.W_OK | os.X_OK):
         return Check(
             name,
             "warn",
-            f"{found}, but it cannot be written: no model can be downloaded",
-            "make it writable, or set HF_HOME to another folder.",
+            f"{found}, but no model can be downloaded because the folder is read-only",
+            "change its permissions, or set HF_HOME to another folder.",
         )
     return Check(name, "ok", found)
 
@@ -470,10 +476,10 @@ def models_file(given: Path | None) -> Check:
     try:
         known = entries(given)
     except GgufSpecError as error:
-        return Check(name, "fail", str(error), error.hint)
+        return Check(name, "fail", error.message, error.hint)
     read = [str(file) for file in (own, given) if file and os.path.lexists(file)]
-    more = f"with {' and '.join(read)}" if read else f"there is none of your own at {own}"
-    return Check(name, "ok", f"{len(known)} models are known by name; {more}")
+    more = f"with {' and '.join(read)}" if read else f"there is no file of your own at {own}"
+    return Check(name, "ok", f"{len(known)} models have names; {more}")
 
 
 def hub() -> Check:
@@ -484,7 +490,7 @@ def hub() -> Check:
     name, todo = (
         "hub",
         "check the network, HTTPS_PROXY and HF_ENDPOINT; "
-        "files, and models that were pulled, work without it.",
+        "local files and downloaded models work without the hub.",
     )
     try:
         where = hub_module.endpoint()
@@ -494,7 +500,7 @@ def hub() -> Check:
             name,
             "fail",
             f"huggingface_hub cannot be imported: {error}",
-            "install it again: pip install --force-reinstall huggingface_hub.",
+            "reinstall it: pip install --force-reinstall huggingface_hub.",
         )
     # the HTTP library depends on the version of huggingface_hub and has its own exceptions
     except Exception as error:
@@ -502,5 +508,5 @@ def hub() -> Check:
             name, "fail", f"{where} cannot be reached: {error or type(error).__name__}", todo
         )
     if status >= 400:
-        return Check(name, "fail", f"{where} answers, but with HTTP status {status}", todo)
-    return Check(name, "ok", f"{where} answers")
+        return Check(name, "fail", f"{where} responds with HTTP status {status}", todo)
+    return Check(name, "ok", f"{where} responds")

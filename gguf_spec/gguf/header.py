@@ -248,7 +248,7 @@ class _Reader:
     def keep_text(self, n: int) -> None:
         self.n_text += n
         if self.n_text > _MAX_TEXT:
-            raise self.damaged(f"it holds more than {_MAX_TEXT:,} bytes of names and texts")
+            raise self.damaged(f"it contains more than {_MAX_TEXT:,} bytes of names and texts")
 
     # ---- metadata
 
@@ -260,7 +260,7 @@ class _Reader:
             name, form = _SCALARS[kind]
             return name, self.take(form)
         if kind != _ARRAY:
-            raise self.damaged(f"it holds a value of the unknown type {kind}")
+            raise self.damaged(f"it contains a value of the unknown type {kind}")
         return self.array(key)
 
     def array(self, key: str) -> tuple[str, Any]:
@@ -272,7 +272,7 @@ class _Reader:
             self.tokens(n) if key == TOKENS else self.skip_strings(n)
             return "[str]", ArrayLength(n)
         if kind not in _SCALARS:
-            raise self.damaged(f"it holds an array of the unknown type {kind}")
+            raise self.damaged(f"it contains an array of the unknown type {kind}")
         name, form = _SCALARS[kind]
         start = self.at
         self.skip(n * form.size)
@@ -280,7 +280,7 @@ class _Reader:
             return f"[{name}]", ArrayLength(n)
         self.n_kept += n
         if self.n_kept > _MAX_KEPT:
-            raise self.damaged(f"its short arrays hold more than {_MAX_KEPT:,} numbers")
+            raise self.damaged(f"its short arrays contain more than {_MAX_KEPT:,} numbers")
         return f"[{name}]", struct.unpack_from(f"<{n}{form.format[1:]}", self.data, start)
 
     def skip_strings(self, n: int) -> None:
@@ -317,7 +317,7 @@ class _Reader:
         self.keep_text(_MAX_TEXT - self.n_text - left)
         self.at = at
         if len(known) < n:
-            raise self.damaged(f"{n - len(known):,} of its {n:,} tokens are there twice")
+            raise self.damaged(f"{n - len(known):,} of its {n:,} tokens occur twice")
 
     def pairs(self, n: int) -> tuple[dict[str, Any], dict[str, str]]:
         metadata: dict[str, Any] = {}
@@ -326,7 +326,7 @@ class _Reader:
         for _ in range(n):
             raw = self.string()
             if raw in known:
-                raise self.damaged(f"it holds {shown(raw)} twice")
+                raise self.damaged(f"it contains {shown(raw)} twice")
             known.add(raw)
             key = raw.decode("utf-8", errors="replace")
             kinds[key], metadata[key] = self.value(key)
@@ -341,7 +341,7 @@ class _Reader:
             raw, n_dims = self.string(), self.take(_U32)
             name = raw.decode("utf-8", errors="replace")
             if raw in known:
-                raise self.damaged(f"it holds the tensor {shown(raw)} twice")
+                raise self.damaged(f"it contains the tensor {shown(raw)} twice")
             known.add(raw)
             if not 0 < n_dims <= 4:
                 raise self.damaged(f"the tensor {shown(raw)} has {n_dims:,} dimensions")
@@ -356,11 +356,11 @@ class _Reader:
             raise self.damaged(f"the tensor {name} has the shape {shape}")
         if kind in _REMOVED:
             raise self.damaged(
-                f"the tensor {name} is of the type {kind}, which llama.cpp knows no longer"
+                f"the tensor {name} is of the type {kind}, which llama.cpp no longer supports"
             )
         if kind in _NO_WEIGHTS:
             raise self.damaged(
-                f"the tensor {name} holds numbers of the type {kind}, which no model computes with"
+                f"the tensor {name} is of the type {kind}, which is not a type of weights"
             )
         if kind not in _BLOCKS:
             return 0
@@ -368,7 +368,7 @@ class _Reader:
         if shape[0] % per_block:
             raise self.damaged(
                 f"the tensor {name} has rows of {shape[0]:,} values, "
-                f"no multiple of the {per_block} in a block of its type"
+                f"not a multiple of the {per_block} values of a block"
             )
         return n_values // per_block * n_bytes
 
@@ -396,7 +396,7 @@ class _Reader:
             return
         for byte in range(256):
             if not spelled(byte) & self.known_tokens:
-                raise self.damaged(f"none of its tokens stands for the byte {byte}")
+                raise self.damaged(f"no token stands for the byte {byte}")
 
     # ---- the whole header
 

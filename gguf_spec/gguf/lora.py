@@ -13,7 +13,7 @@ from .validation import Header, read_header
 
 # ends of the names of the two matrices
 _ENDS = (".lora_a", ".lora_b")
-_HINT = "give an adapter that was made for this very model."
+_HINT = "use an adapter that was made for this model."
 
 Shape = tuple[int, ...]
 
@@ -30,14 +30,14 @@ def check_adapter(path: Path, model: Header) -> None:
     shapes = {tensor.name: _four(tensor.shape) for tensor in model.tensors}
     pairs = _pairs(header)
     if not pairs:
-        raise _refused(header, "changes no weights")
+        raise _refused(header, "does not change any weights")
     for name, (a, b) in pairs.items():
         _check_pair(header, name, a, b, shapes.get(name), model)
     if "token_embd.weight" in pairs and "output.weight" not in shapes:
         raise _refused(
             header,
-            f"changes token_embd.weight, which {model.path.name} uses for its output too: "
-            "llama.cpp cannot do that",
+            f"changes token_embd.weight, which {model.path.name} also uses for its output: "
+            "llama.cpp does not support that",
         )
 
 
@@ -52,14 +52,14 @@ def _check_kind(header: Header, model: Header) -> None:
     if kind != "adapter":
         raise _refused(
             header,
-            f"is no adapter but of type {kind or 'model'!r}",
-            "give a LoRA adapter that was converted to GGUF.",
+            f"is not an adapter but of type {kind or 'model'!r}",
+            "use a LoRA adapter that was converted to GGUF.",
         )
     if of != "lora":
         raise _refused(
             header,
             f"is an adapter of type {of!r}, not 'lora'",
-            "give a LoRA adapter that was converted to GGUF.",
+            "use a LoRA adapter that was converted to GGUF.",
         )
     if said.get("general.architecture") != model.architecture:
         theirs = said.get("general.architecture")
@@ -81,14 +81,14 @@ def _check_kind(header: Header, model: Header) -> None:
     if len(header.parts) > 1:  # llama.cpp reads only the first
         raise _refused(
             header,
-            f"is the first of {len(header.parts)} parts: adapters must be in one file",
-            "join them first.",
+            f"is the first of {len(header.parts)} parts, but an adapter must be one file",
+            "join the parts first.",
         )
     if "adapter.alora.invocation_tokens" in said:
         raise _refused(
             header,
-            "is an activated LoRA, which works from certain tokens on: that is not supported",
-            "give a plain LoRA adapter.",
+            "is an activated LoRA (aLoRA), which is not supported",
+            "use a plain LoRA adapter.",
         )
 
 
@@ -108,7 +108,7 @@ def _pairs(header: Header) -> dict[str, tuple[Shape | None, Shape | None]]:
         elif not tensor.name.endswith("_norm.weight"):  # llama.cpp ignores these
             raise _refused(
                 header,
-                f"holds the tensor {tensor.name}, which is no part of a LoRA adapter",
+                f"contains the tensor {tensor.name}, which is not part of a LoRA adapter",
                 "convert the adapter again.",
             )
     return pairs
@@ -129,7 +129,9 @@ def _check_pair(
     """
     if a is None or b is None:
         raise _refused(
-            header, f"holds only one of the two matrices for {name}", "convert the adapter again."
+            header,
+            f"contains only one of the two matrices for {name}",
+            "convert the adapter again.",
         )
     if changed is None:
         raise _refused(header, f"changes {name}, which {model.path.name} does not have")
@@ -141,13 +143,13 @@ def _check_pair(
         shown = " and ".join(" x ".join(map(str, _short(one))) for one in (a, b))
         raise _refused(
             header,
-            f"holds matrices of {shown} for {name}, "
-            f"which in {model.path.name} is {' x '.join(map(str, _short(changed)))}",
+            f"contains matrices of {shown} for {name}, "
+            f"which is {' x '.join(map(str, _short(changed)))} in {model.path.name}",
         )
     if rank[0] != rank[1] or rank[0] < 1:
         raise _refused(
             header,
-            f"has the ranks {rank[0]} and {rank[1]} for {name}, which must be the same",
+            f"has the ranks {rank[0]} and {rank[1]} for {name}, which must be equal",
             "convert the adapter again.",
         )
 

@@ -84,7 +84,7 @@ def _read(path: Path) -> Header:
         raise ModelNotFoundError(
             path,
             f"there is no file {path}.",
-            "give a GGUF file or a name from the registry, such as tales.",
+            "name a GGUF file, or a model from `gguf-spec models list`, such as tales.",
         ) from error
     except OSError as error:
         raise _unreadable(path, error) from error
@@ -92,7 +92,7 @@ def _read(path: Path) -> Header:
         raise NotAModelError(path, f"{path} is a directory.", "name the .gguf file inside it.")
     if not stat.S_ISREG(mode):  # reading a pipe could block forever
         raise NotAModelError(
-            path, f"{path} is no regular file.", "give the path of a GGUF file on a disk."
+            path, f"{path} is not a regular file.", "name a GGUF file on a disk."
         )
     try:
         with path.open("rb") as file:
@@ -100,7 +100,7 @@ def _read(path: Path) -> Header:
                 raise NotAModelError(
                     path,
                     f"{path.name} is not a GGUF file.",
-                    "give a file in the GGUF format; others need converting first.",
+                    "use a file in the GGUF format; convert other formats first.",
                 )
             file.seek(0)
             return parse(file, path, os.fstat(file.fileno()).st_size)
@@ -145,7 +145,7 @@ def _join(first: Header, count: int) -> Header:
         # llama.cpp aborts on any other type
         if part.kinds.get("split.no") != "u16" or (number, of) != (i, count):
             what = (
-                f"{path.name} says that it is part {_next(number)} of {of!r}, "
+                f"{path.name} is marked as part {_next(number)} of {of!r}, "
                 f"not {i + 1} of {count}"
             )
             raise NotAModelError(path, f"{what}.", hint)
@@ -156,7 +156,7 @@ def _join(first: Header, count: int) -> Header:
     names = {tensor.name for tensor in tensors}
     if len(names) < len(tensors):
         raise damaged(
-            first.path, f"{len(tensors) - len(names):,} of its tensors are in two of its parts"
+            first.path, f"{len(tensors) - len(names):,} of its tensors occur in two of its parts"
         )
     return dataclasses.replace(
         first,
@@ -187,23 +187,23 @@ def check_generates_text(header: Header) -> None:
     kind = metadata.get("general.type", "model")
     if kind != "model":
         raise refuse(
-            f"holds no model but is of type {shown(kind)}",
-            "give the file of the language model itself.",
+            f"is not a model but of type {shown(kind)}",
+            "use the file of the language model itself.",
         )
     if not header.architecture:
         raise refuse("does not name its architecture", "convert it again with a current llama.cpp.")
     if len(header.architecture) > 64:
-        raise damaged(header.path, f"its architecture is called {shown(header.architecture)}")
+        raise damaged(header.path, f"its architecture is {shown(header.architecture)}")
     if isinstance(metadata.get("split.no"), int) and metadata["split.no"] > 0:
         raise refuse(
             f"is part {metadata['split.no'] + 1} of {metadata.get('split.count', '?')} "
             "of a split model",
-            "give the first part, the one named -00001-of-.",
+            "name the first part, which has -00001-of- in its name.",
         )
     if header.architecture in _ENCODES:
         raise refuse(
             f"is an encoder ({header.architecture}), not a text generator",
-            "give a chat or base model.",
+            "use a chat or base model.",
         )
     if (
         header.architecture in _EMBEDS
@@ -212,18 +212,18 @@ def check_generates_text(header: Header) -> None:
     ):
         raise refuse(
             f"is an embedding model ({header.architecture}), not a text generator",
-            "give a chat or base model.",
+            "use a chat or base model.",
         )
     if metadata.get("tokenizer.ggml.model", "no_vocab") in ("no_vocab", "none") or metadata.get(
         TOKENS, ArrayLength(0)
     ) == ArrayLength(0):
         raise refuse(
-            "has no tokenizer", "convert it again without --vocab-only or --no-vocab options."
+            "has no tokenizer", "convert the complete model again, with its vocabulary."
         )
     if header.n_tensors == 0:
-        raise refuse("has a vocabulary but no weights", "give the full model file.")
+        raise refuse("has a vocabulary but no weights", "use the complete model file.")
     if metadata["tokenizer.ggml.model"] == "bert":
-        raise refuse("has the tokenizer of an embedding model (bert)", "give a chat or base model.")
+        raise refuse("has the tokenizer of an embedding model (bert)", "use a chat or base model.")
     _check_numbers(header)
     _check_heads(header)
     _check_tensors(header)
@@ -311,9 +311,9 @@ def _check_heads(header: Header) -> None:
     ):
         return
     if turned[0] % 2 or not 0 < turned[0] <= keys[0]:
-        raise refuse(f"{turned[0]:,} of a head's {keys[0]:,} numbers are turned")
+        raise refuse(f"{turned[0]:,} of a head's {keys[0]:,} dimensions are rotated")
     if header.architecture in _EVEN_HEADS and not keys == values == turned:
-        raise refuse(f"heads of {keys[0]:,}, {values[0]:,} and {turned[0]:,} numbers")
+        raise refuse(f"heads have {keys[0]:,}, {values[0]:,} and {turned[0]:,} dimensions")
 
 
 def _check_tensors(header: Header) -> None:
@@ -321,7 +321,7 @@ def _check_tensors(header: Header) -> None:
     for tensor in header.tensors:
         # "tid2eid" is a table of experts
         if tensor.type == _I32 and not tensor.name.endswith("tid2eid.weight"):
-            raise damaged(header.path, f"the tensor {shown(tensor.name)} holds whole numbers")
+            raise damaged(header.path, f"the tensor {shown(tensor.name)} contains integers")
         if tensor.type != _F32 and (
             len(tensor.shape) == 1 or any(part in tensor.name for part in _ONLY_F32)
         ):

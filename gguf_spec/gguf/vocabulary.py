@@ -113,6 +113,6 @@ def read_tokens(header: Header) -> list[bytes]:
                 texts.append(file.read(min(n, _MOST)))
     except (OSError, struct.error) as error:
         raise NotAModelError(
-            header.path, f"{header.path.name} changed while it was read.", "try it again."
+            header.path, f"{header.path.name} changed while it was read.", "try again."
         ) from error
     return texts

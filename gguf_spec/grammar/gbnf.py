@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from ..errors import GgufSpecError, InvalidOptionError
+from ..errors import GgufSpecError, InvalidGrammarError, InvalidOptionError
 
 # bytes of a grammar or schema, and nesting depth of its parentheses
 MAX_BYTES, MAX_DEPTH = 1 << 18, 100
@@ -25,14 +25,9 @@ Symbol = tuple[Any, ...]
 END, CHARS, TOKEN, RULE, REPEAT, TEXT, NAME = range(7)
 
 
-def refused(gbnf: str, why: str) -> InvalidOptionError:
+def refused(gbnf: str, why: str) -> InvalidGrammarError:
     """Return the error for a grammar that cannot be used."""
-    return InvalidOptionError(
-        "grammar",
-        gbnf if len(gbnf) < 80 else gbnf[:77] + "...",
-        "a GBNF grammar that can be followed",
-        f"{why}.",
-    )
+    return InvalidGrammarError("grammar", gbnf if len(gbnf) < 80 else gbnf[:77] + "...", why)
 
 
 # tokens of the notation
@@ -56,7 +51,7 @@ def _letters(text: str) -> Iterator[tuple[int, bool]]:
     while at < len(text):
         letter = _LETTER.match(text, at)
         if not letter:
-            raise ValueError(f"{text[at : at + 2]} is no escape")
+            raise ValueError(f"{text[at : at + 2]} is not an escape sequence")
         plain, *codes, named = letter.groups()
         code = next((c for c in codes if c), None)
         yield int(code, 16) if code else ord(plain or _ESCAPES.get(named, named)), plain is not None
@@ -117,13 +112,13 @@ class Rules:
                 self._take(kind, word)
             self._take("newline", "")
         except UnicodeEncodeError as error:
-            raise refused(gbnf, "it holds half a surrogate pair") from error
+            raise refused(gbnf, "it contains an unpaired surrogate") from error
         except InvalidOptionError:
             raise
         except (ValueError, GgufSpecError) as error:
             raise refused(gbnf, f"line {gbnf.count(chr(10), 0, self._at) + 1}: {error}") from error
         if self._frames:
-            raise refused(gbnf, "a parenthesis is open at its end, or its last rule is empty")
+            raise refused(gbnf, "a parenthesis is not closed, or the last rule is empty")
         try:
             self._resolve()
         except ValueError as error:
@@ -145,7 +140,7 @@ class Rules:
                 self._named[self._name] = self._rule(frames.pop())
             return
         if (kind == "define") == bool(frames):
-            raise ValueError(f"{word} is out of place")
+            raise ValueError(f"{word} is not allowed at this place")
         self._free = kind in ("define", "or")
         if kind == "define":
             self._name, self._frames = word[:-3].rstrip(" \t"), [[[]]]
@@ -157,7 +152,7 @@ class Rules:
             frames.append([[]])
         elif kind == "close":
             if len(frames) == 1:
-                raise ValueError("a parenthesis closes that was not opened")
+                raise ValueError("a closing parenthesis has no opening one")
             group = self._rule(frames.pop())
             frames[-1][-1].append((RULE, group))
         elif kind == "repeat":
@@ -184,7 +179,7 @@ class Rules:
         least = int(bounds[0])
         most = int(bounds[-1]) if bounds[-1].strip() else None
         if most is not None and most < least:
-            raise ValueError(f"{word} ends before it begins")
+            raise ValueError(f"the bounds of {word} are in the wrong order")
         sequence[-1] = (REPEAT, self._rule([sequence[-1:]]), least, most)
 
     def _rule(self, alternatives: list[list[Symbol]]) -> int:
@@ -209,10 +204,10 @@ class Rules:
         for i, (symbol, after) in enumerate(self.nodes):
             if symbol[0] == NAME:
                 if symbol[1] not in self._named:
-                    raise ValueError(f"no rule defines {symbol[1]}")
+                    raise ValueError(f"the rule {symbol[1]} is not defined")
                 self.nodes[i] = (RULE, self._named[symbol[1]]), after
         if "root" not in self._named:
-            raise ValueError("no rule is called root")
+            raise ValueError("it has no rule root")
         self.root = self._named["root"]
         empty = self._empty()
         done: set[int] = set()

@@ -110,7 +110,7 @@ def _common(a: Any, b: Any) -> list[Any]:
     there = {same(value) for value in typed(b, list, "enum")}
     common = [value for value in typed(a, list, "enum") if same(value) in there]
     if not common:
-        raise ValueError("two of enum and const have no value in common")
+        raise ValueError("two values of enum or const have nothing in common")
     return common
 
 
@@ -128,7 +128,7 @@ def _common_kinds(a: Any, b: Any) -> list[str]:
     )
     common = a & b
     if not common:
-        raise ValueError("two of type have nothing in common")
+        raise ValueError("two values of type have nothing in common")
     return sorted(common - {"integer"} if "number" in common else common)
 
 
@@ -168,11 +168,11 @@ def merged(a: Any, b: Any) -> Any:
         and ("prefixItems" in both or any(isinstance(s.get("items"), list) for s in (a, b)))
         and same(tuples[0]) != same(tuples[1])
     ):
-        raise ValueError("prefixItems meets other items")
+        raise ValueError("two different prefixItems are not supported together")
     for key in a.keys() & b.keys() - {"properties", "additionalProperties"}:
         if same(a[key]) != same(b[key]):
             if key not in _COMBINED:
-                raise ValueError(f"{key} meets another {key}")
+                raise ValueError(f"two different values of {key} are not supported together")
             both[key] = _COMBINED[key](a[key], b[key])
     (named_a, rest_a), (named_b, rest_b) = (
         (typed(s.get("properties", {}), dict, "properties"), s.get("additionalProperties", True))

@@ -25,7 +25,7 @@ def _end(schema: dict[str, Any], name: str, sign: int) -> tuple[int, bool] | Non
             or not isinstance(bound, int | float)
             or abs(bound) >= 10**_MAX_DIGITS
         ):
-            raise ValueError(f"{key} is {str(bound)[:60]}, which cannot be followed")
+            raise ValueError(f"{key} is {str(bound)[:60]}, which is not supported")
         if key in schema:
             ends.append((sign * bound, key != name))
     if not ends:
@@ -35,7 +35,7 @@ def _end(schema: dict[str, Any], name: str, sign: int) -> tuple[int, bool] | Non
         return (math.floor(bound) + 1 if open_ else math.ceil(bound)), False
     if bound != int(bound):
         raise ValueError(
-            f"{name} or {key} of a number is no whole number, which cannot be followed"
+            f"{name} or {key} of a number is not a whole number, which is not supported"
         )
     return int(bound), open_
 
@@ -100,7 +100,7 @@ def number(schema: dict[str, Any]) -> str:
     """
     whole = schema["type"] == "integer"
     if "multipleOf" in schema and not (whole and schema["multipleOf"] == 1):
-        raise ValueError("multipleOf cannot be followed")
+        raise ValueError("multipleOf is not supported")
     low, high = _end(schema, "minimum", 1), _end(schema, "maximum", -1)
     if low is None and high is None:
         return f'"-"? {"natural" if whole else "fraction"} space'
@@ -117,5 +117,5 @@ def number(schema: dict[str, Any]) -> str:
         for way in _magnitudes((max(most, 0), below or most <= 0), (-least, above), n_digits)
     ]
     if not ways:
-        raise ValueError("no number is between its minimum and its maximum")
+        raise ValueError("no number is between minimum and maximum")
     return f"({' | '.join(ways)}) space"

@@ -24,7 +24,7 @@ def repeated(least: int | None, most: int | None) -> str:
         ValueError: `most` is less than `least`.
     """
     if most is not None and most < (least or 0):
-        raise ValueError(f"at least {least} and at most {most} cannot be")
+        raise ValueError(f"at least {least} and at most {most} is impossible")
     return f"{{{least or 0},{'' if most is None else most}}}"
 
 
@@ -50,7 +50,7 @@ def _as_python(pattern: str) -> str:
         escapes = re.findall(r"\\0\d|\\.", match[0]) if match[0][0] == "[" else []
         if match["python"] or any(re.fullmatch(r"\\([AZaNU]|0\d)", escape) for escape in escapes):
             raise ValueError(
-                f"a pattern holds {match[0]:.20}, which ECMA 262 does not know or reads otherwise"
+                f"a pattern contains {match[0]:.20}, which has no or another meaning in ECMA 262"
             )
         return r"\{," if match["brace"] else "(" if match["name"] else match[0]
 
@@ -120,7 +120,7 @@ class Pattern:
                 f"({self._sequence(arg[2])})"
                 f"{repeated(arg[0], arg[1] if isinstance(arg[1], int) and arg[1] < 10**9 else None)}"  # noqa: E501
             )
-        raise ValueError(f"a pattern holds {op.lower()}, which no grammar can follow")
+        raise ValueError(f"a pattern contains {op.lower()}, which is not supported")
 
     def _set(self, members: list[tuple[Any, Any]]) -> str:
         ranges: list[tuple[int, int]] = []
@@ -163,5 +163,5 @@ class Pattern:
                 digits = "".join(dict.fromkeys(f"{code - high:x}{code - high:X}" for code in codes))
                 ways.append(f"{literal(chr(92) + f'u00{high >> 4}')} [{digits}]")
         if not ways:
-            raise ValueError("a pattern holds a character that no text holds")
+            raise ValueError("a pattern contains an invalid character")
         return ways[0] if len(ways) == 1 else f"({' | '.join(ways)})"

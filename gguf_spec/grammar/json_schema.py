@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ..errors import InvalidOptionError
+from ..errors import InvalidGrammarError, InvalidOptionError
 from .automaton import Automaton
 from .gbnf import MAX_BYTES, MAX_DEPTH
 from .json_isolated import apart
@@ -89,28 +89,27 @@ def to_gbnf(schema: Mapping[str, Any] | str | bool) -> str:
         gbnf = _Converter(json.loads(text, parse_constant=_finite, parse_float=_finite)).gbnf()
         Automaton(gbnf, int)
     except InvalidOptionError as error:
-        raise _bad_schema(schema, error.hint) from error
+        reason = error.reason if isinstance(error, InvalidGrammarError) else str(error).rstrip(".")
+        raise _bad_schema(schema, reason) from error
     except RecursionError:
-        raise _bad_schema(schema, "it is nested too deeply.") from None
+        raise _bad_schema(schema, "it is nested too deeply") from None
     except (ValueError, TypeError, re.error, OverflowError, Warning) as error:
-        raise _bad_schema(schema, f"{error}.") from error
+        raise _bad_schema(schema, f"{error}") from error
     return gbnf
 
 
 def _finite(text: str) -> float:
     if not math.isfinite(float(text)):
-        raise ValueError(f"{text:.60} is no JSON, or too large")
+        raise ValueError(f"{text:.60} is not JSON, or too large")
     return float(text)
 
 
-def _bad_schema(schema: object, hint: str) -> InvalidOptionError:
+def _bad_schema(schema: object, reason: str) -> InvalidGrammarError:
     try:
         shown = str(schema)[:77]
     except RecursionError:
         shown = "a deep schema"
-    return InvalidOptionError(
-        "json_schema", shown, "a JSON schema that a grammar can follow", hint[:300]
-    )
+    return InvalidGrammarError("json_schema", shown, reason[:300])
 
 
 def _json(value: Any) -> str:
@@ -163,7 +162,7 @@ def _fits(value: Any, schema: dict[str, Any]) -> bool:
         schema.keys() & next((keys for kind, keys in KINDS.items() if _is(value, kind)), set())
     ):
         if key not in TESTS:
-            raise ValueError(f"{key} cannot be followed beside enum or const")
+            raise ValueError(f"{key} is not supported beside enum or const")
         if not TESTS[key](value if _is(value, "number") else len(value), schema[key]):
             return False
     return True
@@ -197,7 +196,7 @@ class _Converter:
         if schema is True:
             return "value"
         if schema is False:
-            raise ValueError("a part of it allows nothing")
+            raise ValueError("a part of it allows no value")
         said = reduced(schema)
         if "$ref" in said or "allOf" in said:
             return self._named(said)
@@ -210,18 +209,18 @@ class _Converter:
                     for a, b in itertools.combinations(parts, 2)
                 ):
                     raise ValueError(
-                        "two parts of oneOf may allow the same value, which cannot be followed; "
-                        "write anyOf if that is meant"
+                        "two parts of oneOf may allow the same value, which is not supported; "
+                        "use anyOf instead"
                     )
                 return self._either(parts)
         for key in said.keys() & REFUSED.keys():
-            raise ValueError(f"{key} cannot be followed")
+            raise ValueError(f"{key} is not supported")
         return self._values(said) if "enum" in said else self._of_type(said)
 
     def _values(self, schema: dict[str, Any]) -> str:
         values = [value for value in typed(schema["enum"], list, "enum") if _fits(value, schema)]
         if not values:
-            raise ValueError("no value of enum or const is what stands beside it")
+            raise ValueError("no value of enum or const matches the keywords beside it")
         return self._rule(f"({' | '.join(map(_json, values))})")
 
     def _of_type(self, schema: dict[str, Any]) -> str:
@@ -247,13 +246,13 @@ class _Converter:
     def _target(self, ref: Any) -> Any:
         target = self._root
         if not isinstance(ref, str) or not (ref == "#" or ref.startswith("#/")):
-            raise ValueError(f"$ref {ref!r:.60} leads out of the schema")
+            raise ValueError(f"$ref {ref!r:.60} is outside the schema")
         for part in ref.split("/")[1:]:
             key = part.replace("~1", "/").replace("~0", "~")
             try:
                 target = target[int(key) if isinstance(target, list) else key]
             except (KeyError, IndexError, TypeError):
-                raise ValueError(f"$ref {ref!r:.60} leads nowhere") from None
+                raise ValueError(f"$ref {ref!r:.60} does not exist") from None
         return target
 
     def _named(self, schema: dict[str, Any]) -> str:
@@ -276,7 +275,7 @@ class _Converter:
                 self._target(schema["$ref"]),
             )
             schema = {"allOf": [rest, target]} if rest else target
-        raise ValueError("its references go round in a circle")
+        raise ValueError("its references form a circle")
 
     def _with(self, rest: Any, schema: Any) -> Any:
         """Merge a schema with the keywords beside it.
@@ -300,7 +299,7 @@ class _Converter:
             if not (isinstance(schema, dict) and "allOf" in schema):
                 return schema if isinstance(schema, bool) else reduced(schema)
             schema = self._all(schema)
-        raise ValueError("its references go round in a circle")
+        raise ValueError("its references form a circle")
 
     def _string(self, schema: dict[str, Any]) -> str:
         times = repeated(_count(schema, "minLength"), _count(schema, "maxLength"))
@@ -308,7 +307,7 @@ class _Converter:
             times != "{0,}"
         )
         if len(told) > 1:
-            raise ValueError(f"{' and '.join(told)} cannot be followed together")
+            raise ValueError(f"{' and '.join(told)} are not supported together")
         if told in (["pattern"], ["format"]):
             pattern = schema["pattern"] if "pattern" in schema else f"^{FORMATS[schema['format']]}$"
             return self._rule(rf'"\"" {Pattern(typed(pattern, str, "pattern")).gbnf} "\"" space')
@@ -317,7 +316,7 @@ class _Converter:
     def _array(self, schema: dict[str, Any]) -> str:
         old = isinstance(schema.get("items"), list)  # older form of prefixItems
         if old and "prefixItems" in schema:
-            raise ValueError("prefixItems meets other items")
+            raise ValueError("two different prefixItems are not supported together")
         fixed = typed(
             schema["items"] if old else schema.get("prefixItems", []), list, "prefixItems"
         )
@@ -388,9 +387,9 @@ class _Converter:
             raise ValueError("a required property is forbidden")
         most = _count(schema, "maxProperties")
         if (_count(schema, "minProperties") or 0) > len(required):
-            raise ValueError("minProperties cannot be followed beyond the required properties")
+            raise ValueError("minProperties above the number of required properties is not supported")
         if most is not None and (extra is not False or most < len(pairs)):
-            raise ValueError("maxProperties cannot be followed where more properties are allowed")
+            raise ValueError("maxProperties below the number of allowed properties is not supported")
         first = ' "," space '.join(pairs.pop(name) for name in required)
         key = "string"
         # a key with an escape differs from all other keys

@@ -57,7 +57,7 @@ def _read_token(model: Model, word: str) -> int:
     number = re.fullmatch(r"<\[(\d{1,9})\]>", word, re.ASCII)
     ids = [int(number[1])] if number else model.tokenize(word, special=True, start=False)
     if len(ids) != 1 or ids[0] >= model.n_vocab:
-        raise ValueError(f"{word[:40]} is no token of this model")
+        raise ValueError(f"{word[:40]} is not a token of this model")
     return ids[0]
 
 
@@ -86,7 +86,7 @@ class Grammar:
             automaton.number(automaton.start), prefill.encode("utf-8", errors="surrogatepass")
         )
         if at < 0:
-            raise InvalidOptionError("prefill", prefill, "a beginning that the grammar allows")
+            raise InvalidOptionError("prefill", prefill, "a start that the grammar allows")
         # answer of the last call
         self._path: list[int] = []
         # number of tokens of the answer -> state

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import NotEnoughMemoryError
+from ..errors.texts import Option, Text
 from ..gguf.validation import ArrayLength, Header
 from ..options import BRANCHES_MAX, K_MAX
 from ..system.hardware import available_bytes, resident_bytes, total_bytes
@@ -201,24 +202,30 @@ def check_memory(
         if free is not None and all_of_it.own > free
         else f"there are {_gib(total or 0)}"
     )
+    n_ctx = largest_ctx(models, features, free, total)
+    would_fit = (
+        f"a context of {n_ctx:,} would fit"
+        if n_ctx
+        else _without_copies(models, features, free, total)
+    )
     raise NotEnoughMemoryError(
-        f"{wants}; {has}: {_what_would_fit(models, features, free, total)}.", all_of_it.added, free
+        Text(f"{wants}; {has}: ", would_fit, "."), all_of_it.added, free, n_ctx or None
     )
 
 
-def _what_would_fit(
+def _without_copies(
     models: Sequence[tuple[Header, ContextOptions]],
     features: Mapping[str, str],
     free: int | None,
     total: int | None,
 ) -> str:
-    if n_ctx := largest_ctx(models, features, free, total):
-        return f"a context of {n_ctx:,} would fit"
+    """Return what would fit if the weights, which do not fit, were not copied."""
     mapped = [(header, replace(options, extra_bufts=False)) for header, options in models]
     if n_ctx := largest_ctx(mapped, features, free, total):
-        return (
-            "the weights alone do not fit; with --no-extra-bufts, which does not copy them, "
-            f"a context of {n_ctx:,} would"
+        return Text(
+            "the weights alone do not fit; with ",
+            Option("extra_bufts", False),
+            f", which does not copy them, a context of {n_ctx:,} would fit",
         )
     return "the weights alone do not fit"
 

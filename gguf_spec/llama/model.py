@@ -210,7 +210,7 @@ class Model:
         ):
             what = "a diffusion model" if ask(C.llama_model_is_diffusion) else "an encoder"
             message = f"{self.path.name} is {what} ({header.architecture}), not a text generator."
-            raise UnsupportedModelError(self.path, message, "give a chat or base model.")
+            raise UnsupportedModelError(self.path, message, "use a chat or base model.")
 
     def _adapt(self) -> None:
         """Load the adapters.
@@ -346,7 +346,8 @@ class Model:
             raise InvalidOptionError(
                 "n_rows",
                 n_rows,
-                f"from 1 to the {len(tokens)} tokens given, at most {K_MAX + 1} with the branches",
+                f"from 1 to {len(tokens)}, the number of tokens, and with the branches at most "
+                f"{K_MAX + 1}",
             )
         if (
             len(branches) > BRANCHES_MAX
@@ -354,7 +355,7 @@ class Model:
             or (branches and len(tokens) > K_MAX + 1)
         ):
             raise InvalidOptionError(
-                "branches", branches, f"at most {BRANCHES_MAX}, each beside a token after the first"
+                "branches", branches, f"at most {BRANCHES_MAX}, none at the first token"
             )
         if len(tokens) > self._n_batch:
             self.read(tokens[:-n_rows])

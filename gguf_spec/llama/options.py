@@ -8,7 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
-from ..errors import GgufSpecError, InvalidOptionError, NotEnoughMemoryError, UnsupportedModelError
+from ..errors import (
+    ContextFailedError,
+    GgufSpecError,
+    InvalidOptionError,
+    NotEnoughMemoryError,
+    UnsupportedModelError,
+)
+from ..errors.texts import Option, Optionally, Text, advice
 from ..gguf.validation import Header
 from ..system.hardware import available_bytes
 
@@ -68,7 +75,7 @@ def adapters(
     for one in [given] if isinstance(given, (str, Path)) else given:
         file, scale = one if isinstance(one, tuple) and len(one) == 2 else (one, 1.0)
         if not isinstance(file, (str, Path)):
-            raise InvalidOptionError(option, one, "a file, or a pair of a file and its scale")
+            raise InvalidOptionError(option, one, "a file, or a pair of a file and a scale")
         if not (isinstance(scale, (int, float)) and abs(scale) <= _MAX_SCALE):
             raise InvalidOptionError(
                 option, f"{file}:{scale}", f"a file and a scale from -{_MAX_SCALE} to {_MAX_SCALE}"
@@ -128,14 +135,14 @@ class ContextOptions:
                 self._named("gpu_layers"), self.gpu_layers, "a whole number, -1 for all layers"
             )
         if self.flash_attention == "off" and self._cache_in_blocks:
-            hint = (
-                f"go on with {self._flag('flash_attention')} auto, "
-                f"or with {self._flag('kv_type')} f16."
+            hint = advice(
+                Text("set ", Option(self._named("flash_attention"), "auto")),
+                Text("set ", Option(self._named("kv_type"), "f16")),
             )
             raise InvalidOptionError(
                 self._named("kv_type"),
                 self.kv_type,
-                "f16, bf16 or f32 where flash attention is off",
+                "f16, bf16 or f32 when flash attention is off",
                 hint,
             )
 
@@ -189,10 +196,12 @@ class ContextOptions:
                 one.
         """
         if self.gpu_layers > 0 and not has_gpu:
-            hint = (
-                f"leave {self._flag('gpu_layers')} out, or build for your GPU: "
-                "CMAKE_ARGS=-DGGML_CUDA=on pip install --force-reinstall "
-                "--no-cache-dir llama-cpp-python (-DGGML_VULKAN=on, -DGGML_METAL=on)."
+            hint = Text(
+                "omit ",
+                Option(self._named("gpu_layers")),
+                ", or build for your GPU: CMAKE_ARGS=-DGGML_CUDA=on pip install "
+                "--force-reinstall --no-cache-dir llama-cpp-python (or -DGGML_VULKAN=on, "
+                "-DGGML_METAL=on).",
             )
             raise InvalidOptionError(
                 self._named("gpu_layers"),
@@ -211,11 +220,10 @@ class ContextOptions:
         if self._cache_in_blocks and uneven:
             allowed = (
                 f"f16, bf16 or f32: heads of {header.path.name} have {uneven[0]} values, "
-                f"and blocks of {_KV_BLOCK} do not divide them"
+                f"which is not a multiple of {_KV_BLOCK}"
             )
-            raise InvalidOptionError(
-                self._named("kv_type"), self.kv_type, allowed, f"give {self._flag('kv_type')} f16."
-            )
+            hint = Text("set ", Option(self._named("kv_type"), "f16"), ".")
+            raise InvalidOptionError(self._named("kv_type"), self.kv_type, allowed, hint)
 
     @property
     def _cache_in_blocks(self) -> bool:
@@ -223,9 +231,6 @@ class ContextOptions:
 
     def _named(self, option: str) -> str:
         return f"draft_{option}" if self.drafts else option
-
-    def _flag(self, option: str) -> str:
-        return f"--{self._named(option).replace('_', '-')}"
 
 
 def _head_sizes(header: Header) -> list[int]:
@@ -275,7 +280,7 @@ def _reason(log: Iterable[str]) -> str:
             if "error loading model" in line and "failed to load model from" not in line
         ]
         or lines
-        or ["it gives no reason"]
+        or ["llama.cpp gave no reason"]
     )
     return telling[0].removeprefix("error loading model: ").rstrip(".")
 
@@ -289,15 +294,15 @@ def load_error(header: Header, log: Iterable[str]) -> GgufSpecError:
         )
     if "unknown model architecture" in said:
         hint = (
-            "take a model of an architecture that llama-cpp-python knows, "
-            "or a newer llama-cpp-python."
+            "use a model of an architecture that llama-cpp-python supports, "
+            "or upgrade llama-cpp-python."
         )
         return UnsupportedModelError(
             header.path,
-            f"{name} has the architecture {header.architecture!r}, which llama.cpp does not know.",
+            f"{name} has the architecture {header.architecture!r}, which llama.cpp does not support.",
             hint,
         )
-    hint = "download or convert it again; -v shows llama.cpp's log."
+    hint = _with_log("download or convert it again")
     return UnsupportedModelError(header.path, f"llama.cpp cannot load {name}: {said}.", hint)
 
 
@@ -306,15 +311,20 @@ def context_error(options: ContextOptions, n_ctx: int, log: Iterable[str]) -> Gg
     log = list(log)
     if any("alloc" in line or "memory" in line for line in log):
         return NotEnoughMemoryError(
-            f"there is no memory for a context of {n_ctx:,} tokens.", None, available_bytes()
+            f"there is not enough memory for a context of {n_ctx:,} tokens.", None, available_bytes()
         )
-    value = f"{n_ctx:,} tokens, {options.kv_type}, flash attention {options.flash_attention}"
-    return InvalidOptionError(
-        "context",
-        value,
-        f"one that llama.cpp can make ({_reason(log)})",
-        "try --kv-type f16 --flash-attention auto.",
+    prefix = "draft_" if options.drafts else ""
+    return ContextFailedError(
+        n_ctx,
+        Option(f"{prefix}kv_type", options.kv_type),
+        Option(f"{prefix}flash_attention", options.flash_attention),
+        _reason(log),
     )
+
+
+def _with_log(hint: str) -> Text:
+    """Return a hint that also names the option that shows llama.cpp's log."""
+    return Text(hint, Optionally("; ", Option("verbose", True), " shows llama.cpp's log"), ".")
 
 
 def adapter_error(adapter: Adapter, log: Iterable[str]) -> GgufSpecError:
@@ -324,13 +334,13 @@ def adapter_error(adapter: Adapter, log: Iterable[str]) -> GgufSpecError:
         line.split("lora adapter: ", 1)[-1]
         for line in log
         if "failed to apply lora adapter: " in line
-    ] or ["it gives no reason"]
+    ] or ["llama.cpp gave no reason"]
     said = lines[-1].rstrip(".")
     if "alloc" in said:
         return NotEnoughMemoryError(
             f"the adapter {name} does not fit into memory ({said}).", None, available_bytes()
         )
-    hint = "give an adapter that was made for this very model; -v shows llama.cpp's log."
+    hint = _with_log("use an adapter that was made for this model")
     return UnsupportedModelError(
         adapter.path, f"llama.cpp cannot use the adapter {name}: {said}.", hint
     )

@@ -39,8 +39,8 @@ def extra_bufts_work() -> bool:
     problem = _probe()
     if problem:
         sys.stderr.write(
-            f"Note: llama.cpp's repacked kernels fail on this machine ({problem}): "
-            "going on without them, slower but right (use_extra_bufts=False).\n"
+            f"Note: llama.cpp's repacked kernels fail on this machine ({problem}). "
+            "Models are loaded without them, which is slower but correct.\n"
         )
     # if the file cannot be written, the next load probes again
     write_json(cache, {"ok": not problem, "problem": problem})
@@ -55,7 +55,7 @@ def _probe() -> str | None:
     """Return a description of the failure, or None."""
     # A packed program cannot start itself as Python: skip repacking only on machines with AMX.
     if getattr(sys, "frozen", False):
-        return "not checked in a packed program" if "amx" in "".join(this_machine()) else None
+        return "a packed program cannot run the self-test" if "amx" in "".join(this_machine()) else None
     try:
         child = subprocess.run(
             _command(),
@@ -66,14 +66,14 @@ def _probe() -> str | None:
             stdin=subprocess.DEVNULL,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return f"the probe did not run: {error}"
+        return f"the self-test did not run: {error}"
     if child.returncode < 0:
-        return f"the probe died of signal {-child.returncode}"
+        return f"the self-test was ended by signal {-child.returncode}"
     try:
         difference = float(json.loads(child.stdout.splitlines()[-1])["difference"])
     except (ValueError, KeyError, IndexError, TypeError):
-        return f"the probe ended with code {child.returncode}"
-    return None if difference <= _TOLERANCE else f"logits are off by {difference:.2g}"
+        return f"the self-test ended with code {child.returncode}"
+    return None if difference <= _TOLERANCE else f"logits differ by {difference:.2g}"
 
 
 def _command() -> list[str]:

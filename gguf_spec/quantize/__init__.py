@@ -17,7 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import InvalidOptionError, NotAModelError, QuantizeError
+from ..errors import InvalidOptionError, NotAModelError, OutputFileError, QuantizeError
+from ..errors.texts import Option, Text
 from ..gguf.file_types import TYPES
 from ..gguf.validation import Header, check_generates_text, read_header
 from ..gguf.vocabulary import read_tokens
@@ -95,8 +96,8 @@ def quantize(
 
     Raises:
         ModelError: The source is missing or damaged, or generates no text.
-        InvalidOptionError: The type is unknown, or the target exists, is the source, or its folder
-            is missing.
+        InvalidOptionError: The type is unknown.
+        OutputFileError: The target exists, is the source, or its folder is missing.
         QuantizeError: llama.cpp cannot quantise the model, or the disk is full.
     """
     source, target, name = Path(source), Path(target), str(type).upper()
@@ -105,7 +106,7 @@ def quantize(
             "type",
             type,
             "one of " + ", ".join(TYPES),
-            "Q4_0 makes a small and fast draft, Q8_0 loses next to nothing.",
+            "use Q4_0 for a small and fast draft, or Q8_0 for almost no loss of quality.",
         )
     if threads is not None and not (isinstance(threads, int) and 0 < threads <= 512):
         raise InvalidOptionError("threads", threads, "a whole number from 1 to 512")
@@ -115,7 +116,7 @@ def quantize(
     if alignment != _ALIGNMENT:
         message = (
             f"{source.name} is aligned to {alignment} bytes, "
-            f"but llama.cpp quantises to {_ALIGNMENT} and says {alignment}."
+            f"but llama.cpp writes quantised files that are aligned to {_ALIGNMENT}."
         )
         raise QuantizeError(source, target, message, "convert it again with the default alignment.")
     started = time.monotonic()
@@ -131,7 +132,7 @@ def quantize(
             source,
             target,
             f"{target} cannot be written: {error.strerror or error}.",
-            "name a file in a folder of yours.",
+            "choose a file in a folder with write permission.",
         ) from error
     return Quantized(
         source,
@@ -165,17 +166,18 @@ def _bits(header: Header) -> float:
 def _check_place(header: Header, target: Path, force: bool) -> None:
     """Reject a target that must not be overwritten. llama.cpp would overwrite any file."""
 
-    def refuse(allowed: str, hint: str) -> InvalidOptionError:
-        return InvalidOptionError("target", str(target), allowed, hint)
+    def refuse(fact: str, hint: str) -> OutputFileError:
+        return OutputFileError("target", target, f"{target} {fact}.", hint)
 
     if not target.parent.is_dir():
-        raise refuse("in a folder that is there", f"make the folder {target.parent} first.")
+        raise refuse("is in a folder that does not exist", f"create the folder {target.parent}.")
     if any(target.exists() and target.samefile(file) for file in header.parts):
-        raise refuse("another file than the model", "give it another name.")
+        raise refuse("is the model itself", "choose another name.")
     if target.exists() and not target.is_file():
-        raise refuse("a file", "name the file to be made, such as small.gguf.")
+        raise refuse("is not a file", "name the file to write, such as small.gguf.")
     if target.exists() and not force:
-        raise refuse("a file that is not there yet", "give another name, or --force to replace it.")
+        hint = Text("choose another name, or set ", Option("force", True), " to replace the file.")
+        raise refuse("exists", hint)
 
 
 def _check_made(header: Header, target: Path, part: Path) -> Header:
@@ -183,7 +185,7 @@ def _check_made(header: Header, target: Path, part: Path) -> Header:
 
     def wrong(what: str) -> QuantizeError:
         free = shutil.disk_usage(part.parent).free
-        message = f"what llama.cpp wrote of {target.name} {what}."
+        message = f"the quantised file {target.name} {what}."
         return QuantizeError(
             header.path, target, message, f"check the disk, of which {free:,} bytes are free."
         )
@@ -191,9 +193,9 @@ def _check_made(header: Header, target: Path, part: Path) -> Header:
     try:
         made = read_header(part)
     except NotAModelError as error:
-        raise wrong("is not whole") from error
+        raise wrong("is incomplete") from error
     if made.n_tensors != header.n_tensors:
-        raise wrong(f"holds {made.n_tensors:,} tensors, not {header.n_tensors:,}")
+        raise wrong(f"has {made.n_tensors:,} tensors, not {header.n_tensors:,}")
     if _tokenizer(made) != _tokenizer(header):
         raise wrong("has another tokenizer than the model")
     return made
@@ -269,25 +271,25 @@ class _Child:
         free, folder = shutil.disk_usage(self._part.parent).free, self._part.parent
         if needed > free:
             message = (
-                f"{self._target.name} takes {needed:,} bytes "
+                f"{self._target.name} needs {needed:,} bytes "
                 f"but {free:,} are free in {folder.absolute()}."
             )
             raise QuantizeError(
                 self._header.path,
                 self._target,
                 message,
-                "make room, or name a file on another disk.",
+                "free disk space, or choose a file on another disk.",
             )
 
     def _failure(self, code: int, errors: str) -> QuantizeError:
         """Return the error for a failed quantiser, from its own message or its exit code."""
         last = [line for line in errors.splitlines() if line.strip()][-1:]
-        why = self._failed or " ".join(last) or "it gives no reason"
-        died = f" (it died of signal {-code})" if code < 0 else ""
+        why = self._failed or " ".join(last) or "llama.cpp gave no reason"
+        died = f" (ended by signal {-code})" if code < 0 else ""
         hint = (
-            "close other programs, if memory was short."
+            "close other programs if there was too little memory."
             if code == -9
-            else "the model may be damaged: download or convert it again."
+            else "download or convert the model again; it may be damaged."
         )
         message = f"llama.cpp cannot quantise {self._header.path.name}: {why.rstrip('.')}{died}."
         return QuantizeError(self._header.path, self._target, message, hint)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..errors import CorruptFileError
+from ..errors.texts import Call, Option, Text
 from ..system.cache import cache_file, read_json, write_json
 from . import hub
 from .hub_errors import explained
@@ -89,11 +90,11 @@ def _refused(
         hub.delete([path])
         kept = "it was deleted"
     except OSError as error:
-        kept = f"it cannot be deleted ({error.strerror}), so do not use it"
+        kept = f"it cannot be deleted ({error.strerror}); do not use it"
     return CorruptFileError(
         entry.name,
         f"{path} {what}: {kept}.",
-        f"gguf-spec models pull {entry.name} --force downloads it again.",
+        Text("to download it again, use ", Call("pull", entry.name, (Option("force", True),)), "."),
         expected,
         found,
     )

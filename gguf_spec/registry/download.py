@@ -14,7 +14,9 @@ from ..errors import (
     InvalidOptionError,
     NoSpaceError,
     NotDownloadedError,
+    OptionConflictError,
 )
+from ..errors.texts import Call, Option, Text
 from ..system.hardware import size
 from . import checksums, hub
 from .checksums import Tell, Verified
@@ -89,18 +91,19 @@ def pull(
     if entry.path is not None:
         return Pulled(entry.name, (entry.path,), entry.path.stat().st_size, 0, "local")
     tell = progress or (lambda *_: None)
-    offline = offline or hub.is_offline()
+    asked_offline, offline = offline, offline or hub.is_offline()
     came, remotes = 0, dict[str, hub.Remote]()
     if not offline:
         came, remotes = _download(entry, force, tell)
     elif force:
-        raise InvalidOptionError("force", True, "False while offline")
+        by = Option("offline", True) if asked_offline else "HF_HUB_OFFLINE"
+        raise OptionConflictError(Option("force", True), by)
     elif not find(entry):
         raise _not_downloaded(entry, offline=True)
     paths = tuple(path for path in _cached(entry) if path)
     if len(paths) < len(entry.parts):
         raise HubError(
-            entry.name, None, f"{entry.repo} changed while it was downloaded.", "run it again."
+            entry.name, None, f"{entry.repo} changed during the download.", "download it again."
         )
     return Pulled(
         entry.name,
@@ -122,8 +125,9 @@ def remove(entry: Entry) -> int:
         raise InvalidOptionError(
             "model",
             entry.name,
-            "one that was downloaded",
-            "what comes with gguf-spec stays; delete files of yours yourself.",
+            "",
+            "name a downloaded model; delete your own files yourself.",
+            message=f"{entry.name} was not downloaded, so it cannot be removed.",
         )
     paths = [path for path in _cached(entry) if path]
     if not paths:
@@ -181,7 +185,7 @@ def _download(entry: Entry, force: bool, tell: Tell) -> tuple[int, dict[str, hub
         return 0, remotes
     commit, *others = {remote.commit for remote in remotes.values()}
     if others:
-        raise HubError(entry.name, None, f"{repo} is changing right now.", "run it again.")
+        raise HubError(entry.name, None, f"{repo} is being changed.", "download it again.")
     missing = [part for part in wanted if force or not hub.cached(repo, part.file, commit)]
     sizes = [
         part.size_bytes if part.size_bytes is not None else remotes[part.file].size
@@ -223,11 +227,15 @@ def _ask(entry: Entry, part: Part, tell: Tell) -> hub.Remote:
     ):
         if declared is not None and there is not None and declared != there:
             message = (
-                f"{hub.endpoint()} has another {part.file} in {entry.repo} than is declared: its "
+                f"{part.file} in {entry.repo} at {hub.endpoint()} differs from models.yaml: its "
                 f"{what} is {there}, not {declared}."
             )
             raise CorruptFileError(
-                entry.name, message, "correct the entry, or check HF_ENDPOINT.", declared, there
+                entry.name,
+                message,
+                "correct the entry, or check HF_ENDPOINT.",
+                declared,
+                there,
             )
     return remote
 
@@ -242,7 +250,7 @@ def _check_room(name: str, needed: int) -> None:
     if free < needed:
         raise NoSpaceError(
             name,
-            f"{name} needs {size(needed)}, but {size(free)} are free at {folder}.",
+            f"{name} needs {size(needed)} but {size(free)} are free in {folder}.",
             needed,
             free,
         )
@@ -250,10 +258,12 @@ def _check_room(name: str, needed: int) -> None:
 
 def _not_downloaded(entry: Entry, offline: bool = False) -> NotDownloadedError:
     of_size = f" ({size(entry.size_bytes)})" if entry.size_bytes else ""
-    how = f"gguf-spec models pull {entry.name}"
+    how = Text("to download it, use ", Call("pull", entry.name))
     hint = (
-        f"it takes a network once: without --offline and HF_HUB_OFFLINE, {how}"
-        if offline or hub.is_offline()
-        else how
+        Text(how, " without ", Option("offline", True), " and HF_HUB_OFFLINE.")
+        if offline
+        else Text(how, " without HF_HUB_OFFLINE.")
+        if hub.is_offline()
+        else Text(how, ".")
     )
-    return NotDownloadedError(entry.name, f"{entry.name}{of_size} is not on this disk.", f"{hint}.")
+    return NotDownloadedError(entry.name, f"{entry.name}{of_size} is not on this disk.", hint)

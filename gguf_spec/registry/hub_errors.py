@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _PUBLIC = "https://huggingface.co"
 _PROXIES = ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_BY_HAND = "run it again, or copy the file here by other means and give its path."
+_BY_HAND = "try again, or copy the file to this disk and use its path."
 
 
 @contextlib.contextmanager
@@ -77,23 +77,26 @@ def _missing(error: HfHubHTTPError, entry: Entry, part: Part) -> GgufSpecError |
             entry.name,
             "revision",
             f"{entry.repo} has no revision {entry.revision}.",
-            f"look at {page}/commits/main.",
+            f"see {page}/commits/main.",
         )
     if isinstance(error, RemoteEntryNotFoundError):
         said = f"{entry.repo} has no file {part.file} at {entry.revision}."
-        return NotOnHubError(entry.name, "file", said, f"look at {page}/tree/{entry.revision}.")
+        return NotOnHubError(entry.name, "file", said, f"see {page}/tree/{entry.revision}.")
     if not isinstance(error, RepositoryNotFoundError) or isinstance(error, GatedRepoError):
         return None
     if not _has_token(error):
         said = f"there is no repository {entry.repo}, or it is private."
         return NotOnHubError(
-            entry.name, "repository", said, "check the name; a private one needs HF_TOKEN."
+            entry.name,
+            "repository",
+            said,
+            "check the name; a private repository needs a token in HF_TOKEN.",
         )
     if error.response.status_code == 401:
         return None  # the token is invalid, see _denied
-    said = f"there is no repository {entry.repo} that this token may see."
+    said = f"there is no repository {entry.repo} that this token can access."
     return NotOnHubError(
-        entry.name, "repository", said, "check the name, and whose token is in HF_TOKEN."
+        entry.name, "repository", said, "check the name, and the account of the token in HF_TOKEN."
     )
 
 
@@ -103,19 +106,19 @@ def _denied(error: HfHubHTTPError, entry: Entry, part: Part) -> GgufSpecError | 
     status, has_token, page = error.response.status_code, _has_token(error), _page(entry)
     if isinstance(error, GatedRepoError):
         how = (
-            "with the account that the token belongs to"
+            "with the account of the token"
             if has_token
             else f"and set HF_TOKEN to a token from {hub.endpoint()}/settings/tokens"
         )
         return AccessDeniedError(
             entry.name,
-            f"{entry.repo} is gated: its licence is to be accepted first.",
+            f"{entry.repo} is gated: its licence must be accepted first.",
             f"accept it at {page}, {how}.",
         )
     if status == 401:
         what = "the token" if has_token else "a request without a token"
         hint = (
-            "check HF_TOKEN, or unset it: a public model needs none."
+            "check HF_TOKEN, or unset it: a public model needs no token."
             if has_token
             else "set HF_TOKEN."
         )
@@ -126,38 +129,38 @@ def _denied(error: HfHubHTTPError, entry: Entry, part: Part) -> GgufSpecError | 
         return AccessDeniedError(
             entry.name,
             f"the hub has disabled {entry.repo}.",
-            "take another model: gguf-spec models list.",
+            "use another model; `gguf-spec models list` shows them.",
         )
     if status == 403:
-        hint = f"look at {page}; check the rights of the token in HF_TOKEN."
-        return AccessDeniedError(entry.name, f"the hub forbids {entry.repo}/{part.file}.", hint)
+        hint = f"see {page}, and check the rights of the token in HF_TOKEN."
+        return AccessDeniedError(entry.name, f"the hub denies access to {entry.repo}/{part.file}.", hint)
     return None
 
 
 def _out_of_order(error: HfHubHTTPError, entry: Entry, part: Part) -> GgufSpecError:
     status, method = error.response.status_code, error.response.request.method
-    again = ", and again after a wait" if status == 429 or method == "HEAD" else ""
+    again = ", also after a retry" if status == 429 or method == "HEAD" else ""
     if status == 429:
         hint = (
             "wait some minutes."
             if _has_token(error)
-            else "wait some minutes; with a token in HF_TOKEN more are allowed."
+            else "wait some minutes; a token in HF_TOKEN allows more requests."
         )
         return HubError(
             entry.name,
             status,
-            f"{hub.endpoint()} has had too many requests from here (429){again}.",
+            f"{hub.endpoint()} received too many requests from this address (429){again}.",
             hint,
         )
     if status >= 500:
         return HubError(
             entry.name,
             status,
-            f"{hub.endpoint()} is out of order ({status}){again}.",
+            f"{hub.endpoint()} failed with status {status}{again}.",
             "try again later.",
         )
     said = f"{hub.endpoint()} answered {status} for {entry.repo}/{part.file}."
-    return HubError(entry.name, status, said, f"{_first_look()}look at {_page(entry)}.")
+    return HubError(entry.name, status, said, f"{_first_look()}see {_page(entry)}.")
 
 
 def _unreachable(error: Exception, entry: Entry, part: Part) -> GgufSpecError | None:
@@ -173,29 +176,29 @@ def _unreachable(error: Exception, entry: Entry, part: Part) -> GgufSpecError | 
         return HubError(
             entry.name,
             None,
-            f"{where} does not answer as the hub does.",
-            f"{first}or log in to this network first.",
+            f"{where} does not respond like the hub.",
+            f"{first}or log in to this network.",
         )
     if "ProxyError" in kinds:
         return UnreachableError(
             entry.name,
-            f"the proxy does not let {where} through: {said}.",
+            f"the proxy refuses the connection to {where}: {said}.",
             "check HTTPS_PROXY and NO_PROXY.",
         )
     if "TimeoutException" in kinds:
         hint = (
-            f"{first}run it again; HF_HUB_ETAG_TIMEOUT and HF_HUB_DOWNLOAD_TIMEOUT give it more "
-            "seconds."
+            f"{first}try again, or set longer times in HF_HUB_ETAG_TIMEOUT and "
+            "HF_HUB_DOWNLOAD_TIMEOUT."
         )
-        return UnreachableError(entry.name, f"{where} does not answer in time.", hint)
+        return UnreachableError(entry.name, f"{where} did not respond in time.", hint)
     if "TransportError" in kinds or isinstance(error, ConnectionError):
         return UnreachableError(
             entry.name, f"{where} cannot be reached: {said}.", f"{first}{_BY_HAND}"
         )
     if isinstance(error, ValueError) or "InvalidURL" in kinds:
-        hint = f"{first}check the name, or try: hf download {entry.repo} {part.file}"
+        hint = f"{first}check the name, or try `hf download {entry.repo} {part.file}`."
         return StoreError(
-            entry.name, f"{entry.repo}/{part.file} cannot be downloaded: {said}", hint
+            entry.name, f"{entry.repo}/{part.file} cannot be downloaded: {said.rstrip('.')}.", hint
         )
     return None
 
@@ -204,20 +207,20 @@ def _disk(error: OSError, entry: Entry, part: Part) -> GgufSpecError:
     if error.errno in _FULL:
         return NoSpaceError(
             entry.name,
-            f"the disk of {hub.folder()} is full: {part.file} is not downloaded.",
+            f"the disk of {hub.folder()} is full: {part.file} was not downloaded.",
             None,
             None,
         )
     if error.errno is None:
         # The library found a wrong size.
         return HubError(
-            entry.name, None, f"the hub did not send the whole of {part.file}.", _BY_HAND
+            entry.name, None, f"the hub did not send all of {part.file}.", _BY_HAND
         )
     where = error.filename or hub.folder()
     return StoreError(
         entry.name,
         f"{where} cannot be used: {error.strerror}.",
-        "make it writable, or set HF_HOME to another folder.",
+        "change its permissions, or set HF_HOME to another folder.",
     )
 
 

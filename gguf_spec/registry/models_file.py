@@ -161,8 +161,8 @@ def read_models_file(path: Path, known: Mapping[str, Entry]) -> dict[str, Entry]
     if "models" not in top:
         raise InvalidModelsFileError(
             path,
-            "there is nothing under `models:`.",
-            "write entries under it, or `models: {}` for none.",
+            "it has no entries under `models:`.",
+            "add entries, or write `models: {}` for none.",
         )
     given = {_name(key): value.fields(_KEYS) for key, value in top["models"].items()}
     entries = {_name(key): _entry(key.node.value, value) for key, value in top["models"].items()}
@@ -190,7 +190,7 @@ def _check_names(
             raise (
                 given["aliases"]
                 .elements()[i]
-                .wrong("a name that nothing else has", "take another, or leave it out.")
+                .wrong("a name that is not in use", "choose another name, or omit it.")
             )
 
 
@@ -223,18 +223,20 @@ def _place(
         _leave_out(
             given,
             _HUB_KEYS,
-            "where there is a path",
-            "an entry is a path, or a repo with its file.",
+            "beside a path",
+            "write either a path, or a repo with its file.",
         )
         return None, None, (), _path(given["path"])
     repo = value.need(given, "repo").text()
     if repo == "bundled":
-        _leave_out(given, ("revision", "parts"), "of a bundled model", "it comes with the package.")
+        _leave_out(
+            given, ("revision", "parts"), "for a bundled model", "remove it: the file is bundled."
+        )
         return None, None, (), BUNDLED / _part(value, given).file
     if not is_repo(repo):
         raise given["repo"].wrong(
             "OWNER/REPO",
-            "take it from the address of its page, such as bartowski/SmolLM2-135M-Instruct-GGUF.",
+            "copy it from the address of its page, such as bartowski/SmolLM2-135M-Instruct-GGUF.",
         )
     return repo, value.need(given, "revision").hexadecimal(40), _parts(value, given), None
 
@@ -248,7 +250,7 @@ def _path(value: Value) -> Path:
 
 def _parts(value: Value, given: Mapping[str, Value]) -> tuple[Part, ...]:
     if "parts" in given:
-        _leave_out(given, _FILE_KEYS, "where there are parts", "each of the parts has its own.")
+        _leave_out(given, _FILE_KEYS, "beside parts", "write it for each of the parts.")
         return _listed_parts(given["parts"])
     part = _part(value, given)
     names = split_names(part.file)
@@ -259,8 +261,8 @@ def _parts(value: Value, given: Mapping[str, Value]) -> tuple[Part, ...]:
     _leave_out(
         given,
         ("size_bytes", "sha256"),
-        f"where a model has {len(names)} files",
-        "list them under parts, each with its own.",
+        f"for a model of {len(names)} files",
+        "list the files under parts, each with its own.",
     )
     return tuple(Part(name) for name in names)
 
@@ -277,7 +279,7 @@ def _listed_parts(value: Value) -> tuple[Part, ...]:
             )
     if len(parts) != len(names) or not parts:
         raise value.error(
-            f"{value.key} lists {len(parts)} files of {len(names)}.",
+            f"{value.key} lists {len(parts)} of {len(names)} files.",
             "list all files of one split model, in order.",
         )
     return parts
@@ -288,7 +290,7 @@ def _part(value: Value, given: Mapping[str, Value]) -> Part:
     if not is_model_file(file.text()):
         raise file.wrong(
             "the path of a .gguf file inside the repository",
-            "write it with / between folders, none of them .. or empty.",
+            "separate folders by /; no folder may be empty or `..`.",
         )
     return Part(
         file.text(),
@@ -300,12 +302,12 @@ def _part(value: Value, given: Mapping[str, Value]) -> Part:
 def _leave_out(given: Mapping[str, Value], keys: tuple[str, ...], where: str, hint: str) -> None:
     for key in keys:
         if key in given:
-            raise given[key].wrong(f"left out {where}", hint)
+            raise given[key].wrong(f"omitted {where}", hint)
 
 
 def _name(value: Value) -> str:
     if not _NAME.fullmatch(value.text()) or value.text() in _RESERVED:
-        hint = f"such as smollm2-1.7b; {', '.join(_RESERVED)} mean something else."
+        hint = f"write a name such as smollm2-1.7b; {', '.join(_RESERVED)} are reserved."
         raise value.wrong("a name of lower-case letters, digits, '.', '-' and '_'", hint)
     return value.text()
 
@@ -318,8 +320,7 @@ def _prompt(value: Value) -> Literal["text", "chat"]:
     if value.text() not in ("text", "chat"):
         raise value.wrong(
             "text or chat",
-            "text is gone on from, chat is answered; where it is left out, the chat template "
-            "decides.",
+            "text continues the prompt, chat answers it; omit it to let the chat template decide.",
         )
     return cast(Literal["text", "chat"], value.text())
 

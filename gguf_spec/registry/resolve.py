@@ -33,7 +33,7 @@ def _package_entries() -> dict[str, Entry]:
         if path.exists():
             return read_models_file(path, {})
     raise FileNotFoundError(
-        "models.yaml is neither in the package nor beside it: the installation is broken"
+        "models.yaml is neither in the package nor beside it; install gguf-spec again"
     )
 
 
@@ -104,12 +104,11 @@ def resolve(model: str | Path, models_file: Path | None = None) -> Entry:
     known = entries(models_file)
     close = difflib.get_close_matches(str(model)[:200].lower(), [*known, *_by_alias(known)], n=1)
     hint = (
-        "give the path of a GGUF file, hf:OWNER/REPO/FILE, or a name that `gguf-spec models "
-        "list` shows."
+        "name a GGUF file, hf:OWNER/REPO/FILE, or a name that `gguf-spec models list` shows."
     )
     if close:
         hint = f"did you mean {close[0]}?"
-    raise ModelNotFoundError(path, f"there is no file {path} and no model of that name.", hint)
+    raise ModelNotFoundError(path, f"there is no file {path} and no model with that name.", hint)
 
 
 def _by_alias(known: Mapping[str, Entry]) -> dict[str, Entry]:
@@ -121,17 +120,17 @@ def _on_hub(spec: str) -> Entry:
     repo, file, revision = parsed.groups(default="main") if parsed else ("", "", "")
     if not is_repo(repo) or not is_model_file(file):
         raise ModelNotFoundError(
-            Path(spec), f"{spec!r} is no place of a GGUF file on the hub.", _HUB_HINT
+            Path(spec), f"{spec!r} does not name a GGUF file on the hub.", _HUB_HINT
         )
     if not _REVISION.fullmatch(revision):
         raise ModelNotFoundError(
             Path(spec),
-            f"{revision!r} in {spec!r} is no revision.",
-            "give a branch, a tag or a commit of the repository.",
+            f"{revision!r} in {spec!r} is not a revision.",
+            "name a branch, a tag or a commit of the repository.",
         )
     names = split_names(file)
     if file != names[0]:
         raise ModelNotFoundError(
-            Path(spec), f"{file} is a later part of a split model.", f"give its first, {names[0]}."
+            Path(spec), f"{file} is a later part of a split model.", f"name its first part, {names[0]}."
         )
     return Entry(spec, repo, revision, tuple(Part(name) for name in names), None)

@@ -27,10 +27,9 @@ _NUMBER_MAX = 2**64  # largest absolute value of a whole number
 _TAG = "tag:yaml.org,2002:"
 _NULL, _TEXT, _INT = _TAG + "null", _TAG + "str", _TAG + "int"
 _SCALARS = (_NULL, _TEXT, _INT, _TAG + "float", _TAG + "bool")
-_PLAIN = "text, a number of some size, true, false, a list or a mapping"
+_PLAIN = "text, a number up to 2**64, true, false, a list or a mapping"
 HINT = (
-    "correct that line, or remove it; the entries in the package's own models.yaml show how each "
-    "key is written."
+    "correct or remove that line; the package's own models.yaml has examples of each key."
 )
 
 
@@ -53,23 +52,23 @@ def read_yaml(path: Path) -> Value:
     except yaml.reader.ReaderError:
         control = yaml.reader.Reader.NON_PRINTABLE.search(text)
         problem, line = (
-            "a control character stands there",
+            "there is a control character",
             text.count("\n", 0, control.start()) + 1 if control else None,
         )
     except (ValueError, OverflowError):
-        problem = "an escape or a version is a number too large"
+        problem = "a number in an escape sequence or a version is too large"
     else:
         if node:
             return Value(path, "", node)
         raise InvalidModelsFileError(
-            path, "it is empty.", "write entries under `models:`, or `models: {}` for none."
+            path, "the file is empty.", "add entries under `models:`, or write `models: {}`."
         )
     hint = (
-        "correct that line; YAML wants spaces, not tabs, and quotes around text with `: ` or ` "
-        "#` in it."
+        "correct that line; YAML requires spaces instead of tabs, and quotes around text with `: ` "
+        "or ` #` in it."
     )
     raise InvalidModelsFileError(
-        path, f"this is not YAML as it is read here: {problem}.", hint, line
+        path, f"the file is not valid YAML: {problem}.", hint, line
     )
 
 
@@ -93,7 +92,7 @@ def _check_events(path: Path, text: str) -> None:
             )
         if isinstance(event, yaml.AliasEvent):
             raise InvalidModelsFileError(
-                path, "aliases (*name) are not followed here.", "write the value itself.", line
+                path, "aliases (*name) are not supported.", "write the value itself.", line
             )
 
 
@@ -130,7 +129,7 @@ class Value:
         shown = shown or (
             _short(self.node.value) if untagged else f"tagged {_short(self.node.tag)}"
         )
-        return self.error(f"{self.key or 'all of it'} is {shown} but must be {allowed}.", hint)
+        return self.error(f"{self.key or 'the file'} is {shown} but must be {allowed}.", hint)
 
     def items(self) -> list[tuple[Value, Value]]:
         """Return the pairs of a mapping; each key value is named like its value."""
@@ -140,7 +139,7 @@ class Value:
         for key, value in self.node.value:
             if not isinstance(key, yaml.ScalarNode):
                 raise Value(self.file, self.key, key).error(
-                    f"{self.key} has a list or a mapping for a key.", HINT
+                    f"{self.key} has a list or a mapping as a key.", HINT
                 )
             part = (
                 key.value
@@ -150,7 +149,7 @@ class Value:
             name = f"{self.key}.{part}" if self.key else part
             pairs.append((Value(self.file, name, key), Value(self.file, name, value)))
             if key.value in seen:
-                raise pairs[-1][0].error(f"{name} is there twice.", "remove one of them.")
+                raise pairs[-1][0].error(f"{name} occurs twice.", "remove one of them.")
             seen.add(key.value)
         return pairs
 
@@ -161,7 +160,7 @@ class Value:
             if key.node.value not in known:
                 close = close_hint(key.node.value, known)
                 raise key.error(
-                    f"{key.key} is not a key that is known here.",
+                    f"{key.key} is an unknown key.",
                     close or f"the keys are {', '.join(known)}.",
                 )
             if null or value.node.tag != _NULL:
@@ -188,12 +187,11 @@ class Value:
     def text(self) -> str:
         """Return text of one line."""
         if self.node.tag != _TEXT or not isinstance(self.node, yaml.ScalarNode):
-            raise self.wrong("text", "put it in quotes if it is meant as text.")
+            raise self.wrong("text", "put it in quotes if it is text.")
         if not self.node.value or not self.node.value.isprintable():
             raise self.wrong(
                 "text on one line",
-                "leave out control characters and line breaks; leave out the key where there is "
-                "nothing to say.",
+                "remove control characters and line breaks, or omit the key.",
             )
         return str(self.node.value)
 
@@ -202,7 +200,7 @@ class Value:
         if not re.fullmatch(f"[0-9a-f]{{{n_digits}}}", self.text()):
             raise self.wrong(
                 f"{n_digits} hexadecimal digits",
-                "the hub shows it in full; a branch, a tag or a short form is not enough.",
+                "copy all digits from the hub; a branch, a tag or a short form is not accepted.",
             )
         return self.text()
 
@@ -242,25 +240,25 @@ def _read_text(path: Path) -> str:
     data = b""
     try:
         if not stat.S_ISREG(path.stat().st_mode):
-            raise InvalidModelsFileError(path, "it is not a file.", "give the path of a YAML file.")
+            raise InvalidModelsFileError(path, "it is not a file.", "name a YAML file.")
         with path.open("rb") as file:
             data = file.read(_BYTES_MAX + 1)
         if len(data) > _BYTES_MAX:
             raise InvalidModelsFileError(
                 path,
                 f"it has more than {_BYTES_MAX:,} bytes.",
-                "is it the right file? An entry takes about 400 bytes.",
+                "check the path; an entry has about 400 bytes.",
             )
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise InvalidModelsFileError(
-            path, "this is not UTF-8 text.", "save it as UTF-8.", line
+            path, "the file is not UTF-8 text.", "save it as UTF-8.", line
         ) from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InvalidModelsFileError(
             path,
             f"it cannot be read ({reason}).",
-            "check that it is there and that you may read it.",
+            "check its path and its permissions.",
         ) from None

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Protocol
 
-from ..errors import InvalidOptionError, PromptTooLongError, SessionError
+from ..errors import InvalidOptionError, NoQuestionError, PromptTooLongError, SessionError
 from ..options import Sampling, Speculation
 from ..results import Chunk, Completion, Stats
 from .stream import PromptProgress, Stream
@@ -183,11 +183,11 @@ class Chat:
         """Send the last question again, with a new seed unless the sampling options set one.
 
         Raises:
-            InvalidOptionError: The conversation has no question.
+            NoQuestionError: The conversation has no question.
         """
         questions = [message["content"] for message in self.messages if message["role"] == "user"]
         if not questions:
-            raise InvalidOptionError("retry", None, "used after a question")
+            raise NoQuestionError
         before = list(self.messages)
         try:
             self.undo()
@@ -236,9 +236,7 @@ class Chat:
         data, why = self._llm.restore_session(Path(path))
         messages = data.get("messages")
         if not isinstance(messages, list) or not all(_is_message(one) for one in messages):
-            raise SessionError(
-                f"{path} holds no conversation.", "give a file that /save or Chat.save wrote."
-            )
+            raise SessionError(f"{path} does not contain a conversation.")
         self.messages[:] = messages
         self.last = None
         return why

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import GgufSpecError
+from ..errors.texts import Call, Option, Optionally, Text
 from ..gguf.validation import Header, check_generates_text, read_header
 from ..gguf.vocabulary import FileVocabulary
 from ..llama.options import ContextOptions
@@ -79,7 +80,7 @@ def choose(
     if target.draft in ("ngram", "none"):
         return (
             None,
-            f"models.yaml names no draft model for {target.name}: drafting from the text alone.",
+            f"models.yaml names no draft model for {target.name}: drafts come from the text only.",
         )
     known = entries(models_file)
     declared = known.get(target.draft or "")
@@ -93,17 +94,15 @@ def choose(
     ]
     if here:
         best = here[0]
-        return best, f"drafting with {best.name}: {best.why}."
+        return best, f"the draft is {best.name}: {best.why}."
     absent = next((one for one in all_of_them if one.gain > 1), None)
     hint = (
-        f"gguf-spec models pull {absent.name} would bring one."
+        Optionally(" To download one, use ", Call("pull", absent.name), ".")
         if absent
-        else "Give one with --draft FILE."
+        else Optionally(" To use one, set ", Option("draft"), " to a model.")
     )
-    return (
-        None,
-        f"no draft that pays for {target.name} is on this disk: drafting from the text alone. "
-        f"{hint}",
+    return None, Text(
+        f"no draft on this disk makes {target.name} faster: drafts come from the text only.", hint
     )
 
 
@@ -157,12 +156,16 @@ def _judge(
                 name,
                 path,
                 0.0,
-                f"no smaller than the target ({_mb(header)} against {_mb(target)})",
+                f"it is not smaller than the target ({_mb(header)} against {_mb(target)})",
                 declared,
             )
         if header.architecture in _CANNOT_GO_BACK:
             return Candidate(
-                name, path, 0.0, f"{header.architecture} models cannot go back a token", declared
+                name,
+                path,
+                0.0,
+                f"{header.architecture} models cannot remove tokens from their cache",
+                declared,
             )
         difference = _difference(target, header)
         if difference:
@@ -177,11 +180,11 @@ def _judge(
             name,
             path,
             gain,
-            f"measured here, {gain:.2f} times plain decoding with {k} a round",
+            f"measured on this machine: {gain:.2f} times plain decoding with {k} tokens a round",
             declared,
             measured=True,
         )
-    why = "models.yaml names it" if declared else "it speaks the same vocabulary"
+    why = "models.yaml names it" if declared else "it has the same vocabulary"
     return Candidate(
         name, path, _promise(share), f"{why} and has {share:.0%} of the target's size", declared
     )
@@ -190,21 +193,23 @@ def _judge(
 def _absent(entry: Entry, target: Entry) -> Candidate:
     """Return the candidate for a model that is not on this disk, by its models.yaml entry."""
     if entry.name == target.name:
-        return Candidate(entry.name, None, 0.0, "the target itself")
+        return Candidate(entry.name, None, 0.0, "it is the target itself")
     if not (target.tokenizer and entry.tokenizer):
         return Candidate(
-            entry.name, None, 0.0, "not on this disk, so that its vocabulary cannot be compared"
+            entry.name, None, 0.0, "it is not on this disk, so its vocabulary cannot be compared"
         )
     if entry.tokenizer != target.tokenizer:
         return Candidate(
             entry.name,
             None,
             0.0,
-            f"not on this disk; by models.yaml its tokenizer is that of {entry.tokenizer}",
+            f"it is not on this disk; by models.yaml it has another tokenizer, {entry.tokenizer}",
         )
     if not (entry.size_bytes and target.size_bytes and entry.size_bytes < target.size_bytes):
-        return Candidate(entry.name, None, 0.0, "not on this disk; no smaller than the target")
-    why = f"not on this disk: gguf-spec models pull {entry.name}"
+        return Candidate(
+            entry.name, None, 0.0, "it is not on this disk, and not smaller than the target"
+        )
+    why = Text("it is not on this disk; to download it, use ", Call("pull", entry.name))
     return Candidate(
         entry.name,
         None,

@@ -7,7 +7,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from ..errors import InvalidOptionError
+from ..errors import InvalidOptionError, NoSpeculationError
+from ..errors.texts import Option, Text, advice
 from ..gguf.validation import Header, read_header
 from ..llama.attention import choose_attention
 from ..llama.backend import Progress, build_features, offloads, start_backend
@@ -144,11 +145,13 @@ def load(
         )
     draft_path, notes = _draft_of(entry, path, draft, options, named)
     if of_draft.lora and not draft_path:
-        raise InvalidOptionError(
+        raise NoSpeculationError(
             "draft_lora",
             str(of_draft.lora[0].path),
-            "left out: no draft model is loaded",
-            "name one with --draft FILE.",
+            f"no draft model is loaded for the adapter {of_draft.lora[0].path.name}.",
+            advice(
+                Text("set ", Option("draft"), " to a model"), Text("omit ", Option("draft_lora"))
+            ),
         )
     header, draft_header = read_header(path), read_header(draft_path) if draft_path else None
     if draft_header and not offloads():  # check both together, before either is loaded
@@ -165,16 +168,16 @@ def load(
             )
         if not (target.can_roll_back or plain):
             notes = [
-                f"{path.name} cannot go back a token (it is recurrent or hybrid), which "
-                "speculation needs: decoding plainly."
+                f"{path.name} is recurrent or hybrid and cannot remove tokens from its cache, "
+                "which speculation needs: plain decoding is used."
             ]
         elif draft_path and draft_header:
             drafter, why_not = _load_draft(draft_path, draft_header, target, of_draft, steps.next())
             notes += why_not
         if target.n_ctx > target.n_ctx_train > 0:
             notes.append(
-                f"{entry.name} was trained for {target.n_ctx_train:,} tokens: beyond them, in a "
-                f"context of {target.n_ctx:,}, it writes worse."
+                f"{entry.name} was trained for {target.n_ctx_train:,} tokens: after these, the "
+                f"text gets worse. The context holds {target.n_ctx:,}."
             )
         pair = ModelPair(
             target,
@@ -243,7 +246,7 @@ def _read_reference(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace")
     except (OSError, ValueError) as error:
         raise InvalidOptionError(
-            "reference", str(path), f"a text file that can be read ({error})"
+            "reference", str(path), f"a readable text file ({error})"
         ) from None
 
 
@@ -273,6 +276,6 @@ def _load_draft(
         return draft, []
     draft.close()
     return None, [
-        f"the draft {path.name} cannot go back a token (it is recurrent or hybrid), which "
-        "drafting needs: drafting from the text alone."
+        f"the draft {path.name} is recurrent or hybrid and cannot remove tokens from its cache, "
+        "which drafting needs: drafts come from the text only."
     ]

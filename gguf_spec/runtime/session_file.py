@@ -32,7 +32,6 @@ _FORMAT = b"gguf-spec session 1\n"
 _MOST_DATA = 64 << 20  # maximum size of the data, in bytes
 _PIECE = 1 << 22  # block size of hashing, in bytes
 _LENGTHS = struct.Struct("<QQQ")  # sizes of data, target cache and draft cache, in bytes
-_OURS = "give a file that /save or Chat.save wrote."
 
 
 def save(path: Path, data: Mapping[str, Any], target: Model, draft: Model | None) -> None:
@@ -42,7 +41,7 @@ def save(path: Path, data: Mapping[str, Any], target: Model, draft: Model | None
         SessionError: The file cannot be written.
     """
     if path.exists() and not _is_ours(path):
-        raise SessionError(f"{path} is there and is no saved session.", "give another name.")
+        raise SessionError(f"{path} exists and is not a session file.", "choose another name.")
     about = {**data, "caches": [_about(model) for model in (target, draft) if model]}
     told = json.dumps(about, ensure_ascii=False).encode("utf-8", errors="surrogatepass")
     lengths = (len(told), target.state_bytes(), draft.state_bytes() if draft else 0)
@@ -51,7 +50,7 @@ def save(path: Path, data: Mapping[str, Any], target: Model, draft: Model | None
         if sum(lengths) > free:
             raise SessionError(
                 f"{path} needs {size(sum(lengths))}, but {size(free)} are free.",
-                "make room, or save it elsewhere.",
+                "free disk space, or save it on another disk.",
             )
         with atomic_write(path) as part, part.open("wb") as file:
             out = _Hashed(file, hmac.new(_key(), digestmod=hashlib.sha256))
@@ -65,7 +64,7 @@ def save(path: Path, data: Mapping[str, Any], target: Model, draft: Model | None
     except OSError as error:
         raise SessionError(
             f"{path} cannot be written: {error.strerror or error}.",
-            "make room, or save it elsewhere.",
+            "free disk space, or save it in another folder.",
         ) from error
 
 
@@ -92,7 +91,7 @@ def restore(path: Path, target: Model, draft: Model | None) -> tuple[dict[str, A
         with path.open("rb") as file:
             return _read(path, file, target, draft)
     except OSError as error:
-        raise SessionError(f"{path} cannot be read: {error.strerror or error}.", _OURS) from error
+        raise SessionError(f"{path} cannot be read: {error.strerror or error}.") from error
 
 
 def _read(
@@ -101,7 +100,7 @@ def _read(
     n_bytes = os.fstat(file.fileno()).st_size
     head = file.read(len(_FORMAT) + _LENGTHS.size + hashlib.sha256().digest_size)
     if not head.startswith(_FORMAT) or len(head) < len(_FORMAT) + _LENGTHS.size + 32:
-        raise SessionError(f"{path} is no saved session.", _OURS)
+        raise SessionError(f"{path} is not a session file.")
     n_data, *n_states = _LENGTHS.unpack_from(head, len(_FORMAT))
     told = file.read(n_data) if n_data <= min(n_bytes, _MOST_DATA) else b""
     try:
@@ -109,7 +108,7 @@ def _read(
     except (ValueError, RecursionError):
         data = None
     if not isinstance(data, dict):
-        raise SessionError(f"{path} is damaged.", "begin a new conversation.")
+        raise SessionError(f"{path} is damaged.", "start a new conversation.")
     models = [model for model in (target, draft) if model]
     target.rollback(0)
     if draft:
@@ -126,12 +125,12 @@ def _read(
     for _ in range(0, sum(n_states), _PIECE):  # verify before llama.cpp reads any of it
         digest.update(file.read(min(_PIECE, at + sum(n_states) - file.tell())))
     if not hmac.compare_digest(digest.digest(), file.read(32)):
-        return data, "its caches are damaged, or were written by somebody else"
+        return data, "its caches are damaged, or were written by another user"
     file.seek(at)
     for model, said, n in zip(models, about, n_states, strict=False):
         if not model.restore(said["tokens"], said["n_read"], file.read(n)):
             target.rollback(0)
-            return data, "llama.cpp does not take its caches back"
+            return data, "llama.cpp cannot restore its caches"
     return data, ""
 
 
@@ -171,7 +170,7 @@ def _key() -> bytes:
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as part:
             part.write_bytes(secrets.token_bytes(hashlib.sha256().digest_size))
-    raise OSError(f"{path} cannot be kept")
+    raise OSError(f"{path} cannot be written")
 
 
 class _Hashed:

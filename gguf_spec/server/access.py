@@ -76,7 +76,7 @@ class AccessMiddleware:
         host, origin, key = headers.get("host", ""), headers.get("origin"), self._settings.api_key
         # DNS rebinding: a web page whose host name resolves to this machine must not get access.
         if self._settings.is_local and _name(host) not in _LOCAL | {self._settings.host}:
-            return ApiError("This server answers at localhost only.", None, "unknown_host", 403)
+            return ApiError("This server responds at localhost only.", None, "unknown_host", 403)
         # CORS stops a page only from reading the response; it could still send any request.
         allowed = self._settings.cors_origins
         if (
@@ -94,7 +94,7 @@ class AccessMiddleware:
                 message = (
                     "Incorrect API key."
                     if given
-                    else "This server needs an API key: Authorization: Bearer KEY."
+                    else "This server requires an API key: Authorization: Bearer KEY."
                 )
                 return ApiError(
                     message, None, "invalid_api_key", 401, {"WWW-Authenticate": "Bearer"}

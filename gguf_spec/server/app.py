@@ -21,7 +21,7 @@ from starlette.types import ASGIApp
 
 from .. import __version__
 from .access import AccessMiddleware, refused
-from .errors import ApiError, ending, gone
+from .errors import ApiError, ending, gone, in_request
 from .metrics import Metrics
 from .openapi import describe
 from .requests import CompletionRequest, parse, read_chat, read_text
@@ -171,7 +171,7 @@ class App:
     def _check_model(self, name: Any) -> None:
         if isinstance(name, str) and name not in ("", self._llm.name):
             raise ApiError(
-                f"There is no model {name[:100]!r} here: this server has {self._llm.name!r}.",
+                f"There is no model {name[:100]!r}: this server has {self._llm.name!r}.",
                 "model",
                 "model_not_found",
                 404,
@@ -232,7 +232,7 @@ class App:
             "n_ctx": llm.n_ctx,
             "draft": llm.draft_name,
             "speculation": llm.speculation.k > 0,
-            "notes": list(llm.notes),
+            "notes": [text for note in llm.notes if (text := in_request(note))],
         }
 
     async def _health(self, _: Request) -> Response:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import traceback
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -16,7 +18,8 @@ from ..errors import (
     PromptTooLongError,
     TemplateError,
 )
-from ..options import Speculation
+from ..errors.texts import Call, Option, written
+from ..options import Sampling, Speculation
 
 LOG = logging.getLogger("gguf_spec.server")
 # Engine errors that the request caused: (error class, field of the request, OpenAI error code).
@@ -28,6 +31,8 @@ _CAUSED_BY_THE_REQUEST: tuple[tuple[type[GgufSpecError], str | None, str], ...] 
 )
 # Options that a request contains within its `speculation` object.
 _OF_SPECULATION = {field.name for field in fields(Speculation)}
+# Other options of the engine that a request can set.
+_OF_REQUEST = {*(field.name for field in fields(Sampling)), "prompt", "tools"}
 
 
 class ApiError(Exception):
@@ -88,11 +93,8 @@ def option_refusal(error: InvalidOptionError, names: dict[str, str]) -> ApiError
         error: The error of the engine.
         names: Option name -> field name, for options whose field has another name.
     """
-    option = f"speculation.{error.option}" if error.option in _OF_SPECULATION else error.option
-    param = names.get(option, option)
-    return ApiError(
-        f"{_told(error)}" if param == option else f"{param}: {_told(error)}", param, "invalid_value"
-    )
+    param = _field(error.option, names) or error.option
+    return ApiError(_told(error, names), param, "invalid_value")
 
 
 def as_refusal(error: Exception, names: dict[str, str]) -> ApiError:
@@ -106,13 +108,13 @@ def as_refusal(error: Exception, names: dict[str, str]) -> ApiError:
     """
     if isinstance(error, ApiError):
         return error
-    if isinstance(error, InvalidOptionError):
+    if isinstance(error, InvalidOptionError) and _field(error.option, names):
         return option_refusal(error, names)
     if isinstance(error, ClosedError):
         return ending()
     for kind, param, code in _CAUSED_BY_THE_REQUEST:
         if isinstance(error, kind):
-            return ApiError(_told(error), param and names.get(param, param), code)
+            return ApiError(_told(error, names), param and names.get(param, param), code)
     log(error)
     return ApiError(f"The server failed ({type(error).__name__}).", None, "internal_error", 500)
 
@@ -124,6 +126,27 @@ def log(error: BaseException) -> None:
     )
 
 
-def _told(error: GgufSpecError) -> str:
-    message = f"{error} {error.hint[:1].upper()}{error.hint[1:]}"
+def in_request(text: str, names: Mapping[str, str] | None = None) -> str:
+    """Return a text of the engine with the fields of a request; empty if they lack an option."""
+    return written(text, lambda part: _in_request(part, names or {}), "")
+
+
+def _in_request(part: Option | Call, names: Mapping[str, str]) -> str | None:
+    """Write an option of the engine as a field of the request: `speculation.k=0`."""
+    field = _field(part.name, names) if isinstance(part, Option) else None
+    if field is None or part.value is ...:
+        return field
+    return f"{field}={json.dumps(part.value, default=str)}"
+
+
+def _field(option: str, names: Mapping[str, str]) -> str | None:
+    """Return the field of an option; None for options that a request cannot set."""
+    if option in _OF_SPECULATION:
+        return f"speculation.{option}"
+    return names.get(option, option if option in _OF_REQUEST else None)
+
+
+def _told(error: GgufSpecError, names: Mapping[str, str]) -> str:
+    fact, hint = error.written(lambda part: _in_request(part, names))
+    message = f"{fact} {hint[:1].upper()}{hint[1:]}".rstrip()
     return message if len(message) <= 600 else f"{message[:300]} [...] {message[-290:]}"

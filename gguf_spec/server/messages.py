@@ -49,13 +49,13 @@ def _message(message: Any, at: str) -> dict[str, Any]:
     calls = message.get("tool_calls")
     if calls is not None:
         if role != "assistant":
-            raise bad(f"{at}.tool_calls", "may only be in a message of the assistant.")
+            raise bad(f"{at}.tool_calls", "is only allowed in a message of the assistant.")
         read["tool_calls"] = _calls(calls, f"{at}.tool_calls")
     read["content"] = _content(message.get("content"), f"{at}.content", may_be_empty=bool(calls))
     if role == "tool":
         read["tool_call_id"] = _string(message.get("tool_call_id"), f"{at}.tool_call_id")
     elif message.get("tool_call_id") is not None:
-        raise bad(f"{at}.tool_call_id", "may only be in a message of the role tool.")
+        raise bad(f"{at}.tool_call_id", "is only allowed in a message of the role tool.")
     return read
 
 
@@ -78,12 +78,12 @@ def _content(value: Any, at: str, may_be_empty: bool) -> str:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind != "text":
             raise ApiError(
-                f"{at}[{i}].type must be text: no other part is supported.",
+                f"{at}[{i}].type must be text: other parts are not supported.",
                 f"{at}[{i}].type",
                 "unsupported_parameter",
             )
         if set(part) != {"type", "text"}:
-            raise bad(f"{at}[{i}]", "must hold type and text, and nothing else.")
+            raise bad(f"{at}[{i}]", "may contain only type and text.")
         texts.append(_string(part["text"], f"{at}[{i}].text"))
     return "".join(texts)
 
@@ -107,7 +107,7 @@ def _calls(value: Any, at: str) -> list[dict[str, Any]]:
         except (ValueError, RecursionError):
             arguments = None
         if not isinstance(arguments, dict):
-            raise bad(f"{at}[{i}].function.arguments", "must be an object, written as JSON.")
+            raise bad(f"{at}[{i}].function.arguments", "must be a JSON object as text.")
         name = _name(function.get("name"), f"{at}[{i}].function.name")
         # The arguments stay an object: chat templates serialise them to JSON.
         calls.append(
@@ -134,11 +134,11 @@ def read_tools(tools: Any, choice: Any) -> list[dict[str, Any]]:
     """
     if tools is None:
         if choice not in (None, "none"):
-            raise bad("tool_choice", "needs tools.")
+            raise bad("tool_choice", "requires tools.")
         return []
     if choice not in (None, "none", "auto"):
         raise ApiError(
-            "tool_choice must be none or auto: a call cannot be forced.",
+            "tool_choice must be none or auto: calls cannot be forced.",
             "tool_choice",
             "unsupported_parameter",
         )
@@ -151,13 +151,13 @@ def read_tools(tools: Any, choice: Any) -> list[dict[str, Any]]:
 def _tool(tool: Any, at: str) -> dict[str, Any]:
     if not isinstance(tool, dict) or tool.get("type") != "function":
         raise ApiError(
-            f"{at}.type must be function: no other tool is supported.",
+            f"{at}.type must be function: other tools are not supported.",
             f"{at}.type",
             "unsupported_parameter",
         )
     function = tool.get("function")
     if not isinstance(function, dict) or set(tool) != {"type", "function"}:
-        raise bad(at, "must hold type and function, and nothing else.")
+        raise bad(at, "may contain only type and function.")
     read: dict[str, Any] = {"name": _name(function.get("name"), f"{at}.function.name")}
     for name, value in function.items():
         if name not in ("name", "description", "parameters", "strict"):
@@ -168,7 +168,7 @@ def _tool(tool: Any, at: str) -> dict[str, Any]:
             )
         if name == "strict" and value not in (None, False):
             raise ApiError(
-                f"{at}.function.strict is not supported: arguments are what the model writes.",
+                f"{at}.function.strict is not supported: the arguments are not checked.",
                 f"{at}.function.strict",
                 "unsupported_parameter",
             )

@@ -152,23 +152,23 @@ def read_chat(data: dict[str, Any], default: Speculation, most: int | None) -> C
     if schema is not None and tools:
         raise bad(
             "response_format",
-            "cannot be followed together with tools: it would forbid their calls.",
+            "cannot be combined with tools, because it would forbid their calls.",
         )
     if schema is not None and "grammar" in data:
-        raise bad("grammar", "cannot be followed together with response_format.")
+        raise bad("grammar", "cannot be combined with response_format.")
     if "max_completion_tokens" in data:
         if (
             data.setdefault("max_tokens", data["max_completion_tokens"])
             != data["max_completion_tokens"]
         ):
-            raise bad("max_tokens", "says other than max_completion_tokens.")
+            raise bad("max_tokens", "differs from max_completion_tokens.")
         names = {"max_tokens": "max_completion_tokens"}
     else:
         names = {}
     wants, top = _flag(data, "logprobs"), data.get("top_logprobs")
     if top is not None and not (wants and _is_count(top) and 0 <= top <= _MOST_TOP):
         raise bad(
-            "top_logprobs", f"must be a whole number from 0 to {_MOST_TOP}, with logprobs true."
+            "top_logprobs", f"must be a whole number from 0 to {_MOST_TOP}, and requires logprobs to be true."
         )
     sampling = {"json_schema": schema, "logprobs": (top or 0) if wants else None}
     names |= {"prompt": "messages", "json_schema": "response_format"}
@@ -195,7 +195,7 @@ def read_text(data: dict[str, Any], default: Speculation, most: int | None) -> C
     if logprobs is not None and not (_is_count(logprobs) and 0 <= logprobs <= _MOST_TOP):
         raise bad("logprobs", f"must be a whole number from 0 to {_MOST_TOP}.")
     if echo and (logprobs is not None or not isinstance(prompt, str)):
-        raise bad("echo", "is only for a prompt that is a string, and not together with logprobs.")
+        raise bad("echo", "requires a prompt that is a string, and cannot be combined with logprobs.")
     return _asked(
         data, prompt, {"logprobs": logprobs}, default, most, {"prompt": "prompt"}, echo=echo
     )
@@ -220,13 +220,13 @@ def _asked(
     ):
         raise bad(
             "stream_options",
-            "may hold include_usage and include_speculation, and only where stream is true.",
+            "may contain include_usage and include_speculation, and requires stream to be true.",
         )
     n = data.get("max_tokens", most)
     if most is not None and isinstance(n, int) and n > most:
         raise bad(
             names.get("max_tokens", "max_tokens"),
-            f"is {n} but this server's answers have at most {most} tokens.",
+            f"is {n} but the limit of this server is {most}.",
         )
     fields = {name: data[name] for name in SAMPLING if name in data} | sampling
     fields |= {
@@ -325,7 +325,7 @@ def _prompt(value: Any) -> str | list[int]:
         value = value[0]
     if isinstance(value, str) or (isinstance(value, list) and all(map(_is_count, value))):
         return value
-    raise bad("prompt", "must be a string or an array of token ids, one for a request.")
+    raise bad("prompt", "must be one string or one array of token ids.")
 
 
 def _schema(value: Any) -> Any:
@@ -346,14 +346,14 @@ def _schema(value: Any) -> Any:
         or not isinstance(inner.get("name"), str)
         or not isinstance(inner.get("schema"), (dict, bool))
     ):
-        raise bad("response_format.json_schema", "must hold a name and a schema.")
+        raise bad("response_format.json_schema", "must contain a name and a schema.")
     if (
         inner.get("strict") not in (None, True, False)
         or inner.get("description")
         or not set(inner) <= {"name", "schema", "strict", "description"}
     ):
         raise bad(
-            "response_format.json_schema", "may hold name, schema and strict, and nothing else."
+            "response_format.json_schema", "may contain only name, schema and strict."
         )
     return inner["schema"]  # always enforced, whatever the value of `strict`
 

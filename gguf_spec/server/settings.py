@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import InvalidOptionError
+from ..errors.texts import Option, Text
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Settings:
     grace: float = 5.0
 
     def __post_init__(self) -> None:
-        _check("host", self.host, "an address", bool(self.host))
+        _check("host", self.host, "a host name or an address", bool(self.host))
         _check("port", self.port, "from 0 to 65535", 0 <= self.port <= 65535)
         _check("queue", self.queue, "a whole number, 0 or more", self.queue >= 0)
         _check(
@@ -64,15 +65,17 @@ class Settings:
             _check(
                 "api_key",
                 "..." if self.api_key else "",
-                "letters without spaces",
+                "ASCII text without spaces",
                 self.api_key.isascii() and "".join(self.api_key.split()) == self.api_key != "",
             )
         if not (self.is_local or self.api_key):
             raise InvalidOptionError(
                 "api_key",
                 None,
-                f"given where others can reach the server, as at {self.host}",
-                "give --api-key, or set GGUF_SPEC_API_KEY.",
+                "",
+                Text("set ", Option("api_key"), ", or use the host 127.0.0.1."),
+                message=f"other machines can reach the server at {self.host}, so it needs an API "
+                "key.",
             )
 
     @property

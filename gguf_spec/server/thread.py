@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 from ..errors import GgufSpecError, InvalidOptionError
+from ..errors.texts import Option, Text
 from .app import App, make_app
 from .settings import Settings
 
@@ -112,7 +113,7 @@ def _listen(settings: Settings) -> socket.socket:
         InvalidOptionError: The host is not a valid address.
         GgufSpecError: The address is in use or does not belong to this machine.
     """
-    hint = "take another with --port; 0 takes a free one."
+    hint = Text("use another port; ", Option("port", 0), " selects a free one.")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -130,7 +131,8 @@ def _listen(settings: Settings) -> socket.socket:
     except OSError as error:
         listener.close()
         raise GgufSpecError(
-            f"cannot listen at {settings.host} port {settings.port}: {error.strerror or error}.",
+            f"the server cannot listen at {settings.host}, port {settings.port}: "
+            f"{error.strerror or error}.",
             hint,
         ) from None
     return listener

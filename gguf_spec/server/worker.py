@@ -156,7 +156,7 @@ class Worker:
             if len(self._waiting) + self.is_busy > self._most:
                 seconds = min(60, max(1, math.ceil(self._seconds)))
                 raise ApiError(
-                    f"{len(self._waiting)} requests are waiting already. Try again in {seconds} s.",
+                    f"{len(self._waiting)} requests are already waiting. Try again in {seconds} s.",
                     None,
                     "queue_full",
                     429,

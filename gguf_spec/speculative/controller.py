@@ -177,12 +177,12 @@ class DraftController(DraftTeam):
         if self.counts:
             return ""
         if self.widest < 2:
-            return "no pass over more than one token is allowed here"
+            return "passes over several tokens are not allowed on this machine"
         if not self.model:
-            return "no draft model, and the text did not repeat itself where that pays"
+            return "there is no draft model, and no repetition of the text was worth drafting"
         return (
-            f"{self._mean_chance():.0%} of the draft's tokens are expected to be right, "
-            "too few to pay here (gguf-spec tune)"
+            f"{self._mean_chance():.0%} of the draft tokens are expected to be accepted, "
+            "too few for a gain (see `gguf-spec tune`)"
         )
 
     def go_on_from(self, before: DraftController) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from ..errors import ClosedError, InvalidOptionError
+from ..errors import ClosedError, NoSpeculationError
+from ..errors.texts import Option, Text, advice
 from ..llama.model import Model
 from ..options import K_MAX, Speculation
 from ..sampling.chain import Sampler
@@ -134,7 +135,7 @@ class ModelPair:
         """Raise an error if the loaded models do not support the options.
 
         Raises:
-            InvalidOptionError: The options request the draft model, and there is none.
+            NoSpeculationError: The options request the draft model, and there is none.
         """
         if (
             speculation.k
@@ -142,8 +143,14 @@ class ModelPair:
             and not self.draft
             and self.target.can_roll_back
         ):
-            raise InvalidOptionError(
-                "drafter", speculation.drafter, "auto or ngram: no draft model is loaded"
+            raise NoSpeculationError(
+                "drafter",
+                speculation.drafter,
+                f"the drafter {speculation.drafter} needs a draft model, and none is loaded.",
+                advice(
+                    Text("set ", Option("drafter", "ngram")),
+                    Text("set ", Option("draft"), " to a model"),
+                ),
             )
 
     def drafter(
@@ -164,7 +171,7 @@ class ModelPair:
         if not speculation.k:
             return NoDrafter()
         if not self.target.can_roll_back:
-            return NoDrafter("the model cannot go back a token (it is recurrent or hybrid)")
+            return NoDrafter("the model is recurrent or hybrid and cannot remove cached tokens")
         coupled, who = speculation.accept == "coupled", speculation.drafter
         if who == "auto":
             who = ("hybrid" if speculation.adaptive else "model") if self.draft else "ngram"

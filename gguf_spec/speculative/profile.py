@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..errors.texts import Option, Optionally, Text
 from ..llama.backend import library_parts
 from ..llama.model import Model
 from ..llama.options import ContextOptions, physical_cores
@@ -90,8 +91,11 @@ class Profile:
         if self.exact_width > K_MAX:
             return "all, up to the longest draft"
         if self.exact_width > 1:
-            return f"up to {self.exact_width} tokens; wider ones verify only with --allow-near-ties"
-        return "none over several tokens: near ties are counted"
+            return Text(
+                f"up to {self.exact_width} tokens",
+                Optionally("; wider ones are used only with ", Option("exact", False)),
+            )
+        return "none over several tokens; near ties are counted"
 
     def logit_noise(self, k: int) -> float:
         """Return the noise allowance of passes over up to `k` + 1 tokens, in logits.

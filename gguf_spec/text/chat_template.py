@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..errors import InvalidOptionError, TemplateError
+from ..errors.texts import Option, Optionally, Text
 from ..llama.model import Model
 from .jinja_sandbox import TemplateFailure, render
 
@@ -18,6 +19,9 @@ from .jinja_sandbox import TemplateFailure, render
 _UNUSUAL = re.compile(r"[^\w\s.,;:!?'\"()-]")
 # tag-like text with its white space
 _TAG = re.compile(r"\s*(?:<[^<>\s]{1,60}>|\[/?[A-Z_]{1,40}\])\s*")
+_AS_TEXT = Text(
+    "give the whole prompt as text", Optionally(" (", Option("raw", True, of_commands=True), ")")
+)
 Message = Mapping[str, Any]
 Tools = Sequence[Mapping[str, Any]]
 
@@ -47,7 +51,7 @@ def encode_chat(
     template = model.chat_template
     if template is None:
         raise TemplateError(
-            f"{model.path.name} has no chat template.", "give the whole prompt as text (--raw)."
+            f"{model.path.name} has no chat template.", Text(_AS_TEXT, ".")
         )
     for message in messages:
         _check_message(model, message)
@@ -207,9 +211,9 @@ def _check_rewritten(
         _spells_special(model, m["content"]) for m in messages
     ):
         raise TemplateError(
-            f"a message may write a special token of {model.path.name}: "
-            "its chat template rewrites the contents.",
-            "leave out what looks like a special token, such as <|im_end|>.",
+            f"the chat template of {model.path.name} rewrites the messages, and a message could "
+            "become a special token.",
+            "remove texts that look like special tokens, such as <|im_end|>.",
         )
     return ids
 
@@ -226,14 +230,15 @@ def _check_message(model: Model, message: object) -> None:
         and isinstance(message.get("content"), str)
     ):
         raise TemplateError(
-            f"a message is {message!r}.", 'write messages as {"role": "user", "content": "..."}.'
+            f"{message!r} is not a message with a role and a text.",
+            'write messages as {"role": "user", "content": "..."}.',
         )
     others = [value for name, value in message.items() if name != "content"]
     if _spells_special(model, "\n".join(_strings(others))):
         raise TemplateError(
             f"a message of the role {message['role']!r} "
-            "spells a special token outside its content.",
-            "leave it out.",
+            "contains a special token outside its content.",
+            "remove the special token.",
         )
 
 
@@ -243,11 +248,18 @@ def _check_tools(model: Model, template: str, tools: Tools) -> None:
         raise InvalidOptionError(
             "tools",
             names,
-            f"left out: the chat template of {model.path.name} has no place for them",
+            "",
+            Text("omit ", Option("tools"), ", or use a model whose chat template supports them."),
+            message=f"the chat template of {model.path.name} does not support tools.",
         )
     if _spells_special(model, "\n".join(_strings(tools))):
         raise InvalidOptionError(
-            "tools", names, "without the model's special tokens in names and descriptions"
+            "tools",
+            names,
+            "",
+            "remove the special tokens from names and descriptions.",
+            message=f"the tools {', '.join(map(str, names))} contain special tokens of "
+            f"{model.path.name}.",
         )
 
 
@@ -287,7 +299,7 @@ def _render(model: Model, template: str, messages: Sequence[Message], tools: Too
     try:
         return render(template, values)
     except TemplateFailure as error:
-        hint = "check the roles and their order, or give the whole prompt as text (--raw)."
+        hint = Text("check the roles and their order, or ", _AS_TEXT, ".")
         raise TemplateError(
             f"the chat template of {model.path.name} fails: {error}.", hint
         ) from error

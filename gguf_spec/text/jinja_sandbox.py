@@ -137,7 +137,7 @@ def render(source: str, values: Mapping[str, Any]) -> str:
     try:
         text = json.dumps(values)
     except (TypeError, ValueError, RecursionError) as error:
-        raise TemplateFailure(f"the messages hold what JSON cannot: {error}") from error
+        raise TemplateFailure(f"the messages contain a value that JSON does not support: {error}") from error
     most = MAX_OUTPUT + len(text)
     if (
         len(source) <= _SMALL_SOURCE
@@ -336,8 +336,8 @@ _START = (
 def _render_apart(source: str, values: str, most: int) -> str:
     if not sys.executable or getattr(sys, "frozen", False):
         raise TemplateFailure(
-            "it does more than can be watched inside this program, "
-            "and there is no Python to run it with"
+            "it is too complex to run inside this program, "
+            "and there is no Python interpreter for a separate process"
         )
     places = {str(Path(str(module.__file__)).parents[1]) for module in (jinja2, markupsafe)}
     task = json.dumps(
@@ -363,7 +363,7 @@ def _render_apart(source: str, values: str, most: int) -> str:
         raise TemplateFailure(f"it takes more than {_WALL_SECONDS} seconds") from None
     except OSError as error:
         raise TemplateFailure(
-            f"it needs a process of its own, which cannot be started: {error}"
+            f"it needs a separate process, which cannot be started: {error}"
         ) from error
     if done.returncode in (-signal.SIGKILL, -signal.SIGXCPU) if sys.platform != "win32" else False:
         raise TemplateFailure(f"it takes more than {CPU_SECONDS} seconds")

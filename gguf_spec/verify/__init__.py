@@ -29,7 +29,13 @@ import numpy as np
 
 from ..arrays import Logits
 from ..bench.workloads import long_text
-from ..errors import EmptyPromptError, InvalidOptionError
+from ..errors import (
+    ContextTooShortError,
+    EmptyPromptError,
+    InvalidOptionError,
+    NoSpeculationError,
+)
+from ..errors.texts import Option, Text, advice
 from ..options import Sampling, Speculation
 from ..runtime.llm import LLM
 from ..sampling.chain import Sampler
@@ -170,7 +176,7 @@ class Report:
         n_different = sum(not d.near_tie for d in self.differences)
         if self.ok:
             ties = (
-                f", {n - same} part at a near tie, where this machine's rounding decides"
+                f", {n - same} differ at a near tie, which this machine's rounding decides"
                 if n > same
                 else ""
             )
@@ -179,7 +185,7 @@ class Report:
                 f"identical{ties})."
             )
         wrong = [f"{n_different} of {n} texts differ"] if n_different else []
-        wrong += ["a cache does not hold what was said"] if self.cache_faults else []
+        wrong += ["a cache does not contain the generated tokens"] if self.cache_faults else []
         wrong += [
             f"first tokens under {distribution.accept} do not follow the model's probabilities"
             for distribution in self.laws
@@ -229,23 +235,24 @@ def verify(
         progress: Called with the finished and the total number of texts, draws and checks.
 
     Raises:
-        InvalidOptionError: There is no draft or no prompt, or a prompt leaves no room in the
-            context for a few tokens.
+        InvalidOptionError: There is no prompt, or a number is out of range.
+        NoSpeculationError: There is no draft model.
+        ContextTooShortError: A prompt leaves no room in the context for a few tokens.
         EmptyPromptError: A prompt contains no token.
     """
     started = time.perf_counter()
     prompts = bundled_prompts()[:PROMPTS] if prompts is None else prompts
     n_tokens = (300 if long else 64) if n_tokens is None else n_tokens
     if not llm.draft_name:
-        raise InvalidOptionError(
+        raise NoSpeculationError(
             "draft",
             None,
-            "a model: without one there is no speculation to verify",
-            "give one with --draft FILE.",
+            "there is no draft model, so there is no speculation to verify.",
+            advice(Text("set ", Option("draft"), " to a model")),
         )
     if not prompts or isinstance(prompts, str):
         raise InvalidOptionError(
-            "prompts", prompts, "a list of one text or more", "write one a line."
+            "prompts", prompts, "a list of one text or more", "write at least one text."
         )
     Sampling(seed=seed, max_tokens=n_tokens)  # raises if a value is invalid
     if n_draws < 1:
@@ -306,9 +313,9 @@ def _long_text(llm: LLM, prompts: Sequence[str], n_tokens: int) -> str:
     """Return a text of 1,500 tokens, or of as many as fit before the prompts and their texts."""
     room = llm.n_ctx - max(len(llm.tokenize(prompt)) for prompt in prompts) - n_tokens - _SPARE
     if room < _LEAST_LONG:
-        hint = f"raise it with --ctx {llm.n_ctx - room + _LONG}, or generate fewer tokens."
-        raise InvalidOptionError(
-            "n_ctx", llm.n_ctx, f"at least {llm.n_ctx - room + _LEAST_LONG} for long prompts", hint
+        needed = llm.n_ctx - room + _LEAST_LONG
+        raise ContextTooShortError(
+            "a long prompt", llm.n_ctx, needed, Text("set a smaller ", Option("n_tokens"))
         )
     return long_text(llm, min(_LONG, room))
 
@@ -320,11 +327,8 @@ def _check_room(llm: LLM, prompt: str) -> None:
         raise EmptyPromptError
     if n > most:
         shown = prompt if len(prompt) <= 40 else prompt[:37] + "..."
-        raise InvalidOptionError(
-            "prompts",
-            shown,
-            f"at most {most} tokens in a context of {llm.n_ctx}, not {n}",
-            "raise it with --ctx.",
+        raise ContextTooShortError(
+            f"the prompt {shown!r}", llm.n_ctx, n + llm.n_ctx - most, "shorten the prompt"
         )
 
 

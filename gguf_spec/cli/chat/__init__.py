@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         "default_map": {"max_tokens": 1024},
     }
 )
-@click.option("-s", "--system", help="What the model is told before all else.")
+@click.option("-s", "--system", help="System message.")
 @model_options
 @speculation_options
 @sampling_options
@@ -43,13 +43,13 @@ if TYPE_CHECKING:
     "--overflow",
     type=click.Choice(["error", "shift"]),
     default="error",
-    help="A full context: refuse, or drop the oldest turns.",
+    help="If the context is full: error, or shift (drop the oldest turns).",
 )
 @click.option(
     "--load",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Go on with a conversation that was saved.",
+    help="Continue a saved conversation.",
 )
 @click.option(
     "--save",
@@ -57,14 +57,14 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="Save the conversation at the end.",
 )
-@click.option("--history/--no-history", default=True, help="Keep what is typed for the next time.")
-@click.option("--show-draft", is_flag=True, help="Show what the draft proposed in green.")
+@click.option("--history/--no-history", default=True, help="Save the typed lines for later chats.")
+@click.option("--show-draft", is_flag=True, help="Show accepted draft tokens in green.")
 @click.option(
     "--json",
     "as_json",
     is_flag=True,
     envvar="GGUF_SPEC_JSON",
-    help="Read a turn a line, and print one JSON object for each.",
+    help="Read one turn per line, and print one JSON object for each.",
 )
 def chat(**options: Any) -> int:
     """Chat with a model. In a pipe each line is a turn.
@@ -76,7 +76,7 @@ def chat(**options: Any) -> int:
       gguf-spec chat --save talk.session
       gguf-spec chat --load talk.session --overflow shift
       printf '%s\\n' "Tell me a story about a fox." "And of a crow." | gguf-spec chat --json
-    In the chat /help lists the commands.
+    In the chat, /help lists the commands.
     Every option can also be set as GGUF_SPEC_OPTION in the environment.
     """
     from .loop import ChatLoop, Signals, load, save
@@ -194,6 +194,6 @@ def _check_place(path: Path | None) -> None:
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise SessionError(
             f"{path} cannot be written: "
-            f"{'it is a folder' if path.is_dir() else 'there is no such folder'}.",
-            "name a file in a folder.",
+            f"{'it is a folder' if path.is_dir() else 'its folder does not exist'}.",
+            "name a file in an existing folder.",
         )

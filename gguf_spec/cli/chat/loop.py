@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ...errors import GgufSpecError, SessionError
+from ..errors import in_command, message_and_hint
 from ..generate import _stats_lines
 from ..progress import PromptBar
 
@@ -21,24 +22,24 @@ if TYPE_CHECKING:
 
 # Command -> (argument, help text). `ChatLoop` has a method for each command.
 COMMANDS = {
-    "/help": ("", "what you are reading"),
+    "/help": ("", "show this help"),
     "/system": ("[TEXT]", "show or set the system message; - for none"),
-    "/reset": ("", "forget all but the system message"),
-    "/undo": ("", "forget the last question and its answer"),
+    "/reset": ("", "remove all messages except the system message"),
+    "/undo": ("", "remove the last question and its answer"),
     "/retry": ("", "answer the last question again, with another seed"),
-    "/stats": ("", "what the last answer cost"),
-    "/draft": ("[on|off|show|hide]", "speculate or not; colour what the draft got right"),
-    "/save": ("[FILE]", "keep the conversation, with what both models have read"),
-    "/load": ("FILE", "go on with a kept one"),
-    "/quit": ("", "leave, as Ctrl-D does"),
+    "/stats": ("", "show the statistics of the last answer"),
+    "/draft": ("[on|off|show|hide]", "switch speculation, or the colour of accepted drafts"),
+    "/save": ("[FILE]", "save the conversation and the caches of both models"),
+    "/load": ("FILE", "continue a saved conversation"),
+    "/quit": ("", "leave the chat, as Ctrl-D does"),
 }
 # Arguments of /draft.
 DRAFT = ("on", "off", "show", "hide")
 _KEYS = """
-Enter sends. For a new line press Alt-Enter, or Enter after a backslash; \
-what is pasted stays in one piece.
-Ctrl-C stops an answer, and what was said stays. The arrow keys bring back what was typed before.
-A line that begins with a space is said as it is, slash and all."""
+Enter sends the message. For a new line press Alt-Enter, or Enter after a backslash. \
+Pasted text stays one message.
+Ctrl-C stops an answer and keeps its text. The arrow keys show earlier lines.
+A line that begins with a space is sent unchanged, even with a slash."""
 _COMMAND = re.compile(r"(/[A-Za-z?]*)(?:\s+(.*))?", re.DOTALL)  # does not match /etc/hosts
 
 
@@ -110,9 +111,9 @@ class ChatLoop:
                     return
                 self._do(line)
             except GgufSpecError as error:
-                self._face.fail(str(error), error.hint)
+                self._face.fail(*message_and_hint(error))
             except KeyboardInterrupt:
-                self._face.say("Ctrl-D leaves the chat, /help says what else there is.")
+                self._face.say("Ctrl-D leaves the chat, /help lists the commands.")
 
     def _do(self, line: str) -> None:
         command, text = _COMMAND.fullmatch(line.rstrip()), line.strip()
@@ -132,11 +133,12 @@ class ChatLoop:
             ]
             hint = f"did you mean {close[0]}?" if close else "/help lists them."
             self._face.fail(
-                f"there is no command {name}.", f"{hint} Begin with a space to say it to the model."
+                f"there is no command {name}.",
+                f"{hint} Begin the line with a space to send it to the model.",
             )
         elif rest and not COMMANDS[name][0]:
             self._face.fail(
-                f"{name} takes nothing after it.", "begin with a space to say it to the model."
+                f"{name} has no argument.", "begin the line with a space to send it to the model."
             )
         else:
             getattr(self, f"_{name[1:]}")(rest)
@@ -159,31 +161,31 @@ class ChatLoop:
     def _system(self, rest: str) -> None:
         if rest:
             self._chat.system = None if rest == "-" else rest
-            self._face.say("From the next answer on.")
+            self._face.say("The system message applies from the next answer on.")
         else:
             self._face.say(self._chat.system or "There is no system message.")
 
     def _reset(self, _rest: str) -> None:
         self._chat.reset()
         self._face.say(
-            "The conversation begins anew."
-            + (" The system message stays." if self._chat.system else "")
+            "All messages were removed."
+            + (" The system message is kept." if self._chat.system else "")
         )
 
     def _undo(self, _rest: str) -> None:
         asked = self._question()
         if asked is None:
-            self._face.fail("there is nothing to undo.", "say something first.")
+            self._face.fail("there is no question to remove.", "send a message first.")
         elif self._chat.undo():
             self._n_retries = 0
-            self._face.say(f"Forgotten: {_short(asked)}")
+            self._face.say(f"Removed: {_short(asked)}")
 
     def _retry(self, _rest: str) -> None:
         if self._question() is None:
-            self._face.fail("nothing was asked yet.", "say something first.")
+            self._face.fail("there is no question to answer again.", "send a message first.")
             return
         if self._sampling.greedy:
-            self._face.say("Note: at temperature 0 there is one answer, and this is it again.")
+            self._face.say("Note: at temperature 0 the answer is always the same.")
         self._n_retries += 1
         # With a fixed seed the whole conversation can be reproduced, including retries.
         seed = self._sampling.seed
@@ -199,37 +201,37 @@ class ChatLoop:
     def _stats(self, _rest: str) -> None:
         last = self._chat.last
         if last is None:
-            self._face.fail("there is no answer yet.", "say something first.")
+            self._face.fail("there is no answer yet.", "send a message first.")
             return
         s = last.stats
         lines = [
             _stats_lines(s, last.seed),
             f"context {s.n_prompt + s.n_generated:,} of {self._llm.n_ctx:,} tokens after it",
         ]
-        self._face.say("\n".join([*lines, *(f"note    {note}" for note in self._llm.notes)]))
+        self._face.say("\n".join([*lines, *(f"note    {in_command(note)}" for note in self._llm.notes)]))
 
     def _draft(self, rest: str) -> None:
         loaded = self._llm.speculation
         if rest in ("show", "hide"):
             self._face.show_draft = rest == "show"
             self._face.say(
-                "What the draft got right is green, and markdown stays as it is."
+                "Accepted draft tokens are green, and Markdown is shown as plain text."
                 if rest == "show"
-                else "Markdown again."
+                else "Markdown is formatted."
             )
         elif rest in ("on", "off"):
             if rest == "on" and not loaded.k:
                 self._face.fail(
                     "the models were loaded without speculation.",
-                    "begin again without -k 0 and --draft none.",
+                    "start the chat again without -k 0 and --draft none.",
                 )
                 return
             self._speculation = loaded if rest == "on" else replace(loaded, k=0)
             self._face.say(self._drafting())
         elif rest:
             self._face.fail(
-                f"/draft does not know {_short(rest)!r}.",
-                f"it takes {', '.join(DRAFT[:-1])} or {DRAFT[-1]}.",
+                f"{_short(rest)!r} is not an argument of /draft.",
+                f"use {', '.join(DRAFT[:-1])} or {DRAFT[-1]}.",
             )
         else:
             self._face.say(self._drafting())
@@ -240,20 +242,20 @@ class ChatLoop:
         return f"""Speculation is on: {
             f"the draft is {self._llm.draft_name}"
             if self._llm.draft_name
-            else "drafts come from the text itself"
+            else "drafts come from the text only"
         }."""
 
     def _save(self, rest: str) -> None:
         path = _path(rest) if rest else self._file
         if path is None:
-            self._face.fail("/save needs a file.", "such as /save talk.session")
+            self._face.fail("/save needs a file.", "name a file: /save talk.session.")
             return
         self._face.say(save(self._chat, path))
         self._file = path
 
     def _load(self, rest: str) -> None:
         if not rest:
-            self._face.fail("/load needs a file.", "give one that /save wrote.")
+            self._face.fail("/load needs a file.", "name a file that /save wrote.")
             return
         path = _path(rest)
         self._face.say(load(self._chat, path))
@@ -279,7 +281,7 @@ def load(chat: Chat, path: Path) -> str:
     why = chat.restore(path)
     lines = [f"Loaded {_count(chat)} from {path}."]
     if why:
-        lines.append(f"Note: all of it is read again at the next answer: {why.rstrip('.')}.")
+        lines.append(f"Note: the next answer reads the conversation again: {why.rstrip('.')}.")
     names = {"system": "System", "user": "You", "assistant": "Answer"}
     return "\n".join(
         [
@@ -294,7 +296,7 @@ def _path(text: str) -> Path:
         return Path(text.replace("\0", "")).expanduser()
     except RuntimeError:
         raise SessionError(
-            f"{text} names a home folder that there is not.", "write the whole path."
+            f"{text} names a home folder that does not exist.", "write the complete path."
         ) from None
 
 

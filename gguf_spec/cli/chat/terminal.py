@@ -220,7 +220,7 @@ class _KeptHistory(FileHistory):
             yield
         except OSError as error:
             self.problem = (
-                f"Note: what is typed is not kept: {self._path}: {error.strerror or error}."
+                f"Note: typed lines are not saved: {self._path}: {error.strerror or error}."
             )
 
 

@@ -1,0 +1,131 @@
+"""Exception types of the package.
+
+`str(error)` states the fact with the real values. `error.hint` states how to fix it. Both name
+options as in Python; `GgufSpecError.written` gives them with the names of another surface.
+
+The classes:
+
+GgufSpecError
+    InvalidOptionError (ValueError)
+        OptionConflictError
+        NoSpeculationError
+        NoQuestionError
+        ContextTooShortError
+        ContextFailedError
+        OutputFileError
+        InvalidGrammarError
+        OffGrammarError
+    ModelError
+        ModelNotFoundError
+        NotAModelError
+        UnsupportedModelError
+    NotEnoughMemoryError (MemoryError)
+    VocabularyMismatchError
+    EmptyPromptError
+    PromptTooLongError (ValueError)
+    TemplateError
+    BusyError
+    ClosedError
+    UnsupportedError (AttributeError)
+    DecodeError
+    NoTokenLeftError
+    RollbackError
+    InvalidModelsFileError
+    StoreError
+        NotDownloadedError
+        NotOnHubError
+        AccessDeniedError
+        UnreachableError
+        HubError
+        NoSpaceError
+        CorruptFileError
+    SessionError
+    LoadCancelledError
+    QuantizeError
+"""
+
+from __future__ import annotations
+
+from .base import GgufSpecError
+from .model_errors import (
+    BusyError,
+    ClosedError,
+    DecodeError,
+    EmptyPromptError,
+    LoadCancelledError,
+    ModelError,
+    ModelNotFoundError,
+    NoTokenLeftError,
+    NotAModelError,
+    NotEnoughMemoryError,
+    PromptTooLongError,
+    QuantizeError,
+    RollbackError,
+    SessionError,
+    TemplateError,
+    UnsupportedError,
+    UnsupportedModelError,
+    VocabularyMismatchError,
+)
+from .option_errors import (
+    ContextFailedError,
+    ContextTooShortError,
+    InvalidGrammarError,
+    InvalidOptionError,
+    NoQuestionError,
+    NoSpeculationError,
+    OffGrammarError,
+    OptionConflictError,
+    OutputFileError,
+)
+from .store_errors import (
+    AccessDeniedError,
+    CorruptFileError,
+    HubError,
+    InvalidModelsFileError,
+    NoSpaceError,
+    NotDownloadedError,
+    NotOnHubError,
+    StoreError,
+    UnreachableError,
+)
+
+__all__ = [
+    "GgufSpecError",
+    "InvalidOptionError",
+    "OptionConflictError",
+    "NoSpeculationError",
+    "NoQuestionError",
+    "ContextTooShortError",
+    "ContextFailedError",
+    "OutputFileError",
+    "InvalidGrammarError",
+    "OffGrammarError",
+    "ModelError",
+    "ModelNotFoundError",
+    "NotAModelError",
+    "UnsupportedModelError",
+    "NotEnoughMemoryError",
+    "VocabularyMismatchError",
+    "EmptyPromptError",
+    "PromptTooLongError",
+    "TemplateError",
+    "BusyError",
+    "ClosedError",
+    "UnsupportedError",
+    "DecodeError",
+    "NoTokenLeftError",
+    "RollbackError",
+    "InvalidModelsFileError",
+    "StoreError",
+    "NotDownloadedError",
+    "NotOnHubError",
+    "AccessDeniedError",
+    "UnreachableError",
+    "HubError",
+    "NoSpaceError",
+    "CorruptFileError",
+    "SessionError",
+    "LoadCancelledError",
+    "QuantizeError",
+]

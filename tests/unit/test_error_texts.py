@@ -1,0 +1,274 @@
+"""Errors carry options as data: Python, the command line and the server each write their own names."""
+
+import inspect
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import click
+import pytest
+
+import gguf_spec
+from gguf_spec import Sampling, Speculation, errors
+from gguf_spec.cli import cli
+from gguf_spec.cli.errors import COMMANDS, PARAMETERS, option_name
+from gguf_spec.compat.arguments import named_as_there
+from gguf_spec.errors.texts import Call, OneOf, Option, Optionally, Text, advice, in_python, written
+from gguf_spec.server.errors import ApiError, as_refusal
+from gguf_spec.server.settings import Settings
+
+FLAG = re.compile(r"(?<![\w-])--?[a-z][a-z-]*")
+ASSIGNED = re.compile(r"\b(\w+)=")
+CLASSES = [getattr(errors, name) for name in errors.__all__]
+# Values by the names of constructor parameters. The prompt and the context are those of `EXPECTED`.
+VALUES = {
+    "message": "it failed.", "hint": "try again.", "option": "top_p", "value": 2.0, "allowed": "1", "path": Path("m.gguf"), "needed_bytes": 1,
+    "available_bytes": 2, "fitting_ctx": 1024, "what": "a prompt", "target_value": 1, "draft_value": 2, "token": 3, "n_prompt": 5120,
+    "n_ctx": 4096, "code": 1, "n_past": 7, "n_tokens": 3, "reason": "no room", "name": "m.gguf", "to": 2, "expected": 1, "found": 2,
+    "status": 404, "line": 3, "key": "file", "free_bytes": 1, "source": Path("a.gguf"), "target": Path("b.gguf"), "needed": 8192, "about": False,
+    "kv_type": Option("kv_type", "q8_0"), "flash_attention": Option("flash_attention", "off"),
+}  # fmt: skip
+# Classes whose constructors need other values: class -> example.
+EXAMPLES = {
+    errors.OptionConflictError: lambda: errors.OptionConflictError(
+        Option("tree", True), Option("strict", True)
+    ),
+    errors.NoSpeculationError: lambda: errors.NoSpeculationError(
+        "drafter", "model", "no draft model is loaded.", advice(Text("set ", Option("drafter", "ngram")))
+    ),
+    errors.OutputFileError: lambda: errors.OutputFileError(
+        "target", Path("b.gguf"), "b.gguf exists.", Text("set ", Option("force", True), ".")
+    ),
+    errors.InvalidGrammarError: lambda: errors.InvalidGrammarError("grammar", "root", "no rule"),
+}  # fmt: skip
+# Class -> (message and hint) in Python, on the command line of `generate`, and to a client.
+EXPECTED = {
+    errors.InvalidOptionError: (
+        "top_p is 2.0 but must be 1. omit top_p to use its default.",
+        "--top-p is 2.0 but must be 1. omit --top-p to use its default.",
+        "top_p is 2.0 but must be 1. Omit top_p to use its default.",
+    ),
+    errors.PromptTooLongError: (
+        "the prompt has 5,120 tokens but the context holds 4,096, including one for the answer. set n_ctx=8192 or shorten the prompt.",
+        "the prompt has 5,120 tokens but the context holds 4,096, including one for the answer. set --ctx 8192 or shorten the prompt.",
+        "the prompt has 5,120 tokens but the context holds 4,096, including one for the answer. Shorten the prompt.",
+    ),
+    errors.OptionConflictError: (
+        "tree=True cannot be combined with strict=True. omit one of the two.",
+        "--tree cannot be combined with --strict. omit one of the two.",
+        "speculation.tree=true cannot be combined with speculation.strict=true. Omit one of the two.",
+    ),
+    errors.NotEnoughMemoryError: (
+        "it failed. set n_ctx=1024, set kv_type='q8_0', use a smaller model or close other programs.",
+        "it failed. set --ctx 1024, set --kv-type q8_0, use a smaller model or close other programs.",
+        "The server failed (NotEnoughMemoryError).",
+    ),
+    errors.VocabularyMismatchError: (
+        "it failed. use a draft of the same model family or set draft='none'.",
+        "it failed. use a draft of the same model family or set --draft none.",
+        "The server failed (VocabularyMismatchError).",
+    ),
+    errors.NoTokenLeftError: (
+        "no token can be sampled: every token is forbidden, or no logit is finite. check logit_bias and grammar; without these options the model file is damaged.",
+        "no token can be sampled: every token is forbidden, or no logit is finite. check --logit-bias and --grammar; without these options the model file is damaged.",
+        "no token can be sampled: every token is forbidden, or no logit is finite. Check logit_bias and grammar; without these options the model file is damaged.",
+    ),
+}  # fmt: skip
+
+
+def example(kind):
+    """Return an error of a class."""
+    if kind in EXAMPLES:
+        return EXAMPLES[kind]()
+    parameters = list(inspect.signature(kind.__init__).parameters.values())[1:]
+    optional = ("message", "hint") if issubclass(kind, errors.InvalidOptionError) else ()
+    return kind(
+        **{
+            one.name: VALUES[one.name]
+            for one in parameters
+            if one.name not in optional and one.kind is not one.VAR_POSITIONAL
+        }
+    )
+
+
+def in_command(error, command):
+    return error.written(
+        lambda part: option_name(part, command) if isinstance(part, Option) else None
+    )
+
+
+def flags_of(command):
+    return {
+        flag
+        for one in command.params
+        if isinstance(one, click.Option)
+        for flag in (*one.opts, *one.secondary_opts)
+    }
+
+
+def of_a_request():
+    """Return the options that requests know."""
+    return {
+        *(one.name for one in fields(Sampling)),
+        *(f"speculation.{one.name}" for one in fields(Speculation)),
+        *("messages", "prompt", "tools"),
+    }
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_each_surface_has_its_own_names(kind):
+    error = example(kind)
+    python = f"{error} {error.hint}"
+    assert not FLAG.search(python), python
+
+    command = cli.commands["models"].commands["quantize"] if kind is errors.OutputFileError else cli.commands["generate"]  # fmt: skip
+    typed = " ".join(in_command(error, command))
+    assert set(FLAG.findall(typed)) <= flags_of(command), typed
+    assert not ASSIGNED.search(typed), typed
+    named = [*error.hint.options()] if isinstance(error.hint, Text) else []
+    for option in named:
+        assert option_name(option, command) in typed
+
+    refused = as_refusal(error, {})
+    assert isinstance(refused, ApiError)
+    assert not FLAG.search(str(refused)), refused
+    known = of_a_request()
+    for name in ASSIGNED.findall(str(refused)):
+        assert name in {one.rpartition(".")[2] for one in known}, refused
+    elsewhere = set(inspect.signature(gguf_spec.load).parameters) - known - {"draft", "model", "progress", "reference", "threads", "verbose", "speculation"}  # fmt: skip
+    assert not elsewhere & set(re.findall(r"\w+", str(refused))), refused
+    if kind in EXPECTED:
+        assert (python, typed, str(refused)) == EXPECTED[kind]
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_each_error_advises_on_the_command_line(kind):
+    error = example(kind)
+    command = cli.commands["models"].commands["quantize"] if kind is errors.OutputFileError else cli.commands["generate"]  # fmt: skip
+    message, hint = in_command(error, command)
+    assert message
+    assert hint.endswith(".")
+
+
+def test_the_tree_of_classes_in_the_docstring():
+    lines, stack = [], [errors.GgufSpecError]
+    while stack:
+        kind = stack.pop()
+        depth = len(kind.__mro__) - len(kind.__mro__[kind.__mro__.index(kind) :])
+        depth = [one for one in kind.__mro__ if issubclass(one, errors.GgufSpecError)]
+        others = [one.__name__ for one in kind.__bases__ if not issubclass(one, errors.GgufSpecError) and one is not Exception]  # fmt: skip
+        more = f" ({', '.join(others)})" if others else ""
+        lines.append("    " * (len(depth) - 1) + kind.__name__ + more)
+        below = [one for one in CLASSES if kind in one.__bases__]
+        stack += reversed(below)
+    assert errors.__doc__.split("The classes:\n\n")[1].rstrip() == "\n".join(lines)
+    assert [line.split()[0] for line in lines] == errors.__all__
+
+
+def commands(command):
+    yield command
+    for one in getattr(command, "commands", {}).values():
+        yield from commands(one)
+
+
+def test_other_names_of_parameters_exist():
+    parameters = {one.name for command in commands(cli) for one in command.params}
+    for names in PARAMETERS.values():
+        assert set(names) <= parameters
+    for path in COMMANDS.values():
+        command = cli
+        for word in path:
+            command = command.commands[word]
+
+
+def test_every_option_of_python_that_a_command_takes_has_a_name():
+    known = {
+        "serve": [one.name for one in fields(Settings)],
+        "generate": [
+            *(one.name for one in fields(Sampling)),
+            *(one.name for one in fields(Speculation)),
+            *set(inspect.signature(gguf_spec.load).parameters) - {"speculation", "progress", "on_measure"},
+        ],
+        "quantize": ["target", "type", "threads", "force"],
+        "pull": ["force", "offline", "models_file"],
+        "bench": ["n_ctx", "names", "n_rounds", "n_tokens", "seed"],
+        "verify": ["n_ctx", "prompts", "n_tokens", "n_draws", "seed"],
+    }  # fmt: skip
+    found = {one.name: one for one in commands(cli)}
+    for name, options in known.items():
+        for option in options:
+            assert option_name(Option(option), found[name]), (name, option)
+
+
+def test_flags_and_values_as_they_are_typed():
+    generate = cli.commands["generate"]
+    for option, typed in (
+        (Option("extra_bufts", False), "--no-extra-bufts"),
+        (Option("extra_bufts", True), "--extra-bufts"),
+        (Option("adaptive", False), "--fixed"),
+        (Option("exact", False), "--allow-near-ties"),
+        (Option("draft", None), "--draft none"),
+        (Option("reference", "my text.txt"), "--draft-text 'my text.txt'"),
+        (Option("k"), "-k"),
+        (Option("raw", True, of_commands=True), "--raw"),
+        (Option("n_rounds", 3), None),
+    ):
+        assert option_name(option, generate) == typed
+
+
+def test_a_command_without_the_option_leaves_the_advice_out():
+    text = Text("no template", Optionally(" (", Option("raw", True, of_commands=True), ")"), ".")
+    for name, said in (("generate", "no template (--raw)."), ("chat", "no template.")):
+        command = cli.commands[name]
+        assert written(text, lambda part, of=command: option_name(part, of)) == said
+    assert str(text) == "no template."
+
+
+def test_texts():
+    either = OneOf(Text("set ", Option("a", 1)), "b", Text("set ", Option("c")))
+    assert either == "set a=1, b or set c"
+    assert written(either, lambda _: None) == "b"
+    assert written(advice(Text("set ", Option("a"))), lambda _: None, "") == ""
+    assert written(Text("set ", Option("a")), lambda _: None) == "set a"
+    assert in_python(Call("pull", "one", (Option("force", True),))) == "gguf_spec.pull('one', force=True)"  # fmt: skip
+    assert [option.name for option in Text(either, ".").options()] == ["a", "c"]
+
+
+def test_compat_translates_options_without_a_repair_of_texts():
+    for error, said in (
+        (
+            errors.InvalidOptionError("gpu_layers", 5, "0"),
+            "n_gpu_layers is 5 but must be 0. omit n_gpu_layers to use its default.",
+        ),
+        (
+            errors.NotEnoughMemoryError("gpu_layers do not fit."),
+            "gpu_layers do not fit. set a smaller n_ctx, set type_k=8, use a smaller model or close other programs.",
+        ),
+        (
+            errors.VocabularyMismatchError("size", "sizes differ.", 1, 2),
+            "sizes differ. use a draft of the same model family or set draft_model_path=None.",
+        ),
+    ):
+        with pytest.raises(type(error)) as caught, named_as_there():
+            raise error
+        assert f"{caught.value} {caught.value.hint}" == said
+        assert caught.value.args == (str(caught.value),)
+
+
+def test_errors_carry_what_they_suggest():
+    assert example(errors.PromptTooLongError).suggested == {"n_ctx": 8192}
+    assert example(errors.NotEnoughMemoryError).suggested == {"n_ctx": 1024, "kv_type": "q8_0"}
+    error = example(errors.InvalidOptionError)
+    assert (error.option, error.value, error.allowed) == ("top_p", 2.0, "1")
+
+
+def test_no_flag_in_texts_of_the_library():
+    """Only the command line knows flags; pip, Python and a child process have flags of their own."""
+    package = Path(gguf_spec.__file__).parent
+    others = ("pip install", "--force-reinstall", '"--child"')
+    for file in package.rglob("*.py"):
+        if "cli" in file.relative_to(package).parts:
+            continue
+        for line in file.read_text(encoding="utf-8").splitlines():
+            if re.search(r"""["' (]--[a-z]""", line) and not any(one in line for one in others):
+                assert line.lstrip().startswith("#"), f"{file}: {line}"
