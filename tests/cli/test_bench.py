@@ -84,10 +84,10 @@ def test_what_was_not_done_is_told():
 
 @pytest.mark.parametrize(
     ("args", "code", "said"),
-    [(["--workload", "gone"], 2, "workload is 'gone' but must be one of story, repetitive, copy, chat, long, short, document-1k, "),
-     (["--long"], 2, "n_ctx is 2048 but must be 3,908 or more for the workload document-4k."),
+    [(["--workload", "gone"], 2, "--workload is 'gone' but must be one of story, repetitive, copy, chat, long, short, document-1k, "),
+     (["--long"], 2, "the workload document-4k needs 3,908 tokens but the context holds 2,048."),
      (["--runs", "0"], 2, "runs is 0"), (["-n", "-1"], 2, "max_tokens is -1"), (["--minutes", "nan"], 2, "minutes is nan"),
-     (["--plot", "a.png"], 2, "plot is 'a.png' but must be a file whose name ends in .svg."), (["--plot", "gone/a.svg"], 1, "gone/a.svg"),
+     (["--plot", "a.png"], 2, "--plot is 'a.png' but must be a file whose name ends in .svg."), (["--plot", "gone/a.svg"], 1, "gone/a.svg"),
      (["--seed", "-1"], 2, "seed is -1"), (["--useless", "gone.gguf"], 1, "there is no file gone.gguf"),
      (["--useless", "abc.gguf"], 1, "4096 in the target, 275 in the draft"), (["--useless", "none"], 1, "no file none")],
 )  # fmt: skip

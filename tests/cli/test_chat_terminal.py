@@ -313,7 +313,7 @@ def test_commands_are_completed(terminal):
     terminal.type("Tab")
     terminal.see("> /retry\n")
     terminal.type("Enter")
-    terminal.see(re.compile(r"Error: nothing was asked yet\.\nHint: .*\n>"))
+    terminal.see(re.compile(r"Error: there is no question to answer again\.\nHint: .*\n>"))
     terminal.type("/draft s")
     terminal.see(re.compile("> /draft s\n +show"))
     terminal.type("Tab")
@@ -326,10 +326,10 @@ def test_errors_are_shown_and_the_chat_goes_on(terminal):
     terminal.begin("--ctx", "128")
     seen = terminal.ask("/hlep")
     assert (
-        "Error: there is no command /hlep.\nHint: did you mean /help? Begin with a space to say it to the model."
+        "Error: there is no command /hlep.\nHint: did you mean /help? Begin the line with a space to send it to the model."
         in seen
     )
-    assert "Hint: raise it with --ctx" in terminal.ask("x" * 300)
+    assert "Hint: set --ctx" in terminal.ask("x" * 300)
     assert SAYS in terminal.ask("hello")
     terminal.type("C-d")
     assert terminal.end() == 0

@@ -369,7 +369,7 @@ def test_a_note_where_no_draft_is_known(cli, cage, tmp_path):
     assert result.stdout == b"bcdefghijkl\n"
     assert (
         result.stderr
-        == b"Note: no draft that pays for abc.gguf is on this disk: drafting from the text alone. Give one with --draft FILE.\n"
+        == b"Note: no draft on this disk makes abc.gguf faster: drafts come from the text only. To use one, set --draft to a model.\n"
     )
 
 
@@ -493,5 +493,5 @@ def test_a_full_context_stops_or_shifts(generate):
     assert wrong.returncode == 2
     assert (
         wrong.stderr.decode()
-        == "Error: overflow is 'drop' but must be stop or shift.\nHint: leave overflow out to take its default.\n"
+        == "Error: --overflow is 'drop' but must be stop or shift.\nHint: omit --overflow to use its default.\n"
     )

@@ -294,12 +294,12 @@ def test_wrong_usage(run):
     fails(run("pull"), "NAME", code=2)
     fails(
         run("pull", "one", "--force", "--offline"),
-        "force is True but must be False while offline",
+        "--force cannot be combined with --offline",
         code=2,
     )
     fails(
         run("remove", "tales", "--yes"),
-        "model is 'tales' but must be one that was downloaded",
+        "tales was not downloaded, so it cannot be removed",
         code=2,
     )
 

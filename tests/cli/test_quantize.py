@@ -103,7 +103,7 @@ def test_a_bundled_model_by_its_name(quantise, tmp_path):
 @pytest.mark.parametrize(
     ("args", "code", "said"),
     [
-        (("--type", "Q9"), 2, "type is 'Q9' but must be one of F16, BF16, Q8_0,"),
+        (("--type", "Q9"), 2, "--type is 'Q9' but must be one of F16, BF16, Q8_0,"),
         ((), 2, "--type"),
         (("--type", "Q8_0", "--threads", "0"), 2, "threads is 0"),
     ],

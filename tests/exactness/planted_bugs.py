@@ -167,8 +167,8 @@ BUGS = {
     accept_always_when_drawing: "first tokens under rejection do not follow",
     residual_forgotten: "first tokens under rejection do not follow",
     block_residual_of_rejection: "first tokens under block do not follow",
-    draft_cache_off_by_one: "a cache does not hold what was said",
-    cache_of_other_tokens: "a cache does not hold what was said",
+    draft_cache_off_by_one: "a cache does not contain the generated tokens",
+    cache_of_other_tokens: "a cache does not contain the generated tokens",
     penalties_from_a_stale_history: "texts differ",
     noise_that_belongs_to_the_round: "texts differ",
 }

@@ -109,7 +109,7 @@ def test_a_prompt_that_leaves_one_place_just_ends(short):
     "more", [{"grammar": 'root ::= "a"+'}, {"json_schema": {}}], ids=["grammar", "schema"]
 )
 def test_a_grammar_must_see_the_whole_answer(more):
-    with pytest.raises(InvalidOptionError, match="which must see the whole answer"):
+    with pytest.raises(InvalidOptionError, match="stop if there is a grammar or a JSON schema"):
         Sampling(overflow="shift", **more)
 
 

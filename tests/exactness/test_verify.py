@@ -177,7 +177,7 @@ def test_without_a_draft_there_is_nothing_to_verify():
 
     with (
         load("tales", "none", threads=1) as llm,
-        pytest.raises(InvalidOptionError, match="without one there is no speculation"),
+        pytest.raises(InvalidOptionError, match="there is no draft model, so there is no speculation to verify"),
     ):
         verify(llm)
 
@@ -267,7 +267,7 @@ def report(differences=(), laws=(), faults=()):
 def test_near_ties_are_told_but_do_not_fail():
     near = Difference("greedy", "model, k = 1", 0, 3, 0.01, True)
     assert report([near]).ok
-    assert "4 of 5 texts identical, 1 part at a near tie" in report([near]).sentence
+    assert "4 of 5 texts identical, 1 differ at a near tie" in report([near]).sentence
     far = Difference("greedy", "model, k = 1", 0, 3, 2.0, False)
     assert not report([near, far]).ok
     assert (

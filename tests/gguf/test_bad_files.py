@@ -100,7 +100,7 @@ def renamed(architecture: str):
 def test_unknown_architecture(tmp_path):
     path = zoo.write(tmp_path / "new.gguf", renamed("tomorrow9000"))
     assert (
-        "newer llama-cpp-python"
+        "upgrade llama-cpp-python"
         in refused(UnsupportedModelError, path, "new.gguf", "'tomorrow9000'").hint
     )
 
@@ -146,7 +146,7 @@ def test_diffusion_model(tmp_path):
 @pytest.mark.parametrize("kind", ["adapter", "mmproj", "imatrix"])
 def test_no_model_at_all(tmp_path, kind):
     path = zoo.write(tmp_path / "part.gguf", metadata={"general.type": kind})
-    refused(UnsupportedModelError, path, f"part.gguf holds no model but is of type '{kind}'")
+    refused(UnsupportedModelError, path, f"part.gguf is not a model but of type '{kind}'")
 
 
 def test_vocabulary_alone(tmp_path):
@@ -304,7 +304,7 @@ def test_a_context_larger_than_memory(animals):
         load(animals / "llama.gguf", n_ctx=2_000_000_000)
     assert "for a context of 2,000,000,000" in str(caught.value)
     assert caught.value.needed_bytes > caught.value.available_bytes
-    assert "--ctx" in caught.value.hint
+    assert "n_ctx" in caught.value.hint
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not keep to RLIMIT_AS")
@@ -325,7 +325,7 @@ def test_memory_that_the_system_refuses(animals):
     )
     assert (child.returncode, child.stderr) == (0, "")
     assert "4,000,000 tokens" in child.stdout
-    assert "--ctx" in child.stdout
+    assert "n_ctx" in child.stdout
 
 
 def test_prompt_longer_than_the_context(animals):
@@ -334,7 +334,7 @@ def test_prompt_longer_than_the_context(animals):
             PromptTooLongError, match="has 40 tokens but the context holds 32"
         ) as caught:
             llm.generate("z" * 40)
-        assert "--ctx 64" in caught.value.hint
+        assert "n_ctx=64" in caught.value.hint
         assert len(llm.generate("z" * 31).tokens) == 1
 
 

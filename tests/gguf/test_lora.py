@@ -263,9 +263,9 @@ def refused(folder, path, *said, kind=UnsupportedModelError):
 @pytest.mark.parametrize(
     ("metadata", "said"),
     [
-        ({"general.type": "model"}, "is no adapter but of type 'model'"),
-        ({"general.type": None}, "is no adapter but of type 'model'"),
-        ({"general.type": 7}, "is no adapter but of type 7"),
+        ({"general.type": "model"}, "is not an adapter but of type 'model'"),
+        ({"general.type": None}, "is not an adapter but of type 'model'"),
+        ({"general.type": 7}, "is not an adapter but of type 7"),
         ({"adapter.type": None}, "is an adapter of type None, not 'lora'"),
         ({"adapter.type": "control_vector"}, "of type 'control_vector'"),
         (
@@ -304,30 +304,30 @@ def ones(*shape):
 @pytest.mark.parametrize(
     ("pairs", "said"),
     [
-        ({}, "changes no weights"),
+        ({}, "does not change any weights"),
         (
             odd(name="blk.9.attn_q.weight"),
             "changes blk.9.attn_q.weight, which model.gguf does not have",
         ),
         (
             odd(a=ones(RANK, 32)),
-            "holds matrices of 32 x 4 and 4 x 64 for blk.0.attn_q.weight, which in model.gguf is 64 x 64",
+            "contains matrices of 32 x 4 and 4 x 64 for blk.0.attn_q.weight, which is 64 x 64 in model.gguf",
         ),
-        (odd(b=ones(96, RANK)), "holds matrices of 64 x 4 and 4 x 96 for blk.0.attn_q.weight"),
+        (odd(b=ones(96, RANK)), "contains matrices of 64 x 4 and 4 x 96 for blk.0.attn_q.weight"),
         (odd(b=ones(64, 3)), "has the ranks 4 and 3 for blk.0.attn_q.weight"),
         (
             odd(a=ones(2, RANK, 64), b=ones(2, 64, RANK)),
-            "holds matrices of 64 x 4 x 2 and 4 x 64 x 2",
+            "contains matrices of 64 x 4 x 2 and 4 x 64 x 2",
         ),
-        (odd(a=ones(2, RANK, 64)), "holds matrices of 64 x 4 x 2 and 4 x 64 for"),
-        (odd(b=ones(3, 64, RANK)), "holds matrices of 64 x 4 and 4 x 64 x 3 for"),
+        (odd(a=ones(2, RANK, 64)), "contains matrices of 64 x 4 x 2 and 4 x 64 for"),
+        (odd(b=ones(3, 64, RANK)), "contains matrices of 64 x 4 and 4 x 64 x 3 for"),
         (
             {"token_embd.weight": (ones(len(zoo.TOKENS), 3), ones(64, RANK))},
             "has the ranks 3 and 4 for token_embd.weight",
         ),
         (
             {"token_embd.weight": (ones(RANK, 64), ones(len(zoo.TOKENS), RANK))},
-            "for token_embd.weight, which in model.gguf is 64 x 275",
+            "for token_embd.weight, which is 64 x 275 in model.gguf",
         ),
     ],
 )
@@ -341,7 +341,7 @@ def test_half_a_pair_and_strangers(folder, tmp_path):
     refused(
         folder,
         write(tmp_path / "strange.gguf", tensors={"blk.0.attn_q.weight": ones(64, 64)}),
-        "holds the tensor blk.0.attn_q.weight",
+        "contains the tensor blk.0.attn_q.weight",
     )
     passed = write(tmp_path / "norm.gguf", tensors={"blk.0.attn_norm.weight": ones(64)})
     assert np.array_equal(
@@ -353,7 +353,7 @@ def test_files_that_are_none(folder, tmp_path):
     refused(folder, tmp_path / "none.gguf", "none.gguf", kind=ModelNotFoundError)
     (tmp_path / "cut.gguf").write_bytes((folder / "lora.gguf").read_bytes()[:-500])
     refused(folder, tmp_path / "cut.gguf", "cut short", kind=NotAModelError)
-    refused(folder, folder / "model.gguf", "model.gguf is no adapter but of type 'model'")
+    refused(folder, folder / "model.gguf", "model.gguf is not an adapter but of type 'model'")
 
 
 @pytest.mark.parametrize(
@@ -383,7 +383,7 @@ def test_an_adapter_for_no_draft(folder):
     for draft in (None, "ngram"):
         with pytest.raises(
             InvalidOptionError,
-            match=r"draft_lora is '.*' but must be left out: no draft model is loaded",
+            match=r"no draft model is loaded for the adapter lora\.gguf\.",
         ):
             load(folder, draft, draft_lora=folder / "lora.gguf")
 

@@ -136,7 +136,7 @@ def test_the_right_draft_among_ten_caches_with_decoys(home, target, monkeypatch)
     assert "no smaller than the target" in others["larger.gguf"].why
     assert "no smaller than the target" in others["twin.gguf"].why
     assert "cut short" in others["cut.gguf"].why
-    assert others["state.gguf"].why == "mamba models cannot go back a token"
+    assert others["state.gguf"].why == "mamba models cannot remove tokens from their cache"
     assert "start token" in others["begins.gguf"].why
     assert "adapter" in others["adapter.gguf"].why
     assert "GGUF" in others["empty.gguf"].why
@@ -177,7 +177,7 @@ def test_nothing_to_find(home, target):
     assert found is None
     assert (
         why
-        == "no draft that pays for target.gguf is on this disk: drafting from the text alone. Give one with --draft FILE."
+        == "no draft on this disk makes target.gguf faster: drafts come from the text only. To use one, set draft to a model."
     )
 
 

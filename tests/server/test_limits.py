@@ -206,7 +206,7 @@ def test_another_address_with_a_key(tales):
 def test_a_port_that_is_taken(server, tales):
     with pytest.raises(GgufSpecError, match="cannot listen at") as caught:
         serve_in_thread(tales, port=urlsplit(server.url).port)
-    assert "--port" in caught.value.hint
+    assert caught.value.hint == "use another port; port=0 selects a free one."
     with pytest.raises(InvalidOptionError):
         serve_in_thread(tales, host="no.such.host.example", api_key="k")
 

@@ -91,7 +91,7 @@ def test_all_is_well():
         "Python", "gguf-spec", "llama.cpp", "build", "processor", "fast kernels", "AMX", "OpenMP", "threads", "memory", "disk", "cache", "hub cache",
         "models file", "target", "draft", "room", "loading", "vocabulary", "rollback", "exact passes", "costs",
     ]  # fmt: skip
-    assert (diagnosis.ok, diagnosis.sentence) == (True, "All is well.")
+    assert (diagnosis.ok, diagnosis.sentence) == (True, "No problem was found.")
     assert diagnosis.tuning is None
     assert found("costs", diagnosis).found == "not measured yet: gguf-spec tune"
     assert all(one.found for one in diagnosis.checks)
@@ -535,7 +535,7 @@ def test_a_file_that_is_no_model(files, role, file, said):
     assert said in found(role, diagnosis).found
     assert found(role, diagnosis).todo
     assert diagnosis.checks[-1].name == role, "the rest depends on it"
-    assert diagnosis.sentence == f"What fails: {role}."
+    assert diagnosis.sentence == f"Failed: {role}."
 
 
 @pytest.mark.parametrize(
@@ -627,16 +627,16 @@ def test_models_that_cannot_go_back(files):
     for pair in ((files / "mamba.gguf", None), (files / "one.gguf", files / "mamba.gguf")):
         diagnosis = doctor(*pair, OPTIONS)
         assert found("rollback", diagnosis).status == "warn"
-        assert "mamba.gguf cannot go back" in found("rollback", diagnosis).found
+        assert "mamba.gguf cannot remove tokens from the cache" in found("rollback", diagnosis).found
         assert diagnosis.ok
 
 
 @pytest.mark.parametrize(
     ("draft", "status", "said"),
     [
-        ("auto", "warn", "no draft that pays for one.gguf is on this disk"),
+        ("auto", "warn", "no draft on this disk makes one.gguf faster"),
         (None, "ok", "none"),
-        ("ngram", "ok", "text alone"),
+        ("ngram", "ok", "text only"),
     ],
 )
 def test_without_a_draft(files, draft, status, said):
@@ -683,6 +683,6 @@ def test_the_sentence():
             tuple(Check(f"{i}", status, "") for i, status in enumerate(statuses)), None
         ).sentence
 
-    assert said("ok", "ok") == "All is well."
+    assert said("ok", "ok") == "No problem was found."
     assert said("ok", "warn", "warn") == "What could be better: 1, 2."
-    assert said("fail", "warn", "fail") == "What fails: 0, 2; what could be better: 1."
+    assert said("fail", "warn", "fail") == "Failed: 0, 2; could be better: 1."

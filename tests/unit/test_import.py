@@ -12,6 +12,7 @@ CHECK = """
 import sys
 import gguf_spec
 from gguf_spec import Sampling, Speculation, errors
+from tests.unit.test_error_texts import CLASSES, example
 Sampling(temperature=0)
 loaded = [name for name in ("llama_cpp", "numpy", "click", "rich", "yaml", "jinja2", "huggingface_hub") if name in sys.modules]
 assert not loaded, loaded
@@ -72,25 +73,6 @@ def test_star_gives_all():
     assert set(gguf_spec.__all__) <= set(names)
 
 
-CLASSES = [
-    kind
-    for _, kind in inspect.getmembers(errors, inspect.isclass)
-    if issubclass(kind, errors.GgufSpecError)
-]
-
-
-def example(kind):
-    """Make an error of any class, from values by the names of its parameters."""
-    values = {
-        "message": "it broke", "hint": "mend it.", "option": "k", "value": -1, "allowed": "0 or more", "path": Path("m.gguf"), "needed_bytes": 1,
-        "available_bytes": 2, "what": "size", "target_value": 1, "draft_value": 2, "token": 3, "n_prompt": 5120, "n_ctx": 4096, "code": 1,
-        "n_past": 7, "n_tokens": 3, "said": "no room", "name": "m.gguf", "to": 2, "expected": 1, "found": 2, "status": 404, "line": 3, "key": "file",
-        "free_bytes": 1, "source": Path("a.gguf"), "target": Path("b.gguf"),
-    }  # fmt: skip
-    names = [name for name in inspect.signature(kind.__init__).parameters if name != "self"]
-    return kind(**{name: values[name] for name in names})
-
-
 @pytest.mark.parametrize("kind", CLASSES)
 def test_every_error_says_what_happened_and_what_to_do(kind):
     error = example(kind)
@@ -106,9 +88,9 @@ def test_errors_carry_their_values():
     assert (error.n_prompt, error.n_ctx) == (5120, 4096)
     assert "5,120" in str(error)
     assert "4,096" in str(error)
-    assert error.hint == "raise it with --ctx 8192, or shorten the prompt."
+    assert error.hint == "set n_ctx=8192 or shorten the prompt."
 
 
 def test_the_context_that_is_proposed_holds_the_prompt_and_an_answer():
     for n in (1, 31, 32, 4095, 4096, 4097, 100_000):
-        assert int(errors.PromptTooLongError(n, 2).hint.split("--ctx ")[1].split(",")[0]) > n
+        assert errors.PromptTooLongError(n, 2).suggested["n_ctx"] > n

@@ -395,5 +395,5 @@ def test_the_time_is_limited_from_any_thread(monkeypatch):
 def test_without_a_python_to_start(monkeypatch):
     monkeypatch.setattr(sys, "executable", "")
     assert render(SIMPLE["ChatML"], values(CHATS[0])).startswith("<|im_start|>system")
-    with pytest.raises(TemplateFailure, match="there is no Python"):
+    with pytest.raises(TemplateFailure, match="there is no Python interpreter"):
         render(OTHER["macros"], values(CHATS[0]))

@@ -265,7 +265,7 @@ def test_weights_that_fit_without_their_copies(machine):
     large = header(file_bytes=2 * GIB, tensors=[q4, tensor("output.weight", 0)], **SMOLLM2)
     with pytest.raises(
         NotEnoughMemoryError,
-        match=r"weights alone do not fit; with --no-extra-bufts, .* a context of 4,096 would\.",
+        match=r"weights alone do not fit; with extra_bufts=False, .* a context of 4,096 would fit\.",
     ):
         check_memory([(large, ContextOptions(n_ctx=4096))], AVX2)
     check_memory([(large, ContextOptions(n_ctx=4096, extra_bufts=False))], AVX2)

@@ -593,7 +593,7 @@ ADDED = {
         "aliases: [tales]",
         6,
         "aliases[0]",
-        "'tales' but must be a name that nothing else has",
+        "'tales' but must be a name that is not in use",
     ),
     "an alias twice": ("aliases:\n    - m\n    - m", 8, "aliases[1]", "'m'"),
 }
@@ -765,7 +765,7 @@ def test_hostile_files(tmp_path, parser, name):
 
 def test_not_utf_8_is_named_with_its_line(tmp_path):
     (tmp_path / "m.yaml").write_bytes(b"models:\n  a: {note: \xff}\n")
-    with pytest.raises(InvalidModelsFileError, match=r"line 2: this is not UTF-8"):
+    with pytest.raises(InvalidModelsFileError, match=r"line 2: the file is not UTF-8"):
         entries(tmp_path / "m.yaml")
 
 

@@ -175,10 +175,10 @@ def test_the_sentence_without_a_draft():
     one = tuning({1: 0.06, 2: 0.072, 33: 2.0})
     assert not one.pays
     assert one.sentence.endswith(
-        "8 as long as 7.4. Drafts from the text itself pay where more than 26% of them are right."
+        "8 as long as 7.4. Drafts from the text bring a gain if more than 26% of them are right."
     )
     assert tuning({1: 0.06, 33: 1.98}).sentence.endswith(
-        "Drafts from the text itself would not pay if they were always right."
+        "Drafts from the text would bring no gain even if they were always right."
     )
 
 
