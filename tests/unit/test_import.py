@@ -1,18 +1,16 @@
-import inspect
 import sys
-from pathlib import Path
 
 import pytest
 
 import gguf_spec
 from gguf_spec import errors
 from tests import children
+from tests.unit.test_error_texts import CLASSES, example
 
 CHECK = """
 import sys
 import gguf_spec
 from gguf_spec import Sampling, Speculation, errors
-from tests.unit.test_error_texts import CLASSES, example
 Sampling(temperature=0)
 loaded = [name for name in ("llama_cpp", "numpy", "click", "rich", "yaml", "jinja2", "huggingface_hub") if name in sys.modules]
 assert not loaded, loaded
