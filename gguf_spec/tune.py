@@ -126,10 +126,10 @@ def tune(llm: LLM, *, progress: Progress = lambda _done, _total: None) -> Tuning
         draft = lent if lent is not target else None
         if not target.can_roll_back:
             message = (
-                f"{target.path.name} cannot go back a token (it is recurrent or hybrid): it is "
-                "decoded plainly, and there is nothing to tune."
+                f"{target.path.name} is recurrent or hybrid, so it is decoded without drafts and "
+                "there is nothing to tune."
             )
-            raise UnsupportedModelError(target.path, message, "tune a model of another kind.")
+            raise UnsupportedModelError(target.path, message, "use another model.")
         profile = replace(
             measure(target, draft, thorough=True, on_step=progress), measured_at=time.time()
         )

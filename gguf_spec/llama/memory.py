@@ -200,7 +200,7 @@ def check_memory(
     has = (
         f"{_gib(free)} are free"
         if free is not None and all_of_it.own > free
-        else f"there are {_gib(total or 0)}"
+        else f"this machine has {_gib(total or 0)}"
     )
     n_ctx = largest_ctx(models, features, free, total)
     would_fit = (

@@ -359,11 +359,11 @@ class RequestChecks:
         self._n_cases = self._n_near_ties = 0
         self._faults = []
         found = f"{n} texts compared" + (
-            f", {n_near_ties} part at a near tie" if n_near_ties else ""
+            f", {n_near_ties} differ at a near tie" if n_near_ties else ""
         )
         return Check(name, n, found, faults, changes, n_near_ties)
 
     def _left_out(self, name: str) -> Check:
         return Check(
-            name, 0, f"left out: a context of {self._llm.n_ctx} tokens is too short for it"
+            name, 0, f"omitted: a context of {self._llm.n_ctx} tokens is too short"
         )
