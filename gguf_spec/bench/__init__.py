@@ -106,7 +106,10 @@ def bench(
     """
     started = time.perf_counter()
     n_rounds = (1 if quick else 3) if n_rounds is None else n_rounds
-    for option, value in (("n_rounds", n_rounds), ("n_tokens", 1 if n_tokens is None else n_tokens)):
+    for option, value in (
+        ("n_rounds", n_rounds),
+        ("n_tokens", 1 if n_tokens is None else n_tokens),
+    ):
         if value < 1:
             raise InvalidOptionError(option, value, "1 or more")
     Sampling(seed=seed)  # raises if the seed is invalid

@@ -84,8 +84,7 @@ def main() -> None:
     except click.UsageError as error:
         _fail(
             error.format_message(),
-            f"{error.ctx.command_path if error.ctx else 'gguf-spec'} --help "
-            "lists the options.",
+            f"{error.ctx.command_path if error.ctx else 'gguf-spec'} --help lists the options.",
             2,
         )
     except click.ClickException as error:

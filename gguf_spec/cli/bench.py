@@ -48,16 +48,25 @@ _COLUMNS = "{:<17}{:>8}{:>10}{:>9}{:>11}{:>11}{:>8}{:>10}{:>11}{:>12}{:>9}{:>9}"
     type=int,
     help="Length of an answer in tokens.  [default: 128; chat 64, short 16; --quick 32]",
 )
-@click.option("--quick", is_flag=True, help="Run few fixed settings, with short answers and greedy decoding only.")
+@click.option(
+    "--quick",
+    is_flag=True,
+    help="Run few fixed settings, with short answers and greedy decoding only.",
+)
 @click.option(
     "--useless",
     metavar="FILE",
     help="Draft model with random weights, to measure the worst case.",
 )
 @click.option("--seed", type=int, default=1, help="Seed of the first text.")
-@click.option("--minutes", type=float, help="Time limit in minutes; no further run starts after it.")
 @click.option(
-    "--plot", type=click.Path(path_type=Path), metavar="FILE.svg", help="Draw the result into a file."
+    "--minutes", type=float, help="Time limit in minutes; no further run starts after it."
+)
+@click.option(
+    "--plot",
+    type=click.Path(path_type=Path),
+    metavar="FILE.svg",
+    help="Draw the result into a file.",
 )
 @click.option(
     "--json",
@@ -223,9 +232,7 @@ def _show(report: Report) -> None:
     if not report.is_complete:
         lines.append("The time limit ended the benchmark early (--minutes).")
     if not report.useless:
-        lines.append(
-            "The worst case was not measured; --useless FILE measures it."
-        )
+        lines.append("The worst case was not measured; --useless FILE measures it.")
     click.echo("\n".join([*lines, report.sentence]))
 
 

@@ -22,7 +22,9 @@ _INDENT = 19  # width of the columns for status and name, in characters
 @click.command(context_settings={"auto_envvar_prefix": "GGUF_SPEC", "show_default": True})
 @model_options
 @click.option(
-    "--online", is_flag=True, help="Check whether the hub responds; without this option no request is made."
+    "--online",
+    is_flag=True,
+    help="Check whether the hub responds; without this option no request is made.",
 )
 @click.option(
     "--json",

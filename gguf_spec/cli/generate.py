@@ -119,7 +119,9 @@ def _read_prompt(prompt: str | None, file: Path | None) -> str:
     if prompt not in (None, "-"):
         return str(prompt)
     if sys.stdin is None or (prompt is None and sys.stdin.isatty()):
-        raise click.UsageError("there is no prompt; write it as an argument, use --file FILE, or use a pipe.")
+        raise click.UsageError(
+            "there is no prompt; write it as an argument, use --file FILE, or use a pipe."
+        )
     return sys.stdin.buffer.read().decode("utf-8", errors="replace").removesuffix("\n")
 
 

@@ -169,11 +169,11 @@ def show(name: str, models_file: Path | None, as_json: bool) -> int:
 
 @models.command(context_settings=_SETTINGS)
 @click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=model_names)
-@click.option(
-    "--draft/--no-draft", default=True, help="Also download the draft of each model."
-)
+@click.option("--draft/--no-draft", default=True, help="Also download the draft of each model.")
 @click.option("--force", is_flag=True, help="Download the files again.")
-@click.option("--offline", is_flag=True, help="Make no request; only verify the files on this disk.")
+@click.option(
+    "--offline", is_flag=True, help="Make no request; only verify the files on this disk."
+)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
 @_options

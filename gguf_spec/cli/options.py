@@ -67,7 +67,9 @@ class Bias(click.ParamType[tuple[int, float]]):
         try:
             return int(token), float(bias)
         except ValueError:
-            self.fail(f"{value!r} is not a token id and a bias, such as 13=-1.5 or 13=-inf.", param, ctx)
+            self.fail(
+                f"{value!r} is not a token id and a bias, such as 13=-1.5 or 13=-inf.", param, ctx
+            )
 
 
 class AdapterFile(click.ParamType[tuple[str, float]]):
@@ -85,7 +87,9 @@ class AdapterFile(click.ParamType[tuple[str, float]]):
         if isinstance(value, tuple):
             return value
         if not value:
-            self.fail("the name is empty; write a file such as lora.gguf or lora.gguf:0.5.", param, ctx)
+            self.fail(
+                "the name is empty; write a file such as lora.gguf or lora.gguf:0.5.", param, ctx
+            )
         file, _, scale = str(value).rpartition(":")
         try:
             return (str(value), 1.0) if not file or Path(value).exists() else (file, float(scale))
@@ -105,7 +109,7 @@ def model_options(command: F) -> F:
         ),
         click.option(
             "-d", "--draft", default="auto", shell_complete=model_names,
-            help="Draft model: as --model, or auto, ngram (from the text only) or none (plain decoding).",
+            help="Draft: as --model, or auto, ngram (from the text only) or none (plain decoding).",
         ),
         click.option(
             "--models-file", type=click.Path(path_type=Path), metavar="FILE",

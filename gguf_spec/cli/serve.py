@@ -35,16 +35,26 @@ if TYPE_CHECKING:
     metavar="ORIGIN",
     help="Origin whose pages may use the server; * for all. Repeatable.",
 )
-@click.option("--queue", type=int, default=16, help="Maximum number of waiting requests; others get status 429.")
+@click.option(
+    "--queue",
+    type=int,
+    default=16,
+    help="Maximum number of waiting requests; others get status 429.",
+)
 @click.option(
     "--max-tokens-limit",
     type=int,
     help="Maximum length of an answer in tokens.  [default: the context]",
 )
 @click.option(
-    "--timeout", type=float, default=600.0, help="Time limit of an answer in seconds, from its start."
+    "--timeout",
+    type=float,
+    default=600.0,
+    help="Time limit of an answer in seconds, from its start.",
 )
-@click.option("--body-limit", type=float, default=4.0, help="Maximum size of a request in megabytes.")
+@click.option(
+    "--body-limit", type=float, default=4.0, help="Maximum size of a request in megabytes."
+)
 @click.option(
     "--grace",
     type=float,

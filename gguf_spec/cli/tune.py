@@ -49,7 +49,9 @@ def tune(**options: Any) -> int:
     with load_models(options, options["draft"], Speculation(0)) as llm:
         tuning = _run(llm)
     if not tuning.kept:
-        click.echo("Note: the result cannot be saved; `gguf-spec doctor` shows the reason.", err=True)
+        click.echo(
+            "Note: the result cannot be saved; `gguf-spec doctor` shows the reason.", err=True
+        )
     if options["as_json"]:
         click.echo(json.dumps(tuning.to_dict(), ensure_ascii=False, allow_nan=False))
     else:

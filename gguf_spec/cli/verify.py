@@ -26,21 +26,27 @@ _LONG_COUNT = 4  # default number of prompts with --long
     metavar="FILE",
     help="File with one prompt per line.  [default: 10 bundled prompts]",
 )
-@click.option(
-    "-c", "--count", type=int, help="Number of prompts; at most 50 of the bundled ones."
-)
+@click.option("-c", "--count", type=int, help="Number of prompts; at most 50 of the bundled ones.")
 @click.option(
     "--long",
     is_flag=True,
     help="Put 1,500 tokens before each prompt; the default of -c is then 4.",
 )
 @click.option(
-    "-n", "--max-tokens", type=int, help="Length of a text in tokens.  [default: 64, or 300 with --long]"
+    "-n",
+    "--max-tokens",
+    type=int,
+    help="Length of a text in tokens.  [default: 64, or 300 with --long]",
 )
-@click.option("--draws", type=int, default=1000, help="Number of generations for each chi-square test.")
+@click.option(
+    "--draws", type=int, default=1000, help="Number of generations for each chi-square test."
+)
 @click.option("--seed", type=int, default=1, help="Seed of the first text.")
 @click.option(
-    "--minutes", type=float, default=10.0, help="Time limit in minutes; no further prompt or check starts after it."
+    "--minutes",
+    type=float,
+    default=10.0,
+    help="Time limit in minutes; no further prompt or check starts after it.",
 )
 @click.option(
     "--json",
@@ -134,7 +140,9 @@ def _show(report: Report, prompts: list[str], n_asked: int) -> None:
         if report.noise
         else "none: the passes in use give the logits of single-token passes"
     )
-    some = "" if report.n_prompts == n_asked else f" of {n_asked}: the time limit ended it (--minutes)"
+    some = (
+        "" if report.n_prompts == n_asked else f" of {n_asked}: the time limit ended it (--minutes)"
+    )
     lines = [
         f"{report.target} with {report.draft}, {report.n_tokens} tokens a text, "
         f"{report.total_s:.0f} s",

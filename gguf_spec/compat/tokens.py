@@ -12,7 +12,7 @@ from ..llama.backend import run_with_large_stack
 from ..llama.model import Model
 
 _DECODING = (
-    "use generate_tokens or stream_tokens of gguf_spec.LLM, which take token ids; on_token receives "
+    "use generate_tokens or stream_tokens of gguf_spec.LLM, which take token ids; on_token gets "
     "each token."
 )
 _STATE = "use gguf_spec.load(...).chat() and Chat.save to save a conversation."

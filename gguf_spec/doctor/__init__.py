@@ -275,9 +275,7 @@ class _PairChecks:
                 f"{' and '.join(fixed)} cannot remove tokens from the cache (recurrent or hybrid), "
                 "which speculation needs"
             )
-            yield Check(
-                "rollback", "warn", found, "use other models, or plain decoding."
-            )
+            yield Check("rollback", "warn", found, "use other models, or plain decoding.")
         else:
             yield Check(
                 "rollback",

@@ -111,7 +111,9 @@ def package(version: str) -> Check:
         return Check("gguf-spec", "ok", f"{version}, from {Path(__file__).parents[2]}")
     if installed != version:
         found = f"{version} runs from {Path(__file__).parents[2]}, but {installed} is installed"
-        return Check("gguf-spec", "warn", found, "reinstall gguf-spec, or run it outside the clone.")
+        return Check(
+            "gguf-spec", "warn", found, "reinstall gguf-spec, or run it outside the clone."
+        )
     return Check("gguf-spec", "ok", version)
 
 
@@ -129,9 +131,7 @@ def library() -> Check:
     missing = [one for one in _NEEDED if not hasattr(llama_cpp, one)]
     if missing:
         found = f"llama-cpp-python {llama_cpp.__version__} lacks {', '.join(missing)}"
-        return Check(
-            name, "fail", found, "upgrade it: pip install --upgrade llama-cpp-python."
-        )
+        return Check(name, "fail", found, "upgrade it: pip install --upgrade llama-cpp-python.")
     return Check(name, "ok", f"llama-cpp-python {llama_cpp.__version__}")
 
 
@@ -156,8 +156,12 @@ def build(features: Mapping[str, str], options: ContextOptions) -> Check:
         f"{', '.join(name for name in features if name != 'GPU' and has(features, name))}"
     )
     if not gpu and options.gpu_layers > 0:
-        found = Text("it has no GPU backend, which ", Option("gpu_layers", options.gpu_layers), " needs")
-        return Check("build", "fail", found, Text("omit ", Option("gpu_layers"), f", or {_GPU_BUILD}"))
+        found = Text(
+            "it has no GPU backend, which ", Option("gpu_layers", options.gpu_layers), " needs"
+        )
+        return Check(
+            "build", "fail", found, Text("omit ", Option("gpu_layers"), f", or {_GPU_BUILD}")
+        )
     if not gpu and _NVIDIA.exists():
         return Check(
             "build", "warn", f"it does not use this machine's NVIDIA GPU; {found}", _GPU_BUILD
@@ -254,7 +258,9 @@ def fast_kernels(features: Mapping[str, str], options: ContextOptions) -> Check:
             return Check(name, "warn", found, f"remove {file} to repeat the self-test.")
         write_json(file, {"ok": True, "problem": None})
     how = "weights are repacked" if has(features, "REPACK") else "this build repacks no weights"
-    return Check(name, "ok", f"{how}; the self-test finds the same logits with and without repacking")
+    return Check(
+        name, "ok", f"{how}; the self-test finds the same logits with and without repacking"
+    )
 
 
 def amx(features: Mapping[str, str], fast: Check) -> Check:
@@ -320,8 +326,7 @@ def openmp() -> Check:
         )
     if state == "loaded":
         found = (
-            "another library of this process loaded libgomp first, "
-            f"with a long spin count: {slow}"
+            f"another library of this process loaded libgomp first, with a long spin count: {slow}"
         )
         return Check(
             name,
@@ -380,7 +385,12 @@ def disk() -> Check:
     return (
         Check("disk", "ok", found)
         if free >= _LITTLE_DISK
-        else Check("disk", "warn", found, "free disk space, or set XDG_CACHE_HOME to a folder on another disk.")
+        else Check(
+            "disk",
+            "warn",
+            found,
+            "free disk space, or set XDG_CACHE_HOME to a folder on another disk.",
+        )
     )
 
 

@@ -55,9 +55,9 @@ from .model_errors import (
     LoadCancelledError,
     ModelError,
     ModelNotFoundError,
-    NoTokenLeftError,
     NotAModelError,
     NotEnoughMemoryError,
+    NoTokenLeftError,
     PromptTooLongError,
     QuantizeError,
     RollbackError,
@@ -90,7 +90,7 @@ from .store_errors import (
     UnreachableError,
 )
 
-__all__ = [
+__all__ = [  # noqa: RUF022 -- the order of the tree
     "GgufSpecError",
     "InvalidOptionError",
     "OptionConflictError",

@@ -42,9 +42,7 @@ def less_memory(n_ctx: int | None = None) -> Text:
         n_ctx: A context length that would fit; None if it is unknown.
     """
     return advice(
-        Text("set ", Option("n_ctx", n_ctx))
-        if n_ctx
-        else Text("set a smaller ", Option("n_ctx")),
+        Text("set ", Option("n_ctx", n_ctx)) if n_ctx else Text("set a smaller ", Option("n_ctx")),
         Text("set ", Option("kv_type", "q8_0")),
         "use a smaller model",
         "close other programs",
@@ -124,8 +122,8 @@ class PromptTooLongError(GgufSpecError, ValueError):
     def __init__(self, n_prompt: int, n_ctx: int) -> None:
         larger = 1 << n_prompt.bit_length()
         super().__init__(
-            f"the prompt has {n_prompt:,} tokens but the context holds {n_ctx:,}, including one for "
-            "the answer.",
+            f"the prompt has {n_prompt:,} tokens but the context holds {n_ctx:,}, including one "
+            "for the answer.",
             advice(Text("set ", Option("n_ctx", larger)), "shorten the prompt"),
         )
         self.n_prompt, self.n_ctx = n_prompt, n_ctx

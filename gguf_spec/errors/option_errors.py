@@ -96,7 +96,9 @@ class ContextTooShortError(InvalidOptionError):
         needed: Number of tokens that are needed.
     """
 
-    def __init__(self, what: str, n_ctx: int, needed: int, *others: str, about: bool = False) -> None:
+    def __init__(
+        self, what: str, n_ctx: int, needed: int, *others: str, about: bool = False
+    ) -> None:
         """Create the error.
 
         Args:

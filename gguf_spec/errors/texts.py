@@ -102,7 +102,9 @@ class OneOf(Text):
     @classmethod
     def _written(cls, parts: tuple[str | Option | Call, ...], write: Write) -> str | None:
         written = [text for text in (_write(part, write) for part in parts) if text is not None]
-        return " or ".join(filter(None, [", ".join(written[:-1]), written[-1]])) if written else None
+        if not written:
+            return None
+        return " or ".join(filter(None, [", ".join(written[:-1]), written[-1]]))
 
 
 class Optionally(Text):

@@ -91,9 +91,7 @@ def _read(path: Path) -> Header:
     if stat.S_ISDIR(mode):
         raise NotAModelError(path, f"{path} is a directory.", "name the .gguf file inside it.")
     if not stat.S_ISREG(mode):  # reading a pipe could block forever
-        raise NotAModelError(
-            path, f"{path} is not a regular file.", "name a GGUF file on a disk."
-        )
+        raise NotAModelError(path, f"{path} is not a regular file.", "name a GGUF file on a disk.")
     try:
         with path.open("rb") as file:
             if file.read(4) != b"GGUF":
@@ -145,8 +143,7 @@ def _join(first: Header, count: int) -> Header:
         # llama.cpp aborts on any other type
         if part.kinds.get("split.no") != "u16" or (number, of) != (i, count):
             what = (
-                f"{path.name} is marked as part {_next(number)} of {of!r}, "
-                f"not {i + 1} of {count}"
+                f"{path.name} is marked as part {_next(number)} of {of!r}, not {i + 1} of {count}"
             )
             raise NotAModelError(path, f"{what}.", hint)
         parts.append(part)
@@ -217,9 +214,7 @@ def check_generates_text(header: Header) -> None:
     if metadata.get("tokenizer.ggml.model", "no_vocab") in ("no_vocab", "none") or metadata.get(
         TOKENS, ArrayLength(0)
     ) == ArrayLength(0):
-        raise refuse(
-            "has no tokenizer", "convert the complete model again, with its vocabulary."
-        )
+        raise refuse("has no tokenizer", "convert the complete model again, with its vocabulary.")
     if header.n_tensors == 0:
         raise refuse("has a vocabulary but no weights", "use the complete model file.")
     if metadata["tokenizer.ggml.model"] == "bert":

@@ -387,9 +387,13 @@ class _Converter:
             raise ValueError("a required property is forbidden")
         most = _count(schema, "maxProperties")
         if (_count(schema, "minProperties") or 0) > len(required):
-            raise ValueError("minProperties above the number of required properties is not supported")
+            raise ValueError(
+                "minProperties above the number of required properties is not supported"
+            )
         if most is not None and (extra is not False or most < len(pairs)):
-            raise ValueError("maxProperties below the number of allowed properties is not supported")
+            raise ValueError(
+                "maxProperties below the number of allowed properties is not supported"
+            )
         first = ' "," space '.join(pairs.pop(name) for name in required)
         key = "string"
         # a key with an escape differs from all other keys

@@ -90,7 +90,8 @@ def run_with_large_stack(n_bytes: int, call: Callable[[], int]) -> int:
             thread.start()
         except RuntimeError as error:
             raise NotEnoughMemoryError(
-                f"there is not enough memory to tokenise a text of {n_bytes:,} bytes.", n_bytes << 10
+                f"there is not enough memory to tokenise a text of {n_bytes:,} bytes.",
+                n_bytes << 10,
             ) from error
         finally:
             threading.stack_size(before)

@@ -299,7 +299,8 @@ def load_error(header: Header, log: Iterable[str]) -> GgufSpecError:
         )
         return UnsupportedModelError(
             header.path,
-            f"{name} has the architecture {header.architecture!r}, which llama.cpp does not support.",
+            f"{name} has the architecture {header.architecture!r}, "
+            "which llama.cpp does not support.",
             hint,
         )
     hint = _with_log("download or convert it again")
@@ -311,7 +312,9 @@ def context_error(options: ContextOptions, n_ctx: int, log: Iterable[str]) -> Gg
     log = list(log)
     if any("alloc" in line or "memory" in line for line in log):
         return NotEnoughMemoryError(
-            f"there is not enough memory for a context of {n_ctx:,} tokens.", None, available_bytes()
+            f"there is not enough memory for a context of {n_ctx:,} tokens.",
+            None,
+            available_bytes(),
         )
     prefix = "draft_" if options.drafts else ""
     return ContextFailedError(

@@ -55,7 +55,11 @@ def _probe() -> str | None:
     """Return a description of the failure, or None."""
     # A packed program cannot start itself as Python: skip repacking only on machines with AMX.
     if getattr(sys, "frozen", False):
-        return "a packed program cannot run the self-test" if "amx" in "".join(this_machine()) else None
+        return (
+            "a packed program cannot run the self-test"
+            if "amx" in "".join(this_machine())
+            else None
+        )
     try:
         child = subprocess.run(
             _command(),

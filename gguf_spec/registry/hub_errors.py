@@ -133,7 +133,9 @@ def _denied(error: HfHubHTTPError, entry: Entry, part: Part) -> GgufSpecError | 
         )
     if status == 403:
         hint = f"see {page}, and check the rights of the token in HF_TOKEN."
-        return AccessDeniedError(entry.name, f"the hub denies access to {entry.repo}/{part.file}.", hint)
+        return AccessDeniedError(
+            entry.name, f"the hub denies access to {entry.repo}/{part.file}.", hint
+        )
     return None
 
 
@@ -213,9 +215,7 @@ def _disk(error: OSError, entry: Entry, part: Part) -> GgufSpecError:
         )
     if error.errno is None:
         # The library found a wrong size.
-        return HubError(
-            entry.name, None, f"the hub did not send all of {part.file}.", _BY_HAND
-        )
+        return HubError(entry.name, None, f"the hub did not send all of {part.file}.", _BY_HAND)
     where = error.filename or hub.folder()
     return StoreError(
         entry.name,

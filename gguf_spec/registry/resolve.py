@@ -103,9 +103,7 @@ def resolve(model: str | Path, models_file: Path | None = None) -> Entry:
         pass  # the name is too long, or the home folder does not exist
     known = entries(models_file)
     close = difflib.get_close_matches(str(model)[:200].lower(), [*known, *_by_alias(known)], n=1)
-    hint = (
-        "name a GGUF file, hf:OWNER/REPO/FILE, or a name that `gguf-spec models list` shows."
-    )
+    hint = "name a GGUF file, hf:OWNER/REPO/FILE, or a name that `gguf-spec models list` shows."
     if close:
         hint = f"did you mean {close[0]}?"
     raise ModelNotFoundError(path, f"there is no file {path} and no model with that name.", hint)
@@ -131,6 +129,8 @@ def _on_hub(spec: str) -> Entry:
     names = split_names(file)
     if file != names[0]:
         raise ModelNotFoundError(
-            Path(spec), f"{file} is a later part of a split model.", f"name its first part, {names[0]}."
+            Path(spec),
+            f"{file} is a later part of a split model.",
+            f"name its first part, {names[0]}.",
         )
     return Entry(spec, repo, revision, tuple(Part(name) for name in names), None)

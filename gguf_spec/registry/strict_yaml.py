@@ -28,9 +28,7 @@ _TAG = "tag:yaml.org,2002:"
 _NULL, _TEXT, _INT = _TAG + "null", _TAG + "str", _TAG + "int"
 _SCALARS = (_NULL, _TEXT, _INT, _TAG + "float", _TAG + "bool")
 _PLAIN = "text, a number up to 2**64, true, false, a list or a mapping"
-HINT = (
-    "correct or remove that line; the package's own models.yaml has examples of each key."
-)
+HINT = "correct or remove that line; the package's own models.yaml has examples of each key."
 
 
 def read_yaml(path: Path) -> Value:
@@ -67,9 +65,7 @@ def read_yaml(path: Path) -> Value:
         "correct that line; YAML requires spaces instead of tabs, and quotes around text with `: ` "
         "or ` #` in it."
     )
-    raise InvalidModelsFileError(
-        path, f"the file is not valid YAML: {problem}.", hint, line
-    )
+    raise InvalidModelsFileError(path, f"the file is not valid YAML: {problem}.", hint, line)
 
 
 def _check_events(path: Path, text: str) -> None:

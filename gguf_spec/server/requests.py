@@ -168,7 +168,8 @@ def read_chat(data: dict[str, Any], default: Speculation, most: int | None) -> C
     wants, top = _flag(data, "logprobs"), data.get("top_logprobs")
     if top is not None and not (wants and _is_count(top) and 0 <= top <= _MOST_TOP):
         raise bad(
-            "top_logprobs", f"must be a whole number from 0 to {_MOST_TOP}, and requires logprobs to be true."
+            "top_logprobs",
+            f"must be a whole number from 0 to {_MOST_TOP}, and requires logprobs to be true.",
         )
     sampling = {"json_schema": schema, "logprobs": (top or 0) if wants else None}
     names |= {"prompt": "messages", "json_schema": "response_format"}
@@ -195,7 +196,9 @@ def read_text(data: dict[str, Any], default: Speculation, most: int | None) -> C
     if logprobs is not None and not (_is_count(logprobs) and 0 <= logprobs <= _MOST_TOP):
         raise bad("logprobs", f"must be a whole number from 0 to {_MOST_TOP}.")
     if echo and (logprobs is not None or not isinstance(prompt, str)):
-        raise bad("echo", "requires a prompt that is a string, and cannot be combined with logprobs.")
+        raise bad(
+            "echo", "requires a prompt that is a string, and cannot be combined with logprobs."
+        )
     return _asked(
         data, prompt, {"logprobs": logprobs}, default, most, {"prompt": "prompt"}, echo=echo
     )
@@ -352,9 +355,7 @@ def _schema(value: Any) -> Any:
         or inner.get("description")
         or not set(inner) <= {"name", "schema", "strict", "description"}
     ):
-        raise bad(
-            "response_format.json_schema", "may contain only name, schema and strict."
-        )
+        raise bad("response_format.json_schema", "may contain only name, schema and strict.")
     return inner["schema"]  # always enforced, whatever the value of `strict`
 
 

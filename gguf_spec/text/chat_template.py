@@ -50,9 +50,7 @@ def encode_chat(
     """
     template = model.chat_template
     if template is None:
-        raise TemplateError(
-            f"{model.path.name} has no chat template.", Text(_AS_TEXT, ".")
-        )
+        raise TemplateError(f"{model.path.name} has no chat template.", Text(_AS_TEXT, "."))
     for message in messages:
         _check_message(model, message)
     if tools:

@@ -137,7 +137,9 @@ def render(source: str, values: Mapping[str, Any]) -> str:
     try:
         text = json.dumps(values)
     except (TypeError, ValueError, RecursionError) as error:
-        raise TemplateFailure(f"the messages contain a value that JSON does not support: {error}") from error
+        raise TemplateFailure(
+            f"the messages contain a value that JSON does not support: {error}"
+        ) from error
     most = MAX_OUTPUT + len(text)
     if (
         len(source) <= _SMALL_SOURCE

@@ -364,6 +364,4 @@ class RequestChecks:
         return Check(name, n, found, faults, changes, n_near_ties)
 
     def _left_out(self, name: str) -> Check:
-        return Check(
-            name, 0, f"omitted: a context of {self._llm.n_ctx} tokens is too short"
-        )
+        return Check(name, 0, f"omitted: a context of {self._llm.n_ctx} tokens is too short")

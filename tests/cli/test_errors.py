@@ -253,5 +253,6 @@ def test_a_target_that_cannot_go_back_is_no_error(generate, tmp_path, kind):
     assert (plain.returncode, plain.stderr, drafted.returncode) == (0, b"", 0)
     assert drafted.stdout == plain.stdout
     assert re.fullmatch(
-        rf"Note: {kind}\.gguf is recurrent or hybrid and cannot remove tokens from its cache[^\n]+\n", drafted.stderr.decode()
+        rf"Note: {kind}\.gguf is recurrent or hybrid and cannot remove tokens from its cache[^\n]+\n",
+        drafted.stderr.decode(),
     )

@@ -177,7 +177,10 @@ def test_without_a_draft_there_is_nothing_to_verify():
 
     with (
         load("tales", "none", threads=1) as llm,
-        pytest.raises(InvalidOptionError, match="there is no draft model, so there is no speculation to verify"),
+        pytest.raises(
+            InvalidOptionError,
+            match="there is no draft model, so there is no speculation to verify",
+        ),
     ):
         verify(llm)
 

@@ -83,7 +83,10 @@ def test_blocks_must_divide_heads(narrow, kind):
         Model(narrow, options)
     with (
         pytest.MonkeyPatch.context() as patch,
-        pytest.raises(ContextFailedError, match=r"llama\.cpp cannot create a context of .* tokens with kv_type="),
+        pytest.raises(
+            ContextFailedError,
+            match=r"llama\.cpp cannot create a context of .* tokens with kv_type=",
+        ),
     ):
         patch.setattr(ContextOptions, "check_heads", lambda *_: None)
         Model(narrow, options)

@@ -206,7 +206,10 @@ def test_a_model_that_cannot_go_back_says_so(animals, kind):
     model = Model(animals / f"{kind}.gguf", ContextOptions(n_ctx=64, threads=1, extra_bufts=False))
     assert not model.can_roll_back
     model.read([1, 2, 3])
-    with pytest.raises(RollbackError, match=f"{kind}.gguf cannot remove tokens from its cache: 3 are cached, 1 must remain"):
+    with pytest.raises(
+        RollbackError,
+        match=f"{kind}.gguf cannot remove tokens from its cache: 3 are cached, 1 must remain",
+    ):
         model.rollback(1)
     assert model.cached == [1, 2, 3]
     model.rollback(0)
@@ -225,9 +228,10 @@ def test_a_recurrent_or_hybrid_target_goes_on_plainly(animals, kind, sampling):
             texts.append(llm.generate("Once upon the time", sampling).text)
             assert llm.generate("Once upon the time", sampling).text == texts[-1]
             assert llm.draft_name is None
-            assert [f"{kind}.gguf is recurrent or hybrid and cannot remove tokens" in note for note in llm.notes] == (
-                [True] if draft else []
-            )
+            assert [
+                f"{kind}.gguf is recurrent or hybrid and cannot remove tokens" in note
+                for note in llm.notes
+            ] == ([True] if draft else [])
     assert texts[0] == texts[1] != ""
 
 
@@ -237,7 +241,10 @@ def test_a_recurrent_or_hybrid_draft_is_left_out(animals, kind):
     with gguf_spec.load(
         animals / "llama.gguf", animals / f"{kind}.gguf", threads=1, extra_bufts=False
     ) as llm:
-        assert [f"the draft {kind}.gguf is recurrent or hybrid and cannot remove tokens" in note for note in llm.notes] == [True]
+        assert [
+            f"the draft {kind}.gguf is recurrent or hybrid and cannot remove tokens" in note
+            for note in llm.notes
+        ] == [True]
         text, drafted = (
             llm.generate("Once upon the time", sampling).text,
             llm.generate("x", sampling).stats.n_drafted,

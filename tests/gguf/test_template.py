@@ -96,7 +96,10 @@ def test_a_template_that_fails(tmp_path, template):
     with with_template(tmp_path / "bad.gguf", template) as llm:
         with pytest.raises(TemplateError, match=r"the chat template of bad\.gguf fails") as caught:
             llm.generate(HELLO)
-        assert caught.value.hint == "check the roles and their order, or give the whole prompt as text."
+        assert (
+            caught.value.hint
+            == "check the roles and their order, or give the whole prompt as text."
+        )
         assert llm.generate("The", Sampling(temperature=0, max_tokens=2)).finish_reason in (
             "stop",
             "length",

@@ -379,7 +379,7 @@ def test_a_long_workload_that_does_not_fit_is_an_error(tales, workload):
         match=f"the workload {workload.name} needs {needed:,} tokens but the context holds {needed - 1:,}",
     ):
         workload.conversations(llm)
-    with pytest.raises(InvalidOptionError, match="the workload .* needs"):
+    with pytest.raises(InvalidOptionError, match=r"^the workload .* needs"):
         workload.prompts(llm)
     llm.n_ctx = needed
     assert workload.prompts(llm)

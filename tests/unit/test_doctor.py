@@ -627,7 +627,9 @@ def test_models_that_cannot_go_back(files):
     for pair in ((files / "mamba.gguf", None), (files / "one.gguf", files / "mamba.gguf")):
         diagnosis = doctor(*pair, OPTIONS)
         assert found("rollback", diagnosis).status == "warn"
-        assert "mamba.gguf cannot remove tokens from the cache" in found("rollback", diagnosis).found
+        assert (
+            "mamba.gguf cannot remove tokens from the cache" in found("rollback", diagnosis).found
+        )
         assert diagnosis.ok
 
 

@@ -646,7 +646,10 @@ def test_offline_and_not_there(hub, monkeypatch, switch):
         errors.NotDownloadedError, match=r"one \(2\.3 MB\) is not on this disk"
     ) as caught:
         download.pull(entry, offline=switch == "argument")
-    assert caught.value.hint == "to download it, use gguf_spec.pull('one') without offline=True and HF_HUB_OFFLINE."
+    assert (
+        caught.value.hint
+        == "to download it, use gguf_spec.pull('one') without offline=True and HF_HUB_OFFLINE."
+    )
     with pytest.raises(errors.InvalidOptionError, match="force"):
         download.pull(entry, force=True, offline=True)
     assert hub.requests == []

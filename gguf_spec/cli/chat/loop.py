@@ -208,7 +208,9 @@ class ChatLoop:
             _stats_lines(s, last.seed),
             f"context {s.n_prompt + s.n_generated:,} of {self._llm.n_ctx:,} tokens after it",
         ]
-        self._face.say("\n".join([*lines, *(f"note    {in_command(note)}" for note in self._llm.notes)]))
+        self._face.say(
+            "\n".join([*lines, *(f"note    {in_command(note)}" for note in self._llm.notes)])
+        )
 
     def _draft(self, rest: str) -> None:
         loaded = self._llm.speculation
