@@ -154,11 +154,10 @@ def test_the_tree_of_classes_in_the_docstring():
     lines, stack = [], [errors.GgufSpecError]
     while stack:
         kind = stack.pop()
-        depth = len(kind.__mro__) - len(kind.__mro__[kind.__mro__.index(kind) :])
-        depth = [one for one in kind.__mro__ if issubclass(one, errors.GgufSpecError)]
+        depth = sum(issubclass(one, errors.GgufSpecError) for one in kind.__mro__) - 1
         others = [one.__name__ for one in kind.__bases__ if not issubclass(one, errors.GgufSpecError) and one is not Exception]  # fmt: skip
         more = f" ({', '.join(others)})" if others else ""
-        lines.append("    " * (len(depth) - 1) + kind.__name__ + more)
+        lines.append("    " * depth + kind.__name__ + more)
         below = [one for one in CLASSES if kind in one.__bases__]
         stack += reversed(below)
     assert errors.__doc__.split("The classes:\n\n")[1].rstrip() == "\n".join(lines)
