@@ -14,7 +14,7 @@ from .chat import chat
 from .completion import completion
 from .doctor import doctor
 from .drafts import drafts
-from .errors import CommandGroup, message_and_hint
+from .error_text import CommandGroup, message_and_hint
 from .generate import CONTROL, generate
 from .models import models
 from .quantize import quantize

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .errors import in_command
+from .error_text import in_command
 from .options import model_options
 from .tune import cost_lines, wrapped
 

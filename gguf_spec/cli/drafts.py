@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from .completion import model_names
-from .errors import in_command
+from .error_text import in_command
 from .generate import CONTROL
 
 if TYPE_CHECKING:

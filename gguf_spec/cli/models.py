@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from .completion import model_names
-from .errors import CommandGroup
+from .error_text import CommandGroup
 from .generate import CONTROL
 
 if TYPE_CHECKING:

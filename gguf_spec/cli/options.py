@@ -13,7 +13,7 @@ import click
 from click.core import ParameterSource
 
 from .completion import model_names
-from .errors import in_command
+from .error_text import in_command
 from .progress import MeasuringNote
 
 if TYPE_CHECKING:

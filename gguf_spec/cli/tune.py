@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .errors import in_command
+from .error_text import in_command
 from .options import load_models, model_options
 
 if TYPE_CHECKING:

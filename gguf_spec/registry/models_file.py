@@ -279,7 +279,7 @@ def _listed_parts(value: Value) -> tuple[Part, ...]:
             )
     if len(parts) != len(names) or not parts:
         raise value.error(
-            f"{value.key} lists {len(parts)} of {len(names)} files.",
+            f"{value.key} lists {len(parts)} files but must list {max(1, len(names))}.",
             "list all files of one split model, in order.",
         )
     return parts

@@ -75,7 +75,7 @@ def test_the_table_and_the_useless_draft():
 def test_what_was_not_done_is_told():
     run = invoke("--minutes", "0.000001")
     assert run.exception is None
-    assert "The time was up before all was done (--minutes)." in run.stdout
+    assert "The time limit ended the benchmark early (--minutes)." in run.stdout
     assert (
         "No useless draft was given (--useless FILE), so the worst case was not timed."
         in run.stdout
@@ -86,9 +86,9 @@ def test_what_was_not_done_is_told():
     ("args", "code", "said"),
     [(["--workload", "gone"], 2, "--workload is 'gone' but must be one of story, repetitive, copy, chat, long, short, document-1k, "),
      (["--long"], 2, "the workload document-4k needs 3,908 tokens but the context holds 2,048."),
-     (["--runs", "0"], 2, "runs is 0"), (["-n", "-1"], 2, "max_tokens is -1"), (["--minutes", "nan"], 2, "minutes is nan"),
+     (["--runs", "0"], 2, "--runs is 0"), (["-n", "-1"], 2, "--max-tokens is -1"), (["--minutes", "nan"], 2, "--minutes is nan"),
      (["--plot", "a.png"], 2, "--plot is 'a.png' but must be a file whose name ends in .svg."), (["--plot", "gone/a.svg"], 1, "gone/a.svg"),
-     (["--seed", "-1"], 2, "seed is -1"), (["--useless", "gone.gguf"], 1, "there is no file gone.gguf"),
+     (["--seed", "-1"], 2, "--seed is -1"), (["--useless", "gone.gguf"], 1, "there is no file gone.gguf"),
      (["--useless", "abc.gguf"], 1, "4096 in the target, 275 in the draft"), (["--useless", "none"], 1, "no file none")],
 )  # fmt: skip
 def test_errors(cli, args, code, said):

@@ -96,7 +96,7 @@ def test_the_system_message_is_read(chat):
     assert plain < told == later
     code, _, said = seen(chat(["/system", "/system Be brief.", "/system", "/system -", "/system"]))
     assert (code, said.splitlines()) == (
-        0, ["There is no system message.", "From the next answer on.", "Be brief.", "From the next answer on.", "There is no system message."],
+        0, ["There is no system message.", "The system message applies from the next answer on.", "Be brief.", "The system message applies from the next answer on.", "There is no system message."],
     )  # fmt: skip
 
 
@@ -167,7 +167,7 @@ def test_undo_and_reset_make_the_prompt_short_again(chat):
     assert anew == one
     code, _, err = seen(chat(["hi", "/undo", "/undo", "/retry", "/stats"]))
     assert code == 1
-    assert err.startswith("Forgotten: hi\nError: there is nothing to undo.\n")
+    assert err.startswith("Removed: hi\nError: there is no question to remove.\n")
     assert "Error: nothing was asked yet.\n" in err
     assert "speed " in err  # what the answer cost is still known
 
@@ -238,7 +238,7 @@ def test_caches_of_other_models_are_not_used_and_that_is_said(chat, tmp_path):
     chat(["hello", f"/save {file}"])
     code, out, err = seen(chat([f"/load {file}", "more"], "-m", "plain.gguf"))
     assert (code, out) == (0, f"{SAYS}\n")
-    assert "Note: all of it is read again at the next answer: " in err
+    assert "Note: the next answer reads the conversation again: " in err
 
 
 @pytest.mark.parametrize(

@@ -212,7 +212,7 @@ def test_a_conversation(terminal, tmp_path):
     terminal.type("C-c")
     terminal.see("(stopped)")
     terminal.type("/undo", "Enter")
-    terminal.see("Forgotten: more")
+    terminal.see("Removed: more")
     terminal.type(f"/save {file}", "Enter")
     terminal.see("Saved 2 messages in")
     terminal.type("C-d")
@@ -222,7 +222,7 @@ def test_a_conversation(terminal, tmp_path):
     terminal.see("You: hello you")
     terminal.see("Answer: abcdefghijkl abcdefghijkl")
     terminal.type("/undo", "Enter")
-    terminal.see("Forgotten: hello you")
+    terminal.see("Removed: hello you")
     terminal.type("/quit", "Enter")
     assert terminal.end() == 0
 
@@ -278,7 +278,7 @@ def test_a_history_that_cannot_be_kept_ends_nothing(terminal, home):
     terminal.begin()
     seen = terminal.ask("first words")
     seen = terminal.ask("other words")
-    assert seen.count("Note: what is typed is not kept: ") == 1
+    assert seen.count("Note: typed lines are not saved: ") == 1
     assert seen.count(SAYS) == 2
 
 
@@ -362,7 +362,7 @@ def test_the_window_may_change_its_size(terminal):
     terminal.type("Home", "so ", "Enter")
     terminal.see(SAYS)
     terminal.type("/undo", "Enter")
-    seen = terminal.see("Forgotten")
+    seen = terminal.see("Removed")
     assert "so some words" in " ".join(seen.split())
 
 
@@ -392,7 +392,7 @@ def test_accepted_tokens_are_green_on_request(terminal):
     terminal.ask("hello")
     assert green.findall(terminal.screen("-e"))
     terminal.type("/draft hide", "Enter")
-    terminal.see("Markdown again.")
+    terminal.see("Markdown is formatted.")
 
 
 def test_no_colour_where_it_is_not_wanted(terminal):

@@ -104,7 +104,7 @@ def test_a_home_that_takes_nothing(command, own, tale, disk, state):
     assert why in talk.stderr
     tuned = command("tune", "--threads", "1", **home(disk))
     assert (tuned.returncode, "Traceback" in tuned.stderr) == (0, False)
-    assert "there is no place to keep this" in tuned.stderr
+    assert "the result cannot be saved" in tuned.stderr
     doctor = command("doctor", **home(disk))
     assert doctor.returncode in (0, 1) and "Traceback" not in doctor.stderr
     assert [

@@ -47,15 +47,15 @@ def test_what_fails_ends_it_with_1(cli, as_json):
     if as_json:
         assert json.loads(text)["ok"] is False
         last = json.loads(text)["checks"][-1]
-        assert last.pop("todo").startswith("give the path of a GGUF file, ")
+        assert last.pop("todo").startswith("name a GGUF file, ")
         assert last == {
             "name": "draft",
             "status": "fail",
-            "found": "there is no file no.gguf and no model of that name.",
+            "found": "there is no file no.gguf and no model with that name.",
         }
     else:
         assert (
-            "fail  draft        there is no file no.gguf and no model of that name.\n                   -> give the path"
+            "fail  draft        there is no file no.gguf and no model with that name.\n                   -> name a GGUF file"
             in text
         )
         assert text.splitlines()[-1].startswith("Failed: draft")

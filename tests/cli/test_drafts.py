@@ -36,11 +36,11 @@ def test_a_table_of_what_fits_and_what_does_not(run):
     assert (result.returncode, result.stderr) == (0, b"")
     assert lines[0].split() == ["draft", "gain", "why"]
     assert lines[1].startswith("small.gguf ")
-    assert "it speaks the same vocabulary and has 12% of the target's size" in lines[1]
+    assert "it has the same vocabulary and has 12% of the target's size" in lines[1]
     assert next(line for line in lines if line.startswith("other.gguf")).endswith(
         "in the target, 'another' in the draft"
     )
-    assert "more in models.yaml are not on this disk" in lines[-1]
+    assert "more models in models.yaml are not on this disk" in lines[-1]
 
 
 def test_json_has_all_of_them(run):
@@ -49,7 +49,7 @@ def test_json_has_all_of_them(run):
     assert data["drafts"][0]["name"] == "small.gguf"
     assert by_name["smollm2-135m"] == {
         "name": "smollm2-135m", "path": None, "fits": False, "gain": None, "measured": False, "declared": False,
-        "why": "not on this disk, so that its vocabulary cannot be compared",
+        "why": "it is not on this disk, so its vocabulary cannot be compared",
     }  # fmt: skip
     assert by_name["small.gguf"]["path"].endswith("small.gguf")
 
@@ -83,7 +83,7 @@ def test_generate_takes_it_and_says_so(run):
     )
     assert json.loads(result.stdout)["draft"] == "small.gguf"
     assert result.stderr.decode().startswith(
-        "Note: drafting with small.gguf: it speaks the same vocabulary"
+        "Note: the draft is small.gguf: it has the same vocabulary"
     )
 
 

@@ -129,7 +129,7 @@ def test_pull(run, hub, home):
     hub.requests.clear()
     result = run("pull", "uno")
     assert result.stderr.splitlines() == [
-        f"{name}: was on this disk, sha256 verified: {folder}/{name}.gguf"
+        f"{name}: already on this disk, sha256 verified: {folder}/{name}.gguf"
         for name in ("one", "two")
     ]
     assert run("path", "uno").stdout == f"{folder}/one.gguf\n"
@@ -282,9 +282,9 @@ def test_gated(run, hub):
     (("pull", f"hf:{REPO}/one.gguf@v2"), f"{REPO} has no revision v2", "/commits/main"),
     (("pull", "hf:no/such/one.gguf"), "there is no repository no/such, or it is private", "HF_TOKEN"),
     (("pull", "three"), "there is no file three", "a name"),
-    (("path", "one"), "one (1.2 MB) is not on this disk", "gguf-spec models pull one."),
-    (("remove", "one"), "one (1.2 MB) is not on this disk", "gguf-spec models pull one."),
-    (("pull", "one", "--offline"), "is not on this disk", "it takes a network once"),
+    (("path", "one"), "one (1.2 MB) is not on this disk", "Hint: to download it, use gguf-spec models pull one."),
+    (("remove", "one"), "one (1.2 MB) is not on this disk", "Hint: to download it, use gguf-spec models pull one."),
+    (("pull", "one", "--offline"), "is not on this disk", "Hint: to download it, use gguf-spec models pull one without --offline and HF_HUB_OFFLINE."),
 ])  # fmt: skip
 def test_what_is_missing(run, args, said, todo):
     fails(run(*args), said, todo)
@@ -471,7 +471,7 @@ def test_remove(run, terminal, hub, home):
     result = run("remove", "uno")
     assert (result.returncode, result.stdout, result.stderr) == (
         0,
-        "one: removed, 1.2 MB are free again\n",
+        "one: removed, 1.2 MB were freed\n",
         "",
     )
     assert run("path", "one").returncode == 1

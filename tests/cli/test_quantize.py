@@ -29,7 +29,7 @@ def quantise(cli, tmp_path):
 def test_a_line_at_the_end(quantise, cli, tmp_path):
     result = quantise("--type", "q8_0")
     assert (result.returncode, result.stderr) == (0, b"")
-    line = rf"{re.escape(str(tmp_path))}/small\.gguf: Q8_0, 0\.1 MB after [\d.]+ MB, [89]\.\d\d bits a weight after 32\.00, in [\d.]+ s\n"
+    line = rf"{re.escape(str(tmp_path))}/small\.gguf: Q8_0, 0\.1 MB instead of [\d.]+ MB, [89]\.\d\d bits per weight instead of 32\.00, in [\d.]+ s\n"
     assert re.fullmatch(line, result.stdout.decode())
     says = [
         cli("generate", "a", "-m", path, "-d", "none", "--raw", "-t", "0", "--threads", "1").stdout
@@ -83,13 +83,13 @@ def test_json_and_the_note(quantise, cli, tmp_path):
     assert data["target_bytes"] == (tmp_path / "smaller.gguf").stat().st_size < data["source_bytes"]
     assert (
         result.stderr.decode()
-        == "Note: small.gguf is quantised already: quality suffers; a file made from F32, F16 or BF16 is better.\n"
+        == "Note: small.gguf is already quantised, which lowers the quality; use a file in F32, F16 or BF16 if possible.\n"
     )
 
 
 def test_rows_that_blocks_do_not_divide_are_told(quantise):
     assert re.search(
-        rb"s, \d+ of 12 tensors in a larger type, as its blocks do not divide their rows\n",
+        rb"s, \d+ of 12 tensors in a larger type, because blocks do not divide their rows\n",
         quantise("--type", "Q4_K_M").stdout,
     )
 
@@ -201,4 +201,4 @@ def test_a_bar_at_a_terminal(tmp_path, cage, environment):
     assert code == 0, seen
     assert b"quantising" in seen
     assert re.search(rb"\d+/\d+", seen)
-    assert b"bits a weight after" in seen
+    assert b"bits per weight instead of" in seen

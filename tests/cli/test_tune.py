@@ -84,14 +84,14 @@ def test_where_it_cannot_be_kept(cli, tmp_path):
     result = cli("tune", *PAIR, "--extra-bufts", env={"XDG_CACHE_HOME": str(tmp_path)})
     assert (result.returncode, result.stderr) == (
         0,
-        b"Note: there is no place to keep this: gguf-spec doctor says why.\n",
+        b"Note: the result cannot be saved; `gguf-spec doctor` shows the reason.\n",
     )
     assert b"A token of the target takes" in result.stdout
 
 
 @pytest.mark.parametrize(
     ("args", "code", "said"),
-    [(("-m", "no.gguf"), 1, "there is no file"), (("--threads", "0"), 2, "threads is 0")],
+    [(("-m", "no.gguf"), 1, "there is no file"), (("--threads", "0"), 2, "--threads is 0")],
 )
 def test_what_is_wrong_is_said(cli, args, code, said):
     result = cli("tune", *args)

@@ -108,7 +108,8 @@ def test_every_argument_that_cannot_be_honoured_is_named(pair):
                 pair[0], n_threads=1, verbose=False, **{name: value} if name != "n_threads" else {}
             )
         assert info.value.option == name
-        assert str(info.value).startswith(f"{name} is ")
+        said = f"Llama has no argument {name}." if name == "n_thread" else f"{name} is "
+        assert str(info.value).startswith(said)
         assert "  " not in info.value.hint
 
 

@@ -240,7 +240,7 @@ FATAL = {
         {},
         "epsilon is nan",
     ),
-    "a token twice": ({"tokenizer.ggml.tokens": TWICE}, {}, "1 of its 275 tokens are there twice"),
+    "a token twice": ({"tokenizer.ggml.tokens": TWICE}, {}, "1 of its 275 tokens occur twice"),
     "weights of doubles": (
         {},
         {"blk.0.attn_q.weight": np.zeros((64, 64), np.float64)},

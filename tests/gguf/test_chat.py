@@ -269,7 +269,7 @@ def test_a_session_cut_short_or_of_another_user_is_read_again(saved, fresh, tmp_
     chat = fresh.chat(sampling=SAID)
     assert "damaged" in chat.restore(cut)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "someone"))
-    assert "somebody else" in chat.restore(path)
+    assert "another user" in chat.restore(path)
     assert chat.messages == messages
     assert (tmp_path / "someone/gguf-spec/session-key").stat().st_mode & 0o077 == 0
     assert same(chat.send(QUESTIONS[3]), after)

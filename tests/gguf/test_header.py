@@ -249,8 +249,8 @@ def _pair(key: bytes, kind: int, value: bytes) -> bytes:
             _file(0, 1, _pair(b"general.alignment", 10, struct.pack("<Q", 32))),
             "its alignment is 32",
         ),
-        (_file(0, 2, _pair(b"k", 0, b"\1") * 2), "holds 'k' twice"),
-        (_file(0, 2, _pair(b"\xff", 0, b"\1") * 2), "holds '�' twice"),
+        (_file(0, 2, _pair(b"k", 0, b"\1") * 2), "contains 'k' twice"),
+        (_file(0, 2, _pair(b"\xff", 0, b"\1") * 2), "contains '�' twice"),
         (_file(1, 0, struct.pack("<QI", 0, 5)), "has 5 dimensions"),
         (_file(1, 0, struct.pack("<QI", 0, 0)), "has 0 dimensions"),
         (_file(1, 0, struct.pack("<QIQIQ", 0, 1, 0, 0, 0)), r"has the shape \(0,\)"),
@@ -258,7 +258,7 @@ def _pair(key: bytes, kind: int, value: bytes) -> bytes:
         (_file(1, 0, struct.pack("<QIQIQ", 0, 1, 33, 8, 0)), "rows of 33 values"),
         (
             _file(1, 0, struct.pack("<QIQIQ", 0, 1, 32, 4, 0)),
-            "type 4, which llama.cpp knows no longer",
+            "type 4, which llama.cpp no longer supports",
         ),
         (_file(2, 0, struct.pack("<QIQIQ", 0, 1, 32, 0, 0) * 2), "the tensor '' twice"),
         (
@@ -271,7 +271,10 @@ def _pair(key: bytes, kind: int, value: bytes) -> bytes:
         ),
         (_file(1, 0, struct.pack("<QIQIQ", 0, 1, 2**39, 0, 0)), "is cut short"),
         (_file(1, 0, struct.pack("<QIQIQ", 0, 1, 32, 0, 2**63)), "is cut short"),
-        (_file(1, 0, struct.pack("<QIQIQ", 0, 1, 32, 28, 0)), "numbers of the type 28"),
+        (
+            _file(1, 0, struct.pack("<QIQIQ", 0, 1, 32, 28, 0)),
+            "is of the type 28, which is not a type of weights",
+        ),
     ],
 )
 def test_says_what_is_wrong(tmp_path, data, said):
@@ -407,7 +410,7 @@ GREEDY = {
 }
 REFUSED = {
     "ten million tokens": "claims 10,000,000 strings", "long tokens": "bytes of names and texts", "long keys": "bytes of names and texts",
-    "strings without end": "claims 4,194,304 strings", "short arrays": "short arrays hold more than", "a longer array": "header takes more than",
+    "strings without end": "claims 4,194,304 strings", "short arrays": "short arrays contain more than", "a longer array": "header takes more than",
     "a text of 4 GB": "for one string", "tensors of one name": "twice", "zeros": "twice",
 }  # fmt: skip
 MEASURE = """

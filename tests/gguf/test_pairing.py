@@ -128,7 +128,7 @@ def test_the_right_draft_among_ten_caches_with_decoys(home, target, monkeypatch)
     assert (found.path, found.name) == (right, "right.gguf")
     assert (
         why
-        == "drafting with right.gguf: it speaks the same vocabulary and has 13% of the target's size."
+        == "the draft is right.gguf: it has the same vocabulary and has 13% of the target's size."
     )
     others = names(target)
     assert "'another'" in others["words.gguf"].why
@@ -233,7 +233,7 @@ def test_costs_that_were_measured_count_more_than_sizes(home, target):
     measured(heavy, 0.9)
     found, why = choose(resolve(target), target, OPTIONS)
     assert found.path == heavy
-    assert "measured here" in why
+    assert "measured on this machine" in why
 
 
 def test_comparisons_are_remembered_until_a_file_changes(home, target, monkeypatch):
@@ -251,7 +251,7 @@ def test_loading_finds_it_and_says_so(home, target):
     put(target.parent / "right.gguf", zoo.llama(n_layer=4))
     with gguf_spec.load(target, threads=1, extra_bufts=False) as llm:
         assert llm.draft_name == "right.gguf"
-        assert llm.notes[0].startswith("drafting with right.gguf: it speaks")
+        assert llm.notes[0].startswith("the draft is right.gguf: it has")
     with gguf_spec.load(target, "none", threads=1, extra_bufts=False) as llm:
         assert (llm.draft_name, llm.notes) == (None, ())
     assert cache_file("pairs", []).parent.exists()

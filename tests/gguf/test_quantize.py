@@ -319,9 +319,9 @@ def test_what_is_not_right_is_not_kept(model, tmp_path, monkeypatch, wrong):
         lambda source, part, *_: [sys.executable, "-c", code, str(other), str(part)],
     )
     said = {
-        "half": "is not whole",
+        "half": "is incomplete",
         "tokens": "has another tokenizer than the model",
-        "tensors": "holds 12 tensors, not 21",
+        "tensors": "has 12 tensors, not 21",
     }[wrong]
     with pytest.raises(QuantizeError, match=f"the quantised file small.gguf {said}"):
         quantize.quantize(model, tmp_path / "small.gguf", "Q4_0")
@@ -357,7 +357,7 @@ def test_a_disk_that_runs_full(model, tmp_path):
         check=False,
     )
     assert (child.returncode, child.stderr) == (0, "")
-    assert "is not whole" in child.stdout or "cannot quantise" in child.stdout
+    assert "is incomplete" in child.stdout or "cannot quantise" in child.stdout
     assert only(tmp_path) == []
 
 

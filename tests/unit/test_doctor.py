@@ -93,7 +93,7 @@ def test_all_is_well():
     ]  # fmt: skip
     assert (diagnosis.ok, diagnosis.sentence) == (True, "No problem was found.")
     assert diagnosis.tuning is None
-    assert found("costs", diagnosis).found == "not measured yet: gguf-spec tune"
+    assert found("costs", diagnosis).found == "not measured yet; `gguf-spec tune` measures them"
     assert all(one.found for one in diagnosis.checks)
 
 
@@ -103,7 +103,7 @@ def test_all_is_well():
 def test_an_old_python(monkeypatch):
     monkeypatch.setattr(checks, "_OLDEST_PYTHON", (3, 99))
     assert check("Python").status == "fail"
-    assert check("Python").todo == "take Python 3.99 or newer."
+    assert check("Python").todo == "use Python 3.99 or newer."
 
 
 def test_another_version_is_installed(monkeypatch):
@@ -136,7 +136,7 @@ def test_all_that_is_looked_for_is_there():
 def test_layers_for_a_gpu_that_the_build_does_not_know():
     build = found("build", doctor(options=ContextOptions(n_ctx=64, threads=1, gpu_layers=4)))
     assert build.status == "fail"
-    assert "--gpu-layers 4 asks for one" in build.found
+    assert "it has no GPU backend, which gpu_layers=4 needs" in build.found
 
 
 def test_a_gpu_that_is_not_used(monkeypatch, tmp_path):
@@ -155,7 +155,7 @@ def test_a_gpu_build(monkeypatch):
     assert check("build") == Check(
         "build", "ok", "with GPU offload; ARCHS, USE_GRAPHS, AVX, AVX2, FMA"
     )
-    assert "what the GPU has is not known" in check("room").found
+    assert "the memory of the GPU is unknown" in check("room").found
 
 
 # ---- the processor
@@ -239,7 +239,7 @@ def test_amx(monkeypatch, has, built, problem, wanted, status):
 @pytest.mark.parametrize(
     ("state", "status", "said"),
     [
-        ("set", "ok", "spin 10,000 times"), ("user", "ok", "from the environment: GOMP_SPINCOUNT=7"), ("loaded", "warn", "loaded libgomp first"),
+        ("set", "ok", "spin 10,000 times"), ("user", "ok", "the environment sets how long threads spin at a barrier: GOMP_SPINCOUNT=7"), ("loaded", "warn", "loaded libgomp first"),
         ("absent", "ok", "does not use libgomp"), ("unknown", "ok", "on Linux only"),
     ],
 )  # fmt: skip
@@ -255,7 +255,7 @@ def test_the_spin_count(monkeypatch, state, status, said):
 @pytest.mark.parametrize(
     ("threads", "cores", "quota", "status", "said"),
     [
-        (1, 1, None, "ok", "1 on 1 physical core"), (None, 4, None, "ok", "4 on 4 physical cores"), (1, 2, None, "warn", "the others idle"),
+        (1, 1, None, "ok", "1 on 1 physical core"), (None, 4, None, "ok", "4 on 4 physical cores"), (1, 2, None, "warn", "the others are idle"),
         (8, 4, None, "warn", "wait for each other"), (None, 64, 2.0, "warn", "may use 2 of them"), (None, 2, 2.0, "ok", "2 on 2"),
     ],
 )  # fmt: skip
@@ -323,7 +323,7 @@ def test_nothing_but_what_was_probed_is_left_in_the_cache(tmp_path):
 
 def test_nothing_downloaded_yet(tmp_path):
     assert check("hub cache") == Check(
-        "hub cache", "ok", f"nothing was downloaded yet; it would come to {tmp_path / 'hub'}"
+        "hub cache", "ok", f"no model was downloaded yet; the folder is {tmp_path / 'hub'}"
     )
 
 
@@ -336,7 +336,7 @@ def test_models_that_were_downloaded(tmp_path):
         (tmp_path / "hub" / name / "blobs").mkdir(parents=True)
         (tmp_path / "hub" / name / "blobs" / "0123").write_bytes(bytes(n_bytes))
     assert re.fullmatch(
-        rf"{tmp_path / 'hub'} holds 2 repositories, 2\.5 MB; .* are free there",
+        rf"{tmp_path / 'hub'} contains 2 repositories, 2\.5 MB; .* are free there",
         check("hub cache").found,
     )
 
@@ -344,7 +344,10 @@ def test_models_that_were_downloaded(tmp_path):
 def test_a_hub_cache_that_cannot_be_read(tmp_path):
     (tmp_path / "hub").write_text("a file, not a folder")
     assert check("hub cache").status == "fail"
-    assert f"{tmp_path / 'hub'} cannot be read: Not a directory" in check("hub cache").found
+    assert (
+        f"{tmp_path / 'hub'} cannot be read, so no downloaded model is found: Not a directory"
+        in check("hub cache").found
+    )
     assert "HF_HOME" in check("hub cache").todo
 
 
@@ -352,7 +355,7 @@ def test_a_hub_cache_that_cannot_be_written(monkeypatch, tmp_path):
     (tmp_path / "hub").mkdir()
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     assert check("hub cache").status == "warn"
-    assert "cannot be written" in check("hub cache").found
+    assert "no model can be downloaded because the folder is read-only" in check("hub cache").found
 
 
 def test_no_library_for_the_hub(monkeypatch):
@@ -378,7 +381,7 @@ def test_a_models_file_with_a_mistake(tmp_path):
 
 def test_models_files_that_are_read(tmp_path):
     own, given = tmp_path / "config" / "gguf-spec" / "models.yaml", tmp_path / "given.yaml"
-    assert f"there is none of your own at {own}" in check("models file").found
+    assert f"there is no file of your own at {own}" in check("models file").found
     n_models = int(check("models file").found.split()[0])
     own.parent.mkdir(parents=True)
     for path, name in ((own, "mine"), (given, "yours")):
@@ -480,7 +483,7 @@ def test_every_line_is_true_here(monkeypatch, tmp_path, capfd):
     assert found("threads", diagnosis).found.startswith(f"{cores} on {cores} physical core")
     flags = set((cpuinfo[0].get("flags") or cpuinfo[0].get("Features", "")).split())
     assert said("processor").startswith(cpuinfo[0].get("model name", platform.machine()))
-    assert (said("AMX") == "this processor has none") is ("amx_int8" not in flags)
+    assert (said("AMX") == "this processor has no AMX") is ("amx_int8" not in flags)
 
     meminfo = dict(
         re.findall(r"^(\w+): +(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
@@ -523,7 +526,7 @@ def test_every_line_is_true_here(monkeypatch, tmp_path, capfd):
         ("nothing.gguf", "there is no file"),
         ("text.gguf", "not a GGUF file"),
         ("short.gguf", "cut short"),
-        ("tail", "no model of that"),
+        ("tail", "no model with that"),
     ],
 )
 def test_a_file_that_is_no_model(files, role, file, said):
@@ -572,7 +575,7 @@ def test_a_context_that_is_too_long(monkeypatch):
     monkeypatch.setattr(module, "available_bytes", lambda: wanted.own // 2)
     room = found("room", doctor(options=ContextOptions(n_ctx=200_000, threads=1)))
     assert room.status == "fail"
-    n_ctx = int(re.fullmatch(r"give --ctx (\d+), which would fit\.", room.todo)[1])
+    n_ctx = int(re.fullmatch(r"set n_ctx=(\d+), which would fit\.", room.todo)[1])
     assert (
         bundled(ContextOptions(n_ctx=n_ctx)).own
         <= wanted.own // 2
@@ -594,7 +597,7 @@ def test_a_model_that_was_not_downloaded(tmp_path):
     for role, pair in (("target", ("far", "none")), ("draft", ("tales", "far"))):
         diagnosis = doctor(*pair, OPTIONS, models_file=given)
         assert found(role, diagnosis).status == "fail"
-        assert found(role, diagnosis).todo == "gguf-spec models pull far."
+        assert found(role, diagnosis).todo == "to download it, use gguf_spec.pull('far')."
         assert diagnosis.checks[-1].name == role
 
 
@@ -619,7 +622,7 @@ def test_a_draft_of_the_same_words(files):
     assert diagnosis.ok
     assert (
         found("vocabulary", diagnosis).found
-        == f"the draft speaks the target's, {len(zoo.TOKENS)} tokens"
+        == f"the draft has that of the target, {len(zoo.TOKENS)} tokens"
     )
 
 
@@ -670,7 +673,9 @@ def test_what_was_kept_is_shown():
     diagnosis = doctor(options=OPTIONS)
     assert diagnosis.tuning.profile == kept
     assert "70% agreement" in diagnosis.tuning.sentence
-    assert found("costs", diagnosis).found == "measured in 1.5 s; gguf-spec tune measures again"
+    assert (
+        found("costs", diagnosis).found == "measured in 1.5 s; `gguf-spec tune` measures them again"
+    )
     assert doctor(draft=None, options=OPTIONS).tuning is None
     assert doctor(options=ContextOptions(threads=2)).tuning is None, "other threads, other costs"
     data = json.loads(json.dumps(diagnosis.to_dict(), allow_nan=False))
@@ -686,5 +691,5 @@ def test_the_sentence():
         ).sentence
 
     assert said("ok", "ok") == "No problem was found."
-    assert said("ok", "warn", "warn") == "What could be better: 1, 2."
+    assert said("ok", "warn", "warn") == "Could be better: 1, 2."
     assert said("fail", "warn", "fail") == "Failed: 0, 2; could be better: 1."

@@ -11,7 +11,7 @@ import pytest
 import gguf_spec
 from gguf_spec import Sampling, Speculation, errors
 from gguf_spec.cli import cli
-from gguf_spec.cli.errors import COMMANDS, PARAMETERS, option_name
+from gguf_spec.cli.error_text import COMMANDS, PARAMETERS, option_name
 from gguf_spec.compat.arguments import named_as_there
 from gguf_spec.errors.texts import Call, OneOf, Option, Optionally, Text, advice, in_python, written
 from gguf_spec.server.errors import ApiError, as_refusal

@@ -428,7 +428,7 @@ REFUSALS = {
         {"X-Error-Code": "GatedRepo"},
         errors.AccessDeniedError,
         "is gated",
-        "account that the token belongs to",
+        "with the account of the token",
     ),
     "missing": (
         None,
@@ -443,7 +443,7 @@ REFUSALS = {
         404,
         {"X-Error-Code": "RepoNotFound"},
         errors.NotOnHubError,
-        "that this token may see",
+        "that this token can access",
         "whose token",
     ),
     "a bad token": (
@@ -462,7 +462,14 @@ REFUSALS = {
         "a request without a token",
         "set HF_TOKEN.",
     ),
-    "forbidden": ("hf_x", 403, {}, errors.AccessDeniedError, "forbids", "rights of the token"),
+    "forbidden": (
+        "hf_x",
+        403,
+        {},
+        errors.AccessDeniedError,
+        "denies access to",
+        "rights of the token",
+    ),
     "disabled": (
         None,
         403,
@@ -471,14 +478,14 @@ REFUSALS = {
         "disabled",
         "models list",
     ),
-    "a teapot": (None, 418, {}, errors.HubError, "answered 418", "check HF_ENDPOINT, look at"),
-    "bad request": (None, 400, {}, errors.HubError, "answered 400", "look at"),
+    "a teapot": (None, 418, {}, errors.HubError, "answered 418", "check HF_ENDPOINT, see"),
+    "bad request": (None, 400, {}, errors.HubError, "answered 400", "see http"),
     "no hub": (
         None,
         200,
         {},
         errors.HubError,
-        "does not answer as the hub does",
+        "does not respond like the hub",
         "log in to this network",
     ),
 }
@@ -544,7 +551,8 @@ def test_a_busy_hub_is_asked_again(hub, no_sleep, status):
 
 
 @pytest.mark.parametrize(
-    ("status", "said"), [(429, "too many requests"), (503, "out of order"), (500, "out of order")]
+    ("status", "said"),
+    [(429, "too many requests"), (503, "failed with status"), (500, "failed with status")],
 )
 def test_a_hub_that_stays_busy(hub, no_sleep, status, said):
     hub.busy = 99 * [(status, {})]

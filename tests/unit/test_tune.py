@@ -161,7 +161,9 @@ def test_the_sentence_where_it_does_not():
     assert one.sentence.startswith(
         "A token of the target takes 0.60 ms; checking 4 takes as long as 2.0, "
     )
-    assert "Drafting by the model does not pay here: at the measured 41% agreement" in one.sentence
+    assert (
+        "Drafting with the model brings no gain here: at the measured 41% agreement" in one.sentence
+    )
     assert one.profile.best(one.profile.needed)[0] == pytest.approx(1.05, abs=0.01)
     assert one.sentence.endswith(
         f" times as fast as plain decoding, and {one.profile.needed:.0%} would be enough."

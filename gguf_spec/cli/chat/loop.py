@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ...errors import GgufSpecError, SessionError
-from ..errors import in_command, message_and_hint
+from ..error_text import in_command, message_and_hint
 from ..generate import _stats_lines
 from ..progress import PromptBar
 
