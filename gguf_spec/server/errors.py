@@ -133,7 +133,9 @@ def in_request(text: str, names: Mapping[str, str] | None = None) -> str:
 
 def _in_request(part: Option | Call, names: Mapping[str, str]) -> str | None:
     """Write an option of the engine as a field of the request: `speculation.k=0`."""
-    field = _field(part.name, names) if isinstance(part, Option) else None
+    if isinstance(part, Call):
+        return None
+    field = _field(part.name, names)
     if field is None or part.value is ...:
         return field
     return f"{field}={json.dumps(part.value, default=str)}"

@@ -106,6 +106,6 @@ def test_at_a_terminal_of_80_columns(cage, environment):
     assert b"\x1b[31mfail  \x1b[0mdraft" in seen
     lines = re.sub(r"\x1b\[[0-9;]*m", "", seen.decode()).replace("\r\n", "\n").splitlines()
     assert max(map(len, lines)) <= 80
-    assert all(re.match(r"(ok    |warn  |fail  |What )\S|\s{19}\S|$", line) for line in lines), (
+    assert all(re.match(r"(ok    |warn  |fail  |Failed: )\S|\s{19}\S|$", line) for line in lines), (
         lines
     )

@@ -161,7 +161,7 @@ def test_a_place_on_the_hub(run, hub):
     result = run("pull", f"hf:{REPO}/one.gguf")
     assert result.returncode == 0
     assert result.stderr.startswith(
-        f"Note: the licence of hf:{REPO}/one.gguf is not known here: https://huggingface.co/{REPO}\ndownloading "
+        f"Note: the licence of hf:{REPO}/one.gguf is unknown: https://huggingface.co/{REPO}\ndownloading "
     )
     assert "size and the hub's etag verified, as no sha256 is declared" in result.stderr
     hub.requests.clear()
@@ -262,7 +262,7 @@ def test_a_corrupt_body(run, hub, home):
         run("pull", "one"),
         "one.gguf has the sha256",
         "it was deleted",
-        "gguf-spec models pull one --force downloads it again.",
+        "to download it again, use gguf-spec models pull one --force.",
     )
     assert leftovers(home) == []
     assert hub.files[REPO, "two.gguf"].etag not in str(hub.requests)
@@ -319,16 +319,14 @@ def test_no_answer(run):
         result = run("pull", "two", env={"HF_HUB_ETAG_TIMEOUT": "1", "HF_ENDPOINT": address})
     fails(
         result,
-        f"{address} does not answer in time",
+        f"{address} did not respond in time",
         "check HF_ENDPOINT, run it again; HF_HUB_ETAG_TIMEOUT and",
     )
 
 
 def test_no_room(run, hub):
     full = "import shutil\nshutil.disk_usage = lambda path: shutil._ntuple_diskusage(10**9, 10**9, 1_200_000)"
-    fails(
-        run("pull", "one", first=full), "one and two needs 1.3 MB, but 1.2 MB are free", "HF_HOME"
-    )
+    fails(run("pull", "one", first=full), "one and two needs 1.3 MB but 1.2 MB are free", "HF_HOME")
     assert hub.requests == []
     assert run("pull", "one", "--no-draft", first=full).returncode == 0
 
@@ -346,7 +344,7 @@ def test_a_disk_that_is_full(run, hub, home, tmp_path):
         blind = "import shutil\nshutil.disk_usage = lambda path: shutil._ntuple_diskusage(10**9, 0, 10**9)"
         fails(
             run("pull", "one", "--no-draft", first=blind),
-            f"the disk of {home}/hub is full: one.gguf is not downloaded",
+            f"the disk of {home}/hub is full: one.gguf was not downloaded",
             "make room",
         )
         fails(run("pull", "one", "--no-draft"), "one needs 1.2 MB, but 1.0 MB are free")

@@ -120,7 +120,7 @@ def test_files_are_kept(quantise, cli, tmp_path):
     (tmp_path / "small.gguf").write_bytes(b"mine")
     result = quantise("--type", "Q8_0")
     assert (result.returncode, (tmp_path / "small.gguf").read_bytes()) == (2, b"mine")
-    assert b"--force to replace it" in result.stderr
+    assert b"--force to replace the file." in result.stderr
     assert quantise("--type", "Q8_0", "--force").returncode == 0
     same = cli(
         "models",

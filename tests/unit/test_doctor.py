@@ -214,7 +214,7 @@ def test_kernels_that_are_not_wanted():
     fast = found(
         "fast kernels", doctor(options=ContextOptions(n_ctx=64, threads=1, extra_bufts=False))
     )
-    assert (fast.status, fast.found) == ("ok", "not used: --no-extra-bufts")
+    assert (fast.status, fast.found) == ("ok", "not used: extra_bufts=False")
 
 
 @pytest.mark.parametrize(
@@ -388,7 +388,7 @@ def test_models_files_that_are_read(tmp_path):
         path.write_text(f"models:\n  {name}: {{path: {name}.gguf}}\n")
     both = check("models file", models_file=given)
     assert both.status == "ok"
-    assert both.found == f"{n_models + 2} models are known by name; with {own} and {given}"
+    assert both.found == f"{n_models + 2} models have names; with {own} and {given}"
 
 
 def test_a_models_file_that_is_not_there(tmp_path):
@@ -495,7 +495,7 @@ def test_every_line_is_true_here(monkeypatch, tmp_path, capfd):
     assert total <= int(meminfo["MemTotal"]) * 1024 / 1e9 + 0.06
     assert free <= int(meminfo["MemAvailable"]) * 1024 / 1e9 + 0.5
     disk = os.statvfs(tmp_path)
-    assert said("disk").endswith(f" are free at {tmp_path / 'gguf-spec'}")
+    assert said("disk").endswith(f" are free in {tmp_path / 'gguf-spec'}")
     assert float(re.match(r"[\d,.]+", said("disk"))[0].replace(",", "")) == pytest.approx(
         disk.f_bavail * disk.f_frsize / 1e9, abs=0.5
     )
