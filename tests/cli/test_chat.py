@@ -119,7 +119,7 @@ def test_an_error_ends_its_own_turn_alone(chat):
         ("/hlep", "did you mean /help?"),
         ("/q", "did you mean /quit?"),
         ("/xyzzy", "/help lists them."),
-        ("/undo it", "begin with a space"),
+        ("/undo it", "begin the line with a space"),
     ],
 )
 def test_what_is_no_command_gets_a_hint(chat, line, hint):
@@ -168,7 +168,7 @@ def test_undo_and_reset_make_the_prompt_short_again(chat):
     code, _, err = seen(chat(["hi", "/undo", "/undo", "/retry", "/stats"]))
     assert code == 1
     assert err.startswith("Removed: hi\nError: there is no question to remove.\n")
-    assert "Error: nothing was asked yet.\n" in err
+    assert "Error: there is no question to answer again.\n" in err
     assert "speed " in err  # what the answer cost is still known
 
 
@@ -202,7 +202,7 @@ def test_the_draft_can_be_switched_off_and_on(chat):
     assert err.startswith(
         "Speculation is off.\nSpeculation is off.\nError: the models were loaded without speculation.\n"
     )
-    assert "it takes on, off, show or hide" in err
+    assert "use on, off, show or hide" in err
 
 
 def test_the_oldest_turns_are_dropped_where_that_is_wanted(chat):

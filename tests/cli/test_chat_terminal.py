@@ -203,7 +203,7 @@ def test_a_conversation(terminal, tmp_path):
         )
     )
     terminal.type("/retry", "Enter")
-    terminal.see("there is one answer", scrolled=True)
+    terminal.see("the answer is always the same", scrolled=True)
     terminal.see(f"{SAYS}\n{SAYS}")
     terminal.type("C-c")
     terminal.see("(stopped)")
@@ -307,7 +307,7 @@ def test_commands_are_completed(terminal):
     terminal.type("/re")
     seen = terminal.see("/retry")
     assert "/reset" in seen
-    assert "forget all but the system message" in seen
+    assert "remove all messages except the system message" in seen
     terminal.type("t")
     terminal.see(re.compile("> /ret\n +/retry "))
     terminal.type("Tab")
@@ -351,7 +351,7 @@ def test_a_narrow_terminal(make):
         " ".join(lines[-3:]),
     )
     terminal.type("/help", "Enter")
-    terminal.see("and all.\n>")
+    terminal.see("with a slash.\n>")
 
 
 def test_the_window_may_change_its_size(terminal):

@@ -265,7 +265,7 @@ def test_near_ties_are_in_the_stats():
 
     assert "ties" not in _stats_lines(Stats(n_generated=9), 1)
     assert (
-        "ties    2 of 9 tokens were near ties: plain decoding may say others there (--strict asks it)\n"
+        "ties    2 of 9 tokens were near ties: plain decoding may choose other tokens there (--strict decides them again)\n"
         in _stats_lines(Stats(n_generated=9, n_near_ties=2), 1)
     )
     assert "decided again" in _stats_lines(

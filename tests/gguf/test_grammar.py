@@ -870,7 +870,7 @@ REFUSED_KEYWORDS = [
     ("anyOf", {"allOf": [{"anyOf": [{"const": 1}]}, {"anyOf": [{"const": True}]}]}),
     ("prefixItems", {"allOf": [{"prefixItems": [INT]}, {"items": {"type": "string"}}]}),
     (
-        "allows nothing",
+        "allows no value",
         {
             "allOf": [
                 {"properties": {"a": INT}, "additionalProperties": False},

@@ -133,8 +133,8 @@ def test_the_right_draft_among_ten_caches_with_decoys(home, target, monkeypatch)
     others = names(target)
     assert "'another'" in others["words.gguf"].why
     assert "token 40" in others["words.gguf"].why
-    assert "no smaller than the target" in others["larger.gguf"].why
-    assert "no smaller than the target" in others["twin.gguf"].why
+    assert "it is not smaller than the target" in others["larger.gguf"].why
+    assert "it is not smaller than the target" in others["twin.gguf"].why
     assert "cut short" in others["cut.gguf"].why
     assert others["state.gguf"].why == "mamba models cannot remove tokens from their cache"
     assert "start token" in others["begins.gguf"].why
@@ -207,7 +207,7 @@ def test_what_is_not_on_the_disk_is_named(home, target, tmp_path):
     )
     found, why = choose(resolve("big", overlay), target, OPTIONS, overlay)
     assert found is None
-    assert why.endswith("gguf-spec models pull away would bring one.")
+    assert why.endswith("To download one, use gguf_spec.pull('away').")
 
 
 def test_costs_that_were_measured_count_more_than_sizes(home, target):

@@ -257,7 +257,7 @@ def test_what_the_template_is_given(tmp_path):
 def test_a_template_without_tools(server):
     reply = ask_chat(server, tools=[TOOL])
     assert (reply.status, reply.param) == (400, "tools")
-    assert "has no place for them" in reply.json()["error"]["message"]
+    assert "does not support tools" in reply.json()["error"]["message"]
     assert ask_chat(server, tools=[TOOL], tool_choice="none").status == 200
     assert (
         ask_chat(server, tools=[TOOL], response_format={"type": "json_object"}).param
