@@ -5,43 +5,43 @@ options as in Python; `GgufSpecError.written` gives them with the names of anoth
 
 The classes:
 
-GgufSpecError
-    InvalidOptionError (ValueError)
-        OptionConflictError
-        NoSpeculationError
-        NoQuestionError
-        ContextTooShortError
-        ContextFailedError
-        OutputFileError
-        InvalidGrammarError
-        OffGrammarError
-    ModelError
-        ModelNotFoundError
-        NotAModelError
-        UnsupportedModelError
-    NotEnoughMemoryError (MemoryError)
-    VocabularyMismatchError
-    EmptyPromptError
-    PromptTooLongError (ValueError)
-    TemplateError
-    BusyError
-    ClosedError
-    UnsupportedError (AttributeError)
-    DecodeError
-    NoTokenLeftError
-    RollbackError
-    InvalidModelsFileError
-    StoreError
-        NotDownloadedError
-        NotOnHubError
-        AccessDeniedError
-        UnreachableError
-        HubError
-        NoSpaceError
-        CorruptFileError
-    SessionError
-    LoadCancelledError
-    QuantizeError
+- GgufSpecError
+    - InvalidOptionError (ValueError)
+        - OptionConflictError
+        - NoSpeculationError
+        - NoQuestionError
+        - ContextTooShortError
+        - ContextFailedError
+        - OutputFileError
+        - InvalidGrammarError
+        - OffGrammarError
+    - ModelError
+        - ModelNotFoundError
+        - NotAModelError
+        - UnsupportedModelError
+    - NotEnoughMemoryError (MemoryError)
+    - VocabularyMismatchError
+    - EmptyPromptError
+    - PromptTooLongError (ValueError)
+    - TemplateError
+    - BusyError
+    - ClosedError
+    - UnsupportedError (AttributeError)
+    - DecodeError
+    - NoTokenLeftError
+    - RollbackError
+    - InvalidModelsFileError
+    - StoreError
+        - NotDownloadedError
+        - NotOnHubError
+        - AccessDeniedError
+        - UnreachableError
+        - HubError
+        - NoSpaceError
+        - CorruptFileError
+    - SessionError
+    - LoadCancelledError
+    - QuantizeError
 """
 
 from __future__ import annotations

@@ -319,7 +319,7 @@ def test_commands_are_completed(terminal):
     terminal.type("Tab")
     terminal.see("> /draft show\n")
     terminal.type("Enter")
-    terminal.see("is green")
+    terminal.see("Accepted draft tokens are green")
 
 
 def test_errors_are_shown_and_the_chat_goes_on(terminal):

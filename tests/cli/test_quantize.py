@@ -131,7 +131,7 @@ def test_files_are_kept(quantise, cli, tmp_path):
         "Q4_0",
         "--force",
     )
-    assert (same.returncode, b"another file than the model" in same.stderr) == (2, True)
+    assert (same.returncode, b"is the model itself" in same.stderr) == (2, True)
     gone = quantise("--type", "Q8_0", model="gone.gguf", out="x.gguf")
     assert (gone.returncode, b"gone.gguf" in gone.stderr) == (1, True)
 

@@ -175,7 +175,7 @@ def test_errors_of_the_command(ever):
             "-m", ever, "-d", "none", "--ctx", 512, "--port", urlsplit(child.url).port
         )
         assert (code, out) == (1, "")
-        assert "cannot listen at 127.0.0.1 port" in err
+        assert "cannot listen at 127.0.0.1, port" in err
 
 
 def test_without_the_extra(tmp_path):

@@ -157,11 +157,11 @@ def test_the_tree_of_classes_in_the_docstring():
         depth = sum(issubclass(one, errors.GgufSpecError) for one in kind.__mro__) - 1
         others = [one.__name__ for one in kind.__bases__ if not issubclass(one, errors.GgufSpecError) and one is not Exception]  # fmt: skip
         more = f" ({', '.join(others)})" if others else ""
-        lines.append("    " * depth + kind.__name__ + more)
+        lines.append("    " * depth + "- " + kind.__name__ + more)
         below = [one for one in CLASSES if kind in one.__bases__]
         stack += reversed(below)
     assert errors.__doc__.split("The classes:\n\n")[1].rstrip() == "\n".join(lines)
-    assert [line.split()[0] for line in lines] == errors.__all__
+    assert [line.split()[1] for line in lines] == errors.__all__
 
 
 def commands(command):
