@@ -347,7 +347,7 @@ def test_a_disk_that_is_full(run, hub, home, tmp_path):
             f"the disk of {home}/hub is full: one.gguf was not downloaded",
             "free disk space",
         )
-        fails(run("pull", "one", "--no-draft"), "one needs 1.2 MB, but 1.0 MB are free")
+        fails(run("pull", "one", "--no-draft"), "one needs 1.2 MB but 1.0 MB are free")
         assert leftovers(home) == []
     finally:
         children.run(["umount", home], check=True)
