@@ -20,7 +20,6 @@ from ..options import BRANCHES_MAX, K_MAX
 from ..sampling.chain import Distribution
 from .acceptance import Draft
 from .acceptance_rates import RequestAcceptance
-from .cost_model import CostModel
 from .draft_length import (
     LEAST_REACH,
     Outlook,
