@@ -16,16 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..arrays import Logits
-from ..options import BRANCHES_MAX, K_MAX
+from ..options import K_MAX
 from ..sampling.chain import Distribution
 from .acceptance import Draft
 from .acceptance_rates import RequestAcceptance
-from .cost_model import CostModel
 from .draft_length import (
     LEAST_REACH,
     Outlook,
     Prices,
-    best_branches,
     best_length,
     drafting_gain,
     gain_of,
@@ -34,6 +32,7 @@ from .draft_length import (
 from .drafters import N_CONFIDENCE_BUCKETS, DraftTeam, ModelDrafter, Proposal, TokenDrafter
 from .interfaces import LanguageModel
 from .pair_statistics import SECOND, Forecast, PairStatistics
+from .tree import Tree, TreeDraft
 
 # Share of the generation time for probes of an unused draft model and for passes of untried widths.
 _SPARE_SHARE = 0.007
@@ -89,7 +88,7 @@ class _Round:
         steps: The draft tokens.
         draft_s: Predicted seconds of drafting.
         n_kept: Number of draft tokens that are checked.
-        n_branches: Number of second guesses that are checked.
+        n_checked: Number of rows that are checked beside those of the pending tokens.
         explored_s: Expected loss of a pass that tries a width, in seconds; None if no width is
             tried.
         returned_s: Clock when the draft was ready, in seconds.
@@ -103,7 +102,7 @@ class _Round:
     steps: list[_Step] = field(default_factory=list)
     draft_s: float = 0.0
     n_kept: int = 0
-    n_branches: int = 0
+    n_checked: int = 0
     explored_s: float | None = None
     returned_s: float = 0.0
     busy_s: float = 0.0
@@ -111,7 +110,7 @@ class _Round:
     @property
     def n_rows(self) -> int:
         """Number of rows of the target's pass."""
-        return self.start - self.n_past + self.n_kept + self.n_branches
+        return self.start - self.n_past + self.n_checked
 
     @property
     def explores(self) -> bool:
@@ -131,7 +130,7 @@ class DraftController(DraftTeam):
         n_left: Largest length of the answer, in tokens.
         fixed: Draft as many tokens as allowed whatever they cost, from the draft model if there is
             one.
-        tree: Check second guesses too.
+        tree: Choice of the branches; None for drafts without branches.
         widest: Largest number of rows of a pass, pending tokens and branches included. Plain
             decoding is possible with any value.
         forecast: Predicted seconds of the generation so far.
@@ -146,7 +145,7 @@ class DraftController(DraftTeam):
         known: PairStatistics,
         n_left: int,
         fixed: bool = False,
-        tree: bool = False,
+        tree: Tree | None = None,
         widest: int = K_MAX + 1,
     ) -> None:
         super().__init__(texts, model)
@@ -224,15 +223,10 @@ class DraftController(DraftTeam):
         if k and not self._is_plain_due():
             self._propose(tokens, k)
         one.n_kept = len(one.steps) if self.fixed else self._cut()
-        kept = [step.proposal for step in one.steps[: one.n_kept]]
-        branches = self._branches() if self.tree else []
-        one.n_branches = len(branches)
+        draft = self._with_branches(self.tree, k) if self.tree else self._without_branches()
+        one.n_checked = draft.n_drafted
         one.returned_s, one.busy_s = time.perf_counter(), self.target.busy_s
-        return Draft(
-            [proposal.token for proposal in kept],
-            [proposal.q or _surely(proposal.token) for proposal in kept],
-            branches,
-        )
+        return draft
 
     def learn(self, tokens: Sequence[int], rows: Logits) -> None:
         """Update costs and acceptance rates from the emitted tokens and the time of the pass."""
@@ -259,7 +253,7 @@ class DraftController(DraftTeam):
     def _begin_round(self, start: int, k: int) -> _Round:
         """Return a new round with its expected and optimistic costs."""
         n_past, target = self.target.n_past, self.known.target
-        pending, n = start - n_past, k + 1 + self.tree * BRANCHES_MAX
+        pending, n = start - n_past, k + 1 + (self.tree.n_more if self.tree else 0)
         rate = max(
             self._tokens / self._seconds if self._seconds else 0.0,
             1 / self.known.verify_s(1, 1.0, n_past),
@@ -436,30 +430,33 @@ class DraftController(DraftTeam):
         self.known.spare_s -= max(0.0, loss_s)
         return True
 
-    def _branches(self) -> list[tuple[int, int]]:
-        """Return the second guesses that pay, at the positions where they are likeliest right.
+    def _without_branches(self) -> Draft:
+        """Return the draft tokens that are kept."""
+        kept = [step.proposal for step in self._round.steps[: self._round.n_kept]]
+        return Draft(
+            [proposal.token for proposal in kept],
+            [proposal.q or _surely(proposal.token) for proposal in kept],
+        )
 
-        A right second guess brings one more token: the token after it is known too.
+    def _with_branches(self, tree: Tree, k: int) -> Draft:
+        """Return the draft tokens that are kept, with the branches that `tree` chooses.
+
+        A round that tries a width has no branches, because they would change the width.
         """
-        one, before, found = self._round, 1.0, []
-        n = one.n_kept
-        for i, step in enumerate(one.steps[:n]):
-            second = step.proposal.second
-            if second is not None and second != step.proposal.token:
-                found.append(
-                    (before * self._chances.of((SECOND, step.proposal.kind[1])), i, second)
-                )
-            before = step.reach
-        room = min(
-            BRANCHES_MAX, K_MAX - n, self.target.n_ctx - one.start - n, self.widest - one.n_rows
+        one = self._round
+        if one.explored_s is not None:
+            return self._without_branches()
+        pending = one.start - one.n_past
+        one.n_kept, branches = tree.choose(
+            [step.proposal for step in one.steps],
+            [step.reach for step in one.steps],
+            one.n_kept,
+            min(k + tree.n_more, K_MAX, self.target.n_ctx - one.start, self.widest - pending),
+            one.prices,
+            self._chances.of,
         )
-        found = sorted(found, reverse=True)[: max(0, room)]
-        n_best = (
-            len(found)
-            if self.fixed
-            else best_branches([chance for chance, _, _ in found], n, one.prices)
-        )
-        return [(i, second) for _, i, second in found[:n_best]]
+        trunk = self._without_branches()
+        return TreeDraft(trunk.tokens, trunk.q, branches)
 
     # ---- prefill of the draft model
 
@@ -593,7 +590,7 @@ class DraftController(DraftTeam):
         """
         one = self._round
         python_s = self.known.per_token.seconds
-        seconds = one.draft_s + one.prices.pass_s[one.n_kept + one.n_branches] + n_tokens * python_s
+        seconds = one.draft_s + one.prices.pass_s[one.n_checked] + n_tokens * python_s
         self.known.round_is_done(n_tokens, seconds)
         self._tokens = (
             _RATE_MEMORY * self._tokens + 1 + sum(step.reach for step in one.steps[: one.n_kept])
