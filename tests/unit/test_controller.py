@@ -14,11 +14,12 @@ from gguf_spec.sampling.rng import SeededRng
 from gguf_spec.speculative import controller as controller_module
 from gguf_spec.speculative import profile, profiler
 from gguf_spec.speculative.acceptance import coupled
-from gguf_spec.speculative.controller import DraftController, _Round, _Step
+from gguf_spec.speculative.controller import DraftController
 from gguf_spec.speculative.draft_length import Prices
 from gguf_spec.speculative.drafters import Proposal
 from gguf_spec.speculative.engine import Rule, read_prompt, rounds
 from gguf_spec.speculative.pair import ModelPair
+from gguf_spec.speculative.round_state import RoundState, Step
 from tests.fakes import Clock, FakeModel, costing, random_table, sampler
 
 V, N = 30, 600
@@ -336,15 +337,15 @@ def n_checked(*steps):
         target, [], None, profile.DEFAULT_PROFILE.experiences()["drawn"], 9
     )
     prices = Prices(50.0, [0.02 + 0.018 * n for n in range(len(steps) + 1)])
-    controller._round = _Round(1, 0, prices, prices, [*steps])
+    controller._round = RoundState(1, 0, prices, prices, [*steps])
     return controller._cut()
 
 
 def test_a_token_that_was_drawn_is_checked_however_unlikely_it_looks():
     """Were it left out because of what it is, the tokens that stay would not follow the draft's law any more."""
     distribution = Distribution(np.array([2]), np.ones(1))
-    sure, unsure = _Step(Proposal(1, ("model", 12)), 0.99), _Step(Proposal(2, ("model", 0)), 0.01)
-    drawn = _Step(Proposal(2, ("model", 0), distribution), 0.01)
+    sure, unsure = Step(Proposal(1, ("model", 12)), 0.99), Step(Proposal(2, ("model", 0)), 0.01)
+    drawn = Step(Proposal(2, ("model", 0), distribution), 0.01)
     assert n_checked(unsure) == 0
     assert n_checked(sure, unsure) == 1
     assert n_checked(drawn) == 1
