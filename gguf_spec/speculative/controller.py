@@ -144,7 +144,7 @@ class DraftController(DraftTeam):
         if k and (self.fixed or not self._exploration.is_plain_due(one.prices)):
             self._propose(tokens, k)
         one.n_kept = len(one.steps) if self.fixed else self._cut()
-        draft = self._with_branches(self.tree, k) if self.tree else self._without_branches()
+        draft = self._draft(k)
         one.n_checked = draft.n_drafted
         one.returned_s, one.busy_s = time.perf_counter(), self.target.busy_s
         return draft
@@ -232,33 +232,16 @@ class DraftController(DraftTeam):
         drawn = max((i for i, step in enumerate(one.steps, 1) if step.proposal.q), default=0)
         return max(n, drawn)
 
-    def _without_branches(self) -> Draft:
-        """Return the draft tokens that are kept."""
-        kept = [step.proposal for step in self._round.steps[: self._round.n_kept]]
-        return Draft(
-            [proposal.token for proposal in kept],
-            [proposal.q or _surely(proposal.token) for proposal in kept],
-        )
-
-    def _with_branches(self, tree: Tree, k: int) -> Draft:
-        """Return the draft tokens that are kept, with the branches that `tree` chooses.
-
-        A round that tries a width has no branches, because they would change the width.
-        """
-        one = self._round
-        if one.explored_s is not None:
-            return self._without_branches()
-        room = min(K_MAX, self.target.n_ctx - one.start, self.widest - one.n_pending)
-        one.n_kept, branches = tree.choose(
-            [step.proposal for step in one.steps],
-            one.reaches,
-            one.n_kept,
-            min(k + tree.n_more, room),
-            one.prices,
-            self._chances.of,
-        )
-        trunk = self._without_branches()
-        return TreeDraft(trunk.tokens, trunk.q, branches)
+    def _draft(self, k: int) -> Draft:
+        """Return the draft tokens that are checked, with branches if there is a tree."""
+        one, branches = self._round, list[tuple[int, int]]()
+        if self.tree:
+            room = min(K_MAX, self.target.n_ctx - one.start, self.widest - one.n_pending)
+            branches = self.tree.grow(one, min(k + self.tree.n_more, room), self._chances.of)
+        kept = [step.proposal for step in one.steps[: one.n_kept]]
+        tokens = [proposal.token for proposal in kept]
+        q = [proposal.q or _surely(proposal.token) for proposal in kept]
+        return TreeDraft(tokens, q, branches) if branches else Draft(tokens, q)
 
     # ---- statistics
 
@@ -283,9 +266,7 @@ class DraftController(DraftTeam):
         python_s = self.known.per_token.seconds
         seconds = one.draft_s + one.prices.pass_s[one.n_checked] + n_tokens * python_s
         self.known.round_is_done(n_tokens, seconds)
-        self._tokens = (
-            _RATE_MEMORY * self._tokens + 1 + sum(step.reach for step in one.steps[: one.n_kept])
-        )
+        self._tokens = _RATE_MEMORY * self._tokens + one.expected
         self._seconds = _RATE_MEMORY * self._seconds + seconds
         self.forecast.rounds_s += seconds
         self.forecast.plain_s += n_tokens * (one.prices.pass_s[0] + python_s)

@@ -38,6 +38,7 @@ class RoundState:
         draft_s: Predicted seconds of drafting.
         n_kept: Number of draft tokens that are checked.
         n_checked: Number of rows that are checked beside those of the pending tokens.
+        from_branches: Expected number of tokens from branches.
         explored_s: Expected loss of a pass that tries a width, in seconds; None if no width is
             tried.
         returned_s: Clock when the draft was ready, in seconds.
@@ -52,6 +53,7 @@ class RoundState:
     draft_s: float = 0.0
     n_kept: int = 0
     n_checked: int = 0
+    from_branches: float = 0.0
     explored_s: float | None = None
     returned_s: float = 0.0
     busy_s: float = 0.0
@@ -70,6 +72,11 @@ class RoundState:
     def reaches(self) -> list[float]:
         """Reach of each draft token."""
         return [step.reach for step in self.steps]
+
+    @property
+    def expected(self) -> float:
+        """Expected number of emitted tokens."""
+        return 1 + sum(self.reaches[: self.n_kept]) + self.from_branches
 
     @property
     def explores(self) -> bool:

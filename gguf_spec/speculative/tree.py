@@ -30,6 +30,7 @@ from .draft_length import Prices
 from .drafters import Proposal
 from .interfaces import LanguageModel
 from .pair_statistics import SECOND
+from .round_state import RoundState
 
 
 class TreeRows(Rows):
@@ -133,8 +134,33 @@ class Tree:
 
     @staticmethod
     def of(speculation: Speculation) -> Tree | None:
-        """Return the choice that the options ask for; None for drafts without branches."""
-        return Tree(fixed=not speculation.adaptive) if speculation.tree else None
+        """Return the choice that the options ask for; None for drafts without branches.
+
+        By default only adaptive drafts have branches, and those count towards `k`.
+        """
+        if speculation.tree:
+            return Tree(fixed=not speculation.adaptive)
+        by_default = speculation.tree is None and speculation.adaptive
+        return Tree(n_more=0) if by_default and speculation.accept == "coupled" else None
+
+    def grow(
+        self, one: RoundState, most: int, rate: Callable[[Kind], float]
+    ) -> list[tuple[int, int]]:
+        """Set the number of draft tokens to check, and return the branches beside them.
+
+        A round that tries a width has no branches, because they would change the width.
+
+        Args:
+            one: A round with its draft tokens; `n_kept` of them are checked without branches.
+            most: Largest number of draft tokens and branches.
+            rate: Returns the acceptance rate of a bucket.
+        """
+        if one.explored_s is not None:
+            return []
+        proposals = [step.proposal for step in one.steps]
+        n, seconds = self.choose(proposals, one.reaches, one.n_kept, most, one.prices, rate)
+        one.n_kept, one.from_branches = n, sum(second.chance for second in seconds)
+        return [(second.at, second.token) for second in seconds]
 
     def choose(
         self,
@@ -144,8 +170,8 @@ class Tree:
         most: int,
         prices: Prices,
         rate: Callable[[Kind], float],
-    ) -> tuple[int, list[tuple[int, int]]]:
-        """Return the number of draft tokens to check, and the branches.
+    ) -> tuple[int, list[Second]]:
+        """Return the number of draft tokens to check, and the second guesses to check.
 
         Args:
             proposals: The draft tokens.
@@ -167,8 +193,7 @@ class Tree:
             for second in seconds:
                 chances[second.at] = second.chance
             n, n_branches = best_tree(reaches, chances, most, prices)
-        best = sorted((one for one in seconds if one.at < n), reverse=True)[:n_branches]
-        return n, [(one.at, one.token) for one in best]
+        return n, sorted((one for one in seconds if one.at < n), reverse=True)[:n_branches]
 
 
 def best_tree(

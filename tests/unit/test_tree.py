@@ -12,7 +12,7 @@ from gguf_spec.speculative.cost_tables import interpolate
 from gguf_spec.speculative.draft_length import Prices, best_length
 from gguf_spec.speculative.drafters import Proposal
 from gguf_spec.speculative.pair_statistics import SECOND
-from gguf_spec.speculative.tree import Tree, best_tree
+from gguf_spec.speculative.tree import Second, Tree, best_tree
 
 shares = st.floats(0.0, 1.0)
 
@@ -119,14 +119,14 @@ def test_a_fixed_tree_has_all_second_guesses_that_fit_the_likeliest_first(n, mos
     chosen = Tree(fixed=True).choose(
         proposals(), [0.5, 0.4, 0.4, 0.2], n, most, Prices(1.0, [1.0] * 9), rates.__getitem__
     )
-    assert chosen == (n, branches)
+    assert (chosen[0], [one[1:] for one in chosen[1]]) == (n, branches)
 
 
 def test_an_adaptive_tree_has_those_that_pay():
     rates = {(SECOND, 0): 0.3, (SECOND, 3): 0.1, (SECOND, 1): 0.2}
     cheap = Prices(1.0, [1.0 + 0.1 * n for n in range(9)])
     chosen = Tree().choose(proposals(), [0.5, 0.4, 0.4, 0.2], 4, 9, cheap, rates.__getitem__)
-    assert chosen == (4, [(0, 7)])
+    assert chosen == (4, [Second(0.3, 0, 7)])
 
 
 def test_the_options_decide_whether_there_are_branches():
@@ -134,3 +134,7 @@ def test_the_options_decide_whether_there_are_branches():
     fixed, adaptive = (Tree.of(Speculation(tree=True, adaptive=way)) for way in (False, True))
     assert (fixed.fixed, fixed.n_more) == (True, BRANCHES_MAX)
     assert (adaptive.fixed, adaptive.n_more) == (False, BRANCHES_MAX)
+    auto = Tree.of(Speculation())
+    assert (auto.fixed, auto.n_more) == (False, 0)
+    for way in ({"adaptive": False}, {"accept": "block"}, {"accept": "rejection"}):
+        assert Tree.of(Speculation(**way)) is None
