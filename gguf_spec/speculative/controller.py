@@ -136,6 +136,8 @@ class DraftController(DraftTeam):
     def draft(self, tokens: Sequence[int], k: int) -> Draft:
         """Propose as many tokens as pay, at most `k`."""
         pending = len(tokens) - self.target.n_past
+        if self.tree:
+            k = self.tree.most_drafted(k, pending)
         k = max(0, min(k, self.widest - pending))
         one = self._round = self._begin_round(len(tokens), k)
         use = self.model_use

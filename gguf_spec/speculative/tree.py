@@ -126,7 +126,8 @@ class Tree:
 
     Attributes:
         fixed: Check as many branches as allowed whatever they cost.
-        n_more: Number of rows beyond the `k` draft tokens that branches may take.
+        n_more: Number of rows beyond the `k` draft tokens that branches may take. If it is 0, no
+            pass has more than `k` + 1 rows.
     """
 
     def __init__(self, fixed: bool = False, n_more: int = BRANCHES_MAX) -> None:
@@ -142,6 +143,13 @@ class Tree:
             return Tree(fixed=not speculation.adaptive)
         by_default = speculation.tree is None and speculation.adaptive
         return Tree(n_more=0) if by_default and speculation.accept == "coupled" else None
+
+    def most_drafted(self, k: int, n_pending: int) -> int:
+        """Return the largest length of a draft.
+
+        After an accepted branch two tokens are pending; the second takes the row of a draft token.
+        """
+        return k if self.n_more else k + 1 - n_pending
 
     def grow(
         self, one: RoundState, most: int, rate: Callable[[Kind], float]
