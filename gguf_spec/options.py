@@ -308,8 +308,10 @@ class Speculation:
         exact: Verify only in passes whose rows are bit-identical to those of single-token passes,
             on machines where passes over two or more tokens can be so. If off, passes may be wider,
             and the text may differ from that of plain decoding at near ties, which are counted.
-        tree: Also verify the draft model's second choices at the least certain positions, where the
-            expected benefit exceeds the cost. Only under `coupled`.
+        tree: Also verify the draft model's second choices (branches), at most three in a round;
+            only under `coupled`. None: if `adaptive`, where the expected benefit exceeds the cost;
+            they count towards `k`. True: they come in addition to `k`, and without `adaptive` in
+            every round. False: none.
     """
 
     k: int = K_MAX
@@ -317,7 +319,7 @@ class Speculation:
     strict: bool = False
     drafter: Literal["auto", "model", "ngram", "hybrid"] = "auto"
     adaptive: bool = True
-    tree: bool = False
+    tree: bool | None = None
     exact: bool = True
 
     def __post_init__(self) -> None:
@@ -333,7 +335,8 @@ class Speculation:
             "tree",
             self.tree,
             "True, under the rule coupled, or False",
-            isinstance(self.tree, bool) and (not self.tree or self.accept == "coupled"),
+            (self.tree is None or isinstance(self.tree, bool))
+            and (not self.tree or self.accept == "coupled"),
         )
         _check("exact", self.exact, "True or False", isinstance(self.exact, bool))
         _check("adaptive", self.adaptive, "True or False", isinstance(self.adaptive, bool))

@@ -17,7 +17,7 @@ from typing import Any
 
 from .errors import UnsupportedModelError
 from .runtime.llm import LLM
-from .speculative.cost_model import interpolate
+from .speculative.cost_tables import interpolate
 from .speculative.profile import WORTH_SAYING, Profile, write_profile
 from .speculative.profiler import measure
 

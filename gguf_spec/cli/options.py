@@ -234,8 +234,9 @@ def speculation_options(command: F) -> F:
             help="Draft -k tokens in every round, whether it pays or not.",
         ),
         click.option(
-            "--tree", is_flag=True,
-            help="Check the draft model's second guesses too, where that pays.",
+            "--tree/--no-tree", default=None,
+            help="Check the draft model's second guesses too, in addition to -k, or never.  "
+            "[default: where that pays, within -k]",
         ),
         click.option(
             "--accept", default="coupled",

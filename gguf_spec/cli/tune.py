@@ -127,7 +127,7 @@ def cost_lines(tuning: Tuning) -> list[str]:
 
 def _context_cost(depth: Mapping[int, float]) -> str:
     """Return the time that 1,000 cached tokens add to passes of 1 and of 8 rows."""
-    from ..speculative.cost_model import interpolate_depth
+    from ..speculative.cost_tables import interpolate_depth
     from ..tune import milliseconds
 
     return ", ".join(

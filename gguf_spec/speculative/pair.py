@@ -24,6 +24,7 @@ from .drafters import (
     failure,
 )  # fmt: skip
 from .profile import DEFAULT_PROFILE, Profile, read_statistics, write_statistics
+from .tree import Tree
 
 
 class ModelPair:
@@ -189,7 +190,7 @@ class ModelPair:
             self.experiences[way],
             n_left,
             fixed=not speculation.adaptive,
-            tree=speculation.tree,
+            tree=Tree.of(speculation),
             widest=self.profile.widest(speculation.exact),
         )
         if isinstance(before, DraftController):

@@ -14,7 +14,8 @@ from ..options import K_MAX
 from ..sampling.near_ties import NOISE_MARGIN
 from ..system.cache import cache_file, content_id, read_json, this_machine, write_json
 from .acceptance_rates import AcceptanceRates, fitted, shifted
-from .cost_model import CostModel, Overhead, Pace, interpolate
+from .cost_model import CostModel, Overhead, Pace
+from .cost_tables import interpolate
 from .drafters import (
     N_CONFIDENCE_BUCKETS,
     CoupledDraftSampler,

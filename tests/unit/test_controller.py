@@ -14,11 +14,12 @@ from gguf_spec.sampling.rng import SeededRng
 from gguf_spec.speculative import controller as controller_module
 from gguf_spec.speculative import profile, profiler
 from gguf_spec.speculative.acceptance import coupled
-from gguf_spec.speculative.controller import DraftController, _Round, _Step
+from gguf_spec.speculative.controller import DraftController
 from gguf_spec.speculative.draft_length import Prices
 from gguf_spec.speculative.drafters import Proposal
 from gguf_spec.speculative.engine import Rule, read_prompt, rounds
 from gguf_spec.speculative.pair import ModelPair
+from gguf_spec.speculative.round_state import RoundState, Step
 from tests.fakes import Clock, FakeModel, costing, random_table, sampler
 
 V, N = 30, 600
@@ -319,11 +320,12 @@ def test_what_was_learned_in_one_request_is_known_in_the_next(scene):
 
 def test_second_guesses_are_checked_where_that_is_cheap_and_only_there(scene):
     for target_s, is_cheap in ((FLAT, True), (linear, False)):
-        one = scene(target_s, CHEAP, "fair")
-        one.run(Speculation(tree=True, drafter="model"))
         without = scene(target_s, CHEAP, "fair")
-        without.run(MODEL)
-        assert (len(one.target.passes) < 0.95 * len(without.target.passes)) == is_cheap
+        without.run(Speculation(drafter="model", tree=False))
+        for tree in (True, None):
+            one = scene(target_s, CHEAP, "fair")
+            one.run(Speculation(tree=tree, drafter="model"))
+            assert (len(one.target.passes) < 0.95 * len(without.target.passes)) == is_cheap
 
 
 # ---- tokens that were drawn
@@ -336,15 +338,15 @@ def n_checked(*steps):
         target, [], None, profile.DEFAULT_PROFILE.experiences()["drawn"], 9
     )
     prices = Prices(50.0, [0.02 + 0.018 * n for n in range(len(steps) + 1)])
-    controller._round = _Round(1, 0, prices, prices, [*steps])
+    controller._round = RoundState(1, 0, prices, prices, [*steps])
     return controller._cut()
 
 
 def test_a_token_that_was_drawn_is_checked_however_unlikely_it_looks():
     """Were it left out because of what it is, the tokens that stay would not follow the draft's law any more."""
     distribution = Distribution(np.array([2]), np.ones(1))
-    sure, unsure = _Step(Proposal(1, ("model", 12)), 0.99), _Step(Proposal(2, ("model", 0)), 0.01)
-    drawn = _Step(Proposal(2, ("model", 0), distribution), 0.01)
+    sure, unsure = Step(Proposal(1, ("model", 12)), 0.99), Step(Proposal(2, ("model", 0)), 0.01)
+    drawn = Step(Proposal(2, ("model", 0), distribution), 0.01)
     assert n_checked(unsure) == 0
     assert n_checked(sure, unsure) == 1
     assert n_checked(drawn) == 1

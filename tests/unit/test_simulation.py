@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from gguf_spec.speculative import controller
+from gguf_spec.speculative.tree import Tree
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "simulate_controller.py"
 
@@ -82,7 +83,7 @@ def test_no_pass_is_wider_than_allowed(sim, setting, widest):
             sim.experience("avx512", "greedy"),
             setting=setting,
             widest=widest,
-            tree=tree,
+            tree=Tree() if tree else None,
         )
         widths = [n for n, _ in run.target.widths]
         assert max(widths) <= widest
