@@ -22,6 +22,7 @@ from ..registry.resolve import Entry, entries
 from ..speculative.drafters import check_vocabulary
 from ..speculative.profile import ModelKey, read_profile
 from ..system.cache import cache_file, read_json, write_json
+from ..system.folders import caches_of_others
 
 # Recurrent and hybrid architectures, whose state does not support rollback.
 _CANNOT_GO_BACK = {
@@ -251,8 +252,7 @@ def _promise(share: float) -> float:
 
 def _files(target: Path) -> Iterator[Path]:
     """Yield GGUF files beside the target and in the caches of other programs."""
-    home = Path.home()
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")
+    home, cache = Path.home(), caches_of_others()
     folders = [
         target.parent, hub.folder(), Path(os.environ.get("LLAMA_CACHE") or cache / "llama.cpp"),
         home / "Library/Caches/llama.cpp", home / ".lmstudio/models", cache / "lm-studio/models",

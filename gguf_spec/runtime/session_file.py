@@ -25,7 +25,8 @@ from ..llama.backend import library_parts
 from ..llama.exact_kernels import kernels_in_use
 from ..llama.model import Model
 from ..system.atomic_file import atomic_write
-from ..system.cache import cache_folder, content_id, this_machine
+from ..system.cache import content_id, this_machine
+from ..system.folders import cache_folder
 from ..system.hardware import size
 
 _FORMAT = b"gguf-spec session 1\n"
