@@ -28,7 +28,8 @@ from ..errors import (
     UnsupportedModelError,
 )
 from ..gguf.lora import check_adapter
-from ..gguf.validation import Header, check_generates_text, read_header
+from ..gguf.model_file import ModelFile
+from ..gguf.validation import Header
 from ..options import BRANCHES_MAX, K_MAX
 from .backend import (
     LoadProgress,
@@ -43,7 +44,7 @@ from .backend import (
 )
 from .bindings import C
 from .exact_kernels import GRID, has_exact_attention, has_exact_products, most_exact_rows
-from .memory import check_memory, cpu_batch
+from .memory import cpu_batch
 from .native import N_BATCH, Native
 from .options import (
     FLASH_ATTENTION,
@@ -66,6 +67,8 @@ class Model:
     """A model, its vocabulary and the cache of its decoded tokens.
 
     Attributes:
+        file: The file.
+        path: Its path.
         n_vocab: V, the length of a row of logits.
         n_ctx: Capacity of the cache, in positions.
         busy_s: Seconds spent inside llama.cpp since loading.
@@ -98,15 +101,17 @@ class Model:
 
     def __init__(
         self,
-        path: Path,
+        file: ModelFile | Path,
         options: ContextOptions,
         progress: Progress | None = None,
         flash_attention: str | None = None,
     ) -> None:
         """Load a GGUF file.
 
+        Whether there is enough memory is not checked (`llama.backend.check_room`).
+
         Args:
-            path: The file.
+            file: The file. A header that was read before is not read again.
             options: Load and context options.
             progress: Called with the loaded fraction, 0 to 1.
             flash_attention: Measured value for `auto`; None without a measurement.
@@ -116,9 +121,10 @@ class Model:
             ModelError: The file is missing or damaged, the model generates no text, or an adapter
                 does not belong to the model.
             InvalidOptionError: The model or this build of llama.cpp does not support an option.
-            NotEnoughMemoryError: Weights and cache do not fit into memory.
+            NotEnoughMemoryError: llama.cpp could not allocate weights or cache.
         """
-        self.path, self.options = path, options
+        self.file = file if isinstance(file, ModelFile) else ModelFile(file)
+        self.path, self.options = self.file.path, options
         self.flash_attention = flash_attention or (
             options.flash_attention if offloads() else options.flash_on_cpu
         )
@@ -136,8 +142,7 @@ class Model:
             and (options.drafts or self.flash_attention == "off")
         )
         self._governor = shared_governor(self.threads) if self.follows_machine else None
-        header = read_header(path)
-        check_generates_text(header)
+        header = self.file.header
         options.check_heads(header)
         for adapter in options.lora:
             check_adapter(adapter.path, header)
@@ -163,8 +168,6 @@ class Model:
     # ---- loading
 
     def _load(self, header: Header, progress: Progress | None) -> None:
-        if not offloads():
-            check_memory([(header, self.options)], build_features())
         params = C.llama_model_default_params()
         params.n_gpu_layers = self.options.gpu_layers
         params.use_extra_bufts = self.options.extra_bufts

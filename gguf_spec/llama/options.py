@@ -250,7 +250,7 @@ def physical_cores() -> int:
     if not hasattr(os, "sched_getaffinity"):  # not Linux
         import psutil
 
-        return psutil.cpu_count(logical=False) or os.cpu_count() or 1
+        return int(psutil.cpu_count(logical=False) or os.cpu_count() or 1)
     cores = set()
     for cpu in os.sched_getaffinity(0):
         siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")

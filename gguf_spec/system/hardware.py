@@ -64,14 +64,3 @@ def _cgroup_files() -> int:
         for line in lines
         if line.startswith(("inactive_file ", "active_file "))
     )
-
-
-def size(n_bytes: float) -> str:
-    """Format a number of bytes for display."""
-    return (
-        f"{n_bytes / 1e9:,.1f} GB"
-        if n_bytes >= 1e9
-        else f"{n_bytes / 1e6:,.0f} MB"
-        if n_bytes >= 1e7
-        else f"{n_bytes / 1e6:,.1f} MB"
-    )

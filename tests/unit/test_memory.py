@@ -77,9 +77,7 @@ def test_a_machine_without_limits(machine):
 
 
 def test_a_container_with_a_limit(machine):
-    machine(
-        16 * GIB, 8 * GIB, {"memory.max": f"{2 * GIB}\n", "memory.current": f"{GIB}\n"}
-    )
+    machine(16 * GIB, 8 * GIB, {"memory.max": f"{2 * GIB}\n", "memory.current": f"{GIB}\n"})
     assert (hardware.total_bytes(), hardware.available_bytes()) == (2 * GIB, GIB)
 
 
@@ -95,9 +93,7 @@ def test_a_container_that_holds_pages_of_files(machine):
 
 
 def test_a_container_over_its_limit(machine):
-    machine(
-        16 * GIB, 8 * GIB, {"memory.max": f"{GIB}\n", "memory.current": f"{2 * GIB}\n"}
-    )
+    machine(16 * GIB, 8 * GIB, {"memory.max": f"{GIB}\n", "memory.current": f"{2 * GIB}\n"})
     assert hardware.available_bytes() == 0
 
 
