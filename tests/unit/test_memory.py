@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from gguf_spec.llama.options import physical_cores
 from gguf_spec.system import hardware
 
 GIB = 1 << 30
@@ -62,6 +63,12 @@ def test_what_is_resident_is_that_of_earlier_versions(monkeypatch, tmp_path):
     (tmp_path / "stat").write_text(Path("/proc/stat").read_text())
     monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
     assert hardware.resident_bytes() == 777 * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_another_system_tells_its_cores(monkeypatch):
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(psutil, "cpu_count", lambda logical: None if logical else 6)
+    assert physical_cores() == 6
 
 
 # ---- the machine and its container
