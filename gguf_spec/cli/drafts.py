@@ -44,6 +44,7 @@ def drafts(target: str, models_file: Path | None, as_json: bool) -> int:
       gguf-spec models drafts smollm2
       gguf-spec models drafts ./target.gguf --json
     """
+    from ..gguf.model_file import ModelFile
     from ..llama.options import ContextOptions
     from ..llama.selftest import extra_bufts_work
     from ..registry.download import local
@@ -52,9 +53,8 @@ def drafts(target: str, models_file: Path | None, as_json: bool) -> int:
 
     entry = resolve(target, models_file)
     path = local(entry)
-    found = candidates(
-        entry, path, replace(ContextOptions(), extra_bufts=extra_bufts_work()), models_file
-    )
+    options = replace(ContextOptions(), extra_bufts=extra_bufts_work())
+    found = candidates(entry, ModelFile(path), options, models_file)
     if as_json:
         listed = [
             {

@@ -82,7 +82,7 @@ def list_(cached: bool, models_file: Path | None, as_json: bool) -> int:
     """
     from ..registry import download
     from ..registry.resolve import entries
-    from ..system.hardware import size
+    from ..system.units import format_bytes
 
     found = [(entry, download.find(entry)) for entry in entries(models_file).values()]
     found = [(entry, path) for entry, path in found if path or not cached]
@@ -95,7 +95,7 @@ def list_(cached: bool, models_file: Path | None, as_json: bool) -> int:
         rows.append(
             [
                 entry.name,
-                size(entry.size_bytes) if entry.size_bytes else "?",
+                format_bytes(entry.size_bytes) if entry.size_bytes else "?",
                 entry.license or "?",
                 entry.draft or "-",
                 here,
@@ -131,7 +131,7 @@ def show(name: str, models_file: Path | None, as_json: bool) -> int:
     """
     from ..registry import download
     from ..registry.resolve import resolve
-    from ..system.hardware import size
+    from ..system.units import format_bytes
 
     entry = resolve(name, models_file)
     path = download.find(entry)
@@ -143,7 +143,11 @@ def show(name: str, models_file: Path | None, as_json: bool) -> int:
     lines: list[tuple[str, object]] = [("name", entry.name), ("aliases", ", ".join(entry.aliases))]
     lines += [("repository", entry.repo), ("revision", entry.revision)]
     lines += [
-        ("file", f"{part.file}, {size(part.size_bytes) if part.size_bytes else 'size not known'}")
+        (
+            "file",
+            f"{part.file}, "
+            f"{format_bytes(part.size_bytes) if part.size_bytes else 'size not known'}",
+        )
         for part in entry.parts
     ]
     lines += [("sha256", part.sha256 or "not declared") for part in entry.parts]
@@ -271,12 +275,20 @@ def _progress(entry: Entry, quiet: bool) -> Iterator[Tell | None]:
         BarColumn,
         DownloadColumn,
         Progress,
+        ProgressColumn,
+        Task,
         TextColumn,
         TimeRemainingColumn,
-        TransferSpeedColumn,
     )
+    from rich.text import Text
 
-    from ..system.hardware import size
+    from ..system.units import format_bytes
+
+    class Speed(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            speed = task.finished_speed or task.speed
+            text = "?" if speed is None else f"{format_bytes(speed)}/s"
+            return Text(text, style="progress.data.speed")
 
     verbs = {"load": "downloading", "verify": "verifying", "wait": "the hub is busy, waiting for"}
     console = Console(stderr=True)
@@ -285,9 +297,8 @@ def _progress(entry: Entry, quiet: bool) -> Iterator[Tell | None]:
 
         def write(stage: str, _: int, total: int | None) -> None:
             if stage not in seen:
-                click.echo(
-                    f"{verbs[stage]} {entry.name}{f', {size(total)}' if total else ''}", err=True
-                )
+                size = f", {format_bytes(total)}" if total else ""
+                click.echo(f"{verbs[stage]} {entry.name}{size}", err=True)
             seen[stage] = True
 
         yield write
@@ -295,8 +306,8 @@ def _progress(entry: Entry, quiet: bool) -> Iterator[Tell | None]:
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
+        DownloadColumn(binary_units=True),
+        Speed(),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, transient=True) as bar:
@@ -311,10 +322,10 @@ def _progress(entry: Entry, quiet: bool) -> Iterator[Tell | None]:
 
 def _line(pulled: Pulled, seconds: float) -> str:
     """Return one line about a completed download."""
-    from ..system.hardware import size
+    from ..system.units import format_bytes
 
     came = (
-        f"{size(pulled.loaded_bytes)} in {seconds:.1f} s"
+        f"{format_bytes(pulled.loaded_bytes)} in {seconds:.1f} s"
         if pulled.loaded_bytes
         else "was on this disk"
     )
@@ -358,7 +369,7 @@ def remove(names: tuple[str, ...], yes: bool, models_file: Path | None, as_json:
     """
     from ..registry import download
     from ..registry.resolve import resolve
-    from ..system.hardware import size
+    from ..system.units import format_bytes
 
     removed = []
     may_ask = not (yes or as_json) and sys.stdin.isatty() and sys.stderr.isatty()
@@ -376,7 +387,7 @@ def remove(names: tuple[str, ...], yes: bool, models_file: Path | None, as_json:
         removed.append({"name": entry.name, "freed_bytes": freed})
         if not as_json:
             left = (
-                f"{size(freed)} are free again"
+                f"{format_bytes(freed)} are free again"
                 if freed
                 else "but another revision has the same file, so no room is won"
             )

@@ -105,7 +105,7 @@ def _run(source: Path, target: Path, options: dict[str, Any]) -> Quantized:
 
 
 def _line(made: Quantized) -> str:
-    from ..system.hardware import size
+    from ..system.units import format_bytes
 
     others = (
         f", {made.n_fallback} of {made.n_tensors} tensors in a larger type, "
@@ -114,7 +114,8 @@ def _line(made: Quantized) -> str:
         else ""
     )
     return (
-        f"{made.target}: {made.type}, {size(made.target_bytes)} after {size(made.source_bytes)}, "
+        f"{made.target}: {made.type}, "
+        f"{format_bytes(made.target_bytes)} after {format_bytes(made.source_bytes)}, "
         f"{made.target_bits:.2f} bits a weight after {made.source_bits:.2f}, "
         f"in {made.seconds:.1f} s{others}"
     )

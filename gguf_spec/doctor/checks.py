@@ -23,7 +23,8 @@ from ..llama.options import ContextOptions, physical_cores
 from ..registry import hub as hub_module
 from ..registry.resolve import entries, user_file
 from ..system.cache import cache_file, read_json, write_json
-from ..system.hardware import available_bytes, size, total_bytes
+from ..system.hardware import available_bytes, total_bytes
+from ..system.units import format_bytes
 
 # oldest supported version of Python
 _OLDEST_PYTHON = (3, 10)
@@ -348,7 +349,7 @@ def memory() -> Check:
     free, total = available_bytes(), total_bytes()
     if free is None or not total:
         return Check("memory", "ok", "not known here")
-    found = f"{size(free)} of {size(total)} are free"
+    found = f"{format_bytes(free)} of {format_bytes(total)} are free"
     return (
         Check("memory", "ok", found)
         if free >= _LITTLE_MEMORY
@@ -373,7 +374,7 @@ def disk() -> Check:
             f"{there} cannot be looked at: {error.strerror}",
             "set XDG_CACHE_HOME to another folder.",
         )
-    found = f"{size(free)} are free at {folder}"
+    found = f"{format_bytes(free)} are free at {folder}"
     return (
         Check("disk", "ok", found)
         if free >= _LITTLE_DISK
@@ -404,7 +405,7 @@ def cache() -> Check:
         "cache",
         "ok",
         f"{folder} can be written and read; "
-        f"it holds {size(sum(_sizes(folder / kind for kind in _KEPT)))}",
+        f"it holds {format_bytes(sum(_sizes(folder / kind for kind in _KEPT)))}",
     )
 
 
@@ -437,7 +438,7 @@ def hub_cache() -> Check:
         )
     found = (
         f"{folder} holds {len(models)} {'repository' if len(models) == 1 else 'repositories'}, "
-        f"{size(held)}; {size(free)} are free there"
+        f"{format_bytes(held)}; {format_bytes(free)} are free there"
     )
     if not os.access(folder, os.W_OK | os.X_OK):
         return Check(

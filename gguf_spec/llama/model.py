@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from ..arrays import Logits
 from ..errors import DecodeError, InvalidOptionError, RollbackError
 from ..gguf.lora import check_adapter
-from ..gguf.validation import Header, check_generates_text, read_header
+from ..gguf.model_file import ModelFile
+from ..gguf.validation import Header
 from ..options import K_MAX
 from .backend import Progress, build_features, log, offloads, start_backend, verbose
 from .bindings import C
@@ -65,15 +66,17 @@ class Model(Weights):
 
     def __init__(
         self,
-        path: Path,
+        file: ModelFile | Path,
         options: ContextOptions,
         progress: Progress | None = None,
         flash_attention: str | None = None,
     ) -> None:
         """Load a GGUF file.
 
+        Whether there is enough memory is not checked (`llama.backend.check_room`).
+
         Args:
-            path: The file.
+            file: The file. A header that was read before is not read again.
             options: Load and context options.
             progress: Called with the loaded fraction, 0 to 1.
             flash_attention: Measured value for `auto`; None without a measurement.
@@ -83,9 +86,9 @@ class Model(Weights):
             ModelError: The file is missing or damaged, the model generates no text, or an adapter
                 does not belong to the model.
             InvalidOptionError: The model or this build of llama.cpp does not support an option.
-            NotEnoughMemoryError: Weights and cache do not fit into memory.
+            NotEnoughMemoryError: llama.cpp could not allocate weights or cache.
         """
-        super().__init__(path, options)
+        super().__init__(file if isinstance(file, ModelFile) else ModelFile(file), options)
         self.flash_attention = flash_attention or (
             options.flash_attention if offloads() else options.flash_on_cpu
         )
@@ -101,8 +104,7 @@ class Model(Weights):
             and (options.drafts or self.flash_attention == "off")
         )
         self._governor = shared_governor(self.threads) if self.follows_machine else None
-        header = read_header(path)
-        check_generates_text(header)
+        header = self.file.header
         options.check_heads(header)
         for adapter in options.lora:
             check_adapter(adapter.path, header)

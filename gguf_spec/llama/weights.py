@@ -6,22 +6,13 @@ import ctypes
 import os
 import threading
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any
 
 from ..errors import ClosedError, UnsupportedModelError
+from ..gguf.model_file import ModelFile
 from ..gguf.validation import Header
-from .backend import (
-    LoadProgress,
-    Progress,
-    apart,
-    build_features,
-    log,
-    offloads,
-    run_with_large_stack,
-)
+from .backend import LoadProgress, Progress, apart, log, run_with_large_stack
 from .bindings import C
-from .memory import check_memory
 from .native import Native
 from .options import ContextOptions, adapter_error, load_error
 
@@ -30,7 +21,8 @@ class Weights:
     """Weights, adapters and vocabulary of a model.
 
     Attributes:
-        path: The file.
+        file: The file.
+        path: Its path.
         options: Load and context options.
         n_vocab: V, the length of a row of logits.
         start: The BOS token; token 0 if the vocabulary has none.
@@ -41,8 +33,8 @@ class Weights:
             models.
     """
 
-    def __init__(self, path: Path, options: ContextOptions) -> None:
-        self.path, self.options = path, options
+    def __init__(self, file: ModelFile, options: ContextOptions) -> None:
+        self.file, self.path, self.options = file, file.path, options
         self._native: Native | None = Native()
         self._pieces: dict[int, bytes] = {}
 
@@ -74,8 +66,6 @@ class Weights:
     # ---- loading
 
     def _load(self, header: Header, progress: Progress | None) -> None:
-        if not offloads():
-            check_memory([(header, self.options)], build_features())
         params = C.llama_model_default_params()
         params.n_gpu_layers = self.options.gpu_layers
         params.use_extra_bufts = self.options.extra_bufts

@@ -15,7 +15,7 @@ from ..errors import (
     NoSpaceError,
     NotDownloadedError,
 )
-from ..system.hardware import size
+from ..system.units import format_bytes
 from . import checksums, hub
 from .checksums import Tell, Verified
 from .hub_errors import explained
@@ -242,14 +242,14 @@ def _check_room(name: str, needed: int) -> None:
     if free < needed:
         raise NoSpaceError(
             name,
-            f"{name} needs {size(needed)}, but {size(free)} are free at {folder}.",
+            f"{name} needs {format_bytes(needed)}, but {format_bytes(free)} are free at {folder}.",
             needed,
             free,
         )
 
 
 def _not_downloaded(entry: Entry, offline: bool = False) -> NotDownloadedError:
-    of_size = f" ({size(entry.size_bytes)})" if entry.size_bytes else ""
+    of_size = f" ({format_bytes(entry.size_bytes)})" if entry.size_bytes else ""
     how = f"gguf-spec models pull {entry.name}"
     hint = (
         f"it takes a network once: without --offline and HF_HUB_OFFLINE, {how}"

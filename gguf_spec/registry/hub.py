@@ -23,7 +23,7 @@ _SWITCHES = {
     "HF_HUB_DISABLE_TELEMETRY": True,
     # Xet downloads from its own servers and ignores HF_ENDPOINT.
     "HF_HUB_DISABLE_XET": True,
-    # In bytes. The default of 10 MB shows no progress for a long time on a slow connection.
+    # In bytes. The default of 10 MiB shows no progress for a long time on a slow connection.
     "DOWNLOAD_CHUNK_SIZE": 1 << 20,
 }
 _lock = threading.RLock()

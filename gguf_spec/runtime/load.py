@@ -8,10 +8,9 @@ from functools import partial
 from pathlib import Path
 
 from ..errors import InvalidOptionError
-from ..gguf.validation import Header, read_header
+from ..gguf.model_file import ModelFile
 from ..llama.attention import choose_attention
-from ..llama.backend import Progress, build_features, offloads, start_backend
-from ..llama.memory import check_memory
+from ..llama.backend import Progress, check_room, start_backend
 from ..llama.model import Model
 from ..llama.options import AdapterFile, ContextOptions, adapters
 from ..llama.selftest import extra_bufts_work
@@ -121,7 +120,7 @@ def load(
     """
     named = Path(models_file) if models_file is not None else None
     entry = resolve(model, named)
-    path = local(entry)
+    file = ModelFile(local(entry))
     plain = draft in (None, "none")
     text = None if reference is None else _read_reference(Path(reference))
     options = ContextOptions(
@@ -137,26 +136,26 @@ def load(
     of_draft = options.for_draft(
         draft_flash_attention, draft_kv_type, draft_gpu_layers, adapters(draft_lora, "draft_lora")
     )
+    header = file.header  # reads and checks the file, before the self-test and the search
     if extra_bufts is None and not extra_bufts_work():
         options, of_draft = (
             replace(options, extra_bufts=False),
             replace(of_draft, extra_bufts=False),
         )
-    draft_path, notes = _draft_of(entry, path, draft, options, named)
-    if of_draft.lora and not draft_path:
+    draft_file, notes = _draft_of(entry, file, draft, options, named)
+    if of_draft.lora and not draft_file:
         raise InvalidOptionError(
             "draft_lora",
             str(of_draft.lora[0].path),
             "left out: no draft model is loaded",
             "name one with --draft FILE.",
         )
-    header, draft_header = read_header(path), read_header(draft_path) if draft_path else None
-    if draft_header and not offloads():  # check both together, before either is loaded
-        check_memory([(header, options), (draft_header, of_draft)], build_features())
-    start_backend([header, *([draft_header] if draft_header else [])])
+    models = [(header, options), *([(draft_file.header, of_draft)] if draft_file else [])]
+    check_room(models)
+    start_backend([one for one, _ in models])
     flash_attention, attention = choose_attention(header, options, must_be_exact=True)
-    steps = _Steps(progress, [path, *([draft_path] if draft_path else [])])
-    target, drafter = Model(path, options, steps.next(), flash_attention), None
+    steps = _Steps(progress, [one.file_bytes for one, _ in models])
+    target, drafter = Model(file, options, steps.next(), flash_attention), None
     try:
         if attention:
             target.exact_attention, target.depth_costs = (
@@ -165,11 +164,11 @@ def load(
             )
         if not (target.can_roll_back or plain):
             notes = [
-                f"{path.name} cannot go back a token (it is recurrent or hybrid), which "
+                f"{file.path.name} cannot go back a token (it is recurrent or hybrid), which "
                 "speculation needs: decoding plainly."
             ]
-        elif draft_path and draft_header:
-            drafter, why_not = _load_draft(draft_path, draft_header, target, of_draft, steps.next())
+        elif draft_file:
+            drafter, why_not = _load_draft(draft_file, target, of_draft, steps.next())
             notes += why_not
         if target.n_ctx > target.n_ctx_train > 0:
             notes.append(
@@ -204,30 +203,27 @@ def load(
 
 def _draft_of(
     entry: Entry,
-    path: Path,
+    file: ModelFile,
     draft: str | Path | None,
     options: ContextOptions,
     models_file: Path | None,
-) -> tuple[Path | None, list[str]]:
+) -> tuple[ModelFile | None, list[str]]:
     """Return the file of the draft model, or None, and notes on the choice."""
     if draft in (None, "none", "ngram"):
         return None, []
     if draft != "auto":
-        return local(resolve(draft, models_file)), []
+        return ModelFile(local(resolve(draft, models_file))), []
     if entry.draft == "ngram":
         return None, []
-    found, why = choose(entry, path, options, models_file)
-    if found:
-        return found.path, [why] if why else []
-    return None, [why]
+    found, why = choose(entry, file, options, models_file)
+    return found.file if found else None, [why] if why else []
 
 
 class _Steps:
-    """Combines the loading progress of several models, weighted by file size."""
+    """Combines the loading progress of several models, weighted by size."""
 
-    def __init__(self, progress: Progress | None, files: Sequence[Path]) -> None:
+    def __init__(self, progress: Progress | None, sizes: Sequence[int]) -> None:
         self._progress = progress
-        sizes = [file.stat().st_size if file.exists() else 0 for file in files]
         self._starts = [sum(sizes[:i]) / max(1, sum(sizes)) for i in range(len(sizes) + 1)]
 
     def next(self) -> Progress | None:
@@ -254,17 +250,17 @@ def _suffixes(target: Model, text: str) -> SuffixAutomaton:
 
 
 def _load_draft(
-    path: Path, header: Header, target: Model, options: ContextOptions, progress: Progress | None
+    file: ModelFile, target: Model, options: ContextOptions, progress: Progress | None
 ) -> tuple[Model | None, list[str]]:
     """Load a draft with the target's vocabulary; return None and the reason without rollback.
 
     Raises:
         VocabularyMismatchError: The vocabularies differ.
     """
-    flash_attention, attention = choose_attention(header, options, must_be_exact=False)
-    draft = Model(path, replace(options, n_ctx=target.n_ctx), progress, flash_attention)
+    flash_attention, attention = choose_attention(file.header, options, must_be_exact=False)
+    draft = Model(file, replace(options, n_ctx=target.n_ctx), progress, flash_attention)
     try:
-        draft.depth_costs = attention.depth_costs(header) if attention else {}
+        draft.depth_costs = attention.depth_costs(file.header) if attention else {}
         check_vocabulary(target, draft)
     except BaseException:
         draft.close()
@@ -273,6 +269,6 @@ def _load_draft(
         return draft, []
     draft.close()
     return None, [
-        f"the draft {path.name} cannot go back a token (it is recurrent or hybrid), which "
+        f"the draft {file.path.name} cannot go back a token (it is recurrent or hybrid), which "
         "drafting needs: drafting from the text alone."
     ]

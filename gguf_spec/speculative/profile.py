@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..gguf.model_file import ModelFile
 from ..llama.backend import library_parts
 from ..llama.model import Model
 from ..llama.options import ContextOptions, physical_cores
@@ -272,7 +273,7 @@ DEFAULT_PROFILE = Profile(
 class ModelKey(NamedTuple):
     """Model file and its load options: together they identify a stored profile."""
 
-    path: Path
+    file: ModelFile
     options: ContextOptions
 
 
@@ -331,7 +332,7 @@ def _file(target: Model | ModelKey, draft: Model | ModelKey | None, kind: str = 
         if model:
             o = model.options
             parts += [
-                content_id(model.path),
+                model.file.content_id,
                 o.threads or physical_cores(),
                 o.flash_attention,
                 o.kv_type,

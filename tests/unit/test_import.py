@@ -13,7 +13,7 @@ import sys
 import gguf_spec
 from gguf_spec import Sampling, Speculation, errors
 Sampling(temperature=0)
-loaded = [name for name in ("llama_cpp", "numpy", "click", "rich", "yaml", "jinja2", "huggingface_hub") if name in sys.modules]
+loaded = [name for name in ("llama_cpp", "numpy", "click", "rich", "yaml", "jinja2", "huggingface_hub", "platformdirs", "psutil") if name in sys.modules]
 assert not loaded, loaded
 import threading
 assert threading.active_count() == 1
@@ -25,7 +25,7 @@ sys.argv = ["gguf-spec", *sys.argv[1:], "--help"]
 try:
     main()
 finally:
-    heavy = ("llama_cpp", "numpy", "rich", "yaml", "jinja2", "huggingface_hub", "prompt_toolkit", "starlette", "uvicorn", "gguf_spec.gguf.validation")
+    heavy = ("llama_cpp", "numpy", "rich", "yaml", "jinja2", "huggingface_hub", "prompt_toolkit", "starlette", "uvicorn", "platformdirs", "psutil", "gguf_spec.gguf.validation")
     loaded = [name for name in heavy if name in sys.modules]
     assert not loaded, loaded
 """

@@ -643,7 +643,7 @@ def test_offline_and_not_there(hub, monkeypatch, switch):
     entry = entry_of(hub.add(FILE, BODY))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", switch == "environment")
     with pytest.raises(
-        errors.NotDownloadedError, match=r"one \(2\.3 MB\) is not on this disk"
+        errors.NotDownloadedError, match=r"one \(2\.2 MiB\) is not on this disk"
     ) as caught:
         download.pull(entry, offline=switch == "argument")
     assert "without --offline and HF_HUB_OFFLINE, gguf-spec models pull one" in caught.value.hint
@@ -676,7 +676,7 @@ def test_no_room(hub, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
     entry = entry_of(hub.add(FILE, BODY))
     with pytest.raises(
-        errors.NoSpaceError, match=r"one needs 2\.3 MB, but 1\.0 MB are free at "
+        errors.NoSpaceError, match=r"one needs 2\.2 MiB, but 1\.0 MiB are free at "
     ) as caught:
         download.pull(entry)
     assert (caught.value.needed_bytes, caught.value.free_bytes) == (len(BODY), 1_000_000)
@@ -685,7 +685,7 @@ def test_no_room(hub, tmp_path, monkeypatch):
         download.pull(entry_of())  # the hub knows its size
     small = Entry("two", REPO, COMMIT, (Part("small.gguf", 600_000),), None)
     download.check_room([small])
-    with pytest.raises(errors.NoSpaceError, match=r"two and three needs 1\.2 MB"):
+    with pytest.raises(errors.NoSpaceError, match=r"two and three needs 1\.1 MiB"):
         download.check_room(
             [small, Entry("three", REPO, COMMIT, (Part("other.gguf", 600_000),), None)]
         )

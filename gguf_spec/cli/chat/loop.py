@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ...errors import GgufSpecError, SessionError
+from ...system.units import format_bytes
 from ..generate import _stats_lines
 from ..progress import PromptBar
 
@@ -271,7 +272,7 @@ class ChatLoop:
 def save(chat: Chat, path: Path) -> str:
     """Save a conversation; return a message with its size."""
     chat.save(path)
-    return f"Saved {_count(chat)} in {path.resolve()} ({path.stat().st_size / 1e6:,.1f} MB)."
+    return f"Saved {_count(chat)} in {path.resolve()} ({format_bytes(path.stat().st_size)})."
 
 
 def load(chat: Chat, path: Path) -> str:

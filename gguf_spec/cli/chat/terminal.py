@@ -22,6 +22,7 @@ from prompt_toolkit.styles import Style
 from prompt_toolkit.utils import is_dumb_terminal
 from rich.console import Console
 
+from ...system.folders import state_folder
 from ..generate import CONTROL, _logprob_lines
 from ..progress import PromptBar
 from .loop import COMMANDS, DRAFT
@@ -177,11 +178,7 @@ def _ending(result: Answer, n_ctx: int) -> str:
 
 def _history() -> _KeptHistory:
     """Return the input history in the user's state folder."""
-    return _KeptHistory(
-        Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-        / "gguf-spec"
-        / "chat-history"
-    )
+    return _KeptHistory(state_folder() / "chat-history")
 
 
 class _KeptHistory(FileHistory):
