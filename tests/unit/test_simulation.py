@@ -83,7 +83,7 @@ def test_no_pass_is_wider_than_allowed(sim, setting, widest):
             sim.experience("avx512", "greedy"),
             setting=setting,
             widest=widest,
-            tree=Tree() if tree else None,
+            tree=Tree(fixed=setting is not None) if tree else None,
         )
         widths = [n for n, _ in run.target.widths]
         assert max(widths) <= widest
