@@ -28,10 +28,12 @@ _GOOD = 0.9
 _READING_MARGIN = 1.5
 # Number of unread tokens above which reading serves the rest of the answer, not one round.
 _FAR_BEHIND = 2
-# Text length in tokens above which the draft model may read only the last part.
-_LONG_PROMPT = 2048
-# Length of the last part that the draft model may read of a longer text, in tokens.
-_LAST_PART = 1024
+# Length of the last part that the draft model may read instead of a whole text, in tokens. Texts of
+# at most twice this length are read from their start.
+_LAST_PART = 128
+# Acceptance rate after the last part alone, relative to that after the whole text; measured on
+# prompts of 1,000 tokens.
+_PART_ACCEPTANCE = 0.87
 
 
 class DraftModelUse:
@@ -181,28 +183,29 @@ class DraftModelUse:
         left = min(self.n_left - self._n_emitted, usual)
         plain_s = self.known.verify_s(1, 1, n_tokens)
         best_s, best = left * plain_s, None
-        for offset, n_unread, n_cached in self._ways_to_read(n_tokens):
+        for offset, n_unread, n_cached, acceptance in self._ways_to_read(n_tokens):
             reading_s = self.costs.reading_s(n_unread, n_cached, self.model.reads_at_once)
+            chance = acceptance * self.mean_chance()
             seconds = (
-                left * self._token_s(self.mean_chance(), n_tokens, n_cached + n_unread)
+                left * self._token_s(chance, n_tokens, n_cached + n_unread)
                 + _READING_MARGIN * reading_s
             )
             if seconds < best_s:
                 best_s, best = seconds, offset
         return best
 
-    def _ways_to_read(self, n_tokens: int) -> list[tuple[int, int, int]]:
+    def _ways_to_read(self, n_tokens: int) -> list[tuple[int, int, int, float]]:
         """Return the options to catch up with a text of `n_tokens` tokens.
 
         Returns:
             For each option: first position that the draft model has then read, tokens to read,
-                tokens already cached.
+                tokens already cached, factor of the acceptance rate.
         """
         n_unread = n_tokens - self.model.n_past
         first = self.model.n_past - self.model.n_cached
-        ways = [(first, n_unread, self.model.n_cached)]
-        if n_tokens > _LONG_PROMPT and n_unread > _LAST_PART:
-            ways.append((n_tokens - _LAST_PART, _LAST_PART, 0))
+        ways = [(first, n_unread, self.model.n_cached, 1.0)]
+        if n_tokens > 2 * _LAST_PART and n_unread > _LAST_PART:
+            ways.append((n_tokens - _LAST_PART, _LAST_PART, 0, _PART_ACCEPTANCE))
         return ways
 
     def _read(self, tokens: Sequence[int], offset: int, cancelled: Callable[[], bool]) -> None:

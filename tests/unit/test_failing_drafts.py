@@ -186,7 +186,6 @@ def test_a_probe_of_an_unused_draft_model_may_fail(accept, how, monkeypatch):
 
 
 def test_a_jump_to_the_last_part_of_a_long_prompt_may_fail(monkeypatch):
-    monkeypatch.setattr(draft_model_use, "_LONG_PROMPT", 8)
     monkeypatch.setattr(draft_model_use, "_LAST_PART", 4)
     monkeypatch.setattr(DraftModelUse, "_reading_offset", lambda self, n_tokens: n_tokens - 4)
     failed = fail(monkeypatch, ModelDrafter, "begin_at", 0)
