@@ -122,8 +122,7 @@ def tune(llm: LLM, *, progress: Progress = lambda _done, _total: None) -> Tuning
             is nothing to measure.
         BusyError, ClosedError: As for a generation.
     """
-    with llm.models() as (target, lent):
-        draft = lent if lent is not target else None
+    with llm.models() as (target, draft):
         if not target.can_roll_back:
             message = (
                 f"{target.path.name} cannot go back a token (it is recurrent or hybrid): it is "
@@ -134,7 +133,7 @@ def tune(llm: LLM, *, progress: Progress = lambda _done, _total: None) -> Tuning
             measure(target, draft, thorough=True, on_step=progress), measured_at=time.time()
         )
         kept = write_profile(target, draft, profile)
-        llm._pair.know(profile)
+    llm.use_profile(profile)
     return Tuning(llm.name, llm.draft_name, profile, kept)
 
 

@@ -8,7 +8,6 @@ runs of another.
 
 from __future__ import annotations
 
-import copy
 import math
 import platform
 import statistics
@@ -321,14 +320,14 @@ def _contenders(llm: LLM, few: bool, useless: bool) -> list[Contender]:
 @contextmanager
 def _as_loaded(llm: LLM) -> Iterator[Callable[[], None]]:
     """Warm up, and yield a function that resets the learned statistics; reset them on exit."""
-    pair, few = llm._pair, Sampling(temperature=0.0, max_tokens=_WARM_UP, ignore_eos=True)
+    few = Sampling(temperature=0.0, max_tokens=_WARM_UP, ignore_eos=True)
     start = llm.tokenize("Once upon a time")
     # This measures the pass costs if they are not known yet.
     llm.generate_tokens(start, replace(few, max_tokens=1), speculation=Speculation())
-    known = copy.deepcopy((pair.experiences, pair.calibration))
+    known = llm.snapshot()
 
     def forget() -> None:
-        pair.experiences, pair.calibration = copy.deepcopy(known)
+        llm.restore(known)
 
     try:
         llm.generate_tokens(start, few, speculation=Speculation(k=0))

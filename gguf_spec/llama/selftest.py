@@ -32,11 +32,11 @@ def extra_bufts_work() -> bool:
 
     A failure is reported on stderr when it is found.
     """
-    cache = _cache_file()
+    cache = result_file()
     known = read_json(cache)
     if isinstance(known, dict) and "ok" in known:
         return bool(known["ok"])
-    problem = _probe()
+    problem = probe()
     if problem:
         sys.stderr.write(
             f"Note: llama.cpp's repacked kernels fail on this machine ({problem}): "
@@ -47,12 +47,13 @@ def extra_bufts_work() -> bool:
     return not problem
 
 
-def _cache_file() -> Path:
+def result_file() -> Path:
+    """Return the file that holds the result for this library on this machine."""
     return cache_file("probe", [*this_machine(), *library_parts()])
 
 
-def _probe() -> str | None:
-    """Return a description of the failure, or None."""
+def probe() -> str | None:
+    """Run the self-test in a child process; return a description of the failure, or None."""
     # A packed program cannot start itself as Python: skip repacking only on machines with AMX.
     if getattr(sys, "frozen", False):
         return "not checked in a packed program" if "amx" in "".join(this_machine()) else None

@@ -16,7 +16,7 @@ from ..errors import BusyError, ClosedError
 from ..llama.model import Model
 from ..options import Sampling, Speculation
 from ..results import Completion
-from ..speculative.pair import ModelPair
+from ..speculative.pair import ModelPair, Snapshot
 from ..speculative.profile import Profile
 from ..text.chat_template import Message, Tools, encode_chat
 from .chat import Chat
@@ -94,7 +94,7 @@ class LLM:
                 they are never parsed.
             tools: Functions that the model may call, for the template, in OpenAI's format.
         """
-        target = self._alive
+        target = self.vocabulary
         if not prompt and not prefill:
             return []
         if isinstance(prompt, str):
@@ -103,11 +103,11 @@ class LLM:
 
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes of one token; empty for a token without text."""
-        return self._alive.piece(token)
+        return self.vocabulary.piece(token)
 
     def token_text(self, token: int) -> str:
         """Return the text of one token, with replacement characters for incomplete characters."""
-        target = self._alive
+        target = self.vocabulary
         return target.piece(token).decode("utf-8", errors="replace") or target.token_text(token)
 
     def generate(
@@ -286,11 +286,37 @@ class LLM:
         """Costs and agreement measured for the models on this machine."""
         return self._pair.profile
 
+    def use_profile(self, profile: Profile) -> None:
+        """Use other costs from now on, and forget the statistics learned with the old ones.
+
+        Raises:
+            BusyError, ClosedError: As for a generation.
+        """
+        self._in_turn(lambda _: self._pair.use_profile(profile))
+
+    def snapshot(self) -> Snapshot:
+        """Return a copy of what was learned during use: costs, acceptance rates, correction.
+
+        It changes the speed of later requests, not their texts.
+
+        Raises:
+            BusyError, ClosedError: As for a generation.
+        """
+        return self._in_turn(lambda _: self._pair.snapshot())
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go back to the learned state of a `snapshot`, which may be used again.
+
+        Raises:
+            BusyError, ClosedError: As for a generation.
+        """
+        self._in_turn(lambda _: self._pair.restore(snapshot))
+
     @contextmanager
-    def models(self) -> Iterator[tuple[Model, Model]]:
+    def models(self) -> Iterator[tuple[Model, Model | None]]:
         """Reserve the LLM and yield `(target, draft)` for checks of the models' internals.
 
-        Without a draft, both items are the target.
+        The second item is None without a draft model.
 
         Raises:
             BusyError, ClosedError: As for a generation.
@@ -298,7 +324,7 @@ class LLM:
         ticket = Ticket()
         try:
             self._take(ticket)
-            yield self._target, self._draft or self._target
+            yield self._target, self._draft
         finally:
             self._line.leave(ticket)
 
@@ -336,8 +362,8 @@ class LLM:
             stream.abort()
 
     @property
-    def _alive(self) -> Model:
-        """The target for vocabulary lookups, which do not need the turn."""
+    def vocabulary(self) -> Model:
+        """The target, for vocabulary lookups only: they are possible while a request runs."""
         if self._closed:
             raise ClosedError
         return self._target

@@ -463,6 +463,8 @@ class _Texts:
         """
         with self._llm.models() as (target, draft):
             for name, model in (("target", target), ("draft", draft)):
+                if model is None:
+                    continue
                 n = min(model.n_past, len(said) - 1)
                 if model.cached[:n] != [*said[:n]]:
                     yield f"The {name}'s cache holds tokens that were not said"

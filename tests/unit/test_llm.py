@@ -413,3 +413,54 @@ def test_close():
     ):
         with pytest.raises(ClosedError):
             call()
+
+
+# ---- the models, and what is learned
+
+
+def test_without_a_draft_there_is_none():
+    target, draft = FakeModel(TABLES[0]), FakeModel(TABLES[1])
+    with fake_llm(target, None, fixed(3)) as llm, llm.models() as models:
+        assert models == (target, None)
+    with fake_llm(target, draft, fixed(3)) as llm, llm.models() as models:
+        assert models == (target, draft)
+
+
+def test_what_is_learned_can_be_taken_back(llm):
+    def known():
+        snapshot = llm.snapshot()
+        return (
+            snapshot.experiences["sampled"].chances.to_list(),
+            snapshot.calibration.bias.tolist(),
+        )
+
+    first, at_first = llm.snapshot(), known()
+    for _ in range(2):
+        llm.generate("ab", FREE)
+        assert known() != at_first
+        llm.restore(first)
+        assert known() == at_first, "the snapshot has learned too"
+    llm.generate("ab", FREE)
+    bias = known()[1]
+    llm.restore(replace(first, calibration=None))
+    assert known() == (at_first[0], bias)
+
+
+def test_the_profile_can_be_replaced(llm):
+    profile = replace(llm.profile, seconds=1.5)
+    llm.use_profile(profile)
+    assert llm.profile is profile
+    with llm.stream("ab", FREE), pytest.raises(BusyError):
+        llm.use_profile(profile)
+    llm.close()
+    for call in (llm.snapshot, lambda: llm.use_profile(profile)):
+        with pytest.raises(ClosedError):
+            call()
+
+
+def test_the_vocabulary_can_be_read_while_a_request_runs(llm):
+    with llm.stream("ab", FREE):
+        assert llm.vocabulary.n_vocab == V
+    llm.close()
+    with pytest.raises(ClosedError):
+        _ = llm.vocabulary
