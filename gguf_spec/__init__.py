@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import errors
+    from .models import pull
     from .options import Sampling, Speculation
     from .results import Chunk, Completion, Stats, TokenLogprob
     from .runtime.chat import Chat, Turn
     from .runtime.llm import LLM
-    from .runtime.load import load, pull
+    from .runtime.load import load
     from .runtime.stream import Stream
 
 __version__ = "0.1.0"
@@ -38,7 +39,7 @@ _HOME = (
     {
         "LLM": "runtime.llm",
         "load": "runtime.load",
-        "pull": "runtime.load",
+        "pull": "models",
         "Chat": "runtime.chat",
         "Turn": "runtime.chat",
         "Stream": "runtime.stream",

@@ -17,9 +17,11 @@ from typing import Any
 
 from .errors import UnsupportedModelError
 from .runtime.llm import LLM
-from .speculative.cost_model import interpolate
+from .speculative.cost_model import interpolate, interpolate_depth
 from .speculative.profile import WORTH_SAYING, Profile, write_profile
 from .speculative.profiler import measure
+
+__all__ = ["Tuning", "milliseconds", "tune"]
 
 Progress = Callable[[int, int], object]
 
@@ -50,6 +52,14 @@ class Tuning:
         It is 0 without a draft model, because drafts from earlier text cost nothing.
         """
         return interpolate(self.profile.draft, n) if self.profile.draft else 0.0
+
+    def target_depth_s(self, n: int) -> float:
+        """Return the seconds that each cached token adds to a target pass over `n` tokens."""
+        return interpolate_depth(self.profile.target_depth, n)
+
+    def draft_depth_s(self, n: int) -> float:
+        """Return the seconds that each cached token adds to a draft pass over `n` tokens."""
+        return interpolate_depth(self.profile.draft_depth, n)
 
     @property
     def pays(self) -> bool:

@@ -37,7 +37,7 @@ from .report import (
     Spread,
     ratios,
 )
-from .workloads import WORKLOADS, Workload, workloads
+from .workloads import WORKLOADS, Workload, choose_workloads
 
 __all__ = [
     "ADAPTIVE",
@@ -55,6 +55,7 @@ __all__ = [
     "Spread",
     "Workload",
     "bench",
+    "choose_workloads",
 ]
 
 _LENGTHS, _QUICK_LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16), (2, 4, 8)  # fixed draft lengths, in tokens
@@ -117,7 +118,7 @@ def bench(
             "one that can go back a token, as speculation needs",
             "there is nothing to compare for this one.",
         )
-    chosen = workloads(names, long)
+    chosen = choose_workloads(names, long)
     work = [
         _Work.of(llm, workload, t, n_tokens, quick, seed)
         for workload in chosen

@@ -14,12 +14,15 @@ from .chat import chat
 from .completion import completion
 from .doctor import doctor
 from .drafts import drafts
-from .generate import CONTROL, generate
+from .generate import generate
 from .models import models
 from .quantize import quantize
+from .render import CONTROL
 from .serve import serve
 from .tune import tune
 from .verify import verify
+
+__all__ = ["cli", "main"]
 
 
 @click.group(

@@ -15,7 +15,7 @@ from .. import __version__
 from ..errors import GgufSpecError
 from ..gguf.validation import Header, check_generates_text, read_header
 from ..llama.memory import largest_ctx, needs
-from ..llama.options import ContextOptions
+from ..llama.options import ContextOptions, adapters
 from ..registry.download import local
 from ..registry.resolve import Entry, resolve
 from ..system.hardware import available_bytes, size, total_bytes
@@ -25,6 +25,8 @@ from .checks import Check
 if TYPE_CHECKING:
     from ..llama.model import Model
     from ..tune import Tuning
+
+__all__ = ["Check", "ContextOptions", "Diagnosis", "adapters", "doctor"]
 
 
 @dataclass(frozen=True)

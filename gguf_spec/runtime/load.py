@@ -16,45 +16,13 @@ from ..llama.model import Model
 from ..llama.options import AdapterFile, ContextOptions, adapters
 from ..llama.selftest import extra_bufts_work
 from ..options import K_MAX, Sampling, Speculation
-from ..registry import download
-from ..registry.checksums import Tell
-from ..registry.download import Pulled, local
+from ..registry.download import local
 from ..registry.resolve import Entry, resolve
 from ..speculative.drafters import SuffixAutomaton, check_vocabulary
 from ..speculative.pair import ModelPair
 from ..speculative.profiler import profile_of
 from .draft_search import choose
 from .llm import LLM
-
-
-def pull(
-    model: str,
-    *,
-    models_file: str | Path | None = None,
-    force: bool = False,
-    offline: bool = False,
-    progress: Tell | None = None,
-) -> Pulled:
-    """Download and verify a model, if that was not done before.
-
-    Afterwards `load` finds it without a network.
-
-    Args:
-        model: A name in models.yaml, or `hf:OWNER/REPO/FILE[@REVISION]`. Its draft is a separate
-            model with its own name.
-        models_file: As for `load`.
-        force: Download it again.
-        offline: Make no request.
-        progress: Called with the stage (`load`, `wait` for a busy hub, `verify`), its finished
-            bytes, and its total bytes or None if unknown.
-
-    Raises:
-        ModelNotFoundError: No model has that name.
-        StoreError: One of its subclasses, depending on the cause.
-        InvalidOptionError: `force` is set while offline.
-    """
-    named = None if models_file is None else Path(models_file)
-    return download.pull(resolve(model, named), force=force, offline=offline, progress=progress)
 
 
 def load(

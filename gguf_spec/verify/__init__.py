@@ -42,6 +42,17 @@ from .chi_square import WAYS as LAWS
 from .request_checks import RequestChecks
 from .row_checks import Check, check_rows, noise_in_use
 
+__all__ = [
+    "PROMPTS",
+    "Check",
+    "ChiSquareTest",
+    "Comparison",
+    "Difference",
+    "Report",
+    "bundled_prompts",
+    "verify",
+]
+
 SAMPLINGS = {
     "greedy": Sampling(temperature=0.0),
     "sampled": Sampling(temperature=0.8, top_k=40, top_p=0.95),

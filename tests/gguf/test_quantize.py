@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import gguf_spec
-from gguf_spec import Sampling, Speculation, quantize
+from gguf_spec import Sampling, Speculation
 from gguf_spec.errors import (
     InvalidOptionError,
     ModelNotFoundError,
@@ -21,6 +21,7 @@ from gguf_spec.errors import (
 )
 from gguf_spec.gguf.validation import read_header
 from gguf_spec.quantize import TYPES
+from gguf_spec.quantize import quantizer as quantize
 from tests import children
 from tests.gguf import zoo
 
@@ -346,7 +347,7 @@ def test_a_disk_without_room_is_told_before(model, tmp_path, monkeypatch):
 def test_a_disk_that_runs_full(model, tmp_path):
     """llama.cpp says nothing when a write fails; no file of half a model is to be left."""
     code = (
-        "import resource, sys\nfrom gguf_spec.quantize import quantize, QuantizeError\n"
+        "import resource, sys\nfrom gguf_spec.errors import QuantizeError\nfrom gguf_spec.quantize import quantize\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
         "try:\n    quantize(sys.argv[1], sys.argv[2], 'F16', threads=1)\nexcept QuantizeError as error:\n    print(error)\n"
     )

@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ...errors import GgufSpecError, SessionError
-from ..generate import _stats_lines
 from ..progress import PromptBar
+from ..render import stats_lines
 
 if TYPE_CHECKING:
-    from ...options import Sampling, Speculation
-    from ...runtime.chat import Chat, Turn
-    from ...runtime.llm import LLM
+    from ... import LLM, Chat, Sampling, Speculation, Turn
 
 # Command -> (argument, help text). `ChatLoop` has a method for each command.
 COMMANDS = {
@@ -203,7 +201,7 @@ class ChatLoop:
             return
         s = last.stats
         lines = [
-            _stats_lines(s, last.seed),
+            stats_lines(s, last.seed),
             f"context {s.n_prompt + s.n_generated:,} of {self._llm.n_ctx:,} tokens after it",
         ]
         self._face.say("\n".join([*lines, *(f"note    {note}" for note in self._llm.notes)]))
