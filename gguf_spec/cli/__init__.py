@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -63,6 +64,14 @@ models.add_command(drafts)
 models.add_command(quantize)
 
 
+class _LogHandler(logging.Handler):
+    """Writes what the library logs to stderr: warnings as notes, errors as they are."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = self.format(record).translate(CONTROL)
+        click.echo(f"Note: {text}" if record.levelno == logging.WARNING else text, err=True)
+
+
 def main() -> None:
     """Run the command line and exit.
 
@@ -74,6 +83,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # no encoding errors on terminals without UTF-8
+    logging.getLogger("gguf_spec").addHandler(_LogHandler(logging.WARNING))
     try:
         code = cli.main(prog_name="gguf-spec", standalone_mode=False)
         if sys.stdout:

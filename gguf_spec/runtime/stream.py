@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import secrets
 import sys
 import time
@@ -25,6 +26,8 @@ from ..speculative.controller import DraftController
 from ..speculative.drafters import NoDrafter
 from ..speculative.pair import ModelPair
 from ..text.detokenizer import TextStream
+
+_LOG = logging.getLogger(__name__)
 
 PromptProgress: TypeAlias = Callable[[int, int], object]
 """Callback after each prefill pass: the number of tokens read so far, and the total to be read.
@@ -345,6 +348,7 @@ class _Clock:
         self._since = time.perf_counter()
         self._total_s = self._prompt_s = 0.0
         self._is_read = False
+        self._logs = _LOG.isEnabledFor(logging.DEBUG)  # asked once per request
 
     def resume(self) -> None:
         """Continue timing after the caller has processed a chunk."""
@@ -366,7 +370,7 @@ class _Clock:
         draft_s, verify_s = (
             now - before for now, before in zip(self._busy_now(), self._busy, strict=True)
         )
-        return Stats(
+        stats = Stats(
             n_prompt=old.n_prompt,
             n_generated=old.n_generated + n_emitted,
             n_drafted=old.n_drafted + one.n_drafted,
@@ -385,6 +389,9 @@ class _Clock:
             drafters=dict(controller.counts) if controller else {},
             why_none=self.drafter.why_none,
         )
+        if self._logs:
+            _log_round(old, stats)
+        return stats
 
     def answered(self, n_tokens: int) -> None:
         """Record the length of an answer."""
@@ -396,3 +403,25 @@ class _Clock:
 
     def _busy_now(self) -> tuple[float, ...]:
         return tuple(model.busy_s if model else 0.0 for model in self._models)
+
+
+def _log_round(before: Stats, after: Stats) -> None:
+    """Log a round: the draft and its drafters, what was accepted, and the time.
+
+    Measured is the time of the round without reading the prompt. There is no prediction (0) where
+    nothing may be drafted.
+    """
+    by = ", ".join(
+        f"{name} {n - before.drafters.get(name, (0, 0))[0]}"
+        for name, (n, _) in after.drafters.items()
+        if n > before.drafters.get(name, (0, 0))[0]
+    )
+    _LOG.debug(
+        "round %d: drafted %d (%s), accepted %d, predicted %.2f ms, measured %.2f ms",
+        after.rounds,
+        after.n_drafted - before.n_drafted,
+        by or "no drafter",
+        after.n_accepted - before.n_accepted,
+        1000 * (after.forecast_s - before.forecast_s),
+        1000 * (after.total_s - after.prompt_s - before.total_s + before.prompt_s),
+    )
