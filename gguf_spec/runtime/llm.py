@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeGuard, TypeVar, cast
 
 from ..errors import BusyError, ClosedError
 from ..llama.model import Model
@@ -25,8 +25,13 @@ from .session_file import save as save_session
 from .stream import PromptProgress, Request, Stream, check_request
 from .turns import Line, Ticket
 
-Prompt = str | Sequence[Message]
+Prompt = str | Sequence[int] | Sequence[Message]
 T = TypeVar("T")
+
+
+def _is_text(prompt: Prompt) -> TypeGuard[str | Sequence[Message]]:
+    """Return whether a prompt is a text or messages; an empty sequence is token ids."""
+    return isinstance(prompt, str) or any(isinstance(one, Mapping) for one in prompt[:1])
 
 
 class LLM:
@@ -83,7 +88,12 @@ class LLM:
         return self._target.chat_template is not None
 
     def tokenize(
-        self, prompt: Prompt, *, prefill: str = "", special: bool = True, tools: Tools | None = None
+        self,
+        prompt: str | Sequence[Message],
+        *,
+        prefill: str = "",
+        special: bool = True,
+        tools: Tools | None = None,
     ) -> list[int]:
         """Return the token ids of a text, or of messages in the model's chat template.
 
@@ -118,18 +128,25 @@ class LLM:
         speculation: Speculation | None = None,
         prefill: str = "",
         echo: bool = False,
+        tools: Tools | None = None,
+        stop_tokens: Iterable[int] = (),
+        on_token: Callable[[int], object] | None = None,
         on_prompt: PromptProgress | None = None,
     ) -> Completion:
-        """Continue a text or answer messages, and return the complete result.
+        """Continue a text or token ids, or answer messages, and return the complete result.
 
         Args:
-            prompt: A text, used unchanged, or messages (`{"role": ..., "content": ...}`) for the
-                model's chat template.
+            prompt: A text or token ids, used unchanged, or messages (`{"role": ..., "content":
+                ...}`) for the model's chat template.
             sampling: Sampling options; None uses the LLM's `sampling`.
             speculation: Draft options; None uses the LLM's `speculation`.
             prefill: Beginning of the answer, which the model continues. A grammar treats it as part
-                of the answer.
+                of the answer. Token ids must end with it already.
             echo: Start the returned text with the prompt, if it is a text, and the prefill.
+            tools: Functions that the model may call, for messages, in OpenAI's format.
+            stop_tokens: Token ids that end the generation, in addition to those of `sampling`.
+            on_token: Called with each emitted id; a true result ends the generation immediately as
+                `cancelled`.
             on_prompt: Called after each prefill pass with the number of tokens read so far and the
                 total to be read; returning False cancels the generation.
 
@@ -138,7 +155,17 @@ class LLM:
             BusyError: This thread has an open stream of this LLM.
         """
         return self._complete(
-            self._request(prompt, sampling, speculation, prefill, echo, on_prompt=on_prompt)
+            self._request(
+                prompt,
+                sampling,
+                speculation,
+                prefill,
+                echo,
+                tools,
+                stop_tokens,
+                on_token,
+                on_prompt,
+            )
         )
 
     def stream(
@@ -150,6 +177,8 @@ class LLM:
         prefill: str = "",
         echo: bool = False,
         tools: Tools | None = None,
+        stop_tokens: Iterable[int] = (),
+        on_token: Callable[[int], object] | None = None,
         on_prompt: PromptProgress | None = None,
     ) -> Stream:
         """Start a generation as `generate` does, and return an iterator over `Chunk`s.
@@ -157,62 +186,30 @@ class LLM:
         The LLM is reserved until the stream ends or is closed.
         """
         return self._stream(
-            self._request(prompt, sampling, speculation, prefill, echo, tools, on_prompt)
+            self._request(
+                prompt,
+                sampling,
+                speculation,
+                prefill,
+                echo,
+                tools,
+                stop_tokens,
+                on_token,
+                on_prompt,
+            )
         )
 
     def generate_tokens(
-        self,
-        tokens: Sequence[int],
-        sampling: Sampling | None = None,
-        *,
-        stop_tokens: Iterable[int] = (),
-        on_token: Callable[[int], object] | None = None,
-        speculation: Speculation | None = None,
-        prefill: str = "",
-        on_prompt: PromptProgress | None = None,
+        self, tokens: Sequence[int], sampling: Sampling | None = None, **options: Any
     ) -> Completion:
-        """Continue token ids, and return the complete result.
-
-        Args:
-            tokens: Token ids of the prompt, used unchanged.
-            sampling: As for `generate`.
-            stop_tokens: Token ids that end the generation, in addition to those of `sampling`.
-            on_token: Called with each emitted id; a true result ends the generation immediately as
-                `cancelled`.
-            speculation: Draft options; None uses the LLM's `speculation`.
-            prefill: Text at the end of `tokens` that belongs to the answer; a grammar starts there.
-            on_prompt: As for `generate`.
-        """
-        sampling = sampling or self.sampling
-        sampling = replace(sampling, stop_tokens=(*sampling.stop_tokens, *stop_tokens))
-        request = Request(
-            list(tokens),
-            sampling,
-            speculation or self.speculation,
-            on_token,
-            prefill,
-            on_prompt=on_prompt,
-        )
-        return self._complete(request)
+        """Call `generate`, which takes token ids too, with the same options."""
+        return self.generate(list(tokens), sampling, **options)
 
     def stream_tokens(
-        self,
-        tokens: Sequence[int],
-        sampling: Sampling | None = None,
-        *,
-        speculation: Speculation | None = None,
-        prefill: str = "",
-        on_prompt: PromptProgress | None = None,
+        self, tokens: Sequence[int], sampling: Sampling | None = None, **options: Any
     ) -> Stream:
-        """Start a generation as `generate_tokens` does, and return an iterator over `Chunk`s."""
-        request = Request(
-            list(tokens),
-            sampling or self.sampling,
-            speculation or self.speculation,
-            prefill=prefill,
-            on_prompt=on_prompt,
-        )
-        return self._stream(request)
+        """Call `stream`, which takes token ids too, with the same options."""
+        return self.stream(list(tokens), sampling, **options)
 
     def chat(
         self,
@@ -375,20 +372,27 @@ class LLM:
         speculation: Speculation | None,
         prefill: str,
         echo: bool,
-        tools: Tools | None = None,
-        on_prompt: PromptProgress | None = None,
+        tools: Tools | None,
+        stop_tokens: Iterable[int],
+        on_token: Callable[[int], object] | None,
+        on_prompt: PromptProgress | None,
     ) -> Request:
-        tokens, shown = (
-            self.tokenize(prompt, prefill=prefill, tools=tools),
-            (prompt if isinstance(prompt, str) else "") + prefill,
-        )
+        if _is_text(prompt):
+            tokens = self.tokenize(prompt, prefill=prefill, tools=tools)
+        else:
+            tokens = list(cast("Sequence[int]", prompt))
+        sampling = sampling or self.sampling
+        if more := tuple(stop_tokens):
+            sampling = replace(sampling, stop_tokens=(*sampling.stop_tokens, *more))
+        shown = (prompt if isinstance(prompt, str) else "") + prefill
         return Request(
             tokens,
-            sampling or self.sampling,
+            sampling,
             speculation or self.speculation,
-            prefill=prefill,
-            echo=shown if echo else "",
-            on_prompt=on_prompt,
+            on_token,
+            prefill,
+            shown if echo else "",
+            on_prompt,
         )
 
     def _complete(self, request: Request) -> Completion:

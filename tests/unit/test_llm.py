@@ -3,6 +3,7 @@
 import sys
 import threading
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from gguf_spec.errors import (
     InvalidOptionError,
     PromptTooLongError,
 )
+from gguf_spec.runtime import llm as llm_module
 from gguf_spec.sampling.chain import Filters, logprob
 from gguf_spec.speculative.profile import Profile
 from tests.fakes import FakeModel, fake_llm, random_table
@@ -464,3 +466,90 @@ def test_the_vocabulary_can_be_read_while_a_request_runs(llm):
     llm.close()
     with pytest.raises(ClosedError):
         _ = llm.vocabulary
+
+
+# ---- every kind of prompt with every option
+
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def complete(llm, **options):
+    return llm.generate(**options)
+
+
+def streamed(llm, **options):
+    with llm.stream(**options) as stream:
+        for _ in stream:
+            pass
+    return stream.result
+
+
+def by_alias(llm, prompt, **options):
+    return llm.generate_tokens(prompt, **options)
+
+
+def streamed_by_alias(llm, prompt, **options):
+    with llm.stream_tokens(prompt, **options) as stream:
+        for _ in stream:
+            pass
+    return stream.result
+
+
+PROMPTS = {"text": "ab", "ids": [0, 1], "tuple": (0, 1), "array": np.array([0, 1]).tolist(), "messages": MESSAGES}
+CALLS = [complete, streamed]
+ALIASES = [by_alias, streamed_by_alias]
+
+
+@pytest.fixture
+def asked(llm, monkeypatch):
+    """What the template was given; it writes the same prompt as the text and the ids."""
+    seen = []
+
+    def encode(model, messages, prefill="", tools=None):
+        seen.append((list(messages), prefill, tools))
+        return model.tokenize("ab" + prefill)
+
+    monkeypatch.setattr(llm_module, "encode_chat", encode)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("call", "kind"),
+    [(call, kind) for call in CALLS for kind in PROMPTS]
+    + [(call, kind) for call in ALIASES for kind in ("ids", "tuple", "array")],
+)
+def test_all_prompts_take_all_options(llm, asked, call, kind):
+    prompt, is_ids = PROMPTS[kind], kind not in ("text", "messages")
+    plain = llm.generate("ab", FREE)
+    ask = partial(call, llm, prompt=prompt, sampling=FREE)
+    assert ask().tokens == plain.tokens
+    assert ask(speculation=Speculation(0)).stats.n_drafted == 0
+    assert ask(stop_tokens=[plain.tokens[3]]).tokens == plain.tokens[: plain.tokens.index(plain.tokens[3])]
+    seen = []
+    stopped = ask(on_token=lambda token: seen.append(token) or len(seen) == 3)
+    assert (tuple(seen), stopped.finish_reason) == (plain.tokens[:3], "cancelled")
+    shown = {"text": "ab", "messages": ""}.get(kind, "")
+    assert ask(echo=True).text == shown + plain.text
+    longer = llm.generate("abc", FREE)
+    with_prefill = partial(ask, prompt=[*prompt, 2]) if is_ids else ask
+    assert with_prefill(prefill="c", echo=True).text == f"{shown}c{longer.text}"
+    llm.forget()
+    steps = []
+    ask(on_prompt=lambda *step: steps.append(step))
+    assert steps == [(1, 1)]
+    assert ask(tools=[{"type": "function"}]).tokens == plain.tokens
+    if kind == "messages":
+        assert asked[-1] == (MESSAGES, "", [{"type": "function"}])
+        assert ("c" in [prefill for _, prefill, _ in asked]) is True
+    else:
+        assert asked == []
+
+
+@pytest.mark.parametrize("call", CALLS + ALIASES)
+def test_empty_prompts_and_ids_that_are_none(llm, call):
+    with pytest.raises(EmptyPromptError):
+        call(llm, prompt=[])
+    for bad in ([6], [-1], [0, "a"], [1.0], [None]):
+        with pytest.raises(InvalidOptionError, match="prompt is"):
+            call(llm, prompt=bad)
