@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .registry import download
-from .registry.checksums import Tell, Verified
+from .registry.checksums import Verified
 from .registry.download import Pulled
 from .registry.models_file import Entry, Part
 from .registry.resolve import entries
 from .registry.resolve import resolve as resolve_name
+from .results import OnProgress
 from .system.hardware import size as format_bytes
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def pull(
     models_file: str | Path | None = None,
     force: bool = False,
     offline: bool = False,
-    progress: Tell | None = None,
+    progress: OnProgress | None = None,
 ) -> Pulled:
     """Download and verify a model, if that was not done before.
 
@@ -130,8 +131,7 @@ def pull(
         models_file: As for `list_models`.
         force: Download it again.
         offline: Make no request.
-        progress: Called with the stage (`load`, `wait` for a busy hub, `verify`), its finished
-            bytes, and its total bytes or None if unknown.
+        progress: Called with the bytes of each stage: `download`, `wait`, `checksum`.
 
     Raises:
         ModelNotFoundError: There is no such model.

@@ -11,19 +11,17 @@ proportional ones.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from .errors import UnsupportedModelError
+from .results import OnProgress, Progress
 from .runtime.llm import LLM
 from .speculative.cost_model import interpolate, interpolate_depth
 from .speculative.profile import WORTH_SAYING, Profile, write_profile
 from .speculative.profiler import measure
 
 __all__ = ["Tuning", "milliseconds", "tune"]
-
-Progress = Callable[[int, int], object]
 
 
 @dataclass(frozen=True)
@@ -120,12 +118,12 @@ class Tuning:
         }
 
 
-def tune(llm: LLM, *, progress: Progress = lambda _done, _total: None) -> Tuning:
+def tune(llm: LLM, *, progress: OnProgress = lambda _: None) -> Tuning:
     """Measure the pass costs and the acceptance rate of a pair, and replace its saved profile.
 
     Args:
         llm: The models. The LLM uses the new profile from now on.
-        progress: Called with the number of finished passes and the total number of passes.
+        progress: Called with the finished passes.
 
     Raises:
         UnsupportedModelError: The target does not support rollback. It is decoded plainly, so there
@@ -139,9 +137,13 @@ def tune(llm: LLM, *, progress: Progress = lambda _done, _total: None) -> Tuning
                 "decoded plainly, and there is nothing to tune."
             )
             raise UnsupportedModelError(target.path, message, "tune a model of another kind.")
-        profile = replace(
-            measure(target, draft, thorough=True, on_step=progress), measured_at=time.time()
+        measured = measure(
+            target,
+            draft,
+            thorough=True,
+            on_step=lambda done, total: progress(Progress("tune", done, total, "passes")),
         )
+        profile = replace(measured, measured_at=time.time())
         kept = write_profile(target, draft, profile)
     llm.use_profile(profile)
     return Tuning(llm.name, llm.draft_name, profile, kept)

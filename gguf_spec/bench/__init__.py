@@ -21,7 +21,7 @@ from typing import Any
 from ..errors import InvalidOptionError
 from ..llama.options import physical_cores
 from ..options import Sampling, Speculation
-from ..results import Completion
+from ..results import Completion, OnProgress, Progress
 from ..runtime.llm import LLM
 from .long_workloads import LONG_WORKLOADS, Conversation, LongWorkload
 from .report import (
@@ -65,8 +65,6 @@ _QUICK_TOKENS = 32  # maximum number of tokens of an answer in a quick run
 _HOPELESS = 0.8
 _WARM_UP = 8  # tokens generated to warm up
 
-Progress = Callable[[int, int], object]
-
 
 def bench(
     llm: LLM,
@@ -79,7 +77,7 @@ def bench(
     useless: bool = False,
     seed: int = 1,
     limit_s: float | None = None,
-    progress: Progress = lambda _done, _total: None,
+    progress: OnProgress = lambda _: None,
 ) -> Report:
     """Measure the throughput of all contenders on all workloads.
 
@@ -97,7 +95,7 @@ def bench(
         seed: Seed of the first conversation of each case; each further one uses the next seed.
         limit_s: Time limit in seconds, after which no further run starts. The plain and the
             adaptive run of the first case always run.
-        progress: Called with the number of finished runs and the total number of runs.
+        progress: Called with the finished runs.
 
     Raises:
         InvalidOptionError: A workload does not exist or does not fit into the context, or the
@@ -186,7 +184,7 @@ class _Race:
     n_rounds: int
     until: float
     forget: Callable[[], object]
-    progress: Progress
+    progress: OnProgress
     is_complete: bool = True
 
     def run(self) -> None:
@@ -203,7 +201,7 @@ class _Race:
                         _run(self.llm, work, contender.speculation, round_)
                     )
                     done += 1
-                    self.progress(done, self._total(round_))
+                    self.progress(Progress("bench", done, self._total(round_), "runs"))
 
     def cases(self) -> Iterator[Case]:
         """Yield the results of all started cases."""

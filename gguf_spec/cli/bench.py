@@ -149,7 +149,7 @@ def _run(options: dict[str, Any]) -> Report:
                 **asked,
                 limit_s=limit_s,
                 **more,
-                progress=lambda done, total: bar.update(task, completed=done, total=total),
+                progress=lambda now: bar.update(task, completed=now.done, total=now.total),
             )
 
     worst = None

@@ -16,6 +16,7 @@ from .completion import model_names
 from .render import CONTROL
 
 if TYPE_CHECKING:
+    from .. import Progress
     from ..models import Entry, Pulled
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -255,16 +256,15 @@ def _is_agreed(entries: Sequence[Entry], yes: bool) -> bool:
 
 
 @contextlib.contextmanager
-def _progress(entry: Entry, quiet: bool) -> Iterator[Callable[[str, int, int | None], None] | None]:
+def _progress(entry: Entry, quiet: bool) -> Iterator[Callable[[Progress], None] | None]:
     """Yield a progress callback: a bar at a terminal, otherwise one line per stage."""
     if quiet:
         yield None
         return
     from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn
+    from rich.progress import Progress as Bar
     from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
         TextColumn,
         TimeRemainingColumn,
         TransferSpeedColumn,
@@ -272,17 +272,20 @@ def _progress(entry: Entry, quiet: bool) -> Iterator[Callable[[str, int, int | N
 
     from ..models import format_bytes
 
-    verbs = {"load": "downloading", "verify": "verifying", "wait": "the hub is busy, waiting for"}
+    verbs = {
+        "download": "downloading",
+        "checksum": "verifying",
+        "wait": "the hub is busy, waiting for",
+    }
     console = Console(stderr=True)
     seen: dict[str, Any] = {}
     if not console.is_terminal:
 
-        def write(stage: str, _: int, total: int | None) -> None:
-            if stage not in seen:
-                click.echo(
-                    f"{verbs[stage]} {entry.name}{f', {format_bytes(total)}' if total else ''}", err=True
-                )
-            seen[stage] = True
+        def write(now: Progress) -> None:
+            if now.stage not in seen:
+                of_size = f", {format_bytes(now.total)}" if now.total else ""
+                click.echo(f"{verbs[now.stage]} {entry.name}{of_size}", err=True)
+            seen[now.stage] = True
 
         yield write
         return
@@ -293,12 +296,12 @@ def _progress(entry: Entry, quiet: bool) -> Iterator[Callable[[str, int, int | N
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, transient=True) as bar:
+    with Bar(*columns, console=console, transient=True) as bar:
 
-        def draw(stage: str, done: int, total: int | None) -> None:
-            if stage not in seen:
-                seen[stage] = bar.add_task(f"{verbs[stage]} {entry.name}", total=None)
-            bar.update(seen[stage], completed=done, total=total)
+        def draw(now: Progress) -> None:
+            if now.stage not in seen:
+                seen[now.stage] = bar.add_task(f"{verbs[now.stage]} {entry.name}", total=None)
+            bar.update(seen[now.stage], completed=now.done, total=now.total)
 
         yield draw
 

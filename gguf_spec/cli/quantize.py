@@ -99,7 +99,7 @@ def _run(source: Path, target: Path, options: dict[str, Any]) -> Quantized:
             options["kind"],
             threads=options["threads"],
             force=options["force"],
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
+            progress=lambda now: bar.update(task, completed=now.done, total=now.total),
         )
 
 

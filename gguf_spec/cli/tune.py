@@ -76,8 +76,8 @@ def _run(llm: Any) -> Tuning:
         task = bar.add_task("", visible=False)
         return run(
             llm,
-            progress=lambda done, total: bar.update(
-                task, completed=done, total=total, visible=True
+            progress=lambda now: bar.update(
+                task, completed=now.done, total=now.total, visible=True
             ),
         )
 

@@ -10,7 +10,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
@@ -32,7 +32,6 @@ from ..gguf.validation import Header, check_generates_text, read_header
 from ..options import BRANCHES_MAX, K_MAX
 from .backend import (
     LoadProgress,
-    Progress,
     apart,
     build_features,
     log,
@@ -100,7 +99,7 @@ class Model:
         self,
         path: Path,
         options: ContextOptions,
-        progress: Progress | None = None,
+        progress: Callable[[float], object] | None = None,
         flash_attention: str | None = None,
     ) -> None:
         """Load a GGUF file.
@@ -162,7 +161,7 @@ class Model:
 
     # ---- loading
 
-    def _load(self, header: Header, progress: Progress | None) -> None:
+    def _load(self, header: Header, progress: Callable[[float], object] | None) -> None:
         if not offloads():
             check_memory([(header, self.options)], build_features())
         params = C.llama_model_default_params()

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from ..errors import InvalidOptionError, NotAModelError, QuantizeError
 from ..gguf.validation import Header, check_generates_text, read_header
 from ..gguf.vocabulary import read_tokens
 from ..llama.options import physical_cores
+from ..results import OnProgress, Progress
 from ..system.atomic_file import atomic_write
 from .types import TYPES
 
@@ -70,7 +70,7 @@ def quantize(
     *,
     threads: int | None = None,
     force: bool = False,
-    progress: Callable[[int, int], object] | None = None,
+    progress: OnProgress | None = None,
 ) -> Quantized:
     """Write a model again with smaller weights.
 
@@ -85,7 +85,7 @@ def quantize(
         type: One of `TYPES`, in upper or lower case.
         threads: Number of threads; None selects the number of physical cores.
         force: Whether to replace an existing file.
-        progress: Called with the number of finished tensors and the number of all tensors.
+        progress: Called with the finished tensors.
 
     Returns:
         Sizes and types of both files.
@@ -224,7 +224,7 @@ class _Child:
         self._header, self._target, self._part = header, target, part
         self._failed, self._n_fallback = "", 0
 
-    def run(self, number: int, threads: int, progress: Callable[[int, int], object] | None) -> int:
+    def run(self, number: int, threads: int, progress: OnProgress | None) -> int:
         """Quantise and return the number of tensors with another type."""
         command = _command(self._header.path, self._part, number, threads)
         with (
@@ -248,15 +248,16 @@ class _Child:
                 errors.seek(0)
                 raise self._failure(code, errors.read().decode("utf-8", errors="replace"))
         if progress:
-            progress(self._header.n_tensors, self._header.n_tensors)
+            n = self._header.n_tensors
+            progress(Progress("quantize", n, n, "tensors"))
         return self._n_fallback
 
-    def _hear(self, words: list[str], progress: Callable[[int, int], object] | None) -> None:
+    def _hear(self, words: list[str], progress: OnProgress | None) -> None:
         match words:
             case ["size", n_bytes]:
                 self._check_room(int(n_bytes) + self._header.data_at)
             case ["at", n, total] if progress:
-                progress(int(n) - 1, int(total))
+                progress(Progress("quantize", int(n) - 1, int(total), "tensors"))
             case ["fallback", n]:
                 self._n_fallback = int(n)
             case ["failed", *why]:

@@ -15,14 +15,14 @@ from typing import Any, Literal, TypeGuard, TypeVar, cast
 from ..errors import BusyError, ClosedError
 from ..llama.model import Model
 from ..options import Sampling, Speculation
-from ..results import Completion
+from ..results import Completion, OnProgress
 from ..speculative.pair import ModelPair, Snapshot
 from ..speculative.profile import Profile
 from ..text.chat_template import Message, Tools, encode_chat
 from .chat import Chat
 from .session_file import restore as restore_session
 from .session_file import save as save_session
-from .stream import PromptProgress, Request, Stream, check_request
+from .stream import Request, Stream, check_request
 from .turns import Line, Ticket
 
 Prompt = str | Sequence[int] | Sequence[Message]
@@ -131,7 +131,7 @@ class LLM:
         tools: Tools | None = None,
         stop_tokens: Iterable[int] = (),
         on_token: Callable[[int], object] | None = None,
-        on_prompt: PromptProgress | None = None,
+        on_prompt: OnProgress | None = None,
     ) -> Completion:
         """Continue a text or token ids, or answer messages, and return the complete result.
 
@@ -147,8 +147,8 @@ class LLM:
             stop_tokens: Token ids that end the generation, in addition to those of `sampling`.
             on_token: Called with each emitted id; a true result ends the generation immediately as
                 `cancelled`.
-            on_prompt: Called after each prefill pass with the number of tokens read so far and the
-                total to be read; returning False cancels the generation.
+            on_prompt: Called after each prefill pass with the prompt tokens read so far; returning
+                False cancels the generation. The last token is decoded with the answer.
 
         Raises:
             EmptyPromptError, PromptTooLongError, InvalidOptionError: Raised before any pass runs.
@@ -179,7 +179,7 @@ class LLM:
         tools: Tools | None = None,
         stop_tokens: Iterable[int] = (),
         on_token: Callable[[int], object] | None = None,
-        on_prompt: PromptProgress | None = None,
+        on_prompt: OnProgress | None = None,
     ) -> Stream:
         """Start a generation as `generate` does, and return an iterator over `Chunk`s.
 
@@ -375,7 +375,7 @@ class LLM:
         tools: Tools | None,
         stop_tokens: Iterable[int],
         on_token: Callable[[int], object] | None,
-        on_prompt: PromptProgress | None,
+        on_prompt: OnProgress | None,
     ) -> Request:
         if _is_text(prompt):
             tokens = self.tokenize(prompt, prefill=prefill, tools=tools)

@@ -10,7 +10,7 @@ from pathlib import Path
 from ..errors import InvalidOptionError
 from ..gguf.validation import Header, read_header
 from ..llama.attention import choose_attention
-from ..llama.backend import Progress, build_features, offloads, start_backend
+from ..llama.backend import build_features, offloads, start_backend
 from ..llama.memory import check_memory
 from ..llama.model import Model
 from ..llama.options import AdapterFile, ContextOptions, adapters
@@ -18,6 +18,7 @@ from ..llama.selftest import extra_bufts_work
 from ..options import K_MAX, Sampling, Speculation
 from ..registry.download import local
 from ..registry.resolve import Entry, resolve
+from ..results import OnProgress, Progress
 from ..speculative.drafters import SuffixAutomaton, check_vocabulary
 from ..speculative.pair import ModelPair
 from ..speculative.profiler import profile_of
@@ -43,7 +44,7 @@ def load(
     extra_bufts: bool | None = None,
     reference: str | Path | None = None,
     models_file: str | Path | None = None,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
     on_measure: Callable[[], object] | None = None,
     verbose: bool = False,
 ) -> LLM:
@@ -76,7 +77,7 @@ def load(
             which runs once per machine.
         reference: A text file as an additional source of drafts, such as one that answers quote.
         models_file: A file in the format of models.yaml with additional names.
-        progress: Called with the loaded share of the weights, 0 to 1; returning False cancels.
+        progress: Called with the loaded bytes of the weights; returning False cancels.
         on_measure: Called before the pass costs of these models are measured, once per machine.
         verbose: Write llama.cpp's log to stderr.
 
@@ -193,17 +194,19 @@ def _draft_of(
 class _Steps:
     """Combines the loading progress of several models, weighted by file size."""
 
-    def __init__(self, progress: Progress | None, files: Sequence[Path]) -> None:
+    def __init__(self, progress: OnProgress | None, files: Sequence[Path]) -> None:
         self._progress = progress
         sizes = [file.stat().st_size if file.exists() else 0 for file in files]
-        self._starts = [sum(sizes[:i]) / max(1, sum(sizes)) for i in range(len(sizes) + 1)]
+        self._starts, self._total = [sum(sizes[:i]) for i in range(len(sizes) + 1)], sum(sizes)
 
-    def next(self) -> Progress | None:
+    def next(self) -> Callable[[float], object] | None:
         """Return the progress callback of the next model."""
         if self._progress is None:
             return None
         tell, start, end = self._progress, self._starts.pop(0), self._starts[0]
-        return lambda share: tell(start + share * (end - start))
+        return lambda share: tell(
+            Progress("load", round(start + share * (end - start)), self._total, "bytes")
+        )
 
 
 def _read_reference(path: Path) -> str:
@@ -222,7 +225,8 @@ def _suffixes(target: Model, text: str) -> SuffixAutomaton:
 
 
 def _load_draft(
-    path: Path, header: Header, target: Model, options: ContextOptions, progress: Progress | None
+    path: Path, header: Header, target: Model, options: ContextOptions,
+    progress: Callable[[float], object] | None,
 ) -> tuple[Model | None, list[str]]:
     """Load a draft with the target's vocabulary; return None and the reason without rollback.
 

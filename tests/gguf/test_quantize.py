@@ -164,9 +164,9 @@ def test_progress_counts_tensors(model, tmp_path):
         tmp_path / "small.gguf",
         "Q8_0",
         threads=1,
-        progress=lambda done, total: seen.append((done, total)),
+        progress=seen.append,
     )
-    assert seen == [(i, made.n_tensors) for i in range(made.n_tensors + 1)]
+    assert seen == [("quantize", i, made.n_tensors, "tensors") for i in range(made.n_tensors + 1)]
 
 
 def test_all_parts_of_a_split_model_become_one(tmp_path):
@@ -370,7 +370,7 @@ def test_an_interrupted_progress_leaves_nothing(model, tmp_path, monkeypatch):
         quantize, "_command", lambda source, part, *_: [sys.executable, "-c", SLOW, str(part)]
     )
 
-    def interrupt(done, total):
+    def interrupt(now):
         raise KeyboardInterrupt
 
     started = time.monotonic()
@@ -385,7 +385,7 @@ def test_an_interrupted_progress_leaves_nothing(model, tmp_path, monkeypatch):
 def test_the_quantiser_does_not_outlive_who_asked(tmp_path, number):
     """With the real quantiser, stopped in the middle by a model large enough for that."""
     big = zoo.write(tmp_path / "big.gguf", tensors=large())
-    code = "import sys\nfrom gguf_spec.quantize import quantize\nquantize(*sys.argv[1:3], 'Q2_K', threads=1, progress=lambda *n: print(*n, flush=True))"
+    code = "import sys\nfrom gguf_spec.quantize import quantize\nquantize(*sys.argv[1:3], 'Q2_K', threads=1, progress=lambda now: print(now.done, now.total, flush=True))"
     parent = children.Child(
         [sys.executable, "-c", code, big, tmp_path / "small.gguf"],
         stdout=subprocess.PIPE,

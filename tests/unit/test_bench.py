@@ -197,7 +197,7 @@ def runs(monkeypatch):
 
 def test_all_take_turns_and_the_hopeless_run_once(tales, runs):
     steps = []
-    found = bench(tales, ["story"], n_rounds=3, progress=lambda *step: steps.append(step))
+    found = bench(tales, ["story"], n_rounds=3, progress=steps.append)
     first = [one[3] for one in runs if one[:3] == (0, "story", 0.0)]
     assert [s.k for s in first[:5]] == [0, 64, 64, 64, 64]
     assert [s.drafter for s in first[1:5]] == ["auto", "model", "ngram", "hybrid"]
@@ -205,8 +205,8 @@ def test_all_take_turns_and_the_hopeless_run_once(tales, runs):
     assert [one[0] for one in runs] == sorted(one[0] for one in runs)
     per_round = [sum(one[0] == round_ for one in runs) for round_ in range(3)]
     assert per_round == [2 * 29, 2 * 21, 2 * 21]
-    assert steps[-1] == (2 * 71, 2 * 71)
-    assert [s[0] for s in steps] == list(range(1, 143))
+    assert steps[-1] == ("bench", 2 * 71, 2 * 71, "runs")
+    assert [s.done for s in steps] == list(range(1, 143))
     assert [one.name for one in found.cases] == ["story", "story 0.8"]
     assert [one.contender.name for one in found.cases[0].results] == [PLAIN, *ADAPTIVES, *FIXED]
     assert [

@@ -536,8 +536,8 @@ def test_all_prompts_take_all_options(llm, asked, call, kind):
     assert with_prefill(prefill="c", echo=True).text == f"{shown}c{longer.text}"
     llm.forget()
     steps = []
-    ask(on_prompt=lambda *step: steps.append(step))
-    assert steps == [(1, 1)]
+    ask(on_prompt=steps.append)
+    assert steps == [("prompt", 1, 1, "tokens")]
     assert ask(tools=[{"type": "function"}]).tokens == plain.tokens
     if kind == "messages":
         assert asked[-1] == (MESSAGES, "", [{"type": "function"}])
