@@ -9,7 +9,18 @@ import click
 
 from gguf_spec.cli import cli
 
-MODULES = ["", "errors", "models", "verify", "tune", "bench", "quantize", "doctor", "server", "compat"]
+MODULES = [
+    "",
+    "errors",
+    "models",
+    "verify",
+    "tune",
+    "bench",
+    "quantize",
+    "doctor",
+    "server",
+    "compat",
+]
 SECTIONS = ("Args:", "Attributes:", "Raises:", "Returns:", "Yields:")
 
 

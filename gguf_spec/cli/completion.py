@@ -46,9 +46,7 @@ def model_names(
 
     try:
         found = {
-            name: entry.note
-            for entry in list_models()
-            for name in (entry.name, *entry.aliases)
+            name: entry.note for entry in list_models() for name in (entry.name, *entry.aliases)
         }
     except GgufSpecError:  # an invalid models.yaml is reported when a model is loaded
         found = {}

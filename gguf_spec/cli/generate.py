@@ -27,6 +27,7 @@ from .render import answer_json, logprob_lines, show_chunk, stats_lines, write
 if TYPE_CHECKING:
     from .. import LLM, Sampling
 
+
 @click.command(context_settings={"auto_envvar_prefix": "GGUF_SPEC", "show_default": True})
 @click.argument("prompt", required=False)
 @click.option("-f", "--file", type=click.Path(path_type=Path), help="Read the prompt from a file.")
@@ -90,7 +91,9 @@ def generate(
         messages = [{"role": "system", "content": system}] if system else []
         if chat and not text:
             raise EmptyPromptError
-        request = [*messages, {"role": "user", "content": text}] if chat else text
+        request: str | list[dict[str, str]] = text
+        if chat:
+            request = [*messages, {"role": "user", "content": text}]
         return _answer(llm, request, sampling, options)
 
 
@@ -110,7 +113,12 @@ def _read_prompt(prompt: str | None, file: Path | None) -> str:
     return sys.stdin.buffer.read().decode("utf-8", errors="replace").removesuffix("\n")
 
 
-def _answer(llm: LLM, request: Prompt, sampling: Sampling, options: dict[str, Any]) -> int:
+def _answer(
+    llm: LLM,
+    request: str | list[dict[str, str]],
+    sampling: Sampling,
+    options: dict[str, Any],
+) -> int:
     """Write the answer while it is generated; return the exit code."""
     from rich.console import Console
 

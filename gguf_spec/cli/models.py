@@ -137,10 +137,9 @@ def show(name: str, models_file: Path | None, as_json: bool) -> int:
     disk = f"{path}, {_VERIFIED[known] if known else 'not verified'}" if path else "no"
     lines: list[tuple[str, object]] = [("name", entry.name), ("aliases", ", ".join(entry.aliases))]
     lines += [("repository", entry.repo), ("revision", entry.revision)]
-    lines += [
-        ("file", f"{part.file}, {format_bytes(part.size_bytes) if part.size_bytes else 'size not known'}")
-        for part in entry.parts
-    ]
+    for part in entry.parts:
+        of_size = format_bytes(part.size_bytes) if part.size_bytes else "size not known"
+        lines.append(("file", f"{part.file}, {of_size}"))
     lines += [("sha256", part.sha256 or "not declared") for part in entry.parts]
     lines += [
         ("licence", entry.license),
@@ -206,9 +205,7 @@ def pull(
         start = time.monotonic()
         with _progress(entry, options["quiet"]) as tell:
             pulled.append(
-                store.pull(
-                    entry, force=options["force"], offline=options["offline"], progress=tell
-                )
+                store.pull(entry, force=options["force"], offline=options["offline"], progress=tell)
             )
         if not options["quiet"]:
             click.echo(_line(pulled[-1], time.monotonic() - start), err=True)
@@ -262,13 +259,14 @@ def _progress(entry: Entry, quiet: bool) -> Iterator[Callable[[Progress], None] 
         yield None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn
-    from rich.progress import Progress as Bar
     from rich.progress import (
+        BarColumn,
+        DownloadColumn,
         TextColumn,
         TimeRemainingColumn,
         TransferSpeedColumn,
     )
+    from rich.progress import Progress as Bar
 
     from ..models import format_bytes
 

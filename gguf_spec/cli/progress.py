@@ -67,9 +67,7 @@ class PromptBar:
         if self._clock() - self._since >= _PATIENCE_S:
             n_full = int(_BAR * now.share)
             bar = "#" * n_full + "." * (_BAR - n_full)
-            self._line.show(
-                f"Reading the prompt [{bar}] {now.share:4.0%} of {now.total:,} tokens"
-            )
+            self._line.show(f"Reading the prompt [{bar}] {now.share:4.0%} of {now.total:,} tokens")
 
     def remove(self) -> None:
         """Remove the line; further calls have no effect."""

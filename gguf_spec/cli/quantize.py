@@ -113,7 +113,8 @@ def _line(made: Quantized) -> str:
         else ""
     )
     return (
-        f"{made.target}: {made.type}, {format_bytes(made.target_bytes)} after {format_bytes(made.source_bytes)}, "
+        f"{made.target}: {made.type}, {format_bytes(made.target_bytes)} "
+        f"after {format_bytes(made.source_bytes)}, "
         f"{made.target_bits:.2f} bits a weight after {made.source_bits:.2f}, "
         f"in {made.seconds:.1f} s{others}"
     )

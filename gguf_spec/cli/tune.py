@@ -130,8 +130,7 @@ def _context_cost(depth_s: Callable[[int], float]) -> str:
     from ..tune import milliseconds
 
     return ", ".join(
-        f"{milliseconds(depth_s(n) * 1000)} ({rows})"
-        for n, rows in ((1, "1 row"), (8, "8 rows"))
+        f"{milliseconds(depth_s(n) * 1000)} ({rows})" for n, rows in ((1, "1 row"), (8, "8 rows"))
     )
 
 

@@ -225,7 +225,10 @@ def _suffixes(target: Model, text: str) -> SuffixAutomaton:
 
 
 def _load_draft(
-    path: Path, header: Header, target: Model, options: ContextOptions,
+    path: Path,
+    header: Header,
+    target: Model,
+    options: ContextOptions,
     progress: Callable[[float], object] | None,
 ) -> tuple[Model | None, list[str]]:
     """Load a draft with the target's vocabulary; return None and the reason without rollback.

@@ -268,9 +268,7 @@ def test_near_ties_are_in_the_stats():
         "ties    2 of 9 tokens were near ties: plain decoding may say others there (--strict asks it)\n"
         in stats_lines(Stats(n_generated=9, n_near_ties=2), 1)
     )
-    assert "decided again" in stats_lines(
-        Stats(n_generated=9, n_near_ties=2, n_decided_again=2), 1
-    )
+    assert "decided again" in stats_lines(Stats(n_generated=9, n_near_ties=2, n_decided_again=2), 1)
 
 
 def test_without_a_terminal_the_draft_is_not_coloured(generate):

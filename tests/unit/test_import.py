@@ -32,7 +32,7 @@ sys.argv = ["gguf-spec", *sys.argv[1:], "--help"]
 try:
     main()
 finally:
-    heavy = ("llama_cpp", "numpy", "rich", "yaml", "jinja2", "huggingface_hub", "prompt_toolkit", "starlette", "uvicorn", "gguf_spec.gguf.validation")
+    heavy = ("logging", "llama_cpp", "numpy", "rich", "yaml", "jinja2", "huggingface_hub", "prompt_toolkit", "starlette", "uvicorn", "gguf_spec.gguf.validation")
     loaded = [name for name in heavy if name in sys.modules]
     assert not loaded, loaded
 """

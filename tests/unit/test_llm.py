@@ -496,7 +496,13 @@ def streamed_by_alias(llm, prompt, **options):
     return stream.result
 
 
-PROMPTS = {"text": "ab", "ids": [0, 1], "tuple": (0, 1), "array": np.array([0, 1]).tolist(), "messages": MESSAGES}
+PROMPTS = {
+    "text": "ab",
+    "ids": [0, 1],
+    "tuple": (0, 1),
+    "array": np.array([0, 1]).tolist(),
+    "messages": MESSAGES,
+}
 CALLS = [complete, streamed]
 ALIASES = [by_alias, streamed_by_alias]
 
@@ -525,7 +531,10 @@ def test_all_prompts_take_all_options(llm, asked, call, kind):
     ask = partial(call, llm, prompt=prompt, sampling=FREE)
     assert ask().tokens == plain.tokens
     assert ask(speculation=Speculation(0)).stats.n_drafted == 0
-    assert ask(stop_tokens=[plain.tokens[3]]).tokens == plain.tokens[: plain.tokens.index(plain.tokens[3])]
+    assert (
+        ask(stop_tokens=[plain.tokens[3]]).tokens
+        == plain.tokens[: plain.tokens.index(plain.tokens[3])]
+    )
     seen = []
     stopped = ask(on_token=lambda token: seen.append(token) or len(seen) == 3)
     assert (tuple(seen), stopped.finish_reason) == (plain.tokens[:3], "cancelled")

@@ -77,7 +77,7 @@ def test_plain_decoding_is_logged_too(llm, caplog):
 def test_without_debug_it_is_asked_once_a_request(llm, monkeypatch):
     asked = []
     monkeypatch.setattr(stream, "_log_round", lambda *_: pytest.fail("logged"))
-    monkeypatch.setattr(stream._LOG, "isEnabledFor", lambda level: asked.append(level))
+    monkeypatch.setattr(stream._LOG, "isEnabledFor", asked.append)
     for _ in range(2):
         llm.generate("ab", SAMPLING)
     assert asked == [logging.DEBUG] * 2

@@ -54,7 +54,14 @@ def test_more_names(more):
                 call("other", file)
         with pytest.raises(NotDownloadedError):
             models.pull("other", models_file=file, offline=True)
-    for call in (models.resolve, models.find, models.path, models.verified, models.pull, models.remove):
+    for call in (
+        models.resolve,
+        models.find,
+        models.path,
+        models.verified,
+        models.pull,
+        models.remove,
+    ):
         with pytest.raises(ModelNotFoundError):
             call("other")
 
@@ -77,6 +84,8 @@ def test_sizes_as_the_messages_have_them():
 
 
 def test_names_are_found_without_llama():
-    code = "import sys\nfrom gguf_spec.models import list_models, pull\nlist_models()\npull('tales')\n"
+    code = (
+        "import sys\nfrom gguf_spec.models import list_models, pull\nlist_models()\npull('tales')\n"
+    )
     code += "assert not {'llama_cpp', 'numpy', 'huggingface_hub'} & set(sys.modules)"
     children.run([sys.executable, "-c", code], check=True)

@@ -87,7 +87,9 @@ def test_a_name_cannot_break_the_picture():
 
 
 def test_without_a_draft_model():
-    assert "t.gguf, drafting from the text alone" in texts(chart(report(case(), draft=None).to_dict()))
+    assert "t.gguf, drafting from the text alone" in texts(
+        chart(report(case(), draft=None).to_dict())
+    )
 
 
 def test_the_picture_of_the_docs_is_made_from_its_data(tmp_path):

@@ -33,7 +33,9 @@ def test_each_pass_over_the_prompt_is_reported():
     assert seen == [(32, 100), (64, 100), (96, 100), (100, 100)]
     assert len(result.tokens) == 4
     seen.clear()
-    llm.generate_tokens([*PROMPT[:80], *PROMPT], SAMPLING, on_prompt=lambda now: seen.append(now[1:3]))
+    llm.generate_tokens(
+        [*PROMPT[:80], *PROMPT], SAMPLING, on_prompt=lambda now: seen.append(now[1:3])
+    )
     assert seen[0][0] > 80, "what is in the cache counts as read"
     assert seen[-1] == (180, 180)
 

@@ -533,12 +533,7 @@ def test_a_token_stays_on_the_hub(hub, monkeypatch):
 def test_a_busy_hub_is_asked_again(hub, no_sleep, status):
     hub.busy = 2 * [(status, {"Retry-After": "0"})]
     steps = []
-    assert (
-        download.pull(
-            entry_of(hub.add(FILE, BODY)), progress=steps.append
-        ).verified
-        == "sha256"
-    )
+    assert download.pull(entry_of(hub.add(FILE, BODY)), progress=steps.append).verified == "sha256"
     assert steps[0] == ("wait", 0, None, "bytes")
     assert len(no_sleep) == 1
 
