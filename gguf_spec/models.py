@@ -127,8 +127,9 @@ def pull(
     Afterwards `load` finds it without a network.
 
     Args:
-        model: The model. Its draft is a separate model with its own name.
-        models_file: As for `list_models`.
+        model: A name in models.yaml, `hf:OWNER/REPO/FILE[@REVISION]`, or an `Entry`. Its draft is a
+            separate model with its own name.
+        models_file: A file in the format of models.yaml with additional names.
         force: Download it again.
         offline: Make no request.
         progress: Called with the bytes of each stage: `download`, `wait`, `checksum`.

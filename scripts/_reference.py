@@ -127,6 +127,7 @@ def signature(function, method=False):
 
 
 def annotation(value):
+    value = getattr(value, "__forward_arg__", value)  # of a NamedTuple
     return value if isinstance(value, str) else getattr(value, "__name__", str(value))
 
 

@@ -136,8 +136,8 @@ class LLM:
         """Continue a text or token ids, or answer messages, and return the complete result.
 
         Args:
-            prompt: A text or token ids, used unchanged, or messages (`{"role": ..., "content":
-                ...}`) for the model's chat template.
+            prompt: A text or token ids, used unchanged, or messages for the model's chat template,
+                `{"role": ..., "content": ...}` each.
             sampling: Sampling options; None uses the LLM's `sampling`.
             speculation: Draft options; None uses the LLM's `speculation`.
             prefill: Beginning of the answer, which the model continues. A grammar treats it as part

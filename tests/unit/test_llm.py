@@ -514,7 +514,7 @@ def asked(llm, monkeypatch):
 
     def encode(model, messages, prefill="", tools=None):
         seen.append((list(messages), prefill, tools))
-        return model.tokenize("ab" + prefill)
+        return model.tokenize("ab" + prefill, special=True)
 
     monkeypatch.setattr(llm_module, "encode_chat", encode)
     return seen
