@@ -1,7 +1,6 @@
 """scripts/plot_bench.py: the picture of a benchmark holds what it should, and the one in docs is made from its data."""
 
 import json
-import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gguf_spec.bench import USELESS, WORKLOADS, Machine
+from tests import children
 from tests.unit.test_bench import case, report
 
 ROOT = Path(__file__).parents[2]
@@ -95,7 +95,7 @@ def test_without_a_draft_model():
 def test_the_picture_of_the_docs_is_made_from_its_data(tmp_path):
     images = ROOT / "docs" / "images"
     command = [sys.executable, ROOT / "scripts" / "plot_bench.py"]
-    subprocess.run([*command, images / "bench.json", tmp_path / "a.svg"], check=True)
+    children.run([*command, images / "bench.json", tmp_path / "a.svg"], check=True)
     assert (tmp_path / "a.svg").read_bytes() == (images / "bench.svg").read_bytes()
     assert json.loads((images / "bench.json").read_text(encoding="utf-8"))["version"]
-    assert subprocess.run(command, capture_output=True, check=False).returncode == 1
+    assert children.run(command, capture_output=True, check=False).returncode == 1
