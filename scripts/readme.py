@@ -34,7 +34,7 @@ def layers():
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     rows = ast.literal_eval(re.search(r"(?m)^layers = (\[.*?^\])", text, re.DOTALL)[1])
     names = [
-        ", ".join(f"`{name.removeprefix('gguf_spec.')}`" for name in row.split(" | "))
+        ", ".join(f"`{name.removeprefix('gguf_spec.')}`" for name in re.split(r" [|:] ", row))
         for row in rows
     ]
     return "\n".join(

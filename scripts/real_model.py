@@ -20,8 +20,7 @@ from pathlib import Path
 from grow_gguf import grow
 
 from gguf_spec.errors import GgufSpecError
-from gguf_spec.gguf.file_types import TYPES
-from gguf_spec.quantize import quantize
+from gguf_spec.quantize import TYPES, quantize
 from gguf_spec.system.atomic_file import atomic_write
 from gguf_spec.system.folders import cache_folder
 

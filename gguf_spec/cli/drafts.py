@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from .completion import model_names
-from .generate import CONTROL
+from .render import CONTROL
 
 if TYPE_CHECKING:
-    from ..runtime.draft_search import Candidate
+    from ..models import Candidate
 
 
 @click.command(context_settings={"auto_envvar_prefix": "GGUF_SPEC"})
@@ -44,17 +43,10 @@ def drafts(target: str, models_file: Path | None, as_json: bool) -> int:
       gguf-spec models drafts smollm2
       gguf-spec models drafts ./target.gguf --json
     """
-    from ..gguf.model_file import ModelFile
-    from ..llama.options import ContextOptions
-    from ..llama.selftest import extra_bufts_work
-    from ..registry.download import local
-    from ..registry.resolve import resolve
-    from ..runtime.draft_search import candidates
+    from .. import models
 
-    entry = resolve(target, models_file)
-    path = local(entry)
-    options = replace(ContextOptions(), extra_bufts=extra_bufts_work())
-    found = candidates(entry, ModelFile(path), options, models_file)
+    entry = models.resolve(target, models_file)
+    found = models.find_drafts(entry, models_file)
     if as_json:
         listed = [
             {
@@ -70,7 +62,8 @@ def drafts(target: str, models_file: Path | None, as_json: bool) -> int:
         ]
         click.echo(
             json.dumps(
-                {"target": entry.name, "path": str(path), "drafts": listed}, ensure_ascii=False
+                {"target": entry.name, "path": str(models.path(entry)), "drafts": listed},
+                ensure_ascii=False,
             )
         )
         return 0

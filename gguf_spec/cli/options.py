@@ -16,8 +16,7 @@ from .completion import model_names
 from .progress import MeasuringNote
 
 if TYPE_CHECKING:
-    from ..options import Sampling, Speculation
-    from ..runtime.llm import LLM
+    from .. import LLM, Sampling, Speculation
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -371,7 +370,7 @@ def to_sampling(options: dict[str, Any]) -> Sampling:
     Options that are not given take the values of the model in models.yaml, if it has any.
     """
     from .. import Sampling
-    from ..registry.resolve import resolve
+    from ..models import resolve
 
     schema = options["json_schema"]
     asked = Sampling(

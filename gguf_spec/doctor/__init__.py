@@ -16,7 +16,7 @@ from ..errors import GgufSpecError
 from ..gguf.model_file import ModelFile
 from ..gguf.validation import Header
 from ..llama.memory import largest_ctx, needs
-from ..llama.options import ContextOptions
+from ..llama.options import ContextOptions, adapters
 from ..registry.download import local
 from ..registry.resolve import Entry, resolve
 from ..system.hardware import available_bytes, total_bytes
@@ -27,6 +27,8 @@ from .checks import Check
 if TYPE_CHECKING:
     from ..llama.model import Model
     from ..tune import Tuning
+
+__all__ = ["Check", "ContextOptions", "Diagnosis", "adapters", "doctor"]
 
 
 @dataclass(frozen=True)

@@ -226,7 +226,7 @@ def fast_kernels(features: Mapping[str, str], options: ContextOptions) -> Check:
     """
     from ..llama import selftest
 
-    name, file = "fast kernels", selftest._cache_file()
+    name, file = "fast kernels", selftest.result_file()
     if not options.extra_bufts:
         return Check(
             name, "ok", "not used: --no-extra-bufts", "leave that out, unless you know why."
@@ -234,7 +234,7 @@ def fast_kernels(features: Mapping[str, str], options: ContextOptions) -> Check:
     kept = read_json(file)
     known = isinstance(kept, dict) and "ok" in kept
     if not (known and kept["ok"]):
-        problem = selftest._probe()
+        problem = selftest.probe()
         if problem:
             return Check(
                 name,

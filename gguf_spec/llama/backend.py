@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TypeAlias
 
 from ..errors import LoadCancelledError, NotEnoughMemoryError
 from ..gguf.validation import Header
@@ -144,17 +143,18 @@ def apart(call: Callable[[], object]) -> None:
         raise
 
 
-Progress: TypeAlias = Callable[[float], object]
-"""Called with the share of the weights that is loaded, 0 to 1; to return False cancels."""
-
-
 class LoadProgress:
     """Progress callback for llama.cpp.
 
     Keeps exceptions, which llama.cpp would drop.
     """
 
-    def __init__(self, progress: Progress | None) -> None:
+    def __init__(self, progress: Callable[[float], object] | None) -> None:
+        """Set the callback.
+
+        Args:
+            progress: Called with the loaded share of the weights, 0 to 1; returning False cancels.
+        """
         self._progress, self._cancelled = progress, False
         self._raised: BaseException | None = None
 

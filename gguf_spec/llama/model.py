@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -21,7 +21,7 @@ from ..gguf.lora import check_adapter
 from ..gguf.model_file import ModelFile
 from ..gguf.validation import Header
 from ..options import K_MAX
-from .backend import Progress, build_features, log, offloads, start_backend, verbose
+from .backend import build_features, log, offloads, start_backend, verbose
 from .bindings import C
 from .branches import Branches, added_branches, check_branches, n_sequences
 from .exact_kernels import GRID, has_exact_attention, has_exact_products, most_exact_rows
@@ -68,7 +68,7 @@ class Model(Weights):
         self,
         file: ModelFile | Path,
         options: ContextOptions,
-        progress: Progress | None = None,
+        progress: Callable[[float], object] | None = None,
         flash_attention: str | None = None,
     ) -> None:
         """Load a GGUF file.

@@ -5,13 +5,14 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any
 
 from ..errors import ClosedError, UnsupportedModelError
 from ..gguf.model_file import ModelFile
 from ..gguf.validation import Header
-from .backend import LoadProgress, Progress, apart, log, run_with_large_stack
+from .backend import LoadProgress, apart, log, run_with_large_stack
 from .bindings import C
 from .native import Native
 from .options import ContextOptions, adapter_error, load_error
@@ -65,7 +66,7 @@ class Weights:
 
     # ---- loading
 
-    def _load(self, header: Header, progress: Progress | None) -> None:
+    def _load(self, header: Header, progress: Callable[[float], object] | None) -> None:
         params = C.llama_model_default_params()
         params.n_gpu_layers = self.options.gpu_layers
         params.use_extra_bufts = self.options.extra_bufts

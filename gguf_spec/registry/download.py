@@ -15,9 +15,10 @@ from ..errors import (
     NoSpaceError,
     NotDownloadedError,
 )
+from ..results import OnProgress, Progress
 from ..system.units import format_bytes
 from . import checksums, hub
-from .checksums import Tell, Verified
+from .checksums import Verified
 from .hub_errors import explained
 from .resolve import Entry, Part
 
@@ -71,7 +72,7 @@ def local(entry: Entry) -> Path:
 
 
 def pull(
-    entry: Entry, *, force: bool = False, offline: bool = False, progress: Tell | None = None
+    entry: Entry, *, force: bool = False, offline: bool = False, progress: OnProgress | None = None
 ) -> Pulled:
     """Download the missing files of a model, and verify unverified files.
 
@@ -79,8 +80,7 @@ def pull(
         entry: The model.
         force: Download it again even if it is there.
         offline: Make no request. HF_HUB_OFFLINE=1 does the same.
-        progress: Called with the stage (`load`, `wait` for a busy hub, `verify`), its finished
-            bytes, and its total bytes or None if unknown.
+        progress: Called with the bytes of each stage: `download`, `wait`, `checksum`.
 
     Raises:
         StoreError: One of its subclasses, depending on the cause.
@@ -88,7 +88,7 @@ def pull(
     """
     if entry.path is not None:
         return Pulled(entry.name, (entry.path,), entry.path.stat().st_size, 0, "local")
-    tell = progress or (lambda *_: None)
+    tell = progress or (lambda _: None)
     offline = offline or hub.is_offline()
     came, remotes = 0, dict[str, hub.Remote]()
     if not offline:
@@ -171,7 +171,7 @@ def _is_pinned(entry: Entry) -> bool:
     return re.fullmatch(r"[0-9a-f]{40}", entry.revision or "") is not None
 
 
-def _download(entry: Entry, force: bool, tell: Tell) -> tuple[int, dict[str, hub.Remote]]:
+def _download(entry: Entry, force: bool, tell: OnProgress) -> tuple[int, dict[str, hub.Remote]]:
     """Download the missing parts; return the downloaded bytes and the hub's metadata."""
     repo, revision = entry.repo or "", entry.revision or "main"
     here = dict(zip(entry.parts, _cached(entry), strict=True))
@@ -194,7 +194,7 @@ def _download(entry: Entry, force: bool, tell: Tell) -> tuple[int, dict[str, hub
     def tick(n_bytes: int) -> None:
         nonlocal came
         came += n_bytes
-        tell("load", came, None if None in sizes else known)
+        tell(Progress("download", came, None if None in sizes else known, "bytes"))
 
     for part in missing:
         with explained(entry, part):
@@ -206,7 +206,7 @@ def _download(entry: Entry, force: bool, tell: Tell) -> tuple[int, dict[str, hub
     return came, remotes
 
 
-def _ask(entry: Entry, part: Part, tell: Tell) -> hub.Remote:
+def _ask(entry: Entry, part: Part, tell: OnProgress) -> hub.Remote:
     """Return the hub's metadata of a part.
 
     Raises:
@@ -214,7 +214,10 @@ def _ask(entry: Entry, part: Part, tell: Tell) -> hub.Remote:
     """
     with explained(entry, part):
         remote = hub.ask(
-            entry.repo or "", part.file, entry.revision or "main", lambda: tell("wait", 0, None)
+            entry.repo or "",
+            part.file,
+            entry.revision or "main",
+            lambda: tell(Progress("wait", 0, None, "bytes")),
         )
     declared_sum = part.sha256 if checksums.is_sum(remote.etag) else None
     for what, declared, there in (

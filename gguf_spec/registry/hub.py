@@ -100,7 +100,7 @@ def cached(repo: str, file: str, revision: str) -> Path | None:
         return None
 
 
-def ask(repo: str, file: str, revision: str, waiting: Callable[[], None]) -> Remote:
+def ask(repo: str, file: str, revision: str, waiting: Callable[[], object]) -> Remote:
     """Return commit, etag and size of a file on the hub.
 
     If the hub is busy, call `waiting` and repeat the request.

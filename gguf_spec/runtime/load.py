@@ -10,50 +10,19 @@ from pathlib import Path
 from ..errors import InvalidOptionError
 from ..gguf.model_file import ModelFile
 from ..llama.attention import choose_attention
-from ..llama.backend import Progress, check_room, start_backend
+from ..llama.backend import check_room, start_backend
 from ..llama.model import Model
 from ..llama.options import AdapterFile, ContextOptions, adapters
 from ..llama.selftest import extra_bufts_work
 from ..options import K_MAX, Sampling, Speculation
-from ..registry import download
-from ..registry.checksums import Tell
-from ..registry.download import Pulled, local
+from ..registry.download import local
 from ..registry.resolve import Entry, resolve
+from ..results import OnProgress, Progress
 from ..speculative.drafters import SuffixAutomaton, check_vocabulary
 from ..speculative.pair import ModelPair
 from ..speculative.profiler import profile_of
 from .draft_search import choose
 from .llm import LLM
-
-
-def pull(
-    model: str,
-    *,
-    models_file: str | Path | None = None,
-    force: bool = False,
-    offline: bool = False,
-    progress: Tell | None = None,
-) -> Pulled:
-    """Download and verify a model, if that was not done before.
-
-    Afterwards `load` finds it without a network.
-
-    Args:
-        model: A name in models.yaml, or `hf:OWNER/REPO/FILE[@REVISION]`. Its draft is a separate
-            model with its own name.
-        models_file: As for `load`.
-        force: Download it again.
-        offline: Make no request.
-        progress: Called with the stage (`load`, `wait` for a busy hub, `verify`), its finished
-            bytes, and its total bytes or None if unknown.
-
-    Raises:
-        ModelNotFoundError: No model has that name.
-        StoreError: One of its subclasses, depending on the cause.
-        InvalidOptionError: `force` is set while offline.
-    """
-    named = None if models_file is None else Path(models_file)
-    return download.pull(resolve(model, named), force=force, offline=offline, progress=progress)
 
 
 def load(
@@ -74,7 +43,7 @@ def load(
     extra_bufts: bool | None = None,
     reference: str | Path | None = None,
     models_file: str | Path | None = None,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
     on_measure: Callable[[], object] | None = None,
     verbose: bool = False,
 ) -> LLM:
@@ -107,7 +76,7 @@ def load(
             which runs once per machine.
         reference: A text file as an additional source of drafts, such as one that answers quote.
         models_file: A file in the format of models.yaml with additional names.
-        progress: Called with the loaded share of the weights, 0 to 1; returning False cancels.
+        progress: Called with the loaded bytes of the weights; returning False cancels.
         on_measure: Called before the pass costs of these models are measured, once per machine.
         verbose: Write llama.cpp's log to stderr.
 
@@ -222,16 +191,18 @@ def _draft_of(
 class _Steps:
     """Combines the loading progress of several models, weighted by size."""
 
-    def __init__(self, progress: Progress | None, sizes: Sequence[int]) -> None:
+    def __init__(self, progress: OnProgress | None, sizes: Sequence[int]) -> None:
         self._progress = progress
-        self._starts = [sum(sizes[:i]) / max(1, sum(sizes)) for i in range(len(sizes) + 1)]
+        self._starts, self._total = [sum(sizes[:i]) for i in range(len(sizes) + 1)], sum(sizes)
 
-    def next(self) -> Progress | None:
+    def next(self) -> Callable[[float], object] | None:
         """Return the progress callback of the next model."""
         if self._progress is None:
             return None
         tell, start, end = self._progress, self._starts.pop(0), self._starts[0]
-        return lambda share: tell(start + share * (end - start))
+        return lambda share: tell(
+            Progress("load", round(start + share * (end - start)), self._total, "bytes")
+        )
 
 
 def _read_reference(path: Path) -> str:
@@ -250,7 +221,10 @@ def _suffixes(target: Model, text: str) -> SuffixAutomaton:
 
 
 def _load_draft(
-    file: ModelFile, target: Model, options: ContextOptions, progress: Progress | None
+    file: ModelFile,
+    target: Model,
+    options: ContextOptions,
+    progress: Callable[[float], object] | None,
 ) -> tuple[Model | None, list[str]]:
     """Load a draft with the target's vocabulary; return None and the reason without rollback.
 

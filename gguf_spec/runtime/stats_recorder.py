@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 
 from ..llama.model import Model
@@ -9,6 +10,8 @@ from ..results import Stats
 from ..speculative.controller import DraftController
 from ..speculative.drafters import NoDrafter
 from ..speculative.engine import Round
+
+_LOG = logging.getLogger(__name__)
 
 
 class StatsRecorder:
@@ -31,6 +34,7 @@ class StatsRecorder:
         self._busy: tuple[float, ...] = (0.0, 0.0)
         self._since = self._total_s = self._prompt_s = 0.0
         self._is_read = False
+        self._logs = _LOG.isEnabledFor(logging.DEBUG)  # asked once per request
 
     def start(self) -> None:
         """Begin timing."""
@@ -85,9 +89,33 @@ class StatsRecorder:
             drafters=dict(controller.counts) if controller else {},
             why_none=drafter.why_none,
         )
+        if self._logs:
+            _log_round(old, self.stats)
 
     def _pause(self) -> None:
         self._total_s += time.perf_counter() - self._since
 
     def _busy_now(self) -> tuple[float, ...]:
         return tuple(model.busy_s if model else 0.0 for model in self._models)
+
+
+def _log_round(before: Stats, after: Stats) -> None:
+    """Log a round: the draft and its drafters, what was accepted, and the time.
+
+    Measured is the time of the round without reading the prompt. There is no prediction (0) where
+    nothing may be drafted.
+    """
+    by = ", ".join(
+        f"{name} {n - before.drafters.get(name, (0, 0))[0]}"
+        for name, (n, _) in after.drafters.items()
+        if n > before.drafters.get(name, (0, 0))[0]
+    )
+    _LOG.debug(
+        "round %d: drafted %d (%s), accepted %d, predicted %.2f ms, measured %.2f ms",
+        after.rounds,
+        after.n_drafted - before.n_drafted,
+        by or "no drafter",
+        after.n_accepted - before.n_accepted,
+        1000 * (after.forecast_s - before.forecast_s),
+        1000 * (after.total_s - after.prompt_s - before.total_s + before.prompt_s),
+    )

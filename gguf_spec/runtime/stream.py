@@ -9,12 +9,19 @@ import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TypeAlias
 
 from ..errors import EmptyPromptError, InvalidOptionError, PromptTooLongError
 from ..llama.model import Model
 from ..options import Sampling, Speculation
-from ..results import Chunk, Completion, FinishReason, Stats, TokenLogprob
+from ..results import (
+    Chunk,
+    Completion,
+    FinishReason,
+    OnProgress,
+    Progress,
+    Stats,
+    TokenLogprob,
+)
 from ..sampling.chain import CompatSampling, Sampler
 from ..sampling.filters import make_filters
 from ..sampling.rng import SeededRng
@@ -26,12 +33,6 @@ from ..speculative.pair import ModelPair
 from ..text.detokenizer import TextStream
 from .stats_recorder import StatsRecorder
 
-PromptProgress: TypeAlias = Callable[[int, int], object]
-"""Callback after each prefill pass: the number of tokens read so far, and the total to be read.
-
-Returning False cancels the generation. The last prompt token is not counted, because it is decoded
-with the answer.
-"""
 # Seed increment per context shift. It is odd, so that all parts of a text have different seeds.
 _PART = 0x9E3779B97F4A7C15
 
@@ -47,7 +48,8 @@ class Request:
         on_token: Called with each emitted id; a true result ends the generation there.
         prefill: Text at the end of the prompt that belongs to the answer; a grammar starts there.
         echo: Text at the start of the first chunk.
-        on_prompt: Called during the prefill, see `PromptProgress`.
+        on_prompt: Called after each prefill pass. The last prompt token is not counted, because it
+            is decoded with the answer.
     """
 
     prompt: Sequence[int]
@@ -56,7 +58,7 @@ class Request:
     on_token: Callable[[int], object] | None = None
     prefill: str = ""
     echo: str = ""
-    on_prompt: PromptProgress | None = None
+    on_prompt: OnProgress | None = None
 
 
 def check_request(request: Request, target: Model) -> None:
@@ -272,7 +274,8 @@ class _Generation:
 
     def _prompt_pass(self, n_done: int, n_total: int) -> None:
         """Report a prefill pass to the caller."""
-        if self._request.on_prompt and self._request.on_prompt(n_done, n_total) is False:
+        report = self._request.on_prompt
+        if report and report(Progress("prompt", n_done, n_total, "tokens")) is False:
             self.cancelled = True
 
     def _contexts(self) -> Iterator[tuple[Sequence[int], Sampler]]:

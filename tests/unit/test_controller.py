@@ -59,7 +59,7 @@ class Scene:
         self.target = FakeModel(1.3 * TABLE, n_ctx, cost=target_s, clock=self.clock)
         self.draft = draft_s and FakeModel(DRAFTS[draft], n_ctx, cost=draft_s, clock=self.clock)
         self.pair = ModelPair(self.target, self.draft)
-        self.pair.know(profiler.measure(self.target, self.draft))
+        self.pair.use_profile(profiler.measure(self.target, self.draft))
 
     @property
     def known(self):
@@ -312,7 +312,7 @@ def test_the_forecast_is_what_happened_within_one_part_in_ten(scene, models):
 
 def test_what_was_learned_in_one_request_is_known_in_the_next(scene):
     one = scene(FLAT, CHEAP, "useless")
-    one.pair.know(profile.DEFAULT_PROFILE)
+    one.pair.use_profile(profile.DEFAULT_PROFILE)
     first, second = one.run(MODEL, n=200), one.run(MODEL, n=200)
     assert second < first
     assert second < 1.05 * 200 * FLAT(1, 0)

@@ -43,7 +43,7 @@ def machine(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setattr(hub_module, "folder", lambda: tmp_path / "hub")
-    monkeypatch.setattr(selftest, "_probe", lambda: None)
+    monkeypatch.setattr(selftest, "probe", lambda: None)
     monkeypatch.setattr(checks, "_cpu", lambda: ("A processor", FLAGS))
     monkeypatch.setattr(checks, "physical_cores", lambda: 1)
     monkeypatch.setattr(checks, "_quota", lambda: None)
@@ -191,23 +191,23 @@ def test_the_processor_of_this_machine(monkeypatch):
 
 
 def test_kernels_that_fail(monkeypatch):
-    monkeypatch.setattr(selftest, "_probe", lambda: "the probe died of signal 11")
+    monkeypatch.setattr(selftest, "probe", lambda: "the probe died of signal 11")
     assert check("fast kernels").status == "warn"
     assert "the probe died of signal 11" in check("fast kernels").found
 
 
 def test_kernels_are_probed_once(monkeypatch):
     assert check("fast kernels").status == "ok"
-    monkeypatch.setattr(selftest, "_probe", lambda: "it died")
+    monkeypatch.setattr(selftest, "probe", lambda: "it died")
     assert selftest.extra_bufts_work()
     assert check("fast kernels").status == "ok"
 
 
 def test_kernels_that_failed_once():
-    write_json(selftest._cache_file(), {"ok": False, "problem": "it did not run"})
+    write_json(selftest.result_file(), {"ok": False, "problem": "it did not run"})
     assert check("fast kernels").status == "warn"
     assert "it did not run" in check("fast kernels").found
-    assert str(selftest._cache_file()) in check("fast kernels").todo
+    assert str(selftest.result_file()) in check("fast kernels").todo
 
 
 def test_kernels_that_are_not_wanted():
@@ -228,7 +228,7 @@ def test_amx(monkeypatch, has, built, problem, wanted, status):
     monkeypatch.setattr(
         checks, "_cpu", lambda: ("Sapphire", FLAGS | ({"amx_int8"} if has else set()))
     )
-    monkeypatch.setattr(selftest, "_probe", lambda: problem)
+    monkeypatch.setattr(selftest, "probe", lambda: problem)
     info = b"CPU : AVX = 1 | AVX2 = 1 | FMA = 1 | AMX_INT8 = %d | REPACK = 1 | " % built
     monkeypatch.setattr(llama_cpp, "llama_print_system_info", lambda: info)
     diagnosis = doctor(options=ContextOptions(n_ctx=64, threads=1, extra_bufts=wanted))
@@ -318,7 +318,7 @@ def test_nothing_but_what_was_probed_is_left_in_the_cache(tmp_path):
     doctor(options=OPTIONS)
     assert [
         path for path in tmp_path.rglob("*") if path.is_file() and path.parent.name != "pairs"
-    ] == [selftest._cache_file()]
+    ] == [selftest.result_file()]
 
 
 def test_nothing_downloaded_yet(tmp_path):

@@ -307,7 +307,7 @@ def test_a_draft_that_fails_while_the_pair_is_measured():
     target.weight_bytes, draft.weight_bytes = 1000, 100
     target.path = draft.path = target.path.with_name("none.gguf")
     pair = ModelPair(target, draft, measure)
-    pair.know(pair._measured(measure))
+    pair.use_profile(pair._measured(measure))
     assert asked == [draft, None]
     assert pair.profile.draft == {1: pytest.approx(0.001), 33: pytest.approx(0.005)}
     with pytest.raises(FloatingPointError):

@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ...errors import GgufSpecError, SessionError
-from ...system.units import format_bytes
-from ..generate import _stats_lines
+from ...models import format_bytes
 from ..progress import PromptBar
+from ..render import stats_lines
 
 if TYPE_CHECKING:
-    from ...options import Sampling, Speculation
-    from ...runtime.chat import Chat, Turn
-    from ...runtime.llm import LLM
+    from ... import LLM, Chat, Sampling, Speculation, Turn
 
 # Command -> (argument, help text). `ChatLoop` has a method for each command.
 COMMANDS = {
@@ -204,7 +202,7 @@ class ChatLoop:
             return
         s = last.stats
         lines = [
-            _stats_lines(s, last.seed),
+            stats_lines(s, last.seed),
             f"context {s.n_prompt + s.n_generated:,} of {self._llm.n_ctx:,} tokens after it",
         ]
         self._face.say("\n".join([*lines, *(f"note    {note}" for note in self._llm.notes)]))
