@@ -12,7 +12,7 @@ import statistics
 
 import gguf_spec
 from gguf_spec import Sampling, Speculation
-from gguf_spec.bench import LONG_WORKLOADS, WORKLOADS
+from gguf_spec.bench import LONG_WORKLOADS, WORKLOADS, _as_loaded
 from gguf_spec.speculative.drafters import N_CONFIDENCE_BUCKETS
 from gguf_spec.speculative.pair_statistics import SECOND
 
@@ -40,7 +40,7 @@ def decode(llm, conversation, sampling, speculation):
     return stats.n_generated / (stats.total_s - stats.prompt_s), stats, one.tokens
 
 
-def compare(llm, conversations, temperature, n_tokens, n_runs):
+def compare(llm, forget, conversations, temperature, n_tokens, n_runs):
     """Yield for each setting: its name, all ratios to plain decoding, drafted tokens a round, tokens a round, whether all texts are the plain ones."""
     ratios, drafted, per_round, same = ({name: [] for name in SETTINGS} for _ in range(4))
     for run in range(n_runs):
@@ -53,6 +53,7 @@ def compare(llm, conversations, temperature, n_tokens, n_runs):
             )
             found = {}
             for name in [*SETTINGS][:: -1 if (run + i) % 2 else 1]:
+                forget()  # every setting starts with what was known after loading
                 found[name] = decode(llm, conversation, sampling, SETTINGS[name])
             for name, (speed, stats, tokens) in found.items():
                 ratios[name].append(speed / found["plain"][0])
@@ -81,15 +82,13 @@ def main():
     parser.add_argument("--ctx", type=int, default=2048)
     args = parser.parse_args()
     works = {one.name: one for one in (*WORKLOADS, *LONG_WORKLOADS)}
-    with gguf_spec.load(args.model, args.draft, n_ctx=args.ctx) as llm:
-        for _ in range(2):  # what a pair learns in its first answers
-            llm.generate("Once upon a time", Sampling(max_tokens=48, seed=1))
+    with gguf_spec.load(args.model, args.draft, n_ctx=args.ctx) as llm, _as_loaded(llm) as forget:
         print("| text | T | setting | over plain | least | most | drafted a round | tokens a round | same texts |\n" + "|---" * 9 + "|")  # fmt: skip
         for name in args.texts.split(","):
             conversations = works[name].conversations(llm, args.n)[:3]
             for temperature in (0.0, 0.8):
                 for setting, ratios, drafted, per_round, same in compare(
-                    llm, conversations, temperature, args.n, args.runs
+                    llm, forget, conversations, temperature, args.n, args.runs
                 ):
                     print(
                         f"| {name} | {temperature} | {setting} | {statistics.geometric_mean(ratios):.3f} | {min(ratios):.2f} | {max(ratios):.2f} | "

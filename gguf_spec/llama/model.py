@@ -26,7 +26,7 @@ from .bindings import C
 from .branches import Branches, added_branches, check_branches, n_sequences
 from .exact_kernels import GRID, has_exact_attention, has_exact_products, most_exact_rows
 from .memory import cpu_batch
-from .native import N_BATCH, Native
+from .native import N_BATCH, WIDEST, Native
 from .options import FLASH_ATTENTION, KV_TYPES, ContextOptions, context_error, physical_cores
 from .threads import PassKind, shared_governor
 from .weights import Weights
@@ -130,9 +130,11 @@ class Model(Weights):
     def _open(self, header: Header) -> None:
         params, options, native = C.llama_context_default_params(), self.options, self.native
         params.n_ctx = options.positions(self.n_ctx_train)
-        self.reads_at_once = self._n_batch = params.n_batch = params.n_ubatch = (
+        self.reads_at_once = params.n_ubatch = (
             N_BATCH if offloads() else cpu_batch(header, options, params.n_ctx)
         )
+        # the widest verification pass may be wider than a prefill pass
+        self._n_batch = params.n_batch = max(self.reads_at_once, WIDEST)
         # sequences share one cache
         params.kv_unified = self.can_roll_back
         params.n_seq_max = n_sequences(self.can_roll_back)

@@ -23,8 +23,8 @@ from ..options import BRANCHES_MAX, K_MAX
 from .bindings import C
 
 N_BATCH = 512  # largest number of tokens in a batch
-# largest number of tokens in a batch with branches
-_BRANCHED = K_MAX + 1 + BRANCHES_MAX
+# largest number of tokens in a verification pass, branches included
+WIDEST = K_MAX + 1 + BRANCHES_MAX
 
 # references to the live objects, with the functions that free their memory
 _frees: set[weakref.ref[Native]] = set()
@@ -159,7 +159,7 @@ class Batch:
             n_past: Number of cached tokens.
         """
         if self._branched:
-            self._put_into_first(_BRANCHED)
+            self._put_into_first(WIDEST)
             self._branched = False
         n = len(tokens)
         self._tokens[:n] = tokens

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gguf_spec.options import BRANCHES_MAX, Speculation
@@ -47,6 +47,7 @@ def gain(reaches, seconds, chosen, n, cost):
     )
 
 
+@settings(max_examples=400, deadline=None)
 @given(rounds_to_decide())
 def test_length_and_branches_are_the_best_of_all_pairs_of_length_and_set(round_):
     reaches, seconds, most, cost = round_
@@ -106,6 +107,13 @@ def test_a_branch_takes_the_row_of_a_draft_token_that_is_less_likely():
     """Three rows cost as much as two, a fourth doubles the price: the second guess of an unsure token comes before a second token."""
     cost = Prices(1.0, [1.0, 1.5, 1.55, 3.0, 5.0, 7.0])
     assert best_tree([0.6, 0.06, 0.006], [0.3, 0.02, 0.0], 5, cost) == (1, 1)
+
+
+def test_a_right_branch_is_charged_for_the_row_in_which_it_is_decoded_again():
+    """It brings 0.2 tokens and its row costs 0.18: enough for one row, but not for a fifth of another."""
+    cost = Prices(1.0, [1.0, 1.5, 1.68])
+    assert best_tree([0.6], [0.2], 2, cost) == (1, 0)
+    assert best_tree([0.6], [0.23], 2, cost) == (1, 1)
 
 
 def proposals():
