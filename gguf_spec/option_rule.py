@@ -73,12 +73,13 @@ class Rule(NamedTuple):
         if self.shape == "mapping":
             return "a mapping from token ids to numbers"
         if self.shape == "sequence":
-            items = "strings that are not empty" if self.type == "string" else "token ids"
+            items = "non-empty strings" if self.type == "string" else "token ids"
             return f"at most {self.items_max} {items}" if self.items_max else items
-        if self.type == "boolean":
-            return "True or False"
-        if self.type == "string":
-            return f"one of {', '.join(self.choices)}" if self.choices else "text"
+        if self.choices:
+            few = len(self.choices) == 2
+            return " or ".join(self.choices) if few else f"one of {', '.join(self.choices)}"
+        if self.type in ("boolean", "string"):
+            return "True or False" if self.type == "boolean" else "text"
         kind = "a whole number" if self.type == "integer" else ""
         if self.most is None:
             return f"{kind}, {_shown(self.least)} or more"
@@ -101,4 +102,9 @@ class Rule(NamedTuple):
 
 
 def _shown(limit: float | None) -> str:
-    return "2**64 - 1" if limit == 2**64 - 1 else f"{limit:,}"
+    words: dict[float, str] = {
+        10**6: "a million",
+        -(10**6): "minus a million",
+        2**64 - 1: "2**64 - 1",
+    }
+    return words.get(limit, str(limit)) if limit is not None else ""

@@ -28,119 +28,146 @@ K_MAX = 64
 SAMPLING: dict[str, Rule] = {
     "max_tokens": Rule(
         "integer",
-        "Stop after so many tokens; -1 goes on until the context is full.",
+        "Maximum number of tokens; -1 for as many as the context holds.",
         1, optional=True, flags=("-n", "--max-tokens"),
     ),
     "temperature": Rule(
         "number",
-        "0 takes the most likely token, always.",
+        "Sampling temperature; 0 always takes the most likely token.",
         0, _MODERATE, flags=("-t", "--temperature"),
     ),
-    "top_k": Rule("integer", "Keep the most likely tokens; 0 keeps all.", 0),
+    "top_k": Rule("integer", "Keep this number of the most likely tokens; 0 keeps all.", 0),
     "top_p": Rule(
-        "number", "Keep the likeliest tokens up to this probability.", 0, 1, above=True
+        "number", "Keep the most likely tokens up to this total probability.", 0, 1, above=True
     ),
-    "min_p": Rule("number", "Keep tokens this likely beside the likeliest.", 0, 1),
+    "min_p": Rule(
+        "number",
+        "Keep tokens with at least this fraction of the highest probability.",
+        0, 1,
+    ),
     "typical_p": Rule(
         "number",
-        "Keep the tokens of most typical surprise up to this probability.",
+        "Keep the tokens of most typical surprisal up to this total probability.",
         0, 1, above=True,
     ),
     "top_n_sigma": Rule(
         "number",
-        "Keep logits within so many deviations of the best; 0 keeps all.",
+        "Keep logits within this number of standard deviations of the best; 0 keeps all.",
         0, _MODERATE,
     ),
-    "xtc_probability": Rule("number", "How often XTC takes out the likeliest tokens.", 0, 1),
-    "xtc_threshold": Rule("number", "How likely a token must be for that.", 0, 1),
-    "repeat_penalty": Rule("number", "Above 1: make tokens seen less likely.", 0.001, 1000),
+    "xtc_probability": Rule("number", "Probability that XTC removes the most likely tokens.", 0, 1),
+    "xtc_threshold": Rule("number", "Minimum probability of the tokens that XTC removes.", 0, 1),
+    "repeat_penalty": Rule(
+        "number",
+        "Penalty factor for tokens that occurred before; 1 has no effect.",
+        0.001, 1000,
+    ),
     "frequency_penalty": Rule(
-        "number", "Taken off for every time a token was seen.", -_MODERATE, _MODERATE
+        "number",
+        "Subtracted from a logit for each time that its token occurred.",
+        -_MODERATE, _MODERATE,
     ),
     "presence_penalty": Rule(
-        "number", "Taken off when a token was seen.", -_MODERATE, _MODERATE
+        "number", "Subtracted from a logit once if its token occurred.", -_MODERATE, _MODERATE
     ),
-    "penalty_last_n": Rule("integer", "How far back penalties look; -1 for all.", -1),
+    "penalty_last_n": Rule(
+        "integer",
+        "Number of recent tokens that the penalties consider; -1 for all.",
+        -1,
+    ),
     "dry_multiplier": Rule(
         "number",
-        "Strength of DRY against repeated sequences; 0 switches it off.",
+        "Strength of the DRY penalty for repeated sequences; 0 disables DRY.",
         0, _MODERATE,
     ),
     "dry_base": Rule(
-        "number", "Growth of that penalty with each repeated token.", 1, _MODERATE
+        "number", "Growth factor of the DRY penalty with each repeated token.", 1, _MODERATE
     ),
-    "dry_allowed_length": Rule("integer", "Shorter repetitions are not penalised.", 0),
-    "dry_penalty_last_n": Rule("integer", "How far back DRY looks; -1 for all.", -1),
+    "dry_allowed_length": Rule(
+        "integer",
+        "Length from which DRY penalises a repeated sequence.",
+        0,
+    ),
+    "dry_penalty_last_n": Rule(
+        "integer",
+        "Number of recent tokens that DRY considers; -1 for all.",
+        -1,
+    ),
     # llama.cpp searches every token of the vocabulary for each breaker.
     "dry_sequence_breakers": Rule(
         "string",
-        'No repetition reaches across it. May be given again.  [default: \\n : " *]',
+        'String that ends a repeated sequence for DRY. Repeatable.  [default: \\n : " *]',
         shape="sequence", items_max=50, flags=("--dry-breaker",), in_requests=False,
     ),
     "logit_bias": Rule(
         "number",
-        "Add to a token's logit; -inf forbids it. May be given again.",
+        "Value added to the logit of a token id; -inf forbids it. Repeatable.",
         -_MODERATE, _MODERATE, shape="mapping", in_requests=False,
     ),
-    "grammar": Rule("string", "GBNF grammar that the answer follows.", optional=True),
+    "grammar": Rule("string", "File with a GBNF grammar that the answer follows.", optional=True),
     "json_schema": Rule(
         "any",
-        "JSON schema that the answer follows, or @FILE that holds one; {} is any JSON.",
+        "JSON schema that the answer follows, or @FILE; {} allows any JSON.",
         optional=True, in_requests=False,
     ),
     "seed": Rule(
         "integer",
-        "The same seed gives the same text.  [default: drawn, see --stats]",
+        "Seed; the same seed gives the same text.  [default: random, see --stats]",
         0, 2**64 - 1, optional=True,
     ),
     "stop": Rule(
         "string",
-        "End the text before this string. May be given again.",
+        "End the text before this string. Repeatable.",
         shape="sequence", in_requests=False,
     ),
     "stop_tokens": Rule(
         "integer",
-        "End the text before this token id. May be given again.",
+        "End the text before this token id. Repeatable.",
         0, shape="sequence", flags=("--stop-token",), in_requests=False,
     ),
-    "ignore_eos": Rule("boolean", "Never end by an end token."),
+    "ignore_eos": Rule("boolean", "Do not end at an end token."),
     "logprobs": Rule(
         "integer",
-        "Show how likely each token was, and N alternatives; in --json, else on stderr.",
+        "Show the probability of each token and N alternatives, on stderr or in --json.",
         0, LOGPROBS_MAX, optional=True, in_requests=False,
     ),
     "overflow": Rule(
         "string",
-        "When the context is full: stop, or shift: forget the older half of the answer and go on.",
+        "If the context is full: stop, or shift (drop the older half of the answer and continue).",
         choices=("stop", "shift"), in_requests=False,
     ),
 }  # fmt: skip
 SPECULATION: dict[str, Rule] = {
     "k": Rule(
-        "integer", "Most tokens drafted in a round; 0 decodes plainly.", 0, K_MAX, flags=("-k",)
+        "integer",
+        "Maximum number of draft tokens in a round; 0 for plain decoding.",
+        0, K_MAX, flags=("-k",),
     ),
     "drafter": Rule(
         "string",
-        "Who drafts: model, ngram (the text itself), hybrid, or auto: what pays.",
+        "Source of drafts: model, ngram (earlier text), hybrid, or auto for the fastest.",
         choices=DRAFTERS,
     ),
     "adaptive": Rule(
         "boolean",
-        "Draft -k tokens in every round, whether it pays or not.",
+        "Draft -k tokens in every round, even if this is slower.",
         flags=("--fixed",), inverted=True,
     ),
-    "tree": Rule("boolean", "Check the draft model's second guesses too, where that pays."),
+    "tree": Rule("boolean", "Also verify second choices of the draft model where this is faster."),
     "accept": Rule(
         "string",
-        "Which drafted tokens stay: coupled (same text with any draft), rejection or block.",
+        "Acceptance rule: coupled (same text with any draft), rejection or block.",
         choices=ACCEPT,
     ),
     "exact": Rule(
         "boolean",
-        "Verify in wider passes too: the text may differ at near ties, which are counted.",
+        "Also use wider passes; the text may differ at near ties, which are counted.",
         flags=("--allow-near-ties",), inverted=True,
     ),
-    "strict": Rule("boolean", "Decide near ties again as plain decoding does; costs a pass each."),
+    "strict": Rule(
+        "boolean",
+        "Decide each near tie as plain decoding does, at the cost of one pass.",
+    ),
 }  # fmt: skip
 
 
@@ -258,20 +285,20 @@ class Sampling:
         _check(
             "overflow",
             self.overflow,
-            "stop with a grammar, which must see the whole answer",
+            "stop if there is a grammar or a JSON schema",
             self.overflow == "stop" or free,
         )
         _check(
             "json_schema",
             self.json_schema,
-            "given without a grammar",
+            "omitted if there is a grammar",
             self.json_schema is None or self.grammar is None,
         )
         for token, bias in self.logit_bias.items():
             _check(
                 "logit_bias",
                 {token: bias},
-                "token ids with numbers from -1,000,000 to 1,000,000, or -inf",
+                "token ids with numbers from minus a million to a million, or -inf",
                 SAMPLING["stop_tokens"].accepts_one(token)
                 and (SAMPLING["logit_bias"].accepts_one(bias) or bias == -math.inf),
             )
@@ -324,6 +351,6 @@ class Speculation:
             _check(
                 name,
                 getattr(self, name),
-                "False under another rule than coupled",
+                "False, or True with the acceptance rule coupled",
                 self.accept == "coupled" or not getattr(self, name),
             )

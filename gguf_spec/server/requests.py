@@ -148,7 +148,8 @@ def read_chat(data: dict[str, Any], default: Speculation, most: int | None) -> C
     if top is not None and not (wants and _is_count(top) and 0 <= top <= TOP_LOGPROBS_MAX):
         raise bad(
             "top_logprobs",
-            f"must be a whole number from 0 to {TOP_LOGPROBS_MAX}, with logprobs true.",
+            f"must be a whole number from 0 to {TOP_LOGPROBS_MAX}, "
+            "and requires logprobs to be true.",
         )
     sampling = {"json_schema": schema, "logprobs": (top or 0) if wants else None}
     names |= {"prompt": "messages", "json_schema": "response_format"}

@@ -108,11 +108,35 @@ WHOLE = [
         "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [CALL]}],
         "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}, "strict": True}},
     }),
+    ("chat", {  # all of it as described by OpenAPI
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "a"}]},
+            {"role": "assistant", "content": "", "tool_calls": [CALL]},
+            {"role": "tool", "content": "r", "tool_call_id": "c1"},
+        ],
+        "tools": [{"type": "function", "function": {"name": "weather", "description": "d", "parameters": {"type": "object"}}}],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "stop": ["a", "b"],
+        "logit_bias": {"1": 2.5},
+        "speculation": {"k": 4},
+    }),
     ("text", {"prompt": "x", "echo": True, "stream": False, "n": 1, "best_of": 1, "suffix": "", "seed": 3}),
     ("text", {"prompt": [1, 2], "logprobs": 2, "max_tokens": 7, "ignore_eos": True, "grammar": "root ::= [a]"}),
 ]  # fmt: skip
 MESSAGES = [{"role": "user", "content": "x"}]
 SMALLEST = {"chat": {"messages": MESSAGES}, "text": {"prompt": "x"}}
+ROLES = ("system", "developer", "user", "assistant", "tool")
+OF_SOME_ROLES = [
+    {},
+    {"tool_calls": [CALL]},
+    {"tool_calls": []},
+    {"tool_call_id": "c1"},
+    {"refusal": "no"},
+    {"refusal": ""},
+    {"name": "n"},
+    {"name": None},
+]
 DEEP = '{"a":' * 5000 + "1" + "}" * 5000
 LISTS = "[" * 900 + "]" * 900
 RAW = [
@@ -129,7 +153,7 @@ RAW = [
     *(json.dumps(SMALLEST["chat"] | {"messages": messages}).encode() for messages in (
         [{"role": "x" * 10**6, "content": "x"}], ["x" * 10**6], "x" * 10**6, [{"role": "user", "content": {"x" * 10**6: 1}}],
         [{"role": "user", "content": [{"type": "x" * 10**6}]}], [{"role": "user", "content": "x", "tool_call_id": "x" * 10**6}],
-        [{"role": "user"}] * 10**4, [1] * 10**4, [{"role": "user", "content": [{"type": "text", "text": 1}] * 10**4}],
+        [{"role": "user", "content": "x", "x" * 10**6: 1}], [{"role": "user"}] * 10**4, [1] * 10**4, [{"role": "user", "content": [{"type": "text", "text": 1}] * 10**4}],
     )),
     *(json.dumps(SMALLEST["text"] | fields).encode() for fields in (
         {"stop": "x" * 10**6}, {"stop": ["x" * 10**6]}, {"grammar": ["x" * 10**6]}, {"temperature": "x" * 10**6}, {"temperature": ["x"] * 10**5},
@@ -138,7 +162,7 @@ RAW = [
         {"prompt": ["x" * 10**6] * 2}, {"prompt": list(range(10**5))}, {"prompt": [*range(10**4), "x"]},
     )),
     *(json.dumps(SMALLEST["chat"] | fields).encode() for fields in (
-        {"tools": [{"type": "x" * 10**6}]}, {"tools": [{"type": "function", "function": {"name": "x" * 10**6}}]}, {"tools": [1] * 10**4},
+        {"tools": [{"type": "x" * 10**6}]}, {"tools": [{"type": "function", "function": {"name": "a", "x" * 10**6: 1}}]}, {"tools": [{"type": "function", "function": {"name": "x" * 10**6}}]}, {"tools": [1] * 10**4},
         {"tool_choice": "x" * 10**6}, {"response_format": {"type": "x" * 10**6}}, {"top_logprobs": "x" * 10**6},
         {"response_format": {"type": "json_schema", "json_schema": {"name": "x" * 10**6, "schema": []}}},
         {"max_tokens": 2, "max_completion_tokens": 3}, {"max_tokens": None, "max_completion_tokens": 3}, {"max_tokens": 3, "max_completion_tokens": None},
@@ -166,6 +190,8 @@ def bodies():
     for kind, whole in WHOLE:
         for body in changed(whole):
             yield kind, None, dump(body)
+    for role, content, some in itertools.product(ROLES, ("x", None), OF_SOME_ROLES):
+        yield "chat", None, dump({"messages": [{"role": role, "content": content} | some]})
     for kind, body in itertools.product(READ, RAW):
         yield kind, None, body
 
