@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from ..options import Sampling
 from .options import (
     load_models,
     model_options,
     read_text,
     sampling_options,
     speculation_options,
+    table_option,
     to_sampling,
     to_speculation,
 )
@@ -42,11 +44,7 @@ if TYPE_CHECKING:
 )
 @click.option("-s", "--system", help="System message; implies --chat.")
 @click.option("--prefill", default="", help="What the answer begins with.")
-@click.option(
-    "--overflow",
-    default="stop",
-    help="When the context is full: stop, or shift: forget the older half of the answer and go on.",
-)
+@table_option(Sampling, "overflow")
 @click.option(
     "--echo",
     is_flag=True,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import traceback
-from dataclasses import fields
 from typing import Any
 
 from ..errors import (
@@ -16,7 +15,7 @@ from ..errors import (
     PromptTooLongError,
     TemplateError,
 )
-from ..options import Speculation
+from ..options import SPECULATION
 
 LOG = logging.getLogger("gguf_spec.server")
 # Engine errors that the request caused: (error class, field of the request, OpenAI error code).
@@ -26,8 +25,6 @@ _CAUSED_BY_THE_REQUEST: tuple[tuple[type[GgufSpecError], str | None, str], ...] 
     (TemplateError, "prompt", "invalid_value"),
     (NoTokenLeftError, None, "no_token_left"),
 )
-# Options that a request contains within its `speculation` object.
-_OF_SPECULATION = {field.name for field in fields(Speculation)}
 
 
 class ApiError(Exception):
@@ -88,7 +85,7 @@ def option_refusal(error: InvalidOptionError, names: dict[str, str]) -> ApiError
         error: The error of the engine.
         names: Option name -> field name, for options whose field has another name.
     """
-    option = f"speculation.{error.option}" if error.option in _OF_SPECULATION else error.option
+    option = f"speculation.{error.option}" if error.option in SPECULATION else error.option
     param = names.get(option, option)
     return ApiError(
         f"{_told(error)}" if param == option else f"{param}: {_told(error)}", param, "invalid_value"

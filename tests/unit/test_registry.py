@@ -581,7 +581,7 @@ ADDED = {
         "sampling: {grammar: 'root ::= \"a\"', json_schema: {}}",
         6,
         "sampling.json_schema",
-        "without a grammar",
+        "omitted if there is a grammar",
     ),
     "aliases as text": ("aliases: m", 6, "aliases", "'m' but must be a list"),
     "an alias with a capital": ("aliases: [m, M]", 6, "aliases[1]", "'M'"),

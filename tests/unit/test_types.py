@@ -109,7 +109,7 @@ def test_every_field_is_checked():
 
 def test_a_grammar_and_a_schema_exclude_each_other():
     with pytest.raises(
-        InvalidOptionError, match=r"json_schema is .* but must be given without a grammar"
+        InvalidOptionError, match=r"json_schema is .* but must be omitted if there is a grammar"
     ):
         Sampling(grammar='root ::= "a"', json_schema={})
 
