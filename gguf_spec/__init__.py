@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import errors
+    from .models import pull
     from .options import Sampling, Speculation
-    from .results import Chunk, Completion, Stats, TokenLogprob
+    from .results import Chunk, Completion, Progress, Stats, TokenLogprob
     from .runtime.chat import Chat, Turn
     from .runtime.llm import LLM
-    from .runtime.load import load, pull
+    from .runtime.load import load
     from .runtime.stream import Stream
 
 __version__ = "0.1.0"
@@ -23,6 +24,7 @@ __all__ = [
     "Chat",
     "Chunk",
     "Completion",
+    "Progress",
     "Sampling",
     "Speculation",
     "Stats",
@@ -38,12 +40,12 @@ _HOME = (
     {
         "LLM": "runtime.llm",
         "load": "runtime.load",
-        "pull": "runtime.load",
+        "pull": "models",
         "Chat": "runtime.chat",
         "Turn": "runtime.chat",
         "Stream": "runtime.stream",
     }
-    | dict.fromkeys(["Chunk", "Completion", "Stats", "TokenLogprob"], "results")
+    | dict.fromkeys(["Chunk", "Completion", "Progress", "Stats", "TokenLogprob"], "results")
     | {"Sampling": "options", "Speculation": "options"}
 )
 

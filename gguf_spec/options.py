@@ -1,4 +1,8 @@
-"""Request options: frozen dataclasses that validate every value on construction."""
+"""Request options: frozen dataclasses that validate every value on construction.
+
+`SAMPLING` and `SPECULATION` hold one `Rule` for each field. The checks, the options of the command
+line, the fields of server requests and the OpenAPI schema are made from them.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from .errors import InvalidOptionError
+from .option_rule import Rule
 
 Accept: TypeAlias = Literal["coupled", "rejection", "block"]
 ACCEPT: tuple[Accept, ...] = ("coupled", "rejection", "block")
@@ -15,9 +20,160 @@ ACCEPT: tuple[Accept, ...] = ("coupled", "rejection", "block")
 BRANCHES_MAX = 3
 DRAFTERS = ("auto", "model", "ngram", "hybrid")
 LOGPROBS_MAX = 100  # maximum number of reported alternatives per token
-_MODERATE = 1e6  # largest magnitude of options that are combined with logits
+# Largest magnitude of options that are combined with logits, so that logits stay finite.
+_MODERATE = 1_000_000
 # Maximum draft length in tokens. It is fixed because a context reserves its logit rows on creation.
 K_MAX = 64
+
+SAMPLING: dict[str, Rule] = {
+    "max_tokens": Rule(
+        "integer",
+        "Maximum number of tokens; -1 for as many as the context holds.",
+        1, optional=True, flags=("-n", "--max-tokens"),
+    ),
+    "temperature": Rule(
+        "number",
+        "Sampling temperature; 0 always takes the most likely token.",
+        0, _MODERATE, flags=("-t", "--temperature"),
+    ),
+    "top_k": Rule("integer", "Keep this number of the most likely tokens; 0 keeps all.", 0),
+    "top_p": Rule(
+        "number", "Keep the most likely tokens up to this total probability.", 0, 1, above=True
+    ),
+    "min_p": Rule(
+        "number",
+        "Keep tokens with at least this fraction of the highest probability.",
+        0, 1,
+    ),
+    "typical_p": Rule(
+        "number",
+        "Keep the tokens of most typical surprisal up to this total probability.",
+        0, 1, above=True,
+    ),
+    "top_n_sigma": Rule(
+        "number",
+        "Keep logits within this number of standard deviations of the best; 0 keeps all.",
+        0, _MODERATE,
+    ),
+    "xtc_probability": Rule("number", "Probability that XTC removes the most likely tokens.", 0, 1),
+    "xtc_threshold": Rule("number", "Minimum probability of the tokens that XTC removes.", 0, 1),
+    "repeat_penalty": Rule(
+        "number",
+        "Penalty factor for tokens that occurred before; 1 has no effect.",
+        0.001, 1000,
+    ),
+    "frequency_penalty": Rule(
+        "number",
+        "Subtracted from a logit for each time that its token occurred.",
+        -_MODERATE, _MODERATE,
+    ),
+    "presence_penalty": Rule(
+        "number", "Subtracted from a logit once if its token occurred.", -_MODERATE, _MODERATE
+    ),
+    "penalty_last_n": Rule(
+        "integer",
+        "Number of recent tokens that the penalties consider; -1 for all.",
+        -1,
+    ),
+    "dry_multiplier": Rule(
+        "number",
+        "Strength of the DRY penalty for repeated sequences; 0 disables DRY.",
+        0, _MODERATE,
+    ),
+    "dry_base": Rule(
+        "number", "Growth factor of the DRY penalty with each repeated token.", 1, _MODERATE
+    ),
+    "dry_allowed_length": Rule(
+        "integer",
+        "Length from which DRY penalises a repeated sequence.",
+        0,
+    ),
+    "dry_penalty_last_n": Rule(
+        "integer",
+        "Number of recent tokens that DRY considers; -1 for all.",
+        -1,
+    ),
+    # llama.cpp searches every token of the vocabulary for each breaker.
+    "dry_sequence_breakers": Rule(
+        "string",
+        'String that ends a repeated sequence for DRY. Repeatable.  [default: \\n : " *]',
+        shape="sequence", items_max=50, flags=("--dry-breaker",), in_requests=False,
+    ),
+    "logit_bias": Rule(
+        "number",
+        "Value added to the logit of a token id; -inf forbids it. Repeatable.",
+        -_MODERATE, _MODERATE, shape="mapping", in_requests=False,
+    ),
+    "grammar": Rule("string", "File with a GBNF grammar that the answer follows.", optional=True),
+    "json_schema": Rule(
+        "any",
+        "JSON schema that the answer follows, or @FILE; {} allows any JSON.",
+        optional=True, in_requests=False,
+    ),
+    "seed": Rule(
+        "integer",
+        "Seed; the same seed gives the same text.  [default: random, see --stats]",
+        0, 2**64 - 1, optional=True,
+    ),
+    "stop": Rule(
+        "string",
+        "End the text before this string. Repeatable.",
+        shape="sequence", in_requests=False,
+    ),
+    "stop_tokens": Rule(
+        "integer",
+        "End the text before this token id. Repeatable.",
+        0, shape="sequence", flags=("--stop-token",), in_requests=False,
+    ),
+    "ignore_eos": Rule("boolean", "Do not end at an end token."),
+    "logprobs": Rule(
+        "integer",
+        "Show the probability of each token and N alternatives, on stderr or in --json.",
+        0, LOGPROBS_MAX, optional=True, in_requests=False,
+    ),
+    "overflow": Rule(
+        "string",
+        "If the context is full: stop, or shift (drop the older half of the answer and continue).",
+        choices=("stop", "shift"), in_requests=False,
+    ),
+}  # fmt: skip
+SPECULATION: dict[str, Rule] = {
+    "k": Rule(
+        "integer",
+        "Maximum number of draft tokens in a round; 0 for plain decoding.",
+        0, K_MAX, flags=("-k",),
+    ),
+    "drafter": Rule(
+        "string",
+        "Source of drafts: model, ngram (earlier text), hybrid, or auto for the fastest.",
+        choices=DRAFTERS,
+    ),
+    "adaptive": Rule(
+        "boolean",
+        "Draft -k tokens in every round, even if this is slower.",
+        flags=("--fixed",), inverted=True,
+    ),
+    "tree": Rule(
+        "boolean",
+        "Also verify second choices of the draft model, in addition to -k; --no-tree never does.  "
+        "[default: where this is faster, within -k]",
+        optional=True, flags=("--tree/--no-tree",),
+    ),
+    "accept": Rule(
+        "string",
+        "Acceptance rule: coupled (same text with any draft), rejection or block.",
+        choices=ACCEPT,
+    ),
+    "exact": Rule(
+        "boolean",
+        "Also use wider passes; the text may differ at near ties, which are counted.",
+        flags=("--allow-near-ties",), inverted=True,
+    ),
+    "strict": Rule(
+        "boolean",
+        "Decide each near tie as plain decoding does, at the cost of one pass.",
+    ),
+}  # fmt: skip
 
 
 def _check(option: str, value: Any, allowed: str, ok: bool) -> None:
@@ -25,27 +181,26 @@ def _check(option: str, value: Any, allowed: str, ok: bool) -> None:
         raise InvalidOptionError(option, value, allowed)
 
 
-def _as_tuple(value: Any) -> tuple[Any, ...] | None:
-    return (
-        (value,)
-        if isinstance(value, str)
-        else tuple(value)
-        if isinstance(value, Iterable)
-        else None
-    )
+def _check_rules(options: Any, rules: Mapping[str, Rule]) -> None:
+    """Check each field against its rule; store sequences as tuples.
+
+    Raises:
+        InvalidOptionError: A value is not allowed. The error names the first such field.
+    """
+    for name, rule in rules.items():
+        value = getattr(options, name)
+        if rule.shape == "sequence":
+            value = _as_tuple(value)
+            object.__setattr__(options, name, value)
+        if not rule.accepts(value):
+            raise InvalidOptionError(name, value, rule.allowed)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _is_moderate(value: Any) -> bool:
-    """Return whether logits stay finite when the number is added to them or divides them."""
-    return _is_number(value) and abs(value) <= _MODERATE
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _as_tuple(value: Any) -> Any:
+    """Return a text as a tuple of it, other iterables as tuples, and all else as it is."""
+    if isinstance(value, str):
+        return (value,)
+    return tuple(value) if isinstance(value, Iterable) else value
 
 
 @dataclass(frozen=True)
@@ -130,133 +285,13 @@ class Sampling:
     logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        _check(
-            "temperature",
-            self.temperature,
-            "from 0 to a million",
-            _is_moderate(self.temperature) and self.temperature >= 0,
-        )
-        _check(
-            "top_k",
-            self.top_k,
-            "a whole number, 0 or more",
-            _is_count(self.top_k) and self.top_k >= 0,
-        )
-        _check(
-            "top_p",
-            self.top_p,
-            "above 0 and at most 1",
-            _is_number(self.top_p) and 0 < self.top_p <= 1,
-        )
-        for name in ("min_p", "xtc_probability", "xtc_threshold"):
-            _check(
-                name,
-                getattr(self, name),
-                "between 0 and 1",
-                _is_number(getattr(self, name)) and 0 <= getattr(self, name) <= 1,
-            )
-        _check(
-            "typical_p",
-            self.typical_p,
-            "above 0 and at most 1",
-            _is_number(self.typical_p) and 0 < self.typical_p <= 1,
-        )
-        for name in ("top_n_sigma", "dry_multiplier"):
-            _check(
-                name,
-                getattr(self, name),
-                "from 0 to a million",
-                _is_moderate(getattr(self, name)) and getattr(self, name) >= 0,
-            )
-        _check(
-            "dry_base",
-            self.dry_base,
-            "from 1 to a million",
-            _is_moderate(self.dry_base) and self.dry_base >= 1,
-        )
-        _check(
-            "repeat_penalty",
-            self.repeat_penalty,
-            "from 0.001 to 1000",
-            _is_number(self.repeat_penalty) and 0.001 <= self.repeat_penalty <= 1000,
-        )
-        for name in ("frequency_penalty", "presence_penalty"):
-            _check(
-                name,
-                getattr(self, name),
-                "a number from minus a million to a million",
-                _is_moderate(getattr(self, name)),
-            )
-        for name in ("penalty_last_n", "dry_penalty_last_n"):
-            _check(
-                name,
-                getattr(self, name),
-                "a whole number, -1 or more",
-                _is_count(getattr(self, name)) and getattr(self, name) >= -1,
-            )
-        _check(
-            "dry_allowed_length",
-            self.dry_allowed_length,
-            "a whole number, 0 or more",
-            _is_count(self.dry_allowed_length) and self.dry_allowed_length >= 0,
-        )
-        _check(
-            "seed",
-            self.seed,
-            "a whole number from 0 to 2**64 - 1",
-            self.seed is None or (_is_count(self.seed) and 0 <= self.seed < 2**64),
-        )
-        _check(
-            "max_tokens",
-            self.max_tokens,
-            "a whole number above 0",
-            self.max_tokens is None or (_is_count(self.max_tokens) and self.max_tokens > 0),
-        )
-        for name in ("stop", "dry_sequence_breakers"):
-            value = _as_tuple(getattr(self, name))
-            _check(
-                name,
-                value,
-                "non-empty strings",
-                value is not None and all(isinstance(s, str) and s for s in value),
-            )
-            object.__setattr__(self, name, value)
-        # llama.cpp searches every token of the vocabulary for each breaker.
-        _check(
-            "dry_sequence_breakers",
-            self.dry_sequence_breakers,
-            "at most 50 strings",
-            len(self.dry_sequence_breakers) <= 50,
-        )
-        tokens = _as_tuple(self.stop_tokens)
-        _check(
-            "stop_tokens",
-            self.stop_tokens,
-            "token ids",
-            tokens is not None and all(_is_count(token) and token >= 0 for token in tokens),
-        )
-        object.__setattr__(self, "stop_tokens", tokens)
-        _check(
-            "logprobs",
-            self.logprobs,
-            f"a whole number from 0 to {LOGPROBS_MAX}",
-            self.logprobs is None
-            or (_is_count(self.logprobs) and 0 <= self.logprobs <= LOGPROBS_MAX),
-        )
-        _check("ignore_eos", self.ignore_eos, "True or False", isinstance(self.ignore_eos, bool))
-        _check(
-            "grammar",
-            self.grammar,
-            "text in GBNF",
-            self.grammar is None or isinstance(self.grammar, str),
-        )
-        _check("overflow", self.overflow, "stop or shift", self.overflow in ("stop", "shift"))
-        whole = self.grammar is None and self.json_schema is None
+        _check_rules(self, SAMPLING)
+        free = self.grammar is None and self.json_schema is None
         _check(
             "overflow",
             self.overflow,
             "stop if there is a grammar or a JSON schema",
-            self.overflow == "stop" or whole,
+            self.overflow == "stop" or free,
         )
         _check(
             "json_schema",
@@ -264,18 +299,13 @@ class Sampling:
             "omitted if there is a grammar",
             self.json_schema is None or self.grammar is None,
         )
-        _check(
-            "logit_bias",
-            self.logit_bias,
-            "a mapping from token ids to numbers",
-            isinstance(self.logit_bias, Mapping),
-        )
         for token, bias in self.logit_bias.items():
             _check(
                 "logit_bias",
                 {token: bias},
                 "token ids with numbers from minus a million to a million, or -inf",
-                _is_count(token) and token >= 0 and (_is_moderate(bias) or bias == -math.inf),
+                SAMPLING["stop_tokens"].accepts_one(token)
+                and (SAMPLING["logit_bias"].accepts_one(bias) or bias == -math.inf),
             )
 
     @property
@@ -308,8 +338,10 @@ class Speculation:
         exact: Verify only in passes whose rows are bit-identical to those of single-token passes,
             on machines where passes over two or more tokens can be so. If off, passes may be wider,
             and the text may differ from that of plain decoding at near ties, which are counted.
-        tree: Also verify the draft model's second choices at the least certain positions, where the
-            expected benefit exceeds the cost. Only under `coupled`.
+        tree: Also verify the draft model's second choices (branches), at most three in a round;
+            only under `coupled`. None: if `adaptive`, where the expected benefit exceeds the cost;
+            they count towards `k`. True: they come in addition to `k`, and without `adaptive` in
+            every round. False: none.
     """
 
     k: int = K_MAX
@@ -317,29 +349,15 @@ class Speculation:
     strict: bool = False
     drafter: Literal["auto", "model", "ngram", "hybrid"] = "auto"
     adaptive: bool = True
-    tree: bool = False
+    tree: bool | None = None
     exact: bool = True
 
     def __post_init__(self) -> None:
-        _check(
-            "k",
-            self.k,
-            f"a whole number from 0 to {K_MAX}",
-            _is_count(self.k) and 0 <= self.k <= K_MAX,
-        )
-        _check("accept", self.accept, f"one of {', '.join(ACCEPT)}", self.accept in ACCEPT)
-        _check("drafter", self.drafter, f"one of {', '.join(DRAFTERS)}", self.drafter in DRAFTERS)
-        _check(
-            "tree",
-            self.tree,
-            "False, or True with the acceptance rule coupled",
-            isinstance(self.tree, bool) and (not self.tree or self.accept == "coupled"),
-        )
-        _check("exact", self.exact, "True or False", isinstance(self.exact, bool))
-        _check("adaptive", self.adaptive, "True or False", isinstance(self.adaptive, bool))
-        _check(
-            "strict",
-            self.strict,
-            "False, or True with the acceptance rule coupled",
-            isinstance(self.strict, bool) and (not self.strict or self.accept == "coupled"),
-        )
+        _check_rules(self, SPECULATION)
+        for name in ("strict", "tree"):
+            _check(
+                name,
+                getattr(self, name),
+                "False, or True with the acceptance rule coupled",
+                self.accept == "coupled" or not getattr(self, name),
+            )

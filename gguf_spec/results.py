@@ -2,12 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 FinishReason = Literal["stop", "length", "cancelled"]
 _RATES = ("acceptance", "tokens_per_round", "tokens_per_s", "predicted_speedup", "speedup")
+
+
+class Progress(NamedTuple):
+    """State of a long operation, for its callback.
+
+    Attributes:
+        stage: The operation: `load`, `prompt`, `download`, `wait` (for a busy hub), `checksum`,
+            `quantize`, `tune`, `bench` or `verify`.
+        done: Finished units.
+        total: All units; None if unknown.
+        unit: `bytes`, `tokens`, `tensors`, `passes`, `runs` or `generations`.
+    """
+
+    stage: str
+    done: int
+    total: int | None
+    unit: str
+
+    @property
+    def share(self) -> float:
+        """Finished share, 0 to 1; 0 if the total is unknown."""
+        return self.done / self.total if self.total else 0.0
+
+
+OnProgress: TypeAlias = Callable[[Progress], object]
+"""Called with the state of an operation; returning False cancels loading and reading a prompt."""
 
 
 @dataclass(frozen=True)

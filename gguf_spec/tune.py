@@ -11,17 +11,17 @@ proportional ones.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from .errors import UnsupportedModelError
+from .results import OnProgress, Progress
 from .runtime.llm import LLM
-from .speculative.cost_model import interpolate
+from .speculative.cost_tables import interpolate, interpolate_depth
 from .speculative.profile import WORTH_SAYING, Profile, write_profile
 from .speculative.profiler import measure
 
-Progress = Callable[[int, int], object]
+__all__ = ["Tuning", "milliseconds", "tune"]
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,14 @@ class Tuning:
         It is 0 without a draft model, because drafts from earlier text cost nothing.
         """
         return interpolate(self.profile.draft, n) if self.profile.draft else 0.0
+
+    def target_depth_s(self, n: int) -> float:
+        """Return the seconds that each cached token adds to a target pass over `n` tokens."""
+        return interpolate_depth(self.profile.target_depth, n)
+
+    def draft_depth_s(self, n: int) -> float:
+        """Return the seconds that each cached token adds to a draft pass over `n` tokens."""
+        return interpolate_depth(self.profile.draft_depth, n)
 
     @property
     def pays(self) -> bool:
@@ -110,31 +118,34 @@ class Tuning:
         }
 
 
-def tune(llm: LLM, *, progress: Progress = lambda _done, _total: None) -> Tuning:
+def tune(llm: LLM, *, progress: OnProgress = lambda _: None) -> Tuning:
     """Measure the pass costs and the acceptance rate of a pair, and replace its saved profile.
 
     Args:
         llm: The models. The LLM uses the new profile from now on.
-        progress: Called with the number of finished passes and the total number of passes.
+        progress: Called with the finished passes.
 
     Raises:
         UnsupportedModelError: The target does not support rollback. It is decoded plainly, so there
             is nothing to measure.
         BusyError, ClosedError: As for a generation.
     """
-    with llm.models() as (target, lent):
-        draft = lent if lent is not target else None
+    with llm.models() as (target, draft):
         if not target.can_roll_back:
             message = (
                 f"{target.path.name} is recurrent or hybrid, so it is decoded without drafts and "
                 "there is nothing to tune."
             )
             raise UnsupportedModelError(target.path, message, "use another model.")
-        profile = replace(
-            measure(target, draft, thorough=True, on_step=progress), measured_at=time.time()
+        measured = measure(
+            target,
+            draft,
+            thorough=True,
+            on_step=lambda done, total: progress(Progress("tune", done, total, "passes")),
         )
+        profile = replace(measured, measured_at=time.time())
         kept = write_profile(target, draft, profile)
-        llm._pair.know(profile)
+    llm.use_profile(profile)
     return Tuning(llm.name, llm.draft_name, profile, kept)
 
 

@@ -9,7 +9,18 @@ import click
 
 from gguf_spec.cli import cli
 
-MODULES = ["", "errors", "verify", "tune", "bench", "quantize", "doctor", "server", "compat"]
+MODULES = [
+    "",
+    "errors",
+    "models",
+    "verify",
+    "tune",
+    "bench",
+    "quantize",
+    "doctor",
+    "server",
+    "compat",
+]
 SECTIONS = ("Args:", "Attributes:", "Raises:", "Returns:", "Yields:")
 
 
@@ -22,19 +33,24 @@ def reference():
     seen = set()
     for name in MODULES:
         module = importlib.import_module(f"gguf_spec.{name}".rstrip("."))
-        parts.append(f"## {module.__name__}\n\n{markdown(module.__doc__)}\n")
+        entries, others = [], []  # others: constants, and what another section describes
         for thing in public(module):
             value = getattr(module, thing)
-            if (
-                (inspect.isclass(value) or inspect.isfunction(value))
-                and value not in seen
-                and value.__module__.startswith("gguf_spec")
-            ):
+            is_ours = (inspect.isclass(value) or inspect.isfunction(value)) and (
+                value.__module__.startswith("gguf_spec")
+            )
+            if is_ours and value not in seen:
                 seen.add(value)
-                parts += [
+                entries += [
                     f"<!-- ::: {value.__module__}.{value.__qualname__} -->\n",
                     *described(thing, value),
                 ]
+            else:
+                others.append(f"`{thing}`")
+        parts.append(f"## {module.__name__}\n\n{markdown(module.__doc__)}\n")
+        if others:
+            parts.append(f"Also in this module: {', '.join(others)}.\n")
+        parts += entries
     return "\n".join(parts)
 
 
@@ -111,6 +127,7 @@ def signature(function, method=False):
 
 
 def annotation(value):
+    value = getattr(value, "__forward_arg__", value)  # of a NamedTuple
     return value if isinstance(value, str) else getattr(value, "__name__", str(value))
 
 

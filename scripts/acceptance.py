@@ -7,15 +7,16 @@ temperature 0.
 """
 
 import argparse
+from dataclasses import replace
 
 import numpy as np
 
 import gguf_spec
 from gguf_spec import Sampling, Speculation
-from gguf_spec.speculative.drafters import DraftCorrection, draft_sampler
+from gguf_spec.speculative.drafters.draft_sampler import CANDIDATES, DraftCorrection
 from gguf_spec.verify import bundled_prompts
 
-TUNED = draft_sampler._WAYS
+TUNED = CANDIDATES
 ROWS = {
     "llama.cpp's: likeliest token, kept when sampled": ("coupled", np.array([(1e-6, 0.0)])),
     "`coupled`, draft at the target's temperature": ("coupled", np.array([(1.0, 0.0)])),
@@ -27,8 +28,8 @@ ROWS = {
 
 def acceptance(llm, accept, ways, sampling, k):
     """(accepted over drafted tokens, tokens a round) over all prompts."""
-    draft_sampler._WAYS, draft_sampler._AT_FIRST = ways, min(5, len(ways) - 1)
-    llm._pair.calibration = DraftCorrection(llm._target.n_vocab)
+    correction = DraftCorrection(llm.vocabulary.n_vocab, ways, min(5, len(ways) - 1))
+    llm.restore(replace(llm.snapshot(), calibration=correction))
     n_drafted = n_accepted = n_tokens = n_rounds = 0
     speculation = Speculation(
         k, accept, drafter="model", adaptive=False

@@ -27,6 +27,8 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Kind
 
+from gguf_spec.system.folders import cache_folder
+
 BUNDLED = Path(__file__).resolve().parent.parent / "gguf_spec" / "data" / "tales"
 SOURCES = {"target": BUNDLED / "tales-target-Q8_0.gguf", "draft": BUNDLED / "tales-draft-Q4_0.gguf"}
 TYPES = ("Q4_0", "Q8_0", "F16", "F32")
@@ -472,7 +474,7 @@ def write(path: Path, grown: Grown) -> None:
 
 
 def default_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gguf-spec" / "grown"
+    return cache_folder() / "grown"
 
 
 def grow(

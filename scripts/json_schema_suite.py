@@ -19,7 +19,7 @@ from pathlib import Path
 
 from gguf_spec.errors import InvalidOptionError
 from gguf_spec.grammar.automaton import Automaton
-from gguf_spec.grammar.json_merge import KINDS
+from gguf_spec.grammar.json_keywords import KINDS
 from gguf_spec.grammar.json_schema import to_gbnf
 
 DRAFTS = ("draft2020-12", "draft7")

@@ -55,6 +55,10 @@ TESTS = {  # of each module: those that are asked first, and those that are aske
             _LAWS,
         ],
     ),
+    "speculative/tree": (
+        ["unit/test_tree.py", "unit/test_engine.py"],
+        ["exactness/test_tree.py", "properties/test_engine.py"],
+    ),
     "system/cache": (
         ["unit/test_cache.py"],
         ["gguf/test_chat.py", "gguf/test_profile.py", "unit/test_measured_profiles.py"],

@@ -1,9 +1,11 @@
-"""Make the pictures of the documentation from real runs: docs/images/show-draft.svg and page.png. Needs chromium and chromedriver.
+"""Make the pictures of the documentation: docs/images/bench.svg from bench.json, which `gguf-spec bench --json` wrote, and show-draft.svg and page.png
+from real runs. Needs chromium and chromedriver.
 
 PYTHONPATH=. .venv/bin/python scripts/pictures.py
 """
 
 import io
+import json
 import os
 import pty
 import re
@@ -13,6 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from plot_bench import chart
 from rich.console import Console
 from rich.text import Text
 from tests.terminals import screen_of
@@ -41,6 +44,12 @@ COMMAND = [
     "1",
     "--stats",
 ]
+
+
+def bench():
+    """The benchmark of docs/benchmarks.md."""
+    report = json.loads((IMAGES / "bench.json").read_text(encoding="utf-8"))
+    (IMAGES / "bench.svg").write_text(chart(report), encoding="utf-8")
 
 
 def terminal():
@@ -93,5 +102,6 @@ def page():
 
 
 if __name__ == "__main__":
+    bench()
     terminal()
     page()

@@ -7,7 +7,6 @@ tokens per second, for greedy and sampled decoding at k = 4.
 """
 
 import argparse
-import os
 from pathlib import Path
 
 import gguf
@@ -15,6 +14,7 @@ import numpy as np
 
 import gguf_spec
 from gguf_spec import Sampling, Speculation
+from gguf_spec.system.folders import cache_folder
 
 SHAPES = {  # SmolLM2's: layers, width, heads, key-value heads, feed-forward width
     "135M": (30, 576, 9, 3, 1536),
@@ -84,10 +84,7 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    cache = (
-        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gguf-spec" / "random"
-    )
-    parser.add_argument("--folder", type=Path, default=cache)
+    parser.add_argument("--folder", type=Path, default=cache_folder() / "random")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--vocab", type=int, default=49152)
     args = parser.parse_args()

@@ -12,7 +12,7 @@ from pathlib import Path
 from _reference import commands, reference
 
 from gguf_spec.registry.resolve import entries
-from gguf_spec.system.hardware import size
+from gguf_spec.system.units import format_bytes
 
 ROOT = Path(__file__).parents[1]
 
@@ -24,7 +24,7 @@ def models():
         names = ", ".join(f"`{name}`" for name in (entry.name, *entry.aliases))
         draft = f"`{entry.draft}`" if entry.draft else ""
         lines.append(
-            f"| {names} | {size(entry.size_bytes)} | {entry.license} | {entry.context:,} | {draft} |"
+            f"| {names} | {format_bytes(entry.size_bytes)} | {entry.license} | {entry.context:,} | {draft} |"
         )
     return "\n".join(lines)
 
@@ -34,7 +34,7 @@ def layers():
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     rows = ast.literal_eval(re.search(r"(?m)^layers = (\[.*?^\])", text, re.DOTALL)[1])
     names = [
-        ", ".join(f"`{name.removeprefix('gguf_spec.')}`" for name in row.split(" | "))
+        ", ".join(f"`{name.removeprefix('gguf_spec.')}`" for name in re.split(r" [|:] ", row))
         for row in rows
     ]
     return "\n".join(

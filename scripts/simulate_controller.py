@@ -21,7 +21,7 @@ from gguf_spec.sampling.chain import Sampler
 from gguf_spec.sampling.rng import SeededRng
 from gguf_spec.speculative import controller
 from gguf_spec.speculative.acceptance import coupled
-from gguf_spec.speculative.cost_model import interpolate
+from gguf_spec.speculative.cost_tables import interpolate
 from gguf_spec.speculative.drafters import (
     N_CONFIDENCE_BUCKETS,
     ModelDrafter,
@@ -107,11 +107,15 @@ class RecordedModel:
         self._pass(tokens, len(tokens))
 
     def logits(self, tokens, n_rows, branches=()):
-        n = len(tokens) + len(branches)
-        self.widths.append((n, self.n_past))
+        n, n_past = len(tokens) + len(branches), self.n_past
+        self.widths.append((n, n_past))
         self._pass(tokens, n)
         rows = np.zeros((n_rows + len(branches), V), dtype=np.float32)
-        for row, at in enumerate(range(self.n_past - n_rows + 1, self.n_past + 1)):
+        follow = [
+            *range(self.n_past - n_rows + 1, self.n_past + 1),
+            *(n_past + i + 1 for i, _ in branches),
+        ]
+        for row, at in enumerate(follow):
             rows[row, self.said[min(at, len(self.said) - 1)]] = 50.0
         return rows
 

@@ -8,7 +8,6 @@ runs of another.
 
 from __future__ import annotations
 
-import copy
 import math
 import platform
 import statistics
@@ -22,7 +21,7 @@ from typing import Any
 from ..errors import InvalidOptionError, NoSpeculationError
 from ..llama.options import physical_cores
 from ..options import Sampling, Speculation
-from ..results import Completion
+from ..results import Completion, OnProgress, Progress
 from ..runtime.llm import LLM
 from .long_workloads import LONG_WORKLOADS, Conversation, LongWorkload
 from .report import (
@@ -38,7 +37,7 @@ from .report import (
     Spread,
     ratios,
 )
-from .workloads import WORKLOADS, Workload, workloads
+from .workloads import WORKLOADS, Workload, choose_workloads
 
 __all__ = [
     "ADAPTIVE",
@@ -56,6 +55,7 @@ __all__ = [
     "Spread",
     "Workload",
     "bench",
+    "choose_workloads",
 ]
 
 _LENGTHS, _QUICK_LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16), (2, 4, 8)  # fixed draft lengths, in tokens
@@ -64,8 +64,6 @@ _QUICK_TOKENS = 32  # maximum number of tokens of an answer in a quick run
 # once.
 _HOPELESS = 0.8
 _WARM_UP = 8  # tokens generated to warm up
-
-Progress = Callable[[int, int], object]
 
 
 def bench(
@@ -79,7 +77,7 @@ def bench(
     useless: bool = False,
     seed: int = 1,
     limit_s: float | None = None,
-    progress: Progress = lambda _done, _total: None,
+    progress: OnProgress = lambda _: None,
 ) -> Report:
     """Measure the throughput of all contenders on all workloads.
 
@@ -97,7 +95,7 @@ def bench(
         seed: Seed of the first conversation of each case; each further one uses the next seed.
         limit_s: Time limit in seconds, after which no further run starts. The plain and the
             adaptive run of the first case always run.
-        progress: Called with the number of finished runs and the total number of runs.
+        progress: Called with the finished runs.
 
     Raises:
         InvalidOptionError: A workload does not exist, or a number is out of range.
@@ -123,7 +121,7 @@ def bench(
             "speculation needs.",
             "use another model.",
         )
-    chosen = workloads(names, long)
+    chosen = choose_workloads(names, long)
     work = [
         _Work.of(llm, workload, t, n_tokens, quick, seed)
         for workload in chosen
@@ -191,7 +189,7 @@ class _Race:
     n_rounds: int
     until: float
     forget: Callable[[], object]
-    progress: Progress
+    progress: OnProgress
     is_complete: bool = True
 
     def run(self) -> None:
@@ -208,7 +206,7 @@ class _Race:
                         _run(self.llm, work, contender.speculation, round_)
                     )
                     done += 1
-                    self.progress(done, self._total(round_))
+                    self.progress(Progress("bench", done, self._total(round_), "runs"))
 
     def cases(self) -> Iterator[Case]:
         """Yield the results of all started cases."""
@@ -326,14 +324,14 @@ def _contenders(llm: LLM, few: bool, useless: bool) -> list[Contender]:
 @contextmanager
 def _as_loaded(llm: LLM) -> Iterator[Callable[[], None]]:
     """Warm up, and yield a function that resets the learned statistics; reset them on exit."""
-    pair, few = llm._pair, Sampling(temperature=0.0, max_tokens=_WARM_UP, ignore_eos=True)
+    few = Sampling(temperature=0.0, max_tokens=_WARM_UP, ignore_eos=True)
     start = llm.tokenize("Once upon a time")
     # This measures the pass costs if they are not known yet.
     llm.generate_tokens(start, replace(few, max_tokens=1), speculation=Speculation())
-    known = copy.deepcopy((pair.experiences, pair.calibration))
+    known = llm.snapshot()
 
     def forget() -> None:
-        pair.experiences, pair.calibration = copy.deepcopy(known)
+        llm.restore(known)
 
     try:
         llm.generate_tokens(start, few, speculation=Speculation(k=0))

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from .. import __version__
 from ..options import Speculation
-from .plot import Bar, Group, grouped_bars
 
 PLAIN, ADAPTIVE, USELESS = "plain", "adaptive", "adaptive, useless draft"
 
@@ -340,36 +339,6 @@ class Report:
             total_s=self.total_s + other.total_s,
         )
 
-    def to_svg(self) -> str:
-        """Draw plain decoding, the best fixed setting and adaptive drafting for each case."""
-        m = self.machine
-        title = f"{self.target}" + (
-            f" with {self.draft}" if self.draft else ", drafting from the text alone"
-        )
-        where = f"{m.cpu}, {_count(m.cores, 'core')}, {_count(m.threads, 'thread')}"
-        how = (
-            f"gguf-spec {self.version}; tokens per second over those of plain decoding, "
-            f"{_rounds(self.n_rounds, self.is_complete)}"
-        )
-        legend = [PLAIN, "best fixed setting, in hindsight", ADAPTIVE]
-        groups = []
-        for case in self.cases:
-            shown = [case.plain, case.best_fixed, case.adaptive]
-            if self.useless:
-                shown += filter(None, [case.result(USELESS)])
-            greedy = f"T = {case.temperature:g}" if case.temperature else "greedy"
-            groups.append(
-                Group(
-                    case.workload,
-                    greedy,
-                    f"best: {case.best_fixed.contender.name}",
-                    tuple(Bar(*one.speedup) for one in shown),
-                )
-            )
-        return grouped_bars(
-            title, [where, how], legend + ([USELESS] if self.useless else []), groups
-        )
-
     def _compared(self) -> Iterator[Run]:
         return (run for case in self.cases for result in case.results[1:] for run in result.runs)
 
@@ -390,14 +359,6 @@ def ratios(runs: Sequence[Run], others: Sequence[Run], what: str) -> Spread:
 
 def _mean(values: Iterable[float]) -> float:
     return statistics.geometric_mean(values)
-
-
-def _count(n: int, noun: str) -> str:
-    return f"{n} {noun}" + ("s" if n > 1 else "")
-
-
-def _rounds(n: int, all_done: bool) -> str:
-    return f"medians of {'' if all_done else 'up to '}{n} rounds" if n > 1 else "one round"
 
 
 _WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")

@@ -213,7 +213,9 @@ WORKLOADS = (
 """All short workloads, in the order in which they run."""
 
 
-def workloads(names: Sequence[str] | None, long: bool = False) -> list[Workload | LongWorkload]:
+def choose_workloads(
+    names: Sequence[str] | None, long: bool = False
+) -> list[Workload | LongWorkload]:
     """Return the workloads with these names, and all long ones if `long`.
 
     Without names and without `long`, return `WORKLOADS`.

@@ -15,12 +15,15 @@ from .completion import completion
 from .doctor import doctor
 from .drafts import drafts
 from .error_text import CommandGroup, message_and_hint
-from .generate import CONTROL, generate
+from .generate import generate
 from .models import models
 from .quantize import quantize
+from .render import CONTROL
 from .serve import serve
 from .tune import tune
 from .verify import verify
+
+__all__ = ["cli", "main"]
 
 
 @click.group(
@@ -62,17 +65,24 @@ models.add_command(drafts)
 models.add_command(quantize)
 
 
+def _show_log() -> None:
+    """Write what the library logs to stderr: warnings as notes, errors as they are."""
+    import logging
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            text = self.format(record).translate(CONTROL)
+            click.echo(f"Note: {text}" if record.levelno == logging.WARNING else text, err=True)
+
+    logging.getLogger("gguf_spec").addHandler(Handler(logging.WARNING))
+
+
 def main() -> None:
     """Run the command line and exit.
 
     Exit codes: 0 for success, 1 for errors of gguf-spec, 2 for wrong usage, 130 after Ctrl-C.
     """
-    if hasattr(signal, "SIGPIPE"):
-        # If the reader of a pipe, such as `head`, ends first, exit without an error message.
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # no encoding errors on terminals without UTF-8
+    _set_up()
     try:
         code = cli.main(prog_name="gguf-spec", standalone_mode=False)
         if sys.stdout:
@@ -104,6 +114,18 @@ def main() -> None:
         )
     except MemoryError:
         _fail("there is not enough memory.", "set a smaller --ctx or use a smaller model.", 1)
+
+
+def _set_up() -> None:
+    """Prepare signals, the standard streams and the log of the library."""
+    if hasattr(signal, "SIGPIPE"):
+        # If the reader of a pipe, such as `head`, ends first, exit without an error message.
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # no encoding errors on terminals without UTF-8
+    if not {"-h", "--help", "-V", "--version"} & set(sys.argv):  # `logging` is slow to import
+        _show_log()
 
 
 def _wants_trace() -> bool:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -60,15 +58,6 @@ _COLUMNS = "{:<17}{:>8}{:>10}{:>9}{:>11}{:>11}{:>8}{:>10}{:>11}{:>12}{:>9}{:>9}"
 )
 @click.option("--seed", type=int, default=1, help="Seed of the first text.")
 @click.option(
-    "--minutes", type=float, help="Time limit in minutes; no further run starts after it."
-)
-@click.option(
-    "--plot",
-    type=click.Path(path_type=Path),
-    metavar="FILE.svg",
-    help="Draw the result into a file.",
-)
-@click.option(
     "--json",
     "as_json",
     is_flag=True,
@@ -89,7 +78,7 @@ def bench(**options: Any) -> int:
     \b
     Examples:
       gguf-spec bench --quick
-      gguf-spec bench -m target.gguf -d draft.gguf --minutes 30 --plot bench.svg
+      gguf-spec bench -m target.gguf -d draft.gguf --minutes 30 --json > bench.json
       gguf-spec bench -m target.gguf -d draft.gguf --workload copy --workload story --runs 5
       gguf-spec bench -m target.gguf -d draft.gguf --workload document-4k --workload code-1k --quick
     """
@@ -98,11 +87,7 @@ def bench(**options: Any) -> int:
     for name in ("runs", "max_tokens", "minutes"):
         if options[name] is not None and not options[name] > 0:
             raise InvalidOptionError(name, options[name], "above 0")
-    if options["plot"]:
-        _check_place(options["plot"])
     report = _run(options)
-    if options["plot"]:
-        _write(options["plot"], report.to_svg())
     if options["as_json"]:
         click.echo(json.dumps(report.to_dict(), ensure_ascii=False))
     else:
@@ -124,13 +109,13 @@ def _run(options: dict[str, Any]) -> Report:
         TimeRemainingColumn,
     )
 
+    from .. import Speculation
     from ..bench import bench as run
-    from ..bench.workloads import workloads
-    from ..options import Speculation
-    from ..registry.resolve import resolve
+    from ..bench import choose_workloads
+    from ..models import resolve
 
     # Raise errors in the options before a model is loaded.
-    workloads(options["workload"], options["long"])
+    choose_workloads(options["workload"], options["long"])
     if options["useless"]:
         resolve(options["useless"])
     asked = {
@@ -167,7 +152,7 @@ def _run(options: dict[str, Any]) -> Report:
                 **asked,
                 limit_s=limit_s,
                 **more,
-                progress=lambda done, total: bar.update(task, completed=done, total=total),
+                progress=lambda now: bar.update(task, completed=now.done, total=now.total),
             )
 
     worst = None
@@ -254,35 +239,3 @@ def _all_ratios(report: Report) -> list[str]:
             + "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
         )
     return lines
-
-
-def _check_place(path: Path) -> None:
-    """Check before the benchmark that the plot can be written.
-
-    Raises:
-        InvalidOptionError: The file name does not end in `.svg`.
-        click.FileError: The path is a folder, or its folder is missing or not writable.
-    """
-    from ..errors import InvalidOptionError
-
-    if path.suffix != ".svg":
-        raise InvalidOptionError("plot", str(path), "a file whose name ends in .svg")
-    if path.is_dir():
-        raise click.FileError(os.fspath(path), "it is a folder")
-    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-        raise click.FileError(os.fspath(path), "its folder is missing or not writable")
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file atomically.
-
-    Raises:
-        click.FileError: The file cannot be written.
-    """
-    from ..system.atomic_file import atomic_write
-
-    try:
-        with atomic_write(path, private=False) as part:
-            part.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise click.FileError(os.fspath(path), error.strerror or str(error)) from error

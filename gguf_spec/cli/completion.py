@@ -42,13 +42,11 @@ def model_names(
     from click.shell_completion import CompletionItem
 
     from ..errors import GgufSpecError
-    from ..registry.resolve import entries
+    from ..models import list_models
 
     try:
         found = {
-            name: entry.note
-            for entry in entries().values()
-            for name in (entry.name, *entry.aliases)
+            name: entry.note for entry in list_models() for name in (entry.name, *entry.aliases)
         }
     except GgufSpecError:  # an invalid models.yaml is reported when a model is loaded
         found = {}

@@ -13,7 +13,7 @@ from .options import model_options
 from .tune import cost_lines, wrapped
 
 if TYPE_CHECKING:
-    from ..doctor.checks import Check
+    from ..doctor import Check
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 _INDENT = 19  # width of the columns for status and name, in characters
@@ -44,8 +44,8 @@ def doctor(**options: Any) -> int:
       gguf-spec doctor -m target.gguf -d draft.gguf --ctx 8192
       gguf-spec doctor --online --json
     """
+    from ..doctor import ContextOptions, adapters
     from ..doctor import doctor as run
-    from ..llama.options import ContextOptions, adapters
 
     how = ContextOptions(
         options["ctx"],

@@ -11,10 +11,10 @@ import click
 
 from .completion import model_names
 from .error_text import in_command
-from .generate import CONTROL
+from .render import CONTROL
 
 if TYPE_CHECKING:
-    from ..runtime.draft_search import Candidate
+    from ..models import Candidate
 
 
 @click.command(context_settings={"auto_envvar_prefix": "GGUF_SPEC"})
@@ -45,17 +45,11 @@ def drafts(target: str, models_file: Path | None, as_json: bool) -> int:
       gguf-spec models drafts smollm2
       gguf-spec models drafts ./target.gguf --json
     """
-    from ..llama.options import ContextOptions
-    from ..llama.selftest import extra_bufts_work
-    from ..registry.download import local
-    from ..registry.resolve import resolve
-    from ..runtime.draft_search import candidates
+    from .. import models
 
-    entry = resolve(target, models_file)
-    path = local(entry)
-    how = replace(ContextOptions(), extra_bufts=extra_bufts_work())
+    entry = models.resolve(target, models_file)
     found = [
-        replace(one, why=in_command(one.why)) for one in candidates(entry, path, how, models_file)
+        replace(one, why=in_command(one.why)) for one in models.find_drafts(entry, models_file)
     ]
     if as_json:
         listed = [
@@ -72,7 +66,8 @@ def drafts(target: str, models_file: Path | None, as_json: bool) -> int:
         ]
         click.echo(
             json.dumps(
-                {"target": entry.name, "path": str(path), "drafts": listed}, ensure_ascii=False
+                {"target": entry.name, "path": str(models.path(entry)), "drafts": listed},
+                ensure_ascii=False,
             )
         )
         return 0

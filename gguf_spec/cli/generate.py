@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import signal
 import sys
 from dataclasses import replace
@@ -13,31 +12,22 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from ..options import Sampling
 from .options import (
     load_models,
     model_options,
     read_text,
     sampling_options,
     speculation_options,
+    table_option,
     to_sampling,
     to_speculation,
 )
 from .progress import PromptBar
+from .render import answer_json, logprob_lines, show_chunk, stats_lines, write
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from ..options import Sampling
-    from ..results import Chunk, Completion, Stats
-    from ..runtime.llm import LLM, Prompt
-
-# Translation table that replaces control characters except tab and newline, so that the text of a
-# model cannot control the terminal.
-CONTROL = {
-    c: "\N{REPLACEMENT CHARACTER}"
-    for c in (*range(0x20), *range(0x7F, 0xA0))
-    if c not in (0x09, 0x0A)
-}
+    from .. import LLM, Sampling
 
 
 @click.command(context_settings={"auto_envvar_prefix": "GGUF_SPEC", "show_default": True})
@@ -54,11 +44,7 @@ CONTROL = {
 )
 @click.option("-s", "--system", help="System message; implies --chat.")
 @click.option("--prefill", default="", help="Beginning of the answer.")
-@click.option(
-    "--overflow",
-    default="stop",
-    help="If the context is full: stop, or shift (drop the older half of the answer and continue).",
-)
+@table_option(Sampling, "overflow")
 @click.option(
     "--echo",
     is_flag=True,
@@ -103,7 +89,9 @@ def generate(
         messages = [{"role": "system", "content": system}] if system else []
         if chat and not text:
             raise EmptyPromptError
-        request: Prompt = [*messages, {"role": "user", "content": text}] if chat else text
+        request: str | list[dict[str, str]] = text
+        if chat:
+            request = [*messages, {"role": "user", "content": text}]
         return _answer(llm, request, sampling, options)
 
 
@@ -125,7 +113,12 @@ def _read_prompt(prompt: str | None, file: Path | None) -> str:
     return sys.stdin.buffer.read().decode("utf-8", errors="replace").removesuffix("\n")
 
 
-def _answer(llm: LLM, request: Prompt, sampling: Sampling, options: dict[str, Any]) -> int:
+def _answer(
+    llm: LLM,
+    request: str | list[dict[str, str]],
+    sampling: Sampling,
+    options: dict[str, Any],
+) -> int:
     """Write the answer while it is generated; return the exit code."""
     from rich.console import Console
 
@@ -152,9 +145,9 @@ def _answer(llm: LLM, request: Prompt, sampling: Sampling, options: dict[str, An
                 if i == 0:
                     bar.remove()
                     # Only after the progress bar is removed: the bar requires an empty line.
-                    _write(out, shown, "dim")
+                    write(out, shown, "dim")
                 if not options["as_json"]:
-                    _show(out, chunk, options["show_draft"])
+                    show_chunk(out, chunk, options["show_draft"])
         finally:
             bar.remove()
             signal.signal(signal.SIGINT, before)
@@ -162,7 +155,7 @@ def _answer(llm: LLM, request: Prompt, sampling: Sampling, options: dict[str, An
     if options["as_json"]:
         click.echo(
             json.dumps(
-                _to_json(llm, result, k, sampling.logprobs is not None),
+                answer_json(llm, result, k, sampling.logprobs is not None),
                 ensure_ascii=False,
                 allow_nan=False,
             )
@@ -170,96 +163,7 @@ def _answer(llm: LLM, request: Prompt, sampling: Sampling, options: dict[str, An
     elif not result.text.endswith("\n"):
         click.echo()
     if options["stats"]:
-        click.echo(_stats_lines(result.stats, result.seed), err=True)
+        click.echo(stats_lines(result.stats, result.seed), err=True)
     if result.logprobs and not options["as_json"]:
-        click.echo(_logprob_lines(llm, result), err=True)
+        click.echo(logprob_lines(llm, result), err=True)
     return 130 if result.finish_reason == "cancelled" else 0
-
-
-def _show(out: Console, chunk: Chunk, show_draft: bool) -> None:
-    for text, accepted in chunk.accepted_text if show_draft else ((chunk.text, False),):
-        _write(out, text, "green" if accepted else None)
-
-
-def _write(out: Console, text: str, style: str | None) -> None:
-    if out.is_terminal:
-        text = text.translate(CONTROL)
-    out.out(text, style=style, highlight=False, end="")
-    out.file.flush()
-
-
-def _to_json(llm: LLM, result: Completion, k: int, with_logprobs: bool) -> dict[str, Any]:
-    head = result.to_dict()
-    return {
-        "text": result.text,
-        "tokens": head["tokens"],
-        "finish_reason": result.finish_reason,
-        "prompt_tokens": result.stats.n_prompt,
-        "seed": result.seed,
-        "target": llm.name,
-        "draft": (llm.draft_name or "ngram") if k else None,
-        "stats": head["stats"],
-    } | ({"logprobs": [_named(llm, one) for one in head["logprobs"]]} if with_logprobs else {})
-
-
-def _named(llm: LLM, one: dict[str, Any]) -> dict[str, Any]:
-    """Return the log-probability of a token and its alternatives, with their texts."""
-    named = {
-        "token": one["token"],
-        "text": llm.token_text(one["token"]),
-        "logprob": round(one["logprob"], 6),
-    }
-    return named | (
-        {"top": [_named(llm, other | {"top": []}) for other in one["top"]]} if one["top"] else {}
-    )
-
-
-def _logprob_lines(llm: LLM, result: Completion) -> str:
-    """Return one line per token: probability and text of the token and of its alternatives."""
-
-    def shown(token: int, logprob: float) -> str:
-        return f"{math.exp(logprob):7.2%} {llm.token_text(token)!r}"
-
-    lines = [
-        (shown(one.token, one.logprob), *(shown(*other) for other in one.top))
-        for one in result.logprobs
-    ]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    )
-
-
-def _stats_lines(s: Stats, seed: int) -> str:
-    busy = s.draft_s + s.verify_s + s.other_s or 1.0
-    prompt = f"prompt: {s.n_prompt} tokens in {s.prompt_s * 1000:,.0f} ms"
-    by = ", ".join(
-        f"{name} {accepted} of {drafted}" for name, (drafted, accepted) in s.drafters.items()
-    )
-    accepted = (
-        f"{s.n_accepted} of {s.n_drafted} tokens accepted ({s.acceptance:.0%}; {by}), "
-        f"{s.tokens_per_round:.2f} tokens a round"
-    )
-    ties = f"ties    {s.n_near_ties} of {s.n_generated} tokens were near ties: "
-    ties += (
-        "decided again, as plain decoding does\n"
-        if s.n_decided_again
-        else "plain decoding may choose other tokens there (--strict decides them again)\n"
-    )
-    gain = (
-        f"gain    {s.speedup:.2f} times plain decoding by the clock, "
-        f"{s.predicted_speedup:.2f} by measured costs\n"
-    )
-    return (
-        f"speed   {s.n_generated} tokens at {s.tokens_per_s:,.1f} tok/s, "
-        f"the first after {s.ttft_s * 1000:,.0f} ms ({prompt})\n"
-        "draft   "
-        f"{accepted + (s.why_none and f'; {s.why_none}') if s.n_drafted else f'none: {s.why_none}'}"
-        "\n"
-        f"{gain if s.plain_s and s.n_drafted else ''}"
-        f"{ties if s.n_near_ties else ''}"
-        f"time    draft {s.draft_s / busy:.0%}, verify {s.verify_s / busy:.0%}, "
-        f"Python {s.other_s / busy:.0%}\n"
-        f"seed    {seed}"
-    )

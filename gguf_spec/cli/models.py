@@ -14,12 +14,11 @@ import click
 
 from .completion import model_names
 from .error_text import CommandGroup
-from .generate import CONTROL
+from .render import CONTROL
 
 if TYPE_CHECKING:
-    from ..registry.checksums import Tell
-    from ..registry.download import Pulled
-    from ..registry.resolve import Entry
+    from .. import Progress
+    from ..models import Entry, Pulled
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -81,11 +80,9 @@ def list_(cached: bool, models_file: Path | None, as_json: bool) -> int:
       gguf-spec models list
       gguf-spec models list --cached --json
     """
-    from ..registry import download
-    from ..registry.resolve import entries
-    from ..system.hardware import size
+    from ..models import find, format_bytes, list_models
 
-    found = [(entry, download.find(entry)) for entry in entries(models_file).values()]
+    found = [(entry, find(entry)) for entry in list_models(models_file)]
     found = [(entry, path) for entry, path in found if path or not cached]
     if as_json:
         _print({"models": [_facts(entry, path) for entry, path in found]})
@@ -96,7 +93,7 @@ def list_(cached: bool, models_file: Path | None, as_json: bool) -> int:
         rows.append(
             [
                 entry.name,
-                size(entry.size_bytes) if entry.size_bytes else "?",
+                format_bytes(entry.size_bytes) if entry.size_bytes else "?",
                 entry.license or "?",
                 entry.draft or "-",
                 here,
@@ -130,23 +127,20 @@ def show(name: str, models_file: Path | None, as_json: bool) -> int:
       gguf-spec models show smollm2
       gguf-spec models show hf:OWNER/REPO/FILE.gguf --json
     """
-    from ..registry import download
-    from ..registry.resolve import resolve
-    from ..system.hardware import size
+    from ..models import find, format_bytes, resolve, verified
 
     entry = resolve(name, models_file)
-    path = download.find(entry)
+    path = find(entry)
     if as_json:
         _print(_facts(entry, path))
         return 0
-    known = download.verified(entry)
+    known = verified(entry)
     disk = f"{path}, {_VERIFIED[known] if known else 'not verified'}" if path else "no"
     lines: list[tuple[str, object]] = [("name", entry.name), ("aliases", ", ".join(entry.aliases))]
     lines += [("repository", entry.repo), ("revision", entry.revision)]
-    lines += [
-        ("file", f"{part.file}, {size(part.size_bytes) if part.size_bytes else 'size not known'}")
-        for part in entry.parts
-    ]
+    for part in entry.parts:
+        of_size = format_bytes(part.size_bytes) if part.size_bytes else "size not known"
+        lines.append(("file", f"{part.file}, {of_size}"))
     lines += [("sha256", part.sha256 or "not declared") for part in entry.parts]
     lines += [
         ("licence", entry.license),
@@ -197,24 +191,22 @@ def pull(
       gguf-spec models pull qwen2.5-1.5b qwen2.5-3b --no-draft
       gguf-spec models pull hf:OWNER/REPO/FILE.gguf@REVISION
     """
-    from ..registry import download
+    from .. import models as store
 
     entries = _with_drafts(names, draft, models_file)
-    missing = [entry for entry in entries if options["force"] or not download.find(entry)]
+    missing = [entry for entry in entries if options["force"] or not store.find(entry)]
     if not options["offline"]:
         if not _is_agreed(missing, yes or as_json):
             click.echo("Nothing was downloaded.", err=True)
             return 1
         if len(missing) > 1:
-            download.check_room(missing)  # before the first download, for all of them
+            store.check_room(missing)  # before the first download, for all of them
     pulled = []
     for entry in entries:
         start = time.monotonic()
         with _progress(entry, options["quiet"]) as tell:
             pulled.append(
-                download.pull(
-                    entry, force=options["force"], offline=options["offline"], progress=tell
-                )
+                store.pull(entry, force=options["force"], offline=options["offline"], progress=tell)
             )
         if not options["quiet"]:
             click.echo(_line(pulled[-1], time.monotonic() - start), err=True)
@@ -225,7 +217,7 @@ def pull(
 
 def _with_drafts(names: Sequence[str], draft: bool, models_file: Path | None) -> list[Entry]:
     """Return the entries of the names, each followed by its draft, without duplicates."""
-    from ..registry.resolve import resolve
+    from ..models import resolve
 
     found: dict[str, Entry] = {}
     for name in names:
@@ -262,7 +254,7 @@ def _is_agreed(entries: Sequence[Entry], yes: bool) -> bool:
 
 
 @contextlib.contextmanager
-def _progress(entry: Entry, quiet: bool) -> Iterator[Tell | None]:
+def _progress(entry: Entry, quiet: bool) -> Iterator[Callable[[Progress], None] | None]:
     """Yield a progress callback: a bar at a terminal, otherwise one line per stage."""
     if quiet:
         yield None
@@ -271,51 +263,62 @@ def _progress(entry: Entry, quiet: bool) -> Iterator[Tell | None]:
     from rich.progress import (
         BarColumn,
         DownloadColumn,
-        Progress,
+        ProgressColumn,
+        Task,
         TextColumn,
         TimeRemainingColumn,
-        TransferSpeedColumn,
     )
+    from rich.progress import Progress as Bar
+    from rich.text import Text
 
-    from ..system.hardware import size
+    from ..models import format_bytes
 
-    verbs = {"load": "downloading", "verify": "verifying", "wait": "the hub is busy: waiting for"}
+    class Speed(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            speed = task.finished_speed or task.speed
+            text = "?" if speed is None else f"{format_bytes(speed)}/s"
+            return Text(text, style="progress.data.speed")
+
+    verbs = {
+        "download": "downloading",
+        "checksum": "verifying",
+        "wait": "the hub is busy: waiting for",
+    }
     console = Console(stderr=True)
     seen: dict[str, Any] = {}
     if not console.is_terminal:
 
-        def write(stage: str, _: int, total: int | None) -> None:
-            if stage not in seen:
-                click.echo(
-                    f"{verbs[stage]} {entry.name}{f', {size(total)}' if total else ''}", err=True
-                )
-            seen[stage] = True
+        def write(now: Progress) -> None:
+            if now.stage not in seen:
+                of_size = f", {format_bytes(now.total)}" if now.total else ""
+                click.echo(f"{verbs[now.stage]} {entry.name}{of_size}", err=True)
+            seen[now.stage] = True
 
         yield write
         return
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
+        DownloadColumn(binary_units=True),
+        Speed(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, transient=True) as bar:
+    with Bar(*columns, console=console, transient=True) as bar:
 
-        def draw(stage: str, done: int, total: int | None) -> None:
-            if stage not in seen:
-                seen[stage] = bar.add_task(f"{verbs[stage]} {entry.name}", total=None)
-            bar.update(seen[stage], completed=done, total=total)
+        def draw(now: Progress) -> None:
+            if now.stage not in seen:
+                seen[now.stage] = bar.add_task(f"{verbs[now.stage]} {entry.name}", total=None)
+            bar.update(seen[now.stage], completed=now.done, total=now.total)
 
         yield draw
 
 
 def _line(pulled: Pulled, seconds: float) -> str:
     """Return one line about a completed download."""
-    from ..system.hardware import size
+    from ..models import format_bytes
 
     came = (
-        f"{size(pulled.loaded_bytes)} in {seconds:.1f} s"
+        f"{format_bytes(pulled.loaded_bytes)} in {seconds:.1f} s"
         if pulled.loaded_bytes
         else "already on this disk"
     )
@@ -333,11 +336,10 @@ def path(name: str, models_file: Path | None, as_json: bool) -> int:
       gguf-spec models path smollm2
       llama-cli -m "$(gguf-spec models path smollm2)"
     """
-    from ..registry import download
-    from ..registry.resolve import resolve
+    from .. import models as store
 
-    entry = resolve(name, models_file)
-    found = download.local(entry)
+    entry = store.resolve(name, models_file)
+    found = store.path(entry)
     if as_json:
         _print({"name": entry.name, "path": str(found)})
     else:
@@ -357,15 +359,13 @@ def remove(names: tuple[str, ...], yes: bool, models_file: Path | None, as_json:
       gguf-spec models remove smollm2
       gguf-spec models remove qwen2.5-3b qwen2.5-0.5b --yes
     """
-    from ..registry import download
-    from ..registry.resolve import resolve
-    from ..system.hardware import size
+    from .. import models as store
 
     removed = []
     may_ask = not (yes or as_json) and sys.stdin.isatty() and sys.stderr.isatty()
     for name in names:
-        entry = resolve(name, models_file)
-        where = download.find(entry)
+        entry = store.resolve(name, models_file)
+        where = store.find(entry)
         if (
             may_ask
             and where
@@ -373,11 +373,11 @@ def remove(names: tuple[str, ...], yes: bool, models_file: Path | None, as_json:
             and not click.confirm(f"Remove {entry.name}, {where}?", err=True)
         ):
             continue
-        freed = download.remove(entry)
+        freed = store.remove(entry)
         removed.append({"name": entry.name, "freed_bytes": freed})
         if not as_json:
             left = (
-                f"{size(freed)} were freed"
+                f"{store.format_bytes(freed)} were freed"
                 if freed
                 else "no space was freed, because another revision has the same file"
             )
@@ -389,7 +389,7 @@ def remove(names: tuple[str, ...], yes: bool, models_file: Path | None, as_json:
 
 def _facts(entry: Entry, path: Path | None) -> dict[str, Any]:
     """Return the known facts of a model, for --json."""
-    from ..registry import download
+    from ..models import verified
 
     return {
         "name": entry.name,
@@ -411,7 +411,7 @@ def _facts(entry: Entry, path: Path | None) -> dict[str, Any]:
         "sampling": dict(entry.sampling),
         "note": entry.note,
         "path": None if path is None else str(path),
-        "verified": download.verified(entry),
+        "verified": verified(entry),
     }
 
 

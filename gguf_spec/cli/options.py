@@ -12,44 +12,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from ..option_rule import Rule
+from ..options import SAMPLING, SPECULATION, Sampling, Speculation
 from .completion import model_names
 from .error_text import in_command
 from .progress import MeasuringNote
 
 if TYPE_CHECKING:
-    from ..options import Sampling, Speculation
-    from ..runtime.llm import LLM
+    from .. import LLM
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-# Options with the name of a field of `Sampling`.
-_SAMPLING = [
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "typical_p",
-    "top_n_sigma",
-    "xtc_probability",
-    "xtc_threshold",
-    "repeat_penalty",
-    "frequency_penalty",
-    "presence_penalty",
-    "penalty_last_n",
-    "dry_multiplier",
-    "dry_base",
-    "dry_allowed_length",
-    "dry_penalty_last_n",
-    "ignore_eos",
-    "logprobs",
-    "seed",
-    "stop",
-]
-# Field of `Sampling` -> option, where the option has another name.
-_OPTION = {
-    "stop_tokens": "stop_token",
-    "dry_sequence_breakers": "dry_breaker",
-}
 
 
 class Bias(click.ParamType[tuple[int, float]]):
@@ -223,148 +195,54 @@ def _load(
     )
 
 
+# Arguments of `click.option` for options whose text is not read as the type in the table.
+_CLICK: dict[str, dict[str, Any]] = {
+    "k": {"show_envvar": True},
+    "logit_bias": {"type": Bias()},
+    "grammar": {"type": click.Path(path_type=Path), "metavar": "FILE"},
+    "json_schema": {"metavar": "JSON"},
+    "logprobs": {"metavar": "N"},
+}
+_TYPES = {"number": float, "integer": int, "string": str, "any": str}
+
+
+def _flags(name: str, rule: Rule) -> tuple[str, ...]:
+    return rule.flags or (f"--{name.replace('_', '-')}",)
+
+
+def _parameter(name: str, rule: Rule) -> str:
+    """Return the name of click's parameter for a field."""
+    return _flags(name, rule)[-1].split("/")[0].lstrip("-").replace("-", "_")
+
+
+# Field -> parameter. `overflow` is left out: the values of `generate` and `chat` differ.
+_SAMPLING = {name: _parameter(name, rule) for name, rule in SAMPLING.items() if name != "overflow"}
+
+
+def table_option(owner: type[Sampling | Speculation], name: str) -> Callable[[F], F]:
+    """Return the decorator that adds the command-line option of a field of `owner`."""
+    rule = (SAMPLING if owner is Sampling else SPECULATION)[name]
+    how: dict[str, Any]
+    if rule.type == "boolean":
+        how = {"default": None} if rule.optional else {"is_flag": True}
+    elif rule.shape == "one":
+        how = {"type": _TYPES[rule.type], "default": getattr(owner, name)}
+    else:
+        how = {"type": _TYPES[rule.type], "multiple": True}
+    return click.option(*_flags(name, rule), help=rule.help, **(how | _CLICK.get(name, {})))
+
+
 def speculation_options(command: F) -> F:
     """Add the options of `Speculation`."""
-    for option in reversed((
-        click.option(
-            "-k", "k", type=int, default=64, show_envvar=True,
-            help="Maximum number of draft tokens in a round; 0 for plain decoding.",
-        ),
-        click.option(
-            "--drafter", default="auto",
-            help="Source of drafts: model, ngram (earlier text), hybrid, or auto for the fastest.",
-        ),
-        click.option(
-            "--fixed", is_flag=True,
-            help="Draft -k tokens in every round, even if this is slower.",
-        ),
-        click.option(
-            "--tree", is_flag=True,
-            help="Also verify second choices of the draft model where this is faster.",
-        ),
-        click.option(
-            "--accept", default="coupled",
-            help="Acceptance rule: coupled (same text with any draft), rejection or block.",
-        ),
-        click.option(
-            "--allow-near-ties", is_flag=True,
-            help="Also use wider passes; the text may differ at near ties, which are counted.",
-        ),
-        click.option(
-            "--strict", is_flag=True,
-            help="Decide each near tie as plain decoding does, at the cost of one pass.",
-        ),
-    )):  # fmt: skip
-        command = option(command)
+    for name in reversed(SPECULATION):
+        command = table_option(Speculation, name)(command)
     return command
 
 
 def sampling_options(command: F) -> F:
-    """Add the options of `Sampling`."""
-    for option in reversed((
-        click.option(
-            "-n", "--max-tokens", type=int, default=256,
-            help="Maximum number of tokens; -1 for as many as the context holds.",
-        ),
-        click.option(
-            "-t", "--temperature", type=float, default=0.8,
-            help="Sampling temperature; 0 always takes the most likely token.",
-        ),
-        click.option(
-            "--top-k", type=int, default=40,
-            help="Keep this number of the most likely tokens; 0 keeps all.",
-        ),
-        click.option(
-            "--top-p", type=float, default=0.95,
-            help="Keep the most likely tokens up to this total probability.",
-        ),
-        click.option(
-            "--min-p", type=float, default=0.0,
-            help="Keep tokens with at least this fraction of the highest probability.",
-        ),
-        click.option(
-            "--typical-p", type=float, default=1.0,
-            help="Keep the tokens of most typical surprisal up to this total probability.",
-        ),
-        click.option(
-            "--top-n-sigma", type=float, default=0.0,
-            help="Keep logits within this number of standard deviations of the best; 0 keeps all.",
-        ),
-        click.option(
-            "--xtc-probability", type=float, default=0.0,
-            help="Probability that XTC removes the most likely tokens.",
-        ),
-        click.option(
-            "--xtc-threshold", type=float, default=0.1,
-            help="Minimum probability of the tokens that XTC removes.",
-        ),
-        click.option(
-            "--repeat-penalty", type=float, default=1.0,
-            help="Penalty factor for tokens that occurred before; 1 has no effect.",
-        ),
-        click.option(
-            "--frequency-penalty", type=float, default=0.0,
-            help="Subtracted from a logit for each time that its token occurred.",
-        ),
-        click.option(
-            "--presence-penalty", type=float, default=0.0,
-            help="Subtracted from a logit once if its token occurred.",
-        ),
-        click.option(
-            "--penalty-last-n", type=int, default=64,
-            help="Number of recent tokens that the penalties consider; -1 for all.",
-        ),
-        click.option(
-            "--dry-multiplier", type=float, default=0.0,
-            help="Strength of the DRY penalty for repeated sequences; 0 disables DRY.",
-        ),
-        click.option(
-            "--dry-base", type=float, default=1.75,
-            help="Growth factor of the DRY penalty with each repeated token.",
-        ),
-        click.option(
-            "--dry-allowed-length", type=int, default=2,
-            help="Length from which DRY penalises a repeated sequence.",
-        ),
-        click.option(
-            "--dry-penalty-last-n", type=int, default=-1,
-            help="Number of recent tokens that DRY considers; -1 for all.",
-        ),
-        click.option(
-            "--dry-breaker", multiple=True,
-            help="String that ends a repeated sequence for DRY. Repeatable.  [default: \\n : \" *]",
-        ),
-        click.option(
-            "--logit-bias", type=Bias(), multiple=True,
-            help="Value added to the logit of a token id; -inf forbids it. Repeatable.",
-        ),
-        click.option(
-            "--grammar", type=click.Path(path_type=Path), metavar="FILE",
-            help="File with a GBNF grammar that the answer follows.",
-        ),
-        click.option(
-            "--json-schema", metavar="JSON",
-            help="JSON schema that the answer follows, or @FILE; {} allows any JSON.",
-        ),
-        click.option(
-            "--seed", type=int,
-            help="Seed; the same seed gives the same text.  [default: random, see --stats]",
-        ),
-        click.option(
-            "--stop", multiple=True,
-            help="End the text before this string. Repeatable.",
-        ),
-        click.option(
-            "--stop-token", type=int, multiple=True,
-            help="End the text before this token id. Repeatable.",
-        ),
-        click.option("--ignore-eos", is_flag=True, help="Do not end at an end token."),
-        click.option(
-            "--logprobs", type=int, metavar="N",
-            help="Show the probability of each token and N alternatives, on stderr or in --json.",
-        ),
-    )):  # fmt: skip
-        command = option(command)
+    """Add the options of `Sampling`, except `overflow`."""
+    for name in reversed(_SAMPLING):
+        command = table_option(Sampling, name)(command)
     return command
 
 
@@ -374,18 +252,20 @@ def to_sampling(options: dict[str, Any]) -> Sampling:
     Options that are not given take the values of the model in models.yaml, if it has any.
     """
     from .. import Sampling
-    from ..registry.resolve import resolve
+    from ..models import resolve
 
-    schema = options["json_schema"]
-    asked = Sampling(
-        **{name: options[name] for name in _SAMPLING},
-        **({"dry_sequence_breakers": options["dry_breaker"]} if options["dry_breaker"] else {}),
-        logit_bias=dict(options["logit_bias"]),
-        grammar=None if options["grammar"] is None else read_text(options["grammar"]),
-        json_schema=read_text(Path(schema[1:])) if schema and schema.startswith("@") else schema,
-        stop_tokens=options["stop_token"],
-        max_tokens=None if options["max_tokens"] == -1 else options["max_tokens"],
+    given = {name: options[parameter] for name, parameter in _SAMPLING.items()}
+    given["logit_bias"] = dict(given["logit_bias"])
+    if given["grammar"] is not None:
+        given["grammar"] = read_text(given["grammar"])
+    if given["json_schema"] and given["json_schema"].startswith("@"):
+        given["json_schema"] = read_text(Path(given["json_schema"][1:]))
+    if given["max_tokens"] == -1:
+        given["max_tokens"] = None
+    given["dry_sequence_breakers"] = (
+        given["dry_sequence_breakers"] or Sampling.dry_sequence_breakers
     )
+    asked = Sampling(**given)
     source = click.get_current_context().get_parameter_source
     preset = resolve(options["model"], options["models_file"]).sampling
     return replace(
@@ -393,24 +273,16 @@ def to_sampling(options: dict[str, Any]) -> Sampling:
         **{
             name: value
             for name, value in preset.items()
-            if source(_OPTION.get(name, name)) in (None, ParameterSource.DEFAULT)
+            if source(_SAMPLING.get(name, name)) in (None, ParameterSource.DEFAULT)
         },
     )
 
 
 def to_speculation(options: dict[str, Any]) -> Speculation:
     """Return the speculation options; `--draft none` disables speculation."""
-    from .. import Speculation
-
-    asked = Speculation(
-        options["k"],
-        options["accept"],
-        options["strict"],
-        options["drafter"],
-        adaptive=not options["fixed"],
-        tree=options["tree"],
-        exact=not options["allow_near_ties"],
-    )
+    given = {name: options[_parameter(name, rule)] for name, rule in SPECULATION.items()}
+    given |= {name: not given[name] for name, rule in SPECULATION.items() if rule.inverted}
+    asked = Speculation(**given)
     return replace(asked, k=0) if options["draft"] == "none" else asked
 
 

@@ -7,7 +7,10 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from .. import Progress
 
 _PATIENCE_S = 2.0  # seconds before the prompt bar appears
 _BAR = 24  # width of the bar in characters
@@ -59,19 +62,12 @@ class PromptBar:
         self._line, self._clock = Line(out or sys.stderr), clock
         self._since = clock()
 
-    def __call__(self, n_done: int, n_total: int) -> None:
-        """Show the progress after a pass over a part of the prompt.
-
-        Args:
-            n_done: Number of prompt tokens decoded.
-            n_total: Number of prompt tokens.
-        """
+    def __call__(self, now: Progress) -> None:
+        """Show the progress after a pass over a part of the prompt."""
         if self._clock() - self._since >= _PATIENCE_S:
-            n_full = _BAR * n_done // n_total
+            n_full = int(_BAR * now.share)
             bar = "#" * n_full + "." * (_BAR - n_full)
-            self._line.show(
-                f"Reading the prompt [{bar}] {n_done / n_total:4.0%} of {n_total:,} tokens"
-            )
+            self._line.show(f"Reading the prompt [{bar}] {now.share:4.0%} of {now.total:,} tokens")
 
     def remove(self) -> None:
         """Remove the line; further calls have no effect."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..gguf.file_types import TYPES
+from ..quantize import TYPES
 from .completion import model_names
 
 if TYPE_CHECKING:
@@ -49,10 +49,9 @@ def quantize(model: str, target: Path, **options: Any) -> int:
       gguf-spec models quantize target.gguf target-Q2_K.gguf --type Q2_K
       gguf-spec generate -m target.gguf -d target-Q2_K.gguf "Once upon a time"
     """
-    from ..registry.download import local
-    from ..registry.resolve import resolve
+    from ..models import path
 
-    made = _run(local(resolve(model, options["models_file"])), target, options)
+    made = _run(path(model, options["models_file"]), target, options)
     if made.requantized and not options["quiet"]:
         click.echo(
             f"Note: {made.source.name} is already quantised, which lowers the quality; "
@@ -100,12 +99,12 @@ def _run(source: Path, target: Path, options: dict[str, Any]) -> Quantized:
             options["kind"],
             threads=options["threads"],
             force=options["force"],
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
+            progress=lambda now: bar.update(task, completed=now.done, total=now.total),
         )
 
 
 def _line(made: Quantized) -> str:
-    from ..system.hardware import size
+    from ..models import format_bytes
 
     others = (
         f", {made.n_fallback} of {made.n_tensors} tensors in a larger type, "
@@ -114,8 +113,8 @@ def _line(made: Quantized) -> str:
         else ""
     )
     return (
-        f"{made.target}: {made.type}, {size(made.target_bytes)} instead of "
-        f"{size(made.source_bytes)}, {made.target_bits:.2f} bits per weight instead of "
-        f"{made.source_bits:.2f}, "
+        f"{made.target}: {made.type}, {format_bytes(made.target_bytes)} "
+        f"instead of {format_bytes(made.source_bytes)}, "
+        f"{made.target_bits:.2f} bits per weight instead of {made.source_bits:.2f}, "
         f"in {made.seconds:.1f} s{others}"
     )

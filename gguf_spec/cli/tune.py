@@ -6,7 +6,7 @@ import json
 import shutil
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -79,8 +79,8 @@ def _run(llm: Any) -> Tuning:
         task = bar.add_task("", visible=False)
         return run(
             llm,
-            progress=lambda done, total: bar.update(
-                task, completed=done, total=total, visible=True
+            progress=lambda now: bar.update(
+                task, completed=now.done, total=now.total, visible=True
             ),
         )
 
@@ -105,8 +105,8 @@ def cost_lines(tuning: Tuning) -> list[str]:
     lines += [f"{n:>16}{target[n]:>12}{each[n]:>10}{draft.get(n, ''):>12}".rstrip() for n in widths]
     noise = max(profile.noise.values(), default=0.0)
     facts = {
-        "context": f"1,000 tokens add {_context_cost(profile.target_depth)}",
-        "draft context": f"1,000 tokens add {_context_cost(profile.draft_depth)}",
+        "context": f"1,000 tokens add {_context_cost(tuning.target_depth_s)}",
+        "draft context": f"1,000 tokens add {_context_cost(tuning.draft_depth_s)}",
         "exact passes": in_command(profile.exact_passes),
         "rounding noise": f"up to {noise:.2g} logits in wider passes"
         if noise
@@ -128,14 +128,12 @@ def cost_lines(tuning: Tuning) -> list[str]:
     ]
 
 
-def _context_cost(depth: Mapping[int, float]) -> str:
+def _context_cost(depth_s: Callable[[int], float]) -> str:
     """Return the time that 1,000 cached tokens add to passes of 1 and of 8 rows."""
-    from ..speculative.cost_model import interpolate_depth
     from ..tune import milliseconds
 
     return ", ".join(
-        f"{milliseconds(interpolate_depth(depth, n) * 1000)} ({rows})"
-        for n, rows in ((1, "1 row"), (8, "8 rows"))
+        f"{milliseconds(depth_s(n) * 1000)} ({rows})" for n, rows in ((1, "1 row"), (8, "8 rows"))
     )
 
 

@@ -129,7 +129,7 @@ def _run(llm: Any, prompts: list[str], options: dict[str, Any]) -> Report:
             n_draws=options["draws"],
             seed=options["seed"],
             limit_s=60 * options["minutes"],
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
+            progress=lambda now: bar.update(task, completed=now.done, total=now.total),
         )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from ..errors import GgufSpecError, InvalidOptionError
 from ..errors.texts import Option
 from ..llama.options import KV_TYPES
+from ..options import SAMPLING
 from ..sampling.chain import CompatSampling
 
 ANY_SEED = (-1, 0xFFFFFFFF)  # seeds that mean "draw a random seed" in llama.cpp
@@ -182,22 +183,16 @@ def to_sampling(asked: Mapping[str, Any], *, seed: int | None, last_n: int) -> C
         refuse_unless(name, asked.get(name, usual), (usual,))
     max_tokens, stop, bias = asked["max_tokens"], asked["stop"], asked["logit_bias"]
     return CompatSampling(
-        temperature=asked["temperature"],
-        top_p=asked["top_p"],
-        min_p=asked["min_p"],
-        typical_p=asked["typical_p"],
-        top_k=max(asked["top_k"], 0),
-        frequency_penalty=asked["frequency_penalty"],
-        presence_penalty=asked["presence_penalty"],
-        repeat_penalty=asked["repeat_penalty"],
-        penalty_last_n=last_n,
-        seed=seed,
-        max_tokens=None if max_tokens is None or max_tokens <= 0 else max_tokens,
-        stop=stop or (),
-        logit_bias=_to_bias(bias or {}),
-        logprobs=asked["logprobs"],
-        grammar=_to_gbnf(asked["grammar"]),
-        json_schema=asked.get("json_schema"),
+        **{name: asked[name] for name in SAMPLING if name in asked}
+        | {
+            "top_k": max(asked["top_k"], 0),
+            "penalty_last_n": last_n,
+            "seed": seed,
+            "max_tokens": None if max_tokens is None or max_tokens <= 0 else max_tokens,
+            "stop": stop or (),
+            "logit_bias": _to_bias(bias or {}),
+            "grammar": _to_gbnf(asked["grammar"]),
+        }
     )
 
 

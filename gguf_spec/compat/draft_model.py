@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 
 from ..arrays import Logits
 from ..errors import ClosedError, UnsupportedModelError
+from ..gguf.model_file import ModelFile
 from ..gguf.validation import read_header
 from ..gguf.vocabulary import FileVocabulary
+from ..llama.backend import check_room
 from ..llama.model import Model
 from ..llama.options import ContextOptions
 from ..llama.selftest import extra_bufts_work
@@ -120,7 +122,9 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama-cpp-python is 
             ContextOptions(n_ctx, n_threads, gpu_layers=n_gpu_layers),
             extra_bufts=extra_bufts_work(),
         )
-        self._model = Model(Path(model_path), options)
+        file = ModelFile(Path(model_path))
+        check_room([(file.header, options)])
+        self._model = Model(file, options)
         try:
             n_vocab = self._check(self._model, target_path)
         except BaseException:

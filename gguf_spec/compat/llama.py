@@ -372,7 +372,7 @@ class Llama:
     @property
     def _vocabulary(self) -> Model:
         """The target model; its vocabulary can be used while a request is running."""
-        return self._alive._alive
+        return self._alive.vocabulary
 
     def token_nl(self) -> int:
         """Return the newline token; -1 if there is none."""

@@ -15,18 +15,22 @@ from .. import __version__
 from ..errors import GgufSpecError
 from ..errors.model_errors import less_memory
 from ..errors.texts import Option, Text
-from ..gguf.validation import Header, check_generates_text, read_header
+from ..gguf.model_file import ModelFile
+from ..gguf.validation import Header
 from ..llama.memory import largest_ctx, needs
-from ..llama.options import ContextOptions
+from ..llama.options import ContextOptions, adapters
 from ..registry.download import local
 from ..registry.resolve import Entry, resolve
-from ..system.hardware import available_bytes, size, total_bytes
+from ..system.hardware import available_bytes, total_bytes
+from ..system.units import format_bytes
 from . import checks as checks_module
 from .checks import Check
 
 if TYPE_CHECKING:
     from ..llama.model import Model
     from ..tune import Tuning
+
+__all__ = ["Check", "ContextOptions", "Diagnosis", "adapters", "doctor"]
 
 
 @dataclass(frozen=True)
@@ -172,16 +176,15 @@ class _PairChecks:
         role = "target"
         try:
             entry = resolve(model, self._models_file)
-            target = _header(local(entry))
-            yield _file(role, target)
+            target = ModelFile(local(entry))
+            yield _file(role, target.header)
             role = "draft"
-            found, why_not = self._draft(entry, target.path, draft, str(model))
-            other = _header(found) if found else None
-            yield _file(role, other) if other else why_not
+            other, why_not = self._draft(entry, target, draft, str(model))
+            yield _file(role, other.header) if other else why_not
         except GgufSpecError as error:
             yield Check(role, "fail", error.message, error.hint)
             return
-        n_ctx = max(2, self._options.positions(_trained(target)))
+        n_ctx = max(2, self._options.positions(_trained(target.header)))
         models = [(target, replace(self._options, n_ctx=n_ctx))]
         if other:
             models.append((other, replace(self._draft_options, n_ctx=n_ctx)))
@@ -191,8 +194,8 @@ class _PairChecks:
             yield from self._inside(entry.name, models)
 
     def _draft(
-        self, target: Entry, path: Path, draft: str | Path | None, given: str
-    ) -> tuple[Path | None, Check]:
+        self, target: Entry, file: ModelFile, draft: str | Path | None, given: str
+    ) -> tuple[ModelFile | None, Check]:
         """Return the file of the draft model, or None, and the check that explains the result."""
         plain, by_text = (
             Check("draft", "ok", "none: plain decoding"),
@@ -201,7 +204,7 @@ class _PairChecks:
         if draft in (None, "none", "ngram"):
             return None, by_text if draft == "ngram" else plain
         if draft != "auto":
-            return local(resolve(draft, self._models_file)), plain
+            return ModelFile(local(resolve(draft, self._models_file))), plain
         if target.draft in ("ngram", "none"):
             return None, replace(
                 by_text, found=f"models.yaml names none for {target.name}: {by_text.found}"
@@ -215,18 +218,20 @@ class _PairChecks:
             )
         from ..runtime.draft_search import choose
 
-        chosen, why = choose(target, path, self._options, self._models_file)
-        return chosen.path if chosen else None, Check(
+        chosen, why = choose(target, file, self._options, self._models_file)
+        return chosen.file if chosen else None, Check(
             "draft", "warn", why, f"see `gguf-spec models drafts {given}`."
         )
 
-    def _room(self, models: list[tuple[Header, ContextOptions]]) -> Check:
+    def _room(self, files: list[tuple[ModelFile, ContextOptions]]) -> Check:
         features = self._features or {}
+        models = [(file.header, options) for file, options in files]
         wanted, free, total = needs(models, features), available_bytes(), total_bytes()
         found = (
-            f"{size(wanted.added)}, {size(wanted.caches)} of it for a context of {wanted.n_ctx:,}"
+            f"{format_bytes(wanted.added)}, "
+            f"{format_bytes(wanted.caches)} of it for a context of {wanted.n_ctx:,}"
         )
-        found += f"; {size(free)} are free" if free is not None else ""
+        found += f"; {format_bytes(free)} are free" if free is not None else ""
         if checks_module.has(features, "GPU"):
             return Check("room", "ok", f"{found}; the memory of the GPU is unknown")
         todo = less_memory()
@@ -246,13 +251,13 @@ class _PairChecks:
             )
         return Check("room", "ok", found)
 
-    def _inside(self, name: str, models: list[tuple[Header, ContextOptions]]) -> Iterator[Check]:
+    def _inside(self, name: str, models: list[tuple[ModelFile, ContextOptions]]) -> Iterator[Check]:
         from ..llama.model import Model
         from ..speculative.drafters import check_vocabulary
 
-        for header, options in models:
+        for file, options in models:
             try:
-                self._loaded.append(Model(header.path, options))
+                self._loaded.append(Model(file, options))
             except GgufSpecError as error:
                 yield Check("loading", "fail", error.message, error.hint)
                 return
@@ -320,12 +325,6 @@ class _PairChecks:
         )
 
 
-def _header(path: Path) -> Header:
-    header = read_header(path)
-    check_generates_text(header)
-    return header
-
-
 def _trained(header: Header) -> int:
     n_ctx = header.of_architecture("context_length", 0)
     return n_ctx if isinstance(n_ctx, int) else 0
@@ -335,7 +334,7 @@ def _file(role: str, header: Header) -> Check:
     return Check(
         role,
         "ok",
-        f"{header.path.name}: {header.architecture}, {size(header.file_bytes)}, "
+        f"{header.path.name}: {header.architecture}, {format_bytes(header.file_bytes)}, "
         f"context of {_trained(header):,}",
     )
 
@@ -351,4 +350,4 @@ def _text(path: Path) -> Check:
             f"{path} cannot be read: {error}",
             Text("name a text file, or omit ", Option("reference"), "."),
         )
-    return Check("draft text", "ok", f"{path}: {size(path.stat().st_size)}")
+    return Check("draft text", "ok", f"{path}: {format_bytes(path.stat().st_size)}")

@@ -24,7 +24,8 @@ from ..llama.options import ContextOptions, physical_cores
 from ..registry import hub as hub_module
 from ..registry.resolve import entries, user_file
 from ..system.cache import cache_file, read_json, write_json
-from ..system.hardware import available_bytes, size, total_bytes
+from ..system.hardware import available_bytes, total_bytes
+from ..system.units import format_bytes
 
 # oldest supported version of Python
 _OLDEST_PYTHON = (3, 10)
@@ -230,7 +231,7 @@ def fast_kernels(features: Mapping[str, str], options: ContextOptions) -> Check:
     """
     from ..llama import selftest
 
-    name, file = "fast kernels", selftest._cache_file()
+    name, file = "fast kernels", selftest.result_file()
     if not options.extra_bufts:
         return Check(
             name,
@@ -241,7 +242,7 @@ def fast_kernels(features: Mapping[str, str], options: ContextOptions) -> Check:
     kept = read_json(file)
     known = isinstance(kept, dict) and "ok" in kept
     if not (known and kept["ok"]):
-        problem = selftest._probe()
+        problem = selftest.probe()
         if problem:
             return Check(
                 name,
@@ -356,7 +357,7 @@ def memory() -> Check:
     free, total = available_bytes(), total_bytes()
     if free is None or not total:
         return Check("memory", "ok", "unknown")
-    found = f"{size(free)} of {size(total)} are free"
+    found = f"{format_bytes(free)} of {format_bytes(total)} are free"
     return (
         Check("memory", "ok", found)
         if free >= _LITTLE_MEMORY
@@ -381,7 +382,7 @@ def disk() -> Check:
             f"{there} cannot be examined: {error.strerror}",
             "set XDG_CACHE_HOME to another folder.",
         )
-    found = f"{size(free)} are free in {folder}"
+    found = f"{format_bytes(free)} are free in {folder}"
     return (
         Check("disk", "ok", found)
         if free >= _LITTLE_DISK
@@ -420,7 +421,7 @@ def cache() -> Check:
         "cache",
         "ok",
         f"{folder} can be written and read; "
-        f"it contains {size(sum(_sizes(folder / kind for kind in _KEPT)))}",
+        f"it contains {format_bytes(sum(_sizes(folder / kind for kind in _KEPT)))}",
     )
 
 
@@ -453,7 +454,7 @@ def hub_cache() -> Check:
         )
     found = (
         f"{folder} contains {len(models)} {'repository' if len(models) == 1 else 'repositories'}, "
-        f"{size(held)}; {size(free)} are free there"
+        f"{format_bytes(held)}; {format_bytes(free)} are free there"
     )
     if not os.access(folder, os.W_OK | os.X_OK):
         return Check(

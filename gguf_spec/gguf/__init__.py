@@ -1,1 +1,3 @@
 """Read and check GGUF files without llama.cpp."""
+
+__all__: list[str] = []

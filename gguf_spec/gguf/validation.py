@@ -14,49 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ModelNotFoundError, NotAModelError, UnsupportedModelError
-from .header import TOKENS, ArrayLength, Header, Tensor, damaged, parse, shown
+from .header import TOKENS, ArrayLength, Header, Tensor, damaged, shown
+from .header_reader import parse
 
 __all__ = ["ArrayLength", "Header", "Tensor", "check_generates_text", "read_header"]
 
 # most files of a split model
 _MAX_PARTS = 1024
-# architectures of embedding models
-_EMBEDS = {
-    "bert",
-    "modern-bert",
-    "nomic-bert",
-    "nomic-bert-moe",
-    "neo-bert",
-    "jina-bert-v2",
-    "jina-bert-v3",
-    "eurobert",
-    "gemma-embedding",
-    "llama-embed",
-}
-# architectures in which one expert means a dense model
-_ONE_EXPERT_IS_NONE = {"hunyuan-dense", "hunyuan_vl"}
 # ggml types
 _F32, _I32 = 0, 26
-# fmt: off
-# architectures without rotary position embeddings (RoPE)
-_NO_ROPE = {
-    "gpt2", "gptj", "mpt", "refact", "bloom", "mamba", "mamba2", "jamba", "jais", "rwkv6",
-    "rwkv6qwen2", "rwkv7", "arwkv7", "nemotron_h", "nemotron_h_moe", "kimi-linear", "kimi-k3",
-    "glm5-next",
-}
-# architectures for which llama.cpp itself reports RoPE errors
-_CHECKED_ROPE = {"llama", "deci", "falcon"}
-# architectures with keys and values of the same length, and RoPE on all of it
-_EVEN_HEADS = {
-    "llama", "llama4", "mistral3", "qwen2", "qwen2moe", "qwen2vl", "qwen3", "qwen3moe", "smollm3",
-    "granite", "granitemoe", "olmo", "olmo2", "olmoe", "internlm2", "exaone", "exaone4",
-    "starcoder2", "seed_oss", "ernie4_5", "arcee", "apertus", "baichuan", "xverse",
-}
-# fmt: on
 # parts of the names of tensors that must be f32, besides all one-dimensional tensors
 _ONLY_F32 = ("_norm.weight", "ssm_conv1d", "ssm_a", "shortconv.conv")
-# architectures of encoders
-_ENCODES = {"t5", "t5encoder", "clip", "wavtokenizer-dec"}
 
 
 def read_header(path: Path) -> Header:
@@ -197,13 +165,13 @@ def check_generates_text(header: Header) -> None:
             "of a split model",
             "name the first part, which has -00001-of- in its name.",
         )
-    if header.architecture in _ENCODES:
+    if header.facts.output == "encoding":
         raise refuse(
             f"is an encoder ({header.architecture}), not a text generator",
             "use a chat or base model.",
         )
     if (
-        header.architecture in _EMBEDS
+        header.facts.output == "embeddings"
         or header.of_architecture("attention.causal", True) is False
         or header.of_architecture("pooling_type", 0) not in (0, None)
     ):
@@ -252,7 +220,7 @@ def _check_numbers(header: Header) -> None:
         check(key, lambda x: isinstance(x, float) and 0 <= x < math.inf)
     n_experts, n_used = number("expert_count"), number("expert_used_count")
     n_groups, n_groups_used = number("expert_group_count"), number("expert_group_used_count")
-    if header.architecture in _ONE_EXPERT_IS_NONE and n_experts <= 1:
+    if header.facts.one_expert_is_none and n_experts <= 1:
         n_experts = n_used = 0
     check("expert_count", lambda n: isinstance(n, int) and n <= 1024)
     if not min(n_experts, 1) <= n_used <= n_experts:
@@ -296,18 +264,16 @@ def _check_heads(header: Header) -> None:
     ):
         if n_kv and n % n_kv:
             raise refuse(f"{n:,} heads share {n_kv:,}")
-    if header.architecture in _NO_ROPE or not (n_heads and n_heads[0] and width):
+    if not (header.facts.has_rope and n_heads and n_heads[0] and width):
         return
     usual = width[0] // n_heads[0]
     keys, values = numbers("attention.key_length", usual), numbers("attention.value_length", usual)
     turned = numbers("rope.dimension_count", keys[0] if keys else 0)
-    if not (keys and values and turned) or (
-        header.architecture in _CHECKED_ROPE and turned != keys
-    ):
+    if not (keys and values and turned) or (header.facts.rope_is_checked and turned != keys):
         return
     if turned[0] % 2 or not 0 < turned[0] <= keys[0]:
         raise refuse(f"{turned[0]:,} of a head's {keys[0]:,} dimensions are rotated")
-    if header.architecture in _EVEN_HEADS and not keys == values == turned:
+    if header.facts.even_heads and not keys == values == turned:
         raise refuse(f"heads have {keys[0]:,}, {values[0]:,} and {turned[0]:,} dimensions")
 
 

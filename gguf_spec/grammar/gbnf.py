@@ -9,6 +9,7 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from ..errors import GgufSpecError, InvalidGrammarError, InvalidOptionError
@@ -210,22 +211,13 @@ class Rules:
             raise ValueError("it has no rule root")
         self.root = self._named["root"]
         empty = self._empty()
-        done: set[int] = set()
-        for rule in range(len(self.rules)):
-            path, open_ = [(rule, self._leftmost(rule, empty))], {rule}
-            while path and path[0][0] not in done:
-                below = next(path[-1][1], None)
-                if below in open_:
-                    name = next((n for n, r in self._named.items() if r in open_), "")
-                    raise ValueError(f"{name or 'a rule'} can begin with itself (left recursion)")
-                if below is None:
-                    open_.discard(path[-1][0])
-                    done.add(path.pop()[0])
-                    if not path:
-                        break
-                elif below not in done:
-                    open_.add(below)
-                    path.append((below, self._leftmost(below, empty)))
+        leftmost = {rule: self._leftmost(rule, empty) for rule in range(len(self.rules))}
+        try:
+            TopologicalSorter(leftmost).prepare()
+        except CycleError as error:
+            cycle = set(error.args[1])
+            name = next((n for n, rule in self._named.items() if rule in cycle), "a rule")
+            raise ValueError(f"{name} can begin with itself (left recursion)") from None
 
     def _along(self, node: int) -> Iterator[Symbol]:
         while node:

@@ -11,6 +11,9 @@ from typing import Any, ClassVar
 
 from .gbnf import NEVER, Ranges, others_than
 
+# inside of a character class: the characters that a JSON string may hold without an escape
+QUOTED = r'^"\\\x00-\x1F'
+
 
 def literal(text: str) -> str:
     """Return a text as a GBNF literal."""

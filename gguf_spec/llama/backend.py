@@ -7,16 +7,16 @@ import ctypes
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TypeAlias
 
 from ..errors import LoadCancelledError, NotEnoughMemoryError
 from ..gguf.validation import Header
 from .bindings import C
 from .exact_kernels import switch_tiles
-from .memory import features_of
+from .memory import check_memory, features_of
+from .options import ContextOptions
 
 # llama.cpp's log level of a warning
 _WARNING = 3
@@ -62,6 +62,21 @@ def offloads() -> bool:
     The size of GPU memory is unknown here.
     """
     return bool(C.llama_supports_gpu_offload())
+
+
+def check_room(models: Sequence[tuple[Header, ContextOptions]]) -> None:
+    """Reject models that do not fit into memory together, before any of them is loaded.
+
+    Builds that can use a GPU are not checked.
+
+    Args:
+        models: Headers and options of the target and of its draft, if there is one.
+
+    Raises:
+        NotEnoughMemoryError: The models do not fit.
+    """
+    if not offloads():
+        check_memory(models, build_features())
 
 
 def library_parts() -> list[str]:
@@ -129,17 +144,18 @@ def apart(call: Callable[[], object]) -> None:
         raise
 
 
-Progress: TypeAlias = Callable[[float], object]
-"""Called with the share of the weights that is loaded, 0 to 1; to return False cancels."""
-
-
 class LoadProgress:
     """Progress callback for llama.cpp.
 
     Keeps exceptions, which llama.cpp would drop.
     """
 
-    def __init__(self, progress: Progress | None) -> None:
+    def __init__(self, progress: Callable[[float], object] | None) -> None:
+        """Set the callback.
+
+        Args:
+            progress: Called with the loaded share of the weights, 0 to 1; returning False cancels.
+        """
         self._progress, self._cancelled = progress, False
         self._raised: BaseException | None = None
 

@@ -7,54 +7,29 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import os
-import threading
 import time
-from collections.abc import Mapping, Sequence
-from functools import cached_property, partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..arrays import Logits
-from ..errors import (
-    ClosedError,
-    DecodeError,
-    InvalidOptionError,
-    RollbackError,
-    UnsupportedModelError,
-)
+from ..errors import DecodeError, InvalidOptionError, RollbackError
 from ..gguf.lora import check_adapter
-from ..gguf.validation import Header, check_generates_text, read_header
-from ..options import BRANCHES_MAX, K_MAX
-from .backend import (
-    LoadProgress,
-    Progress,
-    apart,
-    build_features,
-    log,
-    offloads,
-    run_with_large_stack,
-    start_backend,
-    verbose,
-)
+from ..gguf.model_file import ModelFile
+from ..gguf.validation import Header
+from ..options import K_MAX
+from .backend import build_features, log, offloads, start_backend, verbose
 from .bindings import C
+from .branches import Branches, added_branches, check_branches, n_sequences
 from .exact_kernels import GRID, has_exact_attention, has_exact_products, most_exact_rows
-from .memory import check_memory, cpu_batch
-from .native import N_BATCH, Native
-from .options import (
-    FLASH_ATTENTION,
-    KV_TYPES,
-    ContextOptions,
-    adapter_error,
-    context_error,
-    load_error,
-    physical_cores,
-)
+from .memory import cpu_batch
+from .native import N_BATCH, WIDEST, Native
+from .options import FLASH_ATTENTION, KV_TYPES, ContextOptions, context_error, physical_cores
 from .threads import PassKind, shared_governor
+from .weights import Weights
 
 # cached tokens; a shallower cache adds little to the time of a pass
 _SHALLOW = 256
@@ -62,19 +37,12 @@ _SHALLOW = 256
 _OWNERS = itertools.count()
 
 
-class Model:
-    """A model, its vocabulary and the cache of its decoded tokens.
+class Model(Weights):
+    """A model with its vocabulary and one context: the cache of its decoded tokens.
 
     Attributes:
-        n_vocab: V, the length of a row of logits.
         n_ctx: Capacity of the cache, in positions.
         busy_s: Seconds spent inside llama.cpp since loading.
-        start: The BOS token; token 0 if the vocabulary has none.
-        vocabulary: Properties that must agree between target and draft: `type`, `add_bos`, `bos`,
-            `add_eos`, `eos`, `size`.
-        chat_template: The Jinja template in the file, or None.
-        can_roll_back: Whether the cache can drop its last tokens. False for recurrent and hybrid
-            models.
         weight_bytes: Size of the weights, adapters included.
         cached_bytes: Size of one token in the cache.
         flash_attention: `on` or `off`; `auto` on a GPU build without a measurement.
@@ -98,15 +66,17 @@ class Model:
 
     def __init__(
         self,
-        path: Path,
+        file: ModelFile | Path,
         options: ContextOptions,
-        progress: Progress | None = None,
+        progress: Callable[[float], object] | None = None,
         flash_attention: str | None = None,
     ) -> None:
         """Load a GGUF file.
 
+        Whether there is enough memory is not checked (`llama.backend.check_room`).
+
         Args:
-            path: The file.
+            file: The file. A header that was read before is not read again.
             options: Load and context options.
             progress: Called with the loaded fraction, 0 to 1.
             flash_attention: Measured value for `auto`; None without a measurement.
@@ -116,16 +86,14 @@ class Model:
             ModelError: The file is missing or damaged, the model generates no text, or an adapter
                 does not belong to the model.
             InvalidOptionError: The model or this build of llama.cpp does not support an option.
-            NotEnoughMemoryError: Weights and cache do not fit into memory.
+            NotEnoughMemoryError: llama.cpp could not allocate weights or cache.
         """
-        self.path, self.options = path, options
+        super().__init__(file if isinstance(file, ModelFile) else ModelFile(file), options)
         self.flash_attention = flash_attention or (
             options.flash_attention if offloads() else options.flash_on_cpu
         )
-        self._native: Native | None = Native()
         # None while the contents of the cache are unknown
         self._cached: list[int] | None = []
-        self._pieces: dict[int, bytes] = {}
         self.n_read = 0
         self.busy_s = 0.0
         self._owner = next(_OWNERS)
@@ -136,8 +104,7 @@ class Model:
             and (options.drafts or self.flash_attention == "off")
         )
         self._governor = shared_governor(self.threads) if self.follows_machine else None
-        header = read_header(path)
-        check_generates_text(header)
+        header = self.file.header
         options.check_heads(header)
         for adapter in options.lora:
             check_adapter(adapter.path, header)
@@ -160,87 +127,23 @@ class Model:
             self.close()
             raise
 
-    # ---- loading
-
-    def _load(self, header: Header, progress: Progress | None) -> None:
-        if not offloads():
-            check_memory([(header, self.options)], build_features())
-        params = C.llama_model_default_params()
-        params.n_gpu_layers = self.options.gpu_layers
-        params.use_extra_bufts = self.options.extra_bufts
-        watch = LoadProgress(progress)
-        params.progress_callback = callback = C.llama_progress_callback(watch.tell)
-        log.clear()
-        loaded = self.native.load(os.fsencode(self.path), params)
-        del callback  # llama.cpp kept only its address
-        watch.check(self.path)
-        if not loaded:
-            raise load_error(header, log)
-        self._know_vocabulary()
-
-    def _know_vocabulary(self) -> None:
-        """Read the properties that are needed often, or after `close`."""
-        of_model, of_vocab = self.native.model, self.native.vocab
-        self.n_vocab: int = of_vocab(C.llama_vocab_n_tokens)
-        # a damaged number is negative
-        self.n_ctx_train: int = max(0, of_model(C.llama_model_n_ctx_train))
-        self.can_roll_back = not (
-            of_model(C.llama_model_is_recurrent) or of_model(C.llama_model_is_hybrid)
-        )
-        self.vocabulary: dict[str, Any] = {
-            "type": of_vocab(C.llama_vocab_type),
-            "add_bos": of_vocab(C.llama_vocab_get_add_bos),
-            "bos": of_vocab(C.llama_vocab_bos),
-            "add_eos": of_vocab(C.llama_vocab_get_add_eos),
-            "eos": of_vocab(C.llama_vocab_eos),
-            "size": self.n_vocab,
-        }
-        self.start = max(0, self.vocabulary["bos"])
-        template = of_model(C.llama_model_chat_template, None)
-        self.chat_template: str | None = (
-            template.decode("utf-8", errors="replace") if template else None
-        )
-
-    def _check_kind(self, header: Header) -> None:
-        ask = self.native.model
-        if (
-            ask(C.llama_model_has_encoder)
-            or not ask(C.llama_model_has_decoder)
-            or ask(C.llama_model_is_diffusion)
-        ):
-            what = "a diffusion model" if ask(C.llama_model_is_diffusion) else "an encoder"
-            message = f"{self.path.name} is {what} ({header.architecture}), not a text generator."
-            raise UnsupportedModelError(self.path, message, "use a chat or base model.")
-
-    def _adapt(self) -> None:
-        """Load the adapters.
-
-        They come before the context, which reserves memory for their part of a pass.
-        """
-        for adapter in self.options.lora:
-            log.clear()
-            if not self.native.adapt(os.fsencode(adapter.path)):
-                raise adapter_error(adapter, log)
-
     def _open(self, header: Header) -> None:
         params, options, native = C.llama_context_default_params(), self.options, self.native
         params.n_ctx = options.positions(self.n_ctx_train)
-        self.reads_at_once = self._n_batch = params.n_batch = params.n_ubatch = (
+        self.reads_at_once = params.n_ubatch = (
             N_BATCH if offloads() else cpu_batch(header, options, params.n_ctx)
         )
-        # sequences share one cache and cost nothing while they are empty
-        n_sequences = 1 + BRANCHES_MAX if self.can_roll_back else 1
+        # the widest verification pass may be wider than a prefill pass
+        self._n_batch = params.n_batch = max(self.reads_at_once, WIDEST)
+        # sequences share one cache
         params.kv_unified = self.can_roll_back
-        params.n_seq_max, params.n_outputs_max, params.n_outputs_max_per_seq = (
-            n_sequences,
-            K_MAX + 1,
-            K_MAX + 1,
-        )
+        params.n_seq_max = n_sequences(self.can_roll_back)
+        params.n_outputs_max = params.n_outputs_max_per_seq = K_MAX + 1
         params.n_threads = params.n_threads_batch = options.threads or physical_cores()
         params.flash_attn_type = FLASH_ATTENTION[self.flash_attention]
         params.type_k = params.type_v = KV_TYPES[options.kv_type][0]
         log.clear()
-        if not native.open(params, n_sequences):
+        if not native.open(params, params.n_seq_max):
             raise context_error(options, params.n_ctx, log)
         # llama.cpp rounds the number up
         self.n_ctx: int = min(int(params.n_ctx), native.context(C.llama_n_ctx))
@@ -251,17 +154,6 @@ class Model:
         )
         self.cached_bytes = options.kv_bytes(header, self.n_ctx_train) / self.n_ctx
 
-    @property
-    def native(self) -> Native:
-        """The native objects of llama.cpp.
-
-        Raises:
-            ClosedError: The model is closed.
-        """
-        if self._native is None:
-            raise ClosedError
-        return self._native
-
     def close(self) -> None:
         """Release the native memory.
 
@@ -269,12 +161,7 @@ class Model:
 
         The memory is freed as soon as no call of another thread uses it.
         """
-        last, self._native = [self._native], None
-        try:
-            if last[0] and threading.current_thread() is threading.main_thread():
-                apart(last.clear)
-        finally:
-            last.clear()
+        super().close()
         if self._governor:
             self._governor.forget(self._owner)
 
@@ -322,9 +209,7 @@ class Model:
         if on_grid:
             self.n_read = self.n_past
 
-    def logits(
-        self, tokens: Sequence[int], n_rows: int, branches: Sequence[tuple[int, int]] = ()
-    ) -> Logits:
+    def logits(self, tokens: Sequence[int], n_rows: int, branches: Branches = ()) -> Logits:
         """Decode tokens and return the logits after each of the last `n_rows` tokens.
 
         Args:
@@ -349,52 +234,44 @@ class Model:
                 f"from 1 to {len(tokens)}, the number of tokens, and with the branches at most "
                 f"{K_MAX + 1}",
             )
-        if (
-            len(branches) > BRANCHES_MAX
-            or not all(0 < i < len(tokens) for i, _ in branches)
-            or (branches and len(tokens) > K_MAX + 1)
-        ):
-            raise InvalidOptionError(
-                "branches", branches, f"at most {BRANCHES_MAX}, none at the first token"
-            )
-        if len(tokens) > self._n_batch:
+        if branches:
+            check_branches(branches, len(tokens))
+        elif len(tokens) > self._n_batch:
             self.read(tokens[:-n_rows])
             tokens = tokens[-n_rows:]
         self._decode(tokens, n_rows, branches)
         return self.native.rows(len(tokens) - n_rows, n_rows + len(branches), self.n_vocab)
 
-    def _decode(
-        self, tokens: Sequence[int], n_rows: int, branches: Sequence[tuple[int, int]] = ()
-    ) -> None:
+    def _decode(self, tokens: Sequence[int], n_rows: int, branches: Branches = ()) -> None:
         native, n_past = self.native, self.n_past
-        n = len(tokens) + len(branches)
-        if n_past + n > self.n_ctx:
-            raise DecodeError(1, n_past, n, f"the context holds {self.n_ctx}")
-        lowest, highest = native.batch.fill(tokens, n_rows, branches, n_past)
-        if not 0 <= lowest <= highest < self.n_vocab:
-            raise InvalidOptionError(
-                "tokens",
-                [*tokens, *(token for _, token in branches)],
-                f"ids from 0 to {self.n_vocab - 1}",
-            )
+        ids = [*tokens, *(token for _, token in branches)]
+        if n_past + len(ids) > self.n_ctx:
+            raise DecodeError(1, n_past, len(ids), f"the context holds {self.n_ctx}")
+        if ids and not 0 <= min(ids) <= max(ids) < self.n_vocab:
+            raise InvalidOptionError("tokens", ids, f"ids from 0 to {self.n_vocab - 1}")
+        native.batch.fill(tokens, n_rows, n_past)
         cached = self._in_doubt()
-        # a branch shares its prefix: the cache and the first tokens of the batch
-        for sequence in range(1, len(branches) + 1):
-            native.cache(C.llama_memory_seq_cp, 0, sequence, 0, n_past)
-        kind = self._follow_machine(native, n_past, n, n_rows)
+        kind = self._follow_machine(native, n_past, len(ids), n_rows)
+        if branches:
+            with added_branches(native, branches, len(tokens), n_past):
+                code = self._timed_pass(native, kind)
+        else:
+            code = self._timed_pass(native, kind)
+        if code != 0:
+            self._start_over(data=True)
+            raise DecodeError(code, n_past, len(ids), log[-1] if log else "")
+        cached.extend(tokens)
+        self._cached = cached
+
+    def _timed_pass(self, native: Native, kind: PassKind) -> int:
+        """Decode the batch and return llama.cpp's code."""
         started = time.perf_counter()
         code = native.decode()
         seconds = time.perf_counter() - started
         self.busy_s += seconds
         if self._governor and code == 0:
             self._governor.observe(kind, self.threads, seconds)
-        for sequence in range(1, len(branches) + 1):
-            native.cache(C.llama_memory_seq_rm, sequence, -1, -1)
-        if code != 0:
-            self._start_over(data=True)
-            raise DecodeError(code, n_past, n, log[-1] if log else "")
-        cached.extend(tokens)
-        self._cached = cached
+        return code
 
     def _follow_machine(self, native: Native, n_past: int, n: int, n_rows: int) -> PassKind:
         """Set the thread count for a pass of `n` tokens and return the kind of the pass."""
@@ -471,63 +348,3 @@ class Model:
             return True
         self._start_over(data=True)
         return False
-
-    # ---- the vocabulary
-
-    def tokenize(self, text: str, *, special: bool, start: bool = True) -> list[int]:
-        """Return the token ids of a text.
-
-        Args:
-            text: Any string. Characters without a UTF-8 form become `?`.
-            special: Whether names such as `<|im_start|>` are parsed as control tokens.
-            start: Whether to add the model's tokens for the start of a text (BOS).
-        """
-        data = text.encode("utf-8", errors="replace")
-        n = len(data) + 8
-        while True:
-            ids = (C.llama_token * n)()
-            n = run_with_large_stack(
-                len(data),
-                partial(
-                    self.native.vocab,
-                    C.llama_tokenize,
-                    data,
-                    len(data),
-                    ids,
-                    len(ids),
-                    start,
-                    special,
-                ),
-            )
-            if n >= 0:
-                return list(ids[:n])
-            # only for a vocabulary whose normalisation makes a text longer
-            n = -n
-
-    def piece(self, token: int) -> bytes:
-        """Return the bytes of a token; empty for control tokens."""
-        piece = self._pieces.get(token)
-        if piece is None:
-            ask, n = self.native.vocab, 256
-            buffer = ctypes.create_string_buffer(n)
-            n = ask(C.llama_token_to_piece, token, buffer, n, 0, False)
-            if n < 0:
-                buffer = ctypes.create_string_buffer(-n)
-                n = ask(C.llama_token_to_piece, token, buffer, -n, 0, False)
-            piece = self._pieces[token] = buffer.raw[:n]
-        return piece
-
-    def is_end(self, token: int) -> bool:
-        """Return whether a token ends a generation."""
-        return bool(self.native.vocab(C.llama_vocab_is_eog, token))
-
-    @cached_property
-    def ends(self) -> list[int]:
-        """All tokens that end a generation."""
-        return [token for token in range(self.n_vocab) if self.is_end(token)]
-
-    def token_text(self, token: int) -> str:
-        """Return the text of a token in the vocabulary."""
-        return (self.native.vocab(C.llama_vocab_get_text, token) or b"").decode(
-            "utf-8", errors="replace"
-        )

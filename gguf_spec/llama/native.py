@@ -23,8 +23,8 @@ from ..options import BRANCHES_MAX, K_MAX
 from .bindings import C
 
 N_BATCH = 512  # largest number of tokens in a batch
-# largest number of tokens in a batch with branches
-_BRANCHED = K_MAX + 1 + BRANCHES_MAX
+# largest number of tokens in a verification pass, branches included
+WIDEST = K_MAX + 1 + BRANCHES_MAX
 
 # references to the live objects, with the functions that free their memory
 _frees: set[weakref.ref[Native]] = set()
@@ -150,50 +150,45 @@ class Batch:
         self._branched = False
         self._put_into_first(N_BATCH)
 
-    def fill(
-        self, tokens: Sequence[int], n_rows: int, branches: Sequence[tuple[int, int]], n_past: int
-    ) -> tuple[int, int]:
-        """Write tokens that follow `n_past` cached tokens, then the branches.
+    def fill(self, tokens: Sequence[int], n_rows: int, n_past: int) -> None:
+        """Write tokens that follow `n_past` cached tokens.
 
         Args:
             tokens: Token ids.
-            n_rows: Number of last tokens whose logits are computed. The logits of all branches are
-                computed, too.
-            branches: Pairs of an index into `tokens` and the id of the alternative token.
+            n_rows: Number of last tokens whose logits are computed.
             n_past: Number of cached tokens.
-
-        Returns:
-            The lowest and the highest id.
         """
         if self._branched:
-            self._put_into_first(_BRANCHED)
+            self._put_into_first(WIDEST)
             self._branched = False
-        n_cached, n = len(tokens), len(tokens) + len(branches)
-        self._tokens[:n] = [*tokens, *(token for _, token in branches)]
-        self._positions[:n_cached] = np.arange(n_past, n_past + n_cached)
-        self._outputs[: n_cached - n_rows] = 0
-        self._outputs[n_cached - n_rows : n] = 1
+        n = len(tokens)
+        self._tokens[:n] = tokens
+        self._positions[:n] = np.arange(n_past, n_past + n)
+        self._outputs[: n - n_rows] = 0
+        self._outputs[n - n_rows : n] = 1
         self._batch.n_tokens = n
-        if branches:
-            self._branched = True
-            self._give_sequences(n_cached, branches, n_past)
-        return (int(self._tokens[:n].min()), int(self._tokens[:n].max())) if n else (0, 0)
 
-    def _give_sequences(
-        self, n_cached: int, branches: Sequence[tuple[int, int]], n_past: int
-    ) -> None:
-        """Assign a sequence to each branch.
+    def add_branches(self, branches: Sequence[tuple[int, int]], n_tokens: int, n_past: int) -> None:
+        """Write branches after the tokens, each in a sequence of its own, with logits.
 
-        The tokens before the branch belong to it as well.
+        The tokens before a branch belong to its sequence as well.
+
+        Args:
+            branches: Pairs of an index into the tokens and the id of the alternative token.
+            n_tokens: Number of tokens that `fill` has written.
+            n_past: Number of cached tokens before them.
         """
-        for i in range(n_cached):
+        self._branched = True
+        for i in range(n_tokens):
             beyond = [s for s, (at, _) in enumerate(branches, 1) if i < at]
             self._n_sequences[i] = 1 + len(beyond)
             for place, s in enumerate(beyond, 1):
                 self._batch.seq_id[i][place] = s
-        for s, (at, _) in enumerate(branches, 1):
-            self._positions[n_cached + s - 1] = n_past + at
-            self._batch.seq_id[n_cached + s - 1][0] = s
+        for s, (at, token) in enumerate(branches, 1):
+            row = n_tokens + s - 1
+            self._tokens[row], self._positions[row], self._outputs[row] = token, n_past + at, 1
+            self._batch.seq_id[row][0] = s
+        self._batch.n_tokens = n_tokens + len(branches)
 
     def _put_into_first(self, n: int) -> None:
         """Assign the first `n` tokens to the first sequence only."""

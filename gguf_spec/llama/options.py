@@ -252,11 +252,12 @@ def physical_cores() -> int:
 
     A second thread on a core slows decoding down.
     """
-    allowed = (
-        os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    )
+    if not hasattr(os, "sched_getaffinity"):  # not Linux
+        import psutil
+
+        return int(psutil.cpu_count(logical=False) or os.cpu_count() or 1)
     cores = set()
-    for cpu in allowed:
+    for cpu in os.sched_getaffinity(0):
         siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
         try:
             cores.add(siblings.read_text(encoding="ascii"))

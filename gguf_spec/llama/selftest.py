@@ -8,6 +8,7 @@ it fails, models are loaded with `use_extra_bufts=False`, which is slower but co
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ from .backend import library_parts
 from .model import Model
 from .options import ContextOptions
 
+_LOG = logging.getLogger("gguf_spec.llama.selftest")  # `__name__` is __main__ in the child
 # Largest accepted change of a logit. Repacked kernels add the same products in another order:
 # logits moved by 0.0 with AVX2, and rounding cannot move them by more than a few hundredths
 # elsewhere. A broken kernel is off by whole units (the logits of a row spread by 2 to 3).
@@ -30,29 +32,31 @@ _TOLERANCE = 0.5
 def extra_bufts_work() -> bool:
     """Return whether repacked weights can be used, from the cache or from a probe.
 
-    A failure is reported on stderr when it is found.
+    A failure is logged as a warning when it is found.
     """
-    cache = _cache_file()
+    cache = result_file()
     known = read_json(cache)
     if isinstance(known, dict) and "ok" in known:
         return bool(known["ok"])
-    problem = _probe()
+    problem = probe()
     if problem:
-        sys.stderr.write(
-            f"Note: llama.cpp's repacked kernels fail on this machine ({problem}). "
-            "Models are loaded without them, which is slower but correct.\n"
+        _LOG.warning(
+            "llama.cpp's repacked kernels fail on this machine (%s). "
+            "Models are loaded without them, which is slower but correct.",
+            problem,
         )
     # if the file cannot be written, the next load probes again
     write_json(cache, {"ok": not problem, "problem": problem})
     return not problem
 
 
-def _cache_file() -> Path:
+def result_file() -> Path:
+    """Return the file that holds the result for this library on this machine."""
     return cache_file("probe", [*this_machine(), *library_parts()])
 
 
-def _probe() -> str | None:
-    """Return a description of the failure, or None."""
+def probe() -> str | None:
+    """Run the self-test in a child process; return a description of the failure, or None."""
     # A packed program cannot start itself as Python: skip repacking only on machines with AMX.
     if getattr(sys, "frozen", False):
         return (

@@ -1,1 +1,3 @@
 """Model names, downloads and checksums."""
+
+__all__: list[str] = []

@@ -7,27 +7,25 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 from ..errors import CorruptFileError
 from ..errors.texts import Call, Option, Text
+from ..results import OnProgress, Progress
 from ..system.cache import cache_file, read_json, write_json
 from . import hub
 from .hub_errors import explained
 from .resolve import Entry, Part
 
-Stage = Literal["load", "wait", "verify"]
-# Progress callback: the stage, its finished bytes, and its total bytes or None if unknown.
-Tell = Callable[[Stage, int, int | None], None]
 Verified = Literal["sha256", "size and etag", "size", "nothing", "local"]
 _RANKS: tuple[Verified, ...] = ("nothing", "size", "size and etag", "sha256")  # weakest first
 _CHUNK = 1 << 20  # read size in bytes
 
 
 def verify(
-    entry: Entry, paths: Sequence[Path], remotes: Mapping[str, hub.Remote], tell: Tell
+    entry: Entry, paths: Sequence[Path], remotes: Mapping[str, hub.Remote], tell: OnProgress
 ) -> Verified:
     """Check size and sha256 of every part; return the weakest verification over all parts.
 
@@ -35,7 +33,7 @@ def verify(
         entry: The model.
         paths: Its files, one per part.
         remotes: The hub's metadata by file name, for files without a declared size.
-        tell: Called with the stage, its finished bytes and its total bytes.
+        tell: Called with the progress.
 
     Raises:
         CorruptFileError: The size or sha256 of a file is wrong. The file was deleted from the
@@ -126,7 +124,7 @@ def known_sum(path: Path) -> str | None:
     return kept.get("sha256") if isinstance(kept, dict) else None
 
 
-def _sum(path: Path, tell: Tell, done: int, total: int) -> str:
+def _sum(path: Path, tell: OnProgress, done: int, total: int) -> str:
     """Return the sha256 of a file, and cache it.
 
     Args:
@@ -140,6 +138,6 @@ def _sum(path: Path, tell: Tell, done: int, total: int) -> str:
         while chunk := file.read(_CHUNK):
             digest.update(chunk)
             done += len(chunk)
-            tell("verify", done, total)
+            tell(Progress("checksum", done, total, "bytes"))
     write_json(mark, {"sha256": digest.hexdigest()})
     return digest.hexdigest()

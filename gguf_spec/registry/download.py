@@ -17,9 +17,10 @@ from ..errors import (
     OptionConflictError,
 )
 from ..errors.texts import Call, Option, Text
-from ..system.hardware import size
+from ..results import OnProgress, Progress
+from ..system.units import format_bytes
 from . import checksums, hub
-from .checksums import Tell, Verified
+from .checksums import Verified
 from .hub_errors import explained
 from .resolve import Entry, Part
 
@@ -73,7 +74,7 @@ def local(entry: Entry) -> Path:
 
 
 def pull(
-    entry: Entry, *, force: bool = False, offline: bool = False, progress: Tell | None = None
+    entry: Entry, *, force: bool = False, offline: bool = False, progress: OnProgress | None = None
 ) -> Pulled:
     """Download the missing files of a model, and verify unverified files.
 
@@ -81,8 +82,7 @@ def pull(
         entry: The model.
         force: Download it again even if it is there.
         offline: Make no request. HF_HUB_OFFLINE=1 does the same.
-        progress: Called with the stage (`load`, `wait` for a busy hub, `verify`), its finished
-            bytes, and its total bytes or None if unknown.
+        progress: Called with the bytes of each stage: `download`, `wait`, `checksum`.
 
     Raises:
         StoreError: One of its subclasses, depending on the cause.
@@ -90,7 +90,7 @@ def pull(
     """
     if entry.path is not None:
         return Pulled(entry.name, (entry.path,), entry.path.stat().st_size, 0, "local")
-    tell = progress or (lambda *_: None)
+    tell = progress or (lambda _: None)
     asked_offline, offline = offline, offline or hub.is_offline()
     came, remotes = 0, dict[str, hub.Remote]()
     if not offline:
@@ -175,7 +175,7 @@ def _is_pinned(entry: Entry) -> bool:
     return re.fullmatch(r"[0-9a-f]{40}", entry.revision or "") is not None
 
 
-def _download(entry: Entry, force: bool, tell: Tell) -> tuple[int, dict[str, hub.Remote]]:
+def _download(entry: Entry, force: bool, tell: OnProgress) -> tuple[int, dict[str, hub.Remote]]:
     """Download the missing parts; return the downloaded bytes and the hub's metadata."""
     repo, revision = entry.repo or "", entry.revision or "main"
     here = dict(zip(entry.parts, _cached(entry), strict=True))
@@ -198,7 +198,7 @@ def _download(entry: Entry, force: bool, tell: Tell) -> tuple[int, dict[str, hub
     def tick(n_bytes: int) -> None:
         nonlocal came
         came += n_bytes
-        tell("load", came, None if None in sizes else known)
+        tell(Progress("download", came, None if None in sizes else known, "bytes"))
 
     for part in missing:
         with explained(entry, part):
@@ -210,7 +210,7 @@ def _download(entry: Entry, force: bool, tell: Tell) -> tuple[int, dict[str, hub
     return came, remotes
 
 
-def _ask(entry: Entry, part: Part, tell: Tell) -> hub.Remote:
+def _ask(entry: Entry, part: Part, tell: OnProgress) -> hub.Remote:
     """Return the hub's metadata of a part.
 
     Raises:
@@ -218,7 +218,10 @@ def _ask(entry: Entry, part: Part, tell: Tell) -> hub.Remote:
     """
     with explained(entry, part):
         remote = hub.ask(
-            entry.repo or "", part.file, entry.revision or "main", lambda: tell("wait", 0, None)
+            entry.repo or "",
+            part.file,
+            entry.revision or "main",
+            lambda: tell(Progress("wait", 0, None, "bytes")),
         )
     declared_sum = part.sha256 if checksums.is_sum(remote.etag) else None
     for what, declared, there in (
@@ -250,14 +253,14 @@ def _check_room(name: str, needed: int) -> None:
     if free < needed:
         raise NoSpaceError(
             name,
-            f"{name} needs {size(needed)} but {size(free)} are free in {folder}.",
+            f"{name} needs {format_bytes(needed)} but {format_bytes(free)} are free in {folder}.",
             needed,
             free,
         )
 
 
 def _not_downloaded(entry: Entry, offline: bool = False) -> NotDownloadedError:
-    of_size = f" ({size(entry.size_bytes)})" if entry.size_bytes else ""
+    of_size = f" ({format_bytes(entry.size_bytes)})" if entry.size_bytes else ""
     how = Text("to download it, use ", Call("pull", entry.name))
     hint = (
         Text(how, " without ", Option("offline", True), " and HF_HUB_OFFLINE.")

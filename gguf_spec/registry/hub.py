@@ -23,7 +23,7 @@ _SWITCHES = {
     "HF_HUB_DISABLE_TELEMETRY": True,
     # Xet downloads from its own servers and ignores HF_ENDPOINT.
     "HF_HUB_DISABLE_XET": True,
-    # In bytes. The default of 10 MB shows no progress for a long time on a slow connection.
+    # In bytes. The default of 10 MiB shows no progress for a long time on a slow connection.
     "DOWNLOAD_CHUNK_SIZE": 1 << 20,
 }
 _lock = threading.RLock()
@@ -100,7 +100,7 @@ def cached(repo: str, file: str, revision: str) -> Path | None:
         return None
 
 
-def ask(repo: str, file: str, revision: str, waiting: Callable[[], None]) -> Remote:
+def ask(repo: str, file: str, revision: str, waiting: Callable[[], object]) -> Remote:
     """Return commit, etag and size of a file on the hub.
 
     If the hub is busy, call `waiting` and repeat the request.

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from ..errors import ModelNotFoundError
+from ..system.folders import config_folder
 from .models_file import Entry, Part, is_model_file, is_repo, read_models_file, split_names
 
 __all__ = ["Entry", "Part", "entries", "resolve", "split_names", "user_file"]
@@ -40,14 +41,10 @@ def _package_entries() -> dict[str, Entry]:
 def user_file() -> Path | None:
     """Return the path of the user's own models file, or None for a user without a home folder."""
     try:
-        given = Path(os.environ.get("XDG_CONFIG_HOME", ""))
-        return (
-            (given if given.is_absolute() else Path.home() / ".config")
-            / "gguf-spec"
-            / "models.yaml"
-        )
-    except (RuntimeError, ValueError):
+        path = config_folder() / "models.yaml"
+    except RuntimeError:
         return None
+    return path if path.is_absolute() else None
 
 
 def entries(models_file: Path | None = None) -> dict[str, Entry]:

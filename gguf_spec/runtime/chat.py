@@ -10,8 +10,8 @@ from typing import Any, Literal, Protocol
 
 from ..errors import InvalidOptionError, NoQuestionError, PromptTooLongError, SessionError
 from ..options import Sampling, Speculation
-from ..results import Chunk, Completion, Stats
-from .stream import PromptProgress, Stream
+from ..results import Chunk, Completion, OnProgress, Stats
+from .stream import Stream
 
 _ROOM = 256  # maximum number of tokens that `shift` keeps free for an answer
 _ROLES = {"system", "user", "assistant"}
@@ -40,7 +40,7 @@ class ChatModel(Protocol):
         sampling: Sampling | None = None,
         *,
         speculation: Speculation | None = None,
-        on_prompt: PromptProgress | None = None,
+        on_prompt: OnProgress | None = None,
     ) -> Stream:
         """Start a generation."""
 
@@ -145,7 +145,7 @@ class Chat:
         sampling: Sampling | None = None,
         *,
         speculation: Speculation | None = None,
-        on_prompt: PromptProgress | None = None,
+        on_prompt: OnProgress | None = None,
     ) -> Turn:
         """Send a message and return an iterator over the answer.
 
@@ -178,7 +178,7 @@ class Chat:
         sampling: Sampling | None = None,
         *,
         speculation: Speculation | None = None,
-        on_prompt: PromptProgress | None = None,
+        on_prompt: OnProgress | None = None,
     ) -> Turn:
         """Send the last question again, with a new seed unless the sampling options set one.
 

@@ -8,13 +8,13 @@ measured on this machine, then the others by the speed-up that their size sugges
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import GgufSpecError
 from ..errors.texts import Call, Option, Optionally, Text
-from ..gguf.validation import Header, check_generates_text, read_header
+from ..gguf.model_file import ModelFile
 from ..gguf.vocabulary import FileVocabulary
 from ..llama.options import ContextOptions
 from ..options import K_MAX
@@ -23,14 +23,9 @@ from ..registry.resolve import Entry, entries
 from ..speculative.drafters import check_vocabulary
 from ..speculative.profile import ModelKey, read_profile
 from ..system.cache import cache_file, read_json, write_json
+from ..system.folders import caches_of_others
+from ..system.units import format_bytes
 
-# Recurrent and hybrid architectures, whose state does not support rollback.
-_CANNOT_GO_BACK = {
-    "mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7", "jamba", "falcon-h1", "plamo2",
-    "granitehybrid", "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe",
-    "qwen3next", "kimi-linear", "bailingmoe3", "kimi-k3", "glm5-next", "qwen35", "qwen35moe",
-    "qwen4exp", "deepseek4", "minimax-01",
-}  # fmt: skip
 _VERSION = 1  # format version of cached vocabulary comparisons
 _MOST_FILES = 1000  # maximum number of files examined, because folders may be large
 # Model of the acceptance rate: its upper limit, and the size of the draft relative to the target
@@ -44,7 +39,7 @@ class Candidate:
 
     Attributes:
         name: Its name in models.yaml, or its file name.
-        path: The file; None if it is not on this disk.
+        file: The file; None if it is not on this disk.
         gain: Expected speed-up over plain decoding; 0 if it cannot draft.
         why: Reason for or against it.
         declared: Whether models.yaml names it as the target's draft.
@@ -52,11 +47,16 @@ class Candidate:
     """
 
     name: str
-    path: Path | None
+    file: ModelFile | None
     gain: float
     why: str
     declared: bool = False
     measured: bool = False
+
+    @property
+    def path(self) -> Path | None:
+        """Path of the file; None if it is not on this disk."""
+        return self.file.path if self.file else None
 
     @property
     def fits(self) -> bool:
@@ -65,7 +65,7 @@ class Candidate:
 
 
 def choose(
-    target: Entry, path: Path, options: ContextOptions, models_file: Path | None = None
+    target: Entry, file: ModelFile, options: ContextOptions, models_file: Path | None = None
 ) -> tuple[Candidate | None, str]:
     """Return the best draft on this disk, or None, and a sentence that explains the choice.
 
@@ -73,7 +73,7 @@ def choose(
 
     Args:
         target: The target's entry.
-        path: The target's file.
+        file: The target's file.
         options: Context options of both models; saved measurements are looked up by them.
         models_file: As for `resolve`.
     """
@@ -82,15 +82,16 @@ def choose(
             None,
             f"models.yaml names no draft model for {target.name}: drafts come from the text only.",
         )
-    known = entries(models_file)
-    declared = known.get(target.draft or "")
+    opened: dict[Path, ModelFile] = {}
+    declared = entries(models_file).get(target.draft or "")
     if declared and (found := download.find(declared)):
-        one = _judge(declared.name, found, read_header(path), options, declared=True)
+        opened[found] = ModelFile(found)
+        one = _judge(declared.name, opened[found], file, options, declared=True)
         if one.fits:
             return one, ""
-    all_of_them = candidates(target, path, options, models_file)
+    all_of_them = candidates(target, file, options, models_file, opened)
     here = [
-        one for one in all_of_them if one.path and (one.gain > 1 or (one.fits and one.declared))
+        one for one in all_of_them if one.file and (one.gain > 1 or (one.fits and one.declared))
     ]
     if here:
         best = here[0]
@@ -107,35 +108,46 @@ def choose(
 
 
 def candidates(
-    target: Entry, path: Path, options: ContextOptions, models_file: Path | None = None
+    target: Entry,
+    file: ModelFile,
+    options: ContextOptions,
+    models_file: Path | None = None,
+    opened: Mapping[Path, ModelFile] | None = None,
 ) -> list[Candidate]:
     """Return all possible drafts for a target, best first; unusable ones are last.
+
+    Args:
+        target: As for `choose`.
+        file: As for `choose`.
+        options: As for `choose`.
+        models_file: As for `resolve`.
+        opened: Files whose headers may have been read already.
 
     Raises:
         ModelError: The target's own file is invalid.
     """
-    header = read_header(path)
-    check_generates_text(header)
+    _ = file.header  # raises the target's own error, before any candidate is judged
     judged: list[Candidate] = []
-    seen = {_identity(path)}
+    seen = {file.identity}
+
+    def judge(name: str, path: Path, declared: bool = False) -> None:
+        one = (opened or {}).get(path) or ModelFile(path)
+        if one.identity not in seen:
+            seen.add(one.identity)
+            judged.append(_judge(name, one, file, options, declared))
+
     for entry in entries(models_file).values():
-        file = download.find(entry)
-        if file is None:
+        if path := download.find(entry):
+            judge(entry.name, path, declared=entry.name == target.draft)
+        else:
             judged.append(_absent(entry, target))
-        elif _identity(file) not in seen:
-            seen.add(_identity(file))
-            judged.append(
-                _judge(entry.name, file, header, options, declared=entry.name == target.draft)
-            )
-    for file in _files(path):
-        if _identity(file) not in seen:
-            seen.add(_identity(file))
-            judged.append(_judge(file.name, file, header, options))
+    for path in _files(file.path):
+        judge(path.name, path)
     return sorted(
         judged,
         key=lambda one: (
             not one.fits,
-            one.path is None,
+            one.file is None,
             not one.declared,
             not one.measured,
             -one.gain,
@@ -145,49 +157,34 @@ def candidates(
 
 
 def _judge(
-    name: str, path: Path, target: Header, options: ContextOptions, declared: bool = False
+    name: str, file: ModelFile, target: ModelFile, options: ContextOptions, declared: bool
 ) -> Candidate:
     """Return the candidate for a file, with its expected speed-up or the reason it cannot draft."""
-    try:
-        header = read_header(path)
-        check_generates_text(header)
-        if header.file_bytes >= target.file_bytes:
-            return Candidate(
-                name,
-                path,
-                0.0,
-                f"it is not smaller than the target ({_mb(header)} against {_mb(target)})",
-                declared,
-            )
-        if header.architecture in _CANNOT_GO_BACK:
-            return Candidate(
-                name,
-                path,
-                0.0,
-                f"{header.architecture} models cannot remove tokens from their cache",
-                declared,
-            )
-        difference = _difference(target, header)
-        if difference:
-            return Candidate(name, path, 0.0, difference, declared)
-    except GgufSpecError as error:
-        return Candidate(name, path, 0.0, str(error).rstrip("."), declared)
-    share = header.file_bytes / target.file_bytes
-    profile = read_profile(ModelKey(target.path, options), ModelKey(path, options))
+    if why_not := _why_not(file, target):
+        return Candidate(name, file, 0.0, why_not, declared)
+    profile = read_profile(ModelKey(target, options), ModelKey(file, options))
     if profile:
         gain, k = profile.best(profile.agreement)
-        return Candidate(
-            name,
-            path,
-            gain,
-            f"measured on this machine: {gain:.2f} times plain decoding with {k} tokens a round",
-            declared,
-            measured=True,
-        )
+        why = f"measured on this machine: {gain:.2f} times plain decoding with {k} tokens a round"
+        return Candidate(name, file, gain, why, declared, measured=True)
+    share = file.header.file_bytes / target.header.file_bytes
     why = "models.yaml names it" if declared else "it has the same vocabulary"
     return Candidate(
-        name, path, _promise(share), f"{why} and has {share:.0%} of the target's size", declared
+        name, file, _promise(share), f"{why} and has {share:.0%} of the target's size", declared
     )
+
+
+def _why_not(file: ModelFile, target: ModelFile) -> str:
+    """Return the reason why a file cannot draft for the target; empty if it can."""
+    try:
+        sizes = [format_bytes(one.header.file_bytes) for one in (file, target)]
+        if file.header.file_bytes >= target.header.file_bytes:
+            return f"it is not smaller than the target ({sizes[0]} against {sizes[1]})"
+        if not file.header.facts.can_go_back:
+            return f"{file.header.architecture} models cannot remove tokens from their cache"
+        return _difference(target, file)
+    except GgufSpecError as error:
+        return str(error).rstrip(".")
 
 
 def _absent(entry: Entry, target: Entry) -> Candidate:
@@ -219,17 +216,17 @@ def _absent(entry: Entry, target: Entry) -> Candidate:
     )
 
 
-def _difference(target: Header, draft: Header) -> str:
+def _difference(target: ModelFile, draft: ModelFile) -> str:
     """Return the difference of two vocabularies, or an empty text if they match.
 
     The result is cached, because the comparison of large vocabularies is slow.
     """
-    memo = cache_file("pairs", [_VERSION, *_identity(target.path), *_identity(draft.path)])
+    memo = cache_file("pairs", [_VERSION, *target.identity, *draft.identity])
     known = read_json(memo)
     if isinstance(known, dict) and isinstance(known.get("difference"), str):
         return str(known["difference"])
     try:
-        check_vocabulary(FileVocabulary(target), FileVocabulary(draft))
+        check_vocabulary(FileVocabulary(target.header), FileVocabulary(draft.header))
         difference = ""
     except GgufSpecError as error:
         difference = str(error).rstrip(".")
@@ -256,8 +253,7 @@ def _promise(share: float) -> float:
 
 def _files(target: Path) -> Iterator[Path]:
     """Yield GGUF files beside the target and in the caches of other programs."""
-    home = Path.home()
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")
+    home, cache = Path.home(), caches_of_others()
     folders = [
         target.parent, hub.folder(), Path(os.environ.get("LLAMA_CACHE") or cache / "llama.cpp"),
         home / "Library/Caches/llama.cpp", home / ".lmstudio/models", cache / "lm-studio/models",
@@ -283,14 +279,3 @@ def _files(target: Path) -> Iterator[Path]:
 def _is_gguf(file: Path) -> bool:
     with file.open("rb") as opened:
         return opened.read(4) == b"GGUF"
-
-
-def _identity(path: Path) -> tuple[str, int, int]:
-    """Return real path, size and modification time, which identify a file."""
-    real = path.resolve()
-    stat = real.stat()
-    return str(real), stat.st_size, stat.st_mtime_ns
-
-
-def _mb(header: Header) -> str:
-    return f"{header.file_bytes / 1e6:,.0f} MB"

@@ -10,23 +10,28 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeGuard, TypeVar, cast
 
 from ..errors import BusyError, ClosedError
 from ..llama.model import Model
 from ..options import Sampling, Speculation
-from ..results import Completion
-from ..speculative.pair import ModelPair
+from ..results import Completion, OnProgress
+from ..speculative.pair import ModelPair, Snapshot
 from ..speculative.profile import Profile
 from ..text.chat_template import Message, Tools, encode_chat
 from .chat import Chat
 from .session_file import restore as restore_session
 from .session_file import save as save_session
-from .stream import PromptProgress, Request, Stream, check_request
+from .stream import Request, Stream, check_request
 from .turns import Line, Ticket
 
-Prompt = str | Sequence[Message]
+Prompt = str | Sequence[int] | Sequence[Message]
 T = TypeVar("T")
+
+
+def _is_text(prompt: Prompt) -> TypeGuard[str | Sequence[Message]]:
+    """Return whether a prompt is a text or messages; an empty sequence is token ids."""
+    return isinstance(prompt, str) or any(isinstance(one, Mapping) for one in prompt[:1])
 
 
 class LLM:
@@ -83,7 +88,12 @@ class LLM:
         return self._target.chat_template is not None
 
     def tokenize(
-        self, prompt: Prompt, *, prefill: str = "", special: bool = True, tools: Tools | None = None
+        self,
+        prompt: str | Sequence[Message],
+        *,
+        prefill: str = "",
+        special: bool = True,
+        tools: Tools | None = None,
     ) -> list[int]:
         """Return the token ids of a text, or of messages in the model's chat template.
 
@@ -94,7 +104,7 @@ class LLM:
                 they are never parsed.
             tools: Functions that the model may call, for the template, in OpenAI's format.
         """
-        target = self._alive
+        target = self.vocabulary
         if not prompt and not prefill:
             return []
         if isinstance(prompt, str):
@@ -103,11 +113,11 @@ class LLM:
 
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes of one token; empty for a token without text."""
-        return self._alive.piece(token)
+        return self.vocabulary.piece(token)
 
     def token_text(self, token: int) -> str:
         """Return the text of one token, with replacement characters for incomplete characters."""
-        target = self._alive
+        target = self.vocabulary
         return target.piece(token).decode("utf-8", errors="replace") or target.token_text(token)
 
     def generate(
@@ -118,27 +128,44 @@ class LLM:
         speculation: Speculation | None = None,
         prefill: str = "",
         echo: bool = False,
-        on_prompt: PromptProgress | None = None,
+        tools: Tools | None = None,
+        stop_tokens: Iterable[int] = (),
+        on_token: Callable[[int], object] | None = None,
+        on_prompt: OnProgress | None = None,
     ) -> Completion:
-        """Continue a text or answer messages, and return the complete result.
+        """Continue a text or token ids, or answer messages, and return the complete result.
 
         Args:
-            prompt: A text, used unchanged, or messages (`{"role": ..., "content": ...}`) for the
-                model's chat template.
+            prompt: A text or token ids, used unchanged, or messages for the model's chat template,
+                `{"role": ..., "content": ...}` each.
             sampling: Sampling options; None uses the LLM's `sampling`.
             speculation: Draft options; None uses the LLM's `speculation`.
             prefill: Beginning of the answer, which the model continues. A grammar treats it as part
-                of the answer.
+                of the answer. Token ids must end with it already.
             echo: Start the returned text with the prompt, if it is a text, and the prefill.
-            on_prompt: Called after each prefill pass with the number of tokens read so far and the
-                total to be read; returning False cancels the generation.
+            tools: Functions that the model may call, for messages, in OpenAI's format.
+            stop_tokens: Token ids that end the generation, in addition to those of `sampling`.
+            on_token: Called with each emitted id; a true result ends the generation immediately as
+                `cancelled`.
+            on_prompt: Called after each prefill pass with the prompt tokens read so far; returning
+                False cancels the generation. The last token is decoded with the answer.
 
         Raises:
             EmptyPromptError, PromptTooLongError, InvalidOptionError: Raised before any pass runs.
             BusyError: This thread has an open stream of this LLM.
         """
         return self._complete(
-            self._request(prompt, sampling, speculation, prefill, echo, on_prompt=on_prompt)
+            self._request(
+                prompt,
+                sampling,
+                speculation,
+                prefill,
+                echo,
+                tools,
+                stop_tokens,
+                on_token,
+                on_prompt,
+            )
         )
 
     def stream(
@@ -150,69 +177,39 @@ class LLM:
         prefill: str = "",
         echo: bool = False,
         tools: Tools | None = None,
-        on_prompt: PromptProgress | None = None,
+        stop_tokens: Iterable[int] = (),
+        on_token: Callable[[int], object] | None = None,
+        on_prompt: OnProgress | None = None,
     ) -> Stream:
         """Start a generation as `generate` does, and return an iterator over `Chunk`s.
 
         The LLM is reserved until the stream ends or is closed.
         """
         return self._stream(
-            self._request(prompt, sampling, speculation, prefill, echo, tools, on_prompt)
+            self._request(
+                prompt,
+                sampling,
+                speculation,
+                prefill,
+                echo,
+                tools,
+                stop_tokens,
+                on_token,
+                on_prompt,
+            )
         )
 
     def generate_tokens(
-        self,
-        tokens: Sequence[int],
-        sampling: Sampling | None = None,
-        *,
-        stop_tokens: Iterable[int] = (),
-        on_token: Callable[[int], object] | None = None,
-        speculation: Speculation | None = None,
-        prefill: str = "",
-        on_prompt: PromptProgress | None = None,
+        self, tokens: Sequence[int], sampling: Sampling | None = None, **options: Any
     ) -> Completion:
-        """Continue token ids, and return the complete result.
-
-        Args:
-            tokens: Token ids of the prompt, used unchanged.
-            sampling: As for `generate`.
-            stop_tokens: Token ids that end the generation, in addition to those of `sampling`.
-            on_token: Called with each emitted id; a true result ends the generation immediately as
-                `cancelled`.
-            speculation: Draft options; None uses the LLM's `speculation`.
-            prefill: Text at the end of `tokens` that belongs to the answer; a grammar starts there.
-            on_prompt: As for `generate`.
-        """
-        sampling = sampling or self.sampling
-        sampling = replace(sampling, stop_tokens=(*sampling.stop_tokens, *stop_tokens))
-        request = Request(
-            list(tokens),
-            sampling,
-            speculation or self.speculation,
-            on_token,
-            prefill,
-            on_prompt=on_prompt,
-        )
-        return self._complete(request)
+        """Call `generate`, which takes token ids too, with the same options."""
+        return self.generate(list(tokens), sampling, **options)
 
     def stream_tokens(
-        self,
-        tokens: Sequence[int],
-        sampling: Sampling | None = None,
-        *,
-        speculation: Speculation | None = None,
-        prefill: str = "",
-        on_prompt: PromptProgress | None = None,
+        self, tokens: Sequence[int], sampling: Sampling | None = None, **options: Any
     ) -> Stream:
-        """Start a generation as `generate_tokens` does, and return an iterator over `Chunk`s."""
-        request = Request(
-            list(tokens),
-            sampling or self.sampling,
-            speculation or self.speculation,
-            prefill=prefill,
-            on_prompt=on_prompt,
-        )
-        return self._stream(request)
+        """Call `stream`, which takes token ids too, with the same options."""
+        return self.stream(list(tokens), sampling, **options)
 
     def chat(
         self,
@@ -286,11 +283,37 @@ class LLM:
         """Costs and agreement measured for the models on this machine."""
         return self._pair.profile
 
+    def use_profile(self, profile: Profile) -> None:
+        """Use other costs from now on, and forget the statistics learned with the old ones.
+
+        Raises:
+            BusyError, ClosedError: As for a generation.
+        """
+        self._in_turn(lambda _: self._pair.use_profile(profile))
+
+    def snapshot(self) -> Snapshot:
+        """Return a copy of what was learned during use: costs, acceptance rates, correction.
+
+        It changes the speed of later requests, not their texts.
+
+        Raises:
+            BusyError, ClosedError: As for a generation.
+        """
+        return self._in_turn(lambda _: self._pair.snapshot())
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go back to the learned state of a `snapshot`, which may be used again.
+
+        Raises:
+            BusyError, ClosedError: As for a generation.
+        """
+        self._in_turn(lambda _: self._pair.restore(snapshot))
+
     @contextmanager
-    def models(self) -> Iterator[tuple[Model, Model]]:
+    def models(self) -> Iterator[tuple[Model, Model | None]]:
         """Reserve the LLM and yield `(target, draft)` for checks of the models' internals.
 
-        Without a draft, both items are the target.
+        The second item is None without a draft model.
 
         Raises:
             BusyError, ClosedError: As for a generation.
@@ -298,7 +321,7 @@ class LLM:
         ticket = Ticket()
         try:
             self._take(ticket)
-            yield self._target, self._draft or self._target
+            yield self._target, self._draft
         finally:
             self._line.leave(ticket)
 
@@ -336,8 +359,8 @@ class LLM:
             stream.abort()
 
     @property
-    def _alive(self) -> Model:
-        """The target for vocabulary lookups, which do not need the turn."""
+    def vocabulary(self) -> Model:
+        """The target, for vocabulary lookups only: they are possible while a request runs."""
         if self._closed:
             raise ClosedError
         return self._target
@@ -349,20 +372,27 @@ class LLM:
         speculation: Speculation | None,
         prefill: str,
         echo: bool,
-        tools: Tools | None = None,
-        on_prompt: PromptProgress | None = None,
+        tools: Tools | None,
+        stop_tokens: Iterable[int],
+        on_token: Callable[[int], object] | None,
+        on_prompt: OnProgress | None,
     ) -> Request:
-        tokens, shown = (
-            self.tokenize(prompt, prefill=prefill, tools=tools),
-            (prompt if isinstance(prompt, str) else "") + prefill,
-        )
+        if _is_text(prompt):
+            tokens = self.tokenize(prompt, prefill=prefill, tools=tools)
+        else:
+            tokens = list(cast("Sequence[int]", prompt))
+        sampling = sampling or self.sampling
+        if more := tuple(stop_tokens):
+            sampling = replace(sampling, stop_tokens=(*sampling.stop_tokens, *more))
+        shown = (prompt if isinstance(prompt, str) else "") + prefill
         return Request(
             tokens,
-            sampling or self.sampling,
+            sampling,
             speculation or self.speculation,
-            prefill=prefill,
-            echo=shown if echo else "",
-            on_prompt=on_prompt,
+            on_token,
+            prefill,
+            shown if echo else "",
+            on_prompt,
         )
 
     def _complete(self, request: Request) -> Completion:

@@ -9,53 +9,21 @@ from pathlib import Path
 
 from ..errors import InvalidOptionError, NoSpeculationError
 from ..errors.texts import Option, Text, advice
-from ..gguf.validation import Header, read_header
+from ..gguf.model_file import ModelFile
 from ..llama.attention import choose_attention
-from ..llama.backend import Progress, build_features, offloads, start_backend
-from ..llama.memory import check_memory
+from ..llama.backend import check_room, start_backend
 from ..llama.model import Model
 from ..llama.options import AdapterFile, ContextOptions, adapters
 from ..llama.selftest import extra_bufts_work
 from ..options import K_MAX, Sampling, Speculation
-from ..registry import download
-from ..registry.checksums import Tell
-from ..registry.download import Pulled, local
+from ..registry.download import local
 from ..registry.resolve import Entry, resolve
+from ..results import OnProgress, Progress
 from ..speculative.drafters import SuffixAutomaton, check_vocabulary
 from ..speculative.pair import ModelPair
 from ..speculative.profiler import profile_of
 from .draft_search import choose
 from .llm import LLM
-
-
-def pull(
-    model: str,
-    *,
-    models_file: str | Path | None = None,
-    force: bool = False,
-    offline: bool = False,
-    progress: Tell | None = None,
-) -> Pulled:
-    """Download and verify a model, if that was not done before.
-
-    Afterwards `load` finds it without a network.
-
-    Args:
-        model: A name in models.yaml, or `hf:OWNER/REPO/FILE[@REVISION]`. Its draft is a separate
-            model with its own name.
-        models_file: As for `load`.
-        force: Download it again.
-        offline: Make no request.
-        progress: Called with the stage (`load`, `wait` for a busy hub, `verify`), its finished
-            bytes, and its total bytes or None if unknown.
-
-    Raises:
-        ModelNotFoundError: No model has that name.
-        StoreError: One of its subclasses, depending on the cause.
-        InvalidOptionError: `force` is set while offline.
-    """
-    named = None if models_file is None else Path(models_file)
-    return download.pull(resolve(model, named), force=force, offline=offline, progress=progress)
 
 
 def load(
@@ -76,7 +44,7 @@ def load(
     extra_bufts: bool | None = None,
     reference: str | Path | None = None,
     models_file: str | Path | None = None,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
     on_measure: Callable[[], object] | None = None,
     verbose: bool = False,
 ) -> LLM:
@@ -109,7 +77,7 @@ def load(
             which runs once per machine.
         reference: A text file as an additional source of drafts, such as one that answers quote.
         models_file: A file in the format of models.yaml with additional names.
-        progress: Called with the loaded share of the weights, 0 to 1; returning False cancels.
+        progress: Called with the loaded bytes of the weights; returning False cancels.
         on_measure: Called before the pass costs of these models are measured, once per machine.
         verbose: Write llama.cpp's log to stderr.
 
@@ -122,7 +90,7 @@ def load(
     """
     named = Path(models_file) if models_file is not None else None
     entry = resolve(model, named)
-    path = local(entry)
+    file = ModelFile(local(entry))
     plain = draft in (None, "none")
     text = None if reference is None else _read_reference(Path(reference))
     options = ContextOptions(
@@ -138,13 +106,14 @@ def load(
     of_draft = options.for_draft(
         draft_flash_attention, draft_kv_type, draft_gpu_layers, adapters(draft_lora, "draft_lora")
     )
+    header = file.header  # reads and checks the file, before the self-test and the search
     if extra_bufts is None and not extra_bufts_work():
         options, of_draft = (
             replace(options, extra_bufts=False),
             replace(of_draft, extra_bufts=False),
         )
-    draft_path, notes = _draft_of(entry, path, draft, options, named)
-    if of_draft.lora and not draft_path:
+    draft_file, notes = _draft_of(entry, file, draft, options, named)
+    if of_draft.lora and not draft_file:
         raise NoSpeculationError(
             "draft_lora",
             str(of_draft.lora[0].path),
@@ -153,13 +122,12 @@ def load(
                 Text("set ", Option("draft"), " to a model"), Text("omit ", Option("draft_lora"))
             ),
         )
-    header, draft_header = read_header(path), read_header(draft_path) if draft_path else None
-    if draft_header and not offloads():  # check both together, before either is loaded
-        check_memory([(header, options), (draft_header, of_draft)], build_features())
-    start_backend([header, *([draft_header] if draft_header else [])])
+    models = [(header, options), *([(draft_file.header, of_draft)] if draft_file else [])]
+    check_room(models)
+    start_backend([one for one, _ in models])
     flash_attention, attention = choose_attention(header, options, must_be_exact=True)
-    steps = _Steps(progress, [path, *([draft_path] if draft_path else [])])
-    target, drafter = Model(path, options, steps.next(), flash_attention), None
+    steps = _Steps(progress, [one.file_bytes for one, _ in models])
+    target, drafter = Model(file, options, steps.next(), flash_attention), None
     try:
         if attention:
             target.exact_attention, target.depth_costs = (
@@ -168,11 +136,11 @@ def load(
             )
         if not (target.can_roll_back or plain):
             notes = [
-                f"{path.name} is recurrent or hybrid and cannot remove tokens from its cache, "
-                "which speculation needs: plain decoding is used."
+                f"{file.path.name} is recurrent or hybrid and cannot remove tokens from its "
+                "cache, which speculation needs: plain decoding is used."
             ]
-        elif draft_path and draft_header:
-            drafter, why_not = _load_draft(draft_path, draft_header, target, of_draft, steps.next())
+        elif draft_file:
+            drafter, why_not = _load_draft(draft_file, target, of_draft, steps.next())
             notes += why_not
         if target.n_ctx > target.n_ctx_train > 0:
             notes.append(
@@ -207,38 +175,37 @@ def load(
 
 def _draft_of(
     entry: Entry,
-    path: Path,
+    file: ModelFile,
     draft: str | Path | None,
     options: ContextOptions,
     models_file: Path | None,
-) -> tuple[Path | None, list[str]]:
+) -> tuple[ModelFile | None, list[str]]:
     """Return the file of the draft model, or None, and notes on the choice."""
     if draft in (None, "none", "ngram"):
         return None, []
     if draft != "auto":
-        return local(resolve(draft, models_file)), []
+        return ModelFile(local(resolve(draft, models_file))), []
     if entry.draft == "ngram":
         return None, []
-    found, why = choose(entry, path, options, models_file)
-    if found:
-        return found.path, [why] if why else []
-    return None, [why]
+    found, why = choose(entry, file, options, models_file)
+    return found.file if found else None, [why] if why else []
 
 
 class _Steps:
-    """Combines the loading progress of several models, weighted by file size."""
+    """Combines the loading progress of several models, weighted by size."""
 
-    def __init__(self, progress: Progress | None, files: Sequence[Path]) -> None:
+    def __init__(self, progress: OnProgress | None, sizes: Sequence[int]) -> None:
         self._progress = progress
-        sizes = [file.stat().st_size if file.exists() else 0 for file in files]
-        self._starts = [sum(sizes[:i]) / max(1, sum(sizes)) for i in range(len(sizes) + 1)]
+        self._starts, self._total = [sum(sizes[:i]) for i in range(len(sizes) + 1)], sum(sizes)
 
-    def next(self) -> Progress | None:
+    def next(self) -> Callable[[float], object] | None:
         """Return the progress callback of the next model."""
         if self._progress is None:
             return None
         tell, start, end = self._progress, self._starts.pop(0), self._starts[0]
-        return lambda share: tell(start + share * (end - start))
+        return lambda share: tell(
+            Progress("load", round(start + share * (end - start)), self._total, "bytes")
+        )
 
 
 def _read_reference(path: Path) -> str:
@@ -257,17 +224,20 @@ def _suffixes(target: Model, text: str) -> SuffixAutomaton:
 
 
 def _load_draft(
-    path: Path, header: Header, target: Model, options: ContextOptions, progress: Progress | None
+    file: ModelFile,
+    target: Model,
+    options: ContextOptions,
+    progress: Callable[[float], object] | None,
 ) -> tuple[Model | None, list[str]]:
     """Load a draft with the target's vocabulary; return None and the reason without rollback.
 
     Raises:
         VocabularyMismatchError: The vocabularies differ.
     """
-    flash_attention, attention = choose_attention(header, options, must_be_exact=False)
-    draft = Model(path, replace(options, n_ctx=target.n_ctx), progress, flash_attention)
+    flash_attention, attention = choose_attention(file.header, options, must_be_exact=False)
+    draft = Model(file, replace(options, n_ctx=target.n_ctx), progress, flash_attention)
     try:
-        draft.depth_costs = attention.depth_costs(header) if attention else {}
+        draft.depth_costs = attention.depth_costs(file.header) if attention else {}
         check_vocabulary(target, draft)
     except BaseException:
         draft.close()
@@ -276,6 +246,6 @@ def _load_draft(
         return draft, []
     draft.close()
     return None, [
-        f"the draft {path.name} is recurrent or hybrid and cannot remove tokens from its cache, "
-        "which drafting needs: drafts come from the text only."
+        f"the draft {file.path.name} is recurrent or hybrid and cannot remove tokens from its "
+        "cache, which drafting needs: drafts come from the text only."
     ]

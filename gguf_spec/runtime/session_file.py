@@ -25,8 +25,9 @@ from ..llama.backend import library_parts
 from ..llama.exact_kernels import kernels_in_use
 from ..llama.model import Model
 from ..system.atomic_file import atomic_write
-from ..system.cache import cache_folder, content_id, this_machine
-from ..system.hardware import size
+from ..system.cache import content_id, this_machine
+from ..system.folders import cache_folder
+from ..system.units import format_bytes
 
 _FORMAT = b"gguf-spec session 1\n"
 _MOST_DATA = 64 << 20  # maximum size of the data, in bytes
@@ -49,7 +50,7 @@ def save(path: Path, data: Mapping[str, Any], target: Model, draft: Model | None
         free = shutil.disk_usage(path.parent).free
         if sum(lengths) > free:
             raise SessionError(
-                f"{path} needs {size(sum(lengths))}, but {size(free)} are free.",
+                f"{path} needs {format_bytes(sum(lengths))}, but {format_bytes(free)} are free.",
                 "free disk space, or save it on another disk.",
             )
         with atomic_write(path) as part, part.open("wb") as file:
@@ -141,7 +142,7 @@ def _about(model: Model) -> dict[str, Any]:
         *this_machine(),
         *library_parts(),
         kernels_in_use(),
-        content_id(model.path),
+        model.file.content_id,
     ]
     parts += [model.flash_attention, o.kv_type, o.gpu_layers, o.extra_bufts, model.n_ctx]
     parts += [(content_id(adapter.path), adapter.scale) for adapter in o.lora]

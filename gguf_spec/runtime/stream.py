@@ -1,4 +1,4 @@
-"""A running generation: turns rounds into chunks of text and records times."""
+"""A running generation: turns rounds into chunks of text."""
 
 from __future__ import annotations
 
@@ -6,16 +6,22 @@ import contextlib
 import itertools
 import secrets
 import sys
-import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TypeAlias
 
 from ..errors import EmptyPromptError, InvalidOptionError, PromptTooLongError
 from ..llama.model import Model
 from ..options import Sampling, Speculation
-from ..results import Chunk, Completion, FinishReason, Stats, TokenLogprob
+from ..results import (
+    Chunk,
+    Completion,
+    FinishReason,
+    OnProgress,
+    Progress,
+    Stats,
+    TokenLogprob,
+)
 from ..sampling.chain import CompatSampling, Sampler
 from ..sampling.filters import make_filters
 from ..sampling.rng import SeededRng
@@ -25,13 +31,8 @@ from ..speculative.controller import DraftController
 from ..speculative.drafters import NoDrafter
 from ..speculative.pair import ModelPair
 from ..text.detokenizer import TextStream
+from .stats_recorder import StatsRecorder
 
-PromptProgress: TypeAlias = Callable[[int, int], object]
-"""Callback after each prefill pass: the number of tokens read so far, and the total to be read.
-
-Returning False cancels the generation. The last prompt token is not counted, because it is decoded
-with the answer.
-"""
 # Seed increment per context shift. It is odd, so that all parts of a text have different seeds.
 _PART = 0x9E3779B97F4A7C15
 
@@ -47,7 +48,8 @@ class Request:
         on_token: Called with each emitted id; a true result ends the generation there.
         prefill: Text at the end of the prompt that belongs to the answer; a grammar starts there.
         echo: Text at the start of the first chunk.
-        on_prompt: Called during the prefill, see `PromptProgress`.
+        on_prompt: Called after each prefill pass. The last prompt token is not counted, because it
+            is decoded with the answer.
     """
 
     prompt: Sequence[int]
@@ -56,7 +58,7 @@ class Request:
     on_token: Callable[[int], object] | None = None
     prefill: str = ""
     echo: str = ""
-    on_prompt: PromptProgress | None = None
+    on_prompt: OnProgress | None = None
 
 
 def check_request(request: Request, target: Model) -> None:
@@ -205,7 +207,7 @@ class _Generation:
 
     def __init__(self, request: Request, pair: ModelPair) -> None:
         self.seed = secrets.randbits(32) if request.sampling.seed is None else request.sampling.seed
-        self.stats = Stats(n_prompt=len(request.prompt))
+        self._recorder = StatsRecorder(len(request.prompt), pair.target, pair.draft)
         self.cancelled = False  # a plain attribute, because a signal handler may set it
         self.text: list[str] = []
         self.tokens: list[int] = []
@@ -230,18 +232,25 @@ class _Generation:
             else 0
         )
 
+    @property
+    def stats(self) -> Stats:
+        """Token counts and times so far."""
+        return self._recorder.stats
+
     def run(self) -> Generator[Chunk, None, None]:
         """Yield one chunk per round."""
         request, target = self._request, self._target
-        k, clock = self._pair.most_drafted(request.speculation), _Clock(target, self._pair.draft)
+        k, recorder = self._pair.most_drafted(request.speculation), self._recorder
+        recorder.start()
+        drafter: DraftController | NoDrafter | None = None
         for begin, chain in self._contexts():
             n_left = request.sampling.max_tokens and request.sampling.max_tokens - len(self.tokens)
-            drafter = clock.drafter = self._pair.drafter(
-                request.speculation, chain, n_left or target.n_ctx, clock.drafter
+            drafter = self._pair.drafter(
+                request.speculation, chain, n_left or target.n_ctx, drafter
             )
             on_pass = self._prompt_pass if begin is request.prompt else None
             engine.read_prompt(target, drafter, begin, k, self._is_cancelled, on_pass)
-            clock.prompt_is_read()
+            recorder.prompt_is_read()
             for one in engine.rounds(
                 target,
                 drafter,
@@ -254,17 +263,19 @@ class _Generation:
                 self._is_cancelled,
             ):
                 chunk = self._deliver(one)
-                self.stats = clock.round_is_done(self.stats, one, len(chunk.tokens))
+                recorder.round_is_done(one, len(chunk.tokens), drafter)
                 yield chunk
-                clock.resume()
+                recorder.resume()
                 if chunk.finish_reason:
-                    clock.answered(len(self.tokens))
+                    if isinstance(drafter, DraftController):
+                        drafter.known.answered(len(self.tokens))
                     return
         yield self._deliver(engine.Round([], 0, 0), cut="cancelled")
 
     def _prompt_pass(self, n_done: int, n_total: int) -> None:
         """Report a prefill pass to the caller."""
-        if self._request.on_prompt and self._request.on_prompt(n_done, n_total) is False:
+        report = self._request.on_prompt
+        if report and report(Progress("prompt", n_done, n_total, "tokens")) is False:
             self.cancelled = True
 
     def _contexts(self) -> Iterator[tuple[Sequence[int], Sampler]]:
@@ -333,66 +344,3 @@ class _Generation:
         return (
             not self._n_kept and len(self._request.prompt) + len(self.tokens) >= self._target.n_ctx
         )
-
-
-class _Clock:
-    """Records the times of a stream: time inside the models, and total running time."""
-
-    def __init__(self, target: Model, draft: Model | None) -> None:
-        self._models = (draft, target)
-        self.drafter: DraftController | NoDrafter = NoDrafter()
-        self._busy = self._busy_now()
-        self._since = time.perf_counter()
-        self._total_s = self._prompt_s = 0.0
-        self._is_read = False
-
-    def resume(self) -> None:
-        """Continue timing after the caller has processed a chunk."""
-        self._since = time.perf_counter()
-
-    def prompt_is_read(self) -> None:
-        """Count all time so far as prefill time; a later prefill counts as generation time."""
-        if self._is_read:
-            return
-        self._is_read = True
-        self._pause()
-        self._prompt_s, self._busy = self._total_s, self._busy_now()
-        self.resume()
-
-    def round_is_done(self, old: Stats, one: engine.Round, n_emitted: int) -> Stats:
-        """Return the stats with a round added, and pause timing until `resume`."""
-        self._pause()
-        controller = self.drafter if isinstance(self.drafter, DraftController) else None
-        draft_s, verify_s = (
-            now - before for now, before in zip(self._busy_now(), self._busy, strict=True)
-        )
-        return Stats(
-            n_prompt=old.n_prompt,
-            n_generated=old.n_generated + n_emitted,
-            n_drafted=old.n_drafted + one.n_drafted,
-            n_accepted=old.n_accepted + one.n_accepted,
-            n_near_ties=old.n_near_ties + sum(i < n_emitted for i in one.near_ties),
-            n_decided_again=old.n_decided_again + one.decided_again,
-            rounds=old.rounds + 1,
-            prompt_s=self._prompt_s,
-            draft_s=draft_s,
-            verify_s=verify_s,
-            other_s=self._total_s - self._prompt_s - draft_s - verify_s,
-            ttft_s=old.ttft_s or self._total_s,
-            total_s=self._total_s,
-            forecast_s=controller.forecast.rounds_s if controller else 0.0,
-            plain_s=controller.forecast.plain_s if controller else 0.0,
-            drafters=dict(controller.counts) if controller else {},
-            why_none=self.drafter.why_none,
-        )
-
-    def answered(self, n_tokens: int) -> None:
-        """Record the length of an answer."""
-        if isinstance(self.drafter, DraftController):
-            self.drafter.known.answered(n_tokens)
-
-    def _pause(self) -> None:
-        self._total_s += time.perf_counter() - self._since
-
-    def _busy_now(self) -> tuple[float, ...]:
-        return tuple(model.busy_s if model else 0.0 for model in self._models)

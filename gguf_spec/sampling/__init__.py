@@ -1,1 +1,3 @@
 """Sampling: filters, distributions, seeded noise and near ties."""
+
+__all__: list[str] = []

@@ -315,11 +315,10 @@ def _mask(logits: Logits, history: Sequence[int], grammar: Grammar, n_needed: in
 
     Of the allowed tokens only the best are kept, at least `n_needed` if there are as many.
     """
-    reachable = np.where(grammar.possible(history)[: len(logits)], logits, np.float32(-np.inf))
-    n = 2 * n_needed + 50
+    reachable = np.flatnonzero(grammar.possible(history)[: len(logits)] & (logits > -np.inf))
+    row, n = logits[reachable], 2 * n_needed + 50
     while True:
-        ids = largest(reachable, min(n, len(logits)))
-        ids = ids[reachable[ids] > -np.inf]
+        ids = reachable[largest(row, n)] if n < len(row) else reachable
         ids_allowed = ids[grammar.allowed(history, ids)]
         if len(ids_allowed) >= n_needed or len(ids) < n:
             break

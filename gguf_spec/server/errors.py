@@ -6,7 +6,6 @@ import json
 import logging
 import traceback
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
 from ..errors import (
@@ -19,9 +18,11 @@ from ..errors import (
     TemplateError,
 )
 from ..errors.texts import Call, Option, written
-from ..options import Sampling, Speculation
+from ..options import SAMPLING, SPECULATION
 
 LOG = logging.getLogger("gguf_spec.server")
+# Options of the engine that a request can set outside its `speculation` object.
+_OF_REQUEST = {*SAMPLING, "prompt", "tools"}
 # Engine errors that the request caused: (error class, field of the request, OpenAI error code).
 _CAUSED_BY_THE_REQUEST: tuple[tuple[type[GgufSpecError], str | None, str], ...] = (
     (PromptTooLongError, "prompt", "context_length_exceeded"),
@@ -29,10 +30,6 @@ _CAUSED_BY_THE_REQUEST: tuple[tuple[type[GgufSpecError], str | None, str], ...] 
     (TemplateError, "prompt", "invalid_value"),
     (NoTokenLeftError, None, "no_token_left"),
 )
-# Options that a request contains within its `speculation` object.
-_OF_SPECULATION = {field.name for field in fields(Speculation)}
-# Other options of the engine that a request can set.
-_OF_REQUEST = {*(field.name for field in fields(Sampling)), "prompt", "tools"}
 
 
 class ApiError(Exception):
@@ -143,7 +140,7 @@ def _in_request(part: Option | Call, names: Mapping[str, str]) -> str | None:
 
 def _field(option: str, names: Mapping[str, str]) -> str | None:
     """Return the field of an option; None for options that a request cannot set."""
-    if option in _OF_SPECULATION:
+    if option in SPECULATION:
         return f"speculation.{option}"
     return names.get(option, option if option in _OF_REQUEST else None)
 

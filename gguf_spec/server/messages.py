@@ -42,9 +42,8 @@ def _message(message: Any, at: str) -> dict[str, Any]:
         raise bad(f"{at}.role", f"must be one of {', '.join(_ROLES)}.")
     for name, given in message.items():
         if (given is not None and name not in _FIELDS) or (given and name == "refusal"):
-            raise ApiError(
-                f"{at}.{name} is not supported.", f"{at}.{name}", "unsupported_parameter"
-            )
+            param = f"{at}.{name[:100]}"
+            raise ApiError(f"{param} is not supported.", param, "unsupported_parameter")
     read: dict[str, Any] = {"role": _ROLES[role]}
     calls = message.get("tool_calls")
     if calls is not None:
@@ -161,11 +160,8 @@ def _tool(tool: Any, at: str) -> dict[str, Any]:
     read: dict[str, Any] = {"name": _name(function.get("name"), f"{at}.function.name")}
     for name, value in function.items():
         if name not in ("name", "description", "parameters", "strict"):
-            raise ApiError(
-                f"{at}.function.{name} is not supported.",
-                f"{at}.function.{name}",
-                "unsupported_parameter",
-            )
+            param = f"{at}.function.{name[:100]}"
+            raise ApiError(f"{param} is not supported.", param, "unsupported_parameter")
         if name == "strict" and value not in (None, False):
             raise ApiError(
                 f"{at}.function.strict is not supported: the arguments are not checked.",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from functools import cache
 from typing import Any
 
 from .. import __version__
-from ..options import ACCEPT, DRAFTERS, K_MAX, Speculation
+from ..options import SAMPLING, SPECULATION, Sampling
+from .requests import STOP_LENGTH_MAX, STOPS_MAX, TOP_LOGPROBS_MAX
 
 _COUNT, _NUMBER, _FLAG, _TEXT = (
     {"type": "integer", "minimum": 0},
@@ -15,43 +15,8 @@ _COUNT, _NUMBER, _FLAG, _TEXT = (
     {"type": "boolean"},
     {"type": "string"},
 )
-_SHARE = {"type": "number", "minimum": 0, "maximum": 1}
-_ABOVE_0 = {"type": "number", "exclusiveMinimum": 0, "maximum": 1}
-_MODERATE = {"type": "number", "minimum": -1_000_000, "maximum": 1_000_000}
-_STRENGTH = {"type": "number", "minimum": 0, "maximum": 1_000_000}
-_TOKENS = {"type": "integer", "minimum": 1}
-_BACK = {"type": "integer", "minimum": -1}
-_SAMPLING: dict[str, Any] = {
-    "temperature": _STRENGTH,
-    "top_k": _COUNT,
-    "top_p": _ABOVE_0,
-    "min_p": _SHARE,
-    "typical_p": _ABOVE_0,
-    "top_n_sigma": _STRENGTH,
-    "xtc_probability": _SHARE,
-    "xtc_threshold": _SHARE,
-    "repeat_penalty": {"type": "number", "minimum": 0.001, "maximum": 1000},
-    "frequency_penalty": _MODERATE,
-    "presence_penalty": _MODERATE,
-    "penalty_last_n": _BACK,
-    "dry_multiplier": _STRENGTH,
-    "dry_base": {"type": "number", "minimum": 1, "maximum": 1_000_000},
-    "dry_allowed_length": _COUNT,
-    "dry_penalty_last_n": _BACK,
-    "ignore_eos": _FLAG,
-    "seed": {"type": "integer", "minimum": 0, "maximum": 2**64 - 1},
-    "grammar": _TEXT,
-}
-_SPECULATION: dict[str, Any] = {
-    "k": {"type": "integer", "minimum": 0, "maximum": K_MAX},
-    "accept": {"enum": list(ACCEPT)},
-    "strict": _FLAG,
-    "drafter": {"enum": list(DRAFTERS)},
-    "adaptive": _FLAG,
-    "tree": _FLAG,
-    "exact": _FLAG,
-}
-assert set(_SPECULATION) == {field.name for field in fields(Speculation)}
+_TOKENS = SAMPLING["max_tokens"].schema
+_LOGPROBS = SAMPLING["logprobs"].schema | {"maximum": TOP_LOGPROBS_MAX}
 
 
 def _object(properties: dict[str, Any], *required: str, more: bool = False) -> dict[str, Any]:
@@ -69,23 +34,35 @@ def _array(items: dict[str, Any], most: int | None = None, least: int = 0) -> di
     )
 
 
+def _sampling() -> dict[str, Any]:
+    """Return the schemas of the fields that are those of `Sampling`.
+
+    `max_tokens` has no default: it is the server's.
+    """
+    schemas = {name: rule.schema for name, rule in SAMPLING.items() if rule.in_requests}
+    for name in schemas.keys() - {"max_tokens"}:
+        if (default := getattr(Sampling, name)) is not None:
+            schemas[name] |= {"default": default}
+    return schemas
+
+
 def _body(name: str, own: dict[str, Any], *required: str) -> dict[str, Any]:
-    stop = {"type": "string", "minLength": 1, "maxLength": 256}
+    stop = {"type": "string", "minLength": 1, "maxLength": STOP_LENGTH_MAX}
+    speculation = {name: rule.schema for name, rule in SPECULATION.items()}
     shared = {
         "model": {"enum": [name, ""]},
         "stream": _FLAG,
         "stream_options": _object({"include_usage": _FLAG, "include_speculation": _FLAG}),
-        "stop": {"anyOf": [stop, _array(stop, 16)]},
+        "stop": {"anyOf": [stop, _array(stop, STOPS_MAX)]},
         "logit_bias": {
             "type": "object",
             "propertyNames": {"pattern": "^[0-9]{1,9}$"},
-            "additionalProperties": _MODERATE,
+            "additionalProperties": SAMPLING["logit_bias"].schema,
         },
-        "max_tokens": _TOKENS,
         "n": {"const": 1},
-        "speculation": {"anyOf": [{"const": "off"}, _object(_SPECULATION)]},
+        "speculation": {"anyOf": [{"const": "off"}, _object(speculation)]},
     }
-    return _object(shared | _SAMPLING | own, *required)
+    return _object(shared | _sampling() | own, *required)
 
 
 def _chat_body(name: str) -> dict[str, Any]:
@@ -135,7 +112,7 @@ def _chat_body(name: str) -> dict[str, Any]:
         "messages": _array(message, least=1),
         "max_completion_tokens": _TOKENS,
         "logprobs": _FLAG,
-        "top_logprobs": {"type": "integer", "minimum": 0, "maximum": 20},
+        "top_logprobs": _LOGPROBS,
         "tools": _array(tool, least=1),
         "tool_choice": {"enum": ["none", "auto"]},
         "response_format": {
@@ -155,7 +132,7 @@ def _text_body(name: str) -> dict[str, Any]:
     own = {
         "prompt": {"anyOf": [_TEXT, ids, _array({"anyOf": [_TEXT, ids]}, 1, 1)]},
         "echo": _FLAG,
-        "logprobs": {"type": "integer", "minimum": 0, "maximum": 20},
+        "logprobs": _LOGPROBS,
     }
     return _body(name, own, "prompt")
 

@@ -7,36 +7,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import InvalidOptionError
-from ..options import Sampling, Speculation
+from ..options import SAMPLING, SPECULATION, Sampling, Speculation
 from .errors import ApiError, bad, option_refusal
 from .messages import read_messages, read_tools
 
 # Fields of `Sampling` that a body may hold under the same name.
-SAMPLING = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "typical_p",
-    "top_n_sigma",
-    "xtc_probability",
-    "xtc_threshold",
-    "repeat_penalty",
-    "frequency_penalty",
-    "presence_penalty",
-    "penalty_last_n",
-    "dry_multiplier",
-    "dry_base",
-    "dry_allowed_length",
-    "dry_penalty_last_n",
-    "ignore_eos",
-    "seed",
-    "grammar",
-)
+SAME = tuple(name for name, rule in SAMPLING.items() if rule.in_requests)
 # OpenAI fields that this server does not support -> values with no effect, which are accepted.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {"n": (1,)}
 _NEUTRAL_CHAT = _NEUTRAL | {
@@ -65,9 +45,8 @@ _SHARED = {
     "stop",
     "logit_bias",
     "logprobs",
-    "max_tokens",
     "speculation",
-    *SAMPLING,
+    *SAME,
 }
 _CHAT = _SHARED | {
     "messages",
@@ -79,7 +58,7 @@ _CHAT = _SHARED | {
 }
 _TEXT = _SHARED | {"prompt", "echo"}
 # Limits: number of stop strings, characters per stop string, alternatives per token (logprobs).
-_MOST_STOPS, _LONGEST_STOP, _MOST_TOP = 16, 256, 20
+STOPS_MAX, STOP_LENGTH_MAX, TOP_LOGPROBS_MAX = 16, 256, 20
 TEXT_MAX_TOKENS = 16  # OpenAI's default `max_tokens` of the completions endpoint
 
 
@@ -166,10 +145,11 @@ def read_chat(data: dict[str, Any], default: Speculation, most: int | None) -> C
     else:
         names = {}
     wants, top = _flag(data, "logprobs"), data.get("top_logprobs")
-    if top is not None and not (wants and _is_count(top) and 0 <= top <= _MOST_TOP):
+    if top is not None and not (wants and _is_count(top) and 0 <= top <= TOP_LOGPROBS_MAX):
         raise bad(
             "top_logprobs",
-            f"must be a whole number from 0 to {_MOST_TOP}, and requires logprobs to be true.",
+            f"must be a whole number from 0 to {TOP_LOGPROBS_MAX}, "
+            "and requires logprobs to be true.",
         )
     sampling = {"json_schema": schema, "logprobs": (top or 0) if wants else None}
     names |= {"prompt": "messages", "json_schema": "response_format"}
@@ -193,8 +173,8 @@ def read_text(data: dict[str, Any], default: Speculation, most: int | None) -> C
         data, _TEXT, _NEUTRAL_TEXT
     )
     prompt, echo, logprobs = _prompt(data.get("prompt")), _flag(data, "echo"), data.get("logprobs")
-    if logprobs is not None and not (_is_count(logprobs) and 0 <= logprobs <= _MOST_TOP):
-        raise bad("logprobs", f"must be a whole number from 0 to {_MOST_TOP}.")
+    if logprobs is not None and not (_is_count(logprobs) and 0 <= logprobs <= TOP_LOGPROBS_MAX):
+        raise bad("logprobs", f"must be a whole number from 0 to {TOP_LOGPROBS_MAX}.")
     if echo and (logprobs is not None or not isinstance(prompt, str)):
         raise bad(
             "echo", "requires a prompt that is a string, and cannot be combined with logprobs."
@@ -231,7 +211,7 @@ def _asked(
             names.get("max_tokens", "max_tokens"),
             f"is {n} but the limit of this server is {most}.",
         )
-    fields = {name: data[name] for name in SAMPLING if name in data} | sampling
+    fields = {name: data[name] for name in SAME if name in data} | sampling
     fields |= {
         "stop": _stops(data.get("stop")),
         "logit_bias": _biases(data.get("logit_bias", {})),
@@ -303,13 +283,13 @@ def _stops(value: Any) -> tuple[str, ...]:
     )
     if (
         stops is None
-        or len(stops) > _MOST_STOPS
-        or not all(isinstance(stop, str) and 0 < len(stop) <= _LONGEST_STOP for stop in stops)
+        or len(stops) > STOPS_MAX
+        or not all(isinstance(stop, str) and 0 < len(stop) <= STOP_LENGTH_MAX for stop in stops)
     ):
         raise bad(
             "stop",
-            f"must be a string of 1 to {_LONGEST_STOP} characters, "
-            f"or an array of at most {_MOST_STOPS} of them.",
+            f"must be a string of 1 to {STOP_LENGTH_MAX} characters, "
+            f"or an array of at most {STOPS_MAX} of them.",
         )
     return stops
 
@@ -364,11 +344,10 @@ def _speculation(value: Any, default: Speculation, names: dict[str, str]) -> Spe
         return None
     if value == "off":
         return replace(default, k=0)
-    known = {field.name for field in fields(Speculation)}
     if not isinstance(value, dict):
         raise bad("speculation", 'must be an object, or "off".')
     for name in value:
-        if name not in known:
+        if name not in SPECULATION:
             raise ApiError(
                 f"Unknown field: speculation.{name[:100]}.",
                 f"speculation.{name[:100]}",

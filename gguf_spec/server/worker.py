@@ -228,18 +228,13 @@ class Worker:
             return ErrorEvent(as_refusal(error, asked.names))
 
     def _open(self, asked: CompletionRequest) -> Stream:
-        llm = self._llm
-        if isinstance(asked.prompt, str):
-            return llm.stream(
-                asked.prompt, asked.sampling, speculation=asked.speculation, echo=asked.echo
-            )
-        if asked.tools:
-            return llm.stream(
-                asked.prompt, asked.sampling, speculation=asked.speculation, tools=asked.tools
-            )
-        if asked.is_chat:
-            return llm.stream(asked.prompt, asked.sampling, speculation=asked.speculation)
-        return llm.stream_tokens(asked.prompt, asked.sampling, speculation=asked.speculation)
+        return self._llm.stream(
+            asked.prompt,
+            asked.sampling,
+            speculation=asked.speculation,
+            echo=asked.echo,
+            tools=asked.tools or None,
+        )
 
     def _named(self, chunk: Chunk) -> tuple[TokenInfo, ...]:
         return tuple(

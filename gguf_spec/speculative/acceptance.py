@@ -10,12 +10,14 @@ Exactness. Every rule emits the target's distribution p, for any draft distribut
   with w' = min(1, w p(x) / q(x)), and max(0, w p(x) - q(x)) from the residual; the sum is w p(x).
 - All rules: every row used follows emitted tokens only. For `rejection` and `block`, draft tokens
   must be drawn from q, and their values must not decide whether they are checked.
+
+`speculative.tree` has the argument for a draft with branches.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,22 +26,51 @@ from ..arrays import Logits
 from ..results import TokenLogprob
 from ..sampling.chain import Distribution, Sampler, logprob
 from ..sampling.near_ties import is_near_tie
+from .interfaces import LanguageModel
 
 
-class Draft(NamedTuple):
-    """Proposal of a drafter.
+@dataclass(frozen=True)
+class Draft:
+    """Proposal of a drafter: a sequence of tokens.
 
     Attributes:
         tokens: Token ids, at most `k`.
         q: The distribution that each token was drawn from. The rule `coupled` ignores it, so it may
             then be empty.
-        branches: Second guesses: an index into `tokens`, and an alternative token at that index.
-            Only `coupled` uses them.
     """
 
     tokens: list[int]
     q: list[Distribution]
-    branches: Sequence[tuple[int, int]] = ()
+
+    @property
+    def n_drafted(self) -> int:
+        """Number of tokens that are checked."""
+        return len(self.tokens)
+
+    def check(
+        self, target: LanguageModel, tokens: Sequence[int], sampler: Sampler, accept: Accept
+    ) -> tuple[list[int], Rows]:
+        """Check the draft in one pass over the unread tokens and the draft.
+
+        Args:
+            target: The model that decides.
+            tokens: All token ids before the draft.
+            sampler: The target's chain.
+            accept: The acceptance rule.
+
+        Returns:
+            The emitted token ids, and the target's rows at their positions.
+        """
+        pending = [*tokens[target.n_past :], *self.tokens]
+        rows = Rows(target.logits(pending, len(self.tokens) + 1), tokens, self.tokens, sampler)
+        return accept(self, rows), rows
+
+    def n_cached(self, new: Sequence[int]) -> int:
+        """Return how many of the emitted tokens the pass left in the caches.
+
+        The newest token is in no cache.
+        """
+        return len(new) - 1
 
 
 class Rows:
@@ -54,25 +85,18 @@ class Rows:
         tokens: Sequence[int],
         drafted: Sequence[int],
         sampler: Sampler,
-        branches: Sequence[tuple[int, int]] = (),
     ) -> None:
         """Select the rows of a draft from the logits of a pass.
 
         Args:
-            logits: Shape `(n, V)`. The last rows are used: `len(drafted) + 1` rows of the draft,
-                then one row for each branch.
+            logits: Shape `(n, V)`; the last `len(drafted) + 1` rows are used.
             tokens: All token ids before the draft.
             drafted: Token ids of the draft.
             sampler: The target's chain.
-            branches: As in `Draft`.
         """
-        first = len(logits) - len(branches) - len(drafted) - 1
-        self.logits, self._branch_logits = (
-            logits[first : len(logits) - len(branches)],
-            logits[len(logits) - len(branches) :],
-        )
+        self.logits = logits[len(logits) - len(drafted) - 1 :]
         self.sampler = sampler
-        self._tokens, self._drafted, self._branches = tokens, drafted, branches
+        self._tokens, self._drafted = tokens, drafted
 
     def distribution(self, i: int) -> Distribution:
         """Return the target's distribution of the next token."""
@@ -81,18 +105,6 @@ class Rows:
     def token(self, i: int) -> int:
         """Return the target's own next token, drawn with the noise of its position."""
         return self.sampler.token(self.logits[i], self.history(i))
-
-    def branch_off(self, i: int, token: int) -> bool:
-        """Replace the i-th draft token by `token` if that is a branch, and return whether it is.
-
-        Row i + 1 then follows the branch and is the last row.
-        """
-        if (i, token) not in self._branches:
-            return False
-        at = self._branches.index((i, token))
-        self.logits = np.concatenate([self.logits[: i + 1], self._branch_logits[at : at + 1]])
-        self._drafted = [*self._drafted[:i], token]
-        return True
 
     def is_near_tie(self, i: int, token: int, noise: float) -> bool:
         """Return whether the choice of `token` was closer than `noise`, in logits."""
@@ -109,7 +121,7 @@ class Rows:
 
 Accept = Callable[[Draft, Rows], list[int]]
 """A rule: the 1 to `len(draft.tokens) + 1` token ids a round emits: \
-the first of the draft's, perhaps one of its branches, and one more."""
+the first of the draft's, and one more."""
 
 
 def coupled(draft: Draft, rows: Rows) -> list[int]:
@@ -124,7 +136,7 @@ def coupled(draft: Draft, rows: Rows) -> list[int]:
     for i, drafted in enumerate(draft.tokens):
         new.append(rows.token(i))
         if new[i] != drafted:
-            return [*new, rows.token(i + 1)] if rows.branch_off(i, new[i]) else new
+            return new
     return [*new, rows.token(len(draft.tokens))]
 
 

@@ -120,22 +120,6 @@ def drafting_gain(reaches: Sequence[float], k: int, outlook: Outlook, prices: Pr
     return float(outlook.shares @ np.maximum(values, stop)) - prices.rate * outlook.first_s - stop
 
 
-def best_branches(chances: Sequence[float], n: int, prices: Prices) -> int:
-    """Return how many second guesses to check beside `n` draft tokens.
-
-    Args:
-        chances: Probability that each second guess brings one more token, highest first.
-        n: Number of draft tokens that are checked.
-        prices: Costs of the round.
-    """
-    gain, most, best = 0.0, 0.0, 0
-    for extra, chance in enumerate(chances, 1):
-        gain += chance * prices.worth
-        if gain - prices.extra(n + extra, n) > most:
-            most, best = gain - prices.extra(n + extra, n), extra
-    return best
-
-
 def token_seconds(
     chance: float, pass_s: Sequence[float], draft_s: float, token_s: float = 0.0
 ) -> float:

@@ -5,7 +5,9 @@ the argument. `tokens` holds the prompt and all emitted tokens. Invariant after 
 
     target.cached == tokens[:target.n_past]
     target.n_past == len(tokens) - 1  # the next round decodes the newest token
-    target.n_past == len(tokens) - 2  # instead, after an accepted branch: it is in no cache
+
+After an accepted branch (`speculative.tree`) `target.n_past` is one less: two tokens are in no
+cache. A round decodes all tokens from `target.n_past` on, so it needs no case for this.
 
 No cached token of the drafter lies at or after position `len(tokens) - 1`.
 """
@@ -91,17 +93,9 @@ def run_round(
 ) -> Round:
     """Draft up to `k` tokens, check them in one target pass, return the 1 to k+1 new ones."""
     draft = drafter.draft(tokens, k)
-    pending = [*tokens[target.n_past :], *draft.tokens]
-    branches = [(len(pending) - len(draft.tokens) + i, token) for i, token in draft.branches]
-    rows = Rows(
-        target.logits(pending, len(draft.tokens) + 1, branches),
-        tokens,
-        draft.tokens,
-        sampler,
-        draft.branches,
-    )
-    new = rule.accept(draft, rows)
-    wide, noise = len(pending) > 1, rule.noise_of(len(pending))
+    width = len(tokens) - target.n_past + len(draft.tokens)
+    new, rows = draft.check(target, tokens, sampler, rule.accept)
+    wide, noise = width > 1, rule.noise_of(width)
     near_ties = [i for i, token in enumerate(new) if rows.is_near_tie(i, token, noise)]
     logprobs = (
         []
@@ -115,35 +109,23 @@ def run_round(
         alone = _row_alone(target, rows.history(len(new)), sampler)
         new.append(alone.token(0))
         logprobs += [] if sampler.sampling.logprobs is None else [alone.logprob(0, new[-1])]
-    keep = len(tokens) + _n_cached(draft.tokens, new)
+    keep = len(tokens) + draft.n_cached(new)
     target.rollback(keep)
     drafter.rollback(keep)
     return Round(
         new,
-        len(draft.tokens) + len(branches),
-        len(new) - 1,
-        False,
-        tuple(near_ties),
-        again,
-        tuple(logprobs),
-        wide,
-    )
-
-
-def _n_cached(drafted: Sequence[int], new: Sequence[int]) -> int:
-    """Return how many of the new tokens the pass left in the caches.
-
-    The newest token is in no cache. A branch and the token after it are in no cache either.
-    """
-    return next(
-        (i for i, (a, b) in enumerate(zip(drafted, new[:-1], strict=False)) if a != b), len(new) - 1
+        n_drafted=draft.n_drafted,
+        n_accepted=len(new) - 1,
+        near_ties=tuple(near_ties),
+        decided_again=again,
+        logprobs=tuple(logprobs),
+        wide=wide,
     )
 
 
 def _row_alone(target: LanguageModel, history: Sequence[int], sampler: Sampler) -> Rows:
     """Return the row after `history`, from a pass over its last token only."""
     target.rollback(len(history) - 1)
-    # An accepted branch is not in the cache.
     target.read(history[target.n_past : -1])
     return Rows(target.logits(history[-1:], 1), history, [], sampler)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from copy import deepcopy
+from dataclasses import dataclass, replace
 
 from ..errors import ClosedError, NoSpeculationError
 from ..errors.texts import Option, Text, advice
@@ -24,7 +25,22 @@ from .drafters import (
     TokenDrafter,
     failure,
 )  # fmt: skip
+from .pair_statistics import PairStatistics
 from .profile import DEFAULT_PROFILE, Profile, read_statistics, write_statistics
+from .tree import Tree
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """State that a model pair learns during use.
+
+    Attributes:
+        experiences: Cost models and acceptance rates, by the kind of text.
+        calibration: Correction of the draft's logits; None keeps the one in use.
+    """
+
+    experiences: dict[str, PairStatistics]
+    calibration: DraftCorrection | None = None
 
 
 class ModelPair:
@@ -60,12 +76,12 @@ class ModelPair:
         self.calibration = DraftCorrection(target.n_vocab)
         self._draft_first = FirstRead()
         self._measure = measure
-        self.know(DEFAULT_PROFILE)
+        self.use_profile(DEFAULT_PROFILE)
 
     def measure(self) -> None:
         """Measure the profile, unless that is done already."""
         if self._measure and self.target.can_roll_back:
-            self.know(self._measured(self._measure))
+            self.use_profile(self._measured(self._measure))
             read_statistics(self.target, self.draft, self.experiences)
 
     def _measured(self, measure: Callable[[Model, Model | None], Profile]) -> Profile:
@@ -95,7 +111,7 @@ class ModelPair:
         try:
             if self.profile is not DEFAULT_PROFILE:
                 write_statistics(self.target, self.draft, self.experiences)
-                self.know(DEFAULT_PROFILE)
+                self.use_profile(DEFAULT_PROFILE)
         finally:
             try:
                 if self.draft:
@@ -105,7 +121,7 @@ class ModelPair:
             finally:
                 self.target.close()
 
-    def know(self, profile: Profile) -> None:
+    def use_profile(self, profile: Profile) -> None:
         """Use a profile from now on."""
         self.profile, self.experiences = profile, profile.experiences()
         if (
@@ -116,6 +132,16 @@ class ModelPair:
             # All kernels of this machine are exact: the grid that the header suggests is not used.
             self.target.grid = 0
         self._measure = None if profile is not DEFAULT_PROFILE else self._measure
+
+    def snapshot(self) -> Snapshot:
+        """Return a copy of the learned state."""
+        return deepcopy(Snapshot(self.experiences, self.calibration))
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Replace the learned state by a copy of `snapshot`."""
+        copy = deepcopy(snapshot)
+        self.experiences = copy.experiences
+        self.calibration = copy.calibration or self.calibration
 
     def logit_noise(self, speculation: Speculation) -> float:
         """Return an upper bound of the logit noise in the passes of `speculation`, in logits.
@@ -196,7 +222,7 @@ class ModelPair:
             self.experiences[way],
             n_left,
             fixed=not speculation.adaptive,
-            tree=speculation.tree,
+            tree=Tree.of(speculation),
             widest=self.profile.widest(speculation.exact),
         )
         if isinstance(before, DraftController):

@@ -54,11 +54,6 @@ class PairStatistics:
         """Return the seconds to check `n - 1` draft tokens if `n_said` tokens are emitted."""
         return self.target.seconds(n, n_past) + n_said * self.per_token.seconds
 
-    def propose_s(self, n: int, n_past: int) -> float:
-        """Return the seconds of a proposal if the draft model has `n` unread tokens."""
-        assert self.draft
-        return self.draft.seconds(n, n_past) + self.per_proposal.seconds
-
     def drafted(self, confidence: int) -> None:
         """Count a proposal of the draft model by its confidence."""
         self.confidences = [_CONFIDENCE_MEMORY * count for count in self.confidences]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors.texts import Option, Optionally, Text
+from ..gguf.model_file import ModelFile
 from ..llama.backend import library_parts
 from ..llama.model import Model
 from ..llama.options import ContextOptions, physical_cores
@@ -15,7 +16,8 @@ from ..options import K_MAX
 from ..sampling.near_ties import NOISE_MARGIN
 from ..system.cache import cache_file, content_id, read_json, this_machine, write_json
 from .acceptance_rates import AcceptanceRates, fitted, shifted
-from .cost_model import CostModel, Overhead, Pace, interpolate
+from .cost_model import CostModel, Overhead, Pace
+from .cost_tables import interpolate
 from .drafters import (
     N_CONFIDENCE_BUCKETS,
     CoupledDraftSampler,
@@ -275,7 +277,7 @@ DEFAULT_PROFILE = Profile(
 class ModelKey(NamedTuple):
     """Model file and its load options: together they identify a stored profile."""
 
-    path: Path
+    file: ModelFile
     options: ContextOptions
 
 
@@ -334,7 +336,7 @@ def _file(target: Model | ModelKey, draft: Model | ModelKey | None, kind: str = 
         if model:
             o = model.options
             parts += [
-                content_id(model.path),
+                model.file.content_id,
                 o.threads or physical_cores(),
                 o.flash_attention,
                 o.kv_type,

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -21,6 +19,7 @@ from ..sampling.rng import SeededRng
 from ..system.competition import cores_are_shared
 from .drafters import N_CONFIDENCE_BUCKETS, CoupledDraftSampler, DraftCorrection, ModelDrafter
 from .interfaces import LanguageModel
+from .pass_rows import Generated, PassRows, repeated, row_bits
 from .profile import Profile, read_profile, write_profile
 
 # Widths of timed target passes, in tokens. The most informative come first, because the budget may
@@ -40,10 +39,6 @@ _N_SINGLES = 64
 _WANTED, _PATIENCE_S, _FEWEST = (16, 1.5, 4)
 # Cached tokens behind which passes are timed in a thorough measurement.
 _DEEP = 1024
-# Cached tokens from which flash attention is split over threads: 512 cells.
-_SPLIT = 520
-# Number of rows behind `_SPLIT` cached tokens that are compared.
-_DEEP_ROWS = 32
 # Fewest cached tokens for a measurement of the depth cost.
 _DEEP_ENOUGH = 128
 # Passes that fill the cache for the depth cost, and repetitions of each timing.
@@ -56,8 +51,6 @@ _BLOCK = 32
 _AT_LENGTH = 4 * _BLOCK + 2
 # Sampling of the text that the measurement uses.
 _SAID = Sampling(temperature=0.8, ignore_eos=True)
-# Largest number of widths between an exact and an inexact one that are tested one by one.
-_MANY = 7
 # Bounds of a plausible cost: at least this multiple of any narrower pass, and at most this multiple
 # of as many single-token passes.
 _CHEAPER, _DEARER = (0.5, 3.0)
@@ -132,7 +125,7 @@ def measure(
         n_said + len(passes) + n_deep + (n_draft + len(draft_passes) + n_deep if draft else 0),
     )
     said = _generate(target, n_said, half_s / 3, steps)
-    rows = _PassRows(target, said)
+    rows = PassRows(target, said)
     target_s = {1: said.single_s} | _time(
         target, said.tokens, passes, 1.5 * half_s, steps, judge=rows.compare
     )
@@ -208,31 +201,7 @@ class _Steps:
             self._on_step(self._done, self._total)
 
 
-class _Generated(NamedTuple):
-    """Text that a model generated in passes over one token, with its measurements.
-
-    Attributes:
-        tokens: The ids that the model read, in order.
-        rows: A hash of the bits of each row.
-        gaps: The best logits of each row, for the comparison with other rows.
-        single_s: Lower quartile of the time of a pass, in seconds.
-        steady: No other program appeared to run at the same time.
-        token_s: Python's time to choose a token from a row, in seconds.
-    """
-
-    tokens: list[int]
-    rows: list[bytes]
-    gaps: SingleTokenReference
-    single_s: float
-    steady: bool
-    token_s: float
-
-
-def _bits(row: Logits) -> bytes:
-    return hashlib.blake2b(row.tobytes(), digest_size=16).digest()
-
-
-def _generate(model: LanguageModel, n: int, budget_s: float, steps: _Steps) -> _Generated:
+def _generate(model: LanguageModel, n: int, budget_s: float, steps: _Steps) -> Generated:
     """Let a model generate at most `n` tokens from an empty context."""
     sampler = Sampler(
         _SAID,
@@ -256,101 +225,17 @@ def _generate(model: LanguageModel, n: int, budget_s: float, steps: _Steps) -> _
         python_s.append(time.perf_counter() - passed)
         took.append(passed - started)
         if len(rows) <= K_MAX:
-            rows.append(_bits(row))
+            rows.append(row_bits(row))
             gaps.add(row)
         steps.advance()
     warm = took[2:] or took
     steady = statistics.median(warm) <= _STEADY * min(warm)
-    return _Generated(tokens[:-1], rows, gaps, _low(warm), steady, statistics.median(python_s))
+    return Generated(tokens[:-1], rows, gaps, _low(warm), steady, statistics.median(python_s))
 
 
 def _low(seconds: Sequence[float]) -> float:
     """Return the lower quartile, because another program only makes a pass longer."""
     return sorted(seconds)[len(seconds) // 4]
-
-
-class _PassRows:
-    """Comparison of rows of wide passes with those of single-token passes over the same tokens.
-
-    Attributes:
-        noise: Pass width in tokens -> shift of its logits against each other, in logits; 0 if all
-            rows have the same bits.
-    """
-
-    def __init__(self, model: LanguageModel, said: _Generated) -> None:
-        self._model, self._said = model, said
-        self.noise: dict[int, float] = {}
-
-    def compare(self, width: int, logits: Logits) -> None:
-        """Compare the rows of a pass over the first tokens, shape `(width, V)`, once per width."""
-        if width in self.noise:
-            return
-        same = all(_bits(row) == alone for row, alone in zip(logits, self._said.rows, strict=False))
-        moved = (
-            0.0
-            if same
-            else max(self._said.gaps.max_shift(logits), float(np.finfo(np.float32).tiny))
-        )
-        # The last rows may use other kernels: decode the last token again in a pass of its own.
-        if same and width > len(self._said.rows):
-            last, token = _bits(logits[-1]), self._text(width)[-1]
-            self._model.rollback(width - 1)
-            moved = (
-                0.0
-                if _bits(self._model.logits([token], 1)[0]) == last
-                else float(np.finfo(np.float32).tiny)
-            )
-        self.noise[width] = moved
-
-    def exact_width(self) -> int:
-        """Return the widest pass up to which all passes have the bits of single rows.
-
-        Untested widths before an inexact one are tested too.
-        """
-        exact = 1
-        for width in sorted(self.noise):
-            if self.noise[width]:
-                if width - exact <= _MANY + 1:
-                    exact += self._n_exact(exact + 1, width)
-                break
-            exact = width
-        return exact
-
-    def _n_exact(self, first: int, end: int) -> int:
-        """Return the number of consecutive exact widths from `first` on, before `end`."""
-        for width in range(first, end):
-            self._model.rollback(0)
-            self.compare(width, self._model.logits(self._text(width), width))
-            if self.noise[width]:
-                return width - first
-        return end - first
-
-    def with_deep_noise(self) -> dict[int, float]:
-        """Return the noise, at least that behind many cached tokens.
-
-        Attention may round differently there. A short context allows only a smaller number of
-        tokens.
-        """
-        n_deep = max(0, min(_SPLIT, self._model.n_ctx - _DEEP_ROWS - 1))
-        text, alone = self._text(n_deep + _DEEP_ROWS), SingleTokenReference()
-        self._model.rollback(0)
-        self._model.read(text[:n_deep])
-        for token in text[n_deep:]:
-            alone.add(self._model.logits([token], 1)[0])
-        deep = 0.0
-        for width in (2, _DEEP_ROWS):
-            self._model.rollback(n_deep)
-            deep = max(
-                deep, alone.max_shift(self._model.logits(text[n_deep : n_deep + width], width))
-            )
-        return {width: max(noise, deep) for width, noise in self.noise.items()}
-
-    def _text(self, width: int) -> list[int]:
-        return _repeated(self._said.tokens, width)
-
-
-def _repeated(tokens: Sequence[int], n: int) -> list[int]:
-    return (list(tokens) * (n // len(tokens) + 1))[:n]
 
 
 def _time(
@@ -371,7 +256,7 @@ def _time(
     began = time.perf_counter()
     for i, width in enumerate(widths):
         if i < _NEEDED or time.perf_counter() - began < budget_s:
-            text = _repeated(said, width)
+            text = repeated(said, width)
             model.rollback(0)
             started = time.perf_counter()
             logits = model.logits(text, n_rows or width)
@@ -396,7 +281,7 @@ def _depth(
         steps.advance(_DEEP_PARTS * (1 + len(_DEEP_WIDTHS)))
         slope = _MORE_THAN_MEMORY * single_s * model.cached_bytes / max(1, model.weight_bytes)
         return dict(model.depth_costs) or {1: slope, 8: 8 * slope}
-    text = _repeated(said, deep + max(_DEEP_WIDTHS))
+    text = repeated(said, deep + max(_DEEP_WIDTHS))
     near = _time(model, said, _DEEP_WIDTHS * _DEEP_PARTS, np.inf, _Steps(None, 0), n_rows=1)
     model.rollback(0)
     for i in range(_DEEP_PARTS):

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from .atomic_file import atomic_write
-
-
-def cache_folder() -> Path:
-    """Return the cache folder of this user."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gguf-spec"
+from .folders import cache_folder
 
 
 def cache_file(kind: str, parts: Iterable[object]) -> Path:

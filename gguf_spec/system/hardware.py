@@ -5,45 +5,40 @@ llama.cpp does not check it: the kernel kills the process instead.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 
 def total_bytes() -> int | None:
     """Return the memory of the machine, or of the container if it is less; None if unknown."""
-    known = [n for n in (_physical(), _cgroup("memory.max")) if n]
+    known = [n for n in (_of_machine("total"), _cgroup("memory.max")) if n]
     return min(known) if known else None
 
 
 def available_bytes() -> int | None:
     """Return the memory that is available without swapping, in bytes; None if unknown."""
-    known = []
-    try:
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                known.append(int(line.split()[1]) * 1024)
-    except OSError:
-        pass  # not Linux
+    known = [n for n in (_of_machine("available"),) if n is not None]
     limit, used = _cgroup("memory.max"), _cgroup("memory.current")
     if limit and used is not None:
         known.append(max(limit - max(used - _cgroup_files(), 0), 0))
-    return min(known) if known else _physical()
+    return min(known) if known else None
 
 
 def resident_bytes() -> int:
     """Return the resident memory of this process, in bytes; 0 if unknown."""
+    import psutil
+
     try:
-        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf(
-            "SC_PAGE_SIZE"
-        )
-    except (OSError, IndexError, ValueError, AttributeError):
+        return int(psutil.Process().memory_info().rss)
+    except (OSError, psutil.Error):
         return 0
 
 
-def _physical() -> int | None:
+def _of_machine(name: str) -> int | None:
+    import psutil
+
     try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):
+        return int(getattr(psutil.virtual_memory(), name))
+    except (OSError, psutil.Error):
         return None
 
 
@@ -68,15 +63,4 @@ def _cgroup_files() -> int:
         int(line.split()[1])
         for line in lines
         if line.startswith(("inactive_file ", "active_file "))
-    )
-
-
-def size(n_bytes: float) -> str:
-    """Format a number of bytes for display."""
-    return (
-        f"{n_bytes / 1e9:,.1f} GB"
-        if n_bytes >= 1e9
-        else f"{n_bytes / 1e6:,.0f} MB"
-        if n_bytes >= 1e7
-        else f"{n_bytes / 1e6:,.1f} MB"
     )

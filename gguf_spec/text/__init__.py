@@ -1,1 +1,3 @@
 """Chat templates and detokenisation."""
+
+__all__: list[str] = []

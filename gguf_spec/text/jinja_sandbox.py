@@ -129,8 +129,8 @@ def render(source: str, values: Mapping[str, Any]) -> str:
         The output.
 
     Raises:
-        TemplateFailure: The template fails or exceeds its limits: 3 s, 512 MB, 1,048,576 characters
-            in addition to the length of the values.
+        TemplateFailure: The template fails or exceeds its limits: 3 s, 512 MiB, 1,048,576
+            characters in addition to the length of the values.
     """
     if len(source) > MAX_SOURCE:
         raise TemplateFailure(f"it has {len(source):,} characters, more than {MAX_SOURCE:,}")
@@ -405,7 +405,7 @@ def _main() -> None:
         template = _environment(ImmutableSandboxedEnvironment).from_string(task["source"])
         answer = {"text": _write(template, json.loads(task["values"]), task["most"])}
     except MemoryError:
-        answer = {"error": f"it takes more than {_MEMORY >> 20} MB"}
+        answer = {"error": f"it takes more than {_MEMORY >> 20} MiB"}
     except Exception as error:  # a template is a program and may raise any exception
         answer = {"error": " ".join(str(error)[:500].split()) or type(error).__name__}
     sys.stdout.write(json.dumps(answer))

@@ -20,7 +20,7 @@ import itertools
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.resources import files
 from typing import Any
@@ -37,6 +37,7 @@ from ..errors import (
 )
 from ..errors.texts import Option, Text, advice
 from ..options import Sampling, Speculation
+from ..results import OnProgress, Progress
 from ..runtime.llm import LLM
 from ..sampling.chain import Sampler
 from ..sampling.filters import make_filters
@@ -47,6 +48,17 @@ from .chi_square import LAW_TOKENS, ChiSquareTest, Reference, drawn, n_draws_of
 from .chi_square import WAYS as LAWS
 from .request_checks import RequestChecks
 from .row_checks import Check, check_rows, noise_in_use
+
+__all__ = [
+    "PROMPTS",
+    "Check",
+    "ChiSquareTest",
+    "Comparison",
+    "Difference",
+    "Report",
+    "bundled_prompts",
+    "verify",
+]
 
 SAMPLINGS = {
     "greedy": Sampling(temperature=0.0),
@@ -74,8 +86,6 @@ _MARGIN = 5.0
 # Tokens of text before each prompt of a long run, their minimum, and tokens left free.
 _LONG, _LEAST_LONG, _SPARE = (1500, 300, 16)
 _SAME_ROW = 1e-3  # constant part of that tolerance, as a share of the spread of a row
-
-Progress = Callable[[int, int], object]
 
 
 @dataclass(frozen=True)
@@ -217,7 +227,7 @@ def verify(
     n_draws: int = 1000,
     seed: int = 1,
     limit_s: float | None = None,
-    progress: Progress = lambda _done, _total: None,
+    progress: OnProgress = lambda _: None,
 ) -> Report:
     """Compare speculation with plain decoding.
 
@@ -232,7 +242,7 @@ def verify(
         seed: Seed of the first text; each further prompt uses the next seed.
         limit_s: Time limit in seconds. No further prompt or check starts after it, and the
             chi-square tests use at most a third of it, unless 50 generations each take longer.
-        progress: Called with the finished and the total number of texts, draws and checks.
+        progress: Called with the finished texts, draws and checks.
 
     Raises:
         InvalidOptionError: There is no prompt, or a number is out of range.
@@ -333,12 +343,12 @@ def _check_room(llm: LLM, prompt: str) -> None:
 
 
 class _Steps:
-    def __init__(self, total: int, progress: Progress) -> None:
+    def __init__(self, total: int, progress: OnProgress) -> None:
         self._done, self._total, self._progress = 0, total, progress
 
     def one_more(self) -> None:
         self._done += 1
-        self._progress(self._done, self._total)
+        self._progress(Progress("verify", self._done, self._total, "generations"))
 
 
 class _Texts:
@@ -346,7 +356,7 @@ class _Texts:
 
     def __init__(self, llm: LLM, n_tokens: int, noise: float) -> None:
         self._llm, self._n_tokens, self._noise = llm, n_tokens, noise
-        self.steps = _Steps(0, lambda _done, _total: None)
+        self.steps = _Steps(0, lambda _: None)
         self._n_generated = self._n_near_ties = 0
         self._tolerance: dict[str, float] = {}
         self._n_texts: Counter[tuple[str, str]] = Counter()
@@ -467,6 +477,8 @@ class _Texts:
         """
         with self._llm.models() as (target, draft):
             for name, model in (("target", target), ("draft", draft)):
+                if model is None:
+                    continue
                 n = min(model.n_past, len(said) - 1)
                 if model.cached[:n] != [*said[:n]]:
                     yield f"The {name}'s cache holds tokens that were not said"

@@ -18,6 +18,7 @@ from ..llama.samplers import distribution
 from ..options import K_MAX, Sampling, Speculation
 from ..runtime.llm import LLM
 from ..speculative.interfaces import decode_last
+from ..speculative.pair import Snapshot
 from ..speculative.profile import Profile
 
 _FILTERED = Sampling(
@@ -172,12 +173,8 @@ def drawn(
     Fewer generations run if `until` has passed.
     """
     seen: Counter[tuple[int | None, ...]] = Counter()
-    sampling, n_drafted, experiences, cheap = (
-        reference.sampling,
-        0,
-        llm._pair.experiences,
-        _cheap_drafts(llm.profile),
-    )
+    sampling, n_drafted, known = reference.sampling, 0, llm.snapshot()
+    cheap = Snapshot(_cheap_drafts(llm.profile).experiences())
     if WAYS[way].adaptive:
         sampling = replace(sampling, max_tokens=_ADAPTIVE_TOKENS)
     try:
@@ -186,7 +183,7 @@ def drawn(
                 break
             emitted: list[int] = []
             if WAYS[way].adaptive:
-                llm._pair.experiences = cheap.experiences()
+                llm.restore(cheap)
 
             def is_enough(token: int, emitted: list[int] = emitted) -> bool:
                 emitted.append(token)
@@ -202,7 +199,7 @@ def drawn(
             n_drafted += one.stats.n_drafted
             on_draw()
     finally:
-        llm._pair.experiences = experiences
+        llm.restore(known)
     return replace(chi_square(way, seen, reference.distribution), n_drafted=n_drafted)
 
 

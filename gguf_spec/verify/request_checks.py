@@ -325,7 +325,7 @@ class RequestChecks:
 
     def _held(self) -> list[list[int]]:
         with self._llm.models() as models:
-            return [list(model.cached) for model in models]
+            return [list(model.cached) for model in models if model]
 
     def _compare(
         self,

@@ -20,7 +20,7 @@ from gguf_spec import Sampling
 from gguf_spec.errors import GgufSpecError
 
 if TYPE_CHECKING:
-    from gguf_spec.runtime.chat import Chat, Turn
+    from gguf_spec import Chat, Progress, Turn
 
 Event = tuple[str, object]  # what happened, and what there is to say of it
 LOOK_MS = 33
@@ -64,8 +64,8 @@ class Engine(threading.Thread):
         except GgufSpecError as error:
             self.events.put(("failed", f"{error} {error.hint}"))
 
-    def _progress(self, share: float) -> bool:
-        self.events.put(("loading", share))
+    def _progress(self, now: Progress) -> bool:
+        self.events.put(("loading", now.share))
         return not self._quitting.is_set()
 
     def _answer(self, chat: Chat, question: str) -> None:

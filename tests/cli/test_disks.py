@@ -94,7 +94,7 @@ def test_a_home_that_takes_nothing(command, own, tale, disk, state):
     why = (
         "cannot be written: Read-only file system."
         if state == "read-only"
-        else "but 0.0 MB are free."
+        else "but 0.0 MiB are free."
     )
     assert (talk.returncode, talk.stdout) == (1, right.stdout), (
         "the answer is there, only its place is not"

@@ -261,16 +261,14 @@ def test_stats_go_to_stderr(generate):
 
 def test_near_ties_are_in_the_stats():
     from gguf_spec import Stats
-    from gguf_spec.cli.generate import _stats_lines
+    from gguf_spec.cli.render import stats_lines
 
-    assert "ties" not in _stats_lines(Stats(n_generated=9), 1)
+    assert "ties" not in stats_lines(Stats(n_generated=9), 1)
     assert (
         "ties    2 of 9 tokens were near ties: plain decoding may choose other tokens there (--strict decides them again)\n"
-        in _stats_lines(Stats(n_generated=9, n_near_ties=2), 1)
+        in stats_lines(Stats(n_generated=9, n_near_ties=2), 1)
     )
-    assert "decided again" in _stats_lines(
-        Stats(n_generated=9, n_near_ties=2, n_decided_again=2), 1
-    )
+    assert "decided again" in stats_lines(Stats(n_generated=9, n_near_ties=2, n_decided_again=2), 1)
 
 
 def test_without_a_terminal_the_draft_is_not_coloured(generate):

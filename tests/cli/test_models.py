@@ -121,10 +121,14 @@ def test_pull(run, hub, home):
     folder = home / "hub" / "models--someone--tales-GGUF" / "snapshots" / COMMIT
     lines = result.stderr.splitlines()
     assert [line for i, line in enumerate(lines) if i not in (2, 5)] == [
-        "downloading one, 1.2 MB", "verifying one, 1.2 MB", "downloading two, 0.1 MB", "verifying two, 0.1 MB",
+        "downloading one, 1.1 MiB", "verifying one, 1.1 MiB", "downloading two, 0.1 MiB", "verifying two, 0.1 MiB",
     ]  # fmt: skip
-    assert re.fullmatch(rf"one: 1\.2 MB in [\d.]+ s, sha256 verified: {folder}/one\.gguf", lines[2])
-    assert re.fullmatch(rf"two: 0\.1 MB in [\d.]+ s, sha256 verified: {folder}/two\.gguf", lines[5])
+    assert re.fullmatch(
+        rf"one: 1\.1 MiB in [\d.]+ s, sha256 verified: {folder}/one\.gguf", lines[2]
+    )
+    assert re.fullmatch(
+        rf"two: 0\.1 MiB in [\d.]+ s, sha256 verified: {folder}/two\.gguf", lines[5]
+    )
     assert (folder / "one.gguf").read_bytes() == BODY
     hub.requests.clear()
     result = run("pull", "uno")
@@ -181,9 +185,9 @@ def test_at_a_terminal(terminal, hub):
     assert code == 0
     assert "downloading one" in seen
     assert "verifying one" in seen
-    assert re.search(r"1\.2/1\.2 MB", seen)
-    assert "MB/s" in seen
-    assert "one: 1.2 MB in " in seen
+    assert re.search(r"1\.1/1\.1 MiB", seen)
+    assert "MiB/s" in seen
+    assert "one: 1.1 MiB in " in seen
     assert "tales-draft" not in seen  # nor anything of a bar of the library's
     assert "http" not in seen
 
@@ -199,10 +203,10 @@ def test_interrupted(command, run, hub, home, tmp_path):
         assert time.monotonic() < until
         time.sleep(0.05)
     child.send_signal(signal.SIGINT)
-    assert child.communicate(timeout=10)[1] == "downloading one, 1.2 MB\n\n"
+    assert child.communicate(timeout=10)[1] == "downloading one, 1.1 MiB\n\n"
     assert child.returncode == 130
     assert leftovers(home) == []
-    fails(run("path", "one"), "one (1.2 MB) is not on this disk")
+    fails(run("path", "one"), "one (1.1 MiB) is not on this disk")
     file.go_on.set()
     assert run("pull", "one", "--no-draft").returncode == 0
     assert Path(run("path", "one").stdout.strip()).read_bytes() == BODY
@@ -282,8 +286,8 @@ def test_gated(run, hub):
     (("pull", f"hf:{REPO}/one.gguf@v2"), f"{REPO} has no revision v2", "/commits/main"),
     (("pull", "hf:no/such/one.gguf"), "there is no repository no/such, or it is private", "HF_TOKEN"),
     (("pull", "three"), "there is no file three", "a name"),
-    (("path", "one"), "one (1.2 MB) is not on this disk", "Hint: to download it, use gguf-spec models pull one."),
-    (("remove", "one"), "one (1.2 MB) is not on this disk", "Hint: to download it, use gguf-spec models pull one."),
+    (("path", "one"), "one (1.1 MiB) is not on this disk", "Hint: to download it, use gguf-spec models pull one."),
+    (("remove", "one"), "one (1.1 MiB) is not on this disk", "Hint: to download it, use gguf-spec models pull one."),
     (("pull", "one", "--offline"), "is not on this disk", "Hint: to download it, use gguf-spec models pull one without --offline and HF_HUB_OFFLINE."),
 ])  # fmt: skip
 def test_what_is_missing(run, args, said, todo):
@@ -326,7 +330,9 @@ def test_no_answer(run):
 
 def test_no_room(run, hub):
     full = "import shutil\nshutil.disk_usage = lambda path: shutil._ntuple_diskusage(10**9, 10**9, 1_200_000)"
-    fails(run("pull", "one", first=full), "one and two needs 1.3 MB but 1.2 MB are free", "HF_HOME")
+    fails(
+        run("pull", "one", first=full), "one and two needs 1.2 MiB but 1.1 MiB are free", "HF_HOME"
+    )
     assert hub.requests == []
     assert run("pull", "one", "--no-draft", first=full).returncode == 0
 
@@ -347,7 +353,7 @@ def test_a_disk_that_is_full(run, hub, home, tmp_path):
             f"the disk of {home}/hub is full: one.gguf was not downloaded",
             "free disk space",
         )
-        fails(run("pull", "one", "--no-draft"), "one needs 1.2 MB but 1.0 MB are free")
+        fails(run("pull", "one", "--no-draft"), "one needs 1.1 MiB but 1.0 MiB are free")
         assert leftovers(home) == []
     finally:
         children.run(["umount", home], check=True)
@@ -367,7 +373,7 @@ def test_licences(run, terminal, hub, names, home):
     assert "Nothing was downloaded." in seen
     assert hub.requests == []
     code, seen = terminal("pull", "one", "--no-draft", typed=b"y\n")
-    assert (code, note in seen, "one: 1.2 MB in " in seen) == (0, True, True)
+    assert (code, note in seen, "one: 1.1 MiB in " in seen) == (0, True, True)
     assert note not in run("pull", "one").stderr  # it is there
     shutil.rmtree(home / "hub")
     assert run("pull", "one", "-q").stderr == note + "\n"
@@ -411,7 +417,7 @@ def test_list(run, hub):
     assert (before.returncode, before.stderr) == (0, "")
     rows = {line.split()[0]: line.split() for line in before.stdout.splitlines()}
     assert rows["name"] == ["name", "size", "licence", "draft", "on", "disk", "note"]
-    assert rows["one"][1:6] == ["1.2", "MB", "mit", "two", "no"]
+    assert rows["one"][1:6] == ["1.1", "MiB", "mit", "two", "no"]
     assert rows["tales"][5] == "bundled"
     assert set(rows) - {"name"} == {*resolve.entries(), "one", "two"}
     assert max(map(len, before.stdout.splitlines())) <= 100
@@ -447,7 +453,7 @@ def test_show(run, hub, home):
     assert facts["aliases"] == "uno"
     assert facts["repository"] == REPO
     assert facts["revision"] == COMMIT
-    assert facts["file"] == "one.gguf, 1.2 MB"
+    assert facts["file"] == "one.gguf, 1.1 MiB"
     assert facts["sha256"] == hub.files[REPO, "one.gguf"].sha256
     assert (facts["licence"], facts["draft"], facts["on disk"]) == ("mit", "two", "no")
     run("pull", "one")
@@ -469,7 +475,7 @@ def test_remove(run, terminal, hub, home):
     result = run("remove", "uno")
     assert (result.returncode, result.stdout, result.stderr) == (
         0,
-        "one: removed, 1.2 MB were freed\n",
+        "one: removed, 1.1 MiB were freed\n",
         "",
     )
     assert run("path", "one").returncode == 1

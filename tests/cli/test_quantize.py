@@ -29,7 +29,7 @@ def quantise(cli, tmp_path):
 def test_a_line_at_the_end(quantise, cli, tmp_path):
     result = quantise("--type", "q8_0")
     assert (result.returncode, result.stderr) == (0, b"")
-    line = rf"{re.escape(str(tmp_path))}/small\.gguf: Q8_0, 0\.1 MB instead of [\d.]+ MB, [89]\.\d\d bits per weight instead of 32\.00, in [\d.]+ s\n"
+    line = rf"{re.escape(str(tmp_path))}/small\.gguf: Q8_0, 0\.1 MiB instead of [\d.]+ MiB, [89]\.\d\d bits per weight instead of 32\.00, in [\d.]+ s\n"
     assert re.fullmatch(line, result.stdout.decode())
     says = [
         cli("generate", "a", "-m", path, "-d", "none", "--raw", "-t", "0", "--threads", "1").stdout

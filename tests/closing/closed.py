@@ -15,6 +15,7 @@ from gguf_spec import Sampling
 from gguf_spec.compat import DraftModel, Llama
 from gguf_spec.compat.tokens import NOT_HERE
 from gguf_spec.errors import ClosedError, InvalidOptionError, SessionError, UnsupportedError
+from gguf_spec.speculative.profile import DEFAULT_PROFILE
 
 SHORT = Sampling(max_tokens=6, seed=1)
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -25,7 +26,7 @@ NEED_A_MODEL = (
 GIVEN = {
     "prompt": ["ab", [1, 2]], "messages": [MESSAGES], "text": ["hi", b"hi"], "tokens": [[1, 2]], "token": [1], "path": [], "data": [{}], "k": [2],
     "seed": [3], "input": ["a"], "cache": [None], "a": [[1]], "b": [[1]], "n_rows": [1], "to": [0], "special": [True], "n_read": [0], "state": [b"x"],
-    "kind": [None], "error": [None], "trace": [None], "input_ids": [],
+    "kind": [None], "error": [None], "trace": [None], "input_ids": [], "profile": [DEFAULT_PROFILE], "snapshot": [None],
 }  # fmt: skip
 PASSED_ON = {"create_chat_completion_openai_v1": (MESSAGES,)}  # as they are, to another member
 SPECIAL = ["__iter__", "__next__", "__enter__", "__exit__", "__call__"]

@@ -84,6 +84,7 @@ def test_a_close_that_is_interrupted_can_be_repeated(animals, stream_open):
             "runtime/turns.py",
             "speculative/pair.py",
             "llama/model.py",
+            "llama/weights.py",
             "runtime/stream.py",
             "llama/native.py",
         ]
@@ -162,7 +163,7 @@ def test_a_load_that_is_interrupted_leaves_nothing_in_memory(animals, monkeypatc
         ):
             pass
 
-    way = Bytecodes(["llama/native.py", "llama/model.py", "runtime/load.py"])
+    way = Bytecodes(["llama/native.py", "llama/model.py", "llama/weights.py", "runtime/load.py"])
     load()
     for place in way.places(load)[::step]:
         with contextlib.suppress(KeyboardInterrupt):

@@ -8,9 +8,9 @@ import pytest
 import gguf_spec
 from gguf_spec import Sampling, Speculation
 from gguf_spec.errors import InvalidOptionError
-from gguf_spec.speculative import engine
-from gguf_spec.speculative.acceptance import Draft, Rows, coupled
+from gguf_spec.speculative.acceptance import coupled
 from gguf_spec.speculative.engine import Rule, run_round
+from gguf_spec.speculative.tree import TreeDraft, TreeRows
 from gguf_spec.verify import bundled_prompts
 from tests.exactness.test_enumeration import CHAINS, PROMPT, V, distance, exact_law
 from tests.fakes import Anything, FakeModel, every_path, random_table, sampler
@@ -25,7 +25,7 @@ class AnyTree(Anything):
     def draft(self, tokens, k):
         tokens = super().draft(tokens, k).tokens
         branches = CHOICES[self._rng.choose([1 / len(CHOICES)] * len(CHOICES))] if tokens else ()
-        return Draft(
+        return TreeDraft(
             tokens,
             [],
             [(i, token) for i, token in branches if i < len(tokens) and tokens[i] != token],
@@ -68,19 +68,19 @@ def test_every_path_of_every_tree_follows_the_targets_law(name):
 
 
 def test_a_row_of_another_branch_is_caught(monkeypatch):
-    real = Rows.branch_off
+    real = TreeRows.branch_off
 
     def wrong(self, i, token):
         self._branch_logits = self._branch_logits[::-1]
         return real(self, i, token)
 
-    monkeypatch.setattr(Rows, "branch_off", wrong)
+    monkeypatch.setattr(TreeRows, "branch_off", wrong)
     table = random_table(np.random.default_rng(7), V)
     assert distance(tree_law(table, {})[0], first_tokens_law(table, {})) > 1e-3
 
 
 def test_a_branch_left_in_the_cache_is_caught(monkeypatch):
-    monkeypatch.setattr(engine, "_n_cached", lambda drafted, new: len(new) - 1)
+    monkeypatch.setattr(TreeDraft, "n_cached", lambda self, new: len(new) - 1)
     with pytest.raises(AssertionError):
         tree_law(random_table(np.random.default_rng(7), V), {})
 

@@ -30,7 +30,7 @@ def test_it_passes_on_the_bundled_pair(tales, prompts):
         prompts[:3],
         n_tokens=24,
         n_draws=300,
-        progress=lambda done, total: steps.append((done, total)),
+        progress=steps.append,
     )
     assert report.ok, report.sentence
     assert (
@@ -55,7 +55,7 @@ def test_it_passes_on_the_bundled_pair(tales, prompts):
         for distribution in report.laws
     )
     n_steps = 3 * 18 + 3 * 300 + 4 * 150 + 7
-    assert steps == [(i, n_steps) for i in range(1, n_steps + 1)]
+    assert steps == [("verify", i, n_steps, "generations") for i in range(1, n_steps + 1)]
     names = [
         "rows",
         "near ties",

@@ -435,6 +435,12 @@ def test_a_grammar_that_is_refused(model, capfd, gbnf):
     assert capfd.readouterr() == ("", "")
 
 
+def test_the_rule_that_can_begin_with_itself_is_named(model):
+    with pytest.raises(InvalidOptionError) as caught:
+        Grammar(model, 'root ::= "x" | a\na ::= b "y" | "c"\nb ::= "d"? a', 0)
+    assert caught.value.hint == "a can begin with itself (left recursion)."
+
+
 HARD = {
     "repeats": ('root ::= (("a"{1000}){1000}){1000}', "aaa"),
     "far": 'root ::= "a"{0,900000000}',

@@ -15,6 +15,7 @@ from gguf_spec.errors import (
     NotAModelError,
     UnsupportedModelError,
 )
+from gguf_spec.gguf.model_file import ModelFile
 from gguf_spec.llama.model import Model
 from gguf_spec.llama.options import Adapter, ContextOptions, adapters
 from gguf_spec.speculative.profile import ModelKey, read_profile, write_profile
@@ -212,7 +213,9 @@ def test_profiles_are_kept_apart(folder, tmp_path, monkeypatch):
     from gguf_spec.speculative.profile import DEFAULT_PROFILE
 
     def loadable(*lora):
-        return ModelKey(folder / "model.gguf", ContextOptions(threads=1, lora=adapters(lora)))
+        return ModelKey(
+            ModelFile(folder / "model.gguf"), ContextOptions(threads=1, lora=adapters(lora))
+        )
 
     assert write_profile(loadable((folder / "lora.gguf", 0.5)), None, DEFAULT_PROFILE)
     assert read_profile(loadable((folder / "lora.gguf", 0.5)), None) is not None

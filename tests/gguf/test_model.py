@@ -308,3 +308,28 @@ def test_long_runs_of_one_letter(tmp_path):
         [sys.executable, "-c", CHILD, *files], capture_output=True, text=True, check=False
     )
     assert (child.returncode, child.stderr) == (0, "")
+
+
+WIDE = """
+import numpy as np
+import gguf_spec
+from gguf_spec.llama import model as module
+module.cpu_batch = lambda *_: 64
+with gguf_spec.load("tales", None, threads=1, n_ctx=256) as llm, llm.models() as (target, _):
+    rows, tokens = [], list(range(300, 365))
+    for width in (65, 5):
+        target.rollback(0)
+        for i in range(0, 65, width):
+            rows.append(target.logits(tokens[i : i + width], width).copy())
+    assert target.reads_at_once == 64
+    assert np.abs(rows[0] - np.concatenate(rows[1:])).max() < 0.02
+    target.rollback(0)
+    beside = target.logits(tokens[:64], 62, [(60, 7), (61, 8), (63, 9)])
+    assert np.abs(beside[:62] - rows[0][2:64]).max() < 0.02
+"""
+
+
+def test_a_pass_that_is_wider_than_those_of_a_prompt():
+    """Of a long context prompts are read 64 tokens at a time; llama.cpp ends the process over a batch that is too long."""
+    child = children.run([sys.executable, "-c", WIDE], capture_output=True, text=True, check=False)
+    assert (child.returncode, child.stderr) == (0, "")

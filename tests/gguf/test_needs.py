@@ -11,7 +11,8 @@ import pytest
 
 from gguf_spec.doctor.checks import build_features
 from gguf_spec.gguf.validation import read_header
-from gguf_spec.llama.memory import cache_bytes, needs
+from gguf_spec.llama.cache_size import cache_bytes
+from gguf_spec.llama.memory import needs
 from gguf_spec.llama.model import Model
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.registry.download import local

@@ -1,16 +1,21 @@
 """The draft that is found among files on the disk, by their headers alone."""
 
 import os
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import gguf_spec
+from gguf_spec.gguf import validation
+from gguf_spec.gguf.model_file import ModelFile
 from gguf_spec.gguf.validation import read_header
 from gguf_spec.gguf.vocabulary import FileVocabulary
+from gguf_spec.llama import memory
 from gguf_spec.llama import model as model_module
 from gguf_spec.llama.model import Model
+from gguf_spec.llama.native import Native
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.registry import download
 from gguf_spec.registry import hub as hub_module
@@ -57,7 +62,7 @@ def put(path, *model, **changes):
 
 
 def names(target):
-    return {one.name: one for one in candidates(resolve(target), target, OPTIONS)}
+    return {one.name: one for one in candidates(resolve(target), ModelFile(target), OPTIONS)}
 
 
 @pytest.mark.parametrize(
@@ -124,7 +129,7 @@ def test_the_right_draft_among_ten_caches_with_decoys(home, target, monkeypatch)
     monkeypatch.setattr(
         model_module.C, "llama_model_load_from_file", lambda *_: pytest.fail("weights were loaded")
     )
-    found, why = choose(resolve(target), target, OPTIONS)
+    found, why = choose(resolve(target), ModelFile(target), OPTIONS)
     assert (found.path, found.name) == (right, "right.gguf")
     assert (
         why
@@ -158,7 +163,7 @@ def test_the_right_draft_among_ten_caches_with_decoys(home, target, monkeypatch)
 
 def test_ollamas_blobs_have_no_names(home, target):
     blob = put(home / ".ollama/models/blobs/sha256-abc", zoo.llama(n_layer=4))
-    assert choose(resolve(target), target, OPTIONS)[0].path == blob
+    assert choose(resolve(target), ModelFile(target), OPTIONS)[0].path == blob
 
 
 def test_a_file_linked_to_from_two_places_is_one_candidate(home, target):
@@ -167,13 +172,15 @@ def test_a_file_linked_to_from_two_places_is_one_candidate(home, target):
     (target.parent / "itself.gguf").symlink_to(target)
     (target.parent / "nowhere.gguf").symlink_to(home / "nothing.gguf")
     assert [
-        one.path.resolve() for one in candidates(resolve(target), target, OPTIONS) if one.fits
+        one.path.resolve()
+        for one in candidates(resolve(target), ModelFile(target), OPTIONS)
+        if one.fits
     ] == [real]
     assert "itself.gguf" not in names(target)
 
 
 def test_nothing_to_find(home, target):
-    found, why = choose(resolve(target), target, OPTIONS)
+    found, why = choose(resolve(target), ModelFile(target), OPTIONS)
     assert found is None
     assert (
         why
@@ -190,10 +197,10 @@ def test_what_models_yaml_declares_comes_first_and_is_said_to_be_so(home, target
     overlay.write_text(
         f"models:\n  big: {{path: {target}, draft: small}}\n  small: {{path: {small}}}\n"
     )
-    found, why = choose(resolve("big", overlay), target, OPTIONS, overlay)
+    found, why = choose(resolve("big", overlay), ModelFile(target), OPTIONS, overlay)
     assert (found.path, found.declared, why) == (small, True, "")
     small.unlink()
-    found, why = choose(resolve("big", overlay), target, OPTIONS, overlay)
+    found, why = choose(resolve("big", overlay), ModelFile(target), OPTIONS, overlay)
     assert (found.path, found.declared) == (smaller, False)
     assert why
 
@@ -205,7 +212,7 @@ def test_what_is_not_on_the_disk_is_named(home, target, tmp_path):
         f"models:\n  big: {{path: {target}, draft: away, tokenizer: zoo}}\n"
         f"  away: {{repo: a/b, file: c.gguf, revision: '{pin}', size_bytes: 1000, sha256: null, license: mit, tokenizer: zoo}}\n"
     )
-    found, why = choose(resolve("big", overlay), target, OPTIONS, overlay)
+    found, why = choose(resolve("big", overlay), ModelFile(target), OPTIONS, overlay)
     assert found is None
     assert why.endswith("To download one, use gguf_spec.pull('away').")
 
@@ -215,7 +222,7 @@ def test_costs_that_were_measured_count_more_than_sizes(home, target):
         put(target.parent / "light.gguf", zoo.llama(n_layer=2)),
         put(target.parent / "heavy.gguf", zoo.llama(n_layer=20)),
     )
-    assert choose(resolve(target), target, OPTIONS)[0].path == light
+    assert choose(resolve(target), ModelFile(target), OPTIONS)[0].path == light
 
     def measured(draft, right):
         profile = Profile(
@@ -227,11 +234,13 @@ def test_costs_that_were_measured_count_more_than_sizes(home, target):
             ((right * 100.0, 100.0),) * N_CONFIDENCE_BUCKETS,
             1.0,
         )
-        assert write_profile(ModelKey(target, OPTIONS), ModelKey(draft, OPTIONS), profile)
+        assert write_profile(
+            ModelKey(ModelFile(target), OPTIONS), ModelKey(ModelFile(draft), OPTIONS), profile
+        )
 
     measured(light, 0.05)
     measured(heavy, 0.9)
-    found, why = choose(resolve(target), target, OPTIONS)
+    found, why = choose(resolve(target), ModelFile(target), OPTIONS)
     assert found.path == heavy
     assert "measured on this machine" in why
 
@@ -255,3 +264,70 @@ def test_loading_finds_it_and_says_so(home, target):
     with gguf_spec.load(target, "none", threads=1, extra_bufts=False) as llm:
         assert (llm.draft_name, llm.notes) == (None, ())
     assert cache_file("pairs", []).parent.exists()
+
+
+# ---- each step of a load, once and in order
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """List the headers that are read, the memory checks and the models that are loaded."""
+    seen = []
+
+    def listed(module, name, describe):
+        original = getattr(module, name)
+
+        def call(*args):
+            if "attention.gguf" not in (step := describe(*args)):  # the probe is another model
+                seen.append(step)
+            return original(*args)
+
+        monkeypatch.setattr(module, name, call)
+
+    listed(validation, "parse", lambda file, path, n_bytes: f"header of {path.name}")
+    listed(memory, "available_bytes", lambda: "memory")
+    listed(Native, "load", lambda self, path, params: f"load {Path(os.fsdecode(path)).name}")
+    return seen
+
+
+LOADED = ["memory", "load target.gguf", "load right.gguf"]
+
+
+def test_a_pair_is_read_once_checked_once_and_then_loaded(home, target, steps):
+    right = put(target.parent / "right.gguf", zoo.llama(n_layer=4))
+    gguf_spec.load(target, right, threads=1, extra_bufts=False).close()
+    assert steps == ["header of target.gguf", "header of right.gguf", *LOADED]
+
+
+def test_so_is_a_draft_that_is_found(home, target, steps):
+    put(target.parent / "right.gguf", zoo.llama(n_layer=4))
+    put(target.parent / "another.gguf", zoo.llama(n_layer=2), tokens=OTHER_TOKENS)
+    gguf_spec.load(target, threads=1, extra_bufts=False).close()
+    headers, rest = steps[:-3], steps[-3:]
+    assert headers[0] == "header of target.gguf"
+    assert set(Counter(headers).values()) == {1}
+    assert {"header of right.gguf", "header of another.gguf"} < set(headers)
+    assert rest == LOADED
+
+
+def test_a_declared_draft_that_does_not_fit_is_read_once(home, target, tmp_path, steps):
+    wrong = put(tmp_path / "wrong.gguf", zoo.llama(), tokens=OTHER_TOKENS)
+    overlay = tmp_path / "more.yaml"
+    overlay.write_text(
+        f"models:\n  big: {{path: {target}, draft: wrong}}\n  wrong: {{path: {wrong}}}\n"
+    )
+    found, _ = choose(resolve("big", overlay), ModelFile(target), OPTIONS, overlay)
+    assert found is None
+    assert steps.count("header of wrong.gguf") == 1
+
+
+def test_a_pair_that_does_not_fit_is_refused_before_anything_is_loaded(
+    home, target, steps, monkeypatch
+):
+    right = put(target.parent / "right.gguf", zoo.llama(n_layer=4))
+    monkeypatch.setattr(memory, "available_bytes", lambda: 1000)
+    with pytest.raises(
+        gguf_spec.errors.NotEnoughMemoryError, match=r"target\.gguf and right\.gguf"
+    ):
+        gguf_spec.load(target, right, threads=1, extra_bufts=False)
+    assert steps == ["header of target.gguf", "header of right.gguf"]

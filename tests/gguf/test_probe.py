@@ -48,16 +48,20 @@ def child(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(("code", "said"), FAILS.values(), ids=FAILS)
-def test_a_child_that_fails(child, capfd, code, said):
+def test_a_child_that_fails(child, caplog, capfd, code, said):
     child(code)
     assert selftest.extra_bufts_work() is False
-    note = capfd.readouterr().err
-    assert note.startswith("Note: ")
-    assert note.count("\n") == 1
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("gguf_spec.llama.selftest", "WARNING")
+    note = record.getMessage()
+    assert note.startswith("llama.cpp's repacked kernels fail on this machine (")
+    assert "\n" not in note
     assert said in note
+    caplog.clear()
     child(WORKS["exactly"])
     assert selftest.extra_bufts_work() is False, "the answer was not remembered"
-    assert capfd.readouterr().err == "", "said twice"
+    assert caplog.records == [], "said twice"
+    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("code", WORKS.values(), ids=WORKS)
@@ -69,22 +73,22 @@ def test_a_child_that_computes_right(child, capfd, code):
     assert capfd.readouterr() == ("", "")
 
 
-def test_no_child_at_all(child, monkeypatch, capfd):
+def test_no_child_at_all(child, monkeypatch, caplog):
     monkeypatch.setattr(selftest, "_command", lambda: ["/nowhere/python"])
     assert selftest.extra_bufts_work() is False
-    assert "did not run" in capfd.readouterr().err
+    assert "did not run" in caplog.text
 
 
 @pytest.mark.parametrize("data", ["", "{", "[]", "null", '{"no": 1}'])
 def test_a_damaged_cache_is_asked_again(child, data):
     child(DIES)
     assert selftest.extra_bufts_work() is False
-    selftest._cache_file().write_text(data, encoding="utf-8")
+    selftest.result_file().write_text(data, encoding="utf-8")
     child(WORKS["exactly"])
     assert selftest.extra_bufts_work() is True
-    assert json.loads(selftest._cache_file().read_text(encoding="utf-8"))["ok"] is True
-    assert [path.name for path in selftest._cache_file().parent.iterdir()] == [
-        selftest._cache_file().name
+    assert json.loads(selftest.result_file().read_text(encoding="utf-8"))["ok"] is True
+    assert [path.name for path in selftest.result_file().parent.iterdir()] == [
+        selftest.result_file().name
     ]
 
 
@@ -96,11 +100,11 @@ def test_a_cache_that_cannot_be_written(child, monkeypatch, tmp_path):
 
 
 def test_another_library_or_machine_is_asked_again(child, monkeypatch):
-    first = selftest._cache_file()
+    first = selftest.result_file()
     monkeypatch.setattr(cache, "_cpu", lambda: "flags: other")
-    second = selftest._cache_file()
+    second = selftest.result_file()
     monkeypatch.setattr(selftest, "library_parts", lambda: ["libllama.so 3 5"])
-    assert len({first, second, selftest._cache_file()}) == 3
+    assert len({first, second, selftest.result_file()}) == 3
 
 
 @pytest.mark.parametrize(("code", "works"), [(DIES, False), (WORKS["exactly"], True)])
@@ -115,7 +119,7 @@ def test_it_is_not_asked_when_the_caller_decides(child, animals):
     child(DIES)
     with gguf_spec.load(animals / "llama.gguf", None, threads=1, extra_bufts=True) as llm:
         assert llm._target.options.extra_bufts is True
-    assert not selftest._cache_file().exists()
+    assert not selftest.result_file().exists()
 
 
 def test_the_real_child_answers_with_a_small_number(child, monkeypatch):

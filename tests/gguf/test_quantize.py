@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import gguf_spec
-from gguf_spec import Sampling, Speculation, quantize
+from gguf_spec import Sampling, Speculation
 from gguf_spec.errors import (
     InvalidOptionError,
     ModelNotFoundError,
@@ -21,6 +21,7 @@ from gguf_spec.errors import (
 )
 from gguf_spec.gguf.validation import read_header
 from gguf_spec.quantize import TYPES
+from gguf_spec.quantize import quantizer as quantize
 from tests import children
 from tests.gguf import zoo
 
@@ -163,9 +164,9 @@ def test_progress_counts_tensors(model, tmp_path):
         tmp_path / "small.gguf",
         "Q8_0",
         threads=1,
-        progress=lambda done, total: seen.append((done, total)),
+        progress=seen.append,
     )
-    assert seen == [(i, made.n_tensors) for i in range(made.n_tensors + 1)]
+    assert seen == [("quantize", i, made.n_tensors, "tensors") for i in range(made.n_tensors + 1)]
 
 
 def test_all_parts_of_a_split_model_become_one(tmp_path):
@@ -346,7 +347,7 @@ def test_a_disk_without_room_is_told_before(model, tmp_path, monkeypatch):
 def test_a_disk_that_runs_full(model, tmp_path):
     """llama.cpp says nothing when a write fails; no file of half a model is to be left."""
     code = (
-        "import resource, sys\nfrom gguf_spec.quantize import quantize, QuantizeError\n"
+        "import resource, sys\nfrom gguf_spec.errors import QuantizeError\nfrom gguf_spec.quantize import quantize\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
         "try:\n    quantize(sys.argv[1], sys.argv[2], 'F16', threads=1)\nexcept QuantizeError as error:\n    print(error)\n"
     )
@@ -369,7 +370,7 @@ def test_an_interrupted_progress_leaves_nothing(model, tmp_path, monkeypatch):
         quantize, "_command", lambda source, part, *_: [sys.executable, "-c", SLOW, str(part)]
     )
 
-    def interrupt(done, total):
+    def interrupt(now):
         raise KeyboardInterrupt
 
     started = time.monotonic()
@@ -384,7 +385,7 @@ def test_an_interrupted_progress_leaves_nothing(model, tmp_path, monkeypatch):
 def test_the_quantiser_does_not_outlive_who_asked(tmp_path, number):
     """With the real quantiser, stopped in the middle by a model large enough for that."""
     big = zoo.write(tmp_path / "big.gguf", tensors=large())
-    code = "import sys\nfrom gguf_spec.quantize import quantize\nquantize(*sys.argv[1:3], 'Q2_K', threads=1, progress=lambda *n: print(*n, flush=True))"
+    code = "import sys\nfrom gguf_spec.quantize import quantize\nquantize(*sys.argv[1:3], 'Q2_K', threads=1, progress=lambda now: print(now.done, now.total, flush=True))"
     parent = children.Child(
         [sys.executable, "-c", code, big, tmp_path / "small.gguf"],
         stdout=subprocess.PIPE,

@@ -369,7 +369,7 @@ def test_the_allowance_of_a_measured_profile_is_enough():
         target = Wobbly(close_table(table), WOBBLE, n_ctx=512)
         draft = FakeModel(close_table(table + 1), n_ctx=512)
         llm = fake_llm(target, draft, Speculation(3, drafter="model", adaptive=False))
-        llm._pair.know(measure(target, draft))
+        llm.use_profile(measure(target, draft))
         for seed in range(12):
             sampling = Sampling(
                 seed=seed, temperature=0.0 if seed % 2 else 1.0, top_k=0, top_p=1.0, max_tokens=48

@@ -11,12 +11,12 @@ import pytest
 from gguf_spec.system import cache as cache_module
 from gguf_spec.system.cache import (
     cache_file,
-    cache_folder,
     content_id,
     read_json,
     this_machine,
     write_json,
 )
+from gguf_spec.system.folders import cache_folder
 
 MB = 1 << 20
 

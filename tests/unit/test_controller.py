@@ -14,11 +14,12 @@ from gguf_spec.sampling.rng import SeededRng
 from gguf_spec.speculative import controller as controller_module
 from gguf_spec.speculative import profile, profiler
 from gguf_spec.speculative.acceptance import coupled
-from gguf_spec.speculative.controller import DraftController, _Round, _Step
+from gguf_spec.speculative.controller import DraftController
 from gguf_spec.speculative.draft_length import Prices
 from gguf_spec.speculative.drafters import Proposal
 from gguf_spec.speculative.engine import Rule, read_prompt, rounds
 from gguf_spec.speculative.pair import ModelPair
+from gguf_spec.speculative.round_state import RoundState, Step
 from tests.fakes import Clock, FakeModel, costing, random_table, sampler
 
 V, N = 30, 600
@@ -58,7 +59,7 @@ class Scene:
         self.target = FakeModel(1.3 * TABLE, n_ctx, cost=target_s, clock=self.clock)
         self.draft = draft_s and FakeModel(DRAFTS[draft], n_ctx, cost=draft_s, clock=self.clock)
         self.pair = ModelPair(self.target, self.draft)
-        self.pair.know(profiler.measure(self.target, self.draft))
+        self.pair.use_profile(profiler.measure(self.target, self.draft))
 
     @property
     def known(self):
@@ -237,7 +238,7 @@ def dear_reading(n, n_past):
 
 
 def test_a_prompt_is_not_read_by_a_draft_that_does_not_pay(scene):
-    one = scene(FLAT, CHEAP, "useless")
+    one = scene(FLAT, DEAR, "useless")
     one.run(MODEL)
     one.run(MODEL, n=100, prompt=[1, 2, 3] * 200)
     assert one.draft.n_past == 0
@@ -251,7 +252,7 @@ def test_a_long_prompt_is_not_read_for_a_short_answer(scene):
     assert one.drafting_s == 0.0
     one.known.answer = 1000
     one.run(MODEL, n=1000, prompt=prompt)
-    assert one.draft.n_past > len(prompt)
+    assert 1000 < one.draft.n_past < len(prompt), "the last part of the prompt, and the answer"
     one.run(MODEL, n=16, prompt=prompt[:30])
     assert one.draft.n_past > 30
 
@@ -311,7 +312,7 @@ def test_the_forecast_is_what_happened_within_one_part_in_ten(scene, models):
 
 def test_what_was_learned_in_one_request_is_known_in_the_next(scene):
     one = scene(FLAT, CHEAP, "useless")
-    one.pair.know(profile.DEFAULT_PROFILE)
+    one.pair.use_profile(profile.DEFAULT_PROFILE)
     first, second = one.run(MODEL, n=200), one.run(MODEL, n=200)
     assert second < first
     assert second < 1.05 * 200 * FLAT(1, 0)
@@ -319,11 +320,12 @@ def test_what_was_learned_in_one_request_is_known_in_the_next(scene):
 
 def test_second_guesses_are_checked_where_that_is_cheap_and_only_there(scene):
     for target_s, is_cheap in ((FLAT, True), (linear, False)):
-        one = scene(target_s, CHEAP, "fair")
-        one.run(Speculation(tree=True, drafter="model"))
         without = scene(target_s, CHEAP, "fair")
-        without.run(MODEL)
-        assert (len(one.target.passes) < 0.95 * len(without.target.passes)) == is_cheap
+        without.run(Speculation(drafter="model", tree=False))
+        for tree in (True, None):
+            one = scene(target_s, CHEAP, "fair")
+            one.run(Speculation(tree=tree, drafter="model"))
+            assert (len(one.target.passes) < 0.95 * len(without.target.passes)) == is_cheap
 
 
 # ---- tokens that were drawn
@@ -336,15 +338,15 @@ def n_checked(*steps):
         target, [], None, profile.DEFAULT_PROFILE.experiences()["drawn"], 9
     )
     prices = Prices(50.0, [0.02 + 0.018 * n for n in range(len(steps) + 1)])
-    controller._round = _Round(1, 0, prices, prices, [*steps])
+    controller._round = RoundState(1, 0, prices, prices, [*steps])
     return controller._cut()
 
 
 def test_a_token_that_was_drawn_is_checked_however_unlikely_it_looks():
     """Were it left out because of what it is, the tokens that stay would not follow the draft's law any more."""
     distribution = Distribution(np.array([2]), np.ones(1))
-    sure, unsure = _Step(Proposal(1, ("model", 12)), 0.99), _Step(Proposal(2, ("model", 0)), 0.01)
-    drawn = _Step(Proposal(2, ("model", 0), distribution), 0.01)
+    sure, unsure = Step(Proposal(1, ("model", 12)), 0.99), Step(Proposal(2, ("model", 0)), 0.01)
+    drawn = Step(Proposal(2, ("model", 0), distribution), 0.01)
     assert n_checked(unsure) == 0
     assert n_checked(sure, unsure) == 1
     assert n_checked(drawn) == 1

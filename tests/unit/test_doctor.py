@@ -24,8 +24,8 @@ from gguf_spec.llama.memory import needs
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.registry import hub as hub_module
 from gguf_spec.speculative.profile import write_profile
-from gguf_spec.system import hardware
 from gguf_spec.system.cache import write_json
+from gguf_spec.system.units import format_bytes
 from tests import children
 from tests.gguf import zoo
 from tests.unit.test_tune import profile
@@ -43,7 +43,7 @@ def machine(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setattr(hub_module, "folder", lambda: tmp_path / "hub")
-    monkeypatch.setattr(selftest, "_probe", lambda: None)
+    monkeypatch.setattr(selftest, "probe", lambda: None)
     monkeypatch.setattr(checks, "_cpu", lambda: ("A processor", FLAGS))
     monkeypatch.setattr(checks, "physical_cores", lambda: 1)
     monkeypatch.setattr(checks, "_quota", lambda: None)
@@ -191,23 +191,23 @@ def test_the_processor_of_this_machine(monkeypatch):
 
 
 def test_kernels_that_fail(monkeypatch):
-    monkeypatch.setattr(selftest, "_probe", lambda: "the probe died of signal 11")
+    monkeypatch.setattr(selftest, "probe", lambda: "the probe died of signal 11")
     assert check("fast kernels").status == "warn"
     assert "the probe died of signal 11" in check("fast kernels").found
 
 
 def test_kernels_are_probed_once(monkeypatch):
     assert check("fast kernels").status == "ok"
-    monkeypatch.setattr(selftest, "_probe", lambda: "it died")
+    monkeypatch.setattr(selftest, "probe", lambda: "it died")
     assert selftest.extra_bufts_work()
     assert check("fast kernels").status == "ok"
 
 
 def test_kernels_that_failed_once():
-    write_json(selftest._cache_file(), {"ok": False, "problem": "it did not run"})
+    write_json(selftest.result_file(), {"ok": False, "problem": "it did not run"})
     assert check("fast kernels").status == "warn"
     assert "it did not run" in check("fast kernels").found
-    assert str(selftest._cache_file()) in check("fast kernels").todo
+    assert str(selftest.result_file()) in check("fast kernels").todo
 
 
 def test_kernels_that_are_not_wanted():
@@ -228,7 +228,7 @@ def test_amx(monkeypatch, has, built, problem, wanted, status):
     monkeypatch.setattr(
         checks, "_cpu", lambda: ("Sapphire", FLAGS | ({"amx_int8"} if has else set()))
     )
-    monkeypatch.setattr(selftest, "_probe", lambda: problem)
+    monkeypatch.setattr(selftest, "probe", lambda: problem)
     info = b"CPU : AVX = 1 | AVX2 = 1 | FMA = 1 | AMX_INT8 = %d | REPACK = 1 | " % built
     monkeypatch.setattr(llama_cpp, "llama_print_system_info", lambda: info)
     diagnosis = doctor(options=ContextOptions(n_ctx=64, threads=1, extra_bufts=wanted))
@@ -274,7 +274,7 @@ def test_threads(monkeypatch, threads, cores, quota, status, said):
 def test_little_memory(monkeypatch):
     monkeypatch.setattr(checks, "available_bytes", lambda: 200_000_000)
     assert check("memory") == Check(
-        "memory", "warn", "200 MB of 8.0 GB are free", "close other programs."
+        "memory", "warn", "191 MiB of 7.5 GiB are free", "close other programs."
     )
 
 
@@ -318,7 +318,7 @@ def test_nothing_but_what_was_probed_is_left_in_the_cache(tmp_path):
     doctor(options=OPTIONS)
     assert [
         path for path in tmp_path.rglob("*") if path.is_file() and path.parent.name != "pairs"
-    ] == [selftest._cache_file()]
+    ] == [selftest.result_file()]
 
 
 def test_nothing_downloaded_yet(tmp_path):
@@ -336,7 +336,7 @@ def test_models_that_were_downloaded(tmp_path):
         (tmp_path / "hub" / name / "blobs").mkdir(parents=True)
         (tmp_path / "hub" / name / "blobs" / "0123").write_bytes(bytes(n_bytes))
     assert re.fullmatch(
-        rf"{tmp_path / 'hub'} contains 2 repositories, 2\.5 MB; .* are free there",
+        rf"{tmp_path / 'hub'} contains 2 repositories, 2\.4 MiB; .* are free there",
         check("hub cache").found,
     )
 
@@ -490,20 +490,20 @@ def test_every_line_is_true_here(monkeypatch, tmp_path, capfd):
     )
     free, total = (
         float(n)
-        for n in re.fullmatch(r"([\d.]+) GB of ([\d.]+) GB are free", said("memory")).groups()
+        for n in re.fullmatch(r"([\d.]+) GiB of ([\d.]+) GiB are free", said("memory")).groups()
     )
-    assert total <= int(meminfo["MemTotal"]) * 1024 / 1e9 + 0.06
-    assert free <= int(meminfo["MemAvailable"]) * 1024 / 1e9 + 0.5
+    assert total <= int(meminfo["MemTotal"]) / 2**20 + 0.06
+    assert free <= int(meminfo["MemAvailable"]) / 2**20 + 0.5
     disk = os.statvfs(tmp_path)
     assert said("disk").endswith(f" are free in {tmp_path / 'gguf-spec'}")
     assert float(re.match(r"[\d,.]+", said("disk"))[0].replace(",", "")) == pytest.approx(
-        disk.f_bavail * disk.f_frsize / 1e9, abs=0.5
+        disk.f_bavail * disk.f_frsize / 2**30, abs=0.5
     )
 
     folder = Path(module.__file__).parents[1] / "data" / "tales"
     for role, name in (("target", "tales-target-Q8_0.gguf"), ("draft", "tales-draft-Q4_0.gguf")):
         n_bytes = int(run("wc", "-c", str(folder / name)).split()[0])
-        assert said(role).startswith(f"{name}: llama, {n_bytes / 1e6:.1f} MB, ")
+        assert said(role).startswith(f"{name}: llama, {n_bytes / 2**20:.1f} MiB, ")
     capfd.readouterr()
     Model(folder / "tales-draft-Q4_0.gguf", ContextOptions(n_ctx=64, verbose=True)).close()
     log = capfd.readouterr().err
@@ -557,7 +557,7 @@ def test_models_that_are_too_large(monkeypatch, of, more, status):
     room = found("room", diagnosis)
     assert room.status == status
     assert re.match(
-        rf"{re.escape(hardware.size(wanted.added))}, 2\.6 MB of it for a context of 64; .* are free",
+        rf"{re.escape(format_bytes(wanted.added))}, 2\.5 MiB of it for a context of 64; .* are free",
         room.found,
     )
     assert bool(room.todo) is (status != "ok")

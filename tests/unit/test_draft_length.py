@@ -1,6 +1,4 @@
-"""Draft lengths against brute force: every length, every set of branches, every outcome of the next confidence."""
-
-import itertools
+"""Draft lengths against brute force: every length, every outcome of the next confidence."""
 
 import numpy as np
 import pytest
@@ -10,7 +8,6 @@ from hypothesis import strategies as st
 from gguf_spec.speculative.draft_length import (
     Outlook,
     Prices,
-    best_branches,
     best_length,
     drafting_gain,
     gain_of,
@@ -97,22 +94,6 @@ def test_a_look_at_one_token_pays_where_its_confidence_tells_much():
     told = Outlook(np.array([0.5, 0.5]), np.array([0.05, 0.95]), 0.02, 0.02)
     mean = Outlook(np.array([1.0]), np.array([0.5]), 0.02, 0.02)
     assert drafting_gain([], 1, mean, cost) < 0 < drafting_gain([], 1, told, cost)
-
-
-@given(st.lists(shares, max_size=4), st.integers(0, 5), prices())
-def test_branches_are_the_best_of_all_sets(chances, n, cost):
-    chances = sorted(chances, reverse=True)
-
-    def gain(chosen):
-        return sum(chances[i] for i in chosen) * cost.worth - cost.extra(n + len(chosen), n)
-
-    sets = [
-        chosen
-        for size in range(len(chances) + 1)
-        for chosen in itertools.combinations(range(len(chances)), size)
-    ]
-    found = best_branches(chances, n, cost)
-    assert gain(range(found)) == pytest.approx(max(map(gain, sets)), abs=1e-9)
 
 
 @given(st.floats(0.0, 0.95), st.lists(seconds, min_size=2, max_size=20), seconds)

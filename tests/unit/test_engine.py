@@ -10,12 +10,12 @@ from gguf_spec.speculative.drafters import NoDrafter, StochasticDraftSampler
 from gguf_spec.speculative.engine import (
     Round,
     Rule,
-    _n_cached,
     _row_alone,
     read_prompt,
     rounds,
     run_round,
 )
+from gguf_spec.speculative.tree import TreeDraft
 from tests.fakes import FakeModel, drafting, random_table, sampler
 
 V, RULE = 6, Rule(rejection)
@@ -253,7 +253,7 @@ def test_strict_decides_the_first_near_tie_again_and_keeps_nothing_behind_it():
 )
 def test_what_a_pass_leaves_in_the_caches(drafted, new, n):
     """All that was drafted and said, not the newest token, and nothing from a branch on."""
-    assert _n_cached(drafted, new) == n
+    assert TreeDraft(drafted, []).n_cached(new) == n
 
 
 @pytest.mark.parametrize("n_cached", [0, 1, 3, 4, 5, 7])

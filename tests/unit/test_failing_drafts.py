@@ -7,8 +7,8 @@ import pytest
 
 from gguf_spec import Sampling, Speculation
 from gguf_spec.errors import ClosedError, DecodeError
-from gguf_spec.speculative import controller
-from gguf_spec.speculative.controller import DraftController
+from gguf_spec.speculative import draft_model_use
+from gguf_spec.speculative.draft_model_use import DraftModelUse
 from gguf_spec.speculative.drafters import ModelDrafter, NgramDrafter, RetryDrafter, team
 from gguf_spec.speculative.pair import ModelPair
 from gguf_spec.speculative.profile import DEFAULT_PROFILE
@@ -176,8 +176,8 @@ def test_any_call_of_any_drafter_may_fail(mode, alone, kind, name, after, monkey
 @pytest.mark.parametrize("how", ["raise", "nan"])
 @pytest.mark.parametrize("accept", ["coupled", "rejection", "block"])
 def test_a_probe_of_an_unused_draft_model_may_fail(accept, how, monkeypatch):
-    monkeypatch.setattr(DraftController, "_model_pays", lambda *_: False)
-    monkeypatch.setattr(DraftController, "_least_probe_s", lambda *_: -1.0)
+    monkeypatch.setattr(DraftModelUse, "_model_pays", lambda *_: False)
+    monkeypatch.setattr(DraftModelUse, "_least_probe_s", lambda *_: -1.0)
     draft = Failing(TARGET, "logits", 0, how)
     plain, (one,) = answers(draft, CHAINS["greedy"], {"accept": accept, "drafter": "hybrid"})
     assert draft.n_failed == 1
@@ -186,9 +186,8 @@ def test_a_probe_of_an_unused_draft_model_may_fail(accept, how, monkeypatch):
 
 
 def test_a_jump_to_the_last_part_of_a_long_prompt_may_fail(monkeypatch):
-    monkeypatch.setattr(controller, "_LONG_PROMPT", 8)
-    monkeypatch.setattr(controller, "_LAST_PART", 4)
-    monkeypatch.setattr(DraftController, "_reading_offset", lambda self, n_tokens: n_tokens - 4)
+    monkeypatch.setattr(draft_model_use, "_LAST_PART", 4)
+    monkeypatch.setattr(DraftModelUse, "_reading_offset", lambda self, n_tokens: n_tokens - 4)
     failed = fail(monkeypatch, ModelDrafter, "begin_at", 0)
     plain, (one,) = answers(FakeModel(TARGET, n_ctx=400), CHAINS["greedy"], {"drafter": "model"})
     assert len(failed) == 1
@@ -308,7 +307,7 @@ def test_a_draft_that_fails_while_the_pair_is_measured():
     target.weight_bytes, draft.weight_bytes = 1000, 100
     target.path = draft.path = target.path.with_name("none.gguf")
     pair = ModelPair(target, draft, measure)
-    pair.know(pair._measured(measure))
+    pair.use_profile(pair._measured(measure))
     assert asked == [draft, None]
     assert pair.profile.draft == {1: pytest.approx(0.001), 33: pytest.approx(0.005)}
     with pytest.raises(FloatingPointError):

@@ -1,4 +1,8 @@
+import importlib
+import pkgutil
+import re
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -7,12 +11,16 @@ from gguf_spec import errors
 from tests import children
 from tests.unit.test_error_texts import CLASSES, example
 
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+from _reference import MODULES, public  # noqa: E402
+
 CHECK = """
 import sys
 import gguf_spec
 from gguf_spec import Sampling, Speculation, errors
 Sampling(temperature=0)
-loaded = [name for name in ("llama_cpp", "numpy", "click", "rich", "yaml", "jinja2", "huggingface_hub") if name in sys.modules]
+loaded = [name for name in ("llama_cpp", "numpy", "click", "rich", "yaml", "jinja2", "huggingface_hub", "platformdirs", "psutil") if name in sys.modules]
 assert not loaded, loaded
 import threading
 assert threading.active_count() == 1
@@ -24,7 +32,7 @@ sys.argv = ["gguf-spec", *sys.argv[1:], "--help"]
 try:
     main()
 finally:
-    heavy = ("llama_cpp", "numpy", "rich", "yaml", "jinja2", "huggingface_hub", "prompt_toolkit", "starlette", "uvicorn", "gguf_spec.gguf.validation")
+    heavy = ("logging", "llama_cpp", "numpy", "rich", "yaml", "jinja2", "huggingface_hub", "prompt_toolkit", "starlette", "uvicorn", "platformdirs", "psutil", "gguf_spec.gguf.validation")
     loaded = [name for name in heavy if name in sys.modules]
     assert not loaded, loaded
 """
@@ -92,3 +100,40 @@ def test_errors_carry_their_values():
 def test_the_context_that_is_proposed_holds_the_prompt_and_an_answer():
     for n in (1, 31, 32, 4095, 4096, 4097, 100_000):
         assert errors.PromptTooLongError(n, 2).suggested["n_ctx"] > n
+
+
+def packages():
+    """Every package and every public module."""
+    found = pkgutil.walk_packages(gguf_spec.__path__, "gguf_spec.")
+    names = [one.name for one in found if one.ispkg]
+    return ["gguf_spec", *names, *(f"gguf_spec.{name}" for name in MODULES if name)]
+
+
+@pytest.mark.parametrize("name", packages())
+def test_every_package_says_what_is_public(name):
+    module = importlib.import_module(name)
+    if name != "gguf_spec.errors":  # all of its classes
+        assert len(set(module.__all__)) == len(module.__all__)
+    for one in getattr(module, "__all__", ()):
+        assert getattr(module, one) is not None
+
+
+def documented():
+    """Return the names in each section of docs/python-api.md."""
+    text = (ROOT / "docs" / "python-api.md").read_text(encoding="utf-8")
+    found = {}
+    for section in re.split(r"(?m)^## ", text)[1:]:
+        name = section.split("\n", 1)[0]
+        also = re.search(r"(?m)^Also in this module: (.*)\.$", section)
+        found[name] = re.findall(r"(?m)^### (?:class )?`(\w+)", section) + re.findall(
+            r"`(\w+)`", also[1] if also else ""
+        )
+    return found
+
+
+def test_public_is_what_the_documentation_lists():
+    pages = documented()
+    assert list(pages) == [f"gguf_spec.{name}".rstrip(".") for name in MODULES]
+    for name, names in pages.items():
+        module = importlib.import_module(name)
+        assert sorted(names) == sorted(public(module)), name

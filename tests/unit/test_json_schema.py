@@ -173,3 +173,11 @@ def test_one_of_parts_that_may_share_a_value_is_refused(parts):
     with pytest.raises(InvalidOptionError) as caught:
         to_gbnf({"oneOf": parts})
     assert "oneOf" in caught.value.reason
+
+
+def test_the_message_about_refused_keywords_is_always_the_same():
+    keywords = ["unevaluatedItems", "uniqueItems", "dependentSchemas", "contains", "not", "if"]
+    for order in (keywords, keywords[::-1]):
+        with pytest.raises(InvalidOptionError) as caught:
+            to_gbnf({key: {"type": "null"} for key in order})
+        assert caught.value.reason == "not is not supported"

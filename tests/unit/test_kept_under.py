@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from gguf_spec.gguf.model_file import ModelFile
 from gguf_spec.llama.options import Adapter, ContextOptions
 from gguf_spec.runtime import session_file
 from gguf_spec.speculative import profile
@@ -41,23 +42,26 @@ def test_each_setting_has_a_profile_of_its_own(files, monkeypatch):
     options = usual(files)
     settings = {"usual": {}, "threads": {"threads": 1}, **changes(files)}
     names = {
-        name: profile._file(ModelKey(files / "model", replace(options, **change)), None)
+        name: profile._file(ModelKey(ModelFile(files / "model"), replace(options, **change)), None)
         for name, change in settings.items()
     }
     names |= {
-        "other model": profile._file(ModelKey(files / "other", options), None),
+        "other model": profile._file(ModelKey(ModelFile(files / "other"), options), None),
         "draft": profile._file(
-            ModelKey(files / "model", options), ModelKey(files / "other", options)
+            ModelKey(ModelFile(files / "model"), options),
+            ModelKey(ModelFile(files / "other"), options),
         ),
         "draft's cache": profile._file(
-            ModelKey(files / "model", options),
-            ModelKey(files / "other", replace(options, kv_type="bf16")),
+            ModelKey(ModelFile(files / "model"), options),
+            ModelKey(ModelFile(files / "other"), replace(options, kv_type="bf16")),
         ),
-        "experience": profile._file(ModelKey(files / "model", options), None, "experience"),
+        "experience": profile._file(
+            ModelKey(ModelFile(files / "model"), options), None, "experience"
+        ),
     }
     assert len(set(names.values())) == len(names)
     (files / "copy").write_bytes(b"model")
-    assert profile._file(ModelKey(files / "copy", options), None) == names["usual"], (
+    assert profile._file(ModelKey(ModelFile(files / "copy"), options), None) == names["usual"], (
         "a file that was moved is still measured"
     )
 
@@ -66,7 +70,7 @@ def test_each_setting_has_sessions_of_its_own(files, monkeypatch):
     def made_by(file="model", flash="off", n_ctx=512, **change):
         options = replace(usual(files), **change)
         model = SimpleNamespace(
-            path=files / file,
+            file=ModelFile(files / file),
             options=options,
             flash_attention=flash,
             n_ctx=n_ctx,

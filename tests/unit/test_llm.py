@@ -3,6 +3,7 @@
 import sys
 import threading
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from gguf_spec.errors import (
     InvalidOptionError,
     PromptTooLongError,
 )
+from gguf_spec.runtime import llm as llm_module
 from gguf_spec.sampling.chain import Filters, logprob
 from gguf_spec.speculative.profile import Profile
 from tests.fakes import FakeModel, fake_llm, random_table
@@ -413,3 +415,150 @@ def test_close():
     ):
         with pytest.raises(ClosedError):
             call()
+
+
+# ---- the models, and what is learned
+
+
+def test_without_a_draft_there_is_none():
+    target, draft = FakeModel(TABLES[0]), FakeModel(TABLES[1])
+    with fake_llm(target, None, fixed(3)) as llm, llm.models() as models:
+        assert models == (target, None)
+    with fake_llm(target, draft, fixed(3)) as llm, llm.models() as models:
+        assert models == (target, draft)
+
+
+def test_what_is_learned_can_be_taken_back(llm):
+    def known():
+        snapshot = llm.snapshot()
+        return (
+            snapshot.experiences["sampled"].chances.to_list(),
+            snapshot.calibration.bias.tolist(),
+        )
+
+    first, at_first = llm.snapshot(), known()
+    for _ in range(2):
+        llm.generate("ab", FREE)
+        assert known() != at_first
+        llm.restore(first)
+        assert known() == at_first, "the snapshot has learned too"
+    llm.generate("ab", FREE)
+    bias = known()[1]
+    llm.restore(replace(first, calibration=None))
+    assert known() == (at_first[0], bias)
+
+
+def test_the_profile_can_be_replaced(llm):
+    profile = replace(llm.profile, seconds=1.5)
+    llm.use_profile(profile)
+    assert llm.profile is profile
+    with llm.stream("ab", FREE), pytest.raises(BusyError):
+        llm.use_profile(profile)
+    llm.close()
+    for call in (llm.snapshot, lambda: llm.use_profile(profile)):
+        with pytest.raises(ClosedError):
+            call()
+
+
+def test_the_vocabulary_can_be_read_while_a_request_runs(llm):
+    with llm.stream("ab", FREE):
+        assert llm.vocabulary.n_vocab == V
+    llm.close()
+    with pytest.raises(ClosedError):
+        _ = llm.vocabulary
+
+
+# ---- every kind of prompt with every option
+
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def complete(llm, **options):
+    return llm.generate(**options)
+
+
+def streamed(llm, **options):
+    with llm.stream(**options) as stream:
+        for _ in stream:
+            pass
+    return stream.result
+
+
+def by_alias(llm, prompt, **options):
+    return llm.generate_tokens(prompt, **options)
+
+
+def streamed_by_alias(llm, prompt, **options):
+    with llm.stream_tokens(prompt, **options) as stream:
+        for _ in stream:
+            pass
+    return stream.result
+
+
+PROMPTS = {
+    "text": "ab",
+    "ids": [0, 1],
+    "tuple": (0, 1),
+    "array": np.array([0, 1]).tolist(),
+    "messages": MESSAGES,
+}
+CALLS = [complete, streamed]
+ALIASES = [by_alias, streamed_by_alias]
+
+
+@pytest.fixture
+def asked(llm, monkeypatch):
+    """What the template was given; it writes the same prompt as the text and the ids."""
+    seen = []
+
+    def encode(model, messages, prefill="", tools=None):
+        seen.append((list(messages), prefill, tools))
+        return model.tokenize("ab" + prefill, special=True)
+
+    monkeypatch.setattr(llm_module, "encode_chat", encode)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("call", "kind"),
+    [(call, kind) for call in CALLS for kind in PROMPTS]
+    + [(call, kind) for call in ALIASES for kind in ("ids", "tuple", "array")],
+)
+def test_all_prompts_take_all_options(llm, asked, call, kind):
+    prompt, is_ids = PROMPTS[kind], kind not in ("text", "messages")
+    plain = llm.generate("ab", FREE)
+    ask = partial(call, llm, prompt=prompt, sampling=FREE)
+    assert ask().tokens == plain.tokens
+    assert ask(speculation=Speculation(0)).stats.n_drafted == 0
+    assert (
+        ask(stop_tokens=[plain.tokens[3]]).tokens
+        == plain.tokens[: plain.tokens.index(plain.tokens[3])]
+    )
+    seen = []
+    stopped = ask(on_token=lambda token: seen.append(token) or len(seen) == 3)
+    assert (tuple(seen), stopped.finish_reason) == (plain.tokens[:3], "cancelled")
+    shown = {"text": "ab", "messages": ""}.get(kind, "")
+    assert ask(echo=True).text == shown + plain.text
+    longer = llm.generate("abc", FREE)
+    with_prefill = partial(ask, prompt=[*prompt, 2]) if is_ids else ask
+    assert with_prefill(prefill="c", echo=True).text == f"{shown}c{longer.text}"
+    llm.forget()
+    steps = []
+    ask(on_prompt=steps.append)
+    assert steps == [("prompt", 1, 1, "tokens")]
+    assert ask(tools=[{"type": "function"}]).tokens == plain.tokens
+    if kind == "messages":
+        assert asked[-1] == (MESSAGES, "", [{"type": "function"}])
+        assert ("c" in [prefill for _, prefill, _ in asked]) is True
+    else:
+        assert asked == []
+
+
+@pytest.mark.parametrize("call", CALLS + ALIASES)
+def test_empty_prompts_and_ids_that_are_none(llm, call):
+    with pytest.raises(EmptyPromptError):
+        call(llm, prompt=[])
+    for bad in ([6], [-1], [0, "a"], [1.0], [None]):
+        with pytest.raises(InvalidOptionError, match="prompt is"):
+            call(llm, prompt=bad)

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from gguf_spec.sampling.rng import SeededRng
-from gguf_spec.speculative.controller import _LAST_PART, DraftController
+from gguf_spec.speculative.controller import DraftController
 from gguf_spec.speculative.cost_model import CostModel, Pace
+from gguf_spec.speculative.draft_model_use import _LAST_PART
 from gguf_spec.speculative.drafters import CoupledDraftSampler, FirstRead, ModelDrafter
 from gguf_spec.speculative.drafters.draft_sampler import DraftCorrection
 from gguf_spec.speculative.drafters.model import _LEAST_CONTEXT
@@ -132,8 +133,8 @@ def test_how_much_is_read_is_decided_by_cost():
     assert plain[1].n_past == 0  # far too dear
     part = generate(5000, cheap)
     assert part[1].n_past - part[1].n_cached == 5000 - 1 - _LAST_PART
-    short = generate(1500, cheap)
-    assert short[1].n_past == short[1].n_cached > 1500
+    short = generate(2 * _LAST_PART, cheap)
+    assert short[1].n_past == short[1].n_cached > 2 * _LAST_PART
     long_answer = generate(5000, cheap, n=1000)
     assert long_answer[1].n_past > 5900
     assert plain[2] == part[2] == long_answer[2][:40]  # the text is the target's own

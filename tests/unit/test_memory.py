@@ -1,17 +1,24 @@
 import mmap
+import os
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
+from gguf_spec.llama.options import physical_cores
 from gguf_spec.system import hardware
 
 GIB = 1 << 30
+ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="compared with what Linux tells")
 
 
 @pytest.fixture
 def machine(monkeypatch):
-    def make(physical, files):
-        monkeypatch.setattr(hardware, "_physical", lambda: physical)
+    def make(total, available, files):
+        memory = SimpleNamespace(total=total, available=available)
+        monkeypatch.setattr(psutil, "virtual_memory", lambda: memory if total else _missing())
         monkeypatch.setattr(
             hardware.Path,
             "read_text",
@@ -25,67 +32,88 @@ def _missing():
     raise FileNotFoundError
 
 
+# ---- psutil against what it replaced
+
+
+@ON_LINUX
+def test_the_total_is_that_of_earlier_versions():
+    assert psutil.virtual_memory().total == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+@ON_LINUX
+@pytest.mark.parametrize("available_kb", [1, 4194304, 16 << 20])
+def test_what_is_available_is_that_of_earlier_versions(monkeypatch, tmp_path, available_kb):
+    names = "MemFree Buffers Cached Shmem Active Inactive Slab SReclaimable"
+    lines = [f"MemTotal: {16 << 20} kB", f"MemAvailable:    {available_kb} kB"]
+    lines += [f"{name}: 1024 kB" for name in names.split()]
+    (tmp_path / "meminfo").write_text("\n".join(lines) + "\n")
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
+    monkeypatch.setattr(hardware, "_cgroup", lambda name: None)
+    assert hardware.available_bytes() == available_kb * 1024
+    assert hardware.total_bytes() == 16 * GIB
+
+
+@ON_LINUX
+def test_what_is_resident_is_that_of_earlier_versions(monkeypatch, tmp_path):
+    folder = tmp_path / str(os.getpid())
+    folder.mkdir()
+    for name in ("stat", "status"):
+        (folder / name).write_text(Path("/proc/self", name).read_text())
+    (folder / "statm").write_text("1000 777 300 10 0 500 0\n")
+    (tmp_path / "stat").write_text(Path("/proc/stat").read_text())
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
+    assert hardware.resident_bytes() == 777 * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_another_system_tells_its_cores(monkeypatch):
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(psutil, "cpu_count", lambda logical: None if logical else 6)
+    assert physical_cores() == 6
+
+
+# ---- the machine and its container
+
+
 def test_this_machine_has_memory():
     assert 0 < hardware.available_bytes() <= hardware.total_bytes()
 
 
 def test_a_machine_without_limits(machine):
-    machine(
-        16 * GIB,
-        {
-            "meminfo": "MemTotal: 1 kB\nMemAvailable:    4194304 kB\n",
-            "memory.max": "max\n",
-            "memory.current": "5\n",
-        },
-    )
+    machine(16 * GIB, 4 * GIB, {"memory.max": "max\n", "memory.current": "5\n"})
     assert (hardware.total_bytes(), hardware.available_bytes()) == (16 * GIB, 4 * GIB)
 
 
 def test_a_container_with_a_limit(machine):
-    machine(
-        16 * GIB,
-        {
-            "meminfo": "MemAvailable: 8388608 kB\n",
-            "memory.max": f"{2 * GIB}\n",
-            "memory.current": f"{GIB}\n",
-        },
-    )
+    machine(16 * GIB, 8 * GIB, {"memory.max": f"{2 * GIB}\n", "memory.current": f"{GIB}\n"})
     assert (hardware.total_bytes(), hardware.available_bytes()) == (2 * GIB, GIB)
 
 
 def test_a_container_that_holds_pages_of_files(machine):
     stat = f"anon {GIB // 2}\nfile {GIB}\ninactive_file {GIB // 4}\nactive_file {GIB // 4}\nfile_dirty 0\n"
     files = {
-        "meminfo": "MemAvailable: 8388608 kB\n",
         "memory.max": f"{2 * GIB}\n",
         "memory.current": f"{3 * GIB // 2}\n",
         "memory.stat": stat,
     }
-    machine(16 * GIB, files)
+    machine(16 * GIB, 8 * GIB, files)
     assert hardware.available_bytes() == GIB, "the kernel drops them for who needs the room"
 
 
 def test_a_container_over_its_limit(machine):
-    machine(
-        16 * GIB,
-        {
-            "meminfo": "MemAvailable: 8388608 kB\n",
-            "memory.max": f"{GIB}\n",
-            "memory.current": f"{2 * GIB}\n",
-        },
-    )
+    machine(16 * GIB, 8 * GIB, {"memory.max": f"{GIB}\n", "memory.current": f"{2 * GIB}\n"})
     assert hardware.available_bytes() == 0
 
 
 def test_another_system(machine):
-    machine(16 * GIB, {})
-    assert (hardware.total_bytes(), hardware.available_bytes(), hardware.resident_bytes()) == (
-        16 * GIB,
-        16 * GIB,
-        0,
-    )
-    machine(None, {})
+    machine(16 * GIB, 3 * GIB, {})
+    assert (hardware.total_bytes(), hardware.available_bytes()) == (16 * GIB, 3 * GIB)
+
+
+def test_a_system_that_tells_nothing(machine, monkeypatch):
+    machine(None, None, {})
     assert (hardware.total_bytes(), hardware.available_bytes()) == (None, None)
+    monkeypatch.setattr(psutil, "Process", _missing)
+    assert hardware.resident_bytes() == 0
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux tells it there")

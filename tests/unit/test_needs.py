@@ -8,7 +8,8 @@ import pytest
 from gguf_spec.errors import NotEnoughMemoryError
 from gguf_spec.gguf.validation import ArrayLength, Header, Tensor
 from gguf_spec.llama import memory
-from gguf_spec.llama.memory import cache_bytes, check_memory, features_of, largest_ctx, needs
+from gguf_spec.llama.cache_size import cache_bytes
+from gguf_spec.llama.memory import check_memory, features_of, largest_ctx, needs
 from gguf_spec.llama.options import ContextOptions
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -66,6 +67,17 @@ JAMBA = {
     "ssm.inner_size": 128,
     "ssm.state_size": 16,
 }
+KIMI = {
+    "block_count": 2,
+    "embedding_length": 64,
+    "attention.head_count": 2,
+    "attention.head_count_kv": (0, 1),
+    "attention.key_length": 40,
+    "attention.key_length_mla": 48,
+    "attention.value_length_mla": 32,
+    "ssm.conv_kernel": 4,
+    "kda.head_dim": 16,
+}
 
 
 @pytest.mark.parametrize(
@@ -87,6 +99,11 @@ JAMBA = {
         ("nemotron_h", {**JAMBA, "block_count": 3, "attention.head_count_kv": (0, 0, 2), "feed_forward_length": (0, 256, 0)},
          2 * (3 * 128 + 16 * 128) + 2 * 2 * 16 * 1024),
         ("qwen3next", {**JAMBA, "block_count": 4, "attention.head_count_kv": 2}, 2 * 3 * (3 * 128 + 16 * 128) + 2 * 2 * 16 * 1024),
+        ("qwen4exp", {**JAMBA, "block_count": 4, "attention.head_count_kv": 2}, 2 * 3 * (3 * 128 + 16 * 128) + 2 * 2 * 16 * 1024),
+        *((architecture, KIMI, 2 * (3 * 3 * 2 * 16 + 2 * 16 * 16) + 40 * 1024) for architecture in ("kimi-linear", "kimi-k3", "glm5-next", "bailingmoe3")),
+        ("deepseek4", {"block_count": 2, "embedding_length": 64, "attention.head_count": 2, "attention.head_count_kv": 1}, 2 * 2 * 32 * 1024),
+        ("gemma3n", {"block_count": 30, "embedding_length": 64, "attention.head_count": 2}, 20 * 2 * 64 * 1024),
+        ("minimax-01", {"block_count": 8, "embedding_length": 64, "attention.head_count": 2}, 2 * 7 * 2 * 32 * 32 + 2 * 64 * 1024),
         ("lfm2", {"block_count": 2, "embedding_length": 64, "attention.head_count": 2, "attention.head_count_kv": (0, 1), "shortconv.l_cache": 3},
          2 * 2 * 64 + 2 * 32 * 1024),
     ],

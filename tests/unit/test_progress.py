@@ -5,7 +5,7 @@ import io
 import numpy as np
 import pytest
 
-from gguf_spec import Sampling, Speculation
+from gguf_spec import Progress, Sampling, Speculation
 from gguf_spec.cli import progress
 from gguf_spec.cli.progress import Line, MeasuringNote, PromptBar
 from gguf_spec.speculative.profile import DEFAULT_PROFILE
@@ -29,11 +29,13 @@ def an_llm(k=0, n_ctx=256):
 def test_each_pass_over_the_prompt_is_reported():
     llm, _ = an_llm()
     seen = []
-    result = llm.generate_tokens(PROMPT, SAMPLING, on_prompt=lambda *at: seen.append(at))
+    result = llm.generate_tokens(PROMPT, SAMPLING, on_prompt=lambda now: seen.append(now[1:3]))
     assert seen == [(32, 100), (64, 100), (96, 100), (100, 100)]
     assert len(result.tokens) == 4
     seen.clear()
-    llm.generate_tokens([*PROMPT[:80], *PROMPT], SAMPLING, on_prompt=lambda *at: seen.append(at))
+    llm.generate_tokens(
+        [*PROMPT[:80], *PROMPT], SAMPLING, on_prompt=lambda now: seen.append(now[1:3])
+    )
     assert seen[0][0] > 80, "what is in the cache counts as read"
     assert seen[-1] == (180, 180)
 
@@ -50,8 +52,10 @@ def test_every_way_to_ask_reports():
     text = "b" * 40
     seen = []
 
-    def note(done, total):
-        seen.append((done, total))
+    def note(now):
+        seen.append(now)
+        assert (now.stage, now.unit) == ("prompt", "tokens")
+        assert now.share == now.done / now.total
 
     for ask in (
         lambda: llm.generate(text, SAMPLING, on_prompt=note),
@@ -71,8 +75,8 @@ def test_cancelling_takes_effect_after_the_pass(way):
     llm, target = an_llm()
     passes = []
 
-    def stop(done, total):
-        passes.append(done)
+    def stop(now):
+        passes.append(now.done)
         if way == "returns False":
             return False
         stream.cancel()
@@ -103,7 +107,7 @@ def test_none_and_true_go_on():
 def test_an_error_of_the_callback_ends_the_stream():
     llm, _ = an_llm()
 
-    def fail(done, total):
+    def fail(now):
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -118,13 +122,17 @@ def test_a_text_that_is_read_again_is_not_reported():
     result = llm.generate_tokens(
         [1] * 40,
         Sampling(temperature=0, max_tokens=90, overflow="shift"),
-        on_prompt=lambda *at: seen.append(at),
+        on_prompt=lambda now: seen.append(now[1:3]),
     )
     assert len(result.tokens) == 90
     assert seen == [(32, 39), (39, 39)]
 
 
 # ---- the lines
+
+
+def at(done, total):
+    return Progress("prompt", done, total, "tokens")
 
 
 class Terminal(io.StringIO):
@@ -157,12 +165,12 @@ def test_the_bar_waits_two_seconds_and_leaves_nothing(terminal):
     now = [10.0]
     bar = PromptBar(terminal, lambda: now[0])
     now[0] = 11.9
-    bar(100, 3000)
+    bar(at(100, 3000))
     assert terminal.getvalue() == ""
     now[0] = 12.0
-    bar(1000, 3000)
+    bar(at(1000, 3000))
     assert terminal.seen == "Reading the prompt [########................]  33% of 3,000 tokens"
-    bar(3000, 3000)
+    bar(at(3000, 3000))
     assert terminal.seen == "Reading the prompt [########################] 100% of 3,000 tokens"
     bar.remove()
     assert terminal.seen == ""
@@ -175,12 +183,12 @@ def test_no_bar_where_nobody_sees_it(monkeypatch, terminal):
     pipe = io.StringIO()
     for out in (pipe, terminal):
         bar = PromptBar(out, iter([0.0, 9.0, 9.0]).__next__)
-        bar(1, 2)
+        bar(at(1, 2))
         bar.remove()
         monkeypatch.setenv("TERM", "dumb")
     assert pipe.getvalue() == ""
     monkeypatch.setattr("sys.stderr", None)
-    PromptBar(clock=iter([0.0, 9.0]).__next__)(1, 2)
+    PromptBar(clock=iter([0.0, 9.0]).__next__)(at(1, 2))
 
 
 def test_a_narrow_terminal(monkeypatch, terminal):

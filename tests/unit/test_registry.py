@@ -382,11 +382,14 @@ def test_where_the_users_file_is(monkeypatch, tmp_path):
 
 
 def test_a_user_without_a_home(monkeypatch):
-    def nowhere():
-        raise RuntimeError("Could not determine home directory.")
+    def unknown(_):
+        raise KeyError("uid not found")
 
     monkeypatch.delenv("XDG_CONFIG_HOME")
-    monkeypatch.setattr(Path, "home", nowhere)
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    with pytest.raises(RuntimeError):
+        Path.home()
     assert user_file() is None
     assert "tales" in entries()
 

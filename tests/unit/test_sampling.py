@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gguf_spec.errors import NoTokenLeftError
+from gguf_spec.sampling import chain as chain_module
 from gguf_spec.sampling.chain import NO_FILTERS, CompatSampling, largest, logprob
 from gguf_spec.sampling.rng import SeededRng
 from tests.fakes import sampler
@@ -163,6 +164,22 @@ def test_what_a_grammar_allows_is_found_however_unlikely_it_is(options):
     assert chain.token(row, []) in allowed
     if not options or "top_n_sigma" in options:
         assert found == allowed
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0.0}, {"top_k": 2}, {}])
+def test_only_tokens_that_the_grammar_may_allow_are_sorted(monkeypatch, options):
+    n_vocab, reachable, allowed = 5000, [*range(40, 4900, 7)], [901, 2301, 4100]
+    row = np.linspace(9.0, -9.0, n_vocab).astype(np.float32)
+    grammar, sizes = Few(n_vocab, allowed), []
+    grammar.possible = lambda history: np.isin(np.arange(n_vocab), reachable)
+    monkeypatch.setattr(
+        chain_module, "largest", lambda row, n: (sizes.append(len(row)), largest(row, n))[1]
+    )
+    chain = sampler(SeededRng(1), NO_FILTERS._replace(grammar=grammar), **options)
+    found = np.flatnonzero(chain.shaped(row, []) > -np.inf).tolist()
+    assert found == allowed[: len(found)]
+    assert len(found) >= 2
+    assert all(size <= len(reachable) for size in sizes)
 
 
 @pytest.mark.parametrize("n_vocab", [1, 63, 64, 1000, 40_000])

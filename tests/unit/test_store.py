@@ -86,7 +86,7 @@ def test_pull(hub, tmp_path):
     entry = entry_of(hub.add(FILE, BODY))
     assert download.find(entry) is None
     steps = []
-    pulled = download.pull(entry, progress=lambda *step: steps.append(step))
+    pulled = download.pull(entry, progress=steps.append)
     assert (pulled.name, pulled.n_bytes, pulled.loaded_bytes, pulled.verified) == (
         "one",
         len(BODY),
@@ -97,10 +97,10 @@ def test_pull(hub, tmp_path):
         tmp_path / "hub" / "models--someone--tales-GGUF" / "snapshots" / COMMIT / FILE,
     )
     assert pulled.paths[0].read_bytes() == BODY
-    assert steps[0] == ("load", 0, len(BODY))
-    loading = [done for stage, done, _ in steps if stage == "load"]
+    assert steps[0] == ("download", 0, len(BODY), "bytes")
+    loading = [done for stage, done, *_ in steps if stage == "download"]
     assert (loading, loading[-1], len(loading)) == (sorted(loading), len(BODY), 4)
-    assert steps[-1] == ("verify", len(BODY), len(BODY))
+    assert steps[-1] == ("checksum", len(BODY), len(BODY), "bytes")
     assert download.find(entry) == download.local(entry) == pulled.paths[0]
     assert download.verified(entry) == "sha256"
 
@@ -233,7 +233,7 @@ def test_a_connection_that_breaks(hub, no_sleep):
     """The library goes on from where it was."""
     entry = entry_of(hub.add(FILE, BODY, cuts=[1_500_000, 1_800_000]))
     steps = []
-    assert download.pull(entry, progress=lambda *step: steps.append(step)).verified == "sha256"
+    assert download.pull(entry, progress=steps.append).verified == "sha256"
     assert len(no_sleep) == 2
     ranges = [
         headers.get("Range")
@@ -241,7 +241,7 @@ def test_a_connection_that_breaks(hub, no_sleep):
         if method == "GET" and path.startswith("/cdn")
     ]
     assert ranges == [None, "bytes=1048576-", "bytes=1048576-"]
-    assert max(done for stage, done, _ in steps if stage == "load") == len(BODY)
+    assert max(done for stage, done, *_ in steps if stage == "download") == len(BODY)
 
 
 def test_a_file_of_this_disk(tmp_path):
@@ -270,13 +270,13 @@ def test_a_split_model(hub):
     entry = split_entry(hub)
     total = sum(len(hub.files[REPO, name].body) for name in PARTS)
     steps = []
-    pulled = download.pull(entry, progress=lambda *step: steps.append(step))
+    pulled = download.pull(entry, progress=steps.append)
     assert [path.name for path in pulled.paths] == PARTS
     assert len({path.parent for path in pulled.paths}) == 1
     assert (pulled.n_bytes, pulled.loaded_bytes, pulled.verified) == (total, total, "sha256")
     assert download.find(entry) == pulled.paths[0]
-    for stage in ("load", "verify"):
-        done = [(n, of) for what, n, of in steps if what == stage]
+    for stage in ("download", "checksum"):
+        done = [(n, of) for what, n, of, _ in steps if what == stage]
         assert done == sorted(done)
         assert done[-1] == (total, total)
 
@@ -386,8 +386,8 @@ def test_a_body_that_is_too_short(hub, tmp_path):
 
 
 def test_an_interruption(hub, tmp_path):
-    def interrupt(stage, done, total):
-        if done > 1_000_000:
+    def interrupt(now):
+        if now.done > 1_000_000:
             raise KeyboardInterrupt
 
     entry = entry_of(hub.add(FILE, BODY))
@@ -399,8 +399,8 @@ def test_an_interruption(hub, tmp_path):
 
 
 def test_an_interruption_while_it_is_verified(hub, monkeypatch):
-    def interrupt(stage, done, total):
-        if stage == "verify":
+    def interrupt(now):
+        if now.stage == "checksum":
             raise KeyboardInterrupt
 
     entry = entry_of(hub.add(FILE, BODY))
@@ -540,13 +540,8 @@ def test_a_token_stays_on_the_hub(hub, monkeypatch):
 def test_a_busy_hub_is_asked_again(hub, no_sleep, status):
     hub.busy = 2 * [(status, {"Retry-After": "0"})]
     steps = []
-    assert (
-        download.pull(
-            entry_of(hub.add(FILE, BODY)), progress=lambda *step: steps.append(step)
-        ).verified
-        == "sha256"
-    )
-    assert steps[0] == ("wait", 0, None)
+    assert download.pull(entry_of(hub.add(FILE, BODY)), progress=steps.append).verified == "sha256"
+    assert steps[0] == ("wait", 0, None, "bytes")
     assert len(no_sleep) == 1
 
 
@@ -570,7 +565,7 @@ def test_a_hub_that_breaks_down_between(hub, no_sleep, answers, force):
     """It says what there is, and then it does not, or cannot send it."""
     hub.add(FILE, BODY)
 
-    def then_break(stage, done, total):
+    def then_break(now):
         hub.busy = hub.busy or [
             *answers * [(200, {"X-Repo-Commit": COMMIT, "ETag": '"ab"', "Content-Length": "5"})],
             *99 * [(500, {})],
@@ -651,7 +646,7 @@ def test_offline_and_not_there(hub, monkeypatch, switch):
     entry = entry_of(hub.add(FILE, BODY))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", switch == "environment")
     with pytest.raises(
-        errors.NotDownloadedError, match=r"one \(2\.3 MB\) is not on this disk"
+        errors.NotDownloadedError, match=r"one \(2\.2 MiB\) is not on this disk"
     ) as caught:
         download.pull(entry, offline=switch == "argument")
     assert (
@@ -687,7 +682,7 @@ def test_no_room(hub, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
     entry = entry_of(hub.add(FILE, BODY))
     with pytest.raises(
-        errors.NoSpaceError, match=r"one needs 2\.3 MB but 1\.0 MB are free in "
+        errors.NoSpaceError, match=r"one needs 2\.2 MiB but 1\.0 MiB are free in "
     ) as caught:
         download.pull(entry)
     assert (caught.value.needed_bytes, caught.value.free_bytes) == (len(BODY), 1_000_000)
@@ -696,15 +691,15 @@ def test_no_room(hub, tmp_path, monkeypatch):
         download.pull(entry_of())  # the hub knows its size
     small = Entry("two", REPO, COMMIT, (Part("small.gguf", 600_000),), None)
     download.check_room([small])
-    with pytest.raises(errors.NoSpaceError, match=r"two and three needs 1\.2 MB"):
+    with pytest.raises(errors.NoSpaceError, match=r"two and three needs 1\.1 MiB"):
         download.check_room(
             [small, Entry("three", REPO, COMMIT, (Part("other.gguf", 600_000),), None)]
         )
 
 
 def test_a_disk_that_fills_up(hub, tmp_path, monkeypatch):
-    def full(stage, done, total):
-        if done:
+    def full(now):
+        if now.done:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     entry = entry_of(hub.add(FILE, BODY))

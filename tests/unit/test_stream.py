@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from gguf_spec import Sampling, Speculation
+from gguf_spec.runtime import stats_recorder
 from gguf_spec.runtime import stream as stream_module
 from gguf_spec.sampling.chain import CompatSampling
 from gguf_spec.speculative import controller
@@ -22,7 +23,7 @@ PASS_S, DRAFT_S, TOKEN_S = 2.0, 0.25, 0.5
 @pytest.fixture
 def clock(monkeypatch):
     one = Clock()
-    monkeypatch.setattr(stream_module, "time", one)
+    monkeypatch.setattr(stats_recorder, "time", one)
     monkeypatch.setattr(controller, "time", one)
     return one
 

@@ -210,7 +210,7 @@ def test_tune_keeps_it_and_goes_by_it(pair, kept, with_draft):
     with fake_llm(target, draft, Speculation(3)) as llm:
         assert llm.profile is DEFAULT_PROFILE
         steps = []
-        got = tune(llm, progress=lambda *step: steps.append(step))
+        got = tune(llm, progress=steps.append)
         assert llm.profile is got.profile
         assert kept == [(target, draft, got.profile)]
         assert (got.target, got.draft, got.kept) == (
@@ -219,7 +219,8 @@ def test_tune_keeps_it_and_goes_by_it(pair, kept, with_draft):
             True,
         )
         assert bool(got.profile.draft) is with_draft
-        assert steps[-1][0] == steps[-1][1]
+        assert steps[-1].share == 1
+        assert {(one.stage, one.unit) for one in steps} == {("tune", "passes")}
         assert llm.generate("ab", Sampling(max_tokens=9, ignore_eos=True)).stats.n_generated == 9, (
             "the caches are as they were"
         )

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from ..generate import CONTROL, _logprob_lines, _show, _to_json
 from ..options import (
     load_models,
     model_options,
@@ -20,11 +19,13 @@ from ..options import (
     to_speculation,
 )
 from ..progress import PromptBar
+from ..render import CONTROL, answer_json, logprob_lines, show_chunk
 
 if TYPE_CHECKING:
-    from ...runtime.chat import Chat, Turn
-    from ...runtime.llm import LLM
+    from ... import LLM, Chat, Turn
     from .loop import ChatUI
+
+__all__ = ["chat"]
 
 
 # The default length limit is larger than that of `generate`.
@@ -145,7 +146,7 @@ class PipeUI:
             for chunk in turn:
                 bar.remove()
                 if not self._as_json:
-                    _show(self._out, chunk, self.show_draft)
+                    show_chunk(self._out, chunk, self.show_draft)
         finally:
             bar.remove()
             result = turn.result
@@ -155,12 +156,12 @@ class PipeUI:
             with_logprobs = bool(result.logprobs)
             self._print(
                 {
-                    **_to_json(self._llm, result, self._llm.speculation.k, with_logprobs),
+                    **answer_json(self._llm, result, self._llm.speculation.k, with_logprobs),
                     "dropped": turn.dropped,
                 }
             )
         elif result.logprobs:
-            click.echo(_logprob_lines(self._llm, result), err=True)
+            click.echo(logprob_lines(self._llm, result), err=True)
 
     def _print(self, data: dict[str, Any]) -> None:
         click.echo(json.dumps(data, ensure_ascii=False, allow_nan=False))

@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ...errors import GgufSpecError, SessionError
+from ...models import format_bytes
 from ..error_text import in_command, message_and_hint
-from ..generate import _stats_lines
 from ..progress import PromptBar
+from ..render import stats_lines
 
 if TYPE_CHECKING:
-    from ...options import Sampling, Speculation
-    from ...runtime.chat import Chat, Turn
-    from ...runtime.llm import LLM
+    from ... import LLM, Chat, Sampling, Speculation, Turn
 
 # Command -> (argument, help text). `ChatLoop` has a method for each command.
 COMMANDS = {
@@ -205,7 +204,7 @@ class ChatLoop:
             return
         s = last.stats
         lines = [
-            _stats_lines(s, last.seed),
+            stats_lines(s, last.seed),
             f"context {s.n_prompt + s.n_generated:,} of {self._llm.n_ctx:,} tokens after it",
         ]
         self._face.say(
@@ -275,7 +274,7 @@ class ChatLoop:
 def save(chat: Chat, path: Path) -> str:
     """Save a conversation; return a message with its size."""
     chat.save(path)
-    return f"Saved {_count(chat)} in {path.resolve()} ({path.stat().st_size / 1e6:,.1f} MB)."
+    return f"Saved {_count(chat)} in {path.resolve()} ({format_bytes(path.stat().st_size)})."
 
 
 def load(chat: Chat, path: Path) -> str:

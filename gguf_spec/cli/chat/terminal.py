@@ -22,16 +22,15 @@ from prompt_toolkit.styles import Style
 from prompt_toolkit.utils import is_dumb_terminal
 from rich.console import Console
 
-from ..generate import CONTROL, _logprob_lines
+from ...system.folders import state_folder
 from ..progress import PromptBar
+from ..render import CONTROL, logprob_lines
 from .loop import COMMANDS, DRAFT
 from .markdown import Markdown, Piece, Wrap
 
 if TYPE_CHECKING:
-    from ...results import Chunk
-    from ...results import Completion as Answer
-    from ...runtime.chat import Chat, Turn
-    from ...runtime.llm import LLM
+    from ... import LLM, Chat, Chunk, Turn
+    from ... import Completion as Answer
 
 _PROMPT = "> "
 
@@ -107,7 +106,7 @@ class TerminalUI:
                     self._write([("\n", "")])
         result = turn.result
         if result.logprobs:
-            click.echo(_logprob_lines(self._llm, result), err=True)
+            click.echo(logprob_lines(self._llm, result), err=True)
         if why := _ending(result, self._llm.n_ctx):
             self.say(why)
         self._write([(f"{self._status()}\n" if self._dumb else "", "dim"), ("\n", "")])
@@ -177,11 +176,7 @@ def _ending(result: Answer, n_ctx: int) -> str:
 
 def _history() -> _KeptHistory:
     """Return the input history in the user's state folder."""
-    return _KeptHistory(
-        Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-        / "gguf-spec"
-        / "chat-history"
-    )
+    return _KeptHistory(state_folder() / "chat-history")
 
 
 class _KeptHistory(FileHistory):

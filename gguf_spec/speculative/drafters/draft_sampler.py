@@ -16,7 +16,7 @@ from ...sampling.chain import COLDEST, Distribution, Sampler, largest
 # Candidate temperatures of the draft, as multiples of the requested temperature.
 _TEMPERATURES = np.array([0.05, 0.3, 0.45, 0.6, 0.75, 0.9, 1.0, 1.15, 1.3])
 # Candidates for reading a row, shape `(n, 2)`: temperature multiple, share of the logit correction.
-_WAYS = np.array([(t, corrected) for corrected in (1.0, 0.0) for t in _TEMPERATURES])
+CANDIDATES = np.array([(t, corrected) for corrected in (1.0, 0.0) for t in _TEMPERATURES])
 # Index of the initial candidate: temperature multiple 0.9 with correction.
 _AT_FIRST = 5
 # Number of best tokens of a row that are considered. The target hardly ever emits a lower one.
@@ -124,9 +124,15 @@ class DraftCorrection:
         bias: Correction of the draft's logits, shape `(V,)`: for each token approximately the
             recent mean log-probability difference, target minus draft.
         hits: Requested temperature -> number of right guesses of each candidate for reading a row.
+        candidates: The candidates: temperature as a share of the target's, and share of the
+            correction, shape `(n, 2)`.
+        first: Index of the candidate in use before anything was learned.
     """
 
-    def __init__(self, n_vocab: int) -> None:
+    def __init__(
+        self, n_vocab: int, candidates: NDArray[np.float64] = CANDIDATES, first: int = _AT_FIRST
+    ) -> None:
+        self.candidates, self.first = candidates, first
         self.bias = np.zeros(n_vocab, dtype=np.float32)
         self.hits: dict[float, NDArray[np.float64]] = {}
         self._sum, self._weight = np.zeros(n_vocab), np.zeros(n_vocab)
@@ -179,8 +185,9 @@ class CoupledDraftSampler:
     def __init__(self, sampler: Sampler, calibration: DraftCorrection) -> None:
         self._sampler, self._calibration = sampler, calibration
         self._temperature = max(sampler.sampling.temperature, COLDEST)
-        first = np.zeros(len(_WAYS))
-        first[_AT_FIRST] = 0.5
+        self._candidates = calibration.candidates
+        first = np.zeros(len(self._candidates))
+        first[calibration.first] = 0.5
         self._hits = calibration.hits.setdefault(round(self._temperature, 2), first)
         self._drafted: list[_Place] = []
         self._row = np.empty_like(calibration.bias)
@@ -239,7 +246,7 @@ class CoupledDraftSampler:
             raise NoTokenLeftError
         second = int(ids[order[-2]]) if len(ids) > 1 else None
         return (
-            ids[order[-1]].repeat(len(_WAYS)),
+            ids[order[-1]].repeat(len(self._candidates)),
             float(logits[order[-1]] - logits[order[-2:][0]]),
             second,
         )
@@ -250,7 +257,7 @@ class CoupledDraftSampler:
         """Return the token that each candidate draws, and lead and second of the one in use."""
         bias, best = self._calibration.bias, self._best
         # The share of the correction is 0 or 1.
-        share = np.float32(_WAYS[best, 1])
+        share = np.float32(self._candidates[best, 1])
         ids, logits = self._sampler.candidates(
             np.add(row, bias[: len(row)], out=self._row[: len(row)]) if share else row, history
         )
@@ -258,9 +265,9 @@ class CoupledDraftSampler:
             top = largest(logits, _MOST)
             ids, logits = ids[top], logits[top]
         if len(ids) == 1:
-            return ids.repeat(len(_WAYS)), np.inf, None
-        ways = logits - logits.max() + (_WAYS[:, 1:] - share) * bias[ids]
-        scores = ways / (_WAYS[:, :1] * self._temperature) + self._sampler.rng.gumbel(
+            return ids.repeat(len(self._candidates)), np.inf, None
+        ways = logits - logits.max() + (self._candidates[:, 1:] - share) * bias[ids]
+        scores = ways / (self._candidates[:, :1] * self._temperature) + self._sampler.rng.gumbel(
             ids, len(history)
         )
         behind, first = np.argpartition(scores[best], -2)[-2:]

@@ -1,7 +1,4 @@
-"""Quantisation types.
-
-Kept apart from the quantiser, so that the command line imports them fast.
-"""
+"""Quantisation types."""
 
 # name -> llama.cpp's number; only types that need no importance matrix
 TYPES = {

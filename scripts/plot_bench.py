@@ -1,16 +1,23 @@
-"""Grouped bar charts as SVG.
+"""Draw the result of `gguf-spec bench --json` as a grouped bar chart in SVG.
+
+.venv/bin/python scripts/plot_bench.py REPORT.json OUT.svg
 
 The chart has its own background, so it is readable on light and on dark pages.
 """
 
 from __future__ import annotations
 
+import json
 import math
+import sys
 import textwrap
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
+
+USELESS = "adaptive, useless draft"
 
 _COLOURS = ("#a8b0ba", "#e3a857", "#2f6fde", "#b4532a")
 _INK, _SOFT, _GRID, _GROUND = "#1f2328", "#59636e", "#e4e7eb", "#ffffff"
@@ -28,12 +35,12 @@ class Bar(NamedTuple):
     """A bar with its spread.
 
     Attributes:
-        value: Height of the bar.
+        median: Height of the bar.
         least: Lower end of the spread line.
         most: Upper end of the spread line.
     """
 
-    value: float
+    median: float
     least: float
     most: float
 
@@ -52,6 +59,46 @@ class Group(NamedTuple):
     kind: str
     note: str
     bars: Sequence[Bar]
+
+
+def chart(report: Mapping[str, Any]) -> str:
+    """Return an SVG of plain decoding, the best fixed setting and adaptive drafting by case.
+
+    Args:
+        report: The object that `gguf-spec bench --json` prints.
+    """
+    machine = report["machine"]
+    title = report["target"] + (
+        f" with {report['draft']}" if report["draft"] else ", drafting from the text alone"
+    )
+    where = (
+        f"{machine['cpu']}, {_count(machine['cores'], 'core')}, "
+        f"{_count(machine['threads'], 'thread')}"
+    )
+    how = (
+        f"gguf-spec {report['version']}; tokens per second over those of plain decoding, "
+        f"{_rounds(report['n_rounds'], report['is_complete'])}"
+    )
+    names = ["plain", "best fixed setting, in hindsight", "adaptive"]
+    legend = names + ([USELESS] if report["useless"] else [])
+    return grouped_bars(title, [where, how], legend, [_group(case) for case in report["cases"]])
+
+
+def _group(case: Mapping[str, Any]) -> Group:
+    results = {one["name"]: one for one in case["results"]}
+    shown = [results[name] for name in ("plain", case["best_fixed"], "adaptive")]
+    shown += [results[USELESS]] if USELESS in results else []
+    kind = f"T = {case['temperature']:g}" if case["temperature"] else "greedy"
+    bars = tuple(Bar(**one["speedup"]) for one in shown)
+    return Group(case["workload"], kind, f"best: {case['best_fixed']}", bars)
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}" + ("s" if n > 1 else "")
+
+
+def _rounds(n: int, all_done: bool) -> str:
+    return f"medians of {'' if all_done else 'up to '}{n} rounds" if n > 1 else "one round"
 
 
 def grouped_bars(
@@ -145,8 +192,8 @@ def _grid(base: float, width: float, step: float, n_lines: int, scale: float) ->
 def _bars(bars: Sequence[Bar], left: float, base: float, scale: float) -> Iterator[str]:
     """Yield the bars of a group, their spreads, and their values except for the first bar."""
     for i, bar in enumerate(bars):
-        x, high = left + i * _BAR + 1, bar.value * scale
-        middle, top = x + _BAR / 2 - 1, max(bar.value, bar.most) * scale
+        x, high = left + i * _BAR + 1, bar.median * scale
+        middle, top = x + _BAR / 2 - 1, max(bar.median, bar.most) * scale
         colour = _COLOURS[i % len(_COLOURS)]
         yield (
             f'<rect x="{x:.1f}" y="{base - high:.1f}" width="{_BAR - 2:.1f}" height="{high:.1f}" '
@@ -160,11 +207,11 @@ def _bars(bars: Sequence[Bar], left: float, base: float, scale: float) -> Iterat
         if i:
             # Keep the line at 1 clear of numbers.
             top = scale if scale - 18 < top < scale else top
-            yield _text(middle, base - top - 5, f"{bar.value:.2f}", 11, anchor="middle")
+            yield _text(middle, base - top - 5, f"{bar.median:.2f}", 11, anchor="middle")
 
 
 def _highest(groups: Sequence[Group]) -> float:
-    return max(1.2, *(max(bar.value, bar.most) for one in groups for bar in one.bars))
+    return max(1.2, *(max(bar.median, bar.most) for one in groups for bar in one.bars))
 
 
 def _scale(most: float) -> tuple[float, float]:
@@ -200,3 +247,14 @@ def _text(
         f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{colour}" '
         f'text-anchor="{anchor}"{bold}>{escape(_plain(text))}</text>'
     )
+
+
+def main() -> None:
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
+    report = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    Path(sys.argv[2]).write_text(chart(report), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .json_merge import KINDS, kinds, same
+from .json_keywords import KINDS, kinds, same
 
 # all JSON types
 _ALL = frozenset({"null", "boolean", "number", "string", "array", "object"})
@@ -26,7 +26,7 @@ _DEPTH = 8
 Plain = Callable[[Any], Any]
 
 
-def apart(a: Any, b: Any, plain: Plain, depth: int = 0) -> bool:
+def disjoint(a: Any, b: Any, plain: Plain, depth: int = 0) -> bool:
     """Return whether two schemas are disjoint: no value of one grammar is valid for the other.
 
     The result is False if this is uncertain.
@@ -44,7 +44,7 @@ def apart(a: Any, b: Any, plain: Plain, depth: int = 0) -> bool:
             if isinstance(one.get(key), list):
                 rest = {k: v for k, v in one.items() if k != key}
                 parts = [plain({"allOf": [rest, part]}) for part in one[key] if part is not False]
-                return all(apart(part, other, plain, depth) for part in parts)
+                return all(disjoint(part, other, plain, depth) for part in parts)
     return _excludes(a, b, plain, depth) and _excludes(b, a, plain, depth)
 
 
@@ -70,7 +70,8 @@ def _excludes(writer: dict[str, Any], other: dict[str, Any], plain: Plain, depth
         return True  # the other schema forbids a property that is always written
     shared = ours.keys() & theirs.keys() & (our_required | their_required)
     return any(
-        apart(plain(ours[name]), plain(theirs[name]), plain, depth + 1) for name in sorted(shared)
+        disjoint(plain(ours[name]), plain(theirs[name]), plain, depth + 1)
+        for name in sorted(shared)
     )
 
 

@@ -1,0 +1,97 @@
+"""Size of llama.cpp's cache by its own formulas: keys and values, or the states of layers."""
+
+from __future__ import annotations
+
+from ..gguf.validation import Header
+from .options import KV_TYPES, ContextOptions
+
+# positions; llama.cpp rounds contexts up to a multiple
+PAD = 256
+
+
+def cache_bytes(header: Header, options: ContextOptions, n_ctx: int) -> int:
+    """Return the size of llama.cpp's cache for `n_ctx` positions, in bytes."""
+    of, facts = header.of_architecture, header.facts
+    n_layers = header.whole("block_count")
+    heads = header.by_layer("attention.head_count", 0)
+    n_trunk = n_layers - header.whole("nextn_predict_layers")
+    recurrent = [_is_recurrent(header, i) for i in range(n_trunk)]
+    total = 4 * _state(header, heads[0] if heads else 0) * sum(recurrent)
+    if facts.cache == "recurrent":
+        return total
+
+    kv_heads = header.by_layer("attention.head_count_kv", heads)
+    width = header.whole("embedding_length") // heads[0] if heads and heads[0] else 0
+    key, value = (
+        header.whole("attention.key_length", width),
+        header.whole("attention.value_length", width),
+    )
+    short_key, short_value = (
+        header.whole("attention.key_length_swa", key),
+        header.whole("attention.value_length_swa", value),
+    )
+    if of("attention.key_length_mla") and of("attention.value_length_mla"):
+        value = short_value = 0  # values are a view of the keys
+    # the other layers use the cache of the first ones
+    n_own = facts.own_kv_layers or n_layers - header.whole("attention.shared_kv_layers")
+    slides = of("attention.sliding_window_pattern")
+    short = [
+        isinstance(slides, tuple) and i < len(slides) and bool(slides[i]) for i in range(n_layers)
+    ]
+    values = [
+        n * (short_value if slide else value) for n, slide in zip(kv_heads, short, strict=True)
+    ]
+    if options.flash_on_cpu == "off" and values:
+        # values are transposed, and all layers are as wide as the widest
+        values = [max(values)] * n_layers
+    keys = [n * (short_key if slide else key) for n, slide in zip(kv_heads, short, strict=True)]
+    a_position = sum(
+        keys[i] + values[i]
+        for i in range(min(n_trunk, n_own))
+        if facts.caches_both or not recurrent[i]
+    )
+    return total + int(padded(n_ctx) * a_position * KV_TYPES[options.kv_type][1])
+
+
+def _is_recurrent(header: Header, layer: int) -> bool:
+    """Return whether a layer caches a state."""
+    facts = header.facts
+    if facts.cache != "hybrid" or facts.caches_both:
+        return facts.cache == "recurrent" or facts.caches_both
+    said = header.of_architecture("attention.recurrent_layers")
+    if isinstance(said, tuple) and layer < len(said):
+        return bool(said[layer])
+    if facts.attention_every:
+        every = header.whole("full_attention_interval", facts.attention_every)
+        return bool((layer + 1) % max(every, 1))
+    none = header.by_layer("attention.head_count_kv", 0)[layer] == 0
+    has_feed_forward = header.by_layer("feed_forward_length", 0)[layer] > 0
+    return none and not (facts.feed_forward_alone and has_feed_forward)
+
+
+def _state(header: Header, n_heads: int) -> int:
+    """Return the number of values in the state of a recurrent layer."""
+    embedding, wkv = header.whole("embedding_length"), header.whole("wkv.head_size")
+    if wkv:
+        return embedding * (header.whole("token_shift_count", 2) + wkv)
+    if kernel := header.whole("shortconv.l_cache"):
+        return embedding * (kernel - 1)
+    inner, state, convolution = (
+        header.whole("ssm.inner_size"),
+        header.whole("ssm.state_size"),
+        header.whole("ssm.conv_kernel"),
+    )
+    if head := header.whole("kda.head_dim"):
+        return 3 * (convolution - 1 if convolution else 3) * n_heads * head + head * head * n_heads
+    if header.facts.linear_attention:
+        head = header.whole("attention.key_length", embedding // max(n_heads, 1))
+        return head * head * n_heads
+    return (
+        max(convolution - 1, 0) * (inner + 2 * header.whole("ssm.group_count") * state)
+        + state * inner
+    )
+
+
+def padded(n_ctx: int) -> int:
+    """Return a context length as llama.cpp rounds it up."""
+    return -(-n_ctx // PAD) * PAD

@@ -1,0 +1,185 @@
+"""Weights and vocabulary of a GGUF file, loaded by llama.cpp, and its adapters."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Callable
+from functools import cached_property, partial
+from typing import Any
+
+from ..errors import ClosedError, UnsupportedModelError
+from ..gguf.model_file import ModelFile
+from ..gguf.validation import Header
+from .backend import LoadProgress, apart, log, run_with_large_stack
+from .bindings import C
+from .native import Native
+from .options import ContextOptions, adapter_error, load_error
+
+
+class Weights:
+    """Weights, adapters and vocabulary of a model.
+
+    Attributes:
+        file: The file.
+        path: Its path.
+        options: Load and context options.
+        n_vocab: V, the length of a row of logits.
+        start: The BOS token; token 0 if the vocabulary has none.
+        vocabulary: Properties that must agree between target and draft: `type`, `add_bos`, `bos`,
+            `add_eos`, `eos`, `size`.
+        chat_template: The Jinja template in the file, or None.
+        can_roll_back: Whether the cache can drop its last tokens. False for recurrent and hybrid
+            models.
+    """
+
+    def __init__(self, file: ModelFile, options: ContextOptions) -> None:
+        self.file, self.path, self.options = file, file.path, options
+        self._native: Native | None = Native()
+        self._pieces: dict[int, bytes] = {}
+
+    @property
+    def native(self) -> Native:
+        """The native objects of llama.cpp.
+
+        Raises:
+            ClosedError: The model is closed.
+        """
+        if self._native is None:
+            raise ClosedError
+        return self._native
+
+    def close(self) -> None:
+        """Release the native memory.
+
+        Further calls do nothing.
+
+        The memory is freed as soon as no call of another thread uses it.
+        """
+        last, self._native = [self._native], None
+        try:
+            if last[0] and threading.current_thread() is threading.main_thread():
+                apart(last.clear)
+        finally:
+            last.clear()
+
+    # ---- loading
+
+    def _load(self, header: Header, progress: Callable[[float], object] | None) -> None:
+        params = C.llama_model_default_params()
+        params.n_gpu_layers = self.options.gpu_layers
+        params.use_extra_bufts = self.options.extra_bufts
+        watch = LoadProgress(progress)
+        params.progress_callback = callback = C.llama_progress_callback(watch.tell)
+        log.clear()
+        loaded = self.native.load(os.fsencode(self.path), params)
+        del callback  # llama.cpp kept only its address
+        watch.check(self.path)
+        if not loaded:
+            raise load_error(header, log)
+        self._know_vocabulary()
+
+    def _know_vocabulary(self) -> None:
+        """Read the properties that are needed often, or after `close`."""
+        of_model, of_vocab = self.native.model, self.native.vocab
+        self.n_vocab: int = of_vocab(C.llama_vocab_n_tokens)
+        # a damaged number is negative
+        self.n_ctx_train: int = max(0, of_model(C.llama_model_n_ctx_train))
+        self.can_roll_back = not (
+            of_model(C.llama_model_is_recurrent) or of_model(C.llama_model_is_hybrid)
+        )
+        self.vocabulary: dict[str, Any] = {
+            "type": of_vocab(C.llama_vocab_type),
+            "add_bos": of_vocab(C.llama_vocab_get_add_bos),
+            "bos": of_vocab(C.llama_vocab_bos),
+            "add_eos": of_vocab(C.llama_vocab_get_add_eos),
+            "eos": of_vocab(C.llama_vocab_eos),
+            "size": self.n_vocab,
+        }
+        self.start = max(0, self.vocabulary["bos"])
+        template = of_model(C.llama_model_chat_template, None)
+        self.chat_template: str | None = (
+            template.decode("utf-8", errors="replace") if template else None
+        )
+
+    def _check_kind(self, header: Header) -> None:
+        ask = self.native.model
+        if (
+            ask(C.llama_model_has_encoder)
+            or not ask(C.llama_model_has_decoder)
+            or ask(C.llama_model_is_diffusion)
+        ):
+            what = "a diffusion model" if ask(C.llama_model_is_diffusion) else "an encoder"
+            message = f"{self.path.name} is {what} ({header.architecture}), not a text generator."
+            raise UnsupportedModelError(self.path, message, "use a chat or base model.")
+
+    def _adapt(self) -> None:
+        """Load the adapters.
+
+        They come before the context, which reserves memory for their part of a pass.
+        """
+        for adapter in self.options.lora:
+            log.clear()
+            if not self.native.adapt(os.fsencode(adapter.path)):
+                raise adapter_error(adapter, log)
+
+    # ---- the vocabulary
+
+    def tokenize(self, text: str, *, special: bool, start: bool = True) -> list[int]:
+        """Return the token ids of a text.
+
+        Args:
+            text: Any string. Characters without a UTF-8 form become `?`.
+            special: Whether names such as `<|im_start|>` are parsed as control tokens.
+            start: Whether to add the model's tokens for the start of a text (BOS).
+        """
+        data = text.encode("utf-8", errors="replace")
+        n = len(data) + 8
+        while True:
+            ids = (C.llama_token * n)()
+            n = run_with_large_stack(
+                len(data),
+                partial(
+                    self.native.vocab,
+                    C.llama_tokenize,
+                    data,
+                    len(data),
+                    ids,
+                    len(ids),
+                    start,
+                    special,
+                ),
+            )
+            if n >= 0:
+                return list(ids[:n])
+            # only for a vocabulary whose normalisation makes a text longer
+            n = -n
+
+    def piece(self, token: int) -> bytes:
+        """Return the bytes of a token; empty for control tokens."""
+        piece = self._pieces.get(token)
+        if piece is None:
+            ask, n = self.native.vocab, 256
+            buffer = ctypes.create_string_buffer(n)
+            n = ask(C.llama_token_to_piece, token, buffer, n, 0, False)
+            if n < 0:
+                buffer = ctypes.create_string_buffer(-n)
+                n = ask(C.llama_token_to_piece, token, buffer, -n, 0, False)
+            piece = self._pieces[token] = buffer.raw[:n]
+        return piece
+
+    def is_end(self, token: int) -> bool:
+        """Return whether a token ends a generation."""
+        return bool(self.native.vocab(C.llama_vocab_is_eog, token))
+
+    @cached_property
+    def ends(self) -> list[int]:
+        """All tokens that end a generation."""
+        return [token for token in range(self.n_vocab) if self.is_end(token)]
+
+    def token_text(self, token: int) -> str:
+        """Return the text of a token in the vocabulary."""
+        return (self.native.vocab(C.llama_vocab_get_text, token) or b"").decode(
+            "utf-8", errors="replace"
+        )

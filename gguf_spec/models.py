@@ -1,0 +1,205 @@
+"""Models by name: list, download, locate and remove them, and search for drafts.
+
+A model is given as its name, as `hf:OWNER/REPO/FILE[@REVISION]`, as the path of a GGUF file, or as
+an `Entry`. Only `pull` uses the network. Names come from the package's models.yaml, from the user's
+own models file, which overrides it, and from `models_file`, which overrides both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from .registry import download
+from .registry.checksums import Verified
+from .registry.download import Pulled
+from .registry.models_file import Entry, Part
+from .registry.resolve import entries
+from .registry.resolve import resolve as resolve_name
+from .results import OnProgress
+from .system.units import format_bytes
+
+if TYPE_CHECKING:
+    from .runtime.draft_search import Candidate
+
+__all__ = [
+    "Candidate",
+    "Entry",
+    "Part",
+    "Pulled",
+    "check_room",
+    "find",
+    "find_drafts",
+    "format_bytes",
+    "list_models",
+    "path",
+    "pull",
+    "remove",
+    "resolve",
+    "verified",
+]
+
+ModelName: TypeAlias = str | Path | Entry
+
+
+def list_models(models_file: str | Path | None = None) -> list[Entry]:
+    """Return all models that have names.
+
+    Args:
+        models_file: A file in the format of models.yaml with additional names.
+
+    Raises:
+        InvalidModelsFileError: A models file has an error.
+    """
+    return list(entries(_path_or_none(models_file)).values())
+
+
+def resolve(model: ModelName, models_file: str | Path | None = None) -> Entry:
+    """Return the entry of a model, which need not be on this disk.
+
+    A text that is a name means the name even if a file with that name exists; `./name` means the
+    file. A `Path` is never a name.
+
+    Args:
+        model: The model.
+        models_file: As for `list_models`.
+
+    Raises:
+        ModelNotFoundError: There is no such model. The hint contains the closest name.
+        InvalidModelsFileError: A models file has an error.
+    """
+    if isinstance(model, Entry):
+        return model
+    return resolve_name(model, _path_or_none(models_file))
+
+
+def find(model: ModelName, models_file: str | Path | None = None) -> Path | None:
+    """Return the file of a model on this disk, or None; of a split model the first file.
+
+    Args:
+        model: The model. All its files must be there, with the right size.
+        models_file: As for `list_models`.
+
+    Raises:
+        ModelNotFoundError: There is no such model.
+    """
+    return download.find(resolve(model, models_file))
+
+
+def path(model: ModelName, models_file: str | Path | None = None) -> Path:
+    """Return the file of a model on this disk; of a split model the first file.
+
+    Args:
+        model: The model.
+        models_file: As for `list_models`.
+
+    Raises:
+        ModelNotFoundError: There is no such model.
+        NotDownloadedError: It is not on this disk.
+    """
+    return download.local(resolve(model, models_file))
+
+
+def verified(model: ModelName, models_file: str | Path | None = None) -> Verified | None:
+    """Return how a model on this disk was verified, as in `Pulled`; None if it was not.
+
+    Args:
+        model: The model. None of its files is read.
+        models_file: As for `list_models`.
+
+    Raises:
+        ModelNotFoundError: There is no such model.
+    """
+    return download.verified(resolve(model, models_file))
+
+
+def pull(
+    model: ModelName,
+    *,
+    models_file: str | Path | None = None,
+    force: bool = False,
+    offline: bool = False,
+    progress: OnProgress | None = None,
+) -> Pulled:
+    """Download and verify a model, if that was not done before.
+
+    Afterwards `load` finds it without a network.
+
+    Args:
+        model: A name in models.yaml, `hf:OWNER/REPO/FILE[@REVISION]`, or an `Entry`. Its draft is a
+            separate model with its own name.
+        models_file: A file in the format of models.yaml with additional names.
+        force: Download it again.
+        offline: Make no request.
+        progress: Called with the bytes of each stage: `download`, `wait`, `checksum`.
+
+    Raises:
+        ModelNotFoundError: There is no such model.
+        StoreError: One of its subclasses, depending on the cause.
+        InvalidOptionError: `force` is set while offline.
+    """
+    entry = resolve(model, models_file)
+    return download.pull(entry, force=force, offline=offline, progress=progress)
+
+
+def check_room(models: Iterable[Entry]) -> None:
+    """Check that the disk has room for those models that are not on it, by their declared sizes.
+
+    Raises:
+        NoSpaceError: There is not enough room.
+    """
+    download.check_room(models)
+
+
+def remove(model: ModelName, models_file: str | Path | None = None) -> int:
+    """Delete a downloaded model; return the number of freed bytes.
+
+    Args:
+        model: The model. Bundled models and the user's own files are never deleted.
+        models_file: As for `list_models`.
+
+    Raises:
+        ModelNotFoundError: There is no such model.
+        InvalidOptionError: It was not downloaded, but is bundled or a file of the user.
+        NotDownloadedError: It is not on this disk.
+    """
+    return download.remove(resolve(model, models_file))
+
+
+def find_drafts(model: ModelName, models_file: str | Path | None = None) -> list[Candidate]:
+    """Return the possible draft models of a model, best first; unusable ones are last.
+
+    Searches the named models, the folder of the target, and the caches of the hub, llama.cpp,
+    LM Studio and Ollama. Reads only headers, no weights.
+
+    Args:
+        model: The target.
+        models_file: As for `list_models`.
+
+    Raises:
+        ModelNotFoundError: There is no such model.
+        NotDownloadedError: It is not on this disk.
+        ModelError: Its file is invalid.
+    """
+    from .gguf.model_file import ModelFile
+    from .llama.options import ContextOptions
+    from .llama.selftest import extra_bufts_work
+    from .runtime.draft_search import candidates
+
+    entry = resolve(model, models_file)
+    file = ModelFile(download.local(entry))
+    options = ContextOptions(extra_bufts=extra_bufts_work())
+    return candidates(entry, file, options, _path_or_none(models_file))
+
+
+def _path_or_none(file: str | Path | None) -> Path | None:
+    return None if file is None else Path(file)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Candidate":  # its module loads numpy
+        from .runtime.draft_search import Candidate
+
+        return Candidate
+    raise AttributeError(f"module 'gguf_spec.models' has no attribute {name!r}")

@@ -1,0 +1,63 @@
+"""The table of architectures: it is the only one, and its names are llama.cpp's."""
+
+import ast
+from pathlib import Path
+
+import llama_cpp
+import pytest
+
+import gguf_spec
+from gguf_spec.gguf.architectures import _TABLE, architecture
+
+PACKAGE = Path(gguf_spec.__file__).parent
+TABLE = PACKAGE / "gguf" / "architectures.py"
+# also names of tokenizers, of their word lists, and of forms of tool calls
+TOKENIZERS = {"bert", "falcon-h1", "gpt2", "lfm2", "llama", "plamo2", "t5"}
+
+
+def texts(path):
+    """Yield the texts in a module, without docstrings."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in PACKAGE.rglob("*.py") if path != TABLE],
+    ids=lambda path: path.relative_to(PACKAGE).as_posix(),
+)
+def test_nobody_else_names_architectures(path):
+    assert not set(texts(path)) & (set(_TABLE) - TOKENIZERS)
+
+
+def test_nobody_else_names_those_that_share_a_name_with_a_tokenizer():
+    users = {
+        path.relative_to(PACKAGE).as_posix()
+        for path in PACKAGE.rglob("*.py")
+        if path != TABLE and set(texts(path)) & TOKENIZERS
+    }
+    assert users == {
+        "gguf/header_reader.py",
+        "gguf/validation.py",
+        "gguf/vocabulary.py",
+        "llama/probe_model.py",
+        "server/tool_calls.py",
+    }
+
+
+def test_llama_knows_every_name():
+    folder = Path(llama_cpp.__file__).parent / "lib"
+    library = b"".join(path.read_bytes() for path in folder.glob("*llama*") if path.is_file())
+    # the linker lets a name share the end of a longer one
+    unknown = [name for name in _TABLE if name.encode() + b"\0" not in library]
+    assert not unknown
+
+
+def test_only_keys_and_values_can_go_back():
+    cannot = {name for name in _TABLE if not architecture(name).can_go_back}
+    assert {"mamba", "rwkv7", "jamba", "falcon-h1", "deepseek4", "kimi-k3", "qwen4exp"} < cannot
+    assert len(cannot) == 24
+    assert architecture("llama").can_go_back
+    assert architecture("an architecture of tomorrow").can_go_back

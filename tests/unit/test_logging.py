@@ -1,0 +1,102 @@
+"""What the library logs: warnings, and one line a round at DEBUG; it writes nothing itself."""
+
+import logging
+import re
+import sys
+
+import numpy as np
+import pytest
+
+from gguf_spec import Sampling, Speculation
+from gguf_spec.runtime import stream
+from tests import children
+from tests.fakes import FakeModel, fake_llm, random_table
+
+LINE = re.compile(
+    r"round (\d+): drafted (\d+) \(([a-z0-9, ]+)\), accepted (\d+), predicted (\d+\.\d\d) ms, measured (\d+\.\d\d) ms"
+)
+SAMPLING = Sampling(seed=1, max_tokens=30, ignore_eos=True)
+LOAD = """
+import sys
+from gguf_spec.llama import selftest
+{}
+from gguf_spec import Sampling, load
+with load("tales", threads=1) as llm:
+    llm.generate("Once", Sampling(seed=1, max_tokens=8))
+"""
+DIES = "selftest._command = lambda: [sys.executable, '-c', 'import os; os.abort()']"
+WORKS = """selftest._command = lambda: [sys.executable, "-c", "print('{\\"difference\\": 0.0}')"]"""
+COMMAND = """
+import sys
+from gguf_spec.llama import selftest
+{}
+from gguf_spec.cli import main
+sys.argv = ["gguf-spec", "generate", "Once", "--threads", "1", "--seed", "1", "-n", "8"]
+main()
+"""
+FAILED = (
+    "llama.cpp's repacked kernels fail on this machine (the probe died of signal 6): "
+    "going on without them, slower but right (use_extra_bufts=False).\n"
+)
+
+
+@pytest.fixture
+def llm():
+    tables = [random_table(np.random.default_rng(seed), 6) for seed in (5, 6)]
+    speculation = Speculation(3, adaptive=False, drafter="hybrid")
+    with fake_llm(FakeModel(tables[0]), FakeModel(tables[1]), speculation) as one:
+        yield one
+
+
+def test_one_line_a_round(llm, caplog):
+    with caplog.at_level(logging.DEBUG, "gguf_spec"):
+        stats = llm.generate("ab", SAMPLING).stats
+    found = [LINE.fullmatch(record.getMessage()) for record in caplog.records]
+    assert {record.name for record in caplog.records} == {"gguf_spec.runtime.stats_recorder"}
+    assert len(found) == stats.rounds > 3
+    assert [int(one[1]) for one in found] == [*range(1, stats.rounds + 1)]
+    assert sum(int(one[2]) for one in found) == stats.n_drafted > 0
+    assert sum(int(one[4]) for one in found) == stats.n_accepted > 0
+    for one in found:
+        named = [int(n) for n in re.findall(r"[a-z]+ (\d+)", one[3])]
+        assert sum(named) == int(one[2])
+        assert (one[3] == "no drafter") == (one[2] == "0")
+    rounds_s = stats.total_s - stats.prompt_s
+    for i, seconds in ((5, stats.forecast_s), (6, rounds_s)):
+        assert sum(float(one[i]) for one in found) == pytest.approx(
+            1000 * seconds, abs=0.01 * len(found)
+        )
+
+
+def test_plain_decoding_is_logged_too(llm, caplog):
+    with caplog.at_level(logging.DEBUG, "gguf_spec"):
+        llm.generate("ab", SAMPLING, speculation=Speculation(0))
+    assert [LINE.fullmatch(one)[3] for one in caplog.messages] == ["no drafter"] * 30
+
+
+def test_without_debug_it_is_asked_once_a_request(llm, monkeypatch):
+    asked = []
+    monkeypatch.setattr(stream, "_log_round", lambda *_: pytest.fail("logged"))
+    monkeypatch.setattr(stream._LOG, "isEnabledFor", asked.append)
+    for _ in range(2):
+        llm.generate("ab", SAMPLING)
+    assert asked == [logging.DEBUG] * 2
+
+
+@pytest.mark.parametrize(("probe", "said"), [(WORKS, ""), (DIES, FAILED)])
+def test_loading_writes_nothing_but_warnings(tmp_path, monkeypatch, probe, said):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    done = children.run(
+        [sys.executable, "-c", LOAD.format(probe)], capture_output=True, text=True, check=True
+    )
+    assert (done.stdout, done.stderr) == ("", said), "Python's last resort writes the warning"
+
+
+@pytest.mark.parametrize(("probe", "said"), [(WORKS, ""), (DIES, f"Note: {FAILED}")])
+def test_the_command_line_shows_warnings_as_notes(tmp_path, monkeypatch, probe, said):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    done = children.run(
+        [sys.executable, "-c", COMMAND.format(probe)], capture_output=True, text=True, check=True
+    )
+    assert done.stderr == said
+    assert done.stdout

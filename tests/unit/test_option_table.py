@@ -1,0 +1,283 @@
+"""Every surface has the ranges and defaults of the table in gguf_spec/options.py."""
+
+import dataclasses
+import json
+import math
+
+import click
+import pytest
+
+from gguf_spec.cli import cli
+from gguf_spec.cli.options import to_sampling, to_speculation
+from gguf_spec.errors import InvalidOptionError
+from gguf_spec.options import SAMPLING, SPECULATION, Sampling, Speculation
+from gguf_spec.server.errors import ApiError
+from gguf_spec.server.openapi import describe
+from gguf_spec.server.requests import read_chat, read_text
+
+OWNERS = {Sampling: SAMPLING, Speculation: SPECULATION}
+TABLE = [(owner, name, rule) for owner, rules in OWNERS.items() for name, rule in rules.items()]
+# Defaults that are not those of the table, as OpenAI's API has others.
+OWN_DEFAULTS = {"read_text": {"max_tokens": 16}, "read_chat": {"max_tokens": None}}
+
+
+def outside(rule):
+    """The values that are just outside of a rule, or of another type."""
+    if rule.type == "any":
+        return []
+    if rule.shape == "sequence":
+        items = [one for one in outside(rule._replace(shape="one")) if one is not None]
+        many = [["a"] * (rule.items_max + 1)] if rule.items_max else []
+        return [*([one] for one in items), *many, *([[""]] if rule.type == "string" else [])]
+    if rule.shape == "mapping":
+        return [{5: one} for one in outside(rule._replace(shape="one", optional=False))] + [[1]]
+    if rule.type == "boolean":
+        return [1, "true"]
+    if rule.type == "string":
+        return [5, *(["other", ""] if rule.choices else [])]
+    values = [True, "1"]
+    for limit, up in ((rule.least, -1), (rule.most, 1)):
+        if limit is not None:
+            inside = rule.above and up < 0
+            step = limit + up if rule.type == "integer" else math.nextafter(limit, up * math.inf)
+            values.append(limit if inside else step)
+    return values + ([1.5] if rule.type == "integer" else [math.nan, math.inf])
+
+
+def inside(rule):
+    """The values at the limits of a rule."""
+    if rule.choices:
+        return list(rule.choices)
+    if rule.type == "boolean":
+        return [True, False]
+    low = math.nextafter(rule.least, math.inf) if rule.above else rule.least
+    return [one for one in (low, rule.most) if one is not None]
+
+
+REFUSED = [(owner, name, value) for owner, name, rule in TABLE for value in outside(rule)]
+# Of tree and strict, True needs the rule coupled, which is the default.
+TAKEN = [
+    (owner, name, value) for owner, name, rule in TABLE if rule.shape == "one" for value in inside(rule)
+    if rule.type not in ("any", "string") or rule.choices
+]  # fmt: skip
+
+
+def test_the_table_has_every_field():
+    for owner, rules in OWNERS.items():
+        assert set(rules) == {field.name for field in dataclasses.fields(owner)}
+
+
+def test_values_are_found_for_nearly_every_option():
+    assert {name for _, name, _ in REFUSED} == {name for _, name, _ in TABLE} - {"json_schema"}
+
+
+@pytest.mark.parametrize(("owner", "name", "value"), REFUSED)
+def test_python_refuses(owner, name, value):
+    with pytest.raises(InvalidOptionError) as caught:
+        owner(**{name: value})
+    assert caught.value.option == name
+    if not isinstance(value, dict):
+        assert OWNERS[owner][name].allowed in str(caught.value)
+
+
+@pytest.mark.parametrize(("owner", "name", "value"), TAKEN)
+def test_python_takes(owner, name, value):
+    assert getattr(owner(**{name: value}), name) == value
+
+
+def bodies(owner, name, value):
+    """How a request asks for an option, for each route, and the name of the field there."""
+    if owner is Speculation:
+        for read in (read_chat, read_text):
+            yield read, {"speculation": {name: value}}, f"speculation.{name}"
+    elif name == "logit_bias":
+        value = (
+            {str(token): bias for token, bias in value.items()}
+            if isinstance(value, dict)
+            else value
+        )
+        yield from ((read, {name: value}, name) for read in (read_chat, read_text))
+    elif name == "stop":
+        yield from ((read, {name: value}, name) for read in (read_chat, read_text))
+    elif name == "logprobs":  # of a chat, whether; and how many are top_logprobs
+        yield read_text, {name: value}, name
+        yield read_chat, {name: True, "top_logprobs": value}, "top_logprobs"
+    elif OWNERS[owner][name].in_requests:
+        yield from ((read, {name: value}, name) for read in (read_chat, read_text))
+        if name == "max_tokens":
+            yield read_chat, {"max_completion_tokens": value}, "max_completion_tokens"
+
+
+def read(reader, body):
+    needed = (
+        {"messages": [{"role": "user", "content": "x"}]} if reader is read_chat else {"prompt": "x"}
+    )
+    return reader(needed | body, Speculation(), None)
+
+
+@pytest.mark.parametrize(("owner", "name", "value"), REFUSED)
+def test_requests_refuse(owner, name, value):
+    for reader, body, field in bodies(owner, name, value):
+        with pytest.raises(ApiError) as caught:
+            read(reader, body)
+        assert (caught.value.status, caught.value.error["param"]) == (400, field)
+
+
+@pytest.mark.parametrize(("owner", "name", "value"), TAKEN)
+def test_requests_take(owner, name, value):
+    if name == "logprobs":
+        value = min(value, 20)
+    for reader, body, _ in bodies(owner, name, value):
+        request = read(reader, body)
+        assert (
+            getattr(request.speculation if owner is Speculation else request.sampling, name)
+            == value
+        )
+
+
+def test_the_defaults_of_requests():
+    for reader in (read_chat, read_text):
+        request = read(reader, {})
+        own = OWN_DEFAULTS[reader.__name__]
+        for name in SAMPLING:
+            assert getattr(request.sampling, name) == own.get(name, getattr(Sampling(), name)), name
+        assert request.speculation is None
+    assert read(read_text, {"speculation": {}}).speculation == Speculation()
+
+
+def schemas(owner, name, rule):
+    """The schemas of an option in the description of the server."""
+    for path, route in describe("m", False)["paths"].items():
+        if "post" not in route:
+            continue
+        body = route["post"]["requestBody"]["content"]["application/json"]["schema"]["properties"]
+        if owner is Speculation:
+            yield body["speculation"]["anyOf"][1]["properties"][name]
+        elif rule.in_requests:
+            yield body[name]
+        elif name == "logit_bias":
+            yield body[name]["additionalProperties"]
+        elif name == "logprobs":
+            yield body["top_logprobs" if "chat" in path else name] | {"maximum": rule.most}
+
+
+@pytest.mark.parametrize(("owner", "name", "rule"), TABLE)
+def test_the_description(owner, name, rule):
+    found = list(schemas(owner, name, rule))
+    assert len(found) == (
+        2 if owner is Speculation or rule.in_requests or name in ("logit_bias", "logprobs") else 0
+    )
+    for schema in found:
+        default = schema.pop("default", None)
+        assert schema == rule.schema
+        assert default == (
+            None
+            if name in ("max_tokens", "logprobs", "logit_bias") or owner is Speculation
+            else getattr(owner(), name)
+        )
+        if rule.least is not None:
+            assert schema["exclusiveMinimum" if rule.above else "minimum"] == rule.least
+        if rule.most is not None:
+            assert schema["maximum"] == rule.most
+
+
+# ---- the command line
+
+
+def parsed(command, *args):
+    """The options that a command line asks for, with the context in which they are read."""
+    context = command.make_context(command.name, ["-m", "tales", *args])
+    with context:
+        return to_sampling(context.params), to_speculation(context.params)
+
+
+def option(name):
+    """The option of `generate` for a field; one that means False is named otherwise."""
+    other = {
+        "stop_tokens": "stop_token",
+        "dry_sequence_breakers": "dry_breaker",
+        "adaptive": "fixed",
+        "exact": "allow_near_ties",
+    }
+    found = [one for one in cli.commands["generate"].params if one.name == other.get(name, name)]
+    assert len(found) == 1, name
+    return found[0]
+
+
+def words(name, value):
+    """The arguments that ask for a value, or None where the command line has no words for it."""
+    rule = (SAMPLING | SPECULATION)[name]
+    if (
+        isinstance(value, (bool, dict, list))
+        or rule.type == "boolean"
+        or isinstance(value, str) != (rule.type == "string")
+    ):
+        return None
+    if name in ("grammar", "overflow") or (name, value) == ("max_tokens", -1):
+        return None
+    return [
+        f"{option(name).opts[-1]}={value}"
+        if option(name).opts[-1].startswith("--")
+        else f"{option(name).opts[-1]}{value}"
+    ]
+
+
+@pytest.mark.parametrize(("owner", "name", "value"), [one for one in REFUSED if words(*one[1:])])
+def test_the_command_line_refuses(owner, name, value):
+    with pytest.raises((InvalidOptionError, click.UsageError)) as caught:
+        parsed(cli.commands["generate"], *words(name, value))
+    if isinstance(caught.value, InvalidOptionError):
+        assert caught.value.option == name
+    else:
+        assert caught.value.param.name == option(name).name
+
+
+@pytest.mark.parametrize(("owner", "name", "value"), [one for one in TAKEN if words(*one[1:])])
+def test_the_command_line_takes(owner, name, value):
+    sampling, speculation = parsed(cli.commands["generate"], *words(name, value))
+    assert getattr(sampling if owner is Sampling else speculation, name) == value
+
+
+def test_the_flags_of_the_command_line():
+    flags = [(name, rule) for _, name, rule in TABLE if rule.type == "boolean"]
+    sampling, speculation = parsed(
+        cli.commands["generate"], *(option(name).opts[-1] for name, _ in flags)
+    )
+    for name, rule in flags:
+        assert getattr(sampling if name in SAMPLING else speculation, name) is not rule.inverted
+
+
+def test_the_sequences_of_the_command_line():
+    sampling, _ = parsed(
+        cli.commands["generate"], "--stop", "a", "--stop", "b", "--stop-token", "5", "--dry-breaker", "x", "--logit-bias", "7=-inf", "--max-tokens=-1"
+    )  # fmt: skip
+    assert (sampling.stop, sampling.stop_tokens, sampling.dry_sequence_breakers) == (
+        ("a", "b"),
+        (5,),
+        ("x",),
+    )
+    assert (dict(sampling.logit_bias), sampling.max_tokens) == ({7: -math.inf}, None)
+
+
+def test_the_defaults_of_the_command_line():
+    """Those of the bundled model are left out: it brings some of its own."""
+    from gguf_spec.registry.resolve import resolve
+
+    sampling, speculation = parsed(cli.commands["generate"])
+    assert speculation == Speculation()
+    assert sampling == dataclasses.replace(Sampling(), **resolve("tales").sampling)
+
+
+def test_the_help_of_the_table_is_shown():
+    for _, name, rule in TABLE:
+        assert option(name).help == rule.help
+        assert option(name).opts == list(rule.flags or [f"--{name.replace('_', '-')}"])
+        if rule.type not in ("boolean", "any") and rule.shape == "one":
+            assert option(name).default == getattr(
+                (Sampling if name in SAMPLING else Speculation)(), name
+            )
+
+
+def test_schemas_can_be_written_as_json():
+    for _, _, rule in TABLE:
+        assert json.loads(json.dumps(rule.schema)) == rule.schema
