@@ -58,6 +58,9 @@ _COLUMNS = "{:<17}{:>8}{:>10}{:>9}{:>11}{:>11}{:>8}{:>10}{:>11}{:>12}{:>9}{:>9}"
 )
 @click.option("--seed", type=int, default=1, help="Seed of the first text.")
 @click.option(
+    "--minutes", type=float, help="Time limit in minutes; no further run starts after it."
+)
+@click.option(
     "--json",
     "as_json",
     is_flag=True,
