@@ -32,6 +32,10 @@ from .interfaces import LanguageModel
 from .pair_statistics import SECOND
 from .round_state import RoundState
 
+# Share of the expected benefit of branches that counts: the acceptance rates of second guesses come
+# from few observations. With the whole benefit greedy decoding lost up to 2 % in simulations.
+_CREDIT = 0.7
+
 
 class TreeRows(Rows):
     """Target rows for a draft with branches."""
@@ -199,7 +203,7 @@ class Tree:
         else:
             chances = [0.0] * len(proposals)
             for second in seconds:
-                chances[second.at] = second.chance
+                chances[second.at] = _CREDIT * second.chance
             n, n_branches = best_tree(reaches, chances, most, prices)
         return n, sorted((one for one in seconds if one.at < n), reverse=True)[:n_branches]
 

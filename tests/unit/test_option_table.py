@@ -271,7 +271,9 @@ def test_the_defaults_of_the_command_line():
 def test_the_help_of_the_table_is_shown():
     for _, name, rule in TABLE:
         assert option(name).help == rule.help
-        assert option(name).opts == list(rule.flags or [f"--{name.replace('_', '-')}"])
+        shown = [*option(name).opts, *option(name).secondary_opts]
+        flags = rule.flags or [f"--{name.replace('_', '-')}"]
+        assert shown == [one for flag in flags for one in flag.split("/")]
         if rule.type not in ("boolean", "any") and rule.shape == "one":
             assert option(name).default == getattr(
                 (Sampling if name in SAMPLING else Speculation)(), name
