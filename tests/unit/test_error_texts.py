@@ -266,8 +266,8 @@ def test_no_flag_in_texts_of_the_library():
     package = Path(gguf_spec.__file__).parent
     others = ("pip install", "--force-reinstall", '"--child"')
     for file in package.rglob("*.py"):
-        if "cli" in file.relative_to(package).parts:
-            continue
+        if "cli" in file.relative_to(package).parts or file == package / "options.py":
+            continue  # the table in options.py is also that of the command line
         for line in file.read_text(encoding="utf-8").splitlines():
             if re.search(r"""["' (]--[a-z]""", line) and not any(one in line for one in others):
                 assert line.lstrip().startswith("#"), f"{file}: {line}"
