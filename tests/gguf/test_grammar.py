@@ -438,7 +438,7 @@ def test_a_grammar_that_is_refused(model, capfd, gbnf):
 def test_the_rule_that_can_begin_with_itself_is_named(model):
     with pytest.raises(InvalidOptionError) as caught:
         Grammar(model, 'root ::= "x" | a\na ::= b "y" | "c"\nb ::= "d"? a', 0)
-    assert caught.value.hint == "a can begin with itself (left recursion)."
+    assert caught.value.reason == "a can begin with itself (left recursion)"
 
 
 HARD = {
