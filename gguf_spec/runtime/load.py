@@ -11,6 +11,7 @@ from ..errors import InvalidOptionError
 from ..gguf.model_file import ModelFile
 from ..llama.attention import choose_attention
 from ..llama.backend import check_room, start_backend
+from ..llama.kernel_choice import repacking_pays
 from ..llama.model import Model
 from ..llama.options import AdapterFile, ContextOptions, adapters
 from ..llama.selftest import extra_bufts_work
@@ -73,7 +74,7 @@ def load(
             with its scale.
         draft_lora: LoRA adapters of the draft model.
         extra_bufts: Let llama.cpp repack the weights for this CPU; None decides by a self-test,
-            which runs once per machine.
+            which runs once per machine, and by what `tune` measured for K-quants.
         reference: A text file as an additional source of drafts, such as one that answers quote.
         models_file: A file in the format of models.yaml with additional names.
         progress: Called with the loaded bytes of the weights; returning False cancels.
@@ -111,6 +112,8 @@ def load(
             replace(options, extra_bufts=False),
             replace(of_draft, extra_bufts=False),
         )
+    elif extra_bufts is None:
+        options = replace(options, extra_bufts=repacking_pays(header, options))
     draft_file, notes = _draft_of(entry, file, draft, options, named)
     if of_draft.lora and not draft_file:
         raise InvalidOptionError(
