@@ -68,8 +68,9 @@ def load(
         kv_type: Number type of the key-value cache: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1 or q4_0.
             The types after bf16 need flash attention.
         gpu_layers: Number of layers to offload; -1 offloads all if the build has a GPU backend.
-        draft_flash_attention, draft_kv_type, draft_gpu_layers: The same for a draft model; None
-            copies the target's value.
+        draft_flash_attention: The same for a draft model; None copies the target's value.
+        draft_kv_type: The same for a draft model.
+        draft_gpu_layers: The same for a draft model.
         lora: LoRA adapters of the target as GGUF files: one or several, each alone or in a pair
             with its scale.
         draft_lora: LoRA adapters of the draft model.
