@@ -12,6 +12,7 @@ from ..errors.texts import Option, Text, advice
 from ..gguf.model_file import ModelFile
 from ..llama.attention import choose_attention
 from ..llama.backend import check_room, start_backend
+from ..llama.kernel_choice import repacking_pays
 from ..llama.model import Model
 from ..llama.options import AdapterFile, ContextOptions, adapters
 from ..llama.selftest import extra_bufts_work
@@ -68,13 +69,14 @@ def load(
         kv_type: Number type of the key-value cache: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1 or q4_0.
             The types after bf16 need flash attention.
         gpu_layers: Number of layers to offload; -1 offloads all if the build has a GPU backend.
-        draft_flash_attention, draft_kv_type, draft_gpu_layers: The same for a draft model; None
-            copies the target's value.
+        draft_flash_attention: The same for a draft model; None copies the target's value.
+        draft_kv_type: The same for a draft model.
+        draft_gpu_layers: The same for a draft model.
         lora: LoRA adapters of the target as GGUF files: one or several, each alone or in a pair
             with its scale.
         draft_lora: LoRA adapters of the draft model.
         extra_bufts: Let llama.cpp repack the weights for this CPU; None decides by a self-test,
-            which runs once per machine.
+            which runs once per machine, and by what `tune` measured for K-quants.
         reference: A text file as an additional source of drafts, such as one that answers quote.
         models_file: A file in the format of models.yaml with additional names.
         progress: Called with the loaded bytes of the weights; returning False cancels.
@@ -112,6 +114,8 @@ def load(
             replace(options, extra_bufts=False),
             replace(of_draft, extra_bufts=False),
         )
+    elif extra_bufts is None:
+        options = replace(options, extra_bufts=repacking_pays(header, options))
     draft_file, notes = _draft_of(entry, file, draft, options, named)
     if of_draft.lora and not draft_file:
         raise NoSpeculationError(
