@@ -146,5 +146,5 @@ def written(text: str, write: Write, instead: str | None = None) -> str:
 
 
 def advice(*alternatives: str) -> Text:
-    """Return a sentence that offers alternatives: `do this, do that or do the other.`"""
+    """Return a sentence that offers alternatives (`do this, do that or do the other.`)."""
     return Text(OneOf(*alternatives), ".")
