@@ -1,10 +1,8 @@
-"""The llama.cpp library, one per process: its log, the features of its build, and safe calls."""
+"""The llama.cpp library, one per process: its start, the features of its build, and safe calls."""
 
 from __future__ import annotations
 
-import collections
-import ctypes
-import os
+import _thread
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -15,28 +13,9 @@ from ..errors import LoadCancelledError, NotEnoughMemoryError
 from ..gguf.validation import Header
 from .bindings import C
 from .exact_kernels import switch_tiles
+from .log import keep_lines
 from .memory import check_memory, features_of
 from .options import ContextOptions
-
-# llama.cpp's log level of a warning
-_WARNING = 3
-
-# last warnings and errors of llama.cpp, for error messages
-log: collections.deque[str] = collections.deque(maxlen=20)
-# whether the whole log goes to stderr; llama.cpp has one log per process
-verbose = threading.Event()
-
-
-def _keep_log(level: int, text: bytes, _data: object) -> None:
-    """Keep warnings for error messages; write the whole log to stderr if `verbose` is set."""
-    if verbose.is_set():
-        os.write(2, text)
-    if level >= _WARNING and text.strip():
-        log.append(text.decode("utf-8", errors="replace").strip())
-
-
-# kept here, as llama.cpp calls it until the process ends
-_log_callback = C.llama_log_callback(_keep_log)
 
 
 def start_backend(headers: Iterable[Header]) -> None:
@@ -47,7 +26,7 @@ def start_backend(headers: Iterable[Header]) -> None:
 
 @cache
 def _start() -> None:
-    C.llama_log_set(_log_callback, ctypes.c_void_p(0))
+    keep_lines()
     C.llama_backend_init()
 
 
@@ -132,15 +111,16 @@ def apart(call: Callable[[], object]) -> None:
         while not ended:
             time.sleep(0.0005)
 
+    started: list[int] = []
     try:
-        threading.Thread(target=run, name="gguf-spec-apart").start()
+        # one C call: Ctrl-C comes before it or after it, not between the start and the note of it
+        started.extend(map(_thread.start_new_thread, (run,), ((),)))
+        wait()
     except RuntimeError:  # no thread can be started, or the interpreter is shutting down
         call()
-        return
-    try:
-        wait()
     except BaseException:
-        wait()
+        if started:
+            wait()
         raise
 
 

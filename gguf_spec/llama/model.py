@@ -21,10 +21,11 @@ from ..gguf.lora import check_adapter
 from ..gguf.model_file import ModelFile
 from ..gguf.validation import Header
 from ..options import K_MAX
-from .backend import build_features, log, offloads, start_backend, verbose
+from .backend import build_features, offloads, start_backend
 from .bindings import C
 from .branches import Branches, added_branches, check_branches, n_sequences
 from .exact_kernels import GRID, has_exact_attention, has_exact_products, most_exact_rows
+from .log import keep_last, keep_lines, log, verbose
 from .memory import cpu_batch
 from .native import N_BATCH, WIDEST, Native
 from .options import FLASH_ATTENTION, KV_TYPES, ContextOptions, context_error, physical_cores
@@ -118,6 +119,7 @@ class Model(Weights):
         )
         options.check_backend(C.llama_supports_gpu_offload())
         verbose.set() if options.verbose else verbose.clear()
+        keep_lines()
         try:
             self._load(header, progress)
             self._check_kind(header)
@@ -126,6 +128,8 @@ class Model(Weights):
         except BaseException:
             self.close()
             raise
+        finally:
+            keep_last()
 
     def _open(self, header: Header) -> None:
         params, options, native = C.llama_context_default_params(), self.options, self.native
@@ -259,7 +263,7 @@ class Model(Weights):
             code = self._timed_pass(native, kind)
         if code != 0:
             self._start_over(data=True)
-            raise DecodeError(code, n_past, len(ids), log[-1] if log else "")
+            raise DecodeError(code, n_past, len(ids), log.last)
         cached.extend(tokens)
         self._cached = cached
 

@@ -12,8 +12,9 @@ from typing import Any
 from ..errors import ClosedError, UnsupportedModelError
 from ..gguf.model_file import ModelFile
 from ..gguf.validation import Header
-from .backend import LoadProgress, apart, log, run_with_large_stack
+from .backend import LoadProgress, apart, run_with_large_stack
 from .bindings import C
+from .log import log
 from .native import Native
 from .options import ContextOptions, adapter_error, load_error
 

@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 def _is_text(prompt: Prompt) -> TypeGuard[str | Sequence[Message]]:
     """Return whether a prompt is a text or messages; an empty sequence is token ids."""
-    return isinstance(prompt, str) or any(isinstance(one, Mapping) for one in prompt[:1])
+    return isinstance(prompt, str) or any(isinstance(one, (Mapping, str)) for one in prompt[:1])
 
 
 class LLM:

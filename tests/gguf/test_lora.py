@@ -393,10 +393,10 @@ def test_an_adapter_for_no_draft(folder):
 
 # What our checks keep from llama.cpp: loaded there without them, in a child.
 DIES = (
-    "import sys\nfrom pathlib import Path\nfrom gguf_spec.llama import model as _model\nfrom gguf_spec.llama.options import ContextOptions, Adapter\n"
+    "import sys\nfrom pathlib import Path\nfrom gguf_spec.llama import model as _model\nfrom gguf_spec.errors import UnsupportedModelError\nfrom gguf_spec.llama.options import ContextOptions, Adapter\n"
     "if sys.argv[3] == 'unchecked': _model.check_adapter = lambda *_: None\n"
     "try:\n    model = _model.Model(Path(sys.argv[1]), ContextOptions(n_ctx=64, threads=1, extra_bufts=False, lora=(Adapter(Path(sys.argv[2])),)))\n"
-    "except _model.UnsupportedModelError as error:\n    print(error)\nelse:\n    print(model.logits([1, 2, 3], 1).shape)\n"
+    "except UnsupportedModelError as error:\n    print(error)\nelse:\n    print(model.logits([1, 2, 3], 1).shape)\n"
 )
 FATAL = {
     "alpha is a whole number": (write, {"metadata": {"adapter.lora.alpha": 8}}, False),
