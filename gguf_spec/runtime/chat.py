@@ -130,12 +130,12 @@ class Chat:
         """
         turn: Turn | None = None
         try:
-            with self.stream(text, sampling, speculation=speculation) as turn:
-                for _ in turn:
-                    pass
-        except BaseException:
+            turn = self.stream(text, sampling, speculation=speculation)
+            for _ in turn:
+                pass
+        except BaseException:  # not `with`: Ctrl-C may arrive inside of `__enter__`
             if turn:
-                turn.close()  # Ctrl-C may arrive just before the first attempt
+                turn.close()
             raise
         return turn.result
 
