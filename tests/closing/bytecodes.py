@@ -1,11 +1,13 @@
 """An exception before any bytecode that one likes: more moments than those at which Python looks for signals."""
 
+import dis
 import sys
 from pathlib import Path
 
 import gguf_spec
 
 PACKAGE = Path(gguf_spec.__file__).parent
+_RETURNS = {dis.opmap[name] for name in ("RETURN_VALUE", "RETURN_CONST") if name in dis.opmap}
 
 
 class Bytecodes:
@@ -35,10 +37,17 @@ class Bytecodes:
         return self._step
 
     def places(self, request):
-        """Return all bytecodes that a request comes by, each with how often."""
+        """Return all bytecodes that a request comes by, each with how often.
+
+        Those that return a value are left out: Python handles no signal there, and no `try` covers them.
+        """
         self._seen, self._place = {}, None
         self._traced(request)
-        return list(self._seen.items())
+        return [
+            (place, n)
+            for place, n in self._seen.items()
+            if place[0].co_code[place[1]] not in _RETURNS
+        ]
 
     def run(self, request, place):
         """Run a request, and raise before a bytecode that `places` returned."""

@@ -12,7 +12,7 @@ import pytest
 from llama_cpp import llama_cpp as C
 
 import gguf_spec
-from gguf_spec import Sampling
+from gguf_spec import Sampling, Speculation
 from gguf_spec.errors import ClosedError
 from gguf_spec.llama.threads import ThreadGovernor
 from tests.closing.bytecodes import Bytecodes, described
@@ -73,6 +73,22 @@ def test_cancel_in_a_signal_handler_that_interrupts_cancel(tales):
             way.run(stream.cancel, place)
         stream.cancel()
         assert [chunk.finish_reason for chunk in stream] == ["cancelled"]
+
+
+def test_an_interrupt_anywhere_in_a_turn_of_a_chat_keeps_no_turn(tales):
+    """Also with the traceback kept, as a notebook keeps it: its frames hold all that is open."""
+    way, sampling = Bytecodes(["runtime/chat.py"]), Sampling(seed=1, max_tokens=3)
+
+    def send():
+        return tales.chat(sampling=sampling).send("hi", speculation=Speculation(0))
+
+    right = send().text
+    for place in way.places(send):
+        with pytest.raises(KeyboardInterrupt) as kept:
+            way.run(send, place)
+        assert tales._line.first is None, described(place)
+        assert send().text == right
+        del kept
 
 
 @pytest.mark.parametrize("stream_open", [False, True])
