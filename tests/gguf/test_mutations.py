@@ -132,18 +132,18 @@ KILLERS = {
     ),
     "heads that cannot share": (heads(3, 2), "3 heads share 2"),
     "odd heads": (heads(2, 1, 33, 33), "33 of a head's 33"),
-    "keys and values of other lengths": (heads(2, 1, 32, 16), "heads of 32, 16 and 32"),
-    "half of a head turned": (named("qwen2", rope__dimension_count=16), "heads of 32, 32 and 16"),
+    "keys and values of other lengths": (heads(2, 1, 32, 16), "heads have 32, 16 and 32"),
+    "half of a head turned": (named("qwen2", rope__dimension_count=16), "heads have 32, 32 and 16"),
     "no number of a head turned, for ever": (turning_nothing(), "0 of a head's 32"),
     "embeddings of whole numbers": (
         cast("token_embd.weight", I32),
-        "'token_embd.weight' holds whole numbers",
+        "'token_embd.weight' contains integers",
     ),
     "weights of whole numbers": (
         cast("blk.0.attn_q.weight", I32),
-        "'blk.0.attn_q.weight' holds whole numbers",
+        "'blk.0.attn_q.weight' contains integers",
     ),
-    "weights of bytes": (cast("output.weight", I8), "'output.weight' holds numbers of the type 24"),
+    "weights of bytes": (cast("output.weight", I8), "'output.weight' is of the type 24"),
     "a norm in half precision": (
         cast("output_norm.weight", F16),
         "'output_norm.weight' is of the type 1",
@@ -166,11 +166,11 @@ KILLERS = {
     ),
     "SentencePiece without a byte": (
         spoken("llama", [t for t in SPM if t != "<0xC3>"]),
-        "none of its tokens stands for the byte 195",
+        "no token stands for the byte 195",
     ),
     "RWKV without a byte": (
         spoken("rwkv", [t for t in RWKV if t != "t"]),
-        "none of its tokens stands for the byte 116",
+        "no token stands for the byte 116",
     ),
     "a tokenizer of embedding models": (spoken("bert", SPM), "the tokenizer of an embedding model"),
 }

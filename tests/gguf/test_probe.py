@@ -17,19 +17,19 @@ def says(text: str) -> str:
 
 
 FAILS = {
-    "dies": (DIES, "died of signal 11"),
+    "dies": (DIES, "ended by signal 11"),
     "dies after a good answer": (
         says('{"difference": 0.0}\n') + "; sys.stdout.flush(); " + DIES,
-        "died of signal 11",
+        "ended by signal 11",
     ),
     "ends early": ("raise SystemExit(3)", "ended with code 3"),
     "prints nothing": ("pass", "ended with code 0"),
     "prints garbage": (says("hello\n"), "ended with code 0"),
     "prints no number": (says('{"difference": null}'), "ended with code 0"),
     "prints a list": (says("[1]"), "ended with code 0"),
-    "computes wrong": (says('{"difference": 7.25}'), "off by 7.2"),
-    "computes no numbers": (says('{"difference": NaN}'), "off by nan"),
-    "computes infinity": (says('{"difference": Infinity}'), "off by inf"),
+    "computes wrong": (says('{"difference": 7.25}'), "differ by 7.2"),
+    "computes no numbers": (says('{"difference": NaN}'), "differ by nan"),
+    "computes infinity": (says('{"difference": Infinity}'), "differ by inf"),
 }
 WORKS = {
     "exactly": says('{"difference": 0.0}'),
