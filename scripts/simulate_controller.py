@@ -233,7 +233,7 @@ class Run:
         ):
             self.rounds.append((one.n_drafted, one.n_accepted))
         self.seconds = clock.now - began
-        known.answered(n)
+        known.answered(n, False)
 
 
 @cache

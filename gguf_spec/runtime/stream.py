@@ -268,7 +268,8 @@ class _Generation:
                 recorder.resume()
                 if chunk.finish_reason:
                     if isinstance(drafter, DraftController):
-                        drafter.known.answered(len(self.tokens))
+                        is_whole = chunk.finish_reason == "stop"
+                        drafter.known.answered(len(self.tokens), is_whole)
                     return
         yield self._deliver(engine.Round([], 0, 0), cut="cancelled")
 

@@ -59,9 +59,17 @@ class PairStatistics:
         self.confidences = [_CONFIDENCE_MEMORY * count for count in self.confidences]
         self.confidences[confidence] += 1
 
-    def answered(self, n_tokens: int) -> None:
-        """Update the usual length of an answer."""
-        self.answer += (n_tokens - self.answer) / 5
+    def answered(self, n_tokens: int, is_whole: bool) -> None:
+        """Update the usual length of an answer.
+
+        An answer that was cut off says only that its length is at least `n_tokens`.
+
+        Args:
+            n_tokens: Emitted tokens of a request.
+            is_whole: The model ended the answer itself, or a stop string did.
+        """
+        if is_whole or n_tokens > self.answer:
+            self.answer += (n_tokens - self.answer) / 5
 
     def round_is_done(self, n_tokens: int, seconds: float) -> None:
         """Count a round by its predicted time, which has less noise than the clock."""

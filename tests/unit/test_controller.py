@@ -263,7 +263,7 @@ def test_how_long_answers_are_is_learned_from_those_before(scene):
     prompt, chain = [1, 2, 3] * 200, sampler(SeededRng(0))
     for answer, is_read in ((400, True), (10, False)):
         for _ in range(30):
-            one.known.answered(answer)
+            one.known.answered(answer, is_whole=True)
         controller = one.pair.drafter(MODEL, chain, 1000)
         one.draft.rollback(0)
         read_prompt(one.target, controller, prompt, 32, lambda: False)
