@@ -8,15 +8,14 @@ import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from ..system.cache import cache_file, read_json, write_json
+from ..system.cache import CACHE_FOLDERS, cache_file, read_json, write_json
+from ..system.folders import cache_folder
 from ..system.hardware import available_bytes, total_bytes
 from ..system.units import format_bytes
 from .check import Check
 
 # bytes of free disk and memory below which a check warns
 _LITTLE_DISK, _LITTLE_MEMORY = 100e6, 500e6
-# folders of the cache
-_KEPT = ("profiles", "probe", "experience", "pairs", "verified")
 
 
 def memory() -> Check:
@@ -32,13 +31,10 @@ def memory() -> Check:
     )
 
 
-def _folder() -> Path:
-    return cache_file(_KEPT[0], []).parent.parent
-
 
 def disk() -> Check:
     """Check that the disk has space for the caches."""
-    folder = _folder()
+    folder = cache_folder()
     there = next((path for path in (folder, *folder.parents) if path.is_dir()), Path("/"))
     try:
         free = shutil.disk_usage(there).free
@@ -65,7 +61,7 @@ def disk() -> Check:
 def cache() -> Check:
     """Check that measurements can be cached."""
     bad = []
-    for kind in _KEPT:
+    for kind in CACHE_FOLDERS:
         file = cache_file(kind, ["doctor", os.getpid()])
         if not write_json(file, kind) or read_json(file) != kind:
             bad.append(kind)
@@ -83,12 +79,12 @@ def cache() -> Check:
             found,
             "change its permissions, or set XDG_CACHE_HOME to another folder.",
         )
-    folder = _folder()
+    folder = cache_folder()
     return Check(
         "cache",
         "ok",
         f"{folder} can be written and read; "
-        f"it contains {format_bytes(sum(file_sizes(folder / kind for kind in _KEPT)))}",
+        f"it contains {format_bytes(sum(file_sizes(folder / kind for kind in CACHE_FOLDERS)))}",
     )
 
 

@@ -301,12 +301,22 @@ def test_a_disk_that_does_not_answer(monkeypatch):
     assert "Input/output error" in check("disk").found
 
 
-@pytest.mark.parametrize("kind", ["profiles", "probe", "experience", "pairs", "verified"])
+CACHED = ("attention", "experience", "kernels", "pairs", "probe", "profiles", "verified")
+
+
+@pytest.mark.parametrize("kind", CACHED)
 def test_a_cache_that_cannot_be_written(tmp_path, kind):
     (tmp_path / "gguf-spec").mkdir()
     (tmp_path / "gguf-spec" / kind).write_text("a file, not a folder")
     assert check("cache").status == "warn"
     assert str(tmp_path / "gguf-spec" / kind) in check("cache").found
+
+
+def test_the_size_of_the_cache_is_that_of_all_its_folders(tmp_path):
+    for kind in CACHED:
+        (tmp_path / "gguf-spec" / kind).mkdir(parents=True)
+        (tmp_path / "gguf-spec" / kind / "one.json").write_bytes(bytes(1 << 20))
+    assert check("cache").found.endswith(f"it contains {format_bytes(len(CACHED) << 20)}")
 
 
 def test_a_cache_that_cannot_be_read(monkeypatch):
