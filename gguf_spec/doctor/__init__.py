@@ -79,7 +79,7 @@ def doctor(
         model: As for `load`.
         draft: As for `load`.
         options: Load and context options of the models. Repacked weights are used only if the probe
-            finds them correct.
+            finds them correct; the target's only if `tune` did not find plain ones faster.
         draft_options: Options of the draft model if they differ. Its context is as long as the
             target's.
         reference: As for `load`.

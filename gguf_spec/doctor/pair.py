@@ -73,6 +73,7 @@ class PairChecks:
             entry = resolve(model, self._models_file)
             target = ModelFile(local(entry))
             yield _file(role, target.header)
+            self._choose_kernels(target.header)
             role = "draft"
             other, why_not = self._draft(entry, target, draft, str(model))
             yield _file(role, other.header) if other else why_not
@@ -87,6 +88,14 @@ class PairChecks:
         yield room
         if self._features is not None and room.status != "fail":
             yield from self._inside(entry.name, models)
+
+    def _choose_kernels(self, header: Header) -> None:
+        """Do not repack the target's weights where a load would not."""
+        if self._options.extra_bufts and self._features is not None:
+            from ..llama.kernel_choice import repacking_pays
+
+            repack = repacking_pays(header, self._options)
+            self._options = replace(self._options, extra_bufts=repack)
 
     def _draft(
         self, target: Entry, file: ModelFile, draft: str | Path | None, given: str

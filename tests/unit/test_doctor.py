@@ -11,6 +11,7 @@ import sys
 import threading
 from collections import namedtuple
 from pathlib import Path
+from types import SimpleNamespace
 
 import llama_cpp
 import pytest
@@ -19,7 +20,8 @@ from gguf_spec.doctor import Diagnosis, doctor, installation, processor, storage
 from gguf_spec.doctor import pair as pair_module
 from gguf_spec.doctor.check import Check
 from gguf_spec.gguf.validation import read_header
-from gguf_spec.llama import openmp, selftest
+from gguf_spec.llama import kernel_choice, openmp, selftest
+from gguf_spec.llama.kernel_choice import KernelCosts
 from gguf_spec.llama.memory import needs
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.registry import hub as hub_module
@@ -703,3 +705,21 @@ def test_the_sentence():
     assert said("ok", "ok") == "No problem was found."
     assert said("ok", "warn", "warn") == "Could be better: 1, 2."
     assert said("fail", "warn", "fail") == "Failed: 0, 2; could be better: 1."
+
+
+def test_the_kernels_of_a_load_are_examined(monkeypatch, tmp_path):
+    """Where `tune` found plain kernels faster, a load does not repack the target, nor does doctor."""
+    from gguf_spec import Speculation, load
+
+    seconds = dict.fromkeys(kernel_choice._WIDTHS, 1.0)
+    write_json(tmp_path / "kernels.json", KernelCosts(seconds, seconds).to_dict())
+    plain = SimpleNamespace(file=tmp_path / "kernels.json", pays=lambda costs: False)
+    monkeypatch.setattr(kernel_choice, "_probe_of", lambda header, options: plain)
+    kept = profile({1: 0.06, 33: 0.2}, {1: 0.001}, 0.7)
+    with (
+        load("tales", threads=1, speculation=Speculation(0)) as llm,
+        llm.models() as (target, draft),
+    ):
+        assert (target.options.extra_bufts, draft.options.extra_bufts) == (False, True)
+        assert write_profile(target, draft, kept)
+    assert doctor(options=OPTIONS).tuning.profile == kept
