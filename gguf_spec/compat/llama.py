@@ -359,11 +359,11 @@ class Llama:
         return self._vocabulary.n_vocab
 
     def token_bos(self) -> int:
-        """Return the BOS token, which begins a text; -1 if there is none."""
+        """Return the BOS token, which begins a text; -1 if the vocabulary has no such token."""
         return int(self._vocabulary.vocabulary["bos"])
 
     def token_eos(self) -> int:
-        """Return the EOS token, which ends a text; -1 if there is none."""
+        """Return the EOS token, which ends a text; -1 if the vocabulary has no such token."""
         return int(self._vocabulary.vocabulary["eos"])
 
     def _shown(self, token: int) -> str:
@@ -375,7 +375,7 @@ class Llama:
         return self._alive.vocabulary
 
     def token_nl(self) -> int:
-        """Return the newline token; -1 if there is none."""
+        """Return the newline token; -1 if the vocabulary has no such token."""
         return line_end(self._vocabulary)
 
     def n_embd(self) -> int:
