@@ -198,9 +198,9 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama-cpp-python is 
         if tokens[:n_before] != self._tokens:
             self._failed = False
             return NgramDrafter()
-        for one, said in zip(self._draft, tokens[n_before:], strict=False):
-            self._chances.learn(one.kind, one.token == said)
-            if one.token != said:
+        for one, emitted in zip(self._draft, tokens[n_before:], strict=False):
+            self._chances.learn(one.kind, one.token == emitted)
+            if one.token != emitted:
                 break
             self.n_accepted += 1
         return text

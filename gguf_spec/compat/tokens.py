@@ -63,7 +63,7 @@ def tokenize_bytes(model: Model, text: bytes, *, special: bool, start: bool) -> 
 
 
 def line_end(model: Model) -> int:
-    """Return the newline token; -1 if there is none."""
+    """Return the newline token; -1 if the vocabulary has no such token."""
     return int(model.native.vocab(C.llama_vocab_nl))
 
 

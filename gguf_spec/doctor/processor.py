@@ -47,12 +47,12 @@ def _cpu() -> tuple[str, set[str]]:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n", maxsplit=1)[0]
     except OSError:
         return platform.processor() or platform.machine(), set()
-    said = {
+    fields = {
         key.strip(): value.strip()
         for key, _, value in (line.partition(":") for line in text.splitlines())
     }
-    return said.get("model name", platform.machine()), set(
-        (said.get("flags") or said.get("Features") or "").split()
+    return fields.get("model name", platform.machine()), set(
+        (fields.get("flags") or fields.get("Features") or "").split()
     )
 
 

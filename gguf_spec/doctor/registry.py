@@ -34,7 +34,7 @@ def hub_cache() -> Check:
     try:
         with os.scandir(folder) as there:
             models = [Path(one.path) for one in there if one.name.startswith("models--")]
-        held = sum(file_sizes(model / "blobs" for model in models))
+        n_bytes = sum(file_sizes(model / "blobs" for model in models))
         free = shutil.disk_usage(folder).free
     except OSError as error:
         todo = "change its permissions, or set HF_HOME to another folder."
@@ -46,7 +46,7 @@ def hub_cache() -> Check:
         )
     found = (
         f"{folder} contains {len(models)} {'repository' if len(models) == 1 else 'repositories'}, "
-        f"{format_bytes(held)}; {format_bytes(free)} are free there"
+        f"{format_bytes(n_bytes)}; {format_bytes(free)} are free there"
     )
     if not os.access(folder, os.W_OK | os.X_OK):
         return Check(

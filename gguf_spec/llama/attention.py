@@ -151,7 +151,7 @@ def choose_attention(
     )
     if shape is None:
         return unmeasured, None
-    asked = (
+    settings = (
         [options.flash_attention]
         if options.flash_attention != "auto"
         else ["on"]
@@ -159,7 +159,7 @@ def choose_attention(
         else ["off", "on"]
     )
     found = []
-    for flash in asked:
+    for flash in settings:
         costs = measured_attention(shape, replace(options, flash_attention=flash))
         if costs is None:
             return unmeasured, None

@@ -322,7 +322,7 @@ def write_statistics(
     target: Model, draft: Model | None, experiences: Mapping[str, PairStatistics]
 ) -> None:
     """Store the acceptance statistics if any token was emitted."""
-    if any(one.n_said for one in experiences.values()):
+    if any(one.n_emitted for one in experiences.values()):
         learned = {
             way: {"answer": one.answer, "seen": one.chances.to_list()}
             for way, one in experiences.items()
