@@ -61,7 +61,7 @@ class _Likeliest:
         """Do nothing: llama-cpp-python does not provide the logits of the target."""
 
 
-class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama-cpp-python is not typed
+class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama-cpp-python has no types
     """Draft model for a `llama_cpp.Llama`: n-grams of the text, and optionally a small model.
 
         draft = DraftModel("draft.gguf", target_path="target.gguf")

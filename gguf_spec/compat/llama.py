@@ -291,14 +291,15 @@ class Llama:
 
     def create_embedding(
         self,
-        input: str | Sequence[str],  # noqa: ARG002 -- the signature is that of llama_cpp.Llama
-        model: str | None = None,  # noqa: ARG002
+        input: str | Sequence[str],
+        model: str | None = None,
     ) -> Dict:
         """Raise an error: embeddings are not supported.
 
         Raises:
             InvalidOptionError: Always.
         """
+        del input, model  # the parameters are those of llama_cpp.Llama
         raise InvalidOptionError(
             "embedding",
             True,
@@ -331,16 +332,17 @@ class Llama:
     def detokenize(
         self,
         tokens: Sequence[int],
-        prev_tokens: Sequence[int] | None = None,  # noqa: ARG002
+        prev_tokens: Sequence[int] | None = None,
         special: bool = False,
     ) -> bytes:
         """Return the bytes of tokens.
 
         Args:
             tokens: Token ids.
-            prev_tokens: Tokens before them; has no effect.
+            prev_tokens: Tokens before them; not used, because the bytes do not depend on them.
             special: Whether to include the texts of control tokens.
         """
+        del prev_tokens
         target = self._vocabulary
         pieces = [
             target.piece(token) or (target.token_text(token).encode() if special else b"")
