@@ -34,7 +34,7 @@ from .arguments import (
 from .background import pumped
 from .messages import as_messages, as_text, as_tools, check_chat_format, n_logprobs
 from .responses import Dict, Head, chat, chat_parts
-from .tokens import NOT_HERE, Tokenizer, line_end, tokenize_bytes
+from .tokens import NOT_HERE, Tokenizer, line_end
 
 
 class Llama:
@@ -327,7 +327,7 @@ class Llama:
             add_bos: Whether to begin with the BOS token.
             special: Whether to parse texts such as `<|im_end|>` as control tokens.
         """
-        return tokenize_bytes(self._vocabulary, text, special=special, start=add_bos)
+        return self._vocabulary.tokenize_bytes(text, special=special, start=add_bos)
 
     def detokenize(
         self,
