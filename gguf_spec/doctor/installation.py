@@ -31,6 +31,7 @@ _NEEDED = (
 _NVIDIA = Path("/proc/driver/nvidia/version")
 # advice for builds
 _GPU_BUILD = "export CMAKE_ARGS=-DGGML_CUDA=on and reinstall llama-cpp-python to use the GPU."
+REBUILD = "build llama-cpp-python on this machine; in a clone, scripts/run does so."
 
 
 def python() -> Check:

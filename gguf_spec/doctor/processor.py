@@ -12,7 +12,7 @@ from ..llama import openmp as openmp_module
 from ..llama.options import ContextOptions, physical_cores
 from ..system.cache import read_json, write_json
 from .check import Check
-from .installation import has
+from .installation import REBUILD, has
 
 # processor feature in llama.cpp -> its flag in Linux
 _FEATURES = {
@@ -34,8 +34,6 @@ _FEATURES = {
     "MATMUL_INT8": "i8mm",
     "SVE": "sve",
 }
-# advice for builds
-_REBUILD = "build llama-cpp-python on this machine; in a clone, scripts/run does so."
 
 
 def _cpu() -> tuple[str, set[str]]:
@@ -68,14 +66,14 @@ def processor(features: Mapping[str, str]) -> Check:
             "processor",
             "fail",
             f"{name} lacks {_listed(used - there)}, which this build of llama.cpp needs",
-            _REBUILD,
+            REBUILD,
         )
     if unused := there - used - {"AMX_INT8"}:  # AMX has its own check
         return Check(
             "processor",
             "warn",
             f"{name} has {_listed(unused)}, which this build of llama.cpp does not use",
-            _REBUILD,
+            REBUILD,
         )
     return Check("processor", "ok", f"{name}; the build uses all its features")
 
@@ -109,7 +107,7 @@ def fast_kernels(features: Mapping[str, str], options: ContextOptions) -> Check:
                 "warn",
                 "repacked weights fail on this machine, so models are loaded without them, "
                 f"which is slower but correct: {problem}",
-                _REBUILD,
+                REBUILD,
             )
         if known:
             found = (
@@ -130,7 +128,7 @@ def amx(features: Mapping[str, str], fast: Check) -> Check:
         return Check("AMX", "ok", "this processor has no AMX")
     if not has(features, "AMX_INT8"):
         return Check(
-            "AMX", "warn", "this processor has it, but llama.cpp was built without it", _REBUILD
+            "AMX", "warn", "this processor has it, but llama.cpp was built without it", REBUILD
         )
     if fast.status != "ok" or fast.todo:
         return Check(
