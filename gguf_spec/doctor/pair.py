@@ -122,9 +122,7 @@ class PairChecks:
             )
         from ..runtime.draft_search import choose
 
-        chosen, why = choose(
-            target, file, self._options, self._draft_options, self._models_file
-        )
+        chosen, why = choose(target, file, self._options, self._draft_options, self._models_file)
         return chosen.file if chosen else None, Check(
             "draft", "warn", why, f"see `gguf-spec models drafts {given}`."
         )

@@ -31,7 +31,6 @@ def memory() -> Check:
     )
 
 
-
 def disk() -> Check:
     """Check that the disk has space for the caches."""
     folder = cache_folder()

@@ -75,9 +75,7 @@ class KernelCosts:
         Raises:
             KeyError, TypeError, ValueError: The data is invalid.
         """
-        repacked, plain = (
-            seconds_by_width(data[name], _WIDTHS) for name in ("repacked", "plain")
-        )
+        repacked, plain = (seconds_by_width(data[name], _WIDTHS) for name in ("repacked", "plain"))
         for times in (repacked, plain):
             if not all(0 < s < 1e3 for s in times.values()):
                 raise ValueError(data)

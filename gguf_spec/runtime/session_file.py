@@ -55,7 +55,12 @@ def save(path: Path, data: Mapping[str, Any], target: Model, draft: Model | None
             )
         with atomic_write(path) as part, part.open("wb") as file:
             out = _Hashed(file, hmac.new(_key(), digestmod=hashlib.sha256))
-            for piece in (_FORMAT, _LENGTHS.pack(*lengths), hashlib.sha256(about_bytes).digest(), about_bytes):
+            for piece in (
+                _FORMAT,
+                _LENGTHS.pack(*lengths),
+                hashlib.sha256(about_bytes).digest(),
+                about_bytes,
+            ):
                 out.write(piece)
             for model in filter(None, (target, draft)):
                 out.write(model.state())
@@ -105,7 +110,9 @@ def _read(
     n_data, *n_states = _LENGTHS.unpack_from(head, len(_FORMAT))
     about_bytes = file.read(n_data) if n_data <= min(n_bytes, _MOST_DATA) else b""
     try:
-        data = json.loads(about_bytes) if hashlib.sha256(about_bytes).digest() == head[-32:] else None
+        data = (
+            json.loads(about_bytes) if hashlib.sha256(about_bytes).digest() == head[-32:] else None
+        )
     except (ValueError, RecursionError):
         data = None
     if not isinstance(data, dict):

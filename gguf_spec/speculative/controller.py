@@ -2,7 +2,7 @@
 
 A draft length of 0 is plain decoding. The decisions are pure functions of
 `speculative.draft_length` and `speculative.tree`; `speculative.draft_model_use` decides on the
-draft model, `speculative.exploration` on rounds that measure. This module contains the drafters, the
+draft model, `speculative.exploration` on rounds that measure. This module has the drafters, the
 clock and the statistics that they use. Under the rule `coupled` no decision changes the text. Under
 `rejection` and `block` a drawn token is always checked, so its value does not affect the decision.
 """

@@ -330,7 +330,9 @@ def write_statistics(
         write_json(_file(target, draft, "experience"), {"version": VERSION, **learned})
 
 
-def _file(target: Model | ModelKey, draft: Model | ModelKey | None, kind: CacheFolder = "profiles") -> Path:
+def _file(
+    target: Model | ModelKey, draft: Model | ModelKey | None, kind: CacheFolder = "profiles"
+) -> Path:
     parts: list[object] = [VERSION, *this_machine(), *library_parts()]
     for model in (target, draft):
         if model:

@@ -112,7 +112,9 @@ def measure(
             thorough measurement; otherwise the budget may end it earlier.
     """
     began = time.perf_counter()
-    n_times, n_emitted, n_draft = (5, _AT_LENGTH, _AT_LENGTH // 4) if thorough else (3, _N_SINGLES, 16)
+    n_times, n_emitted, n_draft = (
+        (5, _AT_LENGTH, _AT_LENGTH // 4) if thorough else (3, _N_SINGLES, 16)
+    )
     half_s = np.inf if thorough else budget_s / 2
     n_emitted, n_draft = (max(1, min(n, target.n_ctx - 1)) for n in (n_emitted, n_draft))
     passes, draft_passes = (

@@ -21,7 +21,6 @@ import time
 from collections.abc import Sequence
 from importlib.resources import files
 
-
 from ..bench.workloads import long_text
 from ..errors import (
     ContextTooShortError,
@@ -191,5 +190,3 @@ class _Steps:
     def one_more(self) -> None:
         self._done += 1
         self._progress(Progress("verify", self._done, self._total, "generations"))
-
-

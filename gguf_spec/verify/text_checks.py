@@ -1,4 +1,4 @@
-"""Comparison of speculative texts with plain texts, and a check of the caches after each of them."""
+"""Comparison of speculative texts with plain texts, and of the caches with new prefills."""
 
 from __future__ import annotations
 
@@ -65,9 +65,7 @@ class TextChecks:
         self.differences: list[Difference] = []
         self.cache_faults: list[str] = []
 
-    def compare(
-        self, prompt: str, index: int, seed: int, one_more: Callable[[], object]
-    ) -> None:
+    def compare(self, prompt: str, index: int, seed: int, one_more: Callable[[], object]) -> None:
         """Continue a prompt with every sampling and every draft setting.
 
         Args:

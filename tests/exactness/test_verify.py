@@ -44,7 +44,7 @@ def test_it_passes_on_the_bundled_pair(tales, prompts):
     assert all(
         c.acceptance > 0.1 for c in report.comparisons if c.drafter != "auto"
     )  # which may draft nothing
-    assert [distribution.accept for distribution in report.laws] == [*chi_square_WAYS]
+    assert [distribution.accept for distribution in report.laws] == [*chi_square_module.WAYS]
     assert [distribution.accept for distribution in report.laws][:3] == [
         "coupled",
         "rejection",
@@ -77,13 +77,13 @@ def test_it_passes_on_the_bundled_pair(tales, prompts):
 def test_a_planted_bug_is_caught(tales, prompts, monkeypatch, bug):
     bug(monkeypatch)
     distribution = BUGS[bug].removeprefix("first tokens under ").removesuffix(" do not follow")
-    if distribution in chi_square_WAYS:  # the others need no draws
-        monkeypatch.setattr(module, "LAWS", {distribution: chi_square_WAYS[distribution]})
+    if distribution in chi_square_module.WAYS:  # the others need no draws
+        monkeypatch.setattr(module, "LAWS", {distribution: chi_square_module.WAYS[distribution]})
     report = verify(
         tales,
         prompts[:2],
         n_tokens=24,
-        n_draws=1000 if distribution in chi_square_WAYS else 60,
+        n_draws=1000 if distribution in chi_square_module.WAYS else 60,
     )
     monkeypatch.undo()
     assert not report.ok

@@ -62,7 +62,9 @@ def put(path, *model, **changes):
 
 
 def names(target):
-    return {one.name: one for one in candidates(resolve(target), ModelFile(target), OPTIONS, OPTIONS)}
+    return {
+        one.name: one for one in candidates(resolve(target), ModelFile(target), OPTIONS, OPTIONS)
+    }
 
 
 @pytest.mark.parametrize(

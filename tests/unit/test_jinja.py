@@ -211,7 +211,10 @@ def test_a_template_is_compiled_once(monkeypatch):
     jinja_in_process._simple.cache_clear()
     for messages in CHATS:
         of_ours(SIMPLE["ChatML"], messages)
-    assert (jinja_in_process._simple.cache_info().misses, jinja_in_process._simple.cache_info().hits) == (
+    assert (
+        jinja_in_process._simple.cache_info().misses,
+        jinja_in_process._simple.cache_info().hits,
+    ) == (
         1,
         len(CHATS) - 1,
     )
