@@ -8,6 +8,7 @@ own models file, which overrides it, and from `models_file`, which overrides bot
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -183,14 +184,17 @@ def find_drafts(model: ModelName, models_file: str | Path | None = None) -> list
         ModelError: Its file is invalid.
     """
     from .gguf.model_file import ModelFile
+    from .llama.kernel_choice import repacking_pays
     from .llama.options import ContextOptions
     from .llama.selftest import extra_bufts_work
     from .runtime.draft_search import candidates
 
     entry = resolve(model, models_file)
     file = ModelFile(download.local(entry))
-    options = ContextOptions(extra_bufts=extra_bufts_work())
-    return candidates(entry, file, options, _path_or_none(models_file))
+    draft_options = ContextOptions(extra_bufts=extra_bufts_work())
+    repack = draft_options.extra_bufts and repacking_pays(file.header, draft_options)
+    options = replace(draft_options, extra_bufts=repack)
+    return candidates(entry, file, options, draft_options, _path_or_none(models_file))
 
 
 def _path_or_none(file: str | Path | None) -> Path | None:

@@ -77,8 +77,8 @@ class Tuning:
     def sentence(self) -> str:
         """Interpretation of the measurement in a few sentences."""
         one, agreement = self.target_s(1), self.profile.agreement
-        said = f"A token of the target takes {milliseconds(one)}; "
-        said += (
+        text = f"A token of the target takes {milliseconds(one)}; "
+        text += (
             f"checking 4 takes as long as {self.target_s(4) / one:.1f}, 8 as long as "
             f"{self.target_s(8) / one:.1f}."
         )
@@ -89,21 +89,21 @@ class Tuning:
                 if needed is None
                 else f"bring a gain if more than {needed:.0%} of them are right"
             )
-            return f"{said} Drafts from the text {pays}."
+            return f"{text} Drafts from the text {pays}."
         speedup, k = self.profile.best(agreement)
         tokens = f"{k} token{'s' if k > 1 else ''} a round"
-        said += f" A token of the draft takes {milliseconds(self.draft_s(1))}."
+        text += f" A token of the draft takes {milliseconds(self.draft_s(1))}."
         if self.pays:
             return (
-                f"{said} At the measured {agreement:.0%} agreement drafting {tokens} should be "
+                f"{text} At the measured {agreement:.0%} agreement drafting {tokens} should be "
                 f"{speedup:.1f} times as fast as plain decoding."
             )
-        said += (
+        text += (
             f" Drafting with the model brings no gain here: at the measured {agreement:.0%} "
             f"agreement {tokens} would be {speedup:.2f} times as fast as "
         )
         return (
-            f"{said}plain decoding, and "
+            f"{text}plain decoding, and "
             f"{'not even 100%' if self.profile.needed is None else f'{self.profile.needed:.0%}'} "
             "would be enough."
         )

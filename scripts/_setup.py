@@ -2,7 +2,7 @@
 
 `_setup.py --ready run` answers by its exit code whether all is there; `_setup.py run` makes it (`test` in place of `run`: the checks too).
 llama-cpp-python is compiled once for each kind of machine, compiler and flags; the wheel goes to the user's cache, where other clones find it.
-A marker file, written last, holds all that .venv was made for: without it, or when something in it has changed, .venv is made anew.
+A marker file, written last, lists all that .venv was made for: without it, or when something in it has changed, .venv is made again.
 Only the standard library; must start on Python 3.8, to say there what is wrong. Everything it says goes to stderr.
 """
 
@@ -418,7 +418,7 @@ def set_up(kind: str) -> None:
 def make_venv(why: list, want: dict, log) -> None:
     """Make .venv with the package and what it needs to run."""
     say(
-        f"Making .venv {'anew: ' + why[0] + ' is missing or has changed' if VENV.exists() else 'in ' + str(ROOT)} (about half a minute)."
+        f"Making .venv {'again: ' + why[0] + ' is missing or has changed' if VENV.exists() else 'in ' + str(ROOT)} (about half a minute)."
     )
     if VENV.is_symlink():
         VENV.unlink()

@@ -148,14 +148,14 @@ class _Work:
         conversations: The conversations.
         samplings: Sampling options of each conversation.
         runs: Finished runs by contender name.
-        said: Tokens of each conversation by plain decoding, by round.
+        texts: Tokens of each conversation by plain decoding, by round.
     """
 
     workload: str
     conversations: tuple[Conversation, ...]
     samplings: tuple[Sampling, ...]
     runs: dict[str, list[Run]] = field(default_factory=dict)
-    said: dict[int, list[tuple[int, ...]]] = field(default_factory=dict)
+    texts: dict[int, list[tuple[int, ...]]] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -250,13 +250,13 @@ class _Race:
 
 def _run(llm: LLM, work: _Work, speculation: Speculation, round_: int) -> Run:
     """Run all conversations of a case, turn by turn."""
-    said: list[tuple[int, ...]] = []
+    texts: list[tuple[int, ...]] = []
     answers: list[Completion] = []
     for conversation, sampling in zip(work.conversations, work.samplings, strict=True):
         now = list(_converse(llm, conversation, sampling, speculation))
-        said.append(tuple(token for answer in now for token in answer.tokens))
+        texts.append(tuple(token for answer in now for token in answer.tokens))
         answers += now
-    plain = work.said.setdefault(round_, said)  # plain decoding runs first in each round
+    plain = work.texts.setdefault(round_, texts)  # plain decoding runs first in each round
     stats = [answer.stats for answer in answers]
     return Run(
         round_,
@@ -268,8 +268,8 @@ def _run(llm: LLM, work: _Work, speculation: Speculation, round_: int) -> Run:
         sum(one.n_accepted for one in stats),
         sum(one.forecast_s for one in stats),
         sum(one.plain_s for one in stats),
-        len(said),
-        sum(a == b for a, b in zip(said, plain, strict=True)),
+        len(texts),
+        sum(a == b for a, b in zip(texts, plain, strict=True)),
     )
 
 

@@ -176,7 +176,7 @@ WORKLOADS = (
     ),
     Workload(
         "copy",
-        "An answer that says again what is in the prompt, word for word or with a word changed.",
+        "An answer that repeats text of the prompt, exactly or with one word changed.",
         128, (0.0,),
         ((_BARGAIN[0] * 4,), (_BARGAIN[1] * 4,)),
         (
@@ -187,7 +187,7 @@ WORKLOADS = (
     ),
     Workload(
         "chat",
-        "A conversation of three turns, each of which has all that was said before it.",
+        "A conversation of three turns; each prompt contains all earlier turns.",
         64, (0.0, 0.8),
         ((
             '"Please tell us a story," said the children.\n\n"Once there was a king," said the '

@@ -61,7 +61,7 @@ class _Likeliest:
         """Do nothing: llama-cpp-python does not provide the logits of the target."""
 
 
-class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama-cpp-python is not typed
+class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama-cpp-python has no types
     """Draft model for a `llama_cpp.Llama`: n-grams of the text, and optionally a small model.
 
         draft = DraftModel("draft.gguf", target_path="target.gguf")
@@ -198,9 +198,9 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama-cpp-python is 
         if tokens[:n_before] != self._tokens:
             self._failed = False
             return NgramDrafter()
-        for one, said in zip(self._draft, tokens[n_before:], strict=False):
-            self._chances.learn(one.kind, one.token == said)
-            if one.token != said:
+        for one, emitted in zip(self._draft, tokens[n_before:], strict=False):
+            self._chances.learn(one.kind, one.token == emitted)
+            if one.token != emitted:
                 break
             self.n_accepted += 1
         return text

@@ -34,7 +34,7 @@ from .arguments import (
 from .background import pumped
 from .messages import as_messages, as_text, as_tools, check_chat_format, n_logprobs
 from .responses import Dict, Head, chat, chat_parts
-from .tokens import NOT_HERE, Tokenizer, line_end, tokenize_bytes
+from .tokens import NOT_HERE, Tokenizer, line_end
 
 
 class Llama:
@@ -291,14 +291,15 @@ class Llama:
 
     def create_embedding(
         self,
-        input: str | Sequence[str],  # noqa: ARG002 -- the signature is that of llama_cpp.Llama
-        model: str | None = None,  # noqa: ARG002
+        input: str | Sequence[str],
+        model: str | None = None,
     ) -> Dict:
         """Raise an error: embeddings are not supported.
 
         Raises:
             InvalidOptionError: Always.
         """
+        del input, model  # the parameters are those of llama_cpp.Llama
         raise InvalidOptionError(
             "embedding",
             True,
@@ -326,21 +327,22 @@ class Llama:
             add_bos: Whether to begin with the BOS token.
             special: Whether to parse texts such as `<|im_end|>` as control tokens.
         """
-        return tokenize_bytes(self._vocabulary, text, special=special, start=add_bos)
+        return self._vocabulary.tokenize_bytes(text, special=special, start=add_bos)
 
     def detokenize(
         self,
         tokens: Sequence[int],
-        prev_tokens: Sequence[int] | None = None,  # noqa: ARG002
+        prev_tokens: Sequence[int] | None = None,
         special: bool = False,
     ) -> bytes:
         """Return the bytes of tokens.
 
         Args:
             tokens: Token ids.
-            prev_tokens: Tokens before them; has no effect.
+            prev_tokens: Tokens before them; not used, because the bytes do not depend on them.
             special: Whether to include the texts of control tokens.
         """
+        del prev_tokens
         target = self._vocabulary
         pieces = [
             target.piece(token) or (target.token_text(token).encode() if special else b"")
@@ -359,11 +361,11 @@ class Llama:
         return self._vocabulary.n_vocab
 
     def token_bos(self) -> int:
-        """Return the BOS token, which begins a text; -1 if there is none."""
+        """Return the BOS token, which begins a text; -1 if the vocabulary has no such token."""
         return int(self._vocabulary.vocabulary["bos"])
 
     def token_eos(self) -> int:
-        """Return the EOS token, which ends a text; -1 if there is none."""
+        """Return the EOS token, which ends a text; -1 if the vocabulary has no such token."""
         return int(self._vocabulary.vocabulary["eos"])
 
     def _shown(self, token: int) -> str:
@@ -375,7 +377,7 @@ class Llama:
         return self._alive.vocabulary
 
     def token_nl(self) -> int:
-        """Return the newline token; -1 if there is none."""
+        """Return the newline token; -1 if the vocabulary has no such token."""
         return line_end(self._vocabulary)
 
     def n_embd(self) -> int:

@@ -1,14 +1,12 @@
-"""Token functions of `llama_cpp.Llama`: tokenizing bytes, its tokenizer, unsupported members."""
+"""Token functions of `llama_cpp.Llama`: its tokenizer, and members that are not supported."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Protocol
 
 from llama_cpp import llama_cpp as C
 
-from ..llama.backend import run_with_large_stack
 from ..llama.model import Model
 
 _DECODING = (
@@ -36,34 +34,8 @@ NOT_HERE = {
 }
 
 
-def tokenize_bytes(model: Model, text: bytes, *, special: bool, start: bool) -> list[int]:
-    """Return the token ids of a text; bytes that are not UTF-8 are passed on to llama.cpp.
-
-    Args:
-        model: The model with the vocabulary.
-        text: The text.
-        special: Whether to parse texts such as `<|im_end|>` as control tokens.
-        start: Whether to begin with the BOS token.
-    """
-    try:
-        return model.tokenize(text.decode("utf-8"), special=special, start=start)
-    except UnicodeDecodeError:
-        n = len(text) + 8
-    while True:
-        ids = (C.llama_token * n)()
-        n = run_with_large_stack(
-            len(text),
-            partial(
-                model.native.vocab, C.llama_tokenize, text, len(text), ids, len(ids), start, special
-            ),
-        )
-        if n >= 0:
-            return list(ids[:n])
-        n = -n
-
-
 def line_end(model: Model) -> int:
-    """Return the newline token; -1 if there is none."""
+    """Return the newline token; -1 if the vocabulary has no such token."""
     return int(model.native.vocab(C.llama_vocab_nl))
 
 

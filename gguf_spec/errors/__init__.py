@@ -90,7 +90,7 @@ from .store_errors import (
     UnreachableError,
 )
 
-__all__ = [  # noqa: RUF022 -- the order of the tree
+__all__ = [  # noqa: RUF022 -- in the order of the class tree, as the reference lists them
     "GgufSpecError",
     "InvalidOptionError",
     "OptionConflictError",

@@ -7,12 +7,10 @@ server the field of the request. A surface without such an option leaves the adv
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 
-@dataclass(frozen=True)
-class Option:
+class Option(NamedTuple):
     """An option, named as in Python.
 
     Attributes:
@@ -26,8 +24,7 @@ class Option:
     of_commands: bool = False
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """A call of a function of this package, such as `gguf_spec.pull('smollm2')`.
 
     Attributes:

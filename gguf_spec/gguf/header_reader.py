@@ -279,7 +279,7 @@ class _Reader:
         for tensor in tensors:
             if tensor.offset % alignment or at not in (None, tensor.offset):
                 raise self.damaged(
-                    f"the tensor {shown(tensor.name)} lies at byte {tensor.offset:,} of the data "
+                    f"the tensor {shown(tensor.name)} starts at byte {tensor.offset:,} of the data "
                     f"and not at {at or 0:,}"
                 )
             at = (

@@ -23,7 +23,7 @@ def check_adapter(path: Path, model: Header) -> None:
 
     Raises:
         ModelNotFoundError, NotAModelError: The file is missing or damaged.
-        UnsupportedModelError: It holds something else, or belongs to another model.
+        UnsupportedModelError: It contains something else, or belongs to another model.
     """
     header = read_header(path)
     _check_kind(header, model)
@@ -47,8 +47,8 @@ def _refused(header: Header, why: str, hint: str = _HINT) -> UnsupportedModelErr
 
 def _check_kind(header: Header, model: Header) -> None:
     """Check the declared kind of the file; llama.cpp aborts on metadata of an unexpected type."""
-    said = header.metadata
-    kind, of = said.get("general.type"), said.get("adapter.type")
+    metadata = header.metadata
+    kind, of = metadata.get("general.type"), metadata.get("adapter.type")
     if kind != "adapter":
         raise _refused(
             header,
@@ -61,15 +61,15 @@ def _check_kind(header: Header, model: Header) -> None:
             f"is an adapter of type {of!r}, not 'lora'",
             "use a LoRA adapter that was converted to GGUF.",
         )
-    if said.get("general.architecture") != model.architecture:
-        theirs = said.get("general.architecture")
+    if metadata.get("general.architecture") != model.architecture:
+        theirs = metadata.get("general.architecture")
         raise _refused(
             header,
             f"was made for the architecture {theirs!r}, "
             f"but {model.path.name} has {model.architecture!r}",
         )
     alpha, of_type = (
-        said.get("adapter.lora.alpha", 0.0),
+        metadata.get("adapter.lora.alpha", 0.0),
         header.kinds.get("adapter.lora.alpha", "f32"),
     )
     if of_type != "f32" or not math.isfinite(alpha):
@@ -84,7 +84,7 @@ def _check_kind(header: Header, model: Header) -> None:
             f"is the first of {len(header.parts)} parts, but an adapter must be one file",
             "join the parts first.",
         )
-    if "adapter.alora.invocation_tokens" in said:
+    if "adapter.alora.invocation_tokens" in metadata:
         raise _refused(
             header,
             "is an activated LoRA (aLoRA), which is not supported",

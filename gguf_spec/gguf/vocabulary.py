@@ -56,26 +56,26 @@ class FileVocabulary:
     """
 
     def __init__(self, header: Header) -> None:
-        self._header, said = header, header.metadata
+        self._header, metadata = header, header.metadata
         model, pre = (
-            str(said.get("tokenizer.ggml.model", "")),
-            str(said.get("tokenizer.ggml.pre", "")),
+            str(metadata.get("tokenizer.ggml.model", "")),
+            str(metadata.get("tokenizer.ggml.pre", "")),
         )
         kind, bos, eos, add_bos, add_eos = _KINDS.get(model, (0, -1, -1, False, False))
         if kind == 2:
             pre = "gemma4" if model == "gemma4" else pre
             add_bos = pre in _BEGIN_WITH_BOS
             bos = -1 if pre in _WITHOUT_BOS else bos
-        tokens = said.get(TOKENS)
+        tokens = metadata.get(TOKENS)
         size = self.n_vocab = tokens.n if isinstance(tokens, ArrayLength) else 0
 
         def special(name: str, default: int) -> int:
             default = default if default < size else -1
-            value = said.get(f"tokenizer.ggml.{name}_token_id", default)
+            value = metadata.get(f"tokenizer.ggml.{name}_token_id", default)
             return value if isinstance(value, int) and 0 <= value < size else default
 
         def flag(name: str, default: bool) -> bool:
-            value = said.get(f"tokenizer.ggml.add_{name}_token", default)
+            value = metadata.get(f"tokenizer.ggml.add_{name}_token", default)
             return value if isinstance(value, bool) else default
 
         self.vocabulary: dict[str, Any] = {

@@ -33,9 +33,18 @@ def refused(gbnf: str, why: str) -> InvalidGrammarError:
 
 # tokens of the notation
 _WORDS = re.compile(
-    r"""(?P<define>[a-zA-Z0-9-]+[ \t]*::=) | (?P<name>[a-zA-Z0-9-]+) | (?P<text>"(?:[^"\\]|\\.)*") | (?P<chars>\[(?:[^\]\\]|\\.)*\])
-    | (?P<token>!?<[^>\r\n]*>) | (?P<repeat>[*+?]|\{\s*\d{1,9}\s*(?:,\s*(?:\d{1,9}\s*)?)?\}) | (?P<open>\() | (?P<close>\)) | (?P<or>\|) | (?P<any>\.)
-    | (?P<newline>[\r\n]) | (?P<space>[ \t]+|\#[^\r\n]*)""",  # noqa: E501
+    r"""(?P<define>[a-zA-Z0-9-]+[ \t]*::=)
+    | (?P<name>[a-zA-Z0-9-]+)
+    | (?P<text>"(?:[^"\\]|\\.)*")
+    | (?P<chars>\[(?:[^\]\\]|\\.)*\])
+    | (?P<token>!?<[^>\r\n]*>)
+    | (?P<repeat>[*+?]|\{\s*\d{1,9}\s*(?:,\s*(?:\d{1,9}\s*)?)?\})
+    | (?P<open>\()
+    | (?P<close>\))
+    | (?P<or>\|)
+    | (?P<any>\.)
+    | (?P<newline>[\r\n])
+    | (?P<space>[ \t]+|\#[^\r\n]*)""",
     re.VERBOSE | re.DOTALL,
 )
 # a character of a literal: plain, by code point, or by escape letter

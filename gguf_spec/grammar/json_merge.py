@@ -17,17 +17,17 @@ def reduced(schema: Any) -> dict[str, Any]:
 
     `const` becomes an `enum`.
     """
-    said = {
+    kept = {
         k: v
         for k, v in typed(schema, dict, "a schema").items()
         if k in KEYWORDS and v not in REFUSED.get(k, ())
     }
-    if "format" in said and not (isinstance(said["format"], str) and said["format"] in FORMATS):
-        del said["format"]
-    if "const" in said:
-        values = [said.pop("const")]
-        said["enum"] = _common(said.get("enum", values), values)
-    return said
+    if "format" in kept and not (isinstance(kept["format"], str) and kept["format"] in FORMATS):
+        del kept["format"]
+    if "const" in kept:
+        values = [kept.pop("const")]
+        kept["enum"] = _common(kept.get("enum", values), values)
+    return kept
 
 
 def _common(a: Any, b: Any) -> list[Any]:

@@ -34,10 +34,12 @@ def repeated(least: int | None, most: int | None) -> str:
 # Tokens of a pattern. `python`: unknown in ECMA 262 or with another meaning. `brace`: a literal.
 # `name`: the start of a named group.
 _WORDS = re.compile(
-    r"""(?P<python>\\(?:[AZaNU]|0\d)|\(\?[P#]|\[\^?\])      # only Python knows these, or reads them in another way
-    | (?P<brace>\{,)                                         # stands for itself
+    r"""(?P<python>\\(?:[AZaNU]|0\d)|\(\?[P#]|\[\^?\])
+    | (?P<brace>\{,)
     | (?P<name>\(\?<[A-Za-z_$][\w$]*>)
-    | \\. | \[(?:[^\]\\]|\\.)*\] | .""",  # noqa: E501
+    | \\.
+    | \[(?:[^\]\\]|\\.)*\]
+    | .""",
     re.VERBOSE | re.DOTALL,
 )
 
@@ -119,10 +121,8 @@ class Pattern:
         if op == "SUBPATTERN" and not (arg[1] or arg[2]):
             return f"({self._sequence(arg[3])})"
         if op in ("MAX_REPEAT", "MIN_REPEAT"):
-            return (
-                f"({self._sequence(arg[2])})"
-                f"{repeated(arg[0], arg[1] if isinstance(arg[1], int) and arg[1] < 10**9 else None)}"  # noqa: E501
-            )
+            most = arg[1] if isinstance(arg[1], int) and arg[1] < 10**9 else None
+            return f"({self._sequence(arg[2])}){repeated(arg[0], most)}"
         raise ValueError(f"a pattern contains {op.lower()}, which is not supported")
 
     def _set(self, members: list[tuple[Any, Any]]) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -79,16 +79,10 @@ class AttentionCosts:
             KeyError, TypeError, ValueError: The data is invalid.
         """
         near, per_cached = (
-            {int(width): float(data[name][width]) for width in data[name]}
-            for name in ("near", "per_cached")
+            seconds_by_width(data[name], _WIDTHS) for name in ("near", "per_cached")
         )
         read_s, flash, exact = float(data["read_s"]), data["flash"], data["exact"]
-        if (
-            set(near) != set(_WIDTHS)
-            or set(per_cached) != set(_WIDTHS)
-            or flash not in ("on", "off")
-            or not isinstance(exact, bool)
-        ):
+        if flash not in ("on", "off") or not isinstance(exact, bool):
             raise ValueError(data)
         if not (
             all(0 < s < 1e3 for s in (*near.values(), read_s))
@@ -96,6 +90,24 @@ class AttentionCosts:
         ):
             raise ValueError(data)
         return cls(flash, near, per_cached, read_s, exact)
+
+
+def seconds_by_width(data: Any, widths: Sequence[int]) -> dict[int, float]:
+    """Return a table of times from plain values.
+
+    Args:
+        data: Tokens in a pass -> seconds, also after a conversion to JSON.
+        widths: Exactly the widths that the table must have.
+
+    Raises:
+        TypeError, ValueError: The data has another form.
+    """
+    if not isinstance(data, Mapping):
+        raise TypeError(data)
+    table = {int(width): float(seconds) for width, seconds in data.items()}
+    if set(table) != set(widths):
+        raise ValueError(data)
+    return table
 
 
 def attention_shape(header: Header) -> AttentionShape | None:
@@ -151,7 +163,7 @@ def choose_attention(
     )
     if shape is None:
         return unmeasured, None
-    asked = (
+    settings = (
         [options.flash_attention]
         if options.flash_attention != "auto"
         else ["on"]
@@ -159,7 +171,7 @@ def choose_attention(
         else ["off", "on"]
     )
     found = []
-    for flash in asked:
+    for flash in settings:
         costs = measured_attention(shape, replace(options, flash_attention=flash))
         if costs is None:
             return unmeasured, None

@@ -58,9 +58,9 @@ def _is_recurrent(header: Header, layer: int) -> bool:
     facts = header.facts
     if facts.cache != "hybrid" or facts.caches_both:
         return facts.cache == "recurrent" or facts.caches_both
-    said = header.of_architecture("attention.recurrent_layers")
-    if isinstance(said, tuple) and layer < len(said):
-        return bool(said[layer])
+    layers = header.of_architecture("attention.recurrent_layers")
+    if isinstance(layers, tuple) and layer < len(layers):
+        return bool(layers[layer])
     if facts.attention_every:
         every = header.whole("full_attention_interval", facts.attention_every)
         return bool((layer + 1) % max(every, 1))

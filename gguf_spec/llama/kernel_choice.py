@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from ..errors import GgufSpecError
 from ..gguf.validation import Header
 from ..system.cache import cache_file, read_json, this_machine, write_json
-from .attention import attention_shape
+from .attention import attention_shape, seconds_by_width
 from .backend import library_parts, offloads
 from .exact_kernels import most_exact_rows
 from .model import Model
@@ -75,12 +75,9 @@ class KernelCosts:
         Raises:
             KeyError, TypeError, ValueError: The data is invalid.
         """
-        repacked, plain = (
-            {int(width): float(data[name][width]) for width in data[name]}
-            for name in ("repacked", "plain")
-        )
+        repacked, plain = (seconds_by_width(data[name], _WIDTHS) for name in ("repacked", "plain"))
         for times in (repacked, plain):
-            if set(times) != set(_WIDTHS) or not all(0 < s < 1e3 for s in times.values()):
+            if not all(0 < s < 1e3 for s in times.values()):
                 raise ValueError(data)
         return cls(repacked, plain)
 

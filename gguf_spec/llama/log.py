@@ -52,7 +52,7 @@ def keep_lines() -> None:
 def keep_last() -> None:
     """Keep the last line of each level from now on, without running Python code.
 
-    With `verbose`, the whole log goes on to stderr instead.
+    With `verbose`, the whole log is written to stderr instead.
     """
     C.llama_log_set(_lines_callback if verbose.is_set() else _last_callback, None)
 

@@ -121,10 +121,10 @@ def largest_ctx(
             [(header, replace(options, n_ctx=n_ctx)) for header, options in models], features
         ).fits(free, total)
 
-    asked = needs(models, features).n_ctx
-    if fits(asked):
-        return asked
-    low, high = 0, asked // PAD + 1  # in multiples of PAD
+    requested = needs(models, features).n_ctx
+    if fits(requested):
+        return requested
+    low, high = 0, requested // PAD + 1  # in multiples of PAD
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle * PAD) else (low, middle)

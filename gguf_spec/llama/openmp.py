@@ -25,10 +25,10 @@ _MAPS = Path("/proc/self/maps")
 State: TypeAlias = Literal["unknown", "set", "user", "loaded", "absent"]
 """Who decided how long threads spin.
 
-`unknown`: llama.cpp is not loaded yet, or the system is not Linux. `set`: this module. `user`: a variable
-in the environment. `loaded`: libgomp was in the process before, and its default is in force. `absent`:
-llama.cpp does not use libgomp.
-"""  # noqa: E501
+`unknown`: llama.cpp is not loaded yet, or the system is not Linux. `set`: this module. `user`: a
+variable in the environment. `loaded`: libgomp was in the process before, and its default is in
+force. `absent`: llama.cpp does not use libgomp.
+"""
 _state: State = "unknown"
 
 

@@ -288,12 +288,12 @@ def _reason(log: Iterable[str]) -> str:
 
 def load_error(header: Header, log: Iterable[str]) -> GgufSpecError:
     """Return the error for a file that llama.cpp did not load, based on its log."""
-    said, name = _reason(log), header.path.name
-    if "alloc" in said or "memory" in said:
+    reason, name = _reason(log), header.path.name
+    if "alloc" in reason or "memory" in reason:
         return NotEnoughMemoryError(
-            f"{name} does not fit into memory ({said}).", header.file_bytes, available_bytes()
+            f"{name} does not fit into memory ({reason}).", header.file_bytes, available_bytes()
         )
-    if "unknown model architecture" in said:
+    if "unknown model architecture" in reason:
         hint = (
             "use a model of an architecture that llama-cpp-python supports, "
             "or upgrade llama-cpp-python."
@@ -305,7 +305,7 @@ def load_error(header: Header, log: Iterable[str]) -> GgufSpecError:
             hint,
         )
     hint = _with_log("download or convert it again")
-    return UnsupportedModelError(header.path, f"llama.cpp cannot load {name}: {said}.", hint)
+    return UnsupportedModelError(header.path, f"llama.cpp cannot load {name}: {reason}.", hint)
 
 
 def context_error(options: ContextOptions, n_ctx: int, log: Iterable[str]) -> GgufSpecError:
@@ -339,12 +339,12 @@ def adapter_error(adapter: Adapter, log: Iterable[str]) -> GgufSpecError:
         for line in log
         if "failed to apply lora adapter: " in line
     ] or ["llama.cpp gave no reason"]
-    said = lines[-1].rstrip(".")
-    if "alloc" in said:
+    reason = lines[-1].rstrip(".")
+    if "alloc" in reason:
         return NotEnoughMemoryError(
-            f"the adapter {name} does not fit into memory ({said}).", None, available_bytes()
+            f"the adapter {name} does not fit into memory ({reason}).", None, available_bytes()
         )
     hint = _with_log("use an adapter that was made for this model")
     return UnsupportedModelError(
-        adapter.path, f"llama.cpp cannot use the adapter {name}: {said}.", hint
+        adapter.path, f"llama.cpp cannot use the adapter {name}: {reason}.", hint
     )

@@ -51,7 +51,7 @@ def extra_bufts_work() -> bool:
 
 
 def result_file() -> Path:
-    """Return the file that holds the result for this library on this machine."""
+    """Return the file of the result for this library on this machine."""
     return cache_file("probe", [*this_machine(), *library_parts()])
 
 

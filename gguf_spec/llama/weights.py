@@ -135,17 +135,22 @@ class Weights:
             special: Whether names such as `<|im_start|>` are parsed as control tokens.
             start: Whether to add the model's tokens for the start of a text (BOS).
         """
-        data = text.encode("utf-8", errors="replace")
-        n = len(data) + 8
+        return self.tokenize_bytes(
+            text.encode("utf-8", errors="replace"), special=special, start=start
+        )
+
+    def tokenize_bytes(self, text: bytes, *, special: bool, start: bool = True) -> list[int]:
+        """Return the token ids of a text; bytes that are not UTF-8 are passed on to llama.cpp."""
+        n = len(text) + 8
         while True:
             ids = (C.llama_token * n)()
             n = run_with_large_stack(
-                len(data),
+                len(text),
                 partial(
                     self.native.vocab,
                     C.llama_tokenize,
-                    data,
-                    len(data),
+                    text,
+                    len(text),
                     ids,
                     len(ids),
                     start,

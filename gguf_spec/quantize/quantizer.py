@@ -199,12 +199,12 @@ def _check_made(header: Header, target: Path, part: Path) -> Header:
 
 
 def _tokenizer(header: Header) -> object:
-    said = {
+    entries = {
         key: (header.kinds[key], repr(value))
         for key, value in header.metadata.items()
         if key.startswith("tokenizer.")
     }
-    return said, read_tokens(header)
+    return entries, read_tokens(header)
 
 
 def _command(source: Path, part: Path, number: int, threads: int) -> list[str]:

@@ -65,7 +65,11 @@ class Candidate:
 
 
 def choose(
-    target: Entry, file: ModelFile, options: ContextOptions, models_file: Path | None = None
+    target: Entry,
+    file: ModelFile,
+    options: ContextOptions,
+    draft_options: ContextOptions,
+    models_file: Path | None = None,
 ) -> tuple[Candidate | None, str]:
     """Return the best draft on this disk, or None, and a sentence that explains the choice.
 
@@ -74,7 +78,8 @@ def choose(
     Args:
         target: The target's entry.
         file: The target's file.
-        options: Context options of both models; saved measurements are looked up by them.
+        options: Options of the target; saved measurements are looked up by them.
+        draft_options: The same for the draft.
         models_file: As for `resolve`.
     """
     if target.draft in ("ngram", "none"):
@@ -86,10 +91,10 @@ def choose(
     declared = entries(models_file).get(target.draft or "")
     if declared and (found := download.find(declared)):
         opened[found] = ModelFile(found)
-        one = _judge(declared.name, opened[found], file, options, declared=True)
+        one = _judge(declared.name, opened[found], file, options, draft_options, declared=True)
         if one.fits:
             return one, ""
-    all_of_them = candidates(target, file, options, models_file, opened)
+    all_of_them = candidates(target, file, options, draft_options, models_file, opened)
     here = [
         one for one in all_of_them if one.file and (one.gain > 1 or (one.fits and one.declared))
     ]
@@ -111,6 +116,7 @@ def candidates(
     target: Entry,
     file: ModelFile,
     options: ContextOptions,
+    draft_options: ContextOptions,
     models_file: Path | None = None,
     opened: Mapping[Path, ModelFile] | None = None,
 ) -> list[Candidate]:
@@ -120,6 +126,7 @@ def candidates(
         target: As for `choose`.
         file: As for `choose`.
         options: As for `choose`.
+        draft_options: As for `choose`.
         models_file: As for `resolve`.
         opened: Files whose headers may have been read already.
 
@@ -134,7 +141,7 @@ def candidates(
         one = (opened or {}).get(path) or ModelFile(path)
         if one.identity not in seen:
             seen.add(one.identity)
-            judged.append(_judge(name, one, file, options, declared))
+            judged.append(_judge(name, one, file, options, draft_options, declared))
 
     for entry in entries(models_file).values():
         if path := download.find(entry):
@@ -157,12 +164,17 @@ def candidates(
 
 
 def _judge(
-    name: str, file: ModelFile, target: ModelFile, options: ContextOptions, declared: bool
+    name: str,
+    file: ModelFile,
+    target: ModelFile,
+    options: ContextOptions,
+    draft_options: ContextOptions,
+    declared: bool,
 ) -> Candidate:
     """Return the candidate for a file, with its expected speed-up or the reason it cannot draft."""
     if why_not := _why_not(file, target):
         return Candidate(name, file, 0.0, why_not, declared)
-    profile = read_profile(ModelKey(target, options), ModelKey(file, options))
+    profile = read_profile(ModelKey(target, options), ModelKey(file, draft_options))
     if profile:
         gain, k = profile.best(profile.agreement)
         why = f"measured on this machine: {gain:.2f} times plain decoding with {k} tokens a round"

@@ -154,19 +154,10 @@ class LLM:
             EmptyPromptError, PromptTooLongError, InvalidOptionError: Raised before any pass runs.
             BusyError: This thread has an open stream of this LLM.
         """
-        return self._complete(
-            self._request(
-                prompt,
-                sampling,
-                speculation,
-                prefill,
-                echo,
-                tools,
-                stop_tokens,
-                on_token,
-                on_prompt,
-            )
+        request = self._request(
+            prompt, sampling, speculation, prefill, echo, tools, stop_tokens, on_token, on_prompt
         )
+        return self._complete(request)
 
     def stream(
         self,
@@ -185,19 +176,10 @@ class LLM:
 
         The LLM is reserved until the stream ends or is closed.
         """
-        return self._stream(
-            self._request(
-                prompt,
-                sampling,
-                speculation,
-                prefill,
-                echo,
-                tools,
-                stop_tokens,
-                on_token,
-                on_prompt,
-            )
+        request = self._request(
+            prompt, sampling, speculation, prefill, echo, tools, stop_tokens, on_token, on_prompt
         )
+        return self._stream(request)
 
     def generate_tokens(
         self, tokens: Sequence[int], sampling: Sampling | None = None, **options: Any

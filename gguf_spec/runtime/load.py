@@ -116,7 +116,7 @@ def load(
         )
     elif extra_bufts is None:
         options = replace(options, extra_bufts=repacking_pays(header, options))
-    draft_file, notes = _draft_of(entry, file, draft, options, named)
+    draft_file, notes = _draft_of(entry, file, draft, options, of_draft, named)
     if of_draft.lora and not draft_file:
         raise NoSpeculationError(
             "draft_lora",
@@ -182,6 +182,7 @@ def _draft_of(
     file: ModelFile,
     draft: str | Path | None,
     options: ContextOptions,
+    draft_options: ContextOptions,
     models_file: Path | None,
 ) -> tuple[ModelFile | None, list[str]]:
     """Return the file of the draft model, or None, and notes on the choice."""
@@ -191,7 +192,7 @@ def _draft_of(
         return ModelFile(local(resolve(draft, models_file))), []
     if entry.draft == "ngram":
         return None, []
-    found, why = choose(entry, file, options, models_file)
+    found, why = choose(entry, file, options, draft_options, models_file)
     return found.file if found else None, [why] if why else []
 
 

@@ -44,8 +44,8 @@ def save(path: Path, data: Mapping[str, Any], target: Model, draft: Model | None
     if path.exists() and not _is_ours(path):
         raise SessionError(f"{path} exists and is not a session file.", "choose another name.")
     about = {**data, "caches": [_about(model) for model in (target, draft) if model]}
-    told = json.dumps(about, ensure_ascii=False).encode("utf-8", errors="surrogatepass")
-    lengths = (len(told), target.state_bytes(), draft.state_bytes() if draft else 0)
+    about_bytes = json.dumps(about, ensure_ascii=False).encode("utf-8", errors="surrogatepass")
+    lengths = (len(about_bytes), target.state_bytes(), draft.state_bytes() if draft else 0)
     try:
         free = shutil.disk_usage(path.parent).free
         if sum(lengths) > free:
@@ -55,7 +55,12 @@ def save(path: Path, data: Mapping[str, Any], target: Model, draft: Model | None
             )
         with atomic_write(path) as part, part.open("wb") as file:
             out = _Hashed(file, hmac.new(_key(), digestmod=hashlib.sha256))
-            for piece in (_FORMAT, _LENGTHS.pack(*lengths), hashlib.sha256(told).digest(), told):
+            for piece in (
+                _FORMAT,
+                _LENGTHS.pack(*lengths),
+                hashlib.sha256(about_bytes).digest(),
+                about_bytes,
+            ):
                 out.write(piece)
             for model in filter(None, (target, draft)):
                 out.write(model.state())
@@ -103,9 +108,11 @@ def _read(
     if not head.startswith(_FORMAT) or len(head) < len(_FORMAT) + _LENGTHS.size + 32:
         raise SessionError(f"{path} is not a session file.")
     n_data, *n_states = _LENGTHS.unpack_from(head, len(_FORMAT))
-    told = file.read(n_data) if n_data <= min(n_bytes, _MOST_DATA) else b""
+    about_bytes = file.read(n_data) if n_data <= min(n_bytes, _MOST_DATA) else b""
     try:
-        data = json.loads(told) if hashlib.sha256(told).digest() == head[-32:] else None
+        data = (
+            json.loads(about_bytes) if hashlib.sha256(about_bytes).digest() == head[-32:] else None
+        )
     except (ValueError, RecursionError):
         data = None
     if not isinstance(data, dict):
@@ -121,15 +128,15 @@ def _read(
         return data, "it was saved with other models, settings or another build of llama.cpp"
     if n_bytes != len(head) + n_data + sum(n_states) + 32:
         return data, "its caches are damaged"
-    digest = hmac.new(_key(), head + told, hashlib.sha256)
+    digest = hmac.new(_key(), head + about_bytes, hashlib.sha256)
     at = file.tell()
     for _ in range(0, sum(n_states), _PIECE):  # verify before llama.cpp reads any of it
         digest.update(file.read(min(_PIECE, at + sum(n_states) - file.tell())))
     if not hmac.compare_digest(digest.digest(), file.read(32)):
         return data, "its caches are damaged, or were written by another user"
     file.seek(at)
-    for model, said, n in zip(models, about, n_states, strict=False):
-        if not model.restore(said["tokens"], said["n_read"], file.read(n)):
+    for model, cache, n in zip(models, about, n_states, strict=False):
+        if not model.restore(cache["tokens"], cache["n_read"], file.read(n)):
             target.rollback(0)
             return data, "llama.cpp cannot restore its caches"
     return data, ""

@@ -2,7 +2,7 @@
 
 A draft length of 0 is plain decoding. The decisions are pure functions of
 `speculative.draft_length` and `speculative.tree`; `speculative.draft_model_use` decides on the
-draft model, `speculative.exploration` on rounds that measure. This module holds the drafters, the
+draft model, `speculative.exploration` on rounds that measure. This module has the drafters, the
 clock and the statistics that they use. Under the rule `coupled` no decision changes the text. Under
 `rejection` and `block` a drawn token is always checked, so its value does not affect the decision.
 """
@@ -272,7 +272,7 @@ class DraftController(DraftTeam):
         self._seconds = _RATE_MEMORY * self._seconds + seconds
         self.forecast.rounds_s += seconds
         self.forecast.plain_s += n_tokens * (one.prices.pass_s[0] + python_s)
-        self.known.n_said += n_tokens
+        self.known.n_emitted += n_tokens
         if self._use:
             self._use.count(n_tokens)
         self._exploration.count(one)

@@ -83,7 +83,7 @@ class Pace:
     def jumped(self, costs: CostModel, n: int, size: float) -> None:
         """Move a correction to the machine speed if an independent entry had a similar one.
 
-        The two corrections must lie close together in time. An independent entry belongs to another
+        The two corrections must be close together in time. An independent entry belongs to another
         model, or exactly one of the two is that of single tokens. Two other widths of one table are
         not independent: one wrong measurement between them moves both.
         """

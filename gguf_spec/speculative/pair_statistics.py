@@ -31,7 +31,7 @@ class PairStatistics:
         confidences: Number of proposals of the draft model in each confidence bucket.
         spare_s: Seconds available for probes of an unused draft model and for passes of untried
             widths.
-        n_said: Tokens emitted in all requests.
+        n_emitted: Tokens emitted in all requests.
     """
 
     target: CostModel
@@ -42,7 +42,7 @@ class PairStatistics:
     per_proposal: Overhead = field(default_factory=Overhead)
     confidences: list[float] = field(default_factory=lambda: [1.0] * N_CONFIDENCE_BUCKETS)
     spare_s: float = 0.0
-    n_said: int = 0
+    n_emitted: int = 0
     _tokens: float = 0.0
     _seconds: float = 0.0
 
@@ -50,9 +50,9 @@ class PairStatistics:
         """Return tokens and seconds of recent rounds of all requests, times `weight`."""
         return weight * self._tokens, weight * self._seconds
 
-    def verify_s(self, n: int, n_said: float, n_past: int) -> float:
-        """Return the seconds to check `n - 1` draft tokens if `n_said` tokens are emitted."""
-        return self.target.seconds(n, n_past) + n_said * self.per_token.seconds
+    def verify_s(self, n: int, n_emitted: float, n_past: int) -> float:
+        """Return the seconds to check `n - 1` draft tokens if `n_emitted` tokens are emitted."""
+        return self.target.seconds(n, n_past) + n_emitted * self.per_token.seconds
 
     def drafted(self, confidence: int) -> None:
         """Count a proposal of the draft model by its confidence."""

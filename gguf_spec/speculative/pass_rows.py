@@ -53,8 +53,8 @@ class PassRows:
             rows have the same bits.
     """
 
-    def __init__(self, model: LanguageModel, said: Generated) -> None:
-        self._model, self._said = model, said
+    def __init__(self, model: LanguageModel, generated: Generated) -> None:
+        self._model, self._generated = model, generated
         self.noise: dict[int, float] = {}
 
     def compare(self, width: int, logits: Logits) -> None:
@@ -62,15 +62,15 @@ class PassRows:
         if width in self.noise:
             return
         same = all(
-            row_bits(row) == alone for row, alone in zip(logits, self._said.rows, strict=False)
+            row_bits(row) == alone for row, alone in zip(logits, self._generated.rows, strict=False)
         )
         moved = (
             0.0
             if same
-            else max(self._said.gaps.max_shift(logits), float(np.finfo(np.float32).tiny))
+            else max(self._generated.gaps.max_shift(logits), float(np.finfo(np.float32).tiny))
         )
         # The last rows may use other kernels: decode the last token again in a pass of its own.
-        if same and width > len(self._said.rows):
+        if same and width > len(self._generated.rows):
             last, token = row_bits(logits[-1]), self._text(width)[-1]
             self._model.rollback(width - 1)
             moved = (
@@ -124,7 +124,7 @@ class PassRows:
         return {width: max(noise, deep) for width, noise in self.noise.items()}
 
     def _text(self, width: int) -> list[int]:
-        return repeated(self._said.tokens, width)
+        return repeated(self._generated.tokens, width)
 
 
 def repeated(tokens: Sequence[int], n: int) -> list[int]:

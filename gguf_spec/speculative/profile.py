@@ -14,7 +14,7 @@ from ..llama.model import Model
 from ..llama.options import ContextOptions, physical_cores
 from ..options import K_MAX
 from ..sampling.near_ties import NOISE_MARGIN
-from ..system.cache import cache_file, content_id, read_json, this_machine, write_json
+from ..system.cache import CacheFolder, cache_file, content_id, read_json, this_machine, write_json
 from .acceptance_rates import AcceptanceRates, fitted, shifted
 from .cost_model import CostModel, Overhead, Pace
 from .cost_tables import interpolate
@@ -322,7 +322,7 @@ def write_statistics(
     target: Model, draft: Model | None, experiences: Mapping[str, PairStatistics]
 ) -> None:
     """Store the acceptance statistics if any token was emitted."""
-    if any(one.n_said for one in experiences.values()):
+    if any(one.n_emitted for one in experiences.values()):
         learned = {
             way: {"answer": one.answer, "seen": one.chances.to_list()}
             for way, one in experiences.items()
@@ -330,7 +330,9 @@ def write_statistics(
         write_json(_file(target, draft, "experience"), {"version": VERSION, **learned})
 
 
-def _file(target: Model | ModelKey, draft: Model | ModelKey | None, kind: str = "profiles") -> Path:
+def _file(
+    target: Model | ModelKey, draft: Model | ModelKey | None, kind: CacheFolder = "profiles"
+) -> Path:
     parts: list[object] = [VERSION, *this_machine(), *library_parts()]
     for model in (target, draft):
         if model:

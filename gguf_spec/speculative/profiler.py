@@ -112,9 +112,11 @@ def measure(
             thorough measurement; otherwise the budget may end it earlier.
     """
     began = time.perf_counter()
-    n_times, n_said, n_draft = (5, _AT_LENGTH, _AT_LENGTH // 4) if thorough else (3, _N_SINGLES, 16)
+    n_times, n_emitted, n_draft = (
+        (5, _AT_LENGTH, _AT_LENGTH // 4) if thorough else (3, _N_SINGLES, 16)
+    )
     half_s = np.inf if thorough else budget_s / 2
-    n_said, n_draft = (max(1, min(n, target.n_ctx - 1)) for n in (n_said, n_draft))
+    n_emitted, n_draft = (max(1, min(n, target.n_ctx - 1)) for n in (n_emitted, n_draft))
     passes, draft_passes = (
         _order(of, n_times, target.n_ctx)
         for of in (_WIDTHS, _WIDTHS if thorough else _DRAFT_WIDTHS)
@@ -122,16 +124,16 @@ def measure(
     n_deep = _DEEP_PARTS * (1 + len(_DEEP_WIDTHS))
     steps = _Steps(
         on_step,
-        n_said + len(passes) + n_deep + (n_draft + len(draft_passes) + n_deep if draft else 0),
+        n_emitted + len(passes) + n_deep + (n_draft + len(draft_passes) + n_deep if draft else 0),
     )
-    said = _generate(target, n_said, half_s / 3, steps)
-    rows = PassRows(target, said)
-    target_s = {1: said.single_s} | _time(
-        target, said.tokens, passes, 1.5 * half_s, steps, judge=rows.compare
+    generated = _generate(target, n_emitted, half_s / 3, steps)
+    rows = PassRows(target, generated)
+    target_s = {1: generated.single_s} | _time(
+        target, generated.tokens, passes, 1.5 * half_s, steps, judge=rows.compare
     )
     exact_width = min(rows.exact_width(), target.most_exact_rows) if target.exact_attention else 1
     noise = rows.noise if target.exact_attention else rows.with_deep_noise()
-    target_depth = _depth(target, said.tokens, said.single_s, thorough, steps)
+    target_depth = _depth(target, generated.tokens, generated.single_s, thorough, steps)
     right, draft_s, draft_depth, proposal_s = (
         [(0.0, 0.0)] * N_CONFIDENCE_BUCKETS,
         dict[int, float](),
@@ -139,8 +141,8 @@ def measure(
         0.0,
     )
     if draft:
-        right, proposal_s = _ask(draft, said.tokens)
-        text = [min(token, draft.n_vocab - 1) for token in said.tokens]
+        right, proposal_s = _ask(draft, generated.tokens)
+        text = [min(token, draft.n_vocab - 1) for token in generated.tokens]
         draft_s[1] = _generate(draft, n_draft, half_s / 4, steps).single_s
         draft_s |= _time(draft, text, draft_passes, half_s / 4, steps, n_rows=1)
         draft_depth = _depth(draft, text, draft_s[1], thorough, steps)
@@ -154,11 +156,11 @@ def measure(
         noise,
         tuple(right),
         time.perf_counter() - began,
-        said.token_s,
+        generated.token_s,
         proposal_s,
         exact_width,
         kernels_in_use(),
-        said.steady,
+        generated.steady,
     )
 
 
@@ -184,7 +186,7 @@ def plausible(table: Mapping[int, float]) -> dict[int, float]:
 def _order(widths: Sequence[int], n_times: int, n_ctx: int) -> list[int]:
     """Return the widths of all passes in order, each width `n_times`.
 
-    Passes of one width lie far apart, because other programs start and stop.
+    Passes of one width are far apart, because other programs start and stop.
     """
     return [width for width in widths if width < n_ctx] * n_times
 
@@ -240,7 +242,7 @@ def _low(seconds: Sequence[float]) -> float:
 
 def _time(
     model: LanguageModel,
-    said: Sequence[int],
+    generated: Sequence[int],
     widths: Sequence[int],
     budget_s: float,
     steps: _Steps,
@@ -256,7 +258,7 @@ def _time(
     began = time.perf_counter()
     for i, width in enumerate(widths):
         if i < _NEEDED or time.perf_counter() - began < budget_s:
-            text = repeated(said, width)
+            text = repeated(generated, width)
             model.rollback(0)
             started = time.perf_counter()
             logits = model.logits(text, n_rows or width)
@@ -268,7 +270,7 @@ def _time(
 
 
 def _depth(
-    model: LanguageModel, said: Sequence[int], single_s: float, thorough: bool, steps: _Steps
+    model: LanguageModel, generated: Sequence[int], single_s: float, thorough: bool, steps: _Steps
 ) -> dict[int, float]:
     """Return the depth cost of some widths: extra seconds of a pass for each cached token.
 
@@ -281,8 +283,8 @@ def _depth(
         steps.advance(_DEEP_PARTS * (1 + len(_DEEP_WIDTHS)))
         slope = _MORE_THAN_MEMORY * single_s * model.cached_bytes / max(1, model.weight_bytes)
         return dict(model.depth_costs) or {1: slope, 8: 8 * slope}
-    text = repeated(said, deep + max(_DEEP_WIDTHS))
-    near = _time(model, said, _DEEP_WIDTHS * _DEEP_PARTS, np.inf, _Steps(None, 0), n_rows=1)
+    text = repeated(generated, deep + max(_DEEP_WIDTHS))
+    near = _time(model, generated, _DEEP_WIDTHS * _DEEP_PARTS, np.inf, _Steps(None, 0), n_rows=1)
     model.rollback(0)
     for i in range(_DEEP_PARTS):
         model.read(text[deep * i // _DEEP_PARTS : deep * (i + 1) // _DEEP_PARTS])
@@ -298,7 +300,7 @@ def _depth(
     return {width: max(0.0, _low(far[width]) - near[width]) / deep for width in _DEEP_WIDTHS}
 
 
-def _ask(draft: LanguageModel, said: Sequence[int]) -> tuple[list[tuple[float, float]], float]:
+def _ask(draft: LanguageModel, generated: Sequence[int]) -> tuple[list[tuple[float, float]], float]:
     """Measure how often the draft model predicts the target's tokens.
 
     Returns:
@@ -311,11 +313,11 @@ def _ask(draft: LanguageModel, said: Sequence[int]) -> tuple[list[tuple[float, f
     )
     right = np.zeros((N_CONFIDENCE_BUCKETS, 2))
     started, busy_s = time.perf_counter(), draft.busy_s
-    for first in range(1, len(said), _BLOCK):
-        text = said[: first + _BLOCK]
+    for first in range(1, len(generated), _BLOCK):
+        text = generated[: first + _BLOCK]
         for (_, confidence), hit in model.review(text, len(text) - first, _BLOCK):
             right[confidence] += hit, 1
     python_s = time.perf_counter() - started - (draft.busy_s - busy_s)
     return [(float(hits), float(places)) for hits, places in right], max(
-        0.0, python_s / max(1, len(said) - 1)
+        0.0, python_s / max(1, len(generated) - 1)
     )

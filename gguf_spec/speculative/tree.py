@@ -92,7 +92,7 @@ class TreeDraft(Draft):
     def check(
         self, target: LanguageModel, tokens: Sequence[int], sampler: Sampler, accept: Accept
     ) -> tuple[list[int], Rows]:
-        """Check the trunk; after a rejection go on from the branch that the target emitted."""
+        """Check the trunk; after a rejection continue from the branch that the target emitted."""
         pending = [*tokens[target.n_past :], *self.tokens]
         first = len(pending) - len(self.tokens)
         beside = [(first + i, token) for i, token in self.branches]

@@ -7,13 +7,19 @@ import json
 import platform
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from .atomic_file import atomic_write
 from .folders import cache_folder
 
+# folders of the cache, one for each kind of measurement
+CacheFolder = Literal[
+    "attention", "experience", "kernels", "pairs", "probe", "profiles", "verified"
+]
+CACHE_FOLDERS: tuple[CacheFolder, ...] = get_args(CacheFolder)
 
-def cache_file(kind: str, parts: Iterable[object]) -> Path:
+
+def cache_file(kind: CacheFolder, parts: Iterable[object]) -> Path:
     """Return the cache file for `parts`, the values that a measurement depends on."""
     return (
         cache_folder()

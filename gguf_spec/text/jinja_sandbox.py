@@ -1,34 +1,28 @@
 """Sandbox for chat templates: untrusted Jinja programs, with limits on time, memory and output.
 
-Templates that use only common operations are rendered in this process, with a count of their steps.
-All others, and those that exceed the count, are rendered in a child process, which the system
-limits and which can be killed. Inside one process nothing stops a single operation that takes
-forever (`9**9**9`) or all memory (`"x" * 10**12`). The child process runs this file, so it imports
-nothing from this package.
+Simple templates are rendered in this process, with a count of their steps. All others, and those
+that exceed the count, are rendered in a child process, which the system limits and which can be
+killed.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import json
 import signal
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterable, Mapping
-from datetime import datetime
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jinja2
 import markupsafe
-from jinja2 import nodes, pass_context
-from jinja2.ext import Extension
-from jinja2.parser import Parser
-from jinja2.runtime import Context
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from . import jinja_child
+from .jinja_child import MEMORY, TemplateFailure
+from .jinja_in_process import render_simple
+
+__all__ = ["TemplateFailure", "render"]
 
 # characters of a template
 MAX_SOURCE = 1 << 20
@@ -38,84 +32,12 @@ MAX_OUTPUT = 1 << 20
 CPU_SECONDS = 3
 # run time of the child process; longer, because other programs may use the processor
 _WALL_SECONDS = 20
-# bytes of memory of the child process
-_MEMORY = 512 << 20
-# Limits for rendering in this process: characters of the template, characters of the values,
-# comparisons in the template, steps (see `_PER_STEP`), seconds.
-_SMALL_SOURCE, _SMALL_VALUES, _MOST_COMPARED, _STEPS, _SECONDS = (
-    1 << 16,
-    1 << 18,
-    500,
-    20_000_000,
-    1.0,
+# Start of the child process. The current folder and the packages of the environment must not
+# replace the imported modules.
+_START = (
+    "import runpy, sys; sys.path[:0] = sys.argv[2:]; "
+    "runpy.run_path(sys.argv[1], run_name='__main__')"
 )
-# steps of one loop iteration or call; one character is one step
-_PER_STEP = 500
-
-
-class TemplateFailure(Exception):
-    """A template fails or exceeds a limit."""
-
-
-class _Unsure(Exception):
-    """A template uses an operation without a known bound on its time or memory."""
-
-
-class _Generation(Extension):
-    """Support for `{% generation %}`.
-
-    The tag marks training targets and has no effect on a prompt.
-    """
-
-    def __init__(self, environment: jinja2.Environment) -> None:
-        super().__init__(environment)
-        self.tags = {"generation"}
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _refuse(message: str) -> None:
-    raise TemplateFailure(" ".join(str(message)[:500].split()))
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-
-
-def _now(form: str) -> str:
-    return datetime.now().strftime(form)
-
-
-def _environment(kind: type[ImmutableSandboxedEnvironment]) -> ImmutableSandboxedEnvironment:
-    """Return a Jinja environment with the settings that chat templates expect.
-
-    Block tags leave no line of their own. Loop controls are enabled. JSON is not HTML-escaped.
-    """
-    environment = kind(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = _to_json
-    return environment
-
-
-def _write(template: jinja2.Template, values: Mapping[str, Any], most: int) -> str:
-    pieces, n = [], 0
-    for piece in template.generate(**values, raise_exception=_refuse, strftime_now=_now):
-        n += len(piece)
-        if n > most:
-            raise TemplateFailure(f"it writes more than {most:,} characters")
-        pieces.append(piece)
-    return "".join(pieces)
 
 
 def render(source: str, values: Mapping[str, Any]) -> str:
@@ -141,198 +63,8 @@ def render(source: str, values: Mapping[str, Any]) -> str:
             f"the messages contain a value that JSON does not support: {error}"
         ) from error
     most = MAX_OUTPUT + len(text)
-    if (
-        len(source) <= _SMALL_SOURCE
-        and len(text) <= _SMALL_VALUES
-        and (template := _simple(source))
-    ):
-        _left.steps, _left.until = _STEPS, time.monotonic() + _SECONDS
-        try:
-            return _write(template, json.loads(text), most)
-        except TemplateFailure:
-            raise
-        except Exception:  # the child process reports the reason
-            pass
-    return _render_apart(source, text, most)
-
-
-# ---- simple templates, in this process
-
-# remaining steps and end time of the current rendering
-_left = threading.local()
-
-
-def _charge(n: int) -> None:
-    _left.steps -= n
-    if _left.steps < 0 or time.monotonic() > _left.until:
-        raise _Unsure
-
-
-# fmt: off
-# node types, filters, names, tests and methods of simple templates
-_NODES = (
-    nodes.Template, nodes.Output, nodes.TemplateData, nodes.If, nodes.For, nodes.Assign,
-    nodes.Break, nodes.Continue, nodes.Name, nodes.NSRef, nodes.Const, nodes.Getattr,
-    nodes.Getitem, nodes.Slice, nodes.Compare, nodes.Operand, nodes.And, nodes.Or, nodes.Not,
-    nodes.CondExpr, nodes.Test, nodes.Filter, nodes.Call, nodes.Keyword, nodes.Add, nodes.Sub,
-    nodes.Mod, nodes.Neg, nodes.Concat, nodes.List, nodes.Tuple,
-)
-_FILTERS = {
-    "trim", "length", "count", "upper", "lower", "capitalize", "title", "first", "last",
-    "default", "d", "items", "list", "string", "tojson", "selectattr", "rejectattr", "map",
-}
-# filters that accept an iterator
-_OF_ITERATORS = {"list", "first", "last"}
-# Jinja globals that are not available
-_ABSENT = {"range", "lipsum", "dict", "cycler", "joiner"}
-_TESTS = {
-    "defined", "undefined", "none", "string", "number", "integer", "float", "boolean",
-    "mapping", "iterable", "sequence", "true", "false", "odd", "even", "eq", "equalto", "==",
-    "ne", "!=", "in",
-}
-_METHODS = {
-    (str, name)
-    for name in (
-        "strip", "lstrip", "rstrip", "split", "startswith", "endswith", "upper", "lower",
-        "title", "capitalize",
-    )
-} | {(dict, name) for name in ("items", "keys", "values", "get")}
-# fmt: on
-# types with a short text, and types that filters accept
-_PLAIN = (str, int, float, type(None), jinja2.Undefined)
-_CONTAINERS = (str, list, tuple, dict, *_PLAIN)
-
-
-class _Careful(ImmutableSandboxedEnvironment):
-    """A sandbox with few operations and a count of their steps.
-
-    The time and memory of each operation are proportional to its counted steps.
-    """
-
-    intercepted_binops = frozenset({"+", "-", "%"})
-
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        if isinstance(left, str) and isinstance(right, str) and operator == "+":
-            _charge(_PER_STEP + len(left) + len(right))
-        elif isinstance(left, int) and isinstance(right, int):
-            _charge(_PER_STEP)
-        else:
-            raise _Unsure
-        return super().call_binop(context, operator, left, right)
-
-    def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if not any(function is known for known in (_refuse, _now, jinja2.utils.Namespace)):
-            owner = getattr(function, "__self__", None)
-            if (type(owner), getattr(function, "__name__", "")) not in _METHODS:
-                raise _Unsure
-            _charge(len(owner or ()))
-            _check_short(args)
-        _charge(_PER_STEP)
-        return super().call(context, function, *args, **kwargs)
-
-
-def _check_short(arguments: Iterable[Any]) -> None:
-    """Reject large arguments, which could make an operation expensive, such as those of `strip`."""
-    for argument in arguments:
-        if (isinstance(argument, int) and argument > 100) or (
-            hasattr(argument, "__len__") and len(argument) > 100
-        ):
-            raise _Unsure
-
-
-def _careful_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    # the first argument may be the environment
-    at = 1 if hasattr(function, "jinja_pass_arg") else 0
-
-    @functools.wraps(function)
-    def careful(*args: Any, **kwargs: Any) -> Any:
-        value = args[at]
-        if not (
-            isinstance(value, _PLAIN if name == "string" else _CONTAINERS)
-            or (name in _OF_ITERATORS and hasattr(value, "__next__"))
-        ):
-            raise _Unsure
-        if name not in ("default", "d"):
-            _check_short([*args[at + 1 :], *kwargs.values()])
-        _charge(_PER_STEP + (len(value) if hasattr(value, "__len__") else 0))
-        result = function(*args, **kwargs)
-        _charge(len(result) if isinstance(result, (str, list)) else 0)
-        return result
-
-    return careful
-
-
-def _shown(value: Any) -> Any:
-    """Return a value with a short text form; reject others, such as endlessly nested namespaces."""
-    if not isinstance(value, _PLAIN):
-        raise _Unsure
-    return value
-
-
-# without a context, Jinja would evaluate the filter once, as a constant
-@pass_context
-def _tick(_: Context, value: Any) -> Any:
-    _charge(_PER_STEP + (len(value) if isinstance(value, str) else 0))
-    return value
-
-
-@functools.lru_cache(maxsize=8)
-def _simple(source: str) -> jinja2.Template | None:
-    """Compile a template whose loops and copies are counted; None for other templates."""
-    environment = _environment(_Careful)
-    environment.finalize = _shown
-    environment.globals = {"namespace": jinja2.utils.Namespace}
-    environment.filters = {
-        name: _careful_filter(name, environment.filters[name]) for name in _FILTERS
-    }
-    environment.filters[" tick"] = _tick  # templates cannot contain this name
-    environment.tests = {name: environment.tests[name] for name in _TESTS}
-    # the parser already evaluates constants
-    _left.steps, _left.until = _STEPS, time.monotonic() + _SECONDS
-    try:
-        tree = environment.parse(source)
-        found = list(tree.find_all(nodes.Node))
-        if (
-            not all(_is_simple(node) for node in found)
-            or sum(isinstance(node, (nodes.Compare, nodes.Test)) for node in found) > _MOST_COMPARED
-        ):
-            return None
-        for node in found:
-            if isinstance(node, nodes.For):
-                turn = _through(" tick", nodes.Const(True))
-                node.test = nodes.And(turn, node.test) if node.test else turn
-            elif isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice):
-                node.node = _through(" tick", node.node)
-            elif isinstance(node, nodes.Concat):
-                node.nodes = [_through("string", part) for part in node.nodes]
-        return environment.from_string(tree)
-    except Exception:  # the child process reports the reason
-        return None
-
-
-def _through(name: str, node: nodes.Expr) -> nodes.Filter:
-    return nodes.Filter(node, name, [], [], None, None)
-
-
-def _is_simple(node: nodes.Node) -> bool:
-    if isinstance(node, (nodes.List, nodes.Tuple)) and getattr(node, "ctx", "load") == "load":
-        return all(isinstance(item, nodes.Const) for item in node.items)
-    if isinstance(node, nodes.For):
-        return not node.recursive
-    if isinstance(node, nodes.Filter):
-        return node.name in _FILTERS and node.node is not None
-    if isinstance(node, nodes.Name):
-        return node.name not in _ABSENT
-    return isinstance(node, _NODES)
-
-
-# ---- all other templates, in a child process
-
-# The current folder and the packages of the environment must not replace the imported modules.
-_START = (
-    "import runpy, sys; sys.path[:0] = sys.argv[2:]; "
-    "runpy.run_path(sys.argv[1], run_name='__main__')"
-)
+    rendered = render_simple(source, text, most)
+    return _render_apart(source, text, most) if rendered is None else rendered
 
 
 def _render_apart(source: str, values: str, most: int) -> str:
@@ -348,12 +80,12 @@ def _render_apart(source: str, values: str, most: int) -> str:
             "values": values,
             "most": most,
             "cpu": CPU_SECONDS,
-            "memory": _MEMORY + 20 * len(values),
+            "memory": MEMORY + 20 * len(values),
         }
     )
     try:
         done = subprocess.run(
-            [sys.executable, "-I", "-S", "-c", _START, __file__, *places],
+            [sys.executable, "-I", "-S", "-c", _START, jinja_child.__file__, *places],
             input=task,
             capture_output=True,
             encoding="ascii",
@@ -376,40 +108,3 @@ def _render_apart(source: str, values: str, most: int) -> str:
     if "error" in answer:
         raise TemplateFailure(answer["error"])
     return str(answer["text"])
-
-
-def _limit(cpu_seconds: int, memory: int) -> None:
-    """Limit the resources of this process.
-
-    Windows has no such limits; only the time-out applies.
-    """
-    if sys.platform == "win32":
-        return
-    import resource
-
-    for what, n in (
-        (resource.RLIMIT_CPU, cpu_seconds),
-        (resource.RLIMIT_AS, memory),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        hard = resource.getrlimit(what)[1]
-        # macOS has no memory limit
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(what, (n if hard == resource.RLIM_INFINITY else min(n, hard), hard))
-
-
-def _main() -> None:
-    task = json.loads(sys.stdin.read())
-    _limit(task["cpu"], task["memory"])
-    try:
-        template = _environment(ImmutableSandboxedEnvironment).from_string(task["source"])
-        answer = {"text": _write(template, json.loads(task["values"]), task["most"])}
-    except MemoryError:
-        answer = {"error": f"it takes more than {_MEMORY >> 20} MiB"}
-    except Exception as error:  # a template is a program and may raise any exception
-        answer = {"error": " ".join(str(error)[:500].split()) or type(error).__name__}
-    sys.stdout.write(json.dumps(answer))
-
-
-if __name__ == "__main__":
-    _main()

@@ -16,18 +16,11 @@ which a faulty sampler, acceptance rule, pass or cache fails:
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
 from importlib.resources import files
-from typing import Any
 
-import numpy as np
-
-from ..arrays import Logits
 from ..bench.workloads import long_text
 from ..errors import (
     ContextTooShortError,
@@ -36,18 +29,15 @@ from ..errors import (
     NoSpeculationError,
 )
 from ..errors.texts import Option, Text, advice
-from ..options import Sampling, Speculation
+from ..options import Sampling
 from ..results import OnProgress, Progress
 from ..runtime.llm import LLM
-from ..sampling.chain import Sampler
-from ..sampling.filters import make_filters
-from ..sampling.near_ties import is_near_tie
-from ..sampling.rng import SeededRng
-from ..speculative.interfaces import LanguageModel, decode_last
 from .chi_square import LAW_TOKENS, ChiSquareTest, Reference, drawn, n_draws_of
 from .chi_square import WAYS as LAWS
+from .report import Comparison, Difference, Report
 from .request_checks import RequestChecks
 from .row_checks import Check, check_rows, noise_in_use
+from .text_checks import SAMPLINGS, WAYS, TextChecks
 
 __all__ = [
     "PROMPTS",
@@ -60,157 +50,9 @@ __all__ = [
     "verify",
 ]
 
-SAMPLINGS = {
-    "greedy": Sampling(temperature=0.0),
-    "sampled": Sampling(temperature=0.8, top_k=40, top_p=0.95),
-    "penalised": Sampling(
-        temperature=1.0,
-        top_k=0,
-        top_p=1.0,
-        min_p=0.05,
-        repeat_penalty=1.3,
-        frequency_penalty=0.3,
-        presence_penalty=0.2,
-    ),
-}
-WAYS = {
-    **{f"model, k = {k}": Speculation(k, drafter="model", adaptive=False) for k in (1, 3, 7)},
-    "hybrid tree": Speculation(7, drafter="hybrid", adaptive=False, tree=True),
-    "auto": Speculation(),
-}
 PROMPTS = 10  # default number of bundled prompts
-MOST_NEAR_TIES = 0.4  # maximum plausible share of near ties among the generated tokens
-# Factor on the row distance between two correct prefills of the first text, which gives the
-# tolerance for later texts.
-_MARGIN = 5.0
 # Tokens of text before each prompt of a long run, their minimum, and tokens left free.
 _LONG, _LEAST_LONG, _SPARE = (1500, 300, 16)
-_SAME_ROW = 1e-3  # constant part of that tolerance, as a share of the spread of a row
-
-
-@dataclass(frozen=True)
-class Difference:
-    """First position at which a text differs from the plain one.
-
-    Attributes:
-        sampling: Name of the options, a key of `SAMPLINGS`.
-        drafter: Name of the draft setting, a key of `WAYS`.
-        prompt: Index of the prompt.
-        position: Number of equal tokens before it.
-        gap: Smallest relative logit shift that reverses the decision, in logits; None if a new pass
-            of the target selects neither token.
-        near_tie: Whether the gap is below the noise of this machine and the generation counted a
-            near tie.
-    """
-
-    sampling: str
-    drafter: str
-    prompt: int
-    position: int
-    gap: float | None
-    near_tie: bool
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Comparison of the texts of one sampling and one drafter with the plain texts.
-
-    Attributes:
-        sampling: Name of the options.
-        drafter: Name of the draft setting.
-        n_texts: Number of compared texts.
-        n_identical: Number of identical texts.
-        n_near_ties: Number of texts that differ from a near tie on.
-        n_different: Number of texts that differ for another reason.
-        acceptance: Acceptance rate: accepted over drafted tokens.
-    """
-
-    sampling: str
-    drafter: str
-    n_texts: int
-    n_identical: int
-    n_near_ties: int
-    n_different: int
-    acceptance: float
-
-
-@dataclass(frozen=True)
-class Report:
-    """Result of `verify`.
-
-    Attributes:
-        target: Name of the model.
-        draft: File name of the draft.
-        n_prompts: Number of continued prompts.
-        n_tokens: Maximum number of tokens of a text.
-        noise: Largest logit shift caused by the pass width on this machine, in logits.
-        comparisons: One per sampling and drafter.
-        differences: One per text that differs from the plain text.
-        cache_faults: Cache errors, one sentence each.
-        laws: Chi-square tests, one per entry of `chi_square.WAYS`.
-        total_s: Duration in seconds.
-        checks: One per feature: rows, near ties, warm caches and so on.
-    """
-
-    target: str
-    draft: str
-    n_prompts: int
-    n_tokens: int
-    noise: float
-    comparisons: tuple[Comparison, ...]
-    differences: tuple[Difference, ...]
-    cache_faults: tuple[str, ...]
-    laws: tuple[ChiSquareTest, ...]
-    total_s: float
-    checks: tuple[Check, ...] = ()
-
-    @property
-    def ok(self) -> bool:
-        """Whether all differences are within the noise."""
-        return (
-            not self.cache_faults and all(d.near_tie for d in self.differences) and self._parts_ok
-        )
-
-    @property
-    def _parts_ok(self) -> bool:
-        return all(distribution.ok for distribution in self.laws) and all(
-            check.ok for check in self.checks
-        )
-
-    @property
-    def sentence(self) -> str:
-        """The result in one plain sentence."""
-        n, same = (
-            sum(getattr(c, name) for c in self.comparisons) for name in ("n_texts", "n_identical")
-        )
-        n_different = sum(not d.near_tie for d in self.differences)
-        if self.ok:
-            ties = (
-                f", {n - same} differ at a near tie, which this machine's rounding decides"
-                if n > same
-                else ""
-            )
-            return (
-                f"Speculation does not change this model's output ({same} of {n} texts "
-                f"identical{ties})."
-            )
-        wrong = [f"{n_different} of {n} texts differ"] if n_different else []
-        wrong += ["a cache does not contain the generated tokens"] if self.cache_faults else []
-        wrong += [
-            f"first tokens under {distribution.accept} do not follow the model's probabilities"
-            for distribution in self.laws
-            if not distribution.ok
-        ]
-        wrong += [check.changes for check in self.checks if not check.ok]
-        return f"Speculation changes this model's output: {'; '.join(wrong)}."
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return all fields as plain values."""
-        parts = {
-            name: [asdict(one) | {"ok": one.ok} for one in getattr(self, name)]
-            for name in ("laws", "checks")
-        }
-        return {"ok": self.ok, "sentence": self.sentence} | asdict(self) | parts
 
 
 def bundled_prompts() -> list[str]:
@@ -271,7 +113,7 @@ def verify(
         _check_room(llm, prompt)
     before = _long_text(llm, prompts, n_tokens) if long else ""
     noise = noise_in_use(llm, WAYS.values())
-    texts = _Texts(llm, n_tokens, noise)
+    texts = TextChecks(llm, n_tokens, noise)
     requests = RequestChecks(llm, prompts[0], seed, texts.gap, noise)
     steps = _Steps(
         len(prompts) * len(SAMPLINGS) * (1 + len(WAYS))
@@ -279,7 +121,6 @@ def verify(
         + len(requests.parts),
         progress,
     )
-    texts.steps = steps
     checks = [check_rows(llm, WAYS.values())]
     until = [
         math.inf if limit_s is None else started + limit_s * (i + 1) / (3 * len(LAWS))
@@ -301,7 +142,7 @@ def verify(
     for prompt in prompts:
         if n_prompts and is_late():
             break
-        texts.compare(before + prompt, n_prompts, (seed + n_prompts) % 2**64)
+        texts.compare(before + prompt, n_prompts, (seed + n_prompts) % 2**64, steps.one_more)
         n_prompts += 1
     checks.insert(1, texts.near_ties())
     return Report(
@@ -349,167 +190,3 @@ class _Steps:
     def one_more(self) -> None:
         self._done += 1
         self._progress(Progress("verify", self._done, self._total, "generations"))
-
-
-class _Texts:
-    """Compares texts, and checks the caches after each of them."""
-
-    def __init__(self, llm: LLM, n_tokens: int, noise: float) -> None:
-        self._llm, self._n_tokens, self._noise = llm, n_tokens, noise
-        self.steps = _Steps(0, lambda _: None)
-        self._n_generated = self._n_near_ties = 0
-        self._tolerance: dict[str, float] = {}
-        self._n_texts: Counter[tuple[str, str]] = Counter()
-        self._drafted: Counter[tuple[str, str]] = Counter()
-        self._accepted: Counter[tuple[str, str]] = Counter()
-        self.differences: list[Difference] = []
-        self.cache_faults: list[str] = []
-
-    def compare(self, prompt: str, index: int, seed: int) -> None:
-        """Continue a prompt with every sampling and every draft setting."""
-        ids = self._llm.tokenize(prompt)
-        for name, options in SAMPLINGS.items():
-            sampling = replace(options, seed=seed, max_tokens=self._n_tokens)
-            self._llm.forget()
-            plain = self._llm.generate_tokens(ids, sampling, speculation=Speculation(0))
-            self.steps.one_more()
-            for drafter, speculation in WAYS.items():
-                self._llm.forget()
-                burst = self._llm.generate_tokens(ids, sampling, speculation=speculation)
-                key = (name, drafter)
-                self._n_texts[key] += 1
-                self._drafted[key] += burst.stats.n_drafted
-                self._accepted[key] += burst.stats.n_accepted
-                self._n_generated += burst.stats.n_generated
-                self._n_near_ties += burst.stats.n_near_ties
-                at = _first_difference(plain.tokens, burst.tokens)
-                if at is not None:
-                    gap, near_tie = self.gap(ids, plain.tokens, burst.tokens, at, sampling)
-                    self.differences.append(
-                        Difference(
-                            name, drafter, index, at, gap, near_tie and burst.stats.n_near_ties > 0
-                        )
-                    )
-                self.cache_faults += [
-                    f"{fault} ({name}, {drafter}, prompt {index + 1})."
-                    for fault in self._faults([*ids, *burst.tokens])
-                ]
-                self.steps.one_more()
-
-    def comparisons(self) -> Iterator[Comparison]:
-        """Yield the totals per sampling and drafter."""
-        for (sampling, drafter), n in self._n_texts.items():
-            parted = [
-                d.near_tie
-                for d in self.differences
-                if (d.sampling, d.drafter) == (sampling, drafter)
-            ]
-            acceptance = self._accepted[sampling, drafter] / max(
-                1, self._drafted[sampling, drafter]
-            )
-            yield Comparison(
-                sampling,
-                drafter,
-                n,
-                n - len(parted),
-                sum(parted),
-                len(parted) - sum(parted),
-                acceptance,
-            )
-
-    def near_ties(self) -> Check:
-        """Return the check of the near-tie count.
-
-        There must be none if passes are exact, and few otherwise.
-        """
-        n, share = self._n_near_ties, self._n_near_ties / max(1, self._n_generated)
-        faults = []
-        if n and not self._noise:
-            faults.append(f"{n} near ties were counted, where passes are exact.")
-        if share > MOST_NEAR_TIES:
-            faults.append(
-                f"{share:.0%} of the tokens were decided by less than the rounding noise; at "
-                f"most {MOST_NEAR_TIES:.0%} are plausible."
-            )
-        found = f"{n} of {self._n_generated} tokens"
-        return Check(
-            "near ties",
-            self._n_generated,
-            found,
-            tuple(faults),
-            "there are too many near ties to tell rounding from errors",
-        )
-
-    def gap(
-        self,
-        ids: Sequence[int],
-        plain: Sequence[int],
-        burst: Sequence[int],
-        at: int,
-        sampling: Sampling,
-    ) -> tuple[float | None, bool]:
-        """Return the decision gap where two texts diverge, and whether it is within the noise."""
-        history = [*ids, *plain[:at]]
-        with self._llm.models() as (target, _):
-            sampler = Sampler(
-                sampling, SeededRng(sampling.seed or 0), make_filters(target, sampling, len(ids))
-            )
-            row = decode_last(target, history)
-            # The prefill is batched, so a near tie may be decided either way.
-            now = sampler.token(row, history)
-            ended = at >= min(len(plain), len(burst)) and target.is_end(now)
-        if not ended and now not in (*plain[at : at + 1], *burst[at : at + 1]):
-            return None, False
-        # Find the gap by bisection over the near-tie check, which is valid for any filters.
-        low, high = (0.0, 64.0)
-        while high - low > 1e-4:
-            middle = (low + high) / 2
-            low, high = (
-                (low, middle) if is_near_tie(sampler, row, history, now, middle) else (middle, high)
-            )
-        return high, is_near_tie(sampler, row, history, now, self._noise)
-
-    def _faults(self, said: Sequence[int]) -> Iterator[str]:
-        """Yield the cache errors after a text.
-
-        The caches may be shorter than the text, because an end token or a rejected draft token may
-        be missing.
-        """
-        with self._llm.models() as (target, draft):
-            for name, model in (("target", target), ("draft", draft)):
-                if model is None:
-                    continue
-                n = min(model.n_past, len(said) - 1)
-                if model.cached[:n] != [*said[:n]]:
-                    yield f"The {name}'s cache holds tokens that were not said"
-                    continue
-                cached = _row_after(model, said[: n + 1])
-                fresh = decode_last(model, said[: n + 1])
-                # The distance between two correct ways to prefill the same text.
-                if name not in self._tolerance:
-                    self._tolerance[name] = _MARGIN * _distance(
-                        decode_last(model, said[: n + 1], one_by_one=True), fresh
-                    )
-                if _distance(cached, fresh) > self._tolerance[name] + _SAME_ROW:
-                    yield f"The {name}'s cache is not what reading the text afresh gives"
-
-
-def _row_after(model: LanguageModel, tokens: Sequence[int]) -> Logits:
-    """Return the row after `tokens`; the last token is decoded in a single-token pass.
-
-    The other tokens are read where they are not in the cache.
-    """
-    model.rollback(len(tokens) - 1)
-    if model.n_past < len(tokens) - 1:
-        model.read(tokens[model.n_past : -1])
-    return np.array(model.logits(tokens[-1:], 1)[0])
-
-
-def _distance(row: Logits, right: Logits) -> float:
-    """Return the distance between the best logits of two rows, as a share of the row's spread."""
-    best = np.argsort(-right)[:64]
-    return float(np.std((row - right)[best]) / np.std(right[np.isfinite(right)]))
-
-
-def _first_difference(a: Iterable[int], b: Iterable[int]) -> int | None:
-    return next((i for i, (x, y) in enumerate(itertools.zip_longest(a, b)) if x != y), None)

@@ -20,6 +20,7 @@ from gguf_spec.verify import Comparison, Difference, Report, bundled_prompts, ve
 from gguf_spec.verify import chi_square as chi_square_module
 from gguf_spec.verify.chi_square import ChiSquareTest, chi_square
 from gguf_spec.verify.row_checks import check_rows, how_far
+from gguf_spec.verify.text_checks import SAMPLINGS, WAYS, TextChecks
 from tests.exactness.planted_bugs import BUGS, accept_always, rows_scaled
 
 
@@ -151,7 +152,7 @@ def test_a_broken_batch_path_is_no_rounding_noise(monkeypatch, prompts, flash_at
 def test_rounding_noise_is_no_broken_batch_path(prompts):
     """Flash attention over a long cache rounds otherwise for a single token, on any processor."""
     with gguf_spec.load("tales", threads=2, n_ctx=1024, flash_attention="on") as llm:
-        check = check_rows(llm, module.WAYS.values())
+        check = check_rows(llm, WAYS.values())
         assert check.ok, check.faults
         assert "of the logits' spread apart" in check.found
         for wrong in (1 / 40, 40):
@@ -159,7 +160,7 @@ def test_rounding_noise_is_no_broken_batch_path(prompts):
             llm._pair.profile = replace(
                 profile, noise={width: noise * wrong for width, noise in profile.noise.items()}
             )
-            assert "profile allows" in check_rows(llm, module.WAYS.values()).faults[0]
+            assert "profile allows" in check_rows(llm, WAYS.values()).faults[0]
             llm._pair.profile = profile
 
 
@@ -210,8 +211,8 @@ def test_the_largest_seed(tales):
 
 def test_an_end_at_a_near_tie_is_one(tales):
     """One text ended where the other went on: whichever of the two the target says when asked again, it is the decision that counts."""
-    texts = module._Texts(tales, 20, 1e9)
-    sampling = module.SAMPLINGS["greedy"]
+    texts = TextChecks(tales, 20, 1e9)
+    sampling = SAMPLINGS["greedy"]
     ids = tales.tokenize("Once upon a time")
     plain = tales.generate_tokens(ids, Sampling(temperature=0.0, max_tokens=8)).tokens
     gap, near_tie = texts.gap(ids, plain, plain[:5], 5, sampling)
@@ -312,6 +313,6 @@ def test_the_default_rule_is_the_one_that_is_verified():
     [(0.1, 40, True), (0.1, 41, False), (0.0, 0, True), (0.0, 1, False)],
 )
 def test_near_ties_have_a_ceiling(tales, noise, n_near_ties, ok):
-    texts = module._Texts(tales, 8, noise)
+    texts = TextChecks(tales, 8, noise)
     texts._n_generated, texts._n_near_ties = 100, n_near_ties
     assert texts.near_ties().ok == ok

@@ -263,11 +263,11 @@ def _pair(key: bytes, kind: int, value: bytes) -> bytes:
         (_file(2, 0, struct.pack("<QIQIQ", 0, 1, 32, 0, 0) * 2), "the tensor '' twice"),
         (
             _file(1, 0, struct.pack("<QIQIQ", 0, 1, 8, 0, 32) + bytes(99)),
-            "lies at byte 32 of the data and not at 0",
+            "starts at byte 32 of the data and not at 0",
         ),
         (
             _file(1, 0, struct.pack("<QIQIQ", 0, 1, 8, 0, 1) + bytes(99)),
-            "lies at byte 1 of the data",
+            "starts at byte 1 of the data",
         ),
         (_file(1, 0, struct.pack("<QIQIQ", 0, 1, 2**39, 0, 0)), "is cut short"),
         (_file(1, 0, struct.pack("<QIQIQ", 0, 1, 32, 0, 2**63)), "is cut short"),

@@ -9,7 +9,8 @@ import gguf_spec
 from gguf_spec import Sampling, Speculation
 from gguf_spec.quantize import quantize
 from gguf_spec.runtime.llm import LLM
-from gguf_spec.verify import WAYS, verify
+from gguf_spec.verify import verify
+from gguf_spec.verify.text_checks import WAYS
 
 TALES = Path(gguf_spec.__file__).parent / "data" / "tales"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gguf_spec.doctor.checks import build_features
+from gguf_spec.doctor.installation import build_features
 from gguf_spec.gguf.validation import read_header
 from gguf_spec.llama.cache_size import cache_bytes
 from gguf_spec.llama.memory import needs
@@ -123,7 +123,7 @@ import json, sys
 from pathlib import Path
 import gguf_spec
 from gguf_spec import Sampling
-from gguf_spec.doctor.checks import build_features
+from gguf_spec.doctor.installation import build_features
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.gguf.validation import read_header
 from gguf_spec.llama.memory import needs

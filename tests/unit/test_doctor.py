@@ -11,15 +11,17 @@ import sys
 import threading
 from collections import namedtuple
 from pathlib import Path
+from types import SimpleNamespace
 
 import llama_cpp
 import pytest
 
-from gguf_spec import doctor as module
-from gguf_spec.doctor import Diagnosis, checks, doctor
-from gguf_spec.doctor.checks import Check
+from gguf_spec.doctor import Diagnosis, doctor, installation, processor, storage
+from gguf_spec.doctor import pair as pair_module
+from gguf_spec.doctor.check import Check
 from gguf_spec.gguf.validation import read_header
-from gguf_spec.llama import openmp, selftest
+from gguf_spec.llama import kernel_choice, openmp, selftest
+from gguf_spec.llama.kernel_choice import KernelCosts
 from gguf_spec.llama.memory import needs
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.registry import hub as hub_module
@@ -34,7 +36,7 @@ FOLDER = hub_module.folder
 OPTIONS = ContextOptions(n_ctx=64, threads=1)
 GB = 10**9
 AVX2 = {"AVX", "AVX2", "FMA"}
-FLAGS = {checks._FEATURES[name] for name in AVX2}
+FLAGS = {processor._FEATURES[name] for name in AVX2}
 
 
 @pytest.fixture(autouse=True)
@@ -44,18 +46,18 @@ def machine(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setattr(hub_module, "folder", lambda: tmp_path / "hub")
     monkeypatch.setattr(selftest, "probe", lambda: None)
-    monkeypatch.setattr(checks, "_cpu", lambda: ("A processor", FLAGS))
-    monkeypatch.setattr(checks, "physical_cores", lambda: 1)
-    monkeypatch.setattr(checks, "_quota", lambda: None)
+    monkeypatch.setattr(processor, "_cpu", lambda: ("A processor", FLAGS))
+    monkeypatch.setattr(processor, "physical_cores", lambda: 1)
+    monkeypatch.setattr(processor, "_quota", lambda: None)
     monkeypatch.setattr(openmp, "_state", "set")
-    monkeypatch.setattr(checks, "_NVIDIA", tmp_path / "no driver")
+    monkeypatch.setattr(installation, "_NVIDIA", tmp_path / "no driver")
     monkeypatch.setattr(
         llama_cpp,
         "llama_print_system_info",
         lambda: b"CPU : AVX = 1 | AVX2 = 1 | FMA = 1 | NEON = 0 | REPACK = 1 | ",
     )
     monkeypatch.setattr(llama_cpp, "llama_supports_gpu_offload", lambda: False)
-    for where in (checks, module):
+    for where in (storage, pair_module):
         monkeypatch.setattr(where, "available_bytes", lambda: 4 * GB)
         monkeypatch.setattr(where, "total_bytes", lambda: 8 * GB)
 
@@ -101,7 +103,7 @@ def test_all_is_well():
 
 
 def test_an_old_python(monkeypatch):
-    monkeypatch.setattr(checks, "_OLDEST_PYTHON", (3, 99))
+    monkeypatch.setattr(installation, "_OLDEST_PYTHON", (3, 99))
     assert check("Python").status == "fail"
     assert check("Python").todo == "use Python 3.99 or newer."
 
@@ -130,7 +132,7 @@ def test_an_old_llama(monkeypatch):
 
 
 def test_all_that_is_looked_for_is_there():
-    assert [name for name in checks._NEEDED if not hasattr(llama_cpp, name)] == []
+    assert [name for name in installation._NEEDED if not hasattr(llama_cpp, name)] == []
 
 
 def test_layers_for_a_gpu_that_the_build_does_not_know():
@@ -140,7 +142,7 @@ def test_layers_for_a_gpu_that_the_build_does_not_know():
 
 
 def test_a_gpu_that_is_not_used(monkeypatch, tmp_path):
-    monkeypatch.setattr(checks, "_NVIDIA", tmp_path)
+    monkeypatch.setattr(installation, "_NVIDIA", tmp_path)
     assert check("build").status == "warn"
     assert "CMAKE_ARGS" in check("build").todo
 
@@ -162,32 +164,32 @@ def test_a_gpu_build(monkeypatch):
 
 
 def test_a_processor_without_what_the_build_needs(monkeypatch):
-    monkeypatch.setattr(checks, "_cpu", lambda: ("Old", {"avx"}))
+    monkeypatch.setattr(processor, "_cpu", lambda: ("Old", {"avx"}))
     assert check("processor") == Check(
         "processor",
         "fail",
         "Old lacks AVX2, FMA, which this build of llama.cpp needs",
-        checks._REBUILD,
+        installation.REBUILD,
     )
 
 
 def test_a_processor_that_can_more(monkeypatch):
-    monkeypatch.setattr(checks, "_cpu", lambda: ("New", FLAGS | {"avx512f", "avx512_vnni"}))
+    monkeypatch.setattr(processor, "_cpu", lambda: ("New", FLAGS | {"avx512f", "avx512_vnni"}))
     assert check("processor").status == "warn"
     assert "New has AVX512, AVX512_VNNI, which" in check("processor").found
 
 
 def test_a_processor_that_is_not_known(monkeypatch):
-    monkeypatch.setattr(checks, "_cpu", lambda: ("arm", set()))
+    monkeypatch.setattr(processor, "_cpu", lambda: ("arm", set()))
     assert check("processor").status == "ok"
 
 
 def test_the_processor_of_this_machine(monkeypatch):
     monkeypatch.undo()
-    name, flags = checks._cpu()
+    name, flags = processor._cpu()
     assert name
     if sys.platform == "linux":
-        assert flags & set(checks._FEATURES.values())
+        assert flags & set(processor._FEATURES.values())
 
 
 def test_kernels_that_fail(monkeypatch):
@@ -226,7 +228,7 @@ def test_kernels_that_are_not_wanted():
 )  # fmt: skip
 def test_amx(monkeypatch, has, built, problem, wanted, status):
     monkeypatch.setattr(
-        checks, "_cpu", lambda: ("Sapphire", FLAGS | ({"amx_int8"} if has else set()))
+        processor, "_cpu", lambda: ("Sapphire", FLAGS | ({"amx_int8"} if has else set()))
     )
     monkeypatch.setattr(selftest, "probe", lambda: problem)
     info = b"CPU : AVX = 1 | AVX2 = 1 | FMA = 1 | AMX_INT8 = %d | REPACK = 1 | " % built
@@ -246,7 +248,7 @@ def test_amx(monkeypatch, has, built, problem, wanted, status):
 def test_the_spin_count(monkeypatch, state, status, said):
     monkeypatch.setattr(openmp, "_state", state)
     monkeypatch.setenv("GOMP_SPINCOUNT", "7")
-    one = checks.openmp()
+    one = processor.openmp()
     assert one.status == status
     assert said in one.found
     assert ("GOMP_SPINCOUNT=10000 before" in one.todo) is (state == "loaded")
@@ -260,9 +262,9 @@ def test_the_spin_count(monkeypatch, state, status, said):
     ],
 )  # fmt: skip
 def test_threads(monkeypatch, threads, cores, quota, status, said):
-    monkeypatch.setattr(checks, "physical_cores", lambda: cores)
-    monkeypatch.setattr(checks, "_quota", lambda: quota)
-    got = checks.threads(ContextOptions(threads=threads))
+    monkeypatch.setattr(processor, "physical_cores", lambda: cores)
+    monkeypatch.setattr(processor, "_quota", lambda: quota)
+    got = processor.threads(ContextOptions(threads=threads))
     assert got.status == status
     assert said in got.found
     assert bool(got.todo) is (status == "warn")
@@ -272,14 +274,14 @@ def test_threads(monkeypatch, threads, cores, quota, status, said):
 
 
 def test_little_memory(monkeypatch):
-    monkeypatch.setattr(checks, "available_bytes", lambda: 200_000_000)
+    monkeypatch.setattr(storage, "available_bytes", lambda: 200_000_000)
     assert check("memory") == Check(
         "memory", "warn", "191 MiB of 7.5 GiB are free", "close other programs."
     )
 
 
 def test_memory_that_is_not_known(monkeypatch):
-    for where in (checks, module):
+    for where in (storage, pair_module):
         monkeypatch.setattr(where, "available_bytes", lambda: None)
         monkeypatch.setattr(where, "total_bytes", lambda: None)
     assert check("memory").status == check("room").status == "ok"
@@ -301,7 +303,10 @@ def test_a_disk_that_does_not_answer(monkeypatch):
     assert "Input/output error" in check("disk").found
 
 
-@pytest.mark.parametrize("kind", ["profiles", "probe", "experience", "pairs", "verified"])
+CACHED = ("attention", "experience", "kernels", "pairs", "probe", "profiles", "verified")
+
+
+@pytest.mark.parametrize("kind", CACHED)
 def test_a_cache_that_cannot_be_written(tmp_path, kind):
     (tmp_path / "gguf-spec").mkdir()
     (tmp_path / "gguf-spec" / kind).write_text("a file, not a folder")
@@ -309,8 +314,15 @@ def test_a_cache_that_cannot_be_written(tmp_path, kind):
     assert str(tmp_path / "gguf-spec" / kind) in check("cache").found
 
 
+def test_the_size_of_the_cache_is_that_of_all_its_folders(tmp_path):
+    for kind in CACHED:
+        (tmp_path / "gguf-spec" / kind).mkdir(parents=True)
+        (tmp_path / "gguf-spec" / kind / "one.json").write_bytes(bytes(1 << 20))
+    assert check("cache").found.endswith(f"it contains {format_bytes(len(CACHED) << 20)}")
+
+
 def test_a_cache_that_cannot_be_read(monkeypatch):
-    monkeypatch.setattr(checks, "read_json", lambda path: None)
+    monkeypatch.setattr(storage, "read_json", lambda path: None)
     assert check("cache").status == "warn"
 
 
@@ -500,7 +512,7 @@ def test_every_line_is_true_here(monkeypatch, tmp_path, capfd):
         disk.f_bavail * disk.f_frsize / 2**30, abs=0.5
     )
 
-    folder = Path(module.__file__).parents[1] / "data" / "tales"
+    folder = Path(installation.__file__).parents[1] / "data" / "tales"
     for role, name in (("target", "tales-target-Q8_0.gguf"), ("draft", "tales-draft-Q4_0.gguf")):
         n_bytes = int(run("wc", "-c", str(folder / name)).split()[0])
         assert said(role).startswith(f"{name}: llama, {n_bytes / 2**20:.1f} MiB, ")
@@ -552,7 +564,7 @@ def test_a_file_that_is_no_model(files, role, file, said):
 )
 def test_models_that_are_too_large(monkeypatch, of, more, status):
     wanted = bundled()
-    monkeypatch.setattr(module, "available_bytes", lambda: getattr(wanted, of) + more)
+    monkeypatch.setattr(pair_module, "available_bytes", lambda: getattr(wanted, of) + more)
     diagnosis = doctor(options=OPTIONS)
     room = found("room", diagnosis)
     assert room.status == status
@@ -565,14 +577,14 @@ def test_models_that_are_too_large(monkeypatch, of, more, status):
 
 
 def test_a_machine_that_is_too_small(monkeypatch):
-    monkeypatch.setattr(module, "total_bytes", lambda: 1_000_000)
+    monkeypatch.setattr(pair_module, "total_bytes", lambda: 1_000_000)
     assert check("room").status == "fail"
     assert check("room").todo.startswith("the weights alone do not fit: ")
 
 
 def test_a_context_that_is_too_long(monkeypatch):
     wanted = bundled(ContextOptions(n_ctx=200_000, threads=1))
-    monkeypatch.setattr(module, "available_bytes", lambda: wanted.own // 2)
+    monkeypatch.setattr(pair_module, "available_bytes", lambda: wanted.own // 2)
     room = found("room", doctor(options=ContextOptions(n_ctx=200_000, threads=1)))
     assert room.status == "fail"
     n_ctx = int(re.fullmatch(r"set n_ctx=(\d+), which would fit\.", room.todo)[1])
@@ -584,7 +596,7 @@ def test_a_context_that_is_too_long(monkeypatch):
 
 
 def bundled(options=OPTIONS):
-    folder = Path(module.__file__).parents[1] / "data" / "tales"
+    folder = Path(installation.__file__).parents[1] / "data" / "tales"
     headers = [
         read_header(folder / name) for name in ("tales-target-Q8_0.gguf", "tales-draft-Q4_0.gguf")
     ]
@@ -693,3 +705,21 @@ def test_the_sentence():
     assert said("ok", "ok") == "No problem was found."
     assert said("ok", "warn", "warn") == "Could be better: 1, 2."
     assert said("fail", "warn", "fail") == "Failed: 0, 2; could be better: 1."
+
+
+def test_the_kernels_of_a_load_are_examined(monkeypatch, tmp_path):
+    """Where `tune` found plain kernels faster, a load does not repack the target, nor does doctor."""
+    from gguf_spec import Speculation, load
+
+    seconds = dict.fromkeys(kernel_choice._WIDTHS, 1.0)
+    write_json(tmp_path / "kernels.json", KernelCosts(seconds, seconds).to_dict())
+    plain = SimpleNamespace(file=tmp_path / "kernels.json", pays=lambda costs: False)
+    monkeypatch.setattr(kernel_choice, "_probe_of", lambda header, options: plain)
+    kept = profile({1: 0.06, 33: 0.2}, {1: 0.001}, 0.7)
+    with (
+        load("tales", threads=1, speculation=Speculation(0)) as llm,
+        llm.models() as (target, draft),
+    ):
+        assert (target.options.extra_bufts, draft.options.extra_bufts) == (False, True)
+        assert write_profile(target, draft, kept)
+    assert doctor(options=OPTIONS).tuning.profile == kept

@@ -102,7 +102,7 @@ def test_what_is_damaged_counts_as_not_measured(tmp_path, monkeypatch):
     (file,) = (tmp_path / "gguf-spec" / "kernels").iterdir()
     assert KernelCosts.from_dict(json.loads(file.read_text())) == costs
     negative = dict.fromkeys(map(str, WIDTHS), -1.0)
-    for spoilt in ("{}", "[]", '{"repacked": 3}', json.dumps(costs.to_dict() | {"plain": {"1": 1.0}}),
+    for spoilt in ("{}", "[]", '{"repacked": 3}', '{"repacked": [5], "plain": [5]}', json.dumps(costs.to_dict() | {"plain": {"1": 1.0}}),
                    json.dumps(costs.to_dict() | {"plain": negative})):  # fmt: skip
         file.write_text(spoilt)
         assert repacking_pays(header(), ContextOptions())

@@ -65,7 +65,7 @@ with _openmp.spin_count_set():
     [
         "import gguf_spec.llama.backend", "import gguf_spec.llama.model", "from gguf_spec import LLM", "import gguf_spec.quantize.worker",
         "import gguf_spec.llama.samplers", "from gguf_spec.compat import Llama", "from gguf_spec.compat import LlamaGrammar",
-        "from gguf_spec.doctor import checks as _checks; _checks.library(); import gguf_spec.llama.model",
+        "from gguf_spec.doctor import installation; installation.library(); import gguf_spec.llama.model",
     ],
 )  # fmt: skip
 def test_it_is_set_whatever_is_imported_first_and_does_not_stay(first):

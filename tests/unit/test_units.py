@@ -31,4 +31,4 @@ def test_no_message_has_another_unit_or_a_rule_of_its_own():
         for i, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
         if decimal.search(line)
     }
-    assert {place.partition(":")[0] for place in found} == {"text/jinja_sandbox.py"}, found
+    assert {place.partition(":")[0] for place in found} == {"text/jinja_child.py"}, found

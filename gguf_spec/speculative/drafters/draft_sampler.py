@@ -281,7 +281,7 @@ class CoupledDraftSampler:
 class _Place(NamedTuple):
     """Draft model's result at one position.
 
-    It holds the guess of each candidate, and the likeliest tokens with their logits.
+    It contains the guess of each candidate, and the likeliest tokens with their logits.
     """
 
     position: int

@@ -126,10 +126,10 @@ class RetryDrafter:
         The rest is kept while the tokens emitted since then agree with it.
         """
         self._drafted = []
-        said = len(tokens) - self._start
-        if self._rest and list(tokens[self._start :]) != self._rest[:said]:
+        n_emitted = len(tokens) - self._start
+        if self._rest and list(tokens[self._start :]) != self._rest[:n_emitted]:
             self._rest = []
-        self._n_true = self._at = said
+        self._n_true = self._at = n_emitted
 
     def propose(self) -> Proposal | None:
         """Return the next token of the rest, or None."""

@@ -1,0 +1,222 @@
+"""Comparison of speculative texts with plain texts, and of the caches with new prefills."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ..arrays import Logits
+from ..options import Sampling, Speculation
+from ..runtime.llm import LLM
+from ..sampling.chain import Sampler
+from ..sampling.filters import make_filters
+from ..sampling.near_ties import is_near_tie
+from ..sampling.rng import SeededRng
+from ..speculative.interfaces import LanguageModel, decode_last
+from .report import Comparison, Difference
+from .row_checks import Check
+
+SAMPLINGS = {
+    "greedy": Sampling(temperature=0.0),
+    "sampled": Sampling(temperature=0.8, top_k=40, top_p=0.95),
+    "penalised": Sampling(
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        min_p=0.05,
+        repeat_penalty=1.3,
+        frequency_penalty=0.3,
+        presence_penalty=0.2,
+    ),
+}
+WAYS = {
+    **{f"model, k = {k}": Speculation(k, drafter="model", adaptive=False) for k in (1, 3, 7)},
+    "hybrid tree": Speculation(7, drafter="hybrid", adaptive=False, tree=True),
+    "auto": Speculation(),
+}
+MOST_NEAR_TIES = 0.4  # maximum plausible share of near ties among the generated tokens
+# Factor on the row distance between two correct prefills of the first text, which gives the
+# tolerance for later texts.
+_MARGIN = 5.0
+_SAME_ROW = 1e-3  # constant part of that tolerance, as a share of the spread of a row
+
+
+class TextChecks:
+    """Compares texts, and checks the caches after each of them."""
+
+    def __init__(self, llm: LLM, n_tokens: int, noise: float) -> None:
+        """Prepare the checks.
+
+        Args:
+            llm: The models.
+            n_tokens: Maximum number of tokens of a text.
+            noise: Allowed logit shift on this machine, in logits; 0 if no difference is allowed.
+        """
+        self._llm, self._n_tokens, self._noise = llm, n_tokens, noise
+        self._n_generated = self._n_near_ties = 0
+        self._tolerance: dict[str, float] = {}
+        self._n_texts: Counter[tuple[str, str]] = Counter()
+        self._drafted: Counter[tuple[str, str]] = Counter()
+        self._accepted: Counter[tuple[str, str]] = Counter()
+        self.differences: list[Difference] = []
+        self.cache_faults: list[str] = []
+
+    def compare(self, prompt: str, index: int, seed: int, one_more: Callable[[], object]) -> None:
+        """Continue a prompt with every sampling and every draft setting.
+
+        Args:
+            prompt: The prompt.
+            index: Its index, for the report.
+            seed: Seed of all texts.
+            one_more: Called after each text.
+        """
+        ids = self._llm.tokenize(prompt)
+        for name, options in SAMPLINGS.items():
+            sampling = replace(options, seed=seed, max_tokens=self._n_tokens)
+            self._llm.forget()
+            plain = self._llm.generate_tokens(ids, sampling, speculation=Speculation(0))
+            one_more()
+            for drafter, speculation in WAYS.items():
+                self._llm.forget()
+                burst = self._llm.generate_tokens(ids, sampling, speculation=speculation)
+                key = (name, drafter)
+                self._n_texts[key] += 1
+                self._drafted[key] += burst.stats.n_drafted
+                self._accepted[key] += burst.stats.n_accepted
+                self._n_generated += burst.stats.n_generated
+                self._n_near_ties += burst.stats.n_near_ties
+                at = _first_difference(plain.tokens, burst.tokens)
+                if at is not None:
+                    gap, near_tie = self.gap(ids, plain.tokens, burst.tokens, at, sampling)
+                    self.differences.append(
+                        Difference(
+                            name, drafter, index, at, gap, near_tie and burst.stats.n_near_ties > 0
+                        )
+                    )
+                self.cache_faults += [
+                    f"{fault} ({name}, {drafter}, prompt {index + 1})."
+                    for fault in self._faults([*ids, *burst.tokens])
+                ]
+                one_more()
+
+    def comparisons(self) -> Iterator[Comparison]:
+        """Yield the totals per sampling and drafter."""
+        for (sampling, drafter), n in self._n_texts.items():
+            parted = [
+                d.near_tie
+                for d in self.differences
+                if (d.sampling, d.drafter) == (sampling, drafter)
+            ]
+            acceptance = self._accepted[sampling, drafter] / max(
+                1, self._drafted[sampling, drafter]
+            )
+            yield Comparison(
+                sampling,
+                drafter,
+                n,
+                n - len(parted),
+                sum(parted),
+                len(parted) - sum(parted),
+                acceptance,
+            )
+
+    def near_ties(self) -> Check:
+        """Return the check of the near-tie count.
+
+        There must be none if passes are exact, and few otherwise.
+        """
+        n, share = self._n_near_ties, self._n_near_ties / max(1, self._n_generated)
+        faults = []
+        if n and not self._noise:
+            faults.append(f"{n} near ties were counted, where passes are exact.")
+        if share > MOST_NEAR_TIES:
+            faults.append(
+                f"{share:.0%} of the tokens were decided by less than the rounding noise; at "
+                f"most {MOST_NEAR_TIES:.0%} are plausible."
+            )
+        found = f"{n} of {self._n_generated} tokens"
+        return Check(
+            "near ties",
+            self._n_generated,
+            found,
+            tuple(faults),
+            "there are too many near ties to tell rounding from errors",
+        )
+
+    def gap(
+        self,
+        ids: Sequence[int],
+        plain: Sequence[int],
+        burst: Sequence[int],
+        at: int,
+        sampling: Sampling,
+    ) -> tuple[float | None, bool]:
+        """Return the decision gap where two texts diverge, and whether it is within the noise."""
+        history = [*ids, *plain[:at]]
+        with self._llm.models() as (target, _):
+            sampler = Sampler(
+                sampling, SeededRng(sampling.seed or 0), make_filters(target, sampling, len(ids))
+            )
+            row = decode_last(target, history)
+            # The prefill is batched, so a near tie may be decided either way.
+            now = sampler.token(row, history)
+            ended = at >= min(len(plain), len(burst)) and target.is_end(now)
+        if not ended and now not in (*plain[at : at + 1], *burst[at : at + 1]):
+            return None, False
+        # Find the gap by bisection over the near-tie check, which is valid for any filters.
+        low, high = (0.0, 64.0)
+        while high - low > 1e-4:
+            middle = (low + high) / 2
+            low, high = (
+                (low, middle) if is_near_tie(sampler, row, history, now, middle) else (middle, high)
+            )
+        return high, is_near_tie(sampler, row, history, now, self._noise)
+
+    def _faults(self, text: Sequence[int]) -> Iterator[str]:
+        """Yield the cache errors after a text.
+
+        The caches may be shorter than the text, because an end token or a rejected draft token may
+        be missing.
+        """
+        with self._llm.models() as (target, draft):
+            for name, model in (("target", target), ("draft", draft)):
+                if model is None:
+                    continue
+                n = min(model.n_past, len(text) - 1)
+                if model.cached[:n] != [*text[:n]]:
+                    yield f"The {name}'s cache contains tokens that are not in the text"
+                    continue
+                cached = _row_after(model, text[: n + 1])
+                fresh = decode_last(model, text[: n + 1])
+                # The distance between two correct ways to prefill the same text.
+                if name not in self._tolerance:
+                    self._tolerance[name] = _MARGIN * _distance(
+                        decode_last(model, text[: n + 1], one_by_one=True), fresh
+                    )
+                if _distance(cached, fresh) > self._tolerance[name] + _SAME_ROW:
+                    yield f"The {name}'s cache gives another row than a new prefill of the text"
+
+
+def _row_after(model: LanguageModel, tokens: Sequence[int]) -> Logits:
+    """Return the row after `tokens`; the last token is decoded in a single-token pass.
+
+    The other tokens are read where they are not in the cache.
+    """
+    model.rollback(len(tokens) - 1)
+    if model.n_past < len(tokens) - 1:
+        model.read(tokens[model.n_past : -1])
+    return np.array(model.logits(tokens[-1:], 1)[0])
+
+
+def _distance(row: Logits, right: Logits) -> float:
+    """Return the distance between the best logits of two rows, as a share of the row's spread."""
+    best = np.argsort(-right)[:64]
+    return float(np.std((row - right)[best]) / np.std(right[np.isfinite(right)]))
+
+
+def _first_difference(a: Iterable[int], b: Iterable[int]) -> int | None:
+    return next((i for i, (x, y) in enumerate(itertools.zip_longest(a, b)) if x != y), None)
