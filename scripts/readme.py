@@ -4,6 +4,7 @@
 """
 
 import ast
+import json
 import re
 import sys
 from functools import partial
@@ -12,6 +13,7 @@ from pathlib import Path
 from _reference import commands, reference
 
 from gguf_spec.registry.resolve import entries
+from gguf_spec.server.fields import OTHER_FIELDS, OTHER_NAMES
 from gguf_spec.system.units import format_bytes
 
 ROOT = Path(__file__).parents[1]
@@ -46,6 +48,38 @@ def layers():
     )
 
 
+def other_fields():
+    """Fields of other APIs that the server accepts without effect, by their reason."""
+    reasons = {}
+    for name, field in OTHER_FIELDS.items():
+        if field.accepted is None or field.accepted:
+            values = (
+                "any"
+                if field.accepted is None
+                else ", ".join(f"`{json.dumps(one)}`" for one in field.accepted)
+            )
+            routes = (
+                "both"
+                if len(field.routes) == 2
+                else {"chat": "chat", "text": "completions"}[field.routes[0]]
+            )
+            reasons.setdefault((values, routes, field.reason), []).append(f"`{name}`")
+    lines = ["| field | routes | values | why it changes nothing |", "|---|---|---|---|"]
+    lines += [
+        f"| {', '.join(names)} | {routes} | {values} | {reason} |"
+        for (values, routes, reason), names in reasons.items()
+    ]
+    refused = ", ".join(f"`{name}`" for name, field in OTHER_FIELDS.items() if field.accepted == ())
+    renamed = ", ".join(f"`{name}` for `{here}`" for name, here in OTHER_NAMES.items())
+    lines += [
+        "",
+        f"Refused by name: {refused}, and every unknown field.",
+        "",
+        f"Other names: {renamed}.",
+    ]
+    return "\n".join(lines)
+
+
 def files():
     """What each file of the package is for, by the first sentence of its docstring."""
     lines = ["| file | what it is |", "|---|---|"]
@@ -61,6 +95,7 @@ def files():
 
 PARTS = {
     "docs/models.md": {"models": models},
+    "docs/server.md": {"other fields": other_fields},
     "docs/architecture.md": {"layers": layers, "files": files},
 }
 

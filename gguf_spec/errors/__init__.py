@@ -24,6 +24,7 @@ The classes:
     - EmptyPromptError
     - PromptTooLongError (ValueError)
     - TemplateError
+    - NoInfillError
     - BusyError
     - ClosedError
     - UnsupportedError (AttributeError)
@@ -55,6 +56,7 @@ from .model_errors import (
     LoadCancelledError,
     ModelError,
     ModelNotFoundError,
+    NoInfillError,
     NotAModelError,
     NotEnoughMemoryError,
     NoTokenLeftError,
@@ -110,6 +112,7 @@ __all__ = [  # noqa: RUF022 -- in the order of the class tree, as the reference 
     "EmptyPromptError",
     "PromptTooLongError",
     "TemplateError",
+    "NoInfillError",
     "BusyError",
     "ClosedError",
     "UnsupportedError",

@@ -133,6 +133,16 @@ class TemplateError(GgufSpecError):
     """The model has no chat template, or its template rejects the messages."""
 
 
+class NoInfillError(GgufSpecError):
+    """The vocabulary has no tokens for filling in the middle of a text."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"{name} cannot fill in the middle of a text: its vocabulary lacks the tokens.",
+            "leave out the suffix, or use a model for code completion.",
+        )
+
+
 class BusyError(GgufSpecError):
     """A thread with an open stream requested another generation from the same LLM."""
 

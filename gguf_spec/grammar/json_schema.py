@@ -44,6 +44,7 @@ _BUILT_IN = {
         '"true" space | "false" space | "null" space)'
     ),
 }
+BUILT_IN_RULES = tuple(f"{name} ::= {body}" for name, body in _BUILT_IN.items())
 # largest number of parts of a schema
 _MAX_SCHEMAS = 5000
 
@@ -83,12 +84,30 @@ def to_gbnf(schema: Mapping[str, Any] | str | bool) -> str:
     Raises:
         InvalidOptionError: The schema is invalid, or no grammar can follow it.
     """
+    gbnf = "\n".join([*to_rules(schema, ""), *BUILT_IN_RULES]) + "\n"
+    try:
+        Automaton(gbnf, int)
+    except InvalidGrammarError as error:
+        raise _bad_schema(schema, error.reason) from error
+    return gbnf
+
+
+def to_rules(schema: Mapping[str, Any] | str | bool, prefix: str) -> list[str]:
+    """Return the rules for a schema, as a part of a grammar that contains `BUILT_IN_RULES`.
+
+    Args:
+        schema: As for `to_gbnf`.
+        prefix: Start of the names of the rules; the first rule is `<prefix>root`.
+
+    Raises:
+        InvalidOptionError: The schema is invalid, or no grammar can follow it.
+    """
     try:
         text = schema if isinstance(schema, str) else json.dumps(schema, allow_nan=False)
         if len(text) > MAX_BYTES:
             raise ValueError(f"it has more than {MAX_BYTES >> 10} KiB")
-        gbnf = _Converter(json.loads(text, parse_constant=_finite, parse_float=_finite)).gbnf()
-        Automaton(gbnf, int)
+        root = json.loads(text, parse_constant=_finite, parse_float=_finite)
+        return _Converter(root, prefix).rules()
     except InvalidOptionError as error:
         reason = error.reason if isinstance(error, InvalidGrammarError) else str(error).rstrip(".")
         raise _bad_schema(schema, reason) from error
@@ -96,7 +115,6 @@ def to_gbnf(schema: Mapping[str, Any] | str | bool) -> str:
         raise _bad_schema(schema, "it is nested too deeply") from None
     except (ValueError, TypeError, re.error, OverflowError, Warning) as error:
         raise _bad_schema(schema, f"{error}") from error
-    return gbnf
 
 
 def _finite(text: str) -> float:
@@ -116,23 +134,22 @@ def _bad_schema(schema: object, reason: str) -> InvalidGrammarError:
 class _Converter:
     """Conversion of one schema to grammar rules."""
 
-    def __init__(self, root: Any) -> None:
-        self._root = root
+    def __init__(self, root: Any, prefix: str) -> None:
+        self._root, self._prefix = root, prefix
         self._rules: dict[str, str] = {}  # GBNF body -> name of the rule
         self._refs: dict[str, str] = {}
         self._aliases: list[str] = []
         self._n_visited = 0
 
-    def gbnf(self) -> str:
+    def rules(self) -> list[str]:
+        """Return all rules; the first one is the root."""
         root = self.visit(self._root)
-        rules = [f"{name} ::= {body}" for name, body in _BUILT_IN.items()] + [
-            f"{name} ::= {body}" for body, name in self._rules.items()
-        ]
-        return "\n".join([f"root ::= {root}", *rules, *self._aliases]) + "\n"
+        rules = [f"{name} ::= {body}" for body, name in self._rules.items()]
+        return [f"{self._prefix}root ::= {root}", *rules, *self._aliases]
 
     def rule(self, body: str) -> str:
         """Return the name of the rule with this body."""
-        return self._rules.setdefault(body, f"r{len(self._rules)}")
+        return self._rules.setdefault(body, f"{self._prefix}r{len(self._rules)}")
 
     def visit(self, schema: Any) -> str:
         """Return the name of the rule for a schema."""
@@ -220,7 +237,7 @@ class _Converter:
         key = same(schema)
         if key not in self._refs:
             # named before its conversion, as the schema may contain itself
-            name = self._refs[key] = f"ref{len(self._refs)}"
+            name = self._refs[key] = f"{self._prefix}ref{len(self._refs)}"
             self._aliases.append(
                 f"{name} ::= "
                 f"{self.visit(self._follow(schema) if '$ref' in schema else self._all(schema))}"

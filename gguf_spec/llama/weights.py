@@ -28,6 +28,8 @@ class Weights:
         options: Load and context options.
         n_vocab: V, the length of a row of logits.
         start: The BOS token; token 0 if the vocabulary has none.
+        infill_marks: Tokens before prefix, suffix and middle of a text that is filled in; None if
+            the vocabulary lacks one of them.
         vocabulary: Properties that must agree between target and draft: `type`, `add_bos`, `bos`,
             `add_eos`, `eos`, `size`.
         chat_template: The Jinja template in the file, or None.
@@ -99,6 +101,9 @@ class Weights:
             "size": self.n_vocab,
         }
         self.start = max(0, self.vocabulary["bos"])
+        marks = C.llama_vocab_fim_pre, C.llama_vocab_fim_suf, C.llama_vocab_fim_mid
+        infill = tuple(of_vocab(mark) for mark in marks)
+        self.infill_marks: tuple[int, ...] | None = infill if min(infill) >= 0 else None
         template = of_model(C.llama_model_chat_template, None)
         self.chat_template: str | None = (
             template.decode("utf-8", errors="replace") if template else None

@@ -19,6 +19,7 @@ from ..results import Completion, OnProgress
 from ..speculative.pair import ModelPair, Snapshot
 from ..speculative.profile import Profile
 from ..text.chat_template import Message, Tools, encode_chat
+from ..text.infill import encode_infill
 from .chat import Chat
 from .session_file import restore as restore_session
 from .session_file import save as save_session
@@ -78,6 +79,17 @@ class LLM:
         return self._target.n_ctx
 
     @property
+    def path(self) -> Path:
+        """File of the target."""
+        return self._target.path
+
+    @property
+    def memory_bytes(self) -> int:
+        """Approximate memory of the weights and caches, in bytes."""
+        models = filter(None, (self._target, self._draft))
+        return sum(round(one.weight_bytes + one.cached_bytes * one.n_ctx) for one in models)
+
+    @property
     def chat_template(self) -> str | None:
         """The file's Jinja template, which formats messages as a prompt, or None."""
         return self._target.chat_template
@@ -110,6 +122,16 @@ class LLM:
         if isinstance(prompt, str):
             return target.tokenize(prompt + prefill, special=special)
         return encode_chat(target, prompt, prefill, tools)
+
+    def tokenize_infill(self, prefix: str, suffix: str) -> list[int]:
+        """Return the prompt for the text between `prefix` and `suffix`.
+
+        The order is prefix, suffix, middle. Special tokens in the texts are not parsed.
+
+        Raises:
+            NoInfillError: The vocabulary has no tokens for it.
+        """
+        return encode_infill(self.vocabulary, prefix, suffix)
 
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes of one token; empty for a token without text."""

@@ -21,15 +21,16 @@ from starlette.types import ASGIApp
 
 from .. import __version__
 from .access import AccessMiddleware, refused
-from .errors import ApiError, ending, gone, in_request
+from .errors import ApiError, ending, gone
 from .metrics import Metrics
+from .model_pool import ModelPool, ServedModel, pool_of
+from .model_routes import ModelRoutes
 from .openapi import describe
 from .requests import CompletionRequest, parse, read_chat, read_text
 from .responses import ResponseBuilder
 from .settings import Settings
 from .sse import EventStream
-from .tool_calls import ToolReader, form_of
-from .worker import ChunkEvent, ErrorEvent, Finished, Job, Started, Worker
+from .worker import ChoiceEnded, ChunkEvent, ErrorEvent, Finished, Job, Started, Worker
 
 if TYPE_CHECKING:
     from ..runtime.llm import LLM
@@ -40,10 +41,11 @@ _PAGE = Path(__file__).with_name("page.html")
 _MOST_READ = 8
 
 
-def make_app(llm: LLM, settings: Settings | None = None) -> App:
-    """Return an ASGI application that serves `llm`.
+def make_app(llm: LLM | ModelPool, settings: Settings | None = None) -> App:
+    """Return an ASGI application that serves an LLM or the models of a pool.
 
-    `App.close()` ends the thread of the application. The LLM stays open.
+    `App.close()` ends the thread of the application, and unloads what the pool loaded. An LLM stays
+    open.
     """
     return App(llm, settings or Settings())
 
@@ -51,12 +53,12 @@ def make_app(llm: LLM, settings: Settings | None = None) -> App:
 class App:
     """ASGI application of the server; it owns the worker thread, but no socket."""
 
-    def __init__(self, llm: LLM, settings: Settings) -> None:
-        self._llm, self._settings = llm, settings
+    def __init__(self, llm: LLM | ModelPool, settings: Settings) -> None:
+        self._pool, self._settings = pool_of(llm), settings
         self._totals, self._since = Metrics(), int(time.time())
-        self._worker = Worker(llm, settings.queue, self._totals)
+        self._worker = Worker(self._pool, settings.queue, self._totals)
+        self._models = ModelRoutes(self._pool, self._worker, settings, self._open_body, self._since)
         self._ends = False
-        self._form = form_of(llm.chat_template or "")
         self._asgi = self._make()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -67,8 +69,7 @@ class App:
         routes = [
             Route("/v1/chat/completions", self._chat, methods=["POST"]),
             Route("/v1/completions", self._text, methods=["POST"]),
-            Route("/v1/models", self._models, methods=["GET"]),
-            Route("/v1/models/{name:path}", self._model, methods=["GET"]),
+            *self._models.routes,
             Route("/health", self._health, methods=["GET"]),
             Route("/metrics", self._metrics, methods=["GET"]),
             Route("/openapi.json", self._description, methods=["GET"]),
@@ -124,13 +125,8 @@ class App:
     async def _complete(
         self, request: Request, read: Callable[[dict[str, Any], Any, int | None], CompletionRequest]
     ) -> Response:
-        asked = self._read(await self._body(request), read)
-        tools = (
-            ToolReader(self._form, [tool["function"]["name"] for tool in asked.tools])
-            if asked.tools
-            else None
-        )
-        reply, job = ResponseBuilder(asked, self._llm.name, tools), Job(asked)
+        model, asked = self._read(await self._open_body(request), read)
+        job = Job(model, asked)
         self._worker.submit(job)
         watch = asyncio.create_task(self._watch(request, job))
         timer: asyncio.TimerHandle | None = None
@@ -146,6 +142,8 @@ class App:
             first = await job.events.get()
             if isinstance(first, ErrorEvent):
                 raise first.refusal
+            assert isinstance(first, Started)
+            reply = ResponseBuilder(asked, first)
             timer = asyncio.get_running_loop().call_later(
                 self._settings.timeout, self._worker.cancel, job, "timeout"
             )
@@ -161,21 +159,17 @@ class App:
 
     def _read(
         self, body: bytes, read: Callable[[dict[str, Any], Any, int | None], CompletionRequest]
-    ) -> CompletionRequest:
+    ) -> tuple[ServedModel, CompletionRequest]:
+        data = parse(body)
+        model = self._models.find(data.get("model"), self._settings.takes_any_model)
+        return model, read(data, self._pool.speculation, self._settings.max_tokens)
+
+    async def _open_body(self, request: Request) -> bytes:
+        """Return the request body, unless the server is shutting down."""
+        body = await self._body(request)
         if self._ends:
             raise ending()
-        data = parse(body)
-        self._check_model(data.get("model"))
-        return read(data, self._llm.speculation, self._settings.max_tokens)
-
-    def _check_model(self, name: Any) -> None:
-        if isinstance(name, str) and name not in ("", self._llm.name):
-            raise ApiError(
-                f"There is no model {name[:100]!r}: this server has {self._llm.name!r}.",
-                "model",
-                "model_not_found",
-                404,
-            )
+        return body
 
     async def _body(self, request: Request) -> bytes:
         """Return the request body.
@@ -215,30 +209,10 @@ class App:
 
     # ---- other routes
 
-    async def _models(self, _: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [self._about()]})
-
-    async def _model(self, request: Request) -> Response:
-        self._check_model(request.path_params["name"] or "/")
-        return JSONResponse(self._about())
-
-    def _about(self) -> dict[str, Any]:
-        llm = self._llm
-        return {
-            "id": llm.name,
-            "object": "model",
-            "created": self._since,
-            "owned_by": "gguf-spec",
-            "n_ctx": llm.n_ctx,
-            "draft": llm.draft_name,
-            "speculation": llm.speculation.k > 0,
-            "notes": [text for note in llm.notes if (text := in_request(note))],
-        }
-
     async def _health(self, _: Request) -> Response:
         state = {
             "status": "ending" if self._ends else "ok",
-            "model": self._llm.name,
+            "model": self._pool.default.id,
             "version": __version__,
         }
         return JSONResponse(
@@ -251,7 +225,13 @@ class App:
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
     async def _description(self, _: Request) -> Response:
-        return JSONResponse(describe(self._llm.name, self._settings.api_key is not None))
+        return JSONResponse(
+            describe(
+                tuple(model.id for model in self._pool.models),
+                self._settings.api_key is not None,
+                self._settings.takes_any_model,
+            )
+        )
 
 
 async def _collect(job: Job, reply: ResponseBuilder) -> dict[str, Any]:
@@ -260,17 +240,17 @@ async def _collect(job: Job, reply: ResponseBuilder) -> dict[str, Any]:
     Raises:
         ApiError: The job ended with an error.
     """
-    said = []
+    said, ended = [], []
     while True:
         one = await job.events.get()
         if isinstance(one, ChunkEvent):
             said.append(one)
         elif isinstance(one, ErrorEvent):
             raise one.refusal
+        elif isinstance(one, ChoiceEnded):
+            ended.append(one)
         elif isinstance(one, Finished):
-            return reply.whole(said, one)
-        else:
-            assert isinstance(one, Started)
+            return reply.whole(said, ended)
 
 
 async def _answer_refusal(_: Request, error: ApiError) -> Response:

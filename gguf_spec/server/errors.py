@@ -13,6 +13,8 @@ from ..errors import (
     EmptyPromptError,
     GgufSpecError,
     InvalidOptionError,
+    NoInfillError,
+    NotEnoughMemoryError,
     NoTokenLeftError,
     PromptTooLongError,
     TemplateError,
@@ -28,6 +30,7 @@ _CAUSED_BY_THE_REQUEST: tuple[tuple[type[GgufSpecError], str | None, str], ...] 
     (PromptTooLongError, "prompt", "context_length_exceeded"),
     (EmptyPromptError, "prompt", "invalid_value"),
     (TemplateError, "prompt", "invalid_value"),
+    (NoInfillError, "suffix", "no_infill"),
     (NoTokenLeftError, None, "no_token_left"),
 )
 
@@ -81,6 +84,18 @@ def ending() -> ApiError:
     return ApiError(
         "The server is shutting down.", None, "shutting_down", 503, {"Retry-After": "5"}
     )
+
+
+def not_loaded(model: str, error: Exception) -> ApiError:
+    """Return the error for a model that could not be loaded.
+
+    Only a lack of memory is explained; other messages may contain paths of this machine.
+    """
+    if isinstance(error, NotEnoughMemoryError):
+        fact = f"There is not enough memory for the model {model!r}: {error.message}"
+        return ApiError(fact, "model", "not_enough_memory", 503)
+    fact = f"The model {model!r} cannot be loaded ({type(error).__name__})."
+    return ApiError(fact, "model", "model_not_loaded", 500)
 
 
 def option_refusal(error: InvalidOptionError, names: dict[str, str]) -> ApiError:

@@ -7,7 +7,8 @@ from typing import Any
 
 from .. import __version__
 from ..options import SAMPLING, SPECULATION, Sampling
-from .requests import STOP_LENGTH_MAX, STOPS_MAX, TOP_LOGPROBS_MAX
+from .fields import OTHER_NAMES, Route, of_route
+from .values import CHOICES_MAX, STOP_LENGTH_MAX, STOPS_MAX, TOP_LOGPROBS_MAX
 
 _COUNT, _NUMBER, _FLAG, _TEXT = (
     {"type": "integer", "minimum": 0},
@@ -15,7 +16,8 @@ _COUNT, _NUMBER, _FLAG, _TEXT = (
     {"type": "boolean"},
     {"type": "string"},
 )
-_TOKENS = SAMPLING["max_tokens"].schema
+# -1 and 0 mean as much as the server allows.
+_TOKENS = SAMPLING["max_tokens"].schema | {"minimum": -1}
 _LOGPROBS = SAMPLING["logprobs"].schema | {"maximum": TOP_LOGPROBS_MAX}
 
 
@@ -43,29 +45,44 @@ def _sampling() -> dict[str, Any]:
     for name in schemas.keys() - {"max_tokens"}:
         if (default := getattr(Sampling, name)) is not None:
             schemas[name] |= {"default": default}
-    return schemas
+    schemas |= {"max_tokens": _TOKENS, "top_k": schemas["top_k"] | {"minimum": -1}}
+    return schemas | {name: schemas[here] for name, here in OTHER_NAMES.items()}
 
 
-def _body(name: str, own: dict[str, Any], *required: str) -> dict[str, Any]:
-    stop = {"type": "string", "minLength": 1, "maxLength": STOP_LENGTH_MAX}
+def _others(route: Route) -> dict[str, Any]:
+    """Return the schemas of the fields of other APIs that are accepted without effect."""
+    return {
+        name: {"description": f"No effect. {one.reason}"}
+        | ({} if one.accepted is None else {"enum": list(one.accepted)})
+        for name, one in of_route(route).items()
+        if one.accepted is None or one.accepted
+    }
+
+
+def _body(
+    names: tuple[str, ...] | None, route: Route, own: dict[str, Any], *required: str
+) -> dict[str, Any]:
+    stop = {"type": "string", "maxLength": STOP_LENGTH_MAX}
     speculation = {name: rule.schema for name, rule in SPECULATION.items()}
     shared = {
-        "model": {"enum": [name, ""]},
+        "model": _TEXT if names is None else {"enum": [*names, ""]},
         "stream": _FLAG,
-        "stream_options": _object({"include_usage": _FLAG, "include_speculation": _FLAG}),
+        "stream_options": _object(
+            {"include_usage": _FLAG, "include_speculation": _FLAG, "include_obfuscation": _FLAG}
+        ),
         "stop": {"anyOf": [stop, _array(stop, STOPS_MAX)]},
         "logit_bias": {
             "type": "object",
             "propertyNames": {"pattern": "^[0-9]{1,9}$"},
             "additionalProperties": SAMPLING["logit_bias"].schema,
         },
-        "n": {"const": 1},
+        "n": {"type": "integer", "minimum": 1, "maximum": CHOICES_MAX, "default": 1},
         "speculation": {"anyOf": [{"const": "off"}, _object(speculation)]},
     }
-    return _object(shared | _sampling() | own, *required)
+    return _object(_others(route) | shared | _sampling() | own, *required)
 
 
-def _chat_body(name: str) -> dict[str, Any]:
+def _chat_body(names: tuple[str, ...] | None) -> dict[str, Any]:
     function_name = {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,64}$"}
     called = _object({"name": function_name, "arguments": _TEXT}, "name", "arguments")
     call = _object(
@@ -102,19 +119,33 @@ def _chat_body(name: str) -> dict[str, Any]:
         ]
     }
     described = _object(
-        {"name": function_name, "description": _TEXT, "parameters": {"type": "object"}}, "name"
+        {
+            "name": function_name,
+            "description": _TEXT,
+            "parameters": {"type": "object"},
+            "strict": _FLAG,
+        },
+        "name",
     )
     tool = _object({"type": {"const": "function"}, "function": described}, "type", "function")
+    named = _object({"name": function_name}, "name")
     schema = _object(
-        {"name": _TEXT, "schema": {"type": "object"}, "strict": _FLAG}, "name", "schema"
+        {"name": _TEXT, "schema": {"type": "object"}, "strict": _FLAG, "description": _TEXT},
+        "name",
+        "schema",
     )
     own = {
         "messages": _array(message, least=1),
-        "max_completion_tokens": _TOKENS,
         "logprobs": _FLAG,
         "top_logprobs": _LOGPROBS,
-        "tools": _array(tool, least=1),
-        "tool_choice": {"enum": ["none", "auto"]},
+        "tools": _array(tool),
+        "tool_choice": {
+            "anyOf": [
+                {"enum": ["none", "auto", "required"]},
+                _object({"type": {"const": "function"}, "function": named}, "type", "function"),
+            ]
+        },
+        "parallel_tool_calls": _FLAG,
         "response_format": {
             "oneOf": [
                 _object({"type": {"enum": ["text", "json_object"]}}, "type"),
@@ -124,17 +155,21 @@ def _chat_body(name: str) -> dict[str, Any]:
             ]
         },
     }
-    return _body(name, own, "messages")
+    return _body(names, "chat", own, "messages")
 
 
-def _text_body(name: str) -> dict[str, Any]:
+def _text_body(names: tuple[str, ...] | None) -> dict[str, Any]:
     ids = _array(_COUNT, least=1)
     own = {
-        "prompt": {"anyOf": [_TEXT, ids, _array({"anyOf": [_TEXT, ids]}, 1, 1)]},
+        "prompt": {
+            "anyOf": [_TEXT, ids, _array(_TEXT, CHOICES_MAX, 1), _array(ids, CHOICES_MAX, 1)]
+        },
+        "suffix": _TEXT,
+        "best_of": {"type": "integer", "description": "No effect. It must be equal to n."},
         "echo": _FLAG,
         "logprobs": _LOGPROBS,
     }
-    return _body(name, own, "prompt")
+    return _body(names, "text", own, "prompt")
 
 
 _USAGE = _object(
@@ -155,7 +190,7 @@ _USAGE = _object(
 def _answer(kind: str, said: str) -> dict[str, Any]:
     choice = _object(
         {
-            "index": {"const": 0},
+            "index": _COUNT,
             said: {},
             "finish_reason": {"enum": ["stop", "length", "tool_calls"]},
         },
@@ -207,11 +242,12 @@ def _responses(told: str, content: dict[str, Any], *problems: str) -> dict[str, 
     }
 
 
-def _post(told: str, body: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
-    content = _json(answer) | {"text/event-stream": {"schema": _TEXT}}
-    responses = _responses(
-        "The answer, whole or in pieces.", content, "400", "404", "408", "413", "429", "503"
-    )
+def _post(
+    told: str, body: dict[str, Any], answer: dict[str, Any], streams: bool = True
+) -> dict[str, Any]:
+    content = _json(answer) | ({"text/event-stream": {"schema": _TEXT}} if streams else {})
+    what = "The answer, whole or in pieces." if streams else told
+    responses = _responses(what, content, "400", "404", "408", "413", "429", "503")
     return {
         "post": {
             "summary": told,
@@ -222,11 +258,11 @@ def _post(told: str, body: dict[str, Any], answer: dict[str, Any]) -> dict[str, 
 
 
 def _get(
-    told: str, content: dict[str, Any], *problems: str, name: str | None = None
+    told: str, content: dict[str, Any], *problems: str, names: tuple[str, ...] | None = None
 ) -> dict[str, Any]:
     path = (
-        [{"name": "name", "in": "path", "required": True, "schema": {"enum": [name]}}]
-        if name
+        [{"name": "name", "in": "path", "required": True, "schema": {"enum": list(names)}}]
+        if names
         else []
     )
     return {
@@ -238,14 +274,45 @@ def _get(
     }
 
 
+def _lookups() -> dict[str, Any]:
+    """Return the routes that have the form of llama-server."""
+    ids = _array(_COUNT)
+    piece = _object({"id": _COUNT, "piece": {"anyOf": [_TEXT, ids]}}, "id", "piece")
+    tokens = {"anyOf": [ids, _array(piece)]}
+    content = {"content": _TEXT, "model": _TEXT}
+    flags = dict.fromkeys(("add_special", "parse_special", "with_pieces"), _FLAG)
+    return {
+        "/tokenize": _post(
+            "The tokens of a text.",
+            _object(content | flags, "content"),
+            _object({"tokens": tokens}, "tokens"),
+            streams=False,
+        ),
+        "/detokenize": _post(
+            "The text of tokens.",
+            _object({"tokens": ids, "model": _TEXT}, "tokens"),
+            _object({"content": _TEXT}, "content"),
+            streams=False,
+        ),
+        "/props": _get(
+            "Properties of a model.",
+            _json(_object({"chat_template": _TEXT}, "chat_template", more=True)),
+            "404",
+            "503",
+        ),
+    }
+
+
 @cache
-def describe(name: str, needs_key: bool) -> dict[str, Any]:
-    """Return the OpenAPI description of a server for the model `name`.
+def describe(ids: tuple[str, ...], needs_key: bool, any_model: bool = False) -> dict[str, Any]:
+    """Return the OpenAPI description of a server.
 
     Args:
-        name: Name of the model.
+        ids: Names of its models.
         needs_key: Whether requests require an API key.
+        any_model: Whether requests may name any model.
     """
+    names = None if any_model else ids
     model = _object(
         {"id": _TEXT, "object": {"const": "model"}, "created": _COUNT, "owned_by": _TEXT},
         "id",
@@ -275,18 +342,22 @@ def describe(name: str, needs_key: bool) -> dict[str, Any]:
         },
         "paths": {
             "/v1/chat/completions": _post(
-                "Answer messages.", _chat_body(name), _answer("chat.completion", "message")
+                "Answer messages.", _chat_body(names), _answer("chat.completion", "message")
             ),
             "/v1/completions": _post(
-                "Go on from a text.", _text_body(name), _answer("text_completion", "text")
+                "Go on from a text.", _text_body(names), _answer("text_completion", "text")
             ),
             "/v1/models": _get(
-                "The model that is served.",
+                "The models that are served.",
                 _json(
                     _object({"object": {"const": "list"}, "data": _array(model)}, "object", "data")
                 ),
             ),
-            "/v1/models/{name}": _get("The model that is served.", _json(model), "404", name=name),
+            "/v1/models/{name}": _get("One of the models.", _json(model), "404", names=ids),
+            **_lookups(),
+            "/api/ps": _get(
+                "The models in memory.", _json(_object({"models": _array({})}, "models"))
+            ),
             "/health": _get(
                 "Whether requests are answered.",
                 _json(_object({"status": _TEXT}, "status", more=True)),

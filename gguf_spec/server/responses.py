@@ -5,46 +5,145 @@ from __future__ import annotations
 import codecs
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import reduce
 from typing import Any
 
 from ..results import Completion, FinishReason, Stats
 from .errors import ending, gone
 from .requests import CompletionRequest
-from .tool_calls import ToolReader
-from .worker import ChunkEvent, Finished, TokenInfo, Why
+from .tool_calls import Form, ToolReader
+from .worker import ChoiceEnded, ChunkEvent, Started, TokenInfo, Why
 
 
 class ResponseBuilder:
     """Converts the events of one job to response objects."""
 
-    def __init__(self, asked: CompletionRequest, model: str, tools: ToolReader | None) -> None:
-        self._asked, self._tools = asked, tools
+    def __init__(self, asked: CompletionRequest, started: Started) -> None:
+        """Create a builder.
+
+        Args:
+            asked: The request.
+            started: The first event of its job.
+        """
+        self._asked, self._form = asked, started.form
         kind = "chat.completion" if asked.is_chat else "text_completion"
         self._head = {
             "id": f"{'chatcmpl' if asked.is_chat else 'cmpl'}-{secrets.token_hex(12)}",
             "object": f"{kind}.chunk" if asked.is_chat and asked.stream else kind,
             "created": int(time.time()),
-            "model": model,
+            "model": started.model,
         }
-        self._offsets = _Offsets()
+        self._choices: dict[int, _Choice] = {}
+        self._results: list[Completion] = []
+
+    def _choice(self, index: int) -> _Choice:
+        if index not in self._choices:
+            self._choices[index] = _Choice(index, self._asked, self._form)
+        return self._choices[index]
 
     # ---- complete responses
 
-    def whole(self, said: Iterable[ChunkEvent], ended: Finished) -> dict[str, Any]:
+    def whole(self, said: Iterable[ChunkEvent], ended: Iterable[ChoiceEnded]) -> dict[str, Any]:
         """Return the complete response.
 
         Args:
             said: All chunk events of the answer.
-            ended: The final event of the answer.
+            ended: The final event of each choice.
 
         Raises:
             ApiError: The server shut down before the answer was complete, or the client
                 disconnected.
         """
-        finish = _finish(ended.result.finish_reason, ended.why)
-        text, named = ended.result.text, [one for piece in said for one in piece.logprobs]
-        choice: dict[str, Any] = {"index": 0, "logprobs": self._logprobs(named)}
+        named: dict[int, list[TokenInfo]] = {}
+        for piece in said:
+            named.setdefault(piece.index, []).extend(piece.logprobs)
+        choices = [self._choice(one.index).whole(one, named.get(one.index, [])) for one in ended]
+        results = [one.result for one in ended]
+        return self._head | {
+            "choices": choices,
+            "usage": usage(results, self._asked.n),
+            "seed": results[0].seed,
+        }
+
+    # ---- streamed responses
+
+    def first(self) -> list[dict[str, Any]]:
+        """Return the chunks that are sent before the first text: the role, for a chat."""
+        return self._role(0)
+
+    def _role(self, index: int) -> list[dict[str, Any]]:
+        choice = self._choice(index)
+        role = {"role": "assistant", "content": ""}
+        return [self._piece(choice.piece(role))] if self._asked.is_chat else []
+
+    def said(self, said: ChunkEvent) -> list[dict[str, Any]]:
+        """Return the response chunks for one chunk event; may be empty."""
+        pieces = self._role(said.index) if said.index not in self._choices else []
+        choice, chunk = self._choice(said.index), said.chunk
+        text = choice.push(chunk.text)
+        if not (text or said.logprobs or self._asked.shows_drafts):
+            return pieces
+        piece = self._piece(choice.piece(text, logprobs=choice.logprobs(said.logprobs)))
+        if self._asked.shows_drafts:
+            parts = (
+                [[text, False]]
+                if choice.reads_tools
+                else [[part, accepted] for part, accepted in chunk.accepted_text]
+            )
+            piece["speculation"] = {
+                "drafted": chunk.n_drafted,
+                "accepted": chunk.n_accepted,
+                "tokens": len(chunk.tokens),
+                "text": parts,
+            }
+        return [*pieces, piece]
+
+    def ended(self, ended: ChoiceEnded) -> list[dict[str, Any]]:
+        """Return the last chunks of a choice: remaining text, tool calls and finish reason.
+
+        Raises:
+            ApiError: The server shut down before the answer was complete, or the client
+                disconnected.
+        """
+        self._results.append(ended.result)
+        *pieces, last = map(self._piece, self._choice(ended.index).last(ended))
+        return [*pieces, last | {"seed": ended.result.seed}]
+
+    def finished(self) -> list[dict[str, Any]]:
+        """Return the chunk after all choices: the usage, if it was requested."""
+        if not self._asked.usage:
+            return []
+        return [self._head | {"choices": [], "usage": usage(self._results, self._asked.n)}]
+
+    def _piece(self, choice: dict[str, Any]) -> dict[str, Any]:
+        return self._head | {"choices": [choice]} | ({"usage": None} if self._asked.usage else {})
+
+
+class _Choice:
+    """Converts the events of one choice to the choice objects of a response."""
+
+    def __init__(self, index: int, asked: CompletionRequest, form: Form) -> None:
+        self._index, self._asked, use = index, asked, asked.tools
+        most = None if use.parallel else 1
+        self._tools = ToolReader(form, use.names, most) if use.tools else None
+        self._offsets = _Offsets()
+
+    @property
+    def reads_tools(self) -> bool:
+        """Whether the text is searched for tool calls."""
+        return self._tools is not None
+
+    def push(self, text: str) -> str:
+        """Return the part of a new text that can be sent now."""
+        return self._tools.push(text) if self._tools else text
+
+    def whole(self, ended: ChoiceEnded, named: Iterable[TokenInfo]) -> dict[str, Any]:
+        """Return the complete choice."""
+        finish, text = _finish(ended.result.finish_reason, ended.why), ended.result.text
+        choice: dict[str, Any] = {"index": self._index, "logprobs": self.logprobs(named)}
+        if self._asked.n > 1 or len(self._asked.prompts) > 1:
+            choice["seed"] = ended.result.seed
         if self._asked.is_chat:
             message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
             if self._tools:
@@ -56,83 +155,39 @@ class ResponseBuilder:
             choice["message"] = message
         else:
             choice["text"] = text
-        choice["finish_reason"] = finish
-        return self._head | {
-            "choices": [choice],
-            "usage": usage(ended.result),
-            "seed": ended.result.seed,
-        }
+        return choice | {"finish_reason": finish}
 
-    # ---- streamed responses
-
-    def first(self) -> list[dict[str, Any]]:
-        """Return the chunks that are sent before the first text: the role, for a chat."""
-        return [self._piece({"role": "assistant", "content": ""})] if self._asked.is_chat else []
-
-    def said(self, said: ChunkEvent) -> list[dict[str, Any]]:
-        """Return the response chunks for one chunk event; may be empty."""
-        chunk = said.chunk
-        text = self._tools.push(chunk.text) if self._tools else chunk.text
-        if not (text or said.logprobs or self._asked.shows_drafts):
-            return []
-        piece = self._piece(text, logprobs=self._logprobs(said.logprobs))
-        if self._asked.shows_drafts:
-            parts = (
-                [[part, accepted] for part, accepted in chunk.accepted_text]
-                if not self._tools
-                else [[text, False]]
-            )
-            piece["speculation"] = {
-                "drafted": chunk.n_drafted,
-                "accepted": chunk.n_accepted,
-                "tokens": len(chunk.tokens),
-                "text": parts,
-            }
-        return [piece]
-
-    def ended(self, ended: Finished) -> list[dict[str, Any]]:
-        """Return the last chunks: remaining text, tool calls, finish reason and usage.
-
-        Raises:
-            ApiError: The server shut down before the answer was complete, or the client
-                disconnected.
-        """
+    def last(self, ended: ChoiceEnded) -> list[dict[str, Any]]:
+        """Return the choice objects of the last chunks."""
         pieces, finish = [], _finish(ended.result.finish_reason, ended.why)
         if self._tools:
             if rest := self._tools.finish():
-                pieces.append(self._piece(rest))
-            if self._tools.calls:
+                pieces.append(self.piece(rest))
+            if calls := self._tools.calls:
                 finish = "tool_calls"
                 pieces.append(
-                    self._piece(
-                        {
-                            "tool_calls": [
-                                {"index": i} | call for i, call in enumerate(self._tools.calls)
-                            ]
-                        }
-                    )
+                    self.piece({"tool_calls": [{"index": i} | one for i, one in enumerate(calls)]})
                 )
-        pieces.append(
-            self._piece({} if self._asked.is_chat else "", finish) | {"seed": ended.result.seed}
-        )
-        if self._asked.usage:
-            pieces.append(self._head | {"choices": [], "usage": usage(ended.result)})
-        return pieces
+        return [*pieces, self.piece({} if self._asked.is_chat else "", finish)]
 
-    def _piece(
+    def piece(
         self,
         said: str | dict[str, Any],
         finish: str | None = None,
         logprobs: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
-        choice: dict[str, Any] = {"index": 0, "logprobs": logprobs, "finish_reason": finish}
+        """Return the choice object of a chunk."""
+        choice: dict[str, Any] = {
+            "index": self._index,
+            "logprobs": logprobs,
+            "finish_reason": finish,
+        }
         if self._asked.is_chat:
-            choice["delta"] = {"content": said} if isinstance(said, str) else said
-        else:
-            choice["text"] = said
-        return self._head | {"choices": [choice]} | ({"usage": None} if self._asked.usage else {})
+            return choice | {"delta": {"content": said} if isinstance(said, str) else said}
+        return choice | {"text": said}
 
-    def _logprobs(self, named: Iterable[TokenInfo]) -> dict[str, Any] | None:
+    def logprobs(self, named: Iterable[TokenInfo]) -> dict[str, Any] | None:
+        """Return the log-probabilities of some tokens; None unless requested."""
         if self._asked.sampling.logprobs is None:
             return None
         if self._asked.is_chat:
@@ -182,13 +237,19 @@ def _finish(reason: FinishReason, why: Why | None) -> str:
     raise gone() if why == "gone" else ending()
 
 
-def usage(result: Completion) -> dict[str, Any]:
-    """Return the usage object: token counts, and statistics of the speculation."""
-    s: Stats = result.stats
+def usage(results: Sequence[Completion], n: int = 1) -> dict[str, Any]:
+    """Return the usage object: token counts, and statistics of the speculation.
+
+    Args:
+        results: The completions.
+        n: Number of completions for each prompt; a prompt is counted once.
+    """
+    s = reduce(_sum, (result.stats for result in results))
+    n_prompt = sum(result.stats.n_prompt for result in results[::n])
     return {
-        "prompt_tokens": s.n_prompt,
+        "prompt_tokens": n_prompt,
         "completion_tokens": s.n_generated,
-        "total_tokens": s.n_prompt + s.n_generated,
+        "total_tokens": n_prompt + s.n_generated,
         "completion_tokens_details": {
             "accepted_prediction_tokens": s.n_accepted,
             "rejected_prediction_tokens": s.n_drafted - s.n_accepted,
@@ -215,3 +276,18 @@ def usage(result: Completion) -> dict[str, Any]:
             "ttft_s": s.ttft_s,
         },
     }
+
+
+def _sum(one: Stats, other: Stats) -> Stats:
+    """Return the statistics of two generations together; the first token is that of the first."""
+    numbers = {
+        name: value + getattr(other, name)
+        for name, value in vars(one).items()
+        if isinstance(value, (int, float))
+    }
+    names = {*one.drafters, *other.drafters}
+    zero = (0, 0)
+    pairs = {name: (one.drafters.get(name, zero), other.drafters.get(name, zero)) for name in names}
+    drafters = {name: (a + c, b + d) for name, ((a, b), (c, d)) in pairs.items()}
+    why = one.why_none or other.why_none
+    return Stats(**(numbers | {"ttft_s": one.ttft_s}), drafters=drafters, why_none=why)

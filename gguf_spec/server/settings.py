@@ -29,6 +29,8 @@ class Settings:
             request body. An answer that reaches the limit is returned as generated so far.
         body_bytes: Maximum size of a request body in bytes.
         grace: Seconds that running answers have to finish when the server shuts down.
+        any_model: Whether a request with an unknown model name gets the default model. If not, it
+            gets status 404. None allows it only on a loopback address.
     """
 
     host: str = "127.0.0.1"
@@ -40,6 +42,7 @@ class Settings:
     timeout: float = 600.0
     body_bytes: int = 4 << 20
     grace: float = 5.0
+    any_model: bool | None = None
 
     def __post_init__(self) -> None:
         _check("host", self.host, "a host name or an address", bool(self.host))
@@ -77,6 +80,11 @@ class Settings:
                 message=f"other machines can reach the server at {self.host}, so it needs an API "
                 "key.",
             )
+
+    @property
+    def takes_any_model(self) -> bool:
+        """Whether unknown model names mean the default model."""
+        return self.is_local if self.any_model is None else self.any_model
 
     @property
     def is_local(self) -> bool:

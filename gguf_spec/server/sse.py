@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from .errors import ApiError
 from .responses import ResponseBuilder
-from .worker import ChunkEvent, ErrorEvent, Event, Finished, Job, Started
+from .worker import ChunkEvent, Done, ErrorEvent, Event, Finished, Job, Started
 
 
 class EventStream(Response):
@@ -76,14 +76,16 @@ class EventStream(Response):
                 return
 
     def _written(self, one: Event) -> bytes:
-        if isinstance(one, Started):
+        if isinstance(one, (Started, Done)):
             return b""
         if isinstance(one, ErrorEvent):
             return event({"error": one.refusal.error})
         if isinstance(one, ChunkEvent):
             return b"".join(map(event, self._reply.said(one)))
+        if isinstance(one, Finished):
+            return b"".join(map(event, self._reply.finished())) + b"data: [DONE]\n\n"
         try:
-            return b"".join(map(event, self._reply.ended(one))) + b"data: [DONE]\n\n"
+            return b"".join(map(event, self._reply.ended(one)))
         except ApiError as refusal:
             return event({"error": refusal.error})
 

@@ -13,6 +13,7 @@ import uvicorn
 from ..errors import GgufSpecError, InvalidOptionError
 from ..errors.texts import Option, Text
 from .app import App, make_app
+from .model_pool import ModelPool
 from .settings import Settings
 
 if TYPE_CHECKING:
@@ -38,8 +39,12 @@ class Server:
         url: Base URL, such as `http://127.0.0.1:8080`.
     """
 
-    def __init__(self, llm: LLM, settings: Settings) -> None:
+    def __init__(self, llm: LLM | ModelPool, settings: Settings) -> None:
         """Start the server.
+
+        Args:
+            llm: The LLM, which stays open, or a pool of models.
+            settings: The settings.
 
         Raises:
             InvalidOptionError: The host is not a valid address.
@@ -138,17 +143,18 @@ def _listen(settings: Settings) -> socket.socket:
     return listener
 
 
-def serve_in_thread(llm: LLM, port: int = 0, **settings: Any) -> Server:
+def serve_in_thread(llm: LLM | ModelPool, port: int = 0, **settings: Any) -> Server:
     """Serve an LLM from a separate thread of this process.
 
     The program may continue to use the LLM; its requests and those of the server wait for each
     other.
 
     Args:
-        llm: The LLM to serve. Close the server first, then the LLM.
+        llm: The LLM to serve, which stays open: close the server first, then the LLM. Or a pool of
+            models.
         port: Port to listen on; 0 selects a free one, see `Server.url`.
         settings: Fields of `Settings`: `host`, `api_key`, `cors_origins`, `queue`, `max_tokens`,
-            `timeout`, `body_bytes`, `grace`.
+            `timeout`, `body_bytes`, `grace`, `any_model`.
 
     Raises:
         InvalidOptionError: A setting has a value outside its range.

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 Form = Literal["hermes", "mistral", "llama"]
-_OPEN, _CLOSE, _MISTRAL = "<tool_call>", "</tool_call>", "[TOOL_CALLS]"
+OPEN, CLOSE, MISTRAL = "<tool_call>", "</tool_call>", "[TOOL_CALLS]"
 
 
 def form_of(template: str) -> Form:
@@ -20,7 +20,7 @@ def form_of(template: str) -> Form:
     - `llama`: the whole answer is `{"name": ..., "parameters": {...}}`, or several such objects
       separated by semicolons.
     """
-    return "hermes" if _OPEN in template else "mistral" if _MISTRAL in template else "llama"
+    return "hermes" if OPEN in template else "mistral" if MISTRAL in template else "llama"
 
 
 class ToolReader:
@@ -33,8 +33,15 @@ class ToolReader:
         calls: Parsed calls in OpenAI's format; complete after `finish`.
     """
 
-    def __init__(self, form: Form, names: Sequence[str]) -> None:
-        self._form, self._names = form, frozenset(names)
+    def __init__(self, form: Form, names: Sequence[str], most: int | None = None) -> None:
+        """Create a parser.
+
+        Args:
+            form: Form of the calls.
+            names: Names of the tools.
+            most: Maximum number of calls; further ones are dropped. None for no limit.
+        """
+        self._form, self._names, self._most = form, frozenset(names), most
         self._held = ""
         self._is_text = False  # True once the rest of the answer cannot contain a call
         self.calls: list[dict[str, Any]] = []
@@ -67,7 +74,7 @@ class ToolReader:
         calls = [_call(one, self._names) for one in found] if found else []
         if not calls or None in calls:
             return held
-        self.calls = [call for call in calls if call]
+        self.calls = [call for call in calls if call][: self._most]
         return ""
 
     def _take(self, n: int) -> str:
@@ -79,10 +86,10 @@ class ToolReader:
 
         White space before a tag belongs to the tag.
         """
-        at = self._held.find(_OPEN)
+        at = self._held.find(OPEN)
         if at < 0:
             at = len(self._held) - max(
-                (n for n in range(1, len(_OPEN)) if self._held.endswith(_OPEN[:n])), default=0
+                (n for n in range(1, len(OPEN)) if self._held.endswith(OPEN[:n])), default=0
             )
         return len(self._held[:at].rstrip())
 
@@ -130,12 +137,12 @@ def _values(text: str, before: str, after: str) -> list[Any] | None:
 
 
 def _hermes(text: str) -> list[Any] | None:
-    found = _values(text, rf"\s*{_OPEN}\s*", rf"\s*({_CLOSE})?\s*")
+    found = _values(text, rf"\s*{OPEN}\s*", rf"\s*({CLOSE})?\s*")
     return found and [value for _, value in found]
 
 
 def _mistral(text: str) -> list[Any] | None:
-    text = text.strip().removeprefix(_MISTRAL)
+    text = text.strip().removeprefix(MISTRAL)
     if text.startswith("["):
         found = _load(text)
         return found if isinstance(found, list) else None

@@ -7,13 +7,17 @@ import collections
 import contextlib
 import math
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..results import Chunk, Completion, Stats
+from .choices import ChoiceRequest, requests_of
 from .errors import ApiError, as_refusal, ending, gone
 from .metrics import Metrics
+from .model_pool import ModelPool, ServedModel
 from .requests import CompletionRequest
+from .tool_calls import Form, form_of
 
 if TYPE_CHECKING:
     from ..runtime.llm import LLM
@@ -24,7 +28,15 @@ Why = Literal["gone", "timeout", "ending"]
 
 @dataclass(frozen=True)
 class Started:
-    """Event: the prompt is valid and the generation has started."""
+    """Event: the model is loaded, the prompt is valid and the generation has started.
+
+    Attributes:
+        model: Name of the model.
+        form: Form of its tool calls.
+    """
+
+    model: str
+    form: Form
 
 
 @dataclass(frozen=True)
@@ -46,28 +58,48 @@ class TokenInfo:
 
 @dataclass(frozen=True)
 class ChunkEvent:
-    """Event: one chunk of the answer.
+    """Event: one chunk of a choice.
 
     Attributes:
         chunk: The chunk.
         logprobs: Its tokens with log-probabilities; empty unless requested.
+        index: Index of the choice.
     """
 
     chunk: Chunk
     logprobs: tuple[TokenInfo, ...]
+    index: int = 0
+
+
+@dataclass(frozen=True)
+class ChoiceEnded:
+    """Event: one choice is complete.
+
+    Attributes:
+        index: Index of the choice.
+        result: The completion.
+        why: Reason for a cancellation; None if the choice was not cancelled.
+    """
+
+    index: int
+    result: Completion
+    why: Why | None
 
 
 @dataclass(frozen=True)
 class Finished:
-    """Event: the answer has ended.
+    """Event: all choices are complete."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """Event: a task has run.
 
     Attributes:
-        result: The completion.
-        why: Reason for a cancellation; None if the answer was not cancelled.
+        value: What it returned.
     """
 
-    result: Completion
-    why: Why | None
+    value: Any
 
 
 @dataclass(frozen=True)
@@ -77,17 +109,21 @@ class ErrorEvent:
     refusal: ApiError
 
 
-Event = Started | ChunkEvent | Finished | ErrorEvent
+Event = Started | ChunkEvent | ChoiceEnded | Finished | Done | ErrorEvent
 
 
 class Job:
     """Request for the worker, with the queue of events for its client.
 
     `post` never waits for the client. Create a job in the event loop of the client.
+
+    Attributes:
+        model: The model.
+        asked: The request, or a task: a function of the loaded model.
     """
 
-    def __init__(self, asked: CompletionRequest) -> None:
-        self.asked = asked
+    def __init__(self, model: ServedModel, asked: CompletionRequest | Callable[[LLM], Any]) -> None:
+        self.model, self.asked = model, asked
         # No explicit size limit: the length of the answer bounds the queue.
         self.events: asyncio.Queue[Event] = asyncio.Queue()
         self.why: Why | None = None
@@ -123,9 +159,9 @@ class Job:
 class Worker:
     """Thread that runs jobs one at a time, in the order of their submission."""
 
-    def __init__(self, llm: LLM, most_waiting: int, totals: Metrics) -> None:
+    def __init__(self, pool: ModelPool, most_waiting: int, totals: Metrics) -> None:
         self.totals = totals
-        self._llm, self._most = llm, most_waiting
+        self._pool, self._most = pool, most_waiting
         self._changed = threading.Condition()
         self._waiting: collections.deque[Job] = collections.deque()
         self._running: Job | None = None
@@ -188,6 +224,7 @@ class Worker:
             self._changed.notify()
         self.cancel_all()
         self._thread.join()
+        self._pool.close()
 
     def _run(self) -> None:
         while job := self._next():
@@ -199,52 +236,59 @@ class Worker:
             del job, last
 
     def _next(self) -> Job | None:
-        with self._changed:
-            while not self._waiting and not self._ends:
-                self._changed.wait()
-            if self._waiting:
-                self._running = self._waiting.popleft()
-            return self._running
+        """Return the next job; unload idle models while there is none."""
+        while True:
+            with self._changed:
+                if not self._waiting and not self._ends:
+                    self._changed.wait(self._pool.seconds_left())
+                if self._waiting or self._ends:
+                    self._running = self._waiting.popleft() if self._waiting else None
+                    break
+            self._pool.unload_idle()
+        if self._running:
+            self._pool.unload_idle(but_for=self._running.model)
+        return self._running
 
     def _answer(self, job: Job) -> Event:
         """Run a job and return its last event."""
-        asked = job.asked
-        stats = Stats()
+        names = job.asked.names if isinstance(job.asked, CompletionRequest) else {}
         try:
-            with self._open(asked) as stream:
-                try:
-                    job.begins(stream)
-                    self.totals.began(stream)
-                    job.post(Started())
-                    for chunk in stream:
-                        job.post(ChunkEvent(chunk, self._named(chunk)))
-                finally:
-                    job.ends()
-                    stats = stream.stats
-                    self.totals.ended(stats)
-            self._seconds += 0.2 * (stats.total_s - self._seconds)
-            return Finished(stream.result, job.why)
+            with self._pool.use(job.model, lambda: bool(job.why)) as llm:
+                if not isinstance(job.asked, CompletionRequest):
+                    return Done(job.asked(llm))
+                for request in requests_of(job.asked, llm):
+                    self._choose(job, llm, request)
+            return Finished()
         except Exception as error:
-            return ErrorEvent(as_refusal(error, asked.names))
+            return ErrorEvent(ending() if job.why == "ending" else as_refusal(error, names))
 
-    def _open(self, asked: CompletionRequest) -> Stream:
-        return self._llm.stream(
-            asked.prompt,
-            asked.sampling,
-            speculation=asked.speculation,
-            echo=asked.echo,
-            tools=asked.tools or None,
-        )
+    def _choose(self, job: Job, llm: LLM, request: ChoiceRequest) -> None:
+        """Generate one choice."""
+        stats = Stats()
+        with request.open(llm) as stream:
+            try:
+                job.begins(stream)
+                self.totals.began(stream)
+                if request.index == 0:
+                    job.post(Started(llm.name, form_of(llm.chat_template or "")))
+                for chunk in stream:
+                    job.post(ChunkEvent(chunk, _named(llm, chunk), request.index))
+            finally:
+                job.ends()
+                stats = stream.stats
+                self.totals.ended(stats)
+        self._seconds += 0.2 * (stats.total_s - self._seconds)
+        job.post(ChoiceEnded(request.index, stream.result, job.why))
 
-    def _named(self, chunk: Chunk) -> tuple[TokenInfo, ...]:
-        return tuple(
-            self._name(one.token, one.logprob, tuple(self._name(*other) for other in one.top))
-            for one in chunk.logprobs
-        )
 
-    def _name(self, token: int, logprob: float, top: tuple[TokenInfo, ...] = ()) -> TokenInfo:
-        text = self._llm.token_text(token)
-        # JSON has no infinity: log-probabilities are at least -9999.
-        return TokenInfo(
-            text, self._llm.token_bytes(token) or text.encode(), max(logprob, -9999.0), top
-        )
+def _named(llm: LLM, chunk: Chunk) -> tuple[TokenInfo, ...]:
+    return tuple(
+        _name(llm, one.token, one.logprob, tuple(_name(llm, *other) for other in one.top))
+        for one in chunk.logprobs
+    )
+
+
+def _name(llm: LLM, token: int, logprob: float, top: tuple[TokenInfo, ...] = ()) -> TokenInfo:
+    text = llm.token_text(token)
+    # JSON has no infinity: log-probabilities are at least -9999.
+    return TokenInfo(text, llm.token_bytes(token) or text.encode(), max(logprob, -9999.0), top)

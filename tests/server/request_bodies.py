@@ -16,6 +16,7 @@ from pathlib import Path
 from gguf_spec.options import Sampling, Speculation
 from gguf_spec.server.errors import ApiError
 from gguf_spec.server.requests import parse, read_chat, read_text
+from gguf_spec.server.tools import NO_TOOLS
 
 RECORD = Path(__file__).parents[1] / "data" / "request_outcomes.json.gz"
 DEFAULT = Speculation(k=8)
@@ -277,8 +278,14 @@ def outcome(kind, most, body):
     asked = {
         name: value
         for name, value in vars(request).items()
-        if name not in ("sampling", "speculation")
+        if name not in ("sampling", "speculation", "tools", "prompts")
     }
+    use = vars(request.tools)
+    asked |= {name: use[name] for name in use if use[name] != vars(NO_TOOLS)[name]}
+    asked["tools"] = use["tools"]
+    if "strict" in asked:
+        asked["strict"] = sorted(asked["strict"])
+    asked["prompt"] = request.prompts[0] if len(request.prompts) == 1 else list(request.prompts)
     if request.speculation:
         asked["speculation"] = dataclasses.astuple(request.speculation)
     asked |= {

@@ -20,7 +20,7 @@ from gguf_spec.server import serve_in_thread
 from gguf_spec.server.requests import read_text
 from gguf_spec.server.responses import ResponseBuilder
 from gguf_spec.server.sse import EventStream
-from gguf_spec.server.worker import ChunkEvent, Job
+from gguf_spec.server.worker import ChunkEvent, Job, Started
 from tests.server.conftest import ask, ask_text, metrics, until
 
 START = "Once upon a time there was"
@@ -162,12 +162,12 @@ def test_a_client_that_takes_nothing_for_too_long_is_left():
         sent.append(message)
 
     async def main():
-        job = Job(read_text({"prompt": "a"}, Speculation(), None))
+        job = Job(None, read_text({"prompt": "a"}, Speculation(), None))
         for text in "bcd":
             job.events.put_nowait(ChunkEvent(Chunk(text, (1,), 0, 0), ()))
             await asyncio.sleep(0)
         stream = EventStream(
-            job, ResponseBuilder(job.asked, "m", None), 0.1, lambda: closed.append(True)
+            job, ResponseBuilder(job.asked, Started("m", "llama")), 0.1, lambda: closed.append(True)
         )
         await asyncio.wait_for(stream({}, None, send), 10)
 

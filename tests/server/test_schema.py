@@ -17,7 +17,7 @@ def small(tales):
         yield one
 
 
-schema = schemathesis.openapi.from_dict(describe("tales", False))
+schema = schemathesis.openapi.from_dict(describe(("tales",), False))
 
 
 @schema.parametrize()
@@ -39,4 +39,4 @@ def test_the_description(small):
         "/metrics",
     }
     assert "security" not in told
-    assert describe("m", True)["security"] == [{"key": []}]
+    assert describe(("m",), True)["security"] == [{"key": []}]

@@ -117,6 +117,8 @@ def read(reader, body):
 
 @pytest.mark.parametrize(("owner", "name", "value"), REFUSED)
 def test_requests_refuse(owner, name, value):
+    if (name in NO_LIMIT and value in (-1, 0)) or (name == "stop" and "" in value):
+        return  # has a meaning in requests
     for reader, body, field in bodies(owner, name, value):
         with pytest.raises(ApiError) as caught:
             read(reader, body)
@@ -145,10 +147,21 @@ def test_the_defaults_of_requests():
     assert read(read_text, {"speculation": {}}).speculation == Speculation()
 
 
+# In requests -1 means no limit for these, as for other servers; 0 does too.
+NO_LIMIT = {"max_tokens": None, "top_k": 0}
+
+
+@pytest.mark.parametrize("value", [-1, 0])
+def test_no_limit(value):
+    for name, wanted in NO_LIMIT.items():
+        for reader, body, _ in bodies(Sampling, name, value):
+            assert getattr(read(reader, body).sampling, name) == wanted
+
+
 def schemas(owner, name, rule):
     """The schemas of an option in the description of the server."""
-    for path, route in describe("m", False)["paths"].items():
-        if "post" not in route:
+    for path, route in describe(("m",), False)["paths"].items():
+        if not path.startswith("/v1/") or "post" not in route:
             continue
         body = route["post"]["requestBody"]["content"]["application/json"]["schema"]["properties"]
         if owner is Speculation:
@@ -169,14 +182,15 @@ def test_the_description(owner, name, rule):
     )
     for schema in found:
         default = schema.pop("default", None)
-        assert schema == rule.schema
+        assert schema == rule.schema | ({"minimum": -1} if name in NO_LIMIT else {})
         assert default == (
             None
             if name in ("max_tokens", "logprobs", "logit_bias") or owner is Speculation
             else getattr(owner(), name)
         )
         if rule.least is not None:
-            assert schema["exclusiveMinimum" if rule.above else "minimum"] == rule.least
+            least = -1 if name in NO_LIMIT else rule.least
+            assert schema["exclusiveMinimum" if rule.above else "minimum"] == least
         if rule.most is not None:
             assert schema["maximum"] == rule.most
 

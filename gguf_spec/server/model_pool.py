@@ -1,0 +1,258 @@
+"""Models of a server: loaded on demand, unloaded when idle or when another one needs the memory."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import InvalidOptionError, LoadCancelledError, NotEnoughMemoryError
+from ..models import path as local_path
+from ..models import resolve
+from ..options import Speculation
+from ..results import OnProgress
+from .errors import ApiError, gone, log, not_loaded
+
+if TYPE_CHECKING:
+    from ..runtime.llm import LLM
+
+
+@dataclass(frozen=True, eq=False)
+class ServedModel:
+    """A model that a server can load.
+
+    Attributes:
+        id: Name in responses.
+        names: Other names in lower case that requests may use.
+        load: Loads the model; its argument is called with the progress.
+    """
+
+    id: str
+    names: frozenset[str]
+    load: Callable[[OnProgress | None], LLM]
+
+
+def served_model(
+    model: str | Path, models_file: str | Path | None = None, **options: Any
+) -> ServedModel:
+    """Return a model on this disk for a `ModelPool`, without loading it.
+
+    Args:
+        model: As for `gguf_spec.load`.
+        models_file: As for `gguf_spec.load`.
+        options: Other arguments of `gguf_spec.load`.
+
+    Raises:
+        ModelNotFoundError: There is no such model.
+        NotDownloadedError: It is not on this disk.
+    """
+    entry, file = resolve(model, models_file), local_path(model, models_file)
+    names = {str(model), *entry.aliases, *_names_of(entry.name, file)}
+    if entry.repo:
+        names |= {entry.repo, f"hf:{entry.repo}"}
+    return ServedModel(
+        entry.name,
+        frozenset(name.lower() for name in names),
+        partial(_load, model, models_file, options),
+    )
+
+
+def loaded_model(llm: LLM) -> ServedModel:
+    """Return a model that is already loaded, for a pool that keeps it."""
+    names = _names_of(llm.name, llm.path)
+    return ServedModel(llm.name, frozenset(name.lower() for name in names), lambda _: llm)
+
+
+def _names_of(name: str, file: Path) -> set[str]:
+    return {name, file.name, file.stem, Path(name).stem if name.endswith(".gguf") else name}
+
+
+def _load(
+    model: str | Path,
+    models_file: str | Path | None,
+    options: Mapping[str, Any],
+    progress: OnProgress | None,
+) -> LLM:
+    from ..runtime.load import load
+
+    return load(model, models_file=models_file, progress=progress, **options)
+
+
+@dataclass
+class LoadedModel:
+    """A model of a pool that is in memory.
+
+    Attributes:
+        llm: The model.
+        used_s: Time of its last use, by the clock of the pool.
+        keeps: Whether it is never unloaded.
+        is_busy: Whether it answers a request.
+    """
+
+    llm: LLM
+    used_s: float
+    keeps: bool
+    is_busy: bool = False
+
+
+class ModelPool:
+    """Models of a server by name.
+
+    Any thread may look models up. Only one thread, the worker of a server, loads, uses and unloads
+    them, so a model in use is never unloaded.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[ServedModel],
+        *,
+        speculation: Speculation | None = None,
+        keep_alive: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Create a pool in which nothing is loaded.
+
+        Args:
+            models: The models. The first one is the default.
+            speculation: Default draft options of the requests.
+            keep_alive: Seconds after its last use at which a model is unloaded; None for never.
+            clock: Returns the time in seconds.
+
+        Raises:
+            InvalidOptionError: There is no model, or two of them have the same id.
+        """
+        ids = [model.id for model in models]
+        if not ids or len(set(ids)) < len(ids):
+            raise InvalidOptionError("model", ", ".join(ids), "one or several different models")
+        if keep_alive is not None and not keep_alive >= 0:
+            raise InvalidOptionError("keep_alive", keep_alive, "seconds, 0 or more")
+        self.models, self.keep_alive = tuple(models), keep_alive
+        self.speculation = speculation or Speculation()
+        self._clock, self._lock = clock, threading.Lock()
+        self._loaded: dict[str, LoadedModel] = {}
+        # An exact id has priority over other names, and earlier models over later ones.
+        self._named = {name: model for model in reversed(self.models) for name in model.names} | {
+            model.id.lower(): model for model in self.models
+        }
+
+    @classmethod
+    def of(cls, llm: LLM) -> ModelPool:
+        """Return a pool with one model, which the caller opened and closes."""
+        pool = cls([loaded_model(llm)], speculation=llm.speculation)
+        pool.add(pool.default, llm, keeps=True)
+        return pool
+
+    @property
+    def default(self) -> ServedModel:
+        """The model for requests that name none."""
+        return self.models[0]
+
+    def find(self, name: str) -> ServedModel | None:
+        """Return the model with this name; names differ by more than their case."""
+        return self._named.get(name.lower())
+
+    def loaded(self, model: ServedModel) -> LoadedModel | None:
+        """Return a model that is in memory, or None. May be called from any thread."""
+        with self._lock:
+            return self._loaded.get(model.id)
+
+    def seconds_left(self, model: ServedModel | None = None) -> float | None:
+        """Return the seconds until a model is unloaded; None if that will not happen.
+
+        Args:
+            model: The model; None for the first one of all.
+        """
+        if self.keep_alive is None:
+            return None
+        with self._lock:
+            found = [self._loaded.get(model.id)] if model else [*self._loaded.values()]
+        times = [one.used_s for one in found if one and not (one.keeps or one.is_busy)]
+        return max(0.0, min(times) + self.keep_alive - self._clock()) if times else None
+
+    def add(self, model: ServedModel, llm: LLM, keeps: bool = False) -> None:
+        """Add an LLM that was loaded outside of the pool.
+
+        Args:
+            model: Its model, one of the pool.
+            llm: The LLM; the pool closes it unless `keeps` is true.
+            keeps: Whether it is never unloaded.
+        """
+        with self._lock:
+            self._loaded[model.id] = LoadedModel(llm, self._clock(), keeps)
+
+    @contextmanager
+    def use(self, model: ServedModel, is_cancelled: Callable[[], bool]) -> Iterator[LLM]:
+        """Load a model if necessary and mark it as in use.
+
+        Args:
+            model: The model.
+            is_cancelled: Whether to give up loading.
+
+        Raises:
+            ApiError: It cannot be loaded, or `is_cancelled` returned True.
+        """
+        one = self.loaded(model)
+        if one is None:
+            self.add(model, self._load(model, is_cancelled))
+            one = self.loaded(model)
+        assert one
+        one.is_busy = True
+        try:
+            yield one.llm
+        finally:
+            one.used_s, one.is_busy = self._clock(), False
+
+    def _load(self, model: ServedModel, is_cancelled: Callable[[], bool]) -> LLM:
+        def progress(_: object) -> bool:
+            return not is_cancelled()
+
+        while True:
+            try:
+                return model.load(progress)
+            except NotEnoughMemoryError as error:
+                if not self._unload_oldest():
+                    raise not_loaded(model.id, error) from None
+            except LoadCancelledError:
+                raise gone() from None
+            except ApiError:
+                raise
+            except Exception as error:
+                log(error)
+                raise not_loaded(model.id, error) from None
+
+    def _unload_oldest(self) -> bool:
+        """Unload the model whose last use is longest ago; return False if there is none."""
+        with self._lock:
+            idle = [(one.used_s, id_) for id_, one in self._loaded.items() if not one.keeps]
+        if not idle:
+            return False
+        self._unload(min(idle)[1])
+        return True
+
+    def _unload(self, id_: str) -> None:
+        with self._lock:
+            one = self._loaded.pop(id_)
+        one.llm.close()
+
+    def unload_idle(self, but_for: ServedModel | None = None) -> None:
+        """Unload all models whose time is over, except the one that is needed next."""
+        for model in self.models:
+            if model is not but_for and self.seconds_left(model) == 0:
+                self._unload(model.id)
+
+    def close(self) -> None:
+        """Unload all models that the pool loaded; further calls have no effect."""
+        with self._lock:
+            ids = [id_ for id_, one in self._loaded.items() if not one.keeps]
+        for id_ in ids:
+            self._unload(id_)
+
+
+def pool_of(llm: LLM | ModelPool) -> ModelPool:
+    """Return a pool for what a server is given."""
+    return llm if isinstance(llm, ModelPool) else ModelPool.of(llm)

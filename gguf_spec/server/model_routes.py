@@ -1,0 +1,223 @@
+"""Routes about the models: lists, tokens, properties and what is loaded, partly as llama-server."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from .. import __version__
+from ..errors import ClosedError
+from ..options import SAMPLING
+from .errors import ApiError, bad, in_request
+from .model_pool import ModelPool, ServedModel
+from .requests import parse
+from .settings import Settings
+from .values import flag, is_count
+from .worker import Done, ErrorEvent, Job, Worker
+
+if TYPE_CHECKING:
+    from ..runtime.llm import LLM
+
+Look = Callable[["LLM"], dict[str, Any]]
+
+
+class ModelRoutes:
+    """Routes that look models up; those that need a loaded model load it."""
+
+    def __init__(
+        self,
+        pool: ModelPool,
+        worker: Worker,
+        settings: Settings,
+        body: Callable[[Request], Any],
+        since: int,
+    ) -> None:
+        """Create the routes.
+
+        Args:
+            pool: The models.
+            worker: Loads a model that is not in memory.
+            settings: Settings of the server.
+            body: Reads the body of a request.
+            since: Start of the server, in seconds since 1970.
+        """
+        self._pool, self._worker, self._settings = pool, worker, settings
+        self._body, self._since = body, since
+        self.routes = [
+            Route("/v1/models", self._list, methods=["GET"]),
+            Route("/v1/models/{name:path}", self._one, methods=["GET"]),
+            Route("/tokenize", self._tokenize, methods=["POST"]),
+            Route("/detokenize", self._detokenize, methods=["POST"]),
+            Route("/props", self._props, methods=["GET"]),
+            Route("/api/ps", self._loaded, methods=["GET"]),
+        ]
+
+    def find(self, name: Any, any_model: bool) -> ServedModel:
+        """Return the model that a request names.
+
+        Args:
+            name: Its field `model`.
+            any_model: Whether an unknown name means the default model.
+
+        Raises:
+            ApiError: There is no such model.
+        """
+        if name is None or name == "":
+            return self._pool.default
+        if not isinstance(name, str):
+            raise bad("model", "must be a string.")
+        if found := self._pool.find(name):
+            return found
+        if any_model:
+            return self._pool.default
+        ids = ", ".join(repr(model.id) for model in self._pool.models[:20])
+        raise ApiError(
+            f"There is no model {name[:100]!r}: this server has {ids}.",
+            "model",
+            "model_not_found",
+            404,
+        )
+
+    async def _list(self, _: Request) -> Response:
+        models = [self._about(model) for model in self._pool.models]
+        return JSONResponse({"object": "list", "data": models})
+
+    async def _one(self, request: Request) -> Response:
+        return JSONResponse(self._about(self.find(request.path_params["name"] or "/", False)))
+
+    def _about(self, model: ServedModel) -> dict[str, Any]:
+        about = {
+            "id": model.id,
+            "object": "model",
+            "created": self._since,
+            "owned_by": "gguf-spec",
+            "aliases": sorted(model.names - {model.id.lower()}),
+        }
+        loaded = self._pool.loaded(model)
+        if not loaded:
+            return about | {"loaded": False}
+        llm = loaded.llm
+        return about | {
+            "loaded": True,
+            "n_ctx": llm.n_ctx,
+            "draft": llm.draft_name,
+            "speculation": llm.speculation.k > 0,
+            "notes": [text for note in llm.notes if (text := in_request(note))],
+        }
+
+    async def _loaded(self, _: Request) -> Response:
+        """List the models in memory, with Ollama's field names."""
+        return JSONResponse(
+            {"models": [one for one in map(self._in_memory, self._pool.models) if one]}
+        )
+
+    def _in_memory(self, model: ServedModel) -> dict[str, Any] | None:
+        loaded, left = self._pool.loaded(model), self._pool.seconds_left(model)
+        if not loaded:
+            return None
+        now = datetime.datetime.now(datetime.timezone.utc)
+        return {
+            "name": model.id,
+            "model": model.id,
+            "size": loaded.llm.memory_bytes,
+            "context_length": loaded.llm.n_ctx,
+            "draft": loaded.llm.draft_name,
+            "busy": loaded.is_busy,
+            "seconds_left": left,
+            "expires_at": left if left is None else _later(now, left),
+        }
+
+    async def _tokenize(self, request: Request) -> Response:
+        data = parse(await self._body(request))
+        content = data.get("content")
+        if not isinstance(content, str):
+            raise bad("content", "must be a string.")
+        special = data.get("parse_special") is None or flag(data, "parse_special")
+        start, pieces = flag(data, "add_special"), flag(data, "with_pieces")
+
+        def look(llm: LLM) -> dict[str, Any]:
+            ids = llm.vocabulary.tokenize(content, special=special, start=start)
+            return {"tokens": [_with_piece(llm, id_) for id_ in ids] if pieces else ids}
+
+        return await self._look(data.get("model"), look)
+
+    async def _detokenize(self, request: Request) -> Response:
+        data = parse(await self._body(request))
+        tokens = data.get("tokens")
+        if not isinstance(tokens, list) or not all(map(is_count, tokens)):
+            raise bad("tokens", "must be an array of token ids.")
+
+        def look(llm: LLM) -> dict[str, Any]:
+            n_vocab = llm.vocabulary.n_vocab
+            if not all(0 <= token < n_vocab for token in tokens):
+                raise bad("tokens", f"must be ids from 0 to {n_vocab - 1}.")
+            data = b"".join(_piece(llm, token) for token in tokens)
+            return {"content": data.decode("utf-8", errors="replace")}
+
+        return await self._look(data.get("model"), look)
+
+    async def _props(self, request: Request) -> Response:
+        return await self._look(request.query_params.get("model"), self._properties)
+
+    def _properties(self, llm: LLM) -> dict[str, Any]:
+        params = {name: getattr(llm.sampling, name) for name in SAMPLING}
+        params |= {
+            "n_predict": self._settings.max_tokens or -1,
+            "speculative.n_max": llm.speculation.k,
+        }
+        special, texts = llm.vocabulary.vocabulary, {}
+        for name in ("bos", "eos"):
+            texts[f"{name}_token"] = llm.token_text(special[name]) if special[name] >= 0 else ""
+        return {
+            "default_generation_settings": {"id": 0, "n_ctx": llm.n_ctx, "params": params},
+            "total_slots": 1,
+            "model_alias": llm.name,
+            "model_path": llm.path.name,
+            "modalities": {"vision": False, "audio": False},
+            "chat_template": llm.chat_template or "",
+            **texts,
+            "build_info": f"gguf-spec {__version__}",
+        }
+
+    async def _look(self, name: Any, look: Look) -> Response:
+        """Answer with what `look` returns for a model; it must not use the context of the model.
+
+        A model in memory answers at once, even during a generation.
+        """
+        model = self.find(name, self._settings.takes_any_model)
+        if loaded := self._pool.loaded(model):
+            try:
+                return JSONResponse(await asyncio.to_thread(look, loaded.llm))
+            except ClosedError:
+                pass  # it was unloaded in between
+        job = Job(model, look)
+        self._worker.submit(job)
+        event = await job.events.get()
+        if isinstance(event, ErrorEvent):
+            raise event.refusal
+        assert isinstance(event, Done)
+        return JSONResponse(event.value)
+
+
+def _later(now: datetime.datetime, seconds: float) -> str:
+    return (now + datetime.timedelta(seconds=min(seconds, 1e9))).isoformat()
+
+
+def _piece(llm: LLM, token: int) -> bytes:
+    """Return the bytes of a token, and the text of a special token."""
+    return llm.token_bytes(token) or llm.token_text(token).encode()
+
+
+def _with_piece(llm: LLM, token: int) -> dict[str, Any]:
+    """Return a token with its text, or with its bytes if they are a part of a character."""
+    data = _piece(llm, token)
+    try:
+        return {"id": token, "piece": data.decode()}
+    except UnicodeDecodeError:
+        return {"id": token, "piece": list(data)}

@@ -1,0 +1,104 @@
+"""Fields of other APIs: those without effect, those with another name here, and message fields."""
+
+import pytest
+
+from gguf_spec.options import Speculation
+from gguf_spec.server.errors import ApiError
+from gguf_spec.server.fields import OTHER_FIELDS, OTHER_NAMES
+from gguf_spec.server.messages import IGNORED_FIELDS, read_messages
+from gguf_spec.server.requests import read_chat, read_text
+from tests.server.conftest import ask_chat
+
+SMALLEST = {"chat": {"messages": [{"role": "user", "content": "x"}]}, "text": {"prompt": "x"}}
+READ = {"chat": read_chat, "text": read_text}
+ANY = [True, 0, -1.5, "x", [], ["x"], {}, {"a": 1}]
+
+
+def read(route, **fields):
+    return READ[route](SMALLEST[route] | fields, Speculation(), None)
+
+
+@pytest.mark.parametrize("name", OTHER_FIELDS)
+def test_fields_without_effect(name):
+    field = OTHER_FIELDS[name]
+    for route in field.routes:
+        for value in ANY if field.accepted is None else field.accepted:
+            assert read(route, **{name: value}) == read(route)
+        for value in [] if field.accepted is None else ANY:
+            if field.accepts(value):
+                continue
+            with pytest.raises(ApiError) as caught:
+                read(route, **{name: value})
+            assert (caught.value.status, caught.value.error["param"]) == (400, name)
+            assert caught.value.error["code"] == "unsupported_parameter"
+    for route in set(READ) - set(field.routes):
+        with pytest.raises(ApiError, match="Unknown field"):
+            read(route, **{name: "x"})
+
+
+def test_true_is_not_1():
+    with pytest.raises(ApiError):
+        read("text", mirostat=False)
+    with pytest.raises(ApiError):
+        read("text", use_beam_search=0)
+
+
+@pytest.mark.parametrize(("name", "here"), OTHER_NAMES.items())
+def test_other_names(name, here):
+    value = 3 if here == "max_tokens" else 1
+    request = read("chat", **{name: value})
+    assert getattr(request.sampling, here) == value
+    assert read("chat", **{name: value, here: value}).sampling == request.sampling
+    with pytest.raises(ApiError) as caught:
+        read("chat", **{name: value, here: 2})
+    assert caught.value.error["param"] == here
+    with pytest.raises(ApiError) as caught:
+        read("chat", **{name: -7})
+    assert caught.value.error["param"] == name
+
+
+def test_repetition_penalty_counts_all_tokens():
+    assert read("chat", repetition_penalty=1.2).sampling.penalty_last_n == -1
+    assert read("chat", repetition_penalty=1.2, repeat_last_n=5).sampling.penalty_last_n == 5
+    assert read("chat", repeat_penalty=1.2).sampling.penalty_last_n == 64
+
+
+def test_no_limit_is_that_of_the_server():
+    for value in (-1, 0):
+        assert (
+            read_text({"prompt": "x", "max_tokens": value}, Speculation(), 8).sampling.max_tokens
+            == 8
+        )
+        assert (
+            read_text({"prompt": "x", "n_predict": value}, Speculation(), None).sampling.max_tokens
+            is None
+        )
+
+
+def test_message_fields():
+    message = {"role": "assistant", "content": "x"}
+    plain = read_messages([message])
+    for name in IGNORED_FIELDS:
+        assert read_messages([message | {name: "x"}]) == plain
+    for name in ("refusal", "audio", "function_call", "images", "tool_calls"):
+        for empty in (None, []):
+            assert read_messages([message | {name: empty}]) == plain
+    parts = [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}]
+    assert read_messages([message | {"content": parts}]) == plain
+    assert read_messages([message | {"name": "bob"}]) == [plain[0] | {"name": "bob"}]
+    for content in (None, []):
+        assert read_messages([message | {"content": content}])[0]["content"] == ""
+    call = {"id": "1", "function": {"name": "f", "arguments": ""}}
+    [read] = read_messages([{"role": "assistant", "tool_calls": [call]}])
+    assert read["tool_calls"][0]["function"]["arguments"] == {}
+
+
+def test_the_text_is_the_same(server):
+    """All fields without effect at once; what is compared is the text of a real answer."""
+    ignored = {
+        name: (one.accepted or ("x",))[0]
+        for name, one in OTHER_FIELDS.items()
+        if one.accepted != ()
+    }
+    wanted = ask_chat(server, seed=5, max_tokens=12).json()["choices"]
+    assert ask_chat(server, seed=5, max_tokens=12, **ignored).json()["choices"] == wanted

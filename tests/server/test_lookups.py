@@ -1,0 +1,77 @@
+"""Tokens and properties, in the shapes of llama-server."""
+
+import gguf_spec
+from gguf_spec.server import serve_in_thread
+from tests.gguf import zoo
+from tests.server.conftest import ask
+
+
+def post(server, path, **fields):
+    return ask(server, "POST", path, fields)
+
+
+def test_tokens(server, tales):
+    text = "Once upon a time, é 😀"
+    ids = post(server, "/tokenize", content=text).json()["tokens"]
+    assert ids == tales.vocabulary.tokenize(text, special=True, start=False)
+    assert post(server, "/detokenize", tokens=ids).json() == {"content": text}
+    assert post(server, "/tokenize", content="").json() == {"tokens": []}
+    assert post(server, "/detokenize", tokens=[]).json() == {"content": ""}
+    started = post(server, "/tokenize", content="a", add_special=True).json()["tokens"]
+    assert started == tales.vocabulary.tokenize("a", special=True, start=True)
+
+
+def test_pieces(server):
+    pieces = post(server, "/tokenize", content="a é 😀", with_pieces=True).json()["tokens"]
+    data = b"".join(
+        bytes(one["piece"]) if isinstance(one["piece"], list) else one["piece"].encode()
+        for one in pieces
+    )
+    assert data.decode() == "a é 😀"
+
+
+def test_special_tokens(tmp_path):
+    path = zoo.write(tmp_path / "m.gguf")
+    with (
+        gguf_spec.load(path, None, threads=1, extra_bufts=False) as llm,
+        serve_in_thread(llm) as server,
+    ):
+        assert post(server, "/tokenize", content="<|im_end|>").json() == {"tokens": [zoo.IM_END]}
+        plain = post(server, "/tokenize", content="<|im_end|>", parse_special=False).json()[
+            "tokens"
+        ]
+        assert zoo.IM_END not in plain
+        assert len(plain) > 1
+        for ids in ([zoo.IM_END], plain):
+            assert post(server, "/detokenize", tokens=ids).json() == {"content": "<|im_end|>"}
+        told = ask(server, path="/props").json()
+        assert (told["bos_token"], told["eos_token"]) == ("<|endoftext|>", "<|endoftext|>")
+        assert told["chat_template"] == zoo.CHATML
+        assert told["model_path"] == "m.gguf"
+        assert told["default_generation_settings"]["n_ctx"] == llm.n_ctx
+
+
+def test_wrong_bodies(server):
+    for path, fields, param in (
+        ("/tokenize", {}, "content"), ("/tokenize", {"content": 5}, "content"),
+        ("/tokenize", {"content": "a", "add_special": 1}, "add_special"),
+        ("/tokenize", {"content": "a", "with_pieces": "x"}, "with_pieces"),
+        ("/detokenize", {}, "tokens"), ("/detokenize", {"tokens": "a"}, "tokens"),
+        ("/detokenize", {"tokens": [True]}, "tokens"), ("/detokenize", {"tokens": [10**9]}, "tokens"),
+        ("/detokenize", {"tokens": [-1]}, "tokens"), ("/detokenize", {"tokens": [], "model": 5}, "model"),
+    ):  # fmt: skip
+        reply = post(server, path, **fields)
+        assert (reply.status, reply.param) == (400, param)
+    assert ask(server, "POST", "/tokenize", b"[").status == 400
+
+
+def test_one_model(server):
+    told = ask(server, path="/v1/models").json()["data"]
+    assert [one["id"] for one in told] == ["tales"]
+    assert told[0]["loaded"] is True
+    assert ask(server, path="/v1/models/tales").json() == told[0]
+    assert ask(server, path="/v1/models/gpt-4o").status == 404
+    [loaded] = ask(server, path="/api/ps").json()["models"]
+    assert (loaded["name"], loaded["seconds_left"], loaded["expires_at"]) == ("tales", None, None)
+    assert loaded["size"] > 1_000_000
+    assert loaded["busy"] is False
