@@ -20,7 +20,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from .. import __version__
-from .access import AccessMiddleware, refused
+from .access import JOB, AccessMiddleware, refused
 from .errors import ApiError, ending, gone, in_request
 from .metrics import Metrics
 from .openapi import describe
@@ -131,6 +131,7 @@ class App:
             else None
         )
         reply, job = ResponseBuilder(asked, self._llm.name, tools), Job(asked)
+        request.scope[JOB] = job
         self._worker.submit(job)
         watch = asyncio.create_task(self._watch(request, job))
         timer: asyncio.TimerHandle | None = None

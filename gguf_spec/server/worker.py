@@ -91,6 +91,7 @@ class Job:
         # No explicit size limit: the length of the answer bounds the queue.
         self.events: asyncio.Queue[Event] = asyncio.Queue()
         self.why: Why | None = None
+        self.stats: Stats | None = None  # of the complete answer
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         self._stream: Stream | None = None
@@ -220,7 +221,7 @@ class Worker:
                         job.post(ChunkEvent(chunk, self._named(chunk)))
                 finally:
                     job.ends()
-                    stats = stream.stats
+                    job.stats = stats = stream.stats
                     self.totals.ended(stats)
             self._seconds += 0.2 * (stats.total_s - self._seconds)
             return Finished(stream.result, job.why)
