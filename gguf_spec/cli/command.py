@@ -129,7 +129,7 @@ class Command(click.Command):
         records = {
             one.name or "": record
             for one in self.get_params(ctx)
-            if (record := one.get_help_record(ctx))
+            if isinstance(one, click.Option) and (record := one.get_help_record(ctx))
         }
         groups = {_COMMON: self.usual} | _GROUPS
         for title, names in groups.items():

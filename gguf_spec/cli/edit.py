@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import signal
 import sys
@@ -21,7 +20,9 @@ from .render import CONTROL, answer_json, stats_lines
 from .text_file import TextFile
 
 if TYPE_CHECKING:
-    from .. import LLM, Completion
+    from .. import LLM, Completion, Stats
+
+_N_PLAIN = 8  # tokens of plain decoding that are timed for comparison
 
 
 @click.command(
@@ -141,8 +142,23 @@ def _write(llm: LLM, prompt: EditPrompt, sampling: Sampling, *, quiet: bool) -> 
         finally:
             bar.remove()
             signal.signal(signal.SIGINT, before)
-    screen.summary(stream.result.stats)
-    return stream.result
+    result = stream.result
+    screen.summary(result.stats, _plain(llm, prompt, result) if sys.stderr.isatty() else None)
+    return result
+
+
+def _plain(llm: LLM, prompt: EditPrompt, result: Completion) -> Stats | None:
+    """Return the statistics of a few tokens of plain decoding behind the new text.
+
+    They are measured in this process, now: what was measured before may be of a busier machine.
+    Nothing is measured if no draft was accepted, or if the answer was short or stopped.
+    """
+    tokens = [*llm.tokenize(prompt.request, prefill=prompt.prefill), *result.tokens]
+    is_worth = result.stats.n_accepted and result.stats.n_generated > 4 * _N_PLAIN
+    if not is_worth or result.finish_reason != "stop" or len(tokens) + _N_PLAIN >= llm.n_ctx:
+        return None
+    sampling = Sampling(temperature=0, max_tokens=_N_PLAIN, ignore_eos=True)
+    return llm.generate(tokens, sampling, speculation=Speculation(k=0)).stats
 
 
 def _finish(source: TextFile, new: str, facts: dict[str, Any], options: dict[str, Any]) -> int:
@@ -188,6 +204,8 @@ def _outcome(changes: list[str], is_written: bool, path: Path, options: dict[str
 
 def _diff(source: TextFile, new: str) -> list[str]:
     """Return the lines of a unified diff, each with its newline."""
+    import difflib
+
     old_lines, new_lines = (text.splitlines(keepends=True) for text in (source.text, new))
     name = source.path.name
     lines: list[str] = []

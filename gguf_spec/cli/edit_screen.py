@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from .. import Stats
 
 
+# Speed-up from which drafts are mentioned.
+_WORTH_SAYING = 1.1
+
+
 class EditScreen:
     """Shows a text while it is written, on stderr, if that is a terminal."""
 
@@ -68,7 +72,18 @@ class EditScreen:
         else:
             self._live.console.print()
 
-    def summary(self, stats: Stats) -> None:
-        """Show length and speed of the complete text."""
-        if not self._quiet and self._out.is_terminal:
-            self._out.print(f"{stats.n_generated:,} tokens, {speed(stats)}", style="dim")
+    def summary(self, stats: Stats, plain: Stats | None) -> None:
+        """Show length and speed of the complete text; drafts are mentioned only where they pay.
+
+        Args:
+            stats: Statistics of the text.
+            plain: Those of plain decoding, measured in this process, if drafts were used.
+        """
+        if self._quiet or not self._out.is_terminal:
+            return
+        text = f"{stats.n_generated:,} tokens, {speed(stats)}"
+        if plain and plain.tokens_per_s:
+            gain = min(stats.tokens_per_s / plain.tokens_per_s, stats.tokens_per_round)
+            if gain >= _WORTH_SAYING:
+                text += f", {gain:.1f} times plain decoding ({speed(plain)})"
+        self._out.print(text, style="dim")

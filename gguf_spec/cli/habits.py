@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 
 # Parameter -> names of the same option in llama.cpp, mlx-lm, llm and transformers. They work but
@@ -110,5 +109,7 @@ def nearest(typed: str, names: Iterable[str], meant: Mapping[str, str]) -> str |
     begun = [name for word, name in by_word.items() if len(letters) > 1 and word.startswith(typed)]
     if begun:
         return min(begun, key=len)
+    import difflib
+
     close = difflib.get_close_matches(typed, by_word, n=1, cutoff=0.7)
     return by_word[close[0]] if close else None

@@ -181,8 +181,15 @@ def load_models(
             loading.remove()
             measuring.remove()
     for note in llm.notes:
+        # That there is no draft is told only where somebody asks.
+        if note in llm.draft_notes and draft == "auto" and not (llm.draft_name or _asks(options)):
+            continue
         click.echo(f"Note: {in_command(note)}", err=True)
     return llm
+
+
+def _asks(options: dict[str, Any]) -> bool:
+    return bool(options.get("stats") or options["verbose"])
 
 
 @contextlib.contextmanager

@@ -19,10 +19,6 @@ CONTROL = {
 }
 
 
-# Speed-up from which drafts are mentioned where nobody asks for statistics.
-_WORTH_SAYING = 1.1
-
-
 def show_chunk(out: Console, chunk: Chunk, show_draft: bool) -> None:
     """Write the text of a chunk; accepted draft tokens are green if `show_draft`."""
     for text, accepted in chunk.accepted_text if show_draft else ((chunk.text, False),):
@@ -82,11 +78,8 @@ def logprob_lines(llm: LLM, result: Completion) -> str:
 
 
 def speed(s: Stats) -> str:
-    """Return the speed of an answer; drafts are mentioned only where they pay."""
-    text = f"{s.tokens_per_s:,.{0 if s.tokens_per_s >= 100 else 1}f} tok/s"
-    if s.plain_s and s.n_accepted and s.speedup >= _WORTH_SAYING:
-        text += f", {s.speedup:.1f} times plain decoding"
-    return text
+    """Return the speed of an answer."""
+    return f"{s.tokens_per_s:,.{0 if s.tokens_per_s >= 100 else 1}f} tok/s"
 
 
 def stats_lines(s: Stats, seed: int) -> str:
