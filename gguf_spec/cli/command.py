@@ -81,16 +81,13 @@ class Command(click.Command):
         Raises:
             ConfigFileError: The config file has a wrong key or value.
         """
-        from . import config_file
+        options = args[: args.index("--")] if "--" in args else args
+        is_for_help = {"-h", "--help"} & set(options)  # which works with any config file
+        if self.reads_config and not (extra.get("resilient_parsing") or is_for_help):
+            from . import config_file
 
-        if not extra.get("resilient_parsing") and self.reads_config:
-            try:
-                own = config_file.defaults(self)
-            except config_file.ConfigFileError:
-                if not {"-h", "--help"} & set(args):
-                    raise
-            else:
-                extra["default_map"] = self.context_settings.get("default_map", {}) | own
+            built_in = self.context_settings.get("default_map", {})
+            extra["default_map"] = built_in | config_file.defaults(self)
         context = super().make_context(info_name, args, parent, **extra)
         CommandGroup.context = context
         return context

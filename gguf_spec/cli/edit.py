@@ -223,7 +223,8 @@ def _show(changes: list[str]) -> None:
     for line in changes:
         if is_terminal:
             text = line.translate(CONTROL)
-            bold = line.startswith(("---", "+++"))
-            click.secho(text, nl=False, fg=None if bold else _COLOURS.get(line[0]), bold=bold)
+            is_head = line.startswith(("---", "+++"))
+            colour = None if is_head else _COLOURS.get(line[0])
+            click.secho(text, nl=False, fg=colour, bold=is_head or None)
         else:
             click.echo(line, nl=False)

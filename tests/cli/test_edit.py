@@ -12,9 +12,9 @@ from tests.cli.test_errors import check
 from tests.gguf import zoo
 
 
-def editor(path, new, **metadata):
+def editor(path, new):
     """A model that writes one text behind the first line feed."""
-    return zoo.write(path, zoo.parrot(f"\n{new}"), metadata=metadata or None)
+    return zoo.write(path, zoo.parrot(f"\n{new}"), metadata={"llama.context_length": 100_000})
 
 
 @pytest.fixture(scope="session")
