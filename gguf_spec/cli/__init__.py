@@ -11,14 +11,18 @@ import click
 from .. import __version__, errors
 from .bench import bench
 from .chat import chat
+from .command import CommandGroup, UnknownNameError
 from .completion import completion
+from .config import config
 from .doctor import doctor
 from .drafts import drafts
-from .error_text import CommandGroup, message_and_hint
+from .edit import edit
+from .error_text import message_and_hint
 from .generate import generate
 from .models import models
 from .quantize import quantize
 from .render import CONTROL
+from .run import help_, run
 from .serve import serve
 from .tune import tune
 from .verify import verify
@@ -29,7 +33,8 @@ __all__ = ["cli", "main"]
 @click.group(
     cls=CommandGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    epilog="gguf-spec COMMAND --help shows the options of a command.",
+    epilog="gguf-spec COMMAND --help shows the options of a command. Short names: pull, list (ls), "
+    "show and rm are those of models.",
 )
 @click.version_option(
     __version__, "-V", "--version", prog_name="gguf-spec", message="%(prog)s %(version)s"
@@ -39,9 +44,9 @@ def cli() -> None:
 
     \b
     Examples:
-      gguf-spec generate "Once upon a time"
-      gguf-spec generate "Once upon a time" --seed 1 -n 120 --stats
-      gguf-spec generate -m target.gguf -d draft.gguf "Why is the sky blue?"
+      gguf-spec generate "Why is the sky blue?"
+      cat notes.txt | gguf-spec generate "Summarise:"
+      gguf-spec generate -m target.gguf -d draft.gguf "Why is the sky blue?" --stats
       gguf-spec chat
       gguf-spec models pull smollm2
       gguf-spec serve
@@ -53,6 +58,9 @@ def cli() -> None:
 
 
 cli.add_command(generate)
+cli.add_command(edit)
+cli.add_command(run)
+cli.add_command(help_)
 cli.add_command(verify)
 cli.add_command(tune)
 cli.add_command(doctor)
@@ -60,6 +68,7 @@ cli.add_command(bench)
 cli.add_command(chat)
 cli.add_command(models)
 cli.add_command(serve)
+cli.add_command(config)
 cli.add_command(completion)
 models.add_command(drafts)
 models.add_command(quantize)
@@ -91,6 +100,8 @@ def main() -> None:
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         sys.exit(2)
+    except UnknownNameError as error:
+        _fail(error.message, error.hint, 2)
     except click.UsageError as error:
         _fail(
             error.format_message(),

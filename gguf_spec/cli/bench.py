@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .command import Command
 from .options import load_models, model_options
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ _USELESS_SHARE = 0.15
 _COLUMNS = "{:<17}{:>8}{:>10}{:>9}{:>11}{:>11}{:>8}{:>10}{:>11}{:>12}{:>9}{:>9}"
 
 
-@click.command(context_settings={"auto_envvar_prefix": "GGUF_SPEC", "show_default": True})
+@click.command(cls=Command, short_help="Compare the speed with plain decoding.")
 @model_options
 @click.option(
     "-w",

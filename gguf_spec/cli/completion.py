@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING
 
 import click
 
+from .command import Command
+
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 _SHELLS = ("bash", "zsh", "fish")
 
 
-@click.command(context_settings={"auto_envvar_prefix": "GGUF_SPEC"})
+@click.command(cls=Command, reads_config=False, short_help="Print a script for shell completion.")
 @click.argument("shell", type=click.Choice(_SHELLS))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
@@ -62,3 +64,19 @@ def model_names(
         if name.startswith(incomplete)
     ]
     return items or [CompletionItem(incomplete, type="file")]
+
+
+def names_from(incomplete: str) -> list[str]:
+    """Return the names of models on this disk that begin with a text."""
+    from ..errors import GgufSpecError
+    from ..models import find, list_models
+
+    try:
+        return [
+            name
+            for entry in list_models()
+            for name in (entry.name, *entry.aliases)
+            if name.startswith(incomplete) and find(entry)
+        ]
+    except GgufSpecError:  # an invalid models.yaml
+        return []

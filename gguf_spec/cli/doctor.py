@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .command import Command
 from .error_text import in_command
 from .options import model_options
 from .tune import cost_lines, wrapped
@@ -19,7 +20,7 @@ _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 _INDENT = 19  # width of the columns for status and name, in characters
 
 
-@click.command(context_settings={"auto_envvar_prefix": "GGUF_SPEC", "show_default": True})
+@click.command(cls=Command, short_help="Check the machine and the models.")
 @model_options
 @click.option(
     "--online",

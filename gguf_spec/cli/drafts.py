@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from .command import Command
 from .completion import model_names
 from .error_text import in_command
 from .render import CONTROL
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from ..models import Candidate
 
 
-@click.command(context_settings={"auto_envvar_prefix": "GGUF_SPEC"})
+@click.command(cls=Command, short_help="Compare the possible drafts of a model.")
 @click.argument("target", shell_complete=model_names)
 @click.option(
     "--models-file",

@@ -6,9 +6,12 @@ import shlex
 from collections.abc import Iterator
 
 import click
+from click.core import ParameterSource
 
-from ..errors import GgufSpecError
+from ..errors import GgufSpecError, InvalidOptionError
 from ..errors.texts import Call, Option, written
+from . import config_file
+from .command import Command, CommandGroup
 
 # Option in Python -> parameters of commands with another name. The first one that the running
 # command has is used; all other options have the name of their parameter.
@@ -34,27 +37,27 @@ _NEGATED = ("fixed", "allow_near_ties")
 COMMANDS = {"pull": ("models", "pull")}
 
 
-class CommandGroup(click.Group):
-    """Group that records the command to run.
-
-    Attributes:
-        running: The command of this process; None before it is known.
-    """
-
-    running: click.Command | None = None
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command of the arguments, and record it."""
-        found = super().resolve_command(ctx, args)
-        CommandGroup.running = found[1]
-        return found
-
-
 def message_and_hint(error: GgufSpecError) -> tuple[str, str]:
-    """Return the message and the hint of an error, with options of the running command."""
-    return error.written(name)
+    """Return the message and the hint of an error, with options of the running command.
+
+    If the option comes from the config file, the hint names the file.
+    """
+    message, hint = error.written(name)
+    if isinstance(error, InvalidOptionError) and (key := _in_config_file(error.option)):
+        return message, f"correct {key} of {config_file.path()}."
+    return message, hint
+
+
+def _in_config_file(option: str) -> str | None:
+    """Return the key and the section of an option that the config file sets, or None."""
+    context = CommandGroup.context
+    if not context or not isinstance(context.command, Command):
+        return None
+    parameters = {one.name for one in context.command.params}
+    name = next((one for one in PARAMETERS.get(option, (option,)) if one in parameters), None)
+    if not name or context.get_parameter_source(name) is not ParameterSource.DEFAULT_MAP:
+        return None
+    return config_file.origin(context.command, name)
 
 
 def in_command(text: str) -> str:

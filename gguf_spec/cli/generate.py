@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,10 +12,10 @@ import click
 from click.core import ParameterSource
 
 from ..options import Sampling
+from .command import Command
 from .options import (
     load_models,
     model_options,
-    read_text,
     sampling_options,
     speculation_options,
     table_option,
@@ -24,15 +23,38 @@ from .options import (
     to_speculation,
 )
 from .progress import PromptBar
+from .prompt import read_prompt
 from .render import answer_json, logprob_lines, show_chunk, stats_lines, write
 
 if TYPE_CHECKING:
     from .. import LLM, Sampling
 
 
-@click.command(context_settings={"auto_envvar_prefix": "GGUF_SPEC", "show_default": True})
+@click.command(
+    cls=Command,
+    usual=(
+        "model",
+        "draft",
+        "file",
+        "system",
+        "max_tokens",
+        "temperature",
+        "seed",
+        "ctx",
+        "stats",
+        "as_json",
+    ),
+    short_help="Continue a prompt, or answer it.",
+)
 @click.argument("prompt", required=False)
-@click.option("-f", "--file", type=click.Path(path_type=Path), help="Read the prompt from a file.")
+@click.option("-p", "--prompt", "prompt_option", hidden=True, help="As PROMPT.")
+@click.option(
+    "-f",
+    "--file",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Add the text of a file to the prompt. Repeatable.",
+)
 @model_options
 @speculation_options
 @sampling_options
@@ -60,13 +82,23 @@ if TYPE_CHECKING:
     help="Print one JSON object instead of the text.",
 )
 def generate(
-    prompt: str | None, file: Path | None, system: str | None, raw: bool | None, **options: Any
+    prompt: str | None,
+    prompt_option: str | None,
+    file: tuple[Path, ...],
+    system: str | None,
+    raw: bool | None,
+    **options: Any,
 ) -> int:
-    """Continue a prompt, or answer it. If PROMPT is - or missing, it is read from a pipe.
+    """Continue a prompt, or answer it.
+
+    The prompt is PROMPT, then each --file, then the text of a pipe, with an empty line between
+    them. All three are optional. - for PROMPT puts the text of the pipe first.
 
     \b
     Examples:
-      gguf-spec generate "Once upon a time"
+      gguf-spec generate "Why is the sky blue?"
+      cat notes.txt | gguf-spec generate "Summarise:"
+      gguf-spec generate "Which of them is newer?" -f one.txt -f two.txt
       gguf-spec generate "Once upon a time" --seed 1 -n 120 --stats --show-draft
       gguf-spec generate --chat "Tell me a story about a fox and a king."
       gguf-spec generate -m target.gguf -d draft.gguf -t 0 --json < prompt.txt
@@ -76,9 +108,13 @@ def generate(
     """
     if system is not None and raw:
         raise click.UsageError("--system needs the chat template, which --raw does not use.")
+    if prompt is not None and prompt_option is not None:
+        raise click.UsageError("PROMPT and --prompt cannot be combined; write one of them.")
     from ..errors import EmptyPromptError
 
-    text = _read_prompt(prompt, file)
+    text = read_prompt(prompt_option if prompt is None else prompt, file)
+    if not text and (system is not None or raw is False or not options["prefill"]):
+        raise EmptyPromptError  # before the models, which take long to load
     sampling, speculation = to_sampling(options), to_speculation(options)
     if (
         click.get_current_context().get_parameter_source("overflow") is not ParameterSource.DEFAULT
@@ -93,24 +129,6 @@ def generate(
         if chat:
             request = [*messages, {"role": "user", "content": text}]
         return _answer(llm, request, sampling, options)
-
-
-def _read_prompt(prompt: str | None, file: Path | None) -> str:
-    """Return the prompt from the argument, the file or the pipe.
-
-    One newline at the end of a file or pipe is removed.
-    """
-    if prompt is not None and file is not None:
-        raise click.UsageError("the prompt and --file cannot be combined.")
-    if file is not None:
-        return read_text(file).removesuffix("\n")
-    if prompt not in (None, "-"):
-        return str(prompt)
-    if sys.stdin is None or (prompt is None and sys.stdin.isatty()):
-        raise click.UsageError(
-            "there is no prompt; write it as an argument, use --file FILE, or use a pipe."
-        )
-    return sys.stdin.buffer.read().decode("utf-8", errors="replace").removesuffix("\n")
 
 
 def _answer(

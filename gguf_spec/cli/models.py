@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from .command import CommandGroup
 from .completion import model_names
-from .error_text import CommandGroup
+from .model_table import table
 from .render import CONTROL
 
 if TYPE_CHECKING:
@@ -22,9 +23,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_WIDTH = 100  # maximum width of the table, in characters
 _NO_MODEL = ("ngram", "none")  # values of `draft` that are not models
-_SETTINGS = {"auto_envvar_prefix": "GGUF_SPEC", "show_default": True}
 # Kind of verification of a file -> text.
 _VERIFIED = {
     "sha256": "sha256 verified",
@@ -35,7 +34,7 @@ _VERIFIED = {
 }
 
 
-@click.group(cls=CommandGroup)
+@click.group(cls=CommandGroup, short_help="List, download and remove models.")
 def models() -> None:
     """List, download and remove models that have names.
 
@@ -69,54 +68,29 @@ def _options(command: F) -> F:
     return command
 
 
-@models.command("list", context_settings=_SETTINGS)
+@models.command("list", short_help="List the models that have names.")
 @click.option("--cached", is_flag=True, help="List only models on this disk.")
 @_options
 def list_(cached: bool, models_file: Path | None, as_json: bool) -> int:
-    """List the models that have names.
+    """List the models that have names, first those on this disk.
 
     \b
     Examples:
       gguf-spec models list
       gguf-spec models list --cached --json
     """
-    from ..models import find, format_bytes, list_models
+    from ..models import find, list_models
 
     found = [(entry, find(entry)) for entry in list_models(models_file)]
     found = [(entry, path) for entry, path in found if path or not cached]
     if as_json:
         _print({"models": [_facts(entry, path) for entry, path in found]})
         return 0
-    rows = [["name", "size", "licence", "draft", "on disk", "note"]]
-    for entry, path in found:
-        here = "bundled" if entry.path else "yes" if path else "no"
-        rows.append(
-            [
-                entry.name,
-                format_bytes(entry.size_bytes) if entry.size_bytes else "?",
-                entry.license or "?",
-                entry.draft or "-",
-                here,
-                entry.note,
-            ]
-        )
-    click.echo("\n".join(_table(rows)).translate(CONTROL))
+    click.echo("\n".join(table(found)))
     return 0
 
 
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Format rows as lines of at most `_WIDTH` characters; longer lines are cut."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
-    lines = [
-        "  ".join(
-            [*(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)), row[-1]]
-        ).rstrip()
-        for row in rows
-    ]
-    return [line if len(line) <= _WIDTH else line[: _WIDTH - 3].rstrip() + "..." for line in lines]
-
-
-@models.command(context_settings=_SETTINGS)
+@models.command(short_help="Show what is known of a model.")
 @click.argument("name", shell_complete=model_names)
 @_options
 def show(name: str, models_file: Path | None, as_json: bool) -> int:
@@ -161,7 +135,7 @@ def show(name: str, models_file: Path | None, as_json: bool) -> int:
     return 0
 
 
-@models.command(context_settings=_SETTINGS)
+@models.command(short_help="Download models and their drafts.")
 @click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=model_names)
 @click.option("--draft/--no-draft", default=True, help="Also download the draft of each model.")
 @click.option("--force", is_flag=True, help="Download the files again.")
@@ -325,7 +299,7 @@ def _line(pulled: Pulled, seconds: float) -> str:
     return f"{pulled.name}: {came}, {_VERIFIED[pulled.verified]}: {pulled.paths[0]}"
 
 
-@models.command(context_settings=_SETTINGS)
+@models.command(short_help="Print the path of a model.")
 @click.argument("name", shell_complete=model_names)
 @_options
 def path(name: str, models_file: Path | None, as_json: bool) -> int:
@@ -347,7 +321,7 @@ def path(name: str, models_file: Path | None, as_json: bool) -> int:
     return 0
 
 
-@models.command(context_settings=_SETTINGS)
+@models.command(short_help="Remove downloaded models.")
 @click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=model_names)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @_options
@@ -360,6 +334,7 @@ def remove(names: tuple[str, ...], yes: bool, models_file: Path | None, as_json:
       gguf-spec models remove qwen2.5-3b qwen2.5-0.5b --yes
     """
     from .. import models as store
+    from ..errors import NotDownloadedError, StoreError
 
     removed = []
     may_ask = not (yes or as_json) and sys.stdin.isatty() and sys.stderr.isatty()
@@ -373,7 +348,14 @@ def remove(names: tuple[str, ...], yes: bool, models_file: Path | None, as_json:
             and not click.confirm(f"Remove {entry.name}, {where}?", err=True)
         ):
             continue
-        freed = store.remove(entry)
+        try:
+            freed = store.remove(entry)
+        except NotDownloadedError:
+            raise StoreError(
+                entry.name,
+                f"{entry.name} is not on this disk, so there is nothing to remove.",
+                "gguf-spec models list --cached shows the models on this disk.",
+            ) from None
         removed.append({"name": entry.name, "freed_bytes": freed})
         if not as_json:
             left = (

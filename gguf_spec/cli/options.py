@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,10 +17,11 @@ from ..option_rule import Rule
 from ..options import SAMPLING, SPECULATION, Sampling, Speculation
 from .completion import model_names
 from .error_text import in_command
-from .progress import MeasuringNote
+from .progress import LoadBar, MeasuringNote
 
 if TYPE_CHECKING:
     from .. import LLM
+    from ..results import OnProgress, Progress
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -141,34 +143,75 @@ def model_options(command: F) -> F:
     return command
 
 
-def load_models(options: dict[str, Any], draft: str, speculation: Speculation) -> LLM:
+def load_models(
+    options: dict[str, Any],
+    draft: str,
+    speculation: Speculation,
+    cancelled: Callable[[], bool] | None = None,
+) -> LLM:
     """Load the models of the options, and write notes to stderr.
 
     Args:
         options: The options of the command.
         draft: The draft model, as `--draft` takes it.
         speculation: Speculation options.
+        cancelled: Returns whether the loading is to end; None lets Ctrl-C end the process.
+
+    Raises:
+        LoadCancelledError: `cancelled` returned True.
     """
     from ..errors import InvalidOptionError
 
     if options["ctx"] is not None and options["ctx"] < 2:
         raise InvalidOptionError("n_ctx", options["ctx"], "a whole number above 1")
-    measuring = MeasuringNote()
-    # Ctrl-C ends the process at once. A KeyboardInterrupt could arrive in llama.cpp's log callback,
-    # where Python discards it; nothing needs to be cleaned up yet.
-    before = signal.signal(signal.SIGINT, lambda *_: os._exit(130))
-    try:
-        llm = _load(options, draft, speculation, measuring)
-    finally:
-        measuring.remove()
-        signal.signal(signal.SIGINT, before)
+    measuring, loading = MeasuringNote(), LoadBar()
+
+    def measure() -> None:
+        loading.remove()
+        measuring()
+
+    def tell(now: Progress) -> bool:
+        loading(now)
+        return not (cancelled and cancelled())
+
+    with contextlib.nullcontext() if cancelled else _dying_of_ctrl_c():
+        try:
+            llm = _load(options, draft, speculation, measure, tell)
+        finally:
+            loading.remove()
+            measuring.remove()
     for note in llm.notes:
+        # That there is no draft is told only where somebody asks.
+        if note in llm.draft_notes and draft == "auto" and not (llm.draft_name or _asks(options)):
+            continue
         click.echo(f"Note: {in_command(note)}", err=True)
     return llm
 
 
+def _asks(options: dict[str, Any]) -> bool:
+    return bool(options.get("stats") or options["verbose"])
+
+
+@contextlib.contextmanager
+def _dying_of_ctrl_c() -> Iterator[None]:
+    """End the process at once on Ctrl-C.
+
+    A KeyboardInterrupt could arrive in llama.cpp's log callback, where Python discards it. Nothing
+    needs to be cleaned up while models are loaded.
+    """
+    before = signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _load(
-    options: dict[str, Any], draft: str, speculation: Speculation, on_measure: Callable[[], object]
+    options: dict[str, Any],
+    draft: str,
+    speculation: Speculation,
+    on_measure: Callable[[], object],
+    progress: OnProgress,
 ) -> LLM:
     from .. import load  # importing llama.cpp is slow: only after the options are checked
 
@@ -191,6 +234,7 @@ def _load(
         reference=options["draft_text"],
         models_file=options["models_file"],
         verbose=options["verbose"] > 0,
+        progress=progress,
         on_measure=on_measure,
     )
 

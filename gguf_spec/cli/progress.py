@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TextIO
 if TYPE_CHECKING:
     from .. import Progress
 
-_PATIENCE_S = 2.0  # seconds before the prompt bar appears
+_PATIENCE_S = 2.0  # seconds before a bar appears
 _BAR = 24  # width of the bar in characters
 _MEASURING = "Measuring this machine once (about 2 s)"
 
@@ -44,34 +44,67 @@ class Line:
             self._n_shown = 0
 
 
-class PromptBar:
-    """Progress bar for the prefill, for `on_prompt` of `LLM.stream`.
+class LateBar:
+    """Progress bar for a callback; it appears after two seconds.
 
-    It appears after two seconds. Call `remove` before text is written.
+    Call `remove` before text is written.
     """
 
     def __init__(
-        self, out: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        title: str,
+        amount: Callable[[Progress], str],
+        out: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start the waiting time before the bar appears.
 
         Args:
+            title: What is done.
+            amount: Returns the text behind the percentage.
             out: Terminal; None takes stderr.
             clock: Returns a time in seconds.
         """
+        self._title, self._amount = title, amount
         self._line, self._clock = Line(out or sys.stderr), clock
-        self._since = clock()
+        self._since, self._shown = clock(), -1
 
     def __call__(self, now: Progress) -> None:
-        """Show the progress after a pass over a part of the prompt."""
-        if self._clock() - self._since >= _PATIENCE_S:
+        """Show the progress."""
+        percent = int(100 * now.share)
+        if percent != self._shown and self._clock() - self._since >= _PATIENCE_S:
+            self._shown = percent
             n_full = int(_BAR * now.share)
             bar = "#" * n_full + "." * (_BAR - n_full)
-            self._line.show(f"Reading the prompt [{bar}] {now.share:4.0%} of {now.total:,} tokens")
+            self._line.show(f"{self._title} [{bar}] {percent / 100:4.0%} {self._amount(now)}")
 
     def remove(self) -> None:
         """Remove the line; further calls have no effect."""
         self._line.remove()
+
+
+class PromptBar(LateBar):
+    """Progress bar for the prefill, for `on_prompt` of `LLM.stream`."""
+
+    def __init__(
+        self, out: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__("Reading the prompt", lambda now: f"of {now.total:,} tokens", out, clock)
+
+
+class LoadBar(LateBar):
+    """Progress bar for the loading of the weights, for `progress` of `load`."""
+
+    def __init__(
+        self, out: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__("Loading", _size, out, clock)
+
+
+def _size(now: Progress) -> str:
+    from ..models import format_bytes
+
+    return f"of {format_bytes(now.total or 0)}"
 
 
 class MeasuringNote:

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..quantize import TYPES
+from .command import Command
 from .completion import model_names
 
 if TYPE_CHECKING:
     from ..quantize import Quantized
 
 
-@click.command(context_settings={"auto_envvar_prefix": "GGUF_SPEC", "show_default": True})
+@click.command(cls=Command, short_help="Write a model to a smaller file.")
 @click.argument("model", shell_complete=model_names)
 @click.argument("target", metavar="OUT.gguf", type=click.Path(path_type=Path))
 @click.option("--type", "kind", required=True, metavar="TYPE", help=f"{', '.join(TYPES)}.")

@@ -77,6 +77,11 @@ def logprob_lines(llm: LLM, result: Completion) -> str:
     )
 
 
+def speed(s: Stats) -> str:
+    """Return the speed of an answer."""
+    return f"{s.tokens_per_s:,.{0 if s.tokens_per_s >= 100 else 1}f} tok/s"
+
+
 def stats_lines(s: Stats, seed: int) -> str:
     """Return the lines of --stats."""
     busy = s.draft_s + s.verify_s + s.other_s or 1.0

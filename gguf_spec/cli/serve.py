@@ -5,17 +5,21 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from .command import Command
 from .options import load_models, model_options, speculation_options, to_speculation
+from .render import CONTROL
 
 if TYPE_CHECKING:
+    from .. import LLM
     from ..server import Server, Settings
 
 
-@click.command(context_settings={"auto_envvar_prefix": "GGUF_SPEC", "show_default": True})
+@click.command(cls=Command, short_help="Serve an OpenAI-compatible API and a chat page.")
 @model_options
 @click.option(
     "--host",
@@ -61,8 +65,9 @@ if TYPE_CHECKING:
     default=5.0,
     help="Seconds that running answers have to finish when the server stops.",
 )
+@click.option("-q", "--quiet", is_flag=True, help="Show only the address and errors.")
 @speculation_options
-def serve(**options: Any) -> int:
+def serve(quiet: bool, **options: Any) -> int:
     """Serve an OpenAI-compatible API and a chat page.
 
     \b
@@ -75,12 +80,15 @@ def serve(**options: Any) -> int:
     Every option can also be set as GGUF_SPEC_OPTION in the environment.
     """
     settings = _settings(options)  # before the models, which take long to load
+    needs_key = settings.api_key is not None
     speculation = to_speculation(options)
     with load_models(options, options["draft"] if speculation.k else "none", speculation) as llm:
         from ..server import Server
 
         with Server(llm, settings) as server:
-            return _wait(server)
+            if not quiet:
+                _show_requests()
+            return _wait(server, None if quiet else lambda: _say_how(server.url, llm, needs_key))
 
 
 def _settings(options: dict[str, Any]) -> Settings:
@@ -108,8 +116,12 @@ def _settings(options: dict[str, Any]) -> Settings:
     )
 
 
-def _wait(server: Server) -> int:
+def _wait(server: Server, begin: Callable[[], None] | None) -> int:
     """Serve until a signal arrives; a second signal cancels running answers.
+
+    Args:
+        server: The server.
+        begin: Called when the server listens.
 
     Returns:
         The exit code.
@@ -123,6 +135,8 @@ def _wait(server: Server) -> int:
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         click.echo(f"Listening at {server.url}")
+        if begin:
+            begin()
         # The wait has a timeout because Windows delivers Ctrl-C only between waits.
         while server.is_running and not told.wait(0.5):
             pass
@@ -135,3 +149,32 @@ def _wait(server: Server) -> int:
         for number, handler in before.items():
             signal.signal(number, handler)
     return 130 if signal.SIGINT in caught else 0
+
+
+def _say_how(url: str, llm: LLM, needs_key: bool) -> None:
+    """Show the addresses and an example on stderr."""
+    base = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+    key = ' -H "Authorization: Bearer $GGUF_SPEC_API_KEY"' if needs_key else ""
+    example = '{"messages": [{"role": "user", "content": "Hi"}]}'
+    lines = [
+        f"Model         {llm.name}, context of {llm.n_ctx:,} tokens",
+        f"Chat page     {base}/",
+        f"Base URL      {base}/v1 (for clients of OpenAI's API)",
+        f"Try           curl {base}/v1/chat/completions{key} -d '{example}'",
+        "End           Ctrl-C",
+    ]
+    click.echo("\n".join(lines), err=True)
+
+
+def _show_requests() -> None:
+    """Write one line for each request to stderr."""
+    import logging
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            now = time.strftime("%H:%M:%S", time.localtime(record.created))
+            click.echo(f"{now} {record.getMessage().translate(CONTROL)}", err=True)
+
+    log = logging.getLogger("gguf_spec.server.requests")
+    log.setLevel(logging.INFO)
+    log.addHandler(Handler())

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .command import Command
 from .error_text import in_command
 from .options import load_models, model_options
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 _SHOWN = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 33)
 
 
-@click.command(context_settings={"auto_envvar_prefix": "GGUF_SPEC", "show_default": True})
+@click.command(cls=Command, short_help="Measure the cost of the models on this machine.")
 @model_options
 @click.option(
     "--json",

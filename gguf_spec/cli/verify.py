@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .command import Command
 from .options import load_models, model_options, read_text
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ _SHOWN = 20  # maximum number of differences in the output
 _LONG_COUNT = 4  # default number of prompts with --long
 
 
-@click.command(context_settings={"auto_envvar_prefix": "GGUF_SPEC", "show_default": True})
+@click.command(cls=Command, short_help="Check that drafts do not change the text.")
 @model_options
 @click.option(
     "-f",

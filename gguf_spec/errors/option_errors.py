@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from .base import GgufSpecError
-from .texts import Option, Text, advice
+from .texts import Option, Optionally, Text, advice
 
 
 class InvalidOptionError(GgufSpecError, ValueError):
@@ -176,7 +176,17 @@ class InvalidGrammarError(InvalidOptionError):
             option,
             value,
             "",
-            Text("correct ", Option(option), "."),
+            Text(
+                "correct ",
+                Option(option),
+                Optionally(
+                    "; put quotes around it for the shell, or use a file: ",
+                    Option(option, "@schema.json", of_commands=True),
+                )
+                if option == "json_schema"
+                else "",
+                ".",
+            ),
             message=Text(Option(option), f" is {value!r}, which cannot be used: {reason}."),
         )
         self.reason = reason

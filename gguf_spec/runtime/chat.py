@@ -173,6 +173,12 @@ class Chat:
                 stream.close()
             raise
 
+    def with_model(self, llm: ChatModel) -> Chat:
+        """Return a copy of the conversation that another model continues."""
+        other = Chat(llm, sampling=self._sampling, overflow=self._overflow)
+        other.messages[:] = [dict(one) for one in self.messages]
+        return other
+
     def retry(
         self,
         sampling: Sampling | None = None,

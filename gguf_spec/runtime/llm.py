@@ -49,6 +49,7 @@ class LLM:
         sampling: Default sampling options of a request: those of models.yaml for the model,
             otherwise the package defaults.
         notes: Explanations of unexpected behaviour, such as an unused draft. One sentence each.
+        draft_notes: Those of `notes` that are about the choice of the draft.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class LLM:
         speculation: Speculation,
         sampling: Sampling | None = None,
         notes: Sequence[str] = (),
+        draft_notes: Sequence[str] = (),
     ) -> None:
         self.name, self.prompt, self.speculation, self.notes = (
             name,
@@ -68,6 +70,7 @@ class LLM:
             tuple(notes),
         )
         self.sampling = sampling or Sampling()
+        self.draft_notes = tuple(draft_notes)
         self.draft_name = pair.draft.path.name if pair.draft else None
         self._pair, self._target, self._draft = pair, pair.target, pair.draft
         self._line = Line()  # only the ticket that has the turn may use the models

@@ -146,6 +146,7 @@ def load(
         elif draft_file:
             drafter, why_not = _load_draft(draft_file, target, of_draft, steps.next())
             notes += why_not
+        draft_notes = tuple(notes)
         if target.n_ctx > target.n_ctx_train > 0:
             notes.append(
                 f"{entry.name} was trained for {target.n_ctx_train:,} tokens: after these, the "
@@ -166,6 +167,7 @@ def load(
             speculation=speculation,
             sampling=Sampling(**entry.sampling),
             notes=notes,
+            draft_notes=draft_notes,
         )
         if llm.speculation.k:
             pair.measure()  # now, so that the first answer is not delayed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import logging
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
@@ -17,6 +18,11 @@ from .settings import Settings
 
 # Paths that require no API key; their responses contain no data of any client.
 OPEN = frozenset({"/", "/health"})
+# Key of the job of a request in its ASGI scope.
+JOB = "gguf_spec.job"
+# One INFO line for each request, without any data of the client.
+REQUESTS = logging.getLogger("gguf_spec.server.requests")
+_METHODS = frozenset({"GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH"})
 # Names and addresses of this machine that a Host header may contain.
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 
@@ -70,7 +76,9 @@ class AccessMiddleware:
                     scope, receive, counting
                 )
         finally:
-            self._totals.count(scope["path"] if scope["path"] in self._paths else "other", status)
+            path = scope["path"] if scope["path"] in self._paths else "other"
+            self._totals.count(path, status)
+            _log_request(scope, path, status)
 
     def _check(self, path: str, headers: Headers) -> ApiError | None:
         host, origin, key = headers.get("host", ""), headers.get("origin"), self._settings.api_key
@@ -100,6 +108,22 @@ class AccessMiddleware:
                     message, None, "invalid_api_key", 401, {"WWW-Authenticate": "Bearer"}
                 )
         return None
+
+
+def _log_request(scope: Scope, path: str, status: int) -> None:
+    """Log method, path, status, and the tokens of an answer. Checks of the health are left out."""
+    if not REQUESTS.isEnabledFor(logging.INFO) or (
+        path in ("/health", "/metrics") and status < 400
+    ):
+        return
+    method = scope["method"] if scope["method"] in _METHODS else "?"
+    stats = getattr(scope.get(JOB), "stats", None)
+    tokens = (
+        f", {stats.n_prompt:,} + {stats.n_generated:,} tokens, {stats.tokens_per_s:,.1f} tok/s"
+        if stats
+        else ""
+    )
+    REQUESTS.info("%s %s %d%s", method, path, status, tokens)
 
 
 def _name(host: str) -> str | None:

@@ -20,7 +20,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from .. import __version__
-from .access import AccessMiddleware, refused
+from .access import JOB, AccessMiddleware, refused
 from .errors import ApiError, ending, gone
 from .metrics import Metrics
 from .model_pool import ModelPool, ServedModel, pool_of
@@ -127,6 +127,7 @@ class App:
     ) -> Response:
         model, asked = self._read(await self._open_body(request), read)
         job = Job(model, asked)
+        request.scope[JOB] = job
         self._worker.submit(job)
         watch = asyncio.create_task(self._watch(request, job))
         timer: asyncio.TimerHandle | None = None

@@ -359,7 +359,7 @@ def test_told_to_end_it_ends_and_saves(chat, cage, environment, tmp_path, number
 )
 @pytest.mark.parametrize("early", [True, False])
 def test_a_signal_cancels_the_answer_even_one_that_has_not_begun(number, keep_on, code, early):
-    from gguf_spec.cli.chat.loop import Signals
+    from gguf_spec.cli.chat.signals import Signals
 
     class Turn:
         cancelled = False
@@ -387,3 +387,141 @@ def test_a_signal_cancels_the_answer_even_one_that_has_not_begun(number, keep_on
         else:
             assert signals.wait(lambda: "line") == "line"
     assert signal.getsignal(number) == before
+
+
+# ---- options, models, files, blocks
+
+
+def test_set_changes_options(chat):
+    lines = [
+        "/set temperature 0.5",
+        "/set top-p",
+        "/set n_predict 3",
+        "hello",
+        "/set max_tokens default",
+        "hello",
+    ]
+    code, out, err = seen(chat(lines))
+    assert (code, out) == (0, f"{SAYS[:3]}\n{SAYS}\n")
+    said = err.splitlines()
+    assert said[0] == "temperature           0.5 (changed)"
+    assert said[1].startswith("top_p                 0.95")
+    assert said[2] == "Keep the most likely tokens up to this total probability."
+    assert said[3] == "max_tokens            3 (changed)"
+    assert said[4] == "max_tokens            1024"
+
+
+def test_set_takes_lists_and_says_all(chat):
+    code, out, err = seen(chat(["/set stop 'e f' def", "hello", "/set stop none", "hello", "/set"]))
+    assert (code, out) == (0, f"abc\n{SAYS}\n")
+    assert {"temperature", "k", "drafter", "logit_bias", "json_schema"} <= {
+        line.split()[0] for line in err.splitlines()
+    }
+    assert "overflow" not in err
+
+
+SET_WRONG = {
+    "/set temperature hot": "--temperature is 'hot' but must be",
+    "/set temperature -1": "--temperature is -1.0 but must be",
+    "/set tempratur 1": "did you mean temperature?",
+    "/set ignore_eos perhaps": "--ignore-eos is 'perhaps' but must be on or off",
+    "/set k 4": "loaded without speculation",
+    "/set grammar gone.gbnf": "gone.gbnf cannot be read",
+}
+
+
+@pytest.mark.parametrize(("line", "said"), SET_WRONG.items())
+def test_set_refuses_and_keeps_the_rest(chat, line, said):
+    code, out, err = seen(chat([line, "hello"]))
+    assert (code, out) == (1, f"{SAYS}\n")
+    assert said in err
+
+
+def test_model_keeps_the_conversation_and_what_was_set(chat, cage):
+    zoo.write(cage / "other.gguf", zoo.parrot("\nzyxw"))
+    lines = [
+        "/set max_tokens 2",
+        "hello",
+        "/model other.gguf",
+        "again",
+        "/model",
+        "/undo",
+        "/undo",
+        "/undo",
+    ]
+    code, out, err = seen(chat(lines))
+    assert (code, out) == (1, "ab\nzy\n")
+    said = err.splitlines()
+    assert (
+        "other.gguf answers from now on. It reads the conversation before its first answer." in said
+    )
+    assert "other.gguf, with drafts from the text only." in said
+    assert [line for line in said if line.startswith("Removed")] == [
+        "Removed: again",
+        "Removed: hello",
+    ]
+
+
+def test_a_model_that_is_not_there_changes_nothing(chat):
+    code, out, err = seen(chat(["/model gone.gguf", "/model", "hello"]))
+    assert (code, out) == (1, f"{SAYS}\n")
+    assert "there is no file gone.gguf" in err
+    assert "chat.gguf, with drafts from" in err
+
+
+def test_a_file_goes_with_the_next_message_alone(chat, tmp_path):
+    (tmp_path / "a.txt").write_text("x" * 40 + "\n", encoding="utf-8")
+    (tmp_path / "b.bin").write_bytes(b"a\0b")
+    lines = [
+        f"/file {tmp_path}/a.txt",
+        "hello",
+        "hello",
+        f"/file {tmp_path}/a.txt",
+        "/file -",
+        "hello",
+    ]
+    result = chat(lines, "--json")
+    first, second, third = objects(result)
+    assert "With the next message: a.txt (40 bytes)." in result.stderr.decode()
+    grown = second["prompt_tokens"] - first["prompt_tokens"]
+    assert first["prompt_tokens"] > 40
+    assert third["prompt_tokens"] - second["prompt_tokens"] == grown
+    code, _, err = seen(chat([f"/file {tmp_path}/b.bin", f"/file {tmp_path}/gone"]))
+    assert code == 1
+    assert "b.bin is not a text file in UTF-8" in err
+    assert "gone cannot be read" in err
+
+
+def test_a_message_of_several_lines(chat):
+    result = chat(['"""a', "/quit", 'b"""', '""" one """', '"""', "two", '"""'], "--json")
+    first, second, third = objects(result)
+    assert first["text"] == second["text"] == third["text"] == SAYS
+    alone = objects(chat(["a"], "--json"))[0]["prompt_tokens"]
+    assert first["prompt_tokens"] == alone + len("\n/quit\nb")
+    code, out, err = seen(chat(['"""a', "b"]))
+    assert (code, out) == (1, "")
+    assert 'the input ended before the closing """' in err
+
+
+def test_copy_needs_an_answer_and_a_clipboard(chat, tmp_path):
+    programs = {"PATH": str(tmp_path), "DISPLAY": ":9"}
+    code, _, err = seen(chat(["/copy", "hello", "/copy"], env=programs))
+    assert code == 1
+    assert "there is no answer yet" in err
+    assert "the answer was not copied" in err
+    program = tmp_path / "xclip"
+    program.write_text(f"#!/bin/sh\n/bin/cat > {tmp_path}/copied\n", encoding="utf-8")
+    program.chmod(0o755)
+    code, _, err = seen(chat(["hello", "/copy"], env=programs))
+    assert (code, err) == (0, "The last answer was copied with xclip.\n")
+    assert (tmp_path / "copied").read_text() == SAYS
+
+
+@pytest.mark.parametrize(("typed", "hint"), [
+    ("/exit", "did you mean /quit?"), ("/temp 0", "did you mean /set?"), ("/rese", "/help lists them."),
+    ("/und", "/help lists them."), ("/clear", "/help lists them."), ("/sav", "did you mean /save?"), ("/read x", "did you mean /file?"),
+])  # fmt: skip
+def test_hints_never_remove_anything(chat, typed, hint):
+    code, _, err = seen(chat([typed]))
+    assert code == 1
+    assert f"Hint: {hint}" in err

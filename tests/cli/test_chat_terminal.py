@@ -184,7 +184,7 @@ def terminal(make):
 
 def test_it_begins_in_two_lines(terminal):
     terminal.begin()
-    lines = terminal.see("context of 256 tokens, draft off").split("\n")
+    lines = terminal.see("context of 256 tokens").split("\n")
     assert lines[:2] == ["chat.gguf. /help lists the commands, Ctrl-D leaves.", ">"]
 
 
@@ -197,11 +197,7 @@ def test_a_conversation(terminal, tmp_path):
     terminal.type("C-c")
     seen = terminal.see("(stopped)")
     assert "^C" not in seen
-    seen = terminal.see(
-        re.compile(
-            r"\n>\n+[\d,.]+ tok/s, context [\d,]+ of 60,000, draft off: speculation is switched off"
-        )
-    )
+    seen = terminal.see(re.compile(r"\n>\n+[\d,.]+ tok/s, context [\d,]+ of 60,000"))
     terminal.type("/retry", "Enter")
     terminal.see("the answer is always the same", scrolled=True)
     terminal.see(f"{SAYS}\n{SAYS}")
@@ -344,12 +340,9 @@ def test_a_narrow_terminal(make):
         "日本語" * 8,
     ):
         terminal.ask(words)
-    lines = terminal.see("switched off").rstrip("\n").split("\n")
+    lines = terminal.see(re.compile(r"of\s256\s*$")).rstrip("\n").split("\n")
     assert lines.count(SAYS) >= 2
-    assert re.fullmatch(
-        r"[\d,.]+ tok/s, context \d+ of 256, draft off: speculation is switched off",
-        " ".join(lines[-3:]),
-    )
+    assert re.search(r"[\d,.]+ tok/s, context \d+ of 256$", " ".join(lines[-3:]))
     terminal.type("/help", "Enter")
     terminal.see("with a slash.\n>")
 
@@ -387,7 +380,7 @@ def test_accepted_tokens_are_green_on_request(terminal):
     seen = terminal.ask("hello")
     assert seen.count(SAYS) == 2
     assert "".join(green.findall(terminal.screen("-e"))) == "abdeghjk"
-    terminal.see(re.compile("draft on: 100% of [0-9]+ accepted"))
+    terminal.see(re.compile(r"tok/s, context"))
     terminal.begin("-d", "chat.gguf", "-k", "2", "--fixed", "--show-draft")
     terminal.ask("hello")
     assert green.findall(terminal.screen("-e"))
@@ -409,7 +402,7 @@ def test_a_dumb_terminal(terminal):
     terminal.begin(TERM="dumb")
     seen = terminal.ask("hello")
     assert SAYS in seen
-    assert "draft off: speculation is switched off" in seen
+    assert re.search(r"tok/s, context \d+ of 256", seen)
     terminal.type("C-c")
     terminal.see("Ctrl-D leaves the chat")
     assert "\x1b" not in terminal.screen("-e")
@@ -442,3 +435,31 @@ def test_a_terminal_that_is_closed_saves_the_conversation(terminal, tmp_path, wh
             break
         time.sleep(0.05)
     assert told(file) == ["hello"]
+
+
+def test_a_message_of_several_lines_and_the_clipboard(terminal):
+    """Enter inside of three quotes is a new line; /copy asks the terminal, which is tmux here."""
+    terminal.begin(PATH="/nowhere:/usr/bin:/bin", DISPLAY="", WAYLAND_DISPLAY="")
+    terminal.tmux("set-option", "-g", "set-clipboard", "on")
+    terminal.type('"""one', "Enter", "two", "Enter", '"""', "Enter")
+    terminal.see(re.compile(r'> """one\n +two\n +"""\n+abcdefghijkl'))
+    terminal.ask("/copy")
+    terminal.see("The last answer was copied by the terminal")
+    assert terminal.tmux("show-buffer") == SAYS
+
+
+def test_another_model_and_options(terminal, cage):
+    zoo.write(
+        cage / "other.gguf",
+        zoo.parrot(
+            "\nzyxw",
+        ),
+    )
+    terminal.begin()
+    assert SAYS in terminal.ask("hello")
+    assert "other.gguf answers from now on" in terminal.ask("/model other.gguf")
+    assert "zyxw" in terminal.ask("hello")
+    terminal.type("/set tempe", "Tab", " 0.5", "Enter")
+    terminal.see("temperature           0.5 (changed)")
+    terminal.type("C-d")
+    assert terminal.end() == 0

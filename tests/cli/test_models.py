@@ -287,7 +287,7 @@ def test_gated(run, hub):
     (("pull", "hf:no/such/one.gguf"), "there is no repository no/such, or it is private", "HF_TOKEN"),
     (("pull", "three"), "there is no file three", "a name"),
     (("path", "one"), "one (1.1 MiB) is not on this disk", "Hint: to download it, use gguf-spec models pull one."),
-    (("remove", "one"), "one (1.1 MiB) is not on this disk", "Hint: to download it, use gguf-spec models pull one."),
+    (("remove", "one"), "one is not on this disk, so there is nothing to remove.", "Hint: gguf-spec models list --cached shows the models on this disk."),
     (("pull", "one", "--offline"), "is not on this disk", "Hint: to download it, use gguf-spec models pull one without --offline and HF_HUB_OFFLINE."),
 ])  # fmt: skip
 def test_what_is_missing(run, args, said, todo):
@@ -415,20 +415,28 @@ def test_a_split_model(run, hub, names):
 def test_list(run, hub):
     before = run("list")
     assert (before.returncode, before.stderr) == (0, "")
-    rows = {line.split()[0]: line.split() for line in before.stdout.splitlines()}
-    assert rows["name"] == ["name", "size", "licence", "draft", "on", "disk", "note"]
-    assert rows["one"][1:6] == ["1.1", "MiB", "mit", "two", "no"]
-    assert rows["tales"][5] == "bundled"
-    assert set(rows) - {"name"} == {*resolve.entries(), "one", "two"}
-    assert max(map(len, before.stdout.splitlines())) <= 100
-    assert all(
-        line.startswith("name") or line[before.stdout.splitlines()[0].index("size") - 1] == " "
-        for line in before.stdout.splitlines()
+    head, *lines, empty, legend = before.stdout.splitlines()
+    assert head.split() == ["name", "size", "licence", "draft", "note"]
+    rows = {line.removeprefix("✓").split()[0]: line for line in lines}
+    assert rows["one"].split()[1:5] == ["1.1", "MiB", "mit", "two"]
+    assert set(rows) == {*resolve.entries(), "one", "two"}
+    here = [line.startswith("✓") for line in lines]
+    assert here == sorted(here, reverse=True), "what is here comes first"
+    assert {name for name in rows if rows[name].startswith("✓")} == {
+        name for name in rows if name.startswith("tales")
+    }
+    assert (empty, legend) == (
+        "",
+        f"✓ on this disk: {sum(here)} of {len(rows)}; gguf-spec pull NAME downloads the others.",
+    )
+    assert all(line[head.index("size") - 1] == " " for line in lines)
+    notes = {entry.name: entry.note for entry in resolve.entries().values()}
+    assert all(rows[name].endswith(note) for name, note in notes.items()), (
+        "no note is cut in a pipe"
     )
     run("pull", "two")
     cached = run("list", "--cached").stdout.splitlines()
-    assert {line.split()[0] for line in cached} == {
-        "name",
+    assert {line.removeprefix("✓").split()[0] for line in cached[1:-2]} == {
         "two",
         *(name for name in resolve.entries() if name.startswith("tales")),
     }
@@ -444,6 +452,18 @@ def test_list(run, hub):
         None,
         True,
     )
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 160])
+def test_list_fits_the_terminal(command, tmp_path, width):
+    line, settings = command("list", env={"TERM": "xterm"})
+    settings = {name: value for name, value in settings.items() if name != "COLUMNS"}
+    code, seen = children.at_terminal(line, size=(30, width), env=settings, cwd=tmp_path)
+    lines = seen.decode().replace("\r", "").splitlines()[:-1]
+    assert code == 0
+    assert max(map(len, lines)) < width
+    assert ("licence" in lines[0]) == (width == 160)
+    assert any(one.endswith("...") for one in lines)
 
 
 def test_show(run, hub, home):

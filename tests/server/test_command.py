@@ -4,6 +4,7 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -94,6 +95,30 @@ def test_start_serve_stop_and_no_prompt_in_the_logs(number, code):
     assert seconds < 3
     assert SECRET not in err
     assert "llama" in err  # -v: the log is there
+    assert f"Chat page     {child.url}/\n" in err
+    assert f"Base URL      {child.url}/v1 " in err
+    assert f"curl {child.url}/v1/chat/completions -d '{{" in err
+    lines = re.findall(r"(?m)^\d\d:\d\d:\d\d (.*)$", err)
+    answered = r"POST /v1/completions 200, \d+ \+ \d+ tokens, [\d,.]+ tok/s"
+    assert all(re.fullmatch(answered, line) for line in lines[:2])
+    assert lines[2:] == ["POST /v1/completions 400"] * 3 + ["GET other 404"]
+
+
+def test_quiet_and_a_key_that_is_not_shown():
+    with Child("--port", 0, "--quiet") as child:
+        assert ask_text(child, prompt="a").status == 200
+        returned, out, err, _ = child.end()
+    assert (returned, out) == (0, "")
+    assert "Chat page" not in err
+    assert "POST" not in err
+    with Child("--port", 0, GGUF_SPEC_API_KEY=SECRET) as child:
+        assert ask(child, path="/health").status == 200
+        assert ask(child, path="/v1/models").status == 401
+        err = child.end()[2]
+    assert '-H "Authorization: Bearer $GGUF_SPEC_API_KEY"' in err
+    assert SECRET not in err
+    assert "/health" not in err
+    assert "GET /v1/models 401" in err
 
 
 @contextlib.contextmanager

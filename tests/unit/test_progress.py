@@ -7,7 +7,7 @@ import pytest
 
 from gguf_spec import Progress, Sampling, Speculation
 from gguf_spec.cli import progress
-from gguf_spec.cli.progress import Line, MeasuringNote, PromptBar
+from gguf_spec.cli.progress import Line, LoadBar, MeasuringNote, PromptBar
 from gguf_spec.speculative.profile import DEFAULT_PROFILE
 from tests.fakes import FakeModel, fake_llm, random_table
 
@@ -207,4 +207,19 @@ def test_the_note_that_the_machine_is_measured(terminal):
     note()
     assert terminal.seen == progress._MEASURING == "Measuring this machine once (about 2 s)"
     note.remove()
+    assert terminal.seen == ""
+
+
+def test_loading_has_a_bar_too(terminal):
+    now = [10.0]
+    bar = LoadBar(terminal, lambda: now[0])
+    bar(Progress("load", 2**20, 2**21, "bytes"))
+    assert terminal.getvalue() == ""
+    now[0] = 12.0
+    bar(Progress("load", 2**20, 2**21, "bytes"))
+    assert terminal.seen == "Loading [############............]  50% of 2.0 MiB"
+    n = len(terminal.getvalue())
+    bar(Progress("load", 2**20 + 1, 2**21, "bytes"))
+    assert len(terminal.getvalue()) == n, "the same percentage is not written again"
+    bar.remove()
     assert terminal.seen == ""

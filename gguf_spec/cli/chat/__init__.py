@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from ..command import Command
 from ..options import (
-    load_models,
     model_options,
     sampling_options,
     speculation_options,
-    to_sampling,
     to_speculation,
 )
 from ..progress import PromptBar
@@ -28,13 +27,18 @@ if TYPE_CHECKING:
 __all__ = ["chat"]
 
 
+_USUAL = (
+    "model", "draft", "system", "max_tokens", "temperature", "seed", "ctx", "load", "save",
+    "show_draft",
+)  # fmt: skip
+
+
 # The default length limit is larger than that of `generate`.
 @click.command(
-    context_settings={
-        "auto_envvar_prefix": "GGUF_SPEC",
-        "show_default": True,
-        "default_map": {"max_tokens": 1024},
-    }
+    cls=Command,
+    usual=_USUAL,
+    short_help="Chat with a model.",
+    context_settings={"default_map": {"max_tokens": 1024}},
 )
 @click.option("-s", "--system", help="System message.")
 @model_options
@@ -77,33 +81,33 @@ def chat(**options: Any) -> int:
       gguf-spec chat --save talk.session
       gguf-spec chat --load talk.session --overflow shift
       printf '%s\\n' "Tell me a story about a fox." "And of a crow." | gguf-spec chat --json
-    In the chat, /help lists the commands.
+    In the chat, /help lists the commands. A message of several lines begins and ends with \"\"\".
     Every option can also be set as GGUF_SPEC_OPTION in the environment.
     """
-    from .loop import ChatLoop, Signals, load, save
+    from .loop import ChatLoop
+    from .models import ChatModels
+    from .saved import load, save
+    from .signals import Signals
 
     _check_place(options["save"])
-    sampling, speculation = to_sampling(options), to_speculation(options)
-    with load_models(options, options["draft"] if speculation.k else "none", speculation) as llm:
-        conversation = llm.chat(sampling=sampling, overflow=options["overflow"])
+    with ChatModels(options, to_speculation(options)) as models:
+        conversation = models.llm.chat(sampling=models.sampling, overflow=options["overflow"])
         loaded = load(conversation, options["load"]) if options["load"] else ""
         if options["system"]:  # replaces the system message of the loaded conversation
             conversation.system = options["system"]
         if conversation.note:
             click.echo(f"Note: {conversation.note}", err=True)
         in_pipe = options["as_json"] or not (_is_terminal(sys.stdin) and _is_terminal(sys.stdout))
-        face = _pipe(llm, options) if in_pipe else _screen(llm, conversation, options)
+        face = (_pipe if in_pipe else _screen)(models.llm, conversation, options)
         signals = Signals(keep_on=not in_pipe)
-        talk = ChatLoop(
-            llm, conversation, face, signals, sampling, options["save"] or options["load"]
-        )
+        talk = ChatLoop(models, conversation, face, signals, options["save"] or options["load"])
         with signals:
             try:
                 face.begin(loaded)
                 talk.follow()
             finally:
-                if options["save"] and conversation.messages:
-                    said = save(conversation, options["save"])
+                if options["save"] and talk.chat.messages:
+                    said = save(talk.chat, options["save"])
                     with contextlib.suppress(OSError):  # the terminal may be closed
                         click.echo(said.translate(CONTROL), err=True)
         return signals.code or face.code
@@ -117,6 +121,10 @@ class PipeUI:
 
         self.show_draft, self.code = show_draft, 0
         self._llm, self._as_json, self._out = llm, as_json, Console(highlight=False, soft_wrap=True)
+
+    def use(self, llm: LLM, _chat: Chat) -> None:
+        """Continue with another model."""
+        self._llm = llm
 
     def begin(self, loaded: str) -> None:
         """Show the description of the loaded conversation, if any."""
@@ -168,7 +176,7 @@ class PipeUI:
         sys.stdout.flush()
 
 
-def _pipe(llm: LLM, options: dict[str, Any]) -> ChatUI:
+def _pipe(llm: LLM, _conversation: Chat, options: dict[str, Any]) -> ChatUI:
     return PipeUI(llm, options["show_draft"], options["as_json"])
 
 

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from ...errors import GgufSpecError, SessionError
-from ...models import format_bytes
+from ...errors import GgufSpecError
 from ..error_text import in_command, message_and_hint
+from ..habits import nearest
 from ..progress import PromptBar
 from ..render import stats_lines
+from ..text_file import TextFile
+from .clipboard import copy
+from .saved import load, path_of, save, short
+from .settings import Settings
 
 if TYPE_CHECKING:
-    from ... import LLM, Chat, Sampling, Speculation, Turn
+    from ... import LLM, Chat, Speculation, Turn
+    from .models import ChatModels
+    from .signals import Signals
 
 # Command -> (argument, help text). `ChatLoop` has a method for each command.
 COMMANDS = {
     "/help": ("", "show this help"),
     "/system": ("[TEXT]", "show or set the system message; - for none"),
+    "/set": ("[NAME [VALUE]]", "show or set an option, such as /set temperature 0"),
+    "/model": ("[NAME]", "show the model, or continue with another one"),
+    "/file": ("[FILE]", "add the text of a file to the next message; - for none"),
+    "/copy": ("", "copy the last answer to the clipboard"),
     "/reset": ("", "remove all messages except the system message"),
     "/undo": ("", "remove the last question and its answer"),
     "/retry": ("", "answer the last question again, with another seed"),
@@ -32,14 +40,33 @@ COMMANDS = {
     "/load": ("FILE", "continue a saved conversation"),
     "/quit": ("", "leave the chat, as Ctrl-D does"),
 }
+# Command of another program -> the command for that.
+_MEANT = {
+    **dict.fromkeys(("/?", "/h", "/commands"), "/help"),
+    **dict.fromkeys(("/bye", "/exit", "/q", "/leave"), "/quit"),
+    **dict.fromkeys(("/temperature", "/temp", "/seed", "/parameter", "/option"), "/set"),
+    **dict.fromkeys(("/read", "/open", "/attach", "/paste", "/image"), "/file"),
+    **dict.fromkeys(("/regen", "/regenerate", "/again"), "/retry"),
+    **dict.fromkeys(("/models", "/switch"), "/model"),
+    **dict.fromkeys(("/show", "/info", "/usage"), "/stats"),
+    **dict.fromkeys(("/clip", "/clipboard", "/yank"), "/copy"),
+}
 # Arguments of /draft.
 DRAFT = ("on", "off", "show", "hide")
+# Mark before and after a message of several lines.
+BLOCK = '"""'
 _KEYS = """
-Enter sends the message. For a new line press Alt-Enter, or Enter after a backslash. \
-Pasted text stays one message.
+Enter sends the message. For a new line press Alt-Enter, or Enter after a backslash; \
+or begin and end the message with \"\"\". Pasted text stays one message.
 Ctrl-C stops an answer and keeps its text. The arrow keys show earlier lines.
 A line that begins with a space is sent unchanged, even with a slash."""
 _COMMAND = re.compile(r"(/[A-Za-z?]*)(?:\s+(.*))?", re.DOTALL)  # does not match /etc/hosts
+
+
+def is_open_block(text: str) -> bool:
+    """Return whether a message begins with three quotes and has no closing ones yet."""
+    text = text.rstrip()
+    return text.startswith(BLOCK) and not (len(text) >= 2 * len(BLOCK) and text.endswith(BLOCK))
 
 
 class ChatUI(Protocol):
@@ -72,30 +99,32 @@ class ChatUI(Protocol):
     def answer(self, turn: Turn, bar: PromptBar) -> None:
         """Show an answer while it is generated; remove `bar` before its first text."""
 
+    def use(self, llm: LLM, chat: Chat) -> None:
+        """Continue with another model, and with the same conversation."""
+
 
 class ChatLoop:
     """Loop that processes input lines until the input ends or a line is /quit."""
 
     def __init__(
-        self,
-        llm: LLM,
-        chat: Chat,
-        face: ChatUI,
-        signals: Signals,
-        sampling: Sampling,
-        file: Path | None,
+        self, models: ChatModels, chat: Chat, face: ChatUI, signals: Signals, file: Path | None
     ) -> None:
         """Create the loop; /save without an argument writes to `file`."""
-        self._llm, self._chat, self._face, self._signals, self._sampling, self._file = (
-            llm,
-            chat,
-            face,
-            signals,
-            sampling,
-            file,
-        )
-        self._speculation: Speculation = llm.speculation
-        self._n_retries, self._leave = 0, False
+        self._models, self._chat, self._face = models, chat, face
+        self._signals, self._place = signals, file
+        self._settings = Settings(models.sampling, models.llm.speculation)
+        self._drafts, self._n_retries, self._leave = True, 0, False
+        self._attached: list[tuple[str, str]] = []
+
+    @property
+    def chat(self) -> Chat:
+        """The conversation; /model replaces it."""
+        return self._chat
+
+    @property
+    def _speculation(self) -> Speculation:
+        chosen = self._settings.speculation
+        return chosen if self._drafts else replace(chosen, k=0)
 
     def follow(self) -> None:
         """Process lines until the input ends; an error aborts only the current line.
@@ -105,7 +134,7 @@ class ChatLoop:
         """
         while not self._leave:
             try:
-                line = self._signals.wait(self._face.read)
+                line = self._signals.wait(self._read)
                 if line is None:
                     return
                 self._do(line)
@@ -114,23 +143,31 @@ class ChatLoop:
             except KeyboardInterrupt:
                 self._face.say("Ctrl-D leaves the chat, /help lists the commands.")
 
+    def _read(self) -> str | None:
+        """Return a line, or the lines from one that begins with three quotes to their end."""
+        text = self._face.read()
+        if text is None or not text.startswith(BLOCK):
+            return text
+        while is_open_block(text):
+            line = self._face.read()
+            if line is None:
+                raise GgufSpecError(
+                    f"the input ended before the closing {BLOCK}.", f"end the message with {BLOCK}."
+                )
+            text += f"\n{line}"
+        # A space in front: what is inside of the quotes is never a command.
+        return " " + text.rstrip()[len(BLOCK) : -len(BLOCK)].strip("\n")
+
     def _do(self, line: str) -> None:
         command, text = _COMMAND.fullmatch(line.rstrip()), line.strip()
         if not command:
             if text:
-                self._n_retries = 0
-                self._answer(
-                    lambda bar: self._chat.stream(
-                        text, speculation=self._speculation, on_prompt=bar
-                    )
-                )
+                self._send(text)
             return
         name, rest = command[1].lower(), (command[2] or "").strip()
         if name not in COMMANDS:
-            close = difflib.get_close_matches(name, COMMANDS, 1) or [
-                one for one in COMMANDS if len(name) > 1 and one.startswith(name)
-            ]
-            hint = f"did you mean {close[0]}?" if close else "/help lists them."
+            near = nearest(name, COMMANDS, _MEANT)
+            hint = f"did you mean {near}?" if near else "/help lists them."
             self._face.fail(
                 f"there is no command {name}.",
                 f"{hint} Begin the line with a space to send it to the model.",
@@ -141,6 +178,16 @@ class ChatLoop:
             )
         else:
             getattr(self, f"_{name[1:]}")(rest)
+
+    def _send(self, text: str) -> None:
+        self._n_retries = 0
+        message = "\n\n".join([text, *(content for _, content in self._attached)])
+        self._answer(
+            lambda bar: self._chat.stream(
+                message, self._settings.sampling, speculation=self._speculation, on_prompt=bar
+            )
+        )
+        self._attached.clear()
 
     def _answer(self, start: Callable[[PromptBar], Turn]) -> None:
         bar = PromptBar()
@@ -164,6 +211,50 @@ class ChatLoop:
         else:
             self._face.say(self._chat.system or "There is no system message.")
 
+    def _set(self, rest: str) -> None:
+        self._face.say(self._settings.set(rest))
+
+    def _model(self, rest: str) -> None:
+        if not rest:
+            draft = self._models.llm.draft_name or "the text only"
+            self._face.say(f"{self._models.llm.name}, with drafts from {draft}.")
+            return
+        self._signals.begin()
+        self._models.switch(rest, lambda: self._signals.came)
+        llm, old = self._models.llm, self._chat
+        self._chat = old.with_model(llm)
+        self._settings.use(self._models.sampling, llm.speculation)
+        self._face.use(llm, self._chat)
+        what = f"{llm.name} answers from now on."
+        if old.messages:
+            what += " It reads the conversation before its first answer."
+        self._face.say(
+            " ".join(filter(None, [what, self._chat.note and f"Note: {self._chat.note}"]))
+        )
+
+    def _file(self, rest: str) -> None:
+        if rest == "-":
+            self._attached.clear()
+        elif rest:
+            path = path_of(rest)
+            self._attached.append((path.name, TextFile(path).text.removesuffix("\n")))
+        names = ", ".join(
+            f"{name} ({len(text.encode('utf-8', 'replace')):,} bytes)"
+            for name, text in self._attached
+        )
+        self._face.say(f"With the next message: {names or 'no file'}.")
+
+    def _copy(self, _rest: str) -> None:
+        answers = [one["content"] for one in self._chat.messages if one["role"] == "assistant"]
+        if not answers:
+            self._face.fail("there is no answer yet.", "send a message first.")
+        elif how := copy(answers[-1]):
+            self._face.say(f"The last answer was copied {how}.")
+        else:
+            self._face.fail(
+                "the answer was not copied.", "install wl-copy, xclip or pbcopy, or use a terminal."
+            )
+
     def _reset(self, _rest: str) -> None:
         self._chat.reset()
         self._face.say(
@@ -177,21 +268,21 @@ class ChatLoop:
             self._face.fail("there is no question to remove.", "send a message first.")
         elif self._chat.undo():
             self._n_retries = 0
-            self._face.say(f"Removed: {_short(asked)}")
+            self._face.say(f"Removed: {short(asked)}")
 
     def _retry(self, _rest: str) -> None:
         if self._question() is None:
             self._face.fail("there is no question to answer again.", "send a message first.")
             return
-        if self._sampling.greedy:
+        if self._settings.sampling.greedy:
             self._face.say("Note: at temperature 0 the answer is always the same.")
         self._n_retries += 1
         # With a fixed seed the whole conversation can be reproduced, including retries.
-        seed = self._sampling.seed
+        seed = self._settings.sampling.seed
         sampling = (
-            self._sampling
+            self._settings.sampling
             if seed is None
-            else replace(self._sampling, seed=(seed + self._n_retries) % 2**64)
+            else replace(self._settings.sampling, seed=(seed + self._n_retries) % 2**64)
         )
         self._answer(
             lambda bar: self._chat.retry(sampling, speculation=self._speculation, on_prompt=bar)
@@ -205,14 +296,13 @@ class ChatLoop:
         s = last.stats
         lines = [
             stats_lines(s, last.seed),
-            f"context {s.n_prompt + s.n_generated:,} of {self._llm.n_ctx:,} tokens after it",
+            f"context {s.n_prompt + s.n_generated:,} of {self._models.llm.n_ctx:,} tokens after it",
         ]
         self._face.say(
-            "\n".join([*lines, *(f"note    {in_command(note)}" for note in self._llm.notes)])
+            "\n".join([*lines, *(f"note    {in_command(note)}" for note in self._models.llm.notes)])
         )
 
     def _draft(self, rest: str) -> None:
-        loaded = self._llm.speculation
         if rest in ("show", "hide"):
             self._face.show_draft = rest == "show"
             self._face.say(
@@ -221,17 +311,17 @@ class ChatLoop:
                 else "Markdown is formatted."
             )
         elif rest in ("on", "off"):
-            if rest == "on" and not loaded.k:
+            if rest == "on" and not self._models.llm.speculation.k:
                 self._face.fail(
                     "the models were loaded without speculation.",
                     "start the chat again without -k 0 and --draft none.",
                 )
                 return
-            self._speculation = loaded if rest == "on" else replace(loaded, k=0)
+            self._drafts = rest == "on"
             self._face.say(self._drafting())
         elif rest:
             self._face.fail(
-                f"{_short(rest)!r} is not an argument of /draft.",
+                f"{short(rest)!r} is not an argument of /draft.",
                 f"use {', '.join(DRAFT[:-1])} or {DRAFT[-1]}.",
             )
         else:
@@ -241,26 +331,26 @@ class ChatLoop:
         if not self._speculation.k:
             return "Speculation is off."
         return f"""Speculation is on: {
-            f"the draft is {self._llm.draft_name}"
-            if self._llm.draft_name
+            f"the draft is {self._models.llm.draft_name}"
+            if self._models.llm.draft_name
             else "drafts come from the text only"
         }."""
 
     def _save(self, rest: str) -> None:
-        path = _path(rest) if rest else self._file
+        path = path_of(rest) if rest else self._place
         if path is None:
             self._face.fail("/save needs a file.", "name a file: /save talk.session.")
             return
         self._face.say(save(self._chat, path))
-        self._file = path
+        self._place = path
 
     def _load(self, rest: str) -> None:
         if not rest:
             self._face.fail("/load needs a file.", "name a file that /save wrote.")
             return
-        path = _path(rest)
+        path = path_of(rest)
         self._face.say(load(self._chat, path))
-        self._file, self._n_retries = path, 0
+        self._place, self._n_retries = path, 0
 
     def _quit(self, _rest: str) -> None:
         self._leave = True
@@ -269,111 +359,3 @@ class ChatLoop:
         return next(
             (one["content"] for one in reversed(self._chat.messages) if one["role"] == "user"), None
         )
-
-
-def save(chat: Chat, path: Path) -> str:
-    """Save a conversation; return a message with its size."""
-    chat.save(path)
-    return f"Saved {_count(chat)} in {path.resolve()} ({format_bytes(path.stat().st_size)})."
-
-
-def load(chat: Chat, path: Path) -> str:
-    """Load a conversation; return a description that includes its last two messages."""
-    why = chat.restore(path)
-    lines = [f"Loaded {_count(chat)} from {path}."]
-    if why:
-        lines.append(f"Note: the next answer reads the conversation again: {why.rstrip('.')}.")
-    names = {"system": "System", "user": "You", "assistant": "Answer"}
-    return "\n".join(
-        [
-            *lines,
-            *(f"{names[one['role']]}: {_short(one['content'], 200)}" for one in chat.messages[-2:]),
-        ]
-    )
-
-
-def _path(text: str) -> Path:
-    try:
-        return Path(text.replace("\0", "")).expanduser()
-    except RuntimeError:
-        raise SessionError(
-            f"{text} names a home folder that does not exist.", "write the complete path."
-        ) from None
-
-
-def _count(chat: Chat) -> str:
-    n = len(chat.messages)
-    return f"{n} message{'' if n == 1 else 's'}"
-
-
-def _short(text: str, n_most: int = 60) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= n_most else text[: n_most - 3].rstrip() + "..."
-
-
-class Signals:
-    """Signal handlers of the chat, for Ctrl-C and requests to end the program.
-
-    A signal takes effect at once while the chat waits for a line. At other times the running
-    operation ends first; an answer is cancelled after its round. After Ctrl-C the chat continues,
-    unless it runs in a pipe.
-
-    Attributes:
-        code: Exit code if a signal ended the program, otherwise 0.
-    """
-
-    def __init__(self, keep_on: bool) -> None:
-        self.code = 0
-        self._ending = [
-            name
-            for name in ("SIGTERM", "SIGHUP", *(() if keep_on else ("SIGINT",)))
-            if hasattr(signal, name)
-        ]
-        self._before: dict[int, Any] = {}
-        self._turn: Turn | None = None
-        self._is_waiting, self._came = False, False
-
-    def wait(self, read: Callable[[], str | None]) -> str | None:
-        """Call `read` and return its result; signals take effect at once.
-
-        Raises:
-            KeyboardInterrupt, SystemExit: A signal arrived.
-        """
-        self._is_waiting = True
-        try:
-            if self.code:
-                raise SystemExit(self.code)
-            return read()
-        finally:
-            self._is_waiting = False
-
-    def open(self, start: Callable[[], Turn]) -> Turn:
-        """Call `start` and return its turn, which signals cancel from now on.
-
-        A signal that arrives during the call cancels the turn, too.
-        """
-        self._came, self._turn = False, None
-        turn = self._turn = start()
-        if self._came:
-            turn.cancel()
-        return turn
-
-    def _arrived(self, number: int, _frame: object) -> None:
-        if signal.Signals(number).name in self._ending:
-            self.code = 128 + number
-        if self._is_waiting:
-            raise SystemExit(self.code) if self.code else KeyboardInterrupt
-        self._came = True
-        if self._turn:
-            self._turn.cancel()
-
-    def __enter__(self) -> Signals:
-        for name in {*self._ending, "SIGINT"}:
-            number = getattr(signal, name)
-            if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
-                self._before[number] = signal.signal(number, self._arrived)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)

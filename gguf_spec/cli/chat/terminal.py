@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,16 +23,24 @@ from prompt_toolkit.utils import is_dumb_terminal
 from rich.console import Console
 
 from ...system.folders import state_folder
+from ..completion import names_from
 from ..progress import PromptBar
-from ..render import CONTROL, logprob_lines
-from .loop import COMMANDS, DRAFT
+from ..render import CONTROL, logprob_lines, speed
+from .loop import COMMANDS, DRAFT, is_open_block
 from .markdown import Markdown, Piece, Wrap
+from .settings import RULES
 
 if TYPE_CHECKING:
     from ... import LLM, Chat, Chunk, Turn
     from ... import Completion as Answer
 
 _PROMPT = "> "
+# Command -> function that returns its possible arguments for what is typed of one.
+_WORDS: dict[str, Callable[[str], Iterable[str]]] = {
+    "/draft": lambda _: DRAFT,
+    "/set": lambda _: RULES,
+    "/model": names_from,
+}
 
 
 class TerminalUI:
@@ -48,6 +56,10 @@ class TerminalUI:
             None if self._dumb else _session(self._status, self._history or InMemoryHistory())
         )
         self._said = False
+
+    def use(self, llm: LLM, chat: Chat) -> None:
+        """Continue with another model; the status line is about it."""
+        self._llm, self._chat = llm, chat
 
     def begin(self, loaded: str) -> None:
         """Show the names of the models, the help command, and the loaded conversation, if any."""
@@ -139,21 +151,14 @@ def _pieces(chunk: Chunk, show_draft: bool) -> list[Piece]:
 
 
 def status(llm: LLM, chat: Chat) -> str:
-    """Return the status line: speed of the last answer, context usage, gain from the draft."""
+    """Return the status line: speed of the last answer, and context usage."""
     last = chat.last
     if last is None:
-        return f"context of {llm.n_ctx:,} tokens, draft {'on' if llm.speculation.k else 'off'}"
+        return f"context of {llm.n_ctx:,} tokens"
     s = last.stats
     known = bool(chat.messages) and chat.messages[-1]["content"] == last.text  # not undone
     used = f"{s.n_prompt + s.n_generated:,} of {llm.n_ctx:,}" if known else f"of {llm.n_ctx:,}"
-    draft = f"draft on: {s.acceptance:.0%} of {s.n_drafted:,} accepted" + (
-        f", {s.speedup:.1f} times plain" if s.plain_s else ""
-    )
-    if s.n_drafted and s.why_none:
-        draft += f"; {s.why_none}"
-    elif not s.n_drafted:
-        draft = f"draft off: {s.why_none or 'the answer was too short'}"
-    return f"{s.tokens_per_s:,.{0 if s.tokens_per_s >= 100 else 1}f} tok/s, context {used}, {draft}"
+    return f"{speed(s)}, context {used}"
 
 
 def _ending(result: Answer, n_ctx: int) -> str:
@@ -247,6 +252,8 @@ def _keys() -> KeyBindings:
         if buffer.document.text_before_cursor.endswith("\\"):
             buffer.delete_before_cursor()
             buffer.insert_text("\n")
+        elif is_open_block(buffer.text):
+            buffer.insert_text("\n")
         else:
             buffer.validate_and_handle()
 
@@ -268,11 +275,11 @@ class _Commands(Completer):
             for command, (_, text) in COMMANDS.items():
                 if name and command.startswith(name):
                     yield Completion(command, -len(name), display_meta=text)
-        elif name == "/draft":
-            for word in DRAFT:
+        elif name in _WORDS:
+            for word in _WORDS[name](rest):
                 if word.startswith(rest):
                     yield Completion(word, -len(rest))
-        elif name in ("/save", "/load"):
+        elif name in ("/save", "/load", "/file"):
             yield from PathCompleter(expanduser=True).get_completions(
                 Document(rest), complete_event
             )

@@ -1,0 +1,226 @@
+"""Commands and command groups: help in groups, hidden names of options, hints for wrong names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from .habits import HIDDEN_NAMES, SHORT_COMMANDS, nearest_command, nearest_option
+
+# Group of the help -> its parameters; all others are in the group "Options".
+_GROUPS = {
+    "Prompt and answer": (
+        "file", "system", "max_tokens", "seed", "stop", "stop_token", "ignore_eos", "grammar",
+        "json_schema", "raw", "prefill", "overflow", "logprobs",
+    ),
+    "Drafting": (
+        "draft", "draft_text", "k", "drafter", "fixed", "tree", "accept", "allow_near_ties",
+        "strict",
+    ),
+    "Sampling": (
+        "temperature", "top_k", "top_p", "min_p", "typical_p", "top_n_sigma", "xtc_probability",
+        "xtc_threshold", "repeat_penalty", "frequency_penalty", "presence_penalty",
+        "penalty_last_n", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n",
+        "dry_breaker", "logit_bias",
+    ),
+    "Model and machine": (
+        "model", "models_file", "ctx", "threads", "flash_attention", "draft_flash_attention",
+        "kv_type", "draft_kv_type", "gpu_layers", "draft_gpu_layers", "lora", "draft_lora",
+        "extra_bufts", "verbose",
+    ),
+}  # fmt: skip
+_COMMON, _REST = "Usual", "Output and other"
+_SETTINGS = {"auto_envvar_prefix": "GGUF_SPEC", "show_default": True}
+
+
+class UnknownNameError(click.UsageError):
+    """There is no such command or option.
+
+    Attributes:
+        hint: What to type instead.
+    """
+
+    def __init__(self, message: str, hint: str, ctx: click.Context | None) -> None:
+        super().__init__(message, ctx)
+        self.hint = hint
+
+
+class Command(click.Command):
+    """Command with its usual options first in the help, and with the hidden names of options.
+
+    Attributes:
+        usual: Parameters to show first; empty shows all options in one list.
+        own_defaults: Parameters to which the section `default` of the config file does not apply.
+        reads_config: Whether the config file has defaults for the command.
+    """
+
+    def __init__(
+        self,
+        name: str | None = None,
+        *,
+        usual: tuple[str, ...] = (),
+        own_defaults: tuple[str, ...] = (),
+        reads_config: bool = True,
+        context_settings: dict[str, Any] | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__(name, context_settings=_SETTINGS | (context_settings or {}), **settings)
+        self.usual, self.own_defaults, self.reads_config = usual, own_defaults, reads_config
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,
+    ) -> click.Context:
+        """Return the context of a call; options that are not given take the user's defaults.
+
+        Raises:
+            ConfigFileError: The config file has a wrong key or value.
+        """
+        options = args[: args.index("--")] if "--" in args else args
+        is_for_help = {"-h", "--help"} & set(options)  # which works with any config file
+        if self.reads_config and not (extra.get("resilient_parsing") or is_for_help):
+            from . import config_file
+
+            built_in = self.context_settings.get("default_map", {})
+            extra["default_map"] = built_in | config_file.defaults(self)
+        context = super().make_context(info_name, args, parent, **extra)
+        CommandGroup.context = context
+        return context
+
+    def make_parser(self, ctx: click.Context) -> Any:
+        """Return the parser, which also knows the hidden names."""
+        parser = super().make_parser(ctx)
+        options = [one for one in self.get_params(ctx) if isinstance(one, click.Option)]
+        taken = {name for one in options for name in (*one.opts, *one.secondary_opts)}
+        for option in options:
+            names = [name for name in HIDDEN_NAMES.get(option.name or "", ()) if name not in taken]
+            if names:
+                shown, option.opts = option.opts, names
+                try:
+                    option.add_to_parser(parser, ctx)
+                finally:
+                    option.opts = shown
+        return parser
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments.
+
+        Raises:
+            UnknownNameError: There is no such option.
+        """
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            raise no_such_option(error, ctx) from None
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options in groups."""
+        if not self.usual:
+            super().format_options(ctx, formatter)
+            return
+        records = {
+            one.name or "": record
+            for one in self.get_params(ctx)
+            if isinstance(one, click.Option) and (record := one.get_help_record(ctx))
+        }
+        groups = {_COMMON: self.usual} | _GROUPS
+        for title, names in groups.items():
+            rows = [records.pop(name) for name in names if name in records]
+            if rows:
+                with formatter.section(f"{title} options"):
+                    formatter.write_dl(rows)
+        with formatter.section(f"{_REST} options"):
+            formatter.write_dl(list(records.values()))
+
+
+class CommandGroup(click.Group):
+    """Group that records the command to run, and has hints for unknown commands.
+
+    Attributes:
+        running: The command of this process; None before it is known.
+        context: Context of the command; None before its arguments are read.
+    """
+
+    command_class = Command
+    running: click.Command | None = None
+    context: click.Context | None = None
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command by its name, or by its short name at the top."""
+        found = super().get_command(ctx, cmd_name)
+        if found or ctx.parent or cmd_name not in SHORT_COMMANDS:
+            return found
+        command: click.Command = self
+        for word in SHORT_COMMANDS[cmd_name]:
+            assert isinstance(command, click.Group)
+            command = command.commands[word]
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command of the arguments, and record it.
+
+        Raises:
+            UnknownNameError: There is no such command.
+        """
+        try:
+            found = super().resolve_command(ctx, args)
+        except click.NoSuchOption as error:
+            raise no_such_option(error, ctx) from None
+        except click.UsageError as error:
+            if self.get_command(ctx, args[0]):
+                raise
+            raise self._no_such_command(ctx, args[0]) from error
+        CommandGroup.running = found[1]
+        return found
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments before the command.
+
+        Raises:
+            UnknownNameError: There is no such option.
+        """
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            raise no_such_option(error, ctx) from None
+
+    def _no_such_command(self, ctx: click.Context, typed: str) -> UnknownNameError:
+        near = nearest_command(typed, [path for path, _ in self.paths()])
+        hint = f"did you mean {ctx.command_path} {near}?" if near else None
+        return UnknownNameError(
+            f"there is no command {typed!r}.",
+            hint or f"{ctx.command_path} --help lists the commands.",
+            ctx,
+        )
+
+    def paths(self) -> Iterator[tuple[str, click.Command]]:
+        """Yield all commands below this group, with the names that lead there."""
+        for name, command in self.commands.items():
+            yield name, command
+            if isinstance(command, CommandGroup):
+                yield from ((f"{name} {rest}", below) for rest, below in command.paths())
+
+
+def no_such_option(error: click.NoSuchOption, ctx: click.Context) -> UnknownNameError:
+    """Return the error about an unknown option with a hint that names an option of the command."""
+    ctx = error.ctx or ctx
+    names = [
+        name
+        for one in ctx.command.get_params(ctx)
+        if isinstance(one, click.Option)
+        for name in (*one.opts, *one.secondary_opts)
+    ]
+    near = nearest_option(error.option_name, names)
+    hint = f"did you mean {near}? " if near else ""
+    return UnknownNameError(
+        f"{ctx.command_path} has no option {error.option_name}.",
+        f"{hint}{ctx.command_path} --help lists the options.",
+        ctx,
+    )

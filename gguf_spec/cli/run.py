@@ -1,0 +1,83 @@
+"""`gguf-spec run` and `gguf-spec help`: the habits of ollama's users."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from .chat import chat
+from .command import Command, CommandGroup
+from .generate import generate
+
+
+class _Run(Command):
+    """Command that becomes `generate` or `chat`, with the options of that command."""
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,
+    ) -> click.Context:
+        """Return the context of `generate` if there is a prompt or a pipe, otherwise of `chat`."""
+        before, rest = ([], []) if {"-h", "--help"} & set(args) else _split(args)
+        if not rest:
+            return super().make_context(
+                info_name, ["--help"] if {"-h", "--help"} & set(args) else [], parent, **extra
+            )
+        words = ["--model", rest[0], *before, *rest[1:]]
+        asked = generate.make_context(info_name, list(words), resilient_parsing=True).params
+        has_prompt = asked["prompt"] or asked["prompt_option"] or asked["file"]
+        alone = sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
+        command = chat if alone and not has_prompt else generate
+        CommandGroup.running = command
+        return command.make_context(info_name, words, parent, **extra)
+
+
+def _split(args: list[str]) -> tuple[list[str], list[str]]:
+    """Return the options before the first argument, and the rest."""
+    options = {one.name: one for one in (*chat.params, *generate.params) if one.name != "model"}
+    both = Command("run", params=[one for one in options.values() if isinstance(one, click.Option)])
+    parser = both.make_parser(click.Context(both, resilient_parsing=True))
+    parser.allow_interspersed_args, parser.ignore_unknown_options = False, True
+    _, rest, _ = parser.parse_args(args=list(args))
+    before = args[: len(args) - len(rest)]
+    return [word for word in before if word != "--"], rest
+
+
+@click.command(
+    cls=_Run,
+    reads_config=False,
+    short_help="Chat with MODEL, or answer PROMPT, as ollama does.",
+    options_metavar="MODEL [PROMPT] [OPTIONS]",
+)
+def run() -> None:
+    """Chat with MODEL at a terminal; with a PROMPT or in a pipe, answer it.
+
+    The options are those of chat, or of generate if there is a prompt.
+
+    \b
+    Examples:
+      gguf-spec run smollm2
+      gguf-spec run smollm2 "Why is the sky blue?" --temp 0
+      cat notes.txt | gguf-spec run smollm2 "Summarise:"
+    """
+    raise click.UsageError("MODEL is missing; gguf-spec models list shows the names.")
+
+
+@click.command("help", cls=Command, reads_config=False, short_help="Show the help of a command.")
+@click.argument("words", nargs=-1, metavar="[COMMAND]...")
+@click.pass_context
+def help_(ctx: click.Context, words: tuple[str, ...]) -> None:
+    """Show the help of a command, as COMMAND --help does.
+
+    \b
+    Examples:
+      gguf-spec help generate
+      gguf-spec help models pull
+    """
+    root = ctx.find_root()
+    root.command.main([*words, "--help"], prog_name=root.info_name, standalone_mode=False)

@@ -1,0 +1,94 @@
+"""A text file: read as text, and replaced at once or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from pathlib import Path
+
+from ..errors import GgufSpecError
+
+# No context holds a longer text; a byte is rarely more than one token.
+_MOST_BYTES = 4_000_000
+_BOM = "\ufeff"
+
+
+class TextFile:
+    """A text file: its text with line feeds, and how it is stored.
+
+    Attributes:
+        path: The file; a link is followed.
+        text: The text, without a byte order mark and with line feeds only.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Read a file.
+
+        Raises:
+            GgufSpecError: It cannot be read, is empty or too long, or is not text in UTF-8.
+        """
+        self.path = path
+        try:
+            self.path = path.resolve(strict=True)
+            if self.path.stat().st_size > _MOST_BYTES:
+                raise GgufSpecError(
+                    f"{path} has {self.path.stat().st_size:,} bytes, which no context holds.",
+                    "split the file.",
+                )
+            self._data = self.path.read_bytes()
+        except OSError as error:
+            raise GgufSpecError(
+                f"{path} cannot be read: {error.strerror}.", "check the file and its permissions."
+            ) from None
+        text = self._decoded(path)
+        self._bom = _BOM if text.startswith(_BOM) else ""
+        text = text[len(self._bom) :]
+        n_crlf = text.count("\r\n")
+        self._newline = "\r\n" if 2 * n_crlf > text.count("\n") else "\n"
+        self.text = text.replace("\r\n", "\n") if n_crlf else text
+        if not self.text.strip():
+            raise GgufSpecError(f"{path} is empty.", "name a file with text.")
+
+    def _decoded(self, path: Path) -> str:
+        if b"\0" not in self._data:
+            with contextlib.suppress(UnicodeDecodeError):
+                return self._data.decode("utf-8")
+        raise GgufSpecError(
+            f"{path} is not a text file in UTF-8.", "name a text file, or convert it to UTF-8."
+        )
+
+    def encoded(self, text: str) -> bytes:
+        """Return the bytes of a new text, stored as the old one."""
+        text = text.encode("utf-8", errors="replace").decode("utf-8")
+        return (self._bom + text.replace("\n", self._newline)).encode("utf-8")
+
+    def write(self, text: str, path: Path | None = None) -> None:
+        """Replace the file, or write another one, completely or not at all.
+
+        Args:
+            text: The new text, with line feeds.
+            path: Another file; None replaces the file itself.
+
+        Raises:
+            GgufSpecError: The file cannot be written, or another program has changed it.
+        """
+        from ..system.atomic_file import atomic_write
+
+        target = self.path if path is None else path
+        with contextlib.suppress(OSError):
+            target = target.resolve()
+        try:
+            if path is None and self.path.read_bytes() != self._data:
+                raise GgufSpecError(
+                    f"another program has changed {self.path}; nothing was written.",
+                    "run the command again.",
+                )
+            with atomic_write(target, private=False) as part:
+                part.write_bytes(self.encoded(text))
+                if target.exists():
+                    shutil.copymode(target, part)
+        except OSError as error:
+            raise GgufSpecError(
+                f"{target} cannot be written: {error.strerror}.",
+                "check its folder and its permissions, or name another file with --output.",
+            ) from None

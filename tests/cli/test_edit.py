@@ -1,0 +1,220 @@
+"""`gguf-spec edit`: what it reads, what it shows, and what it writes."""
+
+import json
+import os
+import stat
+import sys
+
+import pytest
+
+from tests import children
+from tests.cli.test_errors import check
+from tests.gguf import zoo
+
+
+def editor(path, new):
+    """A model that writes one text behind the first line feed."""
+    return zoo.write(path, zoo.parrot(f"\n{new}"), metadata={"llama.context_length": 100_000})
+
+
+@pytest.fixture(scope="session")
+def edit(cli, cage):
+    editor(cage / "edit.gguf", "abcXefgh")
+
+    def run(*args, **options):
+        words = ("edit", *args, "-m", "edit.gguf", "--threads", 1, "--ctx", 2048)
+        return cli(*words, **options)
+
+    return run
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "notes.txt"
+    path.write_text("abcdefgh\n", encoding="utf-8")
+    return path
+
+
+DIFF = "--- a/notes.txt\n+++ b/notes.txt\n@@ -1 +1 @@\n-abcdefgh\n+abcXefgh\n"
+
+
+def test_without_a_terminal_the_changes_are_shown_and_not_written(edit, file):
+    result = edit(file, "d to X")
+    assert (result.stdout.decode(), result.returncode) == (DIFF, 0)
+    assert result.stderr == b"Nothing was written; --yes writes the changes.\n"
+    assert file.read_text() == "abcdefgh\n"
+
+
+def test_yes_writes_them(edit, file):
+    file.chmod(0o640)
+    result = edit(file, "d to X", "--yes")
+    assert (result.stdout.decode(), result.returncode) == (DIFF, 0)
+    assert file.read_text() == "abcXefgh\n"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o640
+    assert [one.name for one in file.parent.iterdir()] == ["notes.txt"]
+
+
+def test_diff_only(edit, file):
+    assert edit(file, "d to X", "--diff").stdout.decode() == DIFF
+    assert file.read_text() == "abcdefgh\n"
+    check(edit(file, "d to X", "--diff", "--yes"), 2, "--diff writes nothing")
+
+
+def test_another_file(edit, file):
+    other = file.with_name("new.txt")
+    assert edit(file, "d to X", "--output", other).returncode == 0
+    assert (file.read_text(), other.read_text()) == ("abcdefgh\n", "abcXefgh\n")
+    result = edit(file, "d to X", "-o", "-")
+    assert (result.stdout, result.stderr) == (b"abcXefgh\n", b"")
+
+
+def test_json(edit, file):
+    one = json.loads(edit(file, "d to X", "--json").stdout)
+    assert (one["text"], one["diff"], one["written"]) == ("abcXefgh\n", DIFF, False)
+    assert one["stats"]["n_generated"] > 5
+    assert json.loads(edit(file, "d to X", "--json", "--yes").stdout)["written"] is True
+    assert file.read_text() == "abcXefgh\n"
+
+
+@pytest.mark.parametrize(("old", "new"), [
+    (b"abcdefgh", b"abcXefgh"), (b"abcdefgh\r\n", b"abcXefgh\r\n"), (b"\xef\xbb\xbfabcdefgh\n", b"\xef\xbb\xbfabcXefgh\n"),
+])  # fmt: skip
+def test_the_way_it_is_stored_stays(edit, file, old, new):
+    file.write_bytes(old)
+    assert edit(file, "d to X", "--yes").returncode == 0
+    assert file.read_bytes() == new
+
+
+def test_a_link_stays_a_link(edit, file):
+    link = file.with_name("link.txt")
+    link.symlink_to(file)
+    assert edit(link, "d to X", "--yes").returncode == 0
+    assert link.is_symlink()
+    assert file.read_text() == "abcXefgh\n"
+
+
+def test_a_fence_around_the_whole_answer_goes():
+    from gguf_spec.cli.edit_prompt import EditPrompt
+
+    def text(old, answer, reason="stop"):
+        prompt = object.__new__(EditPrompt)
+        prompt._old = old
+        return prompt.text_of(
+            type("Answer", (), {"text": answer, "finish_reason": reason, "tokens": ()})
+        )
+
+    assert text("a\n", "```python\nb\n```") == "b\n"
+    assert text("a", "```\nb\nc\n```\n") == "b\nc"
+    assert text("a\n", "b\n```\nc\n```") == "b\n```\nc\n```\n"
+    assert text("```\na\n```\n", "```\nb\n```") == "```\nb\n```\n"
+    for answer, reason in ((" \n", "stop"), ("b", "length")):
+        with pytest.raises(Exception, match="nothing was written"):
+            text("a\n", answer, reason)
+
+
+WRONG = {
+    "binary": (b"a\0b", 1, "is not a text file in UTF-8"),
+    "latin1": ("für".encode("latin-1"), 1, "is not a text file in UTF-8"),
+    "empty": (b" \n", 1, "is empty"),
+    "long": (b"a" * 3000, 2, "tokens but the context holds 2,048"),
+    "huge": (b"a" * 4_000_001, 1, "which no context holds"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_files_that_cannot_be_edited(edit, file, name):
+    data, code, said = WRONG[name]
+    file.write_bytes(data)
+    check(edit(file, "d to X", "--yes"), code, said)
+    assert file.read_bytes() == data
+
+
+def test_wrong_usage(edit, file, tmp_path):
+    check(edit(tmp_path / "gone.txt", "x"), 2, "gone.txt")
+    check(edit(tmp_path, "x"), 2, "is a directory")
+    check(edit(file, " "), 2, "INSTRUCTION is empty")
+    check(edit(file, "x", "-n", 0), 2, "--max-tokens is 0")
+    check(edit(file, "x", "-t", -1), 2, "--temperature is -1")
+    result = edit(file, "d to X", "-o", tmp_path / "no" / "new.txt")
+    assert (result.returncode, result.stdout.decode()) == (1, DIFF)
+    assert b"cannot be written: No such file or directory" in result.stderr
+
+
+def test_an_answer_that_is_cut_is_not_written(edit, file):
+    check(
+        edit(file, "d to X", "--yes", "-n", 3),
+        1,
+        "not complete after 3 tokens; nothing was written",
+    )
+    assert file.read_text() == "abcdefgh\n"
+
+
+def test_a_file_that_changed_meanwhile_is_kept(file):
+    from gguf_spec.cli.text_file import TextFile
+    from gguf_spec.errors import GgufSpecError
+
+    source = TextFile(file)
+    file.write_text("other\n")
+    with pytest.raises(GgufSpecError, match="another program has changed"):
+        source.write("new\n")
+    assert file.read_text() == "other\n"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written(file):
+    from gguf_spec.cli.text_file import TextFile
+    from gguf_spec.errors import GgufSpecError
+
+    source = TextFile(file)
+    file.parent.chmod(0o500)
+    with pytest.raises(GgufSpecError, match="cannot be written"):
+        source.write("new\n")
+    file.parent.chmod(0o700)
+
+
+def test_nothing_changed(cli, cage, file):
+    editor(cage / "same.gguf", "abcdefgh")
+    result = cli("edit", file, "x", "-m", "same.gguf", "--threads", 1, "--ctx", 512, "--yes")
+    assert (result.stdout, result.returncode) == (b"", 0)
+    assert result.stderr == b"The model changed nothing; nothing was written.\n"
+
+
+@pytest.mark.parametrize(("typed", "written"), [(b"y\n", True), (b"n\n", False), (b"\n", False)])
+def test_at_a_terminal_it_asks(edit, cage, environment, file, typed, written):
+    line = [sys.executable, "-m", "gguf_spec", "edit", str(file), "d to X", "-m", "edit.gguf", "--threads", "1", "--ctx", "2048"]  # fmt: skip
+    code, seen = children.at_terminal(line, typed=typed, cwd=cage, env=environment)
+    shown = seen.decode()
+    assert code == 0
+    assert "tok/s" in shown
+    assert "\x1b[31m-abcdefgh" in shown
+    assert "\x1b[32m+abcXefgh" in shown
+    assert "Write notes.txt? [y/N]" in shown
+    assert file.read_text() == ("abcXefgh\n" if written else "abcdefgh\n")
+
+
+def test_ctrl_c_writes_nothing(cage, environment, file):
+    zoo.write(cage / "long.gguf", zoo.parrot("\nabcdefgh", for_ever=True), metadata={"llama.context_length": 100_000})  # fmt: skip
+    line = [sys.executable, "-m", "gguf_spec", "edit", str(file), "x", "-m", "long.gguf", "--yes", "-n", "90000", "--ctx", "99000", "-d", "none", "--threads", "1"]  # fmt: skip
+    code, seen = children.at_terminal(line, ctrl_c_at=b"tok/s", cwd=cage, env=environment)
+    assert code == 130
+    assert b"Traceback" not in seen
+    assert b"Nothing was written." in seen
+    assert file.read_text() == "abcdefgh\n"
+
+
+def test_a_gain_is_shown_only_where_it_is_one(monkeypatch, capsys):
+    from gguf_spec import Stats
+    from gguf_spec.cli.edit_screen import EditScreen
+
+    def summary(plain_s, rounds=20):
+        monkeypatch.setenv("TERM", "xterm")
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        screen = EditScreen(100, quiet=False)
+        stats = Stats(n_generated=100, n_drafted=90, n_accepted=80, rounds=rounds, total_s=1.0)
+        screen.summary(stats, Stats(n_generated=8, rounds=8, total_s=plain_s) if plain_s else None)
+        return capsys.readouterr().err
+
+    assert "100 tokens, 100 tok/s, 4.0 times plain decoding (25.0 tok/s)" in summary(8 / 25)
+    assert "times" not in summary(None)
+    assert "times" not in summary(8 / 99)
+    assert "2.0 times plain decoding" in summary(8 / 25, rounds=50), "no more than tokens a round"
