@@ -17,6 +17,7 @@ from .drafts import drafts
 from .error_text import CommandGroup, message_and_hint
 from .generate import generate
 from .models import models
+from .ps import ps
 from .quantize import quantize
 from .render import CONTROL
 from .serve import serve
@@ -60,6 +61,7 @@ cli.add_command(bench)
 cli.add_command(chat)
 cli.add_command(models)
 cli.add_command(serve)
+cli.add_command(ps)
 cli.add_command(completion)
 models.add_command(drafts)
 models.add_command(quantize)

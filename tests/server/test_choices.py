@@ -141,6 +141,8 @@ def test_any_model(tales, any_model):
             assert reply.json()["model"] == "tales"
         else:
             assert (reply.status, reply.code, reply.param) == (404, "model_not_found", "model")
-            with openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client:
-                with pytest.raises(openai.NotFoundError):
-                    client.chat.completions.create(model="gpt-4o", messages=FOX)
+            with (
+                openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client,
+                pytest.raises(openai.NotFoundError),
+            ):
+                client.chat.completions.create(model="gpt-4o", messages=FOX)
