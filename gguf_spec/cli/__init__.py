@@ -20,6 +20,7 @@ from .edit import edit
 from .error_text import message_and_hint
 from .generate import generate
 from .models import models
+from .ps import ps
 from .quantize import quantize
 from .render import CONTROL
 from .run import help_, run
@@ -69,6 +70,7 @@ cli.add_command(chat)
 cli.add_command(models)
 cli.add_command(serve)
 cli.add_command(config)
+cli.add_command(ps)
 cli.add_command(completion)
 models.add_command(drafts)
 models.add_command(quantize)

@@ -74,12 +74,27 @@ class AdapterFile(click.ParamType[tuple[str, float]]):
 _ATTENTION = click.Choice(["auto", "on", "off"])
 
 
-def model_options(command: F) -> F:
-    """Add the options of `load`."""
+class ModelName(click.ParamType[str]):
+    """Parameter type for a model; the environment variable has one per line."""
+
+    name = "TEXT"
+    envvar_list_splitter = "\n"
+
+
+def model_options(command: F, several: bool = False) -> F:
+    """Add the options of `load`.
+
+    Args:
+        command: The command.
+        several: Whether `--model` may be repeated; its value is then a tuple.
+    """
+    more = " Repeatable." if several else ""
     for option in reversed((
         click.option(
-            "-m", "--model", default="tales", shell_complete=model_names,
-            help="Target: a name (gguf-spec models list), hf:OWNER/REPO/FILE or a GGUF file.",
+            "-m", "--model", shell_complete=model_names, type=ModelName(), multiple=several,
+            default=("tales",) if several else "tales",
+            help="Target: a name (gguf-spec models list), hf:OWNER/REPO/FILE or a GGUF file."
+            + more,
         ),
         click.option(
             "-d", "--draft", default="auto", shell_complete=model_names,
@@ -215,28 +230,36 @@ def _load(
 ) -> LLM:
     from .. import load  # importing llama.cpp is slow: only after the options are checked
 
+    given = load_arguments(options, draft, speculation)
     return load(
         options["model"],
-        draft,
-        speculation=speculation,
-        n_ctx=options["ctx"],
-        threads=options["threads"],
-        flash_attention=options["flash_attention"],
-        kv_type=options["kv_type"],
-        gpu_layers=options["gpu_layers"],
-        draft_flash_attention=options["draft_flash_attention"],
-        draft_kv_type=options["draft_kv_type"],
-        draft_gpu_layers=options["draft_gpu_layers"],
-        lora=options["lora"],
-        # The adapter belongs to the draft of the options only.
-        draft_lora=options["draft_lora"] if draft == options["draft"] else (),
-        extra_bufts=options["extra_bufts"],
-        reference=options["draft_text"],
         models_file=options["models_file"],
-        verbose=options["verbose"] > 0,
         progress=progress,
         on_measure=on_measure,
+        **given,
     )
+
+
+def load_arguments(options: dict[str, Any], draft: str, speculation: Speculation) -> dict[str, Any]:
+    """Return the arguments of `load`, except the model, the models file and callbacks."""
+    return {
+        "draft": draft,
+        "speculation": speculation,
+        "n_ctx": options["ctx"],
+        "threads": options["threads"],
+        "flash_attention": options["flash_attention"],
+        "kv_type": options["kv_type"],
+        "gpu_layers": options["gpu_layers"],
+        "draft_flash_attention": options["draft_flash_attention"],
+        "draft_kv_type": options["draft_kv_type"],
+        "draft_gpu_layers": options["draft_gpu_layers"],
+        "lora": options["lora"],
+        # The adapter belongs to the draft of the options only.
+        "draft_lora": options["draft_lora"] if draft == options["draft"] else (),
+        "extra_bufts": options["extra_bufts"],
+        "reference": options["draft_text"],
+        "verbose": options["verbose"] > 0,
+    }
 
 
 # Arguments of `click.option` for options whose text is not read as the type in the table.

@@ -2,25 +2,71 @@
 
 from __future__ import annotations
 
+import math
+import re
 import signal
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from .command import Command
-from .options import load_models, model_options, speculation_options, to_speculation
+from .options import (
+    load_arguments,
+    load_models,
+    model_options,
+    speculation_options,
+    to_speculation,
+)
 from .render import CONTROL
 
 if TYPE_CHECKING:
-    from .. import LLM
-    from ..server import Server, Settings
+    from ..options import Speculation
+    from ..server import ModelPool, Server, Settings
+
+_KEEP_ALIVE_S = 300.0  # default with several models
+_UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
+
+
+class Duration(click.ParamType[float]):
+    """Parameter type for a duration in seconds: `90`, `5m`, `1h30m`; negative for infinite."""
+
+    name = "DURATION"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Parse a text such as `1h30m`."""
+        text = str(value).strip()
+        parts = re.findall(r"(\d+(?:\.\d+)?)(h|ms|m|s)", text)
+        if re.fullmatch(r"-\d+(\.\d+)?(h|ms|m|s)?", text):
+            return math.inf
+        if re.fullmatch(r"\d+(\.\d+)?", text):
+            return float(text)
+        if not parts or "".join(map("".join, parts)) != text:
+            self.fail(f"{text!r} is not a duration such as 90, 5m, 1h30m or -1.", param, ctx)
+        return sum(float(number) * _UNITS[unit] for number, unit in parts)
 
 
 @click.command(cls=Command, short_help="Serve an OpenAI-compatible API and a chat page.")
-@model_options
+@partial(model_options, several=True)
+@click.option(
+    "--store", is_flag=True, help="Serve all downloaded models, too; each is loaded on demand."
+)
+@click.option(
+    "--keep-alive",
+    type=Duration(),
+    help="Time after which an idle model is unloaded; -1 for never.  "
+    "[default: 5m with several models, otherwise -1]",
+)
+@click.option(
+    "--any-model/--no-any-model",
+    default=None,
+    help="Use the first model for unknown model names.  [default: on a local address]",
+)
 @click.option(
     "--host",
     default="127.0.0.1",
@@ -73,6 +119,7 @@ def serve(quiet: bool, **options: Any) -> int:
     \b
     Examples:
       gguf-spec serve
+      gguf-spec serve -m qwen2.5-1.5b -m llama3.2-1b --keep-alive 10m
       gguf-spec serve -m target.gguf -d draft.gguf --port 8000 --ctx 8192
       GGUF_SPEC_API_KEY=secret gguf-spec serve --host 0.0.0.0
       curl http://127.0.0.1:8080/v1/chat/completions \\
@@ -82,13 +129,60 @@ def serve(quiet: bool, **options: Any) -> int:
     settings = _settings(options)  # before the models, which take long to load
     needs_key = settings.api_key is not None
     speculation = to_speculation(options)
-    with load_models(options, options["draft"] if speculation.k else "none", speculation) as llm:
+    with _pool(options, speculation) as pool:
         from ..server import Server
 
-        with Server(llm, settings) as server:
+        with Server(pool, settings) as server:
             if not quiet:
                 _show_requests()
-            return _wait(server, None if quiet else lambda: _say_how(server.url, llm, needs_key))
+            return _wait(server, None if quiet else lambda: _say_how(server.url, pool, needs_key))
+
+
+def _pool(options: dict[str, Any], speculation: Speculation) -> ModelPool:
+    """Return the models, the first of them loaded."""
+    draft = options["draft"] if speculation.k else "none"
+    names, file = _names(options), options["models_file"]
+    if len(names) > 1:
+        _check_several(options, draft)
+    # importing the models is slow: only after the options are checked
+    from ..server import ModelPool, served_model
+
+    given = load_arguments(options, draft, speculation)
+    models = [served_model(name, file, **given) for name in names]
+    keep_alive = options["keep_alive"]
+    if keep_alive is None:
+        keep_alive = _KEEP_ALIVE_S if len(models) > 1 else math.inf
+    pool = ModelPool(
+        models, speculation=speculation, keep_alive=None if keep_alive == math.inf else keep_alive
+    )
+    pool.add(models[0], load_models(options | {"model": names[0]}, draft, speculation))
+    return pool
+
+
+def _names(options: dict[str, Any]) -> list[str]:
+    """Return the models of the options, each once."""
+    names = list(dict.fromkeys(options["model"]))
+    if options["store"]:
+        from ..models import find, list_models, resolve
+
+        file = options["models_file"]
+        given = {resolve(name, file).name for name in names}
+        stored = [entry for entry in list_models(file) if not entry.path and find(entry, file)]
+        names += [entry.name for entry in stored if entry.name not in given]
+    return names
+
+
+def _check_several(options: dict[str, Any], draft: str) -> None:
+    """Refuse options that belong to one model."""
+    from ..errors import OptionConflictError
+    from ..errors.texts import Option
+
+    own = [name for name in ("lora", "draft_lora") if options[name]]
+    if draft not in ("auto", "ngram", "none"):
+        own.append("draft")
+    for name in own:
+        hint = "start one server for each model, or give one model."
+        raise OptionConflictError(Option(name), "several models", hint)
 
 
 def _settings(options: dict[str, Any]) -> Settings:
@@ -113,6 +207,8 @@ def _settings(options: dict[str, Any]) -> Settings:
         timeout=options["timeout"],
         body_bytes=int(options["body_limit"] * 1_000_000),
         grace=options["grace"],
+        any_model=options["any_model"],
+        listed=True,
     )
 
 
@@ -151,13 +247,17 @@ def _wait(server: Server, begin: Callable[[], None] | None) -> int:
     return 130 if signal.SIGINT in caught else 0
 
 
-def _say_how(url: str, llm: LLM, needs_key: bool) -> None:
+def _say_how(url: str, pool: ModelPool, needs_key: bool) -> None:
     """Show the addresses and an example on stderr."""
     base = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
     key = ' -H "Authorization: Bearer $GGUF_SPEC_API_KEY"' if needs_key else ""
     example = '{"messages": [{"role": "user", "content": "Hi"}]}'
+    first, *others = pool.models
+    loaded = pool.loaded(first)
+    context = f", context of {loaded.llm.n_ctx:,} tokens" if loaded else ""
     lines = [
-        f"Model         {llm.name}, context of {llm.n_ctx:,} tokens",
+        f"Model         {first.id}{context}",
+        *(f"On demand     {model.id}" for model in others),
         f"Chat page     {base}/",
         f"Base URL      {base}/v1 (for clients of OpenAI's API)",
         f"Try           curl {base}/v1/chat/completions{key} -d '{example}'",

@@ -1,7 +1,43 @@
-"""OpenAI-compatible server for one LLM; requires the extra `[server]` (starlette and uvicorn)."""
+"""OpenAI-compatible server; requires the extra `[server]` (starlette and uvicorn)."""
 
-from .app import make_app
-from .settings import Settings
-from .thread import Server, serve_in_thread
+from __future__ import annotations
 
-__all__ = ["Server", "Settings", "make_app", "serve_in_thread"]
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .app import make_app
+    from .model_pool import ModelPool, ServedModel, served_model
+    from .running import RunningServer, running_servers
+    from .settings import Settings
+    from .thread import Server, serve_in_thread
+
+__all__ = [
+    "ModelPool",
+    "RunningServer",
+    "ServedModel",
+    "Server",
+    "Settings",
+    "make_app",
+    "running_servers",
+    "serve_in_thread",
+    "served_model",
+]
+# Name -> its module. Only `app` and `thread` need the extra.
+_HOME = {
+    "make_app": "app",
+    "ModelPool": "model_pool",
+    "ServedModel": "model_pool",
+    "served_model": "model_pool",
+    "RunningServer": "running",
+    "running_servers": "running",
+    "Settings": "settings",
+    "Server": "thread",
+    "serve_in_thread": "thread",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(import_module(f".{_HOME[name]}", __name__), name)
+    raise AttributeError(f"module 'gguf_spec.server' has no attribute {name!r}")

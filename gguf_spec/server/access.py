@@ -23,6 +23,8 @@ JOB = "gguf_spec.job"
 # One INFO line for each request, without any data of the client.
 REQUESTS = logging.getLogger("gguf_spec.server.requests")
 _METHODS = frozenset({"GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH"})
+# Path that the token in the file of a listed server opens, too.
+STATUS = "/api/ps"
 # Names and addresses of this machine that a Host header may contain.
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 
@@ -42,6 +44,7 @@ class AccessMiddleware:
         totals: Metrics,
         paths: frozenset[str],
         is_ending: Callable[[], bool],
+        status_token: str,
     ) -> None:
         self._app, self._settings, self._totals, self._paths, self._is_ending = (
             app,
@@ -50,6 +53,7 @@ class AccessMiddleware:
             paths,
             is_ending,
         )
+        self._status_token = status_token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI request."""
@@ -96,8 +100,9 @@ class AccessMiddleware:
             return ApiError("This origin may not use the server.", None, "origin_not_allowed", 403)
         if key is not None and path not in OPEN:
             kind, _, given = headers.get("authorization", "").partition(" ")
-            if kind.lower() != "bearer" or not hmac.compare_digest(
-                given.strip().encode(), key.encode()
+            keys = [key, self._status_token] if path == STATUS else [key]
+            if kind.lower() != "bearer" or not any(
+                hmac.compare_digest(given.strip().encode(), one.encode()) for one in keys
             ):
                 message = (
                     "Incorrect API key."

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import hashlib
 import re
+import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -51,11 +52,16 @@ def make_app(llm: LLM | ModelPool, settings: Settings | None = None) -> App:
 
 
 class App:
-    """ASGI application of the server; it owns the worker thread, but no socket."""
+    """ASGI application of the server; it owns the worker thread, but no socket.
+
+    Attributes:
+        status_token: Token that opens the route `/api/ps` beside the API key.
+    """
 
     def __init__(self, llm: LLM | ModelPool, settings: Settings) -> None:
         self._pool, self._settings = pool_of(llm), settings
         self._totals, self._since = Metrics(), int(time.time())
+        self.status_token = secrets.token_urlsafe(24)
         self._worker = Worker(self._pool, settings.queue, self._totals)
         self._models = ModelRoutes(self._pool, self._worker, settings, self._open_body, self._since)
         self._ends = False
@@ -84,6 +90,7 @@ class App:
             self._totals,
             frozenset(route.path for route in routes),
             lambda: self._ends,
+            self.status_token,
         )
         if self._settings.cors_origins:
             app = CORSMiddleware(

@@ -245,6 +245,12 @@ class ModelPool:
             if model is not but_for and self.seconds_left(model) == 0:
                 self._unload(model.id)
 
+    def __enter__(self) -> ModelPool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """Unload all models that the pool loaded; further calls have no effect."""
         with self._lock:

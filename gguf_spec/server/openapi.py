@@ -230,7 +230,7 @@ _PROBLEMS = {
     "408": "The body did not arrive in time.",
     "413": "The body is too large.",
     "429": "The queue is full.",
-    "503": "The server is shutting down.",
+    "503": "The server is shutting down, or a model does not fit into the memory.",
 }
 
 

@@ -31,6 +31,7 @@ class Settings:
         grace: Seconds that running answers have to finish when the server shuts down.
         any_model: Whether a request with an unknown model name gets the default model. If not, it
             gets status 404. None allows it only on a loopback address.
+        listed: Whether `gguf-spec ps` of the same user finds this server.
     """
 
     host: str = "127.0.0.1"
@@ -43,6 +44,7 @@ class Settings:
     body_bytes: int = 4 << 20
     grace: float = 5.0
     any_model: bool | None = None
+    listed: bool = False
 
     def __post_init__(self) -> None:
         _check("host", self.host, "a host name or an address", bool(self.host))

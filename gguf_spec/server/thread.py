@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import socket
@@ -14,6 +15,7 @@ from ..errors import GgufSpecError, InvalidOptionError
 from ..errors.texts import Option, Text
 from .app import App, make_app
 from .model_pool import ModelPool
+from .running import listed
 from .settings import Settings
 
 if TYPE_CHECKING:
@@ -71,8 +73,10 @@ class Server:
         self._thread.start()
 
     def _run(self) -> None:
+        is_listed = listed(self.url, self._app.status_token)
         try:
-            self._uvicorn.run(sockets=[self._socket])
+            with is_listed if self._settings.listed else contextlib.nullcontext():
+                self._uvicorn.run(sockets=[self._socket])
         finally:
             self._socket.close()
 
@@ -154,7 +158,8 @@ def serve_in_thread(llm: LLM | ModelPool, port: int = 0, **settings: Any) -> Ser
             models.
         port: Port to listen on; 0 selects a free one, see `Server.url`.
         settings: Fields of `Settings`: `host`, `api_key`, `cors_origins`, `queue`, `max_tokens`,
-            `timeout`, `body_bytes`, `grace`, `any_model`.
+            `timeout`, `body_bytes`, `grace`, `any_model`,
+            `listed`.
 
     Raises:
         InvalidOptionError: A setting has a value outside its range.
