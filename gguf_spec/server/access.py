@@ -13,10 +13,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import ApiError, log
 from .metrics import Metrics
+from .page_files import PATHS
 from .settings import Settings
 
 # Paths that require no API key; their responses contain no data of any client.
-OPEN = frozenset({"/", "/health"})
+OPEN = frozenset({*PATHS, "/health"})
 # Names and addresses of this machine that a Host header may contain.
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 
