@@ -66,7 +66,10 @@ class TestChat:
         assert page.count(".message") == 0
         assert page.shows("#empty")
         page.answer("Three.")
-        assert [one["content"] for one in page.bodies()[-1]["messages"]] == ["You are brief.", "Three."]
+        assert [one["content"] for one in page.bodies()[-1]["messages"]] == [
+            "You are brief.",
+            "Three.",
+        ]
 
     def test_answers_have_an_end(self, page):
         """Without any setting, an answer takes at most half of the context: the next one has room."""
@@ -101,7 +104,9 @@ class TestChat:
         page.press(ENTER)
         assert page.count(".question") == 1, "an empty message was sent"
         page.script("document.activeElement.blur(); document.querySelector('.skip').focus()")
-        assert page.script("return document.querySelector('.skip').getBoundingClientRect().top") >= 0
+        assert (
+            page.script("return document.querySelector('.skip').getBoundingClientRect().top") >= 0
+        )
         page.press(ENTER)
         assert page.focus == "prompt"
 
@@ -142,7 +147,9 @@ class TestChat:
     def test_every_control_has_a_name(self, page):
         page.fake(pieces("```py\nx\n```", ("y", True), **FAST))
         page.answer("Hello.")
-        page.script("document.querySelector('#ask-key').hidden = document.querySelector('#stop').hidden = false")
+        page.script(
+            "document.querySelector('#ask-key').hidden = document.querySelector('#stop').hidden = false"
+        )
         page.driver.execute_cdp_cmd("Accessibility.enable", {})
         found = self.tree(page)
         assert {"Send", "Stop", "Use key", "Settings", "New chat", "Copy", "Edit", "Answer again", "Attach text files",
@@ -200,7 +207,9 @@ class TestWhyFast:
         page.fake(pieces(("a", True), drafted=8, accepted=6, speedup=0.9))
         page.answer("Hello.")
         assert page.count(".why") == 0
-        assert not any(word in page.text("#thread").lower() for word in ("draft", "speed", "faster", "×"))
+        assert not any(
+            word in page.text("#thread").lower() for word in ("draft", "speed", "faster", "×")
+        )
         assert page.count("main .drafted") == 0
 
     def test_measures(self, page):
@@ -358,7 +367,9 @@ def test_nothing_is_wider_than_the_screen(page, width):
     wide = """const place = (one) => one.getBoundingClientRect();
         const seen = [...document.querySelectorAll("body *")].filter((one) => one.checkVisibility() && !one.closest(".unseen, .skip, pre, .table"));
         return seen.filter((one) => place(one).right > innerWidth + 0.5 || place(one).left < -0.5).map((one) => one.outerHTML.slice(0, 80))"""
-    code = "```\n" + "x_y." * 80 + "\n```\n" + "w" * 300 + "\n\n|" + " cell |" * 20 + "\n|" + "-|" * 20
+    code = (
+        "```\n" + "x_y." * 80 + "\n```\n" + "w" * 300 + "\n\n|" + " cell |" * 20 + "\n|" + "-|" * 20
+    )
     page.fake(pieces(code, ("y", True), thought="w" * 300, **FAST))
     page.script("document.querySelector('#prompt').value = arguments[0]", "w" * 400)
     page.find("#send").click()

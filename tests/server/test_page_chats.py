@@ -26,7 +26,11 @@ class TestKept:
         assert page.script("return document.title") == "One. – gguf-spec"
         page.fake(pieces("b"))
         page.answer("Two.")
-        assert [one["content"] for one in page.asked()[0]["messages"]] == ["One.", "**Yes.**", "Two."]
+        assert [one["content"] for one in page.asked()[0]["messages"]] == [
+            "One.",
+            "**Yes.**",
+            "Two.",
+        ]
 
     def test_several(self, page):
         page.fake(pieces("a"), pieces("b"), pieces("c"))
@@ -82,7 +86,9 @@ class TestKept:
         page.fake(pieces("a"), pieces("b"), pieces("c"))
         page.answer("One.")
         page.find("#new").click()
-        page.script("Storage.prototype.setItem = () => { throw new DOMException('', 'QuotaExceededError') }")
+        page.script(
+            "Storage.prototype.setItem = () => { throw new DOMException('', 'QuotaExceededError') }"
+        )
         assert page.answer("Two.") == "b"
         assert "keeps nothing more" in page.text("#notice")
         assert page.texts("#notice button") == ["Export all", "Delete the oldest: One.", ""]
@@ -92,7 +98,9 @@ class TestKept:
     def test_a_storage_that_is_off(self, page):
         page.driver.execute_cdp_cmd("Page.enable", {})
         off = "for (const one of ['localStorage', 'sessionStorage']) Object.defineProperty(window, one, {get() { throw new Error() }})"
-        script = page.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": off})
+        script = page.driver.execute_cdp_cmd(
+            "Page.addScriptToEvaluateOnNewDocument", {"source": off}
+        )
         try:
             page.reload()
             page.fake(pieces("a"))
@@ -107,7 +115,10 @@ class TestKept:
         '{"id": ["1-2"], "messages": [{"role": "user", "content": "x"}]}', '{"id": "1-2", "messages": [{"role": "user", "content": {}}]}',
     ])  # fmt: skip
     def test_a_storage_that_is_damaged(self, page, text):
-        page.script("localStorage['gguf-spec.chat.1-2'] = localStorage['gguf-spec.settings'] = arguments[0]", text)
+        page.script(
+            "localStorage['gguf-spec.chat.1-2'] = localStorage['gguf-spec.settings'] = arguments[0]",
+            text,
+        )
         page.reload()
         assert chats(page) == []
         page.fake(pieces("a"))
@@ -157,7 +168,10 @@ class TestChanged:
         assert page.texts(".answer .text") == ["a", "b"]
 
     def test_copy(self, page):
-        page.driver.execute_cdp_cmd("Browser.grantPermissions", {"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]})
+        page.driver.execute_cdp_cmd(
+            "Browser.grantPermissions",
+            {"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]},
+        )
         page.fake(pieces("Look:\n```py\nprint(1)\n```"))
         page.answer("One.")
         read = "const done = arguments[arguments.length - 1]; navigator.clipboard.readText().then(done, (error) => done(String(error)))"
@@ -171,19 +185,29 @@ class TestChanged:
         """As on a page that comes over plain HTTP from another machine."""
         page.fake(pieces("a"))
         page.answer("One.")
-        page.script("Object.defineProperty(navigator, 'clipboard', {value: undefined}); document.execCommand = (name) => { window.copied = name + document.activeElement.value; return true }")
+        page.script(
+            "Object.defineProperty(navigator, 'clipboard', {value: undefined}); document.execCommand = (name) => { window.copied = name + document.activeElement.value; return true }"
+        )
         page.click(".answer .tools button", "Copy")
         until(lambda: page.script("return window.copied") == "copya")
 
     def test_settings(self, page):
         page.find("#open-settings").click()
         page.find("[name=manner][value=exact]").click()
-        page.script("document.querySelector('[name=answer]').value = 'short'; document.querySelector('#settings-form').dispatchEvent(new Event('input'))")
+        page.script(
+            "document.querySelector('[name=answer]').value = 'short'; document.querySelector('#settings-form').dispatchEvent(new Event('input'))"
+        )
         page.find("[name=theme] [value=dark]").click()
-        assert page.script("return getComputedStyle(document.body).backgroundColor") == "rgb(22, 23, 26)"
+        assert (
+            page.script("return getComputedStyle(document.body).backgroundColor")
+            == "rgb(22, 23, 26)"
+        )
         page.press(ESCAPE)
         page.reload()
-        assert page.script("return getComputedStyle(document.body).backgroundColor") == "rgb(22, 23, 26)"
+        assert (
+            page.script("return getComputedStyle(document.body).backgroundColor")
+            == "rgb(22, 23, 26)"
+        )
         page.fake(pieces("a"), pieces("b"))
         page.answer("One.")
         assert page.asked()[0]["temperature"] == 0
@@ -197,7 +221,9 @@ class TestChanged:
     def test_models(self, page):
         several = """const real = window.fetch; window.fetch = async (path, options) => path.endsWith("v1/models")
             ? new Response(JSON.stringify({data: [{id: "one"}, {id: "two <b>", n_ctx: 4096}]})) : real(path, options)"""
-        script = page.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": several})
+        script = page.driver.execute_cdp_cmd(
+            "Page.addScriptToEvaluateOnNewDocument", {"source": several}
+        )
         try:
             page.reload()
             assert page.texts("#model option") == ["one", "two <b>"]
@@ -215,7 +241,13 @@ class TestFiles:
     def downloaded(self, page, entry):
         page.click("[popovertarget=menu]")
         page.click("#menu button", entry)
-        until(lambda: [one for one in page.driver.downloads.iterdir() if not one.name.endswith(".crdownload")])
+        until(
+            lambda: [
+                one
+                for one in page.driver.downloads.iterdir()
+                if not one.name.endswith(".crdownload")
+            ]
+        )
         (path,) = page.driver.downloads.iterdir()
         text = path.read_text(encoding="utf-8")
         path.unlink()
@@ -232,7 +264,10 @@ class TestFiles:
         page.answer("What is it?")
         name, text = self.downloaded(page, "Export this chat as Markdown")
         assert name == "what-is-it.md"
-        assert text == f"# What is it?\n\n## You\n\nWhat is it?\n\n## {page.text('#model-name')}\n\n**Yes.**\n"
+        assert (
+            text
+            == f"# What is it?\n\n## You\n\nWhat is it?\n\n## {page.text('#model-name')}\n\n**Yes.**\n"
+        )
 
     def test_there_and_back(self, page, tmp_path):
         page.fake(pieces("a", ("b", True)), pieces("c"))
@@ -241,7 +276,10 @@ class TestFiles:
         page.answer("Two.")
         name, text = self.downloaded(page, "Export all chats as JSON")
         assert name == "chats.json"
-        assert [one["messages"][0]["content"] for one in json.loads(text)["conversations"]] == ["Two.", "One."]
+        assert [one["messages"][0]["content"] for one in json.loads(text)["conversations"]] == [
+            "Two.",
+            "One.",
+        ]
         page.click("[popovertarget=menu]")
         page.click("#menu button", "Delete all chats")
         assert chats(page) == []
@@ -254,12 +292,26 @@ class TestFiles:
         assert len(json.loads(one)["conversations"]) == 1
 
     def test_an_import_of_messages(self, page, tmp_path):
-        messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "<b>q</b>"}, {"role": "assistant", "content": "a"}]
+        messages = [
+            {"role": "system", "content": "s"},
+            {"role": "user", "content": "<b>q</b>"},
+            {"role": "assistant", "content": "a"},
+        ]
         self.take_in(page, tmp_path, json.dumps(messages))
         until(lambda: chats(page) == ["<b>q</b>"])
         assert page.texts(".asked") == ["<b>q</b>"]
 
-    @pytest.mark.parametrize("text", ["", "no", "7", "{}", '{"conversations": 7}', '{"conversations": [7, {"messages": [{"role": "user"}]}]}'])
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "",
+            "no",
+            "7",
+            "{}",
+            '{"conversations": 7}',
+            '{"conversations": [7, {"messages": [{"role": "user"}]}]}',
+        ],
+    )
     def test_an_import_of_something_else(self, page, tmp_path, text):
         self.take_in(page, tmp_path, text)
         until(lambda: page.text("#trouble p") == "chats.json holds no chats.")
@@ -274,7 +326,10 @@ class TestFiles:
         page.click("#files button", "Remove other.txt")
         page.fake(pieces("a"), pieces("b"))
         page.answer("Summarise.")
-        assert page.asked()[0]["messages"][0]["content"] == "File notes.md:\n````\n```\nx\n```\n````\n\nSummarise."
+        assert (
+            page.asked()[0]["messages"][0]["content"]
+            == "File notes.md:\n````\n```\nx\n```\n````\n\nSummarise."
+        )
         assert page.count("#files li") == 0
         assert page.text(".file summary") == "notes.md (4 lines)"
         page.reload()
@@ -289,7 +344,12 @@ class TestFiles:
         (tmp_path / "a.bin").write_bytes(data)
         page.script("document.querySelector('#file').hidden = false")
         page.find("#file").send_keys(str(tmp_path / "a.bin"))
-        until(lambda: page.text("#trouble p") == f"A.bin: {why}." or page.text("#trouble p") == f"a.bin: {why}.")
+        until(
+            lambda: (
+                page.text("#trouble p") == f"A.bin: {why}."
+                or page.text("#trouble p") == f"a.bin: {why}."
+            )
+        )
         assert page.count("#files li") == 0
 
 
@@ -337,7 +397,13 @@ class TestTrouble:
         page.complaints()
 
     def test_an_answer_that_breaks_off(self, page):
-        page.fake([{"choices": [{"delta": {"content": "half"}}]}, {"error": {"message": "The server failed."}}], pieces("whole"))
+        page.fake(
+            [
+                {"choices": [{"delta": {"content": "half"}}]},
+                {"error": {"message": "The server failed."}},
+            ],
+            pieces("whole"),
+        )
         page.say("Hello.")
         until(lambda: page.text("#trouble p") == "The server failed.")
         assert page.text(".answer .text") == "half", "what it had stays"
@@ -358,7 +424,10 @@ class TestTrouble:
             until(lambda: page.text("#model-name"))
         page.say("Hello.")
         until(lambda: page.text("#trouble"))
-        assert page.text("#trouble p") == "The server does not answer. Is gguf-spec serve still running?"
+        assert (
+            page.text("#trouble p")
+            == "The server does not answer. Is gguf-spec serve still running?"
+        )
         assert page.texts("#trouble button") == ["Try again", ""]
 
     def test_a_server_that_ends_meanwhile(self, endless, driver):
@@ -382,13 +451,20 @@ class TestTrouble:
             assert page.focus == "key"
             for wrong in ("wrong", "wröng"):
                 page.press(wrong, ENTER)
-                until(lambda: page.text("#trouble p") == "This is not the server's API key. Enter it below.")
+                until(
+                    lambda: (
+                        page.text("#trouble p")
+                        == "This is not the server's API key. Enter it below."
+                    )
+                )
                 page.script("document.querySelector('#trouble').replaceChildren()")
             page.press("open-sesame", ENTER)
             until(lambda: page.text("#model-name"))
             until(lambda: page.focus == "prompt")
             assert not page.shows("#ask-key")
-            stored = page.script("return [JSON.stringify({...localStorage}), JSON.stringify({...sessionStorage}), document.cookie]")
+            stored = page.script(
+                "return [JSON.stringify({...localStorage}), JSON.stringify({...sessionStorage}), document.cookie]"
+            )
             assert ["open-sesame" in one for one in stored] == [False, True, False]
             page.set(max_tokens=5)
             assert page.answer("Hello.")

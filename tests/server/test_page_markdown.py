@@ -70,7 +70,10 @@ def test_blocks_and_text(page):
 def test_links(page):
     for text, html in LINKS.items():
         assert page.module("markdown.js", SHOW, text) == f"<p>{html}</p>", text
-    assert page.module("markdown.js", SHOW, "[[a](https://x.test/)](https://y.test/)").count("<a ") == 1
+    assert (
+        page.module("markdown.js", SHOW, "[[a](https://x.test/)](https://y.test/)").count("<a ")
+        == 1
+    )
 
 
 def test_tables(page):
@@ -115,7 +118,18 @@ def test_hostile_text_stays_text(page, text):
     names, attributes, protocols = page.module("markdown.js", look, text)
     allowed = {"p", "a", "code", "pre", "figure", "figcaption", "button", "span", "div", "em"}
     assert {*names} <= allowed | {"table", "thead", "tbody", "tr", "th", "td"}
-    assert {*attributes} <= {"href", "title", "target", "rel", "class", "type", "tabindex", "role", "aria-label", "scope"}
+    assert {*attributes} <= {
+        "href",
+        "title",
+        "target",
+        "rel",
+        "class",
+        "type",
+        "tabindex",
+        "role",
+        "aria-label",
+        "scope",
+    }
     assert {*protocols} <= {"https:", "http:"}
     assert page.script("return document.title") != "owned"
 
@@ -138,6 +152,8 @@ def test_long_texts_take_no_longer_than_they_must(page):
 def test_the_policy_stops_what_a_mistake_would_let_through(page):
     stopped = "try { document.body.innerHTML = '<b>x</b>' } catch (error) { return error.name }"
     assert page.script(stopped) == "TypeError"
-    page.script("const one = document.createElement('img'); one.src = 'http://evil.test/x.png'; document.body.append(one)")
+    page.script(
+        "const one = document.createElement('img'); one.src = 'http://evil.test/x.png'; document.body.append(one)"
+    )
     assert any("evil.test" in one for one in page.complaints())
     page.requests()  # Chromium also lists those that it does not send

@@ -53,7 +53,7 @@ function renderCode({ language, text }) {
   head.append(makeButton("Copy", (button) => copyFrom(button, text)));
   const body = make("pre");
   body.tabIndex = 0; // wide code can be scrolled with the keyboard
-  body.setAttribute("role", "region");
+  body.setAttribute("role", "group");
   body.setAttribute("aria-label", `Code, ${language || "text"}`);
   body.append(make("code", "", text));
   place.append(head, body);
@@ -93,7 +93,7 @@ function renderTable({ head, aligned, rows }) {
   for (const cells of rows) addRow(body, "td", cells);
   const place = make("div", "table");
   place.tabIndex = 0;
-  place.setAttribute("role", "region");
+  place.setAttribute("role", "group");
   place.setAttribute("aria-label", "Table");
   place.append(table);
   return place;
