@@ -1,7 +1,7 @@
 """Make the pictures of the documentation: docs/images/bench.svg from bench.json, which `gguf-spec bench --json` wrote, and show-draft.svg and page.png
-from real runs. Needs chromium and chromedriver.
+from real runs. Needs chromium and chromedriver. MODEL is the one that answers on the page.
 
-PYTHONPATH=. .venv/bin/python scripts/pictures.py
+PYTHONPATH=. .venv/bin/python scripts/pictures.py [MODEL]
 """
 
 import io
@@ -21,14 +21,13 @@ from rich.text import Text
 from tests.terminals import screen_of
 
 import gguf_spec
-from gguf_spec import Speculation
 from gguf_spec.server import serve_in_thread
 from tests.server.browser import Page, start
-from tests.server.conftest import until
 
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
 WIDTH = 100
+QUESTION = "Write a Python function that checks whether a number is prime."
 COMMAND = [
     "generate",
     "Once upon a time",
@@ -80,22 +79,20 @@ def terminal():
     (IMAGES / "show-draft.svg").write_text(svg, encoding="utf-8")
 
 
-def page():
-    """The page after a question, as PNG."""
+def page(model):
+    """The page after a question and its answer, as PNG."""
     with (
-        gguf_spec.load(
-            "tales", threads=1, speculation=Speculation(4, adaptive=False)
-        ) as llm,  # drafts, whether it pays or not
+        gguf_spec.load(model) as llm,
         serve_in_thread(llm, port=0) as server,
         tempfile.TemporaryDirectory() as profile,
     ):
         driver = start(shutil.which("chromium"), shutil.which("chromedriver"), profile)
         try:
             one = Page(driver, server.url)
-            driver.set_window_size(900, 700)
-            one.set(seed=7, max_tokens=110)
-            one.say("Tell me a story about a fox and a king.")
-            until(one.idle)
+            metrics = {"width": 1100, "height": 700, "deviceScaleFactor": 1, "mobile": False}
+            driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+            one.set(seed=1, temperature=0)
+            one.answer(QUESTION)
             driver.save_screenshot(str(IMAGES / "page.png"))
         finally:
             driver.quit()
@@ -104,4 +101,4 @@ def page():
 if __name__ == "__main__":
     bench()
     terminal()
-    page()
+    page(sys.argv[1] if len(sys.argv) > 1 else "tales")

@@ -14,10 +14,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import ApiError, log
 from .metrics import Metrics
+from .page_files import PATHS
 from .settings import Settings
 
 # Paths that require no API key; their responses contain no data of any client.
-OPEN = frozenset({"/", "/health"})
+OPEN = frozenset({*PATHS, "/health"})
 # Key of the job of a request in its ASGI scope.
 JOB = "gguf_spec.job"
 # One INFO line for each request, without any data of the client.

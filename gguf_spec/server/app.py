@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import hashlib
-import re
 import secrets
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
@@ -27,6 +23,7 @@ from .metrics import Metrics
 from .model_pool import ModelPool, ServedModel, pool_of
 from .model_routes import ModelRoutes
 from .openapi import describe
+from .page_files import PATHS, page_routes
 from .requests import CompletionRequest, parse, read_chat, read_text
 from .responses import ResponseBuilder
 from .settings import Settings
@@ -36,7 +33,6 @@ from .worker import ChoiceEnded, ChunkEvent, ErrorEvent, Finished, Job, Started,
 if TYPE_CHECKING:
     from ..runtime.llm import LLM
 
-_PAGE = Path(__file__).with_name("page.html")
 # How much of an oversized body is read, as a multiple of the size limit. A client that is still
 # sending does not read the response; after this amount it can receive the error.
 _MOST_READ = 8
@@ -80,15 +76,14 @@ class App:
             Route("/metrics", self._metrics, methods=["GET"]),
             Route("/openapi.json", self._description, methods=["GET"]),
         ]
-        if _PAGE.exists():
-            routes.append(Route("/", _page(_PAGE.read_text(encoding="utf-8")), methods=["GET"]))
+        routes += page_routes()
         handlers: dict[Any, Any] = {ApiError: _answer_refusal, HTTPException: _answer_http}
         app: ASGIApp = Starlette(routes=routes, exception_handlers=handlers)
         app = AccessMiddleware(
             app,
             self._settings,
             self._totals,
-            frozenset(route.path for route in routes),
+            frozenset(route.path for route in routes) - (PATHS.keys() - {"/"}),
             lambda: self._ends,
             self.status_token,
         )
@@ -270,31 +265,3 @@ async def _answer_http(_: Request, error: HTTPException) -> Response:
     return refused(
         ApiError(f"{error.detail}.", None, code, error.status_code, dict(error.headers or {}))
     )
-
-
-def _page(html: str) -> Callable[[Request], Response]:
-    """Return the route of the web page, with a content security policy.
-
-    The policy allows only the scripts of the page itself, by their SHA-256 hashes.
-    """
-    hashes = [
-        base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-        for script in re.findall(r"<script\b[^>]*>(.*?)</script>", html, re.DOTALL)
-    ]
-    scripts = " ".join(f"'sha256-{one}'" for one in hashes) or "'none'"
-    policy = (
-        f"default-src 'self'; script-src {scripts}; style-src 'self' 'unsafe-inline'; "
-        "img-src 'self' data:; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    )
-    headers = {
-        "Content-Security-Policy": policy,
-        "X-Content-Type-Options": "nosniff",
-        "Referrer-Policy": "no-referrer",
-        "Cache-Control": "no-cache",
-    }
-
-    def page(_: Request) -> Response:
-        return HTMLResponse(html, headers=headers)
-
-    return page

@@ -106,6 +106,7 @@ class ModelRoutes:
         return about | {
             "loaded": True,
             "n_ctx": llm.n_ctx,
+            "max_tokens": self._settings.max_tokens,
             "draft": llm.draft_name,
             "speculation": llm.speculation.k > 0,
             "notes": [text for note in llm.notes if (text := in_request(note))],

@@ -1,17 +1,40 @@
 """Chromium, and the page in it as its user sees it."""
 
 import json
+import shutil
 
+import pytest
 from selenium import webdriver
 
 from tests.server.conftest import until
 
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+needs_browser = pytest.mark.skipif(
+    not (CHROMIUM and DRIVER),
+    reason="needs chromium and chromedriver (Debian: chromium, chromium-driver)",
+)
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
 )  # fmt: skip
 WIDTHS = {"desktop": (1280, 800), "phone": (390, 844), "narrow": (320, 640)}
 ENTER, ESCAPE, TAB, SHIFT, RELEASE = "\ue007", "\ue00c", "\ue004", "\ue008", "\ue000"
+
+# Answers the next chat requests in place of the server: each with a list of pieces of the stream,
+# or with an error. The requests are kept in `asked`.
+FAKE = """
+window.real ??= window.fetch;
+window.asked = [];
+const replies = arguments[0];
+window.fetch = async (path, options) => {
+  if (!path.endsWith("chat/completions") || !replies.length) return window.real(path, options);
+  window.asked.push(JSON.parse(options.body));
+  const reply = replies.shift();
+  if (reply.status) return new Response(JSON.stringify({error: reply.error}), {status: reply.status});
+  const events = reply.map((piece) => `data: ${JSON.stringify(piece)}\\n\\n`).join("");
+  return new Response(events + "data: [DONE]\\n\\n");
+};
+"""
 
 
 def start(chromium, driver, profile):
@@ -24,17 +47,66 @@ def start(chromium, driver, profile):
     return webdriver.Chrome(options, webdriver.ChromeService(driver))
 
 
+def pieces(*texts, thought="", finish="stop", drafted=0, accepted=0, speedup=1.0, prompt_tokens=20):
+    """Return the pieces of a streamed answer; texts may be `(text, accepted)`."""
+    thoughts = [{"choices": [{"delta": {"reasoning_content": thought}}]}] if thought else []
+    parts = [one if isinstance(one, tuple) else (one, False) for one in texts]
+    said = [
+        {
+            "choices": [{"delta": {"content": text}}],
+            "speculation": {
+                "tokens": 2,
+                "drafted": drafted,
+                "accepted": accepted,
+                "text": [[text, kept]],
+            },
+        }
+        for text, kept in parts
+    ]
+    speculation = {"tokens_per_s": 40.0, "speedup": speedup}
+    return [
+        *thoughts,
+        *said,
+        {"choices": [{"delta": {}, "finish_reason": finish}]},
+        {"choices": [], "usage": {"prompt_tokens": prompt_tokens, "speculation": speculation}},
+    ]
+
+
+def refusal(message, code, param=None, status=400):
+    return {"status": status, "error": {"message": message, "code": code, "param": param}}
+
+
 class Page:
     """The page, as its user sees it."""
 
     def __init__(self, driver, url):
         self.driver, self.url = driver, url
         self.size("desktop")
-        driver.get(url)
+        self.open()
+
+    def open(self):
+        self.driver.get(self.url)
         until(lambda: self.script("return document.readyState") == "complete")
+
+    def reload(self):
+        self.driver.refresh()
+        until(lambda: self.script("return document.readyState") == "complete")
+        until(lambda: self.text("#model-name"))
 
     def script(self, text, *arguments):
         return self.driver.execute_script(text, *arguments)
+
+    def module(self, name, text, *arguments):
+        """Run a script with the exports of one of the page's modules as `it`."""
+        done = f"const done = arguments[arguments.length - 1]; import('/page/{name}').then((it) => done((() => {{ {text} }})()))"
+        return self.driver.execute_async_script(done, *arguments)
+
+    def fake(self, *replies):
+        self.script(FAKE, list(replies))
+
+    def asked(self):
+        """Return the requests that the fake was asked."""
+        return self.script("return window.asked")
 
     def text(self, selector):
         return self.script(
@@ -62,6 +134,13 @@ class Page:
     def find(self, selector):
         return self.driver.find_element("css selector", selector)
 
+    def click(self, selector, text=None):
+        """Click an element; with a text the one whose text or label this is."""
+        elements = self.driver.find_elements("css selector", selector)
+        shown = [one for one in elements if one.is_displayed()]
+        names = [one.text or one.get_attribute("aria-label") for one in shown]
+        shown[names.index(text) if text else 0].click()
+
     def press(self, *keys):
         self.driver.switch_to.active_element.send_keys(*keys)
 
@@ -71,7 +150,8 @@ class Page:
         field.send_keys(text)
 
     def set(self, **settings):
-        self.find("[popovertarget=settings]").click()
+        self.find("#open-settings").click()
+        self.script("document.querySelector('#settings details').open = true")
         for name, value in settings.items():
             self.type(f"#{name}", str(value))
         self.press(ESCAPE)
@@ -87,10 +167,10 @@ class Page:
 
     def answer(self, text):
         """Send a text, and wait for the end of the answer."""
-        n = self.count(".turn")
+        n = self.count(".message")
         self.say(text)
-        until(lambda: self.count(".turn") > n and self.idle(), 60)
-        return self.texts(".said")[-1]
+        until(lambda: self.count(".message") > n + 1 and self.idle(), 60)
+        return self.texts(".answer .text")[-1]
 
     def size(self, name, scheme="light"):
         width, height = WIDTHS[name]

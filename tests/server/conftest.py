@@ -100,3 +100,53 @@ def metrics(server):
         name.removeprefix("gguf_spec_"): float(value)
         for name, value in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
     }
+
+
+# ---- the page in a browser
+
+
+@pytest.fixture(scope="session")
+def driver(tmp_path_factory):
+    """A browser; what it downloads is in the folder `downloads` of the driver."""
+    from tests.server import browser
+
+    one = browser.start(browser.CHROMIUM, browser.DRIVER, tmp_path_factory.mktemp("chromium"))
+    one.downloads = tmp_path_factory.mktemp("downloads")
+    behaviour = {"behavior": "allow", "downloadPath": str(one.downloads)}
+    one.execute_cdp_cmd("Browser.setDownloadBehavior", behaviour)
+    yield one
+    one.quit()
+
+
+@pytest.fixture(scope="session")
+def drafting():
+    """A server whose draft always drafts, whatever the machine is busy with."""
+    speculation = gguf_spec.Speculation(k=4, adaptive=False)
+    with (
+        gguf_spec.load("tales", threads=1, speculation=speculation) as llm,
+        serve_in_thread(llm) as server,
+    ):
+        yield server
+
+
+@pytest.fixture
+def page(request, driver):
+    """The page of the server that the test's mark names, without any chats.
+
+    Nothing may be asked of others, nor the console be told of a problem.
+    """
+    from tests.server.browser import Page
+
+    server = request.getfixturevalue(getattr(request, "param", "drafting"))
+    driver.get(f"{server.url}/health")
+    driver.execute_script("localStorage.clear(); sessionStorage.clear()")
+    driver.get("about:blank")
+    driver.get_log("browser"), driver.get_log("performance")
+    one = Page(driver, server.url)
+    until(lambda: one.text("#model-name"))
+    loaded = {url for url in one.requests() if not url.startswith(f"{server.url}/page/")}
+    assert loaded - {"data:,", "about:blank"} == {f"{server.url}/", f"{server.url}/v1/models"}
+    yield one
+    mine = (f"{server.url}/", f"blob:{server.url}/", "data:,")
+    assert all(url.startswith(mine) for url in one.requests())
+    assert not one.complaints()

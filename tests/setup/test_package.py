@@ -52,7 +52,9 @@ def test_the_wheel_holds_the_package_and_nothing_else(built):
     }
     for name in (
         "gguf_spec/py.typed",
-        "gguf_spec/server/page.html",
+        "gguf_spec/server/page/page.html",
+        "gguf_spec/server/page/main.js",
+        "gguf_spec/server/page/page.css",
         "gguf_spec/data/prompts.txt",
         "gguf_spec/data/code.txt",
         "gguf_spec/data/tales/tales-target-Q8_0.gguf",

@@ -1,0 +1,101 @@
+/** The box to write in, with the text files that go with the message. */
+
+import { $, asCount, make, makeButton } from "./dom.js";
+
+const MAX_FILES = 20;
+const MAX_BYTES = 1 << 20; // of one file; models read far less
+
+/** The form at the bottom of the page. */
+export class Composer {
+  /** @param {{send: Function, problem: (text: string) => void}} actions */
+  constructor(actions) {
+    this.files = [];
+    this.field = $("prompt");
+    this.actions = actions;
+    $("write").addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.send();
+    });
+    this.field.addEventListener("keydown", (event) => this.pressed(event));
+    $("attach").addEventListener("click", () => $("file").click());
+    $("file").addEventListener("change", () => {
+      this.attach([...$("file").files]);
+      $("file").value = "";
+    });
+    document.addEventListener("dragover", (event) => {
+      if (event.dataTransfer.types.includes("Files")) event.preventDefault();
+    });
+    document.addEventListener("drop", (event) => {
+      if (!event.dataTransfer.files.length) return;
+      event.preventDefault();
+      this.attach([...event.dataTransfer.files]);
+    });
+    this.field.addEventListener("paste", (event) => {
+      if (!event.clipboardData.files.length) return;
+      event.preventDefault();
+      this.attach([...event.clipboardData.files]);
+    });
+  }
+
+  pressed(event) {
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    if (matchMedia("(pointer: coarse)").matches) return; // a touch keyboard has no Shift Enter
+    event.preventDefault();
+    this.send();
+  }
+
+  send() {
+    const content = this.field.value;
+    if (!content.trim() && !this.files.length) return;
+    const files = this.files.map(({ name, text }) => ({ name, text }));
+    if (this.actions.send(files.length ? { content, files } : { content })) this.clear();
+  }
+
+  clear() {
+    this.field.value = "";
+    this.files = [];
+    this.show();
+  }
+
+  focus() {
+    this.field.focus({ preventScroll: true });
+  }
+
+  /** Add files to the message; those that are no text are refused by name. */
+  async attach(files) {
+    const refused = [];
+    for (const file of files) {
+      const told = this.files.length < MAX_FILES ? await this.read(file) : "too many files";
+      if (told) refused.push(`${file.name}: ${told}.`);
+    }
+    this.show();
+    if (refused.length) this.actions.problem(refused.join(" "));
+    this.focus();
+  }
+
+  async read(file) {
+    if (file.size > MAX_BYTES) return `larger than ${asCount(MAX_BYTES >> 10)} KiB`;
+    try {
+      const bytes = await file.arrayBuffer();
+      const text = new TextDecoder("utf-8", { fatal: true }).decode(bytes);
+      if (text.includes("\0")) return "not a text file";
+      if (!text.trim()) return "empty";
+      this.files.push({ name: file.name, text });
+      return "";
+    } catch {
+      return "not a text file in UTF-8";
+    }
+  }
+
+  show() {
+    $("files").replaceChildren(...this.files.map((file) => {
+      const item = make("li", "", file.name);
+      item.append(makeButton(`Remove ${file.name}`, () => {
+        this.files = this.files.filter((one) => one !== file);
+        this.show();
+        this.focus();
+      }, { icon: "close" }));
+      return item;
+    }));
+  }
+}

@@ -1,0 +1,93 @@
+/** What of a conversation is sent: the model reads only so many tokens at once. */
+
+const DEFAULT_CHARS = 3; // characters of a token, before the server has counted any
+const REFILL = 0.7; // share of the room that is used after old turns were left out
+
+/** Return the messages to send, in OpenAI's format. */
+export function toRequest(conversation, system) {
+  const sent = conversation.messages.slice(conversation.start).map(({ role, ...message }) => ({
+    role,
+    content: role === "user" ? contentOf(message) : message.content,
+  }));
+  return system.trim() ? [{ role: "system", content: system }, ...sent] : sent;
+}
+
+/** Return what the model reads of a question: its files, then its text. */
+function contentOf({ content, files = [] }) {
+  const parts = files.map((file) => `File ${file.name}:\n${fenced(file.text)}`);
+  return [...parts, content].filter(Boolean).join("\n\n");
+}
+
+/** Return a text as a code block, whose fence is longer than any in the text. */
+export function fenced(text) {
+  const runs = text.match(/`+/g) ?? [];
+  const longest = runs.reduce((most, run) => Math.max(most, run.length), 2);
+  const fence = "`".repeat(longest + 1);
+  return `${fence}\n${text.replace(/\n$/, "")}\n${fence}`;
+}
+
+export function charsOf(messages) {
+  return messages.reduce((sum, message) => sum + message.content.length + 16, 0);
+}
+
+/**
+ * Return the index of the first message to send, so that the conversation and the answer are likely
+ * to fit into the context. Old turns are left out from the beginning, never the last question.
+ *
+ * @param {number} room tokens for the messages; null if it is not known
+ */
+export function firstThatFits(conversation, system, room) {
+  const { messages } = conversation;
+  const perToken = charsPerToken(messages);
+  const tokens = (start) =>
+    charsOf(toRequest({ ...conversation, start }, system)) / perToken;
+  let { start } = conversation;
+  if (room === null || tokens(start) <= room) return start;
+  while (start < lastQuestion(messages) && tokens(start) > REFILL * room) {
+    start = nextQuestion(messages, start);
+  }
+  return start;
+}
+
+/** Return where to start after the server said that the messages are too long; null if nowhere. */
+export function startLater({ messages, start }) {
+  const last = lastQuestion(messages);
+  if (start >= last) return null;
+  const half = start + Math.ceil((last - start) / 2);
+  return messages[half].role === "user" ? half : Math.min(last, half + 1);
+}
+
+/** Characters of a token in this conversation, as the server counted its last prompt. */
+export function charsPerToken(messages) {
+  const stats = messages.findLast((one) => one.stats?.prompt_tokens > 0)?.stats;
+  if (!stats?.chars) return DEFAULT_CHARS;
+  return Math.min(6, Math.max(0.5, stats.chars / stats.prompt_tokens));
+}
+
+function lastQuestion(messages) {
+  return messages.findLastIndex((one) => one.role === "user");
+}
+
+function nextQuestion(messages, from) {
+  const next = messages.findIndex((one, i) => i > from && one.role === "user");
+  return next < 0 ? from : next;
+}
+
+/** Return a question whose texts have about so many characters: the longest ones are cut. */
+export function shortened(message, chars) {
+  const texts = [message.content, ...(message.files ?? []).map((file) => file.text)];
+  for (;;) {
+    const excess = texts.reduce((sum, text) => sum + text.length, 0) - chars;
+    const isLonger = (i, best) => texts[i].length > texts[best].length;
+    const longest = texts.reduce((best, _, i) => (isLonger(i, best) ? i : best), 0);
+    if (excess <= 0 || texts[longest].length < 8) break;
+    const others = texts.filter((_, i) => i !== longest).map((text) => text.length);
+    const left = Math.max(texts[longest].length - excess, Math.max(0, ...others) >> 1, 4);
+    if (left >= texts[longest].length) break;
+    texts[longest] = texts[longest].slice(0, left);
+  }
+  const [content, ...files] = texts;
+  const cut = { ...message, content };
+  if (message.files) cut.files = message.files.map((file, i) => ({ ...file, text: files[i] }));
+  return cut;
+}

@@ -1,0 +1,131 @@
+/**
+ * Conversations, kept in the local storage of the browser: one entry for each, so that saving one
+ * does not write the others. What comes from outside (an import, the storage) is checked first.
+ */
+
+import { LOCAL, SESSION, keysOf, parse, readItem, removeItem, writeItem } from "./storage.js";
+
+const PREFIX = "gguf-spec.chat.";
+const CURRENT = "gguf-spec.current"; // of sessionStorage: each tab has its own
+const MAX_TITLE = 80;
+
+/** Create an empty conversation. */
+export function newConversation() {
+  return { id: crypto.getRandomValues(new Uint32Array(2)).join("-"), title: "", updated: 0,
+    start: 0, messages: [] };
+}
+
+/** Return the title of a conversation: its own, or the beginning of its first message. */
+export function titleOf(conversation) {
+  const first = conversation.messages[0];
+  const text = conversation.title || first?.content.trim() || first?.files?.[0]?.name || "New chat";
+  const line = text.split("\n", 1)[0];
+  return line.length > MAX_TITLE ? `${line.slice(0, MAX_TITLE - 1)}…` : line;
+}
+
+/** All conversations, in memory and in the storage. */
+export class Conversations {
+  constructor() {
+    this.kept = new Map(); // id -> conversation
+    this.read();
+  }
+
+  /** Read all conversations from the storage again; entries that are damaged are left out. */
+  read() {
+    for (const key of keysOf(LOCAL, PREFIX)) {
+      const conversation = readConversation(parse(readItem(LOCAL, key)));
+      if (conversation && key === PREFIX + conversation.id) {
+        this.kept.set(conversation.id, conversation);
+      }
+    }
+  }
+
+  /** Return the conversations, the last changed one first. */
+  list() {
+    return [...this.kept.values()].sort((one, other) => other.updated - one.updated);
+  }
+
+  get(id) {
+    return this.kept.get(id);
+  }
+
+  /** Keep a conversation; return whether the storage took it. An empty one is not kept. */
+  save(conversation) {
+    if (!conversation.messages.length) return true;
+    this.kept.set(conversation.id, conversation);
+    return writeItem(LOCAL, PREFIX + conversation.id, JSON.stringify(conversation));
+  }
+
+  remove(id) {
+    this.kept.delete(id);
+    removeItem(LOCAL, PREFIX + id);
+  }
+
+  removeAll() {
+    for (const id of [...this.kept.keys()]) this.remove(id);
+  }
+
+  /** Take over what another tab changed; return the id of the conversation, if it was one. */
+  follow(event) {
+    if (!event.key?.startsWith(PREFIX)) return null;
+    const id = event.key.slice(PREFIX.length);
+    const conversation = readConversation(parse(event.newValue));
+    if (conversation?.id === id) this.kept.set(id, conversation);
+    else this.kept.delete(id);
+    return id;
+  }
+}
+
+/** Return the id of the conversation that this tab showed last. */
+export function currentId() {
+  return readItem(SESSION, CURRENT);
+}
+
+export function setCurrentId(id) {
+  writeItem(SESSION, CURRENT, id);
+}
+
+// ---- checks of what comes from outside
+
+const isText = (value) => typeof value === "string";
+const isId = (value) => isText(value) && /^[0-9]{1,10}-[0-9]{1,10}$/.test(value);
+const isCount = (value) => Number.isSafeInteger(value) && value >= 0;
+const isNumber = (value) => Number.isFinite(value) && value >= 0;
+const STATS = ["tokens", "tokens_per_s", "speedup", "drafted", "accepted", "rounds", "chars",
+  "prompt_tokens", "first_ms", "thinking_ms"];
+
+/** Return a conversation with the known fields only; null if the value is none. */
+export function readConversation(value) {
+  if (!value || typeof value !== "object" || !Array.isArray(value.messages)) return null;
+  const messages = value.messages.map(readMessage);
+  if (!messages.length || messages.includes(null) || messages[0].role !== "user") return null;
+  if (messages.some((one, i) => one.role === messages[i - 1]?.role)) return null;
+  const start = isCount(value.start) && messages[value.start]?.role === "user" ? value.start : 0;
+  return {
+    id: isId(value.id) ? value.id : newConversation().id,
+    title: isText(value.title) ? value.title.slice(0, MAX_TITLE) : "",
+    updated: isCount(value.updated) ? value.updated : 0,
+    start,
+    messages,
+  };
+}
+
+function readMessage(value) {
+  if (!value || !["user", "assistant"].includes(value.role) || !isText(value.content)) return null;
+  const message = { role: value.role, content: value.content };
+  if (value.role === "user") {
+    const files = Array.isArray(value.files) ? value.files : [];
+    const read = files.filter((one) => isText(one?.name) && isText(one.text));
+    if (read.length) message.files = read.map(({ name, text }) => ({ name, text }));
+    return message;
+  }
+  for (const name of ["reasoning", "finish", "model", "seed"]) {
+    if (isText(value[name])) message[name] = value[name];
+  }
+  if (Array.isArray(value.marks) && value.marks.every(isCount)) message.marks = value.marks;
+  if (value.stats && typeof value.stats === "object") {
+    const known = STATS.filter((name) => isNumber(value.stats[name]));
+    message.stats = Object.fromEntries(known.map((name) => [name, value.stats[name]]));
+  }
+  return message;
+}

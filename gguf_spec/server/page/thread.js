@@ -1,0 +1,67 @@
+/** The messages of the open conversation on the page. */
+
+import { $, asCount, keepingTheEnd, make, plural } from "./dom.js";
+import { AnswerView, QuestionView } from "./message.js";
+
+/** Shows a conversation. Each message keeps its elements as long as it is there. */
+export class Thread {
+  /** @param {{again, edit, goOn, why}} actions take a message, `edit` a text as well */
+  constructor(actions) {
+    this.actions = actions;
+    this.views = new WeakMap(); // message -> view
+    this.place = $("thread");
+    this.pending = $("pending"); // offers to answer a question that has no answer
+    $("answer").addEventListener("click", () => actions.again());
+  }
+
+  /** Show a conversation. `nCtx` is the context of the model, in tokens; null if not known. */
+  show({ messages, start }, nCtx) {
+    const places = messages.map((message, i) => {
+      const view = this.viewOf(message);
+      view.end?.(i === messages.length - 1);
+      return view.place;
+    });
+    if (start > 0) places.splice(start, 0, dividerOf(start, nCtx));
+    this.replace(places);
+    $("empty").hidden = messages.length > 0;
+    this.pending.hidden = messages.at(-1)?.role !== "user";
+  }
+
+  /** Show these elements; those at the beginning that are there already are not moved. */
+  replace(places) {
+    const { children } = this.place;
+    let same = 0;
+    while (same < places.length && children[same] === places[same]) same += 1;
+    while (children.length > same) this.place.lastChild.remove();
+    this.place.append(...places.slice(same));
+  }
+
+  viewOf(message) {
+    if (!this.views.has(message)) this.views.set(message, this.makeView(message));
+    return this.views.get(message);
+  }
+
+  makeView(message) {
+    const { again, edit, goOn, why } = this.actions;
+    if (message.role === "user") {
+      return new QuestionView(message, { edit: (text) => edit(message, text) });
+    }
+    return new AnswerView(message, { again: () => again(message), goOn, why: () => why(message) });
+  }
+
+  /** Append an answer that is about to stream; return its view. */
+  begin(message) {
+    const view = this.viewOf(message);
+    view.begin();
+    this.pending.hidden = true;
+    keepingTheEnd(() => this.place.append(view.place));
+    return view;
+  }
+}
+
+function dividerOf(n, nCtx) {
+  const room = nCtx ? ` of ${asCount(nCtx)} tokens` : "";
+  const text = `The model no longer sees the ${plural(n, "message")} above: its context${room} is \
+full.`;
+  return make("p", "divider", text);
+}

@@ -1,0 +1,470 @@
+"""The page in Chromium: what is kept, changed, exported and attached, and what goes wrong."""
+
+import json
+
+import pytest
+
+from gguf_spec.server import serve_in_thread
+from tests.server.browser import ENTER, ESCAPE, Page, needs_browser, pieces, refusal
+from tests.server.conftest import until
+
+pytestmark = needs_browser
+
+
+def chats(page):
+    return page.texts("#conversations .open")
+
+
+class TestKept:
+    def test_over_a_reload(self, page):
+        page.fake(pieces("**Yes.**"))
+        page.answer("One.")
+        page.reload()
+        assert page.texts(".asked") == ["One."]
+        assert page.text(".answer strong") == "Yes."
+        assert chats(page) == ["One."]
+        assert page.script("return document.title") == "One. – gguf-spec"
+        page.fake(pieces("b"))
+        page.answer("Two.")
+        assert [one["content"] for one in page.asked()[0]["messages"]] == [
+            "One.",
+            "**Yes.**",
+            "Two.",
+        ]
+
+    def test_several(self, page):
+        page.fake(pieces("a"), pieces("b"), pieces("c"))
+        page.answer("One.")
+        page.find("#new").click()
+        page.answer("Two.")
+        assert chats(page) == ["Two.", "One."]
+        page.click("#conversations .open", "One.")
+        assert page.texts(".asked") == ["One."]
+        assert page.text("[aria-current=page]") == "One."
+        page.answer("More.")
+        assert chats(page) == ["One.", "Two."], "the last one used is the first"
+
+    def test_rename_and_delete(self, page):
+        page.fake(pieces("a"), pieces("b"))
+        page.answer("One.")
+        page.find("#new").click()
+        page.answer("Two.")
+        page.click("#conversations button", "Rename: Two.")
+        page.press("New name", ENTER)
+        assert chats(page) == ["New name", "One."]
+        page.click("#conversations button", "Rename: New name")
+        page.press("not this", ESCAPE)
+        page.reload()
+        assert chats(page) == ["New name", "One."]
+        page.click("#conversations button", "Delete: New name")
+        assert chats(page) == ["One."]
+        assert page.count(".message") == 0
+        page.click("#notice button", "Undo")
+        assert chats(page) == ["New name", "One."]
+        assert page.texts(".asked") == ["Two."]
+        page.click("#conversations button", "Delete: New name")
+        page.reload()
+        assert chats(page) == ["One."]
+
+    def test_another_tab(self, page):
+        page.fake(pieces("a"))
+        page.answer("One.")
+        first = page.driver.current_window_handle
+        page.driver.switch_to.new_window("tab")
+        try:
+            page.open()
+            until(lambda: chats(page) == ["One."])
+            assert page.count(".message") == 0, "a new tab begins a new chat"
+            page.fake(pieces("b"))
+            page.answer("Two.")
+        finally:
+            page.driver.close()
+            page.driver.switch_to.window(first)
+        until(lambda: chats(page) == ["Two.", "One."])
+
+    def test_a_storage_that_is_full(self, page):
+        page.fake(pieces("a"), pieces("b"), pieces("c"))
+        page.answer("One.")
+        page.find("#new").click()
+        page.script(
+            "Storage.prototype.setItem = () => { throw new DOMException('', 'QuotaExceededError') }"
+        )
+        assert page.answer("Two.") == "b"
+        assert "keeps nothing more" in page.text("#notice")
+        assert page.texts("#notice button") == ["Export all", "Delete the oldest: One.", ""]
+        page.click("#notice button", "Delete the oldest: One.")
+        assert chats(page) == ["Two."]
+
+    def test_a_storage_that_is_off(self, page):
+        page.driver.execute_cdp_cmd("Page.enable", {})
+        off = "for (const one of ['localStorage', 'sessionStorage']) Object.defineProperty(window, one, {get() { throw new Error() }})"
+        script = page.driver.execute_cdp_cmd(
+            "Page.addScriptToEvaluateOnNewDocument", {"source": off}
+        )
+        try:
+            page.reload()
+            page.fake(pieces("a"))
+            assert page.answer("One.") == "a"
+            assert "keeps nothing more" in page.text("#notice")
+        finally:
+            page.driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", script)
+
+    @pytest.mark.parametrize("text", [
+        "", "{", "null", "[]", '{"id": "1-2", "messages": "x"}', '{"id": "1-2", "messages": [null]}',
+        '{"id": "1-2", "messages": [{"role": "system", "content": "x"}]}', '{"id": "3-4", "messages": [{"role": "user", "content": "x"}]}',
+        '{"id": ["1-2"], "messages": [{"role": "user", "content": "x"}]}', '{"id": "1-2", "messages": [{"role": "user", "content": {}}]}',
+    ])  # fmt: skip
+    def test_a_storage_that_is_damaged(self, page, text):
+        page.script(
+            "localStorage['gguf-spec.chat.1-2'] = localStorage['gguf-spec.settings'] = arguments[0]",
+            text,
+        )
+        page.reload()
+        assert chats(page) == []
+        page.fake(pieces("a"))
+        assert page.answer("One.") == "a"
+
+    def test_odd_values_that_are_kept(self, page):
+        odd = {"id": "1-2", "title": 7, "updated": "x", "start": 99, "messages": [
+            {"role": "user", "content": "q", "files": [{"name": 1}, {"name": "f", "text": "t"}]},
+            {"role": "assistant", "content": "a", "marks": [5, 5], "finish": 3, "stats": {"speedup": 9, "accepted": 1, "tokens": "x"}},
+        ]}  # fmt: skip
+        page.script("localStorage['gguf-spec.chat.1-2'] = arguments[0]", json.dumps(odd))
+        page.reload()
+        page.click("#conversations .open", "q")
+        assert page.text(".file summary") == "f (1 line)"
+        page.find(".tools .why").click()
+        assert page.text(".proposed") == "a"
+
+
+class TestChanged:
+    def test_again(self, page):
+        page.fake(pieces("a"), pieces("b"))
+        page.answer("One.")
+        page.click(".answer .tools button", "Answer again")
+        until(lambda: page.text(".answer .text") == "b" and page.idle())
+        assert page.count(".message") == 2
+        assert page.asked()[1]["messages"] == page.asked()[0]["messages"]
+        assert page.asked()[1]["seed"] != page.asked()[0]["seed"]
+        page.click("#notice button", "Undo")
+        assert page.text(".answer .text") == "a"
+
+    def test_edit(self, page):
+        page.fake(pieces("a"), pieces("b"), pieces("c"))
+        page.answer("One.")
+        page.answer("Two.")
+        page.click(".question .tools button", "Edit")
+        page.press("x", ESCAPE)
+        assert page.texts(".asked") == ["One.", "Two."]
+        page.click(".question .tools button", "Edit")
+        page.press(" And more.", ENTER)
+        until(lambda: page.text(".answer .text") == "c" and page.idle())
+        assert page.texts(".asked") == ["One. And more."]
+        assert page.asked()[-1]["messages"] == [{"role": "user", "content": "One. And more."}]
+        assert page.text("#notice p") == "4 messages replaced."
+        page.click("#notice button", "Undo")
+        assert page.texts(".asked") == ["One.", "Two."]
+        page.reload()
+        assert page.texts(".answer .text") == ["a", "b"]
+
+    def test_copy(self, page):
+        page.driver.execute_cdp_cmd(
+            "Browser.grantPermissions",
+            {"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]},
+        )
+        page.fake(pieces("Look:\n```py\nprint(1)\n```"))
+        page.answer("One.")
+        read = "const done = arguments[arguments.length - 1]; navigator.clipboard.readText().then(done, (error) => done(String(error)))"
+        page.click(".code button")
+        until(lambda: page.text(".code button") == "Copied")
+        assert page.driver.execute_async_script(read) == "print(1)"
+        page.click(".answer .tools button", "Copy")
+        until(lambda: page.driver.execute_async_script(read) == "Look:\n```py\nprint(1)\n```")
+
+    def test_copy_without_a_clipboard(self, page):
+        """As on a page that comes over plain HTTP from another machine."""
+        page.fake(pieces("a"))
+        page.answer("One.")
+        page.script(
+            "Object.defineProperty(navigator, 'clipboard', {value: undefined}); document.execCommand = (name) => { window.copied = name + document.activeElement.value; return true }"
+        )
+        page.click(".answer .tools button", "Copy")
+        until(lambda: page.script("return window.copied") == "copya")
+
+    def test_settings(self, page):
+        page.find("#open-settings").click()
+        page.find("[name=manner][value=exact]").click()
+        page.script(
+            "document.querySelector('[name=answer]').value = 'short'; document.querySelector('#settings-form').dispatchEvent(new Event('input'))"
+        )
+        page.find("[name=theme] [value=dark]").click()
+        assert (
+            page.script("return getComputedStyle(document.body).backgroundColor")
+            == "rgb(22, 23, 26)"
+        )
+        page.press(ESCAPE)
+        page.reload()
+        assert (
+            page.script("return getComputedStyle(document.body).backgroundColor")
+            == "rgb(22, 23, 26)"
+        )
+        page.fake(pieces("a"), pieces("b"))
+        page.answer("One.")
+        assert page.asked()[0]["temperature"] == 0
+        assert page.asked()[0]["max_tokens"] == 256
+        page.find("#open-settings").click()
+        page.find("#settings-default").click()
+        page.press(ESCAPE)
+        page.answer("Two.")
+        assert "temperature" not in page.asked()[1]
+
+    def test_models(self, page):
+        several = """const real = window.fetch; window.fetch = async (path, options) => path.endsWith("v1/models")
+            ? new Response(JSON.stringify({data: [{id: "one"}, {id: "two <b>", n_ctx: 4096}]})) : real(path, options)"""
+        script = page.driver.execute_cdp_cmd(
+            "Page.addScriptToEvaluateOnNewDocument", {"source": several}
+        )
+        try:
+            page.reload()
+            assert page.texts("#model option") == ["one", "two <b>"]
+            page.find("#model [value^=two]").click()
+            page.fake(pieces("a"))
+            page.answer("One.")
+            assert page.asked()[0]["model"] == "two <b>"
+            page.reload()
+            assert page.script("return document.querySelector('#model').value") == "two <b>"
+        finally:
+            page.driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", script)
+
+
+class TestFiles:
+    def downloaded(self, page, entry):
+        page.click("[popovertarget=menu]")
+        page.click("#menu button", entry)
+        until(
+            lambda: [
+                one
+                for one in page.driver.downloads.iterdir()
+                if not one.name.endswith(".crdownload")
+            ]
+        )
+        (path,) = page.driver.downloads.iterdir()
+        text = path.read_text(encoding="utf-8")
+        path.unlink()
+        return path.name, text
+
+    def take_in(self, page, tmp_path, text):
+        path = tmp_path / "chats.json"
+        path.write_text(text, encoding="utf-8")
+        page.script("document.querySelector('#import').hidden = false")
+        page.find("#import").send_keys(str(path))
+
+    def test_markdown(self, page):
+        page.fake(pieces("**Yes.**", thought="hm"))
+        page.answer("What is it?")
+        name, text = self.downloaded(page, "Export this chat as Markdown")
+        assert name == "what-is-it.md"
+        assert (
+            text
+            == f"# What is it?\n\n## You\n\nWhat is it?\n\n## {page.text('#model-name')}\n\n**Yes.**\n"
+        )
+
+    def test_there_and_back(self, page, tmp_path):
+        page.fake(pieces("a", ("b", True)), pieces("c"))
+        page.answer("One.")
+        page.find("#new").click()
+        page.answer("Two.")
+        name, text = self.downloaded(page, "Export all chats as JSON")
+        assert name == "chats.json"
+        assert [one["messages"][0]["content"] for one in json.loads(text)["conversations"]] == [
+            "Two.",
+            "One.",
+        ]
+        page.click("[popovertarget=menu]")
+        page.click("#menu button", "Delete all chats")
+        assert chats(page) == []
+        self.take_in(page, tmp_path, text)
+        until(lambda: chats(page) == ["Two.", "One."])
+        assert page.text("#notice p") == "2 chats imported."
+        self.take_in(page, tmp_path, text)
+        until(lambda: len(chats(page)) == 4)
+        _, one = self.downloaded(page, "Export this chat as JSON")
+        assert len(json.loads(one)["conversations"]) == 1
+
+    def test_an_import_of_messages(self, page, tmp_path):
+        messages = [
+            {"role": "system", "content": "s"},
+            {"role": "user", "content": "<b>q</b>"},
+            {"role": "assistant", "content": "a"},
+        ]
+        self.take_in(page, tmp_path, json.dumps(messages))
+        until(lambda: chats(page) == ["<b>q</b>"])
+        assert page.texts(".asked") == ["<b>q</b>"]
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "",
+            "no",
+            "7",
+            "{}",
+            '{"conversations": 7}',
+            '{"conversations": [7, {"messages": [{"role": "user"}]}]}',
+        ],
+    )
+    def test_an_import_of_something_else(self, page, tmp_path, text):
+        self.take_in(page, tmp_path, text)
+        until(lambda: page.text("#trouble p") == "chats.json holds no chats.")
+        assert chats(page) == []
+
+    def test_attached(self, page, tmp_path):
+        (tmp_path / "notes.md").write_text("```\nx\n```\n", encoding="utf-8")
+        (tmp_path / "other.txt").write_text("y", encoding="utf-8")
+        page.script("document.querySelector('#file').hidden = false")
+        page.find("#file").send_keys(f"{tmp_path / 'notes.md'}\n{tmp_path / 'other.txt'}")
+        until(lambda: page.texts("#files li") == ["notes.md", "other.txt"])
+        page.click("#files button", "Remove other.txt")
+        page.fake(pieces("a"), pieces("b"))
+        page.answer("Summarise.")
+        assert (
+            page.asked()[0]["messages"][0]["content"]
+            == "File notes.md:\n````\n```\nx\n```\n````\n\nSummarise."
+        )
+        assert page.count("#files li") == 0
+        assert page.text(".file summary") == "notes.md (4 lines)"
+        page.reload()
+        page.fake(pieces("c"))
+        page.answer("More.")
+        assert "````" in page.asked()[0]["messages"][0]["content"]
+
+    @pytest.mark.parametrize(("data", "why"), [
+        (b"\x89PNG\xff\xfe", "not a text file in UTF-8"), (b"a\0b", "not a text file"), (b" \n", "empty"), (b"x" * (1 << 21), "larger than 1,024 KiB"),
+    ])  # fmt: skip
+    def test_what_is_no_text(self, page, tmp_path, data, why):
+        (tmp_path / "a.bin").write_bytes(data)
+        page.script("document.querySelector('#file').hidden = false")
+        page.find("#file").send_keys(str(tmp_path / "a.bin"))
+        until(
+            lambda: (
+                page.text("#trouble p") == f"A.bin: {why}."
+                or page.text("#trouble p") == f"a.bin: {why}."
+            )
+        )
+        assert page.count("#files li") == 0
+
+
+class TestTrouble:
+    def test_a_setting_that_is_no_good(self, page):
+        page.set(temperature=-1)
+        page.say("Hello.")
+        assert page.text("#trouble").startswith("Temperature: ")
+        assert page.focus == "temperature"
+        assert page.count(".message") == 0
+        page.press(ESCAPE)
+        assert page.script("return document.querySelector('#prompt').value") == "Hello."
+
+    def test_try_again(self, page):
+        page.fake(refusal("The queue is full.", None, status=429), pieces("a"))
+        page.say("Hello.")
+        until(lambda: page.text("#trouble p") == "The queue is full.")
+        assert page.texts(".asked") == ["Hello."]
+        assert page.shows("#pending")
+        page.click("#trouble button", "Try again")
+        until(lambda: page.text(".answer .text") == "a" and page.idle())
+        assert page.text("#trouble") == ""
+        assert not page.shows("#pending")
+        page.complaints()
+
+    def test_a_question_without_an_answer_is_kept(self, page):
+        page.fake(refusal("The queue is full.", None, status=429))
+        page.say("Hello.")
+        until(lambda: page.text("#trouble"))
+        page.reload()
+        assert page.texts(".asked") == ["Hello."]
+        page.fake(pieces("a"))
+        page.find("#answer").click()
+        until(lambda: page.text(".answer .text") == "a" and page.idle())
+        page.complaints()
+
+    def test_a_template_without_a_system_prompt(self, page):
+        page.set(system="Be brief.")
+        page.fake(refusal("System role not supported", "invalid_value", "messages"), pieces("a"))
+        page.say("Hello.")
+        until(lambda: page.text("#trouble"))
+        page.click("#trouble button", "Send without the system prompt")
+        until(lambda: page.text(".answer .text") == "a" and page.idle())
+        assert [one["role"] for one in page.asked()[1]["messages"]] == ["user"]
+        page.complaints()
+
+    def test_an_answer_that_breaks_off(self, page):
+        page.fake(
+            [
+                {"choices": [{"delta": {"content": "half"}}]},
+                {"error": {"message": "The server failed."}},
+            ],
+            pieces("whole"),
+        )
+        page.say("Hello.")
+        until(lambda: page.text("#trouble p") == "The server failed.")
+        assert page.text(".answer .text") == "half", "what it had stays"
+        page.click("#trouble button", "Try again")
+        until(lambda: page.text(".answer .text") == "whole" and page.idle())
+        assert page.asked()[1]["messages"] == [{"role": "user", "content": "Hello."}]
+
+    def test_a_limit_of_the_server(self, tales, driver):
+        with serve_in_thread(tales, max_tokens=7) as server:
+            page = Page(driver, server.url)
+            until(lambda: page.text("#model-name"))
+            assert page.answer("Hello.")
+            assert page.bodies()[-1]["max_tokens"] == 7
+
+    def test_a_server_that_is_gone(self, tales, driver):
+        with serve_in_thread(tales) as server:
+            page = Page(driver, server.url)
+            until(lambda: page.text("#model-name"))
+        page.say("Hello.")
+        until(lambda: page.text("#trouble"))
+        assert (
+            page.text("#trouble p")
+            == "The server does not answer. Is gguf-spec serve still running?"
+        )
+        assert page.texts("#trouble button") == ["Try again", ""]
+
+    def test_a_server_that_ends_meanwhile(self, endless, driver):
+        """What was said stays."""
+        with serve_in_thread(endless) as server:
+            page = Page(driver, server.url)
+            until(lambda: page.text("#model-name"))
+            page.say("a")
+            until(lambda: len(page.text(".text")) > 100)
+            server.close(grace=0)
+        until(lambda: page.text("#trouble"))
+        assert page.text("#trouble p") == "The server is shutting down."
+        assert len(page.text(".text")) > 100
+        assert page.idle()
+
+    def test_a_key(self, tales, driver):
+        with serve_in_thread(tales, api_key="open-sesame") as server:
+            page = Page(driver, server.url)
+            until(lambda: page.text("#trouble"))
+            assert page.text("#trouble p") == "This server needs an API key. Enter it below."
+            assert page.focus == "key"
+            for wrong in ("wrong", "wröng"):
+                page.press(wrong, ENTER)
+                until(
+                    lambda: (
+                        page.text("#trouble p")
+                        == "This is not the server's API key. Enter it below."
+                    )
+                )
+                page.script("document.querySelector('#trouble').replaceChildren()")
+            page.press("open-sesame", ENTER)
+            until(lambda: page.text("#model-name"))
+            until(lambda: page.focus == "prompt")
+            assert not page.shows("#ask-key")
+            stored = page.script(
+                "return [JSON.stringify({...localStorage}), JSON.stringify({...sessionStorage}), document.cookie]"
+            )
+            assert ["open-sesame" in one for one in stored] == [False, True, False]
+            page.set(max_tokens=5)
+            assert page.answer("Hello.")
