@@ -24,7 +24,7 @@ from ..registry.resolve import Entry, resolve
 from ..system.hardware import available_bytes, total_bytes
 from ..system.units import format_bytes
 from . import checks as checks_module
-from .checks import Check
+from .checks import REBUILD, Check
 
 if TYPE_CHECKING:
     from ..llama.model import Model
@@ -297,15 +297,10 @@ class _PairChecks:
         name, profile = "exact passes", read_profile(target, draft)
         if (self._features or {}).get("LLAMAFILE", "0") != "0":
             found = (
-                "llama.cpp was built with llamafile's matrix products: "
-                "rows are rounded differently in passes over several tokens"
+                "llama.cpp was built without -DGGML_LLAMAFILE=OFF: llamafile's matrix products "
+                "round rows differently in passes over several tokens, so near ties are counted"
             )
-            return Check(
-                name,
-                "warn",
-                found,
-                "build it with -DGGML_LLAMAFILE=OFF; in a clone, scripts/run does so.",
-            )
+            return Check(name, "warn", found, REBUILD)
         if not profile:
             return Check(name, "ok", "not measured yet; the first load with drafting measures it")
         return Check(name, "ok", profile.exact_passes)

@@ -67,7 +67,12 @@ _FEATURES = {
 _NVIDIA = Path("/proc/driver/nvidia/version")
 # advice for builds
 _GPU_BUILD = "export CMAKE_ARGS=-DGGML_CUDA=on and reinstall llama-cpp-python to use the GPU."
-_REBUILD = "build llama-cpp-python on this machine; in a clone, scripts/run does so."
+REBUILD = (
+    "build llama-cpp-python again on this machine: in a clone, scripts/run does so; elsewhere run "
+    "`pip uninstall llama-cpp-python` there, then `pip install .` in a clone."
+)
+# advice for a build whose AMX kernels crash
+_REBUILD_AMX = f"GCC needs -fno-tree-dse -fno-dse for AMX in CFLAGS and CXXFLAGS; {REBUILD}"
 
 
 @dataclass(frozen=True)
@@ -208,14 +213,14 @@ def processor(features: Mapping[str, str]) -> Check:
             "processor",
             "fail",
             f"{name} lacks {_listed(used - there)}, which this build of llama.cpp needs",
-            _REBUILD,
+            REBUILD,
         )
     if unused := there - used - {"AMX_INT8"}:  # AMX has its own check
         return Check(
             "processor",
             "warn",
             f"{name} has {_listed(unused)}, which this build of llama.cpp does not use",
-            _REBUILD,
+            REBUILD,
         )
     return Check("processor", "ok", f"{name}; the build uses all its features")
 
@@ -249,7 +254,7 @@ def fast_kernels(features: Mapping[str, str], options: ContextOptions) -> Check:
                 "warn",
                 "repacked weights fail on this machine, so models are loaded without them, "
                 f"which is slower but correct: {problem}",
-                _REBUILD,
+                _REBUILD_AMX if has(features, "AMX_INT8") else REBUILD,
             )
         if known:
             found = (
@@ -270,7 +275,7 @@ def amx(features: Mapping[str, str], fast: Check) -> Check:
         return Check("AMX", "ok", "this processor has no AMX")
     if not has(features, "AMX_INT8"):
         return Check(
-            "AMX", "warn", "this processor has it, but llama.cpp was built without it", _REBUILD
+            "AMX", "warn", "this processor has it, but llama.cpp was built without it", REBUILD
         )
     if fast.status != "ok" or fast.todo:
         return Check(

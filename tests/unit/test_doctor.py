@@ -167,7 +167,7 @@ def test_a_processor_without_what_the_build_needs(monkeypatch):
         "processor",
         "fail",
         "Old lacks AVX2, FMA, which this build of llama.cpp needs",
-        checks._REBUILD,
+        checks.REBUILD,
     )
 
 
