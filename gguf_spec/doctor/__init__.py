@@ -295,10 +295,12 @@ class _PairChecks:
         from ..speculative.profile import read_profile
 
         name, profile = "exact passes", read_profile(target, draft)
-        if (self._features or {}).get("LLAMAFILE", "0") != "0":
+        inexact = not profile or profile.exact_width == 1
+        if inexact and checks_module.has(self._features or {}, "LLAMAFILE"):
             found = (
                 "llama.cpp was built without -DGGML_LLAMAFILE=OFF: llamafile's matrix products "
-                "round rows differently in passes over several tokens, so near ties are counted"
+                "round rows differently in passes over several tokens, so nothing is drafted "
+                "unless near ties are allowed"
             )
             return Check(name, "warn", found, REBUILD)
         if not profile:
