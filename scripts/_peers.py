@@ -17,6 +17,7 @@ from itertools import islice, product
 from pathlib import Path
 from typing import NamedTuple
 
+import _llama_wheel
 import _setup
 
 import gguf_spec
@@ -57,8 +58,8 @@ def build(args):
         name: want[name]
         for name in ("the processor", "the compiler", "CMAKE_ARGS", "CC, CXX, CFLAGS or CXXFLAGS")
     }
-    want["the sources"] = str(args.sdist.resolve()) if args.sdist else _setup.llama_version()
-    folder = _setup.cache_folder() / "peers" / _setup.llama_version()
+    want["the sources"] = str(args.sdist.resolve()) if args.sdist else _llama_wheel.llama_version()
+    folder = _setup.cache_folder() / "peers" / _llama_wheel.llama_version()
     marker, programs = folder / "built-with.json", folder / "build" / "bin"
     if (
         marker.exists()
@@ -103,7 +104,7 @@ def build(args):
             "--target",
             *PROGRAMS,
         ]
-        if _setup.call(configure, log) or _setup.call(make, log, None, _setup.Progress()):
+        if _setup.call(configure, log) or _setup.call(make, log, None, _llama_wheel.Progress()):
             raise _setup.failure("compiling llama.cpp's programs", log)
     marker.write_text(json.dumps(want), encoding="utf-8")
     return programs
@@ -115,7 +116,7 @@ def fetch_sources(sdist, folder, log):
         wanted = [
             "--no-deps",
             "--no-binary=llama-cpp-python",
-            f"llama-cpp-python=={_setup.llama_version()}",
+            f"llama-cpp-python=={_llama_wheel.llama_version()}",
         ]
         _setup.say("Fetching the sources of llama-cpp-python.")
         if _setup.call([sys.executable, "-m", "pip", "download", "--dest", folder, *wanted], log):

@@ -16,7 +16,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from _setup import llama_version
+from _llama_wheel import llama_version
 
 SAME = [
     "-DCMAKE_BUILD_TYPE=Release",

@@ -31,7 +31,10 @@ _NEEDED = (
 _NVIDIA = Path("/proc/driver/nvidia/version")
 # advice for builds
 _GPU_BUILD = "export CMAKE_ARGS=-DGGML_CUDA=on and reinstall llama-cpp-python to use the GPU."
-REBUILD = "build llama-cpp-python on this machine; in a clone, scripts/run does so."
+REBUILD = (
+    "build llama-cpp-python again on this machine: in a clone, scripts/run does so; elsewhere run "
+    "`pip uninstall llama-cpp-python` there, then `pip install .` in a clone."
+)
 
 
 def python() -> Check:

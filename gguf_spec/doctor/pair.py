@@ -19,7 +19,7 @@ from ..registry.resolve import Entry, resolve
 from ..system.hardware import available_bytes, total_bytes
 from ..system.units import format_bytes
 from .check import Check
-from .installation import has
+from .installation import REBUILD, has
 
 if TYPE_CHECKING:
     from ..llama.model import Model
@@ -199,17 +199,14 @@ class PairChecks:
         from ..speculative.profile import read_profile
 
         name, profile = "exact passes", read_profile(target, draft)
-        if (self._features or {}).get("LLAMAFILE", "0") != "0":
+        inexact = not profile or profile.exact_width == 1
+        if inexact and has(self._features or {}, "LLAMAFILE"):
             found = (
-                "llama.cpp was built with llamafile's matrix products: "
-                "rows are rounded differently in passes over several tokens"
+                "llama.cpp was built without -DGGML_LLAMAFILE=OFF: llamafile's matrix products "
+                "round rows differently in passes over several tokens, so nothing is drafted "
+                "unless near ties are allowed"
             )
-            return Check(
-                name,
-                "warn",
-                found,
-                "build it with -DGGML_LLAMAFILE=OFF; in a clone, scripts/run does so.",
-            )
+            return Check(name, "warn", found, REBUILD)
         if not profile:
             return Check(name, "ok", "not measured yet; the first load with drafting measures it")
         return Check(name, "ok", profile.exact_passes)

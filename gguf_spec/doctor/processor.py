@@ -14,6 +14,8 @@ from ..system.cache import read_json, write_json
 from .check import Check
 from .installation import REBUILD, has
 
+# advice for a build whose AMX kernels crash
+_REBUILD_AMX = f"GCC needs -fno-tree-dse -fno-dse for AMX in CFLAGS and CXXFLAGS; {REBUILD}"
 # processor feature in llama.cpp -> its flag in Linux
 _FEATURES = {
     "SSE3": "pni",
@@ -107,7 +109,7 @@ def fast_kernels(features: Mapping[str, str], options: ContextOptions) -> Check:
                 "warn",
                 "repacked weights fail on this machine, so models are loaded without them, "
                 f"which is slower but correct: {problem}",
-                REBUILD,
+                _REBUILD_AMX if has(features, "AMX_INT8") else REBUILD,
             )
         if known:
             found = (

@@ -35,6 +35,14 @@ def build_features() -> dict[str, str]:
     return features_of(C.llama_print_system_info().decode())
 
 
+def has_llamafile() -> bool:
+    """Return whether this is a build for a CPU that lacks `-DGGML_LLAMAFILE=OFF`.
+
+    llamafile's products round a row differently in passes over several tokens.
+    """
+    return not offloads() and build_features().get("LLAMAFILE", "0") != "0"
+
+
 def offloads() -> bool:
     """Return whether this build of llama.cpp can use a GPU.
 

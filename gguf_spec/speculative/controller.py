@@ -96,7 +96,10 @@ class DraftController(DraftTeam):
         if self.counts:
             return ""
         if self.widest < 2:
-            return "passes over several tokens are not allowed on this machine"
+            return (
+                "passes over several tokens are not exact on this build of llama.cpp "
+                "(see `gguf-spec doctor`)"
+            )
         if not self.model_use:
             return "there is no draft model, and no repetition of the text was worth drafting"
         return (

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ..errors.texts import Option, Optionally, Text
 from ..gguf.model_file import ModelFile
-from ..llama.backend import library_parts
+from ..llama.backend import has_llamafile, library_parts
 from ..llama.model import Model
 from ..llama.options import ContextOptions, physical_cores
 from ..options import K_MAX
@@ -81,11 +81,17 @@ class Profile:
     def widest(self, exact: bool) -> int:
         """Return the largest number of rows of a verify pass.
 
+        A machine without exact passes, such as a GPU, uses passes with near ties in their place.
+        A build for a CPU with llamafile's products does not: its flags were forgotten, and it can
+        be built again.
+
         Args:
             exact: Allow only passes whose rows have the bits of single-row passes, if the machine
                 has any.
         """
-        return self.exact_width if exact and self.exact_width > 1 else K_MAX + 1
+        if not exact:
+            return K_MAX + 1
+        return self.exact_width if self.exact_width > 1 or has_llamafile() else K_MAX + 1
 
     @property
     def exact_passes(self) -> str:
@@ -97,6 +103,8 @@ class Profile:
                 f"up to {self.exact_width} tokens",
                 Optionally("; wider ones are used only with ", Option("exact", False)),
             )
+        if has_llamafile():
+            return "none over several tokens: build llama.cpp with -DGGML_LLAMAFILE=OFF"
         return "none over several tokens; near ties are counted"
 
     def logit_noise(self, k: int) -> float:

@@ -233,6 +233,7 @@ def _found(passes: Sequence[_Moved], exact: int, in_use: int) -> str:
     found = (
         [f"the same bits in passes of up to {widest} tokens"] if widest > 1 and not moved else []
     )
+    found += ["no pass over several tokens is in use"] if in_use < 2 else []
     found += [f"up to {moved:.1%} of the logits' spread apart"] if moved else []
     found += (
         [f"wider ones, not in use, are {unused:.0%} of the logits' spread apart"]

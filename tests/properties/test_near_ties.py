@@ -9,6 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from gguf_spec import Sampling, Speculation
+from gguf_spec.llama import backend
 from gguf_spec.options import K_MAX
 from gguf_spec.sampling import near_ties
 from gguf_spec.sampling.near_ties import NOISE_MARGIN, SingleTokenReference, is_near_tie
@@ -300,6 +301,22 @@ def test_the_noise_of_a_width_is_that_of_12_rows_at_least_and_of_the_widths_up_t
         "where no pass is exact, all are used, and near ties are counted"
     )
     assert DEFAULT_PROFILE.logit_noise(4) == 0.0
+
+
+def test_a_build_that_forgot_its_flags_drafts_nothing_without_exact_passes(monkeypatch):
+    """On a CPU llamafile's products can be left out, so near ties are not what it gets by default; a GPU has no choice."""
+    profile = replace(DEFAULT_PROFILE, noise={2: 0.1}, exact_width=1)
+    features, gpu = {"LLAMAFILE": "1"}, []
+    monkeypatch.setattr(backend, "build_features", lambda: features)
+    monkeypatch.setattr(backend, "offloads", lambda: bool(gpu))
+    assert [profile.widest(exact) for exact in (True, False)] == [1, K_MAX + 1]
+    assert "-DGGML_LLAMAFILE=OFF" in profile.exact_passes
+    assert replace(profile, exact_width=65).widest(True) == 65
+    gpu.append(1)
+    assert profile.widest(True) == K_MAX + 1
+    gpu.clear()
+    features.clear()
+    assert profile.widest(True) == K_MAX + 1
 
 
 def test_a_profile_of_the_wobbling_model_has_no_exact_pass_and_one_of_a_calm_model_has_all():

@@ -18,8 +18,8 @@ PAGES = sorted(
     for path in (ROOT / folder).glob("*.md")
 )
 GENERATED_OR_HISTORY = {"docs/cli.md", "docs/experiments.md", "docs/python-api.md", "CHANGELOG.md"}
-# Options of other programs: xcode-select, scripts/test, llama.cpp.
-OTHER_OPTIONS = {"--install", "--slow", "--spec-type"}
+# Options of other programs: docker, xcode-select, scripts/test, llama.cpp.
+OTHER_OPTIONS = {"--build-arg", "--install", "--slow", "--spec-type"}
 MISSING = [
     name for name in ("mkdocs", "material", "mkdocstrings") if not importlib.util.find_spec(name)
 ]

@@ -167,15 +167,22 @@ def machine(tmp_path):
 
 
 @pytest.fixture
-def setup(machine, monkeypatch):
-    """The module _setup.py of a clone, on a machine with AMX, in an environment without build settings."""
+def llama_wheel(machine, monkeypatch):
+    """The module _llama_wheel.py of a clone, on a machine with AMX, in an environment without build settings."""
     for name in ("CMAKE_ARGS", "CC", "CXX", "CFLAGS", "CXXFLAGS", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", str(machine.tools))
-    spec = importlib.util.spec_from_file_location("_setup", machine.clone / "scripts" / "_setup.py")
+    module = load(machine.clone)
+    monkeypatch.setattr(module, "cpu_features", lambda: ["amx_int8", "avx2"])
+    return module
+
+
+def load(clone):
+    """Return the module _llama_wheel.py of a clone."""
+    path = clone / "scripts" / "_llama_wheel.py"
+    spec = importlib.util.spec_from_file_location("_llama_wheel_of_a_clone", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    monkeypatch.setattr(module, "cpu_features", lambda: ["amx_int8", "avx2"])
     return module
 
 
@@ -472,42 +479,43 @@ def test_open_quote_in_cmake_args(machine):
 # How the library is built
 
 
-def test_amx_with_gcc_gets_the_flags_and_clang_does_not(setup, machine):
-    assert setup.wanted()["CMAKE_ARGS"][-2:] == [
+def test_amx_with_gcc_gets_the_flags_and_clang_does_not(llama_wheel, machine):
+    assert llama_wheel.build_settings()["CMAKE_ARGS"][-2:] == [
         f"-DCMAKE_C_FLAGS={AMX_FLAGS}",
         f"-DCMAKE_CXX_FLAGS={AMX_FLAGS}",
     ]
     machine.compilers(CLANG)
-    assert "-fno-tree-dse" not in str(setup.wanted())
+    assert "-fno-tree-dse" not in str(llama_wheel.build_settings())
 
 
-def test_no_amx_no_flags(setup, monkeypatch):
-    monkeypatch.setattr(setup, "cpu_features", lambda: ["avx2"])
-    assert "-fno-tree-dse" not in str(setup.wanted())
+def test_no_amx_no_flags(llama_wheel, monkeypatch):
+    monkeypatch.setattr(llama_wheel, "cpu_features", lambda: ["avx2"])
+    assert "-fno-tree-dse" not in str(llama_wheel.build_settings())
 
 
-def test_clang_chosen_inside_cmake_args_gets_no_flags(setup, machine, monkeypatch):
+def test_clang_chosen_inside_cmake_args_gets_no_flags(llama_wheel, machine, monkeypatch):
     clang = script(machine.folder / "clang", f"#!/bin/bash\necho '{CLANG}'\n")
     monkeypatch.setenv("CMAKE_ARGS", f"-DCMAKE_C_COMPILER:FILEPATH='{clang}'")
-    assert "-fno-tree-dse" not in str(setup.wanted())
+    assert "-fno-tree-dse" not in str(llama_wheel.build_settings())
 
 
 @pytest.mark.parametrize(
     "given",
     ["-DCMAKE_C_FLAGS='-O2 -g'", "-D CMAKE_C_FLAGS='-O2 -g'", "-DCMAKE_C_FLAGS:STRING='-O2 -g'"],
 )
-def test_the_users_flags_are_kept_and_ours_added(setup, monkeypatch, given):
+def test_the_users_flags_are_kept_and_ours_added(llama_wheel, monkeypatch, given):
     monkeypatch.setenv("CMAKE_ARGS", f"-DGGML_CUDA=on {given}")
     monkeypatch.setenv("CXXFLAGS", "-Wall")
-    args = setup.wanted()["CMAKE_ARGS"]
+    args = llama_wheel.build_settings()["CMAKE_ARGS"]
     assert "-DGGML_CUDA=on" in args
-    assert setup.defined(args, "CMAKE_C_FLAGS") == f"-O2 -g {AMX_FLAGS}"
-    assert setup.defined(args, "CMAKE_CXX_FLAGS") == f"-Wall {AMX_FLAGS}"
+    assert llama_wheel.defined(args, "CMAKE_C_FLAGS") == f"-O2 -g {AMX_FLAGS}"
+    assert llama_wheel.defined(args, "CMAKE_CXX_FLAGS") == f"-Wall {AMX_FLAGS}"
 
 
 def test_the_arguments_reach_the_build(machine):
     machine.run(
-        CMAKE_ARGS="-DGGML_CUDA=on -DX='a b'", PATCH="module.cpu_features = lambda: ['amx_int8']"
+        CMAKE_ARGS="-DGGML_CUDA=on -DX='a b'",
+        PATCH="import _llama_wheel; _llama_wheel.cpu_features = lambda: ['amx_int8']",
     )
     (line,) = machine.calls("CMAKE_ARGS=")
     for part in (
@@ -521,12 +529,12 @@ def test_the_arguments_reach_the_build(machine):
     assert "--no-cache-dir" in wheel  # pip's own cache knows nothing of flags
 
 
-def test_every_part_changes_the_key(setup, machine, monkeypatch):
+def test_every_part_changes_the_key(llama_wheel, machine, monkeypatch):
     def key():
-        return setup.wheel_key(setup.wanted())
+        return llama_wheel.wheel_key(llama_wheel.build_settings())
 
     monkeypatch.setattr(
-        setup, "cpu_features", lambda: ["avx2"]
+        llama_wheel, "cpu_features", lambda: ["avx2"]
     )  # with AMX, the flags are inside CMAKE_ARGS too
     keys = [key()]
     for name in ("CMAKE_ARGS", "CC", "CXX", "CFLAGS", "CXXFLAGS"):
@@ -541,7 +549,7 @@ def test_every_part_changes_the_key(setup, machine, monkeypatch):
             )
             keys.append(key())
     with monkeypatch.context() as patch:
-        patch.setattr(setup, "cpu_features", lambda: ["avx2", "avx512f"])
+        patch.setattr(llama_wheel, "cpu_features", lambda: ["avx2", "avx512f"])
         keys.append(key())
     with monkeypatch.context() as patch:
         patch.setattr(sys.implementation, "cache_tag", "cpython-399")
@@ -549,17 +557,18 @@ def test_every_part_changes_the_key(setup, machine, monkeypatch):
     for name in ("cc", "c++"):
         script(machine.tools / name, f"#!/bin/bash\necho '{GCC.replace('12.2.0', '13.1.0')}'\n")
         keys.append(key())
-    setup.CONSTRAINTS.write_text("llama-cpp-python==9.9.9\n", encoding="utf-8")
+    llama_wheel.CONSTRAINTS.write_text("llama-cpp-python==9.9.9\n", encoding="utf-8")
     keys.append(key())
     assert len(set(keys)) == len(keys)
     assert len(keys) == 11
 
 
-def test_the_key_is_the_same_in_another_clone(setup):
-    want = setup.wanted()
-    assert setup.wheel_key(
-        want | {"the place of this folder": "/elsewhere", "the list of packages": "x"}
-    ) == setup.wheel_key(want)
+def test_the_key_is_the_same_in_another_clone(llama_wheel, machine):
+    other = machine.new_clone("another clone")
+    (other / "pyproject.toml").write_text("", encoding="utf-8")
+    settings = llama_wheel.build_settings()
+    assert load(other).wheel_key(settings) == llama_wheel.wheel_key(settings)
+    assert str(machine.clone) not in json.dumps(settings)
 
 
 def test_a_changed_setting_installs_another_wheel(machine):
@@ -570,23 +579,25 @@ def test_a_changed_setting_installs_another_wheel(machine):
     assert len(machine.calls(" wheel ")) == 2
 
 
-def test_the_users_own_constraints_are_kept(setup, machine, monkeypatch):
+def test_the_users_own_constraints_are_kept(llama_wheel, machine, monkeypatch):
     seen = {}
     monkeypatch.setenv("PIP_CONSTRAINT", "mine.txt")
-    monkeypatch.setattr(setup, "call", lambda command, log, env, on_line: seen.update(env) or 1)
-    with (machine.folder / "log").open("wb") as log, pytest.raises(setup.Problem):
-        setup.compile_wheel(machine.folder, [], log)
+    monkeypatch.setattr(
+        llama_wheel, "call", lambda command, log, env, on_line: seen.update(env) or 1
+    )
+    with (machine.folder / "log").open("wb") as log, pytest.raises(llama_wheel.Problem):
+        llama_wheel.compile_wheel(machine.folder, [], ["pip"], log)
     mine, ours = seen[
         "PIP_CONSTRAINT"
     ].split()  # pip splits at blanks, and this clone's path has one
     assert mine == "mine.txt"
-    assert ours == seen["PIP_BUILD_CONSTRAINT"] == setup.CONSTRAINTS.as_uri()
+    assert ours == seen["PIP_BUILD_CONSTRAINT"] == llama_wheel.CONSTRAINTS.as_uri()
 
 
-def test_progress_is_told_in_lines_where_there_is_no_terminal(setup, monkeypatch, capsys):
+def test_progress_is_told_in_lines_where_there_is_no_terminal(llama_wheel, monkeypatch, capsys):
     clock = iter([0, 1, 31, 32, 33, 62])
-    monkeypatch.setattr(setup.time, "monotonic", lambda: next(clock))
-    progress = setup.Progress()
+    monkeypatch.setattr(llama_wheel.time, "monotonic", lambda: next(clock))
+    progress = llama_wheel.Progress()
     for line in (
         "  [1/80] c++ a.cpp",
         "  [20/80] c++ b.cpp",

@@ -160,6 +160,38 @@ def test_a_gpu_build(monkeypatch):
     assert "the memory of the GPU is unknown" in check("room").found
 
 
+# ---- flags that a build lacks
+
+
+def test_a_build_with_llamafile_names_the_flag_and_what_to_do(monkeypatch):
+    features = installation.build_features
+    monkeypatch.setattr(installation, "build_features", lambda: features() | {"LLAMAFILE": "1"})
+    exact = check("exact passes")
+    assert exact.status == "warn"
+    assert "-DGGML_LLAMAFILE=OFF" in exact.found
+    assert "pip install ." in exact.todo
+
+
+def test_a_build_with_llamafile_whose_passes_are_exact_is_well(monkeypatch):
+    features = installation.build_features
+    monkeypatch.setattr(installation, "build_features", lambda: features() | {"LLAMAFILE": "1"})
+    monkeypatch.setattr(
+        "gguf_spec.speculative.profile.read_profile", lambda *_: profile({1: 0.01}, exact_width=65)
+    )
+    assert check("exact passes").status == "ok"
+
+
+@pytest.mark.parametrize("amx", [True, False])
+def test_kernels_that_crash_name_the_flags_of_amx(monkeypatch, amx):
+    features = installation.build_features
+    monkeypatch.setattr(
+        installation, "build_features", lambda: features() | {"AMX_INT8": str(int(amx))}
+    )
+    monkeypatch.setattr(selftest, "probe", lambda: "the self-test was ended by signal 11")
+    assert ("-fno-tree-dse -fno-dse" in check("fast kernels").todo) is amx
+    assert "pip install ." in check("fast kernels").todo
+
+
 # ---- the processor
 
 

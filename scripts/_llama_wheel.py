@@ -1,0 +1,343 @@
+"""Compile llama-cpp-python's wheel for this machine, with the flags that exact passes need.
+
+It is compiled once for each kind of machine, compiler and flags. The wheel is kept in the user's cache, where other clones find it.
+scripts/run, scripts/test (_setup.py) and `pip install .` (build_backend.py) take it from there.
+Only the standard library; must be importable on Python 3.8, where _setup.py names the fault. Messages go to stderr.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+CONSTRAINTS = Path(__file__).resolve().parent / "constraints.txt"
+OLDEST, NEWEST = (3, 10), (3, 14)
+
+# We use neither llava nor llama.cpp's own tools: less than half is left to compile. The wrapper forces LLAMA_BUILD_COMMON on in CMake's cache, where
+# no argument reaches it; a plain variable of the same name, set by an included file, is stronger.
+LEAN = ["-DLLAVA_BUILD=OFF"]
+# llamafile's matrix products round differently from the dot product of a single row. Without them, and without flash attention, a row has the same
+# bits in a pass of any width (docs/exactness.md).
+EXACT = ["-DGGML_LLAMAFILE=OFF"]
+LEAN_INCLUDE = "set(LLAMA_BUILD_COMMON OFF)\n"
+# GCC takes the stores that fill AMX's tile configuration for dead ones; without these flags the first decode of a quantised model crashes.
+AMX_FIX = "-fno-tree-dse -fno-dse"
+# Processor minutes that compiling takes, for a first guess.
+BUILD_MINUTES = 6
+OFFLINE = re.compile(
+    "NewConnectionError|NameResolutionError|ConnectTimeout|ReadTimeout|ProxyError|SSLError|name resolution|Network is unreachable"
+)
+ERROR_LINE = re.compile(r"(?m)^.*((?:^|[:\s])error: |^ERROR: |\bCMake Error\b).*$")
+
+_locks = []  # file numbers of the locks held; children inherit them, so that a lock lasts until the last one that writes is gone
+
+
+class Problem(Exception):
+    """What went wrong and what to do about it, one line each."""
+
+    def __init__(self, error: str, hint: str):
+        super().__init__(error)
+        self.hint = hint
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def first_line(command: list) -> tuple:
+    """Return the first line and the whole of what `command` prints; both are empty where it cannot run."""
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "LC_ALL": "C"},
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "", ""
+    text = done.stdout.decode(errors="replace")
+    return text.partition("\n")[0].strip(), text
+
+
+# What is built
+
+
+def user_cmake_args() -> list:
+    """Return the words of the user's CMAKE_ARGS, with `-D NAME=x` written as `-DNAME=x`."""
+    try:
+        return shlex.split(re.sub(r"(^|\s)-D\s+", r"\1-D", os.environ.get("CMAKE_ARGS", "")))
+    except ValueError as error:
+        raise Problem(
+            f"CMAKE_ARGS cannot be read: {error}.", "close the quotes in it, or unset CMAKE_ARGS."
+        ) from None
+
+
+def defined(args: list, name: str):
+    """Return the value that the last `-Dname=value` in `args` gives, or None."""
+    found = [
+        m[1]
+        for m in (re.fullmatch(rf"-D{name}(?::\w+)?=(.*)", arg, re.DOTALL) for arg in args)
+        if m
+    ]
+    return found[-1] if found else None
+
+
+def compiler(language: str) -> tuple:
+    """Return `--version` (first line, whole) of the compiler that CMake will take for `C` or `CXX`."""
+    variable, usual = {
+        "C": ("CC", ["cc", "gcc", "clang"]),
+        "CXX": ("CXX", ["c++", "g++", "clang++"]),
+    }[language]
+    named = defined(user_cmake_args(), f"CMAKE_{language}_COMPILER")
+    command = [named] if named else shlex.split(os.environ.get(variable, ""))
+    return first_line([*(command or [next(filter(shutil.which, usual), usual[0])]), "--version"])
+
+
+def cpu_features() -> list:
+    """Return what the compiler makes use of under -march=native, sorted."""
+    with (
+        contextlib.suppress(OSError),
+        Path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as lines,
+    ):
+        for line in lines:
+            if line.lower().startswith(("flags", "features")):
+                return sorted(set(line.split(":", 1)[1].split()))
+    return [os.uname().machine, first_line(["sysctl", "-n", "machdep.cpu.brand_string"])[0]]
+
+
+def cmake_args(features: list, is_gcc: bool) -> list:
+    """Return the arguments to build with: ours, then the user's, which win."""
+    args = [*LEAN, *EXACT, *user_cmake_args()]
+    if is_gcc and "amx_int8" in features:
+        for language in ("C", "CXX"):
+            name = f"CMAKE_{language}_FLAGS"
+            given = defined(args, name)
+            if (
+                given is None
+            ):  # once it is defined, CMake no longer reads the variable of the environment
+                given = os.environ.get(f"{language}FLAGS", "")
+            args.append(f"-D{name}={f'{given} {AMX_FIX}'.strip()}")
+    return args
+
+
+def llama_version() -> str:
+    return re.search(r"(?m)^llama-cpp-python==(\S+)", CONSTRAINTS.read_text(encoding="utf-8"))[1]
+
+
+def digest(*parts) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:20]
+
+
+def build_settings() -> dict:
+    """Return everything that decides what the compiled wheel is, by a name for users; None stands for "cannot tell"."""
+    features = cpu_features()
+    compilers = [compiler("C"), compiler("CXX")]
+    # What is installed goes on working when the compiler has been taken away.
+    known = all(first for first, _ in compilers)
+    is_gcc = "Free Software Foundation" in compilers[0][1]
+    return {
+        "Python": f"{sys.implementation.cache_tag}-{sys.platform}-{os.uname().machine}",
+        "the processor": digest(features),
+        "the compiler": [first for first, _ in compilers] if known else None,
+        "CMAKE_ARGS": cmake_args(features, is_gcc) if known else None,
+        "CC, CXX, CFLAGS or CXXFLAGS": [
+            os.environ.get(name, "") for name in ("CC", "CXX", "CFLAGS", "CXXFLAGS")
+        ],
+        "the way to build": LEAN_INCLUDE,
+    }
+
+
+def wheel_key(settings: dict) -> str:
+    """Return the name of the cache's folder for the wheel that `settings` lead to."""
+    return f"{llama_version()}-{digest(llama_version(), settings)}"
+
+
+def check_compiler(settings: dict) -> None:
+    """Raise where this machine cannot compile."""
+    if settings["the compiler"] is None:
+        raise Problem(
+            "no working C and C++ compiler (cc, c++): llama.cpp is compiled on this machine.",
+            "Debian and Ubuntu: sudo apt install build-essential. Fedora: sudo dnf install gcc-c++. macOS: xcode-select --install.",
+        )
+
+
+# Children
+
+
+def call(command: list, log=None, env=None, on_line=None) -> int:
+    """Run `command` to its end and return its exit code; when we are stopped, end it with all its children."""
+    child = subprocess.Popen(
+        [str(word) for word in command],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE if log else None,
+        stderr=subprocess.STDOUT if log else None,
+        env={
+            name: value
+            for name, value in (env or os.environ).items()
+            if name not in ("PYTHONPATH", "PYTHONHOME")
+        },
+        start_new_session=True,
+        pass_fds=_locks,
+    )
+    try:
+        for line in child.stdout or ():
+            log.write(line)
+            if on_line:
+                on_line(line.decode(errors="replace"))
+        return child.wait()
+    except BaseException:
+        signal.signal(
+            signal.SIGINT, signal.SIG_IGN
+        )  # an impatient second Ctrl-C must not stop the tidying
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(timeout=5)
+            os.killpg(child.pid, signal.SIGKILL)
+        raise
+
+
+@contextlib.contextmanager
+def locked(path: Path, waiting_for: str):
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"Waiting for {waiting_for}.")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        _locks.append(file.fileno())
+        try:
+            yield
+        finally:
+            _locks.remove(file.fileno())
+
+
+def failure(what: str, log) -> Problem:
+    """Return the problem that the log of a failed step tells of."""
+    log.flush()
+    text = Path(log.name).read_text(encoding="utf-8", errors="replace")
+    if OFFLINE.search(text):
+        return Problem(
+            f"{what} failed: pip cannot reach the package index.",
+            f"check the network or the proxy, then try again. The log: {log.name}",
+        )
+    error = ERROR_LINE.search(text)
+    return Problem(
+        f"{what} failed{': ' + error[0].strip()[:200] if error else '.'}",
+        f"the whole log says more: {log.name}",
+    )
+
+
+class Progress:
+    """Show how far ninja is: one line rewritten on a terminal, else a line every 30 seconds."""
+
+    def __init__(self):
+        self.start = self.told = time.monotonic()
+
+    def __call__(self, line: str) -> None:
+        step = re.match(r"\s*\[(\d+)/(\d+)\] ", line)
+        now = time.monotonic()
+        on_terminal = sys.stderr.isatty()
+        if not step or not (on_terminal or now - self.told >= 30):
+            return
+        self.told = now
+        done, total = int(step[1]), int(step[2])
+        left = (now - self.start) / max(done, 1) * (total - done) / 60
+        text = f"  {done} of {total} files"
+        if done * 10 >= total:  # the first files say little about the others
+            text += f", about {left:.0f} min left" if left >= 1 else ", less than a minute left"
+        say(text) if not on_terminal else print(
+            f"\r{text}\033[K", end="" if done < total else "\n", file=sys.stderr, flush=True
+        )
+
+
+# Steps
+
+
+def cache_folder() -> Path:
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (base if base.is_absolute() else Path("~/.cache").expanduser()) / "gguf-spec"
+
+
+def find_wheel(folder: Path):
+    """Return the finished wheel in `folder`, or None."""
+    import zipfile
+
+    return next(
+        (
+            path
+            for path in sorted(folder.glob("llama_cpp_python-*.whl"))
+            if zipfile.is_zipfile(path)
+        ),
+        None,
+    )
+
+
+def get_wheel(settings: dict, pip: list, log) -> Path:
+    """Return the llama-cpp-python wheel for this machine from the cache, after compiling it where there is none.
+
+    `pip` is the command that starts pip.
+    """
+    import tempfile
+
+    folder = cache_folder() / "wheels" / wheel_key(settings)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with locked(
+        folder.with_name(folder.name + ".lock"), "another clone that compiles the same library"
+    ):
+        wheel = find_wheel(folder)
+        if wheel:
+            return wheel
+        cores = (
+            len(os.sched_getaffinity(0))
+            if hasattr(os, "sched_getaffinity")
+            else os.cpu_count() or 1
+        )
+        guess = f"about {max(1, round(BUILD_MINUTES / cores))} min with {cores} core{'s' if cores > 1 else ''}, longer for a GPU"
+        say(f"Compiling llama-cpp-python {llama_version()} for this machine, once: {guess}.")
+        for leftover in folder.parent.glob(folder.name + ".part*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        with tempfile.TemporaryDirectory(prefix=folder.name + ".part", dir=folder.parent) as part:
+            compile_wheel(Path(part), settings["CMAKE_ARGS"], pip, log)
+            shutil.rmtree(folder, ignore_errors=True)
+            (Path(part) / "wheel").rename(folder)
+        return find_wheel(folder)
+
+
+def compile_wheel(part: Path, args: list, pip: list, log) -> None:
+    """Compile the wheel with the CMake arguments `args` into `part`/wheel; `pip` is the command that starts pip."""
+    include = part / "lean.cmake"
+    include.write_text(LEAN_INCLUDE, encoding="utf-8")
+    env = {
+        **os.environ,
+        "CMAKE_ARGS": shlex.join([f"-DCMAKE_PROJECT_llama_cpp_INCLUDE={include}", *args]),
+        "SKBUILD_NINJA_MAKE_FALLBACK": "0",  # without ninja, make would compile on one core and tell nothing of its progress
+        "TMPDIR": str(part),
+    }
+    for name in (
+        "PIP_CONSTRAINT",
+        "PIP_BUILD_CONSTRAINT",
+    ):  # old pip reads the first for what builds the wheel, new pip the second
+        env[name] = f"{os.environ.get(name, '')} {CONSTRAINTS.as_uri()}".strip()
+    # pip's own cache knows nothing of flags, and a ready-made wheel from elsewhere would lack them: neither is wanted.
+    options = [
+        "-v",
+        "--no-deps",
+        "--no-cache-dir",
+        "--no-binary=llama-cpp-python",
+        f"--wheel-dir={part / 'wheel'}",
+    ]
+    command = [*pip, "wheel", *options, f"llama-cpp-python=={llama_version()}"]
+    if call(command, log, env, Progress()) or not find_wheel(part / "wheel"):
+        raise failure("compiling llama-cpp-python", log)

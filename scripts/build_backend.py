@@ -1,0 +1,102 @@
+"""Build backend of this package (PEP 517): hatchling's, and a llama-cpp-python that is compiled with the right flags.
+
+`pip install .` and `uv tool install .` cannot be told the flags of a dependency by the package that needs it. So the metadata that is built here names
+a file instead of an index: the wheel that scripts/run installs too, which `_llama_wheel` compiles once and keeps in the user's cache.
+The plain name `llama-cpp-python` stays
+
+- where the environment already has one, such as a build for a GPU,
+- with GGUF_SPEC_BUILD_LLAMA=0, where the installer is to find one,
+- on Windows, and for wheels that are built to be published (`python -m hatchling build`).
+"""
+
+import contextlib
+import importlib.metadata
+import importlib.util
+import os
+import sys
+import sysconfig
+from pathlib import Path
+
+from hatchling import build as hatchling
+from hatchling.build import (  # noqa: F401
+    build_sdist,
+    get_requires_for_build_editable,
+    get_requires_for_build_sdist,
+    get_requires_for_build_wheel,
+)
+
+NAME = "llama-cpp-python"
+SWITCH = "GGUF_SPEC_BUILD_LLAMA"
+# read by metadata_hook.py
+REQUIREMENT = "GGUF_SPEC_LLAMA_REQUIREMENT"
+
+
+def build_wheel(directory, config_settings=None, metadata_directory=None):
+    with _compiled_llama():
+        return hatchling.build_wheel(directory, config_settings, metadata_directory)
+
+
+def build_editable(directory, config_settings=None, metadata_directory=None):
+    with _compiled_llama():
+        return hatchling.build_editable(directory, config_settings, metadata_directory)
+
+
+# hatchling leaves these out where pip asks: pip then reads the metadata from the wheel
+if hasattr(hatchling, "prepare_metadata_for_build_wheel"):
+
+    def prepare_metadata_for_build_wheel(directory, config_settings=None):
+        with _compiled_llama():
+            return hatchling.prepare_metadata_for_build_wheel(directory, config_settings)
+
+    def prepare_metadata_for_build_editable(directory, config_settings=None):
+        with _compiled_llama():
+            return hatchling.prepare_metadata_for_build_editable(directory, config_settings)
+
+
+@contextlib.contextmanager
+def _compiled_llama():
+    """Make metadata_hook.py name the compiled wheel, in this block."""
+    if sys.platform == "win32" or os.environ.get(SWITCH) == "0" or _is_installed():
+        yield
+        return
+    os.environ[REQUIREMENT] = f"{NAME} @ {_wheel().as_uri()}"
+    try:
+        yield
+    finally:
+        del os.environ[REQUIREMENT]
+
+
+def _is_installed() -> bool:
+    """Return whether the environment of this Python has llama-cpp-python; pip's isolated build hides it from imports."""
+    folders = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    return any(importlib.metadata.distributions(name=NAME, path=sorted(folders)))
+
+
+def _wheel() -> Path:
+    """Return the wheel for this machine; end with a message where it cannot be compiled."""
+    import _llama_wheel as llama_wheel
+
+    log_path = llama_wheel.cache_folder() / "logs" / "install.log"
+    try:
+        settings = llama_wheel.build_settings()
+        llama_wheel.check_compiler(settings)
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        with log_path.open("wb") as log:
+            return llama_wheel.get_wheel(settings, _pip(), log)
+    except llama_wheel.Problem as problem:
+        sys.exit(f"Error: {problem}\nHint: {problem.hint}")
+    except OSError as error:
+        sys.exit(
+            f"Error: {error}.\nHint: is the disk full, or the folder not yours? XDG_CACHE_HOME can name another cache folder."
+        )
+
+
+def _pip() -> list:
+    """Return the command that starts the build environment's pip, without that environment's paths."""
+    found = importlib.util.find_spec("pip")
+    if found is None:
+        sys.exit(
+            "Error: pip is not installed.\nHint: install it, or leave out --no-build-isolation."
+        )
+    folder = Path(found.origin).parent
+    return [sys.executable, "-I", folder, "--disable-pip-version-check"]
