@@ -37,6 +37,7 @@ The classes:
         - AccessDeniedError
         - UnreachableError
         - HubError
+        - PackageError
         - NoSpaceError
         - CorruptFileError
     - SessionError
@@ -86,6 +87,7 @@ from .store_errors import (
     NoSpaceError,
     NotDownloadedError,
     NotOnHubError,
+    PackageError,
     StoreError,
     UnreachableError,
 )
@@ -123,6 +125,7 @@ __all__ = [  # noqa: RUF022 -- the order of the tree
     "AccessDeniedError",
     "UnreachableError",
     "HubError",
+    "PackageError",
     "NoSpaceError",
     "CorruptFileError",
     "SessionError",
