@@ -31,6 +31,8 @@ IMAGES = ROOT / "docs" / "images"
 WIDTH = 100
 COMMAND = [
     "generate",
+    "-m",
+    "tales",
     "Once upon a time",
     "--seed",
     "4",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .error_text import in_command
-from .options import model_options
+from .options import checked_model_options
 from .tune import cost_lines, wrapped
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ _INDENT = 19  # width of the columns for status and name, in characters
 
 
 @click.command(context_settings={"auto_envvar_prefix": "GGUF_SPEC", "show_default": True})
-@model_options
+@checked_model_options
 @click.option(
     "--online",
     is_flag=True,

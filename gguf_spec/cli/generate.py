@@ -14,8 +14,8 @@ from click.core import ParameterSource
 
 from ..options import Sampling
 from .options import (
+    chat_model_options,
     load_models,
-    model_options,
     read_text,
     sampling_options,
     speculation_options,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 @click.command(context_settings={"auto_envvar_prefix": "GGUF_SPEC", "show_default": True})
 @click.argument("prompt", required=False)
 @click.option("-f", "--file", type=click.Path(path_type=Path), help="Read the prompt from a file.")
-@model_options
+@chat_model_options
 @speculation_options
 @sampling_options
 @click.option(

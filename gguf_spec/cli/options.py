@@ -16,6 +16,7 @@ from ..option_rule import Rule
 from ..options import SAMPLING, SPECULATION, Sampling, Speculation
 from .completion import model_names
 from .error_text import in_command
+from .missing_models import offer_download
 from .progress import MeasuringNote
 
 if TYPE_CHECKING:
@@ -69,15 +70,42 @@ class AdapterFile(click.ParamType[tuple[str, float]]):
             return str(value), 1.0
 
 
+_CHAT_MODEL = "the largest chat model on this disk, else smollm2-135m-instruct"
 _ATTENTION = click.Choice(["auto", "on", "off"])
 
 
 def model_options(command: F) -> F:
-    """Add the options of `load`."""
+    """Add the options of `load` for commands that take the bundled model by default."""
+    return _download_options(checked_model_options(command))
+
+
+def chat_model_options(command: F) -> F:
+    """Add the options of `load` for commands that take a chat model by default."""
+    return _download_options(_model_options(command, default=None, show_default=_CHAT_MODEL))
+
+
+def checked_model_options(command: F) -> F:
+    """Add the options of `load` for a command that never downloads."""
+    return _model_options(command, default="tales")
+
+
+def _download_options(command: F) -> F:
+    for option in (
+        click.option("--offline", is_flag=True, help="Do not offer to download a model."),
+        click.option(
+            "-y", "--yes", is_flag=True, help="Download a missing model without a question."
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def _model_options(command: F, **default: Any) -> F:
     for option in reversed((
         click.option(
-            "-m", "--model", default="tales", shell_complete=model_names,
-            help="Target: a name (gguf-spec models list), hf:OWNER/REPO/FILE or a GGUF file.",
+            "-m", "--model", **default, shell_complete=model_names,
+            help="Target: a name (gguf-spec models list), a GGUF file, OWNER/REPO[:QUANT], "
+            "hf:OWNER/REPO/FILE, or a model of Ollama or LM Studio.",
         ),
         click.option(
             "-d", "--draft", default="auto", shell_complete=model_names,
@@ -153,6 +181,7 @@ def load_models(options: dict[str, Any], draft: str, speculation: Speculation) -
 
     if options["ctx"] is not None and options["ctx"] < 2:
         raise InvalidOptionError("n_ctx", options["ctx"], "a whole number above 1")
+    offer_download(options["model"], draft, options)
     measuring = MeasuringNote()
     # Ctrl-C ends the process at once. A KeyboardInterrupt could arrive in llama.cpp's log callback,
     # where Python discards it; nothing needs to be cleaned up yet.
@@ -252,7 +281,7 @@ def to_sampling(options: dict[str, Any]) -> Sampling:
     Options that are not given take the values of the model in models.yaml, if it has any.
     """
     from .. import Sampling
-    from ..models import resolve
+    from ..models import default_model, resolve
 
     given = {name: options[parameter] for name, parameter in _SAMPLING.items()}
     given["logit_bias"] = dict(given["logit_bias"])
@@ -267,12 +296,13 @@ def to_sampling(options: dict[str, Any]) -> Sampling:
     )
     asked = Sampling(**given)
     source = click.get_current_context().get_parameter_source
-    preset = resolve(options["model"], options["models_file"]).sampling
+    model, models_file = options["model"], options["models_file"]
+    entry = default_model(models_file).entry if model is None else resolve(model, models_file)
     return replace(
         asked,
         **{
             name: value
-            for name, value in preset.items()
+            for name, value in entry.sampling.items()
             if source(_SAMPLING.get(name, name)) in (None, ParameterSource.DEFAULT)
         },
     )

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .options import load_models, model_options, speculation_options, to_speculation
+from .options import chat_model_options, load_models, speculation_options, to_speculation
 
 if TYPE_CHECKING:
     from ..server import Server, Settings
 
 
 @click.command(context_settings={"auto_envvar_prefix": "GGUF_SPEC", "show_default": True})
-@model_options
+@chat_model_options
 @click.option(
     "--host",
     default="127.0.0.1",

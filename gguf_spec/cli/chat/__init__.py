@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from ..options import (
+    chat_model_options,
     load_models,
-    model_options,
     sampling_options,
     speculation_options,
     to_sampling,
@@ -37,7 +37,7 @@ __all__ = ["chat"]
     }
 )
 @click.option("-s", "--system", help="System message.")
-@model_options
+@chat_model_options
 @speculation_options
 @sampling_options
 @click.option(
