@@ -1,8 +1,10 @@
 """Models by name: list, download, locate and remove them, and search for drafts.
 
-A model is given as its name, as `hf:OWNER/REPO/FILE[@REVISION]`, as the path of a GGUF file, or as
-an `Entry`. Only `pull` uses the network. Names come from the package's models.yaml, from the user's
-own models file, which overrides it, and from `models_file`, which overrides both.
+A model is given as its name, as `OWNER/REPO[:QUANT]` or `hf:OWNER/REPO/FILE[@REVISION]` of the hub,
+as `ollama:NAME[:TAG]` or another name under which Ollama, LM Studio or llama.cpp hold it, as the
+path of a GGUF file, or as an `Entry`. Only `pull` uses the network. Names come from the package's
+models.yaml, from the user's own models file, which overrides it, and from `models_file`, which
+overrides both.
 """
 
 from __future__ import annotations
@@ -22,14 +24,17 @@ from .results import OnProgress
 from .system.units import format_bytes
 
 if TYPE_CHECKING:
+    from .runtime.default_model import DefaultModel
     from .runtime.draft_search import Candidate
 
 __all__ = [
     "Candidate",
+    "DefaultModel",
     "Entry",
     "Part",
     "Pulled",
     "check_room",
+    "default_model",
     "find",
     "find_drafts",
     "format_bytes",
@@ -73,6 +78,24 @@ def resolve(model: ModelName, models_file: str | Path | None = None) -> Entry:
     if isinstance(model, Entry):
         return model
     return resolve_name(model, _path_or_none(models_file))
+
+
+def default_model(models_file: str | Path | None = None) -> DefaultModel:
+    """Return the model that `load` takes if none is named.
+
+    It is the largest chat model on this disk that fits into memory: of the named models, and of
+    those in the caches of the hub, llama.cpp, LM Studio and Ollama. Without one that is larger, it
+    is `smollm2-135m-instruct`, which need not be on this disk. The bundled models do not count.
+
+    Args:
+        models_file: As for `list_models`.
+
+    Raises:
+        InvalidModelsFileError: A models file has an error.
+    """
+    from .runtime.default_model import default_model
+
+    return default_model(_path_or_none(models_file))
 
 
 def find(model: ModelName, models_file: str | Path | None = None) -> Path | None:
@@ -128,12 +151,13 @@ def pull(
     Afterwards `load` finds it without a network.
 
     Args:
-        model: A name in models.yaml, `hf:OWNER/REPO/FILE[@REVISION]`, or an `Entry`. Its draft is a
-            separate model with its own name.
+        model: A name in models.yaml, `OWNER/REPO[:QUANT]`, `hf:OWNER/REPO/FILE[@REVISION]`, or an
+            `Entry`. Its draft is a separate model with its own name.
         models_file: A file in the format of models.yaml with additional names.
         force: Download it again.
         offline: Make no request.
-        progress: Called with the bytes of each stage: `download`, `wait`, `checksum`.
+        progress: Called with the bytes of each stage: `download`, `wait`, `unpack`,
+            `checksum`.
 
     Raises:
         ModelNotFoundError: There is no such model.
@@ -206,4 +230,8 @@ def __getattr__(name: str) -> Any:
         from .runtime.draft_search import Candidate
 
         return Candidate
+    if name == "DefaultModel":
+        from .runtime.default_model import DefaultModel
+
+        return DefaultModel
     raise AttributeError(f"module 'gguf_spec.models' has no attribute {name!r}")

@@ -14,8 +14,8 @@ class Progress(NamedTuple):
     """State of a long operation, for its callback.
 
     Attributes:
-        stage: The operation: `load`, `prompt`, `download`, `wait` (for a busy hub), `checksum`,
-            `quantize`, `tune`, `bench` or `verify`.
+        stage: The operation: `load`, `prompt`, `download`, `wait` (for a busy hub or another
+            download), `unpack`, `checksum`, `quantize`, `tune`, `bench` or `verify`.
         done: Finished units.
         total: All units; None if unknown.
         unit: `bytes`, `tokens`, `tensors`, `passes`, `runs` or `generations`.

@@ -35,6 +35,7 @@ from _llama_wheel import (  # noqa: E402
 VENV = ROOT / ".venv"
 PIP = [VENV / "bin" / "python", "-I", "-m", "pip", "--disable-pip-version-check"]
 OLDEST, NEWEST = (3, 10), (3, 14)
+DEFAULT_MODEL = "smollm2-135m-instruct"  # as in gguf_spec/runtime/default_model.py
 
 
 # What is wanted
@@ -116,11 +117,21 @@ def set_up(kind: str) -> None:
         if remake:
             say("Trying the library out on this processor.")
             call([VENV / "bin" / "python", "-I", "-m", "gguf_spec.llama.selftest"])
+            fetch_default_model()
     for done in ("run", "test") if kind == "test" else ("run",):
         marker = VENV / f"ready-{done}.json"
         marker.with_suffix(".part").write_text(json.dumps(want, indent=1), encoding="utf-8")
         marker.with_suffix(".part").replace(marker)
     say(f"Ready after {time.monotonic() - start:.0f} s.")
+
+
+def fetch_default_model() -> None:
+    """Download the model of commands without -m; the set-up succeeds without it."""
+    say(f"Downloading the default model, {DEFAULT_MODEL}.")
+    if call([VENV / "bin" / "gguf-spec", "models", "pull", "--yes", DEFAULT_MODEL]):
+        say(
+            f"Warning: {DEFAULT_MODEL} was not downloaded. Later: scripts/run models pull {DEFAULT_MODEL}."
+        )
 
 
 def make_venv(why: list, log) -> None:

@@ -30,6 +30,8 @@ WIDTH = 100
 QUESTION = "Write a Python function that checks whether a number is prime."
 COMMAND = [
     "generate",
+    "-m",
+    "tales",
     "Once upon a time",
     "--seed",
     "4",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -21,7 +22,7 @@ _INDENT = 19  # width of the columns for status and name, in characters
 
 
 @click.command(cls=Command, short_help="Check the machine and the models.")
-@model_options
+@partial(model_options, download=False)
 @click.option(
     "--online",
     is_flag=True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,12 @@ _N_PLAIN = 8  # tokens of plain decoding that are timed for comparison
 )  # fmt: skip
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("instruction")
-@click.option("-y", "--yes", is_flag=True, help="Write the file without a question.")
+@click.option(
+    "-y",
+    "--yes",
+    is_flag=True,
+    help="Write the file, and download a missing model, without a question.",
+)
 @click.option("--diff", "diff_only", is_flag=True, help="Only show the changes; write nothing.")
 @click.option(
     "-o",
@@ -60,7 +66,8 @@ _N_PLAIN = 8  # tokens of plain decoding that are timed for comparison
     help="Sampling temperature; 0 always takes the most likely token.",
 )
 @table_option(Sampling, "seed")
-@model_options
+@partial(model_options, chat=True, download=False)
+@click.option("--offline", is_flag=True, help="Do not offer to download a model.")
 @table_option(Speculation, "k")
 @click.option("--stats", is_flag=True, help="Show speed and acceptance, on stderr.")
 @click.option(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path),
     help="Add the text of a file to the prompt. Repeatable.",
 )
-@model_options
+@partial(model_options, chat=True)
 @speculation_options
 @sampling_options
 @click.option(

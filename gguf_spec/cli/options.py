@@ -17,6 +17,7 @@ from ..option_rule import Rule
 from ..options import SAMPLING, SPECULATION, Sampling, Speculation
 from .completion import model_names
 from .error_text import in_command
+from .missing_models import offer_download
 from .progress import LoadBar, MeasuringNote
 
 if TYPE_CHECKING:
@@ -71,7 +72,12 @@ class AdapterFile(click.ParamType[tuple[str, float]]):
             return str(value), 1.0
 
 
+_CHAT_MODEL = "the largest chat model on this disk, else smollm2-135m-instruct"
 _ATTENTION = click.Choice(["auto", "on", "off"])
+_DOWNLOAD = (
+    click.option("-y", "--yes", is_flag=True, help="Download a missing model without a question."),
+    click.option("--offline", is_flag=True, help="Do not offer to download a model."),
+)
 
 
 class ModelName(click.ParamType[str]):
@@ -81,20 +87,28 @@ class ModelName(click.ParamType[str]):
     envvar_list_splitter = "\n"
 
 
-def model_options(command: F, several: bool = False) -> F:
+def model_options(
+    command: F, *, several: bool = False, chat: bool = False, download: bool = True
+) -> F:
     """Add the options of `load`.
 
     Args:
         command: The command.
         several: Whether `--model` may be repeated; its value is then a tuple.
+        chat: Whether a chat model is the default, in place of the bundled model.
+        download: Whether a missing model is offered for download.
     """
     more = " Repeatable." if several else ""
+    default: dict[str, Any] = {"default": ("tales",) if several else "tales"}
+    if chat:
+        default = {"default": () if several else None, "show_default": _CHAT_MODEL}
     for option in reversed((
+        *(_DOWNLOAD if download else ()),
         click.option(
-            "-m", "--model", shell_complete=model_names, type=ModelName(), multiple=several,
-            default=("tales",) if several else "tales",
-            help="Target: a name (gguf-spec models list), hf:OWNER/REPO/FILE or a GGUF file."
-            + more,
+            "-m", "--model", **default, shell_complete=model_names, type=ModelName(),
+            multiple=several,
+            help="Target: a name (gguf-spec models list), a GGUF file, OWNER/REPO[:QUANT], "
+            "hf:OWNER/REPO/FILE, or a model of Ollama or LM Studio." + more,
         ),
         click.option(
             "-d", "--draft", default="auto", shell_complete=model_names,
@@ -179,6 +193,7 @@ def load_models(
 
     if options["ctx"] is not None and options["ctx"] < 2:
         raise InvalidOptionError("n_ctx", options["ctx"], "a whole number above 1")
+    offer_download(options["model"], draft, options)
     measuring, loading = MeasuringNote(), LoadBar()
 
     def measure() -> None:
@@ -319,7 +334,7 @@ def to_sampling(options: dict[str, Any]) -> Sampling:
     Options that are not given take the values of the model in models.yaml, if it has any.
     """
     from .. import Sampling
-    from ..models import resolve
+    from ..models import default_model, resolve
 
     given = {name: options[parameter] for name, parameter in _SAMPLING.items()}
     given["logit_bias"] = dict(given["logit_bias"])
@@ -334,12 +349,13 @@ def to_sampling(options: dict[str, Any]) -> Sampling:
     )
     asked = Sampling(**given)
     source = click.get_current_context().get_parameter_source
-    preset = resolve(options["model"], options["models_file"]).sampling
+    model, models_file = options["model"], options["models_file"]
+    entry = default_model(models_file).entry if model is None else resolve(model, models_file)
     return replace(
         asked,
         **{
             name: value
-            for name, value in preset.items()
+            for name, value in entry.sampling.items()
             if source(_SAMPLING.get(name, name)) in (None, ParameterSource.DEFAULT)
         },
     )

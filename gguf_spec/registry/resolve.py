@@ -1,4 +1,4 @@
-"""Resolution of names, paths and hub locations to entries.
+"""Resolution of names, paths, hub locations and names of other programs to entries.
 
 Names come from the package's models.yaml and from the user's own models file, which has priority.
 """
@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ..errors import ModelNotFoundError
 from ..system.folders import config_folder
+from . import references
 from .models_file import Entry, Part, is_model_file, is_repo, read_models_file, split_names
 
 __all__ = ["Entry", "Part", "entries", "resolve", "split_names", "user_file"]
@@ -75,10 +76,11 @@ def _overlay(below: Mapping[str, Entry], above: Mapping[str, Entry]) -> dict[str
 
 
 def resolve(model: str | Path, models_file: Path | None = None) -> Entry:
-    """Return the entry of a name, an alias, an `hf:` location or the path of a GGUF file.
+    """Return the entry of a name, an alias, a location on the hub or the path of a GGUF file.
 
     An `hf:` location has the form `hf:OWNER/REPO/FILE[@REVISION]`. A text that is a name means the
     name even if a file with that name exists; `./name` means the file. A `Path` is never a name.
+    Texts that are neither names nor files are taken as `references.find` takes them.
 
     Raises:
         ModelNotFoundError: The text matches none of these. The hint contains the closest name.
@@ -98,9 +100,14 @@ def resolve(model: str | Path, models_file: Path | None = None) -> Entry:
             return Entry(path.name, None, None, (), path)
     except (OSError, RuntimeError, ValueError):
         pass  # the name is too long, or the home folder does not exist
+    if isinstance(model, str) and (entry := references.find(model)):
+        return entry
     known = entries(models_file)
     close = difflib.get_close_matches(str(model)[:200].lower(), [*known, *_by_alias(known)], n=1)
-    hint = "name a GGUF file, hf:OWNER/REPO/FILE, or a name that `gguf-spec models list` shows."
+    hint = (
+        "name a GGUF file, OWNER/REPO or hf:OWNER/REPO/FILE, or a name that "
+        "`gguf-spec models list` shows."
+    )
     if close:
         hint = f"did you mean {close[0]}?"
     raise ModelNotFoundError(path, f"there is no file {path} and no model with that name.", hint)

@@ -168,7 +168,8 @@ class Value:
         if key not in given:
             raise self.error(
                 f"{self.key} has no {key}.",
-                "an entry needs repo, file and revision, or the path of a file on this disk.",
+                "an entry needs repo, file and revision, package and file, or the path of a file "
+                "on this disk.",
             )
         return given[key]
 

@@ -7,7 +7,7 @@ measured on this machine, then the others by the speed-up that their size sugges
 
 from __future__ import annotations
 
-import os
+import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,16 +18,15 @@ from ..gguf.model_file import ModelFile
 from ..gguf.vocabulary import FileVocabulary
 from ..llama.options import ContextOptions
 from ..options import K_MAX
-from ..registry import download, hub
+from ..registry import download
+from ..registry.local_models import local_models
 from ..registry.resolve import Entry, entries
 from ..speculative.drafters import check_vocabulary
 from ..speculative.profile import ModelKey, read_profile
 from ..system.cache import cache_file, read_json, write_json
-from ..system.folders import caches_of_others
 from ..system.units import format_bytes
 
 _VERSION = 1  # format version of cached vocabulary comparisons
-_MOST_FILES = 1000  # maximum number of files examined, because folders may be large
 # Model of the acceptance rate: its upper limit, and the size of the draft relative to the target
 # at which it reaches two thirds of that limit.
 _LIKELY, _SIZE_OF_LIKELY = (0.85, 0.04)
@@ -264,30 +263,7 @@ def _promise(share: float) -> float:
 
 
 def _files(target: Path) -> Iterator[Path]:
-    """Yield GGUF files beside the target and in the caches of other programs."""
-    home, cache = Path.home(), caches_of_others()
-    folders = [
-        target.parent, hub.folder(), Path(os.environ.get("LLAMA_CACHE") or cache / "llama.cpp"),
-        home / "Library/Caches/llama.cpp", home / ".lmstudio/models", cache / "lm-studio/models",
-    ]  # fmt: skip
-    ollama = Path(os.environ.get("OLLAMA_MODELS") or home / ".ollama/models") / "blobs"
-    n_left = _MOST_FILES
-    for folder, pattern in [
-        (folders[0], "*.gguf"),
-        *((folder, "**/*.gguf") for folder in folders[1:]),
-        (ollama, "sha256-*"),
-    ]:
-        try:
-            for file in sorted(folder.glob(pattern)):
-                if file.is_file() and (pattern != "sha256-*" or _is_gguf(file)):
-                    yield file
-                    n_left -= 1
-                    if not n_left:
-                        return
-        except OSError:
-            continue  # skip unreadable folders
-
-
-def _is_gguf(file: Path) -> bool:
-    with file.open("rb") as opened:
-        return opened.read(4) == b"GGUF"
+    """Yield GGUF files beside the target and those of other programs."""
+    with contextlib.suppress(OSError):  # an unreadable folder
+        yield from (file for file in sorted(target.parent.glob("*.gguf")) if file.is_file())
+    yield from (one.path for one in local_models())

@@ -23,12 +23,13 @@ from ..results import OnProgress, Progress
 from ..speculative.drafters import SuffixAutomaton, check_vocabulary
 from ..speculative.pair import ModelPair
 from ..speculative.profiler import profile_of
+from .default_model import chosen_model
 from .draft_search import choose
 from .llm import LLM
 
 
 def load(
-    model: str | Path = "tales",
+    model: str | Path | None = None,
     draft: str | Path | None = "auto",
     *,
     speculation: Speculation | None = None,
@@ -55,8 +56,10 @@ def load(
     saved in the user's cache.
 
     Args:
-        model: A name in models.yaml, `hf:OWNER/REPO/FILE`, or the path of a GGUF file. Nothing is
-            downloaded; use `gguf_spec.pull` for that.
+        model: A name in models.yaml, the path of a GGUF file, `OWNER/REPO[:QUANT]` or
+            `hf:OWNER/REPO/FILE` of the hub, or the name under which Ollama, LM Studio or llama.cpp
+            hold a model. None takes the model of `models.default_model`. Nothing is downloaded; use
+            `gguf_spec.pull` for that.
         draft: A model as above. `ngram` drafts from earlier text only. None or `none` selects plain
             decoding. `auto` selects the draft that models.yaml names, otherwise the best draft on
             this disk.
@@ -91,7 +94,7 @@ def load(
         LoadCancelledError: `progress` returned False. Nothing stays in memory.
     """
     named = Path(models_file) if models_file is not None else None
-    entry = resolve(model, named)
+    entry, why_model = _target_of(model, named)
     file = ModelFile(local(entry))
     plain = draft in (None, "none")
     text = None if reference is None else _read_reference(Path(reference))
@@ -117,6 +120,7 @@ def load(
     elif extra_bufts is None:
         options = replace(options, extra_bufts=repacking_pays(header, options))
     draft_file, notes = _draft_of(entry, file, draft, options, of_draft, named)
+    notes = [*why_model, *notes]
     if of_draft.lora and not draft_file:
         raise NoSpeculationError(
             "draft_lora",
@@ -177,6 +181,18 @@ def load(
         if drafter:
             drafter.close()
         raise
+
+
+def _target_of(model: str | Path | None, models_file: Path | None) -> tuple[Entry, list[str]]:
+    """Return the entry of the target, and notes on the choice.
+
+    Raises:
+        NotDownloadedError: No model is named, and there is no chat model on this disk.
+    """
+    if model is not None:
+        return resolve(model, models_file), []
+    chosen = chosen_model(models_file)
+    return chosen.entry, [chosen.note] if chosen.note else []
 
 
 def _draft_of(

@@ -38,7 +38,7 @@ class ServedModel:
 
 
 def served_model(
-    model: str | Path, models_file: str | Path | None = None, **options: Any
+    model: str | Path | None = None, models_file: str | Path | None = None, **options: Any
 ) -> ServedModel:
     """Return a model on this disk for a `ModelPool`, without loading it.
 
@@ -51,6 +51,12 @@ def served_model(
         ModelNotFoundError: There is no such model.
         NotDownloadedError: It is not on this disk.
     """
+    if model is None:
+        from ..runtime.default_model import chosen_model
+
+        entry = chosen_model(Path(models_file) if models_file else None).entry
+        # The choice stays the same when the model is loaded again.
+        model = entry.path or entry.name
     entry, file = resolve(model, models_file), local_path(model, models_file)
     names = {str(model), *entry.aliases, *_names_of(entry.name, file)}
     if entry.repo:

@@ -37,6 +37,7 @@ def environment(tmp_path_factory) -> dict[str, str]:
     own = {
         "HOME": str(tmp_path_factory.mktemp("home")),
         "XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache")),
+        "GGUF_SPEC_MODEL": "tales",  # without it: test_default_model.py
     }
     return kept | own | {"PYTHONPATH": path, "PYTHONIOENCODING": "utf-8", "TERM": "xterm"}
 

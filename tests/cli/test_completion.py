@@ -76,6 +76,7 @@ def test_commands_options_and_models(complete, shell):
     assert complete(shell, "gguf-spec", "models", "show", "smollm2-1") == {
         "smollm2-1.7b",
         "smollm2-135m",
+        "smollm2-135m-instruct",
     }
 
 

@@ -167,6 +167,8 @@ def test_greedy_text_of_fifty_prompts_through_the_command_line(tales, prompts, c
         for how in (["--draft", "none"], *(["-k", str(k)] for k in (1, 2, 4, 8))):
             args = [
                 "generate",
+                "-m",
+                "tales",
                 prompt,
                 "--json",
                 "-t",

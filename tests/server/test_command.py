@@ -51,7 +51,7 @@ class Child:
             *map(str, args),
         ]
         self._err = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 -- a pipe that nobody reads would hold a long log up
-        environment |= {"PYTHONPATH": str(ROOT)} | env
+        environment |= {"PYTHONPATH": str(ROOT), "GGUF_SPEC_MODEL": "tales"} | env
         self.process = children.Child(
             command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=self._err, text=True
         )

@@ -128,7 +128,18 @@ def test_it_works_where_the_clone_is_not(installed, tmp_path):
     assert str(ROOT) not in where.stdout
     programs = [([installed / "gguf-spec"], {}), ([installed / "python", "-m", "gguf_spec"], {})]
     programs += [([sys.executable, "-m", "gguf_spec"], {"PYTHONPATH": str(ROOT)})]
-    tale = ["generate", "Once upon a time", "--seed", "1", "-n", "20", "--threads", "1"]
+    tale = [
+        "generate",
+        "-m",
+        "tales",
+        "Once upon a time",
+        "--seed",
+        "1",
+        "-n",
+        "20",
+        "--threads",
+        "1",
+    ]
     told = [run([*program, *tale], tmp_path, **env) for program, env in programs]
     assert [one.returncode for one in told] == [0, 0, 0]
     assert told[0].stdout == told[1].stdout == told[2].stdout != ""

@@ -31,7 +31,7 @@ import sys
 from gguf_spec.llama import selftest
 {}
 from gguf_spec.cli import main
-sys.argv = ["gguf-spec", "generate", "Once", "--threads", "1", "--seed", "1", "-n", "8"]
+sys.argv = ["gguf-spec", "generate", "-m", "tales", "Once", "--threads", "1", "--seed", "1", "-n", "8"]
 main()
 """
 FAILED = (

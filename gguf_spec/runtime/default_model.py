@@ -1,0 +1,133 @@
+"""Choice of the model if the user names none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import GgufSpecError, NotDownloadedError
+from ..errors.texts import Call, Option, Optionally, Text
+from ..gguf.model_file import ModelFile
+from ..llama.backend import check_room
+from ..llama.options import ContextOptions
+from ..registry import download
+from ..registry.local_models import local_models
+from ..registry.models_file import BUNDLED
+from ..registry.resolve import Entry, entries, split_names
+from ..system.units import format_bytes
+
+DEFAULT = "smollm2-135m-instruct"  # the model of new users, and the least that is worth a choice
+_FIXTURE = "tales"
+
+
+@dataclass(frozen=True)
+class DefaultModel:
+    """The model that is used if the user names none.
+
+    Attributes:
+        entry: Its entry.
+        path: Its file; None if it is not on this disk.
+        note: Sentence that names it; empty for `smollm2-135m-instruct`.
+    """
+
+    entry: Entry
+    path: Path | None
+    note: str = ""
+
+
+def default_model(models_file: Path | None = None) -> DefaultModel:
+    """Return the largest chat model on this disk that fits into memory, else the default's entry.
+
+    The bundled models do not count. Reads only headers, of the largest files first. Makes no
+    request.
+
+    Args:
+        models_file: As for `resolve`.
+    """
+    known = entries(models_file)
+    default = known[DEFAULT]
+    least = _least_bytes(default)
+    sized = [(entry, path, _size(path)) for entry, path in _on_this_disk(known)]
+    seen: set[Path] = set()
+    for entry, path, size in sorted(sized, key=lambda one: -one[2]):
+        real = path.resolve()
+        if size <= least or real in seen:
+            continue
+        seen.add(real)
+        if _is_usable(ModelFile(path)):
+            note = Text(
+                f"the model is {entry.name} ({format_bytes(size)}), the largest chat model on this "
+                "disk that fits into memory",
+                Optionally("; set ", Option("model"), " for another"),
+                ".",
+            )
+            return DefaultModel(entry, path, note)
+    return DefaultModel(default, download.find(default))
+
+
+def chosen_model(models_file: Path | None = None) -> DefaultModel:
+    """Return the default model, which is on this disk.
+
+    Args:
+        models_file: As for `resolve`.
+
+    Raises:
+        NotDownloadedError: There is no chat model on this disk.
+    """
+    chosen = default_model(models_file)
+    if chosen.path is None:
+        raise _no_model(chosen)
+    return chosen
+
+
+def _no_model(chosen: DefaultModel) -> NotDownloadedError:
+    """Return the error for a disk without a chat model."""
+    entry = chosen.entry
+    size = f" ({format_bytes(entry.size_bytes)})" if entry.size_bytes else ""
+    return NotDownloadedError(
+        entry.name,
+        "there is no chat model on this disk.",
+        Text(
+            f"to download {entry.name}{size}, use ",
+            Call("pull", entry.name),
+            Optionally("; ", Option("model", _FIXTURE), " takes a bundled test model"),
+            ".",
+        ),
+    )
+
+
+def _on_this_disk(known: dict[str, Entry]) -> Iterator[tuple[Entry, Path]]:
+    """Yield the models of models files, then those of other programs."""
+    for entry in known.values():
+        path = download.find(entry) if entry.name != DEFAULT else None
+        if path and not path.is_relative_to(BUNDLED) and entry.prompt != "text":
+            yield entry, path
+    for one in local_models():
+        if split_names(one.path.name)[0] == one.path.name:
+            yield Entry(one.name, None, None, (), one.path), one.path
+
+
+def _least_bytes(default: Entry) -> int:
+    """Return the size that a better model exceeds."""
+    return default.size_bytes or 0
+
+
+def _size(path: Path) -> int:
+    """Return the size of a model; 0 if a part of it is missing."""
+    try:
+        return sum(path.with_name(name).stat().st_size for name in split_names(path.name))
+    except OSError:
+        return 0
+
+
+def _is_usable(file: ModelFile) -> bool:
+    """Return whether a file is a chat model that fits into memory."""
+    try:
+        header = file.header
+        if not isinstance(header.metadata.get("tokenizer.chat_template"), str):
+            return False
+        check_room([(header, ContextOptions())])
+    except GgufSpecError:  # such as NotEnoughMemoryError
+        return False
+    return True

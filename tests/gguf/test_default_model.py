@@ -1,0 +1,91 @@
+"""The model that is taken if none is named."""
+
+from pathlib import Path
+
+import pytest
+
+import gguf_spec
+from gguf_spec import errors, models
+from gguf_spec.registry.resolve import entries
+from gguf_spec.runtime import default_model as module
+from tests.gguf import zoo
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A home without models, where models of some kilobytes count as larger than the default."""
+    for name in ("LLAMA_CACHE", "OLLAMA_MODELS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home/.cache"))
+    monkeypatch.setattr(module, "_least_bytes", lambda entry: 1000)
+    return tmp_path / "home"
+
+
+def put(path, *model, **changes):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return zoo.write(path, *model, **changes)
+
+
+def llama_cpp(home, name, *model, **changes):
+    return put(home / ".cache/llama.cpp" / name, *(model or [zoo.llama()]), **changes)
+
+
+def test_nothing_is_there(home):
+    found = models.default_model()
+    assert (found.entry.name, found.path, found.note) == ("smollm2-135m-instruct", None, "")
+    with pytest.raises(errors.NotDownloadedError, match="no chat model on this disk") as caught:
+        gguf_spec.load()
+    assert "pull('smollm2-135m-instruct')" in caught.value.hint
+    assert "model='tales'" in caught.value.hint
+    assert caught.value.name == "smollm2-135m-instruct"
+
+
+def test_the_default_is_there(home, monkeypatch):
+    path = home / "default.gguf"
+    put(path, zoo.llama())
+    monkeypatch.setattr(module.download, "find", lambda entry: path if entry.name == module.DEFAULT else None)  # fmt: skip
+    found = models.default_model()
+    assert (found.entry, found.path, found.note) == (entries()[module.DEFAULT], path, "")
+
+
+def test_the_largest_chat_model_that_fits(home, monkeypatch):
+    llama_cpp(home, "small.gguf", zoo.llama(n_layer=2))
+    best = llama_cpp(home, "best.gguf", zoo.llama(n_layer=5))
+    llama_cpp(home, "base.gguf", zoo.llama(n_layer=6), metadata={"tokenizer.chat_template": None})
+    llama_cpp(home, "adapter.gguf", zoo.llama(n_layer=7), metadata={"general.type": "adapter"})
+    large = llama_cpp(home, "large.gguf", zoo.llama(n_layer=8))
+    (home / ".cache/llama.cpp/broken.gguf").write_bytes(b"GGUF" + bytes(10_000_000))
+
+    def check(shapes):
+        if shapes[0][0].path == large:
+            raise errors.ModelError(large, "It does not fit.", "close programs.")
+
+    monkeypatch.setattr(module, "check_room", check)
+    found = models.default_model()
+    assert (found.path, found.entry.path, found.entry.name) == (best, best, "best.gguf")
+    assert found.note.startswith("the model is best.gguf (")
+    with gguf_spec.load(threads=1) as llm:
+        assert llm.notes[0] == found.note
+        assert llm.prompt == "chat"
+
+
+def test_a_named_model_goes_before_the_same_file(home, tmp_path):
+    path = put(tmp_path / "mine.gguf", zoo.llama())
+    file = tmp_path / "models.yaml"
+    file.write_text(f"models: {{mine: {{path: {path}, sampling: {{temperature: 0.1}}}}}}")
+    link = home / ".cache/llama.cpp/same.gguf"
+    link.parent.mkdir(parents=True)
+    link.symlink_to(path)
+    found = models.default_model(file)
+    assert (found.entry.name, dict(found.entry.sampling)) == ("mine", {"temperature": 0.1})
+
+
+def test_what_never_counts(home, tmp_path):
+    """The bundled models, models for plain text, smaller ones, and later parts of split models."""
+    path = put(tmp_path / "text.gguf", zoo.llama())
+    file = tmp_path / "models.yaml"
+    file.write_text(f"models: {{mine: {{path: {path}, prompt: text}}}}")
+    llama_cpp(home, "x-00002-of-00002.gguf")
+    assert models.default_model(file).path is None

