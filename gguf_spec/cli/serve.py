@@ -19,7 +19,11 @@ if TYPE_CHECKING:
     from ..server import Server, Settings
 
 
-@click.command(cls=Command, short_help="Serve an OpenAI-compatible API and a chat page.")
+@click.command(
+    cls=Command,
+    usual=("model", "draft", "host", "port", "api_key", "cors_origin", "ctx", "threads", "quiet"),
+    short_help="Serve an OpenAI-compatible API and a chat page.",
+)
 @model_options
 @click.option(
     "--host",
