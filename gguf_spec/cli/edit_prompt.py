@@ -12,7 +12,8 @@ from ..errors import ContextTooShortError, GgufSpecError
 if TYPE_CHECKING:
     from .. import LLM, Completion, Sampling
 
-_ASK = "{instruction}\n\nRewrite the whole text below with this change and no other.\n\n{old}"
+# The text comes first: small models follow an instruction better that stands next to their answer.
+_ASK = "{old}\n\nTask: {instruction}. Write the whole text again with this change."
 _FENCED = re.compile(r"(`{3,}|~{3,})[^\n`]*\n(.*?)\n?\1\s*", re.DOTALL)
 _SPARE = 64  # tokens of the context beyond the expected length of the new text
 
@@ -45,7 +46,7 @@ class EditPrompt:
         self._fence, self._old = "`" * max(3, longest + 1), text
         body = text.removesuffix("\n")
         old = f"{self._fence}\n{body}\n{self._fence}"
-        asked = _ASK.format(instruction=instruction.strip(), old=old)
+        asked = _ASK.format(instruction=instruction.strip().rstrip("."), old=old)
         self.prefill = f"{self._fence}\n"
         self.request: str | Sequence[dict[str, str]] = [{"role": "user", "content": asked}]
         if not llm.has_chat_template:

@@ -52,7 +52,11 @@ class Duration(click.ParamType[float]):
         return sum(float(number) * _UNITS[unit] for number, unit in parts)
 
 
-@click.command(cls=Command, short_help="Serve an OpenAI-compatible API and a chat page.")
+@click.command(
+    cls=Command,
+    usual=("model", "draft", "host", "port", "api_key", "cors_origin", "ctx", "threads", "quiet"),
+    short_help="Serve an OpenAI-compatible API and a chat page.",
+)
 @partial(model_options, several=True, chat=True)
 @click.option(
     "--store", is_flag=True, help="Serve all downloaded models, too; each is loaded on demand."

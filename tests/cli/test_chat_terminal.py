@@ -459,7 +459,9 @@ def test_another_model_and_options(terminal, cage):
     assert SAYS in terminal.ask("hello")
     assert "other.gguf answers from now on" in terminal.ask("/model other.gguf")
     assert "zyxw" in terminal.ask("hello")
-    terminal.type("/set tempe", "Tab", " 0.5", "Enter")
+    terminal.type("/set tempe")
+    terminal.see(re.compile(r"^ +temperature", re.MULTILINE))
+    terminal.type("Tab", " 0.5", "Enter")
     terminal.see("temperature           0.5 (changed)")
     terminal.type("C-d")
     assert terminal.end() == 0
