@@ -29,10 +29,6 @@ class ChatModel(Protocol):
     def has_chat_template(self) -> bool:
         """Whether the target has a chat template."""
 
-    @property
-    def can_think(self) -> bool:
-        """Whether the chat template has reasoning parts."""
-
     def tokenize(
         self,
         prompt: str | Sequence[Mapping[str, str]],
@@ -183,7 +179,7 @@ class Chat:
                 sampling,
                 speculation=speculation,
                 on_prompt=on_prompt,
-                reasoning=self._llm.can_think,
+                reasoning=self._llm.has_chat_template,
             )
             return Turn(self, stream, asked, n_asked - len(asked))
         except BaseException:

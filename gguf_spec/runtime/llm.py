@@ -20,9 +20,10 @@ from ..speculative.pair import ModelPair, Snapshot
 from ..speculative.profile import Profile
 from ..text.chat_template import Message, Tools, encode_chat
 from ..text.reasoning_format import ReasoningFormat, reasoning_format
+from ..text.template_reads import names_read
 from ..text.template_values import (
     PromptOptions,
-    check_no_messages,
+    check_text,
     no_reasoning,
     read_options,
 )
@@ -100,6 +101,11 @@ class LLM:
         return self._reasoning is not None
 
     @property
+    def template_variables(self) -> frozenset[str]:
+        """Variables that the chat template reads and a request may set."""
+        return names_read(self.vocabulary.chat_template or "")
+
+    @property
     def _reasoning(self) -> ReasoningFormat | None:
         return reasoning_format(self.vocabulary)
 
@@ -126,7 +132,7 @@ class LLM:
         """
         target, options = self.vocabulary, read_options(prefill, tools, think, chat_template_kwargs)
         if isinstance(prompt, str):
-            check_no_messages(options)
+            check_text(options)
             return target.tokenize(prompt + prefill, special=special) if prompt + prefill else []
         return encode_chat(target, prompt, options) if prompt or prefill else []
 
@@ -259,6 +265,8 @@ class LLM:
                 raises, `shift` drops the oldest turns.
             think: Whether the model reasons before its answers, as for `generate`.
         """
+        if think and not self.can_think:
+            raise no_reasoning(self._target, "think", think)
         return Chat(
             self, system, sampling=sampling or self.sampling, overflow=overflow, think=think
         )
@@ -414,14 +422,16 @@ class LLM:
     ) -> Request:
         is_chat = _is_text(prompt) and not isinstance(prompt, str)
         if not is_chat:
-            check_no_messages(options)
+            check_text(options)
         tokens = self._encode(prompt, options)
         sampling = sampling or self.sampling
         if more := tuple(stop_tokens):
             sampling = replace(sampling, stop_tokens=(*sampling.stop_tokens, *more))
         separated = self._reasoning if is_chat or reasoning else None
         if sampling.think_budget is not None and separated is None:
-            raise no_reasoning(self._target, "think_budget", sampling.think_budget)
+            raise no_reasoning(
+                self._target, "think_budget", sampling.think_budget, is_chat or bool(reasoning)
+            )
         shown = (prompt if isinstance(prompt, str) else "") + options.prefill
         return Request(
             tokens,

@@ -228,9 +228,7 @@ class _Generation:
         self.finish: FinishReason = "cancelled"
         self._request, self._pair, self._target = request, pair, pair.target
         reasoning = request.reasoning
-        state = (
-            reasoning.begin(pair.target, request.prompt, request.prefill) if reasoning else None
-        )
+        state = reasoning.begin(pair.target, request.prompt, request.prefill) if reasoning else None
         is_compat = isinstance(request.sampling, CompatSampling)
         self._visible = PartStream(
             pair.target,

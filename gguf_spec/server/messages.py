@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from .errors import ApiError, bad
+from .reasoning import REASONING, read_reasoning_content
 
 # Role in a request -> role for the chat template. Templates do not know `developer`.
 _ROLES = {
@@ -16,7 +17,7 @@ _ROLES = {
     "assistant": "assistant",
     "tool": "tool",
 }
-_FIELDS = {"role", "content", "tool_calls", "tool_call_id", "refusal"}
+_FIELDS = {"role", "content", "tool_calls", "tool_call_id", "refusal", REASONING}
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
@@ -44,7 +45,7 @@ def _message(message: Any, at: str) -> dict[str, Any]:
         if (given is not None and name not in _FIELDS) or (given and name == "refusal"):
             param = f"{at}.{name[:100]}"
             raise ApiError(f"{param} is not supported.", param, "unsupported_parameter")
-    read: dict[str, Any] = {"role": _ROLES[role]}
+    read: dict[str, Any] = {"role": _ROLES[role]} | read_reasoning_content(message, at)
     calls = message.get("tool_calls")
     if calls is not None:
         if role != "assistant":

@@ -7,6 +7,7 @@ from typing import Any
 
 from .. import __version__
 from ..options import SAMPLING, SPECULATION, Sampling
+from .reasoning import EFFORTS, REASONING
 from .requests import STOP_LENGTH_MAX, STOPS_MAX, TOP_LOGPROBS_MAX
 
 _COUNT, _NUMBER, _FLAG, _TEXT = (
@@ -88,6 +89,7 @@ def _chat_body(name: str) -> dict[str, Any]:
                 {
                     "role": {"const": "assistant"},
                     "content": content,
+                    REASONING: _TEXT,
                     "tool_calls": _array(call, least=1),
                 },
                 "role",
@@ -115,6 +117,11 @@ def _chat_body(name: str) -> dict[str, Any]:
         "top_logprobs": _LOGPROBS,
         "tools": _array(tool, least=1),
         "tool_choice": {"enum": ["none", "auto"]},
+        "reasoning_effort": {"enum": [*EFFORTS]},
+        "chat_template_kwargs": {
+            "type": "object",
+            "additionalProperties": {"type": ["string", "number", "boolean", "null"]},
+        },
         "response_format": {
             "oneOf": [
                 _object({"type": {"enum": ["text", "json_object"]}}, "type"),

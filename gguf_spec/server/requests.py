@@ -14,6 +14,12 @@ from ..errors import InvalidOptionError
 from ..options import SAMPLING, SPECULATION, Sampling, Speculation
 from .errors import ApiError, bad, option_refusal
 from .messages import read_messages, read_tools
+from .reasoning import (
+    NO_REASONING_FIELDS,
+    REASONING_FIELDS,
+    ReasoningFields,
+    read_reasoning,
+)
 
 # Fields of `Sampling` that a body may hold under the same name.
 SAME = tuple(name for name, rule in SAMPLING.items() if rule.in_requests)
@@ -31,7 +37,6 @@ _NEUTRAL_CHAT = _NEUTRAL | {
     "prediction": (),
     "prompt_cache_key": (),
     "prompt_cache_retention": (),
-    "reasoning_effort": (),
     "safety_identifier": (),
     "user": (),
     "verbosity": (),
@@ -55,6 +60,7 @@ _CHAT = _SHARED | {
     "response_format",
     "tools",
     "tool_choice",
+    *REASONING_FIELDS,
 }
 _TEXT = _SHARED | {"prompt", "echo"}
 # Limits: number of stop strings, characters per stop string, alternatives per token (logprobs).
@@ -76,6 +82,7 @@ class CompletionRequest:
         echo: Whether the answer begins with the prompt.
         tools: Tools that the model may call.
         names: Option name -> field name, for options whose field has another name.
+        reasoning: Fields about reasoning.
     """
 
     prompt: Any
@@ -87,6 +94,7 @@ class CompletionRequest:
     echo: bool
     tools: list[dict[str, Any]]
     names: dict[str, str]
+    reasoning: ReasoningFields = NO_REASONING_FIELDS
 
     @property
     def is_chat(self) -> bool:
@@ -152,10 +160,11 @@ def read_chat(data: dict[str, Any], default: Speculation, most: int | None) -> C
             "and requires logprobs to be true.",
         )
     sampling = {"json_schema": schema, "logprobs": (top or 0) if wants else None}
-    names |= {"prompt": "messages", "json_schema": "response_format"}
-    return _asked(
-        data, read_messages(data.get("messages")), sampling, default, most, names, tools=tools
-    )
+    reasoning = read_reasoning(data)
+    names |= {"prompt": "messages", "json_schema": "response_format"} | reasoning.names
+    messages = read_messages(data.get("messages"))
+    asked = _asked(data, messages, sampling, default, most, names, tools=tools)
+    return replace(asked, reasoning=reasoning)
 
 
 def read_text(data: dict[str, Any], default: Speculation, most: int | None) -> CompletionRequest:

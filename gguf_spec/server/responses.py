@@ -10,6 +10,7 @@ from typing import Any
 
 from ..results import Completion, FinishReason, Stats
 from .errors import ending, gone
+from .reasoning import REASONING
 from .requests import CompletionRequest
 from .tool_calls import ToolReader
 from .worker import ChunkEvent, Finished, TokenInfo, Why
@@ -47,6 +48,8 @@ class ResponseBuilder:
         choice: dict[str, Any] = {"index": 0, "logprobs": self._logprobs(named)}
         if self._asked.is_chat:
             message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+            if ended.result.reasoning:
+                message[REASONING] = ended.result.reasoning
             if self._tools:
                 text = self._tools.push(text) + self._tools.finish()
                 message["content"] = text
@@ -73,8 +76,10 @@ class ResponseBuilder:
         """Return the response chunks for one chunk event; may be empty."""
         chunk = said.chunk
         text = self._tools.push(chunk.text) if self._tools else chunk.text
+        # The reasoning of a chunk is sent before its answer, in a response chunk of its own.
+        thought = [self._piece({REASONING: chunk.reasoning})] if chunk.reasoning else []
         if not (text or said.logprobs or self._asked.shows_drafts):
-            return []
+            return thought
         piece = self._piece(text, logprobs=self._logprobs(said.logprobs))
         if self._asked.shows_drafts:
             parts = (
@@ -88,7 +93,7 @@ class ResponseBuilder:
                 "tokens": len(chunk.tokens),
                 "text": parts,
             }
-        return [piece]
+        return [*thought, piece]
 
     def ended(self, ended: Finished) -> list[dict[str, Any]]:
         """Return the last chunks: remaining text, tool calls, finish reason and usage.
@@ -190,6 +195,7 @@ def usage(result: Completion) -> dict[str, Any]:
         "completion_tokens": s.n_generated,
         "total_tokens": s.n_prompt + s.n_generated,
         "completion_tokens_details": {
+            "reasoning_tokens": s.n_reasoning,
             "accepted_prediction_tokens": s.n_accepted,
             "rejected_prediction_tokens": s.n_drafted - s.n_accepted,
         },

@@ -234,6 +234,7 @@ class Worker:
             speculation=asked.speculation,
             echo=asked.echo,
             tools=asked.tools or None,
+            **asked.reasoning.options(self._llm),
         )
 
     def _named(self, chunk: Chunk) -> tuple[TokenInfo, ...]:

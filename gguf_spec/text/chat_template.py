@@ -102,9 +102,7 @@ def encode_chat(
     return [token for some in apart for token in some]
 
 
-def _rewritten(
-    messages: Sequence[Message], change: Callable[[str], str]
-) -> list[dict[str, Any]]:
+def _rewritten(messages: Sequence[Message], change: Callable[[str], str]) -> list[dict[str, Any]]:
     """Return messages with changed texts."""
     return [
         {**message, **{name: change(value) for name, value in _texts(message)}}

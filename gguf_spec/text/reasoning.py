@@ -156,7 +156,7 @@ class ChannelSyntax:
             state = State("header")  # the template wrote the role
         return self.read(state, prefill)[0]
 
-    def skip(self, prompt: str, force: bool) -> str:
+    def skip(self, prompt: str, _force: bool) -> str:
         """Return the text after `prompt` with which an answer without reasoning begins."""
         begins = prompt.endswith("<|start|>assistant")
         return "<|channel|>final<|message|>" if begins else ""
@@ -246,4 +246,6 @@ def _apart(kind: str, state: State, text: str) -> str:
 
 def _overlap(text: str, tag: str) -> int:
     """Return the length of the longest end of `text` that begins `tag`."""
-    return next((n for n in range(min(len(text), len(tag) - 1), 0, -1) if text.endswith(tag[:n])), 0)
+    return next(
+        (n for n in range(min(len(text), len(tag) - 1), 0, -1) if text.endswith(tag[:n])), 0
+    )

@@ -56,8 +56,8 @@ def read_options(
     return PromptOptions(prefill, tools, think, values)
 
 
-def check_no_messages(options: PromptOptions) -> None:
-    """Check that no option needs a chat template.
+def check_text(options: PromptOptions) -> None:
+    """Check that no option of the prompt of a text needs a chat template.
 
     Raises:
         InvalidOptionError: An option applies to messages only.
@@ -65,13 +65,17 @@ def check_no_messages(options: PromptOptions) -> None:
     given = {"think": options.think, "chat_template_kwargs": options.values or None}
     for name, value in given.items():
         if value is not None:
-            raise InvalidOptionError(
-                name,
-                value,
-                "",
-                Text("send messages, or omit ", Option(name), "."),
-                message=Text(Option(name), " needs messages: a text has no chat template."),
-            )
+            raise _needs_messages(name, value)
+
+
+def _needs_messages(option: str, value: object) -> InvalidOptionError:
+    return InvalidOptionError(
+        option,
+        value,
+        "",
+        Text("send messages, or omit ", Option(option), "."),
+        message=Text(Option(option), " needs messages: a text has no chat template."),
+    )
 
 
 def check_values(model: Model, options: PromptOptions) -> dict[str, Any]:
@@ -95,8 +99,12 @@ def check_values(model: Model, options: PromptOptions) -> dict[str, Any]:
     return (think if options.think is not None else {}) | dict(options.values)
 
 
-def no_reasoning(model: Model, option: str, value: object) -> InvalidOptionError:
-    """Return the error for an option that a model without reasoning parts does not have."""
+def no_reasoning(
+    model: Model, option: str, value: object, is_chat: bool = True
+) -> InvalidOptionError:
+    """Return the error for an option of reasoning where no reasoning is separated."""
+    if not is_chat:
+        return _needs_messages(option, value)
     return InvalidOptionError(
         option,
         value,

@@ -1,5 +1,7 @@
 """Tiny models that reason, with templates of their own that have the structure of well-known ones."""
 
+import itertools
+
 from gguf_spec import load
 from tests.gguf import zoo
 
@@ -69,7 +71,7 @@ def write(path, template, chain, hidden=()):
     for name, tensor in tensors.items():
         if not ("norm" in name or "embd" in name):
             tensor[:] = 0
-    for now, after in zip(chain, chain[1:], strict=False):
+    for now, after in itertools.pairwise(chain):
         row = tensors["token_embd.weight"][TOKENS.index(now)]
         tensors["output.weight"][TOKENS.index(after)] = 100 * row
     kinds = [_NORMAL] * zoo.END + [_USER_DEFINED] * len(WORDS)

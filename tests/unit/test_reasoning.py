@@ -1,5 +1,6 @@
 """The parser of reasoning parts: pure, and independent of where the text is cut."""
 
+import itertools
 import json
 import string
 
@@ -140,15 +141,13 @@ def test_what_follows_a_prompt_so_that_nothing_is_thought(prompt, force, skip):
     assert parse(THINK, state, "Hi") == [answer("Hi")]
 
 
+PIECES = [
+    *("<think>", "</think>", "<", "</", ">", " ", "\n", "é", ANALYSIS, FINAL, "<|end|>"),
+    *("<|message|>", "<|channel|>", "<|start|>", "<|call|>", "commentary to=functions.f"),
+    *("assistant", "to=", MARK, "<|constrain|>json"),
+]
 WORDS = st.lists(
-    st.one_of(
-        st.sampled_from(
-            ["<think>", "</think>", "<", "</", ">", " ", "\n", "é", ANALYSIS, FINAL, "<|end|>"]
-            + ["<|message|>", "<|channel|>", "<|start|>", "<|call|>", "commentary to=functions.f"]
-            + ["assistant", "to=", MARK, "<|constrain|>json"]
-        ),
-        st.text(string.ascii_letters + " \n<>/|", max_size=4),
-    ),
+    st.one_of(st.sampled_from(PIECES), st.text(string.ascii_letters + " \n<>/|", max_size=4)),
     max_size=12,
 ).map("".join)
 
@@ -162,7 +161,7 @@ def test_the_parts_do_not_depend_on_where_the_text_is_cut(syntax, text, cuts, be
     else:
         start = State("start" if begins else "reasoning")
     places = sorted({min(cut, len(text)) for cut in cuts} | {0, len(text)})
-    pieces = [text[a:b] for a, b in zip(places, places[1:], strict=False)]
+    pieces = [text[a:b] for a, b in itertools.pairwise(places)]
     whole = parse(syntax, start, text)
     assert parse(syntax, start, *pieces) == whole == parse(syntax, start, *text)
     assert all(part.text for part in whole)

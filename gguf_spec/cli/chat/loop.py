@@ -15,6 +15,7 @@ from ...models import format_bytes
 from ..error_text import in_command, message_and_hint
 from ..progress import PromptBar
 from ..render import stats_lines
+from .thinking import think
 
 if TYPE_CHECKING:
     from ... import LLM, Chat, Sampling, Speculation, Turn
@@ -28,6 +29,7 @@ COMMANDS = {
     "/retry": ("", "answer the last question again, with another seed"),
     "/stats": ("", "show the statistics of the last answer"),
     "/draft": ("[on|off|show|hide]", "switch speculation, or the colour of accepted drafts"),
+    "/think": ("[on|off|show|hide]", "switch reasoning, or its display"),
     "/save": ("[FILE]", "save the conversation and the caches of both models"),
     "/load": ("FILE", "continue a saved conversation"),
     "/quit": ("", "leave the chat, as Ctrl-D does"),
@@ -47,10 +49,12 @@ class ChatUI(Protocol):
 
     Attributes:
         show_draft: Whether accepted draft tokens are coloured.
+        show_thinking: Whether reasoning is shown.
         code: Exit code of the program, unless a signal ends the chat.
     """
 
     show_draft: bool
+    show_thinking: bool
     code: int
 
     def begin(self, loaded: str) -> None:
@@ -245,6 +249,9 @@ class ChatLoop:
             if self._llm.draft_name
             else "drafts come from the text only"
         }."""
+
+    def _think(self, rest: str) -> None:
+        think(self._llm, self._chat, self._face, rest)
 
     def _save(self, rest: str) -> None:
         path = _path(rest) if rest else self._file

@@ -24,9 +24,10 @@ from rich.console import Console
 
 from ...system.folders import state_folder
 from ..progress import PromptBar
-from ..render import CONTROL, logprob_lines
+from ..render import CONTROL, Thoughts, logprob_lines
 from .loop import COMMANDS, DRAFT
 from .markdown import Markdown, Piece, Wrap
+from .thinking import THINK
 
 if TYPE_CHECKING:
     from ... import LLM, Chat, Chunk, Turn
@@ -39,7 +40,7 @@ class TerminalUI:
     """Chat interface at a terminal."""
 
     def __init__(self, llm: LLM, chat: Chat, show_draft: bool, keep_history: bool) -> None:
-        self.show_draft, self.code = show_draft, 0
+        self.show_draft, self.show_thinking, self.code = show_draft, True, 0
         self._llm, self._chat = llm, chat
         self._out = Console(highlight=False, soft_wrap=True)
         self._dumb = is_dumb_terminal()
@@ -95,8 +96,10 @@ class TerminalUI:
         wrap = None if self._dumb else Wrap(lambda: self._out.width)
         with _no_echo():
             try:
+                thoughts = Thoughts(self.show_thinking)
                 for chunk in turn:
                     bar.remove()
+                    self._flow(thoughts.before(chunk), None, wrap)
                     self._flow(_pieces(chunk, self.show_draft), markdown, wrap)
             finally:
                 bar.remove()
@@ -270,6 +273,10 @@ class _Commands(Completer):
                     yield Completion(command, -len(name), display_meta=text)
         elif name == "/draft":
             for word in DRAFT:
+                if word.startswith(rest):
+                    yield Completion(word, -len(rest))
+        elif name == "/think":
+            for word in THINK:
                 if word.startswith(rest):
                     yield Completion(word, -len(rest))
         elif name in ("/save", "/load"):
