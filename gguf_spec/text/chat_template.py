@@ -15,7 +15,13 @@ from ..errors import InvalidOptionError, TemplateError
 from ..errors.texts import Option, Optionally, Text
 from ..llama.model import Model
 from .jinja_sandbox import TemplateFailure, render
-from .reasoning_format import REASONING_FIELDS, reasoning_format
+from .reasoning_format import (
+    REASONING_FIELDS,
+    ReasoningFormat,
+    plain_tokens,
+    reasoning_format,
+    spells_special,
+)
 from .template_values import PromptOptions, check_values, ending, with_reasoning
 
 # characters that occur in special tokens, or that a template could turn into such characters
@@ -57,11 +63,12 @@ def encode_chat(
     template, options = model.chat_template, options or PromptOptions()
     if template is None:
         raise TemplateError(f"{model.path.name} has no chat template.", Text(_AS_TEXT, "."))
+    reasoning = reasoning_format(model)
     for message in messages:
-        _check_message(model, message)
+        _check_message(model, message, reasoning)
     if options.tools:
-        _check_tools(model, template, options.tools)
-    values, reasoning = check_values(model, options), reasoning_format(model)
+        _check_tools(model, template, options.tools, reasoning)
+    values = check_values(model, options)
     messages, prefill = with_reasoning(messages, reasoning), options.prefill
     prompt = partial(_render, model, template, tools=options.tools, values=values)
     begin = prompt(messages)
@@ -71,13 +78,15 @@ def encode_chat(
     start = not (bos and text.startswith(bos))
     ids = model.tokenize(text, special=True, start=start)
     contents = [*(value for m in messages for name, value in _texts(m)), prefill]
-    if not any(_UNUSUAL.search(content) or _spells_special(model, content) for content in contents):
+    special = partial(spells_special, model, reasoning)
+    if not any(_UNUSUAL.search(content) or special(content) for content in contents):
         return ids
+    controls = partial(_controls, model, reasoning)
     marks = _marks("".join([template, text, *contents]))
     marked = _rewritten(messages, partial(_mark, marks=marks))
 
     def is_special(part: str) -> bool:
-        return bool(_controls(model, model.tokenize(part, special=True, start=False)))
+        return bool(controls(model.tokenize(part, special=True, start=False)))
 
     parts = _parts(prompt(marked) + end + _mark(prefill, marks), marks, is_special)
     if parts is None or "".join(part for part, _ in parts) != text:
@@ -85,19 +94,22 @@ def encode_chat(
         harmless = model.tokenize(
             prompt(plain) + end + _harmless(prefill), special=True, start=start
         )
-        return _check_rewritten(model, contents, ids, harmless)
+        _check_rewritten(model, controls(harmless) != controls(ids) or any(map(special, contents)))
+        return ids
     apart = [
-        model.tokenize(part, special=is_template, start=start and i == 0)
+        model.tokenize(part, special=True, start=start and i == 0)
+        if is_template
+        else plain_tokens(model, reasoning, part, start and i == 0)
         for i, (part, is_template) in enumerate(parts)
     ]
     by_template = [
         token
         for some, (_, is_template) in zip(apart, parts, strict=True)
         if is_template
-        for token in _controls(model, some)
+        for token in controls(some)
     ]
     # the contents add no special token, neither alone nor joined with the template's text
-    if _controls(model, ids) == by_template:
+    if controls(ids) == by_template:
         return ids
     return [token for some in apart for token in some]
 
@@ -218,33 +230,31 @@ def _joined(parts: list[tuple[str, bool]]) -> list[tuple[str, bool]]:
     return joined
 
 
-def _check_rewritten(
-    model: Model, contents: Sequence[str], ids: list[int], harmless: Sequence[int]
-) -> list[int]:
-    """Return `ids` of a rewritten text if harmless contents give the same special tokens.
+def _check_rewritten(model: Model, changes_special: bool) -> None:
+    """Check a prompt whose template rewrites contents.
 
-    Used if a template rewrites contents.
+    Args:
+        model: The model.
+        changes_special: Whether the contents change the special tokens, against harmless ones.
 
     Raises:
-        TemplateError: The contents change the special tokens.
+        TemplateError: They do.
     """
-    if _controls(model, harmless) != _controls(model, ids) or any(
-        _spells_special(model, content) for content in contents
-    ):
+    if changes_special:
         raise TemplateError(
             f"the chat template of {model.path.name} rewrites the messages, and a message could "
             "become a special token.",
             "remove texts that look like special tokens, such as <|im_end|>.",
         )
-    return ids
 
 
-def _controls(model: Model, ids: Sequence[int]) -> list[int]:
-    """Return the control tokens among token ids: the tokens without text."""
-    return [token for token in ids if not model.piece(token)]
+def _controls(model: Model, reasoning: ReasoningFormat | None, ids: Sequence[int]) -> list[int]:
+    """Return the control tokens among token ids: those without text, and those of channels."""
+    shown = reasoning.shown if reasoning else {}
+    return [token for token in ids if token in shown or not model.piece(token)]
 
 
-def _check_message(model: Model, message: object) -> None:
+def _check_message(model: Model, message: object, reasoning: ReasoningFormat | None) -> None:
     if not (
         isinstance(message, Mapping)
         and isinstance(message.get("role"), str)
@@ -256,7 +266,7 @@ def _check_message(model: Model, message: object) -> None:
         )
     texts = dict(_texts(message))
     others = [value for name, value in message.items() if name not in texts]
-    if _spells_special(model, "\n".join(_strings(others))):
+    if spells_special(model, reasoning, "\n".join(_strings(others))):
         raise TemplateError(
             f"a message of the role {message['role']!r} "
             "contains a special token outside its content.",
@@ -264,7 +274,9 @@ def _check_message(model: Model, message: object) -> None:
         )
 
 
-def _check_tools(model: Model, template: str, tools: Tools) -> None:
+def _check_tools(
+    model: Model, template: str, tools: Tools, reasoning: ReasoningFormat | None
+) -> None:
     names = [tool.get("function", {}).get("name") for tool in tools]
     if not re.search(r"\btools\b", template):
         raise InvalidOptionError(
@@ -274,7 +286,7 @@ def _check_tools(model: Model, template: str, tools: Tools) -> None:
             Text("omit ", Option("tools"), ", or use a model whose chat template supports them."),
             message=f"the chat template of {model.path.name} does not support tools.",
         )
-    if _spells_special(model, "\n".join(_strings(tools))):
+    if spells_special(model, reasoning, "\n".join(_strings(tools))):
         raise InvalidOptionError(
             "tools",
             names,
@@ -296,12 +308,6 @@ def _strings(value: Any) -> Iterator[str]:
     elif isinstance(value, Sequence):
         for one in value:
             yield from _strings(one)
-
-
-def _spells_special(model: Model, content: str) -> bool:
-    return model.tokenize(content, special=True, start=False) != model.tokenize(
-        content, special=False, start=False
-    )
 
 
 def _render(

@@ -97,14 +97,20 @@ class TagSyntax:
 
     def read(self, state: State, text: str) -> tuple[State, list[Part]]:
         """Return the next state, and the parts that `text` completes."""
-        return _read(self._step, state, text)
+        return _read(self._step, state, text, self._marked)
 
     def finish(self, state: State) -> list[Part]:
         """Return the text that was held back."""
         if state.is_reasoning:
             held = state.held.rstrip() if state.begun else state.held.strip()
-            return _emitted(Part("reasoning", held))
-        return _emitted(Part("text", "" if state.phase == "after" else state.held))
+            return _emitted(Part("reasoning", held), self._marked)
+        held = "" if state.phase == "after" else state.held
+        return _emitted(Part("text", held), self._marked)
+
+    @property
+    def _marked(self) -> bool:
+        """Whether marks are part of the text; otherwise the character is the model's own."""
+        return MARK in self.open + self.close
 
     def _step(self, state: State) -> tuple[State, Part]:
         if state.is_reasoning:
@@ -163,7 +169,7 @@ class ChannelSyntax:
 
     def read(self, state: State, text: str) -> tuple[State, list[Part]]:
         """Return the next state, and the parts that `text` completes."""
-        return _read(self._step, state, text)
+        return _read(self._step, state, text, marked=True)
 
     def finish(self, state: State) -> list[Part]:
         """Return the text that was held back; an incomplete header is dropped."""
@@ -171,7 +177,7 @@ class ChannelSyntax:
             return [Part("text", "}")]
         if state.phase == "header":
             plain = not state.spoke and MARK not in state.held
-            return _emitted(Part("text", state.held if plain else ""))
+            return _emitted(Part("text", state.held if plain else ""), marked=True)
         return []  # white space, or the beginning of a token
 
     def _step(self, state: State) -> tuple[State, Part]:
@@ -221,21 +227,21 @@ Syntax = TagSyntax | ChannelSyntax
 
 
 def _read(
-    step: Callable[[State], tuple[State, Part]], state: State, text: str
+    step: Callable[[State], tuple[State, Part]], state: State, text: str, marked: bool
 ) -> tuple[State, list[Part]]:
     """Take steps until a step changes nothing."""
     parts: list[Part] = []
     state = state._replace(held=state.held + text)
     while True:
         after, said = step(state)
-        parts += _emitted(said)
+        parts += _emitted(said, marked)
         if after == state:
             return state, parts
         state = after
 
 
-def _emitted(part: Part) -> list[Part]:
-    text = part.text.replace(MARK, "")
+def _emitted(part: Part, marked: bool) -> list[Part]:
+    text = part.text.replace(MARK, "") if marked else part.text
     return [Part(part.kind, text)] if text else []
 
 

@@ -86,6 +86,33 @@ def reasoning_format(model: Model) -> ReasoningFormat | None:
     return None
 
 
+def spells_special(model: Model, reasoning: ReasoningFormat | None, text: str) -> bool:
+    """Return whether a text contains the name of a special token.
+
+    llama.cpp reads the names of the channel tokens of gpt-oss in every text.
+    """
+    ids = model.tokenize(text, special=True, start=False)
+    shown = reasoning.shown if reasoning else {}
+    return any(token in shown for token in ids) or ids != model.tokenize(
+        text, special=False, start=False
+    )
+
+
+def plain_tokens(
+    model: Model, reasoning: ReasoningFormat | None, text: str, start: bool
+) -> list[int]:
+    """Return the tokens of a text in which no name is a special token."""
+    names = [name.removeprefix(MARK) for name in reasoning.shown.values()] if reasoning else []
+    # Cut inside of each name, where llama.cpp would read it as a token.
+    cut = "|".join(f"(?<={re.escape(name[0])})(?={re.escape(name[1:])})" for name in names)
+    pieces = re.split(cut, text) if cut else [text]
+    return [
+        token
+        for i, piece in enumerate(pieces)
+        for token in model.tokenize(piece, special=False, start=start and i == 0)
+    ]
+
+
 def _special(model: Model, names: Iterable[str]) -> dict[int, str]:
     """Return the names that are one token of the vocabulary, marked, by their token."""
     ids = {name: model.tokenize(name, special=True, start=False) for name in names}

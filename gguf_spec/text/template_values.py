@@ -10,7 +10,7 @@ from ..errors import InvalidOptionError, OptionConflictError
 from ..errors.texts import Option, Text
 from ..llama.model import Model
 from .reasoning import ChannelSyntax
-from .reasoning_format import ReasoningFormat, reasoning_format
+from .reasoning_format import ReasoningFormat, reasoning_format, spells_special
 from .template_reads import names_read
 
 # Variables that switch reasoning on or off, in the templates that have such a switch.
@@ -88,7 +88,7 @@ def check_values(model: Model, options: PromptOptions) -> dict[str, Any]:
     template = model.chat_template or ""
     read, reasoning = names_read(template), reasoning_format(model)
     for name, value in options.values.items():
-        _check_value(model, name, value, name in read)
+        _check_value(model, reasoning, name, value, name in read)
     if options.think and reasoning is None:
         raise no_reasoning(model, "think", True)
     if options.think and options.prefill:
@@ -114,11 +114,11 @@ def no_reasoning(
     )
 
 
-def _check_value(model: Model, name: str, value: object, is_read: bool) -> None:
+def _check_value(
+    model: Model, reasoning: ReasoningFormat | None, name: str, value: object, is_read: bool
+) -> None:
     is_plain = value is None or isinstance(value, (str, bool, int, float))
-    is_special = isinstance(value, str) and model.tokenize(
-        value, special=True, start=False
-    ) != model.tokenize(value, special=False, start=False)
+    is_special = isinstance(value, str) and spells_special(model, reasoning, value)
     problem = (
         f"the chat template of {model.path.name} does not read {name[:100]!r}."
         if not is_read

@@ -26,7 +26,7 @@ def test_in_a_pipe_only_the_answer_is_written(generate, thinker):
 
 
 def test_options(generate, thinker):
-    budget = json.loads(out(generate("hi", *thinker, "--think-budget", "1", "--json", "-n", "5")))
+    budget = json.loads(out(generate("hi", *thinker, "--think-budget", "1", "--json", "-n", "20")))
     assert budget["reasoning"] == "a"
     counts = [
         json.loads(out(generate("hi", *thinker, *option, "--json", "-n", "9")))["prompt_tokens"]
@@ -56,7 +56,7 @@ def test_an_answer_that_is_reasoning_only(generate, thinker):
 )
 def test_options_that_a_model_does_not_have(generate, thinker, options, message):
     result = generate("hi", *options)
-    assert (result.returncode, result.stdout) == (1, b"")
+    assert (result.returncode, result.stdout) == (2, b"")
     assert message in result.stderr.decode()
     assert b"Traceback" not in result.stderr
 
