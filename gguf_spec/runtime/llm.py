@@ -134,7 +134,7 @@ class LLM:
         if isinstance(prompt, str):
             check_text(options)
             return target.tokenize(prompt + prefill, special=special) if prompt + prefill else []
-        return encode_chat(target, prompt, options) if prompt or prefill else []
+        return encode_chat(target, prompt, options) if prompt else []
 
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes of one token; empty for a token without text."""
@@ -421,8 +421,6 @@ class LLM:
         reasoning: bool | None,
     ) -> Request:
         is_chat = _is_text(prompt) and not isinstance(prompt, str)
-        if not is_chat:
-            check_text(options)
         tokens = self._encode(prompt, options)
         sampling = sampling or self.sampling
         if more := tuple(stop_tokens):
@@ -445,11 +443,12 @@ class LLM:
         )
 
     def _encode(self, prompt: Prompt, options: PromptOptions) -> list[int]:
-        if not _is_text(prompt):
-            return list(cast("Sequence[int]", prompt))
+        if _is_text(prompt) and not isinstance(prompt, str):
+            return encode_chat(self.vocabulary, prompt, options)
+        check_text(options)
         if isinstance(prompt, str):
             return self.tokenize(prompt, prefill=options.prefill)
-        return encode_chat(self.vocabulary, prompt, options) if prompt else []
+        return list(cast("Sequence[int]", prompt))
 
     def _complete(self, request: Request) -> Completion:
         def run(ticket: Ticket) -> Completion:

@@ -74,7 +74,10 @@ def _needs_messages(option: str, value: object) -> InvalidOptionError:
         value,
         "",
         Text("send messages, or omit ", Option(option), "."),
-        message=Text(Option(option), " needs messages: a text has no chat template."),
+        message=Text(
+            Option(option, value) if isinstance(value, bool) else Option(option),
+            " needs messages: a text has no chat template.",
+        ),
     )
 
 

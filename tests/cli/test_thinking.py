@@ -51,7 +51,10 @@ def test_an_answer_that_is_reasoning_only(generate, thinker):
         (("-m", "abc.gguf", "--raw", "--no-think"), "--no-think needs messages"),
         (("-m", "abc.gguf", "--chat", "--think-budget", "3"), "has no reasoning parts"),
         (("-m", "thinker.gguf", "--raw", "--think-budget", "3"), "--think-budget needs messages"),
-        (("-m", "thinker.gguf", "--think", "--prefill", "x"), "--think cannot be combined"),
+        (
+            ("-m", "thinker.gguf", "--chat", "--think", "--prefill", "x"),
+            "--think cannot be combined",
+        ),
     ],
 )
 def test_options_that_a_model_does_not_have(generate, thinker, options, message):

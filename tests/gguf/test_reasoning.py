@@ -188,7 +188,7 @@ def test_variables_of_a_template(gpt_oss):
         assert caught.value.option == "chat_template_kwargs"
     with pytest.raises(OptionConflictError):
         gpt_oss.tokenize(HELLO, think=True, chat_template_kwargs={"enable_thinking": False})
-    with pytest.raises(InvalidOptionError, match="think is 1"):
+    with pytest.raises(InvalidOptionError, match="think is '1'"):
         gpt_oss.tokenize(HELLO, think="1")
 
 
