@@ -62,9 +62,13 @@ def read_reasoning(data: Mapping[str, Any]) -> ReasoningFields:
     effort, values = data.get("reasoning_effort"), data.get("chat_template_kwargs", {})
     if effort is not None and effort not in EFFORTS:
         raise bad("reasoning_effort", f"must be one of {', '.join(EFFORTS)}.")
-    if not isinstance(values, dict):
-        raise bad("chat_template_kwargs", "must be an object.")
+    if not isinstance(values, dict) or not all(map(_is_plain, values.values())):
+        raise bad("chat_template_kwargs", "must be an object of plain values.")
     return ReasoningFields(effort, values)
+
+
+def _is_plain(value: object) -> bool:
+    return value is None or isinstance(value, (str, bool, int, float))
 
 
 def read_reasoning_content(message: Mapping[str, Any], at: str) -> dict[str, str]:

@@ -35,7 +35,7 @@ def test_classes_of_the_official_client(client):
 
 CHAT = [
     ({"n": 2}, "n"), ({"n": True}, "n"), ({"user": "me"}, "user"), ({"functions": []}, "functions"), ({"store": True}, "store"),
-    ({"reasoning_effort": "low"}, "reasoning_effort"), ({"parallel_tool_calls": False}, "parallel_tool_calls"), ({"prediction": {}}, "prediction"),
+    ({"reasoning_effort": "lots"}, "reasoning_effort"), ({"parallel_tool_calls": False}, "parallel_tool_calls"), ({"prediction": {}}, "prediction"),
     ({"temprature": 1}, "temprature"), ({"prompt": "x"}, "prompt"), ({"echo": True}, "echo"),
     ({"temperature": "hot"}, "temperature"), ({"temperature": 10**400}, None), ({"top_p": 0}, "top_p"), ({"top_k": 1.5}, "top_k"),
     ({"seed": -1}, "seed"),
