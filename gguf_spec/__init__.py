@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from . import errors
     from .models import pull
     from .options import Sampling, Speculation
-    from .results import Chunk, Completion, Progress, Stats, TokenLogprob
+    from .results import Chunk, Completion, Part, Progress, Stats, TokenLogprob
     from .runtime.chat import Chat, Turn
     from .runtime.llm import LLM
     from .runtime.load import load
@@ -24,6 +24,7 @@ __all__ = [
     "Chat",
     "Chunk",
     "Completion",
+    "Part",
     "Progress",
     "Sampling",
     "Speculation",
@@ -45,7 +46,7 @@ _HOME = (
         "Turn": "runtime.chat",
         "Stream": "runtime.stream",
     }
-    | dict.fromkeys(["Chunk", "Completion", "Progress", "Stats", "TokenLogprob"], "results")
+    | dict.fromkeys(["Chunk", "Completion", "Part", "Progress", "Stats", "TokenLogprob"], "results")
     | {"Sampling": "options", "Speculation": "options"}
 )
 

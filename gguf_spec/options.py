@@ -131,6 +131,11 @@ SAMPLING: dict[str, Rule] = {
         "Show the probability of each token and N alternatives, on stderr or in --json.",
         0, LOGPROBS_MAX, optional=True, in_requests=False,
     ),
+    "think_budget": Rule(
+        "integer",
+        "Maximum number of reasoning tokens; then the model must answer.",
+        0, optional=True,
+    ),
     "overflow": Rule(
         "string",
         "If the context is full: stop, or shift (drop the older half of the answer and continue).",
@@ -239,7 +244,8 @@ class Sampling:
         dry_penalty_last_n: Number of most recent tokens that DRY considers; -1 for all.
         dry_sequence_breakers: Strings that end a repeated sequence for DRY.
         logit_bias: Token id -> value added to its logit; `-inf` forbids the token.
-        grammar: GBNF grammar that the generated text follows.
+        grammar: GBNF grammar that the generated text follows. If the prompt ends inside of the
+            reasoning, the grammar begins after it.
         json_schema: JSON schema that the generated text follows, as a mapping or as JSON; `{}`
             allows any JSON value. Cannot be combined with `grammar`.
         seed: Seed from 0 to 2**64 - 1. None draws a random seed, which the result reports.
@@ -247,13 +253,15 @@ class Sampling:
         overflow: Behaviour when the context is full. `stop` ends the generation. `shift` continues
             from the prompt and the newer half of the generated tokens, which are prefilled again.
             `shift` cannot be combined with a grammar.
-        stop: Strings that end the text; they are not part of it.
+        stop: Strings that end the text; they are not part of it, and not searched in the reasoning.
         stop_tokens: Token ids that end the text, in addition to the model's own; they are not part
             of it.
         ignore_eos: Never emit a token that ends the generation, unless the grammar allows no other
             token.
         logprobs: Number of most likely alternatives reported with the log-probability of each
             emitted token; None reports no log-probabilities.
+        think_budget: Maximum number of reasoning tokens, for messages to a model with reasoning
+            parts. After them the end of the reasoning is forced. None sets no limit.
     """
 
     temperature: float = 0.8
@@ -283,6 +291,7 @@ class Sampling:
     stop_tokens: Sequence[int] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    think_budget: int | None = None
 
     def __post_init__(self) -> None:
         _check_rules(self, SAMPLING)

@@ -46,6 +46,7 @@ class Stats:
     Attributes:
         n_prompt: Number of prompt tokens.
         n_generated: Number of emitted tokens.
+        n_reasoning: Number of emitted tokens of reasoning parts, with their tags.
         n_drafted: Number of draft tokens.
         n_accepted: Number of draft tokens that the target accepted.
         n_near_ties: Number of emitted tokens whose decision margin was below the rounding noise
@@ -85,6 +86,7 @@ class Stats:
     plain_s: float = 0.0
     drafters: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     why_none: str = ""
+    n_reasoning: int = 0
 
     @property
     def predicted_speedup(self) -> float:
@@ -155,13 +157,25 @@ class TokenLogprob:
         }
 
 
+class Part(NamedTuple):
+    """A piece of generated text with its kind.
+
+    Attributes:
+        kind: `reasoning`, or `text` for the answer.
+        text: The piece.
+    """
+
+    kind: Literal["reasoning", "text"]
+    text: str
+
+
 @dataclass(frozen=True)
 class Chunk:
     """One part of a stream: the output of one round.
 
     Attributes:
-        text: New text. It contains no incomplete character and no part of a stop string; it may be
-            empty.
+        text: New text of the answer. It contains no incomplete character and no part of a stop
+            string; it may be empty.
         tokens: Token ids of the round.
         n_drafted: Number of tokens drafted in the round.
         n_accepted: Number of leading `tokens` that came from the draft.
@@ -169,6 +183,8 @@ class Chunk:
         accepted_text: Segments of `text` with their origin: `((text, accepted), ...)`, where
             `accepted` is true for accepted draft tokens.
         logprobs: One entry per item of `tokens` if `Sampling.logprobs` is set, otherwise empty.
+        reasoning: New text of the reasoning; always empty for a model without reasoning parts.
+        parts: Reasoning and answer in their order.
     """
 
     text: str
@@ -178,10 +194,15 @@ class Chunk:
     finish_reason: FinishReason | None = None
     accepted_text: tuple[tuple[str, bool], ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
+    reasoning: str = ""
+    parts: tuple[Part, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain values."""
-        return asdict(self) | {"logprobs": [one.to_dict() for one in self.logprobs]}
+        return asdict(self) | {
+            "logprobs": [one.to_dict() for one in self.logprobs],
+            "parts": [part._asdict() for part in self.parts],
+        }
 
 
 @dataclass(frozen=True)
@@ -189,13 +210,15 @@ class Completion:
     """A finished generation.
 
     Attributes:
-        text: The text without stop strings.
+        text: The text of the answer, without stop strings.
         tokens: The token ids without the end-of-generation token.
         finish_reason: `stop` (end token, stop string or stop token), `length` (`max_tokens` or a
             full context) or `cancelled`.
         seed: The seed that reproduces this text.
         stats: Token counts and times.
         logprobs: One entry per item of `tokens` if `Sampling.logprobs` is set, otherwise empty.
+        reasoning: The text of the reasoning, without its tags; empty for a model without reasoning
+            parts.
     """
 
     text: str
@@ -204,6 +227,7 @@ class Completion:
     seed: int
     stats: Stats
     logprobs: tuple[TokenLogprob, ...] = ()
+    reasoning: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain values."""

@@ -20,12 +20,13 @@ from .options import (
     sampling_options,
     speculation_options,
     table_option,
+    think_options,
     to_sampling,
     to_speculation,
 )
 from .progress import PromptBar
 from .prompt import read_prompt
-from .render import answer_json, logprob_lines, show_chunk, stats_lines, write
+from .render import Thoughts, answer_json, logprob_lines, show_chunk, stats_lines, write
 
 if TYPE_CHECKING:
     from .. import LLM, Sampling
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
 @click.option("-s", "--system", help="System message; implies --chat.")
 @click.option("--prefill", default="", help="Beginning of the answer.")
 @table_option(Sampling, "overflow")
+@think_options
 @click.option(
     "--echo",
     is_flag=True,
@@ -147,9 +149,14 @@ def _answer(
         if options["as_json"] or options["echo"] or not out.is_terminal
         else (request if isinstance(request, str) else "") + options["prefill"]
     )
-    bar = PromptBar()
+    bar, thoughts = PromptBar(), Thoughts(not options["hide_thinking"])
     with llm.stream(
-        request, sampling, prefill=options["prefill"], echo=options["echo"], on_prompt=bar
+        request,
+        sampling,
+        prefill=options["prefill"],
+        echo=options["echo"],
+        on_prompt=bar,
+        think=options["think"],
     ) as stream:
         before = signal.getsignal(signal.SIGINT)
 
@@ -166,6 +173,8 @@ def _answer(
                     # Only after the progress bar is removed: the bar requires an empty line.
                     write(out, shown, "dim")
                 if not options["as_json"]:
+                    for text, style in thoughts.before(chunk) if out.is_terminal else ():
+                        write(out, text, style)
                     show_chunk(out, chunk, options["show_draft"])
         finally:
             bar.remove()
@@ -181,6 +190,12 @@ def _answer(
         )
     elif not result.text.endswith("\n"):
         click.echo()
+    if result.reasoning and not result.text and result.finish_reason == "length":
+        click.echo(
+            f"Note: the reasoning used all {result.stats.n_generated:,} tokens, so there is no "
+            "answer. Set a larger -n, a --think-budget, or --no-think.",
+            err=True,
+        )
     if options["stats"]:
         click.echo(stats_lines(result.stats, result.seed), err=True)
     if result.logprobs and not options["as_json"]:

@@ -328,6 +328,22 @@ def sampling_options(command: F) -> F:
     return command
 
 
+def think_options(command: F) -> F:
+    """Add the options of reasoning, except `--think-budget`."""
+    for option in reversed((
+        click.option(
+            "--think/--no-think", default=None,
+            help="Let the model reason before its answer, or not.  [default: by model]",
+        ),
+        click.option(
+            "--hide-thinking", is_flag=True,
+            help="Do not show the reasoning at the terminal; in a pipe it is never shown.",
+        ),
+    )):  # fmt: skip
+        command = option(command)
+    return command
+
+
 def to_sampling(options: dict[str, Any]) -> Sampling:
     """Return the sampling options.
 

@@ -25,6 +25,33 @@ def show_chunk(out: Console, chunk: Chunk, show_draft: bool) -> None:
         write(out, text, "green" if accepted else None)
 
 
+class Thoughts:
+    """The reasoning of an answer as styled text: dim, with an empty line after it.
+
+    Hidden reasoning is one word.
+    """
+
+    def __init__(self, shown: bool) -> None:
+        """Start an answer.
+
+        Args:
+            shown: Whether its reasoning is shown.
+        """
+        self._shown, self._open = shown, False
+
+    def before(self, chunk: Chunk) -> list[tuple[str, str]]:
+        """Return the pieces to write before the text of a chunk: text and style."""
+        pieces = []
+        if chunk.reasoning and (self._shown or not self._open):
+            text = chunk.reasoning.translate(CONTROL) if self._shown else "Thinking..."
+            pieces.append((text, "dim"))
+        self._open = self._open or bool(chunk.reasoning)
+        if self._open and chunk.text:
+            self._open = False
+            pieces.append(("\n\n", ""))
+        return pieces
+
+
 def write(out: Console, text: str, style: str | None) -> None:
     """Write a text at once; at a terminal, control characters are replaced."""
     if out.is_terminal:
@@ -38,6 +65,7 @@ def answer_json(llm: LLM, result: Completion, k: int, with_logprobs: bool) -> di
     head = result.to_dict()
     return {
         "text": result.text,
+        "reasoning": result.reasoning,
         "tokens": head["tokens"],
         "finish_reason": result.finish_reason,
         "prompt_tokens": result.stats.n_prompt,

@@ -30,7 +30,11 @@ class ChatModel(Protocol):
         """Whether the target has a chat template."""
 
     def tokenize(
-        self, prompt: str | Sequence[Mapping[str, str]], *, special: bool = True
+        self,
+        prompt: str | Sequence[Mapping[str, str]],
+        *,
+        special: bool = True,
+        think: bool | None = None,
     ) -> list[int]:
         """Return token ids."""
 
@@ -41,6 +45,7 @@ class ChatModel(Protocol):
         *,
         speculation: Speculation | None = None,
         on_prompt: OnProgress | None = None,
+        reasoning: bool | None = None,
     ) -> Stream:
         """Start a generation."""
 
@@ -60,7 +65,9 @@ class Chat:
 
     Attributes:
         messages: All messages so far, each `{"role": ..., "content": ...}`; the system message is
-            first if there is one.
+            first if there is one. An answer with reasoning has `reasoning_content`, too. Later
+            turns send it only where the chat template reads it.
+        think: Whether the model reasons before its next answers; None leaves it to the template.
         last: The last answer with its statistics, or None.
     """
 
@@ -71,6 +78,7 @@ class Chat:
         *,
         sampling: Sampling | None = None,
         overflow: Literal["error", "shift"] = "error",
+        think: bool | None = None,
     ) -> None:
         """Start a conversation.
 
@@ -80,11 +88,13 @@ class Chat:
             sampling: Default sampling options of the answers.
             overflow: Behaviour when the conversation no longer fits into the context: `error`
                 raises, `shift` drops the oldest turns.
+            think: Whether the model reasons before its answers, as for `LLM.generate`.
         """
         if overflow not in ("error", "shift"):
             raise InvalidOptionError("overflow", overflow, "error or shift")
         self._llm, self._sampling, self._overflow = llm, sampling or Sampling(), overflow
         self.messages: list[dict[str, str]] = []
+        self.think = think
         self.last: Completion | None = None
         self.system = system
 
@@ -165,7 +175,11 @@ class Chat:
         stream: Stream | None = None
         try:
             stream = self._llm.stream_tokens(
-                tokens, sampling, speculation=speculation, on_prompt=on_prompt
+                tokens,
+                sampling,
+                speculation=speculation,
+                on_prompt=on_prompt,
+                reasoning=self._llm.has_chat_template,
             )
             return Turn(self, stream, asked, n_asked - len(asked))
         except BaseException:
@@ -175,7 +189,8 @@ class Chat:
 
     def with_model(self, llm: ChatModel) -> Chat:
         """Return a copy of the conversation that another model continues."""
-        other = Chat(llm, sampling=self._sampling, overflow=self._overflow)
+        think = self.think if llm.can_think else None
+        other = Chat(llm, sampling=self._sampling, overflow=self._overflow, think=think)
         other.messages[:] = [dict(one) for one in self.messages]
         return other
 
@@ -249,10 +264,10 @@ class Chat:
 
     def _encode(self, messages: Sequence[dict[str, str]]) -> list[int]:
         if self._llm.has_chat_template:
-            return self._llm.tokenize(messages)
+            return self._llm.tokenize(messages, think=self.think)
         said = {"system": "", "user": f"{_USER} ", "assistant": f"{_ASSISTANT} "}
         text = "".join(f"{said[one['role']]}{one['content'].strip()}\n" for one in messages)
-        return self._llm.tokenize(text + _ASSISTANT, special=False)
+        return self._llm.tokenize(text + _ASSISTANT, special=False, think=self.think or None)
 
     def _shift(self, messages: list[dict[str, str]], tokens: list[int], room: int) -> list[int]:
         """Remove the oldest turns from `messages` until `room` tokens are free.
@@ -317,10 +332,10 @@ class Turn:
             result = self._stream.result
             self._chat.last = result
             if result.tokens or result.finish_reason != "cancelled":
-                self._chat.messages[:] = [
-                    *self._asked,
-                    {"role": "assistant", "content": result.text},
-                ]
+                answer = {"role": "assistant", "content": result.text}
+                if result.reasoning:
+                    answer["reasoning_content"] = result.reasoning
+                self._chat.messages[:] = [*self._asked, answer]
             self._open = False
 
     def __iter__(self) -> Iterator[Chunk]:
@@ -348,7 +363,7 @@ class Turn:
 def _is_message(one: object) -> bool:
     return (
         isinstance(one, dict)
-        and set(one) == {"role", "content"}
+        and {"role", "content"} <= set(one) <= {"role", "content", "reasoning_content"}
         and one["role"] in _ROLES
-        and isinstance(one["content"], str)
+        and all(isinstance(value, str) for value in one.values())
     )

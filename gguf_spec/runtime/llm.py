@@ -20,6 +20,14 @@ from ..speculative.pair import ModelPair, Snapshot
 from ..speculative.profile import Profile
 from ..text.chat_template import Message, Tools, encode_chat
 from ..text.infill import encode_infill
+from ..text.reasoning_format import ReasoningFormat, reasoning_format
+from ..text.template_reads import names_read
+from ..text.template_values import (
+    PromptOptions,
+    check_text,
+    no_reasoning,
+    read_options,
+)
 from .chat import Chat
 from .session_file import restore as restore_session
 from .session_file import save as save_session
@@ -102,6 +110,20 @@ class LLM:
         """Whether the target has a chat template."""
         return self._target.chat_template is not None
 
+    @property
+    def can_think(self) -> bool:
+        """Whether the chat template has reasoning parts, which are separated from the answers."""
+        return self._reasoning is not None
+
+    @property
+    def template_variables(self) -> frozenset[str]:
+        """Variables that the chat template reads and a request may set."""
+        return names_read(self.vocabulary.chat_template or "")
+
+    @property
+    def _reasoning(self) -> ReasoningFormat | None:
+        return reasoning_format(self.vocabulary)
+
     def tokenize(
         self,
         prompt: str | Sequence[Message],
@@ -109,6 +131,8 @@ class LLM:
         prefill: str = "",
         special: bool = True,
         tools: Tools | None = None,
+        think: bool | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Return the token ids of a text, or of messages in the model's chat template.
 
@@ -118,13 +142,14 @@ class LLM:
             special: Parse `<|im_end|>` and similar strings in a text as special tokens. In messages
                 they are never parsed.
             tools: Functions that the model may call, for the template, in OpenAI's format.
+            think: As for `generate`.
+            chat_template_kwargs: As for `generate`.
         """
-        target = self.vocabulary
-        if not prompt and not prefill:
-            return []
+        target, options = self.vocabulary, read_options(prefill, tools, think, chat_template_kwargs)
         if isinstance(prompt, str):
-            return target.tokenize(prompt + prefill, special=special)
-        return encode_chat(target, prompt, prefill, tools)
+            check_text(options)
+            return target.tokenize(prompt + prefill, special=special) if prompt + prefill else []
+        return encode_chat(target, prompt, options) if prompt else []
 
     def tokenize_infill(self, prefix: str, suffix: str) -> list[int]:
         """Return the prompt for the text between `prefix` and `suffix`.
@@ -157,6 +182,9 @@ class LLM:
         stop_tokens: Iterable[int] = (),
         on_token: Callable[[int], object] | None = None,
         on_prompt: OnProgress | None = None,
+        think: bool | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        reasoning: bool | None = None,
     ) -> Completion:
         """Continue a text or token ids, or answer messages, and return the complete result.
 
@@ -174,13 +202,27 @@ class LLM:
                 `cancelled`.
             on_prompt: Called after each prefill pass with the prompt tokens read so far; returning
                 False cancels the generation. The last token is decoded with the answer.
+            think: For messages: whether the model reasons before its answer; None leaves it to the
+                chat template. The template's own switch is set; without one, False begins the
+                answer after an empty reasoning part.
+            chat_template_kwargs: For messages: variables of the chat template, such as
+                `{"reasoning_effort": "low"}`. The template must read them.
+            reasoning: Separate the reasoning from the text; None does so for messages only.
 
         Raises:
             EmptyPromptError, PromptTooLongError, InvalidOptionError: Raised before any pass runs.
             BusyError: This thread has an open stream of this LLM.
         """
         request = self._request(
-            prompt, sampling, speculation, prefill, echo, tools, stop_tokens, on_token, on_prompt
+            prompt,
+            sampling,
+            speculation,
+            read_options(prefill, tools, think, chat_template_kwargs),
+            echo,
+            stop_tokens,
+            on_token,
+            on_prompt,
+            reasoning,
         )
         return self._complete(request)
 
@@ -196,13 +238,24 @@ class LLM:
         stop_tokens: Iterable[int] = (),
         on_token: Callable[[int], object] | None = None,
         on_prompt: OnProgress | None = None,
+        think: bool | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        reasoning: bool | None = None,
     ) -> Stream:
         """Start a generation as `generate` does, and return an iterator over `Chunk`s.
 
         The LLM is reserved until the stream ends or is closed.
         """
         request = self._request(
-            prompt, sampling, speculation, prefill, echo, tools, stop_tokens, on_token, on_prompt
+            prompt,
+            sampling,
+            speculation,
+            read_options(prefill, tools, think, chat_template_kwargs),
+            echo,
+            stop_tokens,
+            on_token,
+            on_prompt,
+            reasoning,
         )
         return self._stream(request)
 
@@ -224,6 +277,7 @@ class LLM:
         *,
         sampling: Sampling | None = None,
         overflow: Literal["error", "shift"] = "error",
+        think: bool | None = None,
     ) -> Chat:
         """Start a conversation.
 
@@ -232,8 +286,13 @@ class LLM:
             sampling: Sampling options of the answers.
             overflow: Behaviour when the conversation no longer fits into the context: `error`
                 raises, `shift` drops the oldest turns.
+            think: Whether the model reasons before its answers, as for `generate`.
         """
-        return Chat(self, system, sampling=sampling or self.sampling, overflow=overflow)
+        if think and not self.can_think:
+            raise no_reasoning(self._target, "think", think)
+        return Chat(
+            self, system, sampling=sampling or self.sampling, overflow=overflow, think=think
+        )
 
     def forget(self) -> None:
         """Clear both caches, so that the next prompt is prefilled from its start.
@@ -377,30 +436,42 @@ class LLM:
         prompt: Prompt,
         sampling: Sampling | None,
         speculation: Speculation | None,
-        prefill: str,
+        options: PromptOptions,
         echo: bool,
-        tools: Tools | None,
         stop_tokens: Iterable[int],
         on_token: Callable[[int], object] | None,
         on_prompt: OnProgress | None,
+        reasoning: bool | None,
     ) -> Request:
-        if _is_text(prompt):
-            tokens = self.tokenize(prompt, prefill=prefill, tools=tools)
-        else:
-            tokens = list(cast("Sequence[int]", prompt))
+        is_chat = _is_text(prompt) and not isinstance(prompt, str)
+        tokens = self._encode(prompt, options)
         sampling = sampling or self.sampling
         if more := tuple(stop_tokens):
             sampling = replace(sampling, stop_tokens=(*sampling.stop_tokens, *more))
-        shown = (prompt if isinstance(prompt, str) else "") + prefill
+        separated = self._reasoning if is_chat or reasoning else None
+        if sampling.think_budget is not None and separated is None:
+            raise no_reasoning(
+                self._target, "think_budget", sampling.think_budget, is_chat or bool(reasoning)
+            )
+        shown = (prompt if isinstance(prompt, str) else "") + options.prefill
         return Request(
             tokens,
             sampling,
             speculation or self.speculation,
             on_token,
-            prefill,
+            options.prefill,
             shown if echo else "",
             on_prompt,
+            separated if reasoning is not False else None,
         )
+
+    def _encode(self, prompt: Prompt, options: PromptOptions) -> list[int]:
+        if _is_text(prompt) and not isinstance(prompt, str):
+            return encode_chat(self.vocabulary, prompt, options)
+        check_text(options)
+        if isinstance(prompt, str):
+            return self.tokenize(prompt, prefill=options.prefill)
+        return list(cast("Sequence[int]", prompt))
 
     def _complete(self, request: Request) -> Completion:
         def run(ticket: Ticket) -> Completion:

@@ -7,7 +7,7 @@ import itertools
 import secrets
 import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 
 from ..errors import EmptyPromptError, InvalidOptionError, PromptTooLongError
@@ -18,11 +18,12 @@ from ..results import (
     Completion,
     FinishReason,
     OnProgress,
+    Part,
     Progress,
     Stats,
     TokenLogprob,
 )
-from ..sampling.chain import CompatSampling, Sampler
+from ..sampling.chain import CompatSampling, Filters, Sampler
 from ..sampling.filters import make_filters
 from ..sampling.rng import SeededRng
 from ..speculative import engine
@@ -30,7 +31,10 @@ from ..speculative.acceptance import RULES
 from ..speculative.controller import DraftController
 from ..speculative.drafters import NoDrafter
 from ..speculative.pair import ModelPair
-from ..text.detokenizer import TextStream
+from ..text.parts import PartStream, joined, text_of
+from ..text.reasoning import State
+from ..text.reasoning_format import ReasoningFormat
+from ..text.thinking import Thinking
 from .stats_recorder import StatsRecorder
 
 # Seed increment per context shift. It is odd, so that all parts of a text have different seeds.
@@ -50,6 +54,7 @@ class Request:
         echo: Text at the start of the first chunk.
         on_prompt: Called after each prefill pass. The last prompt token is not counted, because it
             is decoded with the answer.
+        reasoning: Reasoning parts that are separated from the text; None for none.
     """
 
     prompt: Sequence[int]
@@ -59,6 +64,7 @@ class Request:
     prefill: str = ""
     echo: str = ""
     on_prompt: OnProgress | None = None
+    reasoning: ReasoningFormat | None = None
 
 
 def check_request(request: Request, target: Model) -> None:
@@ -116,7 +122,13 @@ class Stream:
         """The result so far; its finish reason is `cancelled` until the generation has ended."""
         g = self._generation
         return Completion(
-            "".join(g.text), tuple(g.tokens), g.finish, g.seed, g.stats, tuple(g.logprobs)
+            "".join(g.text),
+            tuple(g.tokens),
+            g.finish,
+            g.seed,
+            g.stats,
+            tuple(g.logprobs),
+            "".join(g.reasoning),
         )
 
     def cancel(self) -> None:
@@ -210,13 +222,20 @@ class _Generation:
         self._recorder = StatsRecorder(len(request.prompt), pair.target, pair.draft)
         self.cancelled = False  # a plain attribute, because a signal handler may set it
         self.text: list[str] = []
+        self.reasoning: list[str] = []
         self.tokens: list[int] = []
         self.logprobs: list[TokenLogprob] = []
         self.finish: FinishReason = "cancelled"
         self._request, self._pair, self._target = request, pair, pair.target
-        self._visible = TextStream(
+        reasoning = request.reasoning
+        state = reasoning.begin(pair.target, request.prompt, request.prefill) if reasoning else None
+        is_compat = isinstance(request.sampling, CompatSampling)
+        self._visible = PartStream(
+            pair.target,
             request.sampling.stop,
-            "ignore" if isinstance(request.sampling, CompatSampling) else "replace",
+            "ignore" if is_compat else "replace",
+            reasoning,
+            state,
         )
         self._to_echo = request.echo
         self._stop_tokens = frozenset(request.sampling.stop_tokens)
@@ -226,6 +245,7 @@ class _Generation:
         self._filters = make_filters(
             pair.target, request.sampling, len(request.prompt), request.prefill
         )
+        self._thinking = _thinking(request, pair.target, self._filters, state)
         self._n_kept = (
             (pair.target.n_ctx - len(request.prompt)) // 2
             if request.sampling.overflow == "shift"
@@ -235,7 +255,7 @@ class _Generation:
     @property
     def stats(self) -> Stats:
         """Token counts and times so far."""
-        return self._recorder.stats
+        return replace(self._recorder.stats, n_reasoning=self._visible.n_reasoning)
 
     def run(self) -> Generator[Chunk, None, None]:
         """Yield one chunk per round."""
@@ -286,7 +306,7 @@ class _Generation:
         followed by the most recent generated tokens.
         """
         prompt, sampling = self._request.prompt, self._request.sampling
-        yield prompt, Sampler(sampling, SeededRng(self.seed), self._filters)
+        yield prompt, Sampler(sampling, SeededRng(self.seed), self._filters_after(0))
         for part in itertools.count(1):
             if not self._n_kept or self.cancelled:
                 return
@@ -294,8 +314,19 @@ class _Generation:
             # therefore has its own seed.
             yield (
                 [*prompt, *self.tokens[-self._n_kept :]],
-                Sampler(sampling, SeededRng((self.seed + part * _PART) % 2**64), self._filters),
+                Sampler(
+                    sampling,
+                    SeededRng((self.seed + part * _PART) % 2**64),
+                    self._filters_after(len(self.tokens) - self._n_kept),
+                ),
             )
+
+    def _filters_after(self, n_dropped: int) -> Filters:
+        """Return the filters of a context without the first tokens of the text."""
+        thinking = self._thinking
+        return self._filters._replace(
+            reasoning=thinking.after(self.tokens[:n_dropped]) if thinking else None
+        )
 
     def _is_cancelled(self) -> bool:
         return self.cancelled
@@ -305,13 +336,12 @@ class _Generation:
 
     def _deliver(self, one: engine.Round, cut: FinishReason | None = None) -> Chunk:
         """Return a round as a chunk, truncated at the end of the text or where the caller stops."""
-        parts: list[tuple[str, bool]] = [(self._to_echo, False)]
+        parts = [(Part("text", self._to_echo), False)] if self._to_echo else []
         self._to_echo = ""
         tokens: list[int] = []
         for token in one.tokens[:-1] if one.ended else one.tokens:
-            parts.append(
-                (self._visible.push(self._target.piece(token)), len(tokens) < one.n_accepted)
-            )
+            is_accepted = len(tokens) < one.n_accepted
+            parts += [(part, is_accepted) for part in self._visible.push(token)]
             tokens.append(token)
             if self._request.on_token and self._request.on_token(token):
                 cut = "cancelled"
@@ -324,19 +354,22 @@ class _Generation:
         self.logprobs += logprobs
         cut = cut or ("stop" if one.ended else "length" if self._is_full() else None)
         if cut:
-            parts.append((self._visible.finish(), False))
+            parts += [(part, False) for part in self._visible.finish()]
             self.finish = cut
-        parts = [part for part in parts if part[0]]
-        text = "".join(piece for piece, _ in parts)
+        whole = joined([part for part, _ in parts])
+        text, reasoning = text_of(whole, "text"), text_of(whole, "reasoning")
         self.text.append(text)
+        self.reasoning.append(reasoning)
         return Chunk(
             text,
             tuple(tokens),
             one.n_drafted,
             min(one.n_accepted, len(tokens)),
             cut,
-            tuple(parts),
+            tuple((part.text, accepted) for part, accepted in parts if part.kind == "text"),
             logprobs,
+            reasoning,
+            whole,
         )
 
     def _is_full(self) -> bool:
@@ -345,3 +378,13 @@ class _Generation:
         return (
             not self._n_kept and len(self._request.prompt) + len(self.tokens) >= self._target.n_ctx
         )
+
+
+def _thinking(
+    request: Request, target: Model, filters: Filters, state: State | None
+) -> Thinking | None:
+    """Return the reasoning that the rows of a request depend on; None if they do not."""
+    budget = request.sampling.think_budget
+    if request.reasoning is None or state is None or (budget is None and filters.grammar is None):
+        return None
+    return Thinking(target, request.reasoning, len(request.prompt), state, budget)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,9 @@ from ..arrays import Ids, Logits
 from ..errors import NoTokenLeftError
 from ..options import Sampling
 from ..results import TokenLogprob
+from .constraints import Grammar, Reasoning, mask, only, without
 from .rng import Rng, all_ids
+from .rows import largest
 
 # Distance below the best logit from which a logit is a penalty or a ban, not the model's value, in
 # logits.
@@ -54,16 +56,6 @@ class Candidates(NamedTuple):
     logits: NDArray[np.floating]
 
 
-class Grammar(Protocol):
-    """Protocol of a grammar; `gguf_spec.grammar.token_grammar.Grammar` implements it."""
-
-    def possible(self, history: Sequence[int]) -> NDArray[np.bool_]:
-        """Return a superset of the tokens that may follow, shape `(V,)`, at low cost."""
-
-    def allowed(self, history: Sequence[int], ids: Ids) -> NDArray[np.bool_]:
-        """Return for each of `ids` whether it may follow, shape `(n,)`."""
-
-
 class Filters(NamedTuple):
     """Parts of a chain that need the model's vocabulary, made for one request.
 
@@ -72,12 +64,14 @@ class Filters(NamedTuple):
         grammar: Grammar of the answer, or None.
         ends: Ids that end a generation, for `ignore_eos` and grammars.
         penalise_from: First position of the history that penalties consider.
+        reasoning: Reasoning before the answer, if it has a token budget or a grammar follows it.
     """
 
     dry: Callable[[Sequence[int]], tuple[Ids, NDArray[np.float64]]] | None = None
     grammar: Grammar | None = None
     ends: Ids = np.zeros(0, dtype=np.int64)
     penalise_from: int = 0
+    reasoning: Reasoning | None = None
 
 
 # Filters of a request without options that need the vocabulary.
@@ -157,11 +151,14 @@ class Sampler:
         return self.survivors(self.shaped(logits, history), len(history))
 
     def shaped(self, logits: Logits, history: Sequence[int]) -> Logits:
-        """Return the logits after bias, penalties, DRY, `ignore_eos` and grammar.
+        """Return the logits after bias, penalties, DRY, `ignore_eos`, reasoning and grammar.
 
         The caller must not change them.
         """
-        s, row = self.sampling, logits
+        s, row, reasoning = self.sampling, logits, self.filters.reasoning
+        forced = reasoning.forced(history) if reasoning else None
+        if forced is not None:
+            return only(logits, [forced])
         logits = _penalise(
             _bias(logits, s),
             history[self.filters.penalise_from :] if self.filters.penalise_from else history,
@@ -177,15 +174,18 @@ class Sampler:
         if s.ignore_eos:
             logits = logits.copy()
             logits[ends] = -np.inf
-        if self.filters.grammar:
-            masked = _mask(logits, history, self.filters.grammar, self._n_needed(len(logits)))
-            if masked.max() > -np.inf:
-                return masked
-            # The grammar is complete. Where `ignore_eos` or a bias forbids the end tokens, they are
-            # the only tokens left.
-            logits = np.full_like(row, -np.inf)
-            logits[ends[self.filters.grammar.allowed(history, ends)]] = 0
-        return logits
+        grammar = self.filters.grammar
+        if grammar is None:
+            return logits
+        if reasoning and not reasoning.is_answer(history):
+            return without(logits, [*ends, *reasoning.forbidden(history)])
+        history = reasoning.answer(history) if reasoning else history
+        masked = mask(logits, history, grammar, self._n_needed(len(logits)))
+        if masked.max() > -np.inf:
+            return masked
+        # The grammar is complete. Where `ignore_eos` or a bias forbids the end tokens, they are
+        # the only tokens left.
+        return only(row, ends[grammar.allowed(history, ends)])
 
     def survivors(self, logits: Logits, position: int) -> Candidates:
         """Filter shaped logits: top-n-sigma, top-k, typical-p, top-p, min-p, XTC.
@@ -308,38 +308,6 @@ def _penalise(logits: Logits, history: Sequence[int], s: Sampling) -> Logits:
     new = np.where(old > 0, old / s.repeat_penalty, old * s.repeat_penalty)
     logits[seen] = new - counts * s.frequency_penalty - s.presence_penalty
     return logits
-
-
-def _mask(logits: Logits, history: Sequence[int], grammar: Grammar, n_needed: int) -> Logits:
-    """Return the logits with -inf for all tokens that the grammar forbids.
-
-    Of the allowed tokens only the best are kept, at least `n_needed` if there are as many.
-    """
-    reachable = np.flatnonzero(grammar.possible(history)[: len(logits)] & (logits > -np.inf))
-    row, n = logits[reachable], 2 * n_needed + 50
-    while True:
-        ids = reachable[largest(row, n)] if n < len(row) else reachable
-        ids_allowed = ids[grammar.allowed(history, ids)]
-        if len(ids_allowed) >= n_needed or len(ids) < n:
-            break
-        n *= 8
-    masked = np.full_like(logits, -np.inf)
-    masked[ids_allowed] = logits[ids_allowed]
-    return masked
-
-
-def largest(logits: Logits, n: int) -> Ids:
-    """Return the indices of the `n` largest logits, in any order."""
-    ids, n_lanes = None, 64
-    width = len(logits) // n_lanes
-    if 2 * n < width:
-        # The n-th largest of many maxima is a lower bound of the n-th largest logit. This avoids a
-        # partition of the whole row.
-        maxima = logits[: n_lanes * width].reshape(n_lanes, width).max(axis=0)
-        ids = np.flatnonzero(logits >= np.partition(maxima, width - n)[width - n])
-        logits = logits[ids]
-    best = np.argpartition(logits, len(logits) - n)[len(logits) - n :]
-    return best if ids is None else ids[best]
 
 
 def _nucleus_superset(logits: Logits, best: np.floating, top_p: float) -> tuple[Ids, float]:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..options import Sampling, Speculation
+from .reasoning import ReasoningFields
 from .requests import CompletionRequest, seed_of
 from .tool_calls import form_of
 from .tool_grammar import tool_grammar
@@ -29,6 +30,7 @@ class ChoiceRequest:
         speculation: Draft options; None for the defaults of the model.
         echo: Whether the answer begins with the prompt.
         tools: Tools for the chat template, or None.
+        reasoning: Fields about reasoning.
     """
 
     index: int
@@ -37,6 +39,7 @@ class ChoiceRequest:
     speculation: Speculation | None
     echo: bool
     tools: list[dict[str, Any]] | None
+    reasoning: ReasoningFields
 
     def open(self, llm: LLM) -> Stream:
         """Start the generation."""
@@ -46,6 +49,7 @@ class ChoiceRequest:
             speculation=self.speculation,
             echo=self.echo,
             tools=self.tools,
+            **self.reasoning.options(llm),
         )
 
 
@@ -69,7 +73,9 @@ def requests_of(asked: CompletionRequest, llm: LLM) -> Iterator[ChoiceRequest]:
         else:
             chosen = sampling
         tools = asked.tools.tools or None
-        yield ChoiceRequest(index, prompt, chosen, asked.speculation, asked.echo, tools)
+        yield ChoiceRequest(
+            index, prompt, chosen, asked.speculation, asked.echo, tools, asked.reasoning
+        )
 
 
 def _with_grammar(asked: CompletionRequest, llm: LLM) -> Sampling:

@@ -24,7 +24,7 @@ from ..options import SAMPLING, SPECULATION
 
 LOG = logging.getLogger("gguf_spec.server")
 # Options of the engine that a request can set outside its `speculation` object.
-_OF_REQUEST = {*SAMPLING, "prompt", "tools"}
+_OF_REQUEST = {*SAMPLING, "prompt", "tools", "chat_template_kwargs"}
 # Engine errors that the request caused: (error class, field of the request, OpenAI error code).
 _CAUSED_BY_THE_REQUEST: tuple[tuple[type[GgufSpecError], str | None, str], ...] = (
     (PromptTooLongError, "prompt", "context_length_exceeded"),

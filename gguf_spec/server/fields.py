@@ -69,7 +69,6 @@ OTHER_FIELDS: dict[str, OtherField] = {
     "n_probs": OtherField("Use `logprobs`.", (0,)),
     "audio": OtherField("", (), _CHAT),
     "moderation": OtherField("", (), _CHAT),
-    "reasoning_effort": OtherField("", (), _CHAT),
     "web_search_options": OtherField("", (), _CHAT),
 }
 # Field of llama-server, vLLM or Hugging Face -> the same field here.

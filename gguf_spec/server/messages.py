@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from .errors import ApiError, bad
+from .reasoning import REASONING, read_reasoning_content
 from .tools import check_name
 
 # Role in a request -> role for the chat template. Templates do not know `developer`.
@@ -16,7 +17,7 @@ _ROLES = {
     "assistant": "assistant",
     "tool": "tool",
 }
-_FIELDS = {"role", "content", "tool_calls", "tool_call_id", "name"}
+_FIELDS = {"role", "content", "tool_calls", "tool_call_id", "name", REASONING}
 # Fields that change nothing: identifiers and marks of other servers and clients.
 IGNORED_FIELDS = ("annotations", "cache_control", "id", "status", "timestamp")
 
@@ -46,7 +47,7 @@ def _message(message: Any, at: str) -> dict[str, Any]:
         if not is_empty and name not in _FIELDS and name not in IGNORED_FIELDS:
             param = f"{at}.{name[:100]}"
             raise ApiError(f"{param} is not supported.", param, "unsupported_parameter")
-    read: dict[str, Any] = {"role": _ROLES[role]}
+    read: dict[str, Any] = {"role": _ROLES[role]} | read_reasoning_content(message, at)
     if name := message.get("name"):
         read["name"] = _string(name, f"{at}.name")
     calls = message.get("tool_calls")

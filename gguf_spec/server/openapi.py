@@ -8,6 +8,7 @@ from typing import Any
 from .. import __version__
 from ..options import SAMPLING, SPECULATION, Sampling
 from .fields import OTHER_NAMES, Route, of_route
+from .reasoning import EFFORTS, REASONING
 from .values import CHOICES_MAX, STOP_LENGTH_MAX, STOPS_MAX, TOP_LOGPROBS_MAX
 
 _COUNT, _NUMBER, _FLAG, _TEXT = (
@@ -105,6 +106,7 @@ def _chat_body(names: tuple[str, ...] | None) -> dict[str, Any]:
                 {
                     "role": {"const": "assistant"},
                     "content": content,
+                    REASONING: _TEXT,
                     "tool_calls": _array(call, least=1),
                 },
                 "role",
@@ -146,6 +148,11 @@ def _chat_body(names: tuple[str, ...] | None) -> dict[str, Any]:
             ]
         },
         "parallel_tool_calls": _FLAG,
+        "reasoning_effort": {"enum": [*EFFORTS]},
+        "chat_template_kwargs": {
+            "type": "object",
+            "additionalProperties": {"type": ["string", "number", "boolean", "null"]},
+        },
         "response_format": {
             "oneOf": [
                 _object({"type": {"enum": ["text", "json_object"]}}, "type"),

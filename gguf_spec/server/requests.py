@@ -14,6 +14,12 @@ from ..options import SAMPLING, Sampling, Speculation
 from .errors import ApiError, bad
 from .fields import read_fields, same
 from .messages import read_messages
+from .reasoning import (
+    NO_REASONING_FIELDS,
+    REASONING_FIELDS,
+    ReasoningFields,
+    read_reasoning,
+)
 from .tools import NO_TOOLS, ToolUse, read_tools
 from .values import (
     CHOICES_MAX,
@@ -42,6 +48,7 @@ _CHAT = _SHARED | {
     "tools",
     "tool_choice",
     "parallel_tool_calls",
+    *REASONING_FIELDS,
 }
 _TEXT = _SHARED | {"prompt", "echo", "suffix", "best_of"}
 # Keys of `stream_options`; the last one adds padding at OpenAI and has no effect here.
@@ -66,6 +73,7 @@ class CompletionRequest:
         suffix: Text after the answer, for filling in the middle; None to continue the prompt.
         tools: Tools that the model may call, and how.
         names: Option name -> field name, for options whose field has another name.
+        reasoning: Fields about reasoning.
     """
 
     prompts: tuple[Any, ...]
@@ -79,6 +87,7 @@ class CompletionRequest:
     suffix: str | None
     tools: ToolUse
     names: dict[str, str]
+    reasoning: ReasoningFields = NO_REASONING_FIELDS
 
     @property
     def is_chat(self) -> bool:
@@ -141,11 +150,12 @@ def read_chat(data: dict[str, Any], default: Speculation, most: int | None) -> C
             f"must be a whole number from 0 to {TOP_LOGPROBS_MAX}, "
             "and requires logprobs to be true.",
         )
+    reasoning = read_reasoning(data)
     sampling = {"json_schema": form, "logprobs": top if wants else None}
-    names |= {"prompt": "messages", "json_schema": "response_format"}
+    names |= {"prompt": "messages", "json_schema": "response_format"} | reasoning.names
     messages = read_messages(data.get("messages"))
     request = _asked(data, (messages,), sampling, default, most, names)
-    return replace(request, tools=tools)
+    return replace(request, tools=tools, reasoning=reasoning)
 
 
 def read_text(data: dict[str, Any], default: Speculation, most: int | None) -> CompletionRequest:

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..results import Completion, FinishReason, Stats
 from .errors import ending, gone
+from .reasoning import REASONING
 from .requests import CompletionRequest
 from .tool_calls import Form, ToolReader
 from .worker import ChoiceEnded, ChunkEvent, Started, TokenInfo, Why
@@ -82,6 +83,9 @@ class ResponseBuilder:
         pieces = self._role(said.index) if said.index not in self._choices else []
         choice, chunk = self._choice(said.index), said.chunk
         text = choice.push(chunk.text)
+        # The reasoning of a chunk is sent before its answer, in a response chunk of its own.
+        if chunk.reasoning:
+            pieces.append(self._piece(choice.piece({REASONING: chunk.reasoning})))
         if not (text or said.logprobs or self._asked.shows_drafts):
             return pieces
         piece = self._piece(choice.piece(text, logprobs=choice.logprobs(said.logprobs)))
@@ -146,6 +150,8 @@ class _Choice:
             choice["seed"] = ended.result.seed
         if self._asked.is_chat:
             message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+            if ended.result.reasoning:
+                message[REASONING] = ended.result.reasoning
             if self._tools:
                 text = self._tools.push(text) + self._tools.finish()
                 message["content"] = text
@@ -251,6 +257,7 @@ def usage(results: Sequence[Completion], n: int = 1) -> dict[str, Any]:
         "completion_tokens": s.n_generated,
         "total_tokens": n_prompt + s.n_generated,
         "completion_tokens_details": {
+            "reasoning_tokens": s.n_reasoning,
             "accepted_prediction_tokens": s.n_accepted,
             "rejected_prediction_tokens": s.n_drafted - s.n_accepted,
         },

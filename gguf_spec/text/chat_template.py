@@ -8,12 +8,21 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from ..errors import InvalidOptionError, TemplateError
 from ..errors.texts import Option, Optionally, Text
 from ..llama.model import Model
 from .jinja_sandbox import TemplateFailure, render
+from .reasoning_format import (
+    REASONING_FIELDS,
+    ReasoningFormat,
+    plain_tokens,
+    reasoning_format,
+    spells_special,
+)
+from .template_values import PromptOptions, check_values, ending, with_reasoning
 
 # characters that occur in special tokens, or that a template could turn into such characters
 _UNUSUAL = re.compile(r"[^\w\s.,;:!?'\"()-]")
@@ -22,12 +31,14 @@ _TAG = re.compile(r"\s*(?:<[^<>\s]{1,60}>|\[/?[A-Z_]{1,40}\])\s*")
 _AS_TEXT = Text(
     "give the whole prompt as text", Optionally(" (", Option("raw", True, of_commands=True), ")")
 )
+# Fields of a message with free text.
+_TEXTS = ("content", *REASONING_FIELDS)
 Message = Mapping[str, Any]
 Tools = Sequence[Mapping[str, Any]]
 
 
 def encode_chat(
-    model: Model, messages: Sequence[Message], prefill: str = "", tools: Tools | None = None
+    model: Model, messages: Sequence[Message], options: PromptOptions | None = None
 ) -> list[int]:
     """Return the prompt for the next answer to `messages`.
 
@@ -37,56 +48,88 @@ def encode_chat(
     Args:
         model: A model with a chat template.
         messages: `{"role": ..., "content": ...}` each. Other fields of a message, such as
-            `tool_calls`, are passed to the template.
-        prefill: Start of the answer.
-        tools: Tools that the model may call, in OpenAI's form.
+            `tool_calls`, are passed to the template. `reasoning_content` is passed in the field
+            that the template reads, if it reads one.
+        options: Prefill, tools, and variables of the template.
 
     Returns:
         Token ids.
 
     Raises:
         TemplateError: There is no template, or it rejects the messages.
-        InvalidOptionError: The template does not support tools, or a tool contains a special token.
+        InvalidOptionError: The template does not support an option, or an option contains a special
+            token.
     """
-    template = model.chat_template
+    template, options = model.chat_template, options or PromptOptions()
     if template is None:
         raise TemplateError(f"{model.path.name} has no chat template.", Text(_AS_TEXT, "."))
+    reasoning = reasoning_format(model)
     for message in messages:
-        _check_message(model, message)
-    if tools:
-        _check_tools(model, template, tools)
-    text = _render(model, template, messages, tools) + prefill
+        _check_message(model, message, reasoning)
+    if options.tools:
+        _check_tools(model, template, options.tools, reasoning)
+    values = check_values(model, options)
+    messages, prefill = with_reasoning(messages, reasoning), options.prefill
+    prompt = partial(_render, model, template, tools=options.tools, values=values)
+    begin = prompt(messages)
+    end = ending(model, reasoning, begin, options)
+    text = begin + end + prefill
     bos = model.token_text(model.vocabulary["bos"]) if model.vocabulary["bos"] >= 0 else ""
     start = not (bos and text.startswith(bos))
     ids = model.tokenize(text, special=True, start=start)
-    contents = [*(m["content"] for m in messages), prefill]
-    if not any(_UNUSUAL.search(content) or _spells_special(model, content) for content in contents):
+    contents = [*(value for m in messages for name, value in _texts(m)), prefill]
+    special = partial(spells_special, model, reasoning)
+    if not any(_UNUSUAL.search(content) or special(content) for content in contents):
         return ids
+    controls = partial(_controls, model, reasoning)
     marks = _marks("".join([template, text, *contents]))
-    marked = [{**m, "content": _mark(m["content"], marks)} for m in messages]
+    marked = _rewritten(messages, partial(_mark, marks=marks))
 
     def is_special(part: str) -> bool:
-        return bool(_controls(model, model.tokenize(part, special=True, start=False)))
+        return bool(controls(model.tokenize(part, special=True, start=False)))
 
-    parts = _parts(
-        _render(model, template, marked, tools) + _mark(prefill, marks), marks, is_special
-    )
+    parts = _parts(prompt(marked) + end + _mark(prefill, marks), marks, is_special)
     if parts is None or "".join(part for part, _ in parts) != text:
-        return _check_rewritten(model, messages, prefill, tools, ids, start)
+        plain = _rewritten(messages, _harmless)
+        harmless = model.tokenize(
+            prompt(plain) + end + _harmless(prefill), special=True, start=start
+        )
+        _check_rewritten(model, controls(harmless) != controls(ids) or any(map(special, contents)))
+        return ids
     apart = [
-        model.tokenize(part, special=is_template, start=start and i == 0)
+        model.tokenize(part, special=True, start=start and i == 0)
+        if is_template
+        else plain_tokens(model, reasoning, part, start and i == 0)
         for i, (part, is_template) in enumerate(parts)
     ]
     by_template = [
         token
         for some, (_, is_template) in zip(apart, parts, strict=True)
         if is_template
-        for token in _controls(model, some)
+        for token in controls(some)
     ]
     # the contents add no special token, neither alone nor joined with the template's text
-    if _controls(model, ids) == by_template:
+    if controls(ids) == by_template:
         return ids
     return [token for some in apart for token in some]
+
+
+def _rewritten(messages: Sequence[Message], change: Callable[[str], str]) -> list[dict[str, Any]]:
+    """Return messages with changed texts."""
+    return [
+        {**message, **{name: change(value) for name, value in _texts(message)}}
+        for message in messages
+    ]
+
+
+def _texts(message: Message) -> list[tuple[str, str]]:
+    """Return the fields of a message whose text may look like a special token."""
+    return [(name, message[name]) for name in _TEXTS if isinstance(message.get(name), str)]
+
+
+def _harmless(content: str) -> str:
+    """Return a text that cannot contain a special token."""
+    return _UNUSUAL.sub("x", content)
 
 
 class _Marks(NamedTuple):
@@ -187,41 +230,31 @@ def _joined(parts: list[tuple[str, bool]]) -> list[tuple[str, bool]]:
     return joined
 
 
-def _check_rewritten(
-    model: Model,
-    messages: Sequence[Message],
-    prefill: str,
-    tools: Tools | None,
-    ids: list[int],
-    start: bool,
-) -> list[int]:
-    """Return `ids` of a rewritten text if harmless contents give the same special tokens.
+def _check_rewritten(model: Model, changes_special: bool) -> None:
+    """Check a prompt whose template rewrites contents.
 
-    Used if a template rewrites contents. Harmless contents cannot contain a special token.
+    Args:
+        model: The model.
+        changes_special: Whether the contents change the special tokens, against harmless ones.
 
     Raises:
-        TemplateError: The contents change the special tokens.
+        TemplateError: They do.
     """
-    plain = [{**m, "content": _UNUSUAL.sub("x", m["content"])} for m in messages]
-    text = _render(model, model.chat_template or "", plain, tools) + _UNUSUAL.sub("x", prefill)
-    harmless = _controls(model, model.tokenize(text, special=True, start=start))
-    if harmless != _controls(model, ids) or any(
-        _spells_special(model, m["content"]) for m in messages
-    ):
+    if changes_special:
         raise TemplateError(
             f"the chat template of {model.path.name} rewrites the messages, and a message could "
             "become a special token.",
             "remove texts that look like special tokens, such as <|im_end|>.",
         )
-    return ids
 
 
-def _controls(model: Model, ids: Sequence[int]) -> list[int]:
-    """Return the control tokens among token ids: the tokens without text."""
-    return [token for token in ids if not model.piece(token)]
+def _controls(model: Model, reasoning: ReasoningFormat | None, ids: Sequence[int]) -> list[int]:
+    """Return the control tokens among token ids: those without text, and those of channels."""
+    shown = reasoning.shown if reasoning else {}
+    return [token for token in ids if token in shown or not model.piece(token)]
 
 
-def _check_message(model: Model, message: object) -> None:
+def _check_message(model: Model, message: object, reasoning: ReasoningFormat | None) -> None:
     if not (
         isinstance(message, Mapping)
         and isinstance(message.get("role"), str)
@@ -231,8 +264,9 @@ def _check_message(model: Model, message: object) -> None:
             f"{message!r} is not a message with a role and a text.",
             'write messages as {"role": "user", "content": "..."}.',
         )
-    others = [value for name, value in message.items() if name != "content"]
-    if _spells_special(model, "\n".join(_strings(others))):
+    texts = dict(_texts(message))
+    others = [value for name, value in message.items() if name not in texts]
+    if spells_special(model, reasoning, "\n".join(_strings(others))):
         raise TemplateError(
             f"a message of the role {message['role']!r} "
             "contains a special token outside its content.",
@@ -240,7 +274,9 @@ def _check_message(model: Model, message: object) -> None:
         )
 
 
-def _check_tools(model: Model, template: str, tools: Tools) -> None:
+def _check_tools(
+    model: Model, template: str, tools: Tools, reasoning: ReasoningFormat | None
+) -> None:
     names = [tool.get("function", {}).get("name") for tool in tools]
     if not re.search(r"\btools\b", template):
         raise InvalidOptionError(
@@ -250,7 +286,7 @@ def _check_tools(model: Model, template: str, tools: Tools) -> None:
             Text("omit ", Option("tools"), ", or use a model whose chat template supports them."),
             message=f"the chat template of {model.path.name} does not support tools.",
         )
-    if _spells_special(model, "\n".join(_strings(tools))):
+    if spells_special(model, reasoning, "\n".join(_strings(tools))):
         raise InvalidOptionError(
             "tools",
             names,
@@ -274,17 +310,17 @@ def _strings(value: Any) -> Iterator[str]:
             yield from _strings(one)
 
 
-def _spells_special(model: Model, content: str) -> bool:
-    return model.tokenize(content, special=True, start=False) != model.tokenize(
-        content, special=False, start=False
-    )
-
-
-def _render(model: Model, template: str, messages: Sequence[Message], tools: Tools | None) -> str:
+def _render(
+    model: Model,
+    template: str,
+    messages: Sequence[Message],
+    tools: Tools | None,
+    values: Mapping[str, Any],
+) -> str:
     def name(token: int) -> str:
         return model.token_text(token) if token >= 0 else ""
 
-    values = {
+    values = dict(values) | {
         "messages": [dict(m) for m in messages],
         "add_generation_prompt": True,
         "bos_token": name(model.vocabulary["bos"]),

@@ -32,9 +32,13 @@ class TextStream:
 
     def push(self, piece: bytes) -> str:
         """Return the text that `piece` completes; set `stopped` at a complete stop string."""
+        return self.add(self._decoder.decode(piece))
+
+    def add(self, text: str) -> str:
+        """Return the text that is final after `text`, which follows all pieces so far."""
         if self.stopped:
             return ""
-        self._held += self._decoder.decode(piece)
+        self._held += text
         found = [(at + len(s), at) for s in self._stop if (at := self._held.find(s)) >= 0]
         if found:
             self.stopped = True

@@ -17,7 +17,7 @@ from ..llama.backend import offloads
 from ..llama.model import Model
 from ..options import K_MAX, Speculation
 from ..runtime.llm import LLM
-from ..sampling.chain import largest
+from ..sampling.rows import largest
 from ..speculative.interfaces import read_on
 
 # Upper limit of rounding noise in the best logits of a row, as a share of the logits' spread.

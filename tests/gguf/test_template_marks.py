@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from gguf_spec.errors import TemplateError
 from gguf_spec.text.chat_template import encode_chat
+from gguf_spec.text.template_values import PromptOptions
 from tests.gguf import zoo
 
 # Short templates in the manner of the families of models.yaml; the special tokens are those of the test vocabulary.
@@ -116,7 +117,7 @@ def text_of(ids, model):
 def test_contents_add_no_special_token_and_no_letter_is_lost(model, name, messages, prefill):
     template = TEMPLATES[name]
     try:
-        ids = encode_chat(Templated(model, template), messages, prefill)
+        ids = encode_chat(Templated(model, template), messages, PromptOptions(prefill))
     except TemplateError:
         assert name in (
             "capitalize",
@@ -147,7 +148,7 @@ JOINS = [
 @pytest.mark.parametrize(("name", "contents", "prefill"), JOINS)
 def test_what_a_template_joins_or_changes_is_no_special_token(model, name, contents, prefill):
     messages = [{"role": "assistant", "content": content} for content in contents]
-    ids = encode_chat(Templated(model, TEMPLATES[name]), messages, prefill)
+    ids = encode_chat(Templated(model, TEMPLATES[name]), messages, PromptOptions(prefill))
     harmless = encode_chat(
         Templated(model, TEMPLATES[name]), [{**m, "content": "x"} for m in messages]
     )
@@ -184,7 +185,7 @@ def test_long_contents_write_no_special_token_either(model, length, at, as_prefi
         [{"role": "user", "content": "x" if as_prefill else content}],
         content if as_prefill else "",
     )
-    ids = encode_chat(Templated(model, TEMPLATES["chatml"]), messages, prefill)
+    ids = encode_chat(Templated(model, TEMPLATES["chatml"]), messages, PromptOptions(prefill))
     assert specials(ids) == specials(
         encode_chat(Templated(model, TEMPLATES["chatml"]), [{"role": "user", "content": "x"}])
     )

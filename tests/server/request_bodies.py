@@ -58,6 +58,9 @@ EDGES = {
         )),
     ],
     "speculation": ["off", "on", {"k": 64}, {"k": 65}, {"k": -1}, {"k": True}, {"k": None}, {"accept": "block"}, {"accept": "x"}, {"accept": []}, {"drafter": "ngram"}, {"drafter": {}}, {"tree": True, "accept": "block"}, {"strict": True}, {"strict": 1}, {"depth": 1}, {"depth": None}, {"adaptive": False, "exact": False}, {"exact": "x"}],
+    "reasoning_effort": ["none", "low", "xhigh", "auto"],
+    "chat_template_kwargs": [{"enable_thinking": False}, {"a": None, "b": "x", "c": 1.5}, {"a": []}, {"a": {}}],
+    "think_budget": [10**9],
     "prompt": ["text", [1, 2], [[1, 2]], ["a", "b"], [[1], [2]], [[]], [["a"]], [1, "a"], [True], [1.0], [-1], [10**9]],
     "tool_choice": ["none", "auto", "required", {"type": "function", "function": {"name": "a"}}],
 }  # fmt: skip

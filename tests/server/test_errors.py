@@ -32,7 +32,7 @@ def test_classes_of_the_official_client(client):
 
 CHAT = [
     ({"n": 0}, "n"), ({"n": True}, "n"), ({"n": 129}, "n"), ({"functions": [{}]}, "functions"), ({"moderation": {}}, "moderation"),
-    ({"reasoning_effort": "low"}, "reasoning_effort"), ({"parallel_tool_calls": 0}, "parallel_tool_calls"), ({"verbosity": "low"}, "verbosity"),
+    ({"reasoning_effort": "lots"}, "reasoning_effort"), ({"parallel_tool_calls": 0}, "parallel_tool_calls"), ({"verbosity": "low"}, "verbosity"),
     ({"temprature": 1}, "temprature"), ({"prompt": "x"}, "prompt"), ({"echo": True}, "echo"),
     ({"temperature": "hot"}, "temperature"), ({"temperature": 10**400}, None), ({"top_p": 0}, "top_p"), ({"top_k": 1.5}, "top_k"),
     ({"seed": -1}, "seed"),

@@ -512,9 +512,9 @@ def asked(llm, monkeypatch):
     """What the template was given; it writes the same prompt as the text and the ids."""
     seen = []
 
-    def encode(model, messages, prefill="", tools=None):
-        seen.append((list(messages), prefill, tools))
-        return model.tokenize("ab" + prefill, special=True)
+    def encode(model, messages, options):
+        seen.append((list(messages), options.prefill, options.tools))
+        return model.tokenize("ab" + options.prefill, special=True)
 
     monkeypatch.setattr(llm_module, "encode_chat", encode)
     return seen

@@ -16,6 +16,7 @@ from ..options import (
     model_options,
     sampling_options,
     speculation_options,
+    think_options,
     to_speculation,
 )
 from ..progress import PromptBar
@@ -64,6 +65,7 @@ _USUAL = (
     help="Save the conversation at the end.",
 )
 @click.option("--history/--no-history", default=True, help="Save the typed lines for later chats.")
+@think_options
 @click.option("--show-draft", is_flag=True, help="Show accepted draft tokens in green.")
 @click.option(
     "--json",
@@ -92,7 +94,9 @@ def chat(**options: Any) -> int:
 
     _check_place(options["save"])
     with ChatModels(options, to_speculation(options)) as models:
-        conversation = models.llm.chat(sampling=models.sampling, overflow=options["overflow"])
+        conversation = models.llm.chat(
+            sampling=models.sampling, overflow=options["overflow"], think=options["think"]
+        )
         loaded = load(conversation, options["load"]) if options["load"] else ""
         if options["system"]:  # replaces the system message of the loaded conversation
             conversation.system = options["system"]
@@ -120,7 +124,7 @@ class PipeUI:
     def __init__(self, llm: LLM, show_draft: bool, as_json: bool) -> None:
         from rich.console import Console
 
-        self.show_draft, self.code = show_draft, 0
+        self.show_draft, self.show_thinking, self.code = show_draft, False, 0
         self._llm, self._as_json, self._out = llm, as_json, Console(highlight=False, soft_wrap=True)
 
     def use(self, llm: LLM, _chat: Chat) -> None:
@@ -184,7 +188,9 @@ def _pipe(llm: LLM, _conversation: Chat, options: dict[str, Any]) -> ChatUI:
 def _screen(llm: LLM, conversation: Chat, options: dict[str, Any]) -> ChatUI:
     from .terminal import TerminalUI  # imported late: prompt_toolkit is slow to import
 
-    return TerminalUI(llm, conversation, options["show_draft"], options["history"])
+    face = TerminalUI(llm, conversation, options["show_draft"], options["history"])
+    face.show_thinking = not options["hide_thinking"]
+    return face
 
 
 def _is_terminal(stream: TextIO | None) -> bool:

@@ -17,6 +17,7 @@ from ..text_file import TextFile
 from .clipboard import copy
 from .saved import load, path_of, save, short
 from .settings import Settings
+from .thinking import think
 
 if TYPE_CHECKING:
     from ... import LLM, Chat, Speculation, Turn
@@ -36,6 +37,7 @@ COMMANDS = {
     "/retry": ("", "answer the last question again, with another seed"),
     "/stats": ("", "show the statistics of the last answer"),
     "/draft": ("[on|off|show|hide]", "switch speculation, or the colour of accepted drafts"),
+    "/think": ("[on|off|show|hide]", "switch reasoning, or its display"),
     "/save": ("[FILE]", "save the conversation and the caches of both models"),
     "/load": ("FILE", "continue a saved conversation"),
     "/quit": ("", "leave the chat, as Ctrl-D does"),
@@ -74,10 +76,12 @@ class ChatUI(Protocol):
 
     Attributes:
         show_draft: Whether accepted draft tokens are coloured.
+        show_thinking: Whether reasoning is shown.
         code: Exit code of the program, unless a signal ends the chat.
     """
 
     show_draft: bool
+    show_thinking: bool
     code: int
 
     def begin(self, loaded: str) -> None:
@@ -335,6 +339,9 @@ class ChatLoop:
             if self._models.llm.draft_name
             else "drafts come from the text only"
         }."""
+
+    def _think(self, rest: str) -> None:
+        think(self._models.llm, self._chat, self._face, rest)
 
     def _save(self, rest: str) -> None:
         path = path_of(rest) if rest else self._place

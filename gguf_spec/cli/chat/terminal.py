@@ -25,10 +25,11 @@ from rich.console import Console
 from ...system.folders import state_folder
 from ..completion import names_from
 from ..progress import PromptBar
-from ..render import CONTROL, logprob_lines, speed
+from ..render import CONTROL, Thoughts, logprob_lines, speed
 from .loop import COMMANDS, DRAFT, is_open_block
 from .markdown import Markdown, Piece, Wrap
 from .settings import RULES
+from .thinking import THINK
 
 if TYPE_CHECKING:
     from ... import LLM, Chat, Chunk, Turn
@@ -40,6 +41,7 @@ _WORDS: dict[str, Callable[[str], Iterable[str]]] = {
     "/draft": lambda _: DRAFT,
     "/set": lambda _: RULES,
     "/model": names_from,
+    "/think": lambda _: THINK,
 }
 
 
@@ -47,7 +49,7 @@ class TerminalUI:
     """Chat interface at a terminal."""
 
     def __init__(self, llm: LLM, chat: Chat, show_draft: bool, keep_history: bool) -> None:
-        self.show_draft, self.code = show_draft, 0
+        self.show_draft, self.show_thinking, self.code = show_draft, True, 0
         self._llm, self._chat = llm, chat
         self._out = Console(highlight=False, soft_wrap=True)
         self._dumb = is_dumb_terminal()
@@ -107,8 +109,10 @@ class TerminalUI:
         wrap = None if self._dumb else Wrap(lambda: self._out.width)
         with _no_echo():
             try:
+                thoughts = Thoughts(self.show_thinking)
                 for chunk in turn:
                     bar.remove()
+                    self._flow(thoughts.before(chunk), None, wrap)
                     self._flow(_pieces(chunk, self.show_draft), markdown, wrap)
             finally:
                 bar.remove()

@@ -1,0 +1,174 @@
+"""Variables of a chat template that a request sets: switches for reasoning, and named values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import InvalidOptionError, OptionConflictError
+from ..errors.texts import Option, Text
+from ..llama.model import Model
+from .reasoning import ChannelSyntax
+from .reasoning_format import ReasoningFormat, reasoning_format, spells_special
+from .template_reads import names_read
+
+# Variables that switch reasoning on or off, in the templates that have such a switch.
+_SWITCHES = ("enable_thinking", "thinking")
+
+
+@dataclass(frozen=True)
+class PromptOptions:
+    """Options of a prompt that is made from messages.
+
+    Attributes:
+        prefill: Beginning of the answer.
+        tools: Tools that the model may call, in OpenAI's form.
+        think: Whether the model reasons before its answer; None leaves it to the template.
+        values: Variables of the template.
+    """
+
+    prefill: str = ""
+    tools: Sequence[Mapping[str, Any]] | None = None
+    think: bool | None = None
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+
+def read_options(
+    prefill: str,
+    tools: Sequence[Mapping[str, Any]] | None,
+    think: bool | None,
+    values: Mapping[str, Any] | None,
+) -> PromptOptions:
+    """Return the options of a prompt; the variable `enable_thinking` is the option `think`.
+
+    Raises:
+        InvalidOptionError: `think` is not a bool, or it contradicts the variable.
+    """
+    values = dict(values or {})
+    if think not in (None, True, False):
+        raise InvalidOptionError("think", think, "True, False or None")
+    if isinstance(values.get("enable_thinking"), bool):
+        switch = values.pop("enable_thinking")
+        if think is not None and think is not switch:
+            raise OptionConflictError(Option("think", think), f"enable_thinking={switch}")
+        think = switch
+    return PromptOptions(prefill, tools, think, values)
+
+
+def check_text(options: PromptOptions) -> None:
+    """Check that no option of the prompt of a text needs a chat template.
+
+    Raises:
+        InvalidOptionError: An option applies to messages only.
+    """
+    given = {"think": options.think, "chat_template_kwargs": options.values or None}
+    for name, value in given.items():
+        if value is not None:
+            raise _needs_messages(name, value)
+
+
+def _needs_messages(option: str, value: object) -> InvalidOptionError:
+    return InvalidOptionError(
+        option,
+        value,
+        "",
+        Text("send messages, or omit ", Option(option), "."),
+        message=Text(
+            Option(option, value) if isinstance(value, bool) else Option(option),
+            " needs messages: a text has no chat template.",
+        ),
+    )
+
+
+def check_values(model: Model, options: PromptOptions) -> dict[str, Any]:
+    """Return the variables of a template, the switches for reasoning included.
+
+    Raises:
+        InvalidOptionError: The template does not read a variable, a value is not plain, or the
+            model cannot reason as requested.
+    """
+    template = model.chat_template or ""
+    read, reasoning = names_read(template), reasoning_format(model)
+    for name, value in options.values.items():
+        _check_value(model, reasoning, name, value, name in read)
+    if options.think and reasoning is None:
+        raise no_reasoning(model, "think", True)
+    if options.think and options.prefill:
+        raise OptionConflictError(
+            Option("think", True), Option("prefill"), "omit one of the two: an answer has begun."
+        )
+    think = {name: options.think for name in _SWITCHES if name in read}
+    return (think if options.think is not None else {}) | dict(options.values)
+
+
+def no_reasoning(
+    model: Model, option: str, value: object, is_chat: bool = True
+) -> InvalidOptionError:
+    """Return the error for an option of reasoning where no reasoning is separated."""
+    if not is_chat:
+        return _needs_messages(option, value)
+    return InvalidOptionError(
+        option,
+        value,
+        "",
+        Text("omit ", Option(option), ", or use a model that reasons."),
+        message=f"the chat template of {model.path.name} has no reasoning parts.",
+    )
+
+
+def _check_value(
+    model: Model, reasoning: ReasoningFormat | None, name: str, value: object, is_read: bool
+) -> None:
+    is_plain = value is None or isinstance(value, (str, bool, int, float))
+    is_special = isinstance(value, str) and spells_special(model, reasoning, value)
+    problem = (
+        f"the chat template of {model.path.name} does not read {name[:100]!r}."
+        if not is_read
+        else f"the value of {name!r} is not a text, a number, a boolean or null."
+        if not is_plain
+        else f"the value of {name!r} contains a special token."
+        if is_special
+        else ""
+    )
+    if problem:
+        raise InvalidOptionError(
+            "chat_template_kwargs", name, "", f"omit {name[:100]!r}.", message=problem
+        )
+
+
+def ending(model: Model, reasoning: ReasoningFormat | None, prompt: str, o: PromptOptions) -> str:
+    """Return the text after a rendered prompt with which an answer without reasoning begins.
+
+    It is empty unless the request forbids reasoning or has a prefill. Reasoning that the template
+    has opened is closed. A template without a switch gets an empty reasoning part, or the final
+    channel.
+    """
+    if reasoning is None or not (o.think is False or o.prefill):
+        return ""
+    has_switch = not names_read(model.chat_template or "").isdisjoint(_SWITCHES)
+    return reasoning.syntax.skip(prompt, o.think is False and not has_switch)
+
+
+def with_reasoning(
+    messages: Sequence[Mapping[str, Any]], reasoning: ReasoningFormat | None
+) -> list[dict[str, Any]]:
+    """Return messages with their reasoning in the field that the template reads.
+
+    Reasoning that the template does not read is left out.
+    """
+    return [_with_reasoning(message, reasoning) for message in messages]
+
+
+def _with_reasoning(
+    message: Mapping[str, Any], reasoning: ReasoningFormat | None
+) -> dict[str, Any]:
+    read = dict(message)
+    said = read.pop("reasoning_content", None)
+    if not said or reasoning is None or reasoning.field is None:
+        return read
+    # The template of gpt-oss takes the reasoning of a call only, and rejects it beside a content.
+    is_call = bool(read.get("tool_calls")) and not read.get("content")
+    if isinstance(reasoning.syntax, ChannelSyntax) and not is_call:
+        return read
+    return read | {reasoning.field: said}
