@@ -103,7 +103,6 @@ def model_options(
     if chat:
         default = {"default": () if several else None, "show_default": _CHAT_MODEL}
     for option in reversed((
-        *(_DOWNLOAD if download else ()),
         click.option(
             "-m", "--model", **default, shell_complete=model_names, type=ModelName(),
             multiple=several,
@@ -118,6 +117,7 @@ def model_options(
             "--models-file", type=click.Path(path_type=Path), metavar="FILE",
             help="File with more model names, in the format of models.yaml.",
         ),
+        *(_DOWNLOAD if download else ()),
         click.option(
             "--draft-text", type=click.Path(path_type=Path), metavar="FILE",
             help="Text file as an additional source of drafts.",

@@ -26,6 +26,10 @@ class ChatModel(Protocol):
         """Number of tokens that the context holds."""
 
     @property
+    def can_think(self) -> bool:
+        """Whether its answers can have reasoning."""
+
+    @property
     def has_chat_template(self) -> bool:
         """Whether the target has a chat template."""
 

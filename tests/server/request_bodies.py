@@ -15,6 +15,7 @@ from pathlib import Path
 
 from gguf_spec.options import Sampling, Speculation
 from gguf_spec.server.errors import ApiError
+from gguf_spec.server.reasoning import NO_REASONING_FIELDS
 from gguf_spec.server.requests import parse, read_chat, read_text
 from gguf_spec.server.tools import NO_TOOLS
 
@@ -281,8 +282,10 @@ def outcome(kind, most, body):
     asked = {
         name: value
         for name, value in vars(request).items()
-        if name not in ("sampling", "speculation", "tools", "prompts")
+        if name not in ("sampling", "speculation", "tools", "prompts", "reasoning")
     }
+    if request.reasoning != NO_REASONING_FIELDS:
+        asked |= vars(request.reasoning)
     use = vars(request.tools)
     asked |= {name: use[name] for name in use if use[name] != vars(NO_TOOLS)[name]}
     asked["tools"] = use["tools"]
