@@ -122,13 +122,10 @@ def serve(**options: Any) -> int:
         -d '{"messages": [{"role": "user", "content": "Hi"}]}'
     Every option can also be set as GGUF_SPEC_OPTION in the environment.
     """
-    settings = _settings(options)  # before the models, which take long to load
+    server_type, settings = _settings(options)  # before the models, which take long to load
     speculation = to_speculation(options)
-    with _pool(options, speculation) as pool:
-        from ..server import Server
-
-        with Server(pool, settings) as server:
-            return _wait(server)
+    with _pool(options, speculation) as pool, server_type(pool, settings) as server:
+        return _wait(server)
 
 
 def _pool(options: dict[str, Any], speculation: Speculation) -> ModelPool:
@@ -178,11 +175,12 @@ def _check_several(options: dict[str, Any], draft: str) -> None:
         raise OptionConflictError(Option(name), "several models", hint)
 
 
-def _settings(options: dict[str, Any]) -> Settings:
+def _settings(options: dict[str, Any]) -> tuple[type[Server], Settings]:
+    """Return the class of the server, which needs the extra, and the settings."""
     from ..errors import GgufSpecError
 
     try:
-        from ..server import Settings
+        from ..server import Server, Settings
     except ModuleNotFoundError as error:
         if error.name not in ("starlette", "uvicorn"):
             raise
@@ -190,7 +188,7 @@ def _settings(options: dict[str, Any]) -> Settings:
             f"the server needs {error.name}, which is not installed.",
             "install it with: pip install 'gguf-spec[server]'.",
         ) from None
-    return Settings(
+    return Server, Settings(
         host=options["host"],
         port=options["port"],
         api_key=options["api_key"],
