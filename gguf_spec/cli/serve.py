@@ -131,16 +131,13 @@ def serve(quiet: bool, **options: Any) -> int:
         -d '{"messages": [{"role": "user", "content": "Hi"}]}'
     Every option can also be set as GGUF_SPEC_OPTION in the environment.
     """
-    settings = _settings(options)  # before the models, which take long to load
+    server_type, settings = _settings(options)  # before the models, which take long to load
     needs_key = settings.api_key is not None
     speculation = to_speculation(options)
-    with _pool(options, speculation) as pool:
-        from ..server import Server
-
-        with Server(pool, settings) as server:
-            if not quiet:
-                _show_requests()
-            return _wait(server, None if quiet else lambda: _say_how(server.url, pool, needs_key))
+    with _pool(options, speculation) as pool, server_type(pool, settings) as server:
+        if not quiet:
+            _show_requests()
+        return _wait(server, None if quiet else lambda: _say_how(server.url, pool, needs_key))
 
 
 def _pool(options: dict[str, Any], speculation: Speculation) -> ModelPool:
@@ -194,11 +191,12 @@ def _check_several(options: dict[str, Any], draft: str) -> None:
         raise OptionConflictError(Option(name), "several models", hint)
 
 
-def _settings(options: dict[str, Any]) -> Settings:
+def _settings(options: dict[str, Any]) -> tuple[type[Server], Settings]:
+    """Return the class of the server, which needs the extra, and the settings."""
     from ..errors import GgufSpecError
 
     try:
-        from ..server import Settings
+        from ..server import Server, Settings
     except ModuleNotFoundError as error:
         if error.name not in ("starlette", "uvicorn"):
             raise
@@ -206,7 +204,7 @@ def _settings(options: dict[str, Any]) -> Settings:
             f"the server needs {error.name}, which is not installed.",
             "install it with: pip install 'gguf-spec[server]'.",
         ) from None
-    return Settings(
+    return Server, Settings(
         host=options["host"],
         port=options["port"],
         api_key=options["api_key"],

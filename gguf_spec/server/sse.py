@@ -37,6 +37,7 @@ class EventStream(Response):
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._job, self._reply, self._patience, self._close = job, reply, patience, close
+        self._failed = False  # whether a choice ended with an error
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         """Send the response through ASGI."""
@@ -83,10 +84,13 @@ class EventStream(Response):
         if isinstance(one, ChunkEvent):
             return b"".join(map(event, self._reply.said(one)))
         if isinstance(one, Finished):
+            if self._failed:
+                return b""
             return b"".join(map(event, self._reply.finished())) + b"data: [DONE]\n\n"
         try:
             return b"".join(map(event, self._reply.ended(one)))
         except ApiError as refusal:
+            self._failed = True
             return event({"error": refusal.error})
 
 

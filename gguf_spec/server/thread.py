@@ -69,15 +69,17 @@ class Server:
             timeout_graceful_shutdown=math.ceil(settings.grace) + 1,
         )
         self._uvicorn = _Uvicorn(config, self._app)
+        self._listing = contextlib.ExitStack()
+        if settings.listed:
+            self._listing.enter_context(listed(self.url, self._app.status_token))
         self._thread = threading.Thread(target=self._run, name="gguf-spec-server", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        is_listed = listed(self.url, self._app.status_token)
         try:
-            with is_listed if self._settings.listed else contextlib.nullcontext():
-                self._uvicorn.run(sockets=[self._socket])
+            self._uvicorn.run(sockets=[self._socket])
         finally:
+            self._listing.close()
             self._socket.close()
 
     @property

@@ -1,0 +1,30 @@
+"""Request bodies in the form that real clients send them, by their sources."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gguf_spec.options import Speculation
+from gguf_spec.server.requests import read_chat, read_text
+from tests.server.conftest import ask
+
+REQUESTS = json.loads((Path(__file__).parents[1] / "data" / "client_requests.json").read_text())
+PATHS = {"chat": "/v1/chat/completions", "text": "/v1/completions"}
+
+
+@pytest.mark.parametrize("one", REQUESTS, ids=[one["client"] for one in REQUESTS])
+def test_clients(server, one):
+    body = one["body"]
+    request = (read_chat if one["route"] == "chat" else read_text)(body, Speculation(), None)
+    assert request.stream is body["stream"]
+    reply = ask(server, "POST", PATHS[one["route"]], body)
+    if "tools" in body or "suffix" in body:  # the fields are taken; this model lacks the function
+        assert reply.json()["error"]["param"] in ("tools", "suffix")
+        return
+    assert reply.status == 200, reply.body
+    if body["stream"]:
+        assert reply.body.endswith(b"data: [DONE]\n\n")
+        assert b'"error"' not in reply.body
+    else:
+        assert len(reply.json()["choices"]) == body.get("n", 1)
