@@ -84,9 +84,8 @@ class EventStream(Response):
         if isinstance(one, ChunkEvent):
             return b"".join(map(event, self._reply.said(one)))
         if isinstance(one, Finished):
-            if self._failed:
-                return b""
-            return b"".join(map(event, self._reply.finished())) + b"data: [DONE]\n\n"
+            end = [*map(event, self._reply.finished()), b"data: [DONE]\n\n"]
+            return b"" if self._failed else b"".join(end)
         try:
             return b"".join(map(event, self._reply.ended(one)))
         except ApiError as refusal:
