@@ -80,8 +80,7 @@ WAYS = {
 }
 PROMPTS = 10  # default number of bundled prompts
 MOST_NEAR_TIES = 0.4  # maximum plausible share of near ties among the generated tokens
-# Factor on the row distance between two correct prefills of the first text, which gives the
-# tolerance for later texts.
+# Factor on the row distance between two correct prefills of a text, which gives the tolerance.
 _MARGIN = 5.0
 # Tokens of text before each prompt of a long run, their minimum, and tokens left free.
 _LONG, _LEAST_LONG, _SPARE = (1500, 300, 16)
