@@ -59,8 +59,18 @@ def test_strict_decides_them_again(wobbly):
     assert stats.to_dict()["n_decided_again"] == stats.n_decided_again
 
 
-def test_differences_are_near_ties_and_told(wobbly, prompts, monkeypatch):
-    some = [prompts[i] for i in (4, 9, 24, 43)]  # where texts parted on one machine
+@pytest.mark.parametrize(
+    ("which", "ways"),
+    [
+        ((4, 24), ("model, k = 3", "model, k = 7")),
+        pytest.param((4, 9, 24, 43), tuple(WAYS), marks=pytest.mark.slow),
+    ],
+    ids=["some", "all"],
+)
+def test_differences_are_near_ties_and_told(wobbly, prompts, monkeypatch, which, ways):
+    some = [prompts[i] for i in which]  # where texts parted on one machine
+    for name in set(WAYS) - set(ways):
+        monkeypatch.delitem(WAYS, name)
     exactly = verify(wobbly, some, n_tokens=60, n_draws=50)
     assert exactly.ok, exactly.sentence
     assert (exactly.noise, exactly.differences) == (0.0, ())
