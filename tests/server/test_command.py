@@ -234,7 +234,7 @@ def test_help():
         check=True,
         env=os.environ | {"COLUMNS": "200"},
     ).stdout
-    assert text.index("Examples:") < text.index("Options:")
+    assert text.index("Examples:") < text.index("Usual options:")
     for option in (
         "--host",
         "--port",
