@@ -435,6 +435,8 @@ def test_list(run, hub):
         "no note is cut in a pipe"
     )
     run("pull", "two")
+    here = [line.startswith("✓") for line in run("list").stdout.splitlines()[1:-2]]
+    assert (here, sum(here)) == (sorted(here, reverse=True), 3), "two has moved up"
     cached = run("list", "--cached").stdout.splitlines()
     assert {line.removeprefix("✓").split()[0] for line in cached[1:-2]} == {
         "two",

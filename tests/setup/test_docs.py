@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gguf_spec.cli import cli
+from gguf_spec.cli.habits import HIDDEN_NAMES
 from tests import children
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -89,7 +90,7 @@ def test_commands_and_options_exist(page):
         option
         for command in known.values()
         for one in command.params
-        for option in (*one.opts, *one.secondary_opts)
+        for option in (*one.opts, *one.secondary_opts, *HIDDEN_NAMES.get(one.name, ()))
     }
     wanted = {option.rstrip("-") for option in re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)}
     assert wanted - options - OTHER_OPTIONS - {"--help", "--version"} == set()
