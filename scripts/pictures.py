@@ -18,7 +18,7 @@ from pathlib import Path
 from plot_bench import chart
 from rich.console import Console
 from rich.text import Text
-from tests.terminals import screen_of
+from tests.cli.terminals import screen_of
 
 import gguf_spec
 from gguf_spec.server import serve_in_thread
