@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from .errors import ApiError
 from .responses import ResponseBuilder
-from .worker import ChunkEvent, Done, ErrorEvent, Event, Finished, Job, Started
+from .worker import ChoiceEnded, ChunkEvent, ErrorEvent, Event, Finished, Job
 
 
 class EventStream(Response):
@@ -77,15 +77,17 @@ class EventStream(Response):
                 return
 
     def _written(self, one: Event) -> bytes:
-        if isinstance(one, (Started, Done)):
-            return b""
         if isinstance(one, ErrorEvent):
             return event({"error": one.refusal.error})
         if isinstance(one, ChunkEvent):
             return b"".join(map(event, self._reply.said(one)))
-        if isinstance(one, Finished):
-            end = [*map(event, self._reply.finished()), b"data: [DONE]\n\n"]
-            return b"" if self._failed else b"".join(end)
+        if isinstance(one, ChoiceEnded):
+            return self._last_of(one)
+        if isinstance(one, Finished) and not self._failed:
+            return b"".join(map(event, self._reply.finished())) + b"data: [DONE]\n\n"
+        return b""
+
+    def _last_of(self, one: ChoiceEnded) -> bytes:
         try:
             return b"".join(map(event, self._reply.ended(one)))
         except ApiError as refusal:
