@@ -35,7 +35,8 @@ class State(NamedTuple):
             ended, and only white space follows), `text` (the answer), and for channels `header`
             and `call` (the arguments of a tool call).
         held: Text whose kind is not known yet.
-        begun: Whether the current reasoning part has text.
+        begun: Whether the current reasoning part has text; in the phase `start`, whether the prompt
+            has closed a part, so that white space before the answer is dropped.
         spoke: Kinds of parts so far.
     """
 
@@ -79,8 +80,10 @@ class TagSyntax:
 
     def begin(self, tail: str, prefill: str = "") -> State:
         """Return the state after a prompt with this end; the prompt may have opened a part."""
-        inside = tail.removesuffix(prefill).rstrip().endswith(self.open)
-        return self.read(State("reasoning" if inside else "start"), prefill)[0]
+        before = tail.removesuffix(prefill).rstrip()
+        inside, closed = before.endswith(self.open), before.endswith(self.close)
+        state = State("reasoning") if inside else State("start", begun=closed)
+        return self.read(state, prefill)[0]
 
     def skip(self, prompt: str, force: bool) -> str:
         """Return the text after `prompt` with which an answer without reasoning begins.
@@ -105,6 +108,7 @@ class TagSyntax:
             held = state.held.rstrip() if state.begun else state.held.strip()
             return _emitted(Part("reasoning", held), self._marked)
         held = "" if state.phase == "after" else state.held
+        held = held.lstrip() if state.phase == "start" and state.begun else held
         return _emitted(Part("text", held), self._marked)
 
     @property
@@ -126,7 +130,7 @@ class TagSyntax:
             return state.after("reasoning", core[len(self.open) :], nothing), nothing
         if self.open.startswith(core):
             return state, nothing
-        said = Part("text", state.held)
+        said = Part("text", core if state.begun else state.held)
         return state.after("text", "", said), said
 
     def _reasoning(self, state: State) -> tuple[State, Part]:

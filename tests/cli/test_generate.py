@@ -82,6 +82,7 @@ def test_json(generate):
     )
     assert list(one) == [
         "text",
+        "reasoning",
         "tokens",
         "finish_reason",
         "prompt_tokens",

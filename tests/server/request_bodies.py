@@ -301,7 +301,7 @@ def outcome(kind, most, body):
     }
     if isinstance(asked["prompt"], list) and len(asked["prompt"]) > 1000:
         asked["prompt"] = asked["prompt"][:3]
-    return json.loads(json.dumps(asked, sort_keys=True).encode())
+    return json.loads(json.dumps(asked, sort_keys=True, default=vars).encode())
 
 
 def outcomes(cases, *, keep=None):

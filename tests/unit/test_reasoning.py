@@ -139,6 +139,8 @@ def test_what_follows_a_prompt_so_that_nothing_is_thought(prompt, force, skip):
     assert THINK.skip(prompt, force) == skip
     state = THINK.begin(prompt + skip)
     assert parse(THINK, state, "Hi") == [answer("Hi")]
+    white = parse(THINK, state, "\n", " Hi")
+    assert white == [answer("Hi" if skip or prompt.endswith("</think>\n\n") else "\n Hi")]
 
 
 PIECES = [
