@@ -58,7 +58,10 @@ VOCABULARY = {
     "gemma3": 262_144,
     "tales": 4_096,
 }
-ALONE = {"smollm2-135m-instruct"}  # they are drafted for by their text
+# Models without a draft model: those drafted for by their text, and hybrids, which are decoded plainly.
+ALONE = dict.fromkeys(["smollm2-135m-instruct", "gpt-oss-20b", "gemma4-e4b", "gemma4-e2b", "phi4-mini", "smollm3-3b"], "ngram") | dict.fromkeys(
+    ["qwen3.6-27b", "qwen3.5-9b", "qwen3.5-4b", "qwen3.5-0.8b", "lfm2.5-1.2b"], "none"
+)  # fmt: skip
 PADDED = {"qwen2.5-7b": 152_064, "qwen2.5-coder-7b": 152_064}
 PAIRS = {
     "smollm2-135m": ["smollm2-360m", "smollm2-1.7b"],
@@ -72,7 +75,8 @@ PAIRS = {
 # an alias of a family is its largest
 FAMILIES = {
     "smollm2": "smollm2-1.7b", "qwen2.5": "qwen2.5-7b", "qwen2.5-coder": "qwen2.5-coder-7b", "qwen3": "qwen3-8b",
-    "llama3.1": "llama3.1-8b", "llama3.2": "llama3.2-3b", "gemma3": "gemma3-4b",
+    "llama3.1": "llama3.1-8b", "llama3.2": "llama3.2-3b", "gemma3": "gemma3-4b", "qwen3.6": "qwen3.6-27b", "qwen3.5": "qwen3.5-9b",
+    "lfm2.5": "lfm2.5-1.2b", "gpt-oss": "gpt-oss-20b", "gemma4": "gemma4-e4b", "smollm3": "smollm3-3b",
 }  # fmt: skip
 
 
@@ -89,7 +93,7 @@ def test_every_declared_pair_is_compatible():
     known = entries()
     assert {name: entry.draft for name, entry in known.items() if entry.draft} == {
         target: draft for draft in PAIRS for target in PAIRS[draft]
-    } | dict.fromkeys(ALONE, "ngram")
+    } | ALONE
     for target in known.values():
         if target.draft and target.name not in ALONE:
             draft = known[target.draft]
@@ -105,22 +109,32 @@ def test_every_declared_pair_is_compatible():
             )
 
 
+def test_what_is_decoded_plainly_says_so():
+    for entry in entries().values():
+        assert (entry.draft == "none") == ("decoded plainly" in entry.note), entry.name
+
+
+def test_new_entries_have_a_sha256_and_a_revision():
+    for name in ALONE:
+        entry = resolve(name)
+        assert entry.parts[0].sha256 and (entry.package or len(entry.revision) == 40), name
+
+
 def test_every_entry_says_what_a_user_must_know():
     for entry in entries().values():
         assert entry.license and entry.context and entry.tokenizer and entry.chat and entry.note, (
             entry.name
         )
         assert entry.size_bytes
-        assert (
-            "Q4" in (entry.path.name if entry.path else entry.parts[0].file).upper()
-            or entry.name == "tales"
-        )
+        assert "Q4" in (
+            entry.path.name if entry.path else entry.parts[0].file
+        ).upper() or entry.name in ("tales", "gpt-oss-20b")
         Sampling(**entry.sampling)
         assert entry.permissive or any(word in entry.note for word in ("licence", "terms")), (
             entry.name
         )
     not_permissive = {entry.license for entry in entries().values() if not entry.permissive}
-    assert not_permissive == {"gemma", "llama3.1", "llama3.2", "qwen-research"}
+    assert not_permissive == {"gemma", "llama3.1", "llama3.2", "qwen-research", "lfm1.0"}
 
 
 def test_what_is_written_of_the_bundled_files_is_true():
