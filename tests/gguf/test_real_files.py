@@ -28,6 +28,7 @@ BOTH = [
     pytest.param(SMOLLM2, marks=smollm2_only, id="smollm2"),
     pytest.param(GEMMA, marks=pytest.mark.skipif(not GEMMA.exists(), reason=FETCH), id="gemma3"),
 ]
+FIXED = Speculation(k=4, adaptive=False)  # the clock decides nothing
 GREEDY = Sampling(temperature=0, max_tokens=48)
 RECORDS = (
     "\n".join(f'{{"id": {i}, "name": "item {i}", "price": {i}.50}}' for i in range(1, 9)) + "\n"
@@ -62,7 +63,7 @@ def test_its_template_writes_chatml(smollm2):
 def test_drafts_from_the_text_are_accepted_and_change_nothing(smollm2):
     with gguf_spec.load(SMOLLM2, "none", n_ctx=1024, threads=2) as plain:
         expected = plain.generate(RECORDS, GREEDY)
-    found = smollm2.generate(RECORDS, GREEDY)
+    found = smollm2.generate(RECORDS, GREEDY, speculation=FIXED)
     assert found.text == expected.text
     assert found.stats.n_accepted > 10
 
@@ -139,7 +140,7 @@ def test_a_real_file_is_quantised_and_drafts_for_itself(path, tmp_path, monkeypa
 @pytest.mark.parametrize("path", BOTH)
 def test_long_text_of_a_real_file(path):
     """Gemma's window of 512 tokens is passed."""
-    with gguf_spec.load(path, "ngram", n_ctx=2048, threads=2) as llm:
+    with gguf_spec.load(path, "ngram", n_ctx=2048, threads=2, speculation=FIXED) as llm:
         text = RECORDS * 5
         assert len(llm.tokenize(text)) > 700
         drafted = llm.generate(text, GREEDY)

@@ -264,11 +264,12 @@ def test_checks_are_added_to_what_is_there(machine):
     machine.run()
     before = len(machine.calls())
     machine.check()
-    (added,) = machine.calls()[before:]
+    added, fetched = machine.calls()[before:]
     assert added.endswith(f"{machine.clone}[dev]")
+    assert "fetch_test_models.py" in fetched
     machine.check()
     machine.run()
-    assert len(machine.calls()) == before + 1
+    assert len(machine.calls()) == before + 3  # only the models of the tests are looked for again
 
 
 @pytest.mark.parametrize("ci", ["", "true"])
