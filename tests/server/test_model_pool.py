@@ -269,6 +269,7 @@ def test_a_model_in_use_stays(files):
     pool = ModelPool(models, keep_alive=1, clock=clock)
     with serve_in_thread(pool) as server, begun(server, 3000) as response:
         clock.now = 100
-        assert [one["busy"] for one in ask(server, path="/api/ps").json()["models"]] == [True]
+        [one] = ask(server, path="/api/ps").json()["models"]
+        assert (one["busy"], one["seconds_left"]) == (True, None)
         rest = response.read()
         assert rest.endswith(b"data: [DONE]\n\n")
