@@ -4,6 +4,7 @@ from real runs. Needs chromium and chromedriver. MODEL is the one that answers o
 PYTHONPATH=. .venv/bin/python scripts/pictures.py [MODEL]
 """
 
+import contextlib
 import io
 import json
 import os
@@ -18,7 +19,6 @@ from pathlib import Path
 from plot_bench import chart
 from rich.console import Console
 from rich.text import Text
-from tests.cli.terminals import screen_of
 
 import gguf_spec
 from gguf_spec.server import serve_in_thread
@@ -53,6 +53,16 @@ def bench():
     (IMAGES / "bench.svg").write_text(chart(report), encoding="utf-8")
 
 
+def read_all(here):
+    """Return all bytes that come out of a pseudo-terminal before its other end is closed."""
+    seen = b""
+    with contextlib.suppress(OSError):  # Linux: the other end was closed
+        while data := os.read(here, 65536):
+            seen += data
+    os.close(here)
+    return seen
+
+
 def terminal():
     """What the command shows at a terminal, as SVG."""
     here, there = pty.openpty()
@@ -69,7 +79,7 @@ def terminal():
         env=environment,
     ):
         os.close(there)
-        shown = screen_of(here).decode().replace("\r\n", "\n")
+        shown = read_all(here).decode().replace("\r\n", "\n")
     console = Console(record=True, width=WIDTH, file=io.StringIO())
     typed = " ".join(f'"{word}"' if " " in word else word for word in COMMAND)
     console.print(Text.from_ansi(f"$ gguf-spec {typed}\n{shown.rstrip()}"))
