@@ -101,7 +101,8 @@ def _values() -> list[tuple[str, str, str, Any]]:
     secret = {"GGUF_SPEC_API_KEY"}
     found += [
         ("environment", "", name, "(set)" if name in secret else os.environ[name])
-        for name in sorted(names & set(os.environ))
+        for name in sorted(names)
+        if os.environ.get(name)
     ]
     return [
         (source, section, key, "(set)" if key.replace("-", "_") == "api_key" else value)

@@ -8,12 +8,13 @@ from typing import Any
 
 import click
 
+from .command import Command
 from .render import CONTROL
 
 _HEAD = ("MODEL", "SIZE", "CONTEXT", "UNLOADED IN", "SERVER", "PID")
 
 
-@click.command()
+@click.command(cls=Command, short_help="Show the models that running servers hold.")
 @click.option("--json", "as_json", is_flag=True, help="Write JSON.")
 def ps(as_json: bool) -> int:
     """Show the models that running servers of this user hold in memory.

@@ -17,7 +17,7 @@ def config(tmp_path):
 
     def write(text):
         file.write_bytes(text if isinstance(text, bytes) else text.encode())
-        return {"XDG_CONFIG_HOME": str(tmp_path)}
+        return {"XDG_CONFIG_HOME": str(tmp_path), "GGUF_SPEC_MODEL": ""}
 
     write.file = file
     return write
@@ -138,7 +138,7 @@ def test_no_file(cli, config, tmp_path):
 
 
 def test_edit(cli, tmp_path):
-    env = {"XDG_CONFIG_HOME": str(tmp_path), "EDITOR": "true"}
+    env = {"XDG_CONFIG_HOME": str(tmp_path), "EDITOR": "true", "GGUF_SPEC_MODEL": ""}
     file = tmp_path / "gguf-spec" / "config.toml"
     assert out(cli("config", "edit", env=env)) == f"{file} has no errors.\n"
     assert "[default]" in file.read_text()

@@ -21,25 +21,16 @@ def test_a_table_and_a_sentence(tuned):
     lines = tuned.stdout.decode().splitlines()
     assert re.fullmatch(r"abc\.gguf with abc\.gguf, measured in [\d.]+ s", lines[0])
     assert lines[2].split("  ")[0] == "tokens in a pass"
-    rows = [line.split() for line in lines[3:15]]
-    assert [row[0] for row in rows] == [
-        "1",
-        "2",
-        "3",
-        "4",
-        "5",
-        "6",
-        "7",
-        "8",
-        "12",
-        "16",
-        "24",
-        "33",
-    ]
+    # On a busy machine the time for the measurement ends before the widest passes.
+    rows = [line.split() for line in lines[3 : lines.index("", 3)]]
+    widths = ["1", "2", "3", "4", "5", "6", "7", "8", "12", "16", "24", "33"]
+    assert len(rows) >= 4
+    assert [row[0] for row in rows] == widths[: len(rows)]
+    rest = lines[len(rows) + 4 :]
     assert all(
         len(row) == 4 and all(float(cell.replace(",", "")) >= 0 for cell in row[1:]) for row in rows
     )
-    assert [line[:16].strip() for line in lines[16:22]] == [
+    assert [line[:16].strip() for line in rest[:6]] == [
         "context",
         "draft context",
         "exact passes",
@@ -47,10 +38,10 @@ def test_a_table_and_a_sentence(tuned):
         "draft",
         "Python",
     ]
-    assert lines[18].split("   ")[-1].strip() == "all, up to the longest draft"
-    assert re.search(r"right in \d+ of 129 places \(\d+%\)", lines[20])
-    assert lines[23].startswith("A token of the target takes ")
-    assert len(lines) == 24
+    assert rest[2].split("   ")[-1].strip() == "all, up to the longest draft"
+    assert re.search(r"right in \d+ of 129 places \(\d+%\)", rest[4])
+    assert rest[7].startswith("A token of the target takes ")
+    assert len(rest) == 8
 
 
 def test_it_is_kept(cli, tuned):

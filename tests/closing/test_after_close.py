@@ -24,6 +24,14 @@ def test_every_public_member_works_without_native_memory_or_raises_closed_error(
     assert run_child("closed", animals, way).endswith(" 0 failed: []")
 
 
+BODIES = {
+    "/v1/completions": {"prompt": "a"},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}]},
+    "/tokenize": {"content": "a"},
+    "/detokenize": {"tokens": [1]},
+}
+
+
 def test_every_route_of_the_server_answers_after_close(animals):
     llm = gguf_spec.load(animals / "llama.gguf", None, **OPTIONS)
     with serve_in_thread(llm) as server:
@@ -32,15 +40,15 @@ def test_every_route_of_the_server_answers_after_close(animals):
         llm.close()
         for path, methods in paths.items():
             for method in methods:
-                body = {"prompt": "a"} if path.endswith("/completions") else None
-                body = {"messages": [{"role": "user", "content": "a"}]} if "chat" in path else body
+                body = BODIES.get(path)
                 reply = ask(
                     server,
                     method.upper(),
                     path.replace("{model}", llm.name).replace("{name}", llm.name),
                     body,
                 )
-                assert reply.status == (200 if body is None else 503), (path, reply.body)
+                needs_model = body is not None or path == "/props"
+                assert reply.status == (503 if needs_model else 200), (path, reply.body)
 
 
 def use_in_many_ways(llm, animals):

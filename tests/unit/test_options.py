@@ -56,7 +56,7 @@ def loaded(monkeypatch):
     @options.model_options
     @click.option("--other", help="Another draft.")
     def command(**given):
-        options._load(given, given["other"] or given["draft"], Speculation(), None)
+        options._load(given, given["other"] or given["draft"], Speculation(), None, None)
 
     def run(*args, env=None):
         result = CliRunner().invoke(command, args, env=env, catch_exceptions=False)

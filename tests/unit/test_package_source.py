@@ -15,6 +15,7 @@ import pytest
 from gguf_spec import errors
 from gguf_spec.registry import download, package, pip
 from tests import wheels
+from tests.children import Child
 from tests.wheels import BODY, Index
 
 PULL = """
@@ -303,7 +304,7 @@ def start(tmp_path, use):
             "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
         }
         children.append(
-            subprocess.Popen([sys.executable, "-c", PULL], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, cwd=tmp_path)
+            Child([sys.executable, "-c", PULL], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, cwd=tmp_path)
         )  # fmt: skip
         return children[-1]
 

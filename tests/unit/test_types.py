@@ -19,6 +19,7 @@ BAD = {
     "presence_penalty": [-1e39, NAN, INF, -INF, "1", None],
     "penalty_last_n": [-2, 1.0, None],
     "seed": [-1, 2**64, 1.5, "1", True],
+    "think_budget": [-1, 1.5, "1", True],
     "max_tokens": [0, -1, 1.5, "5", True],
     "stop": ["", [""], ["a", ""], [b"a"], [3]],
     "typical_p": [0, 1.1, NAN, None],
@@ -59,6 +60,7 @@ GOOD = {
     "presence_penalty": [-2, 0, 2.0],
     "penalty_last_n": [-1, 0, 10**6],
     "seed": [None, 0, 2**64 - 1],
+    "think_budget": [None, 0, 10**9],
     "max_tokens": [None, 1, 10**9],
     "stop": [(), [], ["a"], ("a", "b")],
     "typical_p": [1e-9, 1],
@@ -182,7 +184,9 @@ def test_dicts_can_be_written_as_json():
     read = json.loads(json.dumps(result.to_dict()))
     assert read["tokens"] == [1, 2]
     assert read["stats"]["tokens_per_s"] == 2.0
-    assert set(read) == {"text", "tokens", "finish_reason", "seed", "stats", "logprobs"}
+    assert set(read) == {
+        "text", "reasoning", "tokens", "finish_reason", "seed", "stats", "logprobs",
+    }  # fmt: skip
     chunk = json.loads(
         json.dumps(Chunk("ab", (1,), 4, 1, "stop", (("a", True), ("b", False))).to_dict())
     )
