@@ -78,7 +78,8 @@ def _overlay(below: Mapping[str, Entry], above: Mapping[str, Entry]) -> dict[str
 def resolve(model: str | Path, models_file: Path | None = None) -> Entry:
     """Return the entry of a name, an alias, a location on the hub or the path of a GGUF file.
 
-    An `hf:` location has the form `hf:OWNER/REPO/FILE[@REVISION]`. A text that is a name means the
+    An `hf:` location has the form `hf:OWNER/REPO/FILE[@REVISION]`; `hf:OWNER/REPO[:QUANT]` means
+    the same as without `hf:`. A text that is a name means the
     name even if a file with that name exists; `./name` means the file. A `Path` is never a name.
     Texts that are neither names nor files are taken as `references.find` takes them.
 
@@ -87,7 +88,8 @@ def resolve(model: str | Path, models_file: Path | None = None) -> Entry:
         InvalidModelsFileError: A models file has an error.
     """
     if isinstance(model, str) and model.startswith("hf:"):
-        return _on_hub(model)
+        whole = references.find(model[3:]) if references.parse(model[3:]) else None
+        return whole or _on_hub(model)
     if isinstance(model, str) and not {"/", os.sep} & set(model):
         known = entries(models_file)
         found = known.get(model.lower()) or _by_alias(known).get(model.lower())

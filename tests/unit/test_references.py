@@ -219,3 +219,8 @@ def test_offline_nothing_is_listed(monkeypatch):
     monkeypatch.setattr(hub_module, "list_files", None)
     with pytest.raises(errors.NotDownloadedError):
         models.pull("someone/some-GGUF", offline=True)
+
+
+def test_hf_before_a_repository_changes_nothing():
+    for reference in ("someone/some-GGUF", "someone/some-GGUF:Q8_0"):
+        assert resolve(f"hf:{reference}") == resolve(reference)

@@ -317,7 +317,7 @@ def test_a_place_on_the_hub(spec):
 
 
 NO_PLACES = [
-    "hf:", "hf:a", "hf:a/b", "hf:a/b/", "hf:a/b/x.bin", "hf:a/b/.gguf", "hf:a//x.gguf", "hf:/b/x.gguf", "hf:a/b/../x.gguf", "hf:a/b/f/../../x.gguf",
+    "hf:", "hf:a", "hf:a/b/", "hf:a/b/x.bin", "hf:a/b/.gguf", "hf:a//x.gguf", "hf:/b/x.gguf", "hf:a/b/../x.gguf", "hf:a/b/f/../../x.gguf",
     "hf:../b/x.gguf", "hf:a/../x.gguf", "hf:a/b/x\\y.gguf", "hf:a/b//x.gguf", "hf:a/b/x.gguf@", "hf:a/b/x.gguf@../main", "hf:a/b/x.gguf@-f",
     "hf:a/b/x.gguf@a b", "hf:a b/c/x.gguf", "hf:a/b/x\n.gguf", "hf:a/b/x\0.gguf", "hf:a--b/c/x.gguf", "hf:" + "a" * 100 + "/b/x.gguf",
     "hf:a/b/" + "x" * 600 + ".gguf", "hf:a/b/x-00002-of-00002.gguf", "hf:ä/b/x.gguf", "hf:a/b/x.gguf@" + "f" * 300,
