@@ -123,11 +123,10 @@ def _log_request(scope: Scope, path: str, status: int) -> None:
     ):
         return
     method = scope["method"] if scope["method"] in _METHODS else "?"
-    stats = getattr(scope.get(JOB), "stats", None)
-    tokens = (
+    choices = getattr(scope.get(JOB), "stats", [])
+    tokens = "".join(
         f", {stats.n_prompt:,} + {stats.n_generated:,} tokens, {stats.tokens_per_s:,.1f} tok/s"
-        if stats
-        else ""
+        for stats in choices[:8]
     )
     REQUESTS.info("%s %s %d%s", method, path, status, tokens)
 

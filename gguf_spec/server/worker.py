@@ -127,7 +127,7 @@ class Job:
         # No explicit size limit: the length of the answer bounds the queue.
         self.events: asyncio.Queue[Event] = asyncio.Queue()
         self.why: Why | None = None
-        self.stats: Stats | None = None  # of the complete answer
+        self.stats: list[Stats] = []  # of the complete choices
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         self._stream: Stream | None = None
@@ -276,7 +276,8 @@ class Worker:
                     job.post(ChunkEvent(chunk, _named(llm, chunk), request.index))
             finally:
                 job.ends()
-                job.stats = stats = stream.stats
+                stats = stream.stats
+                job.stats.append(stats)
                 self.totals.ended(stats)
         self._seconds += 0.2 * (stats.total_s - self._seconds)
         job.post(ChoiceEnded(request.index, stream.result, job.why))
