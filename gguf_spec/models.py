@@ -38,6 +38,7 @@ __all__ = [
     "find",
     "find_drafts",
     "format_bytes",
+    "list_local",
     "list_models",
     "path",
     "pull",
@@ -59,6 +60,29 @@ def list_models(models_file: str | Path | None = None) -> list[Entry]:
         InvalidModelsFileError: A models file has an error.
     """
     return list(entries(_path_or_none(models_file)).values())
+
+
+def list_local(models_file: str | Path | None = None) -> list[Entry]:
+    """Return the models of Ollama, LM Studio, llama.cpp and the hub's cache on this disk.
+
+    Files of models that have names in a models file are left out. Of a model in several files the
+    first one counts.
+
+    Args:
+        models_file: As for `list_models`.
+
+    Raises:
+        InvalidModelsFileError: A models file has an error.
+    """
+    from .registry.local_models import local_models
+    from .registry.resolve import split_names
+
+    named = {path.resolve() for entry in list_models(models_file) if (path := find(entry))}
+    return [
+        Entry(one.name, one.repo, one.commit, (), one.path, note="Of another program.")
+        for one in local_models()
+        if one.path.resolve() not in named and split_names(one.path.name)[0] == one.path.name
+    ]
 
 
 def resolve(model: ModelName, models_file: str | Path | None = None) -> Entry:

@@ -33,7 +33,7 @@ def table(found: Sequence[tuple[Entry, Path | None]]) -> list[str]:
         (
             tick if path else "",
             entry.name,
-            format_bytes(entry.size_bytes) if entry.size_bytes else "?",
+            format_bytes(size) if (size := _size(entry, path)) else "?",
             entry.license or "?",
             entry.draft or "-",
             entry.note.translate(CONTROL),
@@ -47,6 +47,16 @@ def table(found: Sequence[tuple[Entry, Path | None]]) -> list[str]:
     if n_here < len(found):
         legend += "; gguf-spec pull NAME downloads the others"
     return [*lines, "", f"{legend}."]
+
+
+def _size(entry: Entry, path: Path | None) -> int | None:
+    """Return the size of a model in bytes, if it is known."""
+    if entry.size_bytes or path is None:
+        return entry.size_bytes
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
 
 
 def _tick() -> str:

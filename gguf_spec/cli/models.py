@@ -60,16 +60,19 @@ def _options(command: F) -> F:
 @click.option("--cached", is_flag=True, help="List only models on this disk.")
 @_options
 def list_(cached: bool, models_file: Path | None, as_json: bool) -> int:
-    """List the models that have names, first those on this disk.
+    """List the models that have names, and those of other programs; first what is on this disk.
+
+    Other programs are Ollama, LM Studio, llama.cpp and clients of the hub.
 
     \b
     Examples:
       gguf-spec models list
       gguf-spec models list --cached --json
     """
-    from ..models import find, list_models
+    from ..models import find, list_local, list_models
 
     found = [(entry, find(entry)) for entry in list_models(models_file)]
+    found += [(entry, entry.path) for entry in list_local(models_file)]
     found = [(entry, path) for entry, path in found if path or not cached]
     if as_json:
         _print({"models": [_facts(entry, path) for entry, path in found]})

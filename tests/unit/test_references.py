@@ -224,3 +224,16 @@ def test_offline_nothing_is_listed(monkeypatch):
 def test_hf_before_a_repository_changes_nothing():
     for reference in ("someone/some-GGUF", "someone/some-GGUF:Q8_0"):
         assert resolve(f"hf:{reference}") == resolve(reference)
+
+
+def test_models_of_other_programs_are_listed(home, tmp_path):
+    """Once each, and without later parts of a split model."""
+    put(home / ".lmstudio/models/me/mine-GGUF/mine-Q4_K_M.gguf")
+    put(home / ".cache/llama.cpp/big-00001-of-00002.gguf")
+    put(home / ".cache/llama.cpp/big-00002-of-00002.gguf")
+    in_hub_cache(tmp_path, "some-Q4_K_M.gguf")
+    found = models.list_local()
+    assert sorted(one.path.name for one in found) == [
+        "big-00001-of-00002.gguf", "mine-Q4_K_M.gguf", "some-Q4_K_M.gguf",
+    ]  # fmt: skip
+    assert all(models.find(one.name) == one.path for one in found)
