@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import secrets
-import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -91,7 +90,8 @@ def check_request(request: Request, target: Model) -> None:
 class Stream:
     """A running generation: an iterator over `Chunk`s and a context manager.
 
-    It can be cancelled from any thread. A stream that is garbage-collected closes itself.
+    It can be cancelled from any thread. A stream that is garbage-collected releases the LLM: its
+    ticket leaves the queue (`runtime/turns.py`).
     """
 
     def __init__(self, request: Request, pair: ModelPair, release: Callable[[], None]) -> None:
@@ -196,13 +196,6 @@ class Stream:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._surely_close()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_chunks") and not sys.is_finalizing():
-            self._surely_close()
-
-    def _surely_close(self) -> None:
         try:
             self.close()
         except BaseException:  # Ctrl-C must not leave the LLM reserved

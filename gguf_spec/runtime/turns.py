@@ -3,6 +3,9 @@
 Each change is a single list operation, which no exception can leave half done. A thread that Ctrl-C
 interrupts therefore keeps no turn, and repeated calls of `leave` have no effect. The locks only
 wake waiting threads. These also poll, so that a lost wake-up delays them only by the poll interval.
+
+The turn of a stream that is garbage-collected ends without a finalizer, because Python drops a
+Ctrl-C that arrives inside of one: the queue looks whether the stream is still there.
 """
 
 from __future__ import annotations
@@ -31,6 +34,11 @@ class Ticket:
         self._called = threading.Lock()
         self._called.acquire()
 
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether the stream that used the turn is gone."""
+        return self.stream is not None and self.stream() is None
+
     def call(self) -> None:
         """Wake the thread."""
         with suppress(RuntimeError):  # already woken
@@ -49,8 +57,10 @@ class Line:
 
     @property
     def first(self) -> Ticket | None:
-        """The ticket that has the turn, or None."""
-        return next(iter(self._tickets), None)
+        """The ticket that has the turn, or None; tickets of streams that are gone leave."""
+        while (first := next(iter(self._tickets), None)) and first.is_abandoned:
+            self._remove(first)
+        return first
 
     def join(self, ticket: Ticket, meanwhile: Callable[[], object] | None = None) -> None:
         """Wait for the turn, and call `meanwhile` repeatedly until then.
@@ -58,15 +68,18 @@ class Line:
         If this raises, the caller must call `leave`.
         """
         self._tickets.append(ticket)
-        while self._tickets[0] is not ticket:
+        while self.first is not ticket:
             if meanwhile:
                 meanwhile()
             ticket.wait()
 
     def leave(self, ticket: Ticket) -> None:
         """Remove a ticket from the queue; no effect if it is not in it. Safe from any thread."""
-        with suppress(ValueError):
-            self._tickets.remove(ticket)
+        self._remove(ticket)
         first = self.first
         if first:
             first.call()
+
+    def _remove(self, ticket: Ticket) -> None:
+        with suppress(ValueError):
+            self._tickets.remove(ticket)

@@ -15,7 +15,7 @@ import gguf_spec
 from gguf_spec import Sampling, Speculation
 from gguf_spec.errors import ClosedError
 from gguf_spec.llama.threads import ThreadGovernor
-from tests.closing.bytecodes import Bytecodes, described
+from tests.closing.bytecodes import PACKAGE, Bytecodes, described
 from tests.closing.children import run_child
 from tests.unit.test_threads import Machine, run
 
@@ -73,6 +73,17 @@ def test_cancel_in_a_signal_handler_that_interrupts_cancel(tales):
             way.run(stream.cancel, place)
         stream.cancel()
         assert [chunk.finish_reason for chunk in stream] == ["cancelled"]
+
+
+@pytest.mark.parametrize("n_read", [0, 1, 99])
+def test_dropping_a_stream_runs_no_python_code(tales, n_read):
+    """Python drops a Ctrl-C that arrives inside of a finalizer: there must be none."""
+    way = Bytecodes(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
+    streams = [tales.stream("Once", Sampling(seed=1, max_tokens=9))]
+    for _ in zip(range(n_read), streams[0], strict=False):
+        pass
+    assert way.places(streams.clear) == []
+    assert tales._line.first is None
 
 
 def test_an_interrupt_anywhere_in_a_turn_of_a_chat_keeps_no_turn(tales):

@@ -2,6 +2,7 @@
 
 import sys
 import threading
+import time
 from dataclasses import replace
 from functools import partial
 
@@ -304,6 +305,18 @@ def test_the_thread_that_streams_is_told_and_others_wait(llm):
 def test_a_stream_that_is_dropped_gives_the_llm_back(llm):
     next(llm.stream("ab", FREE))
     assert llm.generate("ab", FREE).tokens
+
+
+def test_a_stream_that_is_dropped_while_a_thread_waits_gives_the_llm_back(llm):
+    done, stream = [], llm.stream("ab", FREE)
+    next(stream)
+    other = threading.Thread(target=lambda: done.append(llm.generate("ab", FREE)), daemon=True)
+    other.start()
+    while len(llm._line._tickets) < 2:
+        time.sleep(0.001)
+    del stream
+    other.join(30)
+    assert done and done[0].tokens == llm.generate("ab", FREE).tokens
 
 
 def test_closing_while_a_round_runs_cancels_and_gives_the_llm_back(llm, monkeypatch):
