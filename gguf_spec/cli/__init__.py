@@ -9,30 +9,34 @@ import sys
 import click
 
 from .. import __version__, errors
-from .bench import bench
-from .chat import chat
 from .command import CommandGroup, UnknownNameError
-from .completion import completion
-from .config import config
-from .doctor import doctor
-from .drafts import drafts
-from .edit import edit
-from .error_text import message_and_hint
-from .generate import generate
-from .models import models
-from .ps import ps
-from .quantize import quantize
+from .lazy import LazyCommands, Place
 from .render import CONTROL
-from .run import help_, run
-from .serve import serve
-from .tune import tune
-from .verify import verify
 
 __all__ = ["cli", "main"]
 
 
+_COMMANDS = {
+    "generate": Place("generate", "generate", "Continue a prompt, or answer it."),
+    "edit": Place("edit", "edit", "Change a text file as an instruction says."),
+    "run": Place("run", "run", "Chat with MODEL, or answer PROMPT, as ollama does."),
+    "help": Place("run", "help_", "Show the help of a command."),
+    "verify": Place("verify", "verify", "Check that drafts do not change the text."),
+    "tune": Place("tune", "tune", "Measure the cost of the models on this machine."),
+    "doctor": Place("doctor", "doctor", "Check the machine and the models."),
+    "bench": Place("bench", "bench", "Compare the speed with plain decoding."),
+    "chat": Place("chat", "chat", "Chat with a model."),
+    "models": Place("models", "models", "List, download and remove models."),
+    "serve": Place("serve", "serve", "Serve an OpenAI-compatible API and a chat page."),
+    "config": Place("config", "config", "Show or edit the defaults of options."),
+    "ps": Place("ps", "ps", "Show the models that running servers hold."),
+    "completion": Place("completion", "completion", "Print a script for shell completion."),
+}
+
+
 @click.group(
     cls=CommandGroup,
+    commands=LazyCommands(_COMMANDS),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="gguf-spec COMMAND --help shows the options of a command. Short names: pull, list (ls), "
     "show and rm are those of models.",
@@ -56,24 +60,6 @@ def cli() -> None:
       gguf-spec bench --quick
       gguf-spec doctor
     """
-
-
-cli.add_command(generate)
-cli.add_command(edit)
-cli.add_command(run)
-cli.add_command(help_)
-cli.add_command(verify)
-cli.add_command(tune)
-cli.add_command(doctor)
-cli.add_command(bench)
-cli.add_command(chat)
-cli.add_command(models)
-cli.add_command(serve)
-cli.add_command(config)
-cli.add_command(ps)
-cli.add_command(completion)
-models.add_command(drafts)
-models.add_command(quantize)
 
 
 def _show_log() -> None:
@@ -115,6 +101,8 @@ def main() -> None:
     except errors.GgufSpecError as error:
         if _wants_trace():
             raise
+        from .error_text import message_and_hint
+
         _fail(*message_and_hint(error), 2 if isinstance(error, errors.InvalidOptionError) else 1)
     except (KeyboardInterrupt, click.Abort):
         sys.exit(130)

@@ -21,7 +21,7 @@ _USELESS_SHARE = 0.15
 _COLUMNS = "{:<17}{:>8}{:>10}{:>9}{:>11}{:>11}{:>8}{:>10}{:>11}{:>12}{:>9}{:>9}"
 
 
-@click.command(cls=Command, short_help="Compare the speed with plain decoding.")
+@click.command(cls=Command)
 @model_options
 @click.option(
     "-w",

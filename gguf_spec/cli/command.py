@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from .habits import HIDDEN_NAMES, SHORT_COMMANDS, nearest_command, nearest_option
+from .lazy import LazyCommands
 
 # Group of the help -> its parameters; all others are in the group "Options".
 _GROUPS = {
@@ -47,7 +48,22 @@ class UnknownNameError(click.UsageError):
         self.hint = hint
 
 
-class Command(click.Command):
+class _OptionHints(click.Command):
+    """Command with hints for unknown options."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments.
+
+        Raises:
+            UnknownNameError: There is no such option.
+        """
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            raise no_such_option(error, ctx) from None
+
+
+class Command(_OptionHints):
     """Command with its usual options first in the help, and with the hidden names of options.
 
     Attributes:
@@ -107,17 +123,6 @@ class Command(click.Command):
                     option.opts = shown
         return parser
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments.
-
-        Raises:
-            UnknownNameError: There is no such option.
-        """
-        try:
-            return super().parse_args(ctx, args)
-        except click.NoSuchOption as error:
-            raise no_such_option(error, ctx) from None
-
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options in groups."""
         if not self.usual:
@@ -138,7 +143,7 @@ class Command(click.Command):
             formatter.write_dl(list(records.values()))
 
 
-class CommandGroup(click.Group):
+class CommandGroup(_OptionHints, click.Group):
     """Group that records the command to run, and has hints for unknown commands.
 
     Attributes:
@@ -161,6 +166,15 @@ class CommandGroup(click.Group):
             command = command.commands[word]
         return command
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands; commands that are not imported yet stay so."""
+        if not isinstance(self.commands, LazyCommands):
+            super().format_commands(ctx, formatter)
+            return
+        places = self.commands.places
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, places[name].help) for name in sorted(places)])
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -179,17 +193,6 @@ class CommandGroup(click.Group):
             raise self._no_such_command(ctx, args[0]) from error
         CommandGroup.running = found[1]
         return found
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments before the command.
-
-        Raises:
-            UnknownNameError: There is no such option.
-        """
-        try:
-            return super().parse_args(ctx, args)
-        except click.NoSuchOption as error:
-            raise no_such_option(error, ctx) from None
 
     def _no_such_command(self, ctx: click.Context, typed: str) -> UnknownNameError:
         near = nearest_command(typed, [path for path, _ in self.paths()])

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _SHELLS = ("bash", "zsh", "fish")
 
 
-@click.command(cls=Command, reads_config=False, short_help="Print a script for shell completion.")
+@click.command(cls=Command, reads_config=False)
 @click.argument("shell", type=click.Choice(_SHELLS))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:

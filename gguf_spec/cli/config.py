@@ -38,7 +38,6 @@ _TEMPLATE = """\
 @click.group(
     cls=CommandGroup,
     invoke_without_command=True,
-    short_help="Show or edit the defaults of options.",
 )
 @click.pass_context
 def config(ctx: click.Context) -> None:

@@ -21,7 +21,7 @@ _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 _INDENT = 19  # width of the columns for status and name, in characters
 
 
-@click.command(cls=Command, short_help="Check the machine and the models.")
+@click.command(cls=Command)
 @partial(model_options, download=False)
 @click.option(
     "--online",

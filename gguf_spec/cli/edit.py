@@ -33,7 +33,6 @@ _N_PLAIN = 8  # tokens of plain decoding that are timed for comparison
         "stats", "as_json",
     ),
     own_defaults=("temperature", "draft", "max_tokens"),
-    short_help="Change a text file as an instruction says.",
     context_settings={"default_map": {"draft": "ngram"}},
 )  # fmt: skip
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))

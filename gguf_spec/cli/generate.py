@@ -46,7 +46,6 @@ if TYPE_CHECKING:
         "stats",
         "as_json",
     ),
-    short_help="Continue a prompt, or answer it.",
 )
 @click.argument("prompt", required=False)
 @click.option("-p", "--prompt", "prompt_option", hidden=True, help="As PROMPT.")

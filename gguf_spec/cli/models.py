@@ -13,7 +13,9 @@ import click
 from .command import CommandGroup
 from .completion import model_names
 from .download import VERIFIED, download, is_agreed, with_drafts
+from .drafts import drafts
 from .model_table import table
+from .quantize import quantize
 from .render import CONTROL
 
 if TYPE_CHECKING:
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-@click.group(cls=CommandGroup, short_help="List, download and remove models.")
+@click.group(cls=CommandGroup)
 def models() -> None:
     """List, download and remove models that have names.
 
@@ -288,3 +290,7 @@ def _result(pulled: Pulled) -> dict[str, Any]:
 
 def _print(data: dict[str, Any]) -> None:
     click.echo(json.dumps(data, ensure_ascii=False, allow_nan=False))
+
+
+models.add_command(drafts)
+models.add_command(quantize)

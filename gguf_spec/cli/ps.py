@@ -14,7 +14,7 @@ from .render import CONTROL
 _HEAD = ("MODEL", "SIZE", "CONTEXT", "UNLOADED IN", "SERVER", "PID")
 
 
-@click.command(cls=Command, short_help="Show the models that running servers hold.")
+@click.command(cls=Command)
 @click.option("--json", "as_json", is_flag=True, help="Write JSON.")
 def ps(as_json: bool) -> int:
     """Show the models that running servers of this user hold in memory.

@@ -51,7 +51,6 @@ def _split(args: list[str]) -> tuple[list[str], list[str]]:
 @click.command(
     cls=_Run,
     reads_config=False,
-    short_help="Chat with MODEL, or answer PROMPT, as ollama does.",
     options_metavar="MODEL [PROMPT] [OPTIONS]",
 )
 def run() -> None:
@@ -68,7 +67,7 @@ def run() -> None:
     raise click.UsageError("MODEL is missing; gguf-spec models list shows the names.")
 
 
-@click.command("help", cls=Command, reads_config=False, short_help="Show the help of a command.")
+@click.command("help", cls=Command, reads_config=False)
 @click.argument("words", nargs=-1, metavar="[COMMAND]...")
 @click.pass_context
 def help_(ctx: click.Context, words: tuple[str, ...]) -> None:

@@ -55,7 +55,6 @@ class Duration(click.ParamType[float]):
 @click.command(
     cls=Command,
     usual=("model", "draft", "host", "port", "api_key", "cors_origin", "ctx", "threads", "quiet"),
-    short_help="Serve an OpenAI-compatible API and a chat page.",
 )
 @partial(model_options, several=True, chat=True)
 @click.option(

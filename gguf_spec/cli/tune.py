@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _SHOWN = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 33)
 
 
-@click.command(cls=Command, short_help="Measure the cost of the models on this machine.")
+@click.command(cls=Command)
 @model_options
 @click.option(
     "--json",

@@ -18,7 +18,7 @@ _SHOWN = 20  # maximum number of differences in the output
 _LONG_COUNT = 4  # default number of prompts with --long
 
 
-@click.command(cls=Command, short_help="Check that drafts do not change the text.")
+@click.command(cls=Command)
 @model_options
 @click.option(
     "-f",

@@ -39,7 +39,6 @@ _USUAL = (
 @click.command(
     cls=Command,
     usual=_USUAL,
-    short_help="Chat with a model.",
     context_settings={"default_map": {"max_tokens": 1024}},
 )
 @click.option("-s", "--system", help="System message.")

@@ -1,0 +1,39 @@
+"""Commands that are imported when they are used."""
+
+import subprocess
+import sys
+
+import click
+import pytest
+
+from gguf_spec.cli import _COMMANDS, cli
+from gguf_spec.cli.lazy import LazyCommands, Place
+
+
+@pytest.mark.parametrize("name", _COMMANDS)
+def test_the_table_names_commands(name):
+    command = cli.commands[name]
+    assert isinstance(command, click.Command)
+    assert command.name == name
+    assert command.short_help == _COMMANDS[name].help
+
+
+def test_the_help_imports_no_command():
+    code = (
+        "import sys; from gguf_spec.cli import cli\n"
+        "cli(['--help'], standalone_mode=False)\n"
+        "print([m for m in sys.modules if m in ('gguf_spec.cli.serve', 'gguf_spec.cli.generate')])"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout.endswith("[]\n")
+    assert all(place.help in said.stdout for place in _COMMANDS.values())
+
+
+def test_commands_can_be_added_and_removed():
+    commands = LazyCommands({"a": Place("ps", "ps", "Show models.")})
+    commands["b"] = click.Command("b", short_help="Of b.")
+    assert (list(commands), len(commands), commands.places["b"].help) == (["a", "b"], 2, "Of b.")
+    del commands["a"]
+    assert "a" not in commands
+    with pytest.raises(KeyError):
+        commands["a"]
