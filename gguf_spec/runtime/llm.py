@@ -6,11 +6,10 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, TypeGuard, TypeVar, cast
+from typing import Any, Literal, TypeVar
 
 from ..errors import BusyError, ClosedError
 from ..llama.model import Model
@@ -18,29 +17,19 @@ from ..options import Sampling, Speculation
 from ..results import Completion, OnProgress
 from ..speculative.pair import ModelPair, Snapshot
 from ..speculative.profile import Profile
-from ..text.chat_template import Message, Tools, encode_chat
+from ..text.chat_template import Message, Tools
 from ..text.infill import encode_infill
-from ..text.reasoning_format import ReasoningFormat, reasoning_format
+from ..text.reasoning_format import reasoning_format
 from ..text.template_reads import names_read
-from ..text.template_values import (
-    PromptOptions,
-    check_text,
-    no_reasoning,
-    read_options,
-)
+from ..text.template_values import no_reasoning, read_options
 from .chat import Chat
+from .request import Prompt, Request, build_request, check_request, encode
 from .session_file import restore as restore_session
 from .session_file import save as save_session
-from .stream import Request, Stream, check_request
+from .stream import Stream
 from .turns import Line, Ticket
 
-Prompt = str | Sequence[int] | Sequence[Message]
 T = TypeVar("T")
-
-
-def _is_text(prompt: Prompt) -> TypeGuard[str | Sequence[Message]]:
-    """Return whether a prompt is a text or messages; an empty sequence is token ids."""
-    return isinstance(prompt, str) or any(isinstance(one, (Mapping, str)) for one in prompt[:1])
 
 
 class LLM:
@@ -113,16 +102,12 @@ class LLM:
     @property
     def can_think(self) -> bool:
         """Whether the chat template has reasoning parts, which are separated from the answers."""
-        return self._reasoning is not None
+        return reasoning_format(self.vocabulary) is not None
 
     @property
     def template_variables(self) -> frozenset[str]:
         """Variables that the chat template reads and a request may set."""
         return names_read(self.vocabulary.chat_template or "")
-
-    @property
-    def _reasoning(self) -> ReasoningFormat | None:
-        return reasoning_format(self.vocabulary)
 
     def tokenize(
         self,
@@ -145,11 +130,8 @@ class LLM:
             think: As for `generate`.
             chat_template_kwargs: As for `generate`.
         """
-        target, options = self.vocabulary, read_options(prefill, tools, think, chat_template_kwargs)
-        if isinstance(prompt, str):
-            check_text(options)
-            return target.tokenize(prompt + prefill, special=special) if prompt + prefill else []
-        return encode_chat(target, prompt, options) if prompt else []
+        options = read_options(prefill, tools, think, chat_template_kwargs)
+        return encode(self.vocabulary, prompt, options, special=special)
 
     def tokenize_infill(self, prefix: str, suffix: str) -> list[int]:
         """Return the prompt for the text between `prefix` and `suffix`.
@@ -213,18 +195,7 @@ class LLM:
             EmptyPromptError, PromptTooLongError, InvalidOptionError: Raised before any pass runs.
             BusyError: This thread has an open stream of this LLM.
         """
-        request = self._request(
-            prompt,
-            sampling,
-            speculation,
-            read_options(prefill, tools, think, chat_template_kwargs),
-            echo,
-            stop_tokens,
-            on_token,
-            on_prompt,
-            reasoning,
-        )
-        return self._complete(request)
+        return self._complete(LLM._request(**locals()))
 
     def stream(
         self,
@@ -246,18 +217,7 @@ class LLM:
 
         The LLM is reserved until the stream ends or is closed.
         """
-        request = self._request(
-            prompt,
-            sampling,
-            speculation,
-            read_options(prefill, tools, think, chat_template_kwargs),
-            echo,
-            stop_tokens,
-            on_token,
-            on_prompt,
-            reasoning,
-        )
-        return self._stream(request)
+        return self._stream(LLM._request(**locals()))
 
     def generate_tokens(
         self, tokens: Sequence[int], sampling: Sampling | None = None, **options: Any
@@ -432,46 +392,12 @@ class LLM:
         return self._target
 
     def _request(
-        self,
-        prompt: Prompt,
-        sampling: Sampling | None,
-        speculation: Speculation | None,
-        options: PromptOptions,
-        echo: bool,
-        stop_tokens: Iterable[int],
-        on_token: Callable[[int], object] | None,
-        on_prompt: OnProgress | None,
-        reasoning: bool | None,
+        self, sampling: Sampling | None, speculation: Speculation | None, **given: Any
     ) -> Request:
-        is_chat = _is_text(prompt) and not isinstance(prompt, str)
-        tokens = self._encode(prompt, options)
-        sampling = sampling or self.sampling
-        if more := tuple(stop_tokens):
-            sampling = replace(sampling, stop_tokens=(*sampling.stop_tokens, *more))
-        separated = self._reasoning if is_chat or reasoning else None
-        if sampling.think_budget is not None and separated is None:
-            raise no_reasoning(
-                self._target, "think_budget", sampling.think_budget, is_chat or bool(reasoning)
-            )
-        shown = (prompt if isinstance(prompt, str) else "") + options.prefill
-        return Request(
-            tokens,
-            sampling,
-            speculation or self.speculation,
-            on_token,
-            options.prefill,
-            shown if echo else "",
-            on_prompt,
-            separated if reasoning is not False else None,
+        """Return the request that the arguments of `generate` or `stream` describe."""
+        return build_request(
+            self.vocabulary, sampling or self.sampling, speculation or self.speculation, **given
         )
-
-    def _encode(self, prompt: Prompt, options: PromptOptions) -> list[int]:
-        if _is_text(prompt) and not isinstance(prompt, str):
-            return encode_chat(self.vocabulary, prompt, options)
-        check_text(options)
-        if isinstance(prompt, str):
-            return self.tokenize(prompt, prefill=options.prefill)
-        return list(cast("Sequence[int]", prompt))
 
     def _complete(self, request: Request) -> Completion:
         def run(ticket: Ticket) -> Completion:

@@ -6,17 +6,14 @@ import contextlib
 import itertools
 import secrets
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import TracebackType
 
-from ..errors import EmptyPromptError, InvalidOptionError, PromptTooLongError
 from ..llama.model import Model
-from ..options import Sampling, Speculation
 from ..results import (
     Chunk,
     Completion,
     FinishReason,
-    OnProgress,
     Part,
     Progress,
     Stats,
@@ -32,59 +29,12 @@ from ..speculative.drafters import NoDrafter
 from ..speculative.pair import ModelPair
 from ..text.parts import PartStream, joined, text_of
 from ..text.reasoning import State
-from ..text.reasoning_format import ReasoningFormat
 from ..text.thinking import Thinking
+from .request import Request
 from .stats_recorder import StatsRecorder
 
 # Seed increment per context shift. It is odd, so that all parts of a text have different seeds.
 _PART = 0x9E3779B97F4A7C15
-
-
-@dataclass(frozen=True)
-class Request:
-    """Input of a stream.
-
-    Attributes:
-        prompt: Token ids.
-        sampling: Sampling options.
-        speculation: Draft options.
-        on_token: Called with each emitted id; a true result ends the generation there.
-        prefill: Text at the end of the prompt that belongs to the answer; a grammar starts there.
-        echo: Text at the start of the first chunk.
-        on_prompt: Called after each prefill pass. The last prompt token is not counted, because it
-            is decoded with the answer.
-        reasoning: Reasoning parts that are separated from the text; None for none.
-    """
-
-    prompt: Sequence[int]
-    sampling: Sampling
-    speculation: Speculation
-    on_token: Callable[[int], object] | None = None
-    prefill: str = ""
-    echo: str = ""
-    on_prompt: OnProgress | None = None
-    reasoning: ReasoningFormat | None = None
-
-
-def check_request(request: Request, target: Model) -> None:
-    """Reject a request that cannot run, before any pass runs.
-
-    Raises:
-        EmptyPromptError, PromptTooLongError, InvalidOptionError: With the actual values.
-    """
-    if not request.prompt:
-        raise EmptyPromptError
-    if len(request.prompt) >= target.n_ctx:
-        raise PromptTooLongError(len(request.prompt), target.n_ctx)
-    sampling = request.sampling
-    for option, tokens in (
-        ("prompt", request.prompt),
-        ("stop_tokens", sampling.stop_tokens),
-        ("logit_bias", sampling.logit_bias),
-    ):
-        for token in tokens:
-            if not (isinstance(token, int) and 0 <= token < target.n_vocab):
-                raise InvalidOptionError(option, token, f"an id from 0 to {target.n_vocab - 1}")
 
 
 class Stream:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from gguf_spec import Sampling, Speculation
+from gguf_spec.text.reasoning_format import reasoning_format
 from tests.exactness.test_same_text import CHAINS
 
 # opens the reasoning itself, as Qwen3.5; the tags are ordinary tokens of this vocabulary
@@ -39,7 +40,9 @@ def test_the_text_is_the_plain_one(thinker, prompts, chain):
         sampling = Sampling(**CHAINS[chain], think_budget=BUDGET, max_tokens=MOST, seed=70 + i)
         plain = ask(thinker, prompt, sampling, k=0)
         n_forced += plain.stats.n_reasoning >= BUDGET
-        assert plain.stats.n_reasoning <= BUDGET + len(thinker._reasoning.end(thinker.vocabulary))
+        assert plain.stats.n_reasoning <= BUDGET + len(
+            reasoning_format(thinker.vocabulary).end(thinker.vocabulary)
+        )
         for name, options in DRAFTS.items():
             drafted = ask(thinker, prompt, sampling, **options)
             if drafted.stats.n_near_ties:
@@ -55,7 +58,7 @@ def test_the_text_is_the_plain_one(thinker, prompts, chain):
 
 @pytest.mark.parametrize("accept", ["rejection", "block"])
 def test_rules_that_resample_keep_the_budget(thinker, prompts, accept):
-    end = thinker._reasoning.end(thinker.vocabulary)
+    end = reasoning_format(thinker.vocabulary).end(thinker.vocabulary)
     for prompt in prompts[:4]:
         sampling = Sampling(think_budget=BUDGET, max_tokens=MOST, seed=3, temperature=1.0)
         result = ask(thinker, prompt, sampling, k=4, accept=accept)

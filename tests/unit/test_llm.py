@@ -1,5 +1,6 @@
 """The public face on fakes: one request at a time, exact cuts, errors before anything runs."""
 
+import inspect
 import sys
 import threading
 import time
@@ -17,7 +18,8 @@ from gguf_spec.errors import (
     InvalidOptionError,
     PromptTooLongError,
 )
-from gguf_spec.runtime import llm as llm_module
+from gguf_spec.runtime import request as request_module
+from gguf_spec.runtime.llm import LLM
 from gguf_spec.sampling.chain import Filters, logprob
 from gguf_spec.speculative.profile import Profile
 from tests.fakes import FakeModel, fake_llm, random_table
@@ -45,6 +47,21 @@ def test_stream_and_generate_agree(llm):
     assert tuple(t for c in chunks for t in c.tokens) == whole.tokens
     assert [c.finish_reason for c in chunks] == [None] * (len(chunks) - 1) + ["length"]
     assert all("".join(t for t, _ in c.accepted_text) == c.text for c in chunks)
+
+
+def test_stream_and_generate_take_the_options_of_a_request():
+    """Both pass their arguments on by name, so the names and types must be those of `build_request`."""
+    stream, generate, build = (
+        {
+            name: (one.kind, one.default, str(one.annotation).removesuffix(" | None"))
+            for name, one in inspect.signature(function).parameters.items()
+        }
+        for function in (LLM.stream, LLM.generate, request_module.build_request)
+    )
+    assert stream == generate
+    assert {name: kind for name, (_, _, kind) in stream.items() if name != "self"} == {
+        name: kind for name, (_, _, kind) in build.items() if name != "target"
+    }
 
 
 def test_a_chunk_shows_which_text_was_drafted(llm):
@@ -529,7 +546,7 @@ def asked(llm, monkeypatch):
         seen.append((list(messages), options.prefill, options.tools))
         return model.tokenize("ab" + options.prefill, special=True)
 
-    monkeypatch.setattr(llm_module, "encode_chat", encode)
+    monkeypatch.setattr(request_module, "encode_chat", encode)
     return seen
 
 

@@ -9,6 +9,7 @@ import pytest
 from gguf_spec import Sampling, Speculation
 from gguf_spec.runtime import stats_recorder
 from gguf_spec.runtime import stream as stream_module
+from gguf_spec.runtime.request import Request
 from gguf_spec.sampling.chain import CompatSampling
 from gguf_spec.speculative import controller
 from gguf_spec.speculative.profile import Profile
@@ -167,7 +168,7 @@ def test_text_that_was_held_back_is_nobodys_draft():
 
 def test_a_request_cannot_be_changed_under_way():
     with pytest.raises(FrozenInstanceError):
-        stream_module.Request([1], FREE, Speculation()).prefill = "x"
+        Request([1], FREE, Speculation()).prefill = "x"
 
 
 def test_a_text_that_shifts_can_be_cancelled():
