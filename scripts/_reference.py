@@ -30,7 +30,7 @@ def reference():
         "# Python API\n\nGenerated from the docstrings by `scripts/readme.py`. Sizes are in bytes, times in seconds, and tokens are ids.\n"
         "Public is what this page lists; all else may change without notice.\n"
     ]
-    seen = set()
+    seen, listed = set(), set(map(id, offered()))
     for name in MODULES:
         module = importlib.import_module(f"gguf_spec.{name}".rstrip("."))
         entries, others = [], []  # others: constants, and what another section describes
@@ -41,9 +41,10 @@ def reference():
             )
             if is_ours and value not in seen:
                 seen.add(value)
+                inherits = " (with inherited members)" if hidden_bases(value, listed) else ""
                 entries += [
-                    f"<!-- ::: {value.__module__}.{value.__qualname__} -->\n",
-                    *described(thing, value),
+                    f"<!-- ::: {value.__module__}.{value.__qualname__}{inherits} -->\n",
+                    *described(thing, value, listed),
                 ]
             else:
                 others.append(f"`{thing}`")
@@ -64,12 +65,29 @@ def public(module):
     return getattr(module, "__all__", own)
 
 
-def described(name, value):
-    """Yield a function, or a class with what can be done with it."""
+def offered():
+    """Yield all values that the modules offer."""
+    for name in MODULES:
+        module = importlib.import_module(f"gguf_spec.{name}".rstrip("."))
+        yield from (getattr(module, thing) for thing in public(module))
+
+
+def hidden_bases(value, listed):
+    """Return the base classes of a class that are ours and that the page does not list (by `id`)."""
+    return [
+        base
+        for base in getattr(value, "__mro__", ())[1:]
+        if base.__module__.startswith("gguf_spec") and id(base) not in listed
+    ]
+
+
+def described(name, value, listed):
+    """Yield a function, or a class with its members, those of hidden bases included."""
     if inspect.isfunction(value):
         yield f"### `{name}{signature(value)}`\n\n{markdown(value.__doc__)}\n"
         return
-    bases = [base.__name__ for base in value.__bases__ if base is not object]
+    hidden = hidden_bases(value, listed)
+    bases = [base.__name__ for base in value.__bases__ if base not in (object, *hidden)]
     made = (
         ""
         if issubclass(value, BaseException)
@@ -85,7 +103,8 @@ def described(name, value):
     init = vars(value).get("__init__")
     if init and init.__doc__ and not is_dataclass(value):
         yield f"{markdown(init.__doc__)}\n"
-    for one, member in sorted(vars(value).items()):
+    members = {one: member for kind in (*hidden, value) for one, member in vars(kind).items()}
+    for one, member in sorted(members.items()):
         if one[0] == "_":
             continue
         if isinstance(member, property):

@@ -11,7 +11,10 @@ from pathlib import Path
 from mkdocs.structure.files import File, InclusionLevel
 
 ROOT = Path(__file__).parents[1]
-ENTRY = re.compile(r"<!-- (::: \S+) -->\n.*?(?=\n<!-- :::|\n## |\Z)", re.DOTALL)
+ENTRY = re.compile(
+    r"<!-- (::: \S+)( \(with inherited members\))? -->\n.*?(?=\n<!-- :::|\n## |\Z)", re.DOTALL
+)
+INHERITED = "\n    options:\n      inherited_members: true"
 LINK = re.compile(r"(?<=\]\()\.\./([^)#]+)")
 
 
@@ -35,7 +38,7 @@ def on_page_markdown(markdown, page, **_):
     if page.file.src_uri.startswith("files/"):
         return re.sub(r"\[([^\]]+)\]\((?!http)[^)]+\)", r"\1", markdown)
     if page.file.src_uri == "python-api.md":
-        return ENTRY.sub(r"\1\n", markdown)
+        return ENTRY.sub(lambda found: found[1] + (INHERITED if found[2] else "") + "\n", markdown)
     return LINK.sub(lambda found: place(found[1]), markdown)
 
 

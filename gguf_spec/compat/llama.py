@@ -33,11 +33,12 @@ from .arguments import (
 )
 from .background import pumped
 from .messages import as_messages, as_text, as_tools, check_chat_format, n_logprobs
+from .not_supported import NOT_HERE
 from .responses import Dict, Head, chat, chat_parts
-from .tokens import NOT_HERE, Tokenizer, line_end
+from .vocabulary import Vocabulary
 
 
-class Llama:
+class Llama(Vocabulary):
     """`llama_cpp.Llama` with speculation: the same calls, dictionaries and greedy text.
 
     Requests run one at a time; others wait. Methods may be called from any thread. Errors are those
@@ -317,78 +318,11 @@ class Llama:
             return self._seeds.getrandbits(32) if self._seeds else None
         return None if seed in ANY_SEED else seed
 
-    # ---- the vocabulary
-
-    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
-        """Return the token ids of a text in UTF-8.
-
-        Args:
-            text: The text.
-            add_bos: Whether to begin with the BOS token.
-            special: Whether to parse texts such as `<|im_end|>` as control tokens.
-        """
-        return self._vocabulary.tokenize_bytes(text, special=special, start=add_bos)
-
-    def detokenize(
-        self,
-        tokens: Sequence[int],
-        prev_tokens: Sequence[int] | None = None,
-        special: bool = False,
-    ) -> bytes:
-        """Return the bytes of tokens.
-
-        Args:
-            tokens: Token ids.
-            prev_tokens: Tokens before them; not used, because the bytes do not depend on them.
-            special: Whether to include the texts of control tokens.
-        """
-        del prev_tokens
-        target = self._vocabulary
-        pieces = [
-            target.piece(token) or (target.token_text(token).encode() if special else b"")
-            for token in tokens
-        ]
-        starts = len(tokens) > 0 and tokens[0] == target.vocabulary["bos"]
-        text = b"".join(pieces)
-        return text[1:] if starts and text.startswith(b" ") else text
+    # ---- tokens
 
     def n_ctx(self) -> int:
         """Return the context length in tokens."""
         return self._alive.n_ctx
-
-    def n_vocab(self) -> int:
-        """Return the number of tokens in the vocabulary."""
-        return self._vocabulary.n_vocab
-
-    def token_bos(self) -> int:
-        """Return the BOS token, which begins a text; -1 if the vocabulary has no such token."""
-        return int(self._vocabulary.vocabulary["bos"])
-
-    def token_eos(self) -> int:
-        """Return the EOS token, which ends a text; -1 if the vocabulary has no such token."""
-        return int(self._vocabulary.vocabulary["eos"])
-
-    def _shown(self, token: int) -> str:
-        return self.detokenize([token]).decode("utf-8", errors="ignore")
-
-    @property
-    def _vocabulary(self) -> Model:
-        """The target model; its vocabulary can be used while a request is running."""
-        return self._alive.vocabulary
-
-    def token_nl(self) -> int:
-        """Return the newline token; -1 if the vocabulary has no such token."""
-        return line_end(self._vocabulary)
-
-    def n_embd(self) -> int:
-        """Return the dimension of the embeddings of the model."""
-        return int(self.metadata[f"{self.metadata['general.architecture']}.embedding_length"])
-
-    def tokenizer(self) -> Tokenizer:
-        """Return an object that encodes and decodes text."""
-        return Tokenizer(self)
-
-    # ---- tokens
 
     def generate(
         self,
@@ -459,13 +393,6 @@ class Llama:
             return ChatCompletion(**answer)
         return (ChatCompletionChunk(**part) for part in answer)
 
-    @staticmethod
-    def longest_token_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-        """Return the length of the common prefix of two token sequences."""
-        return next(
-            (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
-        )
-
     def __getattr__(self, name: str) -> Any:
         if name in NOT_HERE:
             raise UnsupportedError(name, NOT_HERE[name])
@@ -513,6 +440,11 @@ class Llama:
         if self._llm is None:
             raise ClosedError
         return self._llm
+
+    @property
+    def _vocabulary(self) -> Model:
+        """The target model; its vocabulary can be used while a request is running."""
+        return self._alive.vocabulary
 
     def close(self) -> None:
         """Free the memory of the models; further calls have no effect."""
