@@ -285,7 +285,7 @@ def find_wheel(folder: Path):
 
 
 def get_wheel(settings: dict, pip: list, log) -> Path:
-    """Return the llama-cpp-python wheel for this machine from the cache, after compiling it where there is none.
+    """Return the llama-cpp-python wheel for this machine from the cache, after compiling it if it is not there.
 
     `pip` is the command that starts pip.
     """

@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))  # `python -I` leaves it out
 
-from _llama_wheel import (  # noqa: E402
+from _llama_wheel import (  # noqa: E402 -- found by the path set above
     CONSTRAINTS,
     Problem,
     build_settings,
@@ -151,7 +151,7 @@ def make_venv(why: list, log) -> None:
 
 
 def require_python(kind: str) -> None:
-    """Go on with a newer Python of this machine when this one is too old; raise where there is none."""
+    """Go on with a newer Python of this machine when this one is too old; raise if no newer one is found."""
     if sys.version_info >= OLDEST:
         return
     for minor in range(NEWEST[1], OLDEST[1] - 1, -1) if not os.environ.get("PYTHON") else ():

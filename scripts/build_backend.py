@@ -18,13 +18,22 @@ import sysconfig
 from pathlib import Path
 
 from hatchling import build as hatchling
-from hatchling.build import (  # noqa: F401
+from hatchling.build import (
     build_sdist,
     get_requires_for_build_editable,
     get_requires_for_build_sdist,
     get_requires_for_build_wheel,
 )
 
+# Hooks of PEP 517; those of an editable wheel and a wheel are below.
+__all__ = [
+    "build_editable",
+    "build_sdist",
+    "build_wheel",
+    "get_requires_for_build_editable",
+    "get_requires_for_build_sdist",
+    "get_requires_for_build_wheel",
+]
 NAME = "llama-cpp-python"
 SWITCH = "GGUF_SPEC_BUILD_LLAMA"
 # read by metadata_hook.py

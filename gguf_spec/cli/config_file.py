@@ -45,7 +45,7 @@ def path() -> Path:
 
 
 def read() -> dict[str, Any]:
-    """Return the tables of the config file; empty if there is none.
+    """Return the tables of the config file; empty if the file does not exist.
 
     Raises:
         ConfigFileError: It cannot be read, or is not TOML.

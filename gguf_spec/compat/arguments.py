@@ -154,7 +154,7 @@ def named_as_there() -> Iterator[None]:
 
 
 def _argument(option: Option) -> Option | None:
-    """Return the argument of `Llama` for an option of `load`; None if there is none."""
+    """Return the argument of `Llama` for an option of `load`; None if `Llama` lacks it."""
     if option.name in _NOT_HERE:
         return None
     values = _VALUES_HERE.get(option.name, {})

@@ -35,7 +35,7 @@ class Log:
 
     @property
     def last(self) -> str:
-        """The last line; empty if there is none."""
+        """The last line; empty if nothing was logged."""
         return next(reversed([*self]), "")
 
     def clear(self) -> None:

@@ -48,7 +48,7 @@ class LocalModel:
 
 
 def quant_of(file: str) -> str:
-    """Return the quantisation in a file name, in capitals; empty if there is none."""
+    """Return the quantisation in a file name, in capitals; empty if it names none."""
     found = _QUANT.findall(re.sub(r"(?i)\.gguf$", "", file.rpartition("/")[2]))
     return str(found[-1]).upper() if found else ""
 

@@ -19,6 +19,16 @@ _COMMENT_BYTES = 65535  # largest comment after that record
 _DIRECTORY_BYTES = 4 << 20  # largest list of files that is read
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _ENCRYPTED = 1  # bit of a file's flags
+# What `zipfile` raises if an archive is damaged.
+_DAMAGE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    EOFError,
+    NotImplementedError,
+    RuntimeError,
+    UnicodeDecodeError,
+    struct.error,
+)
 _HINT = "check the package index in pip's settings (`pip config list`)."
 
 
@@ -55,10 +65,7 @@ def copy_member(
                     digest.update(chunk)
                     out.write(chunk)
                     tick(n_bytes)
-    except (
-        zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError,
-        UnicodeDecodeError, struct.error,
-    ) as error:  # fmt: skip
+    except _DAMAGE as error:
         raise _damaged(name, wheel, str(error) or type(error).__name__) from None
     if n_bytes != part.size_bytes:
         raise _wrong(name, wheel, part, "size", part.size_bytes, n_bytes)

@@ -232,7 +232,7 @@ class ModelPool:
                 raise not_loaded(model.id, error) from None
 
     def _unload_oldest(self) -> bool:
-        """Unload the model whose last use is longest ago; return False if there is none."""
+        """Unload the model used longest ago; return False if no model may be unloaded."""
         with self._lock:
             idle = [(one.used_s, id_) for id_, one in self._loaded.items() if not one.keeps]
         if not idle:

@@ -237,7 +237,7 @@ class Worker:
             del job, last
 
     def _next(self) -> Job | None:
-        """Return the next job; unload idle models while there is none."""
+        """Return the next job, or None at the end; unload idle models while no job waits."""
         while True:
             with self._changed:
                 if not self._waiting and not self._ends:

@@ -161,7 +161,7 @@ class ModelPair:
         """Raise an error if the loaded models do not support the options.
 
         Raises:
-            NoSpeculationError: The options request the draft model, and there is none.
+            NoSpeculationError: The options request the draft model, and no draft is loaded.
         """
         if (
             speculation.k

@@ -141,7 +141,7 @@ def test_those_who_wait_are_told_when_it_is_closed():
 
 
 def test_close_waits_for_a_stream_that_is_about_to_be_opened(monkeypatch):
-    """When `close` looks there is none yet; it must not wait for a reader that never reads."""
+    """When `close` looks for the stream it does not exist yet; `close` must not wait for a reader that never reads."""
     llm, begun, go, done = llm_of(), threading.Event(), threading.Event(), threading.Event()
     monkeypatch.setattr(llm._pair, "check", lambda _: (begun.set(), go.wait(LIMIT_S)))
 
