@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .default_model import default_model, look_up_again
 from .download import at_terminal, download, with_drafts
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def offer_download(model: str | None, draft: str, options: Mapping[str, Any]) ->
     wanted = _missing(model, draft, options)
     if wanted and (options["yes"] or _is_agreed(wanted)):
         download(wanted)
+        look_up_again()
 
 
 def _missing(model: str | None, draft: str, options: Mapping[str, Any]) -> list[Entry]:
@@ -41,7 +43,7 @@ def _missing(model: str | None, draft: str, options: Mapping[str, Any]) -> list[
     The draft that models.yaml names counts if the target is missing, too: a target without its
     draft works.
     """
-    from ..models import default_model, find, resolve
+    from ..models import find, resolve
 
     models_file = options["models_file"]
     if model is None:

@@ -16,6 +16,7 @@ from click.core import ParameterSource
 from ..option_rule import Rule
 from ..options import SAMPLING, SPECULATION, Sampling, Speculation
 from .completion import model_names
+from .default_model import default_model
 from .error_text import in_command
 from .missing_models import offer_download
 from .progress import LoadBar, MeasuringNote
@@ -246,9 +247,10 @@ def _load(
     from .. import load  # importing llama.cpp is slow: only after the options are checked
 
     given = load_arguments(options, draft, speculation)
+    model, models_file = options["model"], options["models_file"]
     return load(
-        options["model"],
-        models_file=options["models_file"],
+        default_model(models_file) if model is None else model,
+        models_file=models_file,
         progress=progress,
         on_measure=on_measure,
         **given,
@@ -350,7 +352,7 @@ def to_sampling(options: dict[str, Any]) -> Sampling:
     Options that are not given take the values of the model in models.yaml, if it has any.
     """
     from .. import Sampling
-    from ..models import default_model, resolve
+    from ..models import resolve
 
     given = {name: options[parameter] for name, parameter in _SAMPLING.items()}
     given["logit_bias"] = dict(given["logit_bias"])

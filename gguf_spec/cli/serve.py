@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .command import Command
+from .default_model import default_model
 from .missing_models import offer_download
 from .options import (
     load_arguments,
@@ -149,7 +150,9 @@ def _pool(options: dict[str, Any], speculation: Speculation) -> ModelPool:
     from ..server import ModelPool, served_model
 
     given = load_arguments(options, draft, speculation)
-    models = [served_model(name, file, **given) for name in names]
+    models = [
+        served_model(default_model(file) if name is None else name, file, **given) for name in names
+    ]
     keep_alive = options["keep_alive"]
     if keep_alive is None:
         keep_alive = _KEEP_ALIVE_S if len(models) > 1 else math.inf
@@ -166,7 +169,7 @@ def _names(options: dict[str, Any]) -> list[str | None]:
     for name in names:
         offer_download(name, options["draft"], options)
     if options["store"]:
-        from ..models import default_model, find, list_models, resolve
+        from ..models import find, list_models, resolve
 
         file = options["models_file"]
         given = {

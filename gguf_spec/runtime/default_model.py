@@ -66,16 +66,19 @@ def default_model(models_file: Path | None = None) -> DefaultModel:
     return DefaultModel(default, download.find(default))
 
 
-def chosen_model(models_file: Path | None = None) -> DefaultModel:
+def chosen_model(
+    models_file: Path | None = None, chosen: DefaultModel | None = None
+) -> DefaultModel:
     """Return the default model, which is on this disk.
 
     Args:
         models_file: As for `resolve`.
+        chosen: The choice if it was made before; None chooses.
 
     Raises:
         NotDownloadedError: There is no chat model on this disk.
     """
-    chosen = default_model(models_file)
+    chosen = chosen or default_model(models_file)
     if chosen.path is None:
         raise _no_model(chosen)
     return chosen

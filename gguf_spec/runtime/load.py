@@ -23,13 +23,13 @@ from ..results import OnProgress, Progress
 from ..speculative.drafters import SuffixAutomaton, check_vocabulary
 from ..speculative.pair import ModelPair
 from ..speculative.profiler import profile_of
-from .default_model import chosen_model
+from .default_model import DefaultModel, chosen_model
 from .draft_search import choose
 from .llm import LLM
 
 
 def load(
-    model: str | Path | None = None,
+    model: str | Path | DefaultModel | None = None,
     draft: str | Path | None = "auto",
     *,
     speculation: Speculation | None = None,
@@ -58,8 +58,8 @@ def load(
     Args:
         model: A name in models.yaml, the path of a GGUF file, `OWNER/REPO[:QUANT]` or
             `hf:OWNER/REPO/FILE` of the hub, or the name under which Ollama, LM Studio or llama.cpp
-            hold a model. None takes the model of `models.default_model`. Nothing is downloaded; use
-            `gguf_spec.pull` for that.
+            hold a model. None takes the model of `models.default_model`, and the result of that
+            function is taken, too. Nothing is downloaded; use `gguf_spec.pull` for that.
         draft: A model as above. `ngram` drafts from earlier text only. None or `none` selects plain
             decoding. `auto` selects the draft that models.yaml names, otherwise the best draft on
             this disk.
@@ -183,15 +183,17 @@ def load(
         raise
 
 
-def _target_of(model: str | Path | None, models_file: Path | None) -> tuple[Entry, list[str]]:
+def _target_of(
+    model: str | Path | DefaultModel | None, models_file: Path | None
+) -> tuple[Entry, list[str]]:
     """Return the entry of the target, and notes on the choice.
 
     Raises:
         NotDownloadedError: No model is named, and there is no chat model on this disk.
     """
-    if model is not None:
+    if model is not None and not isinstance(model, DefaultModel):
         return resolve(model, models_file), []
-    chosen = chosen_model(models_file)
+    chosen = chosen_model(models_file, model)
     return chosen.entry, [chosen.note] if chosen.note else []
 
 

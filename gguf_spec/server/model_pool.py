@@ -19,6 +19,7 @@ from ..results import OnProgress
 from .errors import ApiError, gone, log, not_loaded
 
 if TYPE_CHECKING:
+    from ..models import DefaultModel
     from ..runtime.llm import LLM
 
 
@@ -38,7 +39,9 @@ class ServedModel:
 
 
 def served_model(
-    model: str | Path | None = None, models_file: str | Path | None = None, **options: Any
+    model: str | Path | DefaultModel | None = None,
+    models_file: str | Path | None = None,
+    **options: Any,
 ) -> ServedModel:
     """Return a model on this disk for a `ModelPool`, without loading it.
 
@@ -51,10 +54,10 @@ def served_model(
         ModelNotFoundError: There is no such model.
         NotDownloadedError: It is not on this disk.
     """
-    if model is None:
-        from ..runtime.default_model import chosen_model
+    from ..runtime.default_model import DefaultModel, chosen_model
 
-        entry = chosen_model(Path(models_file) if models_file else None).entry
+    if model is None or isinstance(model, DefaultModel):
+        entry = chosen_model(Path(models_file) if models_file else None, model).entry
         # The choice stays the same when the model is loaded again.
         model = entry.path or entry.name
     entry, file = resolve(model, models_file), local_path(model, models_file)

@@ -3,9 +3,11 @@
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import gguf_spec
 from gguf_spec import errors, models
+from gguf_spec.cli import cli, missing_models
 from gguf_spec.registry.resolve import entries
 from gguf_spec.runtime import default_model as module
 from tests.gguf import zoo
@@ -89,3 +91,52 @@ def test_what_never_counts(home, tmp_path):
     file.write_text(f"models: {{mine: {{path: {path}, prompt: text}}}}")
     llama_cpp(home, "x-00002-of-00002.gguf")
     assert models.default_model(file).path is None
+
+
+@pytest.fixture
+def lookups(monkeypatch):
+    """The lookups of the default model, as they are made."""
+    made, look_up = [], module.default_model
+    monkeypatch.setattr(module, "default_model", lambda *a: made.append(look_up(*a)) or made[-1])
+    return made
+
+
+def invoke(*words, stdin=""):
+    given = [*words, "--threads", "1", "--ctx", "64", "--draft", "none"]
+    run = CliRunner().invoke(cli, given, input=stdin, standalone_mode=False)
+    assert (run.exception, run.return_value) == (None, 0), run.stderr
+    return run
+
+
+@pytest.mark.parametrize("words", ["generate ab --yes -n 2", "chat --yes -n 2", "serve --yes --port 0"])  # fmt: skip
+def test_a_command_looks_it_up_once(home, lookups, monkeypatch, words):
+    if words.startswith("serve"):
+        pytest.importorskip("uvicorn")
+        monkeypatch.setattr("gguf_spec.cli.serve._wait", lambda *_: 0)
+    llama_cpp(home, "small.gguf", zoo.parrot("ab"))
+    best = llama_cpp(home, "best.gguf", zoo.parrot("abcdefgh"))
+    run = invoke(*words.split(), stdin="a\n")
+    assert [one.path for one in lookups] == [best]
+    assert f"Note: {lookups[0].note}".split(";", maxsplit=1)[0] in run.stderr
+
+
+def test_a_command_looks_it_up_again_after_a_download(home, lookups, monkeypatch):
+    def download(wanted):
+        assert [entry.name for entry in wanted] == [module.DEFAULT]
+        llama_cpp(home, "loaded.gguf", zoo.parrot("ab"))
+
+    monkeypatch.setattr(missing_models, "download", download)
+    run = invoke("generate", "ab", "--yes", "-n", "2")
+    assert [one.entry.name for one in lookups] == [module.DEFAULT, "loaded.gguf"]
+    assert "loaded.gguf" in run.stderr
+
+
+def test_load_takes_a_choice_that_was_made_before(home, lookups):
+    best = llama_cpp(home, "best.gguf", zoo.llama())
+    chosen = models.default_model()
+    llama_cpp(home, "later.gguf", zoo.llama(n_layer=5))
+    with gguf_spec.load(chosen, None, threads=1) as llm:
+        assert (llm.path, llm.notes[0]) == (best, chosen.note)
+    assert len(lookups) == 1
+    with pytest.raises(errors.NotDownloadedError, match="no chat model on this disk"):
+        gguf_spec.load(models.DefaultModel(chosen.entry, None))
