@@ -7,7 +7,6 @@ import itertools
 import secrets
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
-from types import TracebackType
 
 from ..llama.model import Model
 from ..results import (
@@ -140,12 +139,7 @@ class Stream:
     def __enter__(self) -> Stream:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             self.close()
         except BaseException:  # Ctrl-C must not leave the LLM reserved
