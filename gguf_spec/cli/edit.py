@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
 from functools import partial
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..options import Sampling, Speculation
+from . import ctrl_c
 from .command import Command
 from .edit_prompt import EditPrompt
 from .edit_screen import EditScreen
@@ -132,14 +132,10 @@ def _write(llm: LLM, prompt: EditPrompt, sampling: Sampling, *, quiet: bool) -> 
     """Generate the new text, and show it while it is written."""
     bar = PromptBar()
     screen = EditScreen(prompt.n_text, quiet=quiet)
-    with llm.stream(prompt.request, sampling, prefill=prompt.prefill, on_prompt=bar) as stream:
-        before = signal.getsignal(signal.SIGINT)
-
-        def stop(_number: int, _frame: object) -> None:
-            stream.cancel()
-            signal.signal(signal.SIGINT, before)
-
-        signal.signal(signal.SIGINT, stop)
+    with (
+        llm.stream(prompt.request, sampling, prefill=prompt.prefill, on_prompt=bar) as stream,
+        ctrl_c.cancels(stream),
+    ):
         try:
             with screen:
                 for chunk in stream:
@@ -147,7 +143,6 @@ def _write(llm: LLM, prompt: EditPrompt, sampling: Sampling, *, quiet: bool) -> 
                     screen.show(chunk.text, stream.stats)
         finally:
             bar.remove()
-            signal.signal(signal.SIGINT, before)
     result = stream.result
     screen.summary(result.stats, _plain(llm, prompt, result) if sys.stderr.isatty() else None)
     return result

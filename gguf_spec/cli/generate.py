@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +12,7 @@ import click
 from click.core import ParameterSource
 
 from ..options import Sampling
+from . import ctrl_c
 from .command import Command
 from .options import (
     load_models,
@@ -149,22 +149,17 @@ def _answer(
         else (request if isinstance(request, str) else "") + options["prefill"]
     )
     bar, thoughts = PromptBar(), Thoughts(not options["hide_thinking"])
-    with llm.stream(
-        request,
-        sampling,
-        prefill=options["prefill"],
-        echo=options["echo"],
-        on_prompt=bar,
-        think=options["think"],
-    ) as stream:
-        before = signal.getsignal(signal.SIGINT)
-
-        def stop(_number: int, _frame: object) -> None:
-            stream.cancel()
-            # A second Ctrl-C does not wait for the end of the round.
-            signal.signal(signal.SIGINT, before)
-
-        signal.signal(signal.SIGINT, stop)
+    with (
+        llm.stream(
+            request,
+            sampling,
+            prefill=options["prefill"],
+            echo=options["echo"],
+            on_prompt=bar,
+            think=options["think"],
+        ) as stream,
+        ctrl_c.cancels(stream),
+    ):
         try:
             for i, chunk in enumerate(stream):
                 if i == 0:
@@ -177,7 +172,6 @@ def _answer(
                     show_chunk(out, chunk, options["show_draft"])
         finally:
             bar.remove()
-            signal.signal(signal.SIGINT, before)
     result = stream.result
     if options["as_json"]:
         click.echo(

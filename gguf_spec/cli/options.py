@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,6 +14,7 @@ from click.core import ParameterSource
 
 from ..option_rule import Rule
 from ..options import SAMPLING, SPECULATION, Sampling, Speculation
+from . import ctrl_c
 from .completion import model_names
 from .default_model import default_model
 from .error_text import in_command
@@ -205,7 +205,7 @@ def load_models(
         loading(now)
         return not (cancelled and cancelled())
 
-    with contextlib.nullcontext() if cancelled else _dying_of_ctrl_c():
+    with contextlib.nullcontext() if cancelled else ctrl_c.ends_process():
         try:
             llm = _load(options, draft, speculation, measure, tell)
         finally:
@@ -221,20 +221,6 @@ def load_models(
 
 def _asks(options: dict[str, Any]) -> bool:
     return bool(options.get("stats") or options["verbose"])
-
-
-@contextlib.contextmanager
-def _dying_of_ctrl_c() -> Iterator[None]:
-    """End the process at once on Ctrl-C.
-
-    A KeyboardInterrupt could arrive in llama.cpp's log callback, where Python discards it. Nothing
-    needs to be cleaned up while models are loaded.
-    """
-    before = signal.signal(signal.SIGINT, lambda *_: os._exit(130))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _load(

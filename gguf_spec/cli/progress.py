@@ -6,7 +6,8 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
@@ -123,3 +124,27 @@ class MeasuringNote:
     def remove(self) -> None:
         """Remove the note; further calls have no effect."""
         self._line.remove()
+
+
+@contextmanager
+def counted(title: str, unit: str) -> Iterator[Callable[[Progress], None]]:
+    """Yield a progress callback that shows a bar with a count and the time left, at a terminal.
+
+    Args:
+        title: What is done.
+        unit: What is counted, in the plural.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    console = Console(stderr=True)
+    columns = (
+        TextColumn(title),
+        BarColumn(),
+        TextColumn(f"{{task.completed}} of {{task.total}} {unit}"),
+        TimeRemainingColumn(),
+    )
+    with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", visible=False)  # until the total is known
+        yield lambda now: bar.update(task, completed=now.done, total=now.total, visible=True)

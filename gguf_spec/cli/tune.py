@@ -14,6 +14,7 @@ import click
 from .command import Command
 from .error_text import in_command
 from .options import load_models, model_options
+from .progress import counted
 
 if TYPE_CHECKING:
     from ..tune import Tuning
@@ -62,28 +63,10 @@ def tune(**options: Any) -> int:
 
 def _run(llm: Any) -> Tuning:
     """Measure the models, with a progress bar if stderr is a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
     from ..tune import tune as run
 
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("measuring"),
-        BarColumn(),
-        TextColumn("{task.completed} of {task.total} passes"),
-        TimeRemainingColumn(),
-    )
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
-        task = bar.add_task("", visible=False)
-        return run(
-            llm,
-            progress=lambda now: bar.update(
-                task, completed=now.done, total=now.total, visible=True
-            ),
-        )
+    with counted("measuring", "passes") as progress:
+        return run(llm, progress=progress)
 
 
 def cost_lines(tuning: Tuning) -> list[str]:

@@ -10,6 +10,7 @@ import click
 
 from .command import Command
 from .options import load_models, model_options, read_text
+from .progress import counted
 
 if TYPE_CHECKING:
     from ..verify import Difference, Report
@@ -106,22 +107,9 @@ def verify(**options: Any) -> int:
 
 def _run(llm: Any, prompts: list[str], options: dict[str, Any]) -> Report:
     """Verify the models, with a progress bar if stderr is a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
     from ..verify import verify as run
 
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("verifying"),
-        BarColumn(),
-        TextColumn("{task.completed} of {task.total} generations"),
-        TimeRemainingColumn(),
-    )
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
-        task = bar.add_task("", total=None)
+    with counted("verifying", "generations") as progress:
         return run(
             llm,
             prompts,
@@ -130,7 +118,7 @@ def _run(llm: Any, prompts: list[str], options: dict[str, Any]) -> Report:
             n_draws=options["draws"],
             seed=options["seed"],
             limit_s=60 * options["minutes"],
-            progress=lambda now: bar.update(task, completed=now.done, total=now.total),
+            progress=progress,
         )
 
 
