@@ -103,7 +103,7 @@ def needs(
             adapter.path.stat().st_size for adapter in options.lora if adapter.path.exists()
         )
         weights, copies, idle = weights + header.file_bytes, copies + copied + adapters, idle + of
-        caches += cache_bytes(header, options, n_ctx)
+        caches += options.parallel * cache_bytes(header, options, n_ctx)
         compute += _compute_bytes(header, options, n_ctx)
     return MemoryEstimate(weights + copies, caches, compute, resident_bytes(), copies, idle, n_ctx)
 

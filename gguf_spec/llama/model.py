@@ -24,10 +24,11 @@ from ..options import K_MAX
 from .backend import build_features, offloads, start_backend
 from .bindings import C
 from .branches import Branches, added_branches, check_branches, n_sequences
+from .cache_size import padded
 from .exact_kernels import GRID, has_exact_attention, has_exact_products, most_exact_rows
 from .log import keep_last, keep_lines, log, verbose
 from .memory import cpu_batch
-from .native import N_BATCH, WIDEST, Native
+from .native import N_BATCH, WIDEST, Native, SequenceTokens
 from .options import FLASH_ATTENTION, KV_TYPES, ContextOptions, context_error, physical_cores
 from .threads import PassKind, shared_governor
 from .weights import Weights
@@ -42,7 +43,7 @@ class Model(Weights):
     """A model with its vocabulary and one context: the cache of its decoded tokens.
 
     Attributes:
-        n_ctx: Capacity of the cache, in positions.
+        n_ctx: Capacity of the cache, in positions; that of each sequence if there are several.
         busy_s: Seconds spent inside llama.cpp since loading.
         weight_bytes: Size of the weights, adapters included.
         cached_bytes: Size of one token in the cache.
@@ -139,9 +140,12 @@ class Model(Weights):
         )
         # the widest verification pass may be wider than a prefill pass
         self._n_batch = params.n_batch = max(self.reads_at_once, WIDEST)
-        # sequences share one cache
-        params.kv_unified = self.can_roll_back
-        params.n_seq_max = n_sequences(self.can_roll_back)
+        if options.parallel > 1:  # each sequence has a cache of its own, so none changes another
+            params.n_ctx, params.kv_unified = options.parallel * padded(params.n_ctx), False
+            params.n_seq_max = options.parallel
+        else:  # the sequences of branches share one cache
+            params.kv_unified = self.can_roll_back
+            params.n_seq_max = n_sequences(self.can_roll_back)
         params.n_outputs_max = params.n_outputs_max_per_seq = K_MAX + 1
         params.n_threads = params.n_threads_batch = options.threads or physical_cores()
         params.flash_attn_type = FLASH_ATTENTION[self.flash_attention]
@@ -150,7 +154,9 @@ class Model(Weights):
         if not native.open(params, params.n_seq_max):
             raise context_error(options, params.n_ctx, log)
         # llama.cpp rounds the number up
-        self.n_ctx: int = min(int(params.n_ctx), native.context(C.llama_n_ctx))
+        self.n_ctx: int = min(
+            options.positions(self.n_ctx_train), native.context(C.llama_n_ctx_seq)
+        )
         if options.lora:
             native.use_adapters([adapter.scale for adapter in options.lora])
         self.weight_bytes = header.file_bytes + sum(
@@ -183,6 +189,15 @@ class Model(Weights):
         """Number of tokens in the cache."""
         return len(self.cached)
 
+    def adopt(self, cached: Sequence[int], n_read: int) -> None:
+        """Take over the first sequence, which other code has changed.
+
+        Args:
+            cached: Ids of its cached tokens.
+            n_read: Length of the prefix that prefill passes decoded, on the grid.
+        """
+        self._cached, self.n_read = [*cached], n_read
+
     def _in_doubt(self) -> list[int]:
         """Return the cached tokens and mark the cache as unknown until `_cached` is set."""
         cached, self._cached = self.cached, None
@@ -196,10 +211,17 @@ class Model(Weights):
         """
         native = self.native
         native.context(C.llama_synchronize)
-        native.cache(C.llama_memory_clear, data)
+        self._clear(data)
         native.context(C.llama_set_n_threads, self.threads, self.threads)
         self.n_read = 0
         self._cached = []
+
+    def _clear(self, data: bool) -> None:
+        """Empty the first sequence, or the whole cache if the first is the only one."""
+        if self.options.parallel > 1:
+            self.native.cache(C.llama_memory_seq_rm, 0, -1, -1)
+        else:
+            self.native.cache(C.llama_memory_clear, data)
 
     def read(self, tokens: Sequence[int]) -> None:
         """Prefill tokens, `reads_at_once` per pass.
@@ -267,6 +289,15 @@ class Model(Weights):
         cached.extend(tokens)
         self._cached = cached
 
+    def decode_sequences(self, parts: Sequence[SequenceTokens]) -> int:
+        """Decode tokens of several sequences in one batch, and return llama.cpp's code."""
+        native = self.native
+        native.batch.fill_sequences(parts)
+        n = sum(len(part.tokens) for part in parts)
+        n_rows = sum(sum(part.outputs) for part in parts)
+        kind = self._follow_machine(native, sum(part.n_past for part in parts), n, n_rows)
+        return self._timed_pass(native, kind)
+
     def _timed_pass(self, native: Native, kind: PassKind) -> int:
         """Decode the batch and return llama.cpp's code."""
         started = time.perf_counter()
@@ -298,7 +329,7 @@ class Model(Weights):
             return
         native, cached = self.native, self._in_doubt()
         if to == 0:
-            native.cache(C.llama_memory_clear, False)
+            self._clear(data=False)
         elif not native.cache(C.llama_memory_seq_rm, 0, to, -1):
             self._cached = cached
             raise RollbackError(self.path.name, len(cached), to)

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain, starmap
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -136,6 +136,22 @@ def _keep(made: list[Any], function: Callable[..., Any], *arguments: Any) -> Non
     made.extend(starmap(function, [arguments]))
 
 
+class SequenceTokens(NamedTuple):
+    """Tokens of one sequence in a pass.
+
+    Attributes:
+        sequence: Its id in llama.cpp.
+        n_past: Number of its cached tokens.
+        tokens: Token ids.
+        outputs: For each token, whether its logits are computed.
+    """
+
+    sequence: int
+    n_past: int
+    tokens: Sequence[int]
+    outputs: Sequence[bool]
+
+
 class Batch:
     """The tokens of one pass."""
 
@@ -159,7 +175,7 @@ class Batch:
             n_past: Number of cached tokens.
         """
         if self._branched:
-            self._put_into_first(WIDEST)
+            self._put_into_first(N_BATCH)
             self._branched = False
         n = len(tokens)
         self._tokens[:n] = tokens
@@ -167,6 +183,21 @@ class Batch:
         self._outputs[: n - n_rows] = 0
         self._outputs[n - n_rows : n] = 1
         self._batch.n_tokens = n
+
+    def fill_sequences(self, parts: Sequence[SequenceTokens]) -> None:
+        """Write tokens of several sequences; those of a sequence follow its cached tokens."""
+        self._branched = True
+        row = 0
+        for part in parts:
+            end = row + len(part.tokens)
+            self._tokens[row:end] = part.tokens
+            self._positions[row:end] = np.arange(part.n_past, part.n_past + end - row)
+            self._outputs[row:end] = [int(one) for one in part.outputs]
+            self._n_sequences[row:end] = 1
+            for i in range(row, end):
+                self._batch.seq_id[i][0] = part.sequence
+            row = end
+        self._batch.n_tokens = row
 
     def add_branches(self, branches: Sequence[tuple[int, int]], n_tokens: int, n_past: int) -> None:
         """Write branches after the tokens, each in a sequence of its own, with logits.

@@ -36,6 +36,8 @@ _KV_BLOCK = 32
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
 # positions; limit of the default context
 DEFAULT_CTX = 4096
+# largest number of sequences of a context; a pass has at most K_MAX + 1 rows
+PARALLEL_MAX = 64
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,7 @@ class ContextOptions:
         lora: Adapters, all applied together.
         drafts: Whether these are options of a draft model. Errors then use the option names of
             drafts, such as `draft_kv_type`.
+        parallel: Number of sequences of the context, each with `n_ctx` positions of its own.
     """
 
     n_ctx: int | None = None
@@ -112,8 +115,13 @@ class ContextOptions:
     verbose: bool = False
     lora: tuple[Adapter, ...] = ()
     drafts: bool = False
+    parallel: int = 1
 
     def __post_init__(self) -> None:
+        if not (isinstance(self.parallel, int) and 1 <= self.parallel <= PARALLEL_MAX):
+            raise InvalidOptionError(
+                "parallel", self.parallel, f"a whole number from 1 to {PARALLEL_MAX}"
+            )
         if self.n_ctx is not None and not (isinstance(self.n_ctx, int) and 1 < self.n_ctx < 2**31):
             raise InvalidOptionError("n_ctx", self.n_ctx, "a whole number above 1")
         if self.threads is not None and not (

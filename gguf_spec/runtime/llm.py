@@ -22,10 +22,11 @@ from ..text.reasoning_format import reasoning_format
 from ..text.template_reads import names_read
 from ..text.template_values import no_reasoning, read_options
 from .chat import Chat
+from .parallel import ParallelRunner
 from .request import Prompt, Request, build_request, check_request, encode
 from .session_file import restore as restore_session
 from .session_file import save as save_session
-from .stream import Stream
+from .stream import Generation, Stream
 from .turns import Line, Ticket
 
 T = TypeVar("T")
@@ -70,12 +71,18 @@ class LLM:
         self.draft_name = pair.draft.path.name if pair.draft else None
         self._pair, self._target, self._draft = pair, pair.target, pair.draft
         self._line = Line()  # only the ticket that has the turn may use the models
+        self._runner = ParallelRunner(pair, self._line) if self.parallel > 1 else None
         self._closed = False
 
     @property
     def n_ctx(self) -> int:
         """Number of tokens that the context holds, prompt and answer together."""
         return self._target.n_ctx
+
+    @property
+    def parallel(self) -> int:
+        """Number of requests that can share passes; more wait."""
+        return self._target.options.parallel
 
     @property
     def path(self) -> Path:
@@ -360,6 +367,8 @@ class LLM:
         """
         self._end_stream()
         self._closed = True  # waiting threads raise ClosedError on their turn
+        if self._runner:
+            self._runner.is_closed = True
         ticket = Ticket()
         try:
             try:
@@ -373,6 +382,8 @@ class LLM:
 
     def _end_stream(self) -> None:
         """Close an open stream; a stream of another thread ends after its current round."""
+        if self._runner:
+            self._runner.cancel()
         first = self._line.first
         stream = first.stream() if first and first.stream else None
         if first and first.thread == threading.get_ident():
@@ -399,6 +410,12 @@ class LLM:
         )
 
     def _complete(self, request: Request) -> Completion:
+        if self._runner:
+            with self._stream(request) as stream:
+                for _ in stream:
+                    pass
+            return stream.result
+
         def run(ticket: Ticket) -> Completion:
             with self._open(request, ticket) as stream:
                 for _ in stream:
@@ -408,6 +425,9 @@ class LLM:
         return self._in_turn(run)
 
     def _stream(self, request: Request) -> Stream:
+        if self._runner:
+            self._check(request)
+            return self._runner.open(request)
         ticket = Ticket()
         try:
             self._take(ticket)
@@ -417,13 +437,17 @@ class LLM:
             raise
 
     def _open(self, request: Request, ticket: Ticket) -> Stream:
-        check_request(request, self._target)
-        self._pair.check(request.speculation)
+        self._check(request)
         if request.speculation.k:
             self._pair.measure()
-        stream = Stream(request, self._pair, partial(self._line.leave, ticket))
+        generation = Generation(request, self._pair)
+        stream = Stream(generation, generation.run(), partial(self._line.leave, ticket))
         ticket.stream = weakref.ref(stream)
         return stream
+
+    def _check(self, request: Request) -> None:
+        check_request(request, self._target)
+        self._pair.check(request.speculation)
 
     def _in_turn(self, do: Callable[[Ticket], T]) -> T:
         """Call `do` with a ticket that has the turn, and release the turn on any exception."""
@@ -443,6 +467,8 @@ class LLM:
         first = self._line.first
         if first and first.thread == ticket.thread:
             raise BusyError
+        if self._runner:
+            self._runner.check_thread()
         self._line.join(ticket)
         if self._closed:
             raise ClosedError

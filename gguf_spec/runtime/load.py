@@ -44,6 +44,7 @@ def load(
     lora: AdapterFile | Sequence[AdapterFile] = (),
     draft_lora: AdapterFile | Sequence[AdapterFile] = (),
     extra_bufts: bool | None = None,
+    parallel: int = 1,
     reference: str | Path | None = None,
     models_file: str | Path | None = None,
     progress: OnProgress | None = None,
@@ -80,6 +81,8 @@ def load(
         draft_lora: LoRA adapters of the draft model.
         extra_bufts: Let llama.cpp repack the weights for this CPU; None decides by a self-test,
             which runs once per machine, and by what `tune` measured for K-quants.
+        parallel: Number of requests that can run at the same time and share passes. Each has a
+            cache of `n_ctx` tokens of its own. With 1 requests wait for each other.
         reference: A text file as an additional source of drafts, such as one that answers quote.
         models_file: A file in the format of models.yaml with additional names.
         progress: Called with the loaded bytes of the weights; returning False cancels.
@@ -107,6 +110,7 @@ def load(
         extra_bufts is not False,
         verbose,
         adapters(lora),
+        parallel=parallel,
     )
     of_draft = options.for_draft(
         draft_flash_attention, draft_kv_type, draft_gpu_layers, adapters(draft_lora, "draft_lora")

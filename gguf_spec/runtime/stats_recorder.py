@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import time
 
-from ..llama.model import Model
 from ..results import Stats
 from ..speculative.controller import DraftController
 from ..speculative.drafters import NoDrafter
 from ..speculative.engine import Round
+from ..speculative.interfaces import LanguageModel
 
 _LOG = logging.getLogger(__name__)
 
@@ -21,23 +21,23 @@ class StatsRecorder:
         stats: Counts and times after the last round.
     """
 
-    def __init__(self, n_prompt: int, target: Model, draft: Model | None) -> None:
-        """Create the stats of a stream; timing begins with `start`.
-
-        Args:
-            n_prompt: Tokens of the prompt.
-            target: The model that decides.
-            draft: The draft model, or None.
-        """
+    def __init__(self, n_prompt: int) -> None:
+        """Create the stats of a stream over a prompt of `n_prompt` tokens."""
         self.stats = Stats(n_prompt=n_prompt)
-        self._models = (draft, target)
+        self._models: tuple[LanguageModel | None, ...] = ()
         self._busy: tuple[float, ...] = (0.0, 0.0)
         self._since = self._total_s = self._prompt_s = 0.0
         self._is_read = False
         self._logs = _LOG.isEnabledFor(logging.DEBUG)  # asked once per request
 
-    def start(self) -> None:
-        """Begin timing."""
+    def start(self, target: LanguageModel, draft: LanguageModel | None) -> None:
+        """Begin timing.
+
+        Args:
+            target: The model that decides.
+            draft: The draft model, or None.
+        """
+        self._models = (draft, target)
         self._busy = self._busy_now()
         self.resume()
 

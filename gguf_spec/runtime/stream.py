@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import secrets
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 
@@ -25,7 +26,9 @@ from ..speculative import engine
 from ..speculative.acceptance import RULES
 from ..speculative.controller import DraftController
 from ..speculative.drafters import NoDrafter
+from ..speculative.interfaces import LanguageModel
 from ..speculative.pair import ModelPair
+from ..speculative.scheduler import SlotPair
 from ..text.parts import PartStream, joined, text_of
 from ..text.reasoning import State
 from ..text.thinking import Thinking
@@ -43,18 +46,23 @@ class Stream:
     ticket leaves the queue (`runtime/turns.py`).
     """
 
-    def __init__(self, request: Request, pair: ModelPair, release: Callable[[], None]) -> None:
-        """Create a stream over models that nothing else uses until it calls `release`.
+    def __init__(
+        self,
+        generation: Generation,
+        chunks: Generator[Chunk, None, None],
+        release: Callable[[], None],
+    ) -> None:
+        """Create a stream.
 
-        Repeated calls of `release` have no effect.
-
-        Raises:
-            InvalidOptionError: The grammar is invalid or rejects the prefill.
+        Args:
+            generation: The generation.
+            chunks: Its chunks.
+            release: Releases the models; repeated calls have no effect.
         """
         self._release, self._close_asked = release, False
-        self._last: Chunk | None = None  # last chunk of an aborted stream, not yet read
-        self._generation = _Generation(request, pair)
-        self._chunks = self._generation.run()
+        # chunks of an aborted stream, not yet read
+        self._left: deque[Chunk] = deque()
+        self._generation, self._chunks = generation, chunks
 
     @property
     def seed(self) -> int:
@@ -95,10 +103,10 @@ class Stream:
         """
         # Set before the attempt, because the thread inside a round checks it afterwards.
         self._close_asked = True
+        self.cancel()
         try:
             self._chunks.close()
         except ValueError:  # a round is running
-            self.cancel()
             return
         except BaseException:
             self._release()
@@ -113,16 +121,15 @@ class Stream:
         self.cancel()
         self._close_asked = True
         with contextlib.suppress(Exception):  # a round is running; its thread closes the stream
-            self._last = next(self._chunks, self._last)
+            self._left.extend(self._chunks)
         self.close()
 
     def __iter__(self) -> Iterator[Chunk]:
         return self
 
     def __next__(self) -> Chunk:
-        if self._last:
-            chunk, self._last = self._last, None
-            return chunk
+        if self._left:
+            return self._left.popleft()
         try:
             chunk = next(self._chunks)
             # True if another thread requested it during the round.
@@ -147,16 +154,21 @@ class Stream:
             raise
 
 
-class _Generation:
-    """State of a generation, and the generator that a stream iterates over.
+class Generation:
+    """State of a generation, and the generator of its chunks.
 
     It is separate from `Stream`, so that the running generator does not keep an unreferenced stream
     alive.
     """
 
     def __init__(self, request: Request, pair: ModelPair) -> None:
+        """Prepare the generation.
+
+        Raises:
+            InvalidOptionError: The grammar is invalid or rejects the prefill.
+        """
         self.seed = secrets.randbits(32) if request.sampling.seed is None else request.sampling.seed
-        self._recorder = StatsRecorder(len(request.prompt), pair.target, pair.draft)
+        self._recorder = StatsRecorder(len(request.prompt))
         self.cancelled = False  # a plain attribute, because a signal handler may set it
         self.text: list[str] = []
         self.reasoning: list[str] = []
@@ -194,16 +206,23 @@ class _Generation:
         """Token counts and times so far."""
         return replace(self._recorder.stats, n_reasoning=self._visible.n_reasoning)
 
-    def run(self) -> Generator[Chunk, None, None]:
-        """Yield one chunk per round."""
-        request, target = self._request, self._target
+    def run(self, slots: SlotPair | None = None) -> Generator[Chunk, None, None]:
+        """Yield one chunk per round.
+
+        Args:
+            slots: Slots that share passes with other requests; None for the models' own caches.
+        """
+        request = self._request
+        target: LanguageModel = slots.target if slots else self._pair.target
+        draft: LanguageModel | None = slots.draft if slots else self._pair.draft
+        rule = self._rule._replace(wide_past=slots is not None)
         k, recorder = self._pair.most_drafted(request.speculation), self._recorder
-        recorder.start()
+        recorder.start(target, draft)
         drafter: DraftController | NoDrafter | None = None
         for begin, chain in self._contexts():
             n_left = request.sampling.max_tokens and request.sampling.max_tokens - len(self.tokens)
             drafter = self._pair.drafter(
-                request.speculation, chain, n_left or target.n_ctx, drafter
+                request.speculation, chain, n_left or target.n_ctx, drafter, slots
             )
             on_pass = self._prompt_pass if begin is request.prompt else None
             engine.read_prompt(target, drafter, begin, k, self._is_cancelled, on_pass)
@@ -214,7 +233,7 @@ class _Generation:
                 begin,
                 chain,
                 k,
-                self._rule,
+                rule,
                 n_left,
                 self._is_end,
                 self._is_cancelled,

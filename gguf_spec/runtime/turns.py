@@ -62,6 +62,10 @@ class Line:
             self._remove(first)
         return first
 
+    def has_others(self, ticket: Ticket) -> bool:
+        """Whether other tickets wait behind this one."""
+        return any(one is not ticket for one in [*self._tickets])
+
     def join(self, ticket: Ticket, meanwhile: Callable[[], object] | None = None) -> None:
         """Wait for the turn, and call `meanwhile` repeatedly until then.
 

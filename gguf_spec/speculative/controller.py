@@ -19,6 +19,7 @@ from ..options import K_MAX
 from ..sampling.chain import Distribution
 from .acceptance import Draft
 from .acceptance_rates import RequestAcceptance
+from .company import Companies
 from .draft_length import LEAST_REACH, Prices, best_length
 from .draft_model_use import DraftModelUse
 from .drafters import DraftTeam, ModelDrafter, Proposal, TokenDrafter
@@ -51,6 +52,7 @@ class DraftController(DraftTeam):
         tree: Choice of the branches; None for drafts without branches.
         widest: Largest number of rows of a pass, pending tokens and branches included. Plain
             decoding is possible with any value.
+        company: The requests that share passes with this one.
         forecast: Predicted seconds of the generation so far.
         counts: Name of a drafter -> its draft tokens, and how many of them were accepted.
     """
@@ -65,16 +67,20 @@ class DraftController(DraftTeam):
         fixed: bool = False,
         tree: Tree | None = None,
         widest: int = K_MAX + 1,
+        company: Companies | None = None,
     ) -> None:
         super().__init__(texts, model if known.draft else None)
         self.target, self.known = target, known
         self.n_left, self.fixed, self.tree, self.widest = n_left, fixed, tree, widest
+        self.company = company = company or Companies()
         self.forecast = Forecast()
         self.counts: dict[str, tuple[int, int]] = {}
         self._chances = RequestAcceptance(known.chances, {ModelDrafter.name, SECOND})
         self._tokens, self._seconds = known.recent(_RATE_PRIOR)
         self._use = (
-            DraftModelUse(model, known.draft, known, self._chances, n_left, fixed, widest, _now)
+            DraftModelUse(
+                model, known.draft, known, self._chances, n_left, fixed, widest, company, _now
+            )
             if model and known.draft
             else None
         )
@@ -125,12 +131,13 @@ class DraftController(DraftTeam):
 
     def read(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> None:
         """Index the prompt, and let the draft model read it if it is expected to be used."""
-        self.known.target.learn_reading(
-            self.target.n_past - self._kept_at,
-            self._kept_at,
-            self.target.reads_at_once,
-            self.target.busy_s - self._kept_busy_s,
-        )
+        if self.company.target.is_alone:
+            self.known.target.learn_reading(
+                self.target.n_past - self._kept_at,
+                self._kept_at,
+                self.target.reads_at_once,
+                self.target.busy_s - self._kept_busy_s,
+            )
         for drafter in self.texts:
             self.attempt(drafter, drafter.begin, tokens)
         if use := self.model_use:
@@ -146,9 +153,10 @@ class DraftController(DraftTeam):
         use = self.model_use
         if use and not self.fixed:
             self.attempt(use.model, use.probe, tokens, one.prices.rate)
-        if k and (self.fixed or not self._exploration.is_plain_due(one.prices)):
+        alone = self.company.target.is_alone
+        if k and (self.fixed or not alone or not self._exploration.is_plain_due(one.prices)):
             self._propose(tokens, k)
-        one.n_kept = len(one.steps) if self.fixed else self._cut()
+        one.n_kept = len(one.steps) if self.fixed else self._length()
         draft = self._draft(k)
         one.n_checked = draft.n_drafted
         one.returned_s, one.busy_s = time.perf_counter(), self.target.busy_s
@@ -158,10 +166,12 @@ class DraftController(DraftTeam):
         """Update costs and acceptance rates from the emitted tokens and the time of the pass."""
         one = self._round
         self._count(len(tokens))
-        passed_s = self.target.busy_s - one.busy_s
-        self.known.target.learn(one.n_rows, one.n_past, passed_s)
-        self._exploration.charge(one, passed_s)
-        self.known.per_token.learn((time.perf_counter() - one.returned_s - passed_s) / len(tokens))
+        if self.company.target.is_alone:
+            passed_s = self.target.busy_s - one.busy_s
+            self.known.target.learn(one.n_rows, one.n_past, passed_s)
+            self._exploration.charge(one, passed_s)
+            python_s = time.perf_counter() - one.returned_s - passed_s
+            self.known.per_token.learn(python_s / len(tokens))
         for step, emitted in zip(one.steps, tokens, strict=False):
             self._learn_step(step, emitted)
             if step.proposal.token != emitted:
@@ -178,14 +188,15 @@ class DraftController(DraftTeam):
 
     def _begin_round(self, start: int, k: int) -> RoundState:
         """Return a new round with its expected and optimistic costs."""
-        n_past, target = self.target.n_past, self.known.target
+        n_past, target, company = self.target.n_past, self.known.target, self.company.target
         pending, n = start - n_past, k + 1 + (self.tree.n_more if self.tree else 0)
+        python_s = self.known.per_token.seconds
         rate = max(
-            self._tokens / self._seconds if self._seconds else 0.0,
-            1 / self.known.verify_s(1, 1.0, n_past),
+            self._tokens / self._seconds if self._seconds and company.is_alone else 0.0,
+            1 / (company.seconds(target, 1, n_past) + python_s),
         )
-        prices = Prices(rate, target.passes_s(pending, n, n_past), self.known.per_token.seconds)
-        explores = self._exploration.is_due() and k > 0 and not self.fixed
+        prices = Prices(rate, company.passes_s(target, pending, n, n_past), python_s)
+        explores = self._exploration.is_due() and k > 0 and not self.fixed and company.is_alone
         hopeful = (
             prices._replace(pass_s=target.hopeful_s(pending, n, n_past)) if explores else prices
         )
@@ -224,6 +235,12 @@ class DraftController(DraftTeam):
             if proposal and (chance := self._chances.of(proposal.kind)) > most:
                 best, most = proposal, chance
         return best, most
+
+    def _length(self) -> int:
+        """Return the number of draft tokens to check, agreed with the requests beside this one."""
+        n = self._cut()
+        drawn = any(step.proposal.q for step in self._round.steps)
+        return n if drawn else self.company.target.agreed(self._round.reaches, n)
 
     def _cut(self) -> int:
         """Return the number of draft tokens to check.

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ..options import K_MAX
 from .acceptance_rates import RequestAcceptance
+from .company import Companies
 from .cost_model import CostModel
 from .draft_length import Outlook, drafting_gain, token_seconds
 from .drafters import N_CONFIDENCE_BUCKETS, ModelDrafter, Proposal
@@ -57,6 +58,7 @@ class DraftModelUse:
         n_left: int,
         fixed: bool,
         widest: int,
+        company: Companies,
         now: Callable[[], float],
     ) -> None:
         """Begin a request.
@@ -69,11 +71,12 @@ class DraftModelUse:
             n_left: Largest length of the answer, in tokens.
             fixed: Let the draft model propose whatever it costs.
             widest: Largest number of rows of a pass.
+            company: The requests that share passes with this one.
             now: Returns the clock, in seconds.
         """
         self.model, self.costs, self.known = model, costs, known
         self.n_left, self.fixed, self.widest = n_left, fixed, widest
-        self._chances, self._now = chances, now
+        self._chances, self._company, self._now = chances, company, now
         self._n_emitted = 0
         # Tokens since the draft model was used or probed.
         self._since_used = 0
@@ -149,15 +152,17 @@ class DraftModelUse:
         passed_s = self.model.busy_s - busy_s
         if not proposal:
             return None
-        self.costs.learn(n, n_past, passed_s)
-        self.known.per_proposal.learn(self._now() - started - passed_s)
+        if self._company.draft.is_alone:
+            self.costs.learn(n, n_past, passed_s)
+            self.known.per_proposal.learn(self._now() - started - passed_s)
         self._since_used = 0
         self.known.drafted(proposal.kind[1])
         return Step(proposal, reach * self._chances.of(proposal.kind), text)
 
     def _propose_s(self, n: int, n_past: int) -> float:
         """Return the seconds of a proposal if the draft model has `n` unread tokens."""
-        return self.costs.seconds(n, n_past) + self.known.per_proposal.seconds
+        pass_s = self._company.draft.seconds(self.costs, n, n_past)
+        return pass_s + self.known.per_proposal.seconds
 
     def _confidences(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return frequency and acceptance rate of each confidence bucket, shape `(n,)` each."""
@@ -181,7 +186,8 @@ class DraftModelUse:
         """
         usual = max(self.known.answer - self._n_emitted, self._n_emitted, _PROBE)
         left = min(self.n_left - self._n_emitted, usual)
-        plain_s = self.known.verify_s(1, 1, n_tokens)
+        pass_s = self._company.target.seconds(self.known.target, 1, n_tokens)
+        plain_s = pass_s + self.known.per_token.seconds
         best_s, best = left * plain_s, None
         for offset, n_unread, n_cached, acceptance in self._ways_to_read(n_tokens):
             reading_s = self.costs.reading_s(n_unread, n_cached, self.model.reads_at_once)
@@ -214,17 +220,18 @@ class DraftModelUse:
             self.model.begin_at(offset)
         n_cached, busy_s = self.model.n_cached, self.model.busy_s
         self.model.read(tokens, cancelled)
-        self.costs.learn_reading(
-            self.model.n_cached - n_cached,
-            n_cached,
-            self.model.reads_at_once,
-            self.model.busy_s - busy_s,
-        )
+        if self._company.draft.is_alone:
+            self.costs.learn_reading(
+                self.model.n_cached - n_cached,
+                n_cached,
+                self.model.reads_at_once,
+                self.model.busy_s - busy_s,
+            )
 
     def _token_s(self, chance: float, n_past: int, n_draft_past: int) -> float:
         """Return the seconds of a token at the best draft length, at one acceptance rate."""
         n = max(1, min(K_MAX + 1, self.widest))
-        passes_s = self.known.target.passes_s(1, n, n_past)
+        passes_s = self._company.target.passes_s(self.known.target, 1, n, n_past)
         return token_seconds(
             chance, passes_s, self._propose_s(1, n_draft_past), self.known.per_token.seconds
         )
@@ -238,7 +245,7 @@ class DraftModelUse:
             tokens: The text before the round.
             rate: Reachable throughput, in tokens per second.
         """
-        if self._since_used < _PROBE:
+        if self._since_used < _PROBE or not self._company.draft.is_alone:
             return
         pending = len(tokens) - 1 - self.model.n_past
         # The draft model was used in a long round.

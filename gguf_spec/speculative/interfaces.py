@@ -43,12 +43,27 @@ class LanguageModel(Protocol):
     start: int
     weight_bytes: int
     cached_bytes: float
-    reads_at_once: int
-    grid: int
     n_read: int
-    exact_attention: bool
-    most_exact_rows: int
-    depth_costs: Mapping[int, float]
+
+    @property
+    def reads_at_once(self) -> int:
+        """As above."""
+
+    @property
+    def grid(self) -> int:
+        """As above."""
+
+    @property
+    def exact_attention(self) -> bool:
+        """As above."""
+
+    @property
+    def most_exact_rows(self) -> int:
+        """As above."""
+
+    @property
+    def depth_costs(self) -> Mapping[int, float]:
+        """As above."""
 
     @property
     def cached(self) -> list[int]:

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, replace
 
-from ..errors import ClosedError, NoSpeculationError
+from ..errors import ClosedError, InvalidOptionError, NoSpeculationError
 from ..errors.texts import Option, Text, advice
 from ..llama.model import Model
+from ..llama.slots import Slots
 from ..options import K_MAX, Speculation
 from ..sampling.chain import Sampler
 from .controller import DraftController
@@ -25,8 +26,10 @@ from .drafters import (
     TokenDrafter,
     failure,
 )  # fmt: skip
+from .interfaces import LanguageModel
 from .pair_statistics import PairStatistics
 from .profile import DEFAULT_PROFILE, Profile, read_statistics, write_statistics
+from .scheduler import Scheduler, Side, SlotPair
 from .tree import Tree
 
 
@@ -148,7 +151,22 @@ class ModelPair:
 
         The noise is the shift of logits against those of single-row passes.
         """
-        return self.profile.logit_noise(self.most_drafted(speculation))
+        # A common pass is as wide as any, whatever one of its requests drafts.
+        shares = self.target.options.parallel > 1
+        widest = self.profile.widest(speculation.exact) - 1
+        return self.profile.logit_noise(widest if shares else self.most_drafted(speculation))
+
+    def scheduler(self) -> Scheduler:
+        """Return a new scheduler over the slots of the contexts.
+
+        The costs of common passes are learned anew.
+        """
+        known = self.experiences["sampled"]
+        widest = max(1, self.profile.widest(exact=True))
+        target = Side(Slots(self.target), known.target, widest)
+        if not self.draft or not known.draft:
+            return Scheduler(target, None)
+        return Scheduler(target, Side(Slots(self.draft), known.draft, K_MAX + 1))
 
     def most_drafted(self, speculation: Speculation) -> int:
         """Return the largest draft length of a round.
@@ -162,7 +180,16 @@ class ModelPair:
 
         Raises:
             NoSpeculationError: The options request the draft model, and no draft is loaded.
+            InvalidOptionError: The options need passes that this request has to itself, and
+                requests share passes.
         """
+        if self.target.options.parallel > 1:
+            if speculation.tree:
+                allowed = "None or False with parallel requests: branches need a common cache"
+                raise InvalidOptionError("tree", True, allowed)
+            if speculation.strict and self.logit_noise(speculation):
+                allowed = "False with parallel requests: on this machine their passes are not exact"
+                raise InvalidOptionError("strict", True, allowed)
         if (
             speculation.k
             and speculation.drafter in ("model", "hybrid")
@@ -185,6 +212,7 @@ class ModelPair:
         sampler: Sampler,
         n_left: int,
         before: DraftController | NoDrafter | None = None,
+        slots: SlotPair | None = None,
     ) -> DraftController | NoDrafter:
         """Return the drafter of one request.
 
@@ -193,11 +221,15 @@ class ModelPair:
             sampler: The target's chain.
             n_left: Largest length of the answer, in tokens.
             before: Drafter of the first part of the same request; the new one continues its counts.
+            slots: Slots of the request, if the contexts have several; None for the models' own.
         """
         if not speculation.k:
             return NoDrafter()
         if not self.target.can_roll_back:
             return NoDrafter("the model is recurrent or hybrid and cannot remove cached tokens")
+        target: LanguageModel = slots.target if slots else self.target
+        draft: LanguageModel | None = slots.draft if slots else self.draft
+        first = slots.first if slots else self._draft_first
         coupled, who = speculation.accept == "coupled", speculation.drafter
         if who == "auto":
             who = ("hybrid" if speculation.adaptive else "model") if self.draft else "ngram"
@@ -207,8 +239,8 @@ class ModelPair:
             else StochasticDraftSampler(sampler)
         )
         model = (
-            ModelDrafter(self.draft, guess, self.target.n_vocab, self._draft_first)
-            if self.draft and who != "ngram"
+            ModelDrafter(draft, guess, self.target.n_vocab, first)
+            if draft and who != "ngram"
             else None
         )
         texts: list[TokenDrafter] = (
@@ -216,14 +248,15 @@ class ModelPair:
         )
         way = "drawn" if not coupled else "greedy" if sampler.sampling.greedy else "sampled"
         controller = DraftController(
-            self.target,
+            target,
             texts,
             model,
             self.experiences[way],
             n_left,
             fixed=not speculation.adaptive,
-            tree=Tree.of(speculation),
+            tree=None if slots else Tree.of(speculation),
             widest=self.profile.widest(speculation.exact),
+            company=slots.company if slots else None,
         )
         if isinstance(before, DraftController):
             controller.go_on_from(before)

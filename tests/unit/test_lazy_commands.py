@@ -1,6 +1,5 @@
 """Commands that are imported when they are used."""
 
-import subprocess
 import sys
 
 import click
@@ -8,6 +7,7 @@ import pytest
 
 from gguf_spec.cli import _COMMANDS, cli
 from gguf_spec.cli.lazy import LazyCommands, Place
+from tests import children
 
 
 @pytest.mark.parametrize("name", _COMMANDS)
@@ -24,7 +24,7 @@ def test_the_help_imports_no_command():
         "cli(['--help'], standalone_mode=False)\n"
         "print([m for m in sys.modules if m in ('gguf_spec.cli.serve', 'gguf_spec.cli.generate')])"
     )
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    said = children.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert said.stdout.endswith("[]\n")
     assert all(place.help in said.stdout for place in _COMMANDS.values())
 

@@ -1,0 +1,255 @@
+"""Requests that share passes: a thread that runs the scheduler, and the queue to each request.
+
+Requests come from any thread and are started in order of arrival, as soon as slots are free. The
+thread that reads a stream waits for its chunks. A stream that is not read holds a few chunks; then
+its request waits, and the others go on without it.
+
+The thread of the scheduler has the turn of the LLM's queue (`runtime.turns`) while requests run.
+When another ticket waits, it starts no further request, and leaves when the running ones are done.
+Ctrl-C never reaches this thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING
+from weakref import ref
+
+from ..errors import BusyError, ClosedError
+from ..results import Chunk
+from ..speculative.pair import ModelPair
+from ..speculative.scheduler import Scheduler, SlotPair, Task
+from .slot_choice import choose_slots
+from .stream import Generation, Stream
+from .turns import Line, Ticket
+
+if TYPE_CHECKING:
+    from .request import Request
+
+# Chunks that a stream holds before its request waits for its reader.
+_MOST_UNREAD = 64
+# Seconds after which the scheduler looks again whether a stream was read.
+_LOOK_S = 0.01
+
+
+class Job:
+    """A request in the queue or in the scheduler.
+
+    Attributes:
+        generation: What it runs.
+        thread: Id of the thread that made it.
+        stream: The stream that reads it; a job without one is cancelled.
+        task: Its task, once it is started.
+        has_ended: Its last chunk or its error is in the queue.
+    """
+
+    def __init__(self, request: Request, generation: Generation) -> None:
+        self.request, self.generation = request, generation
+        self.thread = threading.get_ident()
+        self.stream: ref[Stream] | None = None
+        self.task: Task | None = None
+        self.has_ended = False
+        self._out: SimpleQueue[Chunk | Exception | None] = SimpleQueue()
+
+    @property
+    def prompt(self) -> list[int]:
+        """Token ids of the prompt."""
+        return [*self.request.prompt]
+
+    @property
+    def is_full(self) -> bool:
+        """Whether its reader is behind."""
+        return self._out.qsize() >= _MOST_UNREAD
+
+    def check_reader(self) -> None:
+        """Cancel a request whose stream is gone."""
+        if self.stream is None or self.stream() is None:
+            self.generation.cancelled = True
+
+    def body(self, scheduler: Scheduler, slots: SlotPair) -> None:
+        """Run the request inside the scheduler; an exception goes to the reader."""
+        try:
+            for chunk in self.generation.run(slots):
+                self._out.put(chunk)
+                self.check_reader()
+                if self.is_full and not self.generation.cancelled:
+                    scheduler.park()
+            self.end(None)
+        except Exception as error:
+            self.end(error)
+
+    def end(self, error: Exception | None) -> None:
+        """Tell the reader that no more chunks come."""
+        self.has_ended = True
+        self._out.put(error)
+
+    def chunks(self, submit: Callable[[Job], None]) -> Generator[Chunk, None, None]:
+        """Submit the request, and yield its chunks as they come."""
+        submit(self)
+        while (one := self._out.get()) is not None:
+            if isinstance(one, Exception):
+                raise one
+            yield one
+
+
+class ParallelRunner:
+    """Runs the requests of an LLM whose contexts have several sequences."""
+
+    def __init__(self, pair: ModelPair, line: Line) -> None:
+        """Start the thread.
+
+        Args:
+            pair: The models.
+            line: The LLM's queue.
+        """
+        self.pair, self._line = pair, line
+        self._inbox: SimpleQueue[Job | object] = SimpleQueue()
+        self._queue: deque[Job] = deque()
+        self._running: list[Job] = []
+        self._scheduler: Scheduler | None = None
+        self.is_closed = False
+        # It holds no reference to the runner while it has no work, so that an LLM without
+        # references frees its memory.
+        self._thread = threading.Thread(
+            target=_serve,
+            args=(self._inbox, ref(self, self._inbox.put)),
+            name="gguf-spec-scheduler",
+            daemon=True,
+        )
+        self._thread.start()
+
+    @property
+    def n_running(self) -> int:
+        """Number of requests that have slots."""
+        return len(self._running)
+
+    @property
+    def n_waiting(self) -> int:
+        """Number of requests that wait for slots."""
+        return len(self._queue) + self._inbox.qsize()
+
+    def open(self, request: Request) -> Stream:
+        """Return the stream of a request, which starts when the stream is first read.
+
+        Raises:
+            BusyError: This thread runs the scheduler, or holds as many unfinished streams as there
+                are slots.
+        """
+        self.check_thread(self.pair.target.options.parallel)
+        job = Job(request, Generation(request, self.pair))
+        stream = Stream(job.generation, job.chunks(self._inbox.put), lambda: None)
+        job.stream = ref(stream)
+        return stream
+
+    def check_thread(self, n_most: int = 1) -> None:
+        """Check that this thread may wait for the slots.
+
+        Args:
+            n_most: Number of unfinished streams of this thread from which it may not.
+
+        Raises:
+            BusyError: It would wait for itself.
+        """
+        me = threading.get_ident()
+        if me == self._thread.ident:
+            raise BusyError
+        mine = [job for job in self._jobs() if job.thread == me and not job.has_ended]
+        if len(mine) >= n_most:
+            raise BusyError
+
+    def cancel(self) -> None:
+        """Cancel all requests."""
+        for job in self._jobs():
+            job.generation.cancelled = True
+        self._inbox.put(None)
+
+    def _jobs(self) -> list[Job]:
+        return [*self._running, *self._queue]
+
+    # ---- the thread of the scheduler
+
+    def work(self, first: object) -> None:
+        """Run all requests that are there, and those that come meanwhile."""
+        self._receive(first)
+        ticket = Ticket()
+        while self._queue:
+            try:
+                self._line.join(ticket)
+                self._run(ticket)
+            except Exception as error:
+                self._fail(error)
+            finally:
+                self._line.leave(ticket)
+
+    def _fail(self, error: Exception) -> None:
+        """End all requests with an error, and give the scheduler up."""
+        for job in self._jobs():
+            if not job.has_ended:
+                job.end(error)
+        self._queue.clear()
+        scheduler, self._running, self._scheduler = self._scheduler, [], None
+        with suppress(ClosedError):
+            for slot in (
+                slot for pair in (scheduler.pairs if scheduler else ()) for slot in pair.slots
+            ):
+                slot.forget()
+
+    def _receive(self, one: object) -> None:
+        if isinstance(one, Job):
+            self._queue.append(one)
+
+    def _run(self, ticket: Ticket) -> None:
+        """Run requests until none is left, or another ticket waits for the turn."""
+        if self.is_closed:
+            raise ClosedError
+        scheduler = self._scheduler = self._scheduler or self.pair.scheduler()
+        scheduler.take_over(self.pair.target, self.pair.draft)
+        try:
+            while True:
+                while not self._inbox.empty():
+                    self._receive(self._inbox.get())
+                if not self._line.has_others(ticket):
+                    self._admit(scheduler)
+                if not self._running:
+                    return
+                for job in self._running:
+                    job.check_reader()
+                    if job.task and (job.generation.cancelled or not job.is_full):
+                        job.task.is_parked = False
+                if not scheduler.step():
+                    self._wait()
+                self._running = [job for job in self._running if not job.has_ended]
+        finally:
+            scheduler.hand_back(self.pair.target, self.pair.draft)
+
+    def _admit(self, scheduler: Scheduler) -> None:
+        """Start waiting requests on free slots."""
+        while self._queue and scheduler.free:
+            job = self._queue.popleft()
+            job.check_reader()
+            slots = choose_slots(scheduler.pairs, job.prompt)
+            self._running.append(job)
+            job.task = scheduler.start(slots, partial(job.body, scheduler, slots))
+
+    def _wait(self) -> None:
+        """Wait for a new request while all running ones wait for their readers."""
+        try:
+            self._receive(self._inbox.get(timeout=_LOOK_S))
+        except Empty:
+            return
+
+
+def _serve(inbox: SimpleQueue[object], runner: ref[ParallelRunner]) -> None:
+    """Run requests as long as the runner exists."""
+    while True:
+        one = inbox.get()
+        alive = runner()
+        if alive is None:
+            return
+        alive.work(one)
+        del alive, one

@@ -1,0 +1,162 @@
+"""Costs and draft lengths of sequences that are decoded in common passes.
+
+All sequences of a pass wait for it, so its whole time is the price of each of them. With N
+sequences of r rows each, a pass emits on average
+
+    sum over the sequences of 1 + R_1 + ... + R_(r-1) tokens in V(N, r) seconds,
+
+where R_i is the reach of draft token i (`speculative.draft_length`). The common number of rows is
+the one with the most tokens per second: rows of equal number cost least, because llama.cpp decodes
+sequences with unequal numbers in several passes. With many sequences a row is dear and the best r
+is 1; alone it is what one request would choose.
+
+V(N, r) is the cost of N r rows of one sequence, times a factor that is learned for each N and r.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from .cost_model import CostModel
+
+# Weight of one pass's log error in the update of a factor.
+_STEP = 0.2
+# Limit of one error, as a natural logarithm: other programs make single passes slow.
+_CLIP = 0.7
+
+
+class Company(Protocol):
+    """The sequences that share passes with one sequence, itself included.
+
+    Attributes:
+        n: Number of sequences that decode.
+        is_alone: There is no other request, so measured times are those of this sequence.
+    """
+
+    n: int
+    is_alone: bool
+
+    def seconds(self, costs: CostModel, n: int, n_past: int) -> float:
+        """Return the seconds of a pass over `n` tokens of each sequence."""
+
+    def passes_s(self, costs: CostModel, first: int, n: int, n_past: int) -> list[float]:
+        """Return the seconds of passes over `first`, `first` + 1, ... tokens, `n` values."""
+
+    def agreed(self, reaches: Sequence[float], n: int) -> int:
+        """Return the draft length of this round.
+
+        Args:
+            reaches: Reach of each token drafted.
+            n: The best length for this sequence.
+        """
+
+
+class Alone:
+    """Company of a sequence that has its passes to itself."""
+
+    n, is_alone = 1, True
+
+    def seconds(self, costs: CostModel, n: int, n_past: int) -> float:
+        """Return the seconds of a pass over `n` tokens."""
+        return costs.seconds(n, n_past)
+
+    def passes_s(self, costs: CostModel, first: int, n: int, n_past: int) -> list[float]:
+        """Return the seconds of passes over `first`, `first` + 1, ... tokens, `n` values."""
+        return costs.passes_s(first, n, n_past)
+
+    def agreed(self, _reaches: Sequence[float], n: int) -> int:
+        """Return `n`."""
+        return n
+
+
+ALONE = Alone()
+
+
+@dataclass
+class Companies:
+    """The company of one request, which changes as others come and go.
+
+    Attributes:
+        target: For passes of the target.
+        draft: For passes of the draft model.
+    """
+
+    target: Company = ALONE
+    draft: Company = ALONE
+
+
+class CompanyCosts:
+    """Costs of common passes of one model, learned during use.
+
+    Attributes:
+        widest: Largest number of rows of a pass; more sequences are decoded in several passes.
+    """
+
+    def __init__(self, widest: int) -> None:
+        self.widest = widest
+        # Natural logarithm of the factor for (sequences, rows of each).
+        self._factors: dict[tuple[int, int], float] = {}
+
+    def seconds(self, costs: CostModel, n: int, rows: int, n_past: int) -> float:
+        """Return the seconds to decode `rows` tokens of each of `n` sequences.
+
+        It is infinite if the rows of one sequence do not fit into a pass.
+        """
+        if rows > self.widest:
+            return math.inf
+        at_once = self.widest // rows
+        full, rest = divmod(n, at_once)
+        whole = full * self._pass_s(costs, at_once, rows, n_past) if full else 0.0
+        return whole + (self._pass_s(costs, rest, rows, n_past) if rest else 0.0)
+
+    def learn(self, costs: CostModel, n: int, rows: int, n_past: int, seconds: float) -> None:
+        """Update the factor with the time of one pass; a sequence alone has factor 1."""
+        if n < 2 or seconds <= 0:
+            return
+        error = math.log(seconds / self._pass_s(costs, n, rows, n_past))
+        known = (n, rows) in self._factors
+        step = _STEP * max(-_CLIP, min(_CLIP, error)) if known else error
+        self._factors[n, rows] = self._factor(n, rows) + step
+
+    def _pass_s(self, costs: CostModel, n: int, rows: int, n_past: int) -> float:
+        return math.exp(self._factor(n, rows)) * costs.seconds(n * rows, n_past)
+
+    def _factor(self, n: int, rows: int) -> float:
+        """Return the factor of the nearest known pass, by the number of sequences first."""
+        if n < 2 or not self._factors:
+            return 0.0
+        near = min(self._factors, key=lambda one: (abs(one[0] - n), abs(one[1] - rows)))
+        return self._factors[near]
+
+
+class Offer(NamedTuple):
+    """What one sequence can decode in the next common pass.
+
+    Attributes:
+        reaches: Reach of each of its draft tokens.
+        n_pending: Number of its tokens that must be decoded.
+    """
+
+    reaches: Sequence[float]
+    n_pending: int = 1
+
+
+def common_rows(offers: Sequence[Offer], pass_s: Callable[[int], float]) -> int:
+    """Return the number of rows of each sequence with the most tokens per second.
+
+    Args:
+        offers: The sequences.
+        pass_s: Returns the seconds of a pass over that many rows of each sequence.
+    """
+    least = max(one.n_pending for one in offers)
+    most = max(one.n_pending + len(one.reaches) for one in offers)
+    best, best_rate = least, 0.0
+    for rows in range(least, most + 1):
+        tokens = sum(1 + sum(one.reaches[: rows - one.n_pending]) for one in offers)
+        rate = tokens / pass_s(rows)
+        if rate > best_rate:
+            best, best_rate = rows, rate
+    return best

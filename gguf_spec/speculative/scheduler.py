@@ -1,0 +1,394 @@
+"""Scheduler: runs the rounds of several requests, and joins their passes.
+
+Each request is a task: a greenlet that runs the same code as a request alone, with a slot in place
+of each model. A slot hands its pass to the scheduler and is resumed when the pass is done. All of
+it is one thread, so there are no locks, and the order of events depends on the requests alone.
+
+One step runs, in this order: passes of draft models, until no task wants one; the choice of the
+draft lengths; one pass of the target for all tasks that decode; one piece of a prompt.
+
+The text of a request does not depend on its neighbours: the seed and the position decide each
+random number, and a row has the same bits in any pass (`llama.slots`). Where the machine has no
+exact passes, near ties are counted, as for a request alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..arrays import Logits
+from ..errors import DecodeError
+from ..llama.model import Model
+from ..llama.slots import Part, Slot, Slots
+from .company import ALONE, Companies, CompanyCosts, Offer, common_rows
+from .cost_model import CostModel
+from .drafters import FirstRead
+
+if TYPE_CHECKING:
+    from greenlet import greenlet
+
+
+@dataclass
+class SlotPair:
+    """The slots of one request.
+
+    Attributes:
+        target: Slot of the target.
+        draft: Slot of the draft model, or None.
+        company: The requests that share passes with this one.
+        first: What the draft model reads of a text.
+        task: The task that uses them, or None.
+        used_at: Number of the last task that used them.
+    """
+
+    target: Slot
+    draft: Slot | None
+    company: Companies = field(default_factory=Companies)
+    first: FirstRead = field(default_factory=FirstRead)
+    task: Task | None = None
+    used_at: int = 0
+
+    @property
+    def slots(self) -> list[Slot]:
+        """Both slots, the target's first."""
+        return [self.target, *([self.draft] if self.draft else [])]
+
+
+class Task:
+    """One request in the scheduler.
+
+    Attributes:
+        number: Position in the order of arrival.
+        pair: Its slots.
+        body: The greenlet of the request.
+        waits_for: What it waits for: a part of a pass, or the length of its draft; None if it can
+            be resumed.
+        is_parked: It has nothing to do until this is cleared.
+        answer: What it is resumed with.
+        error: Raised in it when it is resumed; None for an answer.
+    """
+
+    def __init__(self, number: int, pair: SlotPair, body: greenlet) -> None:
+        self.number, self.pair, self.body = number, pair, body
+        self.waits_for: Part | Offer | None = None
+        self.is_parked = False
+        self.answer: Any = None
+        self.error: Exception | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the request has ended."""
+        return bool(self.body.dead)
+
+
+class Side:
+    """One of the two models: its slots and the costs of its passes.
+
+    Attributes:
+        slots: The slots.
+        base: Cost model of one sequence.
+        costs: Costs of common passes.
+        n_passes: Passes that returned rows.
+        n_rows: Rows of these passes.
+    """
+
+    def __init__(self, slots: Slots, base: CostModel, widest: int) -> None:
+        """Join slots and costs; a pass has at most `widest` tokens if it returns rows."""
+        self.slots, self.base, self.costs = slots, base, CompanyCosts(widest)
+        self.n_passes = self.n_rows = 0
+
+    def seconds(self, n: int, rows: int, n_past: int) -> float:
+        """Return the seconds to decode `rows` tokens of each of `n` sequences."""
+        return self.costs.seconds(self.base, n, rows, n_past)
+
+
+class _InCompany:
+    """Company of the tasks while there are several."""
+
+    is_alone = False
+
+    def __init__(self, scheduler: Scheduler, side: Side, n: int) -> None:
+        self._scheduler, self._costs, self.n = scheduler, side.costs, max(1, n)
+
+    def seconds(self, costs: CostModel, n: int, n_past: int) -> float:
+        """As of `Company`."""
+        return self._costs.seconds(costs, self.n, n, n_past)
+
+    def passes_s(self, costs: CostModel, first: int, n: int, n_past: int) -> list[float]:
+        """As of `Company`."""
+        return [self.seconds(costs, width, n_past) for width in range(first, first + n)]
+
+    def agreed(self, reaches: Sequence[float], _n: int) -> int:
+        """As of `Company`."""
+        return self._scheduler.agree(reaches)
+
+
+class Scheduler:
+    """Tasks and the slots that they use.
+
+    Attributes:
+        pairs: The slots.
+        tasks: The running tasks, by arrival.
+    """
+
+    def __init__(self, target: Side, draft: Side | None) -> None:
+        """Prepare the slots.
+
+        Args:
+            target: Slots and costs of the target.
+            draft: Those of the draft model, with as many slots; None without one.
+        """
+        self._target, self._draft = target, draft
+        drafts = draft.slots.all if draft else [None] * len(target.slots.all)
+        self.pairs = [SlotPair(a, b) for a, b in zip(target.slots.all, drafts, strict=True)]
+        for pair in self.pairs:
+            for slot in pair.slots:
+                slot.run = self._wait_for
+        self.tasks: list[Task] = []
+        self._n_started = 0
+        self._running: Task | None = None
+
+    # ---- tasks
+
+    @property
+    def free(self) -> list[SlotPair]:
+        """The slots that no task uses."""
+        return [pair for pair in self.pairs if pair.task is None]
+
+    def take_over(self, target: Model, draft: Model | None) -> None:
+        """Begin to use the caches, the first of which the models have used by themselves."""
+        for slot, model in zip(self.pairs[0].slots, (target, draft), strict=False):
+            if model:
+                slot.cached, slot.n_read = [*model.cached], model.n_read
+
+    def hand_back(self, target: Model, draft: Model | None) -> None:
+        """Leave the first cache to the models, for use without the scheduler."""
+        for slot, model in zip(self.pairs[0].slots, (target, draft), strict=False):
+            if model:
+                model.adopt(slot.cached, slot.n_read)
+
+    def start(self, pair: SlotPair, body: Callable[[], object]) -> Task:
+        """Start a task on free slots; it runs with the next step.
+
+        `body` must not raise an exception.
+        """
+        from greenlet import greenlet
+
+        self._n_started += 1
+        task = Task(self._n_started, pair, greenlet(body))
+        pair.task, pair.used_at = task, self._n_started
+        self.tasks.append(task)
+        self._meet()
+        return task
+
+    def park(self) -> None:
+        """Suspend the running task until `is_parked` is cleared; called by its body."""
+        task = self._the_running
+        task.is_parked = True
+        self._leave(task)
+
+    def agree(self, reaches: Sequence[float]) -> int:
+        """Return the draft length of the running task; called by its drafter."""
+        task = self._the_running
+        task.waits_for = Offer(reaches)
+        return int(self._leave(task))
+
+    def _wait_for(self, part: Part) -> Logits:
+        """Return the rows of a part of a pass; called by the slots of the running task."""
+        task = self._the_running
+        part.slot.check(part)
+        task.waits_for = part
+        rows: Logits = self._leave(task)
+        return rows
+
+    @property
+    def _the_running(self) -> Task:
+        assert self._running
+        return self._running
+
+    def _leave(self, task: Task) -> Any:
+        """Switch from a task to the scheduler, and return the answer that it was resumed with."""
+        parent = task.body.parent
+        assert parent
+        parent.switch()
+        error, task.error = task.error, None
+        if error:
+            raise error
+        answer, task.answer = task.answer, None
+        return answer
+
+    def _answer(self, task: Task, answer: Any = None, error: Exception | None = None) -> None:
+        task.waits_for, task.answer, task.error = None, answer, error
+
+    def _meet(self) -> None:
+        """Tell all slots with how many others they share passes."""
+        active = [task for task in self.tasks if not task.is_parked]
+        decoding = [task for task in active if not self._reads(task)]
+        together = len(active) > 1
+        of_target, of_draft = (
+            _InCompany(self, side, len(decoding)) if together and side else ALONE
+            for side in (self._target, self._draft)
+        )
+        for pair in self.pairs:
+            pair.company.target, pair.company.draft = of_target, of_draft
+            for slot in pair.slots:
+                slot.reads_pieces = together and bool(decoding)
+
+    @staticmethod
+    def _reads(task: Task) -> bool:
+        part = task.waits_for
+        return isinstance(part, Part) and part.n_rows == 0 and part.slot is task.pair.target
+
+    # ---- steps
+
+    def step(self) -> bool:
+        """Resume all tasks that can go on, then run the next passes.
+
+        Returns:
+            Whether anything was done; False if there are no tasks or all are parked.
+        """
+        self._resume()
+        drafting = self._waiting(self._draft, rows=True)
+        if self._draft and drafting:
+            self._passes(self._draft, drafting)
+        elif any(isinstance(task.waits_for, Offer) for task in self.tasks):
+            self._choose_lengths()
+        else:
+            decoding, reader = self._waiting(self._target, rows=True), self._reader()
+            # Before the pass with rows, because each pass may overwrite the rows of the last one.
+            if reader:
+                self._pass(reader[0], [reader[1]])
+            if decoding:
+                self._passes(self._target, decoding)
+            return bool(decoding or reader)
+        return True
+
+    def _resume(self) -> None:
+        for task in list(self.tasks):
+            while task.waits_for is None and not task.is_parked and not task.is_done:
+                self._running = task
+                try:
+                    task.body.switch()
+                finally:
+                    self._running = None
+        for task in self.tasks:
+            if task.is_done:
+                task.pair.task = None
+        self.tasks = [task for task in self.tasks if not task.is_done]
+        self._meet()
+
+    def _waiting(self, side: Side | None, rows: bool) -> list[Task]:
+        """Return the tasks that wait for a pass of one model, with or without rows."""
+        return [
+            task
+            for task in self.tasks
+            if side
+            and isinstance(task.waits_for, Part)
+            and task.waits_for.slot.model is side.slots.model
+            and bool(task.waits_for.n_rows) == rows
+        ]
+
+    def _reader(self) -> tuple[Side, Task] | None:
+        """Return the task that reads next, the first one that came, and the model.
+
+        It reads its whole prompt before the next one begins, which gives the earliest first tokens.
+        """
+        found = [
+            (task.number, side, task)
+            for side in (self._target, self._draft)
+            if side
+            for task in self._waiting(side, rows=False)
+        ]
+        return min(found, key=lambda one: one[0])[1:] if found else None
+
+    def _choose_lengths(self) -> None:
+        """Resume the tasks that have drafted with the length of their drafts."""
+        offering = [task for task in self.tasks if isinstance(task.waits_for, Offer)]
+        tasks = [*offering, *self._waiting(self._target, rows=True)]
+        n, depth = len(tasks), _depth(tasks)
+        offers = [_offer(task) for task in tasks]
+        rows = common_rows(offers, lambda rows: self._target.seconds(n, rows, depth))
+        for task, offer in zip(offering, offers, strict=False):
+            self._answer(task, max(0, min(len(offer.reaches), rows - offer.n_pending)))
+
+    def _passes(self, side: Side, tasks: Sequence[Task]) -> None:
+        """Run the passes of several tasks as common ones."""
+        groups = self._groups(side, tasks)
+        for group in groups:
+            self._pass(side, group)
+            # The next pass overwrites the rows.
+            for task in group if group is not groups[-1] else ():
+                task.answer = None if task.answer is None else np.array(task.answer)
+
+    def _groups(self, side: Side, tasks: Sequence[Task]) -> list[list[Task]]:
+        """Divide tasks into common passes: all together, or each number of tokens by itself."""
+        depth, by_width = _depth(tasks), dict[int, list[Task]]()
+        for task in tasks:
+            by_width.setdefault(len(_part(task).tokens), []).append(task)
+        apart = sum(side.seconds(len(one), width, depth) for width, one in by_width.items())
+        widest = max(by_width)
+        if len(by_width) > 1 and side.seconds(len(tasks), widest, depth) < apart:
+            by_width = {widest: list(tasks)}
+        groups = []
+        for width, some in by_width.items():
+            at_once = max(1, side.costs.widest // width)
+            groups += [some[i : i + at_once] for i in range(0, len(some), at_once)]
+        return groups
+
+    def _pass(self, side: Side, tasks: Sequence[Task]) -> None:
+        """Run one pass and answer its tasks; if it fails, run each of them alone."""
+        parts = [_part(task) for task in tasks]
+        lost = [[*part.slot.cached] for part in parts]
+        started = time.perf_counter()
+        try:
+            answers = side.slots.decode(parts)
+        except DecodeError as error:
+            for task, tokens in zip(tasks, lost, strict=True):
+                self._retry(side, task, tokens, error if len(tasks) == 1 else None)
+            return
+        seconds = time.perf_counter() - started
+        n_rows = sum(part.n_rows for part in parts)
+        if n_rows:
+            side.n_passes, side.n_rows = side.n_passes + 1, side.n_rows + n_rows
+            widest = max(len(part.tokens) for part in parts)
+            side.costs.learn(side.base, len(parts), widest, _depth(tasks), seconds)
+        for task, rows in zip(tasks, answers, strict=True):
+            self._answer(task, rows)
+
+    def _retry(
+        self, side: Side, task: Task, lost: Sequence[int], error: DecodeError | None
+    ) -> None:
+        """Read the tokens of a lost cache again and run a pass of one task alone."""
+        part = _part(task)
+        if error:
+            self._answer(task, error=error)
+            return
+        try:
+            at_once = part.slot.model.reads_at_once
+            for i in range(0, len(lost), at_once):
+                side.slots.decode([Part(part.slot, lost[i : i + at_once], 0)])
+            rows = side.slots.decode([part])[0]
+            self._answer(task, np.array(rows))
+        except DecodeError as alone:
+            self._answer(task, error=alone)
+
+
+def _part(task: Task) -> Part:
+    assert isinstance(task.waits_for, Part)
+    return task.waits_for
+
+
+def _offer(task: Task) -> Offer:
+    """Return what a task can decode: its draft, or the part that it waits for."""
+    one = task.waits_for
+    return one if isinstance(one, Offer) else Offer((), len(_part(task).tokens))
+
+
+def _depth(tasks: Sequence[Task]) -> int:
+    """Return the mean number of cached tokens."""
+    return sum(task.pair.target.n_past for task in tasks) // max(1, len(tasks))
