@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TypeGuard, TypeVar, cast
 
-from ..errors import BusyError, ClosedError
+from ..errors import BusyError, ClosedError, GgufSpecError
 from ..llama.model import Model
 from ..options import Sampling, Speculation
 from ..results import Completion, OnProgress
@@ -29,6 +29,7 @@ from ..text.template_values import (
     read_options,
 )
 from .chat import Chat
+from .many import generate_many
 from .session_file import restore as restore_session
 from .session_file import save as save_session
 from .stream import Request, Stream, check_request
@@ -88,6 +89,11 @@ class LLM:
     def n_ctx(self) -> int:
         """Number of tokens that the context holds, prompt and answer together."""
         return self._target.n_ctx
+
+    @property
+    def parallel(self) -> int:
+        """Number of requests that run at once; more wait in order of arrival."""
+        return 1
 
     @property
     def path(self) -> Path:
@@ -258,6 +264,40 @@ class LLM:
             reasoning,
         )
         return self._stream(request)
+
+    def generate_many(
+        self,
+        prompts: Iterable[Prompt],
+        samplings: Sampling | Iterable[Sampling | None] | None = None,
+        *,
+        max_parallel: int | None = None,
+        on_result: Callable[[int, Completion | GgufSpecError], object] | None = None,
+        **options: Any,
+    ) -> list[Completion | GgufSpecError]:
+        """Complete several prompts, up to `max_parallel` at once.
+
+        Each result is a completion, or the error that its prompt ended with; an error of one prompt
+        does not change the others. If `on_result` raises, or Ctrl-C arrives, all are cancelled.
+
+        Args:
+            prompts: The prompts, as for `generate`.
+            samplings: Sampling options: one for all prompts, or one for each; None uses the LLM's
+                `sampling`.
+            max_parallel: Maximum number of requests at once; None takes `parallel`.
+            on_result: Called with the index and the result of each prompt as it ends, in the thread
+                of the caller.
+            options: Other arguments of `generate`, for all prompts. `on_token` and `on_prompt` are
+                called in other threads.
+
+        Returns:
+            The results, in the order of the prompts.
+
+        Raises:
+            BusyError: This thread has an open stream of this LLM.
+        """
+        self._check_thread(threading.get_ident())
+        _ = self.vocabulary  # a closed LLM raises at once
+        return generate_many(self, prompts, samplings, max_parallel, on_result, options)
 
     def generate_tokens(
         self, tokens: Sequence[int], sampling: Sampling | None = None, **options: Any
@@ -515,12 +555,16 @@ class LLM:
 
     def _take(self, ticket: Ticket) -> None:
         """Wait for the turn. If this raises, the caller must remove the ticket from the line."""
-        first = self._line.first
-        if first and first.thread == ticket.thread:
-            raise BusyError
+        self._check_thread(ticket.thread)
         self._line.join(ticket)
         if self._closed:
             raise ClosedError
+
+    def _check_thread(self, thread: int) -> None:
+        """Check that a thread would not wait for a stream of its own."""
+        first = self._line.first
+        if first and first.thread == thread:
+            raise BusyError
 
     def __enter__(self) -> LLM:
         return self
