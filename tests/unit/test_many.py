@@ -106,16 +106,39 @@ def test_each_result_is_reported_as_it_ends(llm):
     assert sorted(seen, key=lambda one: one[0]) == list(enumerate(results))
 
 
-def test_results_arrive_before_all_have_ended(llm):
-    """The first is reported while others have not begun: they are begun as threads become free."""
-    n_begun = []
-    llm.generate_many(
-        ["ab"] * 40,
-        FREE,
-        on_result=lambda i, _: i == 0 and n_begun.append(llm.generate("a", FREE) and len(begun)),
-        on_prompt=(begun := []).append,
+def test_results_are_in_order_however_they_end(llm):
+    """The first prompt ends after the error of the second."""
+    ended, order = threading.Event(), []
+
+    def report(i, _):
+        order.append(i)
+        ended.set()
+
+    results = llm.generate_many(
+        ["ab", ""], FREE, max_parallel=2, on_result=report, on_token=lambda _: not ended.wait(20)
     )
-    assert n_begun[0] < 40
+    assert order == [1, 0]
+    assert results[0].text == llm.generate("ab", FREE).text
+    assert type(results[1]) is EmptyPromptError
+
+
+def test_jobs_are_taken_as_threads_become_free():
+    """A million of them are never in memory at once."""
+    n_taken = n_ended = 0
+
+    def jobs():
+        nonlocal n_taken
+        for n_taken in range(1, 101):
+            assert n_taken - n_ended <= 6
+            yield n_taken
+
+    def on_end(job, result):
+        nonlocal n_ended
+        n_ended += 1
+        assert result == -job
+
+    many.run_all(jobs(), lambda job: -job, on_end, n_threads=3, cancellation=many.Cancellation())
+    assert (n_taken, n_ended) == (100, 100)
 
 
 def test_nothing_to_do(llm):
