@@ -16,6 +16,7 @@ from gguf_spec.errors import (
     EmptyPromptError,
     InvalidOptionError,
     PromptTooLongError,
+    TemplateError,
 )
 from gguf_spec.runtime import many
 from gguf_spec.runtime.stream import Stream
@@ -115,11 +116,15 @@ def test_results_are_in_order_however_they_end(llm):
         ended.set()
 
     results = llm.generate_many(
-        ["ab", ""], FREE, max_parallel=2, on_result=report, on_token=lambda _: not ended.wait(20)
+        ["ab", [{"role": "user", "content": "a"}]],  # there is no chat template
+        FREE,
+        max_parallel=2,
+        on_result=report,
+        on_token=lambda _: not ended.wait(20),
     )
     assert order == [1, 0]
     assert results[0].text == llm.generate("ab", FREE).text
-    assert type(results[1]) is EmptyPromptError
+    assert type(results[1]) is TemplateError
 
 
 def test_jobs_are_taken_as_threads_become_free():
