@@ -42,6 +42,7 @@ The classes:
         - NoSpaceError
         - CorruptFileError
     - SessionError
+    - BatchFileError
     - LoadCancelledError
     - QuantizeError
 """
@@ -83,6 +84,7 @@ from .option_errors import (
 )
 from .store_errors import (
     AccessDeniedError,
+    BatchFileError,
     CorruptFileError,
     HubError,
     InvalidModelsFileError,
@@ -132,6 +134,7 @@ __all__ = [  # noqa: RUF022 -- in the order of the class tree, as the reference 
     "NoSpaceError",
     "CorruptFileError",
     "SessionError",
+    "BatchFileError",
     "LoadCancelledError",
     "QuantizeError",
 ]

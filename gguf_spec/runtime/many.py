@@ -75,6 +75,7 @@ def run_all(
     n_threads: int,
     cancellation: Cancellation,
     on_wait: Callable[[], object] = lambda: None,
+    may_begin: Callable[[], bool] = lambda: True,
 ) -> None:
     """Do jobs in other threads; return when all have ended.
 
@@ -89,6 +90,7 @@ def run_all(
         n_threads: Number of threads.
         cancellation: Has the streams of the jobs.
         on_wait: Called in this thread several times a second while it waits.
+        may_begin: Returns whether another job may begin while some run.
     """
     from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -108,7 +110,7 @@ def run_all(
 
     try:
         try:
-            _begin_and_take(jobs, begin, take, ended.empty, 2 * n_threads)
+            _begin_and_take(jobs, begin, take, lambda: ended.empty() and may_begin(), 2 * n_threads)
         finally:
             end()
     except BaseException:
@@ -120,15 +122,15 @@ def _begin_and_take(
     jobs: Iterable[J],
     begin: Callable[[J], object],
     take: Callable[[], object],
-    is_empty: Callable[[], bool],
+    may_begin: Callable[[], bool],
     most: int,
 ) -> None:
-    """Begin all jobs, at most `most` before the first of them has ended, and take the results."""
+    """Begin all jobs, at most `most` ahead of those that have ended, and take the results."""
     n_open = 0
     for job in jobs:
         begin(job)
         n_open += 1
-        while n_open >= most or not is_empty():
+        while n_open and (n_open >= most or not may_begin()):
             take()
             n_open -= 1
     for _ in range(n_open):
