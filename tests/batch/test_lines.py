@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+import gguf_spec
 from gguf_spec import Sampling
 from gguf_spec.batch import LineDefaults
 from gguf_spec.batch.defaults import seed_of_line
@@ -16,7 +17,9 @@ from gguf_spec.server import serve_in_thread
 from gguf_spec.server.errors import ApiError
 from tests.batch.conftest import DEFAULTS, TABLES, answer, of_openai
 from tests.fakes import FakeModel, fake_llm
+from tests.gguf import zoo
 from tests.server.conftest import ask
+from tests.server.test_tool_choice import CHATML
 
 HI = [{"role": "user", "content": "Hi"}]
 CHAT = "/v1/chat/completions"
@@ -268,11 +271,33 @@ def test_bodies_mean_the_same_as_over_http(tales, tmp_path):
             assert without_what_differs(response["body"]) == without_what_differs(there.json())
         else:
             assert response["body"] == there.json()
+    assert {one["response"]["body"].get("created") for one in results} == {1_700_000_000, None}
     assert [one["custom_id"] for one in results] == list("0123")
     assert (
         len({one["id"] for one in results} | {one["response"]["request_id"] for one in results})
         == 8
     )
+
+
+def test_calls_of_tools_have_no_random_ids(tmp_path):
+    template = CHATML.replace("MARK", "<tool_call>")
+    metadata = {"tokenizer.chat_template": template, "llama.context_length": 1024}
+    zoo.write(tmp_path / "noisy.gguf", zoo.llama(scale=0.5), metadata=metadata)
+    parameters = {"type": "object", "properties": {"a": {"enum": ["x"]}}, "required": ["a"], "additionalProperties": False}  # fmt: skip
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    body = {"messages": HI, "tools": tools, "tool_choice": "required", "max_tokens": 200, "seed": 1, "n": 2,
+            "parallel_tool_calls": False}  # fmt: skip
+    results = []
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        with gguf_spec.load(tmp_path / "noisy.gguf", None, threads=1, extra_bufts=False) as llm:
+            results += answer(llm, tmp_path / name, [of_openai("x", CHAT, **body)], LineDefaults())
+    assert results[0] == results[1]
+    assert results[0]["error"] is None, results[0]
+    choices = results[0]["response"]["body"]["choices"]
+    calls = [call for one in choices for call in one["message"]["tool_calls"]]
+    assert [call["function"] for call in calls] == [{"name": "f", "arguments": '{"a": "x"}'}] * 2
+    assert len({call["id"] for call in calls}) == 2
 
 
 def test_a_plain_result(llm, tmp_path):
