@@ -27,6 +27,7 @@ The classes:
     - NoInfillError
     - BusyError
     - ClosedError
+    - EventLoopError (RuntimeError)
     - UnsupportedError (AttributeError)
     - DecodeError
     - NoTokenLeftError
@@ -55,6 +56,7 @@ from .model_errors import (
     ClosedError,
     DecodeError,
     EmptyPromptError,
+    EventLoopError,
     LoadCancelledError,
     ModelError,
     ModelNotFoundError,
@@ -119,6 +121,7 @@ __all__ = [  # noqa: RUF022 -- in the order of the class tree, as the reference 
     "NoInfillError",
     "BusyError",
     "ClosedError",
+    "EventLoopError",
     "UnsupportedError",
     "DecodeError",
     "NoTokenLeftError",
