@@ -96,7 +96,7 @@ class AsyncLLM:
         self._is_closed = True
         self._cancel_begun()
         await asyncio.to_thread(self.llm.close)
-        self._cancel_begun()  # those that began in the meantime
+        self._cancel_begun()  # those that were about to begin
         self._pool.shutdown(wait=False)
 
     def _cancel_begun(self) -> None:
@@ -130,8 +130,13 @@ class AsyncLLM:
     def _start(
         self, begin: Callable[[], Stream | Turn], owner: AsyncStream | None = None
     ) -> Generation:
+        def begin_open() -> Stream | Turn:
+            if self._is_closed:
+                raise ClosedError
+            return begin()
+
         self._check()
-        one = Generation(self._pool, begin, owner)
+        one = Generation(self._pool, begin_open, owner)
         self._running.add(one)
         one.ended.add_done_callback(lambda _: self._running.discard(one))
         return one
