@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from .models import pull
     from .options import Sampling, Speculation
     from .results import Chunk, Completion, Part, Progress, Stats, TokenLogprob
+    from .runtime.async_llm import AsyncChat, AsyncLLM
+    from .runtime.async_stream import AsyncStream
     from .runtime.chat import Chat, Turn
     from .runtime.llm import LLM
     from .runtime.load import load
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "LLM",
+    "AsyncChat",
+    "AsyncLLM",
+    "AsyncStream",
     "Chat",
     "Chunk",
     "Completion",
@@ -45,6 +50,9 @@ _HOME = (
         "Chat": "runtime.chat",
         "Turn": "runtime.chat",
         "Stream": "runtime.stream",
+        "AsyncLLM": "runtime.async_llm",
+        "AsyncChat": "runtime.async_llm",
+        "AsyncStream": "runtime.async_stream",
     }
     | dict.fromkeys(["Chunk", "Completion", "Part", "Progress", "Stats", "TokenLogprob"], "results")
     | {"Sampling": "options", "Speculation": "options"}

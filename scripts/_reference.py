@@ -13,6 +13,7 @@ MODULES = [
     "",
     "errors",
     "models",
+    "batch",
     "verify",
     "tune",
     "bench",

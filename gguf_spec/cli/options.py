@@ -286,7 +286,9 @@ def _parameter(name: str, rule: Rule) -> str:
 
 
 # Field -> parameter. `overflow` is left out: the values of `generate` and `chat` differ.
-_SAMPLING = {name: _parameter(name, rule) for name, rule in SAMPLING.items() if name != "overflow"}
+SAMPLING_PARAMETERS = {
+    name: _parameter(name, rule) for name, rule in SAMPLING.items() if name != "overflow"
+}
 
 
 def table_option(owner: type[Sampling | Speculation], name: str) -> Callable[[F], F]:
@@ -311,25 +313,24 @@ def speculation_options(command: F) -> F:
 
 def sampling_options(command: F) -> F:
     """Add the options of `Sampling`, except `overflow`."""
-    for name in reversed(_SAMPLING):
+    for name in reversed(SAMPLING_PARAMETERS):
         command = table_option(Sampling, name)(command)
     return command
 
 
+think_option = click.option(
+    "--think/--no-think", default=None,
+    help="Let the model reason before its answer, or not.  [default: by model]",
+)  # fmt: skip
+
+
 def think_options(command: F) -> F:
     """Add the options of reasoning, except `--think-budget`."""
-    for option in reversed((
-        click.option(
-            "--think/--no-think", default=None,
-            help="Let the model reason before its answer, or not.  [default: by model]",
-        ),
-        click.option(
-            "--hide-thinking", is_flag=True,
-            help="Do not show the reasoning at the terminal; in a pipe it is never shown.",
-        ),
-    )):  # fmt: skip
-        command = option(command)
-    return command
+    hide = click.option(
+        "--hide-thinking", is_flag=True,
+        help="Do not show the reasoning at the terminal; in a pipe it is never shown.",
+    )  # fmt: skip
+    return think_option(hide(command))
 
 
 def to_sampling(options: dict[str, Any]) -> Sampling:
@@ -340,7 +341,7 @@ def to_sampling(options: dict[str, Any]) -> Sampling:
     from .. import Sampling
     from ..models import resolve
 
-    given = {name: options[parameter] for name, parameter in _SAMPLING.items()}
+    given = {name: options[parameter] for name, parameter in SAMPLING_PARAMETERS.items()}
     given["logit_bias"] = dict(given["logit_bias"])
     if given["grammar"] is not None:
         given["grammar"] = read_text(given["grammar"])
@@ -360,7 +361,7 @@ def to_sampling(options: dict[str, Any]) -> Sampling:
         **{
             name: value
             for name, value in entry.sampling.items()
-            if source(_SAMPLING.get(name, name)) in (None, ParameterSource.DEFAULT)
+            if source(SAMPLING_PARAMETERS.get(name, name)) in (None, ParameterSource.DEFAULT)
         },
     )
 

@@ -27,6 +27,7 @@ The classes:
     - NoInfillError
     - BusyError
     - ClosedError
+    - EventLoopError (RuntimeError)
     - UnsupportedError (AttributeError)
     - DecodeError
     - NoTokenLeftError
@@ -42,6 +43,7 @@ The classes:
         - NoSpaceError
         - CorruptFileError
     - SessionError
+    - BatchFileError
     - LoadCancelledError
     - QuantizeError
 """
@@ -54,6 +56,7 @@ from .model_errors import (
     ClosedError,
     DecodeError,
     EmptyPromptError,
+    EventLoopError,
     LoadCancelledError,
     ModelError,
     ModelNotFoundError,
@@ -83,6 +86,7 @@ from .option_errors import (
 )
 from .store_errors import (
     AccessDeniedError,
+    BatchFileError,
     CorruptFileError,
     HubError,
     InvalidModelsFileError,
@@ -117,6 +121,7 @@ __all__ = [  # noqa: RUF022 -- in the order of the class tree, as the reference 
     "NoInfillError",
     "BusyError",
     "ClosedError",
+    "EventLoopError",
     "UnsupportedError",
     "DecodeError",
     "NoTokenLeftError",
@@ -132,6 +137,7 @@ __all__ = [  # noqa: RUF022 -- in the order of the class tree, as the reference 
     "NoSpaceError",
     "CorruptFileError",
     "SessionError",
+    "BatchFileError",
     "LoadCancelledError",
     "QuantizeError",
 ]

@@ -160,6 +160,16 @@ class ClosedError(GgufSpecError):
         super().__init__("this LLM is closed.", "load it again.")
 
 
+class EventLoopError(GgufSpecError, RuntimeError):
+    """An `AsyncLLM` was used in another event loop than before."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this AsyncLLM belongs to another event loop.",
+            "create one AsyncLLM for each event loop; several may use the same LLM.",
+        )
+
+
 class UnsupportedError(GgufSpecError, AttributeError):
     """A method or attribute of `llama_cpp.Llama` that `gguf_spec.compat.Llama` does not have.
 

@@ -122,3 +122,16 @@ class CorruptFileError(StoreError):
     def __init__(self, name: str, message: str, hint: str, expected: object, found: object) -> None:
         super().__init__(name, message, hint)
         self.expected, self.found = expected, found
+
+
+class BatchFileError(GgufSpecError):
+    """A file with requests or results cannot be used, or the two do not belong together.
+
+    Attributes:
+        path: The file.
+        line: Line number, from 1, or None if the error concerns the whole file.
+    """
+
+    def __init__(self, path: Path, message: str, hint: str, line: int | None = None) -> None:
+        super().__init__(message, hint)
+        self.path, self.line = path, line

@@ -1,4 +1,4 @@
-"""Public class `LLM`: a target with an optional draft, serving one request at a time."""
+"""Public class `LLM`: a target with an optional draft, and the requests that it runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from ..errors import BusyError, ClosedError
+from ..errors import BusyError, ClosedError, GgufSpecError
 from ..llama.model import Model
 from ..options import Sampling, Speculation
 from ..results import Completion, OnProgress
@@ -22,6 +22,7 @@ from ..text.reasoning_format import reasoning_format
 from ..text.template_reads import names_read
 from ..text.template_values import no_reasoning, read_options
 from .chat import Chat
+from .many import generate_many
 from .parallel import ParallelRunner
 from .request import Prompt, Request, build_request, check_request, encode
 from .session_file import restore as restore_session
@@ -33,9 +34,9 @@ T = TypeVar("T")
 
 
 class LLM:
-    """A loaded model that serves one request at a time.
+    """A loaded model that runs one request at a time, or several with `load(parallel=...)`.
 
-    It may be called from any thread; concurrent calls wait in order of arrival.
+    It may be called from any thread. Requests beyond those that run wait in order of arrival.
 
     Attributes:
         name: The target's registry name or file name.
@@ -224,6 +225,40 @@ class LLM:
         The LLM is reserved until the stream ends or is closed.
         """
         return self._stream(LLM._request(**locals()))
+
+    def generate_many(
+        self,
+        prompts: Iterable[Prompt],
+        samplings: Sampling | Iterable[Sampling | None] | None = None,
+        *,
+        max_parallel: int | None = None,
+        on_result: Callable[[int, Completion | GgufSpecError], object] | None = None,
+        **options: Any,
+    ) -> list[Completion | GgufSpecError]:
+        """Complete several prompts, up to `max_parallel` at once.
+
+        Each result is a completion, or the error that its prompt ended with; an error of one prompt
+        does not change the others. If `on_result` raises, or Ctrl-C arrives, all are cancelled.
+
+        Args:
+            prompts: The prompts, as for `generate`.
+            samplings: Sampling options: one for all prompts, or one for each; None uses the LLM's
+                `sampling`.
+            max_parallel: Maximum number of requests at once; None takes `parallel`.
+            on_result: Called with the index and the result of each prompt as it ends, in the thread
+                of the caller.
+            options: Other arguments of `generate`, for all prompts. `on_token` and `on_prompt` are
+                called in other threads.
+
+        Returns:
+            The results, in the order of the prompts.
+
+        Raises:
+            BusyError: This thread has an open stream of this LLM.
+        """
+        self._check_thread(threading.get_ident())
+        _ = self.vocabulary  # a closed LLM raises at once
+        return generate_many(self, prompts, samplings, max_parallel, on_result, options)
 
     def generate_tokens(
         self, tokens: Sequence[int], sampling: Sampling | None = None, **options: Any
@@ -464,14 +499,18 @@ class LLM:
 
     def _take(self, ticket: Ticket) -> None:
         """Wait for the turn. If this raises, the caller must remove the ticket from the line."""
-        first = self._line.first
-        if first and first.thread == ticket.thread:
-            raise BusyError
-        if self._runner:
-            self._runner.check_thread()
+        self._check_thread(ticket.thread)
         self._line.join(ticket)
         if self._closed:
             raise ClosedError
+
+    def _check_thread(self, thread: int) -> None:
+        """Check that a thread would not wait for a stream of its own."""
+        first = self._line.first
+        if first and first.thread == thread:
+            raise BusyError
+        if self._runner:
+            self._runner.check_thread()
 
     def __enter__(self) -> LLM:
         return self

@@ -66,6 +66,11 @@ class Job:
         """Whether its reader is behind."""
         return self._out.qsize() >= _MOST_UNREAD
 
+    @property
+    def is_open(self) -> bool:
+        """Whether its stream exists and the request has not ended."""
+        return not self.has_ended and self.stream is not None and self.stream() is not None
+
     def check_reader(self) -> None:
         """Cancel a request whose stream is gone."""
         if self.stream is None or self.stream() is None:
@@ -158,7 +163,7 @@ class ParallelRunner:
         me = threading.get_ident()
         if me == self._thread.ident:
             raise BusyError
-        mine = [job for job in self._jobs() if job.thread == me and not job.has_ended]
+        mine = [job for job in self._jobs() if job.thread == me and job.is_open]
         if len(mine) >= n_most:
             raise BusyError
 

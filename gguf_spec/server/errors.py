@@ -109,10 +109,8 @@ def option_refusal(error: InvalidOptionError, names: dict[str, str]) -> ApiError
     return ApiError(_told(error, names), param, "invalid_value")
 
 
-def as_refusal(error: Exception, names: dict[str, str]) -> ApiError:
-    """Return the API error for an engine error.
-
-    Errors that the request did not cause are logged; the client gets only their class name.
+def refusal_of(error: Exception, names: dict[str, str]) -> ApiError | None:
+    """Return the API error for an engine error that the request caused; None for all others.
 
     Args:
         error: The error of the engine.
@@ -122,11 +120,26 @@ def as_refusal(error: Exception, names: dict[str, str]) -> ApiError:
         return error
     if isinstance(error, InvalidOptionError) and _field(error.option, names):
         return option_refusal(error, names)
-    if isinstance(error, ClosedError):
-        return ending()
     for kind, param, code in _CAUSED_BY_THE_REQUEST:
         if isinstance(error, kind):
             return ApiError(_told(error, names), param and names.get(param, param), code)
+    return None
+
+
+def as_refusal(error: Exception, names: dict[str, str]) -> ApiError:
+    """Return the API error for an engine error.
+
+    Errors that the request did not cause are logged; the client gets only their class name.
+
+    Args:
+        error: The error of the engine.
+        names: Option name -> field name, for options whose field has another name.
+    """
+    if isinstance(error, ClosedError):
+        return ending()
+    refusal = refusal_of(error, names)
+    if refusal:
+        return refusal
     log(error)
     return ApiError(f"The server failed ({type(error).__name__}).", None, "internal_error", 500)
 

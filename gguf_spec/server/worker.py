@@ -273,7 +273,7 @@ class Worker:
                 if request.index == 0:
                     job.post(Started(llm.name, form_of(llm.chat_template or "")))
                 for chunk in stream:
-                    job.post(ChunkEvent(chunk, _named(llm, chunk), request.index))
+                    job.post(ChunkEvent(chunk, named(llm, chunk), request.index))
             finally:
                 job.ends()
                 stats = stream.stats
@@ -283,7 +283,8 @@ class Worker:
         job.post(ChoiceEnded(request.index, stream.result, job.why))
 
 
-def _named(llm: LLM, chunk: Chunk) -> tuple[TokenInfo, ...]:
+def named(llm: LLM, chunk: Chunk) -> tuple[TokenInfo, ...]:
+    """Return the tokens of a chunk with their texts, if log-probabilities were requested."""
     return tuple(
         _name(llm, one.token, one.logprob, tuple(_name(llm, *other) for other in one.top))
         for one in chunk.logprobs

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
+from .file_lock import try_lock
+
 # without locks, the leftovers of killed processes are not removed
 _HAS_LOCKS = find_spec("fcntl") is not None
 
@@ -69,12 +71,4 @@ def _remove_leftovers(path: Path) -> None:
 
 def _lock(handle: int) -> bool:
     """Lock a file and return whether it succeeded; another process may hold the lock."""
-    if not _HAS_LOCKS:
-        return False
-    import fcntl
-
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
+    return _HAS_LOCKS and try_lock(handle)

@@ -31,6 +31,23 @@ def exclusive(path: Path, waiting: Callable[[], object]) -> Iterator[tuple[int, 
         yield (file.fileno(),) if _HAS_LOCKS else ()
 
 
+def try_lock(handle: int) -> bool:
+    """Lock a file without waiting; return False if another process holds the lock.
+
+    Args:
+        handle: Its file descriptor. Where the system has no locks, True is returned.
+    """
+    if not _HAS_LOCKS:
+        return True
+    import fcntl
+
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
 def _lock(file: BinaryIO, waiting: Callable[[], object]) -> None:
     import fcntl
 

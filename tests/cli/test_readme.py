@@ -35,11 +35,16 @@ def test_the_python_runs_as_it_stands(monkeypatch, capsys):
 def test_the_python_about_embedding_runs_too(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.chdir(tmp_path)
-    chat, stream, llama, install = programs("docs/embedding.md")
+    chat, stream, with_asyncio, llama, install = programs("docs/embedding.md")
     run(chat, "docs/embedding.md")
     assert "http://127.0.0.1:" in capsys.readouterr().out
     assert (tmp_path / "fox.session").stat().st_size > 1000
     assert run(stream, "docs/embedding.md")["stream"].result.finish_reason == "cancelled"
+    capsys.readouterr()
+    run(with_asyncio, "docs/embedding.md")
+    assert len(capsys.readouterr().out) > 100
+    (many,) = programs("docs/batch.md")
+    assert [len(one.tokens) for one in run(many, "docs/batch.md")["results"]] == [20, 20]
     ours = run(llama, "docs/embedding.md")["Llama"]
     compat = run(install, "docs/embedding.md")["gguf_spec"].compat
     try:

@@ -39,6 +39,11 @@ def restored(llm, folder):
     return [first, talk.send("And then?").text]
 
 
+def many(llm, folder):
+    prompts = ["Once upon a time", "The wolf came", "She said"]
+    return [one.text for one in llm.generate_many(prompts, DRAWN, max_parallel=2)]
+
+
 def generated(prompt, sampling, speculation=None):
     return lambda llm, folder: llm.generate(prompt, sampling, speculation=speculation).text
 
@@ -60,6 +65,7 @@ REQUESTS = {
     "stream": streamed,
     "chat": chat,
     "session": restored,
+    "many": many,
 }
 
 

@@ -1,0 +1,188 @@
+"""`gguf-spec batch`: answer a file of requests."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import click
+from click.core import ParameterSource
+
+from ..options import SAMPLING, Sampling
+from .command import Command
+from .options import (
+    SAMPLING_PARAMETERS,
+    load_models,
+    model_options,
+    sampling_options,
+    speculation_options,
+    table_option,
+    think_option,
+    to_sampling,
+    to_speculation,
+)
+from .progress import Line
+from .render import CONTROL
+
+if TYPE_CHECKING:
+    from .. import LLM
+    from ..batch import Batch, BatchProgress, LineDefaults
+
+_MOST_NOTES = 20  # lines with an error that are named
+# Options of the models that texts depend on, beside the file of the target.
+_DECIDE = ("kv_type", "lora", "flash_attention")
+
+
+@click.command(
+    cls=Command,
+    usual=(
+        "model",
+        "draft",
+        "parallel",
+        "system",
+        "max_tokens",
+        "temperature",
+        "seed",
+        "ctx",
+        "quiet",
+    ),
+)
+@click.argument("source", metavar="IN.jsonl", type=click.Path(path_type=Path, allow_dash=True))
+@click.argument("target", metavar="OUT.jsonl", type=click.Path(path_type=Path, allow_dash=True))
+@partial(model_options, chat=True)
+@click.option(
+    "--parallel",
+    type=click.IntRange(1, 256),
+    metavar="N",
+    help="Number of requests at once.  [default: as many as the model runs at once]",
+)
+@speculation_options
+@sampling_options
+@click.option(
+    "--raw/--chat",
+    "raw",
+    default=None,
+    help="Continue the prompts of plain lines, or answer them with the chat template.  "
+    "[default: by model]",
+)
+@click.option("-s", "--system", help="System message of plain lines without one; implies --chat.")
+@table_option(Sampling, "overflow")
+@think_option
+@click.option("-q", "--quiet", is_flag=True, help="Write only errors.")
+def batch(source: Path, target: Path, quiet: bool, **options: Any) -> int:
+    """Answer each line of IN.jsonl, in the same order, in OUT.jsonl.
+
+    A line of IN.jsonl is a request in the format of OpenAI's batches, or a plain one with "prompt"
+    or "messages", and optionally "id" and sampling fields. - is the standard input or output. If
+    OUT.jsonl exists, its results are kept, and the batch continues behind them: after an
+    interruption, repeat the command. With --seed, each line has its own seed, made from it and the
+    number of the line.
+
+    \b
+    Examples:
+      gguf-spec batch requests.jsonl results.jsonl
+      gguf-spec batch requests.jsonl results.jsonl -m qwen2.5-1.5b --parallel 8 --seed 1
+      echo '{"prompt": "Why is the sky blue?"}' | gguf-spec batch - -
+    Every option can also be set as GGUF_SPEC_OPTION in the environment.
+    """
+    if options["system"] is not None and options["raw"]:
+        raise click.UsageError("--system needs the chat template, which --raw does not use.")
+    from ..batch import Batch
+
+    given = sys.stdin.buffer if str(source) == "-" else source
+    results: Path | BinaryIO = sys.stdout.buffer if str(target) == "-" else target
+    sampling, speculation = to_sampling(options), to_speculation(options)
+    overflow_source = click.get_current_context().get_parameter_source("overflow")
+    if overflow_source is not ParameterSource.DEFAULT:
+        from dataclasses import replace
+
+        sampling = replace(sampling, overflow=options["overflow"])
+    with Batch(given, results) as run:
+        draft = options["draft"] if speculation.k else "none"
+        with load_models(options, draft, speculation) as llm:
+            return _run(run, llm, _defaults(llm, sampling, options), options["parallel"], quiet)
+
+
+def _defaults(llm: LLM, sampling: Sampling, options: dict[str, Any]) -> LineDefaults:
+    from ..batch import LineDefaults
+
+    source = click.get_current_context().get_parameter_source
+    given = [
+        name
+        for name in SAMPLING
+        if source(SAMPLING_PARAMETERS.get(name, name)) not in (None, ParameterSource.DEFAULT)
+    ]
+    raw, system = options["raw"], options["system"]
+    is_chat = system is not None or raw is False or (raw is None and llm.prompt == "chat")
+    others = {name: options[name] for name in _DECIDE} | {"chat": is_chat}
+    return LineDefaults(
+        sampling, frozenset(given), is_chat, system or None, options["think"], others
+    )
+
+
+def _run(run: Batch, llm: LLM, defaults: LineDefaults, parallel: int | None, quiet: bool) -> int:
+    """Answer the lines; return the exit code."""
+    line, n_noted = Line(sys.stderr), 0
+
+    def show(now: BatchProgress) -> None:
+        line.show(_state(now))
+
+    def note(number: int, fault: str) -> None:
+        nonlocal n_noted
+        n_noted += 1
+        if n_noted <= _MOST_NOTES:
+            line.remove()
+            click.echo(f"Note: line {number:,}: {fault.translate(CONTROL)}", err=True)
+        if n_noted == _MOST_NOTES:
+            click.echo("Note: further lines with an error are not named here.", err=True)
+
+    try:
+        end = run.run(
+            llm,
+            defaults,
+            max_parallel=parallel,
+            on_progress=None if quiet else show,
+            on_failed=None if quiet else note,
+        )
+    except KeyboardInterrupt:
+        line.remove()
+        click.echo(f"Interrupted: {_summary(run.progress)}", err=True)
+        click.echo("Repeat the command to continue.", err=True)
+        return 130
+    finally:
+        line.remove()
+    if not quiet:
+        click.echo(_summary(end), err=True)
+    return int(end.n_failed > 0)
+
+
+def _state(now: BatchProgress) -> str:
+    """Return the progress line."""
+    total = "" if now.n_lines is None else f" of {now.n_lines:,}"
+    left = f", {_duration(now.seconds_left)} left" if now.seconds_left is not None else ""
+    failed = f", {now.n_failed:,} failed" if now.n_failed else ""
+    return f"{now.n_done:,}{total} lines{failed}, {now.tokens_per_s:,.1f} tok/s{left}"
+
+
+def _summary(end: BatchProgress) -> str:
+    """Return the line at the end."""
+    total = "" if end.n_lines in (None, end.n_done) else f" of {end.n_lines:,}"
+    before = f" ({end.n_before:,} of them before)" if end.n_before else ""
+    failed = f", {end.n_failed:,} failed" if end.n_failed else ""
+    text = f"{end.n_done:,}{total} lines have a result{before}{failed}"
+    if end.n_done == end.n_before:
+        return f"{text}."
+    return (
+        f"{text}: {end.n_tokens:,} tokens in {_duration(end.seconds)}, "
+        f"{end.tokens_per_s:,.1f} tok/s."
+    )
+
+
+def _duration(seconds: float) -> str:
+    """Return a time such as `42 s`, `7 min` or `3 h 20 min`."""
+    if seconds < 100:
+        return f"{seconds:.{1 if seconds < 10 else 0}f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60:,} h {minutes % 60} min"

@@ -1,0 +1,231 @@
+"""Many generations for one caller, on a bounded number of threads."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from ..errors import GgufSpecError, InvalidOptionError
+from ..options import Sampling
+from ..results import Completion
+from .stream import Stream
+
+if TYPE_CHECKING:
+    from .llm import LLM, Prompt
+
+J = TypeVar("J")
+R = TypeVar("R")
+T = TypeVar("T")
+
+# Seconds between two calls of `on_wait`. On Windows, Ctrl-C arrives only between two waits.
+_WAIT_S = 0.25
+
+
+class CancelledGenerationError(Exception):
+    """The generation was cancelled together with others before it began."""
+
+
+class Cancellation:
+    """Cancels the streams of several threads together.
+
+    Attributes:
+        is_set: Whether the streams are cancelled; later ones do not begin.
+    """
+
+    def __init__(self) -> None:
+        self.is_set = False
+        # Each access is a single list operation, which Ctrl-C cannot leave half done.
+        self._streams: list[Stream] = []
+
+    def cancel(self) -> None:
+        """Cancel all streams; each ends after its current pass or round."""
+        self.is_set = True
+        for stream in list(self._streams):
+            stream.cancel()
+
+    @contextmanager
+    def opened(self, begin: Callable[[], Stream]) -> Iterator[Stream]:
+        """Open a stream that `cancel` cancels, and close it at the end of the block.
+
+        Raises:
+            CancelledGenerationError: `cancel` was called before the stream was open.
+        """
+        self._check()
+        with begin() as stream:
+            self._streams.append(stream)
+            try:
+                self._check()
+                yield stream
+            finally:
+                self._streams.remove(stream)
+
+    def _check(self) -> None:
+        if self.is_set:
+            raise CancelledGenerationError
+
+
+def run_all(
+    jobs: Iterable[J],
+    work: Callable[[J], R],
+    on_end: Callable[[J, R], object],
+    *,
+    n_threads: int,
+    cancellation: Cancellation,
+    on_wait: Callable[[], object] = lambda: None,
+    may_begin: Callable[[], bool] = lambda: True,
+) -> None:
+    """Do jobs in other threads; return when all have ended.
+
+    The jobs are taken from their iterator as threads become free, at most `2 * n_threads` ahead of
+    those that have ended. If anything raises, Ctrl-C included, all streams are cancelled, the
+    threads end, and the exception is raised.
+
+    Args:
+        jobs: The jobs; iterated in this thread.
+        work: Does one job, in another thread.
+        on_end: Called in this thread with each job and its result, in the order of their ends.
+        n_threads: Number of threads.
+        cancellation: Has the streams of the jobs.
+        on_wait: Called in this thread several times a second while it waits.
+        may_begin: Returns whether another job may begin while some run.
+    """
+    from concurrent.futures import Future, ThreadPoolExecutor
+
+    pool = ThreadPoolExecutor(n_threads, "gguf-spec-many")
+    ended: queue.SimpleQueue[tuple[J, Future[R]]] = queue.SimpleQueue()
+
+    def begin(job: J) -> None:
+        pool.submit(work, job).add_done_callback(lambda future: ended.put((job, future)))
+
+    def take() -> None:
+        job, future = _next(ended, on_wait)
+        on_end(job, future.result())
+
+    def end() -> None:
+        cancellation.cancel()
+        pool.shutdown(cancel_futures=True)
+
+    try:
+        try:
+            _begin_and_take(jobs, begin, take, lambda: ended.empty() and may_begin(), 2 * n_threads)
+        finally:
+            end()
+    except BaseException:
+        end()  # Ctrl-C may arrive just before the first call
+        raise
+
+
+def _begin_and_take(
+    jobs: Iterable[J],
+    begin: Callable[[J], object],
+    take: Callable[[], object],
+    may_begin: Callable[[], bool],
+    most: int,
+) -> None:
+    """Begin all jobs, at most `most` ahead of those that have ended, and take the results."""
+    n_open = 0
+    for job in jobs:
+        begin(job)
+        n_open += 1
+        while n_open and (n_open >= most or not may_begin()):
+            take()
+            n_open -= 1
+    for _ in range(n_open):
+        take()
+
+
+def _next(ended: queue.SimpleQueue[T], on_wait: Callable[[], object]) -> T:
+    """Wait for the end of a job."""
+    while True:
+        try:
+            return ended.get(timeout=_WAIT_S)
+        except queue.Empty:
+            on_wait()
+
+
+class _Job(NamedTuple):
+    place: int
+    prompt: Prompt
+    sampling: Sampling | None
+
+
+def generate_many(
+    llm: LLM,
+    prompts: Iterable[Prompt],
+    samplings: Sampling | Iterable[Sampling | None] | None,
+    max_parallel: int | None,
+    on_result: Callable[[int, Completion | GgufSpecError], object] | None,
+    options: Mapping[str, Any],
+) -> list[Completion | GgufSpecError]:
+    """Do `LLM.generate_many`."""
+    given = _read_prompts(prompts)
+    of_each = _read_samplings(samplings, len(given))
+    n_threads = llm.parallel if max_parallel is None else max_parallel
+    if not (isinstance(n_threads, int) and n_threads > 0) or n_threads is True:
+        raise InvalidOptionError("max_parallel", max_parallel, "a whole number above 0")
+    results: list[Any] = [None] * len(given)
+    cancellation = Cancellation()
+
+    def complete(job: _Job) -> Completion | GgufSpecError:
+        begin = partial(llm.stream, job.prompt, job.sampling, **options)
+        try:
+            with cancellation.opened(begin) as stream:
+                for _ in stream:
+                    pass
+            return stream.result
+        except GgufSpecError as error:
+            return error.with_traceback(None)  # the traceback holds the stream
+
+    def keep(job: _Job, result: Completion | GgufSpecError) -> None:
+        results[job.place] = result
+        if on_result:
+            on_result(job.place, result)
+
+    if given:
+        run_all(
+            [_Job(i, *one) for i, one in enumerate(zip(given, of_each, strict=True))],
+            complete,
+            keep,
+            n_threads=min(n_threads, len(given)),
+            cancellation=cancellation,
+        )
+    return results
+
+
+def _read_prompts(prompts: Iterable[Prompt]) -> list[Prompt]:
+    """Return the prompts as a list.
+
+    Raises:
+        InvalidOptionError: It is one prompt, or has something that is none.
+    """
+    given = prompts if isinstance(prompts, (str, Mapping)) else list(prompts)
+    wrong = given if isinstance(given, (str, Mapping)) else [p for p in given if not _is_prompt(p)]
+    if wrong:
+        raise InvalidOptionError(
+            "prompts",
+            wrong if given is wrong else wrong[0],
+            "a list of prompts: texts, lists of messages, or lists of token ids",
+            "write one prompt as a list of one.",
+        )
+    return list(given)
+
+
+def _is_prompt(one: object) -> bool:
+    return isinstance(one, Sequence) and not isinstance(one, (bytes, bytearray))
+
+
+def _read_samplings(
+    samplings: Sampling | Iterable[Sampling | None] | None, n: int
+) -> Sequence[Sampling | None]:
+    if samplings is None or isinstance(samplings, Sampling):
+        return [samplings] * n
+    of_each = list(samplings)
+    if len(of_each) != n:
+        raise InvalidOptionError(
+            "samplings", len(of_each), "", f"give one for all, or {n:,}, one for each prompt.",
+            message=f"there are {len(of_each):,} sampling options for {n:,} prompts.",
+        )  # fmt: skip
+    return of_each

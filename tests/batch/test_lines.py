@@ -1,0 +1,315 @@
+"""What a line means: as over HTTP, with the defaults of the options; and what is wrong with it."""
+
+import io
+from dataclasses import replace
+
+import pytest
+
+import gguf_spec
+from gguf_spec import Sampling
+from gguf_spec.batch import LineDefaults
+from gguf_spec.batch.defaults import seed_of_line
+from gguf_spec.batch.lines import LINE_BYTES, read_lines
+from gguf_spec.batch.requests import read_head, read_request
+from gguf_spec.errors import InvalidGrammarError, InvalidOptionError
+from gguf_spec.options import Speculation
+from gguf_spec.server import serve_in_thread
+from gguf_spec.server.errors import ApiError
+from tests.batch.conftest import DEFAULTS, TABLES, answer, of_openai
+from tests.fakes import FakeModel, fake_llm
+from tests.gguf import zoo
+from tests.server.conftest import ask
+from tests.server.test_tool_choice import CHATML
+
+HI = [{"role": "user", "content": "Hi"}]
+CHAT = "/v1/chat/completions"
+
+
+def lines_of(data):
+    return list(read_lines(io.BytesIO(data)))
+
+
+def request_of(data, defaults=DEFAULTS, number=1):
+    import json
+
+    line = replace(lines_of(json.dumps(data).encode())[0], number=number)
+    head, read = read_head(line)
+    return read_request(head, read, number, defaults, Speculation())
+
+
+# ---- lines
+
+
+def test_blank_lines_count_but_are_none():
+    lines = lines_of(b'\xef\xbb\xbf{"a":1}\r\n\n  \n {"b":2} ')
+    assert [(one.number, one.data) for one in lines] == [(1, b'{"a":1}'), (4, b'{"b":2}')]
+    assert lines_of(b"") == lines_of(b"\n\n") == []
+
+
+def test_the_digest_is_of_the_number_and_the_bytes():
+    same = {lines_of(data)[0].digest for data in (b"a", b"a\n", b" a \r\nb")}
+    assert len(same) == 1
+    other = {lines_of(data)[-1].digest for data in (b"a", b"b", b"\na")}
+    assert len(other) == 3
+
+
+def test_a_line_that_is_too_long_is_not_kept():
+    long = b"x" * (LINE_BYTES + 1)
+    lines = lines_of(b"a\n" + long + b"y\nb\n" + long)
+    assert [(one.number, one.data) for one in lines] == [
+        (1, b"a"), (2, None), (3, b"b"), (4, None),
+    ]  # fmt: skip
+    other = lines_of(b"a\n" + long + b"z\n")[1]
+    assert other.digest != lines[1].digest
+    assert len(lines_of(b"x" * LINE_BYTES)[0].data) == LINE_BYTES
+
+
+# ---- defaults
+
+
+def test_a_plain_line_has_all_defaults():
+    asked = request_of({"prompt": "ab", "temperature": 0})
+    assert asked.sampling == replace(DEFAULTS.sampling, temperature=0, seed=seed_of_line(1, 1))
+    assert asked.prompts == ("ab",)
+
+
+def test_a_line_of_openai_has_those_that_were_given():
+    """For all others a body means the same as over HTTP."""
+    defaults = LineDefaults(
+        Sampling(temperature=0.3, top_k=7, max_tokens=99, stop="x"), frozenset({"top_k", "stop"})
+    )
+    http = replace(Sampling(), max_tokens=16)
+    asked = request_of(of_openai("a", prompt="ab"), defaults)
+    assert asked.sampling == replace(http, top_k=7, stop="x")
+    asked = request_of(of_openai("a", prompt="ab", top_k=3, stop=None), defaults)
+    assert asked.sampling == replace(http, top_k=3, stop="x")
+    asked = request_of(of_openai("a", CHAT, messages=HI, max_completion_tokens=5), defaults)
+    assert asked.sampling.max_tokens == 5
+    everything = replace(defaults, given=frozenset({"max_tokens"}))
+    asked = request_of(of_openai("a", CHAT, messages=HI, max_completion_tokens=5), everything)
+    assert asked.sampling.max_tokens == 5
+
+
+def test_a_grammar_of_the_line_replaces_that_of_the_options():
+    schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "integer"}}}
+    defaults = LineDefaults(Sampling(grammar='root ::= "a"'), frozenset({"grammar"}))
+    plain = request_of({"prompt": "a", "grammar": 'root ::= "b"'}, defaults)
+    chat = request_of(of_openai("a", CHAT, messages=HI, response_format=schema), defaults)
+    assert plain.sampling.grammar == 'root ::= "b"'
+    assert (chat.sampling.grammar, chat.sampling.json_schema) == (None, {"type": "integer"})
+    shifting = LineDefaults(Sampling(overflow="shift"))
+    assert request_of({"prompt": "a"}, shifting).sampling.overflow == "shift"
+    grammar = request_of({"prompt": "a", "grammar": 'root ::= "b"'}, shifting)
+    assert grammar.sampling.overflow == "stop"
+
+
+def test_repetition_penalty_counts_all_tokens():
+    asked = request_of({"prompt": "a", "repetition_penalty": 1.1})
+    assert (asked.sampling.repeat_penalty, asked.sampling.penalty_last_n) == (1.1, -1)
+
+
+def test_each_line_has_its_own_seed():
+    seeds = [request_of({"prompt": "a"}, number=n).sampling.seed for n in range(1, 200)]
+    assert len({*seeds}) == len(seeds)
+    assert max(seeds) < 2**53
+    assert request_of({"prompt": "a", "seed": 5}).sampling.seed == 5
+    assert request_of(of_openai("a", prompt="a")).sampling.seed == seeds[0]
+    other = LineDefaults(replace(DEFAULTS.sampling, seed=2))
+    assert request_of({"prompt": "a"}, other).sampling.seed not in seeds
+    assert request_of({"prompt": "a"}, LineDefaults()).sampling.seed is None
+
+
+def test_prompts_of_chat_models_are_messages():
+    chat = replace(DEFAULTS, chat=True, system="Be brief.")
+    system = {"role": "system", "content": "Be brief."}
+    assert request_of({"prompt": "Hi"}, chat).prompts == ([system, *HI],)
+    assert request_of({"messages": HI}, chat).prompts == ([system, *HI],)
+    own = [{"role": "developer", "content": "x"}, *HI]
+    assert request_of({"messages": own}, chat).prompts[0][0]["content"] == "x"
+    assert request_of({"prompt": [1, 2]}, chat).prompts == ([1, 2],)
+    assert request_of({"prompt": "a", "suffix": "b"}, chat).suffix == "b"
+    assert request_of(of_openai("a", CHAT, messages=HI), chat).prompts == (HI,)
+
+
+class Thinker:
+    can_think, template_variables = True, frozenset()
+
+
+def test_whether_to_think():
+    for think in (True, False):
+        defaults = replace(DEFAULTS, think=think)
+        asked = request_of({"messages": HI}, defaults)
+        assert asked.reasoning.options(Thinker)["think"] is think
+        own = request_of({"messages": HI, "reasoning_effort": "none"}, defaults)
+        assert own.reasoning.options(Thinker)["think"] is False
+    assert request_of({"messages": HI}).reasoning.options(Thinker)["think"] is None
+
+
+# ---- faults
+
+FAULTS = [
+    ({"prompt": "a", "messages": HI}, "prompt"),
+    ({"text": "a"}, "prompt"),
+    ({"prompt": "a", "nonsense": 1}, "nonsense"),
+    ({"prompt": "a", "stream": True}, "stream"),
+    ({"prompt": ["a", "b"]}, "prompt"),
+    ({"prompt": "a", "n": 2}, "n"),
+    ({"prompt": "a", "id": []}, "id"),
+    ({"prompt": "a", "id": True}, "id"),
+    ({"messages": HI, "tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    ({"messages": "Hi"}, "messages"),
+    ({"prompt": "a", "top_p": 7}, "top_p"),
+    (of_openai("", prompt="a"), "custom_id"),
+    (of_openai(7, prompt="a"), "custom_id"),
+    (of_openai("a", prompt="a") | {"method": "GET"}, "method"),
+    (of_openai("a", "/v1/embeddings", input="a"), "url"),
+    (of_openai("a", prompt="a") | {"body": []}, "body"),
+    (of_openai("a", prompt="a") | {"id": "b"}, "id"),
+    (of_openai("a", prompt="a", stream=True), "stream"),
+    (of_openai("a", CHAT, messages=HI, stream=True), "stream"),
+    (of_openai("a", CHAT, messages=[]), "messages"),
+    ({"custom_id": "a"}, "method"),
+]
+
+
+@pytest.mark.parametrize(("data", "field"), FAULTS)
+def test_faults_name_the_field(data, field):
+    with pytest.raises(ApiError) as caught:
+        request_of(data)
+    assert caught.value.error["param"] == field
+    assert caught.value.status == 400
+
+
+def test_faults_are_results(llm, tmp_path):
+    lines = [
+        b"nonsense",
+        b'{"custom_id": "c',
+        b"[1]",
+        *(data for data, _ in FAULTS),
+        {"prompt": "ab"},
+    ]
+    noted = []
+    results = answer(llm, tmp_path, lines, on_failed=lambda number, fault: noted.append(number))
+    assert noted == list(range(1, len(lines)))
+    assert results[-1]["text"]
+    for number, result in enumerate(results[:-1], 1):
+        assert result["error"]["message"]
+        assert result["error"]["code"]
+        if "custom_id" in result:
+            assert result["response"]["body"]["error"]["message"] == result["error"]["message"]
+            assert result["response"]["status_code"] == 400
+        else:
+            assert result["id"] in (number, [], True)
+    assert ["custom_id" in one for one in results[:3]] == [False, True, False]
+
+
+def test_errors_of_the_model_are_those_of_their_line(llm, tmp_path):
+    lines = [{"prompt": "ab"}, {"prompt": ""}, {"prompt": "a" * 200}, {"prompt": [77]},
+             of_openai("x", prompt="a" * 200), {"prompt": "ba"}]  # fmt: skip
+    results = answer(llm, tmp_path, lines, max_parallel=3)
+    assert [bool(one["error"]) for one in results] == [False, *[True] * 4, False]
+    assert results[2]["error"]["code"] == "context_length_exceeded"
+    assert results[4]["error"]["code"] == "context_length_exceeded"
+    assert results[4]["response"]["status_code"] == 400
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(ZeroDivisionError("a secret"), "ZeroDivisionError"), (InvalidOptionError("n_ctx", 1, "2"), "n_ctx is 1")],
+)  # fmt: skip
+def test_a_failure_of_the_model_is_that_of_its_line(llm, tmp_path, monkeypatch, error, said):
+    stream = type(llm).stream
+
+    def fail(self, prompt, *a, **b):
+        if prompt == "cab":
+            raise error
+        return stream(self, prompt, *a, **b)
+
+    monkeypatch.setattr(type(llm), "stream", fail)
+    results = answer(llm, tmp_path, [{"prompt": "ab"}, {"prompt": "cab"}, {"prompt": "ab"}])
+    assert results[1]["error"]["code"] == "internal_error"
+    assert said in results[1]["error"]["message"]
+    assert "secret" not in results[1]["error"]["message"]
+    assert [bool(one["error"]) for one in results] == [False, True, False]
+
+
+def test_wrong_options_are_refused_before_the_first_line(llm, tales, tmp_path):
+    with pytest.raises(InvalidGrammarError):
+        answer(tales, tmp_path, [{"prompt": "a"}], LineDefaults(Sampling(grammar="root =")))
+    with pytest.raises(InvalidOptionError, match="stop_tokens"):
+        answer(llm, tmp_path, [{"prompt": "a"}], LineDefaults(Sampling(stop_tokens=[99])))
+    with pytest.raises(InvalidOptionError, match="max_parallel"):
+        answer(llm, tmp_path, [{"prompt": "a"}], max_parallel=0)
+    assert (tmp_path / "out.jsonl").read_bytes() == b""
+
+
+# ---- answers
+
+
+def without_what_differs(body):
+    """A response without ids, times and counts of drafts."""
+    kept = {name: value for name, value in body.items() if name not in ("id", "created", "usage")}
+    names = ("prompt_tokens", "completion_tokens", "total_tokens")
+    return kept | {name: body["usage"][name] for name in names}
+
+
+def test_bodies_mean_the_same_as_over_http(tales, tmp_path):
+    bodies = [
+        (CHAT, {"messages": HI, "max_tokens": 6, "seed": 3, "n": 2, "logprobs": True, "top_logprobs": 2}),
+        ("/v1/completions", {"prompt": ["The fox", "A king"], "seed": 3, "logprobs": 1}),
+        ("/v1/completions", {"prompt": "The fox", "seed": 3, "echo": True, "temperature": 0}),
+        ("/v1/completions", {"prompt": "The fox", "seed": 3, "top_p": 0}),
+    ]  # fmt: skip
+    lines = [of_openai(str(i), url, **body) for i, (url, body) in enumerate(bodies)]
+    results = answer(tales, tmp_path, lines, LineDefaults())
+    with serve_in_thread(tales) as server:
+        over_http = [ask(server, "POST", url, {"model": "m"} | body) for url, body in bodies]
+    for result, there in zip(results, over_http, strict=True):
+        response = result["response"]
+        assert response["status_code"] == there.status
+        if there.status == 200:
+            assert without_what_differs(response["body"]) == without_what_differs(there.json())
+        else:
+            assert response["body"] == there.json()
+    assert {one["response"]["body"].get("created") for one in results} == {1_700_000_000, None}
+    assert [one["custom_id"] for one in results] == list("0123")
+    assert (
+        len({one["id"] for one in results} | {one["response"]["request_id"] for one in results})
+        == 8
+    )
+
+
+def test_calls_of_tools_have_no_random_ids(tmp_path):
+    template = CHATML.replace("MARK", "<tool_call>")
+    metadata = {"tokenizer.chat_template": template, "llama.context_length": 1024}
+    zoo.write(tmp_path / "noisy.gguf", zoo.llama(scale=0.5), metadata=metadata)
+    parameters = {"type": "object", "properties": {"a": {"enum": ["x"]}}, "required": ["a"], "additionalProperties": False}  # fmt: skip
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    body = {"messages": HI, "tools": tools, "tool_choice": "required", "max_tokens": 200, "seed": 1, "n": 2,
+            "parallel_tool_calls": False}  # fmt: skip
+    results = []
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        with gguf_spec.load(tmp_path / "noisy.gguf", None, threads=1, extra_bufts=False) as llm:
+            results += answer(llm, tmp_path / name, [of_openai("x", CHAT, **body)], LineDefaults())
+    assert results[0] == results[1]
+    assert results[0]["error"] is None, results[0]
+    choices = results[0]["response"]["body"]["choices"]
+    calls = [call for one in choices for call in one["message"]["tool_calls"]]
+    assert [call["function"] for call in calls] == [{"name": "f", "arguments": '{"a": "x"}'}] * 2
+    assert len({call["id"] for call in calls}) == 2
+
+
+def test_a_plain_result(llm, tmp_path):
+    (one,) = answer(llm, tmp_path, [{"prompt": "ab", "id": "x", "logprobs": 1, "seed": 9}])
+    whole = llm.generate("ab", replace(DEFAULTS.sampling, seed=9, logprobs=1))
+    assert (one["id"], one["text"], one["seed"], one["error"]) == ("x", whole.text, 9, None)
+    assert (one["prompt_tokens"], one["completion_tokens"]) == (2, len(whole.tokens))
+    assert [token["logprob"] for token in one["logprobs"]] == [t.logprob for t in whole.logprobs]
+    assert one["finish_reason"] == "length"
+
+
+def test_the_defaults_of_a_model(tmp_path):
+    with fake_llm(FakeModel(TABLES[0]), None, Speculation(0)) as llm:
+        (one,) = answer(llm, tmp_path, [{"prompt": "ab", "max_tokens": 3}], None)
+    assert one["completion_tokens"] == 3
