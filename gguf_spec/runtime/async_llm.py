@@ -17,7 +17,8 @@ from .chat import Chat, Turn
 from .stream import Stream
 
 if TYPE_CHECKING:
-    from .llm import LLM, Prompt
+    from .llm import LLM
+from .request import Prompt
 
 
 class AsyncLLM:

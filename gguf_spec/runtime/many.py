@@ -14,7 +14,8 @@ from ..results import Completion
 from .stream import Stream
 
 if TYPE_CHECKING:
-    from .llm import LLM, Prompt
+    from .llm import LLM
+from .request import Prompt
 
 J = TypeVar("J")
 R = TypeVar("R")
