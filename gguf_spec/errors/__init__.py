@@ -42,6 +42,7 @@ The classes:
         - NoSpaceError
         - CorruptFileError
     - SessionError
+    - NotInstalledError (ImportError)
     - LoadCancelledError
     - QuantizeError
 """
@@ -60,6 +61,7 @@ from .model_errors import (
     NoInfillError,
     NotAModelError,
     NotEnoughMemoryError,
+    NotInstalledError,
     NoTokenLeftError,
     PromptTooLongError,
     QuantizeError,
@@ -132,6 +134,7 @@ __all__ = [  # noqa: RUF022 -- in the order of the class tree, as the reference 
     "NoSpaceError",
     "CorruptFileError",
     "SessionError",
+    "NotInstalledError",
     "LoadCancelledError",
     "QuantizeError",
 ]

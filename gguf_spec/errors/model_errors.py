@@ -230,6 +230,22 @@ class SessionError(GgufSpecError):
         super().__init__(message, hint)
 
 
+class NotInstalledError(GgufSpecError, ImportError):
+    """A part of this package needs another package, which is not installed.
+
+    Attributes:
+        package: The missing package.
+        extra: The extra of this package that installs it.
+    """
+
+    def __init__(self, name: str, package: str, extra: str) -> None:
+        super().__init__(
+            f"{name} needs {package}, which is not installed.",
+            f"install it with: pip install 'gguf-spec[{extra}]'.",
+        )
+        self.package, self.extra = package, extra
+
+
 class LoadCancelledError(GgufSpecError):
     """The progress callback cancelled loading."""
 

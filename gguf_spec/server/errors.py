@@ -23,6 +23,7 @@ from ..errors.texts import Call, Option, written
 from ..options import SAMPLING, SPECULATION
 
 LOG = logging.getLogger("gguf_spec.server")
+SHUTTING_DOWN = "shutting_down"  # error code of answers that the shutdown ended
 # Options of the engine that a request can set outside its `speculation` object.
 _OF_REQUEST = {*SAMPLING, "prompt", "tools", "chat_template_kwargs"}
 # Engine errors that the request caused: (error class, field of the request, OpenAI error code).
@@ -81,9 +82,7 @@ def gone() -> ApiError:
 
 def ending() -> ApiError:
     """Return the error for a request that the server's shutdown ends or refuses."""
-    return ApiError(
-        "The server is shutting down.", None, "shutting_down", 503, {"Retry-After": "5"}
-    )
+    return ApiError("The server is shutting down.", None, SHUTTING_DOWN, 503, {"Retry-After": "5"})
 
 
 def not_loaded(model: str, error: Exception) -> ApiError:
