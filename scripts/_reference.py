@@ -19,6 +19,7 @@ MODULES = [
     "quantize",
     "doctor",
     "server",
+    "ray",
     "compat",
 ]
 SECTIONS = ("Args:", "Attributes:", "Raises:", "Returns:", "Yields:")

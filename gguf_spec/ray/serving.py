@@ -14,7 +14,7 @@ from .node import check_ray, load_on_node
 _SETTINGS = tuple(one.name for one in fields(Settings))
 # Requests of other routes than completions that a replica takes beside its queue.
 _OTHER_REQUESTS = 16
-# The ingress runs on the head node, whose loss ends every Ray cluster: no other loss ends an answer.
+# The ingress is on the head node, whose loss ends every cluster: no other loss ends an answer.
 _ON_THE_HEAD = {"num_cpus": 0, "resources": {"node:__internal_head__": 0.001}}
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -134,13 +135,25 @@ def test_the_application_of_the_command_and_its_mistakes(served, cluster):
     port = served()[0]
     args = {"model": "tales", "num_cpus": "0.5", "draft": "none", "max_tokens": "3"}
     autoscaling = {"min_replicas": 1, "max_replicas": 2}
-    serve.run(gguf_spec_ray.build(args | {"autoscaling": autoscaling}), name="tales", route_prefix="/")
+    serve.run(
+        gguf_spec_ray.build(args | {"autoscaling": autoscaling}), name="tales", route_prefix="/"
+    )
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     connection.request("POST", "/v1/completions", json.dumps({"prompt": "Once", "max_tokens": 4}))
     assert "is 4 but the limit of this server is 3" in connection.getresponse().read().decode()
     connection.request("GET", "/health", headers={"Host": "elsewhere.example"})
     assert connection.getresponse().status == 403
     connection.close()
+
+
+def test_ray_takes_the_example():
+    import yaml
+    from ray.serve.schema import ServeDeploySchema
+
+    file = Path(__file__).resolve().parents[2] / "scripts" / "examples" / "ray-serve.yaml"
+    config = yaml.safe_load(file.read_text(encoding="utf-8"))
+    (one,) = ServeDeploySchema(**config).applications
+    gguf_spec_ray.build(one.args)
 
 
 def test_a_data_set_is_answered_when_a_node_is_killed(cluster, tales, tmp_path):

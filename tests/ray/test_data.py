@@ -90,7 +90,9 @@ def test_threads_follow_the_cpus_of_the_actor(monkeypatch):
     context = types.SimpleNamespace(get_assigned_resources=lambda: {"CPU": 3.5})
     ray.get_runtime_context = lambda: context
     monkeypatch.setitem(sys.modules, "ray", ray)
-    monkeypatch.setattr(gguf_spec.runtime.load, "load", lambda model, **options: given.append(options))
+    monkeypatch.setattr(
+        gguf_spec.runtime.load, "load", lambda model, **options: given.append(options)
+    )
     node.load_on_node("tales", False, {"n_ctx": 5})
     node.load_on_node("tales", False, {"threads": 1})
     context.get_assigned_resources = lambda: {"CPU": 0.5}

@@ -51,12 +51,12 @@ class Replicas:
         parts = call.run(self.app)
         try:
             async for part in parts:
-                if most is not None and isinstance(part, bytes):
-                    part = part[: most - n_sent]
-                    n_sent += len(part)
                 if most == -1:
                     raise AttemptLostError
-                yield self.change(part, attempt)
+                cut = most is not None and isinstance(part, bytes)
+                sent = part[: most - n_sent] if cut else part
+                n_sent += len(sent) if cut else 0
+                yield self.change(sent, attempt)
                 if n_sent == most:
                     raise AttemptLostError
         finally:
@@ -155,7 +155,9 @@ def test_reasoning_and_tool_calls_come_once():
 
     role = {"role": "assistant", "content": ""}
     first = written(role, {"reasoning_content": "I lo"}, {"reasoning_content": "ok. "})
-    again = written(role, {"reasoning_content": "I look. Now"}, {"content": "Yes."}, {"tool_calls": call})
+    again = written(
+        role, {"reasoning_content": "I look. Now"}, {"content": "Yes."}, {"tool_calls": call}
+    )
     end = [*written({}, finish="tool_calls"), DONE]
     for n in range(len(again) + 2):
         answer = ContinuedAnswer()
