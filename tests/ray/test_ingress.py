@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 
 import pytest
 from starlette.applications import Starlette
@@ -142,6 +143,29 @@ def test_a_stream_goes_on_wherever_a_replica_is_lost(app, name):
         ingress = Ingress(replicas.open, Settings())
         assert joined(ask(ingress, path, fields)[2]) == expected, n
         assert ingress.n_repeated >= 1
+
+
+@pytest.mark.parametrize("name", ["chat", "drafts", "log probabilities"])
+def test_the_replicas_may_cut_the_text_otherwise(app, name):
+    """A replica that drafts sends several tokens in a chunk, where another one sends one."""
+    path, fields = STREAMS[name]
+    fields = fields | {"stream": True, "seed": 5, "max_tokens": 60}
+    drafting = {"speculation": {"k": 4, "adaptive": False}}
+    expected = joined(ask(Ingress(Replicas(app).open, Settings()), path, fields)[2])
+
+    for first, second in (({}, drafting), (drafting, {})):
+        for n in (800, 1500, 2200):
+            replicas = Replicas(app, n)
+
+            async def open_(call, replicas=replicas, ways=iter((first, second))):
+                given = json.loads(call.body) | next(ways)
+                async for part in replicas.open(replace(call, body=json.dumps(given).encode())):
+                    yield part
+
+            found = joined(ask(Ingress(open_, Settings()), path, fields)[2])
+            assert found == expected
+            assert len(replicas.calls) == 2
+            assert name != "drafts" or found[0][0]["marked"] == found[0][0]["text"]
 
 
 def test_reasoning_and_tool_calls_come_once():
