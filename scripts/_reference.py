@@ -19,6 +19,7 @@ MODULES = [
     "quantize",
     "doctor",
     "server",
+    "worker",
     "ray",
     "compat",
 ]

@@ -43,6 +43,7 @@ The classes:
         - CorruptFileError
     - SessionError
     - NotInstalledError (ImportError)
+    - WorkerError
     - LoadCancelledError
     - QuantizeError
 """
@@ -71,6 +72,7 @@ from .model_errors import (
     UnsupportedError,
     UnsupportedModelError,
     VocabularyMismatchError,
+    WorkerError,
 )
 from .option_errors import (
     ContextFailedError,
@@ -135,6 +137,7 @@ __all__ = [  # noqa: RUF022 -- in the order of the class tree, as the reference 
     "CorruptFileError",
     "SessionError",
     "NotInstalledError",
+    "WorkerError",
     "LoadCancelledError",
     "QuantizeError",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from .base import GgufSpecError
@@ -244,6 +245,18 @@ class NotInstalledError(GgufSpecError, ImportError):
             f"install it with: pip install 'gguf-spec[{extra}]'.",
         )
         self.package, self.extra = package, extra
+
+
+class WorkerError(GgufSpecError):
+    """Workers that hold layers of a model (`rpc`) cannot be reached, or were lost.
+
+    Attributes:
+        workers: Their addresses, `HOST:PORT` each.
+    """
+
+    def __init__(self, workers: Iterable[str], message: str) -> None:
+        super().__init__(message, "start it there with: gguf-spec worker.")
+        self.workers = tuple(workers)
 
 
 class LoadCancelledError(GgufSpecError):

@@ -157,8 +157,10 @@ def test_the_replicas_may_cut_the_text_otherwise(app, name):
         for n in (800, 1500, 2200):
             replicas = Replicas(app, n)
 
-            async def open_(call, replicas=replicas, ways=iter((first, second))):
-                given = json.loads(call.body) | next(ways)
+            ways = [second, first]
+
+            async def open_(call, replicas=replicas, ways=ways):
+                given = json.loads(call.body) | ways.pop()
                 async for part in replicas.open(replace(call, body=json.dumps(given).encode())):
                     yield part
 
