@@ -18,6 +18,7 @@ from ..errors import (
     NoTokenLeftError,
     PromptTooLongError,
     TemplateError,
+    WorkerError,
 )
 from ..errors.texts import Call, Option, written
 from ..options import SAMPLING, SPECULATION
@@ -123,6 +124,10 @@ def as_refusal(error: Exception, names: dict[str, str]) -> ApiError:
         return option_refusal(error, names)
     if isinstance(error, ClosedError):
         return ending()
+    if isinstance(error, WorkerError):
+        LOG.error("%s", error)  # it quotes no prompt
+        fact = "A worker that holds a part of the model is lost."
+        return ApiError(fact, None, "worker_lost", 503)
     for kind, param, code in _CAUSED_BY_THE_REQUEST:
         if isinstance(error, kind):
             return ApiError(_told(error, names), param and names.get(param, param), code)
