@@ -28,6 +28,9 @@ LEAN = ["-DLLAVA_BUILD=OFF"]
 # llamafile's matrix products round differently from the dot product of a single row. Without them, and without flash attention, a row has the same
 # bits in a pass of any width (docs/exactness.md).
 EXACT = ["-DGGML_LLAMAFILE=OFF"]
+# llama.cpp's RPC backend, for `gguf-spec worker` and --rpc.
+RPC = ["-DGGML_RPC=ON"]
+RPC_SWITCH = "GGUF_SPEC_BUILD_RPC"
 LEAN_INCLUDE = "set(LLAMA_BUILD_COMMON OFF)\n"
 # GCC takes the stores that fill AMX's tile configuration for dead ones; without these flags the first decode of a quantised model crashes.
 AMX_FIX = "-fno-tree-dse -fno-dse"
@@ -119,6 +122,8 @@ def cpu_features() -> list:
 def cmake_args(features: list, is_gcc: bool) -> list:
     """Return the arguments to build with: ours, then the user's, which win."""
     args = [*LEAN, *EXACT, *user_cmake_args()]
+    if os.environ.get(RPC_SWITCH) == "1":
+        args += RPC
     if is_gcc and "amx_int8" in features:
         for language in ("C", "CXX"):
             name = f"CMAKE_{language}_FLAGS"

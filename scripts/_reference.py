@@ -20,6 +20,8 @@ MODULES = [
     "quantize",
     "doctor",
     "server",
+    "worker",
+    "ray",
     "compat",
 ]
 SECTIONS = ("Args:", "Attributes:", "Raises:", "Returns:", "Yields:")

@@ -30,6 +30,7 @@ _COMMANDS = {
     "models": Place("models", "models", "List, download and remove models."),
     "serve": Place("serve", "serve", "Serve an OpenAI-compatible API and a chat page."),
     "config": Place("config", "config", "Show or edit the defaults of options."),
+    "worker": Place("worker", "worker", "Lend this machine to a model on another one."),
     "ps": Place("ps", "ps", "Show the models that running servers hold."),
     "completion": Place("completion", "completion", "Print a script for shell completion."),
 }

@@ -58,6 +58,7 @@ def doctor(**options: Any) -> int:
         options["extra_bufts"] is not False,
         options["verbose"] > 0,
         adapters(options["lora"]),
+        rpc=options["rpc"],
     )
     of_draft = how.for_draft(
         options["draft_flash_attention"],

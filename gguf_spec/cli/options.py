@@ -19,6 +19,7 @@ from .completion import model_names
 from .default_model import default_model
 from .error_text import in_command
 from .missing_models import offer_download
+from .parameters import AdapterFile, Bias, ModelName
 from .progress import LoadBar, MeasuringNote
 
 if TYPE_CHECKING:
@@ -28,64 +29,12 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Bias(click.ParamType[tuple[int, float]]):
-    """Parameter type for a token id and the bias that is added to its logit."""
-
-    name = "ID=BIAS"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, float]:
-        """Parse a text such as `13=-inf`."""
-        if isinstance(value, tuple):
-            return value
-        token, _, bias = str(value).partition("=")
-        try:
-            return int(token), float(bias)
-        except ValueError:
-            self.fail(
-                f"{value!r} is not a token id and a bias, such as 13=-1.5 or 13=-inf.", param, ctx
-            )
-
-
-class AdapterFile(click.ParamType[tuple[str, float]]):
-    """Parameter type for a LoRA adapter and its scale.
-
-    The scale is the text after the last colon, if that text is a number; otherwise it is 1.
-    """
-
-    name = "FILE[:SCALE]"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, float]:
-        """Parse a text such as `lora.gguf:0.5`; the whole text is a path if that file exists."""
-        if isinstance(value, tuple):
-            return value
-        if not value:
-            self.fail(
-                "the name is empty; write a file such as lora.gguf or lora.gguf:0.5.", param, ctx
-            )
-        file, _, scale = str(value).rpartition(":")
-        try:
-            return (str(value), 1.0) if not file or Path(value).exists() else (file, float(scale))
-        except (OSError, ValueError):
-            return str(value), 1.0
-
-
 _CHAT_MODEL = "the largest chat model on this disk, else smollm2-135m-instruct"
 _ATTENTION = click.Choice(["auto", "on", "off"])
 _DOWNLOAD = (
     click.option("-y", "--yes", is_flag=True, help="Download a missing model without a question."),
     click.option("--offline", is_flag=True, help="Do not offer to download a model."),
 )
-
-
-class ModelName(click.ParamType[str]):
-    """Parameter type for a model; the environment variable has one per line."""
-
-    name = "TEXT"
-    envvar_list_splitter = "\n"
 
 
 def model_options(
@@ -163,6 +112,10 @@ def model_options(
         click.option(
             "--extra-bufts/--no-extra-bufts", default=None,
             help="Repack the weights for this CPU.  [default: if the self-test succeeds]",
+        ),
+        click.option(
+            "--rpc", multiple=True, metavar="HOST:PORT",
+            help="Worker that holds a part of the target, see gguf-spec worker. Repeatable.",
         ),
         click.option(
             "-v", "--verbose", count=True,
@@ -260,6 +213,7 @@ def load_arguments(options: dict[str, Any], draft: str, speculation: Speculation
         # The adapter belongs to the draft of the options only.
         "draft_lora": options["draft_lora"] if draft == options["draft"] else (),
         "extra_bufts": options["extra_bufts"],
+        "rpc": options["rpc"],
         "reference": options["draft_text"],
         "verbose": options["verbose"] > 0,
     }

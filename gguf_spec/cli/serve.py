@@ -195,17 +195,14 @@ def _check_several(options: dict[str, Any], draft: str) -> None:
 
 def _settings(options: dict[str, Any]) -> tuple[type[Server], Settings]:
     """Return the class of the server, which needs the extra, and the settings."""
-    from ..errors import GgufSpecError
+    from ..errors import NotInstalledError
 
     try:
         from ..server import Server, Settings
     except ModuleNotFoundError as error:
         if error.name not in ("starlette", "uvicorn"):
             raise
-        raise GgufSpecError(
-            f"the server needs {error.name}, which is not installed.",
-            "install it with: pip install 'gguf-spec[server]'.",
-        ) from None
+        raise NotInstalledError("the server", str(error.name), "server") from None
     return Server, Settings(
         host=options["host"],
         port=options["port"],

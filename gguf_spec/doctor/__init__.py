@@ -100,6 +100,8 @@ def doctor(
             processor.amx(features, fast),
         ]
         checks.append(processor.openmp())
+        if options.rpc:
+            checks.append(installation.workers(options.rpc))
         repack = options.extra_bufts and fast.status == "ok"
         options, draft_options = (
             replace(options, extra_bufts=repack),

@@ -8,9 +8,10 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ..errors import InvalidOptionError
 from ..errors.texts import Option, Text
 from ..llama import openmp
 from ..llama.memory import features_of
@@ -91,9 +92,10 @@ def build_features() -> dict[str, str]:
     """
     import llama_cpp
 
-    return features_of(llama_cpp.llama_print_system_info().decode()) | {
-        "GPU": str(int(llama_cpp.llama_supports_gpu_offload()))
-    }
+    from ..llama.rpc import has_gpu, has_rpc
+
+    gpu = llama_cpp.llama_supports_gpu_offload() and (not has_rpc() or has_gpu())
+    return features_of(llama_cpp.llama_print_system_info().decode()) | {"GPU": str(int(gpu))}
 
 
 def build(features: Mapping[str, str], options: ContextOptions) -> Check:
@@ -120,3 +122,22 @@ def build(features: Mapping[str, str], options: ContextOptions) -> Check:
 def has(features: Mapping[str, str], name: str) -> bool:
     """Return whether a build has a feature."""
     return features.get(name, "0") != "0"
+
+
+def workers(addresses: Sequence[str]) -> Check:
+    """Check that the workers of a model accept connections."""
+    from ..llama import rpc
+
+    try:
+        lost = rpc.unreachable(rpc.parse_workers(addresses))
+    except InvalidOptionError as error:
+        return Check("workers", "fail", error.message, error.hint)
+    if lost:
+        port = lost[0].rpartition(":")[2]
+        return Check(
+            "workers",
+            "fail",
+            f"no worker answers at {' and '.join(lost)}",
+            f"on the other machine: gguf-spec worker; here: ssh -N -L {port}:127.0.0.1:50052 HOST.",
+        )
+    return Check("workers", "ok", f"{' and '.join(addresses)} accept connections")

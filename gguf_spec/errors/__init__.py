@@ -44,6 +44,8 @@ The classes:
         - CorruptFileError
     - SessionError
     - BatchFileError
+    - NotInstalledError (ImportError)
+    - WorkerError
     - LoadCancelledError
     - QuantizeError
 """
@@ -63,6 +65,7 @@ from .model_errors import (
     NoInfillError,
     NotAModelError,
     NotEnoughMemoryError,
+    NotInstalledError,
     NoTokenLeftError,
     PromptTooLongError,
     QuantizeError,
@@ -72,6 +75,7 @@ from .model_errors import (
     UnsupportedError,
     UnsupportedModelError,
     VocabularyMismatchError,
+    WorkerError,
 )
 from .option_errors import (
     ContextFailedError,
@@ -138,6 +142,8 @@ __all__ = [  # noqa: RUF022 -- in the order of the class tree, as the reference 
     "CorruptFileError",
     "SessionError",
     "BatchFileError",
+    "NotInstalledError",
+    "WorkerError",
     "LoadCancelledError",
     "QuantizeError",
 ]

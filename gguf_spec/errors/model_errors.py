@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from .base import GgufSpecError
@@ -238,6 +239,34 @@ class SessionError(GgufSpecError):
         self, message: str, hint: str = "name a file that /save or Chat.save wrote."
     ) -> None:
         super().__init__(message, hint)
+
+
+class NotInstalledError(GgufSpecError, ImportError):
+    """A part of this package needs another package, which is not installed.
+
+    Attributes:
+        package: The missing package.
+        extra: The extra of this package that installs it.
+    """
+
+    def __init__(self, name: str, package: str, extra: str) -> None:
+        super().__init__(
+            f"{name} needs {package}, which is not installed.",
+            f"install it with: pip install 'gguf-spec[{extra}]'.",
+        )
+        self.package, self.extra = package, extra
+
+
+class WorkerError(GgufSpecError):
+    """Workers that hold layers of a model (`rpc`) cannot be reached, or were lost.
+
+    Attributes:
+        workers: Their addresses, `HOST:PORT` each.
+    """
+
+    def __init__(self, workers: Iterable[str], message: str) -> None:
+        super().__init__(message, "start it there with: gguf-spec worker.")
+        self.workers = tuple(workers)
 
 
 class LoadCancelledError(GgufSpecError):

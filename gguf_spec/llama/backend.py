@@ -16,6 +16,7 @@ from .exact_kernels import switch_tiles
 from .log import keep_lines
 from .memory import check_memory, features_of
 from .options import ContextOptions
+from .rpc import has_gpu, has_rpc
 
 
 def start_backend(headers: Iterable[Header]) -> None:
@@ -48,7 +49,7 @@ def offloads() -> bool:
 
     The size of GPU memory is unknown here.
     """
-    return bool(C.llama_supports_gpu_offload())
+    return bool(C.llama_supports_gpu_offload()) and (not has_rpc() or has_gpu())
 
 
 def check_room(models: Sequence[tuple[Header, ContextOptions]]) -> None:

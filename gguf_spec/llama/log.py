@@ -12,7 +12,7 @@ import collections
 import ctypes
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from .bindings import C
 
@@ -47,6 +47,11 @@ class Log:
 def keep_lines() -> None:
     """Keep all warnings and errors from now on, for the time in which a model is loaded."""
     C.llama_log_set(_lines_callback, None)
+
+
+def add_lines(lines: Iterable[str]) -> None:
+    """Add lines of llama.cpp's log in another process."""
+    _lines.extend(lines)
 
 
 def keep_last() -> None:

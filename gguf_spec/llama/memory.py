@@ -31,6 +31,8 @@ _ROWS = K_MAX + 1 + BRANCHES_MAX
 _FLOAT = 4
 # Measured, in bytes: llama.cpp's code and tables, and its vocabulary data per token and per merge.
 _SMALL, _PER_TOKEN, _PER_MERGE = 6 << 20, 150, 140
+# bytes; the process that holds a target on workers, measured
+_CHILD = 60 << 20
 
 
 @dataclass(frozen=True)
@@ -98,14 +100,37 @@ def needs(
     n_ctx = options.positions(header.whole("context_length"))
     weights = caches = compute = copies = idle = 0
     for header, options in models:
-        copied, of = repacked_bytes(header, features) if options.extra_bufts else (0, 0)
+        copied, of = repacked_bytes(header, features) if options.repacks else (0, 0)
         adapters = sum(
             adapter.path.stat().st_size for adapter in options.lora if adapter.path.exists()
         )
         weights, copies, idle = weights + header.file_bytes, copies + copied + adapters, idle + of
-        caches += options.parallel * cache_bytes(header, options, n_ctx)
+        cache = options.parallel * cache_bytes(header, options, n_ctx)
+        if options.rpc:
+            n_bytes, share = _on_workers(header, options)
+            idle, cache, compute = idle + n_bytes, round(cache * (1 - share)), compute + _CHILD
+        caches += cache
         compute += _compute_bytes(header, options, n_ctx)
     return MemoryEstimate(weights + copies, caches, compute, resident_bytes(), copies, idle, n_ctx)
+
+
+def _on_workers(header: Header, options: ContextOptions) -> tuple[int, float]:
+    """Return the bytes of weights that workers hold, and their share of the layers.
+
+    llama.cpp gives them the last `gpu_layers` layers, and the output after all of these.
+    """
+    n_layers = max(1, header.whole("block_count"))
+    n_there = n_layers + 1 if options.gpu_layers < 0 else min(options.gpu_layers, n_layers + 1)
+    n_here = max(0, n_layers + 1 - n_there)
+    n_bytes = 0
+    for tensor in header.tensors:
+        kind, _, rest = tensor.name.partition(".")
+        number = rest.partition(".")[0]
+        if kind == "blk" and number.isdecimal():
+            n_bytes += tensor.n_bytes if int(number) >= n_here else 0
+        elif kind.startswith("output"):
+            n_bytes += tensor.n_bytes if n_there > n_layers else 0
+    return n_bytes, (n_layers - min(n_here, n_layers)) / n_layers
 
 
 def largest_ctx(

@@ -102,7 +102,7 @@ class Model(Weights):
         self.threads = options.threads or physical_cores()
         self.follows_machine = (
             options.threads is None
-            and not offloads()
+            and not (offloads() or options.rpc)
             and (options.drafts or self.flash_attention == "off")
         )
         self._governor = shared_governor(self.threads) if self.follows_machine else None
@@ -114,11 +114,11 @@ class Model(Weights):
         self.exact_attention = has_exact_attention(
             self.flash_attention, options.kv_type, build_features()
         )
-        self.most_exact_rows = most_exact_rows(header, options.extra_bufts) or K_MAX + 1
+        self.most_exact_rows = most_exact_rows(header, options.repacks) or K_MAX + 1
         self.grid = (
             0 if options.drafts or (self.exact_attention and has_exact_products(header)) else GRID
         )
-        options.check_backend(C.llama_supports_gpu_offload())
+        options.check_backend(offloads() or bool(options.rpc))
         verbose.set() if options.verbose else verbose.clear()
         keep_lines()
         try:

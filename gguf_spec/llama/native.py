@@ -221,6 +221,25 @@ class Batch:
             self._batch.seq_id[row][0] = s
         self._batch.n_tokens = n_tokens + len(branches)
 
+    def packed(self) -> Any:
+        """Return the tokens of the pass as plain data, for `unpack` in another process."""
+        n = self._batch.n_tokens
+        arrays = (self._tokens, self._positions, self._outputs, self._n_sequences)
+        counts = self._n_sequences[:n].tolist()
+        sequences = [self._batch.seq_id[i][: counts[i]] for i in range(n)]
+        return [array[:n].tobytes() for array in arrays], sequences
+
+    def unpack(self, packed: Any) -> None:
+        """Write the tokens of a pass from the result of `packed`."""
+        texts, sequences = packed
+        self._batch.n_tokens = n = len(sequences)
+        arrays = (self._tokens, self._positions, self._outputs, self._n_sequences)
+        for array, text in zip(arrays, texts, strict=True):
+            array[:n] = np.frombuffer(text, array.dtype)
+        for i, ids in enumerate(sequences):
+            for place, one in enumerate(ids):
+                self._batch.seq_id[i][place] = one
+
     def _put_into_first(self, n: int) -> None:
         """Assign the first `n` tokens to the first sequence only."""
         self._n_sequences[:n] = 1

@@ -100,6 +100,7 @@ class ContextOptions:
         gpu_layers: Layers to offload; -1 for all if the build has a GPU backend.
         extra_bufts: Whether llama.cpp may repack weights for this CPU (AMX and others).
         verbose: Whether to write llama.cpp's log to stderr.
+        rpc: Addresses of the workers that hold the layers; empty for none.
         lora: Adapters, all applied together.
         drafts: Whether these are options of a draft model. Errors then use the option names of
             drafts, such as `draft_kv_type`.
@@ -116,6 +117,7 @@ class ContextOptions:
     lora: tuple[Adapter, ...] = ()
     drafts: bool = False
     parallel: int = 1
+    rpc: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not (isinstance(self.parallel, int) and 1 <= self.parallel <= PARALLEL_MAX):
@@ -165,11 +167,17 @@ class ContextOptions:
         return replace(
             self,
             drafts=True,
+            rpc=(),
             lora=lora,
             flash_attention=self.flash_attention if flash_attention is None else flash_attention,
             kv_type=self.kv_type if kv_type is None else kv_type,
             gpu_layers=self.gpu_layers if gpu_layers is None else gpu_layers,
         )
+
+    @property
+    def repacks(self) -> bool:
+        """Whether llama.cpp may repack the weights; workers do not."""
+        return self.extra_bufts and not self.rpc
 
     @property
     def needs_flash_attention(self) -> bool:

@@ -39,7 +39,7 @@ class Weights:
 
     def __init__(self, file: ModelFile, options: ContextOptions) -> None:
         self.file, self.path, self.options = file, file.path, options
-        self._native: Native | None = Native()
+        self._native: Native | None = _native(options)
         self._pieces: dict[int, bytes] = {}
 
     @property
@@ -194,3 +194,11 @@ class Weights:
         return (self.native.vocab(C.llama_vocab_get_text, token) or b"").decode(
             "utf-8", errors="replace"
         )
+
+
+def _native(options: ContextOptions) -> Native:
+    if not options.rpc:
+        return Native()
+    from .remote import RemoteNative
+
+    return RemoteNative(options.rpc, options.verbose)

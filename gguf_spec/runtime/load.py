@@ -15,6 +15,7 @@ from ..llama.backend import check_room, start_backend
 from ..llama.kernel_choice import repacking_pays
 from ..llama.model import Model
 from ..llama.options import AdapterFile, ContextOptions, adapters
+from ..llama.rpc import check_workers, parse_workers
 from ..llama.selftest import extra_bufts_work
 from ..options import K_MAX, Sampling, Speculation
 from ..registry.download import local
@@ -45,6 +46,7 @@ def load(
     draft_lora: AdapterFile | Sequence[AdapterFile] = (),
     extra_bufts: bool | None = None,
     parallel: int = 1,
+    rpc: str | Sequence[str] = (),
     reference: str | Path | None = None,
     models_file: str | Path | None = None,
     progress: OnProgress | None = None,
@@ -83,6 +85,8 @@ def load(
             which runs once per machine, and by what `tune` measured for K-quants.
         parallel: Number of requests that can run at the same time and share passes. Each has a
             cache of `n_ctx` tokens of its own. With 1 requests wait for each other.
+        rpc: Addresses of workers (`gguf-spec worker`), `HOST:PORT` each. The layers of the target
+            are spread over them, and llama.cpp runs in a child process. The draft stays here.
         reference: A text file as an additional source of drafts, such as one that answers quote.
         models_file: A file in the format of models.yaml with additional names.
         progress: Called with the loaded bytes of the weights; returning False cancels.
@@ -94,6 +98,7 @@ def load(
         VocabularyMismatchError: The draft has another vocabulary.
         NotEnoughMemoryError: The models do not fit; raised before anything is loaded.
         InvalidOptionError: An option has a value that is not allowed.
+        WorkerError: A worker cannot be reached, or was lost; then every later call raises it, too.
         LoadCancelledError: `progress` returned False. Nothing stays in memory.
     """
     named = Path(models_file) if models_file is not None else None
@@ -111,6 +116,7 @@ def load(
         verbose,
         adapters(lora),
         parallel=parallel,
+        rpc=parse_workers(rpc),
     )
     of_draft = options.for_draft(
         draft_flash_attention, draft_kv_type, draft_gpu_layers, adapters(draft_lora, "draft_lora")
@@ -136,6 +142,7 @@ def load(
         )
     models = [(header, options), *([(draft_file.header, of_draft)] if draft_file else [])]
     check_room(models)
+    check_workers(options.rpc)
     start_backend([one for one, _ in models])
     flash_attention, attention = choose_attention(header, options, must_be_exact=True)
     steps = _Steps(progress, [one.file_bytes for one, _ in models])

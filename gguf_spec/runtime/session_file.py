@@ -151,7 +151,7 @@ def _about(model: Model) -> dict[str, Any]:
         kernels_in_use(),
         model.file.content_id,
     ]
-    parts += [model.flash_attention, o.kv_type, o.gpu_layers, o.extra_bufts, model.n_ctx]
+    parts += [model.flash_attention, o.kv_type, o.gpu_layers, o.extra_bufts, model.n_ctx, *o.rpc]
     parts += [(content_id(adapter.path), adapter.scale) for adapter in o.lora]
     return {
         "made_by": hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest(),

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from .. import __version__
 from .access import JOB, AccessMiddleware, refused
-from .errors import ApiError, ending, gone
+from .body import read_body
+from .errors import ApiError, ending
 from .metrics import Metrics
 from .model_pool import ModelPool, ServedModel, pool_of
 from .model_routes import ModelRoutes
@@ -32,10 +33,6 @@ from .worker import ChoiceEnded, ChunkEvent, ErrorEvent, Finished, Job, Started,
 
 if TYPE_CHECKING:
     from ..runtime.llm import LLM
-
-# How much of an oversized body is read, as a multiple of the size limit. A client that is still
-# sending does not read the response; after this amount it can receive the error.
-_MOST_READ = 8
 
 
 def make_app(llm: LLM | ModelPool, settings: Settings | None = None) -> App:
@@ -97,6 +94,11 @@ class App:
         return app
 
     # ---- shutdown
+
+    @property
+    def is_working(self) -> bool:
+        """Whether the worker thread runs; without it no request is answered."""
+        return self._worker.is_alive
 
     def begin_end(self) -> None:
         """Begin the shutdown: refuse new requests, cancel running ones after the grace period.
@@ -169,39 +171,10 @@ class App:
 
     async def _open_body(self, request: Request) -> bytes:
         """Return the request body, unless the server is shutting down."""
-        body = await self._body(request)
+        body = await read_body(request, self._settings)
         if self._ends:
             raise ending()
         return body
-
-    async def _body(self, request: Request) -> bytes:
-        """Return the request body.
-
-        Raises:
-            ApiError: The body is too large or arrives too slowly, or the client disconnected.
-        """
-        try:
-            return await asyncio.wait_for(self._read_body(request), self._settings.timeout)
-        except asyncio.TimeoutError:
-            raise ApiError(
-                "The body did not arrive in time.", None, "timeout", 408, {"Connection": "close"}
-            ) from None
-        except ClientDisconnect:
-            raise gone() from None
-
-    async def _read_body(self, request: Request) -> bytes:
-        most, n, parts = self._settings.body_bytes, 0, []
-        async for part in request.stream():
-            n += len(part)
-            if n <= most:
-                parts.append(part)
-            elif n > _MOST_READ * most:
-                break
-        if n > most:
-            raise ApiError(
-                f"The body has more than {most:,} bytes.", None, "request_too_large", 413
-            )
-        return b"".join(parts)
 
     async def _watch(self, request: Request, job: Job) -> None:
         """Cancel the job when the client disconnects."""

@@ -18,11 +18,13 @@ from ..errors import (
     NoTokenLeftError,
     PromptTooLongError,
     TemplateError,
+    WorkerError,
 )
 from ..errors.texts import Call, Option, written
 from ..options import SAMPLING, SPECULATION
 
 LOG = logging.getLogger("gguf_spec.server")
+SHUTTING_DOWN = "shutting_down"  # error code of answers that the shutdown ended
 # Options of the engine that a request can set outside its `speculation` object.
 _OF_REQUEST = {*SAMPLING, "prompt", "tools", "chat_template_kwargs"}
 # Engine errors that the request caused: (error class, field of the request, OpenAI error code).
@@ -81,9 +83,7 @@ def gone() -> ApiError:
 
 def ending() -> ApiError:
     """Return the error for a request that the server's shutdown ends or refuses."""
-    return ApiError(
-        "The server is shutting down.", None, "shutting_down", 503, {"Retry-After": "5"}
-    )
+    return ApiError("The server is shutting down.", None, SHUTTING_DOWN, 503, {"Retry-After": "5"})
 
 
 def not_loaded(model: str, error: Exception) -> ApiError:
@@ -137,6 +137,10 @@ def as_refusal(error: Exception, names: dict[str, str]) -> ApiError:
     """
     if isinstance(error, ClosedError):
         return ending()
+    if isinstance(error, WorkerError):
+        LOG.error("%s", error)  # it quotes no prompt
+        fact = "A worker that holds a part of the model is lost."
+        return ApiError(fact, None, "worker_lost", 503)
     refusal = refusal_of(error, names)
     if refusal:
         return refusal

@@ -35,6 +35,8 @@ from .values import (
     stops,
 )
 
+# Routes whose requests have a seed.
+SEEDED = ("/v1/chat/completions", "/v1/completions")
 # Fields of `Sampling` that a body may hold under the same name.
 SAME = tuple(name for name, rule in SAMPLING.items() if rule.in_requests)
 _SHARED = frozenset(

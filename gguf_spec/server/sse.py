@@ -14,6 +14,9 @@ from .errors import ApiError
 from .responses import ResponseBuilder
 from .worker import ChoiceEnded, ChunkEvent, ErrorEvent, Event, Finished, Job
 
+# The last event of a complete answer.
+DONE = b"data: [DONE]\n\n"
+
 
 class EventStream(Response):
     """Streaming response that sends the events of a job.
@@ -84,7 +87,7 @@ class EventStream(Response):
         if isinstance(one, ChoiceEnded):
             return self._last_of(one)
         if isinstance(one, Finished) and not self._failed:
-            return b"".join(map(event, self._reply.finished())) + b"data: [DONE]\n\n"
+            return b"".join(map(event, self._reply.finished())) + DONE
         return b""
 
     def _last_of(self, one: ChoiceEnded) -> bytes:

@@ -181,6 +181,11 @@ class Worker:
         """Whether a job is running."""
         return self._running is not None
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
     def submit(self, job: Job) -> None:
         """Add a job to the queue.
 

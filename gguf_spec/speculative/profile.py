@@ -352,6 +352,7 @@ def _file(
                 o.kv_type,
                 o.gpu_layers,
                 o.extra_bufts,
+                *o.rpc,
             ]
             parts += [(content_id(adapter.path), adapter.scale) for adapter in o.lora]
     return cache_file(kind, parts)

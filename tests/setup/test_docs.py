@@ -99,7 +99,7 @@ def test_commands_and_options_exist(page):
 def test_every_example_is_in_the_documentation():
     page = "".join(
         (ROOT / "docs" / name).read_text(encoding="utf-8")
-        for name in ("embedding.md", "quickstart.md")
+        for name in ("embedding.md", "quickstart.md", "several-machines.md")
     )
     for path in (ROOT / "scripts" / "examples").iterdir():
         assert path.is_dir() or f"(../scripts/examples/{path.name})" in page

@@ -500,6 +500,16 @@ def test_clang_chosen_inside_cmake_args_gets_no_flags(llama_wheel, machine, monk
     assert "-fno-tree-dse" not in str(llama_wheel.build_settings())
 
 
+def test_the_rpc_backend_is_a_build_of_its_own(llama_wheel, monkeypatch):
+    monkeypatch.delenv("GGUF_SPEC_BUILD_RPC", raising=False)
+    plain = llama_wheel.build_settings()
+    assert "-DGGML_RPC=ON" not in plain["CMAKE_ARGS"]
+    monkeypatch.setenv("GGUF_SPEC_BUILD_RPC", "1")
+    with_rpc = llama_wheel.build_settings()
+    assert "-DGGML_RPC=ON" in with_rpc["CMAKE_ARGS"]
+    assert llama_wheel.wheel_key(plain) != llama_wheel.wheel_key(with_rpc)
+
+
 @pytest.mark.parametrize(
     "given",
     ["-DCMAKE_C_FLAGS='-O2 -g'", "-D CMAKE_C_FLAGS='-O2 -g'", "-DCMAKE_C_FLAGS:STRING='-O2 -g'"],

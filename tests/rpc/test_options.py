@@ -1,0 +1,82 @@
+"""What needs no build with the RPC backend: addresses, refusals, and the memory that stays here."""
+
+import socket
+
+import pytest
+
+import gguf_spec
+from gguf_spec import errors
+from gguf_spec.gguf.model_file import ModelFile
+from gguf_spec.llama import memory, rpc
+from gguf_spec.llama.options import ContextOptions
+from gguf_spec.models import path
+from gguf_spec.worker import run_worker
+
+
+@pytest.fixture
+def with_rpc(monkeypatch):
+    monkeypatch.setattr(rpc, "has_rpc", lambda: True)
+
+
+@pytest.mark.parametrize("address", ["", "host", "host:", ":5", "host:0", "host:65536", "host:x", "[::1]:5", "host:٣", 5])  # fmt: skip
+def test_wrong_addresses(address, with_rpc):
+    with pytest.raises(errors.InvalidOptionError, match="HOST:PORT"):
+        gguf_spec.load("tales", rpc=[address])
+    with pytest.raises(errors.InvalidOptionError, match="HOST:PORT"):
+        run_worker(address)
+
+
+def test_a_build_without_rpc_is_named_with_what_builds_one(monkeypatch):
+    monkeypatch.setattr(rpc, "has_rpc", lambda: False)
+    for call in (
+        lambda: gguf_spec.load("tales", rpc="127.0.0.1:5"),
+        lambda: run_worker("127.0.0.1:5"),
+    ):
+        with pytest.raises(errors.InvalidOptionError, match="no RPC backend") as caught:
+            call()
+        assert caught.value.hint == f"build one in a clone: {rpc.BUILD}."
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:50052", "192.0.2.1:50052"])
+def test_other_machines_need_the_flag(address, with_rpc, monkeypatch):
+    monkeypatch.setattr(rpc, "serve", lambda *_: pytest.fail("it listens"))
+    with pytest.raises(errors.InvalidOptionError, match="controls the process") as caught:
+        run_worker(address)
+    assert "ssh -L" in caught.value.hint
+    assert "insecure_listen_anywhere=True" in caught.value.hint
+
+
+def test_a_worker_needs_a_free_port(with_rpc, monkeypatch):
+    monkeypatch.setattr(rpc, "serve", lambda *_: pytest.fail("it listens"))
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        with pytest.raises(errors.GgufSpecError, match="cannot listen"):
+            run_worker(f"localhost:{one.getsockname()[1]}")
+        with pytest.raises(errors.InvalidOptionError, match="threads"):
+            run_worker("127.0.0.1:5", threads=0)
+
+
+def test_a_worker_that_cannot_be_reached(with_rpc):
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        port = one.getsockname()[1]
+        assert rpc.unreachable([f"127.0.0.1:{port}"]) == []
+    with pytest.raises(errors.WorkerError) as caught:
+        gguf_spec.load("tales", rpc=[f"127.0.0.1:{port}"])
+    assert caught.value.workers == (f"127.0.0.1:{port}",)
+
+
+def test_only_what_stays_here_counts():
+    header = ModelFile(path("tales")).header
+    n_layers = header.whole("block_count")
+
+    def needs(**options):
+        return memory.needs([(header, ContextOptions(n_ctx=512, **options))], {})
+
+    local, away = needs(), needs(rpc=("host:1",))
+    blocks = sum(one.n_bytes for one in header.tensors if one.name.startswith("blk."))
+    assert away.caches == 0
+    assert away.idle - local.idle >= blocks
+    assert away.added < local.added + memory._CHILD - blocks // 2
+    half = needs(rpc=("host:1",), gpu_layers=n_layers // 2)
+    assert 0 < half.caches < local.caches
+    assert local.idle < half.idle < away.idle
+    assert needs(rpc=("host:1",), gpu_layers=0).caches == local.caches
