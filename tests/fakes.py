@@ -49,6 +49,7 @@ class FakeModel:
     """
 
     start, weight_bytes, cached_bytes, reads_at_once = 1, 10**9, 1.0, 32
+    parallel = 1
     grid, exact_attention, most_exact_rows, depth_costs = 0, True, 65, {}
 
     def __init__(self, table, n_ctx=64, end=(), cost=lambda n, n_past: 1e-6 * (9 + n), clock=None):

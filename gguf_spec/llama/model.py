@@ -178,6 +178,11 @@ class Model(Weights):
     # ---- the cache
 
     @property
+    def parallel(self) -> int:
+        """Number of sequences of the context."""
+        return self.options.parallel
+
+    @property
     def cached(self) -> list[int]:
         """Ids of the tokens in the cache, position by position."""
         if self._cached is None:

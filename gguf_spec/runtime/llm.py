@@ -83,7 +83,7 @@ class LLM:
     @property
     def parallel(self) -> int:
         """Number of requests that can share passes; more wait."""
-        return self._target.options.parallel
+        return self._target.parallel
 
     @property
     def path(self) -> Path:

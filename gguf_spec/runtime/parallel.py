@@ -145,7 +145,7 @@ class ParallelRunner:
             BusyError: This thread runs the scheduler, or holds as many unfinished streams as there
                 are slots.
         """
-        self.check_thread(self.pair.target.options.parallel)
+        self.check_thread(self.pair.target.parallel)
         job = Job(request, Generation(request, self.pair))
         stream = Stream(job.generation, job.chunks(self._inbox.put), lambda: None)
         job.stream = ref(stream)

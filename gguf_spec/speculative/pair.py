@@ -152,7 +152,7 @@ class ModelPair:
         The noise is the shift of logits against those of single-row passes.
         """
         # A common pass is as wide as any, whatever one of its requests drafts.
-        shares = self.target.options.parallel > 1
+        shares = self.target.parallel > 1
         widest = self.profile.widest(speculation.exact) - 1
         return self.profile.logit_noise(widest if shares else self.most_drafted(speculation))
 
@@ -183,7 +183,7 @@ class ModelPair:
             InvalidOptionError: The options need passes that this request has to itself, and
                 requests share passes.
         """
-        if self.target.options.parallel > 1:
+        if self.target.parallel > 1:
             if speculation.tree:
                 allowed = "None or False with parallel requests: branches need a common cache"
                 raise InvalidOptionError("tree", True, allowed)
