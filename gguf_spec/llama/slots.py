@@ -185,11 +185,12 @@ class Slots:
 
     Attributes:
         model: The model.
+        widest: Largest number of tokens of a pass that returns rows.
         all: Its slots, by their ids.
     """
 
-    def __init__(self, model: Model) -> None:
-        self.model = model
+    def __init__(self, model: Model, widest: int = K_MAX + 1) -> None:
+        self.model, self.widest = model, widest
         self.all = [
             Slot(model, i, lambda part: self.decode([part])[0])
             for i in range(model.options.parallel)
@@ -219,8 +220,10 @@ class Slots:
         seconds = time.perf_counter() - started
         slots = {one.sequence: self.all[one.sequence] for one in filled}
         if code != 0:
-            for slot in slots.values():
-                slot.forget()
+            for slot in slots.values():  # those of gaps keep their tokens
+                self._remove(slot)
+            for part in parts:
+                part.slot.forget()
             n_past = max(one.n_past for one in filled)
             raise DecodeError(code, n_past, first, log.last)
         for part in parts:
@@ -231,6 +234,24 @@ class Slots:
             if one.n_past + len(one.tokens) > slot.n_past:
                 self._remove(slot)
         return [self._rows(part, firsts[part.slot.index]) for part in parts]
+
+    def refill(self, slot: Slot, tokens: Sequence[int], n_read: int) -> None:
+        """Decode the tokens of a lost cache again, in passes that give them the same bits.
+
+        Args:
+            slot: The slot, whose cache is empty.
+            tokens: The tokens.
+            n_read: Length of the prefix that prefill passes decoded, on the grid.
+
+        Raises:
+            DecodeError: llama.cpp rejected a pass; the cache is then empty.
+        """
+        reads_at_once = self.model.reads_at_once
+        n_read, wide = (n_read, self.widest) if slot.grid else (len(tokens), reads_at_once)
+        for start, end, at_once in ((0, n_read, reads_at_once), (n_read, len(tokens), wide)):
+            for i in range(start, end, at_once):
+                self.decode([Part(slot, tokens[i : min(i + at_once, end)], 0)])
+        slot.n_read = n_read
 
     def _rows(self, part: Part, first: int) -> Logits:
         n_read, n_vocab = len(part.tokens) - part.n_rows, self.model.n_vocab
@@ -247,7 +268,8 @@ class Slots:
             taken = {one.sequence for one in found}
             gaps = [i for i in range(min(taken), max(taken)) if i not in taken]
             has_room = all(self.all[i].n_past + width <= self.model.n_ctx for i in gaps)
-            if has_room and 2 * len(gaps) <= len(taken):
+            fits = width * (len(taken) + len(gaps)) <= self.widest
+            if has_room and fits and 2 * len(gaps) <= len(taken):
                 found += [self._tokens(Part(self.all[i], [], 0), width) for i in gaps]
         return found
 

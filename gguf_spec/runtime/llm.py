@@ -307,6 +307,8 @@ class LLM:
         def empty(_: Ticket) -> None:
             for model in filter(None, (self._target, self._draft)):
                 model.rollback(0)
+            if self._runner:
+                self._runner.forget()
 
         self._in_turn(empty)
 

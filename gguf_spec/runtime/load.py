@@ -184,8 +184,9 @@ def load(
             notes=notes,
             draft_notes=draft_notes,
         )
-        if llm.speculation.k:
-            pair.measure()  # now, so that the first answer is not delayed
+        # Now, so that the first answer is not delayed. Common passes must not be wider than exact.
+        if llm.speculation.k or llm.parallel > 1:
+            pair.measure()
         return llm
     except BaseException:
         target.close()

@@ -42,7 +42,7 @@ class Job:
 
     Attributes:
         generation: What it runs.
-        thread: Id of the thread that made it.
+        thread: Id of the thread that made it, and then of the one that reads it.
         stream: The stream that reads it; a job without one is cancelled.
         task: Its task, once it is started.
         has_ended: Its last chunk or its error is in the queue.
@@ -54,7 +54,7 @@ class Job:
         self.stream: ref[Stream] | None = None
         self.task: Task | None = None
         self.has_ended = False
-        self._out: SimpleQueue[Chunk | Exception | None] = SimpleQueue()
+        self._out: SimpleQueue[Chunk | BaseException | None] = SimpleQueue()
 
     @property
     def prompt(self) -> list[int]:
@@ -85,10 +85,10 @@ class Job:
                 if self.is_full and not self.generation.cancelled:
                     scheduler.park()
             self.end(None)
-        except Exception as error:
+        except BaseException as error:  # a callback may raise anything, such as SystemExit
             self.end(error)
 
-    def end(self, error: Exception | None) -> None:
+    def end(self, error: BaseException | None) -> None:
         """Tell the reader that no more chunks come."""
         self.has_ended = True
         self._out.put(error)
@@ -97,7 +97,7 @@ class Job:
         """Submit the request, and yield its chunks as they come."""
         submit(self)
         while (one := self._out.get()) is not None:
-            if isinstance(one, Exception):
+            if isinstance(one, BaseException):
                 raise one
             yield one
 
@@ -147,9 +147,24 @@ class ParallelRunner:
         """
         self.check_thread(self.pair.target.parallel)
         job = Job(request, Generation(request, self.pair))
-        stream = Stream(job.generation, job.chunks(self._inbox.put), lambda: None)
+        stream = Stream(job.generation, job.chunks(self._submit), lambda: None)
         job.stream = ref(stream)
         return stream
+
+    def _submit(self, job: Job) -> None:
+        """Put a request into the queue, in the thread that reads it.
+
+        Raises:
+            BusyError: As for `open`: the streams may have been opened before any was read.
+        """
+        self.check_thread(self.pair.target.options.parallel)
+        job.thread = threading.get_ident()
+        self._inbox.put(job)
+
+    def forget(self) -> None:
+        """Empty all caches; the caller has the turn."""
+        if self._scheduler:
+            self._scheduler.forget()
 
     def check_thread(self, n_most: int = 1) -> None:
         """Check that this thread may wait for the slots.
@@ -198,11 +213,10 @@ class ParallelRunner:
                 job.end(error)
         self._queue.clear()
         scheduler, self._running, self._scheduler = self._scheduler, [], None
-        with suppress(ClosedError):
-            for slot in (
-                slot for pair in (scheduler.pairs if scheduler else ()) for slot in pair.slots
-            ):
-                slot.forget()
+        if scheduler:
+            with suppress(ClosedError):
+                scheduler.forget()
+                scheduler.hand_back(self.pair.target, self.pair.draft)
 
     def _receive(self, one: object) -> None:
         if isinstance(one, Job):
@@ -212,7 +226,7 @@ class ParallelRunner:
         """Run requests until none is left, or another ticket waits for the turn."""
         if self.is_closed:
             raise ClosedError
-        scheduler = self._scheduler = self._scheduler or self.pair.scheduler()
+        scheduler = self._scheduler = self.pair.scheduler(self._scheduler)
         scheduler.take_over(self.pair.target, self.pair.draft)
         try:
             while True:
@@ -237,8 +251,8 @@ class ParallelRunner:
         while self._queue and scheduler.free:
             job = self._queue.popleft()
             job.check_reader()
-            slots = choose_slots(scheduler.pairs, job.prompt)
             self._running.append(job)
+            slots = choose_slots(scheduler.pairs, job.prompt)
             job.task = scheduler.start(slots, partial(job.body, scheduler, slots))
 
     def _wait(self) -> None:

@@ -156,17 +156,27 @@ class ModelPair:
         widest = self.profile.widest(speculation.exact) - 1
         return self.profile.logit_noise(widest if shares else self.most_drafted(speculation))
 
-    def scheduler(self) -> Scheduler:
-        """Return a new scheduler over the slots of the contexts.
+    def scheduler(self, before: Scheduler | None = None) -> Scheduler:
+        """Return the scheduler over the slots of the contexts.
 
-        The costs of common passes are learned anew.
+        Args:
+            before: The one in use. Another one takes its place if the costs were replaced; it
+                learns the costs of common passes anew, with empty caches except for the first.
         """
         known = self.experiences["sampled"]
-        widest = max(1, self.profile.widest(exact=True))
-        target = Side(Slots(self.target), known.target, widest)
-        if not self.draft or not known.draft:
-            return Scheduler(target, None)
-        return Scheduler(target, Side(Slots(self.draft), known.draft, K_MAX + 1))
+        if before and before.is_of(known.target):
+            return before
+        # A model that cannot roll back is not measured.
+        widest = self.profile.widest(exact=True)
+        if not self.target.can_roll_back:
+            widest = min(widest, self.target.most_exact_rows)
+        target = Side(Slots(self.target, max(1, widest)), known.target)
+        draft = Side(Slots(self.draft), known.draft) if self.draft and known.draft else None
+        scheduler = Scheduler(target, draft)
+        for pair in scheduler.pairs[1:]:
+            for slot in pair.slots:
+                slot.forget()
+        return scheduler
 
     def most_drafted(self, speculation: Speculation) -> int:
         """Return the largest draft length of a round.

@@ -97,9 +97,8 @@ class Side:
         n_rows: Rows of these passes.
     """
 
-    def __init__(self, slots: Slots, base: CostModel, widest: int) -> None:
-        """Join slots and costs; a pass has at most `widest` tokens if it returns rows."""
-        self.slots, self.base, self.costs = slots, base, CompanyCosts(widest)
+    def __init__(self, slots: Slots, base: CostModel) -> None:
+        self.slots, self.base, self.costs = slots, base, CompanyCosts(slots.widest)
         self.n_passes = self.n_rows = 0
 
     def seconds(self, n: int, rows: int, n_past: int) -> float:
@@ -159,6 +158,15 @@ class Scheduler:
     def free(self) -> list[SlotPair]:
         """The slots that no task uses."""
         return [pair for pair in self.pairs if pair.task is None]
+
+    def is_of(self, costs: CostModel) -> bool:
+        """Whether these are the costs of the target that its passes are chosen by."""
+        return self._target.base is costs
+
+    def forget(self) -> None:
+        """Empty the caches of all slots."""
+        for slot in (slot for pair in self.pairs for slot in pair.slots):
+            slot.forget()
 
     def take_over(self, target: Model, draft: Model | None) -> None:
         """Begin to use the caches, the first of which the models have used by themselves."""
@@ -343,13 +351,13 @@ class Scheduler:
     def _pass(self, side: Side, tasks: Sequence[Task]) -> None:
         """Run one pass and answer its tasks; if it fails, run each of them alone."""
         parts = [_part(task) for task in tasks]
-        lost = [[*part.slot.cached] for part in parts]
+        lost = [([*part.slot.cached], part.slot.n_read) for part in parts]
         started = time.perf_counter()
         try:
             answers = side.slots.decode(parts)
         except DecodeError as error:
-            for task, tokens in zip(tasks, lost, strict=True):
-                self._retry(side, task, tokens, error if len(tasks) == 1 else None)
+            for task, cache in zip(tasks, lost, strict=True):
+                self._retry(side, task, *cache, error if len(tasks) == 1 else None)
             return
         seconds = time.perf_counter() - started
         n_rows = sum(part.n_rows for part in parts)
@@ -361,7 +369,7 @@ class Scheduler:
             self._answer(task, rows)
 
     def _retry(
-        self, side: Side, task: Task, lost: Sequence[int], error: DecodeError | None
+        self, side: Side, task: Task, lost: list[int], n_read: int, error: DecodeError | None
     ) -> None:
         """Read the tokens of a lost cache again and run a pass of one task alone."""
         part = _part(task)
@@ -369,9 +377,7 @@ class Scheduler:
             self._answer(task, error=error)
             return
         try:
-            at_once = part.slot.model.reads_at_once
-            for i in range(0, len(lost), at_once):
-                side.slots.decode([Part(part.slot, lost[i : i + at_once], 0)])
+            side.slots.refill(part.slot, lost, n_read)
             rows = side.slots.decode([part])[0]
             self._answer(task, np.array(rows))
         except DecodeError as alone:

@@ -1,0 +1,206 @@
+"""Slots on a small real file: the rows and caches of a slot are those of a model alone, whatever is decoded beside it."""
+
+import random
+
+import numpy as np
+import pytest
+from llama_cpp import llama_cpp as C
+
+from gguf_spec.errors import DecodeError, InvalidOptionError
+from gguf_spec.llama.model import Model
+from gguf_spec.llama.options import ContextOptions
+from gguf_spec.llama.slots import Part, Slots
+from tests.gguf import zoo
+
+N_CTX, N_SLOTS = 256, 6
+
+
+def opened(file, parallel):
+    return Model(file, ContextOptions(n_ctx=N_CTX, threads=1, parallel=parallel))
+
+
+@pytest.fixture(scope="module")
+def pair(animals):
+    """A context of several sequences, and one of a single sequence, of the same file."""
+    several, single = opened(animals / "llama.gguf", N_SLOTS), opened(animals / "llama.gguf", 1)
+    yield several, single
+    several.close()
+    single.close()
+
+
+@pytest.fixture
+def slots(pair):
+    made = Slots(pair[0])
+    for slot in made.all:
+        slot.forget()
+    return made
+
+
+def alone(pair, past, tokens, n_rows):
+    """Rows of the model alone, behind tokens that were read."""
+    model = pair[1]
+    model.rollback(0)
+    model.read(past)
+    return model.logits(tokens, n_rows).copy()
+
+
+def n_cells(slot):
+    """Number of tokens that llama.cpp holds of a slot; -1 for a gap or for wrong books."""
+    native = slot.model.native
+    first = native.cache(C.llama_memory_seq_pos_min, slot.index)
+    last = native.cache(C.llama_memory_seq_pos_max, slot.index)
+    return last + 1 if first == (0 if last >= 0 else -1) else -1
+
+
+def check_books(slots):
+    assert [n_cells(slot) for slot in slots.all] == [slot.n_past for slot in slots.all]
+
+
+def some_tokens(rng, n):
+    return [rng.randrange(len(zoo.TOKENS) - 3) for _ in range(n)]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_rows_of_ragged_parts_with_gaps_are_those_of_a_model_alone(pair, slots, seed):
+    """Random parts of random slots, cut back at random, for many passes."""
+    rng = random.Random(seed)
+    for slot in slots.all:
+        slot.read(some_tokens(rng, rng.randrange(1, 40)))
+    for _ in range(25):
+        chosen = rng.sample(slots.all, rng.randrange(1, N_SLOTS + 1))
+        parts = []
+        for slot in chosen:
+            tokens = some_tokens(rng, rng.randrange(1, 7))
+            parts.append(Part(slot, tokens, rng.randrange(1, len(tokens) + 1)))
+        pasts = [list(part.slot.cached) for part in parts]
+        rows = [np.array(one) for one in slots.decode(parts)]
+        for part, past, found in zip(parts, pasts, rows, strict=True):
+            assert part.slot.cached == [*past, *part.tokens]
+            assert np.array_equal(found, alone(pair, past, part.tokens, part.n_rows))
+        check_books(slots)
+        for slot in slots.all:
+            if slot.n_past > 40 or rng.random() < 0.3:
+                slot.rollback(rng.randrange(slot.n_past + 1))
+        check_books(slots)
+
+
+def test_equal_parts_of_all_slots_are_one_pass(slots, monkeypatch):
+    """Shorter parts and gaps are filled, so that llama.cpp sees equal numbers of neighbours."""
+    seen = []
+    decode = Model.decode_sequences
+    monkeypatch.setattr(
+        Model,
+        "decode_sequences",
+        lambda self, parts: seen.append([(p.sequence, len(p.tokens)) for p in parts])
+        or decode(self, parts),
+    )
+    a, b, c, d, *_ = slots.all
+    slots.decode([Part(d, [1], 1), Part(a, [1, 2, 3], 1), Part(b, [1, 2], 2)])
+    assert seen == [[(0, 3), (1, 3), (2, 3), (3, 3)]]
+    assert [slot.n_past for slot in slots.all] == [3, 2, 0, 1, 0, 0]
+    check_books(slots)
+    slots.decode([Part(slots.all[5], [1], 1), Part(c, [1], 1)])
+    assert seen[1] == [(2, 1), (5, 1)], "too many gaps to fill"
+    slots.decode([Part(a, [1], 1)])
+    assert seen[2] == [(0, 1)]
+
+
+@pytest.mark.parametrize("widest", [3, 4])
+def test_fillers_make_no_pass_wider_than_the_widest(pair, monkeypatch, widest):
+    slots, seen = Slots(pair[0], widest), []
+    for slot in slots.all:
+        slot.forget()
+    decode = Model.decode_sequences
+    monkeypatch.setattr(
+        Model,
+        "decode_sequences",
+        lambda self, parts: seen.append(sum(len(p.tokens) for p in parts)) or decode(self, parts),
+    )
+    slots.decode([Part(slots.all[i], [1], 1) for i in (0, 2, 3)])
+    assert seen == [widest]
+
+
+@pytest.mark.parametrize("left", [0, 1, 2])
+def test_a_slot_at_the_end_of_its_context(pair, slots, left):
+    """There is no room for fillers: neither the rows of the others nor its own change."""
+    rng = random.Random(left)
+    full, other, gap, last = slots.all[:4]
+    full_past, gap_past = some_tokens(rng, N_CTX - 1 - left), some_tokens(rng, N_CTX - 1)
+    full.read(full_past)
+    gap.read(gap_past)
+    parts = [Part(full, [5], 1), Part(other, [1, 2, 3, 4], 4), Part(last, [9, 8], 1)]
+    rows = [np.array(one) for one in slots.decode(parts)]
+    assert np.array_equal(rows[0], alone(pair, full_past, [5], 1))
+    assert np.array_equal(rows[1], alone(pair, [], [1, 2, 3, 4], 4))
+    assert np.array_equal(rows[2], alone(pair, [], [9, 8], 1))
+    check_books(slots)
+    with pytest.raises(DecodeError):
+        slots.decode([Part(full, [1] * (left + 1), 1), Part(other, [1], 1)])
+    assert (full.n_past, other.n_past) == (N_CTX - left, 4), "checked before the pass"
+    assert np.array_equal(
+        slots.decode([Part(gap, [6], 1), Part(other, [5], 1)])[0], alone(pair, gap_past, [6], 1)
+    )
+
+
+def test_copies_and_rollbacks(pair, slots):
+    a, b, c, *_ = slots.all
+    rng = random.Random(1)
+    past = some_tokens(rng, 90)
+    a.read(past)
+    b.read(some_tokens(rng, 30))
+    b.copy_from(a)
+    assert (b.cached, b.n_read) == (past, 90)
+    c.copy_from(b)  # a copy of a copy that no pass has made yet
+    b.rollback(50)
+    a.forget()
+    assert (a.n_past, b.n_past, b.n_read, c.n_past) == (0, 50, 50, 90)
+    check_books(slots)
+    rows = slots.decode([Part(a, [1], 1), Part(b, [2], 1), Part(c, [3], 1)])
+    rows = [np.array(one) for one in rows]
+    for found, behind, token in zip(rows, ([], past[:50], past), (1, 2, 3), strict=True):
+        assert np.array_equal(found, alone(pair, behind, [token], 1))
+    a.rollback(7)
+    assert a.n_past == 1
+
+
+def test_long_inputs_are_read_before_their_rows(pair, slots):
+    tokens = some_tokens(random.Random(2), 150)
+    rows = np.array(slots.all[3].logits(tokens, 3))
+    assert np.array_equal(rows, alone(pair, tokens[:-3], tokens[-3:], 3))
+    slots.all[2].reads_pieces = True
+    assert slots.all[2].reads_at_once == 64
+    slots.all[2].read(tokens)
+    assert slots.all[2].cached == tokens
+    check_books(slots)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "n_rows", "branches"),
+    [([1], 2, ()), ([1], 0, ()), ([10**6], 1, ()), ([-1], 1, ()), ([1, 2], 1, ((1, 3),))],
+)
+def test_what_llama_cpp_would_abort_on_is_refused(slots, tokens, n_rows, branches):
+    with pytest.raises(InvalidOptionError):
+        slots.all[1].logits(tokens, n_rows, branches)
+    check_books(slots)
+
+
+@pytest.mark.parametrize("code", [1, -3])
+def test_a_failed_pass_empties_the_caches_of_its_parts_only(pair, slots, monkeypatch, code):
+    """Those of gaps, which only have fillers in the pass, are kept."""
+    a, gap, b, other = slots.all[:4]
+    for slot in (a, gap, b, other):
+        slot.read([1, 2, 3])
+    decode = Model.decode_sequences
+    monkeypatch.setattr(Model, "decode_sequences", lambda *args: decode(*args) and 0 or code)
+    with pytest.raises(DecodeError) as caught:
+        slots.decode([Part(a, [4, 5], 1), Part(b, [4], 1)])
+    monkeypatch.undo()
+    assert caught.value.code == code
+    assert [slot.n_past for slot in (a, gap, b, other)] == [0, 3, 0, 3]
+    check_books(slots)
+    assert np.array_equal(
+        slots.decode([Part(gap, [9], 1)])[0], alone(pair, [1, 2, 3], [9], 1)
+    )
+    slots.refill(a, [1, 2, 3], 3)
+    assert (a.cached, a.n_read) == ([1, 2, 3], 3)
+    check_books(slots)

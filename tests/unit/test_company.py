@@ -1,0 +1,117 @@
+"""Costs and draft lengths of common passes, against brute force and by hand."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gguf_spec.speculative.company import ALONE, CompanyCosts, Offer, common_rows
+
+reaches = st.lists(st.floats(0.0, 1.0), max_size=8).map(lambda some: sorted(some, reverse=True))
+offers = st.lists(st.builds(Offer, reaches, st.integers(1, 4)), min_size=1, max_size=8)
+prices = st.lists(st.floats(1e-4, 1.0), min_size=13, max_size=13)
+
+
+class Straight:
+    """A cost model whose passes take a fixed time and some for each token."""
+
+    def seconds(self, n, n_past):
+        return 0.01 + 0.001 * n + 1e-6 * n_past
+
+    def passes_s(self, first, n, n_past):
+        return [self.seconds(width, n_past) for width in range(first, first + n)]
+
+
+def rate(some, rows, seconds):
+    """Tokens per second of a pass over `rows` tokens of each, counted one by one."""
+    tokens = 0.0
+    for one in some:
+        tokens += 1
+        for i in range(rows - one.n_pending):
+            tokens += one.reaches[i] if i < len(one.reaches) else 0.0
+    return tokens / seconds
+
+
+@given(offers, prices)
+def test_the_common_number_of_rows_has_the_most_tokens_per_second(some, seconds):
+    found = common_rows(some, lambda rows: seconds[rows])
+    least = max(one.n_pending for one in some)
+    most = max(one.n_pending + len(one.reaches) for one in some)
+    assert least <= found <= most
+    best = max(rate(some, rows, seconds[rows]) for rows in range(least, most + 1))
+    assert rate(some, found, seconds[found]) == pytest.approx(best)
+
+
+@given(offers, st.integers(1, 12))
+def test_rows_that_do_not_fit_are_never_chosen(some, widest):
+    least = max(one.n_pending for one in some)
+    found = common_rows(some, lambda rows: 1.0 if rows <= widest else math.inf)
+    assert found <= max(least, widest)
+
+
+def test_many_sequences_draft_less_than_one():
+    """A row of each costs more, the more sequences there are."""
+    certain = Offer([0.8, 0.6, 0.4, 0.2])
+    lengths = [
+        common_rows([certain] * n, lambda rows, n=n: 0.01 + 0.004 * n * rows) for n in (1, 4, 32)
+    ]
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[0] > lengths[-1] == 1
+
+
+@given(st.integers(1, 40), st.integers(1, 8), st.integers(1, 65))
+def test_groups_are_as_large_as_the_widest_pass_allows(n, rows, widest):
+    costs, base = CompanyCosts(widest), Straight()
+    if rows > widest:
+        assert costs.seconds(base, n, rows, 0) == math.inf
+        return
+    left, seconds = n, 0.0
+    while left:
+        some = min(left, widest // rows)
+        seconds += base.seconds(some * rows, 0)
+        left -= some
+    assert costs.seconds(base, n, rows, 0) == pytest.approx(seconds)
+
+
+def test_a_factor_is_learned_at_once_and_then_slowly_and_clipped():
+    costs, base = CompanyCosts(64), Straight()
+    alone = base.seconds(8, 0)
+    costs.learn(base, 4, 2, 0, 3 * alone)
+    assert costs.seconds(base, 4, 2, 0) == pytest.approx(3 * alone)
+    costs.learn(base, 4, 2, 0, 6 * alone)
+    assert costs.seconds(base, 4, 2, 0) == pytest.approx(3 * alone * math.exp(0.2 * math.log(2)))
+    before = costs.seconds(base, 4, 2, 0)
+    costs.learn(base, 4, 2, 0, 1e6)
+    assert costs.seconds(base, 4, 2, 0) == pytest.approx(before * math.exp(0.2 * 0.7))
+    for _ in range(100):
+        costs.learn(base, 4, 2, 0, 2 * alone)
+    assert costs.seconds(base, 4, 2, 0) == pytest.approx(2 * alone)
+
+
+def test_a_sequence_alone_has_no_factor():
+    costs, base = CompanyCosts(64), Straight()
+    costs.learn(base, 1, 3, 0, 9.0)
+    costs.learn(base, 4, 3, 0, 0.0)
+    assert costs.seconds(base, 1, 3, 7) == base.seconds(3, 7)
+    costs.learn(base, 4, 3, 0, 9.0)
+    assert costs.seconds(base, 1, 3, 7) == base.seconds(3, 7)
+
+
+def test_an_unknown_pass_has_the_factor_of_the_nearest_by_sequences_first():
+    costs, base = CompanyCosts(64), Straight()
+    costs.learn(base, 2, 8, 0, 2 * base.seconds(16, 0))
+    costs.learn(base, 6, 1, 0, 5 * base.seconds(6, 0))
+    costs.learn(base, 6, 4, 0, 7 * base.seconds(24, 0))
+
+    def factor(n, rows):
+        return costs.seconds(base, n, rows, 0) / base.seconds(n * rows, 0)
+
+    assert [factor(*one) for one in ((3, 1), (5, 2), (7, 4), (8, 3))] == pytest.approx([2, 5, 7, 7])
+
+
+def test_alone_is_what_the_cost_model_says():
+    base = Straight()
+    assert (ALONE.n, ALONE.is_alone, ALONE.agreed([0.9], 5)) == (1, True, 5)
+    assert ALONE.seconds(base, 3, 10) == base.seconds(3, 10)
+    assert ALONE.passes_s(base, 2, 3, 10) == base.passes_s(2, 3, 10)
