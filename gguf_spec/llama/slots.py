@@ -22,9 +22,6 @@ from .log import log
 from .model import Model
 from .native import SequenceTokens
 
-# tokens; largest piece of a prompt that is read while other slots decode
-PIECE = 64
-
 
 class Part(NamedTuple):
     """Part of a common pass: what one slot decodes.
@@ -51,7 +48,8 @@ class Slot:
         run: Decodes a part and returns its rows; empty without rows.
         busy_s: Seconds of the passes that this slot took part in.
         n_read: Length of the prefix of the cache that prefill passes decoded, on the grid.
-        reads_pieces: Read prompts in small pieces, because other slots decode.
+        piece: Most prompt tokens that one prefill pass may decode, because other slots decode; 0
+            without a limit.
     """
 
     def __init__(self, model: Model, index: int, run: Callable[[Part], Logits]) -> None:
@@ -59,7 +57,7 @@ class Slot:
         self.cached: list[int] = []
         self.n_read = 0
         self.busy_s = 0.0
-        self.reads_pieces = False
+        self.piece = 0
         self.n_vocab, self.n_ctx, self.start = model.n_vocab, model.n_ctx, model.start
         self.weight_bytes, self.cached_bytes = model.weight_bytes, model.cached_bytes
 
@@ -70,11 +68,12 @@ class Slot:
 
     @property
     def reads_at_once(self) -> int:
-        """Prompt tokens that one prefill pass decodes."""
-        least = max(PIECE, self.grid)
-        return (
-            min(least, self.model.reads_at_once) if self.reads_pieces else self.model.reads_at_once
-        )
+        """Prompt tokens that one prefill pass decodes.
+
+        Where the bits of a row depend on the width of its pass, the width is always the same.
+        """
+        whole = self.model.reads_at_once
+        return min(self.piece, whole) if self.piece and not self.grid else whole
 
     @property
     def grid(self) -> int:

@@ -24,6 +24,8 @@ from .cost_model import CostModel
 
 # Weight of one pass's log error in the update of a factor.
 _STEP = 0.2
+# Weight of a round in the share of drafting sequences, and of a round without drafts.
+_SHARE_STEP, _RECOVERY = 0.2, 0.02
 # Limit of one error, as a natural logarithm: other programs make single passes slow.
 _CLIP = 0.7
 
@@ -93,10 +95,13 @@ class CompanyCosts:
 
     Attributes:
         widest: Largest number of rows of a pass; more sequences are decoded in several passes.
+        drafting_share: Recent share of the sequences that had drafts. Sequences without drafts wait
+            for the further rows of the others, so these rows must pay for all.
     """
 
     def __init__(self, widest: int) -> None:
         self.widest = widest
+        self.drafting_share = 1.0
         # Natural logarithm of the factor for (sequences, rows of each).
         self._factors: dict[tuple[int, int], float] = {}
 
@@ -120,6 +125,16 @@ class CompanyCosts:
         known = (n, rows) in self._factors
         step = _STEP * max(-_CLIP, min(_CLIP, error)) if known else error
         self._factors[n, rows] = self._factor(n, rows) + step
+
+    def drafted(self, n_with: int, n: int) -> None:
+        """Update the share of drafting sequences after a round; without drafts it recovers slowly.
+
+        Args:
+            n_with: Number of sequences with drafts.
+            n: Number of sequences.
+        """
+        step, share = (_SHARE_STEP, n_with / n) if n_with else (_RECOVERY, 1.0)
+        self.drafting_share += step * (share - self.drafting_share)
 
     def _pass_s(self, costs: CostModel, n: int, rows: int, n_past: int) -> float:
         return math.exp(self._factor(n, rows)) * costs.seconds(n * rows, n_past)

@@ -29,6 +29,9 @@ from .company import ALONE, Companies, CompanyCosts, Offer, common_rows
 from .cost_model import CostModel
 from .drafters import FirstRead
 
+# Tokens; smallest piece of a prompt that is read between two passes of the requests that decode.
+_PIECE = 64
+
 if TYPE_CHECKING:
     from greenlet import greenlet
 
@@ -119,8 +122,13 @@ class _InCompany:
         return self._costs.seconds(costs, self.n, n, n_past)
 
     def passes_s(self, costs: CostModel, first: int, n: int, n_past: int) -> list[float]:
-        """As of `Company`."""
-        return [self.seconds(costs, width, n_past) for width in range(first, first + n)]
+        """As of `Company`.
+
+        The requests that draft share the time of the further rows.
+        """
+        passes_s = [self.seconds(costs, width, n_past) for width in range(first, first + n)]
+        share = self._costs.drafting_share
+        return [passes_s[0] + (one - passes_s[0]) / share for one in passes_s]
 
     def agreed(self, reaches: Sequence[float], _n: int) -> int:
         """As of `Company`."""
@@ -238,6 +246,9 @@ class Scheduler:
         active = [task for task in self.tasks if not task.is_parked]
         decoding = [task for task in active if not self._reads(task)]
         together = len(active) > 1
+        # While more requests read than decode, reading is what most of them wait for.
+        n_read = len(active) - len(decoding)
+        piece = _PIECE * max(1, n_read // len(decoding)) if decoding else 0
         of_target, of_draft = (
             _InCompany(self, side, len(decoding)) if together and side else ALONE
             for side in (self._target, self._draft)
@@ -245,7 +256,7 @@ class Scheduler:
         for pair in self.pairs:
             pair.company.target, pair.company.draft = of_target, of_draft
             for slot in pair.slots:
-                slot.reads_pieces = together and bool(decoding)
+                slot.piece = piece if together else 0
 
     @staticmethod
     def _reads(task: Task) -> bool:
@@ -321,6 +332,7 @@ class Scheduler:
         n, depth = len(tasks), _depth(tasks)
         offers = [_offer(task) for task in tasks]
         rows = common_rows(offers, lambda rows: self._target.seconds(n, rows, depth))
+        self._target.costs.drafted(sum(bool(one.reaches) for one in offers), n)
         for task, offer in zip(offering, offers, strict=False):
             self._answer(task, max(0, min(len(offer.reaches), rows - offer.n_pending)))
 
