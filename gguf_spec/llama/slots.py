@@ -186,20 +186,24 @@ class Slots:
         model: The model.
         widest: Largest number of tokens of a pass that returns rows.
         all: Its slots, by their ids.
+        n_decoded: Number of sequences of the last pass.
     """
 
     def __init__(self, model: Model, widest: int = K_MAX + 1) -> None:
         self.model, self.widest = model, widest
+        self.n_decoded = 0
         self.all = [
             Slot(model, i, lambda part: self.decode([part])[0])
             for i in range(model.options.parallel)
         ]
 
-    def decode(self, parts: Sequence[Part]) -> list[Logits]:
+    def decode(self, parts: Sequence[Part], n_sequences: int = 0) -> list[Logits]:
         """Decode parts of different slots, and return the rows of each.
 
         Args:
             parts: The parts; together at most as many tokens as a batch holds.
+            n_sequences: Number of sequences to decode; other slots fill the pass up to it, because
+                kernels are faster with whole blocks of rows.
 
         Returns:
             Views of shape `(n_rows, V)`, in the order of the parts. The next pass overwrites them.
@@ -209,11 +213,12 @@ class Slots:
         """
         for part in parts:
             part.slot.check(part)
-        filled = sorted(self._filled(parts), key=lambda one: one.sequence)
+        filled = sorted(self._filled(parts, n_sequences), key=lambda one: one.sequence)
         first, firsts = 0, {}
         for one in filled:
             firsts[one.sequence] = first
             first += len(one.tokens)
+        self.n_decoded = len(filled)
         started = time.perf_counter()
         code = self.model.decode_sequences(filled)
         seconds = time.perf_counter() - started
@@ -258,19 +263,28 @@ class Slots:
             return np.empty((0, n_vocab), np.float32)
         return self.model.native.rows(first + n_read, part.n_rows, n_vocab)
 
-    def _filled(self, parts: Sequence[Part]) -> list[SequenceTokens]:
+    def _filled(self, parts: Sequence[Part], n_sequences: int) -> list[SequenceTokens]:
         """Return what llama.cpp decodes: the parts, made equally long, and without gaps."""
         width = max(len(part.tokens) for part in parts)
         equal = self.model.can_roll_back and len(parts) > 1 and width <= K_MAX + 1
         found = [self._tokens(part, width if equal else 0) for part in parts]
         if equal:
             taken = {one.sequence for one in found}
-            gaps = [i for i in range(min(taken), max(taken)) if i not in taken]
-            has_room = all(self.all[i].n_past + width <= self.model.n_ctx for i in gaps)
-            fits = width * (len(taken) + len(gaps)) <= self.widest
-            if has_room and fits and 2 * len(gaps) <= len(taken):
-                found += [self._tokens(Part(self.all[i], [], 0), width) for i in gaps]
+            low, high = min(taken), max(taken) + 1
+            n_more = max(0, n_sequences - (high - low))
+            high = min(len(self.all), high + n_more)
+            low = max(0, min(low, high - n_sequences))
+            more = [i for i in range(low, high) if i not in taken]
+            if not self._can_fill(more, width):
+                more = [i for i in range(min(taken), max(taken)) if i not in taken]
+            fits = width * (len(taken) + len(more)) <= self.widest
+            if fits and 2 * len(more) <= len(taken) and self._can_fill(more, width):
+                found += [self._tokens(Part(self.all[i], [], 0), width) for i in more]
         return found
+
+    def _can_fill(self, indices: Sequence[int], width: int) -> bool:
+        """Return whether slots have room for `width` tokens that are removed after the pass."""
+        return all(self.all[i].n_past + width <= self.model.n_ctx for i in indices)
 
     def _tokens(self, part: Part, width: int) -> SequenceTokens:
         """Return the tokens of a part, filled up to `width` where the context has room."""

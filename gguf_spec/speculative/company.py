@@ -99,8 +99,14 @@ class CompanyCosts:
             for the further rows of the others, so these rows must pay for all.
     """
 
-    def __init__(self, widest: int) -> None:
-        self.widest = widest
+    def __init__(self, widest: int, most: int = 0) -> None:
+        """Begin without measured passes.
+
+        Args:
+            widest: Largest number of rows of a pass.
+            most: Number of sequences up to which a pass can be filled; 0 for none.
+        """
+        self.widest, self._most = widest, most
         self.drafting_share = 1.0
         # Natural logarithm of the factor for (sequences, rows of each).
         self._factors: dict[tuple[int, int], float] = {}
@@ -115,7 +121,19 @@ class CompanyCosts:
         at_once = self.widest // rows
         full, rest = divmod(n, at_once)
         whole = full * self._pass_s(costs, at_once, rows, n_past) if full else 0.0
-        return whole + (self._pass_s(costs, rest, rows, n_past) if rest else 0.0)
+        if not rest:
+            return whole
+        return whole + self._pass_s(costs, self.best_n(costs, rest, rows, n_past), rows, n_past)
+
+    def best_n(self, costs: CostModel, n: int, rows: int, n_past: int) -> int:
+        """Return with how many sequences a pass over `n` of them is fastest.
+
+        The rest are filled. Kernels work on blocks of rows, so that 4 rows can cost less than 3.
+        """
+        most = min(self._most, self.widest // rows, n + n // 2)
+        if n < 2 or most <= n:
+            return n
+        return min(range(n, most + 1), key=lambda m: self._pass_s(costs, m, rows, n_past))
 
     def learn(self, costs: CostModel, n: int, rows: int, n_past: int, seconds: float) -> None:
         """Update the factor with the time of one pass; a sequence alone has factor 1."""

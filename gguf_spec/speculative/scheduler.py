@@ -101,8 +101,15 @@ class Side:
     """
 
     def __init__(self, slots: Slots, base: CostModel) -> None:
-        self.slots, self.base, self.costs = slots, base, CompanyCosts(slots.widest)
+        self.slots, self.base = slots, base
+        most = len(slots.all) if slots.model.can_roll_back else 0
+        self.costs = CompanyCosts(slots.widest, most)
         self.n_passes = self.n_rows = 0
+
+    def n_sequences(self, tasks: Sequence[Task]) -> int:
+        """Return the number of sequences with which a pass of these tasks is fastest."""
+        width = max(len(_part(task).tokens) for task in tasks)
+        return self.costs.best_n(self.base, len(tasks), width, _depth(tasks))
 
     def seconds(self, n: int, rows: int, n_past: int) -> float:
         """Return the seconds to decode `rows` tokens of each of `n` sequences."""
@@ -366,7 +373,7 @@ class Scheduler:
         lost = [([*part.slot.cached], part.slot.n_read) for part in parts]
         started = time.perf_counter()
         try:
-            answers = side.slots.decode(parts)
+            answers = side.slots.decode(parts, side.n_sequences(tasks) if len(tasks) > 1 else 0)
         except DecodeError as error:
             for task, cache in zip(tasks, lost, strict=True):
                 self._retry(side, task, *cache, error if len(tasks) == 1 else None)
@@ -376,7 +383,8 @@ class Scheduler:
         if n_rows:
             side.n_passes, side.n_rows = side.n_passes + 1, side.n_rows + n_rows
             widest = max(len(part.tokens) for part in parts)
-            side.costs.learn(side.base, len(parts), widest, _depth(tasks), seconds)
+            n = side.slots.n_decoded
+            side.costs.learn(side.base, n, widest, _depth(tasks), seconds)
         for task, rows in zip(tasks, answers, strict=True):
             self._answer(task, rows)
 
