@@ -262,6 +262,7 @@ def load_arguments(options: dict[str, Any], draft: str, speculation: Speculation
         "extra_bufts": options["extra_bufts"],
         "reference": options["draft_text"],
         "verbose": options["verbose"] > 0,
+        "parallel": options.get("parallel", 1),  # only some commands have it
     }
 
 

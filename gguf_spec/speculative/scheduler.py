@@ -93,14 +93,11 @@ class Side:
         slots: The slots.
         base: Cost model of one sequence.
         costs: Costs of common passes.
-        n_passes: Passes that returned rows.
-        n_rows: Rows of these passes.
     """
 
     def __init__(self, slots: Slots, base: CostModel, widest: int) -> None:
         """Join slots and costs; a pass has at most `widest` tokens if it returns rows."""
         self.slots, self.base, self.costs = slots, base, CompanyCosts(widest)
-        self.n_passes = self.n_rows = 0
 
     def seconds(self, n: int, rows: int, n_past: int) -> float:
         """Return the seconds to decode `rows` tokens of each of `n` sequences."""
@@ -352,9 +349,7 @@ class Scheduler:
                 self._retry(side, task, tokens, error if len(tasks) == 1 else None)
             return
         seconds = time.perf_counter() - started
-        n_rows = sum(part.n_rows for part in parts)
-        if n_rows:
-            side.n_passes, side.n_rows = side.n_passes + 1, side.n_rows + n_rows
+        if any(part.n_rows for part in parts):
             widest = max(len(part.tokens) for part in parts)
             side.costs.learn(side.base, len(parts), widest, _depth(tasks), seconds)
         for task, rows in zip(tasks, answers, strict=True):
