@@ -12,7 +12,16 @@ if TYPE_CHECKING:
     from . import errors
     from .models import pull
     from .options import Sampling, Speculation
-    from .results import Chunk, Completion, Part, Progress, Stats, TokenLogprob
+    from .results import (
+        Chunk,
+        Completion,
+        Part,
+        PassCounts,
+        Progress,
+        SlotState,
+        Stats,
+        TokenLogprob,
+    )
     from .runtime.async_llm import AsyncChat, AsyncLLM
     from .runtime.async_stream import AsyncStream
     from .runtime.chat import Chat, Turn
@@ -30,8 +39,10 @@ __all__ = [
     "Chunk",
     "Completion",
     "Part",
+    "PassCounts",
     "Progress",
     "Sampling",
+    "SlotState",
     "Speculation",
     "Stats",
     "Stream",
@@ -54,7 +65,19 @@ _HOME = (
         "AsyncChat": "runtime.async_llm",
         "AsyncStream": "runtime.async_stream",
     }
-    | dict.fromkeys(["Chunk", "Completion", "Part", "Progress", "Stats", "TokenLogprob"], "results")
+    | dict.fromkeys(
+        [
+            "Chunk",
+            "Completion",
+            "Part",
+            "PassCounts",
+            "Progress",
+            "SlotState",
+            "Stats",
+            "TokenLogprob",
+        ],
+        "results",
+    )
     | {"Sampling": "options", "Speculation": "options"}
 )
 

@@ -32,6 +32,39 @@ class Progress(NamedTuple):
         return self.done / self.total if self.total else 0.0
 
 
+class PassCounts(NamedTuple):
+    """Passes of a model that returned rows of logits.
+
+    Attributes:
+        n_passes: Number of these passes.
+        n_rows: Number of their rows, of all requests together.
+    """
+
+    n_passes: int = 0
+    n_rows: int = 0
+
+    def plus(self, n_rows: int) -> PassCounts:
+        """Return the counts after one more pass; one without rows does not count."""
+        return PassCounts(self.n_passes + 1, self.n_rows + n_rows) if n_rows else self
+
+
+@dataclass(frozen=True)
+class SlotState:
+    """State of a slot: the place of one request among those that run at once.
+
+    Attributes:
+        index: Number of the slot, from 0.
+        n_ctx: Number of tokens that its cache holds.
+        n_cached: Number of tokens in its cache.
+        request: Number of the request that runs in it; None for a free slot.
+    """
+
+    index: int
+    n_ctx: int
+    n_cached: int
+    request: int | None
+
+
 OnProgress: TypeAlias = Callable[[Progress], object]
 """Called with the state of an operation; returning False cancels loading and reading a prompt."""
 

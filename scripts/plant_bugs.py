@@ -108,8 +108,8 @@ BUGS = (
         "self.n_read = n_read", "self.n_read = len(tokens)",
         ("gguf/test_model.py", "gguf/test_chat.py")),
     # server
-    Bug("the queue does not count the request that runs", "server/worker.py",
-        "if len(self._waiting) + self.is_busy > self._most:", "if len(self._waiting) > self._most:",
+    Bug("the queue does not count the requests that run", "server/worker.py",
+        "- self._n_threads)", ")",
         ("server/test_load.py",)),
     Bug("log-probabilities without top_logprobs are left out", "server/requests.py",
         "top if wants else None", "(top or None) if wants else None",

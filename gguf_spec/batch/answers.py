@@ -16,10 +16,10 @@ from ..results import Completion
 from ..runtime.many import Cancellation, CancelledGenerationError
 from ..server.choices import ChoiceRequest, requests_of
 from ..server.errors import ApiError, as_refusal, refusal_of
+from ..server.events import ChoiceEnded, ChunkEvent, Started, named
 from ..server.requests import CompletionRequest
 from ..server.responses import ResponseBuilder, usage
 from ..server.tool_calls import form_of
-from ..server.worker import ChoiceEnded, ChunkEvent, Started, named
 from .defaults import LineDefaults
 from .lines import Line
 from .requests import LineHead, read_head, read_request

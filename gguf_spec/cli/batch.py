@@ -23,6 +23,7 @@ from .options import (
     to_sampling,
     to_speculation,
 )
+from .parallel import parallel_option
 from .progress import Line
 from .render import CONTROL
 
@@ -52,12 +53,7 @@ _DECIDE = ("kv_type", "lora", "flash_attention")
 @click.argument("source", metavar="IN.jsonl", type=click.Path(path_type=Path, allow_dash=True))
 @click.argument("target", metavar="OUT.jsonl", type=click.Path(path_type=Path, allow_dash=True))
 @partial(model_options, chat=True)
-@click.option(
-    "--parallel",
-    type=click.IntRange(1, 256),
-    metavar="N",
-    help="Number of requests at once.  [default: as many as the model runs at once]",
-)
+@parallel_option
 @speculation_options
 @sampling_options
 @click.option(
@@ -102,7 +98,7 @@ def batch(source: Path, target: Path, quiet: bool, **options: Any) -> int:
     with Batch(given, results) as run:
         draft = options["draft"] if speculation.k else "none"
         with load_models(options, draft, speculation) as llm:
-            return _run(run, llm, _defaults(llm, sampling, options), options["parallel"], quiet)
+            return _run(run, llm, _defaults(llm, sampling, options), quiet)
 
 
 def _defaults(llm: LLM, sampling: Sampling, options: dict[str, Any]) -> LineDefaults:
@@ -122,7 +118,7 @@ def _defaults(llm: LLM, sampling: Sampling, options: dict[str, Any]) -> LineDefa
     )
 
 
-def _run(run: Batch, llm: LLM, defaults: LineDefaults, parallel: int | None, quiet: bool) -> int:
+def _run(run: Batch, llm: LLM, defaults: LineDefaults, quiet: bool) -> int:
     """Answer the lines; return the exit code."""
     line, n_noted = Line(sys.stderr), 0
 
@@ -142,7 +138,6 @@ def _run(run: Batch, llm: LLM, defaults: LineDefaults, parallel: int | None, qui
         end = run.run(
             llm,
             defaults,
-            max_parallel=parallel,
             on_progress=None if quiet else show,
             on_failed=None if quiet else note,
         )

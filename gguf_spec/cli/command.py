@@ -29,7 +29,7 @@ _GROUPS = {
     "Model and machine": (
         "model", "models_file", "ctx", "threads", "flash_attention", "draft_flash_attention",
         "kv_type", "draft_kv_type", "gpu_layers", "draft_gpu_layers", "lora", "draft_lora",
-        "extra_bufts", "verbose",
+        "extra_bufts", "parallel", "verbose",
     ),
 }  # fmt: skip
 _COMMON, _REST = "Usual", "Output and other"

@@ -24,6 +24,7 @@ import click
 
 from .command import Command, CommandGroup, UnknownNameError
 from .habits import HIDDEN_NAMES, nearest_option
+from .parallel import NumberOrAuto
 
 DEFAULT = "default"
 # Options that must be typed for each command, or in the section of one command.
@@ -204,6 +205,9 @@ def _value(command: Command, option: click.Option, value: Any, where: str) -> An
         "a whole number": lambda one: isinstance(one, int) and not isinstance(one, bool),
         "a number": lambda one: isinstance(one, (int, float)) and not isinstance(one, bool),
         "text": lambda one: isinstance(one, str),
+        "a whole number or text": lambda one: (
+            isinstance(one, (int, str)) and not isinstance(one, bool)
+        ),
     }[kind]
     if not all(fits(one) for one in items):
         several = " or a list of that" if option.multiple else ""
@@ -225,6 +229,8 @@ def _kind(option: click.Option) -> str:
         return "true or false"
     if option.count or isinstance(option.type, click.types.IntParamType):
         return "a whole number"
+    if isinstance(option.type, NumberOrAuto):
+        return "a whole number or text"
     return "a number" if isinstance(option.type, click.types.FloatParamType) else "text"
 
 

@@ -11,6 +11,7 @@ HIDDEN_NAMES: dict[str, tuple[str, ...]] = {
     "draft": ("-md", "--model-draft", "--draft-model", "--spec-draft-model"),
     "ctx": ("-c", "--ctx-size", "--n-ctx", "--num-ctx", "--context-length"),
     "threads": ("--n-threads",),
+    "parallel": ("-np", "--n-parallel", "--num-parallel"),
     "gpu_layers": ("-ngl", "--n-gpu-layers", "--num-gpu"),
     "draft_gpu_layers": ("-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft"),
     "flash_attention": ("-fa", "--flash-attn"),

@@ -216,6 +216,7 @@ def load_arguments(options: dict[str, Any], draft: str, speculation: Speculation
         "rpc": options["rpc"],
         "reference": options["draft_text"],
         "verbose": options["verbose"] > 0,
+        "parallel": options.get("parallel", 1),  # only some commands have it
     }
 
 

@@ -23,9 +23,11 @@ from .options import (
     speculation_options,
     to_speculation,
 )
+from .parallel import parallel_option
 from .render import CONTROL
 
 if TYPE_CHECKING:
+    from .. import LLM
     from ..options import Speculation
     from ..server import ModelPool, Server, Settings
 
@@ -55,7 +57,18 @@ class Duration(click.ParamType[float]):
 
 @click.command(
     cls=Command,
-    usual=("model", "draft", "host", "port", "api_key", "cors_origin", "ctx", "threads", "quiet"),
+    usual=(
+        "model",
+        "draft",
+        "host",
+        "port",
+        "api_key",
+        "cors_origin",
+        "ctx",
+        "parallel",
+        "threads",
+        "quiet",
+    ),
 )
 @partial(model_options, several=True, chat=True)
 @click.option(
@@ -90,6 +103,7 @@ class Duration(click.ParamType[float]):
     metavar="ORIGIN",
     help="Origin whose pages may use the server; * for all. Repeatable.",
 )
+@parallel_option
 @click.option(
     "--queue",
     type=int,
@@ -260,7 +274,7 @@ def _say_how(url: str, pool: ModelPool, needs_key: bool) -> None:
     example = '{"messages": [{"role": "user", "content": "Hi"}]}'
     first, *others = pool.models
     loaded = pool.loaded(first)
-    context = f", context of {loaded.llm.n_ctx:,} tokens" if loaded else ""
+    context = _capacity(loaded.llm) if loaded else ""
     lines = [
         f"Model         {first.id}{context}",
         *(f"On demand     {model.id}" for model in others),
@@ -270,6 +284,14 @@ def _say_how(url: str, pool: ModelPool, needs_key: bool) -> None:
         "End           Ctrl-C",
     ]
     click.echo("\n".join(lines), err=True)
+
+
+def _capacity(llm: LLM) -> str:
+    """Return the context of a model and how many requests share its passes."""
+    context = f", context of {llm.n_ctx:,} tokens"
+    if llm.parallel == 1:
+        return f"{context}, one request at a time"
+    return f"{context}, {llm.parallel} requests at once"
 
 
 def _show_requests() -> None:

@@ -36,13 +36,15 @@ class UnsupportedModelError(ModelError):
     """
 
 
-def less_memory(n_ctx: int | None = None) -> Text:
+def less_memory(n_ctx: int | None = None, parallel: int | None = None) -> Text:
     """Return advice for models that do not fit into memory.
 
     Args:
         n_ctx: A context length that would fit; None if it is unknown.
+        parallel: A number of parallel requests that would fit; None if it is unknown.
     """
     return advice(
+        *([Text("set ", Option("parallel", parallel))] if parallel else []),
         Text("set ", Option("n_ctx", n_ctx)) if n_ctx else Text("set a smaller ", Option("n_ctx")),
         Text("set ", Option("kv_type", "q8_0")),
         "use a smaller model",
@@ -64,9 +66,18 @@ class NotEnoughMemoryError(GgufSpecError, MemoryError):
         needed_bytes: int | None = None,
         available_bytes: int | None = None,
         fitting_ctx: int | None = None,
+        fitting_parallel: int | None = None,
     ) -> None:
-        """Create the error; the hint suggests `fitting_ctx` as the context length, if given."""
-        super().__init__(message, less_memory(fitting_ctx))
+        """Create the error.
+
+        Args:
+            message: What does not fit.
+            needed_bytes: Size of weights and context in bytes.
+            available_bytes: Free memory in bytes.
+            fitting_ctx: A context length that would fit, which the hint suggests.
+            fitting_parallel: A number of parallel requests that would fit, which it suggests, too.
+        """
+        super().__init__(message, less_memory(fitting_ctx, fitting_parallel))
         self.needed_bytes, self.available_bytes = needed_bytes, available_bytes
 
 

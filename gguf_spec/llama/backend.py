@@ -14,7 +14,7 @@ from ..gguf.validation import Header
 from .bindings import C
 from .exact_kernels import switch_tiles
 from .log import keep_lines
-from .memory import check_memory, features_of
+from .memory import check_memory, features_of, usual_parallel
 from .options import ContextOptions
 from .rpc import has_gpu, has_rpc
 
@@ -65,6 +65,17 @@ def check_room(models: Sequence[tuple[Header, ContextOptions]]) -> None:
     """
     if not offloads():
         check_memory(models, build_features())
+
+
+def parallel_in_room(models: Sequence[tuple[Header, ContextOptions]]) -> int:
+    """Return the number of requests to run at once if the user gives none.
+
+    It is 1 in builds that can use a GPU, whose memory is unknown.
+
+    Args:
+        models: As for `check_room`.
+    """
+    return 1 if offloads() else usual_parallel(models, build_features())
 
 
 def library_parts() -> list[str]:

@@ -25,6 +25,9 @@ from .repacking import repacked_bytes
 _BATCH, _LEAST_BATCH = 256, 64
 # bytes; largest attention scores of a pass (tokens x heads x positions, without flash attention)
 _MOST_SCORES = 256 << 20
+# Requests that run at once unless the user gives a number, and the share of the free memory that
+# their caches may take.
+_USUAL_PARALLEL, _CACHES_SHARE = 4, 0.25
 # largest number of rows of logits of a pass
 _ROWS = K_MAX + 1 + BRANCHES_MAX
 # bytes of a float32
@@ -156,6 +159,46 @@ def largest_ctx(
     return low * PAD
 
 
+def most_parallel(
+    models: Sequence[tuple[Header, ContextOptions]],
+    features: Mapping[str, str],
+    free: int | None,
+    total: int | None,
+) -> int:
+    """Return how many requests fit at once with the whole context, at most the requested number.
+
+    It is 0 if not even one fits.
+    """
+    return next(
+        (
+            n
+            for n in range(models[0][1].parallel, 0, -1)
+            if needs(_at_once(models, n), features).fits(free, total)
+        ),
+        0,
+    )
+
+
+def usual_parallel(
+    models: Sequence[tuple[Header, ContextOptions]], features: Mapping[str, str]
+) -> int:
+    """Return the number of requests to run at once if the user gives none.
+
+    It is 4, or less where the caches would take more than a quarter of the free memory; 1 if the
+    free memory is unknown.
+    """
+    free, total = available_bytes(), total_bytes()
+    one = needs(_at_once(models, 1), features).caches
+    n = min(_USUAL_PARALLEL, int(_CACHES_SHARE * free / max(one, 1))) if free else 1
+    return max(1, most_parallel(_at_once(models, max(1, n)), features, free, total))
+
+
+def _at_once(
+    models: Sequence[tuple[Header, ContextOptions]], n: int
+) -> list[tuple[Header, ContextOptions]]:
+    return [(header, replace(options, parallel=n)) for header, options in models]
+
+
 def check_memory(
     models: Sequence[tuple[Header, ContextOptions]], features: Mapping[str, str]
 ) -> None:
@@ -169,16 +212,18 @@ def check_memory(
 
     Raises:
         NotEnoughMemoryError: The models do not fit. It contains the required and the free memory
-            and the context that would fit.
+            and the context and the number of parallel requests that would fit.
     """
     all_of_it, free, total = needs(models, features), available_bytes(), total_bytes()
     if all_of_it.fits(free, total):
         return
     names = " and ".join(header.path.name for header, _ in models)
     verb = "need" if len(models) > 1 else "needs"
+    parallel = models[0][1].parallel
+    each = f" for each of {parallel} parallel requests" if parallel > 1 else ""
     wants = (
         f"{names} {verb} {format_bytes(all_of_it.added)} of memory, "
-        f"{format_bytes(all_of_it.caches)} of it for a context of {all_of_it.n_ctx:,}"
+        f"{format_bytes(all_of_it.caches)} of it for a context of {all_of_it.n_ctx:,}{each}"
     )
     has = (
         f"{format_bytes(free)} are free"
@@ -191,8 +236,14 @@ def check_memory(
         if n_ctx
         else _without_copies(models, features, free, total)
     )
+    n = most_parallel(models, features, free, total)
+    with_all = f", or {n} parallel request{'s' * (n > 1)} with the whole context" if n else ""
     raise NotEnoughMemoryError(
-        Text(f"{wants}; {has}: ", would_fit, "."), all_of_it.added, free, n_ctx or None
+        Text(f"{wants}; {has}: ", would_fit, f"{with_all}."),
+        all_of_it.added,
+        free,
+        n_ctx or None,
+        n or None,
     )
 
 

@@ -21,6 +21,7 @@ from ..gguf.lora import check_adapter
 from ..gguf.model_file import ModelFile
 from ..gguf.validation import Header
 from ..options import K_MAX
+from ..results import PassCounts
 from .backend import build_features, offloads, start_backend
 from .bindings import C
 from .branches import Branches, added_branches, check_branches, n_sequences
@@ -58,6 +59,7 @@ class Model(Weights):
             single-token passes. Wider passes do not have them, even if a few measured rows agree.
         depth_costs: Tokens in a pass -> extra seconds per cached token. Empty without a
             measurement.
+        counts: Passes that returned rows, and their rows, since the model was loaded.
         threads: Threads of the last pass.
         follows_machine: Whether the thread count adapts to the load of the machine. True only if
             the options give no count and the count changes no logit that matters: on a CPU, without
@@ -98,6 +100,7 @@ class Model(Weights):
         self._cached: list[int] | None = []
         self.n_read = 0
         self.busy_s = 0.0
+        self.counts = PassCounts()
         self._owner = next(_OWNERS)
         self.threads = options.threads or physical_cores()
         self.follows_machine = (
@@ -193,6 +196,11 @@ class Model(Weights):
     def n_past(self) -> int:
         """Number of tokens in the cache."""
         return len(self.cached)
+
+    @property
+    def n_cached(self) -> int:
+        """Number of tokens in the cache; 0 during a pass. For other threads: it changes nothing."""
+        return len(self._cached or ())
 
     def adopt(self, cached: Sequence[int], n_read: int) -> None:
         """Take over the first sequence, which other code has changed.
@@ -293,6 +301,7 @@ class Model(Weights):
             raise DecodeError(code, n_past, len(ids), log.last)
         cached.extend(tokens)
         self._cached = cached
+        self.counts = self.counts.plus(n_rows and n_rows + len(branches))
 
     def decode_sequences(self, parts: Sequence[SequenceTokens]) -> int:
         """Decode tokens of several sequences in one batch, and return llama.cpp's code."""

@@ -122,7 +122,7 @@ class ContextOptions:
     def __post_init__(self) -> None:
         if not (isinstance(self.parallel, int) and 1 <= self.parallel <= PARALLEL_MAX):
             raise InvalidOptionError(
-                "parallel", self.parallel, f"a whole number from 1 to {PARALLEL_MAX}"
+                "parallel", self.parallel, f"a whole number from 1 to {PARALLEL_MAX}, or auto"
             )
         if self.n_ctx is not None and not (isinstance(self.n_ctx, int) and 1 < self.n_ctx < 2**31):
             raise InvalidOptionError("n_ctx", self.n_ctx, "a whole number above 1")

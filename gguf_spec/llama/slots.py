@@ -230,6 +230,7 @@ class Slots:
                 part.slot.forget()
             n_past = max(one.n_past for one in filled)
             raise DecodeError(code, n_past, first, log.last)
+        self.model.counts = self.model.counts.plus(sum(part.n_rows for part in parts))
         for part in parts:
             part.slot.cached.extend(part.tokens)
             part.slot.busy_s += seconds

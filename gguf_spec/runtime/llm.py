@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 from ..errors import BusyError, ClosedError, GgufSpecError
 from ..llama.model import Model
 from ..options import Sampling, Speculation
-from ..results import Completion, OnProgress
+from ..results import Completion, OnProgress, PassCounts, SlotState
 from ..speculative.pair import ModelPair, Snapshot
 from ..speculative.profile import Profile
 from ..text.chat_template import Message, Tools
@@ -27,6 +27,7 @@ from .parallel import ParallelRunner
 from .request import Prompt, Request, build_request, check_request, encode
 from .session_file import restore as restore_session
 from .session_file import save as save_session
+from .slot_state import only_slot
 from .stream import Generation, Stream
 from .turns import Line, Ticket
 
@@ -85,6 +86,22 @@ class LLM:
         """Number of requests that can share passes; more wait."""
         return self._target.parallel
 
+    def slots(self) -> tuple[SlotState, ...]:
+        """Return the state of each slot, of which there are `parallel`.
+
+        It does not wait for running requests.
+
+        Raises:
+            ClosedError: The LLM is closed.
+        """
+        target = self.vocabulary
+        return self._runner.slots() if self._runner else (only_slot(target, self._line),)
+
+    @property
+    def pass_counts(self) -> PassCounts:
+        """Passes and rows of the target since it was loaded, those of measurements included."""
+        return self._target.counts
+
     @property
     def path(self) -> Path:
         """File of the target."""
@@ -93,8 +110,8 @@ class LLM:
     @property
     def memory_bytes(self) -> int:
         """Approximate memory of the weights and caches, in bytes."""
-        models = filter(None, (self._target, self._draft))
-        return sum(round(one.weight_bytes + one.cached_bytes * one.n_ctx) for one in models)
+        models, n = filter(None, (self._target, self._draft)), self.parallel
+        return sum(round(one.weight_bytes + n * one.cached_bytes * one.n_ctx) for one in models)
 
     @property
     def chat_template(self) -> str | None:

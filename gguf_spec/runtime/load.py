@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from ..errors import InvalidOptionError, NoSpeculationError
 from ..errors.texts import Option, Text, advice
 from ..gguf.model_file import ModelFile
+from ..gguf.validation import Header
 from ..llama.attention import choose_attention
-from ..llama.backend import check_room, start_backend
+from ..llama.backend import check_room, parallel_in_room, start_backend
 from ..llama.kernel_choice import repacking_pays
 from ..llama.model import Model
 from ..llama.options import AdapterFile, ContextOptions, adapters
@@ -45,7 +47,7 @@ def load(
     lora: AdapterFile | Sequence[AdapterFile] = (),
     draft_lora: AdapterFile | Sequence[AdapterFile] = (),
     extra_bufts: bool | None = None,
-    parallel: int = 1,
+    parallel: int | Literal["auto"] = 1,
     rpc: str | Sequence[str] = (),
     reference: str | Path | None = None,
     models_file: str | Path | None = None,
@@ -84,7 +86,9 @@ def load(
         extra_bufts: Let llama.cpp repack the weights for this CPU; None decides by a self-test,
             which runs once per machine, and by what `tune` measured for K-quants.
         parallel: Number of requests that can run at the same time and share passes. Each has a
-            cache of `n_ctx` tokens of its own. With 1 requests wait for each other.
+            cache of `n_ctx` tokens of its own. With 1 requests wait for each other. `auto` takes
+            4, or less where the caches would need more than a quarter of the free memory; 1 if the
+            GPU may be used, or if `speculation` has `tree=True` or `strict=True`.
         rpc: Addresses of workers (`gguf-spec worker`), `HOST:PORT` each. The layers of the target
             are spread over them, and llama.cpp runs in a child process. The draft stays here.
         reference: A text file as an additional source of drafts, such as one that answers quote.
@@ -115,7 +119,6 @@ def load(
         extra_bufts is not False,
         verbose,
         adapters(lora),
-        parallel=parallel,
         rpc=parse_workers(rpc),
     )
     of_draft = options.for_draft(
@@ -141,6 +144,8 @@ def load(
             ),
         )
     models = [(header, options), *([(draft_file.header, of_draft)] if draft_file else [])]
+    models = _in_parallel(models, parallel, speculation)
+    options, of_draft = models[0][1], models[-1][1]
     check_room(models)
     check_workers(options.rpc)
     start_backend([one for one, _ in models])
@@ -193,6 +198,18 @@ def load(
         if drafter:
             drafter.close()
         raise
+
+
+def _in_parallel(
+    models: Sequence[tuple[Header, ContextOptions]],
+    parallel: int | Literal["auto"],
+    speculation: Speculation | None,
+) -> list[tuple[Header, ContextOptions]]:
+    """Return the models with options for a number of requests at once."""
+    # Trees and repeated decisions need passes without other requests.
+    alone = speculation and (speculation.tree or speculation.strict)
+    n = parallel if parallel != "auto" else 1 if alone else parallel_in_room(models)
+    return [(header, replace(options, parallel=n)) for header, options in models]
 
 
 def _target_of(

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from weakref import ref
 
 from ..errors import BusyError, ClosedError
-from ..results import Chunk
+from ..results import Chunk, SlotState
 from ..speculative.pair import ModelPair
 from ..speculative.scheduler import Scheduler, SlotPair, Task
 from .slot_choice import choose_slots
@@ -137,6 +137,18 @@ class ParallelRunner:
     def n_waiting(self) -> int:
         """Number of requests that wait for slots."""
         return len(self._queue) + self._inbox.qsize()
+
+    def slots(self) -> tuple[SlotState, ...]:
+        """Return the state of each slot. May be called from any thread."""
+        target, scheduler = self.pair.target, self._scheduler
+        if scheduler is None:
+            n = target.options.parallel
+            return tuple(SlotState(i, target.n_ctx, 0, None) for i in range(n))
+        tasks = [pair.task for pair in scheduler.pairs]
+        return tuple(
+            SlotState(i, target.n_ctx, pair.target.n_past, task.number if task else None)
+            for i, (pair, task) in enumerate(zip(scheduler.pairs, tasks, strict=True))
+        )
 
     def open(self, request: Request) -> Stream:
         """Return the stream of a request, which starts when the stream is first read.

@@ -10,6 +10,7 @@ Ctrl-C that arrives inside of one: the queue looks whether the stream is still t
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,18 +18,21 @@ from typing import Any
 from weakref import ref
 
 _LOOK_S = 0.1  # poll interval of a waiting thread, in seconds
+_NUMBERS = itertools.count(1)
 
 
 class Ticket:
     """A thread's place in the queue.
 
     Attributes:
+        number: Position in the order of all tickets of this process.
         thread: Id of the thread.
         stream: The stream that uses the turn, or None.
     """
 
     def __init__(self) -> None:
         """Create a ticket of the current thread."""
+        self.number = next(_NUMBERS)
         self.thread = threading.get_ident()
         self.stream: ref[Any] | None = None
         self._called = threading.Lock()

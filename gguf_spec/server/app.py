@@ -20,6 +20,8 @@ from .. import __version__
 from .access import JOB, AccessMiddleware, refused
 from .body import read_body
 from .errors import ApiError, ending
+from .events import ChoiceEnded, ChunkEvent, ErrorEvent, Finished, Started
+from .jobs import Job
 from .metrics import Metrics
 from .model_pool import ModelPool, ServedModel, pool_of
 from .model_routes import ModelRoutes
@@ -29,7 +31,7 @@ from .requests import CompletionRequest, parse, read_chat, read_text
 from .responses import ResponseBuilder
 from .settings import Settings
 from .sse import EventStream
-from .worker import ChoiceEnded, ChunkEvent, ErrorEvent, Finished, Job, Started, Worker
+from .worker import Worker
 
 if TYPE_CHECKING:
     from ..runtime.llm import LLM
@@ -186,18 +188,19 @@ class App:
     # ---- other routes
 
     async def _health(self, _: Request) -> Response:
-        state = {
+        state: dict[str, Any] = {
             "status": "ending" if self._ends else "ok",
             "model": self._pool.default.id,
             "version": __version__,
         }
-        return JSONResponse(
-            state | {"queue": self._worker.n_waiting, "busy": self._worker.is_busy},
-            503 if self._ends else 200,
-        )
+        n_running = self._worker.n_running
+        state |= {"queue": self._worker.n_waiting, "busy": n_running > 0, "running": n_running}
+        return JSONResponse(state, 503 if self._ends else 200)
 
     async def _metrics(self, _: Request) -> Response:
-        text = self._totals.text(self._worker.n_waiting, self._worker.is_busy)
+        text = self._totals.text(
+            self._worker.n_waiting, self._worker.n_running, self._pool.loaded_llms()
+        )
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
     async def _description(self, _: Request) -> Response:

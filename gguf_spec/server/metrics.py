@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import collections
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from ..errors import ClosedError
 from ..results import Stats
 
 if TYPE_CHECKING:
+    from ..runtime.llm import LLM
     from ..runtime.stream import Stream
 
 # Metric name -> (field of `Stats`, help text).
@@ -22,6 +24,8 @@ _SUMS = {
     "drafted_tokens_total": ("n_drafted", "Tokens that were drafted."),
     "accepted_tokens_total": ("n_accepted", "Drafted tokens that the target accepted."),
 }
+# Characters of a label that are escaped.
+_ESCAPED = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 # Parts of the time of an answer; `Stats` has a field `<part>_s` for each, in seconds.
 _TIMES = ("prompt", "draft", "verify", "other")
 
@@ -35,7 +39,7 @@ class Metrics:
         self._sums: collections.Counter[str] = collections.Counter()
         self._seconds: collections.Counter[str] = collections.Counter()
         self._drafters: dict[str, tuple[int, int]] = {}
-        self._running: Stream | None = None
+        self._running: list[Stream] = []
         self._last = Stats()
 
     def count(self, path: str, status: int) -> None:
@@ -46,32 +50,34 @@ class Metrics:
     def began(self, stream: Stream) -> None:
         """Include the statistics of a running stream from now on."""
         with self._lock:
-            self._running = stream
+            self._running.append(stream)
 
-    def ended(self, stats: Stats) -> None:
-        """Add the final statistics of the running stream to the sums."""
+    def ended(self, stream: Stream) -> None:
+        """Add the final statistics of a running stream to the sums."""
         with self._lock:
-            self._running, self._last = None, stats
-            self._drafters = _add(self._sums, self._seconds, self._drafters, stats)
+            self._running.remove(stream)
+            self._last = stream.stats
+            self._drafters = _add(self._sums, self._seconds, self._drafters, self._last)
 
-    def text(self, n_waiting: int, is_busy: bool) -> str:
+    def text(self, n_waiting: int, n_running: int, llms: Sequence[LLM] = ()) -> str:
         """Return all metrics in the text format of Prometheus.
 
         Args:
             n_waiting: Number of requests in the queue.
-            is_busy: Whether an answer is being generated.
+            n_running: Number of requests that are being answered.
+            llms: The models in memory.
         """
         with self._lock:
-            requests, sums, seconds, drafters, now = (
+            requests, sums, seconds, drafters = (
                 self._requests.copy(),
                 self._sums.copy(),
                 self._seconds.copy(),
                 self._drafters,
-                self._last,
             )
-            if self._running:
-                now = self._running.stats
-                drafters = _add(sums, seconds, drafters, now)
+            now = [stream.stats for stream in self._running]
+            for stats in now:
+                drafters = _add(sums, seconds, drafters, stats)
+            speed = sum(stats.tokens_per_s for stats in now or [self._last])
         lines = _metric(
             "requests_total",
             "counter",
@@ -79,12 +85,18 @@ class Metrics:
             ((f'{{path="{p}",status="{s}"}}', n) for (p, s), n in sorted(requests.items())),
         )
         lines += _metric("queue_length", "gauge", "Requests that wait.", [("", n_waiting)])
-        lines += _metric("busy", "gauge", "1 while an answer is under way.", [("", int(is_busy))])
+        lines += _metric(
+            "busy", "gauge", "1 while an answer is under way.", [("", int(n_running > 0))]
+        )
+        lines += _metric(
+            "requests_running", "gauge", "Requests that are being answered.", [("", n_running)]
+        )
+        lines += _of_models(llms)
         lines += _metric(
             "tokens_per_second",
             "gauge",
-            "Speed of the answer under way, or of the last one.",
-            [("", round(now.tokens_per_s, 3))],
+            "Speed of the answers under way together, or of the last one.",
+            [("", round(speed, 3))],
         )
         for name, (field, told) in _SUMS.items():
             lines += _metric(name, "counter", told, [("", sums[field])])
@@ -136,6 +148,28 @@ def _add(
         name: (n + stats.drafters.get(name, (0, 0))[0], m + stats.drafters.get(name, (0, 0))[1])
         for name, (n, m) in pairs.items()
     }
+
+
+def _of_models(llms: Sequence[LLM]) -> list[str]:
+    """Return the slots and passes of the models in memory."""
+    slots: list[tuple[str, int]] = []
+    busy, passes, rows = [*slots], [*slots], [*slots]
+    for llm in llms:
+        label = f'{{model="{llm.name.translate(_ESCAPED)}"}}'
+        try:
+            states, counts = llm.slots(), llm.pass_counts
+        except ClosedError:  # it was unloaded in between
+            continue
+        slots.append((label, len(states)))
+        busy.append((label, sum(state.request is not None for state in states)))
+        passes.append((label, counts.n_passes))
+        rows.append((label, counts.n_rows))
+    return [
+        *_metric("slots", "gauge", "Requests that can run at once.", slots),
+        *_metric("slots_busy", "gauge", "Slots in which a request runs.", busy),
+        *_metric("target_passes_total", "counter", "Passes of the target with logits.", passes),
+        *_metric("target_rows_total", "counter", "Rows of logits of these passes.", rows),
+    ]
 
 
 def _metric(name: str, kind: str, told: str, values: Iterable[tuple[str, float]]) -> list[str]:

@@ -100,20 +100,25 @@ class LoadedModel:
         llm: The model.
         used_s: Time of its last use, by the clock of the pool.
         keeps: Whether it is never unloaded.
-        is_busy: Whether it answers a request.
+        n_users: Number of threads that use it.
     """
 
     llm: LLM
     used_s: float
     keeps: bool
-    is_busy: bool = False
+    n_users: int = 0
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it answers a request."""
+        return self.n_users > 0
 
 
 class ModelPool:
     """Models of a server by name.
 
-    Any thread may look models up. Only one thread, the worker of a server, loads, uses and unloads
-    them, so a model in use is never unloaded.
+    Any thread may look models up and use them. A model in use is never unloaded. Only one thread
+    at a time may load or unload the same model: the worker of a server sees to that.
     """
 
     def __init__(
@@ -170,6 +175,11 @@ class ModelPool:
         with self._lock:
             return self._loaded.get(model.id)
 
+    def loaded_llms(self) -> list[LLM]:
+        """Return the models in memory. May be called from any thread."""
+        found = map(self.loaded, self.models)
+        return [one.llm for one in found if one]
+
     def seconds_left(self, model: ServedModel | None = None) -> float | None:
         """Return the seconds until a model is unloaded; None if that will not happen.
 
@@ -210,11 +220,13 @@ class ModelPool:
             self.add(model, self._load(model, is_cancelled))
             one = self.loaded(model)
         assert one
-        one.is_busy = True
+        with self._lock:
+            one.n_users += 1
         try:
             yield one.llm
         finally:
-            one.used_s, one.is_busy = self._clock(), False
+            with self._lock:
+                one.used_s, one.n_users = self._clock(), one.n_users - 1
 
     def _load(self, model: ServedModel, is_cancelled: Callable[[], bool]) -> LLM:
         def progress(_: object) -> bool:
@@ -237,7 +249,11 @@ class ModelPool:
     def _unload_oldest(self) -> bool:
         """Unload the model used longest ago; return False if no model may be unloaded."""
         with self._lock:
-            idle = [(one.used_s, id_) for id_, one in self._loaded.items() if not one.keeps]
+            idle = [
+                (one.used_s, id_)
+                for id_, one in self._loaded.items()
+                if not (one.keeps or one.is_busy)
+            ]
         if not idle:
             return False
         self._unload(min(idle)[1])
@@ -245,8 +261,9 @@ class ModelPool:
 
     def _unload(self, id_: str) -> None:
         with self._lock:
-            one = self._loaded.pop(id_)
-        one.llm.close()
+            one = self._loaded.pop(id_, None)
+        if one:  # no other thread has unloaded it
+            one.llm.close()
 
     def unload_idle(self, but_for: ServedModel | None = None) -> None:
         """Unload all models whose time is over, except the one that is needed next."""

@@ -15,11 +15,13 @@ from .. import __version__
 from ..errors import ClosedError
 from ..options import SAMPLING
 from .errors import ApiError, bad, in_request
+from .events import Done, ErrorEvent
+from .jobs import Job
 from .model_pool import ModelPool, ServedModel
 from .requests import parse
 from .settings import Settings
 from .values import flag, is_count
-from .worker import Done, ErrorEvent, Job, Worker
+from .worker import Worker
 
 if TYPE_CHECKING:
     from ..runtime.llm import LLM
@@ -55,6 +57,7 @@ class ModelRoutes:
             Route("/tokenize", self._tokenize, methods=["POST"]),
             Route("/detokenize", self._detokenize, methods=["POST"]),
             Route("/props", self._props, methods=["GET"]),
+            Route("/slots", self._slots, methods=["GET"]),
             Route("/api/ps", self._loaded, methods=["GET"]),
         ]
 
@@ -177,7 +180,7 @@ class ModelRoutes:
             texts[f"{name}_token"] = llm.token_text(special[name]) if special[name] >= 0 else ""
         return {
             "default_generation_settings": {"id": 0, "n_ctx": llm.n_ctx, "params": params},
-            "total_slots": 1,
+            "total_slots": llm.parallel,
             "model_alias": llm.name,
             "model_path": llm.path.name,
             "modalities": {"vision": False, "audio": False},
@@ -185,6 +188,36 @@ class ModelRoutes:
             **texts,
             "build_info": f"gguf-spec {__version__}",
         }
+
+    async def _slots(self, request: Request) -> Response:
+        """List the slots of the models in memory, with llama-server's field names."""
+        name = request.query_params.get("model")
+        of = [self.find(name, self._settings.takes_any_model)] if name else self._pool.models
+        slots = [slot for model in of for slot in self._slots_of(model)]
+        if request.query_params.get("fail_on_no_slot") not in (None, "", "0") and all(
+            slot["is_processing"] for slot in slots
+        ):
+            raise ApiError("No slot is free.", None, "no_slot_available", 503)
+        return JSONResponse(slots)
+
+    def _slots_of(self, model: ServedModel) -> list[dict[str, Any]]:
+        loaded = self._pool.loaded(model)
+        try:
+            slots = loaded.llm.slots() if loaded else ()
+        except ClosedError:  # it was unloaded in between
+            return []
+        return [
+            {
+                "id": slot.index,
+                "id_task": -1 if slot.request is None else slot.request,
+                "is_processing": slot.request is not None,
+                "n_ctx": slot.n_ctx,
+                "n_past": slot.n_cached,
+                "speculative": loaded is not None and loaded.llm.speculation.k > 0,
+                "model": model.id,
+            }
+            for slot in slots
+        ]
 
     async def _look(self, name: Any, look: Look) -> Response:
         """Answer with what `look` returns for a model; it must not use the context of the model.

@@ -288,6 +288,9 @@ def _lookups() -> dict[str, Any]:
     tokens = {"anyOf": [ids, _array(piece)]}
     content = {"content": _TEXT, "model": _TEXT}
     flags = dict.fromkeys(("add_special", "parse_special", "with_pieces"), _FLAG)
+    slot = {"id": _COUNT, "id_task": {"type": "integer"}, "is_processing": _FLAG, "model": _TEXT}
+    slot |= {"n_ctx": _COUNT, "n_past": _COUNT, "speculative": _FLAG}
+    slot = _object(slot, *slot)
     return {
         "/tokenize": _post(
             "The tokens of a text.",
@@ -300,6 +303,12 @@ def _lookups() -> dict[str, Any]:
             _object({"tokens": ids, "model": _TEXT}, "tokens"),
             _object({"content": _TEXT}, "content"),
             streams=False,
+        ),
+        "/slots": _get(
+            "The slots of the models in memory: one for each request that can run at once.",
+            _json(_array(slot)),
+            "404",
+            "503",
         ),
         "/props": _get(
             "Properties of a model.",

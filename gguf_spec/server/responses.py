@@ -11,10 +11,10 @@ from typing import Any
 
 from ..results import Completion, FinishReason, Stats
 from .errors import ending, gone
+from .events import ChoiceEnded, ChunkEvent, Started, TokenInfo, Why
 from .reasoning import REASONING
 from .requests import CompletionRequest
 from .tool_calls import Form, ToolReader
-from .worker import ChoiceEnded, ChunkEvent, Started, TokenInfo, Why
 
 
 class ResponseBuilder:
@@ -36,7 +36,7 @@ class ResponseBuilder:
             "model": started.model,
         }
         self._choices: dict[int, _Choice] = {}
-        self._results: list[Completion] = []
+        self._results: dict[int, Completion] = {}
 
     def _choice(self, index: int) -> _Choice:
         if index not in self._choices:
@@ -50,12 +50,13 @@ class ResponseBuilder:
 
         Args:
             said: All chunk events of the answer.
-            ended: The final event of each choice.
+            ended: The final event of each choice, in any order.
 
         Raises:
             ApiError: The server shut down before the answer was complete, or the client
                 disconnected.
         """
+        ended = sorted(ended, key=lambda one: one.index)
         named: dict[int, list[TokenInfo]] = {}
         for piece in said:
             named.setdefault(piece.index, []).extend(piece.logprobs)
@@ -110,7 +111,7 @@ class ResponseBuilder:
             ApiError: The server shut down before the answer was complete, or the client
                 disconnected.
         """
-        self._results.append(ended.result)
+        self._results[ended.index] = ended.result
         *pieces, last = map(self._piece, self._choice(ended.index).last(ended))
         return [*pieces, last | {"seed": ended.result.seed}]
 
@@ -118,7 +119,8 @@ class ResponseBuilder:
         """Return the chunk after all choices: the usage, if it was requested."""
         if not self._asked.usage:
             return []
-        return [self._head | {"choices": [], "usage": usage(self._results, self._asked.n)}]
+        results = [self._results[index] for index in sorted(self._results)]
+        return [self._head | {"choices": [], "usage": usage(results, self._asked.n)}]
 
     def _piece(self, choice: dict[str, Any]) -> dict[str, Any]:
         return self._head | {"choices": [choice]} | ({"usage": None} if self._asked.usage else {})

@@ -22,8 +22,8 @@ class Settings:
         api_key: Key that clients must send as `Authorization: Bearer ...`; None requires no key.
         cors_origins: Origins whose pages may use the server, such as `http://localhost:3000`;
             `*` for all.
-        queue: Maximum number of waiting requests, in addition to the running one. Further
-            requests get status 429.
+        queue: Maximum number of waiting requests, in addition to the running ones.
+            Further requests get status 429.
         max_tokens: Maximum length of an answer in tokens; None limits it only by the context.
         timeout: Time limit in seconds for an answer, from its start, and for the arrival of a
             request body. An answer that reaches the limit is returned as generated so far.

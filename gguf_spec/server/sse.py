@@ -11,8 +11,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from .errors import ApiError
+from .events import ChoiceEnded, ChunkEvent, ErrorEvent, Event, Finished
+from .jobs import Job
 from .responses import ResponseBuilder
-from .worker import ChoiceEnded, ChunkEvent, ErrorEvent, Event, Finished, Job
 
 # The last event of a complete answer.
 DONE = b"data: [DONE]\n\n"

@@ -96,15 +96,12 @@ class Side:
         slots: The slots.
         base: Cost model of one sequence.
         costs: Costs of common passes.
-        n_passes: Passes that returned rows.
-        n_rows: Rows of these passes.
     """
 
     def __init__(self, slots: Slots, base: CostModel) -> None:
         self.slots, self.base = slots, base
         most = len(slots.all) if slots.model.can_roll_back else 0
         self.costs = CompanyCosts(slots.widest, most)
-        self.n_passes = self.n_rows = 0
 
     def n_sequences(self, tasks: Sequence[Task]) -> int:
         """Return the number of sequences with which a pass of these tasks is fastest."""
@@ -379,9 +376,7 @@ class Scheduler:
                 self._retry(side, task, *cache, error if len(tasks) == 1 else None)
             return
         seconds = time.perf_counter() - started
-        n_rows = sum(part.n_rows for part in parts)
-        if n_rows:
-            side.n_passes, side.n_rows = side.n_passes + 1, side.n_rows + n_rows
+        if any(part.n_rows for part in parts):
             widest = max(len(part.tokens) for part in parts)
             n = side.slots.n_decoded
             side.costs.learn(side.base, n, widest, _depth(tasks), seconds)

@@ -153,7 +153,9 @@ def test_what_is_under_way_may_finish(ever):
 
 def test_what_takes_too_long_is_cut_and_says_so(ever):
     with (
-        Child("-m", ever, "-d", "none", "--port", 0, "--grace", 0.5, "--ctx", 50_000) as child,
+        Child(
+            "-m", ever, "-d", "none", "--port", 0, "--grace", 0.5, "--ctx", 50_000, "--parallel", 1
+        ) as child,
         begun(child, 45_000) as response,
     ):
         waiting = []
@@ -201,6 +203,23 @@ def test_errors_of_the_command(ever):
         )
         assert (code, out) == (1, "")
         assert "cannot listen at 127.0.0.1, port" in err
+
+
+def test_the_number_of_requests_at_once(ever):
+    model = ("-m", ever, "-d", "none", "--port", 0, "--ctx", 512)
+    for args, env, said, n in (
+        ((), {}, "4 requests at once", 4),
+        (("-np", 2), {}, "2 requests at once", 2),
+        (("--parallel", "auto"), {"GGUF_SPEC_PARALLEL": "3"}, "4 requests at once", 4),
+        ((), {"GGUF_SPEC_PARALLEL": "1"}, "one request at a time", 1),
+    ):
+        with Child(*model, *args, **env) as child:
+            assert len(ask(child, path="/slots").json()) == n
+            assert f"Model         ever.gguf, context of 512 tokens, {said}\n" in child.end()[2]
+    for wrong in ("0", "65", "many"):
+        with Child(*model, "--parallel", wrong) as child:
+            assert child.process.wait(30) == 2
+            assert "--parallel" in child.err
 
 
 def test_without_the_extra(tmp_path):

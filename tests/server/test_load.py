@@ -17,10 +17,11 @@ import pytest
 
 from gguf_spec import Chunk, Sampling, Speculation
 from gguf_spec.server import serve_in_thread
+from gguf_spec.server.events import ChunkEvent, Started
+from gguf_spec.server.jobs import Job
 from gguf_spec.server.requests import read_text
 from gguf_spec.server.responses import ResponseBuilder
 from gguf_spec.server.sse import EventStream
-from gguf_spec.server.worker import ChunkEvent, Job, Started
 from tests.server.conftest import ask, ask_text, metrics, until
 
 START = "Once upon a time there was"

@@ -24,7 +24,7 @@ CLASSES = [getattr(errors, name) for name in errors.__all__]
 VALUES = {
     "variable": "HF_HOME",
     "message": "it failed.", "hint": "try again.", "option": "top_p", "value": 2.0, "allowed": "1", "path": Path("m.gguf"), "needed_bytes": 1,
-    "available_bytes": 2, "fitting_ctx": 1024, "what": "a prompt", "target_value": 1, "draft_value": 2, "token": 3, "n_prompt": 5120,
+    "available_bytes": 2, "fitting_ctx": 1024, "fitting_parallel": 3, "what": "a prompt", "target_value": 1, "draft_value": 2, "token": 3, "n_prompt": 5120,
     "n_ctx": 4096, "code": 1, "n_past": 7, "n_tokens": 3, "reason": "no room", "name": "m.gguf", "to": 2, "expected": 1, "found": 2,
     "status": 404, "line": 3, "key": "file", "free_bytes": 1, "source": Path("a.gguf"), "target": Path("b.gguf"), "needed": 8192, "about": False, "workers": ("127.0.0.1:50052",), "package": "ray", "extra": "ray",
     "kv_type": Option("kv_type", "q8_0"), "flash_attention": Option("flash_attention", "off"),
@@ -60,7 +60,7 @@ EXPECTED = {
         "speculation.tree=true cannot be combined with speculation.strict=true. Omit one of the two.",
     ),
     errors.NotEnoughMemoryError: (
-        "it failed. set n_ctx=1024, set kv_type='q8_0', use a smaller model or close other programs.",
+        "it failed. set parallel=3, set n_ctx=1024, set kv_type='q8_0', use a smaller model or close other programs.",
         "it failed. set --ctx 1024, set --kv-type q8_0, use a smaller model or close other programs.",
         "The server failed (NotEnoughMemoryError).",
     ),
@@ -262,7 +262,11 @@ def test_compat_translates_options_without_a_repair_of_texts():
 
 def test_errors_carry_what_they_suggest():
     assert example(errors.PromptTooLongError).suggested == {"n_ctx": 8192}
-    assert example(errors.NotEnoughMemoryError).suggested == {"n_ctx": 1024, "kv_type": "q8_0"}
+    assert example(errors.NotEnoughMemoryError).suggested == {
+        "parallel": 3,
+        "n_ctx": 1024,
+        "kv_type": "q8_0",
+    }
     error = example(errors.InvalidOptionError)
     assert (error.option, error.value, error.allowed) == ("top_p", 2.0, "1")
 

@@ -9,7 +9,13 @@ from gguf_spec.errors import NotEnoughMemoryError
 from gguf_spec.gguf.validation import ArrayLength, Header, Tensor
 from gguf_spec.llama import memory
 from gguf_spec.llama.cache_size import cache_bytes
-from gguf_spec.llama.memory import check_memory, features_of, largest_ctx, needs
+from gguf_spec.llama.memory import (
+    check_memory,
+    features_of,
+    largest_ctx,
+    needs,
+    usual_parallel,
+)
 from gguf_spec.llama.options import ContextOptions
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -317,3 +323,44 @@ def test_the_longest_context_fits_and_no_longer_one_does(machine, free):
         assert needs(models(longest), {}).fits(free, 64 * GIB)
     if longest < 32768:
         assert not needs(models(longest + 256), {}).fits(free, 64 * GIB)
+
+
+# ---- parallel requests
+
+
+def test_what_is_refused_names_the_requests_that_fit(machine):
+    machine(GIB)
+    with pytest.raises(NotEnoughMemoryError) as caught:
+        check_memory(models(1024, parallel=8), {})
+    said = str(caught.value)
+    assert (
+        "1.5 GiB of it for a context of 1,024 for each of 8 parallel requests; 1.0 GiB are" in said
+    )
+    assert said.endswith(" would fit, or 3 parallel requests with the whole context.")
+    assert caught.value.suggested["parallel"] == 3
+    check_memory(models(1024, parallel=3), {})
+    with pytest.raises(NotEnoughMemoryError):
+        check_memory(models(1024, parallel=4), {})
+    machine(GIB // 2)
+    with pytest.raises(NotEnoughMemoryError) as caught:
+        check_memory(models(4096, parallel=8), {})
+    assert "with the whole context" not in str(caught.value)
+    assert "parallel" not in caught.value.suggested
+
+
+@pytest.mark.parametrize(
+    ("free", "n"),
+    [
+        (16 * GIB, 4),
+        (3 * GIB, 4),
+        (3 * GIB - 1, 3),
+        (3 * GIB // 2, 2),
+        (GIB, 1),
+        (MIB, 1),
+        (None, 1),
+    ],
+)
+def test_usual_requests_take_a_quarter_of_the_free_memory(machine, free, n):
+    """The cache of one of them has 192 MiB."""
+    machine(free)
+    assert usual_parallel(models(1024, file_bytes=MIB), {}) == n

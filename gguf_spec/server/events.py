@@ -1,0 +1,115 @@
+"""Events of a request: what the worker sends to the event loop of its client."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from ..results import Chunk, Completion
+from .errors import ApiError
+from .tool_calls import Form
+
+if TYPE_CHECKING:
+    from ..runtime.llm import LLM
+
+Why = Literal["gone", "timeout", "ending"]
+
+
+@dataclass(frozen=True)
+class Started:
+    """Event: the model is loaded, the prompt is valid and the generation has started.
+
+    Attributes:
+        model: Name of the model.
+        form: Form of its tool calls.
+    """
+
+    model: str
+    form: Form
+
+
+@dataclass(frozen=True)
+class TokenInfo:
+    """Token with its log-probability and the alternatives at its position.
+
+    Attributes:
+        text: Text of the token.
+        piece: Bytes of the token.
+        logprob: Log-probability; at least -9999.
+        top: Most likely tokens at this position.
+    """
+
+    text: str
+    piece: bytes
+    logprob: float
+    top: tuple[TokenInfo, ...] = ()
+
+
+@dataclass(frozen=True)
+class ChunkEvent:
+    """Event: one chunk of a choice.
+
+    Attributes:
+        chunk: The chunk.
+        logprobs: Its tokens with log-probabilities; empty unless requested.
+        index: Index of the choice.
+    """
+
+    chunk: Chunk
+    logprobs: tuple[TokenInfo, ...]
+    index: int = 0
+
+
+@dataclass(frozen=True)
+class ChoiceEnded:
+    """Event: one choice is complete.
+
+    Attributes:
+        index: Index of the choice.
+        result: The completion.
+        why: Reason for a cancellation; None if the choice was not cancelled.
+    """
+
+    index: int
+    result: Completion
+    why: Why | None
+
+
+@dataclass(frozen=True)
+class Finished:
+    """Event: all choices are complete."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """Event: a task has run.
+
+    Attributes:
+        value: What it returned.
+    """
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class ErrorEvent:
+    """Event: an error ended the request, before or during the answer."""
+
+    refusal: ApiError
+
+
+Event = Started | ChunkEvent | ChoiceEnded | Finished | Done | ErrorEvent
+
+
+def named(llm: LLM, chunk: Chunk) -> tuple[TokenInfo, ...]:
+    """Return the tokens of a chunk with their texts, if log-probabilities were requested."""
+    return tuple(
+        _name(llm, one.token, one.logprob, tuple(_name(llm, *other) for other in one.top))
+        for one in chunk.logprobs
+    )
+
+
+def _name(llm: LLM, token: int, logprob: float, top: tuple[TokenInfo, ...] = ()) -> TokenInfo:
+    text = llm.token_text(token)
+    # JSON has no infinity: log-probabilities are at least -9999.
+    return TokenInfo(text, llm.token_bytes(token) or text.encode(), max(logprob, -9999.0), top)

@@ -1,0 +1,63 @@
+"""`--parallel`, from the command line, the environment and the config file."""
+
+import click
+import pytest
+
+from gguf_spec.cli import config_file
+from gguf_spec.cli.batch import batch
+from gguf_spec.cli.error_text import option_name
+from gguf_spec.cli.parallel import NumberOrAuto
+from gguf_spec.cli.serve import serve
+from gguf_spec.errors.texts import Option
+from tests.batch.conftest import read, write
+
+
+@pytest.mark.parametrize(("text", "value"), [("4", 4), (" auto", "auto"), ("AUTO", "auto"), (2, 2)])
+def test_values(text, value):
+    assert NumberOrAuto().convert(text, None, None) == value
+
+
+@pytest.mark.parametrize("text", ["", "four", "1.5", "auto4"])
+def test_wrong_values(text):
+    with pytest.raises(click.BadParameter, match="not a number of requests"):
+        NumberOrAuto().convert(text, None, None)
+
+
+@pytest.mark.parametrize("command", [serve, batch])
+def test_errors_name_the_option(command):
+    assert option_name(Option("parallel", 3), command) == "--parallel 3"
+
+
+@pytest.mark.parametrize(
+    "line", ["parallel = 3", 'parallel = "3"', 'num_parallel = "auto"', "n-parallel = 3"]
+)
+def test_the_config_file_has_a_number_or_a_text(tmp_path, monkeypatch, line):
+    file = tmp_path / "gguf-spec" / "config.toml"
+    file.parent.mkdir()
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    file.write_text(f"[serve]\n{line}\n")
+    found = config_file.defaults(serve)
+    assert found.keys() == {"parallel"}
+    file.write_text("[serve]\nparallel = true\n")
+    with pytest.raises(config_file.ConfigFileError, match="a whole number or text"):
+        config_file.defaults(serve)
+
+
+@pytest.mark.parametrize("n", ["1", "3", "auto"])
+def test_a_batch_loads_the_model_for_them(cli, cage, tmp_path, n):
+    """All texts are the same; with several at once a line cannot demand branches."""
+    lines = [{"prompt": "abc"[: 1 + i % 3], "max_tokens": 4 + i} for i in range(6)]
+    write(tmp_path / "in.jsonl", [*lines, {"prompt": "a", "speculation": {"tree": True}}])
+    args = ("-m", cage / "abc.gguf", "-t", "0", "--raw", "--threads", "1", "--ctx", "256")
+    done = cli("batch", "in.jsonl", "out.jsonl", *args, env={"GGUF_SPEC_PARALLEL": n}, cwd=tmp_path)
+    results = read(tmp_path / "out.jsonl")
+    assert [one["text"] for one in results[:6]] == [
+        "bcde",
+        "cdefg",
+        "defghi",
+        "bcdefgh",
+        "cdefghij",
+        "defghijkl",
+    ]
+    assert done.returncode == (0 if n == "1" else 1)
+    assert ("error" in results[6]) == (n != "1")

@@ -1,0 +1,51 @@
+"""Several requests at once, for each kind of cache: the tokens are those alone."""
+
+import pytest
+
+import gguf_spec
+from gguf_spec import Sampling, Speculation
+from gguf_spec.llama import backend
+
+PROMPTS = ["abc ab " * (3 + i) for i in range(6)]
+SAMPLINGS = [Sampling(seed=i, max_tokens=20 + i, ignore_eos=True) for i in range(6)]
+PLAIN = {"threads": 1, "extra_bufts": False}
+
+
+def tokens(results):
+    return [one.tokens for one in results]
+
+
+@pytest.mark.parametrize("kind", ["llama", "mamba", "lfm2"])
+def test_tokens_are_those_alone(animals, kind):
+    with gguf_spec.load(animals / f"{kind}.gguf", None, **PLAIN) as llm:
+        alone = [llm.generate(*one).tokens for one in zip(PROMPTS, SAMPLINGS, strict=True)]
+    with gguf_spec.load(animals / f"{kind}.gguf", None, parallel="auto", **PLAIN) as llm:
+        assert llm.parallel == 4
+        for _ in range(2):
+            assert tokens(llm.generate_many(PROMPTS, SAMPLINGS)) == alone
+        states = llm.slots()
+        assert [one.request for one in states] == [None] * 4
+        assert all(0 < one.n_cached <= one.n_ctx == llm.n_ctx for one in states)
+        assert 0 < llm.pass_counts.n_passes < llm.pass_counts.n_rows
+
+
+@pytest.mark.parametrize("speculation", [Speculation(tree=True), Speculation(strict=True)])
+def test_auto_is_one_for_passes_of_their_own(animals, speculation):
+    path = animals / "llama.gguf"
+    with gguf_spec.load(path, "ngram", parallel="auto", speculation=speculation, **PLAIN) as llm:
+        assert llm.parallel == 1
+        assert llm.slots()[0].request is None
+        before = llm.pass_counts
+        llm.generate("abc", Sampling(max_tokens=3, ignore_eos=True))
+        assert llm.pass_counts.n_passes > before.n_passes
+
+
+def test_auto_is_one_where_the_memory_is_unknown(animals, monkeypatch):
+    monkeypatch.setattr(backend, "offloads", lambda: True)
+    assert backend.parallel_in_room([]) == 1
+
+
+@pytest.mark.parametrize("wrong", [0, 65, "many", 1.5])
+def test_wrong_numbers(animals, wrong):
+    with pytest.raises(gguf_spec.errors.InvalidOptionError, match="from 1 to 64, or auto"):
+        gguf_spec.load(animals / "llama.gguf", None, parallel=wrong, **PLAIN)
