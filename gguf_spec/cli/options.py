@@ -260,6 +260,7 @@ def load_arguments(options: dict[str, Any], draft: str, speculation: Speculation
         # The adapter belongs to the draft of the options only.
         "draft_lora": options["draft_lora"] if draft == options["draft"] else (),
         "extra_bufts": options["extra_bufts"],
+        "parallel": options.get("n_slots", 1),
         "reference": options["draft_text"],
         "verbose": options["verbose"] > 0,
     }
