@@ -36,7 +36,9 @@ class Requests:
 
     def _drawn(self):
         prompt, sampling, text = self._random.choice(self._right)
-        way = self._random.choice([way for way in WAYS if self._llm.draft_name or not way.k or way.adaptive])
+        way = self._random.choice(
+            [way for way in WAYS if self._llm.draft_name or not way.k or way.adaptive]
+        )
         return prompt, sampling, way, text
 
     def read(self):

@@ -20,13 +20,12 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import _soak_together as together
 import numpy as np
 
 import gguf_spec
 from gguf_spec import Sampling
 from gguf_spec.server import serve_in_thread
-
-import _soak_together as together
 
 PROMPTS = [
     "Once upon a time",
@@ -177,15 +176,15 @@ def is_good(samples, minutes, counts, before, after):
     print(
         f"memory {samples[0][1]:.1f} to {samples[-1][1]:.1f} MB, {slope:+.3f} MB a minute; files and threads before {before}, after {after}"
     )
-    return not (
-        wrong or slope > MOST_MB_A_MINUTE or after[0] > before[0] or after[1] > before[1]
-    )
+    return not (wrong or slope > MOST_MB_A_MINUTE or after[0] > before[0] or after[1] > before[1])
 
 
 def alone(llm):
     """The text of each request, alone."""
     sampling = [Sampling(seed=seed, max_tokens=40, temperature=0.8) for seed in range(10)]
-    return {(prompt, one.seed): llm.generate(prompt, one).text for prompt in PROMPTS for one in sampling}
+    return {
+        (prompt, one.seed): llm.generate(prompt, one).text for prompt in PROMPTS for one in sampling
+    }
 
 
 def served(args):

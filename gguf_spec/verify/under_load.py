@@ -33,7 +33,7 @@ WAYS = {
 class _Job(NamedTuple):
     """A text to be generated in company, and the plain text of the same request alone."""
 
-    index: int
+    place: int
     ids: Sequence[int]
     name: str
     sampling: Sampling
@@ -49,7 +49,7 @@ def check_load(
     limit_s: float | None,
     progress: OnProgress,
 ) -> Report:
-    """Continue each prompt alone without drafts, then all of them together with every draft setting.
+    """Continue each prompt alone without drafts, then all together with every draft setting.
 
     Args:
         llm: Models, loaded with `parallel` above 1. A draft is not needed.
@@ -67,9 +67,7 @@ def check_load(
     if llm.parallel < 2:
         raise InvalidOptionError("parallel", llm.parallel, "2 or more")
     limit_s = math.inf if limit_s is None else limit_s
-    ways = {
-        name: way for name, way in WAYS.items() if llm.draft_name or way.drafter != "model"
-    }
+    ways = {name: way for name, way in WAYS.items() if llm.draft_name or way.drafter != "model"}
     noise = noise_in_use(llm, ways.values())
     texts = TextChecks(llm, n_tokens, noise)
     total = len(prompts) * len(SAMPLINGS) * (1 + len(ways))
@@ -90,13 +88,13 @@ def check_load(
     llm.forget()
     ended, errors = _together(llm, jobs, ways, is_late, one_more)
     for job, burst in ended:
-        texts.count(job.name, job.drafter, job.index, job.ids, job.sampling, job.plain, burst)
+        texts.count(job.name, job.drafter, job.place, job.ids, job.sampling, job.plain, burst)
     found = f"{len(errors)} of {len(ended) + len(errors)} requests"
     check = Check("errors", len(ended) + len(errors), found, tuple(errors), "requests fail")
     return Report(
         llm.name,
         llm.draft_name,
-        len({job.index for job in jobs}),
+        len({job.place for job in jobs}),
         n_tokens,
         noise,
         tuple(texts.comparisons()),
@@ -161,7 +159,7 @@ def _together(
         if isinstance(result, Completion):
             ended.append((job, result))
         else:
-            errors.append(f"Prompt {job.index + 1} ({job.name}, {job.drafter}): {result}")
+            errors.append(f"Prompt {job.place + 1} ({job.name}, {job.drafter}): {result}")
         one_more()
 
     run_all(in_time(), complete, keep, n_threads=llm.parallel, cancellation=cancellation)

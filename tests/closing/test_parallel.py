@@ -12,23 +12,25 @@ from pathlib import Path
 import pytest
 
 import gguf_spec
-from gguf_spec import Sampling, Speculation
 from gguf_spec.errors import BusyError, ClosedError, DecodeError
 from gguf_spec.llama.slots import Slots
 from gguf_spec.speculative.scheduler import Scheduler
 from tests import children
 from tests.closing.bytecodes import Bytecodes, described
 from tests.closing.interrupted import in_another_thread
+from tests.closing.together import (
+    ENDLESS,
+    LONG,
+    OPTIONS,
+    PLAIN,
+    PROMPTS,
+    SHORT,
+    Beside,
+    free,
+    texts,
+)
 
 FILES = ("runtime/parallel.py", "runtime/stream.py", "runtime/llm.py", "runtime/many.py")
-SHORT = Sampling(seed=4, max_tokens=12, ignore_eos=True)
-LONG = Sampling(seed=5, max_tokens=400, ignore_eos=True)
-ENDLESS = Sampling(seed=6, max_tokens=None, ignore_eos=True, overflow="shift")
-PLAIN = Speculation(0)
-OPTIONS = {"threads": 1, "n_ctx": 512, "parallel": 4}
-PROMPTS = ["Once upon a time", "The fox", "A king", "The old woman said", "In the wood"]
-
-
 @pytest.fixture(scope="module")
 def llm():
     with gguf_spec.load("tales", **OPTIONS) as one:
@@ -48,56 +50,6 @@ def all_is_free(request):
         llm, right = request.getfixturevalue("llm"), request.getfixturevalue("right")
         assert in_another_thread(lambda: free(llm))
         assert in_another_thread(lambda: texts(llm)) == right
-
-
-def free(llm):
-    """Whether nothing runs, once the turn was given."""
-    llm.snapshot()
-    runner, scheduler = llm._runner, llm._runner._scheduler
-    idle = runner.n_running == runner.n_waiting == 0 and llm._line.first is None
-    return idle and (scheduler is None or scheduler.free == scheduler.pairs)
-
-
-def texts(llm):
-    found = llm.generate_many(PROMPTS, SHORT)
-    return dict(zip(PROMPTS, [one.text for one in found], strict=True))
-
-
-class Beside:
-    """Requests that run in other threads until the end of the block; one is there before it begins."""
-
-    def __init__(self, llm, n=3, sampling=ENDLESS):
-        self._llm, self._n, self._sampling = llm, n, sampling
-        self.results, self._stop = [], False
-        self._threads = [threading.Thread(target=self._run, args=(i,)) for i in range(n)]
-
-    def _run(self, i):
-        n = []
-
-        def on_token(token):
-            n.append(token)
-            if len(n) == 2:
-                self._waits[i].set()
-            return self._stop
-
-        try:
-            self.results.append(self._llm.generate(PROMPTS[i], self._sampling, on_token=on_token))
-        except Exception as error:
-            self.results.append(error)
-        self._waits[i].set()
-
-    def __enter__(self):
-        self._waits = [threading.Event() for _ in range(self._n)]
-        for thread in self._threads:
-            thread.start()
-        assert all(one.wait(60) for one in self._waits)
-        return self
-
-    def __exit__(self, *_):
-        self._stop = True
-        for thread in self._threads:
-            thread.join(60)
-            assert not thread.is_alive()
 
 
 # ---- closing and dropping
@@ -307,9 +259,9 @@ def test_what_a_callback_raises_is_raised_in_its_request_only(llm, right, error)
     def fail(_):
         raise error("planted")
 
-    with Beside(llm, 2, replace(SHORT, max_tokens=60)) as beside:
-        with pytest.raises(error, match="planted"):
-            llm.generate(PROMPTS[3], SHORT, on_token=fail)
+    beside = Beside(llm, 2, replace(SHORT, max_tokens=60))
+    with beside, pytest.raises(error, match="planted"):
+        llm.generate(PROMPTS[3], SHORT, on_token=fail)
     assert all(isinstance(one, gguf_spec.Completion) for one in beside.results)
 
 

@@ -19,7 +19,9 @@ STARTS = (
     "In the deep forest " * 6,
 )
 ENDS = ("", " that", " to the wolf: ", " and then", "\n\nThe", " a b c a b c a b")
-GRAMMAR = r'root ::= line line line ::= [A-Z] [a-z ]{3,30} "." " "?'.replace(" line ::", "\nline ::")
+GRAMMAR = r'root ::= line line line ::= [A-Z] [a-z ]{3,30} "." " "?'.replace(
+    " line ::", "\nline ::"
+)
 SCHEMA = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 8}, "old": {"type": "boolean"}},

@@ -98,6 +98,7 @@ def test_a_planted_bug_is_caught(llm, prompts, monkeypatch, bug):
     assert BUGS[bug] in report.sentence
 
 
+@pytest.mark.failing_drafts
 def test_requests_that_fail_in_company_only_are_said(llm, prompts, monkeypatch):
     decode = Slots.decode
 

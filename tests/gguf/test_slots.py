@@ -91,8 +91,9 @@ def test_equal_parts_of_all_slots_are_one_pass(slots, monkeypatch):
     monkeypatch.setattr(
         Model,
         "decode_sequences",
-        lambda self, parts: seen.append([(p.sequence, len(p.tokens)) for p in parts])
-        or decode(self, parts),
+        lambda self, parts: (
+            seen.append([(p.sequence, len(p.tokens)) for p in parts]) or decode(self, parts)
+        ),
     )
     a, b, c, d, *_ = slots.all
     slots.decode([Part(d, [1], 1), Part(a, [1, 2, 3], 1), Part(b, [1, 2], 2)])
@@ -191,16 +192,14 @@ def test_a_failed_pass_empties_the_caches_of_its_parts_only(pair, slots, monkeyp
     for slot in (a, gap, b, other):
         slot.read([1, 2, 3])
     decode = Model.decode_sequences
-    monkeypatch.setattr(Model, "decode_sequences", lambda *args: decode(*args) and 0 or code)
+    monkeypatch.setattr(Model, "decode_sequences", lambda *args: (decode(*args) and 0) or code)
     with pytest.raises(DecodeError) as caught:
         slots.decode([Part(a, [4, 5], 1), Part(b, [4], 1)])
     monkeypatch.undo()
     assert caught.value.code == code
     assert [slot.n_past for slot in (a, gap, b, other)] == [0, 3, 0, 3]
     check_books(slots)
-    assert np.array_equal(
-        slots.decode([Part(gap, [9], 1)])[0], alone(pair, [1, 2, 3], [9], 1)
-    )
+    assert np.array_equal(slots.decode([Part(gap, [9], 1)])[0], alone(pair, [1, 2, 3], [9], 1))
     slots.refill(a, [1, 2, 3], 3)
     assert (a.cached, a.n_read) == ([1, 2, 3], 3)
     check_books(slots)

@@ -32,13 +32,10 @@ class Books:
 def made(*caches, drafts=False, can_roll_back=True):
     model = Model()
     model.can_roll_back = can_roll_back
-    pairs = [
-        SlotPair(
-            Books(i, cached, model), Books(i, [*cached, 7, 7], model) if drafts else None
-        )
+    return [
+        SlotPair(Books(i, cached, model), Books(i, [*cached, 7, 7], model) if drafts else None)
         for i, cached in enumerate(caches)
     ]
-    return pairs
 
 
 def busy(*pairs):
