@@ -1,10 +1,12 @@
 """Twenty minutes of a server at full queue: clients that wait, leave and cancel, sessions saved and restored. Says whether memory stays flat.
 
 .venv/bin/python scripts/soak.py [--minutes 20] [--clients 24] [-m MODEL] [-d DRAFT]
+.venv/bin/python scripts/soak.py --parallel 4 [--minutes 20] [--clients 24] [-m MODEL] [-d DRAFT]
 .venv/bin/python scripts/soak.py --loads 1000 [-m tales-draft]
 
 Every answer is compared with the one given alone. Ends with 1 where one differs, where memory grows by more than 1 MB a minute after the first
-quarter, or where a file or a thread is left. With --loads no server: a model is loaded, says a few tokens and is closed so often.
+quarter, or where a file or a thread is left. With --parallel no server: threads make requests that share passes, of which some are cancelled,
+dropped, fail or fill their context. With --loads no server: a model is loaded, says a few tokens and is closed so often.
 """
 
 import argparse
@@ -18,6 +20,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import _soak_together as together
 import numpy as np
 
 import gguf_spec
@@ -146,32 +149,55 @@ def loads(model, n):
     return last - first < MOST_MB_OF_LOADS and left() == before
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("-m", "--model", default="tales")
-    parser.add_argument("-d", "--draft", default="auto")
-    parser.add_argument("--minutes", type=float, default=20.0)
-    parser.add_argument("--clients", type=int, default=24)
-    parser.add_argument("--loads", type=int, help="load and close it so often, and run no server")
-    args = parser.parse_args()
-    if args.loads:
-        sys.exit(0 if loads(args.model, args.loads) else 1)
-    counts, samples = Counter(), []
+def watched(threads, minutes, counts):
+    """Wait for the threads; return (minutes, MB) of the memory meanwhile."""
+    samples, began = [], time.monotonic()
+    while any(thread.is_alive() for thread in threads):
+        time.sleep(min(5, 2 * minutes))
+        samples.append(((time.monotonic() - began) / 60, resident_mb()))
+        if len(samples) % 12 == 0:
+            print(
+                f"{samples[-1][0]:5.1f} min  {samples[-1][1]:7.1f} MB  {left()} files, threads  {dict(counts)}",
+                flush=True,
+            )
+    return samples
+
+
+def is_good(samples, minutes, counts, before, after):
+    """Print the result; return whether all texts were right, memory was flat, and nothing was left."""
+    warm = [(minute, mb) for minute, mb in samples if minutes / 4 < minute < minutes]
+    slope = np.polyfit(*zip(*warm, strict=True), 1)[0] if len(warm) > 2 else 0.0
+    wrong = {
+        name: n
+        for name, n in counts.items()
+        if name.isupper() or name.startswith(("WRONG", "wrong", "failed:"))
+    }
+    print(f"{sum(counts.values())} requests: {dict(counts)}")
+    print(
+        f"memory {samples[0][1]:.1f} to {samples[-1][1]:.1f} MB, {slope:+.3f} MB a minute; files and threads before {before}, after {after}"
+    )
+    return not (wrong or slope > MOST_MB_A_MINUTE or after[0] > before[0] or after[1] > before[1])
+
+
+def alone(llm):
+    """The text of each request, alone."""
+    sampling = [Sampling(seed=seed, max_tokens=40, temperature=0.8) for seed in range(10)]
+    return {
+        (prompt, one.seed): llm.generate(prompt, one).text for prompt in PROMPTS for one in sampling
+    }
+
+
+def served(args):
+    """Soak a server; return whether it went well."""
+    counts = Counter()
     with (
         tempfile.TemporaryDirectory() as folder,
         gguf_spec.load(args.model, args.draft, threads=1) as llm,
     ):
-        sampling = [Sampling(seed=seed, max_tokens=40, temperature=0.8) for seed in range(10)]
-        right = {
-            (prompt, one.seed): llm.generate(prompt, one).text
-            for prompt in PROMPTS
-            for one in sampling
-        }
-        before = left()
+        right, before = alone(llm), left()
         with serve_in_thread(llm, port=0) as server:
             address = server.url.removeprefix("http://").split(":")
-            began = time.monotonic()
-            until = began + 60 * args.minutes
+            until = time.monotonic() + 60 * args.minutes
             threads = [
                 threading.Thread(target=Client(address, right, counts, until, i).run)
                 for i in range(args.clients)
@@ -181,35 +207,42 @@ def main():
             )
             for thread in threads:
                 thread.start()
-            while any(thread.is_alive() for thread in threads):
-                time.sleep(5)
-                samples.append(((time.monotonic() - began) / 60, resident_mb()))
-                if len(samples) % 12 == 0:
-                    print(
-                        f"{samples[-1][0]:5.1f} min  {samples[-1][1]:7.1f} MB  {left()} files, threads  {dict(counts)}",
-                        flush=True,
-                    )
+            samples = watched(threads, args.minutes, counts)
         after = left()
-    warm = [
-        (minute, mb)
-        for minute, mb in samples
-        if minute > args.minutes / 4 and minute < args.minutes
-    ]
-    slope = np.polyfit(*zip(*warm, strict=True), 1)[0] if len(warm) > 2 else 0.0
-    wrong = {
-        name: n
-        for name, n in counts.items()
-        if name.isupper() or name.startswith(("WRONG", "wrong", "failed"))
-    }
-    print(f"{sum(counts.values())} requests: {dict(counts)}")
-    print(
-        f"memory {samples[0][1]:.1f} to {samples[-1][1]:.1f} MB, {slope:+.3f} MB a minute; files and threads before {before}, after {after}"
-    )
-    sys.exit(
-        1
-        if wrong or slope > MOST_MB_A_MINUTE or after[0] > before[0] or after[1] > before[1]
-        else 0
-    )
+    return is_good(samples, args.minutes, counts, before, after)
+
+
+def in_company(args):
+    """Soak requests that share passes; return whether it went well."""
+    counts = Counter()
+    options = {"threads": 1, "n_ctx": together.N_CTX}
+    with gguf_spec.load(args.model, args.draft, **options) as llm:
+        right = [
+            (prompt, Sampling(seed=seed, max_tokens=40, temperature=0.8), text)
+            for (prompt, seed), text in alone(llm).items()
+        ]
+    with gguf_spec.load(args.model, args.draft, parallel=args.parallel, **options) as llm:
+        llm.generate("Once", Sampling(max_tokens=2))
+        before, until = left(), time.monotonic() + 60 * args.minutes
+        threads = together.begin(llm, right, counts, until, args.clients)
+        samples = watched(threads, args.minutes, counts)
+        counts["idle" if together.is_idle(llm) else "WRONG: a slot is left"] += 1
+        after = left()
+    return is_good(samples, args.minutes, counts, before, after)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("-m", "--model", default="tales")
+    parser.add_argument("-d", "--draft", default="auto")
+    parser.add_argument("--minutes", type=float, default=20.0)
+    parser.add_argument("--clients", type=int, default=24)
+    parser.add_argument("--parallel", type=int, help="requests that share passes, and no server")
+    parser.add_argument("--loads", type=int, help="load and close it so often, and run no server")
+    args = parser.parse_args()
+    if args.loads:
+        sys.exit(0 if loads(args.model, args.loads) else 1)
+    sys.exit(0 if (in_company if args.parallel else served)(args) else 1)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from .options import load_models, model_options, read_text
 from .progress import counted
 
 if TYPE_CHECKING:
+    from .. import LLM
     from ..verify import Difference, Report
 
 _SHOWN = 20  # maximum number of differences in the output
@@ -33,6 +34,12 @@ _LONG_COUNT = 4  # default number of prompts with --long
     "--long",
     is_flag=True,
     help="Put 1,500 tokens before each prompt; the default of -c is then 4.",
+)
+@click.option(
+    "--under-load",
+    is_flag=True,
+    help="Instead run all texts together, 8 at once or as many as fit into memory, and compare "
+    "each with the text of the same request alone.",
 )
 @click.option(
     "-n",
@@ -71,6 +78,9 @@ def verify(**options: Any) -> int:
     For each acceptance rule and each kind of draft, the first tokens of many generations must
     follow the probabilities of llama.cpp's own samplers.
 
+    With --under-load, none of this: requests with different drafts share the passes of the model,
+    and each must give the text that it gives alone without drafts. It needs no draft model.
+
     Exits with 1 if anything differs beyond the rounding noise of this machine, or if that noise is
     larger than rounding can explain.
 
@@ -79,9 +89,9 @@ def verify(**options: Any) -> int:
       gguf-spec verify
       gguf-spec verify -m target.gguf -d draft.gguf --count 10
       gguf-spec verify --long
+      gguf-spec verify --under-load
       gguf-spec verify -m target.gguf -d draft.gguf --prompts my-prompts.txt --json
     """
-    from .. import Speculation
     from ..errors import InvalidOptionError
 
     for name in ("count", "max_tokens", "draws", "minutes"):
@@ -90,7 +100,7 @@ def verify(**options: Any) -> int:
     prompts = None
     if options["prompts"] is not None:
         prompts = [line for line in read_text(options["prompts"]).splitlines() if line.strip()]
-    with load_models(options, options["draft"], Speculation()) as llm:
+    with _load(options) as llm:
         from ..verify import PROMPTS, bundled_prompts
 
         few = _LONG_COUNT if options["long"] else PROMPTS if prompts is None else None
@@ -105,6 +115,25 @@ def verify(**options: Any) -> int:
     return 0 if report.ok else 1
 
 
+def _load(options: dict[str, Any]) -> LLM:
+    """Load the models; under load for as many requests at once as fit into memory, at most 8."""
+    from .. import Speculation
+    from ..errors import NotEnoughMemoryError
+
+    if not options["under_load"]:
+        return load_models(options, options["draft"], Speculation())
+    from ..verify import PARALLEL
+
+    n = PARALLEL
+    while True:
+        try:
+            return load_models(options | {"parallel": n}, options["draft"], Speculation())
+        except NotEnoughMemoryError:
+            if n == 2:
+                raise
+            n //= 2
+
+
 def _run(llm: Any, prompts: list[str], options: dict[str, Any]) -> Report:
     """Verify the models, with a progress bar if stderr is a terminal."""
     from ..verify import verify as run
@@ -115,6 +144,7 @@ def _run(llm: Any, prompts: list[str], options: dict[str, Any]) -> Report:
             prompts,
             n_tokens=options["max_tokens"],
             long=options["long"],
+            under_load=options["under_load"],
             n_draws=options["draws"],
             seed=options["seed"],
             limit_s=60 * options["minutes"],
@@ -133,8 +163,9 @@ def _show(report: Report, prompts: list[str], n_asked: int) -> None:
         "" if report.n_prompts == n_asked else f" of {n_asked}: the time limit ended it (--minutes)"
     )
     lines = [
-        f"{report.target} with {report.draft}, {report.n_tokens} tokens a text, "
-        f"{report.total_s:.0f} s",
+        f"{report.target} with {report.draft or 'no draft'}, {report.n_tokens} tokens a text, "
+        + (f"{report.n_parallel} requests at once, " if report.n_parallel > 1 else "")
+        + f"{report.total_s:.0f} s",
         f"prompts        {report.n_prompts}{some}",
         f"rounding noise {noise}",
         "",
@@ -152,7 +183,19 @@ def _show(report: Report, prompts: list[str], n_asked: int) -> None:
         f"{check.found if check.ok else 'WRONG: ' + check.faults[0]}"
         for check in report.checks
     ]
-    lines += [
+    lines += [*_laws(report), ""]
+    lines += [_line(d, prompts[d.prompt]) for d in report.differences[:_SHOWN]]
+    if len(report.differences) > _SHOWN:
+        lines.append(f"... and {len(report.differences) - _SHOWN} more")
+    lines += list(dict.fromkeys(report.cache_faults))[:_SHOWN]
+    if report.differences or report.cache_faults:
+        lines.append("")
+    click.echo("\n".join([*lines, report.sentence]))
+
+
+def _laws(report: Report) -> list[str]:
+    """Return the table of the chi-square tests; nothing without any."""
+    lines = [
         "",
         f"{'first tokens':<28}{'drawn':>9}{'drafted':>9}{'outcomes':>11}"
         f"{'chi-square':>12}{'p':>10}",
@@ -163,14 +206,7 @@ def _show(report: Report, prompts: list[str], n_asked: int) -> None:
             f"{distribution.accept:<28}{distribution.n_draws:>9}{distribution.n_drafted:>9}"
             f"{distribution.n_cells:>11}{statistic:>12}{distribution.p_value:>10.2g}"
         )
-    lines.append("")
-    lines += [_line(d, prompts[d.prompt]) for d in report.differences[:_SHOWN]]
-    if len(report.differences) > _SHOWN:
-        lines.append(f"... and {len(report.differences) - _SHOWN} more")
-    lines += list(dict.fromkeys(report.cache_faults))[:_SHOWN]
-    if report.differences or report.cache_faults:
-        lines.append("")
-    click.echo("\n".join([*lines, report.sentence]))
+    return lines if report.laws else []
 
 
 def _line(d: Difference, prompt: str) -> str:

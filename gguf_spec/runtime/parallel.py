@@ -11,6 +11,7 @@ Ctrl-C never reaches this thread.
 
 from __future__ import annotations
 
+import atexit
 import threading
 from collections import deque
 from collections.abc import Callable, Generator
@@ -18,7 +19,7 @@ from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
-from weakref import ref
+from weakref import WeakSet, ref
 
 from ..errors import BusyError, ClosedError
 from ..results import Chunk, SlotState
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 _MOST_UNREAD = 64
 # Seconds after which the scheduler looks again whether a stream was read.
 _LOOK_S = 0.01
+# Seconds that the end of the program waits for running passes.
+_EXIT_S = 60.0
 
 
 class Job:
@@ -118,6 +121,9 @@ class ParallelRunner:
         self._running: list[Job] = []
         self._scheduler: Scheduler | None = None
         self.is_closed = False
+        self._is_idle = threading.Event()
+        self._is_idle.set()
+        _runners.add(self)
         # It holds no reference to the runner while it has no work, so that an LLM without
         # references frees its memory.
         self._thread = threading.Thread(
@@ -200,6 +206,12 @@ class ParallelRunner:
             job.generation.cancelled = True
         self._inbox.put(None)
 
+    def stop(self) -> None:
+        """Cancel all requests for good, and wait until none runs."""
+        self.is_closed = True
+        self.cancel()
+        self._is_idle.wait(_EXIT_S)
+
     def _jobs(self) -> list[Job]:
         return [*self._running, *self._queue]
 
@@ -236,15 +248,22 @@ class ParallelRunner:
 
     def _run(self, ticket: Ticket) -> None:
         """Run requests until none is left, or another ticket waits for the turn."""
-        if self.is_closed:
-            raise ClosedError
+        self._is_idle.clear()  # before the check, so that `stop` sees one of both
+        try:
+            if self.is_closed:
+                raise ClosedError
+            self._run_open(ticket)
+        finally:
+            self._is_idle.set()
+
+    def _run_open(self, ticket: Ticket) -> None:
         scheduler = self._scheduler = self.pair.scheduler(self._scheduler)
         scheduler.take_over(self.pair.target, self.pair.draft)
         try:
             while True:
                 while not self._inbox.empty():
                     self._receive(self._inbox.get())
-                if not self._line.has_others(ticket):
+                if not self._line.has_others(ticket) and not self.is_closed:
                     self._admit(scheduler)
                 if not self._running:
                     return
@@ -284,3 +303,13 @@ def _serve(inbox: SimpleQueue[object], runner: ref[ParallelRunner]) -> None:
             return
         alive.work(one)
         del alive, one
+
+
+_runners: WeakSet[ParallelRunner] = WeakSet()
+
+
+@atexit.register
+def _stop_all() -> None:
+    """End all requests with the program: Python must not end a thread inside of a greenlet."""
+    for runner in [*_runners]:
+        runner.stop()

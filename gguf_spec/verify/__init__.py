@@ -12,6 +12,9 @@ which a faulty sampler, acceptance rule, pass or cache fails:
    from the cache must match one computed after a new prefill.
 4. Distributions: under each rule, the first tokens of many generations must have the frequencies
    that llama.cpp's own samplers give (chi-square test).
+
+For models that run several requests at once there is another check: all texts are generated
+together, and must be those of each request alone (`under_load`).
 """
 
 from __future__ import annotations
@@ -38,8 +41,10 @@ from .report import Comparison, Difference, Report
 from .request_checks import RequestChecks
 from .row_checks import Check, check_rows, noise_in_use
 from .text_checks import SAMPLINGS, WAYS, TextChecks
+from .under_load import PARALLEL, check_load
 
 __all__ = [
+    "PARALLEL",
     "PROMPTS",
     "Check",
     "ChiSquareTest",
@@ -66,6 +71,7 @@ def verify(
     *,
     n_tokens: int | None = None,
     long: bool = False,
+    under_load: bool = False,
     n_draws: int = 1000,
     seed: int = 1,
     limit_s: float | None = None,
@@ -74,11 +80,14 @@ def verify(
     """Compare speculation with plain decoding.
 
     Args:
-        llm: Models to verify; they must include a draft.
+        llm: Models to verify; they must include a draft, except for `under_load`.
         prompts: Texts to continue, used unchanged; None selects the first ten bundled prompts.
         n_tokens: Maximum number of tokens of a text; None selects 64, or 300 if `long`.
         long: Put 1,500 tokens of text before each prompt, or as many as the context holds. This
             shows rounding effects that occur only after many tokens.
+        under_load: Instead of all other checks, compare the texts of requests that run together,
+            without drafts and with several draft settings, with the text of each alone without
+            drafts. The models must have been loaded with `parallel` above 1.
         n_draws: Number of generations per chi-square test; half of it for n-gram and for adaptive
             drafts.
         seed: Seed of the first text; each further prompt uses the next seed.
@@ -88,14 +97,14 @@ def verify(
 
     Raises:
         InvalidOptionError: There is no prompt, or a number is out of range.
-        NoSpeculationError: There is no draft model.
+        NoSpeculationError: There is no draft model, and `under_load` is off.
         ContextTooShortError: A prompt leaves no room in the context for a few tokens.
         EmptyPromptError: A prompt contains no token.
     """
     started = time.perf_counter()
     prompts = bundled_prompts()[:PROMPTS] if prompts is None else prompts
     n_tokens = (300 if long else 64) if n_tokens is None else n_tokens
-    if not llm.draft_name:
+    if not (llm.draft_name or under_load):
         raise NoSpeculationError(
             "draft",
             None,
@@ -112,6 +121,9 @@ def verify(
     for prompt in prompts:
         _check_room(llm, prompt)
     before = _long_text(llm, prompts, n_tokens) if long else ""
+    if under_load:
+        longer = [before + prompt for prompt in prompts]
+        return check_load(llm, longer, n_tokens, seed, limit_s, progress)
     noise = noise_in_use(llm, WAYS.values())
     texts = TextChecks(llm, n_tokens, noise)
     requests = RequestChecks(llm, prompts[0], seed, texts.gap, noise)

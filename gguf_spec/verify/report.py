@@ -61,7 +61,7 @@ class Report:
 
     Attributes:
         target: Name of the model.
-        draft: File name of the draft.
+        draft: File name of the draft, or None.
         n_prompts: Number of continued prompts.
         n_tokens: Maximum number of tokens of a text.
         noise: Largest logit shift caused by the pass width on this machine, in logits.
@@ -71,10 +71,11 @@ class Report:
         laws: Chi-square tests, one per entry of `chi_square.WAYS`.
         total_s: Duration in seconds.
         checks: One per feature: rows, near ties, warm caches and so on.
+        n_parallel: Number of requests that ran at once; 1 without `under_load`.
     """
 
     target: str
-    draft: str
+    draft: str | None
     n_prompts: int
     n_tokens: int
     noise: float
@@ -84,6 +85,7 @@ class Report:
     laws: tuple[ChiSquareTest, ...]
     total_s: float
     checks: tuple[Check, ...] = ()
+    n_parallel: int = 1
 
     @property
     def ok(self) -> bool:
@@ -99,6 +101,10 @@ class Report:
         )
 
     @property
+    def _subject(self) -> str:
+        return "Running requests together" if self.n_parallel > 1 else "Speculation"
+
+    @property
     def sentence(self) -> str:
         """The result in one plain sentence."""
         n, same = (
@@ -112,7 +118,7 @@ class Report:
                 else ""
             )
             return (
-                f"Speculation does not change this model's output ({same} of {n} texts "
+                f"{self._subject} does not change this model's output ({same} of {n} texts "
                 f"identical{ties})."
             )
         wrong = [f"{n_different} of {n} texts differ"] if n_different else []
@@ -123,7 +129,7 @@ class Report:
             if not distribution.ok
         ]
         wrong += [check.changes for check in self.checks if not check.ok]
-        return f"Speculation changes this model's output: {'; '.join(wrong)}."
+        return f"{self._subject} changes this model's output: {'; '.join(wrong)}."
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as plain values."""

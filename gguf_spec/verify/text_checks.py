@@ -11,6 +11,7 @@ import numpy as np
 
 from ..arrays import Logits
 from ..options import Sampling, Speculation
+from ..results import Completion
 from ..runtime.llm import LLM
 from ..sampling.chain import Sampler
 from ..sampling.filters import make_filters
@@ -83,25 +84,46 @@ class TextChecks:
             for drafter, speculation in WAYS.items():
                 self._llm.forget()
                 burst = self._llm.generate_tokens(ids, sampling, speculation=speculation)
-                key = (name, drafter)
-                self._n_texts[key] += 1
-                self._drafted[key] += burst.stats.n_drafted
-                self._accepted[key] += burst.stats.n_accepted
-                self._n_generated += burst.stats.n_generated
-                self._n_near_ties += burst.stats.n_near_ties
-                at = _first_difference(plain.tokens, burst.tokens)
-                if at is not None:
-                    gap, near_tie = self.gap(ids, plain.tokens, burst.tokens, at, sampling)
-                    self.differences.append(
-                        Difference(
-                            name, drafter, index, at, gap, near_tie and burst.stats.n_near_ties > 0
-                        )
-                    )
+                self.count(name, drafter, index, ids, sampling, plain, burst)
                 self.cache_faults += [
                     f"{fault} ({name}, {drafter}, prompt {index + 1})."
                     for fault in self._faults([*ids, *burst.tokens])
                 ]
                 one_more()
+
+    def count(
+        self,
+        name: str,
+        drafter: str,
+        index: int,
+        ids: Sequence[int],
+        sampling: Sampling,
+        plain: Completion,
+        burst: Completion,
+    ) -> None:
+        """Compare a text with the plain one.
+
+        Args:
+            name: Name of the sampling options.
+            drafter: Name of the draft setting.
+            index: Index of the prompt.
+            ids: The prompt.
+            sampling: The sampling options.
+            plain: The plain text.
+            burst: The other text.
+        """
+        key, n_near_ties = (name, drafter), burst.stats.n_near_ties
+        self._n_texts[key] += 1
+        self._drafted[key] += burst.stats.n_drafted
+        self._accepted[key] += burst.stats.n_accepted
+        self._n_generated += burst.stats.n_generated
+        self._n_near_ties += n_near_ties
+        at = _first_difference(plain.tokens, burst.tokens)
+        if at is not None:
+            gap, near_tie = self.gap(ids, plain.tokens, burst.tokens, at, sampling)
+            self.differences.append(
+                Difference(name, drafter, index, at, gap, near_tie and n_near_ties > 0)
+            )
 
     def comparisons(self) -> Iterator[Comparison]:
         """Yield the totals per sampling and drafter."""

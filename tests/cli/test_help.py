@@ -52,6 +52,7 @@ def test_help_of_verify(cli):
         "-f, --prompts",
         "-c, --count",
         "-n, --max-tokens",
+        "--under-load",
         "--draws",
         "--minutes",
         "--seed",

@@ -1,0 +1,400 @@
+"""Requests in company: closing, dropping, Ctrl-C, unread streams, and calls that need the models to themselves."""
+
+import gc
+import sys
+import threading
+import time
+import weakref
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+import gguf_spec
+from gguf_spec.errors import BusyError, ClosedError, DecodeError
+from gguf_spec.llama.slots import Slots
+from gguf_spec.speculative.scheduler import Scheduler
+from tests import children
+from tests.closing.bytecodes import Bytecodes, described
+from tests.closing.interrupted import in_another_thread
+from tests.closing.together import (
+    ENDLESS,
+    LONG,
+    OPTIONS,
+    PLAIN,
+    PROMPTS,
+    SHORT,
+    Beside,
+    free,
+    texts,
+)
+
+FILES = ("runtime/parallel.py", "runtime/stream.py", "runtime/llm.py", "runtime/many.py")
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with gguf_spec.load("tales", **OPTIONS) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def right(llm):
+    return {prompt: llm.generate(prompt, SHORT).text for prompt in PROMPTS}
+
+
+@pytest.fixture(autouse=True)
+def all_is_free(request):
+    """After each test no slot is taken, and each text is the usual one."""
+    yield
+    if "right" in request.fixturenames:
+        llm, right = request.getfixturevalue("llm"), request.getfixturevalue("right")
+        assert in_another_thread(lambda: free(llm))
+        assert in_another_thread(lambda: texts(llm)) == right
+
+
+# ---- closing and dropping
+
+
+def test_close_ends_the_requests_that_run():
+    llm = gguf_spec.load("tales", **OPTIONS)
+    native = weakref.ref(llm._target.native)
+    with Beside(llm) as beside:
+        llm.close()
+    assert {one.finish_reason for one in beside.results} == {"cancelled"}
+    assert native() is None
+    with pytest.raises(ClosedError):
+        llm.generate("a", SHORT)
+
+
+def test_a_request_that_waits_while_another_thread_closes():
+    """Five requests on four slots: each ends as cancelled, or is told that all is closed."""
+    llm = gguf_spec.load("tales", **OPTIONS)
+    ended = []
+    with Beside(llm, 4) as beside:
+        stream = llm.stream("a", SHORT)
+
+        def wait():
+            try:
+                ended.append([chunk.finish_reason for chunk in stream])
+            except ClosedError as error:
+                ended.append(error)
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        llm.close()
+        thread.join(60)
+        assert not thread.is_alive()
+    assert {one.finish_reason for one in beside.results} == {"cancelled"}
+    assert isinstance(ended[0], ClosedError) or ended[0][-1] == "cancelled"
+
+
+def test_a_stream_that_is_read_after_close():
+    llm = gguf_spec.load("tales", **OPTIONS)
+    stream, begun = llm.stream("a", SHORT), llm.stream("a", LONG)
+    next(begun)
+    llm.close()
+    with pytest.raises(ClosedError):
+        in_another_thread(lambda: next(stream))
+    *_, last = list(begun)
+    assert last.finish_reason == "cancelled"
+
+
+def test_an_llm_that_is_dropped_frees_its_memory(animals):
+    options = OPTIONS | {"n_ctx": 128, "extra_bufts": False}
+    llm = gguf_spec.load(animals / "llama.gguf", animals / "twin.gguf", **options)
+    natives = [weakref.ref(model.native) for model in (llm._target, llm._draft)]
+    thread = llm._runner._thread
+    assert len(texts(llm)) == len(PROMPTS)
+    stream = llm.stream("ab", SHORT)
+    next(stream)
+    del stream
+    llm.snapshot()
+    del llm
+    gc.collect()
+    thread.join(20)
+    gc.collect()
+    assert not thread.is_alive()
+    assert [one() for one in natives] == [None, None]
+
+
+def test_a_stream_outlives_the_name_of_its_llm(right):
+    """As in `for chunk in load(...).stream(...)`."""
+    stream = gguf_spec.load("tales", **OPTIONS).stream(PROMPTS[0], SHORT)
+    gc.collect()
+    assert in_another_thread(lambda: "".join(chunk.text for chunk in stream)) == right[PROMPTS[0]]
+
+
+LEFT_OPEN = {
+    "a stream": 'stream = llm.stream("ab", endless); next(stream)',
+    "streams that nobody reads": "\n".join((
+        'streams = [llm.stream("ab", endless) for _ in range(3)]',
+        "for one in streams: next(one)",
+    )),
+    "a thread in a round": "\n".join((
+        "begun = threading.Event()",
+        'threading.Thread(target=lambda: llm.generate("ab", endless, on_token=lambda _: begun.set()), daemon=True).start()',
+        "begun.wait(20)",
+    )),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", LEFT_OPEN)
+def test_a_program_that_leaves_something_open_ends(animals, what):
+    program = f"""
+import sys, threading, gguf_spec
+from gguf_spec import Sampling
+llm = gguf_spec.load(sys.argv[1], None, threads=1, n_ctx=128, extra_bufts=False, parallel=4)
+endless = Sampling(max_tokens=None, ignore_eos=True, overflow="shift", seed=1)
+{LEFT_OPEN[what]}
+print("done")
+"""
+    child = children.run(
+        [sys.executable, "-c", program, animals / "llama.gguf"],
+        capture_output=True,
+        text=True,
+        limit_s=120,
+        check=False,
+    )
+    assert (child.returncode, child.stdout, child.stderr) == (0, "done\n", "")
+
+
+# ---- Ctrl-C
+
+
+def streamed(llm):
+    with llm.stream(PROMPTS[1], SHORT) as stream:
+        return "".join(chunk.text for chunk in stream)
+
+
+REQUESTS = {
+    "generate": lambda llm: llm.generate(PROMPTS[0], SHORT).text,
+    "stream": streamed,
+    "many": lambda llm: [one.text for one in llm.generate_many(PROMPTS, SHORT)],
+    "stream, not closed": lambda llm: next(llm.stream(PROMPTS[2], LONG)).finish_reason,
+}
+
+
+@pytest.mark.parametrize("n", [15, pytest.param(0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", REQUESTS)
+def test_an_interrupt_before_bytecodes(llm, right, name, n):
+    """In the thread of the caller; the next request gives its text, and no slot stays taken."""
+    request, way = partial(REQUESTS[name], llm), Bytecodes(FILES)
+    places = way.places(request)
+    chosen = places if not n else [places[i * len(places) // n] for i in range(n)]
+    n_raised = 0
+    for place in chosen:
+        try:
+            way.run(request, place)
+        except KeyboardInterrupt:
+            n_raised += 1
+        found = in_another_thread(lambda: llm.generate(PROMPTS[0], SHORT).text)
+        assert found == right[PROMPTS[0]], described(place)
+        assert in_another_thread(lambda: free(llm)), described(place)
+    assert n_raised > 0.6 * len(chosen)
+
+
+# ---- streams
+
+
+def test_a_stream_that_is_not_read_does_not_stop_the_others(llm, right):
+    with llm.stream(PROMPTS[0], LONG, speculation=PLAIN) as stream:
+        first = next(stream)
+        assert in_another_thread(lambda: texts(llm)) == right
+        time.sleep(0.05)
+        assert stream.stats.n_generated < 200, "it waits for its reader"
+        rest = list(stream)
+    assert len(first.tokens) + sum(len(one.tokens) for one in rest) == 400
+    assert rest[-1].finish_reason == "length"
+
+
+@pytest.mark.parametrize("n_read", [1, 3])
+def test_a_stream_that_is_dropped_frees_its_slot(llm, right, n_read):
+    streams = [llm.stream(prompt, ENDLESS) for prompt in PROMPTS[:4]]
+    for stream in streams:
+        for _ in range(n_read):
+            next(stream)
+    del stream, streams
+    assert in_another_thread(lambda: texts(llm)) == right
+
+
+def test_a_thread_never_waits_for_its_own_streams(llm, right):
+    streams = [llm.stream(prompt, ENDLESS) for prompt in PROMPTS]
+    for stream in streams[:4]:
+        next(stream)
+    with pytest.raises(BusyError):
+        next(streams[4])  # opened before any was read
+    for call in (
+        lambda: llm.stream("a", SHORT),
+        lambda: llm.generate("a", SHORT),
+        lambda: llm.generate_many(["a"], SHORT),
+        llm.forget,
+        llm.snapshot,
+        lambda: llm.models().__enter__(),
+    ):
+        with pytest.raises(BusyError):
+            call()
+    streams[0].close()
+    assert in_another_thread(lambda: llm.generate(PROMPTS[0], SHORT).text) == right[PROMPTS[0]]
+    for stream in streams:
+        stream.close()
+
+
+def test_a_callback_may_not_wait_for_the_thread_that_it_runs_in(llm, right):
+    errors = []
+
+    def on_token(_):
+        for call in (lambda: llm.generate("a", SHORT), llm.snapshot):
+            try:
+                call()
+            except BusyError as error:
+                errors.append(error)
+        return len(errors) >= 4
+
+    assert llm.generate(PROMPTS[0], SHORT, on_token=on_token).finish_reason == "cancelled"
+    assert len(errors) >= 4
+
+
+@pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt, GeneratorExit])
+def test_what_a_callback_raises_is_raised_in_its_request_only(llm, right, error):
+    def fail(_):
+        raise error("planted")
+
+    beside = Beside(llm, 2, replace(SHORT, max_tokens=60))
+    with beside, pytest.raises(error, match="planted"):
+        llm.generate(PROMPTS[3], SHORT, on_token=fail)
+    assert all(isinstance(one, gguf_spec.Completion) for one in beside.results)
+
+
+# ---- failures
+
+
+def test_an_unexpected_error_ends_the_requests_and_leaves_nothing_wrong(llm, right, monkeypatch):
+    """Caches are empty afterwards, and the books say so."""
+    llm.generate(PROMPTS[0] + " there was a king who had three sons", SHORT)
+    step, n = Scheduler.step, []
+
+    def failing(self):
+        n.append(1)
+        if len(n) == 4:
+            raise RuntimeError("planted")
+        return step(self)
+
+    monkeypatch.setattr(Scheduler, "step", failing)
+    with pytest.raises(RuntimeError, match="planted"):
+        llm.generate(PROMPTS[0] + " there was a king who had three sons", SHORT)
+    monkeypatch.undo()
+    with llm.models() as (target, draft):
+        assert target.cached == draft.cached == []
+    assert llm.generate(PROMPTS[0], SHORT).text == right[PROMPTS[0]]
+
+
+def test_an_error_while_a_request_is_started_reaches_it(llm, right, monkeypatch):
+    def failing(*_):
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr("gguf_spec.runtime.parallel.choose_slots", failing)
+    with pytest.raises(RuntimeError, match="planted"):
+        in_another_thread(lambda: llm.generate(PROMPTS[0], SHORT))
+
+
+def test_a_failed_pass_is_an_error_of_its_request(llm, right, monkeypatch):
+    decode = Slots.decode
+    bad = llm.tokenize(PROMPTS[2])
+
+    def failing(self, parts):
+        if self.model is llm._target and any(
+            part.n_rows and part.slot.cached[: len(bad) - 1] == bad[:-1] for part in parts
+        ):
+            for part in parts:
+                part.slot.forget()
+            raise DecodeError(-3, 1, 1, "planted")
+        return decode(self, parts)
+
+    monkeypatch.setattr(Slots, "decode", failing)
+    results = llm.generate_many(PROMPTS, SHORT)
+    for prompt, one in zip(PROMPTS, results, strict=True):
+        if prompt == PROMPTS[2]:
+            assert isinstance(one, DecodeError)
+        else:
+            assert one.text == right[prompt]
+
+
+# ---- calls that need the models to themselves
+
+
+def test_calls_wait_for_the_requests_that_run(llm, right, tmp_path):
+    """Sessions, conversations, snapshots, profiles and the models, each beside three requests."""
+    profile, snapshot = llm.profile, llm.snapshot()
+    chat = llm.chat(sampling=SHORT)
+    said = chat.send("Tell me of a fox.").text
+
+    def restored():
+        chat.restore(tmp_path / "kept")
+        return chat.messages[-1]["content"]
+
+    def looked_inside():
+        with llm.models() as (target, _):
+            assert llm._runner.n_running == 0
+            return len(target.logits([*target.cached[:1], 5], 1))
+
+    for call in (
+        lambda: chat.save(tmp_path / "kept"),
+        lambda: llm.save_session(tmp_path / "other", {"a": 1}),
+        lambda: llm.restore_session(tmp_path / "other"),
+        restored,
+        llm.forget,
+        llm.snapshot,
+        lambda: llm.restore(snapshot),
+        lambda: llm.use_profile(profile),
+        looked_inside,
+        lambda: chat.send("And then?"),
+    ):
+        beside = Beside(llm, 3, replace(SHORT, max_tokens=60))
+        with beside:
+            call()
+        assert all(isinstance(one, gguf_spec.Completion) for one in beside.results)
+        assert in_another_thread(lambda: texts(llm)) == right
+    assert chat.messages[2]["content"] == said if chat.system else said in str(chat.messages)
+
+
+def test_forget_empties_the_caches_of_all_slots(llm, right):
+    texts(llm)
+    pairs = llm._runner._scheduler.pairs
+    assert sum(pair.target.n_past > 0 for pair in pairs) > 1
+    llm.forget()
+    assert not any(slot.n_past for pair in pairs for slot in pair.slots)
+    passes = []
+    llm.generate(PROMPTS[0], SHORT, on_prompt=lambda now: passes.append(now.done))
+    assert passes[-1] == len(llm.tokenize(PROMPTS[0])) - 1
+
+
+def test_another_profile_is_that_of_the_next_requests(llm, right):
+    """Both its exact width and its costs, and the statistics of a restored snapshot."""
+    profile = llm.profile
+    llm.use_profile(replace(profile, exact_width=2))
+    assert texts(llm) == right
+    side = llm._runner._scheduler._target
+    assert side.slots.widest == side.costs.widest == 2
+    llm.restore(llm.snapshot())
+    texts(llm)
+    assert llm._runner._scheduler._target.base is llm._pair.experiences["sampled"].target
+    llm.use_profile(profile)
+    texts(llm)
+    assert llm._runner._scheduler._target.slots.widest == profile.widest(exact=True)
+
+
+@pytest.mark.slow
+def test_two_minutes_of_requests_of_all_kinds():
+    """Texts are right, memory stays flat, and no slot, file or thread is left."""
+    root = Path(__file__).resolve().parents[2]
+    child = children.run(
+        [sys.executable, root / "scripts" / "soak.py", "--parallel", "4", "--minutes", "2"],
+        capture_output=True,
+        text=True,
+        limit_s=300,
+        check=False,
+        cwd=root,
+    )
+    assert child.returncode == 0, child.stdout + child.stderr

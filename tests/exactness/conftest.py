@@ -1,0 +1,1 @@
+from tests.gguf.conftest import animals  # noqa: F401 -- a fixture

@@ -1,0 +1,288 @@
+"""The scheduler on a small real file: order, common passes, and failed passes that cost nobody else its text."""
+
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from gguf_spec.errors import DecodeError
+from gguf_spec.llama.model import Model
+from gguf_spec.llama.options import ContextOptions
+from gguf_spec.llama.slots import Slots
+from gguf_spec.speculative.company import ALONE, CompanyCosts
+from gguf_spec.speculative.scheduler import Scheduler, Side
+
+N_SLOTS, N_CTX = 4, 256
+PROMPT = [7 + i % 200 for i in range(150)]
+
+
+@pytest.fixture(scope="module")
+def models(animals):
+    made = [
+        Model(animals / "llama.gguf", ContextOptions(n_ctx=N_CTX, threads=1, parallel=n))
+        for n in (N_SLOTS, 1)
+    ]
+    yield made
+    for model in made:
+        model.close()
+
+
+class Costs:
+    """Base costs that make wide passes cheap or dear."""
+
+    def __init__(self, a_token=1e-6):
+        self.a_token = a_token
+
+    def seconds(self, n, n_past):
+        return 0.01 + self.a_token * n
+
+
+def scheduler_of(model, widest=65, costs=None):
+    scheduler = Scheduler(Side(Slots(model, widest), costs or Costs()), None)
+    scheduler.forget()
+    return scheduler
+
+
+class Task:
+    """A task that reads a prompt and decodes so many tokens, greedily, some at a time."""
+
+    def __init__(self, scheduler, place, prompt, n, at_once=1, events=None):
+        self.slot, self.prompt, self.n, self.at_once = (
+            scheduler.pairs[place].target,
+            prompt,
+            n,
+            at_once,
+        )
+        self.events = [] if events is None else events
+        self.rows, self.error, self.place = [], None, place
+        self.task = scheduler.start(scheduler.pairs[place], self.run)
+
+    def run(self):
+        try:
+            self.slot.read(self.prompt[:-1])
+            self.events.append(("read", self.place))
+            tokens = self.prompt[-1:]
+            for _ in range(self.n):
+                rows = self.slot.logits(tokens, len(tokens))
+                self.rows.append(np.array(rows))
+                self.events.append(("row", self.place))
+                tokens = [int(np.argmax(rows[-1])) % 200, *range(5, 4 + self.at_once)]
+        except DecodeError as error:
+            self.error = error
+
+    def rows_alone(self, model):
+        """The rows of the same tokens from the model alone."""
+        model.rollback(0)
+        model.read(self.prompt[:-1])
+        tokens, found = self.prompt[-1:], []
+        for _ in range(self.n):
+            found.append(model.logits(tokens, len(tokens)).copy())
+            tokens = [int(np.argmax(found[-1][-1])) % 200, *range(5, 4 + self.at_once)]
+        return found
+
+    def is_right(self, model):
+        right = self.rows_alone(model)
+        return len(right) == len(self.rows) and all(map(np.array_equal, right, self.rows))
+
+
+def run(scheduler):
+    while scheduler.step():
+        pass
+    assert not scheduler.tasks
+    assert scheduler.free == scheduler.pairs
+
+
+@pytest.fixture
+def passes(monkeypatch):
+    """Parts of each pass with rows that llama.cpp decodes, and those that fail: code by number of the pass."""
+    seen, failing, decode = [], {}, Model.decode_sequences
+
+    def decode_some(self, parts):
+        if self.options.parallel > 1 and any(any(part.outputs) for part in parts):
+            seen.append(Counter({part.sequence: len(part.tokens) for part in parts}))
+            if len(seen) in failing:
+                decode(self, parts)
+                return failing[len(seen)]
+        return decode(self, parts)
+
+    monkeypatch.setattr(Model, "decode_sequences", decode_some)
+    return seen, failing
+
+
+def test_passes_are_joined(models, passes):
+    scheduler = scheduler_of(models[0])
+    tasks = [Task(scheduler, i, [1 + i, 2, 3], 10) for i in range(4)]
+    run(scheduler)
+    assert all(task.is_right(models[1]) for task in tasks)
+    assert sum(len(one) == 4 for one in passes[0]) >= 7, "one prompt is read in each step"
+    assert len(passes[0]) <= 13, "40 passes of one"
+    assert scheduler._target.n_rows == 40
+
+
+def test_a_prompt_is_read_in_pieces_between_the_passes_of_others(models, passes):
+    """The first that came is read to its end before the next begins; those that decode go on meanwhile."""
+    scheduler, events = scheduler_of(models[0]), []
+    first = Task(scheduler, 3, [1, 2], 12, events=events)
+    while not first.rows:
+        scheduler.step()
+    others = [Task(scheduler, i, PROMPT, 2, events=events) for i in (2, 0)]
+    run(scheduler)
+    assert all(task.is_right(models[1]) for task in (first, *others))
+    read = [events.index(("read", i)) for i in (2, 0)]
+    assert read == sorted(read)
+    assert events[: read[0]].count(("row", 3)) >= 2, "three pieces, and a row between them"
+    assert events[read[0] : read[1]].count(("row", 3)) >= 2
+
+
+def test_alone_prompts_are_read_in_large_passes(models):
+    scheduler, slot = scheduler_of(models[0]), None
+    task = Task(scheduler, 1, PROMPT, 3)
+    scheduler.step()
+    slot = task.slot
+    assert (slot.reads_pieces, slot.reads_at_once) == (False, models[0].reads_at_once)
+    assert scheduler.pairs[0].company.target is ALONE
+    run(scheduler)
+
+
+@pytest.mark.parametrize("a_token", [1e-6, 1e-1])
+def test_groups_of_unequal_width_keep_their_rows(models, passes, a_token, monkeypatch):
+    """Joined where that is cheap, apart where a token is dear; each task has the rows of its own pass."""
+    monkeypatch.setattr(CompanyCosts, "learn", lambda *_: None)
+    scheduler = scheduler_of(models[0], costs=Costs(a_token))
+    tasks = [Task(scheduler, i, [1 + i, 9], 6, at_once) for i, at_once in enumerate((1, 4, 1, 3))]
+    run(scheduler)
+    assert all(task.is_right(models[1]) for task in tasks)
+    widths = {frozenset(one.values()) for one in passes[0]}
+    assert all(len(one) == 1 for one in widths), "each pass is filled to one width"
+    joined = any(len(one) == 4 and set(one.values()) == {4} for one in passes[0])
+    assert joined == (a_token < 1e-3)
+
+
+def test_no_pass_is_wider_than_the_widest(models, passes):
+    scheduler = scheduler_of(models[0], widest=4)
+    tasks = [Task(scheduler, i, [1 + i, 9], 6, at_once) for i, at_once in enumerate((1, 2, 1, 2))]
+    run(scheduler)
+    assert all(task.is_right(models[1]) for task in tasks)
+    assert max(sum(one.values()) for one in passes[0]) == 4
+
+
+@pytest.mark.parametrize("code", [1, -3])
+@pytest.mark.parametrize("at", [2, 3, 5])
+@pytest.mark.parametrize("places", [(0, 1, 2, 3), (0, 2, 3)])
+def test_a_common_pass_that_fails_once_costs_nobody_its_text(models, passes, code, at, places):
+    scheduler = scheduler_of(models[0])
+    passes[1][at] = code
+    tasks = [
+        Task(scheduler, i, [1 + i, *PROMPT[:20]], 8, at_once)
+        for i, at_once in zip(places, (1, 3, 1, 1), strict=False)
+    ]
+    run(scheduler)
+    assert len(passes[0]) >= at
+    assert not any(task.error for task in tasks)
+    assert all(task.is_right(models[1]) for task in tasks)
+
+
+def test_a_pass_that_fails_leaves_the_task_in_a_gap_alone(models, passes):
+    """Slot 1 is in the middle of its prompt when the pass of the others, filled across it, fails."""
+    scheduler = scheduler_of(models[0])
+    tasks = [Task(scheduler, i, [1 + i, 9], 9) for i in (0, 2, 3)]
+    while not tasks[2].rows:
+        scheduler.step()
+    reading = Task(scheduler, 1, PROMPT, 3)
+    while reading.slot.n_past < 64:
+        scheduler.step()
+    assert reading.slot.n_past < len(PROMPT) - 1
+    passes[1][len(passes[0]) + 1] = -3
+    scheduler.step()
+    assert len(passes[0][-4]) == 4, "the gap was filled, and then each ran alone"
+    run(scheduler)
+    assert all(task.is_right(models[1]) for task in (*tasks, reading))
+
+
+def test_an_error_of_one_task_is_its_own(models, passes, monkeypatch):
+    """Its passes fail in company and alone."""
+    decode = Model.decode_sequences
+    monkeypatch.setattr(
+        Model,
+        "decode_sequences",
+        lambda self, parts: (
+            -1 if any(p.sequence == 2 and p.tokens[0] == 77 for p in parts) else decode(self, parts)
+        ),
+    )
+    scheduler = scheduler_of(models[0])
+    tasks = [Task(scheduler, i, [3, 2, 77 if i == 2 else 1], 6) for i in range(4)]
+    run(scheduler)
+    assert [type(task.error) for task in tasks] == [type(None)] * 2 + [DecodeError, type(None)]
+    assert tasks[2].error.code == -1
+    assert all(task.is_right(models[1]) for task in tasks if task is not tasks[2])
+    assert tasks[2].slot.cached == []
+    again = Task(scheduler, 2, [3, 2, 1], 6)
+    run(scheduler)
+    assert again.is_right(models[1])
+
+
+def test_a_full_context_is_an_error_of_one_task(models):
+    scheduler = scheduler_of(models[0])
+    long = [5 + i % 99 for i in range(N_CTX - 2)]
+    tasks = [Task(scheduler, 0, long, 9), Task(scheduler, 1, [1, 2], 9)]
+    run(scheduler)
+    assert isinstance(tasks[0].error, DecodeError)
+    assert len(tasks[0].rows) == 3
+    assert tasks[1].is_right(models[1])
+
+
+def test_a_parked_task_stops_nobody(models):
+    scheduler = scheduler_of(models[0])
+    other = Task(scheduler, 1, [1, 2], 5)
+    events = []
+
+    def body():
+        events.append("begun")
+        scheduler.park()
+        events.append("resumed")
+
+    task = scheduler.start(scheduler.pairs[0], body)
+    run_until_idle = [scheduler.step() for _ in range(12)]
+    assert run_until_idle[-1] is False
+    assert events == ["begun"]
+    assert other.is_right(models[1])
+    task.is_parked = False
+    scheduler.step()
+    assert events == ["begun", "resumed"]
+    assert scheduler.free == scheduler.pairs
+
+
+def test_first_slots_are_shared_with_the_model(models):
+    """What the model read alone is not read again, and what a task left is the model's."""
+    model = models[0]
+    scheduler = scheduler_of(model)
+    model.adopt([], 0)
+    model.read([4, 5, 6])
+    scheduler.take_over(model, None)
+    assert scheduler.pairs[0].target.cached == [4, 5, 6]
+    rows = []
+    slot = scheduler.pairs[0].target
+    scheduler.start(scheduler.pairs[0], lambda: rows.append(np.array(slot.logits([7], 1))))
+    run(scheduler)
+    scheduler.hand_back(model, None)
+    assert (model.cached, model.n_read) == ([4, 5, 6, 7], 3)
+    models[1].rollback(0)
+    models[1].read([4, 5, 6])
+    assert np.array_equal(rows[0], models[1].logits([7], 1))
+
+
+def test_random_tasks_come_and_go(models):
+    rng, scheduler, done = random.Random(4), scheduler_of(models[0]), []
+    for _ in range(40):
+        free = [pair.target.index for pair in scheduler.free]
+        if free and rng.random() < 0.7:
+            place = rng.choice(free)
+            scheduler.pairs[place].target.rollback(0)
+            prompt = [rng.randrange(200) for _ in range(rng.randrange(2, 100))]
+            done.append(Task(scheduler, place, prompt, rng.randrange(1, 8), rng.choice((1, 1, 3))))
+        for _ in range(rng.randrange(1, 4)):
+            scheduler.step()
+    run(scheduler)
+    assert len(done) > 12
+    assert all(task.is_right(models[1]) for task in done)
