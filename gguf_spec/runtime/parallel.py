@@ -25,7 +25,7 @@ from ..errors import BusyError, ClosedError
 from ..results import Chunk, SlotState
 from ..speculative.pair import ModelPair
 from ..speculative.scheduler import Scheduler, SlotPair, Task
-from .slot_choice import choose_slots
+from .slot_choice import choose_slots, reads_prefix
 from .stream import Generation, Stream
 from .turns import Line, Ticket
 
@@ -45,6 +45,7 @@ class Job:
 
     Attributes:
         generation: What it runs.
+        prompt: Token ids of the prompt.
         thread: Id of the thread that made it, and then of the one that reads it.
         stream: The stream that reads it; a job without one is cancelled.
         task: Its task, once it is started.
@@ -52,17 +53,13 @@ class Job:
     """
 
     def __init__(self, request: Request, generation: Generation) -> None:
-        self.request, self.generation = request, generation
+        self.generation = generation
+        self.prompt = [*request.prompt]
         self.thread = threading.get_ident()
         self.stream: ref[Stream] | None = None
         self.task: Task | None = None
         self.has_ended = False
         self._out: SimpleQueue[Chunk | BaseException | None] = SimpleQueue()
-
-    @property
-    def prompt(self) -> list[int]:
-        """Token ids of the prompt."""
-        return [*self.request.prompt]
 
     @property
     def is_full(self) -> bool:
@@ -278,10 +275,18 @@ class ParallelRunner:
             scheduler.hand_back(self.pair.target, self.pair.draft)
 
     def _admit(self, scheduler: Scheduler) -> None:
-        """Start waiting requests on free slots."""
-        while self._queue and scheduler.free:
-            job = self._queue.popleft()
+        """Start waiting requests on free slots.
+
+        A request whose prompt begins as one that is being read waits until it can copy that part.
+        """
+        for job in [*self._queue]:
+            if not scheduler.free:
+                return
             job.check_reader()
+            others = [one.prompt for one in self._running if not one.generation.cancelled]
+            if not job.generation.cancelled and reads_prefix(scheduler.pairs, others, job.prompt):
+                continue
+            self._queue.remove(job)
             self._running.append(job)
             slots = choose_slots(scheduler.pairs, job.prompt)
             job.task = scheduler.start(slots, partial(job.body, scheduler, slots))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ..speculative.scheduler import SlotPair
 
@@ -38,7 +38,26 @@ def choose_slots(pairs: Sequence[SlotPair], prompt: Sequence[int]) -> SlotPair:
     return to
 
 
+def reads_prefix(
+    pairs: Sequence[SlotPair], others: Iterable[Sequence[int]], prompt: Sequence[int]
+) -> bool:
+    """Return whether another request is about to read a prefix of a prompt that can be copied then.
+
+    Args:
+        pairs: All slots.
+        others: Prompts of the running requests.
+        prompt: Token ids.
+    """
+    if not pairs[0].target.model.can_roll_back:
+        return False
+    known = max(common(pair.target.cached, prompt[:-1]) for pair in pairs)
+    return any(common(other[:-1], prompt[:-1]) >= known + _LEAST_COPIED for other in others)
+
+
 def common(a: Sequence[int], b: Sequence[int]) -> int:
     """Return the length of the common prefix."""
-    same = min(len(a), len(b))
-    return next((i for i in range(same) if a[i] != b[i]), same)
+    low, high = 0, min(len(a), len(b))
+    while low < high:  # comparing slices is faster than comparing items
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if a[low:middle] == b[low:middle] else (low, middle - 1)
+    return low

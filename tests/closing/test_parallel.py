@@ -303,14 +303,14 @@ def test_a_failed_pass_is_an_error_of_its_request(llm, right, monkeypatch):
     decode = Slots.decode
     bad = llm.tokenize(PROMPTS[2])
 
-    def failing(self, parts):
+    def failing(self, parts, *more):
         if self.model is llm._target and any(
             part.n_rows and part.slot.cached[: len(bad) - 1] == bad[:-1] for part in parts
         ):
             for part in parts:
                 part.slot.forget()
             raise DecodeError(-3, 1, 1, "planted")
-        return decode(self, parts)
+        return decode(self, parts, *more)
 
     monkeypatch.setattr(Slots, "decode", failing)
     results = llm.generate_many(PROMPTS, SHORT)

@@ -198,8 +198,8 @@ def rows_of_nan(monkeypatch, llm):
     """Make the rows of the prompt `NAN` no numbers, also in passes with others."""
     beginning, decode = llm.tokenize(NAN), Slots.decode
 
-    def decode_some(self, parts):
-        rows = decode(self, parts)
+    def decode_some(self, parts, *more):
+        rows = decode(self, parts, *more)
         return [
             np.full_like(one, np.nan) if part.slot.cached[: len(beginning)] == beginning else one
             for part, one in zip(parts, rows, strict=True)
@@ -210,8 +210,7 @@ def rows_of_nan(monkeypatch, llm):
 
 def counted(llm):
     """Number of passes of the target that returned rows, and of these rows."""
-    side = llm._runner._scheduler._target
-    return side.n_passes, side.n_rows
+    return llm.pass_counts
 
 
 def seeded(seed):

@@ -99,10 +99,10 @@ def test_no_common_pass_is_wider_than_the_exact_ones(quantized, monkeypatch, n_d
     widths = {}
     decode = Model.decode_sequences
 
-    def counting(self, parts):
+    def counting(self, parts, *more):
         if any(any(part.outputs) for part in parts):
             widths.setdefault(self.path, []).append(sum(len(part.tokens) for part in parts))
-        return decode(self, parts)
+        return decode(self, parts, *more)
 
     monkeypatch.setattr(Model, "decode_sequences", counting)
     with gguf_spec.load(quantized, draft, parallel=8, **options) as llm:

@@ -44,8 +44,8 @@ def rows_of_the_neighbour(monkeypatch):
     """Each part of a common pass has the rows of another, where these are as many."""
     decode = Slots.decode
 
-    def wrong(self, parts):
-        rows = decode(self, parts)
+    def wrong(self, parts, *more):
+        rows = decode(self, parts, *more)
         turned = [*rows[1:], rows[0]]
         return [b if len(a) == len(b) else a for a, b in zip(rows, turned, strict=True)]
 
@@ -56,8 +56,8 @@ def noise_of_company(monkeypatch):
     """Rows of common passes move a little: more than rounding where passes are exact."""
     decode, rng = Slots.decode, np.random.default_rng(1)
 
-    def wrong(self, parts):
-        rows = decode(self, parts)
+    def wrong(self, parts, *more):
+        rows = decode(self, parts, *more)
         if len(parts) == 1:
             return rows
         return [one + rng.normal(0, 0.5, one.shape).astype(np.float32) for one in rows]
@@ -102,10 +102,10 @@ def test_a_planted_bug_is_caught(llm, prompts, monkeypatch, bug):
 def test_requests_that_fail_in_company_only_are_said(llm, prompts, monkeypatch):
     decode = Slots.decode
 
-    def failing(self, parts):
+    def failing(self, parts, *more):
         if sum(one.task is not None for one in llm._runner._scheduler.pairs) > 2:
             raise DecodeError(-3, 1, 1, "planted")
-        return decode(self, parts)
+        return decode(self, parts, *more)
 
     monkeypatch.setattr(Slots, "decode", failing)
     report = verify(llm, prompts[:2], n_tokens=8, under_load=True)
@@ -150,8 +150,8 @@ def test_as_many_requests_as_fit_into_memory(monkeypatch):
     tried, load = [], command.load_models
 
     def small(options, draft, speculation):
-        tried.append(options["n_slots"])
-        if options["n_slots"] > most:
+        tried.append(options["parallel"])
+        if options["parallel"] > most:
             raise NotEnoughMemoryError("too large")
         return load(options, draft, speculation)
 

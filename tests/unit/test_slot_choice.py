@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gguf_spec.runtime.slot_choice import choose_slots, common
+from gguf_spec.runtime.slot_choice import choose_slots, common, reads_prefix
 from gguf_spec.speculative.scheduler import SlotPair
 
 TEXT = list(range(100, 400))
@@ -55,6 +55,15 @@ def test_the_longest_prefix_wins_and_the_last_token_does_not_count():
     assert choose_slots(pairs, TEXT[:60]) is pairs[1]
     pairs[1].used_at = 5  # with 29 of 30 tokens in both, the older is taken
     assert choose_slots(pairs, TEXT[:30]) is pairs[2]
+
+
+def test_a_prefix_that_another_request_reads_is_waited_for():
+    pairs = made([], TEXT[:40])
+    assert reads_prefix(pairs, [TEXT], [*TEXT[:104], 1])
+    assert not reads_prefix(pairs, [TEXT], [*TEXT[:103], 1])  # less than 64 more than a slot has
+    assert not reads_prefix(pairs, [], TEXT)
+    assert not reads_prefix(made(TEXT[:104]), [TEXT], [*TEXT[:104], 1])  # it is read now
+    assert not reads_prefix(made([], can_roll_back=False), [TEXT], TEXT)
 
 
 def test_without_a_prefix_the_oldest_and_then_the_lowest():
