@@ -6,7 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
+from gguf_spec.llama.options import ContextOptions
 from gguf_spec.options import Sampling
+from gguf_spec.results import PassCounts
 from gguf_spec.runtime.llm import LLM
 from gguf_spec.sampling.chain import NO_FILTERS, Sampler
 from gguf_spec.speculative.acceptance import Draft
@@ -51,6 +53,7 @@ class FakeModel:
     start, weight_bytes, cached_bytes, reads_at_once = 1, 10**9, 1.0, 32
     parallel = 1
     grid, exact_attention, most_exact_rows, depth_costs = 0, True, 65, {}
+    options, counts, n_cached = ContextOptions(), PassCounts(), 0
 
     def __init__(self, table, n_ctx=64, end=(), cost=lambda n, n_past: 1e-6 * (9 + n), clock=None):
         self.table = np.asarray(table, dtype=np.float32)

@@ -60,4 +60,4 @@ def test_a_batch_loads_the_model_for_them(cli, cage, tmp_path, n):
         "defghijkl",
     ]
     assert done.returncode == (0 if n == "1" else 1)
-    assert ("error" in results[6]) == (n != "1")
+    assert (results[6].get("error") is None) == (n == "1")

@@ -42,7 +42,7 @@ EXAMPLES = {
     ),
     errors.InvalidGrammarError: lambda: errors.InvalidGrammarError("grammar", "root", "no rule"),
 }  # fmt: skip
-# Class -> (message and hint) in Python, on the command line of `generate`, and to a client.
+# Class -> (message and hint) in Python, on the command line of `command_of`, and to a client.
 EXPECTED = {
     errors.InvalidOptionError: (
         "top_p is 2.0 but must be 1. omit top_p to use its default.",
@@ -61,7 +61,7 @@ EXPECTED = {
     ),
     errors.NotEnoughMemoryError: (
         "it failed. set parallel=3, set n_ctx=1024, set kv_type='q8_0', use a smaller model or close other programs.",
-        "it failed. set --ctx 1024, set --kv-type q8_0, use a smaller model or close other programs.",
+        "it failed. set --parallel 3, set --ctx 1024, set --kv-type q8_0, use a smaller model or close other programs.",
         "The server failed (NotEnoughMemoryError).",
     ),
     errors.VocabularyMismatchError: (
@@ -103,6 +103,13 @@ def in_command(error, command):
     )
 
 
+def command_of(kind):
+    """Return a command that has the options that errors of a class name."""
+    if kind is errors.OutputFileError:
+        return cli.commands["models"].commands["quantize"]
+    return cli.commands["serve" if kind is errors.NotEnoughMemoryError else "generate"]
+
+
 def flags_of(command):
     return {
         flag
@@ -127,7 +134,7 @@ def test_each_surface_has_its_own_names(kind):
     python = f"{error} {error.hint}"
     assert not FLAG.search(python), python
 
-    command = cli.commands["models"].commands["quantize"] if kind is errors.OutputFileError else cli.commands["generate"]  # fmt: skip
+    command = command_of(kind)
     typed = " ".join(in_command(error, command))
     assert set(FLAG.findall(typed)) <= flags_of(command), typed
     assert not ASSIGNED.search(typed), typed
@@ -150,7 +157,7 @@ def test_each_surface_has_its_own_names(kind):
 @pytest.mark.parametrize("kind", CLASSES)
 def test_each_error_advises_on_the_command_line(kind):
     error = example(kind)
-    command = cli.commands["models"].commands["quantize"] if kind is errors.OutputFileError else cli.commands["generate"]  # fmt: skip
+    command = command_of(kind)
     message, hint = in_command(error, command)
     assert message
     assert hint.endswith(".")
@@ -188,11 +195,12 @@ def test_other_names_of_parameters_exist():
 
 def test_every_option_of_python_that_a_command_takes_has_a_name():
     known = {
-        "serve": [one.name for one in fields(Settings) if one.name != "listed"],
+        "serve": ["parallel", *(one.name for one in fields(Settings) if one.name != "listed")],
+        "batch": ["parallel"],
         "generate": [
             *(one.name for one in fields(Sampling)),
             *(one.name for one in fields(Speculation)),
-            *set(inspect.signature(gguf_spec.load).parameters) - {"speculation", "progress", "on_measure"},
+            *set(inspect.signature(gguf_spec.load).parameters) - {"speculation", "progress", "on_measure", "parallel"},
         ],
         "quantize": ["target", "type", "threads", "force"],
         "pull": ["force", "offline", "models_file"],

@@ -336,11 +336,11 @@ def test_what_is_refused_names_the_requests_that_fit(machine):
     assert (
         "1.5 GiB of it for a context of 1,024 for each of 8 parallel requests; 1.0 GiB are" in said
     )
-    assert said.endswith(" would fit, or 3 parallel requests with the whole context.")
-    assert caught.value.suggested["parallel"] == 3
-    check_memory(models(1024, parallel=3), {})
+    assert said.endswith(" would fit, or 4 parallel requests with the whole context.")
+    assert caught.value.suggested["parallel"] == 4
+    check_memory(models(1024, parallel=4), {})
     with pytest.raises(NotEnoughMemoryError):
-        check_memory(models(1024, parallel=4), {})
+        check_memory(models(1024, parallel=5), {})
     machine(GIB // 2)
     with pytest.raises(NotEnoughMemoryError) as caught:
         check_memory(models(4096, parallel=8), {})
