@@ -27,7 +27,7 @@ GIVEN = {
     "prompt": ["ab", [1, 2]], "messages": [MESSAGES], "text": ["hi", b"hi"], "tokens": [[1, 2]], "token": [1], "path": [], "data": [{}], "k": [2],
     "seed": [3], "input": ["a"], "cache": [None], "a": [[1]], "b": [[1]], "n_rows": [1], "to": [0], "special": [True], "n_read": [0], "state": [b"x"],
     "kind": [None], "error": [None], "trace": [None], "input_ids": [], "profile": [DEFAULT_PROFILE], "snapshot": [None],
-    "prompts": [["ab"]], "prefix": ["a"], "suffix": ["b"], "llm": [],
+    "prompts": [["ab"]], "cached": [[1]], "parts": [[]], "prefix": ["a"], "suffix": ["b"], "llm": [],
 }  # fmt: skip
 PASSED_ON = {"create_chat_completion_openai_v1": (MESSAGES,)}  # as they are, to another member
 SPECIAL = ["__iter__", "__next__", "__enter__", "__exit__", "__call__"]
