@@ -60,5 +60,3 @@ class Beside:
         for thread in self._threads:
             thread.join(60)
             assert not thread.is_alive()
-
-
