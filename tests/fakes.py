@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from gguf_spec.llama.options import ContextOptions
 from gguf_spec.options import Sampling
 from gguf_spec.runtime.llm import LLM
 from gguf_spec.sampling.chain import NO_FILTERS, Sampler
@@ -106,6 +107,7 @@ class FakeModel:
 
     # what a stream and an LLM need on top: token i is the letter with that number
     path, can_roll_back, chat_template = Path("fake.gguf"), True, None
+    options = ContextOptions()
 
     @property
     def ends(self):

@@ -19,6 +19,7 @@ from tests import children
 from tests.closing.bytecodes import Bytecodes, described
 from tests.closing.interrupted import in_another_thread
 from tests.closing.together import ENDLESS, LONG, OPTIONS, PLAIN, PROMPTS, SHORT
+
 from tests.closing.together import Beside, free, texts  # isort: skip
 
 FILES = ("runtime/parallel.py", "runtime/stream.py", "runtime/llm.py", "runtime/many.py")
