@@ -110,6 +110,7 @@ class FakeModel:
 
     # what a stream and an LLM need on top: token i is the letter with that number
     path, can_roll_back, chat_template = Path("fake.gguf"), True, None
+    options = ContextOptions()
 
     @property
     def ends(self):
