@@ -34,7 +34,7 @@ class Company(Protocol):
     """The sequences that share passes with one sequence, itself included.
 
     Attributes:
-        n: Number of sequences that decode.
+        n: Number of sequences that run.
         is_alone: There is no other request, so measured times are those of this sequence.
     """
 

@@ -254,7 +254,8 @@ class Scheduler:
         n_read = len(active) - len(decoding)
         piece = _PIECE * max(1, n_read // len(decoding)) if decoding else 0
         of_target, of_draft = (
-            _InCompany(self, side, len(decoding)) if together and side else ALONE
+            # Those that read now decode soon, and wait for the same passes then.
+            _InCompany(self, side, len(active)) if together and side else ALONE
             for side in (self._target, self._draft)
         )
         for pair in self.pairs:
