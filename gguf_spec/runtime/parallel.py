@@ -12,7 +12,9 @@ Ctrl-C never reaches this thread.
 from __future__ import annotations
 
 import atexit
+import gc
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import suppress
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
 _MOST_UNREAD = 64
 # Seconds after which the scheduler looks again whether a stream was read.
 _LOOK_S = 0.01
+# Seconds between two searches for streams without a reader.
+_COLLECT_S = 1.0
 # Seconds that the end of the program waits for running passes.
 _EXIT_S = 60.0
 
@@ -118,6 +122,7 @@ class ParallelRunner:
         self._running: list[Job] = []
         self._scheduler: Scheduler | None = None
         self.is_closed = False
+        self._collect_at = 0.0
         self._is_idle = threading.Event()
         self._is_idle.set()
         _runners.add(self)
@@ -269,7 +274,7 @@ class ParallelRunner:
                     if job.task and (job.generation.cancelled or not job.is_full):
                         job.task.is_parked = False
                 if not scheduler.step():
-                    self._wait()
+                    self._wait(ticket)
                 self._running = [job for job in self._running if not job.has_ended]
         finally:
             scheduler.hand_back(self.pair.target, self.pair.draft)
@@ -291,8 +296,16 @@ class ParallelRunner:
             slots = choose_slots(scheduler.pairs, job.prompt)
             job.task = scheduler.start(slots, partial(job.body, scheduler, slots))
 
-    def _wait(self) -> None:
-        """Wait for a new request while all running ones wait for their readers."""
+    def _wait(self, ticket: Ticket) -> None:
+        """Wait for a new request while all running ones wait for their readers.
+
+        If others wait for slots or for the turn, streams without a reader are looked for: an exception can leave
+        one in a reference cycle, which only the garbage collector finds.
+        """
+        is_awaited = self._queue or self._line.has_others(ticket)
+        if is_awaited and time.monotonic() > self._collect_at:
+            gc.collect()
+            self._collect_at = time.monotonic() + _COLLECT_S
         try:
             self._receive(self._inbox.get(timeout=_LOOK_S))
         except Empty:

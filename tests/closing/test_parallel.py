@@ -214,6 +214,26 @@ def test_a_stream_that_is_dropped_frees_its_slot(llm, right, n_read):
     assert in_another_thread(lambda: texts(llm)) == right
 
 
+@pytest.mark.parametrize(
+    "call",
+    [lambda llm: llm.generate(PROMPTS[0], SHORT).text, lambda llm: llm.forget()],
+    ids=["a slot", "the turn"],
+)
+def test_streams_in_reference_cycles_do_not_hold_their_slots(llm, right, call):
+    """As after an exception whose traceback refers to them; the garbage collector may not come by itself."""
+    gc.disable()
+    try:
+        for prompt in PROMPTS[:4]:
+            cycle = [llm.stream(prompt, ENDLESS)]
+            next(cycle[0])
+            cycle.append(cycle)
+        del cycle
+        found = in_another_thread(lambda: call(llm))
+    finally:
+        gc.enable()
+    assert not found or found == right[PROMPTS[0]]
+
+
 def read_more_streams_than_slots(llm):
     streams = [llm.stream(prompt, ENDLESS) for prompt in PROMPTS]
     for stream in streams[:4]:
