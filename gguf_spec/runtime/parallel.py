@@ -299,8 +299,8 @@ class ParallelRunner:
     def _wait(self, ticket: Ticket) -> None:
         """Wait for a new request while all running ones wait for their readers.
 
-        If others wait for slots or for the turn, streams without a reader are looked for: an exception can leave
-        one in a reference cycle, which only the garbage collector finds.
+        If others wait for slots or for the turn, streams without a reader are looked for: an
+        exception can leave one in a reference cycle, which only the garbage collector finds.
         """
         is_awaited = self._queue or self._line.has_others(ticket)
         if is_awaited and time.monotonic() > self._collect_at:
