@@ -217,10 +217,11 @@ def remove(model: ModelName, models_file: str | Path | None = None) -> int:
 
 
 def find_drafts(model: ModelName, models_file: str | Path | None = None) -> list[Candidate]:
-    """Return the possible draft models of a model, best first; unusable ones are last.
+    """Return the possible drafts of a model, best first; unusable ones are last.
 
-    Searches the named models, the folder of the target, and the caches of the hub, llama.cpp,
-    LM Studio and Ollama. Reads only headers, no weights.
+    A prediction head in its file comes first, named `mtp`. Searches the named models, the folder of
+    the target, and the caches of the hub, llama.cpp, LM Studio and Ollama. Reads only headers, no
+    weights.
 
     Args:
         model: The target.
@@ -235,14 +236,20 @@ def find_drafts(model: ModelName, models_file: str | Path | None = None) -> list
     from .llama.kernel_choice import repacking_pays
     from .llama.options import ContextOptions
     from .llama.selftest import extra_bufts_work
-    from .runtime.draft_search import candidates
+    from .runtime.draft_search import candidates, head_candidate
 
     entry = resolve(model, models_file)
     file = ModelFile(download.local(entry))
     draft_options = ContextOptions(extra_bufts=extra_bufts_work())
     repack = draft_options.extra_bufts and repacking_pays(file.header, draft_options)
     options = replace(draft_options, extra_bufts=repack)
-    return candidates(entry, file, options, draft_options, _path_or_none(models_file))
+    head = head_candidate(file, options, draft_options)
+    found = candidates(entry, file, options, draft_options, _path_or_none(models_file))
+    return [
+        *([head] if head and head.fits else []),
+        *found,
+        *([] if not head or head.fits else [head]),
+    ]
 
 
 def _path_or_none(file: str | Path | None) -> Path | None:

@@ -18,12 +18,20 @@ Accept: TypeAlias = Literal["coupled", "rejection", "block"]
 ACCEPT: tuple[Accept, ...] = ("coupled", "rejection", "block")
 # Maximum number of branches of a draft tree; each reserves a sequence in the context.
 BRANCHES_MAX = 3
-DRAFTERS = ("auto", "model", "ngram", "hybrid")
+# drafters that are prediction heads
+HEADS = ("mtp", "eagle3")
+DRAFTERS = ("auto", "model", *HEADS, "ngram", "hybrid")
 LOGPROBS_MAX = 100  # maximum number of reported alternatives per token
 # Largest magnitude of options that are combined with logits, so that logits stay finite.
 _MODERATE = 1_000_000
+# Most requests that run at once if the number is `auto`.
+AUTO_PARALLEL_MAX = 16
 # Maximum draft length in tokens. It is fixed because a context reserves its logit rows on creation.
 K_MAX = 64
+# Ids from here on stand for embeddings of images, not for tokens (`llama.pictures`).
+IMAGE_IDS = 1 << 30
+# How embeddings are pooled, by llama.cpp's numbers.
+POOLING = ("none", "mean", "cls", "last", "rank")
 
 SAMPLING: dict[str, Rule] = {
     "max_tokens": Rule(
@@ -150,7 +158,8 @@ SPECULATION: dict[str, Rule] = {
     ),
     "drafter": Rule(
         "string",
-        "Source of drafts: model, ngram (earlier text), hybrid, or auto for the fastest.",
+        "Source of drafts: model, mtp or eagle3 (prediction heads), ngram (earlier text), "
+        "hybrid, or auto.",
         choices=DRAFTERS,
     ),
     "adaptive": Rule(
@@ -337,9 +346,11 @@ class Speculation:
         strict: Decide each near tie again from a single-token pass of the target, as plain decoding
             does. Each costs one such pass. Different texts become rarer but remain possible,
             because the cache of earlier tokens was still computed in batches.
-        drafter: Source of draft tokens. `model`: the draft model. `ngram`: earlier text, prompt
-            included. `hybrid`: for each token, the more confident of the two. `auto`: all available
-            drafters, selected by estimated benefit; only the model if `adaptive` is off.
+        drafter: Source of draft tokens. `model`: the draft model or the prediction head. `mtp`:
+            the prediction head of the target (multi-token prediction). `eagle3`: an EAGLE-3 head,
+            given as `draft`. `ngram`: earlier text, prompt included. `hybrid`: for each token, the
+            more confident of text and model. `auto`: all available drafters, selected by estimated
+            benefit; only the model if `adaptive` is off.
         adaptive: Choose the draft length by measured costs and estimated acceptance rates, and
             draft nothing if no length is faster than plain decoding. The length depends on measured
             times; under `rejection` and `block` the text therefore does too. If off, every round
@@ -356,7 +367,7 @@ class Speculation:
     k: int = K_MAX
     accept: Accept = "coupled"
     strict: bool = False
-    drafter: Literal["auto", "model", "ngram", "hybrid"] = "auto"
+    drafter: Literal["auto", "model", "mtp", "eagle3", "ngram", "hybrid"] = "auto"
     adaptive: bool = True
     tree: bool | None = None
     exact: bool = True

@@ -15,10 +15,10 @@ class Progress(NamedTuple):
 
     Attributes:
         stage: The operation: `load`, `prompt`, `download`, `wait` (for a busy hub or another
-            download), `unpack`, `checksum`, `quantize`, `tune`, `bench` or `verify`.
+            download), `unpack`, `checksum`, `quantize`, `tune`, `bench`, `verify` or `embed`.
         done: Finished units.
         total: All units; None if unknown.
-        unit: `bytes`, `tokens`, `tensors`, `passes`, `runs` or `generations`.
+        unit: `bytes`, `tokens`, `tensors`, `passes`, `runs`, `generations` or `texts`.
     """
 
     stage: str
@@ -65,6 +65,27 @@ class SlotState:
     request: int | None
 
 
+@dataclass(frozen=True)
+class PrefixMemory:
+    """Memory for texts whose caches were given to other texts, and its use.
+
+    Attributes:
+        limit_bytes: Largest memory that it may take; 0 keeps nothing.
+        n_bytes: Memory in use.
+        n_entries: Number of kept texts.
+        n_saved: Number of texts that were saved.
+        n_restored: Number of requests that began with a kept text.
+        n_tokens_restored: Number of their tokens that needed no reading.
+    """
+
+    limit_bytes: int = 0
+    n_bytes: int = 0
+    n_entries: int = 0
+    n_saved: int = 0
+    n_restored: int = 0
+    n_tokens_restored: int = 0
+
+
 OnProgress: TypeAlias = Callable[[Progress], object]
 """Called with the state of an operation; returning False cancels loading and reading a prompt."""
 
@@ -78,6 +99,8 @@ class Stats:
 
     Attributes:
         n_prompt: Number of prompt tokens.
+        n_cached: Number of prompt tokens that were in a cache of earlier requests, so that the
+            target did not read them again.
         n_generated: Number of emitted tokens.
         n_reasoning: Number of emitted tokens of reasoning parts, with their tags.
         n_drafted: Number of draft tokens.
@@ -96,8 +119,8 @@ class Stats:
         total_s: Total time.
         forecast_s: Predicted time of the rounds, by the costs known at the start of each round.
         plain_s: Predicted time of plain decoding for the same tokens.
-        drafters: Drafted and accepted tokens of each drafter: `model`, `ngram`, and `retry`, which
-            drafts the rest of a draft after its first rejected token.
+        drafters: Drafted and accepted tokens of each drafter: `model`, `mtp`, `eagle3`, `ngram`,
+            and `retry`, which drafts the rest of a draft after its first rejected token.
         why_none: Reason that nothing was drafted, or the drafter that failed and was disabled for
             the request; otherwise empty.
     """
@@ -120,6 +143,7 @@ class Stats:
     drafters: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     why_none: str = ""
     n_reasoning: int = 0
+    n_cached: int = 0
 
     @property
     def predicted_speedup(self) -> float:
@@ -252,6 +276,7 @@ class Completion:
         logprobs: One entry per item of `tokens` if `Sampling.logprobs` is set, otherwise empty.
         reasoning: The text of the reasoning, without its tags; empty for a model without reasoning
             parts.
+        stop_string: The stop string that ended the text; None if another reason did.
     """
 
     text: str
@@ -261,6 +286,7 @@ class Completion:
     stats: Stats
     logprobs: tuple[TokenLogprob, ...] = ()
     reasoning: str = ""
+    stop_string: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain values."""

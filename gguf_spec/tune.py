@@ -22,6 +22,7 @@ from .runtime.llm import LLM
 from .speculative.cost_tables import interpolate, interpolate_depth
 from .speculative.profile import WORTH_SAYING, Profile, write_profile
 from .speculative.profiler import measure
+from .speculative.translated_model import in_target_ids
 
 __all__ = ["Tuning", "milliseconds", "tune"]
 
@@ -139,20 +140,16 @@ def tune(llm: LLM, *, progress: OnProgress = lambda _: None) -> Tuning:
         progress: Called with the finished passes.
 
     Raises:
-        UnsupportedModelError: The target does not support rollback. It is decoded plainly, so there
-            is nothing to measure.
+        UnsupportedModelError: The target is decoded plainly, so there is nothing to measure.
         BusyError, ClosedError: As for a generation.
     """
     with llm.models() as (target, draft):
-        if not target.can_roll_back:
-            message = (
-                f"{target.path.name} is recurrent or hybrid, so it is decoded without drafts and "
-                "there is nothing to tune."
-            )
+        if target.why_plain:
+            message = f"{target.why_plain}, so there is nothing to tune."
             raise UnsupportedModelError(target.path, message, "use another model.")
         measured = measure(
             target,
-            draft,
+            draft and in_target_ids(draft, target, llm.translation),
             thorough=True,
             on_step=lambda done, total: progress(Progress("tune", done, total, "passes")),
         )

@@ -75,7 +75,7 @@ def run_worker(
 def _address(listen: str, host: str, port: int) -> tuple[str, int]:
     """Return the IPv4 address of a host; llama.cpp takes no other."""
     try:
-        return socket.getaddrinfo(host, port, socket.AF_INET)[0][4][0], port  # type: ignore[return-value]
+        return str(socket.getaddrinfo(host, port, socket.AF_INET)[0][4][0]), port
     except (OSError, UnicodeError):
         raise InvalidOptionError("listen", listen, "an IPv4 address of this machine") from None
 

@@ -22,9 +22,9 @@ from pathlib import Path
 CONSTRAINTS = Path(__file__).resolve().parent / "constraints.txt"
 OLDEST, NEWEST = (3, 10), (3, 14)
 
-# We use neither llava nor llama.cpp's own tools: less than half is left to compile. The wrapper forces LLAMA_BUILD_COMMON on in CMake's cache, where
-# no argument reaches it; a plain variable of the same name, set by an included file, is stronger.
-LEAN = ["-DLLAVA_BUILD=OFF"]
+# Of llama.cpp's tools we use only libmtmd, which reads images, without its videos: half is left to compile. The wrapper forces LLAMA_BUILD_COMMON on
+# in CMake's cache, where no argument reaches it; a plain variable of the same name, set by an included file, is stronger.
+LEAN = ["-DMTMD_VIDEO=OFF"]
 # llamafile's matrix products round differently from the dot product of a single row. Without them, and without flash attention, a row has the same
 # bits in a pass of any width (docs/exactness.md).
 EXACT = ["-DGGML_LLAMAFILE=OFF"]

@@ -5,7 +5,7 @@
 
 Each user asks one question about a different part of a real text of about 500 tokens, and reads 128 tokens of the answer (T = 0.8, one seed each).
 All begin at the same moment. `one by one` is ours with requests that wait for each other; `together` is ours with a slot for each user;
-llama-server has a slot for each user too, without flash attention, plain and with the draft model. The end of a text is ignored everywhere, so that
+llama-server has a slot for each user too: with its defaults, without flash attention, and so with the draft model. The end of a text is ignored everywhere, so that
 all answer equally long. Leave the machine alone while it runs.
 """
 
@@ -120,11 +120,11 @@ def ours(args, parallel, users, speculation=None):
 
 
 @contextmanager
-def server(args, folder, n_users, draft):
+def server(args, folder, n_users, draft, attention):
     """Run llama-server with a slot for each user."""
     command = [
         str(folder / "llama-server"), "-m", args.model, "-np", str(n_users), "-c", str(n_users * args.ctx),
-        "-fa", "off", "-t", str(args.threads), "--port", str(PORT), "--host", "127.0.0.1", "--no-webui",
+        "-fa", attention, "-t", str(args.threads), "--port", str(PORT), "--host", "127.0.0.1", "--no-webui",
     ]  # fmt: skip
     if draft:
         command += ["-md", draft, "--spec-type", "draft-simple", "--spec-draft-n-max", "3"]
@@ -143,7 +143,7 @@ def server(args, folder, n_users, draft):
             child.kill()
 
 
-def theirs(args, folder, users, draft):
+def theirs(args, folder, users, draft, attention="off"):
     """Return the figures of llama-server, and the texts."""
     texts = {}
 
@@ -166,7 +166,7 @@ def theirs(args, folder, users, draft):
                     if n := len(data.get("tokens") or ()):
                         yield n
 
-    with server(args, folder, len(users), draft):
+    with server(args, folder, len(users), draft, attention):
         at_once([users[0][:20]], ask)
         times, seconds = at_once(users, ask)
         return summary(times, seconds), texts
@@ -184,7 +184,8 @@ def main():
     parser.add_argument("--threads", type=int, default=physical_cores())
     parser.add_argument("--programs", type=Path)
     parser.add_argument(
-        "--only", default="one by one,together,together plain,llama-server,llama-server with draft"
+        "--only",
+        default="one by one,together,together plain,llama-server defaults,llama-server,llama-server with draft",
     )
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
@@ -203,6 +204,7 @@ def main():
             "together plain": lambda users=users, n=n: ours(
                 args, n, users, gguf_spec.Speculation(0)
             ),
+            "llama-server defaults": lambda users=users: theirs(args, folder, users, None, "auto"),
             "llama-server": lambda users=users: theirs(args, folder, users, None),
             "llama-server with draft": lambda users=users: theirs(args, folder, users, args.draft),
         }

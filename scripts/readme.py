@@ -12,11 +12,15 @@ from pathlib import Path
 
 from _reference import commands, reference
 
+from gguf_spec.gguf.architectures import NAMES, architecture
 from gguf_spec.registry.resolve import entries
-from gguf_spec.server.fields import OTHER_FIELDS, OTHER_NAMES
+from gguf_spec.server.fields import OTHER_FIELDS, OTHER_NAMES, ROUTES
 from gguf_spec.system.units import format_bytes
 
 ROOT = Path(__file__).parents[1]
+
+
+BAR = "\\|"  # inside of a table
 
 
 def models():
@@ -58,11 +62,8 @@ def other_fields():
                 if field.accepted is None
                 else ", ".join(f"`{json.dumps(one)}`" for one in field.accepted)
             )
-            routes = (
-                "both"
-                if len(field.routes) == 2
-                else {"chat": "chat", "text": "completions"}[field.routes[0]]
-            )
+            named = ("completions" if route == "text" else route for route in field.routes)
+            routes = "all" if field.routes == ROUTES else ", ".join(named)
             reasons.setdefault((values, routes, field.reason), []).append(f"`{name}`")
     lines = ["| field | routes | values | why it changes nothing |", "|---|---|---|---|"]
     lines += [
@@ -80,6 +81,30 @@ def other_fields():
     return "\n".join(lines)
 
 
+def code(text):
+    """Return a text as code, also with backticks in it."""
+    if "`" not in text:
+        return f"`{text}`"
+    fence = "`" * (max(map(len, re.findall("`+", text))) + 1)
+    return f"{fence} {text} {fence}"
+
+
+def tool_families():
+    """The families of tool calls."""
+    from gguf_spec.tools.families import FAMILIES
+
+    lines = ["| family | models | its template contains | a call | several | arguments |"]
+    lines.append("|---|---|---|---|---|---|")
+    for one in FAMILIES:
+        marks = [" and ".join(map(code, marks)) for marks in one.marks]
+        call = one.write([("f", {"x": 1})]).replace("\n", "⏎")
+        several = "yes" if one.is_parallel else "read, not forced"
+        row = (one.name, one.models, " or ".join(filter(None, marks)) or "none of these",
+               code(call), several, one.call.way)  # fmt: skip
+        lines.append(f"| {' | '.join(cell.replace('|', BAR) for cell in row)} |")
+    return "\n".join(lines)
+
+
 def files():
     """What each file of the package is for, by the first sentence of its docstring."""
     lines = ["| file | what it is |", "|---|---|"]
@@ -93,9 +118,41 @@ def files():
     return "\n".join(lines)
 
 
+# What is loaded and run by the tests: the names in tests/gguf/families.py, checked by a test.
+TRIED = (
+    "falcon-h1", "gemma3", "gemma4", "gpt-oss", "granitehybrid", "jamba", "lfm2", "lfm2moe", "llama", "mamba", "mamba2",
+    "nemotron_h", "nemotron_h_moe", "qwen2", "qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next", "rwkv6", "rwkv7", "step35",
+)  # fmt: skip
+
+
+def speculation():
+    """How models of each architecture drop rejected tokens, and what they do without."""
+    kinds = {
+        "removes them from the cache": ([], "text, model, branches", "parallel requests included"),
+        "snapshots; longer drafts by a copy": ([], "text, model", "no branches; plain with parallel requests and on workers"),
+        "a copy of the state": ([], "text, model", "as above; accepted tokens are decoded again after a rejection"),
+    }  # fmt: skip
+    removes, snapshots, copies = kinds.values()
+    for name in sorted({*NAMES, *TRIED}):
+        facts = architecture(name)
+        if facts.output == "text" and facts.cache != "attention":
+            (snapshots if facts.has_snapshots else copies)[0].append(name)
+        elif name in TRIED:
+            removes[0].append(name)
+    lines = [
+        "| architectures | rejected tokens | drafts | limits |",
+        "|---|---|---|---|",
+    ]
+    for way, (names, drafts, limits) in kinds.items():
+        shown = ", ".join(f"`{name}`{'' if name in TRIED else ' (untried)'}" for name in names)
+        more = ", and all that are not named below" if names is removes[0] else ""
+        lines.append(f"| {shown}{more} | {way} | {drafts} | {limits} |")
+    return "\n".join(lines)
+
+
 PARTS = {
-    "docs/models.md": {"models": models},
-    "docs/server.md": {"other fields": other_fields},
+    "docs/models.md": {"models": models, "speculation": speculation},
+    "docs/server.md": {"other fields": other_fields, "tool families": tool_families},
     "docs/architecture.md": {"layers": layers, "files": files},
 }
 

@@ -93,7 +93,7 @@ class RecordedModel:
         1.0,
         512,
     )
-    grid, n_read, exact_attention, depth_costs = 0, 0, True, {}
+    grid, n_read, exact_attention, depth_costs, free_rollback = 0, 0, True, {}, 10**6
 
     def __init__(self, trace, cost, clock):
         self.said = [*trace.prompt, *trace.tokens]
@@ -124,6 +124,9 @@ class RecordedModel:
         self.busy_s += seconds
         self.clock.now += seconds
         self.cached.extend(tokens)
+
+    def hold(self, lasting=False):
+        pass
 
     def rollback(self, to):
         del self.cached[to:]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -52,7 +53,9 @@ class FakeModel:
 
     start, weight_bytes, cached_bytes, reads_at_once = 1, 10**9, 1.0, 32
     parallel = 1
+    free_rollback, why_plain = 10**6, ""
     grid, exact_attention, most_exact_rows, depth_costs = 0, True, 65, {}
+    slow_first_pass = False
     options, counts, n_cached = ContextOptions(), PassCounts(), 0
 
     def __init__(self, table, n_ctx=64, end=(), cost=lambda n, n_past: 1e-6 * (9 + n), clock=None):
@@ -72,6 +75,14 @@ class FakeModel:
     @property
     def n_past(self):
         return len(self.cached)
+
+    @property
+    def label(self):
+        return self.path.name
+
+    @property
+    def memory_bytes(self):
+        return round(self.weight_bytes + self.parallel * self.cached_bytes * self.n_ctx)
 
     def read(self, tokens):
         if tokens:
@@ -105,12 +116,15 @@ class FakeModel:
         del self.cached[to:]
         self.n_read = min(self.n_read, to)
 
+    def hold(self, lasting=False):
+        pass
+
     def is_end(self, token):
         return token in self.end
 
     # what a stream and an LLM need on top: token i is the letter with that number
     path, can_roll_back, chat_template = Path("fake.gguf"), True, None
-    options = ContextOptions()
+    file = SimpleNamespace(embeds_only=False)
 
     @property
     def ends(self):

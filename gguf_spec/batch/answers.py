@@ -19,7 +19,7 @@ from ..server.errors import ApiError, as_refusal, refusal_of
 from ..server.events import ChoiceEnded, ChunkEvent, Started, named
 from ..server.requests import CompletionRequest
 from ..server.responses import ResponseBuilder, usage
-from ..server.tool_calls import form_of
+from ..tools.families import family_of
 from .defaults import LineDefaults
 from .lines import Line
 from .requests import LineHead, read_head, read_request
@@ -114,7 +114,7 @@ class Answerer:
         key: str,
     ) -> dict[str, Any]:
         """Return the body of a response as over HTTP, without what differs from run to run."""
-        started = Started(self.llm.name, form_of(self.llm.chat_template or ""))
+        started = Started(self.llm.name, family_of(self.llm.chat_template or ""))
         body = ResponseBuilder(asked, started).whole(said, ended)
         random = key.rpartition("_")[2]
         body["id"] = f"{body['id'].partition('-')[0]}-{random}"

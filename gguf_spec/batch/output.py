@@ -53,7 +53,7 @@ class Output:
         """Open the file.
 
         Args:
-            target: The file, which is created if there is none, or a binary stream.
+            target: The file, which is created if it does not exist, or a binary stream.
             clock: Returns a time in seconds.
 
         Raises:
@@ -62,12 +62,13 @@ class Output:
         self.n_done = self.n_failed = self.last = 0
         self._options: bytes | None = None  # key of the options of all results
         self._clock, self._synced, self._is_synced = clock, clock(), True
-        self._path, self._ahead = target if isinstance(target, Path) else None, dict[int, bytes]()
+        self._path, self._ahead = None, dict[int, bytes]()
         self._beside: Path | None = None
         self._beside_file: BinaryIO | None = None
-        if self._path is None:
-            self._file: BinaryIO = target  # type: ignore[assignment]
+        if not isinstance(target, Path):
+            self._file: BinaryIO = target
             return
+        self._path = target
         try:
             self._file = self._path.open("ab+", buffering=0)
         except OSError as error:
@@ -86,7 +87,7 @@ class Output:
         """Read the results that are there, and as many lines; cut off an incomplete last result.
 
         Raises:
-            BatchFileError: A result is not that of its line, or is none.
+            BatchFileError: A line is not a result, or is the result of another line.
         """
         if self._beside is None or self._path is None:
             return

@@ -100,7 +100,7 @@ def bench(
     Raises:
         InvalidOptionError: A workload does not exist, or a number is out of range.
         ContextTooShortError: A workload does not fit into the context.
-        NoSpeculationError: The target does not support rollback.
+        NoSpeculationError: The target is decoded plainly.
     """
     started = time.perf_counter()
     n_rounds = (1 if quick else 3) if n_rounds is None else n_rounds
@@ -112,15 +112,9 @@ def bench(
             raise InvalidOptionError(option, value, "1 or more")
     Sampling(seed=seed)  # raises if the seed is invalid
     with llm.models() as (target, _):
-        can_roll_back, threads = target.can_roll_back, target.options.threads or physical_cores()
-    if not can_roll_back:
-        raise NoSpeculationError(
-            "model",
-            llm.name,
-            f"{llm.name} is recurrent or hybrid and cannot remove tokens from its cache, which "
-            "speculation needs.",
-            "use another model.",
-        )
+        why_plain, threads = target.why_plain, target.options.threads or physical_cores()
+    if why_plain:
+        raise NoSpeculationError("model", llm.name, f"{why_plain}.", "use another model.")
     chosen = choose_workloads(names, long)
     work = [
         _Work.of(llm, workload, t, n_tokens, quick, seed)

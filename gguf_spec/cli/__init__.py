@@ -19,6 +19,7 @@ __all__ = ["cli", "main"]
 _COMMANDS = {
     "generate": Place("generate", "generate", "Continue a prompt, or answer it."),
     "batch": Place("batch", "batch", "Answer a file of requests."),
+    "embed": Place("embed", "embed", "Compute the embeddings of texts."),
     "edit": Place("edit", "edit", "Change a text file as an instruction says."),
     "run": Place("run", "run", "Chat with MODEL, or answer PROMPT, as ollama does."),
     "help": Place("run", "help_", "Show the help of a command."),

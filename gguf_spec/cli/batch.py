@@ -23,7 +23,7 @@ from .options import (
     to_sampling,
     to_speculation,
 )
-from .parallel import parallel_option
+from .parallel import at_once, parallel_option, prefix_memory_option, shared_drafts_option
 from .progress import Line
 from .render import CONTROL
 
@@ -54,6 +54,8 @@ _DECIDE = ("kv_type", "lora", "flash_attention")
 @click.argument("target", metavar="OUT.jsonl", type=click.Path(path_type=Path, allow_dash=True))
 @partial(model_options, chat=True)
 @parallel_option
+@prefix_memory_option
+@shared_drafts_option
 @speculation_options
 @sampling_options
 @click.option(
@@ -98,6 +100,8 @@ def batch(source: Path, target: Path, quiet: bool, **options: Any) -> int:
     with Batch(given, results) as run:
         draft = options["draft"] if speculation.k else "none"
         with load_models(options, draft, speculation) as llm:
+            if options["verbose"]:
+                click.echo(f"{llm.name}: {at_once(llm)}", err=True)
             return _run(run, llm, _defaults(llm, sampling, options), quiet)
 
 

@@ -10,6 +10,7 @@ import click
 
 from .command import Command
 from .options import load_models, model_options
+from .shared_options import json_option
 
 if TYPE_CHECKING:
     from ..bench import Report
@@ -61,13 +62,7 @@ _COLUMNS = "{:<17}{:>8}{:>10}{:>9}{:>11}{:>11}{:>8}{:>10}{:>11}{:>12}{:>9}{:>9}"
 @click.option(
     "--minutes", type=float, help="Time limit in minutes; no further run starts after it."
 )
-@click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    envvar="GGUF_SPEC_JSON",
-    help="Print one JSON object with all runs instead of the tables.",
-)
+@json_option("with all runs instead of the tables")
 def bench(**options: Any) -> int:
     """Compare the speed of adaptive drafting, plain decoding and fixed settings.
 

@@ -17,8 +17,8 @@ _GROUPS = {
         "json_schema", "raw", "prefill", "overflow", "logprobs",
     ),
     "Drafting": (
-        "draft", "draft_text", "k", "drafter", "fixed", "tree", "accept", "allow_near_ties",
-        "strict",
+        "draft", "draft_text", "shared_drafts", "k", "drafter", "fixed", "tree", "accept",
+        "allow_near_ties", "strict",
     ),
     "Sampling": (
         "temperature", "top_k", "top_p", "min_p", "typical_p", "top_n_sigma", "xtc_probability",
@@ -28,8 +28,10 @@ _GROUPS = {
     ),
     "Model and machine": (
         "model", "models_file", "ctx", "threads", "flash_attention", "draft_flash_attention",
-        "kv_type", "draft_kv_type", "gpu_layers", "draft_gpu_layers", "lora", "draft_lora",
-        "extra_bufts", "parallel", "verbose",
+        "kv_type", "draft_kv_type", "gpu_layers", "draft_gpu_layers",
+        "device", "draft_device", "cpu_moe", "n_cpu_moe", "override_tensor", "mmap", "mlock",
+        "numa", "draft_threads", "lora", "draft_lora", "extra_bufts", "parallel", "prefix_memory",
+        "pooling", "verbose",
     ),
 }  # fmt: skip
 _COMMON, _REST = "Usual", "Output and other"

@@ -55,6 +55,7 @@ def model_names(
     if param.name == "draft":
         found |= {
             "auto": "the best draft on this disk",
+            "mtp": "the prediction head in the target's file",
             "ngram": "the text only",
             "none": "plain decoding",
         }

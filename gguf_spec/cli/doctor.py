@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..load_options import LOADING
 from .command import Command
 from .error_text import in_command
 from .options import model_options
+from .shared_options import json_option
 from .tune import cost_lines, wrapped
 
 if TYPE_CHECKING:
@@ -28,13 +30,7 @@ _INDENT = 19  # width of the columns for status and name, in characters
     is_flag=True,
     help="Check whether the hub responds; without this option no request is made.",
 )
-@click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    envvar="GGUF_SPEC_JSON",
-    help="Print one JSON object instead of the table.",
-)
+@json_option("instead of the table")
 def doctor(**options: Any) -> int:
     """Check this installation, this machine and the models; report problems and their fixes.
 
@@ -46,7 +42,7 @@ def doctor(**options: Any) -> int:
       gguf-spec doctor -m target.gguf -d draft.gguf --ctx 8192
       gguf-spec doctor --online --json
     """
-    from ..doctor import ContextOptions, adapters
+    from ..doctor import ContextOptions, adapters, read_placement
     from ..doctor import doctor as run
 
     how = ContextOptions(
@@ -59,12 +55,17 @@ def doctor(**options: Any) -> int:
         options["verbose"] > 0,
         adapters(options["lora"]),
         rpc=options["rpc"],
+        placement=read_placement(
+            **{name: options[name] for name in LOADING if "draft" not in name}
+        ),
     )
     of_draft = how.for_draft(
         options["draft_flash_attention"],
         options["draft_kv_type"],
         options["draft_gpu_layers"],
         adapters(options["draft_lora"], "draft_lora"),
+        options["draft_threads"],
+        options["draft_device"],
     )
     diagnosis = run(
         options["model"],
@@ -74,6 +75,7 @@ def doctor(**options: Any) -> int:
         reference=options["draft_text"],
         models_file=options["models_file"],
         online=options["online"],
+        mmproj=options["mmproj"],
     )
     checks = (_in_command(check) for check in diagnosis.checks)
     diagnosis = replace(diagnosis, checks=tuple(checks))

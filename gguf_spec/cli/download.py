@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .. import Progress
     from ..models import Entry, Pulled
 
-_NO_MODEL = ("ngram", "none")  # values of `draft` that are not models
+_NO_MODEL = ("mtp", "ngram", "none")  # values of `draft` that are not models
 # Kind of verification of a file -> text.
 VERIFIED = {
     "sha256": "sha256 verified",

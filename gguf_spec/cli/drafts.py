@@ -13,6 +13,7 @@ from .command import Command
 from .completion import model_names
 from .error_text import in_command
 from .render import CONTROL
+from .shared_options import json_option, models_file_option
 
 if TYPE_CHECKING:
     from ..models import Candidate
@@ -20,26 +21,15 @@ if TYPE_CHECKING:
 
 @click.command(cls=Command, short_help="Compare the possible drafts of a model.")
 @click.argument("target", shell_complete=model_names)
-@click.option(
-    "--models-file",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="File with more model names, in the format of models.yaml.",
-)
-@click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    envvar="GGUF_SPEC_JSON",
-    help="Print one JSON object instead of the table.",
-)
+@models_file_option
+@json_option("instead of the table")
 def drafts(target: str, models_file: Path | None, as_json: bool) -> int:
     """List possible draft models, best first, and the reasons against the others.
 
-    Searches models.yaml, the folder of the target, and the caches of the hub, llama.cpp, LM Studio
-    and Ollama. Reads only headers, no weights. `-d auto` takes the first draft that is on this
-    disk. The gain is measured if `gguf-spec tune` or a load has measured the pair; otherwise it is
-    estimated from the file sizes.
+    A prediction head in the target's file is called mtp. Searches models.yaml, the folder of the
+    target, and the caches of the hub, llama.cpp, LM Studio and Ollama. Reads only headers, no
+    weights. `-d auto` takes the first draft that is on this disk. The gain is measured if
+    `gguf-spec tune` or a load has measured the pair; otherwise it is estimated from the file sizes.
 
     \b
     Examples:

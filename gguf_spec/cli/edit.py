@@ -18,6 +18,7 @@ from .edit_screen import EditScreen
 from .options import load_models, model_options, table_option
 from .progress import PromptBar
 from .render import CONTROL, answer_json, stats_lines
+from .shared_options import json_option
 from .text_file import TextFile
 
 if TYPE_CHECKING:
@@ -69,13 +70,7 @@ _N_PLAIN = 8  # tokens of plain decoding that are timed for comparison
 @click.option("--offline", is_flag=True, help="Do not offer to download a model.")
 @table_option(Speculation, "k")
 @click.option("--stats", is_flag=True, help="Show speed and acceptance, on stderr.")
-@click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    envvar="GGUF_SPEC_JSON",
-    help="Print one JSON object instead of the changes.",
-)
+@json_option("instead of the changes")
 def edit(file: Path, instruction: str, **options: Any) -> int:
     """Change a text file as an instruction says.
 

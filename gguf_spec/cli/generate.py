@@ -14,6 +14,7 @@ from click.core import ParameterSource
 from ..options import Sampling
 from . import ctrl_c
 from .command import Command
+from .images import check_images, image_option
 from .options import (
     load_models,
     model_options,
@@ -27,6 +28,7 @@ from .options import (
 from .progress import PromptBar
 from .prompt import read_prompt
 from .render import Thoughts, answer_json, logprob_lines, show_chunk, stats_lines, write
+from .shared_options import json_option
 
 if TYPE_CHECKING:
     from .. import LLM, Sampling
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path),
     help="Add the text of a file to the prompt. Repeatable.",
 )
+@image_option
 @partial(model_options, chat=True)
 @speculation_options
 @sampling_options
@@ -76,17 +79,12 @@ if TYPE_CHECKING:
 )
 @click.option("--stats", is_flag=True, help="Show speed and acceptance, on stderr.")
 @click.option("--show-draft", is_flag=True, help="Show accepted draft tokens in green.")
-@click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    envvar="GGUF_SPEC_JSON",
-    help="Print one JSON object instead of the text.",
-)
+@json_option("instead of the text")
 def generate(
     prompt: str | None,
     prompt_option: str | None,
     file: tuple[Path, ...],
+    image: tuple[Path, ...],
     system: str | None,
     raw: bool | None,
     **options: Any,
@@ -104,6 +102,7 @@ def generate(
       gguf-spec generate "Once upon a time" --seed 1 -n 120 --stats --show-draft
       gguf-spec generate --chat "Tell me a story about a fox and a king."
       gguf-spec generate -m target.gguf -d draft.gguf -t 0 --json < prompt.txt
+      gguf-spec generate -m model.gguf --mmproj mmproj.gguf --image cat.jpg "What is this?"
       gguf-spec generate "A king, as JSON:" \\
         --json-schema '{"type": "object", "properties": {"name": {"type": "string"}}}'
     Every option can also be set as GGUF_SPEC_OPTION in the environment.
@@ -114,6 +113,7 @@ def generate(
         raise click.UsageError("PROMPT and --prompt cannot be combined; write one of them.")
     from ..errors import EmptyPromptError
 
+    check_images(image, options)
     text = read_prompt(prompt_option if prompt is None else prompt, file)
     if not text and (system is not None or raw is False or not options["prefill"]):
         raise EmptyPromptError  # before the models, which take long to load
@@ -130,7 +130,7 @@ def generate(
         request: str | list[dict[str, str]] = text
         if chat:
             request = [*messages, {"role": "user", "content": text}]
-        return _answer(llm, request, sampling, options)
+        return _answer(llm, request, sampling, options | {"image": image})
 
 
 def _answer(
@@ -153,6 +153,7 @@ def _answer(
         llm.stream(
             request,
             sampling,
+            images=options["image"],
             prefill=options["prefill"],
             echo=options["echo"],
             on_prompt=bar,

@@ -54,7 +54,7 @@ def _missing(model: str | None, draft: str, options: Mapping[str, Any]) -> list[
         is_here = target.path is not None or find(target) is not None
     with_draft = draft == "auto" and not is_here
     entries = with_drafts([target], with_draft, models_file)
-    if draft not in ("auto", "ngram", "none"):
+    if draft not in ("auto", "mtp", "ngram", "none"):
         entries.append(resolve(draft, models_file))
     return [entry for entry in entries if entry.path is None and not find(entry)]
 

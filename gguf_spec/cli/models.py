@@ -17,6 +17,8 @@ from .drafts import drafts
 from .model_table import table
 from .quantize import quantize
 from .render import CONTROL
+from .shared_options import json_option, models_file_option
+from .trim import trim
 
 if TYPE_CHECKING:
     from ..models import Entry, Pulled
@@ -39,21 +41,7 @@ def models() -> None:
 
 def _options(command: F) -> F:
     """Add the options that all commands of this group share."""
-    for option in (
-        click.option(
-            "--json",
-            "as_json",
-            is_flag=True,
-            envvar="GGUF_SPEC_JSON",
-            help="Print one JSON object.",
-        ),
-        click.option(
-            "--models-file",
-            type=click.Path(path_type=Path),
-            metavar="FILE",
-            help="File with more model names, in the format of models.yaml.",
-        ),
-    ):
+    for option in (json_option(), models_file_option):
         command = option(command)
     return command
 
@@ -294,3 +282,4 @@ def _print(data: dict[str, Any]) -> None:
 
 models.add_command(drafts)
 models.add_command(quantize)
+models.add_command(trim)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from ..load_options import LOADING
 from ..option_rule import Rule
 from ..options import SAMPLING, SPECULATION, Sampling, Speculation
 from . import ctrl_c
@@ -19,8 +20,9 @@ from .completion import model_names
 from .default_model import default_model
 from .error_text import in_command
 from .missing_models import offer_download
-from .parameters import AdapterFile, Bias, ModelName
+from .parameters import AdapterFile, Bias, Layers, ModelName
 from .progress import LoadBar, MeasuringNote
+from .shared_options import models_file_option
 
 if TYPE_CHECKING:
     from .. import LLM
@@ -61,12 +63,10 @@ def model_options(
         ),
         click.option(
             "-d", "--draft", default="auto", shell_complete=model_names,
-            help="Draft: as --model, or auto, ngram (from the text only) or none (plain decoding).",
+            help="Draft: as --model, or auto, mtp (the target's prediction head), "
+            "ngram (from the text only) or none (plain decoding).",
         ),
-        click.option(
-            "--models-file", type=click.Path(path_type=Path), metavar="FILE",
-            help="File with more model names, in the format of models.yaml.",
-        ),
+        models_file_option,
         *(_DOWNLOAD if download else ()),
         click.option(
             "--draft-text", type=click.Path(path_type=Path), metavar="FILE",
@@ -94,12 +94,18 @@ def model_options(
             help="The same for the draft model.  [default: as the target]",
         ),
         click.option(
-            "--gpu-layers", type=int, default=-1,
-            help="Layers to offload to the GPU; -1 for all, if llama.cpp has a GPU backend.",
+            "--gpu-layers", type=Layers(), default=-1,
+            help="Layers to offload to the GPU; -1 for all, if llama.cpp has a GPU backend; auto "
+            "for as many as fit.",
         ),
         click.option(
-            "--draft-gpu-layers", type=int,
+            "--draft-gpu-layers", type=Layers(),
             help="The same for the draft model.  [default: as the target]",
+        ),
+        *(_loading_option(name) for name in LOADING),
+        click.option(
+            "--mmproj", type=click.Path(path_type=Path), metavar="FILE",
+            help="Projector of a vision model, for prompts with images.",
         ),
         click.option(
             "--lora", type=AdapterFile(), multiple=True,
@@ -124,6 +130,21 @@ def model_options(
     )):  # fmt: skip
         command = option(command)
     return command
+
+
+def _loading_option(name: str) -> Callable[[F], F]:
+    """Return the decorator that adds an option of the table `LOADING`."""
+    rule = LOADING[name]
+    how: dict[str, Any] = {"type": _TYPES.get(rule.type)}
+    if rule.type == "boolean":
+        how = {"default": None} if rule.optional else {"is_flag": True}
+    elif rule.shape == "sequence":
+        how = {"type": str, "multiple": True}
+    elif rule.choices:
+        how = {"type": click.Choice(rule.choices)}
+    elif not rule.optional:
+        how["default"] = 0
+    return click.option(*_flags(name, rule), help=rule.help, **(how | _CLICK.get(name, {})))
 
 
 def load_models(
@@ -209,6 +230,8 @@ def load_arguments(options: dict[str, Any], draft: str, speculation: Speculation
         "draft_flash_attention": options["draft_flash_attention"],
         "draft_kv_type": options["draft_kv_type"],
         "draft_gpu_layers": options["draft_gpu_layers"],
+        **{name: options[name] for name in LOADING},
+        "mmproj": options["mmproj"],
         "lora": options["lora"],
         # The adapter belongs to the draft of the options only.
         "draft_lora": options["draft_lora"] if draft == options["draft"] else (),
@@ -216,7 +239,11 @@ def load_arguments(options: dict[str, Any], draft: str, speculation: Speculation
         "rpc": options["rpc"],
         "reference": options["draft_text"],
         "verbose": options["verbose"] > 0,
-        "parallel": options.get("parallel", 1),  # only some commands have it
+        # only some commands have these
+        "parallel": options.get("parallel", 1),
+        "prefix_memory": options.get("prefix_memory", "auto"),
+        "shared_drafts": options.get("shared_drafts", False),
+        "pooling": options.get("pooling"),
     }
 
 
@@ -227,6 +254,10 @@ _CLICK: dict[str, dict[str, Any]] = {
     "grammar": {"type": click.Path(path_type=Path), "metavar": "FILE"},
     "json_schema": {"metavar": "JSON"},
     "logprobs": {"metavar": "N"},
+    "device": {"metavar": "DEVICE"},
+    "draft_device": {"metavar": "DEVICE"},
+    "n_cpu_moe": {"metavar": "N"},
+    "override_tensor": {"metavar": "PATTERN=DEVICE"},
 }
 _TYPES = {"number": float, "integer": int, "string": str, "any": str}
 

@@ -58,3 +58,20 @@ class ModelName(click.ParamType[str]):
 
     name = "TEXT"
     envvar_list_splitter = "\n"
+
+
+class Layers(click.ParamType["int | str"]):
+    """Parameter type for a number of layers, or `auto`."""
+
+    name = "INTEGER|auto"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int | str:
+        """Parse a text such as `12`."""
+        if value == "auto":
+            return "auto"
+        try:
+            return int(value)
+        except (TypeError, ValueError):
+            self.fail(f"{value!r} is neither a whole number nor auto.", param, ctx)

@@ -11,6 +11,7 @@ import click
 from ..quantize import TYPES
 from .command import Command
 from .completion import model_names
+from .shared_options import json_option, models_file_option, output_options
 
 if TYPE_CHECKING:
     from ..quantize import Quantized
@@ -21,21 +22,9 @@ if TYPE_CHECKING:
 @click.argument("target", metavar="OUT.gguf", type=click.Path(path_type=Path))
 @click.option("--type", "kind", required=True, metavar="TYPE", help=f"{', '.join(TYPES)}.")
 @click.option("--threads", type=int, help="Number of threads.  [default: physical cores]")
-@click.option("--force", is_flag=True, help="Replace OUT.gguf if it exists.")
-@click.option("-q", "--quiet", is_flag=True, help="Write only errors.")
-@click.option(
-    "--models-file",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="File with more model names, in the format of models.yaml.",
-)
-@click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    envvar="GGUF_SPEC_JSON",
-    help="Print one JSON object instead of the line.",
-)
+@output_options
+@models_file_option
+@json_option("instead of the line")
 def quantize(model: str, target: Path, **options: Any) -> int:
     """Quantise MODEL to OUT.gguf, to use it as a draft or to save memory.
 

@@ -113,7 +113,8 @@ def speed(s: Stats) -> str:
 def stats_lines(s: Stats, seed: int) -> str:
     """Return the lines of --stats."""
     busy = s.draft_s + s.verify_s + s.other_s or 1.0
-    prompt = f"prompt: {s.n_prompt} tokens in {s.prompt_s * 1000:,.0f} ms"
+    cached = f", {s.n_cached} of them cached," if s.n_cached else ""
+    prompt = f"prompt: {s.n_prompt} tokens{cached} in {s.prompt_s * 1000:,.0f} ms"
     by = ", ".join(
         f"{name} {accepted} of {drafted}" for name, (drafted, accepted) in s.drafters.items()
     )

@@ -23,7 +23,8 @@ from .options import (
     speculation_options,
     to_speculation,
 )
-from .parallel import parallel_option
+from .parallel import at_once, parallel_option, prefix_memory_option, shared_drafts_option
+from .pooling import pooling_option
 from .render import CONTROL
 
 if TYPE_CHECKING:
@@ -104,6 +105,9 @@ class Duration(click.ParamType[float]):
     help="Origin whose pages may use the server; * for all. Repeatable.",
 )
 @parallel_option
+@prefix_memory_option
+@shared_drafts_option
+@pooling_option
 @click.option(
     "--queue",
     type=int,
@@ -122,13 +126,22 @@ class Duration(click.ParamType[float]):
     help="Time limit of an answer in seconds, from its start.",
 )
 @click.option(
-    "--body-limit", type=float, default=4.0, help="Maximum size of a request in megabytes."
+    "--body-limit",
+    type=float,
+    help="Maximum size of a request in megabytes.  [default: 4; 32 with --mmproj]",
 )
 @click.option(
     "--grace",
     type=float,
     default=5.0,
     help="Seconds that running answers have to finish when the server stops.",
+)
+@click.option(
+    "--ping",
+    type=float,
+    default=15.0,
+    help="Seconds without text after which a stream sends data without meaning, so that proxies "
+    "keep the connection; 0 for never.",
 )
 @click.option("-q", "--quiet", is_flag=True, help="Show only the address and errors.")
 @speculation_options
@@ -199,8 +212,8 @@ def _check_several(options: dict[str, Any], draft: str) -> None:
     from ..errors import OptionConflictError
     from ..errors.texts import Option
 
-    own = [name for name in ("lora", "draft_lora") if options[name]]
-    if draft not in ("auto", "ngram", "none"):
+    own = [name for name in ("mmproj", "lora", "draft_lora") if options[name]]
+    if draft not in ("auto", "mtp", "ngram", "none"):
         own.append("draft")
     for name in own:
         hint = "start one server for each model, or give one model."
@@ -225,11 +238,18 @@ def _settings(options: dict[str, Any]) -> tuple[type[Server], Settings]:
         queue=options["queue"],
         max_tokens=options["max_tokens_limit"],
         timeout=options["timeout"],
-        body_bytes=int(options["body_limit"] * 1_000_000),
+        body_bytes=int(_body_limit(options) * 1_000_000),
         grace=options["grace"],
+        ping=options["ping"],
         any_model=options["any_model"],
         listed=True,
     )
+
+
+def _body_limit(options: dict[str, Any]) -> float:
+    """Return the maximum size of a request in megabytes; images need more room."""
+    given: float | None = options["body_limit"]
+    return (4.0 if options["mmproj"] is None else 32.0) if given is None else given
 
 
 def _wait(server: Server, begin: Callable[[], None] | None) -> int:
@@ -248,14 +268,17 @@ def _wait(server: Server, begin: Callable[[], None] | None) -> int:
         caught.append(number)
         told.set()
 
+    from ..server import systemd_service
+
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         click.echo(f"Listening at {server.url}")
         if begin:
             begin()
-        # The wait has a timeout because Windows delivers Ctrl-C only between waits.
-        while server.is_running and not told.wait(0.5):
-            pass
+        with systemd_service(server):
+            # The wait has a timeout because Windows delivers Ctrl-C only between waits.
+            while server.is_running and not told.wait(0.5):
+                pass
         server.stop()
         while server.is_running:
             time.sleep(0.05)
@@ -288,10 +311,7 @@ def _say_how(url: str, pool: ModelPool, needs_key: bool) -> None:
 
 def _capacity(llm: LLM) -> str:
     """Return the context of a model and how many requests share its passes."""
-    context = f", context of {llm.n_ctx:,} tokens"
-    if llm.parallel == 1:
-        return f"{context}, one request at a time"
-    return f"{context}, {llm.parallel} requests at once"
+    return f", context of {llm.n_ctx:,} tokens, {at_once(llm)}"
 
 
 def _show_requests() -> None:

@@ -15,6 +15,7 @@ from .command import Command
 from .error_text import in_command
 from .options import load_models, model_options
 from .progress import counted
+from .shared_options import json_option
 
 if TYPE_CHECKING:
     from ..tune import Tuning
@@ -25,13 +26,7 @@ _SHOWN = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 33)
 
 @click.command(cls=Command)
 @model_options
-@click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    envvar="GGUF_SPEC_JSON",
-    help="Print one JSON object instead of the table.",
-)
+@json_option("instead of the table")
 def tune(**options: Any) -> int:
     """Measure the cost of these models on this machine, and save the result.
 

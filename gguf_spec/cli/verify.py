@@ -11,6 +11,7 @@ import click
 from .command import Command
 from .options import load_models, model_options, read_text
 from .progress import counted
+from .shared_options import json_option
 
 if TYPE_CHECKING:
     from .. import LLM
@@ -57,13 +58,7 @@ _LONG_COUNT = 4  # default number of prompts with --long
     default=10.0,
     help="Time limit in minutes; no further prompt or check starts after it.",
 )
-@click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    envvar="GGUF_SPEC_JSON",
-    help="Print one JSON object instead of the table.",
-)
+@json_option("instead of the table")
 def verify(**options: Any) -> int:
     """Compare speculation with plain decoding on these models and this machine.
 

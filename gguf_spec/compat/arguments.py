@@ -13,6 +13,7 @@ from typing import Any
 from ..errors import GgufSpecError, InvalidOptionError
 from ..errors.texts import Option
 from ..llama.options import KV_TYPES
+from ..load_options import LOADING
 from ..options import SAMPLING
 from ..sampling.chain import CompatSampling
 
@@ -34,7 +35,6 @@ USUAL: dict[str, tuple[object, ...]] = {
     "use_mlock": (False,),
     "kv_overrides": (None,),
     "rope_scaling_type": (-1, None),
-    "pooling_type": (-1,),
     "attention_type": (-1,),
     "rope_freq_base": (0.0, 10000.0),
     "rope_freq_scale": (0.0, 1.0),
@@ -43,7 +43,6 @@ USUAL: dict[str, tuple[object, ...]] = {
     "yarn_beta_fast": (32.0,),
     "yarn_beta_slow": (1.0,),
     "yarn_orig_ctx": (0,),
-    "embedding": (False,),
     "offload_kqv": (True,),
     "op_offload": (None,),
     "swa_full": (None,),
@@ -59,7 +58,6 @@ USUAL: dict[str, tuple[object, ...]] = {
 _HINTS_OF_ERRORS = {
     "draft_model": "set draft_model_path=FILE to use a draft model, "
     "or draft_model_path='ngram' to draft from the text only.",
-    "embedding": "use llama_cpp.Llama for embeddings.",
     "f16_kv": "set type_k and type_v.",
 }
 # Argument of `gguf_spec.load` -> argument of `Llama`.
@@ -70,9 +68,17 @@ _NAMES_HERE = {
     "flash_attention": "flash_attn",
     "draft": "draft_model_path",
     "lora": "lora_path",
+    "pooling": "pooling_type",
 }
 # Arguments of `gguf_spec.load` that `Llama` does not have.
-_NOT_HERE = {"draft_lora", "draft_kv_type", "draft_flash_attention", "extra_bufts", "reference"}
+_NOT_HERE = {
+    "draft_lora",
+    "draft_kv_type",
+    "draft_flash_attention",
+    "extra_bufts",
+    "reference",
+    *LOADING,
+}
 # Value of an argument of `load` -> value of the argument of `Llama`.
 _VALUES_HERE: dict[str, dict[object, object]] = {
     "kv_type": {name: number for name, (number, _) in KV_TYPES.items()},

@@ -12,7 +12,7 @@ from llama_cpp.llama_speculative import LlamaDraftModel
 from numpy.typing import NDArray
 
 from ..arrays import Logits
-from ..errors import ClosedError, UnsupportedModelError
+from ..errors import ClosedError
 from ..gguf.model_file import ModelFile
 from ..gguf.validation import read_header
 from ..gguf.vocabulary import FileVocabulary
@@ -28,10 +28,10 @@ from ..speculative.drafters import (
     NgramDrafter,
     Proposal,
     TokenDrafter,
-    check_vocabulary,
     failure,
 )
 from ..speculative.drafters.draft_sampler import DraftToken
+from ..speculative.vocabularies import check_vocabulary
 
 # Least acceptance rate at which a token is drafted: verifying one more token costs a fraction of a
 # pass.
@@ -103,7 +103,6 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama-cpp-python has
 
         Raises:
             InvalidOptionError, ModelError, NotEnoughMemoryError: The small model cannot be loaded.
-            UnsupportedModelError: The small model does not support rollback.
             VocabularyMismatchError: The small model has another vocabulary than the target.
         """
         self.k, self.n_drafted, self.n_accepted = Speculation(k).k, 0, 0
@@ -140,17 +139,8 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama-cpp-python has
             Number of token ids that may be proposed.
 
         Raises:
-            UnsupportedModelError: The small model does not support rollback.
             VocabularyMismatchError: The small model has another vocabulary than the target.
         """
-        if not model.can_roll_back:
-            hint = "use a draft of another architecture, or draft from the text only."
-            raise UnsupportedModelError(
-                model.path,
-                f"{model.path.name} is recurrent or hybrid, so it cannot remove tokens from its "
-                "cache.",
-                hint,
-            )
         if target_path is None:
             return model.n_vocab
         target = FileVocabulary(read_header(Path(target_path)))

@@ -22,6 +22,9 @@ from ..registry import download
 from ..registry.resolve import resolve
 from ..runtime.llm import LLM
 from ..runtime.stream import Stream
+from ..text.tool_history import reads_tools
+from ..tools.families import family_of
+from ..tools.use import ToolUse
 from .arguments import (
     ANY_SEED,
     check_constructor,
@@ -32,13 +35,14 @@ from .arguments import (
     to_sampling,
 )
 from .background import pumped
+from .embeddings import Embeddings, pooling_named
 from .messages import as_messages, as_text, as_tools, check_chat_format, n_logprobs
 from .not_supported import NOT_HERE
-from .responses import Dict, Head, chat, chat_parts
+from .responses import Dict, Head, chat, chat_parts, with_calls
 from .vocabulary import Vocabulary
 
 
-class Llama(Vocabulary):
+class Llama(Embeddings, Vocabulary):
     """`llama_cpp.Llama` with speculation: the same calls, dictionaries and greedy text.
 
     Requests run one at a time; others wait. Methods may be called from any thread. Errors are those
@@ -86,6 +90,8 @@ class Llama(Vocabulary):
         chat_format: str | None = None,
         type_k: int | None = None,
         type_v: int | None = None,
+        embedding: bool = False,
+        pooling_type: int = -1,
         verbose: bool = True,
         **others: Any,
     ) -> None:
@@ -110,6 +116,9 @@ class Llama(Vocabulary):
                 supported.
             type_k: Number type of the cache, a ggml type: 0, 1, 2, 3, 6, 7, 8 or 30.
             type_v: The same as `type_k`.
+            embedding: No effect: embeddings and answers are always possible.
+            pooling_type: llama.cpp's number of the pooling of embeddings, 0 to 4; -1 as the file
+                says, otherwise none.
             verbose: Whether to write llama.cpp's log to stderr.
             others: Other arguments of `llama_cpp.Llama`; each must have its default value, except
                 the ones without effect.
@@ -119,6 +128,7 @@ class Llama(Vocabulary):
             ModelError, NotEnoughMemoryError, VocabularyMismatchError: As for `load`.
         """
         check_constructor(others)
+        del embedding
         refuse_unless("n_threads_batch", n_threads_batch or None, (None, n_threads))
         self.model_path, self.verbose = os.fspath(model_path), verbose
         self.cache: Any = None
@@ -129,7 +139,7 @@ class Llama(Vocabulary):
             if isinstance(value, (str, bool, int, float))
         }
         self.chat_format = check_chat_format(chat_format, self.metadata)
-        self._last_n = last_n_tokens_size
+        self._last_n, self._most_embedded = last_n_tokens_size, int(others.get("n_batch") or 512)
         self._llm: LLM | None = None
         self.set_seed(seed)
         trained = header.of_architecture("context_length", 0)
@@ -144,6 +154,7 @@ class Llama(Vocabulary):
                 threads=n_threads or None,
                 flash_attention="auto" if flash_attn is None else "on" if flash_attn else "off",
                 kv_type=kv_type(type_k, type_v),
+                pooling=pooling_named(pooling_type, header),
                 gpu_layers=max(n_gpu_layers, -1),
                 lora=(lora_path, lora_scale) if lora_path else (),
                 verbose=verbose,
@@ -246,8 +257,8 @@ class Llama(Vocabulary):
         """Answer messages with the chat template of the file.
 
         With `stream`, return an iterator over parts of the answer. Tools are inserted into the
-        prompt if the template supports them. If `tool_choice` names a tool, the answer consists of
-        the arguments of that tool.
+        prompt if the template supports them, and calls in the answer become `tool_calls`. If
+        `tool_choice` names a tool, the answer consists of the arguments of that tool.
 
         Raises:
             InvalidOptionError: An argument is not supported; names the argument.
@@ -266,7 +277,7 @@ class Llama(Vocabulary):
         asked |= {"logprobs": n_logprobs(logprobs, top_logprobs), "json_schema": schema}
         sampling = to_sampling(asked, seed=self._next_seed(seed), last_n=self._last_n)
         with_tools: Any = {}
-        if shown and "tools" in self.metadata.get("tokenizer.chat_template", ""):
+        if shown and reads_tools(self.metadata.get("tokenizer.chat_template", "")):
             with_tools = {"tools": shown}
         elif shown and not called:
             raise InvalidOptionError(
@@ -278,9 +289,13 @@ class Llama(Vocabulary):
             )
         opened = partial(self._alive.stream, as_messages(messages), sampling, **with_tools)
         head, tool = Head(model or self.model_path, self._shown), called["name"] if called else None
+        calls = None
+        if with_tools and tool is None:
+            calls = family_of(self._alive.chat_template or ""), ToolUse(shown)
         if stream:
-            return chat_parts(head.parts(pumped(opened), sampling.logprobs is not None), tool)
-        return chat(self._whole(head, opened, sampling.logprobs is not None), tool)
+            parts = chat_parts(head.parts(pumped(opened), sampling.logprobs is not None), tool)
+            return parts if calls is None else with_calls(parts, calls)
+        return chat(self._whole(head, opened, sampling.logprobs is not None), tool, calls)
 
     def _whole(self, head: Head, opened: Callable[[], Stream], with_logprobs: bool) -> Dict:
         with opened() as stream:
@@ -289,25 +304,6 @@ class Llama(Vocabulary):
         if stream.result.finish_reason == "cancelled":  # by `close`, from another thread
             raise ClosedError
         return head.whole(stream.result, with_logprobs)
-
-    def create_embedding(
-        self,
-        input: str | Sequence[str],
-        model: str | None = None,
-    ) -> Dict:
-        """Raise an error: embeddings are not supported.
-
-        Raises:
-            InvalidOptionError: Always.
-        """
-        del input, model  # the parameters are those of llama_cpp.Llama
-        raise InvalidOptionError(
-            "embedding",
-            True,
-            "",
-            "use llama_cpp.Llama(embedding=True) for embeddings.",
-            message="gguf_spec.compat.Llama does not compute embeddings.",
-        )
 
     def set_seed(self, seed: int) -> None:
         """Set the seed of the generator that supplies the seeds of calls without one."""

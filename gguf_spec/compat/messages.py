@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -42,12 +43,29 @@ def check_chat_format(name: str | None, metadata: dict[str, str]) -> str | None:
 def as_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return messages with their contents as plain text.
 
-    Text parts are joined; a missing content becomes an empty text.
+    Text parts are joined; a missing content becomes an empty text. Arguments of calls become
+    objects, as chat templates read them.
 
     Raises:
         InvalidOptionError: A part is not text, such as an image.
     """
-    return [{**message, "content": _content(message.get("content"))} for message in messages]
+    return [_message(message) for message in messages]
+
+
+def _message(message: Mapping[str, Any]) -> dict[str, Any]:
+    read = {**message, "content": _content(message.get("content"))}
+    if message.get("tool_calls"):
+        read["tool_calls"] = [_call(call) for call in message["tool_calls"]]
+    return read
+
+
+def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    try:
+        arguments = json.loads(function["arguments"] or "{}")
+    except (TypeError, ValueError, RecursionError):
+        arguments = function["arguments"]
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _content(content: Any) -> Any:

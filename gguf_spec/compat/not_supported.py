@@ -7,7 +7,6 @@ _DECODING = (
     "each token."
 )
 _STATE = "use gguf_spec.load(...).chat() and Chat.save to save a conversation."
-_EMBEDDING = "use llama_cpp.Llama(embedding=True) for embeddings."
 _NATIVE = "use llama_cpp.Llama where llama.cpp's own objects are needed."
 # Members of `llama_cpp.Llama` that are not supported -> hint for the error.
 NOT_HERE = {
@@ -20,8 +19,6 @@ NOT_HERE = {
     "logits_to_logprobs": "request logprobs in a completion.",
     "save_state": _STATE,
     "load_state": _STATE,
-    "embed": _EMBEDDING,
-    "pooling_type": _EMBEDDING,
     "ctx": _NATIVE,
     "model": _NATIVE,
 }

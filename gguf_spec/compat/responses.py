@@ -9,8 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..results import Chunk, Completion, TokenLogprob
+from ..tools.deltas import ToolDeltas, whole_answer
+from ..tools.families import Family
+from ..tools.use import ToolUse
 
 Dict = dict[str, Any]
+# Syntax of the calls in an answer, and the tools.
+Calls = tuple[Family, ToolUse]
 
 
 @dataclass(frozen=True)
@@ -74,8 +79,14 @@ class Head:
         return found
 
 
-def chat(completion: Dict, tool: str | None = None) -> Dict:
-    """Convert a completion to a chat answer, or to a call of `tool`."""
+def chat(completion: Dict, tool: str | None = None, calls: Calls | None = None) -> Dict:
+    """Convert a completion to a chat answer, or to a call of `tool`.
+
+    Args:
+        completion: The completion.
+        tool: The tool that was named; the completion is its arguments.
+        calls: Syntax of calls in the text; None if there are none.
+    """
     choice = completion["choices"][0]
     message: Dict = {"role": "assistant", "content": choice["text"]}
     if tool is not None:
@@ -84,6 +95,12 @@ def chat(completion: Dict, tool: str | None = None) -> Dict:
             "content": None,
             **_call(tool, completion["id"], choice["text"]),
         }
+    elif calls is not None:
+        text, found = whole_answer(choice["text"], *calls)
+        message["content"] = text
+        if found:
+            message |= {"content": text or None, "tool_calls": found}
+            choice = choice | {"finish_reason": "tool_calls"}
     answer = {
         "index": 0,
         "message": message,
@@ -91,6 +108,28 @@ def chat(completion: Dict, tool: str | None = None) -> Dict:
         "finish_reason": _finish(choice["finish_reason"], tool),
     }
     return _as_chat(completion, "chat.completion", answer) | {"usage": completion["usage"]}
+
+
+def with_calls(parts: Iterator[Dict], calls: Calls) -> Iterator[Dict]:
+    """Convert the parts of a chat answer to parts with its tool calls as deltas."""
+    reader = ToolDeltas(*calls)
+    for part in parts:
+        choice = part["choices"][0]
+        is_last = choice["finish_reason"] is not None
+        text = choice["delta"].get("content")
+        if text is None and not is_last:
+            yield part
+            continue
+        deltas = reader.finish() if is_last else reader.push(text)
+        if choice["logprobs"] and not deltas:
+            deltas = [{"content": ""}]
+        for i, delta in enumerate(deltas):
+            logprobs = choice["logprobs"] if i == len(deltas) - 1 and not is_last else None
+            shown = choice | {"delta": delta, "logprobs": logprobs, "finish_reason": None}
+            yield part | {"choices": [shown]}
+        if is_last:
+            reason = "tool_calls" if reader.has_call else choice["finish_reason"]
+            yield part | {"choices": [choice | {"finish_reason": reason}]}
 
 
 def chat_parts(parts: Iterator[Dict], tool: str | None = None) -> Iterator[Dict]:

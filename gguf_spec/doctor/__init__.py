@@ -13,15 +13,17 @@ from typing import TYPE_CHECKING, Any
 from .. import __version__
 from ..errors.texts import Option, Text
 from ..llama.options import ContextOptions, adapters
+from ..llama.placement import read_placement
 from ..system.units import format_bytes
 from . import installation, processor, registry, storage
 from .check import Check
 from .pair import PairChecks
+from .projector import projector
 
 if TYPE_CHECKING:
     from ..tune import Tuning
 
-__all__ = ["Check", "ContextOptions", "Diagnosis", "adapters", "doctor"]
+__all__ = ["Check", "ContextOptions", "Diagnosis", "adapters", "doctor", "read_placement"]
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,7 @@ def doctor(
     reference: str | Path | None = None,
     models_file: Path | None = None,
     online: bool = False,
+    mmproj: str | Path | None = None,
 ) -> Diagnosis:
     """Check this installation, this machine, and a pair of models on it.
 
@@ -85,6 +88,7 @@ def doctor(
         reference: As for `load`.
         models_file: As for `load`.
         online: Whether to check that the hub is reachable. No other check makes a request.
+        mmproj: As for `load`.
     """
     options = options or ContextOptions()
     draft_options = draft_options or options.for_draft()
@@ -95,6 +99,7 @@ def doctor(
         fast = processor.fast_kernels(features, options)
         checks += [
             installation.build(features, options),
+            *installation.devices(options, draft_options),
             processor.processor(features),
             fast,
             processor.amx(features, fast),
@@ -121,6 +126,8 @@ def doctor(
         checks.append(_text(Path(reference)))
     with contextlib.closing(PairChecks(options, draft_options, features, models_file)) as pair:
         checks += pair.examine(model, draft)
+        if mmproj is not None:
+            checks.append(projector(Path(mmproj), model, models_file, features is not None))
         return Diagnosis(tuple(checks), pair.tuning)
 
 

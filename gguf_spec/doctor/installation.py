@@ -105,7 +105,7 @@ def build(features: Mapping[str, str], options: ContextOptions) -> Check:
         f"{'with' if gpu else 'without'} GPU offload; "
         f"{', '.join(name for name in features if name != 'GPU' and has(features, name))}"
     )
-    if not gpu and options.gpu_layers > 0:
+    if not gpu and options.wants_gpu:
         found = Text(
             "it has no GPU backend, which ", Option("gpu_layers", options.gpu_layers), " needs"
         )
@@ -117,6 +117,19 @@ def build(features: Mapping[str, str], options: ContextOptions) -> Check:
             "build", "warn", f"it does not use this machine's NVIDIA GPU; {found}", _GPU_BUILD
         )
     return Check("build", "ok", found)
+
+
+def devices(options: ContextOptions, draft_options: ContextOptions) -> list[Check]:
+    """List the GPUs, and check that the devices of the options exist."""
+    from ..llama import devices
+
+    try:
+        devices.check_placement(options.placement)
+        devices.check_placement(draft_options.placement, "draft_device")
+    except InvalidOptionError as error:
+        return [Check("devices", "fail", error.message, error.hint)]
+    found = devices.devices()
+    return [Check("devices", "ok", "; ".join(map(str, found)))] if found else []
 
 
 def has(features: Mapping[str, str], name: str) -> bool:

@@ -19,12 +19,17 @@ The classes:
         - ModelNotFoundError
         - NotAModelError
         - UnsupportedModelError
+            - NoGenerationError
+            - NoRankingError
     - NotEnoughMemoryError (MemoryError)
     - VocabularyMismatchError
     - EmptyPromptError
     - PromptTooLongError (ValueError)
+    - TextTooLongError (ValueError)
     - TemplateError
     - NoInfillError
+    - ImageError (ValueError)
+    - NoVisionError
     - BusyError
     - ClosedError
     - EventLoopError (RuntimeError)
@@ -53,6 +58,7 @@ The classes:
 from __future__ import annotations
 
 from .base import GgufSpecError
+from .image_errors import ImageError, NoVisionError
 from .model_errors import (
     BusyError,
     ClosedError,
@@ -62,7 +68,9 @@ from .model_errors import (
     LoadCancelledError,
     ModelError,
     ModelNotFoundError,
+    NoGenerationError,
     NoInfillError,
+    NoRankingError,
     NotAModelError,
     NotEnoughMemoryError,
     NotInstalledError,
@@ -72,6 +80,7 @@ from .model_errors import (
     RollbackError,
     SessionError,
     TemplateError,
+    TextTooLongError,
     UnsupportedError,
     UnsupportedModelError,
     VocabularyMismatchError,
@@ -117,12 +126,17 @@ __all__ = [  # noqa: RUF022 -- in the order of the class tree, as the reference 
     "ModelNotFoundError",
     "NotAModelError",
     "UnsupportedModelError",
+    "NoGenerationError",
+    "NoRankingError",
     "NotEnoughMemoryError",
     "VocabularyMismatchError",
     "EmptyPromptError",
     "PromptTooLongError",
+    "TextTooLongError",
     "TemplateError",
     "NoInfillError",
+    "ImageError",
+    "NoVisionError",
     "BusyError",
     "ClosedError",
     "EventLoopError",

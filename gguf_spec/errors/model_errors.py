@@ -36,6 +36,26 @@ class UnsupportedModelError(ModelError):
     """
 
 
+class NoGenerationError(UnsupportedModelError):
+    """The model computes embeddings and generates no text."""
+
+    def __init__(self, path: Path, architecture: str) -> None:
+        super().__init__(
+            path,
+            f"{path.name} is an embedding model ({architecture}), not a text generator.",
+            "use a chat or base model; this one only computes embeddings.",
+        )
+
+
+class NoRankingError(UnsupportedModelError):
+    """The model cannot rank documents: it has no classification head, or pools otherwise."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(
+            path, f"{path.name} cannot rank documents: {reason}.", "use a reranker model."
+        )
+
+
 def less_memory(n_ctx: int | None = None, parallel: int | None = None) -> Text:
     """Return advice for models that do not fit into memory.
 
@@ -85,8 +105,8 @@ class VocabularyMismatchError(GgufSpecError):
     """The vocabularies of draft and target differ.
 
     Attributes:
-        what: The property that differs: `type`, `add_bos`, `bos`, `add_eos`, `eos`, `size` or
-            `token`.
+        what: The property that differs: `type`, `add_bos`, `bos`, `add_eos`, `eos`, `size`,
+            `token`, or `common` for too few common tokens; the values are then the sizes.
         target_value: Its value in the target.
         draft_value: Its value in the draft.
         token: The first token id whose text differs, when `what` is `token`.
@@ -139,6 +159,32 @@ class PromptTooLongError(GgufSpecError, ValueError):
             advice(Text("set ", Option("n_ctx", larger)), "shorten the prompt"),
         )
         self.n_prompt, self.n_ctx = n_prompt, n_ctx
+
+
+class TextTooLongError(GgufSpecError, ValueError):
+    """A text is too long for its embedding.
+
+    Attributes:
+        index: Index of the text.
+        n_tokens: Number of its tokens.
+        most: Largest number of tokens that the model reads at once.
+    """
+
+    def __init__(self, index: int, n_tokens: int, most: int, n_ctx_train: int) -> None:
+        """Create the error.
+
+        Args:
+            index: Index of the text.
+            n_tokens: Number of its tokens.
+            most: Largest number of tokens that the model reads at once.
+            n_ctx_train: Number of tokens that the model was trained for.
+        """
+        larger = [Text("set ", Option("n_ctx", n_tokens))] if n_tokens <= n_ctx_train else []
+        super().__init__(
+            f"the text {index} has {n_tokens:,} tokens but the model reads {most:,} at once.",
+            advice("shorten the text", "split it", *larger),
+        )
+        self.index, self.n_tokens, self.most = index, n_tokens, most
 
 
 class TemplateError(GgufSpecError):

@@ -12,6 +12,12 @@ from .architectures import Architecture, architecture
 
 # metadata key of the tokens
 TOKENS = "tokenizer.ggml.tokens"
+# metadata key of the kept token ids of a trimmed vocabulary
+IDS = "gguf_spec.trim.ids"
+# ggml type of tables of token ids
+I64 = 27
+# tensor of an EAGLE-3 head: for each token that it knows its id in the vocabulary
+TOKEN_TABLE = "d2t"
 
 
 @dataclass(frozen=True)
@@ -51,8 +57,8 @@ class Header:
 
     Attributes:
         path: The file, or the first file of a split model.
-        metadata: Its scalar values and strings. An array of at most 1,024 numbers is a tuple, any
-            other array an `ArrayLength`.
+        metadata: Its scalar values and strings. An array of at most 1,024 numbers is a tuple, and
+            so are the kept ids of a trimmed vocabulary; any other array is an `ArrayLength`.
         n_tensors: Number of tensors.
         file_bytes: Size of the file, or of all files of a split model.
         kinds: The type of each value in llama.cpp's notation, such as `u32`; `[str]` for an array
@@ -62,6 +68,7 @@ class Header:
             without tokens.
         data_at: Byte in the file at which the tensor data starts.
         parts: The files: one, or all files of a split model in order.
+        parts_at: As `data_at`, for each of these files.
     """
 
     path: Path
@@ -73,6 +80,7 @@ class Header:
     tokens_at: int | None = None
     data_at: int = 0
     parts: tuple[Path, ...] = ()
+    parts_at: tuple[int, ...] = ()
 
     @property
     def architecture(self) -> str:

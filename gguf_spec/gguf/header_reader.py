@@ -15,7 +15,17 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ..errors import NotAModelError
-from .header import TOKENS, ArrayLength, Header, Tensor, damaged, shown
+from .header import (
+    I64,
+    IDS,
+    TOKEN_TABLE,
+    TOKENS,
+    ArrayLength,
+    Header,
+    Tensor,
+    damaged,
+    shown,
+)
 
 # bytes of the file before the tensor data
 MAX_HEADER = 64 << 20
@@ -174,9 +184,9 @@ class _Reader:
         name, form = _SCALARS[kind]
         start = self.at
         self.skip(n * form.size)
-        if n > _MAX_ARRAY_KEPT:
+        if n > (_MAX_TOKENS if key == IDS else _MAX_ARRAY_KEPT):
             return f"[{name}]", ArrayLength(n)
-        self.n_kept += n
+        self.n_kept += 0 if key == IDS else n
         if self.n_kept > _MAX_KEPT:
             raise self.damaged(f"its short arrays contain more than {_MAX_KEPT:,} numbers")
         return f"[{name}]", struct.unpack_from(f"<{n}{form.format[1:]}", self.data, start)
@@ -245,10 +255,12 @@ class _Reader:
                 raise self.damaged(f"the tensor {shown(raw)} has {n_dims:,} dimensions")
             shape = tuple(self.take(_U64) for _ in range(n_dims))
             kind, offset = self.take(_U32), self.take(_U64)
-            found.append(Tensor(name, shape, kind, offset, self.n_bytes(shown(raw), shape, kind)))
+            is_table = (name, kind) == (TOKEN_TABLE, I64)
+            n_bytes = self.n_bytes(shown(raw), shape, kind, is_table)
+            found.append(Tensor(name, shape, kind, offset, n_bytes))
         return found
 
-    def n_bytes(self, name: str, shape: tuple[int, ...], kind: int) -> int:
+    def n_bytes(self, name: str, shape: tuple[int, ...], kind: int, is_table: bool) -> int:
         n_values = math.prod(shape)
         if not 0 < n_values < _MAX_VALUES:
             raise self.damaged(f"the tensor {name} has the shape {shape}")
@@ -256,7 +268,7 @@ class _Reader:
             raise self.damaged(
                 f"the tensor {name} is of the type {kind}, which llama.cpp no longer supports"
             )
-        if kind in _NO_WEIGHTS:
+        if kind in _NO_WEIGHTS and not is_table:
             raise self.damaged(
                 f"the tensor {name} is of the type {kind}, which is not a type of weights"
             )
@@ -345,4 +357,5 @@ class _Reader:
             self.tokens_at,
             data_at,
             (self.path,),
+            (data_at,),
         )

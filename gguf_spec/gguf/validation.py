@@ -13,11 +13,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..errors import ModelNotFoundError, NotAModelError, UnsupportedModelError
-from .header import TOKENS, ArrayLength, Header, Tensor, damaged, shown
+from ..errors import (
+    ModelNotFoundError,
+    NoGenerationError,
+    NotAModelError,
+    UnsupportedModelError,
+)
+from .embeddings import check_embeds, embeds_only
+from .header import I64, TOKEN_TABLE, TOKENS, ArrayLength, Header, Tensor, damaged, shown
 from .header_reader import parse
+from .trimmed import trimmed
 
-__all__ = ["ArrayLength", "Header", "Tensor", "check_generates_text", "read_header"]
+__all__ = [
+    "ArrayLength",
+    "Header",
+    "Tensor",
+    "check_generates_text",
+    "check_model",
+    "read_header",
+]
 
 # most files of a split model
 _MAX_PARTS = 1024
@@ -129,6 +143,7 @@ def _join(first: Header, count: int) -> Header:
         file_bytes=sum(part.file_bytes for part in parts),
         tensors=tensors,
         parts=tuple(part.path for part in parts),
+        parts_at=tuple(part.data_at for part in parts),
     )
 
 
@@ -136,12 +151,32 @@ def _next(number: Any) -> Any:
     return number + 1 if isinstance(number, int) else repr(number)
 
 
-def check_generates_text(header: Header) -> None:
+def check_generates_text(header: Header, as_draft: bool = False) -> None:
     """Reject files that cannot generate text, based on their header.
 
+    Args:
+        header: The header.
+        as_draft: The model only drafts, so its vocabulary may be trimmed.
+
     Raises:
-        UnsupportedModelError: The file is an adapter, a projector, an encoder, an embedding model
-            or a later part of a split model, or has no tokenizer.
+        UnsupportedModelError: As for `check_model`, or the file is an embedding model.
+        NotAModelError: It contains numbers on which llama.cpp would abort the process.
+    """
+    check_model(header, as_draft)
+    if embeds_only(header):
+        raise NoGenerationError(header.path, header.architecture)
+
+
+def check_model(header: Header, as_draft: bool = False) -> None:
+    """Reject files that neither generate text nor compute embeddings, based on their header.
+
+    Args:
+        header: The header.
+        as_draft: As for `check_generates_text`.
+
+    Raises:
+        UnsupportedModelError: The file is an adapter, a projector, an encoder or a later part of a
+            split model, or has no tokenizer.
         NotAModelError: It contains numbers on which llama.cpp would abort the process.
     """
     name, metadata = header.path.name, header.metadata
@@ -170,26 +205,32 @@ def check_generates_text(header: Header) -> None:
             f"is an encoder ({header.architecture}), not a text generator",
             "use a chat or base model.",
         )
-    if (
-        header.facts.output == "embeddings"
-        or header.of_architecture("attention.causal", True) is False
-        or header.of_architecture("pooling_type", 0) not in (0, None)
-    ):
-        raise refuse(
-            f"is an embedding model ({header.architecture}), not a text generator",
-            "use a chat or base model.",
-        )
-    if metadata.get("tokenizer.ggml.model", "no_vocab") in ("no_vocab", "none") or metadata.get(
-        TOKENS, ArrayLength(0)
-    ) == ArrayLength(0):
-        raise refuse("has no tokenizer", "convert the complete model again, with its vocabulary.")
+    _check_tokenizer(header, as_draft, refuse)
     if header.n_tensors == 0:
         raise refuse("has a vocabulary but no weights", "use the complete model file.")
-    if metadata["tokenizer.ggml.model"] == "bert":
+    if metadata.get("tokenizer.ggml.model") == "bert" and not embeds_only(header):
         raise refuse("has the tokenizer of an embedding model (bert)", "use a chat or base model.")
     _check_numbers(header)
     _check_heads(header)
     _check_tensors(header)
+    if embeds_only(header):
+        check_embeds(header)
+
+
+def _check_tokenizer(
+    header: Header, as_draft: bool, refuse: Callable[[str, str], UnsupportedModelError]
+) -> None:
+    """Reject files without a tokenizer, and trimmed drafts that are used as models."""
+    metadata = header.metadata
+    kept = trimmed(header)
+    if kept and not as_draft:
+        raise refuse(
+            f"is a draft that knows only {len(kept.ids):,} of {kept.size:,} tokens",
+            "use it as a draft, for a model with the same tokens.",
+        )
+    has_none = metadata.get("tokenizer.ggml.model", "no_vocab") in ("no_vocab", "none")
+    if (has_none and not kept) or metadata.get(TOKENS, ArrayLength(0)) == ArrayLength(0):
+        raise refuse("has no tokenizer", "convert the complete model again, with its vocabulary.")
 
 
 def _check_numbers(header: Header) -> None:
@@ -280,6 +321,8 @@ def _check_heads(header: Header) -> None:
 def _check_tensors(header: Header) -> None:
     """Reject tensor types on which llama.cpp would abort the process during a pass."""
     for tensor in header.tensors:
+        if header.facts.heads == "layers" and (tensor.name, tensor.type) == (TOKEN_TABLE, I64):
+            continue
         # "tid2eid" is a table of experts
         if tensor.type == _I32 and not tensor.name.endswith("tid2eid.weight"):
             raise damaged(header.path, f"the tensor {shown(tensor.name)} contains integers")

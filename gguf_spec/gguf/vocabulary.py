@@ -5,14 +5,15 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from functools import cached_property
 from typing import Any
 
 from ..errors import NotAModelError
-from .validation import ArrayLength, Header
+from .header import TOKENS, ArrayLength, Header
+from .trimmed import trimmed
 
-TOKENS = "tokenizer.ggml.tokens"
 # format of a string length, and the most bytes kept of a token
 _LENGTH, _MOST = struct.Struct("<Q"), 1 << 24
 # tokenizer.ggml.model -> (vocabulary type, default bos id, default eos id, add bos, add eos), the
@@ -47,18 +48,37 @@ _BEGIN_WITH_BOS = {
 _WITHOUT_BOS = {"poro-chat", "chatglm-bpe", "glm4", "glm5"}
 
 
+# a space, and the name of a single byte, in vocabularies that are not byte-level BPE
+_SPACE, _BYTE = "▁".encode(), re.compile(rb"<0x([0-9A-Fa-f]{2})>")
+# letter of byte-level BPE -> its byte
+_OF_LETTERS = {chr(b): b for b in (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))}
+_OF_LETTERS |= {chr(0x100 + i): b for i, b in enumerate((*range(0x21), *range(0x7F, 0xA1), 0xAD))}
+
+
+def _from_letters(text: bytes) -> bytes:
+    """Return the bytes of a token of byte-level BPE; a text in other letters is its own bytes."""
+    try:
+        return bytes(map(_OF_LETTERS.__getitem__, text.decode()))
+    except (KeyError, UnicodeDecodeError):
+        return text
+
+
 class FileVocabulary:
     """Properties of a file's vocabulary, with llama.cpp's defaults for missing values.
 
     Attributes:
         vocabulary: `type`, `add_bos`, `bos`, `add_eos`, `eos` and `size`, as in `Model.vocabulary`.
+            For a trimmed vocabulary those of the whole one.
         n_vocab: Number of tokens.
+        kept: Ids of the tokens of a trimmed vocabulary, ascending; None if it is whole.
     """
 
     def __init__(self, header: Header) -> None:
         self._header, metadata = header, header.metadata
+        table = trimmed(header)
+        self.kept = table.ids if table else None
         model, pre = (
-            str(metadata.get("tokenizer.ggml.model", "")),
+            table.tokenizer if table else str(metadata.get("tokenizer.ggml.model", "")),
             str(metadata.get("tokenizer.ggml.pre", "")),
         )
         kind, bos, eos, add_bos, add_eos = _KINDS.get(model, (0, -1, -1, False, False))
@@ -67,7 +87,8 @@ class FileVocabulary:
             add_bos = pre in _BEGIN_WITH_BOS
             bos = -1 if pre in _WITHOUT_BOS else bos
         tokens = metadata.get(TOKENS)
-        size = self.n_vocab = tokens.n if isinstance(tokens, ArrayLength) else 0
+        size = table.size if table else tokens.n if isinstance(tokens, ArrayLength) else 0
+        self.n_vocab, self._has_spaces = size, kind != 2 or model == "gemma4"
 
         def special(name: str, default: int) -> int:
             default = default if default < size else -1
@@ -89,8 +110,32 @@ class FileVocabulary:
 
     def token_text(self, token: int) -> str:
         """Return the text of a token in the vocabulary."""
-        text = self._texts[token].partition(b"\0")[0]
+        text = self._texts[self._rows[token] if self.kept else token].partition(b"\0")[0]
         return text.decode("utf-8", errors="replace") or f"[EMPTY_{token}]"
+
+    @cached_property
+    def by_bytes(self) -> dict[bytes, int]:
+        """Ids of the tokens by the bytes that they stand for.
+
+        Of several tokens with the same bytes the first counts; tokens for a single byte come last.
+        """
+        ids = self.kept or range(self.n_vocab)
+        found: dict[bytes, int] = {}
+        single: dict[bytes, int] = {}
+        for token, stored in zip(ids, self._texts, strict=False):
+            text = stored.partition(b"\0")[0]
+            if not self._has_spaces:
+                found.setdefault(_from_letters(text), token)
+            elif match := _BYTE.fullmatch(text):
+                single.setdefault(bytes([int(match[1], 16)]), token)
+            else:
+                found.setdefault(text.replace(_SPACE, b" "), token)
+        found.pop(b"", None)
+        return single | found
+
+    @cached_property
+    def _rows(self) -> dict[int, int]:
+        return {token: i for i, token in enumerate(self.kept or ())}
 
     @cached_property
     def _texts(self) -> list[bytes]:

@@ -21,9 +21,10 @@ from ..errors import GgufSpecError
 from ..gguf.validation import Header
 from ..system.cache import cache_file, read_json, this_machine, write_json
 from ..system.competition import cores_are_shared
-from .backend import library_parts, offloads
+from .backend import library_parts, uses_gpu
 from .model import Model
 from .options import ContextOptions, physical_cores
+from .placement import Placement
 from .probe_model import N_LAYERS, N_VOCAB, AttentionShape, write_probe_model
 
 # part of the cache key; changes with the format of the measurements
@@ -159,7 +160,7 @@ def choose_attention(
     """
     shape, unmeasured = (
         attention_shape(header),
-        options.flash_attention if offloads() else options.flash_on_cpu,
+        options.flash_attention if uses_gpu(options) else options.flash_on_cpu,
     )
     if shape is None:
         return unmeasured, None
@@ -211,6 +212,7 @@ def measured_attention(shape: AttentionShape, options: ContextOptions) -> Attent
         o.kv_type,
         threads,
         o.gpu_layers,
+        *replace(o.placement, n_cpu_moe=0, overrides=()).parts,
     ]
     file = cache_file("attention", parts)
     data = read_json(file)
@@ -235,9 +237,13 @@ def _measure(shape: AttentionShape, options: ContextOptions) -> AttentionCosts:
         write_probe_model(path, shape, n_ctx)
         # all cores, even if other programs run now
         threads = options.threads or physical_cores()
-        model = Model(path, replace(options, n_ctx=n_ctx, threads=threads, lora=(), verbose=False))
+        placement = Placement(options.placement.devices)
+        measured = replace(options, n_ctx=n_ctx, threads=threads, lora=(), verbose=False)
+        model = Model(path, replace(measured, placement=placement))
     try:
         text = [3 + i * 7 % (N_VOCAB - 3) for i in range(n_ctx)]
+        if model.slow_first_pass:
+            _warm_up(model, text)
         exact = _is_exact(model, text)
         model.rollback(_NEAR)
         near = _passes(model, text)
@@ -258,6 +264,16 @@ def _measure(shape: AttentionShape, options: ContextOptions) -> AttentionCosts:
         read_s / N_LAYERS,
         exact,
     )
+
+
+def _warm_up(model: Model, text: list[int]) -> None:
+    """Make one pass of each kind, so that a driver compiles its kernels before the measurement."""
+    model.read(text[:_FAR])
+    for width in (*_WIDTHS, 33, _WIDE):
+        model.rollback(_NEAR)
+        model.logits(text[_NEAR : _NEAR + width], width)
+    model.rollback(0)
+    model.busy_s = 0.0
 
 
 def _passes(model: Model, text: list[int]) -> dict[int, float]:

@@ -6,6 +6,7 @@ import _thread
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -14,9 +15,19 @@ from ..gguf.validation import Header
 from .bindings import C
 from .exact_kernels import switch_tiles
 from .log import keep_lines
-from .memory import check_memory, features_of, usual_parallel
+from .memory import (
+    ample_parallel,
+    check_memory,
+    features_of,
+    fitting_snapshots,
+    usual_prefix_memory,
+)
 from .options import ContextOptions
 from .rpc import has_gpu, has_rpc
+
+# Snapshots of a recurrent state that are kept at most. Each lengthens a pass by about 1 %; longer
+# drafts use a copy of the state.
+_SNAPSHOTS = 8
 
 
 def start_backend(headers: Iterable[Header]) -> None:
@@ -44,18 +55,20 @@ def has_llamafile() -> bool:
     return not offloads() and build_features().get("LLAMAFILE", "0") != "0"
 
 
-def offloads() -> bool:
-    """Return whether this build of llama.cpp can use a GPU.
+def uses_gpu(options: ContextOptions) -> bool:
+    """Return whether a model with these options may use a GPU of this machine."""
+    return offloads() and options.placement.uses_gpu
 
-    The size of GPU memory is unknown here.
-    """
+
+def offloads() -> bool:
+    """Return whether this build of llama.cpp can use a GPU."""
     return bool(C.llama_supports_gpu_offload()) and (not has_rpc() or has_gpu())
 
 
 def check_room(models: Sequence[tuple[Header, ContextOptions]]) -> None:
     """Reject models that do not fit into memory together, before any of them is loaded.
 
-    Builds that can use a GPU are not checked.
+    Models that may use a GPU are not checked.
 
     Args:
         models: Headers and options of the target and of its draft, if there is one.
@@ -63,19 +76,59 @@ def check_room(models: Sequence[tuple[Header, ContextOptions]]) -> None:
     Raises:
         NotEnoughMemoryError: The models do not fit.
     """
-    if not offloads():
+    if not any(uses_gpu(options) for _, options in models):
         check_memory(models, build_features())
 
 
-def parallel_in_room(models: Sequence[tuple[Header, ContextOptions]]) -> int:
-    """Return the number of requests to run at once if the user gives none.
+def has_room(models: Sequence[tuple[Header, ContextOptions]]) -> bool:
+    """Return whether `check_room` accepts the models."""
+    try:
+        check_room(models)
+    except NotEnoughMemoryError:
+        return False
+    return True
 
-    It is 1 in builds that can use a GPU, whose memory is unknown.
+
+def parallel_in_room(models: Sequence[tuple[Header, ContextOptions]], most: int) -> int | None:
+    """Return for how many requests at once there is ample memory, at least 1 and at most `most`.
+
+    It is None if that is unknown, as for models that may use a GPU.
+
+    Args:
+        models: As for `check_room`.
+        most: The largest number to return.
+    """
+    if any(uses_gpu(options) for _, options in models):
+        return None
+    return ample_parallel(models, build_features(), most)
+
+
+def prefix_memory_in_room(models: Sequence[tuple[Header, ContextOptions]]) -> int:
+    """Return the memory for kept prefixes if the user gives none, in bytes.
 
     Args:
         models: As for `check_room`.
     """
-    return 1 if offloads() else usual_parallel(models, build_features())
+    return usual_prefix_memory(models, build_features())
+
+
+def with_snapshots(
+    models: Sequence[tuple[Header, ContextOptions]], k: int
+) -> list[tuple[Header, ContextOptions]]:
+    """Return the models with options for snapshots of the target's state.
+
+    They serve drafts of up to `k` tokens, as far as they fit into memory. Models that may use a GPU
+    are not checked.
+
+    Args:
+        models: As for `check_room`.
+        k: Longest draft that is wanted, in tokens.
+    """
+    (header, options), *others = models
+    wanted = min(k, _SNAPSHOTS) if options.parallel == 1 and header.facts.has_snapshots else 0
+    asked = [(header, replace(options, n_snapshots=wanted)), *others]
+    n = wanted if uses_gpu(options) or not wanted else fitting_snapshots(asked, build_features())
+    return [(header, replace(options, n_snapshots=n)), *others]
 
 
 def library_parts() -> list[str]:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from ..gguf.heads import n_heads, shares_cache
 from ..gguf.validation import Header
 from .options import KV_TYPES, ContextOptions
 
 # positions; llama.cpp rounds contexts up to a multiple
 PAD = 256
+# bytes of a float32
+_FLOAT = 4
+# copies of a state that `llama.recurrent_state` keeps
+_CHECKPOINTS = 2
 
 
 def cache_bytes(header: Header, options: ContextOptions, n_ctx: int) -> int:
@@ -16,7 +21,8 @@ def cache_bytes(header: Header, options: ContextOptions, n_ctx: int) -> int:
     heads = header.by_layer("attention.head_count", 0)
     n_trunk = n_layers - header.whole("nextn_predict_layers")
     recurrent = [_is_recurrent(header, i) for i in range(n_trunk)]
-    total = 4 * _state(header, heads[0] if heads else 0) * sum(recurrent)
+    n_snapshots = options.n_snapshots if facts.has_snapshots else 0
+    total = (1 + n_snapshots) * state_bytes(header)
     if facts.cache == "recurrent":
         return total
 
@@ -51,6 +57,38 @@ def cache_bytes(header: Header, options: ContextOptions, n_ctx: int) -> int:
         if facts.caches_both or not recurrent[i]
     )
     return total + int(padded(n_ctx) * a_position * KV_TYPES[options.kv_type][1])
+
+
+def head_bytes(header: Header, options: ContextOptions, n_ctx: int) -> int:
+    """Return the size of the cache of prediction heads for `n_ctx` positions, in bytes."""
+    if shares_cache(header):
+        return 0
+    n_layers, n = header.whole("block_count"), n_heads(header)
+    heads = header.by_layer("attention.head_count", 0)
+    kv_heads = header.by_layer("attention.head_count_kv", heads)[n_layers - n :]
+    width = header.whole("embedding_length") // heads[0] if heads and heads[0] else 0
+    values = sum(header.whole(f"attention.{name}_length", width) for name in ("key", "value"))
+    return int(padded(n_ctx) * sum(kv_heads) * values * KV_TYPES[options.kv_type][1])
+
+
+def hidden_bytes(header: Header, options: ContextOptions, n_ctx: int) -> int:
+    """Return the size of the rows that a target sends to a prediction head, in bytes."""
+    n_rows = max(1, len(options.head_layers))
+    return _FLOAT * n_rows * header.whole("embedding_length") * n_ctx
+
+
+def state_bytes(header: Header) -> int:
+    """Return the size of the states of all recurrent layers, in bytes."""
+    heads = header.by_layer("attention.head_count", 0)
+    n_trunk = header.whole("block_count") - header.whole("nextn_predict_layers")
+    n_recurrent = sum(_is_recurrent(header, i) for i in range(n_trunk))
+    return _FLOAT * _state(header, heads[0] if heads else 0) * n_recurrent
+
+
+def checkpoint_bytes(header: Header, options: ContextOptions) -> int:
+    """Return the size of the copies of the state beside llama.cpp's cache, in bytes."""
+    has_copies = options.parallel == 1 and not options.rpc
+    return _CHECKPOINTS * state_bytes(header) if has_copies else 0
 
 
 def _is_recurrent(header: Header, layer: int) -> bool:

@@ -23,10 +23,11 @@ from ..errors import GgufSpecError
 from ..gguf.validation import Header
 from ..system.cache import cache_file, read_json, this_machine, write_json
 from .attention import attention_shape, seconds_by_width
-from .backend import library_parts, offloads
+from .backend import library_parts, uses_gpu
 from .exact_kernels import most_exact_rows
 from .model import Model
 from .options import ContextOptions, physical_cores
+from .placement import Placement
 from .probe_model import (
     N_VOCAB,
     AttentionShape,
@@ -199,7 +200,7 @@ def _probe_of(header: Header, options: ContextOptions) -> _Probe | None:
     limit = most_exact_rows(header, extra_bufts=True)
     limit_plain = most_exact_rows(header, extra_bufts=False)
     shape, weights = attention_shape(header), layer_weights(header)
-    if limit is None or limit == limit_plain or offloads() or not (shape and weights):
+    if limit is None or limit == limit_plain or uses_gpu(options) or not (shape and weights):
         return None
     n_head = max(1, min(shape.n_head, weights.width // shape.key_length))
     few_heads = AttentionShape(n_head, n_head, shape.key_length, shape.value_length)
@@ -209,7 +210,9 @@ def _probe_of(header: Header, options: ContextOptions) -> _Probe | None:
 
 def _measure(shape: AttentionShape, weights: LayerWeights, options: ContextOptions) -> KernelCosts:
     n_ctx = max(_WIDTHS) + 1
+    placement = Placement(options.placement.devices)
     options = replace(options, n_ctx=n_ctx, lora=(), verbose=False, flash_attention="auto")
+    options = replace(options, placement=placement)
     with tempfile.TemporaryDirectory(prefix="gguf-spec-") as folder:
         path = Path(folder) / "kernels.gguf"
         write_probe_model(path, shape, n_ctx, weights)

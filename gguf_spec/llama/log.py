@@ -13,6 +13,7 @@ import ctypes
 import os
 import threading
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from .bindings import C
 
@@ -52,6 +53,15 @@ def keep_lines() -> None:
 def add_lines(lines: Iterable[str]) -> None:
     """Add lines of llama.cpp's log in another process."""
     _lines.extend(lines)
+
+
+def callback_of(loading: bool) -> Any:
+    """Return the callback for other libraries that log like llama.cpp.
+
+    Args:
+        loading: As with `keep_lines`, otherwise as with `keep_last`.
+    """
+    return _lines_callback if loading or verbose.is_set() else _last_callback
 
 
 def keep_last() -> None:

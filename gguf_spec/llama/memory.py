@@ -17,7 +17,16 @@ from ..gguf.validation import Header
 from ..options import BRANCHES_MAX, K_MAX
 from ..system.hardware import available_bytes, resident_bytes, total_bytes
 from ..system.units import format_bytes
-from .cache_size import PAD, cache_bytes, padded
+from .cache_size import (
+    PAD,
+    cache_bytes,
+    checkpoint_bytes,
+    head_bytes,
+    hidden_bytes,
+    padded,
+    state_bytes,
+)
+from .offload import offloaded
 from .options import ContextOptions
 from .repacking import repacked_bytes
 
@@ -25,9 +34,10 @@ from .repacking import repacked_bytes
 _BATCH, _LEAST_BATCH = 256, 64
 # bytes; largest attention scores of a pass (tokens x heads x positions, without flash attention)
 _MOST_SCORES = 256 << 20
-# Requests that run at once unless the user gives a number, and the share of the free memory that
-# their caches may take.
-_USUAL_PARALLEL, _CACHES_SHARE = 4, 0.25
+# Share of the free memory that the caches of requests may take if the user gives no number.
+_CACHES_SHARE = 0.25
+# Share of the memory that stays free which kept prefixes may take, and bounds of that memory.
+_KEPT_SHARE, _LEAST_KEPT, _MOST_KEPT = 1 / 8, 64 << 20, 8 << 30
 # largest number of rows of logits of a pass
 _ROWS = K_MAX + 1 + BRANCHES_MAX
 # bytes of a float32
@@ -47,7 +57,8 @@ class MemoryEstimate:
         caches: Keys and values of `n_ctx` positions, or the state of recurrent models.
         compute: Activations of a batch, logits, vocabularies.
         base: Memory in use before loading.
-        copies: Part of `weights`: repacked copies and adapters.
+        copies: Part of `weights`: repacked copies, adapters, and files that are not mapped or are
+            locked.
         idle: Part of `weights`: file pages that were copied and are not read again.
         n_ctx: Requested positions of the context.
     """
@@ -107,33 +118,29 @@ def needs(
         adapters = sum(
             adapter.path.stat().st_size for adapter in options.lora if adapter.path.exists()
         )
-        weights, copies, idle = weights + header.file_bytes, copies + copied + adapters, idle + of
-        cache = options.parallel * cache_bytes(header, options, n_ctx)
+        mapped, read = header.file_bytes, 0
+        if options.placement.mmap is False:
+            mapped, read, of = 0, header.file_bytes - of, 0
+        elif options.placement.mlock:
+            mapped, read = of, header.file_bytes - of
+        weights, copies, idle = weights + mapped, copies + read + copied + adapters, idle + of
+        cache = (
+            head_bytes(header, options, n_ctx)
+            if options.head == "self"
+            else options.parallel * cache_bytes(header, options, n_ctx)
+        )
         if options.rpc:
-            n_bytes, share = _on_workers(header, options)
-            idle, cache, compute = idle + n_bytes, round(cache * (1 - share)), compute + _CHILD
-        caches += cache
+            there = offloaded(header, options)
+            idle, cache = idle + there.n_bytes, round(cache * (1 - there.share))
+            compute += _CHILD
+        if options.head in ("own", "file"):
+            cache += hidden_bytes(header, options, n_ctx)
+        if options.head == "own":
+            cache += head_bytes(header, options, n_ctx)
+            compute += _compute_bytes(header, options, n_ctx)
+        caches += cache + (0 if options.head == "self" else checkpoint_bytes(header, options))
         compute += _compute_bytes(header, options, n_ctx)
     return MemoryEstimate(weights + copies, caches, compute, resident_bytes(), copies, idle, n_ctx)
-
-
-def _on_workers(header: Header, options: ContextOptions) -> tuple[int, float]:
-    """Return the bytes of weights that workers hold, and their share of the layers.
-
-    llama.cpp gives them the last `gpu_layers` layers, and the output after all of these.
-    """
-    n_layers = max(1, header.whole("block_count"))
-    n_there = n_layers + 1 if options.gpu_layers < 0 else min(options.gpu_layers, n_layers + 1)
-    n_here = max(0, n_layers + 1 - n_there)
-    n_bytes = 0
-    for tensor in header.tensors:
-        kind, _, rest = tensor.name.partition(".")
-        number = rest.partition(".")[0]
-        if kind == "blk" and number.isdecimal():
-            n_bytes += tensor.n_bytes if int(number) >= n_here else 0
-        elif kind.startswith("output"):
-            n_bytes += tensor.n_bytes if n_there > n_layers else 0
-    return n_bytes, (n_layers - min(n_here, n_layers)) / n_layers
 
 
 def largest_ctx(
@@ -179,18 +186,59 @@ def most_parallel(
     )
 
 
-def usual_parallel(
-    models: Sequence[tuple[Header, ContextOptions]], features: Mapping[str, str]
-) -> int:
-    """Return the number of requests to run at once if the user gives none.
+def ample_parallel(
+    models: Sequence[tuple[Header, ContextOptions]], features: Mapping[str, str], most: int
+) -> int | None:
+    """Return for how many requests at once the caches take at most a quarter of the free memory.
 
-    It is 4, or less where the caches would take more than a quarter of the free memory; 1 if the
-    free memory is unknown.
+    It is at least 1 and at most `most`; None if the free memory is unknown.
     """
     free, total = available_bytes(), total_bytes()
+    if free is None:
+        return None
     one = needs(_at_once(models, 1), features).caches
-    n = min(_USUAL_PARALLEL, int(_CACHES_SHARE * free / max(one, 1))) if free else 1
+    n = min(most, int(_CACHES_SHARE * free / max(one, 1)))
     return max(1, most_parallel(_at_once(models, max(1, n)), features, free, total))
+
+
+def fitting_snapshots(
+    models: Sequence[tuple[Header, ContextOptions]], features: Mapping[str, str]
+) -> int:
+    """Return the number of snapshots of the target's state that fit into the free memory.
+
+    They may take a quarter of it, and the models must fit, too. It is at most the number in the
+    options, and 0 if the free memory is unknown.
+    """
+    header, options = models[0]
+    free, total, state = available_bytes(), total_bytes(), state_bytes(header)
+    if not (state and free):
+        return 0
+    most = min(options.n_snapshots, int(_CACHES_SHARE * free / state))
+    return next(
+        (
+            n
+            for n in range(most, 0, -1)
+            if needs([(header, replace(options, n_snapshots=n)), *models[1:]], features).fits(
+                free, total
+            )
+        ),
+        0,
+    )
+
+
+def usual_prefix_memory(
+    models: Sequence[tuple[Header, ContextOptions]], features: Mapping[str, str]
+) -> int:
+    """Return the memory for kept prefixes if the user gives none, in bytes.
+
+    It is an eighth of the memory that stays free beside the models, at most 8 GiB; 0 where that is
+    little, or where the free memory is unknown.
+    """
+    free = available_bytes()
+    if free is None:
+        return 0
+    share = int(_KEPT_SHARE * (free - needs(models, features).own))
+    return min(share, _MOST_KEPT) if share >= _LEAST_KEPT else 0
 
 
 def _at_once(
@@ -272,6 +320,36 @@ def features_of(system_info: str) -> dict[str, str]:
 
 def _compute_bytes(header: Header, options: ContextOptions, n_ctx: int) -> int:
     """Return the approximate bytes of the widest pass, the vocabulary and the logits."""
+    n_tokens, n_merges = (
+        header.n_values("tokenizer.ggml.tokens"),
+        header.n_values("tokenizer.ggml.merges"),
+    )
+    return (
+        _SMALL
+        + compute_bytes(header, options, n_ctx, cpu_batch(header, options, n_ctx))
+        + _FLOAT * _ROWS * n_tokens  # the output buffer
+        + _PER_TOKEN * n_tokens
+        + _PER_MERGE * n_merges
+    )
+
+
+def compute_bytes(
+    header: Header, options: ContextOptions, n_ctx: int, n_batch: int, with_logits: bool = True
+) -> int:
+    """Return the approximate bytes of the activations of a pass over `n_batch` tokens."""
+    of_row = row_values(header, n_ctx, options.flash_on_cpu == "on")
+    logits = _ROWS * header.n_values("tokenizer.ggml.tokens") if with_logits else 0
+    return _FLOAT * (n_batch * of_row + logits)
+
+
+def row_values(header: Header, n_ctx: int, flash: bool) -> int:
+    """Return the approximate number of values that a pass holds for each of its tokens.
+
+    Args:
+        header: Header of the model.
+        n_ctx: Positions that the attention reads.
+        flash: Whether it is flash attention.
+    """
     embedding = header.whole("embedding_length")
     heads = max(header.by_layer("attention.head_count", 0), default=0)
     experts = header.whole("expert_used_count")
@@ -284,18 +362,7 @@ def _compute_bytes(header: Header, options: ContextOptions, n_ctx: int) -> int:
     of_row = 4 * embedding + 3 * ff + experts * embedding
     # Attention mask of a row: 16 bits per position. Without flash attention 32 bits, and a score
     # for each head and position.
-    of_row += padded(n_ctx) // 2 if options.flash_on_cpu == "on" else padded(n_ctx) * (heads + 1)
-    n_tokens, n_merges = (
-        header.n_values("tokenizer.ggml.tokens"),
-        header.n_values("tokenizer.ggml.merges"),
-    )
-    logits = 2 * _ROWS * n_tokens  # in the pass, and in the output buffer
-    return (
-        _SMALL
-        + _FLOAT * (cpu_batch(header, options, n_ctx) * of_row + logits)
-        + _PER_TOKEN * n_tokens
-        + _PER_MERGE * n_merges
-    )
+    return of_row + (padded(n_ctx) // 2 if flash else padded(n_ctx) * (heads + 1))
 
 
 def cpu_batch(header: Header, options: ContextOptions, n_ctx: int) -> int:

@@ -5,34 +5,37 @@ llama.cpp aborts the process on a batch that is too long, so batch sizes are che
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ..arrays import Logits
-from ..errors import DecodeError, InvalidOptionError, RollbackError
+from ..errors import DecodeError, InvalidOptionError, UnsupportedModelError
+from ..gguf.heads import is_head_alone
 from ..gguf.lora import check_adapter
 from ..gguf.model_file import ModelFile
 from ..gguf.validation import Header
 from ..options import K_MAX
 from ..results import PassCounts
-from .backend import build_features, offloads, start_backend
+from .backend import build_features, offloads, start_backend, uses_gpu
 from .bindings import C
 from .branches import Branches, added_branches, check_branches, n_sequences
+from .cache import Cache
 from .cache_size import padded
+from .devices import start_numa
 from .exact_kernels import GRID, has_exact_attention, has_exact_products, most_exact_rows
+from .gpu_fit import fit_layers
+from .hidden_rows import HiddenRows
+from .load_errors import context_error
 from .log import keep_last, keep_lines, log, verbose
 from .memory import cpu_batch
 from .native import N_BATCH, WIDEST, Native, SequenceTokens
-from .options import FLASH_ATTENTION, KV_TYPES, ContextOptions, context_error, physical_cores
+from .options import FLASH_ATTENTION, KV_TYPES, ContextOptions, physical_cores
+from .recurrent_state import RecurrentState
+from .target_rows import LastRows, LayerInputs
 from .threads import PassKind, shared_governor
-from .weights import Weights
 
 # cached tokens; a shallower cache adds little to the time of a pass
 _SHALLOW = 256
@@ -40,19 +43,16 @@ _SHALLOW = 256
 _OWNERS = itertools.count()
 
 
-class Model(Weights):
+class Model(Cache):
     """A model with its vocabulary and one context: the cache of its decoded tokens.
 
     Attributes:
-        n_ctx: Capacity of the cache, in positions; that of each sequence if there are several.
-        busy_s: Seconds spent inside llama.cpp since loading.
         weight_bytes: Size of the weights, adapters included.
         cached_bytes: Size of one token in the cache.
         flash_attention: `on` or `off`; `auto` on a GPU build without a measurement.
         reads_at_once: Tokens of a prompt that one prefill pass decodes.
         grid: Prefill passes end at multiples of this number of tokens. 0 if the ends do not matter,
             because rows have the same bits in passes of any width.
-        n_read: Length of the prefix of the cache that was decoded by prefill passes, on the grid.
         exact_attention: Whether attention gives a row the same bits in passes of all widths and at
             all depths.
         most_exact_rows: The largest number of tokens of a pass that can have the bits of
@@ -60,13 +60,17 @@ class Model(Weights):
         depth_costs: Tokens in a pass -> extra seconds per cached token. Empty without a
             measurement.
         counts: Passes that returned rows, and their rows, since the model was loaded.
-        threads: Threads of the last pass.
+        slow_first_pass: Whether the first pass of a width takes longer than later ones, because the
+            driver of a GPU compiles kernels for it.
         follows_machine: Whether the thread count adapts to the load of the machine. True only if
             the options give no count and the count changes no logit that matters: on a CPU, without
             flash attention or for a draft model.
     """
 
     depth_costs: Mapping[int, float] = MappingProxyType({})
+    n_ctx: int
+    cached_bytes: float
+    _rows: LastRows | LayerInputs | None = None
 
     def __init__(
         self,
@@ -92,29 +96,34 @@ class Model(Weights):
             InvalidOptionError: The model or this build of llama.cpp does not support an option.
             NotEnoughMemoryError: llama.cpp could not allocate weights or cache.
         """
-        super().__init__(file if isinstance(file, ModelFile) else ModelFile(file), options)
+        file = file if isinstance(file, ModelFile) else ModelFile(file)
+        ((_, options),) = fit_layers([(file.header, options)])
+        super().__init__(file, options)
         self.flash_attention = flash_attention or (
-            options.flash_attention if offloads() else options.flash_on_cpu
+            options.flash_attention if uses_gpu(options) else options.flash_on_cpu
         )
-        # None while the contents of the cache are unknown
-        self._cached: list[int] | None = []
-        self.n_read = 0
-        self.busy_s = 0.0
+        self._cached = []
         self.counts = PassCounts()
         self._owner = next(_OWNERS)
-        self.threads = options.threads or physical_cores()
+        self.threads: int = options.threads or physical_cores()
         self.follows_machine = (
             options.threads is None
-            and not (offloads() or options.rpc)
+            and not (uses_gpu(options) or options.rpc)
             and (options.drafts or self.flash_attention == "off")
         )
         self._governor = shared_governor(self.threads) if self.follows_machine else None
         header = self.file.header
+        if is_head_alone(header):
+            what = f"{self.path.name} is a prediction head without the layers of its model."
+            raise UnsupportedModelError(self.path, what, "use it as the draft of that model.")
         options.check_heads(header)
         for adapter in options.lora:
             check_adapter(adapter.path, header)
         start_backend([header])
-        self.exact_attention = has_exact_attention(
+        start_numa(options.placement.numa)
+        self.slow_first_pass = uses_gpu(options)
+        # On a GPU only a measurement shows it.
+        self.exact_attention = not self.slow_first_pass and has_exact_attention(
             self.flash_attention, options.kv_type, build_features()
         )
         self.most_exact_rows = most_exact_rows(header, options.repacks) or K_MAX + 1
@@ -128,18 +137,32 @@ class Model(Weights):
             self._load(header, progress)
             self._check_kind(header)
             self._adapt()
-            self._open(header)
+            self.weight_bytes = header.file_bytes + sum(
+                adapter.path.stat().st_size for adapter in options.lora
+            )
+            if self.file.embeds_only:
+                self._open_nothing()
+            else:
+                self._open(header)
         except BaseException:
             self.close()
             raise
         finally:
             keep_last()
 
+    def _open_nothing(self) -> None:
+        """Know the sizes of a model that generates no text; its passes are the `Embedder`'s."""
+        n_ctx = self.options.positions(self.n_ctx_train)
+        # An encoder has no embeddings of later positions, and llama.cpp would abort.
+        self.n_ctx = min(n_ctx, self.n_ctx_train or n_ctx)
+        self.reads_at_once = self._n_batch = N_BATCH
+        self.cached_bytes = 0.0
+
     def _open(self, header: Header) -> None:
         params, options, native = C.llama_context_default_params(), self.options, self.native
         params.n_ctx = options.positions(self.n_ctx_train)
         self.reads_at_once = params.n_ubatch = (
-            N_BATCH if offloads() else cpu_batch(header, options, params.n_ctx)
+            N_BATCH if uses_gpu(options) else cpu_batch(header, options, params.n_ctx)
         )
         # the widest verification pass may be wider than a prefill pass
         self._n_batch = params.n_batch = max(self.reads_at_once, WIDEST)
@@ -149,6 +172,7 @@ class Model(Weights):
         else:  # the sequences of branches share one cache
             params.kv_unified = self.can_roll_back
             params.n_seq_max = n_sequences(self.can_roll_back)
+            params.n_rs_seq = options.n_snapshots
         params.n_outputs_max = params.n_outputs_max_per_seq = K_MAX + 1
         params.n_threads = params.n_threads_batch = options.threads or physical_cores()
         params.flash_attn_type = FLASH_ATTENTION[self.flash_attention]
@@ -156,16 +180,29 @@ class Model(Weights):
         log.clear()
         if not native.open(params, params.n_seq_max):
             raise context_error(options, params.n_ctx, log)
+        if not (self.can_roll_back or options.parallel > 1 or options.rpc):
+            self.recurrent = RecurrentState(native, native.context(C.llama_n_rs_seq))
         # llama.cpp rounds the number up
-        self.n_ctx: int = min(
-            options.positions(self.n_ctx_train), native.context(C.llama_n_ctx_seq)
-        )
+        self.n_ctx = min(options.positions(self.n_ctx_train), native.context(C.llama_n_ctx_seq))
+        if options.head:
+            layers = options.head_layers
+            self._rows = LayerInputs(native, layers) if layers else LastRows(native)
+            self.hidden = HiddenRows(self.n_ctx, self._rows.width)
+            self._rows.send(native)
         if options.lora:
             native.use_adapters([adapter.scale for adapter in options.lora])
-        self.weight_bytes = header.file_bytes + sum(
-            adapter.path.stat().st_size for adapter in options.lora
-        )
         self.cached_bytes = options.kv_bytes(header, self.n_ctx_train) / self.n_ctx
+
+    def without_head(self) -> None:
+        """Send no rows to a prediction head any more."""
+        if self._rows:
+            self._rows.send(self.native, False)
+            self.hidden = self._rows = None
+
+    @property
+    def memory_bytes(self) -> int:
+        """Approximate memory of the weights and caches, in bytes."""
+        return round(self.weight_bytes + self.parallel * self.cached_bytes * self.n_ctx)
 
     def close(self) -> None:
         """Release the native memory.
@@ -184,57 +221,6 @@ class Model(Weights):
     def parallel(self) -> int:
         """Number of sequences of the context."""
         return self.options.parallel
-
-    @property
-    def cached(self) -> list[int]:
-        """Ids of the tokens in the cache, position by position."""
-        if self._cached is None:
-            self._start_over()
-        return self._cached or []
-
-    @property
-    def n_past(self) -> int:
-        """Number of tokens in the cache."""
-        return len(self.cached)
-
-    @property
-    def n_cached(self) -> int:
-        """Number of tokens in the cache; 0 during a pass. For other threads: it changes nothing."""
-        return len(self._cached or ())
-
-    def adopt(self, cached: Sequence[int], n_read: int) -> None:
-        """Take over the first sequence, which other code has changed.
-
-        Args:
-            cached: Ids of its cached tokens.
-            n_read: Length of the prefix that prefill passes decoded, on the grid.
-        """
-        self._cached, self.n_read = [*cached], n_read
-
-    def _in_doubt(self) -> list[int]:
-        """Return the cached tokens and mark the cache as unknown until `_cached` is set."""
-        cached, self._cached = self.cached, None
-        return cached
-
-    def _start_over(self, data: bool = False) -> None:
-        """Empty a cache with unknown contents, after an exception during a change.
-
-        Args:
-            data: Whether to erase the memory of the cache, too.
-        """
-        native = self.native
-        native.context(C.llama_synchronize)
-        self._clear(data)
-        native.context(C.llama_set_n_threads, self.threads, self.threads)
-        self.n_read = 0
-        self._cached = []
-
-    def _clear(self, data: bool) -> None:
-        """Empty the first sequence, or the whole cache if the first is the only one."""
-        if self.options.parallel > 1:
-            self.native.cache(C.llama_memory_seq_rm, 0, -1, -1)
-        else:
-            self.native.cache(C.llama_memory_clear, data)
 
     def read(self, tokens: Sequence[int]) -> None:
         """Prefill tokens, `reads_at_once` per pass.
@@ -288,20 +274,37 @@ class Model(Weights):
             raise DecodeError(1, n_past, len(ids), f"the context holds {self.n_ctx}")
         if ids and not 0 <= min(ids) <= max(ids) < self.n_vocab:
             raise InvalidOptionError("tokens", ids, f"ids from 0 to {self.n_vocab - 1}")
-        native.batch.fill(tokens, n_rows, n_past)
+        at = self.position(n_past)
+        native.batch.fill(tokens, n_rows, at)
         cached = self._in_doubt()
+        if self.recurrent:
+            self._prepare(self.recurrent, n_past, n_rows)
         kind = self._follow_machine(native, n_past, len(ids), n_rows)
         if branches:
-            with added_branches(native, branches, len(tokens), n_past):
+            with added_branches(native, branches, len(tokens), at):
                 code = self._timed_pass(native, kind)
         else:
             code = self._timed_pass(native, kind)
         if code != 0:
             self._start_over(data=True)
             raise DecodeError(code, n_past, len(ids), log.last)
+        if self.recurrent:
+            self.recurrent.passed(len(tokens))
+        if self.hidden and self._rows:
+            self.hidden.put(n_past, self._rows.sent(native, len(tokens)))
         cached.extend(tokens)
         self._cached = cached
         self.counts = self.counts.plus(n_rows and n_rows + len(branches))
+
+    def _prepare(self, recurrent: RecurrentState, n_past: int, n_rows: int) -> None:
+        """Carry out a postponed rollback, and prepare one that drops all but the first row.
+
+        The time counts as that of the pass.
+        """
+        started = time.perf_counter()
+        recurrent.settle(n_past)
+        recurrent.prepare(n_rows - 1)
+        self.busy_s += time.perf_counter() - started
 
     def decode_sequences(self, parts: Sequence[SequenceTokens]) -> int:
         """Decode tokens of several sequences in one batch, and return llama.cpp's code."""
@@ -331,69 +334,19 @@ class Model(Weights):
             self.threads = threads
         return kind
 
-    def rollback(self, to: int) -> None:
-        """Drop all cached tokens after the first `to`.
+    def finish_copies(self) -> bool:
+        """Let llama.cpp do the copies that wait for a pass; return False without room for a token.
 
-        A shorter cache does not change.
-
-        Raises:
-            RollbackError: The model cannot drop part of its cache. The cache is unchanged.
+        It copies one sequence to another with the next pass.
         """
-        if to >= self.n_past:
-            return
-        native, cached = self.native, self._in_doubt()
-        if to == 0:
-            self._clear(data=False)
-        elif not native.cache(C.llama_memory_seq_rm, 0, to, -1):
-            self._cached = cached
-            raise RollbackError(self.path.name, len(cached), to)
-        self.n_read = min(self.n_read, to)
-        del cached[to:]
-        self._cached = cached
-
-    def state_bytes(self) -> int:
-        """Return the approximate size of `state`, in bytes."""
-        return int(self.native.context(C.llama_state_seq_get_size, 0)) if self.cached else 0
-
-    def state(self) -> NDArray[np.uint8]:
-        """Return the serialised cache of llama.cpp; an empty array for an empty cache."""
-        state = np.empty(self.state_bytes(), dtype=np.uint8)
-        if len(state):
-            n = self.native.context(
-                C.llama_state_seq_get_data,
-                state.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8)),
-                len(state),
-                0,
-            )
-            state = state[:n]
-        return state
-
-    def restore(self, tokens: Sequence[int], n_read: int, state: bytes) -> bool:
-        """Restore the cache from a serialised state.
-
-        Args:
-            tokens: The token ids that were in the cache when `state` was called.
-            n_read: Number of tokens at the start that were decoded by prefill passes.
-            state: The result of `state`.
-
-        Returns:
-            Whether llama.cpp accepted the state. If not, the cache is empty.
-        """
-        self.rollback(0)
-        if not tokens or len(tokens) > self.n_ctx:
-            return not tokens
         native = self.native
-        self._in_doubt()
-        buffer = np.frombuffer(state, dtype=np.uint8)
-        n = native.context(
-            C.llama_state_seq_set_data,
-            buffer.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8)),
-            len(buffer),
-            0,
-        )
-        if n and native.cache(C.llama_memory_seq_pos_max, 0) == len(tokens) - 1:
-            self.n_read = n_read
-            self._cached = [*tokens]
+        if not native.has_copies:
             return True
-        self._start_over(data=True)
-        return False
+        last = [native.cache(C.llama_memory_seq_pos_max, i) for i in range(self.parallel)]
+        n_past = min(last) + 1
+        if n_past >= self.n_ctx:
+            return False
+        sequence = last.index(n_past - 1)
+        code = self.decode_sequences([SequenceTokens(sequence, n_past, [self.start], [False])])
+        native.cache(C.llama_memory_seq_rm, sequence, n_past or -1, -1)
+        return code == 0

@@ -21,7 +21,10 @@ from numpy.typing import NDArray
 
 from ..options import BRANCHES_MAX, K_MAX
 from .bindings import C
+from .devices import apply_placement
+from .placement import Placement
 
+Names = Sequence[str]
 N_BATCH = 512  # largest number of tokens in a batch
 # largest number of tokens in a verification pass, branches included
 WIDEST = K_MAX + 1 + BRANCHES_MAX
@@ -33,16 +36,31 @@ atexit.register(_frees.clear)
 
 
 class Native:
-    """The pointers of one model: its weights, adapters, context and batch."""
+    """The pointers of one model: its weights, adapters, context and batch.
 
-    def __init__(self) -> None:
-        self._models: list[Any] = []
-        self._adapters: list[Any] = []
+    A prediction head (`llama.native_head`) adds a context, and its own file the weights in it.
+
+    Attributes:
+        batch: The tokens of the next pass.
+        has_copies: Whether copies of sequences wait for the next pass.
+    """
+
+    def __init__(self, weights: Native | None = None) -> None:
+        """Create an object without pointers.
+
+        Args:
+            weights: Another object whose weights and adapters are used; None to load own ones.
+        """
+        self._weights = weights
+        self._models: list[Any] = weights._models if weights else []
+        self._adapters: list[Any] = weights._adapters if weights else []
         self._contexts: list[Any] = []
+        self._heads: list[Any] = []
         self._batches: list[Any] = []
         self._vocab: Any = None
         self._memory: Any = None
         self.batch: Batch
+        self.has_copies = False
         for gone in [one for one in [*_frees] if one() is None]:
             _frees.discard(gone)
         # All frees run inside one C call, as Ctrl-C between two of them would leave the rest
@@ -50,19 +68,37 @@ class Native:
         # `next` on `filter` calls every function, because each returns None.
         freed = chain(
             map(C.llama_batch_free, self._batches),
+            # a head may use the cache of the context
+            map(C.llama_free, filter(None, self._heads)),
             map(C.llama_free, filter(None, self._contexts)),
-            map(C.llama_adapter_lora_free, filter(None, self._adapters)),
-            map(C.llama_model_free, filter(None, self._models)),
+            map(C.llama_adapter_lora_free, filter(None, [] if weights else self._adapters)),
+            map(C.llama_model_free, filter(None, [] if weights else self._models)),
         )
         _frees.add(weakref.ref(self, partial(next, filter(None, freed))))
 
     # ---- creation
 
-    def load(self, path: bytes, params: Any) -> bool:
-        """Load the weights and return whether llama.cpp succeeded."""
+    def share(self) -> Native:
+        """Return an object for a further context on the same weights."""
+        return Native(self)
+
+    def load(
+        self, path: bytes, params: Any, placement: Placement | None = None, names: Names = ()
+    ) -> bool:
+        """Load the weights and return whether llama.cpp succeeded.
+
+        Args:
+            path: The file.
+            params: llama.cpp's parameters.
+            placement: Devices and memory of the weights; None for llama.cpp's choice.
+            names: Names of the tensors.
+        """
+        # llama.cpp reads them until the end of the call
+        arrays = apply_placement(placement, params, names) if placement else []
         _keep(self._models, C.llama_model_load_from_file, path, params)
         if self._models[0]:
             self._vocab = C.llama_model_get_vocab(self._models[0])
+        del arrays
         return bool(self._models[0])
 
     def adapt(self, path: bytes) -> bool:
@@ -70,15 +106,40 @@ class Native:
         _keep(self._adapters, C.llama_adapter_lora_init, self._models[0], path)
         return bool(self._adapters[-1])
 
-    def open(self, params: Any, n_sequences: int) -> bool:
-        """Create the context and its batch and return whether llama.cpp succeeded."""
+    def open(self, params: Any, n_sequences: int, n_batch: int = N_BATCH) -> bool:
+        """Create the context and its batch and return whether llama.cpp succeeded.
+
+        Args:
+            params: Parameters of the context.
+            n_sequences: Largest number of sequences that one token belongs to.
+            n_batch: Largest number of tokens in a batch.
+        """
         _keep(self._contexts, C.llama_init_from_model, self._models[0], params)
         if not self._contexts[0]:
             return False
         self._memory = C.llama_get_memory(self._contexts[0])
-        _keep(self._batches, C.llama_batch_init, N_BATCH, 0, n_sequences)
-        self.batch = Batch(self._batches[0])
+        _keep(self._batches, C.llama_batch_init, n_batch, 0, n_sequences)
+        self.batch = Batch(self._batches[0], n_batch)
         return True
+
+    def load_head(self, path: bytes, params: Any) -> bool:
+        """Load the weights of a prediction head and return whether llama.cpp succeeded."""
+        _keep(self._models, C.llama_model_load_from_file, path, params)
+        return bool(self._models[-1])
+
+    def open_head(self, params: Any) -> tuple[Any, Any, Any] | None:
+        """Create the context of a prediction head beside this one's.
+
+        Returns:
+            The weights that it uses, the context, and a batch of one sequence; None if llama.cpp
+                failed.
+        """
+        params.ctx_other = self._contexts[0]
+        _keep(self._heads, C.llama_init_from_model, self._models[-1], params)
+        if not self._heads[-1]:
+            return None
+        _keep(self._batches, C.llama_batch_init, N_BATCH, 0, 1)
+        return self._models[-1], self._heads[-1], self._batches[-1]
 
     def use_adapters(self, scales: Sequence[float]) -> None:
         """Apply all adapters, each with its scale."""
@@ -108,8 +169,14 @@ class Native:
         """Call a llama.cpp function with the context's cache as the first argument."""
         return function(self._memory, *arguments)
 
+    def copy_sequence(self, source: int, to: int) -> None:
+        """Copy a sequence to another one; llama.cpp copies the data with the next pass."""
+        self.has_copies = True
+        self.cache(C.llama_memory_seq_cp, source, to, -1, -1)
+
     def decode(self) -> int:
         """Decode the batch, wait until it is done, and return llama.cpp's code."""
+        self.has_copies = False
         code: int = C.llama_decode(self._contexts[0], self._batches[0])
         # a GPU may still be computing
         C.llama_synchronize(self._contexts[0])
@@ -120,12 +187,25 @@ class Native:
 
         The view keeps this object alive.
         """
-        row = C.llama_get_logits_ith(self._contexts[0], first)
-        values: Any = (ctypes.c_float * (n_rows * n_vocab)).from_address(
-            ctypes.addressof(row.contents)
+        return self.view(C.llama_get_logits_ith(self._contexts[0], first), n_rows, n_vocab)
+
+    def view(self, first: Any, n_rows: int, width: int) -> NDArray[np.float32]:
+        """Return a view of rows that begin at a pointer; it keeps this object alive."""
+        values: Any = (ctypes.c_float * (n_rows * width)).from_address(
+            ctypes.addressof(first.contents)
         )
         values.native = self
-        return np.frombuffer(values, np.float32).reshape(n_rows, n_vocab)
+        return np.frombuffer(values, np.float32).reshape(n_rows, width)
+
+    def embedding(self, sequence: int, n_values: int) -> NDArray[np.float32]:
+        """Return a copy of the pooled embedding of a sequence."""
+        values = C.llama_get_embeddings_seq(self._contexts[0], sequence)
+        return np.ctypeslib.as_array(values, (n_values,)).copy()
+
+    def token_embeddings(self, n_tokens: int, n_values: int) -> NDArray[np.float32]:
+        """Return a copy of the embeddings of the batch's tokens, in their order."""
+        values = C.llama_get_embeddings(self._contexts[0])
+        return np.ctypeslib.as_array(values, (n_tokens * n_values,)).copy().reshape(n_tokens, -1)
 
 
 def _keep(made: list[Any], function: Callable[..., Any], *arguments: Any) -> None:
@@ -155,16 +235,16 @@ class SequenceTokens(NamedTuple):
 class Batch:
     """The tokens of one pass."""
 
-    def __init__(self, batch: Any) -> None:
-        """Wrap a `llama_batch` with room for `N_BATCH` tokens."""
-        self._batch = batch
-        self._tokens = np.ctypeslib.as_array(batch.token, (N_BATCH,))
-        self._positions = np.ctypeslib.as_array(batch.pos, (N_BATCH,))
-        self._outputs = np.ctypeslib.as_array(batch.logits, (N_BATCH,))
-        self._n_sequences = np.ctypeslib.as_array(batch.n_seq_id, (N_BATCH,))
+    def __init__(self, batch: Any, size: int = N_BATCH) -> None:
+        """Wrap a `llama_batch` with room for `size` tokens."""
+        self._batch, self._size = batch, size
+        self._tokens = np.ctypeslib.as_array(batch.token, (size,))
+        self._positions = np.ctypeslib.as_array(batch.pos, (size,))
+        self._outputs = np.ctypeslib.as_array(batch.logits, (size,))
+        self._n_sequences = np.ctypeslib.as_array(batch.n_seq_id, (size,))
         # whether tokens may belong to sequences other than the first
         self._branched = False
-        self._put_into_first(N_BATCH)
+        self._put_into_first(size)
 
     def fill(self, tokens: Sequence[int], n_rows: int, n_past: int) -> None:
         """Write tokens that follow `n_past` cached tokens.
@@ -175,7 +255,7 @@ class Batch:
             n_past: Number of cached tokens.
         """
         if self._branched:
-            self._put_into_first(N_BATCH)
+            self._put_into_first(self._size)
             self._branched = False
         n = len(tokens)
         self._tokens[:n] = tokens

@@ -1,23 +1,18 @@
-"""Load and context options, and the meaning of llama.cpp's load errors."""
+"""Load and context options."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
-from ..errors import (
-    ContextFailedError,
-    GgufSpecError,
-    InvalidOptionError,
-    NotEnoughMemoryError,
-    UnsupportedModelError,
-)
-from ..errors.texts import Option, Optionally, Text, advice
+from ..errors import InvalidOptionError
+from ..errors.texts import Option, Text, advice
 from ..gguf.validation import Header
-from ..system.hardware import available_bytes
+from ..options import POOLING
+from .placement import Placement
 
 # name -> (ggml type, bytes per value)
 KV_TYPES = {
@@ -53,6 +48,7 @@ class Adapter:
     scale: float = 1.0
 
 
+_USUAL_PLACEMENT = Placement()
 AdapterFile: TypeAlias = "str | Path | tuple[str | Path, float]"
 """A file, or a file and its scale."""
 # largest absolute value of a scale
@@ -97,7 +93,8 @@ class ContextOptions:
             (`llama.attention`).
         kv_type: Number type of the cache, one of `KV_TYPES`. Types below 16 bits need flash
             attention.
-        gpu_layers: Layers to offload; -1 for all if the build has a GPU backend.
+        gpu_layers: Layers to offload; -1 for all if the build has a GPU backend; `auto` for as many
+            as fit (`llama.gpu_fit`).
         extra_bufts: Whether llama.cpp may repack weights for this CPU (AMX and others).
         verbose: Whether to write llama.cpp's log to stderr.
         rpc: Addresses of the workers that hold the layers; empty for none.
@@ -105,21 +102,35 @@ class ContextOptions:
         drafts: Whether these are options of a draft model. Errors then use the option names of
             drafts, such as `draft_kv_type`.
         parallel: Number of sequences of the context, each with `n_ctx` positions of its own.
+        n_snapshots: Number of earlier states of recurrent layers that llama.cpp keeps, where it
+            can; each is as large as the state.
+        pooling: How embeddings are pooled, one of `POOLING`; None as the file says.
+        head: Prediction head that drafts for this model: `own` for one in its file, `file` for one
+            in a file of its own, or empty. For that file itself it is `self`.
+        placement: Devices and memory of the weights.
+        head_layers: Layers of this model whose inputs an EAGLE-3 head reads; empty for other heads.
     """
 
     n_ctx: int | None = None
     threads: int | None = None
     flash_attention: str = "auto"
     kv_type: str = "f16"
-    gpu_layers: int = -1
+    gpu_layers: int | Literal["auto"] = -1
     extra_bufts: bool = True
     verbose: bool = False
     lora: tuple[Adapter, ...] = ()
     drafts: bool = False
     parallel: int = 1
     rpc: tuple[str, ...] = ()
+    n_snapshots: int = 0
+    pooling: str | None = None
+    head: Literal["", "own", "file", "self"] = ""
+    placement: Placement = _USUAL_PLACEMENT
+    head_layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.pooling is not None and self.pooling not in POOLING:
+            raise InvalidOptionError("pooling", self.pooling, "one of " + ", ".join(POOLING))
         if not (isinstance(self.parallel, int) and 1 <= self.parallel <= PARALLEL_MAX):
             raise InvalidOptionError(
                 "parallel", self.parallel, f"a whole number from 1 to {PARALLEL_MAX}, or auto"
@@ -140,9 +151,19 @@ class ContextOptions:
             raise InvalidOptionError(
                 self._named("kv_type"), self.kv_type, "one of " + ", ".join(KV_TYPES)
             )
-        if not (isinstance(self.gpu_layers, int) and self.gpu_layers >= -1):
+        n = self.gpu_layers
+        if not (n == "auto" or (isinstance(n, int) and n >= -1)):
             raise InvalidOptionError(
-                self._named("gpu_layers"), self.gpu_layers, "a whole number, -1 for all layers"
+                self._named("gpu_layers"), n, "a whole number, -1 for all layers, or auto"
+            )
+        if self.rpc and (n == "auto" or self.placement.devices):
+            option = "gpu_layers" if n == "auto" else "device"
+            raise InvalidOptionError(
+                option, n if n == "auto" else ", ".join(self.placement.devices), "omitted with rpc"
+            )
+        if self.wants_gpu and not self.placement.uses_gpu:
+            raise InvalidOptionError(
+                self._named("gpu_layers"), n, f"0, -1 or auto with {self._named('device')} none"
             )
         if self.flash_attention == "off" and self._cache_in_blocks:
             hint = advice(
@@ -160,24 +181,49 @@ class ContextOptions:
         self,
         flash_attention: str | None = None,
         kv_type: str | None = None,
-        gpu_layers: int | None = None,
+        gpu_layers: int | Literal["auto"] | None = None,
         lora: tuple[Adapter, ...] = (),
+        threads: int | None = None,
+        devices: tuple[str, ...] = (),
     ) -> ContextOptions:
-        """Return the options for a draft model: these options with the given changes."""
+        """Return the options for a draft model: these options with the given changes.
+
+        Tensors with a device of their own are those of the target alone.
+        """
+        placement = replace(
+            self.placement,
+            devices=devices or self.placement.devices,
+            n_cpu_moe=0,
+            overrides=(),
+        )
         return replace(
             self,
             drafts=True,
             rpc=(),
+            n_snapshots=0,
+            head="",
+            head_layers=(),
             lora=lora,
+            placement=placement,
+            threads=self.threads if threads is None else threads,
             flash_attention=self.flash_attention if flash_attention is None else flash_attention,
             kv_type=self.kv_type if kv_type is None else kv_type,
-            gpu_layers=self.gpu_layers if gpu_layers is None else gpu_layers,
+            gpu_layers=self._layers_of_draft(placement) if gpu_layers is None else gpu_layers,
         )
+
+    def _layers_of_draft(self, placement: Placement) -> int | Literal["auto"]:
+        """Return the target's number of layers, unless the draft has no GPU."""
+        return self.gpu_layers if placement.uses_gpu else -1
 
     @property
     def repacks(self) -> bool:
         """Whether llama.cpp may repack the weights; workers do not."""
         return self.extra_bufts and not self.rpc
+
+    @property
+    def wants_gpu(self) -> bool:
+        """Whether a number of layers is to be offloaded."""
+        return isinstance(self.gpu_layers, int) and self.gpu_layers > 0
 
     @property
     def needs_flash_attention(self) -> bool:
@@ -211,7 +257,7 @@ class ContextOptions:
             InvalidOptionError: There is no GPU backend. The hint explains how to get a build with
                 one.
         """
-        if self.gpu_layers > 0 and not has_gpu:
+        if self.wants_gpu and not has_gpu:
             hint = Text(
                 "omit ",
                 Option(self._named("gpu_layers")),
@@ -280,87 +326,3 @@ def physical_cores() -> int:
         except OSError:
             cores.add(str(cpu))
     return len(cores)
-
-
-def _reason(log: Iterable[str]) -> str:
-    """Return the most informative line of llama.cpp's log, without the function name."""
-    lines = [
-        line.split(": ", 1)[-1]
-        if line.startswith(("llama_", "common_", "ggml_", "gguf_"))
-        else line
-        for line in log
-    ]
-    telling = (
-        [
-            line
-            for line in lines
-            if "error loading model" in line and "failed to load model from" not in line
-        ]
-        or lines
-        or ["llama.cpp gave no reason"]
-    )
-    return telling[0].removeprefix("error loading model: ").rstrip(".")
-
-
-def load_error(header: Header, log: Iterable[str]) -> GgufSpecError:
-    """Return the error for a file that llama.cpp did not load, based on its log."""
-    reason, name = _reason(log), header.path.name
-    if "alloc" in reason or "memory" in reason:
-        return NotEnoughMemoryError(
-            f"{name} does not fit into memory ({reason}).", header.file_bytes, available_bytes()
-        )
-    if "unknown model architecture" in reason:
-        hint = (
-            "use a model of an architecture that llama-cpp-python supports, "
-            "or upgrade llama-cpp-python."
-        )
-        return UnsupportedModelError(
-            header.path,
-            f"{name} has the architecture {header.architecture!r}, "
-            "which llama.cpp does not support.",
-            hint,
-        )
-    hint = _with_log("download or convert it again")
-    return UnsupportedModelError(header.path, f"llama.cpp cannot load {name}: {reason}.", hint)
-
-
-def context_error(options: ContextOptions, n_ctx: int, log: Iterable[str]) -> GgufSpecError:
-    """Return the error for a context that llama.cpp did not create, based on its log."""
-    log = list(log)
-    if any("alloc" in line or "memory" in line for line in log):
-        return NotEnoughMemoryError(
-            f"there is not enough memory for a context of {n_ctx:,} tokens.",
-            None,
-            available_bytes(),
-        )
-    prefix = "draft_" if options.drafts else ""
-    return ContextFailedError(
-        n_ctx,
-        Option(f"{prefix}kv_type", options.kv_type),
-        Option(f"{prefix}flash_attention", options.flash_attention),
-        _reason(log),
-    )
-
-
-def _with_log(hint: str) -> Text:
-    """Return a hint that also names the option that shows llama.cpp's log."""
-    return Text(hint, Optionally("; ", Option("verbose", True), " shows llama.cpp's log"), ".")
-
-
-def adapter_error(adapter: Adapter, log: Iterable[str]) -> GgufSpecError:
-    """Return the error for an adapter that llama.cpp did not load, based on its log."""
-    name = adapter.path.name
-    lines = [
-        line.split("lora adapter: ", 1)[-1]
-        for line in log
-        if "failed to apply lora adapter: " in line
-    ] or ["llama.cpp gave no reason"]
-    reason = lines[-1].rstrip(".")
-    if "alloc" in reason:
-        return NotEnoughMemoryError(
-            f"the adapter {name} does not fit into memory ({reason}).", None, available_bytes()
-        )
-    hint = _with_log("use an adapter that was made for this model")
-    return UnsupportedModelError(
-        adapter.path, f"llama.cpp cannot use the adapter {name}: {reason}.", hint
-    )

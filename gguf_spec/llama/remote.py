@@ -26,7 +26,8 @@ from ..errors import WorkerError
 from .backend import apart
 from .bindings import C
 from .log import add_lines
-from .native import N_BATCH, Batch, Native, _keep
+from .native import N_BATCH, Batch, Names, Native, _keep
+from .placement import Placement
 from .rpc import unreachable
 
 # seconds that the workers have to answer the child
@@ -36,9 +37,27 @@ _END_S = 5.0
 
 
 class RemoteNative(Native):
-    """The native objects of a model whose weights and context are in a child process."""
+    """The native objects of a model whose weights and contexts are in a child process."""
 
-    def __init__(self, workers: Sequence[str], verbose: bool) -> None:
+    def __init__(self, child: _Child, weights: RemoteNative | None = None) -> None:
+        """Create the object of a context in the child.
+
+        Args:
+            child: The child.
+            weights: Another object whose weights are used; None for the first one, with which the
+                child ends.
+        """
+        super().__init__(weights)
+        self._child, self._place = child, 0
+        if weights is None:
+            weakref.finalize(self, child.end)
+        else:
+            self._place = int(child.call(0, "share"))
+            # The child is told with the next call: this may run inside of one.
+            weakref.finalize(self, child.unused.append, self._place)
+
+    @classmethod
+    def start(cls, workers: Sequence[str], verbose: bool) -> RemoteNative:
         """Start the child.
 
         Args:
@@ -48,70 +67,93 @@ class RemoteNative(Native):
         Raises:
             WorkerError: The workers do not answer.
         """
-        super().__init__()
-        self._child = _Child(workers, verbose)
-        weakref.finalize(self, self._child.end)
+        return cls(_Child(workers, verbose))
 
-    def load(self, path: bytes, params: Any) -> bool:
+    def share(self) -> RemoteNative:
+        """Return an object for a further context on the same weights."""
+        return RemoteNative(self._child, self)
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        return self._child.call(self._place, name, *arguments)
+
+    def load(
+        self, path: bytes, params: Any, placement: Placement | None = None, names: Names = ()
+    ) -> bool:
         """Load the vocabulary here and the weights in the child."""
         of_vocabulary = C.llama_model_default_params()
         of_vocabulary.vocab_only = True
         if not super().load(path, of_vocabulary):
             return False
         tell = params.progress_callback
-        return bool(self._child.load(path, params.n_gpu_layers, lambda now: bool(tell(now, None))))
+        layers = (params.n_gpu_layers, placement, names)
+        return bool(self._child.load(path, layers, lambda now: bool(tell(now, None))))
 
     def adapt(self, path: bytes) -> bool:
         """Load an adapter in the child."""
-        return bool(self._child.call("adapt", path))
+        return bool(self._call("adapt", path))
 
-    def open(self, params: Any, n_sequences: int) -> bool:
+    def open(self, params: Any, n_sequences: int, n_batch: int = N_BATCH) -> bool:
         """Create the context in the child, and the batch here."""
-        if not self._child.call("open", bytes(params), n_sequences):
+        if not self._call("open", bytes(params), n_sequences, n_batch):
             return False
-        _keep(self._batches, C.llama_batch_init, N_BATCH, 0, n_sequences)
-        self.batch = Batch(self._batches[0])
+        _keep(self._batches, C.llama_batch_init, n_batch, 0, n_sequences)
+        self.batch = Batch(self._batches[0], n_batch)
         return True
 
     def use_adapters(self, scales: Sequence[float]) -> None:
         """Apply all adapters in the child."""
-        self._child.call("use_adapters", list(scales))
+        self._call("use_adapters", list(scales))
 
     def model(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function of the model in the child."""
-        return self._child.call("model", function.__name__, *arguments)
+        return self._call("model", function.__name__, *arguments)
 
     def context(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function of the context in the child; states are copied."""
         if function is C.llama_state_seq_get_data:
             buffer, size, sequence = arguments
-            state = self._child.call("state", size, sequence)
+            state = self._call("state", size, sequence)
             ctypes.memmove(buffer, state, len(state))
             return len(state)
         if function is C.llama_state_seq_set_data:
             buffer, size, sequence = arguments
-            return self._child.call("restore", ctypes.string_at(buffer, size), sequence)
-        return self._child.call("context", function.__name__, *arguments)
+            return self._call("restore", ctypes.string_at(buffer, size), sequence)
+        return self._call("context", function.__name__, *arguments)
 
     def cache(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function of the cache in the child."""
-        return self._child.call("cache", function.__name__, *arguments)
+        return self._call("cache", function.__name__, *arguments)
 
     def decode(self) -> int:
         """Decode the batch in the child and return llama.cpp's code."""
-        return int(self._child.call("decode", self.batch.packed()))
+        self.has_copies = False
+        return int(self._call("decode", self.batch.packed()))
 
     def rows(self, first: int, n_rows: int, n_vocab: int) -> NDArray[np.float32]:
         """Return a copy of rows of logits."""
-        values = bytearray(self._child.call("rows", first, n_rows, n_vocab))
+        values = bytearray(self._call("rows", first, n_rows, n_vocab))
         return np.frombuffer(values, np.float32).reshape(n_rows, n_vocab)
+
+    def embedding(self, sequence: int, n_values: int) -> NDArray[np.float32]:
+        """Return a copy of the pooled embedding of a sequence."""
+        return np.frombuffer(bytearray(self._call("embedding", sequence, n_values)), np.float32)
+
+    def token_embeddings(self, n_tokens: int, n_values: int) -> NDArray[np.float32]:
+        """Return a copy of the embeddings of the batch's tokens, in their order."""
+        values = bytearray(self._call("token_embeddings", n_tokens, n_values))
+        return np.frombuffer(values, np.float32).reshape(n_tokens, -1)
 
 
 class _Child:
-    """The child process and the pipe to it."""
+    """The child process and the pipe to it.
+
+    Attributes:
+        unused: Contexts that nothing uses any more; the child frees them with the next call.
+    """
 
     def __init__(self, workers: Sequence[str], verbose: bool) -> None:
         self._workers, self._lock = tuple(workers), threading.Lock()
+        self.unused: list[int] = []
         self._on_progress: Callable[[float], bool] = lambda _: True
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 -- `end` closes it
         self._last_words = ""
@@ -145,16 +187,21 @@ class _Child:
             f"the workers at {names} do not answer; a worker serves one program at a time.",
         )
 
-    def load(self, path: bytes, n_layers: int, on_progress: Callable[[float], bool]) -> Any:
+    def load(self, path: bytes, layers: Any, on_progress: Callable[[float], bool]) -> Any:
         """Load the weights; `on_progress` gets the loaded share and returns whether to go on."""
         before, self._on_progress = self._on_progress, on_progress
         try:
-            return self.call("load", path, n_layers)
+            return self.call(0, "load", path, *layers)
         finally:
             self._on_progress = before
 
-    def call(self, name: str, *arguments: Any) -> Any:
+    def call(self, place: int, name: str, *arguments: Any) -> Any:
         """Call a method of the child and return its result.
+
+        Args:
+            place: The context that it is about; 0 is the first one.
+            name: Name of the method.
+            arguments: Its arguments.
 
         Raises:
             WorkerError: The child has ended.
@@ -164,7 +211,7 @@ class _Child:
         def exchange() -> None:
             try:
                 with self._lock:
-                    results.append(self._exchange(name, arguments))
+                    results.append(self._exchange(place, name, arguments))
             except BaseException as error:
                 results.append(error)
 
@@ -175,9 +222,10 @@ class _Child:
             raise results[0]
         return results[0]
 
-    def _exchange(self, name: str, arguments: tuple[Any, ...]) -> Any:
+    def _exchange(self, place: int, name: str, arguments: tuple[Any, ...]) -> Any:
         try:
-            self._pipe.send((name, arguments))
+            unused = [self.unused.pop() for _ in [*self.unused]]
+            self._pipe.send((place, name, arguments, unused))
             while True:
                 kind, value, lines = self._pipe.recv()
                 add_lines(lines)

@@ -18,6 +18,7 @@ from typing import Any
 from .bindings import C
 from .log import keep_lines, log, verbose
 from .native import Native
+from .placement import Placement
 from .rpc import devices
 
 # seconds between two looks at the parent, whose end a pass would not notice
@@ -25,12 +26,33 @@ _LOOK_S = 1.0
 
 
 class _Model:
-    """Methods that the parent calls by name."""
+    """Methods that the parent calls by name, each about one context.
+
+    Attributes:
+        place: Number of the context; 0 is the first one.
+    """
 
     def __init__(self, pipe: Connection, workers: list[str]) -> None:
-        self._pipe, self._native, self._devices = pipe, Native(), devices(workers)
+        self._pipe, self._devices = pipe, devices(workers)
+        self._natives, self._n_made, self.place = {0: Native()}, 1, 0
 
-    def load(self, path: bytes, n_layers: int) -> bool:
+    @property
+    def _native(self) -> Native:
+        return self._natives[self.place]
+
+    def share(self) -> int:
+        """Return the number of a further context on the same weights."""
+        self._natives[self._n_made] = self._native.share()
+        self._n_made += 1
+        return self._n_made - 1
+
+    def free(self, place: int) -> None:
+        """Free a further context."""
+        del self._natives[place]
+
+    def load(
+        self, path: bytes, n_layers: int, placement: Placement | None, names: list[str]
+    ) -> bool:
         """Load the weights into the workers."""
         params = C.llama_model_default_params()
         params.n_gpu_layers, params.use_extra_bufts = n_layers, False
@@ -41,7 +63,7 @@ class _Model:
             return bool(self._pipe.recv())
 
         params.progress_callback = callback = C.llama_progress_callback(tell)
-        loaded = self._native.load(path, params)
+        loaded = self._native.load(path, params, placement, names)
         del callback
         return loaded
 
@@ -49,10 +71,10 @@ class _Model:
         """Load an adapter."""
         return self._native.adapt(path)
 
-    def open(self, params: bytes, n_sequences: int) -> bool:
+    def open(self, params: bytes, n_sequences: int, n_batch: int) -> bool:
         """Create the context."""
         kind = type(C.llama_context_default_params())
-        return self._native.open(kind.from_buffer_copy(params), n_sequences)
+        return self._native.open(kind.from_buffer_copy(params), n_sequences, n_batch)
 
     def use_adapters(self, scales: list[float]) -> None:
         """Apply all adapters."""
@@ -90,6 +112,14 @@ class _Model:
         """Return rows of logits."""
         return self._native.rows(first, n_rows, n_vocab).tobytes()
 
+    def embedding(self, sequence: int, n_values: int) -> bytes:
+        """Return the pooled embedding of a sequence."""
+        return self._native.embedding(sequence, n_values).tobytes()
+
+    def token_embeddings(self, n_tokens: int, n_values: int) -> bytes:
+        """Return the embeddings of the batch's tokens."""
+        return self._native.token_embeddings(n_tokens, n_values).tobytes()
+
 
 def _end_with_parent(parent: int) -> None:
     while os.getppid() == parent:
@@ -109,10 +139,12 @@ def main(fd: str, shows_log: str, *workers: str) -> None:
     pipe.send("ready")
     while True:
         try:
-            name, arguments = pipe.recv()
+            model.place, name, arguments, unused = pipe.recv()
         except (EOFError, OSError):
             os._exit(0)
         log.clear()
+        for place in unused:
+            model.free(place)
         value = getattr(model, name)(*arguments)
         pipe.send(("result", value, list(log)))
 

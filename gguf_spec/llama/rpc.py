@@ -13,6 +13,7 @@ from typing import Any
 
 from ..errors import InvalidOptionError, WorkerError
 from .bindings import C
+from .ggml import call
 
 BUILD = "GGUF_SPEC_BUILD_RPC=1 scripts/run"
 # ggml_backend_dev_type
@@ -97,38 +98,27 @@ def devices(workers: Iterable[str]) -> Any:
 
     It aborts the process if a worker cannot be reached.
     """
-    registry = _call("ggml_backend_reg_by_name", b"RPC")
-    address = _call("ggml_backend_reg_get_proc_address", registry, b"ggml_backend_rpc_add_server")
+    registry = call("ggml_backend_reg_by_name", b"RPC")
+    address = call("ggml_backend_reg_get_proc_address", registry, b"ggml_backend_rpc_add_server")
     add = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)(address)
     found = []
     for worker in workers:
         server = add(worker.encode())
-        _call("ggml_backend_register", server, result=None)
-        count = _call("ggml_backend_reg_dev_count", server, result=ctypes.c_size_t)
-        found += [_call("ggml_backend_reg_dev_get", server, i) for i in range(count)]
+        call("ggml_backend_register", server, result=None)
+        count = call("ggml_backend_reg_dev_count", server, result=ctypes.c_size_t)
+        found += [call("ggml_backend_reg_dev_get", server, i) for i in range(count)]
     return (ctypes.c_void_p * (len(found) + 1))(*found, None)
 
 
 def serve(endpoint: str, threads: int) -> None:
     """Lend the GPU of this machine, or its CPU, until the process ends."""
     device = _device(_GPU) or _device(_CPU)
-    registry = _call("ggml_backend_reg_by_name", b"RPC")
-    address = _call("ggml_backend_reg_get_proc_address", registry, b"ggml_backend_rpc_start_server")
+    registry = call("ggml_backend_reg_by_name", b"RPC")
+    address = call("ggml_backend_reg_get_proc_address", registry, b"ggml_backend_rpc_start_server")
     size, pointers = ctypes.c_size_t, ctypes.c_void_p * 1
     start = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p, size, size, ctypes.c_void_p)
     start(address)(endpoint.encode(), None, threads, 1, pointers(device))
 
 
 def _device(kind: int) -> Any:
-    return _call("ggml_backend_dev_by_type", kind)
-
-
-def _call(name: str, *arguments: Any, result: Any = ctypes.c_void_p) -> Any:
-    """Call a function of ggml; pointers are passed as numbers."""
-    function = getattr(C._lib, name)
-    function.restype = result
-    given = [
-        ctypes.c_void_p(one) if isinstance(one, int) and one >= 1 << 20 else one
-        for one in arguments
-    ]
-    return function(*given)
+    return call("ggml_backend_dev_by_type", kind)

@@ -21,6 +21,7 @@ from ..system.cache import cache_file, read_json, this_machine, write_json
 from .backend import library_parts
 from .model import Model
 from .options import ContextOptions
+from .placement import NONE, Placement
 
 _LOG = logging.getLogger("gguf_spec.llama.selftest")  # `__name__` is __main__ in the child
 # Largest accepted change of a logit. Repacked kernels add the same products in another order:
@@ -99,7 +100,9 @@ def largest_difference() -> float:
         rows = []
         for extra_bufts in (False, True):
             # one thread: more would wait for each other on a busy machine
-            model = Model(path, ContextOptions(n_ctx=64, threads=1, extra_bufts=extra_bufts))
+            # layers on a GPU would not use the kernels
+            options = ContextOptions(64, 1, extra_bufts=extra_bufts, placement=Placement((NONE,)))
+            model = Model(path, options)
             tokens = list(range(100, 109))
             one = [model.logits([token], 1).copy() for token in tokens[:8]]
             model.rollback(0)

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..arrays import Logits
 from ..errors import DecodeError, InvalidOptionError, RollbackError
@@ -21,6 +23,7 @@ from .bindings import C
 from .log import log
 from .model import Model
 from .native import SequenceTokens
+from .sequence_state import least_cut, put_state, state_bytes, take_state
 
 
 class Part(NamedTuple):
@@ -48,6 +51,7 @@ class Slot:
         run: Decodes a part and returns its rows; empty without rows.
         busy_s: Seconds of the passes that this slot took part in.
         n_read: Length of the prefix of the cache that prefill passes decoded, on the grid.
+        least_cut: Shortest prefix, above 0, to which the cache can be cut.
         piece: Most prompt tokens that one prefill pass may decode, because other slots decode; 0
             without a limit.
     """
@@ -55,7 +59,7 @@ class Slot:
     def __init__(self, model: Model, index: int, run: Callable[[Part], Logits]) -> None:
         self.model, self.index, self.run = model, index, run
         self.cached: list[int] = []
-        self.n_read = 0
+        self.n_read = self.least_cut = 0
         self.busy_s = 0.0
         self.piece = 0
         self.n_vocab, self.n_ctx, self.start = model.n_vocab, model.n_ctx, model.start
@@ -81,9 +85,19 @@ class Slot:
         return self.model.grid
 
     @property
+    def can_roll_back(self) -> bool:
+        """As of `Model`."""
+        return self.model.can_roll_back
+
+    @property
     def exact_attention(self) -> bool:
         """As of `Model`."""
         return self.model.exact_attention
+
+    @property
+    def slow_first_pass(self) -> bool:
+        """As of `Model`."""
+        return self.model.slow_first_pass
 
     @property
     def most_exact_rows(self) -> int:
@@ -94,6 +108,14 @@ class Slot:
     def depth_costs(self) -> Mapping[int, float]:
         """As of `Model`."""
         return self.model.depth_costs
+
+    @property
+    def free_rollback(self) -> int:
+        """As of `Model`."""
+        return self.model.free_rollback
+
+    def hold(self, lasting: bool = False) -> None:
+        """Do nothing: a slot of a model with recurrent layers is not rolled back."""
 
     def is_end(self, token: int) -> bool:
         """Return whether a token ends a generation."""
@@ -160,23 +182,57 @@ class Slot:
         """
         if to >= self.n_past:
             return
-        native = self.model.native
-        if not native.cache(C.llama_memory_seq_rm, self.index, to or -1, -1):
+        remove = partial(self.model.native.cache, C.llama_memory_seq_rm, self.index, to or -1, -1)
+        if 0 < to < self.least_cut or not remove():
             raise RollbackError(self.model.path.name, self.n_past, to)
         self.n_read = min(self.n_read, to)
+        self.least_cut = self.least_cut if to else 0
         del self.cached[to:]
 
     def copy_from(self, other: Slot) -> None:
         """Replace the cache by a copy of another slot's."""
         self.rollback(0)
-        native = self.model.native
-        native.cache(C.llama_memory_seq_cp, other.index, self.index, -1, -1)
-        self.cached, self.n_read = [*other.cached], other.n_read
+        self.model.native.copy_sequence(other.index, self.index)
+        self.adopt(other.cached, other.n_read, other.least_cut)
+
+    def adopt(self, cached: Sequence[int], n_read: int, least_cut: int) -> None:
+        """As of `Model`, for the sequence of the slot."""
+        self.cached, self.n_read, self.least_cut = [*cached], n_read, least_cut
 
     def forget(self) -> None:
         """Empty the cache, whatever is in it."""
         self.model.native.cache(C.llama_memory_seq_rm, self.index, -1, -1)
-        self.cached, self.n_read = [], 0
+        self.adopt([], 0, 0)
+
+    @property
+    def least_cut_of_state(self) -> int:
+        """As of `Model`."""
+        return least_cut(self.model, self.n_past)
+
+    def state_bytes(self) -> int:
+        """As of `Model`."""
+        return state_bytes(self.model, self.index) if self.cached else 0
+
+    def state(self) -> NDArray[np.uint8]:
+        """As of `Model`."""
+        if not self.cached:
+            return np.empty(0, dtype=np.uint8)
+        return take_state(self.model, self.index)
+
+    def restore(self, tokens: Sequence[int], n_read: int, state: Any) -> bool:
+        """As of `Model`."""
+        self.forget()
+        if not tokens or len(tokens) > self.n_ctx:
+            return not tokens
+        is_there = False
+        try:
+            is_there = put_state(self.model, self.index, state, len(tokens))
+        finally:
+            if not is_there:
+                self.forget()
+        if is_there:
+            self.adopt(tokens, n_read, least_cut(self.model, len(tokens)))
+        return is_there
 
 
 class Slots:
@@ -239,6 +295,13 @@ class Slots:
             if one.n_past + len(one.tokens) > slot.n_past:
                 self._remove(slot)
         return [self._rows(part, firsts[part.slot.index]) for part in parts]
+
+    def move(self, slot: Slot, free: Slot) -> None:
+        """Move a sequence to the place of a free one, whose cache is lost."""
+        free.copy_from(slot)
+        slot.index, free.index = free.index, slot.index
+        self.all[slot.index], self.all[free.index] = slot, free
+        free.forget()
 
     def refill(self, slot: Slot, tokens: Sequence[int], n_read: int) -> None:
         """Decode the tokens of a lost cache again, in passes that give them the same bits.

@@ -12,11 +12,12 @@ from typing import Any
 from ..errors import ClosedError, UnsupportedModelError
 from ..gguf.model_file import ModelFile
 from ..gguf.validation import Header
-from .backend import LoadProgress, apart, run_with_large_stack
+from .backend import LoadProgress, apart, run_with_large_stack, start_backend
 from .bindings import C
+from .load_errors import adapter_error, load_error, not_locked
 from .log import log
 from .native import Native
-from .options import ContextOptions, adapter_error, load_error
+from .options import ContextOptions
 
 
 class Weights:
@@ -36,6 +37,11 @@ class Weights:
         can_roll_back: Whether the cache can drop its last tokens. False for recurrent and hybrid
             models.
     """
+
+    @property
+    def label(self) -> str:
+        """Name for users."""
+        return self.path.name
 
     def __init__(self, file: ModelFile, options: ContextOptions) -> None:
         self.file, self.path, self.options = file, file.path, options
@@ -69,18 +75,30 @@ class Weights:
 
     # ---- loading
 
-    def _load(self, header: Header, progress: Callable[[float], object] | None) -> None:
+    def _load(
+        self,
+        header: Header,
+        progress: Callable[[float], object] | None,
+        vocab_only: bool = False,
+    ) -> None:
         params = C.llama_model_default_params()
-        params.n_gpu_layers = self.options.gpu_layers
+        params.vocab_only = vocab_only
+        layers = self.options.gpu_layers
+        params.n_gpu_layers = layers if isinstance(layers, int) else -1
         params.use_extra_bufts = self.options.extra_bufts
+        params.load_mtp = self.options.head == "own"
+        placement = self.options.placement
+        names = [tensor.name for tensor in header.tensors]
         watch = LoadProgress(progress)
         params.progress_callback = callback = C.llama_progress_callback(watch.tell)
         log.clear()
-        loaded = self.native.load(os.fsencode(self.path), params)
+        loaded = self.native.load(os.fsencode(self.path), params, placement, names)
         del callback  # llama.cpp kept only its address
         watch.check(self.path)
         if not loaded:
             raise load_error(header, log)
+        if placement.mlock and (lines := [line for line in log if "mlock" in line]):
+            raise not_locked(header, lines)
         self._know_vocabulary()
 
     def _know_vocabulary(self) -> None:
@@ -196,9 +214,33 @@ class Weights:
         )
 
 
+class Tokenizer(Weights):
+    """The vocabulary of a model alone, without its weights; a context manager that frees it."""
+
+    def __init__(self, file: ModelFile) -> None:
+        """Load the vocabulary of a file.
+
+        Raises:
+            ModelError: The file is missing or damaged.
+        """
+        super().__init__(file, ContextOptions())
+        start_backend([file.header])
+        try:
+            self._load(file.header, None, vocab_only=True)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Tokenizer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
 def _native(options: ContextOptions) -> Native:
     if not options.rpc:
         return Native()
     from .remote import RemoteNative
 
-    return RemoteNative(options.rpc, options.verbose)
+    return RemoteNative.start(options.rpc, options.verbose)

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import InvalidOptionError, NotAModelError, OutputFileError, QuantizeError
-from ..errors.texts import Option, Text
+from ..errors import InvalidOptionError, NotAModelError, QuantizeError
+from ..gguf.output_place import check_place
 from ..gguf.validation import Header, check_generates_text, read_header
 from ..gguf.vocabulary import read_tokens
 from ..llama.options import physical_cores
@@ -118,7 +118,7 @@ def quantize(
         raise QuantizeError(source, target, message, "convert it again with the default alignment.")
     started = time.monotonic()
     try:
-        _check_place(header, target, force)
+        check_place(header, target, force)
         with atomic_write(target, private=False) as part:
             n_fallback = _Child(header, target, part).run(
                 TYPES[name], threads or physical_cores(), progress
@@ -158,23 +158,6 @@ def _bits(header: Header) -> float:
         * sum(tensor.n_bytes for tensor in header.tensors)
         / sum(math.prod(tensor.shape) for tensor in header.tensors)
     )
-
-
-def _check_place(header: Header, target: Path, force: bool) -> None:
-    """Reject a target that must not be overwritten. llama.cpp would overwrite any file."""
-
-    def refuse(fact: str, hint: str) -> OutputFileError:
-        return OutputFileError("target", target, f"{target} {fact}.", hint)
-
-    if not target.parent.is_dir():
-        raise refuse("is in a folder that does not exist", f"create the folder {target.parent}.")
-    if any(target.exists() and target.samefile(file) for file in header.parts):
-        raise refuse("is the model itself", "choose another name.")
-    if target.exists() and not target.is_file():
-        raise refuse("is not a file", "name the file to write, such as small.gguf.")
-    if target.exists() and not force:
-        hint = Text("choose another name, or set ", Option("force", True), " to replace the file.")
-        raise refuse("exists", hint)
 
 
 def _check_made(header: Header, target: Path, part: Path) -> Header:

@@ -20,6 +20,12 @@ from ..server.requests import SEEDED, parse
 _OF_THE_BODY = (b"content-length", b"transfer-encoding", b"expect")
 
 
+def path_of(request: Request) -> str:
+    """Return the path of a request below the prefix of the application."""
+    scope = request.scope
+    return scope["path"].removeprefix(scope.get("root_path", "").rstrip("/")) or "/"
+
+
 @dataclass(frozen=True)
 class Head:
     """Status and headers of a response.
@@ -61,11 +67,10 @@ class Call:
     def of(cls, request: Request, body: bytes) -> Call:
         """Return a request with its body as data."""
         scope = request.scope
-        path = scope["path"].removeprefix(scope.get("root_path", "").rstrip("/"))
         headers = [one for one in scope["headers"] if one[0].lower() not in _OF_THE_BODY]
         return cls(
             scope["method"],
-            path or "/",
+            path_of(request),
             scope["query_string"],
             scope["scheme"],
             tuple((bytes(name), bytes(value)) for name, value in headers),

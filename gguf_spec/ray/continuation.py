@@ -12,11 +12,13 @@ from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
 from ..server.errors import SHUTTING_DOWN
-from ..server.sse import DONE, event
+from ..server.stream_formats import DATA_EVENTS
 
+# Routes whose streams are continued: those whose events are known here.
+CONTINUED = ("/v1/chat/completions", "/v1/completions")
 S = TypeVar("S", str, list[str])
-# Deltas that come once in an answer, whole.
-_WHOLE = ("role", "tool_calls")
+# Delta that comes once in an answer, whole.
+_ROLE = "role"
 
 
 class AttemptLostError(Exception):
@@ -77,9 +79,26 @@ class _Choice:
         return choice | {"logprobs": logprobs}, is_new or bool(logprobs) or is_last
 
     def _rest(self, name: str, value: Any) -> Any:
-        if name in _WHOLE:
+        if name == _ROLE:
             return value if self._is_first(name) else None
+        if name == "tool_calls":
+            return [rest for call in value if (rest := self._rest_of_call(call))] or None
         return value[self._texts.setdefault(name, _Sent("")).n_known(value) :]
+
+    def _rest_of_call(self, call: dict[str, Any]) -> dict[str, Any] | None:
+        """Cut the arguments of a call; its id and name come once, with those of the first attempt.
+
+        Returns:
+            The rest; None if nothing is left.
+        """
+        at, function = f"tool_calls[{call['index']}]", call["function"]
+        if "id" in call:
+            is_first = self._is_first(at)
+            names = self._texts.setdefault(f"{at}.name", _Sent(""))
+            names.n_known(function["name"])
+            return call if is_first else None
+        arguments = self._rest(at, function["arguments"])
+        return call | {"function": {"arguments": arguments}} if arguments else None
 
     def _is_first(self, name: str) -> bool:
         is_first = name not in self._whole
@@ -139,8 +158,10 @@ class ContinuedAnswer:
             AttemptLostError: The replica shuts down before the end of the answer.
             DifferentTextError: This attempt has another text than the one before.
         """
-        if written == DONE:
+        if written == DATA_EVENTS.end:
             self.is_complete = True
+            return written
+        if written == DATA_EVENTS.ping:
             return written
         data = json.loads(written.removeprefix(b"data: "))
         if "error" in data:
@@ -152,7 +173,7 @@ class ContinuedAnswer:
         rest = self._cut(data | self._head)
         if not self._repeats:
             return written
-        return event(rest) if rest else b""
+        return DATA_EVENTS.write(rest) if rest else b""
 
     def _cut(self, data: dict[str, Any]) -> dict[str, Any] | None:
         if not data["choices"]:
@@ -188,4 +209,4 @@ def _after(parts: Sequence[Sequence[Any]], n: int) -> list[list[Any]]:
 
 def error_event(error: dict[str, Any]) -> bytes:
     """Return the event that ends an answer with an error."""
-    return event({"error": error})
+    return DATA_EVENTS.write({"error": error})

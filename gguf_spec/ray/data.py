@@ -58,8 +58,8 @@ class Generate:
             sampling: Sampling options, or some fields of them; the others are those of the model.
             seed: Number that decides the seeds of rows without one.
             pull: Download the model on a node that lacks it.
-            options: Other arguments of `gguf_spec.load`. `threads` defaults to the CPUs of the
-                actor.
+            options: Other arguments of `gguf_spec.load`, such as `parallel`. `threads` defaults to
+                the CPUs of the actor.
 
         Raises:
             NotInstalledError: Ray is not installed.
@@ -78,25 +78,35 @@ class Generate:
         self._seed = seed
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Answer the rows of a batch in Ray Data's format `numpy`, in their order."""
+        """Answer the rows of a batch in Ray Data's format `numpy`, in their order.
+
+        With `parallel` above 1 the rows of a batch share passes.
+        """
         columns = {name: [_plain(value) for value in values] for name, values in batch.items()}
         n = len(next(iter(columns.values()), ()))
-        answers = [
+        requests = [
             # Without gaps: whether a column is there depends on the other rows of a block.
-            self._answer({name: one[i] for name, one in columns.items() if one[i] is not None})
+            self._request({name: one[i] for name, one in columns.items() if one[i] is not None})
             for i in range(n)
         ]
+        good = [one for one in requests if not isinstance(one, GgufSpecError)]
+        results = iter(self._llm.generate_many([one for one, _ in good], [one for _, one in good]))
+        ends = [one if isinstance(one, GgufSpecError) else next(results) for one in requests]
+        answers = [_written(end) for end in ends]
         found = {name: [answer[name] for answer in answers] for name in _ANSWER}
         return {**batch, **found}
 
-    def _answer(self, row: dict[str, Any]) -> dict[str, Any]:
+    def _request(
+        self, row: dict[str, Any]
+    ) -> tuple[str | list[dict[str, Any]], Sampling] | GgufSpecError:
+        """Return prompt and options of a row, or why it has none."""
         try:
             prompt, sampling = _prompt(row), replace(self._sampling, **_fields(row))
-            if sampling.seed is None:
-                sampling = replace(sampling, seed=_seed_of(self._seed, row))
-            return _written(self._llm.generate(prompt, sampling))
         except GgufSpecError as error:
-            return _ANSWER | {"error": f"{error.message} {error.hint}".strip()}
+            return error
+        if sampling.seed is None:
+            sampling = replace(sampling, seed=_seed_of(self._seed, row))
+        return prompt, sampling
 
 
 _ANSWER: dict[str, Any] = {
@@ -110,7 +120,9 @@ _ANSWER: dict[str, Any] = {
 }
 
 
-def _written(done: Completion) -> dict[str, Any]:
+def _written(done: Completion | GgufSpecError) -> dict[str, Any]:
+    if isinstance(done, GgufSpecError):
+        return _ANSWER | {"error": f"{done.message} {done.hint}".strip()}
     return _ANSWER | {
         "text": done.text,
         "reasoning": done.reasoning,

@@ -8,15 +8,23 @@ from collections.abc import AsyncIterator, Callable
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from ..server.access import refused
 from ..server.body import read_body
+from ..server.error_formats import refused
 from ..server.errors import SHUTTING_DOWN, ApiError
 from ..server.settings import Settings
-from .calls import Call, Head
-from .continuation import AttemptLostError, ContinuedAnswer, DifferentTextError, error_event
+from ..server.stream_formats import DATA_EVENTS, JSON_LINES, NAMED_EVENTS
+from .calls import Call, Head, path_of
+from .continuation import (
+    CONTINUED,
+    AttemptLostError,
+    ContinuedAnswer,
+    DifferentTextError,
+    error_event,
+)
 
 # A request that ends the process of a replica must not end those of all.
 MOST_ATTEMPTS = 3
+_STREAMS = tuple(form.media_type.encode() for form in (DATA_EVENTS, NAMED_EVENTS, JSON_LINES))
 _log = logging.getLogger("gguf_spec.ray")
 
 Parts = AsyncIterator[Head | bytes]
@@ -50,7 +58,7 @@ class Ingress:
             call = Call.of(request, await read_body(request, self._settings)).with_seed()
             return await self._answer(call)
         except ApiError as refusal:
-            return refused(refusal)
+            return refused(refusal, path_of(request))
 
     async def _answer(self, call: Call) -> Response:
         for n_left in reversed(range(MOST_ATTEMPTS)):
@@ -58,7 +66,9 @@ class Ingress:
                 parts = self._open(call)
                 head = await _head(parts)
                 if _is_stream(head):
-                    return _response(head, StreamingResponse(self._continued(call, parts, n_left)))
+                    continues = call.path in CONTINUED
+                    rest = self._continued(call, parts, n_left) if continues else _body(parts)
+                    return _response(head, StreamingResponse(rest))
                 body = b"".join([part async for part in parts if isinstance(part, bytes)])
                 if not _is_ending(head, body):
                     return _response(head, Response(body))
@@ -104,6 +114,17 @@ async def _head(parts: Parts) -> Head:
     raise AttemptLostError
 
 
+async def _body(parts: Parts) -> AsyncIterator[bytes]:
+    """Yield the body of a stream that no other replica can continue.
+
+    Raises:
+        AttemptLostError: The replica is lost. The connection ends, so the client sees the loss.
+    """
+    async for part in parts:
+        if isinstance(part, bytes):
+            yield part
+
+
 async def _events(parts: Parts) -> AsyncIterator[bytes]:
     """Yield the whole events of a body; the rest of one that was cut is dropped.
 
@@ -128,7 +149,7 @@ async def _events(parts: Parts) -> AsyncIterator[bytes]:
 
 
 def _is_stream(head: Head) -> bool:
-    return head.get(b"content-type").startswith(b"text/event-stream")
+    return head.get(b"content-type").startswith(_STREAMS)
 
 
 def _is_ending(head: Head, body: bytes) -> bool:

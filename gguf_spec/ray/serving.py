@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InvalidOptionError
+from ..options import AUTO_PARALLEL_MAX
 from ..server.settings import Settings
 from .node import check_ray, load_on_node
 
@@ -130,7 +131,8 @@ def application(
         pull: Download the model on a node that lacks it.
         settings: Settings of the server. `queue` holds for each replica. Host and port are those of
             Ray Serve, but requests are checked as if the server listened at `settings.host`.
-        options: Other arguments of `gguf_spec.load`.
+        options: Other arguments of `gguf_spec.load`, such as `parallel`, the requests that a
+            replica runs at once.
 
     Returns:
         A `ray.serve.Application`.
@@ -144,12 +146,14 @@ def application(
 
     settings = settings or Settings()
     _check("num_cpus", num_cpus, "above 0", num_cpus > 0)
+    n = options.get("parallel", 1)
+    _check("parallel", n, "a whole number above 0, or auto", n == "auto" or _is_count(n))
     _check("drain", drain, "seconds, 0 or more", drain >= 0)
     if autoscaling is not None:
         _check("replicas", replicas, "omitted if there is autoscaling", replicas == 1)
         scale: dict[str, Any] = {"autoscaling_config": dict(autoscaling)}
     else:
-        valid = replicas == "auto" or (isinstance(replicas, int) and replicas > 0)
+        valid = replicas == "auto" or _is_count(replicas)
         _check("replicas", replicas, "a whole number above 0, or auto", valid)
         scale = {"num_replicas": replicas}
     actor: dict[str, Any] = {"num_cpus": num_cpus, "num_gpus": num_gpus}
@@ -159,7 +163,7 @@ def application(
         Replica,
         name="gguf-spec",
         ray_actor_options=actor,
-        max_ongoing_requests=settings.queue + 1 + _OTHER_REQUESTS,
+        max_ongoing_requests=settings.queue + _at_once(options) + _OTHER_REQUESTS,
         graceful_shutdown_timeout_s=drain,
         **scale,
     ).bind(None if model is None else str(model), pull, options, settings)
@@ -190,6 +194,16 @@ def build(args: Mapping[str, Any]) -> Any:
     }
     settings = {name: given.pop(name) for name in _SETTINGS if name in given}
     return application(**given, settings=Settings(**settings))
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and value > 0
+
+
+def _at_once(options: Mapping[str, Any]) -> int:
+    """Return how many requests a replica runs at once, or the most that it may choose."""
+    n = options.get("parallel", 1)
+    return AUTO_PARALLEL_MAX if n == "auto" else int(n)
 
 
 def _check(option: str, value: object, allowed: str, ok: bool) -> None:

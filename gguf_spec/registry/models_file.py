@@ -16,7 +16,7 @@ BUNDLED = Path(__file__).resolve().parents[1] / "data"
 _PARTS_MAX = 256
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,95}")
-_RESERVED = ("auto", "ngram", "none")  # values of `draft` that are not model names
+_RESERVED = ("auto", "mtp", "ngram", "none")  # values of `draft` that are not model names
 _REPO = re.compile(r"(?!.*(?:\.\.|--))\w[\w.-]*/\w[\w.-]*(?<![.-])", re.ASCII)
 # One exact version of a package; no option or address of pip has this form.
 _PACKAGE = re.compile(

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import BusyError, ClosedError, EventLoopError
 from ..options import Sampling
-from ..results import Completion
+from ..results import Completion, OnProgress, Progress
 from .async_stream import AsyncStream, Generation
 from .chat import Chat, Turn
 from .stream import Stream
 
 if TYPE_CHECKING:
+    from .embedding import Embeddings, Texts
     from .llm import LLM
 from .request import Prompt
+
+T = TypeVar("T")
+
+
+class _CancelledError(Exception):
+    """The task that waits for a computation is cancelled."""
 
 
 class AsyncLLM:
@@ -88,6 +96,39 @@ class AsyncLLM:
         """
         return AsyncChat(self.llm.chat(system, **options), self._complete, self._start)
 
+    async def embed(
+        self, texts: Texts, *, on_pass: OnProgress | None = None, **options: Any
+    ) -> Embeddings:
+        """Return the embeddings of texts; it waits for running requests, and they for it.
+
+        Args:
+            texts: As for `LLM.embed`.
+            on_pass: As for `LLM.embed`. It is called in another thread.
+            options: Other arguments of `LLM.embed`.
+
+        Raises:
+            GgufSpecError: As `LLM.embed`.
+            EventLoopError: The AsyncLLM belongs to another event loop.
+            BusyError: This task reads a stream, which the passes would wait for.
+        """
+        return await self._compute(partial(self.llm.embed, texts, **options), on_pass)
+
+    async def rerank(
+        self, query: str, documents: Sequence[str], *, on_pass: OnProgress | None = None
+    ) -> list[float]:
+        """Return the relevance of each document for a query, as `LLM.rerank`.
+
+        Args:
+            query: The query.
+            documents: The documents.
+            on_pass: As for `embed`.
+
+        Raises:
+            GgufSpecError: As `LLM.rerank`.
+            EventLoopError, BusyError: As for `embed`.
+        """
+        return await self._compute(partial(self.llm.rerank, query, documents), on_pass)
+
     async def aclose(self) -> None:
         """End all requests and free the native memory; further calls have no effect.
 
@@ -128,6 +169,23 @@ class AsyncLLM:
         assert one.stream is not None
         return one.stream.result
 
+    async def _compute(self, work: Callable[..., T], on_pass: OnProgress | None) -> T:
+        """Call `work` in a thread; if the task is cancelled, it ends after the current pass."""
+        is_cancelled = threading.Event()
+
+        def passed(progress: Progress) -> None:
+            if is_cancelled.is_set():
+                raise _CancelledError
+            if on_pass:
+                on_pass(progress)
+
+        self._check(1)
+        try:
+            return await asyncio.wrap_future(self._pool.submit(work, on_pass=passed))
+        except asyncio.CancelledError:
+            is_cancelled.set()
+            raise
+
     def _start(
         self, begin: Callable[[], Stream | Turn], owner: AsyncStream | None = None
     ) -> Generation:
@@ -136,14 +194,18 @@ class AsyncLLM:
                 raise ClosedError
             return begin()
 
-        self._check()
+        self._check(self.llm.parallel)
         one = Generation(self._pool, begin_open, owner)
         self._running.add(one)
         one.ended.add_done_callback(lambda _: self._running.discard(one))
         return one
 
-    def _check(self) -> None:
-        """Check that a request can run here and now."""
+    def _check(self, n_most: int) -> None:
+        """Check that a request can run here and now.
+
+        Args:
+            n_most: Number of streams that this task reads from which it would wait for itself.
+        """
         loop = asyncio.get_running_loop()
         if self._is_closed:
             raise ClosedError
@@ -151,7 +213,7 @@ class AsyncLLM:
             raise EventLoopError
         self._loop, task = loop, asyncio.current_task()
         mine = [one for one in self._running if task and one.is_read_by(task)]
-        if mine and len(mine) >= self.llm.parallel:
+        if len(mine) >= n_most:
             raise BusyError
 
 

@@ -10,6 +10,8 @@ from typing import Any, Literal, Protocol
 from ..errors import InvalidOptionError, NoQuestionError, PromptTooLongError, SessionError
 from ..options import Sampling, Speculation
 from ..results import Chunk, Completion, OnProgress, Stats
+from .image_parts import are_parts, images_of, text_of, with_image_parts
+from .images import GivenImage
 from .stream import Stream
 
 _ROOM = 256  # maximum number of tokens that `shift` keeps free for an answer
@@ -34,8 +36,9 @@ class ChatModel(Protocol):
 
     def tokenize(
         self,
-        prompt: str | Sequence[Mapping[str, str]],
+        prompt: str | Sequence[Mapping[str, Any]],
         *,
+        images: Sequence[GivenImage] = (),
         special: bool = True,
         think: bool | None = None,
     ) -> list[int]:
@@ -68,8 +71,9 @@ class Chat:
 
     Attributes:
         messages: All messages so far, each `{"role": ..., "content": ...}`; the system message is
-            first if there is one. An answer with reasoning has `reasoning_content`, too. Later
-            turns send it only where the chat template reads it.
+            first if there is one. The content of a message with images is a list of parts. An
+            answer with reasoning has `reasoning_content`, too. Later turns send it only where the
+            chat template reads it.
         think: Whether the model reasons before its next answers; None leaves it to the template.
         last: The last answer with its statistics, or None.
     """
@@ -96,7 +100,7 @@ class Chat:
         if overflow not in ("error", "shift"):
             raise InvalidOptionError("overflow", overflow, "error or shift")
         self._llm, self._sampling, self._overflow = llm, sampling or Sampling(), overflow
-        self.messages: list[dict[str, str]] = []
+        self.messages: list[dict[str, Any]] = []
         self.think = think
         self.last: Completion | None = None
         self.system = system
@@ -125,7 +129,7 @@ class Chat:
         self.messages[:] = [*([{"role": "system", "content": text}] if text else []), *self._turns]
 
     @property
-    def _turns(self) -> list[dict[str, str]]:
+    def _turns(self) -> list[dict[str, Any]]:
         return [message for message in self.messages if message["role"] != "system"]
 
     @property
@@ -134,16 +138,27 @@ class Chat:
         return len(self._encode(self.messages)) if self.messages else 0
 
     def send(
-        self, text: str, sampling: Sampling | None = None, *, speculation: Speculation | None = None
+        self,
+        text: str,
+        sampling: Sampling | None = None,
+        *,
+        images: Sequence[GivenImage] = (),
+        speculation: Speculation | None = None,
     ) -> Completion:
         """Send a message and return the complete answer.
+
+        Args:
+            text: The message.
+            sampling: Sampling options of this answer; None for those of the chat.
+            images: Images before the text, as for `LLM.generate`. Later turns keep them.
+            speculation: Draft options; None for those of the LLM.
 
         Raises:
             PromptTooLongError: The conversation does not fit into the context. It is unchanged.
         """
         turn: Turn | None = None
         try:
-            turn = self.stream(text, sampling, speculation=speculation)
+            turn = self.stream(text, sampling, images=images, speculation=speculation)
             for _ in turn:
                 pass
         except BaseException:  # not `with`: Ctrl-C may arrive inside of `__enter__`
@@ -157,6 +172,7 @@ class Chat:
         text: str,
         sampling: Sampling | None = None,
         *,
+        images: Sequence[GivenImage] = (),
         speculation: Speculation | None = None,
         on_prompt: OnProgress | None = None,
     ) -> Turn:
@@ -165,10 +181,20 @@ class Chat:
         The text generated until the turn ends or is closed becomes part of the conversation. During
         the prefill of the question, `on_prompt` is called as for `LLM.generate`.
         """
+        content = with_image_parts(text, images) if images else text
+        return self._ask(content, sampling, speculation, on_prompt)
+
+    def _ask(
+        self,
+        content: str | list[dict[str, Any]],
+        sampling: Sampling | None,
+        speculation: Speculation | None,
+        on_prompt: OnProgress | None,
+    ) -> Turn:
         sampling = sampling or self._sampling
         if not self._llm.has_chat_template:
             sampling = replace(sampling, stop=(*sampling.stop, f"\n{_USER}"))
-        asked = [*self.messages, {"role": "user", "content": text}]
+        asked = [*self.messages, {"role": "user", "content": content}]
         tokens = self._encode(asked)
         n_asked = len(asked)
         if self._overflow == "shift":
@@ -215,9 +241,7 @@ class Chat:
         before = list(self.messages)
         try:
             self.undo()
-            return self.stream(
-                questions[-1], sampling, speculation=speculation, on_prompt=on_prompt
-            )
+            return self._ask(questions[-1], sampling, speculation, on_prompt)
         except BaseException:
             self.messages[:] = before
             raise
@@ -265,14 +289,19 @@ class Chat:
         self.last = None
         return why
 
-    def _encode(self, messages: Sequence[dict[str, str]]) -> list[int]:
+    def _encode(self, messages: Sequence[dict[str, Any]]) -> list[int]:
         if self._llm.has_chat_template:
             return self._llm.tokenize(messages, think=self.think)
         said = {"system": "", "user": f"{_USER} ", "assistant": f"{_ASSISTANT} "}
-        text = "".join(f"{said[one['role']]}{one['content'].strip()}\n" for one in messages)
-        return self._llm.tokenize(text + _ASSISTANT, special=False, think=self.think or None)
+        text = "".join(f"{said[one['role']]}{text_of(one['content'])}\n" for one in messages)
+        return self._llm.tokenize(
+            text + _ASSISTANT,
+            special=False,
+            think=self.think or None,
+            images=[image for one in messages for image in images_of(one["content"])],
+        )
 
-    def _shift(self, messages: list[dict[str, str]], tokens: list[int], room: int) -> list[int]:
+    def _shift(self, messages: list[dict[str, Any]], tokens: list[int], room: int) -> list[int]:
         """Remove the oldest turns from `messages` until `room` tokens are free.
 
         The system message and the question are never removed.
@@ -298,7 +327,7 @@ class Turn:
     """
 
     def __init__(
-        self, chat: Chat, stream: Stream, asked: list[dict[str, str]], dropped: int
+        self, chat: Chat, stream: Stream, asked: list[dict[str, Any]], dropped: int
     ) -> None:
         self.dropped = dropped
         self._chat, self._stream, self._asked, self._open = chat, stream, asked, True
@@ -363,5 +392,8 @@ def _is_message(one: object) -> bool:
         isinstance(one, dict)
         and {"role", "content"} <= set(one) <= {"role", "content", "reasoning_content"}
         and one["role"] in _ROLES
-        and all(isinstance(value, str) for value in one.values())
+        and all(
+            isinstance(value, str) or (name == "content" and are_parts(value))
+            for name, value in one.items()
+        )
     )

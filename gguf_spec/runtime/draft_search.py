@@ -1,6 +1,7 @@
 """Search for a draft among the models on this disk, by headers only, without their weights.
 
-A draft must have the target's vocabulary, be smaller, and support rollback of its last tokens.
+A draft must have the target's vocabulary and be smaller. One with another tokenizer is chosen only
+if it was measured, or if models.yaml names it.
 Candidates are ordered as follows: first the draft that models.yaml names, then those with costs
 measured on this machine, then the others by the speed-up that their size suggests.
 """
@@ -9,27 +10,32 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..errors import GgufSpecError
+from ..errors import GgufSpecError, VocabularyMismatchError
 from ..errors.texts import Call, Option, Optionally, Text
+from ..gguf.heads import head_bytes, is_head_alone, n_heads, why_no_head
 from ..gguf.model_file import ModelFile
+from ..gguf.trimmed import trimmed
 from ..gguf.vocabulary import FileVocabulary
 from ..llama.options import ContextOptions
 from ..options import K_MAX
 from ..registry import download
 from ..registry.local_models import local_models
 from ..registry.resolve import Entry, entries
-from ..speculative.drafters import check_vocabulary
-from ..speculative.profile import ModelKey, read_profile
+from ..speculative.profile import ModelKey, Profile, read_profile
+from ..speculative.vocabularies import check_vocabulary, common_share
 from ..system.cache import cache_file, read_json, write_json
 from ..system.units import format_bytes
 
-_VERSION = 1  # format version of cached vocabulary comparisons
+_VERSION = 2  # format version of cached vocabulary comparisons
 # Model of the acceptance rate: its upper limit, and the size of the draft relative to the target
 # at which it reaches two thirds of that limit.
 _LIKELY, _SIZE_OF_LIKELY = (0.85, 0.04)
+# Factor of the acceptance rate of a draft with another tokenizer; largest share of its common
+# tokens, because 1 stands for the same vocabulary.
+_TRANSLATED, _NOT_ALL = (0.7, 0.99)
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,7 @@ class Candidate:
         why: Reason for or against it.
         declared: Whether models.yaml names it as the target's draft.
         measured: Whether the gain comes from costs measured on this machine.
+        translated: Whether it has another tokenizer than the target.
     """
 
     name: str
@@ -51,6 +58,7 @@ class Candidate:
     why: str
     declared: bool = False
     measured: bool = False
+    translated: bool = False
 
     @property
     def path(self) -> Path | None:
@@ -89,18 +97,23 @@ def choose(
     opened: dict[Path, ModelFile] = {}
     declared = entries(models_file).get(target.draft or "")
     if declared and (found := download.find(declared)):
-        opened[found] = ModelFile(found)
+        opened[found] = ModelFile(found, as_draft=True)
         one = _judge(declared.name, opened[found], file, options, draft_options, declared=True)
         if one.fits:
             return one, ""
     all_of_them = candidates(target, file, options, draft_options, models_file, opened)
     here = [
-        one for one in all_of_them if one.file and (one.gain > 1 or (one.fits and one.declared))
+        one
+        for one in all_of_them
+        if one.file
+        and (one.gain > 1 or (one.fits and one.declared))
+        # A guess from the size is worth too little if texts must be translated.
+        and (not one.translated or one.measured or one.declared)
     ]
     if here:
         best = here[0]
         return best, f"the draft is {best.name}: {best.why}."
-    absent = next((one for one in all_of_them if one.gain > 1), None)
+    absent = next((one for one in all_of_them if one.gain > 1 and not one.file), None)
     hint = (
         Optionally(" To download one, use ", Call("pull", absent.name), ".")
         if absent
@@ -137,7 +150,7 @@ def candidates(
     seen = {file.identity}
 
     def judge(name: str, path: Path, declared: bool = False) -> None:
-        one = (opened or {}).get(path) or ModelFile(path)
+        one = (opened or {}).get(path) or ModelFile(path, as_draft=True)
         if one.identity not in seen:
             seen.add(one.identity)
             judged.append(_judge(name, one, file, options, draft_options, declared))
@@ -155,11 +168,43 @@ def candidates(
             not one.fits,
             one.file is None,
             not one.declared,
+            one.translated and not one.measured,
             not one.measured,
             -one.gain,
             one.name,
         ),
     )
+
+
+def head_candidate(
+    target: ModelFile, options: ContextOptions, draft_options: ContextOptions
+) -> Candidate | None:
+    """Return the candidate for the prediction head in a target's file, or None without one.
+
+    Args:
+        target: As for `choose`.
+        options: As for `choose`.
+        draft_options: As for `choose`.
+    """
+    if not n_heads(target.header):
+        return None
+    if why_not := why_no_head(target.header):
+        return Candidate("mtp", target, 0.0, why_not)
+    profile = read_profile(
+        ModelKey(target, replace(options, head="own")),
+        ModelKey(target, replace(draft_options, head="self")),
+    )
+    if profile:
+        return _measured("mtp", target, profile, declared=False)
+    share = head_bytes(target.header) / target.header.file_bytes
+    why = f"prediction head in the target's file; a pass reads {share:.0%} of its weights"
+    return Candidate("mtp", target, _promise(share), why)
+
+
+def _measured(name: str, file: ModelFile, profile: Profile, declared: bool) -> Candidate:
+    gain, k = profile.best(profile.agreement)
+    why = f"measured on this machine: {gain:.2f} times plain decoding with {k} tokens a round"
+    return Candidate(name, file, gain, why, declared, measured=True)
 
 
 def _judge(
@@ -171,31 +216,44 @@ def _judge(
     declared: bool,
 ) -> Candidate:
     """Return the candidate for a file, with its expected speed-up or the reason it cannot draft."""
-    if why_not := _why_not(file, target):
+    why_not, share = _why_not(file, target)
+    if why_not:
         return Candidate(name, file, 0.0, why_not, declared)
+    translated = share < 1
     profile = read_profile(ModelKey(target, options), ModelKey(file, draft_options))
     if profile:
-        gain, k = profile.best(profile.agreement)
-        why = f"measured on this machine: {gain:.2f} times plain decoding with {k} tokens a round"
-        return Candidate(name, file, gain, why, declared, measured=True)
-    share = file.header.file_bytes / target.header.file_bytes
-    why = "models.yaml names it" if declared else "it has the same vocabulary"
-    return Candidate(
-        name, file, _promise(share), f"{why} and has {share:.0%} of the target's size", declared
-    )
+        return replace(_measured(name, file, profile, declared), translated=translated)
+    size = file.header.file_bytes / target.header.file_bytes
+    why = "it has the same vocabulary"
+    if declared:
+        why = "models.yaml names it"
+    elif translated:
+        why = f"it has another tokenizer, with {share:.0%} common tokens,"
+    elif kept := trimmed(file.header):
+        why = f"it has {len(kept.ids):,} of the target's tokens"
+    why += f" and has {size:.0%} of the target's size"
+    gain = _promise(size, share * _TRANSLATED if translated else 1.0)
+    return Candidate(name, file, gain, why, declared, translated=translated)
 
 
-def _why_not(file: ModelFile, target: ModelFile) -> str:
-    """Return the reason why a file cannot draft for the target; empty if it can."""
+def _why_not(file: ModelFile, target: ModelFile) -> tuple[str, float]:
+    """Return the reason why a file cannot draft for the target, and the share of common tokens.
+
+    The reason is empty if it can; the share is 1 if it has the target's vocabulary.
+    """
     try:
+        if is_head_alone(file.header):
+            return "it is a prediction head without a model, for the one that it was made for", 0.0
         sizes = [format_bytes(one.header.file_bytes) for one in (file, target)]
         if file.header.file_bytes >= target.header.file_bytes:
-            return f"it is not smaller than the target ({sizes[0]} against {sizes[1]})"
-        if not file.header.facts.can_go_back:
-            return f"{file.header.architecture} models cannot remove tokens from their cache"
-        return _difference(target, file)
+            return f"it is not smaller than the target ({sizes[0]} against {sizes[1]})", 0.0
+        why_not, share = _difference(target, file)
+        is_recurrent = file.header.facts.cache in ("recurrent", "hybrid")
+        if not why_not and is_recurrent and (share < 1 or trimmed(file.header)):
+            return "it is recurrent or hybrid, and has other token ids than the target", 0.0
+        return why_not, share
     except GgufSpecError as error:
-        return str(error).rstrip(".")
+        return str(error).rstrip("."), 0.0
 
 
 def _absent(entry: Entry, target: Entry) -> Candidate:
@@ -227,25 +285,40 @@ def _absent(entry: Entry, target: Entry) -> Candidate:
     )
 
 
-def _difference(target: ModelFile, draft: ModelFile) -> str:
-    """Return the difference of two vocabularies, or an empty text if they match.
+def _difference(target: ModelFile, draft: ModelFile) -> tuple[str, float]:
+    """Return the reason why vocabularies do not match, or an empty text, and their common share.
 
     The result is cached, because the comparison of large vocabularies is slow.
     """
     memo = cache_file("pairs", [_VERSION, *target.identity, *draft.identity])
     known = read_json(memo)
     if isinstance(known, dict) and isinstance(known.get("difference"), str):
-        return str(known["difference"])
+        share = known.get("share")
+        if isinstance(share, float) and 0 <= share <= 1:
+            return str(known["difference"]), share
+    difference, share = "", 1.0
     try:
-        check_vocabulary(FileVocabulary(target.header), FileVocabulary(draft.header))
-        difference = ""
+        share = _common(FileVocabulary(target.header), FileVocabulary(draft.header))
     except GgufSpecError as error:
-        difference = str(error).rstrip(".")
-    write_json(memo, {"difference": difference})
-    return difference
+        difference, share = str(error).rstrip("."), 0.0
+    write_json(memo, {"difference": difference, "share": share})
+    return difference, share
 
 
-def _promise(share: float) -> float:
+def _common(target: FileVocabulary, draft: FileVocabulary) -> float:
+    """Return the share of common tokens; 1 for the same vocabulary.
+
+    Raises:
+        VocabularyMismatchError: There are too few.
+    """
+    try:
+        check_vocabulary(target, draft)
+    except VocabularyMismatchError as error:
+        return min(common_share(target, draft, error), _NOT_ALL)
+    return 1.0
+
+
+def _promise(share: float, quality: float = 1.0) -> float:
     """Return the speed-up that a draft's relative size suggests, for ranking without measurements.
 
     A draft's cost is proportional to its size. Its acceptance rate grows with its size up to a
@@ -253,8 +326,9 @@ def _promise(share: float) -> float:
 
     Args:
         share: Size of the draft divided by the size of the target.
+        quality: Factor of the acceptance rate.
     """
-    likely = _LIKELY * share / (share + _SIZE_OF_LIKELY / 2)
+    likely = quality * _LIKELY * share / (share + _SIZE_OF_LIKELY / 2)
     brings, best = 1.0, 0.0
     for k in range(1, K_MAX + 1):
         brings += likely**k

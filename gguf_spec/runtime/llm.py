@@ -10,18 +10,28 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from ..errors import BusyError, ClosedError, GgufSpecError
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import BusyError, ClosedError, GgufSpecError, NoGenerationError
+from ..gguf.embeddings import pooling_of
+from ..llama.embedder import Embedder
+from ..llama.head import Head
 from ..llama.model import Model
 from ..options import Sampling, Speculation
-from ..results import Completion, OnProgress, PassCounts, SlotState
+from ..results import Completion, OnProgress, PassCounts, PrefixMemory, SlotState
 from ..speculative.pair import ModelPair, Snapshot
 from ..speculative.profile import Profile
+from ..speculative.translation import Translation
 from ..text.chat_template import Message, Tools
 from ..text.infill import encode_infill
 from ..text.reasoning_format import reasoning_format
 from ..text.template_reads import names_read
 from ..text.template_values import no_reasoning, read_options
 from .chat import Chat
+from .embedding import embed, encode_texts, rank_prompts
+from .images import GivenImage
+from .kept_prefixes import PrefixStore
 from .many import generate_many
 from .parallel import ParallelRunner
 from .request import Prompt, Request, build_request, check_request, encode
@@ -41,7 +51,7 @@ class LLM:
 
     Attributes:
         name: The target's registry name or file name.
-        draft_name: The draft's file name, or None.
+        draft_name: The draft's file name, with `(prediction head)` for one; or None.
         prompt: `text` or `chat`: the form of a bare prompt. It comes from the registry; otherwise
             it is `chat` if the file has a chat template.
         speculation: Default draft options of a request.
@@ -49,6 +59,7 @@ class LLM:
             otherwise the package defaults.
         notes: Explanations of unexpected behaviour, such as an unused draft. One sentence each.
         draft_notes: Those of `notes` that are about the choice of the draft.
+        parallel_reason: Why `parallel` has its value; empty if the caller gave the number.
     """
 
     def __init__(
@@ -61,6 +72,8 @@ class LLM:
         sampling: Sampling | None = None,
         notes: Sequence[str] = (),
         draft_notes: Sequence[str] = (),
+        prefix_memory: int = 0,
+        parallel_reason: str = "",
     ) -> None:
         self.name, self.prompt, self.speculation, self.notes = (
             name,
@@ -69,11 +82,13 @@ class LLM:
             tuple(notes),
         )
         self.sampling = sampling or Sampling()
-        self.draft_notes = tuple(draft_notes)
-        self.draft_name = pair.draft.path.name if pair.draft else None
+        self.draft_notes, self.parallel_reason = tuple(draft_notes), parallel_reason
+        self.draft_name = pair.draft.label if pair.draft else None
         self._pair, self._target, self._draft = pair, pair.target, pair.draft
         self._line = Line()  # only the ticket that has the turn may use the models
-        self._runner = ParallelRunner(pair, self._line) if self.parallel > 1 else None
+        self._embedder: Embedder | None = None  # created with the first texts
+        self._kept = PrefixStore(prefix_memory)
+        self._runner = ParallelRunner(pair, self._line, self._kept) if self.parallel > 1 else None
         self._closed = False
 
     @property
@@ -98,9 +113,22 @@ class LLM:
         return self._runner.slots() if self._runner else (only_slot(target, self._line),)
 
     @property
+    def prefix_memory(self) -> PrefixMemory:
+        """Memory for earlier texts whose caches were given to other texts, and its use.
+
+        A request that begins like one of them needs not read that part. The text does not change.
+        """
+        return self._kept.memory()
+
+    @property
     def pass_counts(self) -> PassCounts:
         """Passes and rows of the target since it was loaded, those of measurements included."""
         return self._target.counts
+
+    @property
+    def translation(self) -> Translation | None:
+        """Translation for a draft model with other token ids; None if they are the same."""
+        return self._pair.translation
 
     @property
     def path(self) -> Path:
@@ -110,8 +138,19 @@ class LLM:
     @property
     def memory_bytes(self) -> int:
         """Approximate memory of the weights and caches, in bytes."""
-        models, n = filter(None, (self._target, self._draft)), self.parallel
-        return sum(round(one.weight_bytes + n * one.cached_bytes * one.n_ctx) for one in models)
+        parts = (self._target, self._draft, self._embedder)
+        return sum(one.memory_bytes for one in parts if one)
+
+    @property
+    def generates(self) -> bool:
+        """Whether the model generates text; without that it only computes embeddings."""
+        return not self._target.file.embeds_only
+
+    @property
+    def pooling(self) -> str:
+        """How `embed` makes one vector of a text: `mean`, `cls`, `last`, `rank` or `none`."""
+        model = self.vocabulary
+        return model.options.pooling or pooling_of(model.file.header)
 
     @property
     def chat_template(self) -> str | None:
@@ -122,6 +161,11 @@ class LLM:
     def has_chat_template(self) -> bool:
         """Whether the target has a chat template."""
         return self._target.chat_template is not None
+
+    @property
+    def can_see(self) -> bool:
+        """Whether prompts may have images: the model was loaded with a projector."""
+        return getattr(self._target, "sees", False)
 
     @property
     def can_think(self) -> bool:
@@ -137,6 +181,7 @@ class LLM:
         self,
         prompt: str | Sequence[Message],
         *,
+        images: Sequence[GivenImage] = (),
         prefill: str = "",
         special: bool = True,
         tools: Tools | None = None,
@@ -147,6 +192,8 @@ class LLM:
 
         Args:
             prompt: A text, or messages.
+            images: As for `generate`. The ids of an image are above those of all tokens. They are
+                valid while the returned list, or another one with the image, is in memory.
             prefill: Beginning of the answer.
             special: Parse `<|im_end|>` and similar strings in a text as special tokens. In messages
                 they are never parsed.
@@ -155,7 +202,7 @@ class LLM:
             chat_template_kwargs: As for `generate`.
         """
         options = read_options(prefill, tools, think, chat_template_kwargs)
-        return encode(self.vocabulary, prompt, options, special=special)
+        return encode(self.vocabulary, prompt, options, special=special, images=images)
 
     def tokenize_infill(self, prefix: str, suffix: str) -> list[int]:
         """Return the prompt for the text between `prefix` and `suffix`.
@@ -182,6 +229,7 @@ class LLM:
         sampling: Sampling | None = None,
         *,
         speculation: Speculation | None = None,
+        images: Sequence[GivenImage] = (),
         prefill: str = "",
         echo: bool = False,
         tools: Tools | None = None,
@@ -199,6 +247,10 @@ class LLM:
                 `{"role": ..., "content": ...}` each.
             sampling: Sampling options; None uses the LLM's `sampling`.
             speculation: Draft options; None uses the LLM's `speculation`.
+            images: Images for the prompt: files, their bytes, or `data:` URLs. They come first in
+                the last message of the user. In a text `<__media__>` stands for an image, and
+                without it they come first. Messages may also have OpenAI's parts `image_url`. The
+                model must be loaded with a projector (`load(mmproj=...)`).
             prefill: Beginning of the answer, which the model continues. A grammar treats it as part
                 of the answer. Token ids must end with it already.
             echo: Start the returned text with the prompt, if it is a text, and the prefill.
@@ -217,6 +269,7 @@ class LLM:
 
         Raises:
             EmptyPromptError, PromptTooLongError, InvalidOptionError: Raised before any pass runs.
+            ImageError, NoVisionError: An image cannot be read, or there is no projector.
             BusyError: This thread has an open stream of this LLM.
         """
         return self._complete(LLM._request(**locals()))
@@ -227,6 +280,7 @@ class LLM:
         sampling: Sampling | None = None,
         *,
         speculation: Speculation | None = None,
+        images: Sequence[GivenImage] = (),
         prefill: str = "",
         echo: bool = False,
         tools: Tools | None = None,
@@ -289,6 +343,75 @@ class LLM:
         """Call `stream`, which takes token ids too, with the same options."""
         return self.stream(list(tokens), sampling, **options)
 
+    def embed(
+        self,
+        texts: str | Sequence[int] | Sequence[str | Sequence[int]],
+        *,
+        normalize: bool = True,
+        special: bool = True,
+        on_pass: OnProgress | None = None,
+    ) -> NDArray[np.float32] | list[NDArray[np.float32]]:
+        """Return the embeddings of texts, several of them computed in one pass.
+
+        The caches and the texts of generations do not change. The first call creates a context of
+        its own, and so does the first longer text.
+
+        Args:
+            texts: Texts, or token ids of each; one text alone counts as a list of one.
+            normalize: Scale each vector to the length 1; scores of `rank` never are.
+            special: Parse `[SEP]` and similar strings in a text as special tokens.
+            on_pass: Called after each pass with the finished texts. An exception of it ends the
+                call.
+
+        Returns:
+            An array of shape `(n, n_embd)`; with the pooling `rank` of shape `(n, n_scores)`. With
+            the pooling `none` a list of arrays, one row for each token of a text.
+
+        Raises:
+            EmptyPromptError, TextTooLongError, InvalidOptionError: A text has no token, has too
+                many, or contains an id that is not in the vocabulary. Raised before any pass runs.
+            NotEnoughMemoryError: The context does not fit; raised before it is created.
+            NoRankingError: `load` was called with `pooling="rank"`, and the file has no head for
+                it.
+            BusyError, ClosedError: As for a generation.
+        """
+        ids = encode_texts(self.vocabulary, texts, special)
+        return self._in_turn(lambda _: self._embed(ids, normalize, on_pass))
+
+    def rerank(
+        self, query: str, documents: Sequence[str], *, on_pass: OnProgress | None = None
+    ) -> list[float]:
+        """Return the relevance of each document for a query, as the model scores it.
+
+        Args:
+            query: The query.
+            documents: The documents.
+            on_pass: As for `embed`.
+
+        Raises:
+            NoRankingError: The model is no reranker.
+            TextTooLongError: A document with the query is too long.
+            NotEnoughMemoryError, BusyError, ClosedError: As for `embed`.
+        """
+        scores = self.embed(self.rank_tokens(query, documents), on_pass=on_pass)
+        return [float(row[0]) for row in scores]
+
+    def rank_tokens(self, query: str, documents: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of a query with each document, which `rerank` embeds.
+
+        Raises:
+            NoRankingError: The model is no reranker.
+        """
+        return rank_prompts(self.vocabulary, self.pooling, query, documents)
+
+    def _embed(
+        self, ids: list[list[int]], normalize: bool, on_pass: OnProgress | None
+    ) -> NDArray[np.float32] | list[NDArray[np.float32]]:
+        if self._embedder is None:
+            self._embedder = Embedder(self._target)
+        # `close` of another thread waits for the turn
+        return embed(self._embedder, ids, normalize, lambda: self.vocabulary, on_pass)
+
     def chat(
         self,
         system: str | None = None,
@@ -306,6 +429,7 @@ class LLM:
                 raises, `shift` drops the oldest turns.
             think: Whether the model reasons before its answers, as for `generate`.
         """
+        self._check_generates()
         if think and not self.can_think:
             raise no_reasoning(self._target, "think", think)
         return Chat(
@@ -313,7 +437,7 @@ class LLM:
         )
 
     def forget(self) -> None:
-        """Clear both caches, so that the next prompt is prefilled from its start.
+        """Clear the caches and the kept texts: the next prompt is prefilled from its start.
 
         The texts do not change; only the cost of the next prompt does.
 
@@ -324,6 +448,7 @@ class LLM:
         def empty(_: Ticket) -> None:
             for model in filter(None, (self._target, self._draft)):
                 model.rollback(0)
+            self._kept.forget()
             if self._runner:
                 self._runner.forget()
 
@@ -396,14 +521,15 @@ class LLM:
         self._in_turn(lambda _: self._pair.restore(snapshot))
 
     @contextmanager
-    def models(self) -> Iterator[tuple[Model, Model | None]]:
+    def models(self) -> Iterator[tuple[Model, Model | Head | None]]:
         """Reserve the LLM and yield `(target, draft)` for checks of the models' internals.
 
-        The second item is None without a draft model.
+        The second item is a prediction head if one drafts, and None without a draft model.
 
         Raises:
             BusyError, ClosedError: As for a generation.
         """
+        self._check_generates()
         ticket = Ticket()
         try:
             self._take(ticket)
@@ -427,6 +553,9 @@ class LLM:
         try:
             try:
                 self._line.join(ticket, self._end_stream)
+                self._kept.forget()
+                if self._embedder:
+                    self._embedder.close()
                 self._pair.close()
             finally:
                 self._line.leave(ticket)
@@ -459,9 +588,15 @@ class LLM:
         self, sampling: Sampling | None, speculation: Speculation | None, **given: Any
     ) -> Request:
         """Return the request that the arguments of `generate` or `stream` describe."""
+        self._check_generates()
         return build_request(
             self.vocabulary, sampling or self.sampling, speculation or self.speculation, **given
         )
+
+    def _check_generates(self) -> None:
+        """Reject requests for text from a model that only computes embeddings."""
+        if not self.generates:
+            raise NoGenerationError(self.path, self._target.file.header.architecture)
 
     def _complete(self, request: Request) -> Completion:
         if self._runner:
@@ -494,7 +629,7 @@ class LLM:
         self._check(request)
         if request.speculation.k:
             self._pair.measure()
-        generation = Generation(request, self._pair)
+        generation = Generation(request, self._pair, self._kept)
         stream = Stream(generation, generation.run(), partial(self._line.leave, ticket))
         ticket.stream = weakref.ref(stream)
         return stream

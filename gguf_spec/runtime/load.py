@@ -8,27 +8,37 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from ..errors import InvalidOptionError, NoSpeculationError
-from ..errors.texts import Option, Text, advice
+from ..errors import InvalidOptionError
 from ..gguf.model_file import ModelFile
 from ..gguf.validation import Header
 from ..llama.attention import choose_attention
-from ..llama.backend import check_room, parallel_in_room, start_backend
+from ..llama.backend import check_room, prefix_memory_in_room, start_backend
+from ..llama.devices import check_placement
+from ..llama.gpu_fit import fit_layers
+from ..llama.head import Head
 from ..llama.kernel_choice import repacking_pays
 from ..llama.model import Model
 from ..llama.options import AdapterFile, ContextOptions, adapters
+from ..llama.placement import read_placement
 from ..llama.rpc import check_workers, parse_workers
 from ..llama.selftest import extra_bufts_work
+from ..load_options import checked
 from ..options import K_MAX, Sampling, Speculation
 from ..registry.download import local
 from ..registry.resolve import Entry, resolve
 from ..results import OnProgress, Progress
-from ..speculative.drafters import SuffixAutomaton, check_vocabulary
+from ..speculative.drafters import SharedTexts, SuffixAutomaton
 from ..speculative.pair import ModelPair
 from ..speculative.profiler import profile_of
+from ..speculative.translation import Translation
+from ..speculative.vocabularies import translation_of
+from ..system.units import parse_bytes
 from .default_model import DefaultModel, chosen_model
-from .draft_search import choose
+from .draft_choice import Drafts, drafts_of
+from .embedding_model import embedding_llm
+from .head_choice import load_head
 from .llm import LLM
+from .vision_choice import choose_projector, load_beside, load_target
 
 
 def load(
@@ -40,22 +50,35 @@ def load(
     threads: int | None = None,
     flash_attention: str = "auto",
     kv_type: str = "f16",
-    gpu_layers: int = -1,
+    gpu_layers: int | Literal["auto"] = -1,
     draft_flash_attention: str | None = None,
     draft_kv_type: str | None = None,
-    draft_gpu_layers: int | None = None,
+    draft_gpu_layers: int | Literal["auto"] | None = None,
+    draft_threads: int | None = None,
+    device: str | Sequence[str] = (),
+    draft_device: str | Sequence[str] = (),
+    cpu_moe: bool = False,
+    n_cpu_moe: int = 0,
+    override_tensor: str | Sequence[str] = (),
+    mmap: bool | None = None,
+    mlock: bool = False,
+    numa: Literal["distribute", "isolate", "numactl"] | None = None,
+    mmproj: str | Path | None = None,
     lora: AdapterFile | Sequence[AdapterFile] = (),
     draft_lora: AdapterFile | Sequence[AdapterFile] = (),
     extra_bufts: bool | None = None,
     parallel: int | Literal["auto"] = 1,
+    prefix_memory: int | str = "auto",
     rpc: str | Sequence[str] = (),
+    pooling: str | None = None,
     reference: str | Path | None = None,
+    shared_drafts: bool = False,
     models_file: str | Path | None = None,
     progress: OnProgress | None = None,
     on_measure: Callable[[], object] | None = None,
     verbose: bool = False,
 ) -> LLM:
-    """Load a model, and a draft with the same vocabulary.
+    """Load a model, and a draft.
 
     The pass costs are measured the first time that the models are loaded, in about a second, and
     saved in the user's cache.
@@ -65,9 +88,10 @@ def load(
             `hf:OWNER/REPO/FILE` of the hub, or the name under which Ollama, LM Studio or llama.cpp
             hold a model. None takes the model of `models.default_model`, and the result of that
             function is taken, too. Nothing is downloaded; use `gguf_spec.pull` for that.
-        draft: A model as above. `ngram` drafts from earlier text only. None or `none` selects plain
-            decoding. `auto` selects the draft that models.yaml names, otherwise the best draft on
-            this disk.
+        draft: A model as above, or the file of a prediction head alone. `mtp` drafts with the
+            prediction head in the target's file, `ngram` from earlier text only. None or `none`
+            selects plain decoding. `auto` selects the draft model that models.yaml names, otherwise
+            the target's prediction head, otherwise the best draft on this disk.
         speculation: Draft options; None selects `Speculation()`, or plain decoding if `draft` is
             None or `none`.
         n_ctx: Number of tokens that the context holds; None selects the training context, at most
@@ -77,9 +101,25 @@ def load(
         kv_type: Number type of the key-value cache: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1 or q4_0.
             The types after bf16 need flash attention.
         gpu_layers: Number of layers to offload; -1 offloads all if the build has a GPU backend.
+            `auto` offloads as many as fit into the free memory of the devices; in a mixture of
+            experts the experts of the first layers stay behind first.
         draft_flash_attention: The same for a draft model; None copies the target's value.
         draft_kv_type: The same for a draft model.
         draft_gpu_layers: The same for a draft model.
+        draft_threads: Number of threads of a draft model; None copies the target's value.
+        device: Names of the devices for the layers, as `doctor` lists them; `none` for the CPU
+            alone. Empty takes all GPUs.
+        draft_device: The same for a draft model; empty copies the target's value.
+        cpu_moe: Keep the experts of all layers of the target in main memory.
+        n_cpu_moe: Keep the experts of this number of first layers in main memory.
+        override_tensor: `PATTERN=DEVICE` texts: tensors of the target whose names match the regular
+            expression go to the device, or to `CPU`. The first match counts, before `cpu_moe`.
+        mmap: Map the files into memory, or read them into it. None maps them if the devices can use
+            mapped files.
+        mlock: Lock the weights in main memory, so that they are never paged out.
+        numa: Placement of llama.cpp's threads on NUMA nodes; one value per process.
+        mmproj: The projector file (mmproj) of a vision model, so that prompts may have images. It
+            cannot be combined with `parallel` above 1 or `rpc`.
         lora: LoRA adapters of the target as GGUF files: one or several, each alone or in a pair
             with its scale.
         draft_lora: LoRA adapters of the draft model.
@@ -87,19 +127,32 @@ def load(
             which runs once per machine, and by what `tune` measured for K-quants.
         parallel: Number of requests that can run at the same time and share passes. Each has a
             cache of `n_ctx` tokens of its own. With 1 requests wait for each other. `auto` takes
-            4, or less where the caches would need more than a quarter of the free memory; 1 if the
-            GPU may be used, or if `speculation` has `tree=True` or `strict=True`.
+            as many as raise the tokens per second of all by the measured costs, at most 16; 4
+            before the costs are measured. It takes fewer where the caches would need more than a
+            quarter of the free memory; 1 if the GPU may be used, or if `speculation` has
+            `tree=True` or `strict=True`. `LLM.parallel_reason` has the reason.
+        prefix_memory: Memory for the caches of earlier texts, in bytes or as a size such as
+            `500MB` or `2GiB`. A request that begins like one of them needs not read that part.
+            `auto` takes an eighth of the memory that stays free, at most 8 GiB; 0 keeps nothing.
         rpc: Addresses of workers (`gguf-spec worker`), `HOST:PORT` each. The layers of the target
             are spread over them, and llama.cpp runs in a child process. The draft stays here.
+        pooling: How `LLM.embed` makes one vector of a text: `mean`, `cls` (first token), `last`,
+            `rank` (scores of a reranker), or `none` for one row a token. None takes what the file
+            names, otherwise `mean`.
         reference: A text file as an additional source of drafts, such as one that answers quote.
+        shared_drafts: Let drafts also come from the answers of earlier requests of this LLM, the
+            last 32,768 tokens. The texts stay the same, but a caller can find out by the time of an
+            answer that another one got a text like it; so the default is False.
         models_file: A file in the format of models.yaml with additional names.
         progress: Called with the loaded bytes of the weights; returning False cancels.
         on_measure: Called before the pass costs of these models are measured, once per machine.
         verbose: Write llama.cpp's log to stderr.
 
+    A model that only computes embeddings has no draft and one slot, and generates nothing.
+
     Raises:
         ModelError, StoreError: A file cannot be found or loaded. Nothing stays in memory then.
-        VocabularyMismatchError: The draft has another vocabulary.
+        VocabularyMismatchError: The draft has another tokenizer, with too few common tokens.
         NotEnoughMemoryError: The models do not fit; raised before anything is loaded.
         InvalidOptionError: An option has a value that is not allowed.
         WorkerError: A worker cannot be reached, or was lost; then every later call raises it, too.
@@ -107,7 +160,7 @@ def load(
     """
     named = Path(models_file) if models_file is not None else None
     entry, why_model = _target_of(model, named)
-    file = ModelFile(local(entry))
+    file = ModelFile(local(entry), may_embed=True)
     plain = draft in (None, "none")
     text = None if reference is None else _read_reference(Path(reference))
     options = ContextOptions(
@@ -120,52 +173,57 @@ def load(
         verbose,
         adapters(lora),
         rpc=parse_workers(rpc),
+        pooling=pooling,
+        placement=read_placement(device, cpu_moe, n_cpu_moe, override_tensor, mmap, mlock, numa),
     )
     of_draft = options.for_draft(
-        draft_flash_attention, draft_kv_type, draft_gpu_layers, adapters(draft_lora, "draft_lora")
+        draft_flash_attention,
+        draft_kv_type,
+        draft_gpu_layers,
+        adapters(draft_lora, "draft_lora"),
+        checked("draft_threads", draft_threads),
+        checked("draft_device", draft_device),
     )
     header = file.header  # reads and checks the file, before the self-test and the search
-    if extra_bufts is None and not extra_bufts_work():
-        options, of_draft = (
-            replace(options, extra_bufts=False),
-            replace(of_draft, extra_bufts=False),
-        )
-    elif extra_bufts is None:
-        options = replace(options, extra_bufts=repacking_pays(header, options))
-    draft_file, notes = _draft_of(entry, file, draft, options, of_draft, named)
-    notes = [*why_model, *notes]
-    if of_draft.lora and not draft_file:
-        raise NoSpeculationError(
-            "draft_lora",
-            str(of_draft.lora[0].path),
-            f"no draft model is loaded for the adapter {of_draft.lora[0].path.name}.",
-            advice(
-                Text("set ", Option("draft"), " to a model"), Text("omit ", Option("draft_lora"))
-            ),
-        )
-    models = [(header, options), *([(draft_file.header, of_draft)] if draft_file else [])]
-    models = _in_parallel(models, parallel, speculation)
+    _check_placements(header, options, of_draft)
+    if extra_bufts is None:
+        options, of_draft = _with_buffers(header, options, of_draft)
+    projector = choose_projector(mmproj, file, options, parallel)
+    if file.embeds_only:
+        return embedding_llm(entry, file, options, _Steps(progress, [header.file_bytes]).next())
+    use = drafts_of(
+        entry,
+        file,
+        draft,
+        options,
+        of_draft,
+        named,
+        parallel=parallel,
+        speculation=speculation,
+        has_projector=projector is not None,
+    )
+    models, notes = fit_layers(use.models), [*why_model, *use.notes]
     options, of_draft = models[0][1], models[-1][1]
     check_room(models)
+    n_kept_bytes = _prefix_memory(prefix_memory, models)
     check_workers(options.rpc)
     start_backend([one for one, _ in models])
     flash_attention, attention = choose_attention(header, options, must_be_exact=True)
     steps = _Steps(progress, [one.file_bytes for one, _ in models])
-    target, drafter = Model(file, options, steps.next(), flash_attention), None
+    drafter: Model | Head | None = None
+    translation: Translation | None = None
+    target = load_target(file, options, projector, steps.next(), flash_attention)
     try:
         if attention:
             target.exact_attention, target.depth_costs = (
                 attention.exact,
                 attention.depth_costs(header),
             )
-        if not (target.can_roll_back or plain):
-            notes = [
-                f"{file.path.name} is recurrent or hybrid and cannot remove tokens from its "
-                "cache, which speculation needs: plain decoding is used."
-            ]
-        elif draft_file:
-            drafter, why_not = _load_draft(draft_file, target, of_draft, steps.next())
-            notes += why_not
+        if target.why_plain and not plain:
+            notes = [_plainly(target)]
+        else:
+            drafter, translation, about = _open_draft(use, target, of_draft, steps)
+            notes += about
         draft_notes = tuple(notes)
         if target.n_ctx > target.n_ctx_train > 0:
             notes.append(
@@ -175,8 +233,10 @@ def load(
         pair = ModelPair(
             target,
             drafter,
-            partial(profile_of, on_measure=on_measure),
+            partial(profile_of, on_measure=on_measure, translation=translation),
             None if text is None else _suffixes(target, text),
+            SharedTexts() if shared_drafts else None,
+            translation,
         )
         prompt = entry.prompt or ("chat" if target.chat_template else "text")
         speculation = speculation or Speculation(k=0 if plain else K_MAX)
@@ -188,10 +248,12 @@ def load(
             sampling=Sampling(**entry.sampling),
             notes=notes,
             draft_notes=draft_notes,
+            prefix_memory=n_kept_bytes,
+            parallel_reason=use.parallel_reason,
         )
         # Now, so that the first answer is not delayed. Common passes must not be wider than exact.
         if llm.speculation.k or llm.parallel > 1:
-            pair.measure()
+            _measure(pair, llm)
         return llm
     except BaseException:
         target.close()
@@ -200,16 +262,47 @@ def load(
         raise
 
 
-def _in_parallel(
-    models: Sequence[tuple[Header, ContextOptions]],
-    parallel: int | Literal["auto"],
-    speculation: Speculation | None,
-) -> list[tuple[Header, ContextOptions]]:
-    """Return the models with options for a number of requests at once."""
-    # Trees and repeated decisions need passes without other requests.
-    alone = speculation and (speculation.tree or speculation.strict)
-    n = parallel if parallel != "auto" else 1 if alone else parallel_in_room(models)
-    return [(header, replace(options, parallel=n)) for header, options in models]
+def _with_buffers(
+    header: Header, options: ContextOptions, of_draft: ContextOptions
+) -> tuple[ContextOptions, ContextOptions]:
+    """Return the options of both models with the repacked weights that work and pay here."""
+    if extra_bufts_work():
+        return replace(options, extra_bufts=repacking_pays(header, options)), of_draft
+    return replace(options, extra_bufts=False), replace(of_draft, extra_bufts=False)
+
+
+def _measure(pair: ModelPair, llm: LLM) -> None:
+    """Measure the costs; note what that shows about the target."""
+    before = pair.target.why_plain
+    pair.measure()
+    if pair.target.why_plain != before:
+        llm.notes = (*llm.notes, _plainly(pair.target))
+
+
+def _plainly(target: Model) -> str:
+    return f"{target.why_plain}: plain decoding is used."
+
+
+def _prefix_memory(given: int | str, models: Sequence[tuple[Header, ContextOptions]]) -> int:
+    """Return the memory for kept prefixes, in bytes."""
+    if given == "auto":
+        return prefix_memory_in_room(models)
+    try:
+        n_bytes = parse_bytes(given) if isinstance(given, str) else given
+    except ValueError:
+        n_bytes = -1
+    if isinstance(n_bytes, bool) or not isinstance(n_bytes, int) or n_bytes < 0:
+        raise InvalidOptionError(
+            "prefix_memory", given, "a size such as 500MB or 2GiB, 0 for none, or auto"
+        )
+    return n_bytes
+
+
+def _check_placements(header: Header, options: ContextOptions, of_draft: ContextOptions) -> None:
+    """Check devices and patterns before anything is loaded."""
+    check_placement(options.placement)
+    check_placement(of_draft.placement, "draft_device")
+    options.placement.check_header(header)
 
 
 def _target_of(
@@ -224,25 +317,6 @@ def _target_of(
         return resolve(model, models_file), []
     chosen = chosen_model(models_file, model)
     return chosen.entry, [chosen.note] if chosen.note else []
-
-
-def _draft_of(
-    entry: Entry,
-    file: ModelFile,
-    draft: str | Path | None,
-    options: ContextOptions,
-    draft_options: ContextOptions,
-    models_file: Path | None,
-) -> tuple[ModelFile | None, list[str]]:
-    """Return the file of the draft model, or None, and notes on the choice."""
-    if draft in (None, "none", "ngram"):
-        return None, []
-    if draft != "auto":
-        return ModelFile(local(resolve(draft, models_file))), []
-    if entry.draft == "ngram":
-        return None, []
-    found, why = choose(entry, file, options, draft_options, models_file)
-    return found.file if found else None, [why] if why else []
 
 
 class _Steps:
@@ -277,29 +351,42 @@ def _suffixes(target: Model, text: str) -> SuffixAutomaton:
     return suffixes
 
 
+def _open_draft(
+    use: Drafts, target: Model, options: ContextOptions, steps: _Steps
+) -> tuple[Model | Head | None, Translation | None, list[str]]:
+    """Load what drafts; return it with its translation, and notes on it."""
+    if use.head.kind:
+        head, why_not = load_head(target, use.head, use.of_head)
+        return head, None, why_not
+    if use.file:
+        return _load_draft(use.file, target, options, steps.next())
+    return None, None, []
+
+
 def _load_draft(
     file: ModelFile,
     target: Model,
     options: ContextOptions,
     progress: Callable[[float], object] | None,
-) -> tuple[Model | None, list[str]]:
-    """Load a draft with the target's vocabulary; return None and the reason without rollback.
+) -> tuple[Model | None, Translation | None, list[str]]:
+    """Load a draft, and return it with its translation and notes; None without rollback.
 
     Raises:
-        VocabularyMismatchError: The vocabularies differ.
+        VocabularyMismatchError: The vocabularies have too few common tokens.
     """
     flash_attention, attention = choose_attention(file.header, options, must_be_exact=False)
-    draft = Model(file, replace(options, n_ctx=target.n_ctx), progress, flash_attention)
+    options = replace(options, n_ctx=target.n_ctx)
+    draft = load_beside(target, file, options, progress, flash_attention)
     try:
         draft.depth_costs = attention.depth_costs(file.header) if attention else {}
-        check_vocabulary(target, draft)
+        translation = translation_of(target, draft)
     except BaseException:
         draft.close()
         raise
-    if draft.can_roll_back:
-        return draft, []
+    if not (draft.why_plain or (translation and not draft.can_roll_back)):
+        return draft, translation, [f"{translation.note}."] if translation else []
+    why = draft.why_plain or (
+        f"{draft.path.name} is recurrent or hybrid, and has other token ids than the target"
+    )
     draft.close()
-    return None, [
-        f"the draft {file.path.name} is recurrent or hybrid and cannot remove tokens from its "
-        "cache, which drafting needs: drafts come from the text only."
-    ]
+    return None, None, [f"the draft {why}: drafts come from the text only."]

@@ -27,6 +27,7 @@ from ..errors import BusyError, ClosedError
 from ..results import Chunk, SlotState
 from ..speculative.pair import ModelPair
 from ..speculative.scheduler import Scheduler, SlotPair, Task
+from .kept_prefixes import Found, PrefixStore
 from .slot_choice import choose_slots, reads_prefix
 from .stream import Generation, Stream
 from .turns import Line, Ticket
@@ -36,12 +37,14 @@ if TYPE_CHECKING:
 
 # Chunks that a stream holds before its request waits for its reader.
 _MOST_UNREAD = 64
+# Seconds of one wait for a chunk.
+_WAIT_S = 0.25
 # Seconds after which the scheduler looks again whether a stream was read.
 _LOOK_S = 0.01
 # Seconds between two searches for streams without a reader.
 _COLLECT_S = 1.0
-# Seconds that the end of the program waits for running passes.
-_EXIT_S = 60.0
+# Seconds that the end of the program waits for running passes, and for a callback.
+_EXIT_S, _CALLBACK_S = 60.0, 2.0
 
 
 class Job:
@@ -100,23 +103,30 @@ class Job:
     def chunks(self, submit: Callable[[Job], None]) -> Generator[Chunk, None, None]:
         """Submit the request, and yield its chunks as they come."""
         submit(self)
-        while (one := self._out.get()) is not None:
+        while (one := self._next()) is not None:
             if isinstance(one, BaseException):
                 raise one
             yield one
+
+    def _next(self) -> Chunk | BaseException | None:
+        """Wait for the next chunk, in pieces: on Windows, Ctrl-C arrives only between two waits."""
+        while True:
+            with suppress(Empty):
+                return self._out.get(timeout=_WAIT_S)
 
 
 class ParallelRunner:
     """Runs the requests of an LLM whose contexts have several sequences."""
 
-    def __init__(self, pair: ModelPair, line: Line) -> None:
+    def __init__(self, pair: ModelPair, line: Line, kept: PrefixStore) -> None:
         """Start the thread.
 
         Args:
             pair: The models.
             line: The LLM's queue.
+            kept: Texts that no slot holds any more.
         """
-        self.pair, self._line = pair, line
+        self.pair, self._line, self._kept = pair, line, kept
         self._inbox: SimpleQueue[Job | object] = SimpleQueue()
         self._queue: deque[Job] = deque()
         self._running: list[Job] = []
@@ -166,7 +176,7 @@ class ParallelRunner:
                 are slots.
         """
         self.check_thread(self.pair.target.parallel)
-        job = Job(request, Generation(request, self.pair))
+        job = Job(request, Generation(request, self.pair, self._kept))
         stream = Stream(job.generation, job.chunks(self._submit), lambda: None)
         job.stream = ref(stream)
         return stream
@@ -209,10 +219,13 @@ class ParallelRunner:
         self._inbox.put(None)
 
     def stop(self) -> None:
-        """Cancel all requests for good, and wait until none runs."""
+        """Cancel all requests for good, and wait until none runs, nor a callback that ends soon."""
         self.is_closed = True
         self.cancel()
-        self._is_idle.wait(_EXIT_S)
+        end = time.monotonic() + _EXIT_S
+        while not self._is_idle.wait(_WAIT_S) and time.monotonic() < end:
+            if any(job.generation.called_back_s > _CALLBACK_S for job in self._jobs()):
+                return
 
     def _jobs(self) -> list[Job]:
         return [*self._running, *self._queue]
@@ -260,6 +273,7 @@ class ParallelRunner:
 
     def _run_open(self, ticket: Ticket) -> None:
         scheduler = self._scheduler = self.pair.scheduler(self._scheduler)
+        scheduler.on_lost = partial(self._kept.use, tokens=(), found=Found())
         scheduler.take_over(self.pair.target, self.pair.draft)
         try:
             while True:
@@ -289,11 +303,14 @@ class ParallelRunner:
                 return
             job.check_reader()
             others = [one.prompt for one in self._running if not one.generation.cancelled]
-            if not job.generation.cancelled and reads_prefix(scheduler.pairs, others, job.prompt):
+            if not job.generation.cancelled and reads_prefix(
+                scheduler.pairs, others, job.prompt, self._kept
+            ):
                 continue
             self._queue.remove(job)
             self._running.append(job)
-            slots = choose_slots(scheduler.pairs, job.prompt)
+            scheduler.hold_rows()  # saving a cache may need a pass
+            slots = choose_slots(scheduler.pairs, job.prompt, self._kept)
             job.task = scheduler.start(slots, partial(job.body, scheduler, slots))
 
     def _wait(self, ticket: Ticket) -> None:

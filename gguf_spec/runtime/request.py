@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeGuard, cast
 
 from ..errors import EmptyPromptError, InvalidOptionError, PromptTooLongError
@@ -13,6 +14,8 @@ from ..results import OnProgress
 from ..text.chat_template import Message, Tools, encode_chat
 from ..text.reasoning_format import ReasoningFormat, reasoning_format
 from ..text.template_values import PromptOptions, check_text, no_reasoning, read_options
+from ..text.tool_history import call_tokens
+from .images import GivenImage, check_ids, encode_with_images, with_images
 
 Prompt = str | Sequence[int] | Sequence[Message]
 
@@ -31,6 +34,7 @@ class Request:
         on_prompt: Called after each prefill pass. The last prompt token is not counted, because it
             is decoded with the answer.
         reasoning: Reasoning parts that are separated from the text; None for none.
+        shown: Special tokens of tool calls that are written by their names in the text.
     """
 
     prompt: Sequence[int]
@@ -41,6 +45,7 @@ class Request:
     echo: str = ""
     on_prompt: OnProgress | None = None
     reasoning: ReasoningFormat | None = None
+    shown: Mapping[int, str] = field(default_factory=dict)
 
 
 def build_request(
@@ -49,6 +54,7 @@ def build_request(
     speculation: Speculation,
     *,
     prompt: Prompt,
+    images: Sequence[GivenImage],
     prefill: str,
     echo: bool,
     tools: Tools | None,
@@ -67,7 +73,7 @@ def build_request(
     """
     options = read_options(prefill, tools, think, chat_template_kwargs)
     is_chat = _is_text(prompt) and not isinstance(prompt, str)
-    tokens = _encode_any(target, prompt, options)
+    tokens = _encode_any(target, prompt, options, images)
     if more := tuple(stop_tokens):
         sampling = replace(sampling, stop_tokens=(*sampling.stop_tokens, *more))
     separated = reasoning_format(target) if is_chat or reasoning else None
@@ -85,11 +91,17 @@ def build_request(
         shown if echo else "",
         on_prompt,
         separated if reasoning is not False else None,
+        call_tokens(target) if options.tools else {},
     )
 
 
 def encode(
-    target: Model, prompt: str | Sequence[Message], options: PromptOptions, *, special: bool = True
+    target: Model,
+    prompt: str | Sequence[Message],
+    options: PromptOptions,
+    *,
+    special: bool = True,
+    images: Sequence[GivenImage] = (),
 ) -> list[int]:
     """Return the token ids of a text or messages; none for an empty prompt.
 
@@ -98,7 +110,15 @@ def encode(
         prompt: A text, or messages for its chat template.
         options: Prefill, and for messages tools and variables of the template.
         special: Parse strings such as `<|im_end|>` in a text as special tokens.
+        images: Images besides those of the messages.
     """
+    encode_plain = partial(_encode_plain, options=options, special=special)
+    return encode_with_images(target, prompt, images, encode_plain)
+
+
+def _encode_plain(
+    target: Model, prompt: str | Sequence[Message], options: PromptOptions, special: bool
+) -> list[int]:
     if isinstance(prompt, str):
         check_text(options)
         text = prompt + options.prefill
@@ -106,11 +126,15 @@ def encode(
     return encode_chat(target, prompt, options) if prompt else []
 
 
-def _encode_any(target: Model, prompt: Prompt, options: PromptOptions) -> list[int]:
+def _encode_any(
+    target: Model, prompt: Prompt, options: PromptOptions, images: Sequence[GivenImage]
+) -> list[int]:
     if _is_text(prompt):
-        return encode(target, prompt, options)
+        return encode(target, prompt, options, images=images)
     check_text(options)
-    return list(cast("Sequence[int]", prompt))
+    if images:
+        raise InvalidOptionError("images", len(images), "given with a text or with messages")
+    return with_images(cast("Sequence[int]", prompt), target)
 
 
 def _is_text(prompt: Prompt) -> TypeGuard[str | Sequence[Message]]:
@@ -130,7 +154,7 @@ def check_request(request: Request, target: Model) -> None:
         raise PromptTooLongError(len(request.prompt), target.n_ctx)
     sampling = request.sampling
     for option, tokens in (
-        ("prompt", request.prompt),
+        ("prompt", check_ids(request.prompt)),
         ("stop_tokens", sampling.stop_tokens),
         ("logit_bias", sampling.logit_bias),
     ):

@@ -20,10 +20,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ..errors import SessionError
+from ..errors import RollbackError, SessionError
 from ..llama.backend import library_parts
+from ..llama.cache import Cache
 from ..llama.exact_kernels import kernels_in_use
+from ..llama.head import Head
 from ..llama.model import Model
+from ..options import IMAGE_IDS
 from ..system.atomic_file import atomic_write
 from ..system.cache import content_id, this_machine
 from ..system.folders import cache_folder
@@ -35,7 +38,7 @@ _PIECE = 1 << 22  # block size of hashing, in bytes
 _LENGTHS = struct.Struct("<QQQ")  # sizes of data, target cache and draft cache, in bytes
 
 
-def save(path: Path, data: Mapping[str, Any], target: Model, draft: Model | None) -> None:
+def save(path: Path, data: Mapping[str, Any], target: Model, draft: Model | Head | None) -> None:
     """Write data and caches to a file, completely or not at all.
 
     Raises:
@@ -43,8 +46,16 @@ def save(path: Path, data: Mapping[str, Any], target: Model, draft: Model | None
     """
     if path.exists() and not _is_ours(path):
         raise SessionError(f"{path} exists and is not a session file.", "choose another name.")
+    for model in filter(None, (target, draft)):
+        _cut_before_images(model)
     about = {**data, "caches": [_about(model) for model in (target, draft) if model]}
     about_bytes = json.dumps(about, ensure_ascii=False).encode("utf-8", errors="surrogatepass")
+    if len(about_bytes) > _MOST_DATA:
+        raise SessionError(
+            f"the conversation has {format_bytes(len(about_bytes))} with its images: at most "
+            f"{format_bytes(_MOST_DATA)} can be saved.",
+            "remove messages with images first.",
+        )
     lengths = (len(about_bytes), target.state_bytes(), draft.state_bytes() if draft else 0)
     try:
         free = shutil.disk_usage(path.parent).free
@@ -74,6 +85,17 @@ def save(path: Path, data: Mapping[str, Any], target: Model, draft: Model | None
         ) from error
 
 
+def _cut_before_images(model: Cache) -> None:
+    """Drop the first image of the cache and all after it: ids of images belong to this process."""
+    first = next((i for i, token in enumerate(model.cached) if token >= IMAGE_IDS), None)
+    if first is None:
+        return
+    try:
+        model.rollback(first)
+    except RollbackError:
+        model.rollback(0)
+
+
 def _is_ours(path: Path) -> bool:
     try:
         with path.open("rb") as file:
@@ -82,7 +104,7 @@ def _is_ours(path: Path) -> bool:
         return False
 
 
-def restore(path: Path, target: Model, draft: Model | None) -> tuple[dict[str, Any], str]:
+def restore(path: Path, target: Model, draft: Model | Head | None) -> tuple[dict[str, Any], str]:
     """Return the data of a session file, and restore the caches of both models.
 
     Returns:
@@ -101,7 +123,7 @@ def restore(path: Path, target: Model, draft: Model | None) -> tuple[dict[str, A
 
 
 def _read(
-    path: Path, file: BinaryIO, target: Model, draft: Model | None
+    path: Path, file: BinaryIO, target: Model, draft: Model | Head | None
 ) -> tuple[dict[str, Any], str]:
     n_bytes = os.fstat(file.fileno()).st_size
     head = file.read(len(_FORMAT) + _LENGTHS.size + hashlib.sha256().digest_size)
@@ -142,7 +164,7 @@ def _read(
     return data, ""
 
 
-def _about(model: Model) -> dict[str, Any]:
+def _about(model: Model | Head) -> dict[str, Any]:
     """Return a fingerprint of everything the cache depends on, and the cached tokens."""
     o = model.options
     parts: list[object] = [
@@ -152,6 +174,7 @@ def _about(model: Model) -> dict[str, Any]:
         model.file.content_id,
     ]
     parts += [model.flash_attention, o.kv_type, o.gpu_layers, o.extra_bufts, model.n_ctx, *o.rpc]
+    parts += o.placement.parts
     parts += [(content_id(adapter.path), adapter.scale) for adapter in o.lora]
     return {
         "made_by": hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest(),

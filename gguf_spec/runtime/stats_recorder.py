@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 
 from ..results import Stats
 from ..speculative.controller import DraftController
@@ -45,11 +46,16 @@ class StatsRecorder:
         """Continue timing after the caller has processed a chunk."""
         self._since = time.perf_counter()
 
-    def prompt_is_read(self) -> None:
-        """Count all time so far as prefill time; a later prefill counts as generation time."""
+    def prompt_is_read(self, n_cached: int) -> None:
+        """Count all time so far as prefill time; a later prefill counts as generation time.
+
+        Args:
+            n_cached: Number of tokens that the cache had before.
+        """
         if self._is_read:
             return
         self._is_read = True
+        self.stats = replace(self.stats, n_cached=n_cached)
         self._pause()
         self._prompt_s, self._busy = self._total_s, self._busy_now()
         self.resume()
@@ -72,6 +78,7 @@ class StatsRecorder:
         )
         self.stats = Stats(
             n_prompt=old.n_prompt,
+            n_cached=old.n_cached,
             n_generated=old.n_generated + n_emitted,
             n_drafted=old.n_drafted + one.n_drafted,
             n_accepted=old.n_accepted + one.n_accepted,

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import itertools
 import secrets
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from ..llama.model import Model
 from ..results import (
@@ -19,21 +21,24 @@ from ..results import (
     Stats,
     TokenLogprob,
 )
-from ..sampling.chain import CompatSampling, Filters, Sampler
+from ..sampling.chain import CompatSampling, Filters, Sampler, WholeGrammarSampling
 from ..sampling.filters import make_filters
 from ..sampling.rng import SeededRng
 from ..speculative import engine
 from ..speculative.acceptance import RULES
 from ..speculative.controller import DraftController
 from ..speculative.drafters import NoDrafter
-from ..speculative.interfaces import LanguageModel
+from ..speculative.interfaces import LanguageModel, retain_prefix
 from ..speculative.pair import ModelPair
 from ..speculative.scheduler import SlotPair
 from ..text.parts import PartStream, joined, text_of
 from ..text.reasoning import State
 from ..text.thinking import Thinking
+from .kept_prefixes import OnlyCaches, PrefixStore
 from .request import Request
 from .stats_recorder import StatsRecorder
+
+T = TypeVar("T")
 
 # Seed increment per context shift. It is odd, so that all parts of a text have different seeds.
 _PART = 0x9E3779B97F4A7C15
@@ -86,6 +91,7 @@ class Stream:
             g.stats,
             tuple(g.logprobs),
             "".join(g.reasoning),
+            g.stop_string,
         )
 
     def cancel(self) -> None:
@@ -161,8 +167,13 @@ class Generation:
     alive.
     """
 
-    def __init__(self, request: Request, pair: ModelPair) -> None:
+    def __init__(self, request: Request, pair: ModelPair, kept: PrefixStore) -> None:
         """Prepare the generation.
+
+        Args:
+            request: The request.
+            pair: The models.
+            kept: Caches of earlier texts.
 
         Raises:
             InvalidOptionError: The grammar is invalid or rejects the prefill.
@@ -176,6 +187,8 @@ class Generation:
         self.logprobs: list[TokenLogprob] = []
         self.finish: FinishReason = "cancelled"
         self._request, self._pair, self._target = request, pair, pair.target
+        self._kept = kept
+        self._called_back: float | None = None
         reasoning = request.reasoning
         state = reasoning.begin(pair.target, request.prompt, request.prefill) if reasoning else None
         is_compat = isinstance(request.sampling, CompatSampling)
@@ -185,6 +198,7 @@ class Generation:
             "ignore" if is_compat else "replace",
             reasoning,
             state,
+            request.shown,
         )
         self._to_echo = request.echo
         self._stop_tokens = frozenset(request.sampling.stop_tokens)
@@ -200,6 +214,11 @@ class Generation:
             if request.sampling.overflow == "shift"
             else 0
         )
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the answer, or None."""
+        return self._visible.stop_string
 
     @property
     def stats(self) -> Stats:
@@ -224,9 +243,7 @@ class Generation:
             drafter = self._pair.drafter(
                 request.speculation, chain, n_left or target.n_ctx, drafter, slots
             )
-            on_pass = self._prompt_pass if begin is request.prompt else None
-            engine.read_prompt(target, drafter, begin, k, self._is_cancelled, on_pass)
-            recorder.prompt_is_read()
+            recorder.prompt_is_read(self._read_prompt(slots, drafter, begin, k))
             for one in engine.rounds(
                 target,
                 drafter,
@@ -243,17 +260,52 @@ class Generation:
                 yield chunk
                 recorder.resume()
                 if chunk.finish_reason:
+                    if self._pair.shared:
+                        self._pair.shared.add(self.tokens)
                     if isinstance(drafter, DraftController):
                         is_whole = chunk.finish_reason == "stop"
                         drafter.known.answered(len(self.tokens), is_whole)
                     return
         yield self._deliver(engine.Round([], 0, 0), cut="cancelled")
 
+    def _read_prompt(
+        self,
+        slots: SlotPair | None,
+        drafter: DraftController | NoDrafter,
+        begin: Sequence[int],
+        k: int,
+    ) -> int:
+        """Read the prompt, or the text that follows a context shift; return how much was cached."""
+        pair, tokens = self._pair, begin[:-1]
+        target: LanguageModel = slots.target if slots else pair.target
+        if not slots:  # those of several requests were prepared with the choice of the slots
+            self._kept.use(OnlyCaches(pair.target, pair.draft, pair.draft_first), tokens)
+        retain_prefix(target, tokens)
+        n_cached, busy_s = target.n_past, target.busy_s
+        on_pass = self._prompt_pass if begin is self._request.prompt else None
+        engine.read_prompt(target, drafter, begin, k, self._is_cancelled, on_pass)
+        self._kept.learn_reading(target.n_past - n_cached, target.busy_s - busy_s)
+        return n_cached
+
     def _prompt_pass(self, n_done: int, n_total: int) -> None:
         """Report a prefill pass to the caller."""
         report = self._request.on_prompt
-        if report and report(Progress("prompt", n_done, n_total, "tokens")) is False:
+        progress = Progress("prompt", n_done, n_total, "tokens")
+        if report and self._call_back(report, progress) is False:
             self.cancelled = True
+
+    @property
+    def called_back_s(self) -> float:
+        """Seconds since a callback was called that has not returned; 0 without one."""
+        since = self._called_back
+        return time.monotonic() - since if since is not None else 0.0
+
+    def _call_back(self, function: Callable[[T], object], argument: T) -> object:
+        self._called_back = time.monotonic()
+        try:
+            return function(argument)
+        finally:
+            self._called_back = None
 
     def _contexts(self) -> Iterator[tuple[Sequence[int], Sampler]]:
         """Yield pairs of initial tokens and sampler chain.
@@ -299,7 +351,8 @@ class Generation:
             is_accepted = len(tokens) < one.n_accepted
             parts += [(part, is_accepted) for part in self._visible.push(token)]
             tokens.append(token)
-            if self._request.on_token and self._request.on_token(token):
+            on_token = self._request.on_token
+            if on_token and self._call_back(on_token, token):
                 cut = "cancelled"
             if self._visible.stopped:
                 cut = "stop"
@@ -342,5 +395,7 @@ def _thinking(
     """Return the reasoning that the rows of a request depend on; None if they do not."""
     budget = request.sampling.think_budget
     if request.reasoning is None or state is None or (budget is None and filters.grammar is None):
+        return None
+    if isinstance(request.sampling, WholeGrammarSampling):
         return None
     return Thinking(target, request.reasoning, len(request.prompt), state, budget)

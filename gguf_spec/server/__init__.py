@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from .model_pool import ModelPool, ServedModel, served_model
     from .running import RunningServer, running_servers
     from .settings import Settings
+    from .systemd import systemd_service
     from .thread import Server, serve_in_thread
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "running_servers",
     "serve_in_thread",
     "served_model",
+    "systemd_service",
 ]
 # Name -> its module. Only `app` and `thread` need the extra.
 _HOME = {
@@ -32,6 +34,7 @@ _HOME = {
     "RunningServer": "running",
     "running_servers": "running",
     "Settings": "settings",
+    "systemd_service": "systemd",
     "Server": "thread",
     "serve_in_thread": "thread",
 }

@@ -5,20 +5,22 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
-from starlette.responses import JSONResponse
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from .error_formats import refused
 from .errors import ApiError, log
 from .metrics import Metrics
 from .page_files import PATHS
 from .settings import Settings
 
+HEALTH_PATHS = ("/health", "/v1/health")
 # Paths that require no API key; their responses contain no data of any client.
-OPEN = frozenset({*PATHS, "/health"})
+OPEN = frozenset({*PATHS, *HEALTH_PATHS})
 # Key of the job of a request in its ASGI scope.
 JOB = "gguf_spec.job"
 # One INFO line for each request, without any data of the client.
@@ -30,11 +32,6 @@ STATUS = "/api/ps"
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
-def refused(refusal: ApiError) -> JSONResponse:
-    """Return the error response for a refused request."""
-    return JSONResponse({"error": refusal.error}, refusal.status, refusal.headers)
-
-
 class AccessMiddleware:
     """ASGI middleware: checks host, origin and API key, counts requests, hides error details."""
 
@@ -43,24 +40,18 @@ class AccessMiddleware:
         app: ASGIApp,
         settings: Settings,
         totals: Metrics,
-        paths: frozenset[str],
+        routes: Sequence[Route],
         is_ending: Callable[[], bool],
         status_token: str,
     ) -> None:
-        self._app, self._settings, self._totals, self._paths, self._is_ending = (
-            app,
-            settings,
-            totals,
-            paths,
-            is_ending,
-        )
-        self._status_token = status_token
+        self._app, self._settings, self._totals = app, settings, totals
+        self._routes, self._is_ending, self._status_token = routes, is_ending, status_token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI request."""
         if scope["type"] != "http":
             return
-        status = 499  # recorded if no response was sent
+        path, status = scope["path"], 499  # recorded if no response was sent
 
         async def counting(message: Message) -> None:
             nonlocal status
@@ -69,21 +60,21 @@ class AccessMiddleware:
             await send(message)
 
         try:
-            refusal = self._check(scope["path"], Headers(scope=scope))
-            await (refused(refusal) if refusal else self._app)(scope, receive, counting)
+            refusal = self._check(path, Headers(scope=scope))
+            await (refused(refusal, path) if refusal else self._app)(scope, receive, counting)
         except asyncio.CancelledError:
             if not self._is_ending():
                 raise
         except Exception as error:  # uvicorn would log the message, which may quote a prompt
             log(error)
             if status == 499:
-                await refused(ApiError("The server failed.", None, "internal_error", 500))(
-                    scope, receive, counting
-                )
+                failure = ApiError("The server failed.", None, "internal_error", 500)
+                await refused(failure, path)(scope, receive, counting)
         finally:
-            path = scope["path"] if scope["path"] in self._paths else "other"
-            self._totals.count(path, status)
-            _log_request(scope, path, status)
+            found = (one.path for one in self._routes if one.path_regex.match(path))
+            label = next(found, "other")
+            self._totals.count(label, status)
+            _log_request(scope, label, status)
 
     def _check(self, path: str, headers: Headers) -> ApiError | None:
         host, origin, key = headers.get("host", ""), headers.get("origin"), self._settings.api_key
@@ -100,15 +91,13 @@ class AccessMiddleware:
         ):
             return ApiError("This origin may not use the server.", None, "origin_not_allowed", 403)
         if key is not None and path not in OPEN:
-            kind, _, given = headers.get("authorization", "").partition(" ")
             keys = [key, self._status_token] if path == STATUS else [key]
-            if kind.lower() != "bearer" or not any(
-                hmac.compare_digest(given.strip().encode(), one.encode()) for one in keys
-            ):
+            given = _keys_of(headers)
+            if not any(_is_one_of(one, keys) for one in given):
                 message = (
                     "Incorrect API key."
-                    if given
-                    else "This server requires an API key: Authorization: Bearer KEY."
+                    if any(given)
+                    else "This server requires an API key: Authorization: Bearer KEY, or x-api-key."
                 )
                 return ApiError(
                     message, None, "invalid_api_key", 401, {"WWW-Authenticate": "Bearer"}
@@ -116,10 +105,20 @@ class AccessMiddleware:
         return None
 
 
+def _keys_of(headers: Headers) -> tuple[str, str]:
+    """Return the key of each header that may have one, as OpenAI and as Anthropic name it."""
+    kind, _, bearer = headers.get("authorization", "").partition(" ")
+    return bearer.strip() if kind.lower() == "bearer" else "", headers.get("x-api-key", "").strip()
+
+
+def _is_one_of(given: str, keys: Iterable[str]) -> bool:
+    return any(hmac.compare_digest(given.encode(), one.encode()) for one in keys)
+
+
 def _log_request(scope: Scope, path: str, status: int) -> None:
     """Log method, path, status, and the tokens of an answer. Checks of the health are left out."""
     if not REQUESTS.isEnabledFor(logging.INFO) or (
-        path in ("/health", "/metrics") and status < 400
+        path in (*HEALTH_PATHS, "/metrics") and status < 400
     ):
         return
     method = scope["method"] if scope["method"] in _METHODS else "?"

@@ -1,11 +1,10 @@
-"""ASGI application: OpenAI's routes, and routes for health, metrics, OpenAPI and the page."""
+"""ASGI application: completions, and routes for health, metrics, OpenAPI and the page."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
@@ -17,24 +16,34 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from .. import __version__
-from .access import JOB, AccessMiddleware, refused
+from .access import HEALTH_PATHS, JOB, AccessMiddleware
+from .answer_stream import AnswerStream
 from .body import read_body
+from .embeddings import EmbeddingRoutes
+from .error_formats import refused
 from .errors import ApiError, ending
 from .events import ChoiceEnded, ChunkEvent, ErrorEvent, Finished, Started
+from .face import Face, Reply
+from .faces import all_faces
 from .jobs import Job
+from .messages_api import CountRoute
 from .metrics import Metrics
-from .model_pool import ModelPool, ServedModel, pool_of
+from .model_pool import ModelPool, pool_of
 from .model_routes import ModelRoutes
+from .ollama import OllamaRoutes
 from .openapi import describe
 from .page_files import PATHS, page_routes
-from .requests import CompletionRequest, parse, read_chat, read_text
-from .responses import ResponseBuilder
+from .requests import parse
+from .responses_api import ResponseRoutes, ResponseStore
 from .settings import Settings
-from .sse import EventStream
+from .tasks import TaskRunner
 from .worker import Worker
 
 if TYPE_CHECKING:
     from ..runtime.llm import LLM
+
+
+_CODES = {404: "not_found", 405: "method_not_allowed"}  # HTTP status -> error code
 
 
 def make_app(llm: LLM | ModelPool, settings: Settings | None = None) -> App:
@@ -60,6 +69,9 @@ class App:
         self._worker = Worker(self._pool, settings.queue, self._totals)
         self._models = ModelRoutes(self._pool, self._worker, settings, self._open_body, self._since)
         self._ends = False
+        self._tasks = TaskRunner(self._worker, settings, lambda: self._ends)
+        own = (self._models, self._tasks, settings, self._totals, self._open_body)
+        self._embeddings, self._ollama = EmbeddingRoutes(*own), OllamaRoutes(self._pool, *own)
         self._asgi = self._make()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -67,11 +79,15 @@ class App:
         await self._asgi(scope, receive, send)
 
     def _make(self) -> ASGIApp:
+        store = ResponseStore()
         routes = [
-            Route("/v1/chat/completions", self._chat, methods=["POST"]),
-            Route("/v1/completions", self._text, methods=["POST"]),
+            *(self._completes(path, face) for path, face in all_faces(store).items()),
+            *ResponseRoutes(store).routes,
+            *self._embeddings.routes,
+            *self._ollama.routes,
+            CountRoute(self._models, self._open_body).route,
             *self._models.routes,
-            Route("/health", self._health, methods=["GET"]),
+            *(Route(path, self._health, methods=["GET"]) for path in HEALTH_PATHS),
             Route("/metrics", self._metrics, methods=["GET"]),
             Route("/openapi.json", self._description, methods=["GET"]),
         ]
@@ -82,7 +98,7 @@ class App:
             app,
             self._settings,
             self._totals,
-            frozenset(route.path for route in routes) - (PATHS.keys() - {"/"}),
+            [route for route in routes if route.path not in PATHS or route.path == "/"],
             lambda: self._ends,
             self.status_token,
         )
@@ -90,7 +106,7 @@ class App:
             app = CORSMiddleware(
                 app,
                 allow_origins=self._settings.cors_origins,
-                allow_methods=["GET", "POST"],
+                allow_methods=["GET", "POST", "DELETE"],
                 allow_headers=["*"],
             )
         return app
@@ -101,6 +117,10 @@ class App:
     def is_working(self) -> bool:
         """Whether the worker thread runs; without it no request is answered."""
         return self._worker.is_alive
+
+    def progress(self) -> int | None:
+        """Return the number of steps of the worker so far; None while it has nothing to do."""
+        return self._worker.progress()
 
     def begin_end(self) -> None:
         """Begin the shutdown: refuse new requests, cancel running ones after the grace period.
@@ -122,16 +142,19 @@ class App:
 
     # ---- completions
 
-    async def _chat(self, request: Request) -> Response:
-        return await self._complete(request, read_chat)
+    def _completes(self, path: str, face: Face) -> Route:
+        async def complete(request: Request) -> Response:
+            return await self._complete(request, face)
 
-    async def _text(self, request: Request) -> Response:
-        return await self._complete(request, read_text)
+        return Route(path, complete, methods=["POST"])
 
-    async def _complete(
-        self, request: Request, read: Callable[[dict[str, Any], Any, int | None], CompletionRequest]
-    ) -> Response:
-        model, asked = self._read(await self._open_body(request), read)
+    async def _complete(self, request: Request, face: Face) -> Response:
+        data = parse(await self._open_body(request))
+        model = self._models.find(data.get("model"), self._settings.takes_any_model)
+        if face.task and (task := face.task(data)):
+            done = await self._tasks.run(request, model, lambda llm, _: task(llm), {})
+            return JSONResponse(done)
+        asked, make_reply = face.read(data, self._pool.speculation, self._settings.max_tokens)
         job = Job(model, asked)
         request.scope[JOB] = job
         self._worker.submit(job)
@@ -150,26 +173,21 @@ class App:
             if isinstance(first, ErrorEvent):
                 raise first.refusal
             assert isinstance(first, Started)
-            reply = ResponseBuilder(asked, first)
+            reply = make_reply(first)
             timer = asyncio.get_running_loop().call_later(
                 self._settings.timeout, self._worker.cancel, job, "timeout"
             )
             streams = asked.stream
             return (
-                EventStream(job, reply, self._settings.timeout, close)
+                AnswerStream(
+                    job, reply, face.stream, self._settings.timeout, self._settings.ping, close
+                )
                 if streams
                 else JSONResponse(await _collect(job, reply))
             )
         finally:
             if not streams:
                 close()
-
-    def _read(
-        self, body: bytes, read: Callable[[dict[str, Any], Any, int | None], CompletionRequest]
-    ) -> tuple[ServedModel, CompletionRequest]:
-        data = parse(body)
-        model = self._models.find(data.get("model"), self._settings.takes_any_model)
-        return model, read(data, self._pool.speculation, self._settings.max_tokens)
 
     async def _open_body(self, request: Request) -> bytes:
         """Return the request body, unless the server is shutting down."""
@@ -213,7 +231,7 @@ class App:
         )
 
 
-async def _collect(job: Job, reply: ResponseBuilder) -> dict[str, Any]:
+async def _collect(job: Job, reply: Reply) -> dict[str, Any]:
     """Wait for the complete answer and return the response object.
 
     Raises:
@@ -232,12 +250,11 @@ async def _collect(job: Job, reply: ResponseBuilder) -> dict[str, Any]:
             return reply.whole(said, ended)
 
 
-async def _answer_refusal(_: Request, error: ApiError) -> Response:
-    return refused(error)
+async def _answer_refusal(request: Request, error: ApiError) -> Response:
+    return refused(error, request.scope["path"])
 
 
-async def _answer_http(_: Request, error: HTTPException) -> Response:
-    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
-    return refused(
-        ApiError(f"{error.detail}.", None, code, error.status_code, dict(error.headers or {}))
-    )
+async def _answer_http(request: Request, error: HTTPException) -> Response:
+    code, headers = _CODES.get(error.status_code), dict(error.headers or {})
+    refusal = ApiError(f"{error.detail}.", None, code, error.status_code, headers)
+    return await _answer_refusal(request, refusal)

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from dataclasses import fields as dataclass_fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ..errors import OptionConflictError
+from ..errors.texts import Option
 from ..options import Sampling, Speculation
+from ..sampling.chain import WholeGrammarSampling
+from ..tools.families import HARMONY, family_of
+from ..tools.grammar import ToolSchemaError, tool_grammar
+from ..tools.use import ToolUse
+from .errors import ApiError, bad
 from .reasoning import ReasoningFields
 from .requests import CompletionRequest, seed_of
-from .tool_calls import form_of
-from .tool_grammar import tool_grammar
+from .truncation import newest_that_fit
 
 if TYPE_CHECKING:
+    from ..results import OnProgress
     from ..runtime.llm import LLM
     from ..runtime.stream import Stream
 
@@ -38,19 +46,38 @@ class ChoiceRequest:
     sampling: Sampling
     speculation: Speculation | None
     echo: bool
-    tools: list[dict[str, Any]] | None
+    tools: Sequence[Mapping[str, Any]] | None
     reasoning: ReasoningFields
 
-    def open(self, llm: LLM) -> Stream:
-        """Start the generation."""
+    def open(self, llm: LLM, on_prompt: OnProgress | None = None) -> Stream:
+        """Start the generation.
+
+        Args:
+            llm: The model.
+            on_prompt: Called after each pass that reads the prompt.
+        """
         return llm.stream(
             self.prompt,
             self.sampling,
             speculation=self.speculation,
             echo=self.echo,
             tools=self.tools,
-            **self.reasoning.options(llm),
+            on_prompt=on_prompt,
+            **self._reasoning_options(llm),
         )
+
+    def _reasoning_options(self, llm: LLM) -> dict[str, Any]:
+        options = self.reasoning.options(llm)
+        if isinstance(self.sampling, WholeGrammarSampling) and not _thinks(options):
+            # The grammar allows no reasoning, and an answer that has begun could not call.
+            options["think"] = None
+            (options["chat_template_kwargs"] or {}).pop("enable_thinking", None)
+        return options
+
+
+def _thinks(options: Mapping[str, Any]) -> bool:
+    values = options["chat_template_kwargs"] or {}
+    return options["think"] is not False and values.get("enable_thinking") is not False
 
 
 def requests_of(asked: CompletionRequest, llm: LLM) -> Iterator[ChoiceRequest]:
@@ -60,7 +87,13 @@ def requests_of(asked: CompletionRequest, llm: LLM) -> Iterator[ChoiceRequest]:
         ApiError: The grammar for tool calls cannot be made.
         NoInfillError: The model cannot fill in the middle.
     """
-    sampling = _with_grammar(asked, llm)
+    sampling, tools = _with_grammar(asked, llm), asked.tools.tools or None
+    if asked.reasoning.budget is not None and llm.can_think:
+        sampling = replace(sampling, think_budget=asked.reasoning.budget)
+    if asked.drops_oldest:
+        options = asked.reasoning.options(llm) | {"tools": tools}
+        fitting = newest_that_fit(llm, asked.prompts[0], sampling.max_tokens, **options)
+        asked = replace(asked, prompts=(fitting,))
     n_choices = asked.n * len(asked.prompts)
     if sampling.seed is None and n_choices > 1:
         sampling = replace(sampling, seed=secrets.randbits(32))
@@ -72,7 +105,6 @@ def requests_of(asked: CompletionRequest, llm: LLM) -> Iterator[ChoiceRequest]:
             chosen = replace(sampling, seed=seed_of(sampling.seed, i))
         else:
             chosen = sampling
-        tools = asked.tools.tools or None
         yield ChoiceRequest(
             index, prompt, chosen, asked.speculation, asked.echo, tools, asked.reasoning
         )
@@ -83,11 +115,27 @@ def _with_grammar(asked: CompletionRequest, llm: LLM) -> Sampling:
     sampling, use = asked.sampling, asked.tools
     if not use.tools or not (use.has_grammar or sampling.json_schema is not None):
         return sampling
-    template = llm.chat_template or ""
-    gbnf = tool_grammar(
-        use, form_of(template), template, partial(_control_token, llm), sampling.json_schema
-    )
-    return replace(sampling, grammar=gbnf, json_schema=None)
+    family = family_of(llm.chat_template or "")
+    try:
+        thinks = _thinks(asked.reasoning.options(llm))
+        token = partial(_control_token, llm)
+        gbnf = tool_grammar(use, family, token, sampling.json_schema, thinks)
+    except ToolSchemaError as error:
+        raise _schema_error(error, use) from None
+    if family.name != HARMONY or not llm.can_think:
+        return replace(sampling, grammar=gbnf, json_schema=None)
+    if sampling.think_budget is not None:
+        raise OptionConflictError(Option("think_budget"), Option("tools"))
+    fields = {one.name: getattr(sampling, one.name) for one in dataclass_fields(sampling)}
+    return WholeGrammarSampling(**(fields | {"grammar": gbnf, "json_schema": None}))
+
+
+def _schema_error(error: ToolSchemaError, use: ToolUse) -> ApiError:
+    if error.tool is None:
+        return bad("response_format", f"cannot be used: {error.reason}")
+    names = [tool["function"]["name"] for tool in use.tools]
+    param = f"tools[{names.index(error.tool)}].function.parameters"
+    return bad(param, f"cannot be used with strict: {error.reason}")
 
 
 def _control_token(llm: LLM, text: str) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import traceback
 from collections.abc import Mapping
 from typing import Any
@@ -12,12 +13,17 @@ from ..errors import (
     ClosedError,
     EmptyPromptError,
     GgufSpecError,
+    ImageError,
     InvalidOptionError,
+    NoGenerationError,
     NoInfillError,
+    NoRankingError,
     NotEnoughMemoryError,
     NoTokenLeftError,
+    NoVisionError,
     PromptTooLongError,
     TemplateError,
+    TextTooLongError,
     WorkerError,
 )
 from ..errors.texts import Call, Option, written
@@ -25,6 +31,7 @@ from ..options import SAMPLING, SPECULATION
 
 LOG = logging.getLogger("gguf_spec.server")
 SHUTTING_DOWN = "shutting_down"  # error code of answers that the shutdown ended
+_INDEX = re.compile(r"\[\d+\]")  # of an array, in the name of a field
 # Options of the engine that a request can set outside its `speculation` object.
 _OF_REQUEST = {*SAMPLING, "prompt", "tools", "chat_template_kwargs"}
 # Engine errors that the request caused: (error class, field of the request, OpenAI error code).
@@ -33,7 +40,12 @@ _CAUSED_BY_THE_REQUEST: tuple[tuple[type[GgufSpecError], str | None, str], ...] 
     (EmptyPromptError, "prompt", "invalid_value"),
     (TemplateError, "prompt", "invalid_value"),
     (NoInfillError, "suffix", "no_infill"),
+    (ImageError, "prompt", "invalid_image"),
+    (NoVisionError, "prompt", "no_vision"),
     (NoTokenLeftError, None, "no_token_left"),
+    (TextTooLongError, "texts", "context_length_exceeded"),
+    (NoGenerationError, "model", "no_generation"),
+    (NoRankingError, "model", "no_ranking"),
 )
 
 
@@ -86,6 +98,11 @@ def ending() -> ApiError:
     return ApiError("The server is shutting down.", None, SHUTTING_DOWN, 503, {"Retry-After": "5"})
 
 
+def too_slow(seconds: float) -> ApiError:
+    """Return the error for a request that has no partial answer and ran out of time."""
+    return ApiError(f"The request took longer than {seconds:g} s.", None, "timeout", 503)
+
+
 def not_loaded(model: str, error: Exception) -> ApiError:
     """Return the error for a model that could not be loaded.
 
@@ -117,13 +134,30 @@ def refusal_of(error: Exception, names: dict[str, str]) -> ApiError | None:
         names: Option name -> field name, for options whose field has another name.
     """
     if isinstance(error, ApiError):
-        return error
+        return _renamed(error, names)
     if isinstance(error, InvalidOptionError) and _field(error.option, names):
         return option_refusal(error, names)
     for kind, param, code in _CAUSED_BY_THE_REQUEST:
         if isinstance(error, kind):
             return ApiError(_told(error, names), param and names.get(param, param), code)
     return None
+
+
+def _renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:
+    """Return an error about a field of the chat route under the name that the field has.
+
+    An index of an array is written as `[]` in the names: `tools[].function.parameters`.
+    """
+    param = error.error["param"] or ""
+    here = names.get(_INDEX.sub("[]", param))
+    if here is None:
+        return error
+    for index in _INDEX.findall(param):
+        here = here.replace("[]", index, 1)
+    message = error.error["message"]
+    if message.startswith(param):
+        message = here + message[len(param) :]
+    return ApiError(message, here, error.error["code"], error.status, error.headers)
 
 
 def as_refusal(error: Exception, names: dict[str, str]) -> ApiError:
@@ -141,6 +175,8 @@ def as_refusal(error: Exception, names: dict[str, str]) -> ApiError:
         LOG.error("%s", error)  # it quotes no prompt
         fact = "A worker that holds a part of the model is lost."
         return ApiError(fact, None, "worker_lost", 503)
+    if isinstance(error, NotEnoughMemoryError):
+        return ApiError(f"There is not enough memory: {error}", None, "not_enough_memory", 503)
     refusal = refusal_of(error, names)
     if refusal:
         return refusal
@@ -162,7 +198,7 @@ def in_request(text: str, names: Mapping[str, str] | None = None) -> str:
 
 def _in_request(part: Option | Call, names: Mapping[str, str]) -> str | None:
     """Write an option of the engine as a field of the request: `speculation.k=0`."""
-    if isinstance(part, Call):
+    if isinstance(part, Call) or part.of_commands:
         return None
     field = _field(part.name, names)
     if field is None or part.value is ...:

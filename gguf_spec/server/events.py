@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..results import Chunk, Completion
+from ..tools.families import Family
 from .errors import ApiError
-from .tool_calls import Form
 
 if TYPE_CHECKING:
     from ..runtime.llm import LLM
@@ -21,11 +21,13 @@ class Started:
 
     Attributes:
         model: Name of the model.
-        form: Form of its tool calls.
+        family: Syntax of its tool calls.
+        n_prompt: Number of tokens of the prompt.
     """
 
     model: str
-    form: Form
+    family: Family
+    n_prompt: int = 0
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,11 @@ class Finished:
 
 
 @dataclass(frozen=True)
+class Ping:
+    """Event: nothing was sent for a while. It is not from the worker."""
+
+
+@dataclass(frozen=True)
 class Done:
     """Event: a task has run.
 
@@ -98,7 +105,7 @@ class ErrorEvent:
     refusal: ApiError
 
 
-Event = Started | ChunkEvent | ChoiceEnded | Finished | Done | ErrorEvent
+Event = Started | ChunkEvent | ChoiceEnded | Finished | Ping | Done | ErrorEvent
 
 
 def named(llm: LLM, chunk: Chunk) -> tuple[TokenInfo, ...]:

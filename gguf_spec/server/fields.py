@@ -10,7 +10,8 @@ from typing import Any, Literal, NamedTuple
 
 from .errors import ApiError, bad
 
-Route = Literal["chat", "text"]
+Route = Literal["chat", "text", "responses", "messages"]
+ROUTES: tuple[Route, ...] = ("chat", "text", "responses", "messages")
 
 
 class OtherField(NamedTuple):
@@ -24,7 +25,7 @@ class OtherField(NamedTuple):
 
     reason: str
     accepted: tuple[Any, ...] | None = None
-    routes: tuple[Route, ...] = ("chat", "text")
+    routes: tuple[Route, ...] = ROUTES
 
     def accepts(self, value: Any) -> bool:
         """Return whether a value changes nothing."""
@@ -34,12 +35,15 @@ class OtherField(NamedTuple):
 
 
 _CHAT: tuple[Route, ...] = ("chat",)
+_OPENAI: tuple[Route, ...] = ("chat", "text")
+_RESPONSES: tuple[Route, ...] = ("responses",)
+_MESSAGES: tuple[Route, ...] = ("messages",)
 # Field -> what it is here. Fields without an accepted value are refused by name.
 OTHER_FIELDS: dict[str, OtherField] = {
     "user": OtherField("Identifies the user of the client."),
     "safety_identifier": OtherField("Identifies the user of the client."),
-    "metadata": OtherField("Data for the records of OpenAI."),
-    "store": OtherField("Nothing is stored."),
+    "metadata": OtherField("Data for the records of the API.", None, ("chat", "text", "messages")),
+    "store": OtherField("Nothing is stored.", None, _OPENAI),
     "service_tier": OtherField("There is one tier."),
     "priority": OtherField("Requests are answered in order of arrival."),
     "request_id": OtherField("Identifies the request in the log of the client."),
@@ -67,8 +71,18 @@ OTHER_FIELDS: dict[str, OtherField] = {
     "dynatemp_exponent": OtherField("The temperature is constant."),
     "tfs_z": OtherField("There is no tail-free sampling.", (1,)),
     "n_probs": OtherField("Use `logprobs`.", (0,)),
+    "background": OtherField("An answer is awaited.", (False,), _RESPONSES),
+    "max_tool_calls": OtherField("It counts built-in tools.", None, _RESPONSES),
+    "cache_control": OtherField("Prompts are always cached.", None, _MESSAGES),
+    "inference_geo": OtherField("Answers are made on this machine.", None, _MESSAGES),
+    "speed": OtherField("There is one speed.", None, _MESSAGES),
+    "context_management": OtherField("Nothing is removed.", ([],), ("responses", "messages")),
+    "mcp_servers": OtherField("There are no built-in tools.", ([],), _MESSAGES),
     "audio": OtherField("", (), _CHAT),
-    "moderation": OtherField("", (), _CHAT),
+    "conversation": OtherField("", (), _RESPONSES),
+    "prompt": OtherField("", (), _RESPONSES),
+    "container": OtherField("", (), _MESSAGES),
+    "moderation": OtherField("", (), ("chat", "responses")),
     "web_search_options": OtherField("", (), _CHAT),
 }
 # Field of llama-server, vLLM or Hugging Face -> the same field here.
@@ -105,7 +119,7 @@ def read_fields(
             continue
         if name in known:
             here = name
-        elif name in OTHER_NAMES:
+        elif OTHER_NAMES.get(name) in known:
             here = OTHER_NAMES[name]
             names[here] = name
         else:

@@ -36,8 +36,21 @@ class Job:
         last: The last event, to be sent when no thread answers it any more.
     """
 
-    def __init__(self, model: ServedModel, asked: CompletionRequest | Callable[[LLM], Any]) -> None:
+    def __init__(
+        self,
+        model: ServedModel,
+        asked: CompletionRequest | Callable[[LLM], Any],
+        names: dict[str, str] | None = None,
+    ) -> None:
+        """Create a job.
+
+        Args:
+            model: The model.
+            asked: The request or the task.
+            names: For a task: option name -> field name, for errors.
+        """
         self.model, self.asked = model, asked
+        self._names = asked.names if isinstance(asked, CompletionRequest) else names or {}
         # No explicit size limit: the length of the answer bounds the queue.
         self.events: asyncio.Queue[Event] = asyncio.Queue()
         self.why: Why | None = None
@@ -111,8 +124,7 @@ class Job:
 
     def fail(self, error: Exception) -> None:
         """End the answer with an error; the first one is kept."""
-        names = self.asked.names if isinstance(self.asked, CompletionRequest) else {}
-        refusal = ending() if self.why == "ending" else as_refusal(error, names)
+        refusal = ending() if self.why == "ending" else as_refusal(error, self._names)
         with self._lock:
             if not self._failed:
                 self.last, self._failed = ErrorEvent(refusal), True

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from .errors import ApiError, bad
+from .images import Part, content_of, image_url, text_part
 from .reasoning import REASONING, read_reasoning_content
 from .tools import check_name
 
@@ -25,7 +26,8 @@ IGNORED_FIELDS = ("annotations", "cache_control", "id", "status", "timestamp")
 def read_messages(value: Any) -> list[dict[str, Any]]:
     """Return validated messages, in the form that chat templates read.
 
-    Each message has a role and a text as content. A message of the assistant may have
+    Each message has a role and a text as content. A message of the user may have images, and its
+    content is then an array of parts. A message of the assistant may have
     `tool_calls`; their arguments are objects, parsed from JSON.
 
     Raises:
@@ -55,9 +57,7 @@ def _message(message: Any, at: str) -> dict[str, Any]:
         if role != "assistant":
             raise bad(f"{at}.tool_calls", "is only allowed in a message of the assistant.")
         read["tool_calls"] = _calls(calls, f"{at}.tool_calls")
-    read["content"] = _content(
-        message.get("content"), f"{at}.content", may_be_empty=role in ("assistant", "tool")
-    )
+    read["content"] = _content(message.get("content"), f"{at}.content", role)
     if role == "tool":
         read["tool_call_id"] = _string(message.get("tool_call_id"), f"{at}.tool_call_id")
     elif message.get("tool_call_id") is not None:
@@ -71,27 +71,31 @@ def _string(value: Any, at: str) -> str:
     return value
 
 
-def _content(value: Any, at: str, may_be_empty: bool) -> str:
-    """Return the content of a message as one text; text parts are joined."""
-    if may_be_empty and (value is None or value == []):
+def _content(value: Any, at: str, role: str) -> str | list[Part]:
+    """Return the content of a message as one text, or as parts if there are images."""
+    if role in ("assistant", "tool") and (value is None or value == []):
         return ""
     if not isinstance(value, list):
         return _string(value, at)
     if not value:
         raise bad(at, "must be a string, or an array of parts that is not empty.")
-    texts = []
-    for i, part in enumerate(value):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "text":
-            raise ApiError(
-                f"{at}[{i}].type must be text: other parts are not supported.",
-                f"{at}[{i}].type",
-                "unsupported_parameter",
-            )
-        if not set(part) <= {"type", "text", *IGNORED_FIELDS}:
-            raise bad(f"{at}[{i}]", "may contain only type and text.")
-        texts.append(_string(part.get("text"), f"{at}[{i}].text"))
-    return "".join(texts)
+    kinds = ("text", "image_url") if role == "user" else ("text",)
+    return content_of([_part(part, f"{at}[{i}]", kinds) for i, part in enumerate(value)])
+
+
+def _part(part: Any, at: str, kinds: tuple[str, ...]) -> Part:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind not in kinds:
+        raise ApiError(
+            f"{at}.type must be {' or '.join(kinds)}: other parts are not supported.",
+            f"{at}.type",
+            "unsupported_parameter",
+        )
+    if not set(part) <= {"type", kind, *IGNORED_FIELDS}:
+        raise bad(at, f"may contain only type and {kind}.")
+    if kind == "image_url":
+        return image_url(part.get(kind), f"{at}.{kind}")
+    return text_part(_string(part.get("text"), f"{at}.text"))
 
 
 def _calls(value: Any, at: str) -> list[dict[str, Any]]:
@@ -106,7 +110,7 @@ def _calls(value: Any, at: str) -> list[dict[str, Any]]:
         ):
             raise bad(f"{at}[{i}]", "must be a call of the type function.")
         function = call["function"]
-        arguments = _arguments(function.get("arguments"), f"{at}[{i}].function.arguments")
+        arguments = read_arguments(function.get("arguments"), f"{at}[{i}].function.arguments")
         name = check_name(function.get("name"), f"{at}[{i}].function.name")
         # The arguments stay an object: chat templates serialise them to JSON.
         calls.append(
@@ -119,8 +123,12 @@ def _calls(value: Any, at: str) -> list[dict[str, Any]]:
     return calls
 
 
-def _arguments(value: Any, at: str) -> dict[str, Any]:
-    """Return the arguments of a call; they are an object as text, or empty."""
+def read_arguments(value: Any, at: str) -> dict[str, Any]:
+    """Return the arguments of a call; they are an object as text, or empty.
+
+    Raises:
+        ApiError: They are not. The error names the field `at`.
+    """
     try:
         arguments = json.loads(_string(value, at) or "{}")
     except (ValueError, RecursionError):

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 # Metric name -> (field of `Stats`, help text).
 _SUMS = {
     "prompt_tokens_total": ("n_prompt", "Tokens of prompts."),
+    "cached_prompt_tokens_total": ("n_cached", "Tokens of prompts that were not read again."),
     "generated_tokens_total": ("n_generated", "Tokens of answers."),
     "rounds_total": ("rounds", "Passes of the target over drafted tokens."),
     "near_ties_total": ("n_near_ties", "Tokens that plain decoding may decide otherwise."),
@@ -41,11 +42,17 @@ class Metrics:
         self._drafters: dict[str, tuple[int, int]] = {}
         self._running: list[Stream] = []
         self._last = Stats()
+        self._n_embedded = 0
 
     def count(self, path: str, status: int) -> None:
         """Count a request by its path and the HTTP status of its response."""
         with self._lock:
             self._requests[path, status] += 1
+
+    def embedded(self, n_tokens: int) -> None:
+        """Count the tokens of texts whose embeddings or scores were computed."""
+        with self._lock:
+            self._n_embedded += n_tokens
 
     def began(self, stream: Stream) -> None:
         """Include the statistics of a running stream from now on."""
@@ -97,6 +104,12 @@ class Metrics:
             "gauge",
             "Speed of the answers under way together, or of the last one.",
             [("", round(speed, 3))],
+        )
+        lines += _metric(
+            "embedded_tokens_total",
+            "counter",
+            "Tokens of texts for embeddings and ranks.",
+            [("", self._n_embedded)],
         )
         for name, (field, told) in _SUMS.items():
             lines += _metric(name, "counter", told, [("", sums[field])])
@@ -154,21 +167,30 @@ def _of_models(llms: Sequence[LLM]) -> list[str]:
     """Return the slots and passes of the models in memory."""
     slots: list[tuple[str, int]] = []
     busy, passes, rows = [*slots], [*slots], [*slots]
+    kept, kept_bytes, reused = [*slots], [*slots], [*slots]
     for llm in llms:
         label = f'{{model="{llm.name.translate(_ESCAPED)}"}}'
         try:
-            states, counts = llm.slots(), llm.pass_counts
+            states, counts, memory = llm.slots(), llm.pass_counts, llm.prefix_memory
         except ClosedError:  # it was unloaded in between
             continue
         slots.append((label, len(states)))
         busy.append((label, sum(state.request is not None for state in states)))
         passes.append((label, counts.n_passes))
         rows.append((label, counts.n_rows))
+        kept.append((label, memory.n_entries))
+        kept_bytes.append((label, memory.n_bytes))
+        reused.append((label, memory.n_tokens_restored))
     return [
         *_metric("slots", "gauge", "Requests that can run at once.", slots),
         *_metric("slots_busy", "gauge", "Slots in which a request runs.", busy),
         *_metric("target_passes_total", "counter", "Passes of the target with logits.", passes),
         *_metric("target_rows_total", "counter", "Rows of logits of these passes.", rows),
+        *_metric("kept_prefixes", "gauge", "Texts kept beside the slots.", kept),
+        *_metric("kept_prefix_bytes", "gauge", "Memory of the kept texts.", kept_bytes),
+        *_metric(
+            "kept_prefix_tokens_total", "counter", "Prompt tokens taken from kept texts.", reused
+        ),
     ]
 
 

@@ -11,7 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InvalidOptionError, LoadCancelledError, NotEnoughMemoryError
+from ..errors import (
+    InvalidOptionError,
+    LoadCancelledError,
+    NotEnoughMemoryError,
+    WorkerError,
+)
 from ..models import path as local_path
 from ..models import resolve
 from ..options import Speculation
@@ -31,11 +36,13 @@ class ServedModel:
         id: Name in responses.
         names: Other names in lower case that requests may use.
         load: Loads the model; its argument is called with the progress.
+        path: Its file, or the first file of a split model.
     """
 
     id: str
     names: frozenset[str]
     load: Callable[[OnProgress | None], LLM]
+    path: Path | None = None
 
 
 def served_model(
@@ -68,13 +75,15 @@ def served_model(
         entry.name,
         frozenset(name.lower() for name in names),
         partial(_load, model, models_file, options),
+        file,
     )
 
 
 def loaded_model(llm: LLM) -> ServedModel:
     """Return a model that is already loaded, for a pool that keeps it."""
     names = _names_of(llm.name, llm.path)
-    return ServedModel(llm.name, frozenset(name.lower() for name in names), lambda _: llm)
+    lower = frozenset(name.lower() for name in names)
+    return ServedModel(llm.name, lower, lambda _: llm, llm.path)
 
 
 def _names_of(name: str, file: Path) -> set[str]:
@@ -101,12 +110,14 @@ class LoadedModel:
         used_s: Time of its last use, by the clock of the pool.
         keeps: Whether it is never unloaded.
         n_users: Number of threads that use it.
+        is_lost: A worker that held a part of it was lost; it must be loaded again.
     """
 
     llm: LLM
     used_s: float
     keeps: bool
     n_users: int = 0
+    is_lost: bool = False
 
     @property
     def is_busy(self) -> bool:
@@ -117,6 +128,7 @@ class LoadedModel:
 class ModelPool:
     """Models of a server by name.
 
+    A model that lost a worker is loaded again for the next request.
     Any thread may look models up and use them. A model in use is never unloaded. Only one thread
     at a time may load or unload the same model: the worker of a server sees to that.
     """
@@ -224,9 +236,17 @@ class ModelPool:
             one.n_users += 1
         try:
             yield one.llm
+        except WorkerError:
+            one.is_lost = not one.keeps
+            raise
         finally:
             with self._lock:
                 one.used_s, one.n_users = self._clock(), one.n_users - 1
+                is_over = one.is_lost and not one.n_users
+                if is_over and self._loaded.get(model.id) is one:
+                    del self._loaded[model.id]
+            if is_over:
+                one.llm.close()
 
     def _load(self, model: ServedModel, is_cancelled: Callable[[], bool]) -> LLM:
         def progress(_: object) -> bool:

@@ -24,6 +24,7 @@ from .values import flag, is_count
 from .worker import Worker
 
 if TYPE_CHECKING:
+    from ..results import PrefixMemory
     from ..runtime.llm import LLM
 
 Look = Callable[["LLM"], dict[str, Any]]
@@ -75,7 +76,8 @@ class ModelRoutes:
             return self._pool.default
         if not isinstance(name, str):
             raise bad("model", "must be a string.")
-        if found := self._pool.find(name):
+        # Clients of Ollama add a tag to names without one.
+        if found := self._pool.find(name) or self._pool.find(name.removesuffix(":latest")):
             return found
         if any_model:
             return self._pool.default
@@ -130,6 +132,8 @@ class ModelRoutes:
             "name": model.id,
             "model": model.id,
             "size": loaded.llm.memory_bytes,
+            "size_vram": 0,
+            "digest": "",
             "context_length": loaded.llm.n_ctx,
             "draft": loaded.llm.draft_name,
             "busy": loaded.is_busy,
@@ -149,7 +153,7 @@ class ModelRoutes:
             ids = llm.vocabulary.tokenize(content, special=special, start=start)
             return {"tokens": [_with_piece(llm, id_) for id_ in ids] if pieces else ids}
 
-        return await self._look(data.get("model"), look)
+        return await self.look(data.get("model"), look)
 
     async def _detokenize(self, request: Request) -> Response:
         data = parse(await self._body(request))
@@ -164,10 +168,10 @@ class ModelRoutes:
             data = b"".join(_piece(llm, token) for token in tokens)
             return {"content": data.decode("utf-8", errors="replace")}
 
-        return await self._look(data.get("model"), look)
+        return await self.look(data.get("model"), look)
 
     async def _props(self, request: Request) -> Response:
-        return await self._look(request.query_params.get("model"), self._properties)
+        return await self.look(request.query_params.get("model"), self._properties)
 
     def _properties(self, llm: LLM) -> dict[str, Any]:
         params = {name: getattr(llm.sampling, name) for name in SAMPLING}
@@ -183,7 +187,7 @@ class ModelRoutes:
             "total_slots": llm.parallel,
             "model_alias": llm.name,
             "model_path": llm.path.name,
-            "modalities": {"vision": False, "audio": False},
+            "modalities": {"vision": llm.can_see, "audio": False},
             "chat_template": llm.chat_template or "",
             **texts,
             "build_info": f"gguf-spec {__version__}",
@@ -206,6 +210,7 @@ class ModelRoutes:
             slots = loaded.llm.slots() if loaded else ()
         except ClosedError:  # it was unloaded in between
             return []
+        kept = _kept(loaded.llm.prefix_memory) if loaded else {}
         return [
             {
                 "id": slot.index,
@@ -215,11 +220,12 @@ class ModelRoutes:
                 "n_past": slot.n_cached,
                 "speculative": loaded is not None and loaded.llm.speculation.k > 0,
                 "model": model.id,
+                "kept_prefixes": kept,
             }
             for slot in slots
         ]
 
-    async def _look(self, name: Any, look: Look) -> Response:
+    async def look(self, name: Any, look: Look) -> Response:
         """Answer with what `look` returns for a model; it must not use the context of the model.
 
         A model in memory answers at once, even during a generation.
@@ -237,6 +243,16 @@ class ModelRoutes:
             raise event.refusal
         assert isinstance(event, Done)
         return JSONResponse(event.value)
+
+
+def _kept(memory: PrefixMemory) -> dict[str, int]:
+    """Return the kept prefixes of a model, for each of its slots."""
+    return {
+        "entries": memory.n_entries,
+        "bytes": memory.n_bytes,
+        "limit_bytes": memory.limit_bytes,
+        "tokens_reused": memory.n_tokens_restored,
+    }
 
 
 def _later(now: datetime.datetime, seconds: float) -> str:

@@ -6,148 +6,99 @@ from functools import cache
 from typing import Any
 
 from .. import __version__
-from ..options import SAMPLING, SPECULATION, Sampling
-from .fields import OTHER_NAMES, Route, of_route
-from .reasoning import EFFORTS, REASONING
-from .values import CHOICES_MAX, STOP_LENGTH_MAX, STOPS_MAX, TOP_LOGPROBS_MAX
-
-_COUNT, _NUMBER, _FLAG, _TEXT = (
-    {"type": "integer", "minimum": 0},
-    {"type": "number"},
-    {"type": "boolean"},
-    {"type": "string"},
+from .openapi_embeddings import embedding_routes
+from .openapi_messages import ANTHROPIC_ERROR, message_routes
+from .openapi_ollama import OLLAMA_ERROR, ollama_routes
+from .openapi_parts import (
+    COUNT,
+    FLAG,
+    LOGPROBS,
+    TEXT,
+    array_of,
+    body_of,
+    get_of,
+    json_of,
+    object_of,
+    post_of,
 )
-# -1 and 0 mean as much as the server allows.
-_TOKENS = SAMPLING["max_tokens"].schema | {"minimum": -1}
-_LOGPROBS = SAMPLING["logprobs"].schema | {"maximum": TOP_LOGPROBS_MAX}
+from .openapi_responses import response_routes
+from .reasoning import EFFORTS, REASONING
+from .values import CHOICES_MAX
 
-
-def _object(properties: dict[str, Any], *required: str, more: bool = False) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(required),
-        "additionalProperties": more,
-    }
-
-
-def _array(items: dict[str, Any], most: int | None = None, least: int = 0) -> dict[str, Any]:
-    return {"type": "array", "items": items, "minItems": least} | (
-        {} if most is None else {"maxItems": most}
-    )
-
-
-def _sampling() -> dict[str, Any]:
-    """Return the schemas of the fields that are those of `Sampling`.
-
-    `max_tokens` has no default: it is the server's.
-    """
-    schemas = {name: rule.schema for name, rule in SAMPLING.items() if rule.in_requests}
-    for name in schemas.keys() - {"max_tokens"}:
-        if (default := getattr(Sampling, name)) is not None:
-            schemas[name] |= {"default": default}
-    schemas |= {"max_tokens": _TOKENS, "top_k": schemas["top_k"] | {"minimum": -1}}
-    return schemas | {name: schemas[here] for name, here in OTHER_NAMES.items()}
-
-
-def _others(route: Route) -> dict[str, Any]:
-    """Return the schemas of the fields of other APIs that are accepted without effect."""
-    return {
-        name: {"description": f"No effect. {one.reason}"}
-        | ({} if one.accepted is None else {"enum": list(one.accepted)})
-        for name, one in of_route(route).items()
-        if one.accepted is None or one.accepted
-    }
-
-
-def _body(
-    names: tuple[str, ...] | None, route: Route, own: dict[str, Any], *required: str
-) -> dict[str, Any]:
-    stop = {"type": "string", "maxLength": STOP_LENGTH_MAX}
-    speculation = {name: rule.schema for name, rule in SPECULATION.items()}
-    shared = {
-        "model": _TEXT if names is None else {"enum": [*names, ""]},
-        "stream": _FLAG,
-        "stream_options": _object(
-            {"include_usage": _FLAG, "include_speculation": _FLAG, "include_obfuscation": _FLAG}
-        ),
-        "stop": {"anyOf": [stop, _array(stop, STOPS_MAX)]},
-        "logit_bias": {
-            "type": "object",
-            "propertyNames": {"pattern": "^[0-9]{1,9}$"},
-            "additionalProperties": SAMPLING["logit_bias"].schema,
-        },
-        "n": {"type": "integer", "minimum": 1, "maximum": CHOICES_MAX, "default": 1},
-        "speculation": {"anyOf": [{"const": "off"}, _object(speculation)]},
-    }
-    return _object(_others(route) | shared | _sampling() | own, *required)
+# Fields of the routes that may have several choices.
+_CHOICES = {
+    "n": {"type": "integer", "minimum": 1, "maximum": CHOICES_MAX, "default": 1},
+    "stream_options": object_of(
+        {"include_usage": FLAG, "include_speculation": FLAG, "include_obfuscation": FLAG}
+    ),
+}
 
 
 def _chat_body(names: tuple[str, ...] | None) -> dict[str, Any]:
     function_name = {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,64}$"}
-    called = _object({"name": function_name, "arguments": _TEXT}, "name", "arguments")
-    call = _object(
-        {"id": _TEXT, "type": {"const": "function"}, "function": called}, "id", "function"
+    called = object_of({"name": function_name, "arguments": TEXT}, "name", "arguments")
+    call = object_of(
+        {"id": TEXT, "type": {"const": "function"}, "function": called}, "id", "function"
     )
-    content = {
-        "anyOf": [
-            _TEXT,
-            _array(_object({"type": {"const": "text"}, "text": _TEXT}, "type", "text"), least=1),
-        ]
-    }
+    text = object_of({"type": {"const": "text"}, "text": TEXT}, "type", "text")
+    url = {"anyOf": [TEXT, object_of({"url": TEXT, "detail": TEXT}, "url")]}
+    image = object_of({"type": {"const": "image_url"}, "image_url": url}, "type", "image_url")
+    content = {"anyOf": [TEXT, array_of(text, least=1)]}
+    asked = {"anyOf": [TEXT, array_of({"anyOf": [text, image]}, least=1)]}
     message = {
         "oneOf": [
-            _object(
-                {"role": {"enum": ["system", "developer", "user"]}, "content": content},
+            object_of(
+                {"role": {"enum": ["system", "developer"]}, "content": content},
                 "role",
                 "content",
             ),
-            _object(
+            object_of({"role": {"const": "user"}, "content": asked}, "role", "content"),
+            object_of(
                 {
                     "role": {"const": "assistant"},
                     "content": content,
-                    REASONING: _TEXT,
-                    "tool_calls": _array(call, least=1),
+                    REASONING: TEXT,
+                    "tool_calls": array_of(call, least=1),
                 },
                 "role",
                 "content",
             ),
-            _object(
-                {"role": {"const": "tool"}, "content": content, "tool_call_id": _TEXT},
+            object_of(
+                {"role": {"const": "tool"}, "content": content, "tool_call_id": TEXT},
                 "role",
                 "content",
                 "tool_call_id",
             ),
         ]
     }
-    described = _object(
+    described = object_of(
         {
             "name": function_name,
-            "description": _TEXT,
+            "description": TEXT,
             "parameters": {"type": "object"},
-            "strict": _FLAG,
+            "strict": FLAG,
         },
         "name",
     )
-    tool = _object({"type": {"const": "function"}, "function": described}, "type", "function")
-    named = _object({"name": function_name}, "name")
-    schema = _object(
-        {"name": _TEXT, "schema": {"type": "object"}, "strict": _FLAG, "description": _TEXT},
+    tool = object_of({"type": {"const": "function"}, "function": described}, "type", "function")
+    named = object_of({"name": function_name}, "name")
+    schema = object_of(
+        {"name": TEXT, "schema": {"type": "object"}, "strict": FLAG, "description": TEXT},
         "name",
         "schema",
     )
-    own = {
-        "messages": _array(message, least=1),
-        "logprobs": _FLAG,
-        "top_logprobs": _LOGPROBS,
-        "tools": _array(tool),
+    own = _CHOICES | {
+        "messages": array_of(message, least=1),
+        "logprobs": FLAG,
+        "top_logprobs": LOGPROBS,
+        "tools": array_of(tool),
         "tool_choice": {
             "anyOf": [
                 {"enum": ["none", "auto", "required"]},
-                _object({"type": {"const": "function"}, "function": named}, "type", "function"),
+                object_of({"type": {"const": "function"}, "function": named}, "type", "function"),
             ]
         },
-        "parallel_tool_calls": _FLAG,
+        "parallel_tool_calls": FLAG,
         "reasoning_effort": {"enum": [*EFFORTS]},
         "chat_template_kwargs": {
             "type": "object",
@@ -155,36 +106,37 @@ def _chat_body(names: tuple[str, ...] | None) -> dict[str, Any]:
         },
         "response_format": {
             "oneOf": [
-                _object({"type": {"enum": ["text", "json_object"]}}, "type"),
-                _object(
+                object_of({"type": {"enum": ["text", "json_object"]}}, "type"),
+                object_of(
                     {"type": {"const": "json_schema"}, "json_schema": schema}, "type", "json_schema"
                 ),
             ]
         },
     }
-    return _body(names, "chat", own, "messages")
+    return body_of(names, "chat", own, "messages")
 
 
 def _text_body(names: tuple[str, ...] | None) -> dict[str, Any]:
-    ids = _array(_COUNT, least=1)
-    own = {
+    ids = array_of(COUNT, least=1)
+    own = _CHOICES | {
         "prompt": {
-            "anyOf": [_TEXT, ids, _array(_TEXT, CHOICES_MAX, 1), _array(ids, CHOICES_MAX, 1)]
+            "anyOf": [TEXT, ids, array_of(TEXT, CHOICES_MAX, 1), array_of(ids, CHOICES_MAX, 1)]
         },
-        "suffix": _TEXT,
+        "suffix": TEXT,
         "best_of": {"type": "integer", "description": "No effect. It must be equal to n."},
-        "echo": _FLAG,
-        "logprobs": _LOGPROBS,
+        "echo": FLAG,
+        "logprobs": LOGPROBS,
     }
-    return _body(names, "text", own, "prompt")
+    return body_of(names, "text", own, "prompt")
 
 
-_USAGE = _object(
+_USAGE = object_of(
     {
-        "prompt_tokens": _COUNT,
-        "completion_tokens": _COUNT,
-        "total_tokens": _COUNT,
-        "speculation": _object({}, more=True),
+        "prompt_tokens": COUNT,
+        "completion_tokens": COUNT,
+        "total_tokens": COUNT,
+        "prompt_tokens_details": object_of({"cached_tokens": COUNT}, "cached_tokens"),
+        "speculation": object_of({}, more=True),
     },
     "prompt_tokens",
     "completion_tokens",
@@ -195,9 +147,9 @@ _USAGE = _object(
 
 
 def _answer(kind: str, said: str) -> dict[str, Any]:
-    choice = _object(
+    choice = object_of(
         {
-            "index": _COUNT,
+            "index": COUNT,
             said: {},
             "finish_reason": {"enum": ["stop", "length", "tool_calls"]},
         },
@@ -206,13 +158,13 @@ def _answer(kind: str, said: str) -> dict[str, Any]:
         "finish_reason",
         more=True,
     )
-    return _object(
+    return object_of(
         {
-            "id": _TEXT,
+            "id": TEXT,
             "object": {"const": kind},
-            "created": _COUNT,
-            "model": _TEXT,
-            "choices": _array(choice),
+            "created": COUNT,
+            "model": TEXT,
+            "choices": array_of(choice),
             "usage": _USAGE,
         },
         "id",
@@ -225,94 +177,40 @@ def _answer(kind: str, said: str) -> dict[str, Any]:
     )
 
 
-def _json(schema: dict[str, Any]) -> dict[str, Any]:
-    return {"application/json": {"schema": schema}}
-
-
-_PROBLEMS = {
-    "400": "A field is wrong, unknown or not supported.",
-    "401": "The API key is missing or wrong.",
-    "403": "This host or origin may not ask.",
-    "404": "There is no such model, or no such path.",
-    "408": "The body did not arrive in time.",
-    "413": "The body is too large.",
-    "429": "The queue is full.",
-    "503": "The server is shutting down, or a model does not fit into the memory.",
-}
-
-
-def _responses(told: str, content: dict[str, Any], *problems: str) -> dict[str, Any]:
-    error = {"$ref": "#/components/schemas/Error"}
-    return {"200": {"description": told, "content": content}} | {
-        status: {"description": _PROBLEMS[status], "content": _json(error)}
-        for status in ("401", "403", *problems)
-    }
-
-
-def _post(
-    told: str, body: dict[str, Any], answer: dict[str, Any], streams: bool = True
-) -> dict[str, Any]:
-    content = _json(answer) | ({"text/event-stream": {"schema": _TEXT}} if streams else {})
-    what = "The answer, whole or in pieces." if streams else told
-    responses = _responses(what, content, "400", "404", "408", "413", "429", "503")
-    return {
-        "post": {
-            "summary": told,
-            "requestBody": {"required": True, "content": _json(body)},
-            "responses": responses,
-        }
-    }
-
-
-def _get(
-    told: str, content: dict[str, Any], *problems: str, names: tuple[str, ...] | None = None
-) -> dict[str, Any]:
-    path = (
-        [{"name": "name", "in": "path", "required": True, "schema": {"enum": list(names)}}]
-        if names
-        else []
-    )
-    return {
-        "get": {
-            "summary": told,
-            "parameters": path,
-            "responses": _responses(told, content, *problems),
-        }
-    }
-
-
 def _lookups() -> dict[str, Any]:
     """Return the routes that have the form of llama-server."""
-    ids = _array(_COUNT)
-    piece = _object({"id": _COUNT, "piece": {"anyOf": [_TEXT, ids]}}, "id", "piece")
-    tokens = {"anyOf": [ids, _array(piece)]}
-    content = {"content": _TEXT, "model": _TEXT}
-    flags = dict.fromkeys(("add_special", "parse_special", "with_pieces"), _FLAG)
-    slot = {"id": _COUNT, "id_task": {"type": "integer"}, "is_processing": _FLAG, "model": _TEXT}
-    slot |= {"n_ctx": _COUNT, "n_past": _COUNT, "speculative": _FLAG}
-    slot = _object(slot, *slot)
+    ids = array_of(COUNT)
+    piece = object_of({"id": COUNT, "piece": {"anyOf": [TEXT, ids]}}, "id", "piece")
+    tokens = {"anyOf": [ids, array_of(piece)]}
+    content = {"content": TEXT, "model": TEXT}
+    flags = dict.fromkeys(("add_special", "parse_special", "with_pieces"), FLAG)
+    slot = {"id": COUNT, "id_task": {"type": "integer"}, "is_processing": FLAG, "model": TEXT}
+    kept = dict.fromkeys(("entries", "bytes", "limit_bytes", "tokens_reused"), COUNT)
+    slot |= {"n_ctx": COUNT, "n_past": COUNT, "speculative": FLAG}
+    slot["kept_prefixes"] = object_of(kept, *kept)
+    slot = object_of(slot, *slot)
     return {
-        "/tokenize": _post(
+        "/tokenize": post_of(
             "The tokens of a text.",
-            _object(content | flags, "content"),
-            _object({"tokens": tokens}, "tokens"),
+            object_of(content | flags, "content"),
+            object_of({"tokens": tokens}, "tokens"),
             streams=False,
         ),
-        "/detokenize": _post(
+        "/detokenize": post_of(
             "The text of tokens.",
-            _object({"tokens": ids, "model": _TEXT}, "tokens"),
-            _object({"content": _TEXT}, "content"),
+            object_of({"tokens": ids, "model": TEXT}, "tokens"),
+            object_of({"content": TEXT}, "content"),
             streams=False,
         ),
-        "/slots": _get(
+        "/slots": get_of(
             "The slots of the models in memory: one for each request that can run at once.",
-            _json(_array(slot)),
+            json_of(array_of(slot)),
             "404",
             "503",
         ),
-        "/props": _get(
+        "/props": get_of(
             "Properties of a model.",
-            _json(_object({"chat_template": _TEXT}, "chat_template", more=True)),
+            json_of(object_of({"chat_template": TEXT}, "chat_template", more=True)),
             "404",
             "503",
         ),
@@ -329,18 +227,18 @@ def describe(ids: tuple[str, ...], needs_key: bool, any_model: bool = False) -> 
         any_model: Whether requests may name any model.
     """
     names = None if any_model else ids
-    model = _object(
-        {"id": _TEXT, "object": {"const": "model"}, "created": _COUNT, "owned_by": _TEXT},
+    model = object_of(
+        {"id": TEXT, "object": {"const": "model"}, "created": COUNT, "owned_by": TEXT},
         "id",
         "object",
         "created",
         "owned_by",
         more=True,
     )
-    error = _object(
+    error = object_of(
         {
-            "message": _TEXT,
-            "type": _TEXT,
+            "message": TEXT,
+            "type": TEXT,
             "param": {"type": ["string", "null"]},
             "code": {"type": ["string", "null"]},
         },
@@ -354,36 +252,45 @@ def describe(ids: tuple[str, ...], needs_key: bool, any_model: bool = False) -> 
         "info": {
             "title": "gguf-spec",
             "version": __version__,
-            "description": "An OpenAI-compatible server with speculative decoding.",
+            "description": "A server with speculative decoding and several API formats.",
         },
         "paths": {
-            "/v1/chat/completions": _post(
+            "/v1/chat/completions": post_of(
                 "Answer messages.", _chat_body(names), _answer("chat.completion", "message")
             ),
-            "/v1/completions": _post(
+            "/v1/completions": post_of(
                 "Go on from a text.", _text_body(names), _answer("text_completion", "text")
             ),
-            "/v1/models": _get(
+            "/v1/models": get_of(
                 "The models that are served.",
-                _json(
-                    _object({"object": {"const": "list"}, "data": _array(model)}, "object", "data")
+                json_of(
+                    object_of(
+                        {"object": {"const": "list"}, "data": array_of(model)}, "object", "data"
+                    )
                 ),
             ),
-            "/v1/models/{name}": _get("One of the models.", _json(model), "404", names=ids),
+            "/v1/models/{name}": get_of("One of the models.", json_of(model), "404", names=ids),
+            **response_routes(names),
+            **embedding_routes(names),
+            **ollama_routes(names),
+            **message_routes(names),
             **_lookups(),
-            "/api/ps": _get(
-                "The models in memory.", _json(_object({"models": _array({})}, "models"))
-            ),
-            "/health": _get(
+            "/health": get_of(
                 "Whether requests are answered.",
-                _json(_object({"status": _TEXT}, "status", more=True)),
+                json_of(object_of({"status": TEXT}, "status", more=True)),
                 "503",
             ),
-            "/metrics": _get(
-                "Counts in the text format of Prometheus.", {"text/plain": {"schema": _TEXT}}
+            "/metrics": get_of(
+                "Counts in the text format of Prometheus.", {"text/plain": {"schema": TEXT}}
             ),
         },
-        "components": {"schemas": {"Error": _object({"error": error}, "error")}},
+        "components": {
+            "schemas": {
+                "Error": object_of({"error": error}, "error"),
+                "AnthropicError": ANTHROPIC_ERROR,
+                "OllamaError": OLLAMA_ERROR,
+            }
+        },
     }
     if needs_key:
         about["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}

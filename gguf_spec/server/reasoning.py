@@ -27,10 +27,14 @@ class ReasoningFields:
     Attributes:
         effort: `reasoning_effort`, or None.
         values: `chat_template_kwargs`: variables of the chat template.
+        think: Whether the model reasons; None leaves it to the effort.
+        budget: Maximum number of reasoning tokens of a model that reasons, or None.
     """
 
     effort: str | None = None
     values: Mapping[str, Any] = field(default_factory=dict)
+    think: bool | None = None
+    budget: int | None = None
 
     @property
     def names(self) -> dict[str, str]:
@@ -45,7 +49,8 @@ class ReasoningFields:
         values, effort = dict(self.values), self.effort
         if effort not in (None, "none") and "reasoning_effort" in llm.template_variables:
             values.setdefault("reasoning_effort", effort)
-        think = _THINK.get(effort) if effort and llm.can_think else None
+        think = _THINK.get(effort or "") if self.think is None else self.think
+        think = think if llm.can_think else None
         return {"think": think, "chat_template_kwargs": values or None}
 
 

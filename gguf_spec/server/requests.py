@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..options import SAMPLING, Sampling, Speculation
+from ..tools.use import NO_TOOLS, ToolUse
 from .errors import ApiError, bad
 from .fields import read_fields, same
 from .messages import read_messages
@@ -20,7 +21,7 @@ from .reasoning import (
     ReasoningFields,
     read_reasoning,
 )
-from .tools import NO_TOOLS, ToolUse, read_tools
+from .tools import read_tools
 from .values import (
     CHOICES_MAX,
     TOP_LOGPROBS_MAX,
@@ -36,14 +37,15 @@ from .values import (
 )
 
 # Routes whose requests have a seed.
-SEEDED = ("/v1/chat/completions", "/v1/completions")
+SEEDED = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
 # Fields of `Sampling` that a body may hold under the same name.
 SAME = tuple(name for name, rule in SAMPLING.items() if rule.in_requests)
-_SHARED = frozenset(
-    {"model", "stream", "stream_options", "stop", "logit_bias", "logprobs", "speculation", "n"}
-    | {*SAME}
-)
-_CHAT = _SHARED | {
+# Fields of every route that completes text.
+SHARED = frozenset({"model", "stream", "stop", "logit_bias", "speculation", *SAME})
+_CHAT = SHARED | {
+    "n",
+    "stream_options",
+    "logprobs",
     "messages",
     "top_logprobs",
     "response_format",
@@ -52,7 +54,7 @@ _CHAT = _SHARED | {
     "parallel_tool_calls",
     *REASONING_FIELDS,
 }
-_TEXT = _SHARED | {"prompt", "echo", "suffix", "best_of"}
+_TEXT = SHARED | {"n", "stream_options", "logprobs", "prompt", "echo", "suffix", "best_of"}
 # Keys of `stream_options`; the last one adds padding at OpenAI and has no effect here.
 _STREAM_OPTIONS = {"include_usage", "include_speculation", "include_obfuscation"}
 TEXT_MAX_TOKENS = 16  # OpenAI's default `max_tokens` of the completions endpoint
@@ -76,6 +78,7 @@ class CompletionRequest:
         tools: Tools that the model may call, and how.
         names: Option name -> field name, for options whose field has another name.
         reasoning: Fields about reasoning.
+        drops_oldest: Whether the oldest turns of a conversation that is too long are left out.
     """
 
     prompts: tuple[Any, ...]
@@ -90,6 +93,7 @@ class CompletionRequest:
     tools: ToolUse
     names: dict[str, str]
     reasoning: ReasoningFields = NO_REASONING_FIELDS
+    drops_oldest: bool = False
 
     @property
     def is_chat(self) -> bool:
@@ -156,7 +160,7 @@ def read_chat(data: dict[str, Any], default: Speculation, most: int | None) -> C
     sampling = {"json_schema": form, "logprobs": top if wants else None}
     names |= {"prompt": "messages", "json_schema": "response_format"} | reasoning.names
     messages = read_messages(data.get("messages"))
-    request = _asked(data, (messages,), sampling, default, most, names)
+    request = completion_request(data, (messages,), sampling, default, most, names)
     return replace(request, tools=tools, reasoning=reasoning)
 
 
@@ -185,7 +189,7 @@ def read_text(data: dict[str, Any], default: Speculation, most: int | None) -> C
     if suffix != "" and not (isinstance(suffix, str) and are_texts and not echo):
         raise bad("suffix", "must be a string, requires a prompt that is one, and excludes echo.")
     sampling, names = {"logprobs": logprobs}, names | {"prompt": "prompt"}
-    request = _asked(data, given, sampling, default, most, names)
+    request = completion_request(data, given, sampling, default, most, names)
     if not same(data.get("best_of", request.n), request.n):
         raise ApiError(
             "best_of is not supported but for the value of n.", "best_of", "unsupported_parameter"
@@ -193,7 +197,7 @@ def read_text(data: dict[str, Any], default: Speculation, most: int | None) -> C
     return replace(request, echo=echo, suffix=suffix or None)
 
 
-def _asked(
+def completion_request(
     data: dict[str, Any],
     given: tuple[Any, ...],
     sampling: dict[str, Any],
@@ -201,6 +205,19 @@ def _asked(
     most: int | None,
     names: dict[str, str],
 ) -> CompletionRequest:
+    """Return the request that the fields of any API have in common, without tools.
+
+    Args:
+        data: Fields under their names here.
+        given: The prompts.
+        sampling: Further options of `Sampling`.
+        default: Speculation options of the server.
+        most: Maximum length of an answer in tokens; None for no limit.
+        names: Option name -> field name, for options whose field has another name.
+
+    Raises:
+        ApiError: A field is invalid. The error names the field.
+    """
     if not isinstance(data.get("model", ""), str):
         raise bad("model", "must be a string.")
     stream, options = flag(data, "stream"), data.get("stream_options", {})

@@ -10,11 +10,13 @@ from functools import reduce
 from typing import Any
 
 from ..results import Completion, FinishReason, Stats
-from .errors import ending, gone
+from ..tools.deltas import Delta, ToolDeltas, whole_answer
+from ..tools.families import Family
+from .error_formats import openai_error
+from .errors import ApiError, ending, gone
 from .events import ChoiceEnded, ChunkEvent, Started, TokenInfo, Why
 from .reasoning import REASONING
 from .requests import CompletionRequest
-from .tool_calls import Form, ToolReader
 
 
 class ResponseBuilder:
@@ -27,7 +29,7 @@ class ResponseBuilder:
             asked: The request.
             started: The first event of its job.
         """
-        self._asked, self._form = asked, started.form
+        self._asked, self._family = asked, started.family
         kind = "chat.completion" if asked.is_chat else "text_completion"
         self._head = {
             "id": f"{'chatcmpl' if asked.is_chat else 'cmpl'}-{secrets.token_hex(12)}",
@@ -40,7 +42,7 @@ class ResponseBuilder:
 
     def _choice(self, index: int) -> _Choice:
         if index not in self._choices:
-            self._choices[index] = _Choice(index, self._asked, self._form)
+            self._choices[index] = _Choice(index, self._asked, self._family)
         return self._choices[index]
 
     # ---- complete responses
@@ -83,16 +85,17 @@ class ResponseBuilder:
         """Return the response chunks for one chunk event; may be empty."""
         pieces = self._role(said.index) if said.index not in self._choices else []
         choice, chunk = self._choice(said.index), said.chunk
-        text = choice.push(chunk.text)
+        *before, said_last = choice.push(chunk.text) or [""]
         # The reasoning of a chunk is sent before its answer, in a response chunk of its own.
         if chunk.reasoning:
             pieces.append(self._piece(choice.piece({REASONING: chunk.reasoning})))
-        if not (text or said.logprobs or self._asked.shows_drafts):
+        if not (said_last or said.logprobs or self._asked.shows_drafts):
             return pieces
-        piece = self._piece(choice.piece(text, logprobs=choice.logprobs(said.logprobs)))
+        pieces += [self._piece(choice.piece(delta)) for delta in before]
+        piece = self._piece(choice.piece(said_last, logprobs=choice.logprobs(said.logprobs)))
         if self._asked.shows_drafts:
             parts = (
-                [[text, False]]
+                [[choice.text_of([*before, said_last]), False]]
                 if choice.reads_tools
                 else [[part, accepted] for part, accepted in chunk.accepted_text]
             )
@@ -122,6 +125,10 @@ class ResponseBuilder:
         results = [self._results[index] for index in sorted(self._results)]
         return [self._head | {"choices": [], "usage": usage(results, self._asked.n)}]
 
+    def failed(self, refusal: ApiError) -> list[dict[str, Any]]:
+        """Return the error that ends the stream."""
+        return [openai_error(refusal)]
+
     def _piece(self, choice: dict[str, Any]) -> dict[str, Any]:
         return self._head | {"choices": [choice]} | ({"usage": None} if self._asked.usage else {})
 
@@ -129,10 +136,9 @@ class ResponseBuilder:
 class _Choice:
     """Converts the events of one choice to the choice objects of a response."""
 
-    def __init__(self, index: int, asked: CompletionRequest, form: Form) -> None:
-        self._index, self._asked, use = index, asked, asked.tools
-        most = None if use.parallel else 1
-        self._tools = ToolReader(form, use.names, most) if use.tools else None
+    def __init__(self, index: int, asked: CompletionRequest, family: Family) -> None:
+        self._index, self._asked, self._family = index, asked, family
+        self._tools = ToolDeltas(family, asked.tools) if asked.tools.tools else None
         self._offsets = _Offsets()
 
     @property
@@ -140,13 +146,20 @@ class _Choice:
         """Whether the text is searched for tool calls."""
         return self._tools is not None
 
-    def push(self, text: str) -> str:
-        """Return the part of a new text that can be sent now."""
-        return self._tools.push(text) if self._tools else text
+    def push(self, text: str) -> Sequence[str | Delta]:
+        """Return what can be sent of a new text now: texts and deltas."""
+        if self._tools is None:
+            return [text]
+        return self._tools.push(text)
+
+    @staticmethod
+    def text_of(deltas: Iterable[str | Delta]) -> str:
+        """Return the text among deltas."""
+        return "".join(one if isinstance(one, str) else one.get("content") or "" for one in deltas)
 
     def whole(self, ended: ChoiceEnded, named: Iterable[TokenInfo]) -> dict[str, Any]:
         """Return the complete choice."""
-        finish, text = _finish(ended.result.finish_reason, ended.why), ended.result.text
+        finish, text = finish_reason(ended.result.finish_reason, ended.why), ended.result.text
         choice: dict[str, Any] = {"index": self._index, "logprobs": self.logprobs(named)}
         if self._asked.n > 1 or len(self._asked.prompts) > 1:
             choice["seed"] = ended.result.seed
@@ -155,10 +168,10 @@ class _Choice:
             if ended.result.reasoning:
                 message[REASONING] = ended.result.reasoning
             if self._tools:
-                text = self._tools.push(text) + self._tools.finish()
+                text, calls = whole_answer(text, self._family, self._asked.tools)
                 message["content"] = text
-                if self._tools.calls:
-                    message |= {"content": text or None, "tool_calls": self._tools.calls}
+                if calls:
+                    message |= {"content": text or None, "tool_calls": calls}
                     finish = "tool_calls"
             choice["message"] = message
         else:
@@ -167,15 +180,11 @@ class _Choice:
 
     def last(self, ended: ChoiceEnded) -> list[dict[str, Any]]:
         """Return the choice objects of the last chunks."""
-        pieces, finish = [], _finish(ended.result.finish_reason, ended.why)
+        pieces, finish = [], finish_reason(ended.result.finish_reason, ended.why)
         if self._tools:
-            if rest := self._tools.finish():
-                pieces.append(self.piece(rest))
-            if calls := self._tools.calls:
+            pieces += [self.piece(delta) for delta in self._tools.finish()]
+            if self._tools.has_call:
                 finish = "tool_calls"
-                pieces.append(
-                    self.piece({"tool_calls": [{"index": i} | one for i, one in enumerate(calls)]})
-                )
         return [*pieces, self.piece({} if self._asked.is_chat else "", finish)]
 
     def piece(
@@ -232,8 +241,8 @@ def _shown(one: TokenInfo) -> dict[str, Any]:
     return {"token": one.text, "logprob": one.logprob, "bytes": list(one.piece)}
 
 
-def _finish(reason: FinishReason, why: Why | None) -> str:
-    """Return OpenAI's finish reason of an answer; a timeout is reported as `length`.
+def finish_reason(reason: FinishReason, why: Why | None) -> str:
+    """Return the finish reason of an answer; a timeout is reported as `length`.
 
     Raises:
         ApiError: The server shut down before the answer was complete, or the client disconnected.
@@ -253,11 +262,13 @@ def usage(results: Sequence[Completion], n: int = 1) -> dict[str, Any]:
         n: Number of completions for each prompt; a prompt is counted once.
     """
     s = reduce(_sum, (result.stats for result in results))
-    n_prompt = sum(result.stats.n_prompt for result in results[::n])
+    prompts = [result.stats for result in results[::n]]
+    n_prompt = sum(stats.n_prompt for stats in prompts)
     return {
         "prompt_tokens": n_prompt,
         "completion_tokens": s.n_generated,
         "total_tokens": n_prompt + s.n_generated,
+        "prompt_tokens_details": {"cached_tokens": sum(stats.n_cached for stats in prompts)},
         "completion_tokens_details": {
             "reasoning_tokens": s.n_reasoning,
             "accepted_prediction_tokens": s.n_accepted,

@@ -29,6 +29,8 @@ class Settings:
             request body. An answer that reaches the limit is returned as generated so far.
         body_bytes: Maximum size of a request body in bytes.
         grace: Seconds that running answers have to finish when the server shuts down.
+        ping: Seconds without data after which a stream sends some, so that proxies do not close the
+            connection while a long prompt is read; 0 for never.
         any_model: Whether a request with an unknown model name gets the default model. If not, it
             gets status 404. None allows it only on a loopback address.
         listed: Whether `gguf-spec ps` of the same user finds this server.
@@ -43,6 +45,7 @@ class Settings:
     timeout: float = 600.0
     body_bytes: int = 4 << 20
     grace: float = 5.0
+    ping: float = 15.0
     any_model: bool | None = None
     listed: bool = False
 
@@ -63,9 +66,9 @@ class Settings:
             math.isfinite(self.timeout) and self.timeout > 0,
         )
         _check("body_bytes", self.body_bytes, "a whole number above 0", self.body_bytes > 0)
-        _check(
-            "grace", self.grace, "seconds, 0 or more", math.isfinite(self.grace) and self.grace >= 0
-        )
+        for name in ("grace", "ping"):
+            seconds = getattr(self, name)
+            _check(name, seconds, "seconds, 0 or more", math.isfinite(seconds) and seconds >= 0)
         if self.api_key is not None:  # the message omits the value: it is a secret
             _check(
                 "api_key",

@@ -87,6 +87,13 @@ class Server:
         """Whether the server still answers requests."""
         return self._thread.is_alive()
 
+    def progress(self) -> int | None:
+        """Return the number of steps of computation so far; None while there is nothing to do.
+
+        A number that stays the same for long means that a request hangs.
+        """
+        return self._app.progress()
+
     def stop(self) -> None:
         """Begin the shutdown without waiting for its end.
 
@@ -160,7 +167,7 @@ def serve_in_thread(llm: LLM | ModelPool, port: int = 0, **settings: Any) -> Ser
             models.
         port: Port to listen on; 0 selects a free one, see `Server.url`.
         settings: Fields of `Settings`: `host`, `api_key`, `cors_origins`, `queue`, `max_tokens`,
-            `timeout`, `body_bytes`, `grace`, `any_model`,
+            `timeout`, `body_bytes`, `grace`, `ping`, `any_model`,
             `listed`.
 
     Raises:

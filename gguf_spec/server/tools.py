@@ -3,47 +3,15 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from typing import Any
 
+from ..tools.use import NO_TOOLS, ToolUse
 from .errors import ApiError, bad
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 # Keys of a tool and of its function; `cache_control` is for the caches of other servers.
 _TOOL_KEYS = {"type", "function", "cache_control"}
 _FUNCTION_KEYS = {"name", "description", "parameters", "strict"}
-
-
-@dataclass(frozen=True)
-class ToolUse:
-    """Tools of a request, and how the model may call them.
-
-    Attributes:
-        tools: The tools in OpenAI's format, for the chat template.
-        required: Whether the answer must be a call.
-        only: Name of the only tool that may be called; None for all of them.
-        parallel: Whether the answer may have several calls.
-        strict: Names of the tools whose arguments must follow their schema.
-    """
-
-    tools: list[dict[str, Any]] = field(default_factory=list)
-    required: bool = False
-    only: str | None = None
-    parallel: bool = True
-    strict: frozenset[str] = frozenset()
-
-    @property
-    def names(self) -> list[str]:
-        """Names of the tools that may be called."""
-        return [self.only] if self.only else [tool["function"]["name"] for tool in self.tools]
-
-    @property
-    def has_grammar(self) -> bool:
-        """Whether the answer must follow a grammar because of the tools."""
-        return self.required or bool(self.strict)
-
-
-NO_TOOLS = ToolUse()
 
 
 def read_tools(tools: Any, choice: Any, parallel: bool) -> ToolUse:

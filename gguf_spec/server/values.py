@@ -51,7 +51,7 @@ def count(value: Any, name: str, least: int, most: int) -> int:
     return int(value)
 
 
-def stops(value: Any) -> tuple[str, ...]:
+def stops(value: Any, name: str = "stop") -> tuple[str, ...]:
     """Return the stop strings; empty strings, which stop nothing, are left out."""
     given = [] if value is None else [value] if isinstance(value, str) else value
     if (
@@ -60,7 +60,7 @@ def stops(value: Any) -> tuple[str, ...]:
         or not all(isinstance(stop, str) and len(stop) <= STOP_LENGTH_MAX for stop in given)
     ):
         raise bad(
-            "stop",
+            name,
             f"must be a string of at most {STOP_LENGTH_MAX} characters, "
             f"or an array of at most {STOPS_MAX} of them.",
         )

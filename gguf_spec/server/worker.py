@@ -10,9 +10,11 @@ from __future__ import annotations
 import collections
 import math
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..results import Stats
+from ..tools.families import family_of
 from .choices import ChoiceRequest
 from .errors import ApiError, ending, gone
 from .events import ChoiceEnded, ChunkEvent, Done, ErrorEvent, Started, Why, named
@@ -20,7 +22,6 @@ from .jobs import Job
 from .metrics import Metrics
 from .model_pool import ModelPool, ServedModel
 from .requests import CompletionRequest
-from .tool_calls import form_of
 
 if TYPE_CHECKING:
     from ..runtime.llm import LLM
@@ -40,6 +41,7 @@ class Worker:
         self._running: list[Job] = []  # all of one model
         self._threads: set[threading.Thread] = set()  # those that answer
         self._ends = False
+        self._n_steps = 0
         self._seconds = 1.0  # moving average of the time of an answer, in seconds
         self._thread = threading.Thread(target=self._run, name="gguf-spec-worker", daemon=True)
         self._thread.start()
@@ -58,6 +60,19 @@ class Worker:
     def is_alive(self) -> bool:
         """Whether the thread runs."""
         return self._thread.is_alive()
+
+    def progress(self) -> int | None:
+        """Return the number of steps so far; None while there is nothing to do.
+
+        Steps are passes that read a prompt, chunks, and steps of loading a model. Without a thread
+        that starts jobs there are no steps.
+        """
+        with self._changed:
+            is_idle = self.is_alive and not (self._running or self._waiting)
+            return None if is_idle else self._n_steps
+
+    def _step(self, _: object = None) -> None:
+        self._n_steps += 1  # a lost update of two threads is still a change
 
     def submit(self, job: Job) -> None:
         """Add a job to the queue.
@@ -167,7 +182,7 @@ class Worker:
     def _answer(self, job: Job) -> None:
         """Answer choices of a job until none is left; the last thread sends the last event."""
         try:
-            with self._pool.use(job.model, lambda: bool(job.why)) as llm:
+            with self._pool.use(job.model, self._giving_up(job)) as llm:
                 self._wake()  # a model that was loaded just now may have room for others
                 if isinstance(job.asked, CompletionRequest):
                     while request := job.next_choice(llm):
@@ -177,6 +192,13 @@ class Worker:
         except Exception as error:
             job.fail(error)
         self._leave(job, threading.current_thread())
+
+    def _giving_up(self, job: Job) -> Callable[[], bool]:
+        def gives_up() -> bool:
+            self._step()
+            return bool(job.why)
+
+        return gives_up
 
     def _leave(self, job: Job, thread: threading.Thread) -> None:
         with self._changed:
@@ -197,14 +219,16 @@ class Worker:
     def _choose(self, job: Job, llm: LLM, request: ChoiceRequest) -> None:
         """Generate one choice."""
         stats = Stats()
-        with request.open(llm) as stream:
+        with request.open(llm, self._step) as stream:
             self.totals.began(stream)
             try:
                 with job.reading(stream):
                     if request.index == 0:
-                        job.start(Started(llm.name, form_of(llm.chat_template or "")))
+                        family = family_of(llm.chat_template or "")
+                        job.start(Started(llm.name, family, stream.stats.n_prompt))
                         self._wake()
                     for chunk in stream:
+                        self._step()
                         job.post(ChunkEvent(chunk, named(llm, chunk), request.index))
             finally:
                 stats = stream.stats

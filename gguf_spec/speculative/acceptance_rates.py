@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 # Factor on the counts of a bucket at each new observation.
-_FORGET = 0.99
+_FORGET = 0.997
 # Largest weight of a bucket that is read from disk, in observations.
 _KEPT = 40.0
 # Default weight of a prior, in observations.
 _DOUBT = 2.0
 # Prior precision (1 / variance) of a request's shift of the log odds against those of all requests.
-_SHIFT_PRECISION = 3.0
+_SHIFT_PRECISION = 1.5
 # Prior precision of that shift for a draft model, whose acceptance rate differs less between texts.
 _FIRM_SHIFT_PRECISION = 12.0
 # Factor on the precision at each observation, so that the shift follows a change within a text.
@@ -63,7 +63,12 @@ class AcceptanceRates:
         return hits / places
 
     def learn(self, kind: Kind, hit: float) -> None:
-        """Count a proposal that was right (1) or wrong (0)."""
+        """Count a proposal.
+
+        Args:
+            kind: Its bucket.
+            hit: 1 if it was right, 0 if it was wrong; a share if that is explained in part.
+        """
         seen = self._seen[kind]
         # The number of positions is updated first: hits never exceed positions, even if Ctrl-C
         # interrupts.
@@ -122,10 +127,13 @@ class RequestAcceptance:
         """Count a proposal that was right or wrong."""
         least = _FIRM_SHIFT_PRECISION if kind[0] in self._firm else _SHIFT_PRECISION
         shift = self._shifts.setdefault(kind[0], [0.0, least])
-        chance = shifted(self._known.of(kind), shift[0])
+        usual = self._known.of(kind)
+        chance = shifted(usual, shift[0])
         shift[1] = max(least, _SHIFT_FORGET * shift[1]) + chance * (1 - chance)
         shift[0] += (hit - chance) / shift[1]
-        self._known.learn(kind, hit)
+        # The rates of all requests learn only what the shift does not explain. Otherwise a text
+        # that is copied as a whole would make all buckets sure for the next text.
+        self._known.learn(kind, min(1.0, max(0.0, usual + hit - chance)))
 
 
 def fitted(priors: Sequence[float], seen: Sequence[tuple[float, float]]) -> list[float]:

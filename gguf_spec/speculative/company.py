@@ -10,20 +10,24 @@ the one with the most tokens per second: rows of equal number cost least, becaus
 sequences with unequal numbers in several passes. With many sequences a row is dear and the best r
 is 1; alone it is what one request would choose.
 
-V(N, r) is the cost of N r rows of one sequence, times a factor that is learned for each N and r.
+V(N, r) is the cost of N r rows of one sequence, and of reading the caches of the N - 1 others: a
+pass over one token behind d cached ones takes V(1, d) - V(1, 0) longer than with an empty cache.
+The sum is multiplied by a factor that is learned for each number of rows N r: errors of the table
+of one sequence are the largest ones.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from .cost_model import CostModel
 
-# Weight of one pass's log error in the update of a factor.
-_STEP = 0.2
+# Weight of one pass's log error in the update of a factor, and in its first value.
+_STEP, _FIRST_STEP = 0.2, 0.7
 # Weight of a round in the share of drafting sequences, and of a round without drafts.
 _SHARE_STEP, _RECOVERY = 0.2, 0.02
 # Limit of one error, as a natural logarithm: other programs make single passes slow.
@@ -108,8 +112,8 @@ class CompanyCosts:
         """
         self.widest, self._most = widest, most
         self.drafting_share = 1.0
-        # Natural logarithm of the factor for (sequences, rows of each).
-        self._factors: dict[tuple[int, int], float] = {}
+        # Natural logarithm of the factor for a number of rows of all sequences.
+        self._factors: dict[int, float] = {}
 
     def seconds(self, costs: CostModel, n: int, rows: int, n_past: int) -> float:
         """Return the seconds to decode `rows` tokens of each of `n` sequences.
@@ -140,9 +144,9 @@ class CompanyCosts:
         if n < 2 or seconds <= 0:
             return
         error = math.log(seconds / self._pass_s(costs, n, rows, n_past))
-        known = (n, rows) in self._factors
-        step = _STEP * max(-_CLIP, min(_CLIP, error)) if known else error
-        self._factors[n, rows] = self._factor(n, rows) + step
+        step = _STEP if n * rows in self._factors else _FIRST_STEP
+        factor = self._factor(n * rows) + step * max(-_CLIP, min(_CLIP, error))
+        self._factors[n * rows] = factor
 
     def drafted(self, n_with: int, n: int) -> None:
         """Update the share of drafting sequences after a round; without drafts it recovers slowly.
@@ -155,14 +159,18 @@ class CompanyCosts:
         self.drafting_share += step * (share - self.drafting_share)
 
     def _pass_s(self, costs: CostModel, n: int, rows: int, n_past: int) -> float:
-        return math.exp(self._factor(n, rows)) * costs.seconds(n * rows, n_past)
+        seconds = costs.seconds(n * rows, n_past)
+        if n < 2:
+            return seconds
+        cache_s = max(0.0, costs.seconds(1, n_past) - costs.seconds(1, 0))
+        return math.exp(self._factor(n * rows)) * (seconds + (n - 1) * cache_s)
 
-    def _factor(self, n: int, rows: int) -> float:
-        """Return the factor of the nearest known pass, by the number of sequences first."""
-        if n < 2 or not self._factors:
+    def _factor(self, rows: int) -> float:
+        """Return the factor of a pass; the median of the known ones if none was made so far."""
+        if not self._factors:
             return 0.0
-        near = min(self._factors, key=lambda one: (abs(one[0] - n), abs(one[1] - rows)))
-        return self._factors[near]
+        known = self._factors.get(rows)
+        return statistics.median(self._factors.values()) if known is None else known
 
 
 class Offer(NamedTuple):

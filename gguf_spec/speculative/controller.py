@@ -22,7 +22,7 @@ from .acceptance_rates import RequestAcceptance
 from .company import Companies
 from .draft_length import LEAST_REACH, Prices, best_length
 from .draft_model_use import DraftModelUse
-from .drafters import DraftTeam, ModelDrafter, Proposal, TokenDrafter
+from .drafters import MODELS, DraftTeam, ModelDrafter, Proposal, TokenDrafter
 from .exploration import Exploration
 from .interfaces import LanguageModel
 from .pair_statistics import SECOND, Forecast, PairStatistics
@@ -75,7 +75,7 @@ class DraftController(DraftTeam):
         self.company = company = company or Companies()
         self.forecast = Forecast()
         self.counts: dict[str, tuple[int, int]] = {}
-        self._chances = RequestAcceptance(known.chances, {ModelDrafter.name, SECOND})
+        self._chances = RequestAcceptance(known.chances, {*MODELS, SECOND})
         self._tokens, self._seconds = known.recent(_RATE_PRIOR)
         self._use = (
             DraftModelUse(
@@ -195,12 +195,24 @@ class DraftController(DraftTeam):
             self._tokens / self._seconds if self._seconds and company.is_alone else 0.0,
             1 / (company.seconds(target, 1, n_past) + python_s),
         )
-        prices = Prices(rate, company.passes_s(target, pending, n, n_past), python_s)
+        passes_s = company.passes_s(target, pending, n, n_past)
+        prices = Prices(rate, passes_s, python_s, *self._replay(pending, k, n_past))
         explores = self._exploration.is_due() and k > 0 and not self.fixed and company.is_alone
         hopeful = (
             prices._replace(pass_s=target.hopeful_s(pending, n, n_past)) if explores else prices
         )
         return RoundState(start, n_past, prices, hopeful)
+
+    def _replay(self, pending: int, k: int, n_past: int) -> tuple[Sequence[float], int]:
+        """Return the costs of decoding tokens again after a rejection, as of `Prices`."""
+        free = self.target.free_rollback
+        if free >= k:
+            return (), 0
+        company, target = self.company.target, self.known.target
+        # The next pass has the pending tokens of this round, too, and the accepted ones.
+        passes_s = company.passes_s(target, pending + 1, k, n_past)
+        alone_s = company.seconds(target, 1, n_past)
+        return [max(0.0, one - alone_s) for one in passes_s], free
 
     def _propose(self, tokens: Sequence[int], k: int) -> None:
         """Draft token by token while the next one may pay."""
@@ -274,7 +286,7 @@ class DraftController(DraftTeam):
         """
         right = step.proposal.token == emitted
         self._chances.learn(step.proposal.kind, right)
-        if step.proposal.kind[0] == ModelDrafter.name:
+        if step.proposal.kind[0] in MODELS:
             self._chances.learn((SECOND, step.proposal.kind[1]), step.proposal.second == emitted)
         if step.by_text:
             self._chances.learn(step.by_text.kind, step.by_text.token == emitted)

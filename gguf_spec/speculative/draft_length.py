@@ -32,11 +32,16 @@ class Prices(NamedTuple):
         rate: Reachable throughput in tokens per second, the price of a second.
         pass_s: Seconds of the target's pass over the pending tokens and n draft tokens, at index n.
         token_s: Seconds of Python for each emitted token.
+        replay_s: Seconds to decode tokens again after a rollback that dropped too many, at index a
+            for a accepted tokens; empty if that never happens.
+        free_rollback: Most rejected tokens after which nothing is decoded again.
     """
 
     rate: float
     pass_s: Sequence[float]
     token_s: float = 0.0
+    replay_s: Sequence[float] = ()
+    free_rollback: int = 0
 
     @property
     def worth(self) -> float:
@@ -47,21 +52,43 @@ class Prices(NamedTuple):
         """Return the extra cost of checking `n` draft tokens instead of `m`, in tokens."""
         return self.rate * (self.pass_s[n] - self.pass_s[m])
 
+    def replays(self, reaches: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the expected cost of decoding tokens again, for each number of checked tokens.
+
+        Args:
+            reaches: Reach of each token, shape `(..., n)`.
+
+        Returns:
+            The cost of checking the first 0, 1, ... n tokens, in tokens, shape `(..., n + 1)`.
+        """
+        n = reaches.shape[-1]
+        costs = np.zeros((*reaches.shape[:-1], n + 1))
+        if len(self.replay_s) and n > self.free_rollback:
+            ones = np.ones((*reaches.shape[:-1], 1))
+            # probability that exactly a tokens are accepted, a < n
+            exactly = -np.diff(np.concatenate([ones, reaches], axis=-1))
+            replayed = np.cumsum(exactly * np.asarray(self.replay_s[:n]), axis=-1)
+            # of n checked tokens, rejections after n - free_rollback and more cost nothing
+            costs[..., self.free_rollback + 1 :] = replayed[..., : n - self.free_rollback]
+        return self.rate * costs
+
 
 def gain_of(reaches: Sequence[float], n: int, prices: Prices) -> float:
     """Return the gain of checking the first `n` draft tokens over checking none, in tokens.
 
     The time of drafting them is spent already and does not count.
     """
-    return sum(reaches[:n]) * prices.worth - prices.extra(n)
+    replayed = float(prices.replays(np.asarray(reaches[:n], dtype=float))[-1])
+    return sum(reaches[:n]) * prices.worth - prices.extra(n) - replayed
 
 
 def best_length(reaches: Sequence[float], prices: Prices) -> tuple[int, float]:
     """Return the best number of draft tokens to check, and its gain over checking none."""
     value, best, most = 0.0, 0, 0.0
+    replayed = prices.replays(np.asarray(reaches, dtype=float)) if prices.replay_s else None
     for n, reach in enumerate(reaches, 1):
         value += reach * prices.worth
-        gain = value - prices.extra(n)
+        gain = value - prices.extra(n) - (0.0 if replayed is None else replayed[n])
         if gain > most:
             best, most = n, gain
     return best, most
@@ -116,7 +143,12 @@ def drafting_gain(reaches: Sequence[float], k: int, outlook: Outlook, prices: Pr
     passes = np.asarray(prices.pass_s[n + 1 : n + m + 1]) - prices.pass_s[0]
     costs = prices.rate * (outlook.each_s * np.arange(m) + passes)
     stop = best_length(reaches, prices)[1]
-    values = so_far + (np.outer(reach * outlook.chances, tokens) - costs).max(axis=1)
+    gains = np.outer(reach * outlook.chances, tokens) - costs
+    if prices.replay_s:
+        ahead = reach * np.outer(outlook.chances, outlook.mean ** np.arange(m))
+        so_far_reaches = np.broadcast_to(reaches, (len(ahead), n))
+        gains -= prices.replays(np.concatenate([so_far_reaches, ahead], axis=1))[:, n + 1 :]
+    values = so_far + gains.max(axis=1)
     return float(outlook.shares @ np.maximum(values, stop)) - prices.rate * outlook.first_s - stop
 
 

@@ -27,8 +27,6 @@ _GOOD = 0.9
 # Required saving, as a multiple of the time to read the prompt: acceptance over the rest of the
 # answer is uncertain.
 _READING_MARGIN = 1.5
-# Number of unread tokens above which reading serves the rest of the answer, not one round.
-_FAR_BEHIND = 2
 # Length of the last part that the draft model may read instead of a whole text, in tokens. Texts of
 # at most twice this length are read from their start.
 _LAST_PART = 128
@@ -127,7 +125,7 @@ class DraftModelUse:
         n, n_past = len(one.steps), self.model.n_cached
         pending = one.start + n - self.model.n_past
         each_s = self._propose_s(1, n_past)
-        is_far = pending > _FAR_BEHIND
+        is_far = pending > self.model.far_behind
         # A large unread part is read once, for the rest of the answer.
         first_s = each_s if is_far else self._propose_s(pending, n_past)
         if reach * (mean - by_text) <= one.prices.rate * first_s:
@@ -168,7 +166,7 @@ class DraftModelUse:
         """Return frequency and acceptance rate of each confidence bucket, shape `(n,)` each."""
         counts = np.array(self.known.confidences)
         return counts / counts.sum(), np.array(
-            [self._chances.of((ModelDrafter.name, i)) for i in range(N_CONFIDENCE_BUCKETS)]
+            [self._chances.of((self.model.name, i)) for i in range(N_CONFIDENCE_BUCKETS)]
         )
 
     # ---- reading
@@ -182,7 +180,8 @@ class DraftModelUse:
     def _reading_offset(self, n_tokens: int) -> int | None:
         """Return the position from which to read a text of `n_tokens` tokens.
 
-        Return None if reading costs more than it saves.
+        Return None if reading costs more than it saves. Each request in company waits until all of
+        them have read.
         """
         usual = max(self.known.answer - self._n_emitted, self._n_emitted, _PROBE)
         left = min(self.n_left - self._n_emitted, usual)
@@ -194,7 +193,7 @@ class DraftModelUse:
             chance = acceptance * self.mean_chance()
             seconds = (
                 left * self._token_s(chance, n_tokens, n_cached + n_unread)
-                + _READING_MARGIN * reading_s
+                + _READING_MARGIN * self._company.draft.n * reading_s
             )
             if seconds < best_s:
                 best_s, best = seconds, offset
@@ -229,9 +228,12 @@ class DraftModelUse:
             )
 
     def _token_s(self, chance: float, n_past: int, n_draft_past: int) -> float:
-        """Return the seconds of a token at the best draft length, at one acceptance rate."""
-        n = max(1, min(K_MAX + 1, self.widest))
-        passes_s = self._company.target.passes_s(self.known.target, 1, n, n_past)
+        """Return the seconds of a token at the best draft length, at one acceptance rate.
+
+        The other requests count as drafting too: each of them decides by the same rule.
+        """
+        company, n = self._company.target, max(1, min(K_MAX + 1, self.widest))
+        passes_s = [company.seconds(self.known.target, width, n_past) for width in range(1, n + 1)]
         return token_seconds(
             chance, passes_s, self._propose_s(1, n_draft_past), self.known.per_token.seconds
         )
@@ -246,6 +248,8 @@ class DraftModelUse:
             rate: Reachable throughput, in tokens per second.
         """
         if self._since_used < _PROBE or not self._company.draft.is_alone:
+            return
+        if not self.model.can_review:
             return
         pending = len(tokens) - 1 - self.model.n_past
         # The draft model was used in a long round.

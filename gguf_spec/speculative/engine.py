@@ -7,7 +7,9 @@ the argument. `tokens` holds the prompt and all emitted tokens. Invariant after 
     target.n_past == len(tokens) - 1  # the next round decodes the newest token
 
 After an accepted branch (`speculative.tree`) `target.n_past` is one less: two tokens are in no
-cache. A round decodes all tokens from `target.n_past` on, so it needs no case for this.
+cache. A rollback of recurrent layers may drop more tokens (`llama.recurrent_state`). A round
+decodes all tokens from `target.n_past` on, so it needs no case for this. A round rolls back once,
+after it is cut at an end token.
 
 No cached token of the drafter lies at or after position `len(tokens) - 1`.
 """
@@ -90,8 +92,12 @@ def run_round(
     sampler: Sampler,
     k: int,
     rule: Rule,
+    is_end: Callable[[int], bool] = lambda _: False,
 ) -> Round:
-    """Draft up to `k` tokens, check them in one target pass, return the 1 to k+1 new ones."""
+    """Draft up to `k` tokens, check them in one target pass, return the 1 to k+1 new ones.
+
+    The tokens after one that is an end are dropped.
+    """
     draft = drafter.draft(tokens, k)
     width = len(tokens) - target.n_past + len(draft.tokens)
     new, rows = draft.check(target, tokens, sampler, rule.accept)
@@ -109,10 +115,7 @@ def run_round(
         alone = _row_alone(target, rows.history(len(new)), sampler)
         new.append(alone.token(0))
         logprobs += [] if sampler.sampling.logprobs is None else [alone.logprob(0, new[-1])]
-    keep = len(tokens) + draft.n_cached(new)
-    target.rollback(keep)
-    drafter.rollback(keep)
-    return Round(
+    one = Round(
         new,
         n_drafted=draft.n_drafted,
         n_accepted=len(new) - 1,
@@ -121,6 +124,13 @@ def run_round(
         logprobs=tuple(logprobs),
         wide=wide,
     )
+    end = next((i for i, token in enumerate(new) if is_end(token)), None)
+    if end is not None:
+        one = one.cut(end + 1)
+    keep = len(tokens) + min(draft.n_cached(new), len(one.tokens) - 1)
+    target.rollback(keep)
+    drafter.rollback(keep)
+    return one
 
 
 def _row_alone(target: LanguageModel, history: Sequence[int], sampler: Sampler) -> Rows:
@@ -140,12 +150,14 @@ def read_prompt(
 ) -> None:
     """Read the prompt up to its last token, which the first round decodes.
 
-    The caches keep the prefix that they share with the prompt. After each pass of the target
-    `on_pass` is called, as by `read_on`.
+    The caches keep the prefix that they share with the prompt. A later request that continues the
+    prompt in another way finds it there. After each pass of the target `on_pass` is called, as by
+    `read_on`.
     """
     retain_prefix(target, prompt[:-1])
     drafter.keep(prompt[:-1])
     read_on(target, prompt[:-1], cancelled, on_pass)
+    target.hold(lasting=True)
     if k and not cancelled():
         drafter.read(prompt[:-1], cancelled)
 
@@ -171,17 +183,11 @@ def rounds(
         rule = rule._replace(wide_past=True)
     n_left = min(n_max or target.n_ctx, target.n_ctx - len(prompt))
     while n_left > 0 and not cancelled():
-        one = run_round(target, drafter, tokens, sampler, min(k, n_left - 1), rule)
-        end = next((i for i, token in enumerate(one.tokens) if is_end(token)), None)
-        # The tokens after the end token are not emitted.
-        if end is not None:
-            one = one.cut(end + 1)
+        one = run_round(target, drafter, tokens, sampler, min(k, n_left - 1), rule, is_end)
         tokens += one.tokens
         n_left -= len(one.tokens)
         if one.wide:
             rule = rule._replace(wide_past=True)
-        target.rollback(len(tokens) - 1)
-        drafter.rollback(len(tokens) - 1)
         yield one
         if one.ended:
             return

@@ -12,10 +12,13 @@ import numpy as np
 
 from ..arrays import Logits
 from ..errors import RollbackError
+from .prefixes import same_bits
 
 
 class LanguageModel(Protocol):
     """Model that turns tokens into logits, with a cache that can be rolled back.
+
+    A rollback may drop more tokens than asked for, which are then decoded again with the next ones.
 
     Attributes:
         n_vocab: V, the length of a row of logits.
@@ -35,18 +38,31 @@ class LanguageModel(Protocol):
             the bits of single-token passes, even where a few measured rows agree.
         depth_costs: Pass width in tokens -> extra seconds of the pass for each cached token; empty
             where that was not measured.
+        free_rollback: Most tokens that a rollback drops without dropping others.
+        slow_first_pass: Whether the first pass of a width takes longer than later ones, because the
+            driver of a GPU compiles kernels for it.
     """
 
     n_vocab: int
     n_ctx: int
-    busy_s: float
     start: int
     weight_bytes: int
     cached_bytes: float
-    n_read: int
+
+    @property
+    def busy_s(self) -> float:
+        """As above."""
+
+    @property
+    def n_read(self) -> int:
+        """As above."""
 
     @property
     def reads_at_once(self) -> int:
+        """As above."""
+
+    @property
+    def slow_first_pass(self) -> bool:
         """As above."""
 
     @property
@@ -63,6 +79,10 @@ class LanguageModel(Protocol):
 
     @property
     def depth_costs(self) -> Mapping[int, float]:
+        """As above."""
+
+    @property
+    def free_rollback(self) -> int:
         """As above."""
 
     @property
@@ -95,7 +115,15 @@ class LanguageModel(Protocol):
         """
 
     def rollback(self, to: int) -> None:
-        """Remove all but the first `to` tokens from the cache."""
+        """Remove all but the first `to` tokens from the cache, or all but fewer."""
+
+    def hold(self, lasting: bool = False) -> None:
+        """Make it possible to roll back to the present number of tokens.
+
+        Args:
+            lasting: Until the next call with `lasting`; else until the next pass with several rows,
+                or the next call.
+        """
 
     def is_end(self, token: int) -> bool:
         """Return whether a token ends a generation."""
@@ -104,22 +132,24 @@ class LanguageModel(Protocol):
 def retain_prefix(model: LanguageModel, tokens: Sequence[int]) -> None:
     """Roll back to the longest prefix of `tokens` whose cache equals that of a new prefill.
 
-    A model that cannot roll back that far is emptied. Where the bits of a row depend on the width
-    of its pass (`grid` is not 0), tokens cached by decode passes are read again. The last part of a
-    prompt with another continuation is read again too, because it was read in a pass of another
-    width.
+    A model that cannot roll back that far is emptied.
     """
-    same = next(
-        (i for i, (a, b) in enumerate(zip(model.cached, tokens, strict=False)) if a != b),
-        min(model.n_past, len(tokens)),
-    )
-    if model.grid and not same == len(tokens) == model.n_read:
-        same = min(same, model.n_read)
-        same -= same % model.grid
+    same = same_bits(model.cached, model.n_read, model.grid, tokens)
     try:
         model.rollback(same)
     except RollbackError:
         model.rollback(0)
+    if model.grid and model.n_past < same and model.n_past % model.grid:
+        model.rollback(0)
+
+
+def return_to(model: LanguageModel, tokens: Sequence[int], n: int) -> None:
+    """Roll back to the first `n` of the cached tokens, and read again what was dropped too much."""
+    try:
+        model.rollback(n)
+    except RollbackError:
+        model.rollback(0)
+    read_on(model, tokens[:n], lambda: False)
 
 
 def read_on(

@@ -8,28 +8,33 @@ from dataclasses import dataclass, replace
 
 from ..errors import ClosedError, InvalidOptionError, NoSpeculationError
 from ..errors.texts import Option, Text, advice
+from ..llama.head import Head
 from ..llama.model import Model
 from ..llama.slots import Slots
-from ..options import K_MAX, Speculation
+from ..options import HEADS, K_MAX, Speculation
 from ..sampling.chain import Sampler
 from .controller import DraftController
 from .drafters import (
     CoupledDraftSampler,
     DraftCorrection,
     FirstRead,
-    ModelDrafter,
     NgramDrafter,
     NoDrafter,
     RetryDrafter,
+    SharedTexts,
     StochasticDraftSampler,
     SuffixAutomaton,
     TokenDrafter,
+    drafter_of,
     failure,
+    name_of,
 )  # fmt: skip
 from .interfaces import LanguageModel
 from .pair_statistics import PairStatistics
 from .profile import DEFAULT_PROFILE, Profile, read_statistics, write_statistics
 from .scheduler import Scheduler, Side, SlotPair
+from .translated_model import in_target_ids
+from .translation import Translation
 from .tree import Tree
 
 
@@ -51,10 +56,14 @@ class ModelPair:
 
     Attributes:
         target: The model that decides.
-        draft: The model that proposes, or None.
+        draft: The model that proposes, or a prediction head of the target, or None.
         profile: Measurement of the pair.
         reference: A text beside the request's own from which drafts may come, or None.
+        shared: Earlier answers from which the drafts of all requests may come; None if they are
+            private.
+        translation: Translation for a draft model with other token ids; None if they are the same.
         calibration: Correction of the draft's logits, learned from the target.
+        draft_first: What the draft model's own cache has of a text.
         experiences: Cost models and acceptance rates, updated during use; one each for texts that
             are `greedy`, `sampled` and `drawn`.
     """
@@ -62,9 +71,11 @@ class ModelPair:
     def __init__(
         self,
         target: Model,
-        draft: Model | None,
-        measure: Callable[[Model, Model | None], Profile] | None = None,
+        draft: Model | Head | None,
+        measure: Callable[[Model, Model | Head | None], Profile] | None = None,
         reference: SuffixAutomaton | None = None,
+        shared: SharedTexts | None = None,
+        translation: Translation | None = None,
     ) -> None:
         """Join two models.
 
@@ -74,20 +85,28 @@ class ModelPair:
             measure: Returns the profile of the pair; called when it is first needed. Without it
                 default costs are used.
             reference: A text beside the request's own from which drafts may come.
+            shared: Earlier answers from which the drafts of all requests may come.
+            translation: Translation for a draft model with other token ids.
         """
         self.target, self.draft, self.reference = target, draft, reference
+        self.shared, self.translation = shared, translation
         self.calibration = DraftCorrection(target.n_vocab)
-        self._draft_first = FirstRead()
+        self.draft_first = FirstRead()
         self._measure = measure
         self.use_profile(DEFAULT_PROFILE)
 
     def measure(self) -> None:
         """Measure the profile, unless that is done already."""
-        if self._measure and self.target.can_roll_back:
+        if self._measure and not self.target.why_plain:
             self.use_profile(self._measured(self._measure))
             read_statistics(self.target, self.draft, self.experiences)
 
-    def _measured(self, measure: Callable[[Model, Model | None], Profile]) -> Profile:
+    @property
+    def head(self) -> Head | None:
+        """The prediction head of the target, if that is what drafts."""
+        return self.draft if isinstance(self.draft, Head) else None
+
+    def _measured(self, measure: Callable[[Model, Model | Head | None], Profile]) -> Profile:
         """Return the profile of the pair; if the draft model fails, that of the target.
 
         The costs of a failed draft model are estimated by its size. Each request tries the draft
@@ -102,8 +121,8 @@ class ModelPair:
                 raise
             # If the target caused the failure, this fails again.
             profile = measure(self.target, None)
-            failure(ModelDrafter.name, error)
-            self._draft_first.failed = True
+            failure(self._name_of_draft, error)
+            self.draft_first.failed = True
             share = self.draft.weight_bytes / self.target.weight_bytes
             return replace(
                 profile, draft={width: share * seconds for width, seconds in profile.target.items()}
@@ -120,9 +139,13 @@ class ModelPair:
                 if self.draft:
                     self.draft.close()
             except Exception as error:
-                failure(ModelDrafter.name, error)
+                failure(self._name_of_draft, error)
             finally:
                 self.target.close()
+
+    @property
+    def _name_of_draft(self) -> str:
+        return name_of(self.draft)
 
     def use_profile(self, profile: Profile) -> None:
         """Use a profile from now on."""
@@ -134,6 +157,9 @@ class ModelPair:
         ):
             # All kernels of this machine are exact: the grid that the header suggests is not used.
             self.target.grid = 0
+        if not profile.restores:
+            name = self.target.path.name
+            self.target.distrust(f"llama.cpp did not restore the state of {name} in a test")
         self._measure = None if profile is not DEFAULT_PROFILE else self._measure
 
     def snapshot(self) -> Snapshot:
@@ -171,7 +197,8 @@ class ModelPair:
         if not self.target.can_roll_back:
             widest = min(widest, self.target.most_exact_rows)
         target = Side(Slots(self.target, max(1, widest)), known.target)
-        draft = Side(Slots(self.draft), known.draft) if self.draft and known.draft else None
+        model = self.draft if isinstance(self.draft, Model) else None
+        draft = Side(Slots(model), known.draft) if model and known.draft else None
         scheduler = Scheduler(target, draft)
         for pair in scheduler.pairs[1:]:
             for slot in pair.slots:
@@ -200,21 +227,51 @@ class ModelPair:
             if speculation.strict and self.logit_noise(speculation):
                 allowed = "False with parallel requests: on this machine their passes are not exact"
                 raise InvalidOptionError("strict", True, allowed)
-        if (
-            speculation.k
-            and speculation.drafter in ("model", "hybrid")
-            and not self.draft
-            and self.target.can_roll_back
-        ):
+        self._check_recurrent(speculation)
+        if speculation.k and not self.target.why_plain:
+            self._check_drafter(speculation.drafter)
+
+    def _check_drafter(self, name: str) -> None:
+        """Raise an error if a drafter needs a draft model or a head that is not loaded.
+
+        Raises:
+            NoSpeculationError: As for `check`.
+        """
+        by_text = Text("set ", Option("drafter", "ngram"))
+        if name in HEADS and name != self._name_of_draft:
+            own = Text("set ", Option("draft", "mtp"), " when the model is loaded")
+            file = Text("set ", Option("draft"), " to the file of one when the model is loaded")
             raise NoSpeculationError(
                 "drafter",
-                speculation.drafter,
-                f"the drafter {speculation.drafter} needs a draft model, and none is loaded.",
-                advice(
-                    Text("set ", Option("drafter", "ngram")),
-                    Text("set ", Option("draft"), " to a model"),
-                ),
+                name,
+                f"the drafter {name} needs a prediction head of this kind, and none is loaded.",
+                advice(by_text, own if name == "mtp" else file),
             )
+        if name in ("model", "hybrid") and not self.draft:
+            raise NoSpeculationError(
+                "drafter",
+                name,
+                f"the drafter {name} needs a draft model, and none is loaded.",
+                advice(by_text, Text("set ", Option("draft"), " to a model")),
+            )
+
+    def _check_recurrent(self, speculation: Speculation) -> None:
+        """Raise an error if the state of recurrent layers does not support the options.
+
+        Raises:
+            InvalidOptionError: As for `check`.
+        """
+        if self.target.can_roll_back or self.target.why_plain:
+            return
+        if speculation.tree:
+            allowed = "None or False for recurrent and hybrid models: branches need a common cache"
+            raise InvalidOptionError("tree", True, allowed)
+        if speculation.strict and self.logit_noise(speculation):
+            allowed = (
+                "False for recurrent and hybrid models, unless passes are exact: their state is "
+                "restored once per pass"
+            )
+            raise InvalidOptionError("strict", True, allowed)
 
     def drafter(
         self,
@@ -235,11 +292,11 @@ class ModelPair:
         """
         if not speculation.k:
             return NoDrafter()
-        if not self.target.can_roll_back:
-            return NoDrafter("the model is recurrent or hybrid and cannot remove cached tokens")
+        if self.target.why_plain:
+            return NoDrafter(self.target.why_plain)
         target: LanguageModel = slots.target if slots else self.target
         draft: LanguageModel | None = slots.draft if slots else self.draft
-        first = slots.first if slots else self._draft_first
+        first = slots.first if slots else self.draft_first
         coupled, who = speculation.accept == "coupled", speculation.drafter
         if who == "auto":
             who = ("hybrid" if speculation.adaptive else "model") if self.draft else "ngram"
@@ -249,12 +306,19 @@ class ModelPair:
             else StochasticDraftSampler(sampler)
         )
         model = (
-            ModelDrafter(draft, guess, self.target.n_vocab, first)
+            drafter_of(
+                in_target_ids(draft, self.target, self.translation),
+                guess,
+                self.target.n_vocab,
+                first,
+            )
             if draft and who != "ngram"
             else None
         )
         texts: list[TokenDrafter] = (
-            [] if who == "model" else [NgramDrafter(self.reference), RetryDrafter()]
+            []
+            if who in ("model", *HEADS)
+            else [NgramDrafter(self.reference, self.shared), RetryDrafter()]
         )
         way = "drawn" if not coupled else "greedy" if sampler.sampling.greedy else "sampled"
         controller = DraftController(
@@ -264,7 +328,7 @@ class ModelPair:
             self.experiences[way],
             n_left,
             fixed=not speculation.adaptive,
-            tree=None if slots else Tree.of(speculation),
+            tree=Tree.of(speculation) if self.target.can_roll_back and not slots else None,
             widest=self.profile.widest(speculation.exact),
             company=slots.company if slots else None,
         )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from .acceptance_rates import AcceptanceRates
 from .cost_model import CostModel, Overhead
-from .drafters import N_CONFIDENCE_BUCKETS, ModelDrafter
+from .drafters import MODELS, N_CONFIDENCE_BUCKETS
 
 # Name of the buckets of second guesses; the bucket number is the confidence of the first guess.
 SECOND = "second"
@@ -100,4 +100,5 @@ def expectations(priors: Sequence[float]) -> dict[str, list[float]]:
         Name of the buckets -> prior of each; a second guess has a third of the remaining
             probability.
     """
-    return {ModelDrafter.name: list(priors), SECOND: [(1 - prior) / 3 for prior in priors]}
+    of_models = {name: list(priors) for name in MODELS}
+    return {**of_models, SECOND: [(1 - prior) / 3 for prior in priors]}

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from ..arrays import Logits
-from ..sampling.near_ties import SingleTokenReference
-from .interfaces import LanguageModel
+from ..options import K_MAX
+from ..sampling.near_ties import NOISE_MARGIN, SingleTokenReference
+from .interfaces import LanguageModel, return_to
 
 # Cached tokens from which flash attention is split over threads: 512 cells.
 _SPLIT = 520
 # Number of rows behind `_SPLIT` cached tokens that are compared.
 _DEEP_ROWS = 32
+# Number of tokens before the one that tests a rollback.
+_TESTED = 12
 # Largest number of widths between an exact and an inexact one that are tested one by one.
 _MANY = 7
 
@@ -72,7 +75,7 @@ class PassRows:
         # The last rows may use other kernels: decode the last token again in a pass of its own.
         if same and width > len(self._generated.rows):
             last, token = row_bits(logits[-1]), self._text(width)[-1]
-            self._model.rollback(width - 1)
+            return_to(self._model, self._text(width), width - 1)
             moved = (
                 0.0
                 if row_bits(self._model.logits([token], 1)[0]) == last
@@ -117,7 +120,7 @@ class PassRows:
             alone.add(self._model.logits([token], 1)[0])
         deep = 0.0
         for width in (2, _DEEP_ROWS):
-            self._model.rollback(n_deep)
+            return_to(self._model, text, n_deep)
             deep = max(
                 deep, alone.max_shift(self._model.logits(text[n_deep : n_deep + width], width))
             )
@@ -125,6 +128,40 @@ class PassRows:
 
     def _text(self, width: int) -> list[int]:
         return repeated(self._generated.tokens, width)
+
+
+def restores_states(
+    model: LanguageModel, generated: Sequence[int], noise: Mapping[int, float]
+) -> bool:
+    """Return whether rows after a rollback are those of the text without the dropped tokens.
+
+    Models whose cache drops any number of tokens are not tested. Others depend on code of llama.cpp
+    that exists once for each architecture.
+
+    Args:
+        model: The model; its cache is changed.
+        generated: Token ids.
+        noise: Pass width in tokens -> shift of its logits, in logits.
+    """
+    free = model.free_rollback
+    if free >= K_MAX or model.n_ctx < _TESTED + free + 2:
+        return True
+    text, alone = repeated(generated, _TESTED + 1), SingleTokenReference()
+    model.rollback(0)
+    for token in text[:-1]:
+        model.logits([token], 1)
+    alone.add(model.logits(text[-1:], 1)[0])
+    # A snapshot drops a few tokens; more than that need a checkpoint.
+    for n in {min(2, free), free + 1} - {0}:
+        model.rollback(0)
+        model.read(text[:1])
+        # One wrong token and more follow the right ones.
+        model.logits([*text[1:_TESTED], *[text[0]] * n], n + 1)
+        return_to(model, text, _TESTED)
+        moved = alone.max_shift(model.logits(text[_TESTED:], 1))
+        if moved > NOISE_MARGIN * max(noise.values(), default=0.0):
+            return False
+    return True
 
 
 def repeated(tokens: Sequence[int], n: int) -> list[int]:

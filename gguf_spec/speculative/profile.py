@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from ..errors.texts import Option, Optionally, Text
 from ..gguf.model_file import ModelFile
 from ..llama.backend import has_llamafile, library_parts
+from ..llama.head import Head
 from ..llama.model import Model
 from ..llama.options import ContextOptions, physical_cores
 from ..options import K_MAX
@@ -28,7 +29,7 @@ from .drafters import (
 from .pair_statistics import PairStatistics, expectations
 
 # Version of the stored files; files of another version are ignored.
-VERSION = 6
+VERSION = 8
 # Smallest speed-up that counts as one.
 WORTH_SAYING = 1.05
 # Shift of the acceptance rate of text proposals if the target is sampled, in log odds. Sampled
@@ -62,6 +63,7 @@ class Profile:
         kernels: Kernels that were in use (`llama.exact_kernels.kernels_in_use`).
         steady: No other program appeared to run during the measurement.
         measured_at: Time of the measurement, in seconds since 1970.
+        restores: A rollback restores the state of recurrent layers; True without such layers.
     """
 
     target: dict[int, float]
@@ -77,6 +79,7 @@ class Profile:
     kernels: str = ""
     steady: bool = True
     measured_at: float = 0.0
+    restores: bool = True
 
     def widest(self, exact: bool) -> int:
         """Return the largest number of rows of a verify pass.
@@ -228,6 +231,7 @@ class Profile:
             1 <= (exact_width := data["exact_width"]) <= K_MAX + 1
             and isinstance(exact_width, int)
             and isinstance(data["steady"], bool)
+            and isinstance(data["restores"], bool)
         ):
             raise ValueError(data)
         if not all(0 <= number < 1e12 for number in numbers.values()) or any(
@@ -248,6 +252,7 @@ class Profile:
             str(data["kernels"]),
             data["steady"],
             numbers["measured_at"],
+            data["restores"],
         )
 
 
@@ -289,7 +294,7 @@ class ModelKey(NamedTuple):
     options: ContextOptions
 
 
-def read_profile(target: Model | ModelKey, draft: Model | ModelKey | None) -> Profile | None:
+def read_profile(target: Model | ModelKey, draft: Model | Head | ModelKey | None) -> Profile | None:
     """Return the stored profile of these models, or None."""
     data = read_json(_file(target, draft))
     try:
@@ -299,14 +304,14 @@ def read_profile(target: Model | ModelKey, draft: Model | ModelKey | None) -> Pr
 
 
 def write_profile(
-    target: Model | ModelKey, draft: Model | ModelKey | None, profile: Profile
+    target: Model | ModelKey, draft: Model | Head | ModelKey | None, profile: Profile
 ) -> bool:
     """Store a profile in place of an earlier one; return whether it could be written."""
     return write_json(_file(target, draft), {"version": VERSION, **profile.to_dict()})
 
 
 def read_statistics(
-    target: Model, draft: Model | None, experiences: Mapping[str, PairStatistics]
+    target: Model, draft: Model | Head | None, experiences: Mapping[str, PairStatistics]
 ) -> None:
     """Restore acceptance statistics of earlier runs.
 
@@ -327,7 +332,7 @@ def read_statistics(
 
 
 def write_statistics(
-    target: Model, draft: Model | None, experiences: Mapping[str, PairStatistics]
+    target: Model, draft: Model | Head | None, experiences: Mapping[str, PairStatistics]
 ) -> None:
     """Store the acceptance statistics if any token was emitted."""
     if any(one.n_emitted for one in experiences.values()):
@@ -339,7 +344,7 @@ def write_statistics(
 
 
 def _file(
-    target: Model | ModelKey, draft: Model | ModelKey | None, kind: CacheFolder = "profiles"
+    target: Model | ModelKey, draft: Model | Head | ModelKey | None, kind: CacheFolder = "profiles"
 ) -> Path:
     parts: list[object] = [VERSION, *this_machine(), *library_parts()]
     for model in (target, draft):
@@ -353,6 +358,8 @@ def _file(
                 o.gpu_layers,
                 o.extra_bufts,
                 *o.rpc,
+                *([o.head] if o.head else []),
+                *o.placement.parts,
             ]
             parts += [(content_id(adapter.path), adapter.scale) for adapter in o.lora]
     return cache_file(kind, parts)

@@ -11,16 +11,25 @@ import numpy as np
 
 from ..arrays import Logits
 from ..llama.exact_kernels import kernels_in_use
+from ..llama.head import Head
 from ..llama.model import Model
 from ..options import K_MAX, Sampling
 from ..sampling.chain import Filters, Sampler
 from ..sampling.near_ties import SingleTokenReference
 from ..sampling.rng import SeededRng
 from ..system.competition import cores_are_shared
-from .drafters import N_CONFIDENCE_BUCKETS, CoupledDraftSampler, DraftCorrection, ModelDrafter
-from .interfaces import LanguageModel
-from .pass_rows import Generated, PassRows, repeated, row_bits
+from .drafters import (
+    N_CONFIDENCE_BUCKETS,
+    CoupledDraftSampler,
+    DraftCorrection,
+    drafter_of,
+    needs_rows,
+)
+from .interfaces import LanguageModel, read_on, return_to
+from .pass_rows import Generated, PassRows, repeated, restores_states, row_bits
 from .profile import Profile, read_profile, write_profile
+from .translated_model import in_target_ids
+from .translation import Translation
 
 # Widths of timed target passes, in tokens. The most informative come first, because the budget may
 # end the measurement.
@@ -51,6 +60,8 @@ _BLOCK = 32
 _AT_LENGTH = 4 * _BLOCK + 2
 # Sampling of the text that the measurement uses.
 _SAID = Sampling(temperature=0.8, ignore_eos=True)
+# Copies of a state that are timed.
+_N_COPIES = 5
 # Bounds of a plausible cost: at least this multiple of any narrower pass, and at most this multiple
 # of as many single-token passes.
 _CHEAPER, _DEARER = (0.5, 3.0)
@@ -63,13 +74,16 @@ _OLD_S = 30 * 24 * 3600.0
 
 
 def profile_of(
-    target: Model, draft: Model | None, on_measure: Callable[[], object] | None = None
+    target: Model,
+    draft: Model | Head | None,
+    on_measure: Callable[[], object] | None = None,
+    translation: Translation | None = None,
 ) -> Profile:
     """Return the stored profile of these models, or measure and store it in about two seconds.
 
     A profile is measured again if it is a month old or was measured beside another program. While
     another program runs, only the fewest passes are made. `on_measure` is called before a
-    measurement.
+    measurement. `translation` is that of a draft with other token ids.
     """
     kept, now = read_profile(target, draft), time.time()
     if kept and kept.kernels != kernels_in_use():
@@ -78,12 +92,13 @@ def profile_of(
         return kept
     if on_measure:
         on_measure()
+    view = draft and in_target_ids(draft, target, translation)
     if cores_are_shared(target.threads):
         profile = replace(
-            measure(target, draft, budget_s=_BUSY_BUDGET_S), steady=False, measured_at=now
+            measure(target, view, budget_s=_BUSY_BUDGET_S), steady=False, measured_at=now
         )
     else:
-        profile = replace(measure(target, draft), measured_at=now)
+        profile = replace(measure(target, view), measured_at=now)
     if kept and kept.steady and not profile.steady:
         # The machine is busy now: the profile of the idle machine is more accurate.
         profile = replace(kept, measured_at=now)
@@ -133,6 +148,8 @@ def measure(
     )
     exact_width = min(rows.exact_width(), target.most_exact_rows) if target.exact_attention else 1
     noise = rows.noise if target.exact_attention else rows.with_deep_noise()
+    target_s = _with_copies(target, target_s, generated.tokens)
+    restores = restores_states(target, generated.tokens, rows.noise)
     target_depth = _depth(target, generated.tokens, generated.single_s, thorough, steps)
     right, draft_s, draft_depth, proposal_s = (
         [(0.0, 0.0)] * N_CONFIDENCE_BUCKETS,
@@ -141,6 +158,10 @@ def measure(
         0.0,
     )
     if draft:
+        if needs_rows(draft):  # of the text on which it is judged and timed
+            n = min(max(*_DRAFT_WIDTHS, len(generated.tokens)), target.n_ctx - 1)
+            target.rollback(0)
+            read_on(target, repeated(generated.tokens, n), lambda: False)
         right, proposal_s = _ask(draft, generated.tokens)
         text = [min(token, draft.n_vocab - 1) for token in generated.tokens]
         draft_s[1] = _generate(draft, n_draft, half_s / 4, steps).single_s
@@ -161,7 +182,28 @@ def measure(
         exact_width,
         kernels_in_use(),
         generated.steady,
+        restores=restores,
     )
+
+
+def _with_copies(
+    model: LanguageModel, target_s: dict[int, float], tokens: Sequence[int]
+) -> dict[int, float]:
+    """Return the costs with the time to copy the state, in the passes before which it is copied.
+
+    The timed passes began with an empty cache, so that there was nothing to copy.
+    """
+    if model.free_rollback >= K_MAX:
+        return target_s
+    took = []
+    for _ in range(_N_COPIES):
+        model.rollback(0)
+        model.logits(tokens[:1], 1)
+        before = model.busy_s
+        model.hold()
+        took.append(model.busy_s - before)
+    copy_s = _low(took)
+    return {w: s + copy_s if w - 1 > model.free_rollback else s for w, s in target_s.items()}
 
 
 def plausible(table: Mapping[int, float]) -> dict[int, float]:
@@ -255,6 +297,10 @@ def _time(
     rows.
     """
     took: dict[int, list[float]] = {}
+    if model.slow_first_pass:
+        for width in dict.fromkeys(widths):
+            model.rollback(0)
+            model.logits(repeated(generated, width), n_rows or width)
     began = time.perf_counter()
     for i, width in enumerate(widths):
         if i < _NEEDED or time.perf_counter() - began < budget_s:
@@ -295,7 +341,7 @@ def _depth(
             started = time.perf_counter()
             model.logits(text[deep : deep + width], 1)
             far.setdefault(width, []).append(time.perf_counter() - started)
-            model.rollback(deep)
+            return_to(model, text, deep)
             steps.advance()
     return {width: max(0.0, _low(far[width]) - near[width]) / deep for width in _DEEP_WIDTHS}
 
@@ -308,10 +354,12 @@ def _ask(draft: LanguageModel, generated: Sequence[int]) -> tuple[list[tuple[flo
             Python's seconds for each position.
     """
     sampler = Sampler(_SAID, SeededRng(1))
-    model = ModelDrafter(
+    model = drafter_of(
         draft, CoupledDraftSampler(sampler, DraftCorrection(draft.n_vocab)), draft.n_vocab
     )
     right = np.zeros((N_CONFIDENCE_BUCKETS, 2))
+    if not model.can_review:
+        return [(0.0, 0.0)] * N_CONFIDENCE_BUCKETS, 0.0
     started, busy_s = time.perf_counter(), draft.busy_s
     for first in range(1, len(generated), _BLOCK):
         text = generated[: first + _BLOCK]

@@ -14,6 +14,7 @@ exact passes, near ties are counted, as for a request alone.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -23,14 +24,19 @@ import numpy as np
 
 from ..arrays import Logits
 from ..errors import DecodeError
+from ..llama.head import Head
 from ..llama.model import Model
 from ..llama.slots import Part, Slot, Slots
 from .company import ALONE, Companies, CompanyCosts, Offer, common_rows
 from .cost_model import CostModel
 from .drafters import FirstRead
+from .neighbours import moves, pays, runs
 
 # Tokens; smallest piece of a prompt that is read between two passes of the requests that decode.
 _PIECE = 64
+# Largest time of those passes, relative to the time of reading between them; and the most pieces
+# that are read at once for it.
+_MOST_DELAY, _MOST_PIECES = 0.2, 4
 
 if TYPE_CHECKING:
     from greenlet import greenlet
@@ -112,6 +118,15 @@ class Side:
         """Return the seconds to decode `rows` tokens of each of `n` sequences."""
         return self.costs.seconds(self.base, n, rows, n_past)
 
+    def move_s(self) -> float:
+        """Return the seconds to move a sequence: llama.cpp copies its whole cache.
+
+        Copying reads and writes; a pass over one token reads the weights.
+        """
+        model = self.slots.model
+        share: float = 2 * model.cached_bytes * model.n_ctx / model.weight_bytes
+        return share * self.base.seconds(1, 0)
+
 
 class _InCompany:
     """Company of the tasks while there are several."""
@@ -145,6 +160,7 @@ class Scheduler:
     Attributes:
         pairs: The slots.
         tasks: The running tasks, by arrival.
+        on_lost: Called with free slots before their caches are overwritten.
     """
 
     def __init__(self, target: Side, draft: Side | None) -> None:
@@ -161,6 +177,7 @@ class Scheduler:
             for slot in pair.slots:
                 slot.run = self._wait_for
         self.tasks: list[Task] = []
+        self.on_lost: Callable[[SlotPair], None] = lambda _: None
         self._n_started = 0
         self._running: Task | None = None
 
@@ -180,17 +197,17 @@ class Scheduler:
         for slot in (slot for pair in self.pairs for slot in pair.slots):
             slot.forget()
 
-    def take_over(self, target: Model, draft: Model | None) -> None:
+    def take_over(self, target: Model, draft: Model | Head | None) -> None:
         """Begin to use the caches, the first of which the models have used by themselves."""
         for slot, model in zip(self.pairs[0].slots, (target, draft), strict=False):
             if model:
-                slot.cached, slot.n_read = [*model.cached], model.n_read
+                slot.adopt(model.cached, model.n_read, model.least_cut)
 
-    def hand_back(self, target: Model, draft: Model | None) -> None:
+    def hand_back(self, target: Model, draft: Model | Head | None) -> None:
         """Leave the first cache to the models, for use without the scheduler."""
         for slot, model in zip(self.pairs[0].slots, (target, draft), strict=False):
             if model:
-                model.adopt(slot.cached, slot.n_read)
+                model.adopt(slot.cached, slot.n_read, slot.least_cut)
 
     def start(self, pair: SlotPair, body: Callable[[], object]) -> Task:
         """Start a task on free slots; it runs with the next step.
@@ -205,6 +222,12 @@ class Scheduler:
         self.tasks.append(task)
         self._meet()
         return task
+
+    def hold_rows(self) -> None:
+        """Copy rows whose tasks have not read them, before passes of other code overwrite them."""
+        for task in self.tasks:
+            if isinstance(task.answer, np.ndarray):
+                task.answer = np.array(task.answer)
 
     def park(self) -> None:
         """Suspend the running task until `is_parked` is cleared; called by its body."""
@@ -250,9 +273,7 @@ class Scheduler:
         active = [task for task in self.tasks if not task.is_parked]
         decoding = [task for task in active if not self._reads(task)]
         together = len(active) > 1
-        # While more requests read than decode, reading is what most of them wait for.
-        n_read = len(active) - len(decoding)
-        piece = _PIECE * max(1, n_read // len(decoding)) if decoding else 0
+        piece = self._piece(len(active) - len(decoding), decoding) if decoding else 0
         of_target, of_draft = (
             # Those that read now decode soon, and wait for the same passes then.
             _InCompany(self, side, len(active)) if together and side else ALONE
@@ -262,6 +283,18 @@ class Scheduler:
             pair.company.target, pair.company.draft = of_target, of_draft
             for slot in pair.slots:
                 slot.piece = piece if together else 0
+
+    def _piece(self, n_read: int, decoding: Sequence[Task]) -> int:
+        """Return the most tokens that are read between two passes of the tasks that decode.
+
+        While more requests read than decode, reading is what most of them wait for. The passes
+        delay a first token by a small share only.
+        """
+        depth = _depth(decoding)
+        token_s = self._target.base.seconds(_PIECE, depth) / _PIECE
+        pass_s = self._target.seconds(len(decoding), 1, depth)
+        n_pieces = math.ceil(pass_s / (_MOST_DELAY * token_s * _PIECE))
+        return _PIECE * max(1, n_read // len(decoding), min(n_pieces, _MOST_PIECES))
 
     @staticmethod
     def _reads(task: Task) -> bool:
@@ -304,7 +337,31 @@ class Scheduler:
             if task.is_done:
                 task.pair.task = None
         self.tasks = [task for task in self.tasks if not task.is_done]
+        self._close_gaps()
         self._meet()
+
+    def _close_gaps(self) -> None:
+        """Make the slots of the active tasks neighbours, if that pays."""
+        active = [task for task in self.tasks if not task.is_parked]
+        used = [task.pair.target.index for task in active]
+        if len(runs(used)) < 2 or not self._target.slots.model.can_roll_back:
+            return
+        moved = moves(used, [pair.target.index for pair in self.free])
+        depth = _depth(active)
+        apart_s = sum(self._target.seconds(n, 1, depth) for n in runs(used))
+        move_s = sum(side.move_s() for side in (self._target, self._draft) if side)
+        if pays(apart_s, self._target.seconds(len(used), 1, depth), len(moved), move_s):
+            for at, to in moved:
+                self._move(self.pairs[at], self.pairs[to])
+
+    def _move(self, pair: SlotPair, free: SlotPair) -> None:
+        self.on_lost(free)
+        for side, slot, to in zip(
+            (self._target, self._draft), pair.slots, free.slots, strict=False
+        ):
+            if side:
+                side.slots.move(slot, to)
+        self.pairs = sorted(self.pairs, key=lambda one: one.target.index)
 
     def _waiting(self, side: Side | None, rows: bool) -> list[Task]:
         """Return the tasks that wait for a pass of one model, with or without rows."""

@@ -23,6 +23,7 @@ from .reasoning_format import (
     spells_special,
 )
 from .template_values import PromptOptions, check_values, ending, with_reasoning
+from .tool_history import TOOL_VARIABLES, reads_tools, tool_history, with_text_arguments
 
 # characters that occur in special tokens, or that a template could turn into such characters
 _UNUSUAL = re.compile(r"[^\w\s.,;:!?'\"()-]")
@@ -69,8 +70,10 @@ def encode_chat(
     if options.tools:
         _check_tools(model, template, options.tools, reasoning)
     values = check_values(model, options)
-    messages, prefill = with_reasoning(messages, reasoning), options.prefill
-    prompt = partial(_render, model, template, tools=options.tools, values=values)
+    history = tool_history(with_reasoning(messages, reasoning), template, options.tools)
+    messages, prefill = history.messages, options.prefill
+    render = partial(_render, model, template, tools=options.tools, values=values)
+    prompt = partial(history.render, render)
     begin = prompt(messages)
     end = ending(model, reasoning, begin, options)
     text = begin + end + prefill
@@ -278,7 +281,7 @@ def _check_tools(
     model: Model, template: str, tools: Tools, reasoning: ReasoningFormat | None
 ) -> None:
     names = [tool.get("function", {}).get("name") for tool in tools]
-    if not re.search(r"\btools\b", template):
+    if not reads_tools(template):
         raise InvalidOptionError(
             "tools",
             names,
@@ -320,18 +323,25 @@ def _render(
     def name(token: int) -> str:
         return model.token_text(token) if token >= 0 else ""
 
+    variables = [one for one in TOOL_VARIABLES if one == "tools" or one in template]
     values = dict(values) | {
         "messages": [dict(m) for m in messages],
         "add_generation_prompt": True,
         "bos_token": name(model.vocabulary["bos"]),
         "eos_token": name(model.vocabulary["eos"]),
-        "tools": [dict(tool) for tool in tools] if tools else None,
+        **{name: [dict(tool) for tool in tools] if tools else None for name in variables},
         "tool_choice": None,
         "functions": None,
         "function_call": None,
     }
     try:
-        return render(template, values)
+        try:
+            return render(template, values)
+        except TemplateFailure:
+            if not any(message.get("tool_calls") for message in messages):
+                raise
+            # Some templates join the arguments as text.
+            return render(template, values | {"messages": with_text_arguments(messages)})
     except TemplateFailure as error:
         hint = Text("check the roles and their order, or ", _AS_TEXT, ".")
         raise TemplateError(

@@ -13,6 +13,9 @@ class TextStream:
     The text ends at the first position at which a stop string is complete. If several end there,
     the longest counts. The text therefore does not depend on the boundaries of the pieces. Text
     that may be the start of a stop string is held back.
+
+    Attributes:
+        stop_string: The stop string that ended the text, or None.
     """
 
     def __init__(
@@ -28,10 +31,15 @@ class TextStream:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors=errors)
         self._stop = tuple(stop)
         self._held = ""
-        self.stopped = False
+        self.stop_string: str | None = None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string has ended the text."""
+        return self.stop_string is not None
 
     def push(self, piece: bytes) -> str:
-        """Return the text that `piece` completes; set `stopped` at a complete stop string."""
+        """Return the text that `piece` completes."""
         return self.add(self._decoder.decode(piece))
 
     def add(self, text: str) -> str:
@@ -39,10 +47,10 @@ class TextStream:
         if self.stopped:
             return ""
         self._held += text
-        found = [(at + len(s), at) for s in self._stop if (at := self._held.find(s)) >= 0]
+        found = [(at + len(s), at, s) for s in self._stop if (at := self._held.find(s)) >= 0]
         if found:
-            self.stopped = True
-            text, self._held = self._held[: min(found)[1]], ""
+            _, at, self.stop_string = min(found)
+            text, self._held = self._held[:at], ""
             return text
         n_safe = len(self._held) - self._n_open()
         text, self._held = self._held[:n_safe], self._held[n_safe:]

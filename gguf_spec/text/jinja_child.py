@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -55,8 +55,20 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+        default=_listed,
     )
+
+
+def _listed(value: object) -> list[Any]:
+    """Return the items of an iterator, such as the result of the filter `map`."""
+    if not isinstance(value, Iterator):
+        raise TypeError(f"{type(value).__name__} is not JSON")
+    return [*value]
 
 
 def now(form: str) -> str:

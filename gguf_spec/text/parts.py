@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from ..llama.model import Model
@@ -26,6 +26,7 @@ class PartStream:
         errors: Literal["replace", "ignore"],
         reasoning: ReasoningFormat | None,
         state: State | None,
+        shown: Mapping[int, str] | None = None,
     ) -> None:
         """Start a text.
 
@@ -35,8 +36,10 @@ class PartStream:
             errors: Treatment of bytes that are not UTF-8, as for `TextStream`.
             reasoning: Reasoning parts of the model; None if the whole text is the answer.
             state: State of their parser after the prompt.
+            shown: Special tokens that are written by their names in the text.
         """
         self._model, self._format, self._state = model, reasoning, state
+        self._shown = shown or {}
         self._decoder, self._answer = TextStream((), errors), TextStream(stop, errors)
         self.n_reasoning = 0
 
@@ -45,15 +48,26 @@ class PartStream:
         """Whether a stop string has ended the text."""
         return self._answer.stopped
 
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the text, or None."""
+        return self._answer.stop_string
+
     def push(self, token: int) -> list[Part]:
         """Return the parts that a token completes."""
         if self._format is None or self._state is None:
-            return _text(self._answer.push(self._model.piece(token)))
+            return _text(self._answer.push(self._piece(token)))
         before = self._state
-        text = self._decoder.push(self._format.piece(self._model, token))
+        text = self._decoder.push(self._piece(token))
         self._state, parts = self._format.syntax.read(before, text)
         self.n_reasoning += before.is_reasoning or self._state.is_reasoning
         return self._stopped(parts)
+
+    def _piece(self, token: int) -> bytes:
+        name = self._shown.get(token)
+        if name is not None:
+            return name.encode()
+        return self._format.piece(self._model, token) if self._format else self._model.piece(token)
 
     def finish(self) -> list[Part]:
         """Return the text that was held back."""

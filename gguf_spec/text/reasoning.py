@@ -10,7 +10,6 @@ name in plain text is therefore not a tag.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -148,7 +147,8 @@ class TagSyntax:
 class ChannelSyntax:
     """Channels of gpt-oss (harmony): `analysis` is reasoning, all others are the answer.
 
-    A call of a function becomes a JSON object with its name and arguments.
+    A call of a function stays in the text with the names of its special tokens, in one form:
+    `<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}`.
 
     Attributes:
         end: Text that ends an open reasoning part and begins the answer.
@@ -177,8 +177,6 @@ class ChannelSyntax:
 
     def finish(self, state: State) -> list[Part]:
         """Return the text that was held back; an incomplete header is dropped."""
-        if state.phase == "call":
-            return [Part("text", "}")]
         if state.phase == "header":
             plain = not state.spoke and MARK not in state.held
             return _emitted(Part("text", state.held if plain else ""), marked=True)
@@ -195,12 +193,12 @@ class ChannelSyntax:
         if not found:
             return state, Part("text", "")
         channel = re.search(r"<\|channel\|>\s*(\w+)", header)
-        recipient = re.search(r"to=(?:functions\.)?([\w.-]+)", header)
-        if recipient and channel and channel[1] == "commentary":
-            call = f'{{"name": {json.dumps(recipient[1])}, "arguments": '
+        recipient = re.search(r"to=([\w.-]+)", header)
+        if recipient and (recipient[1].startswith("functions.") or _names(channel, "commentary")):
+            call = f"<|channel|>commentary to={recipient[1]} <|constrain|>json<|message|>"
             said = Part("text", _apart("text", state, call))
             return state.after("call", rest, said), said
-        is_reasoning = channel is not None and channel[1] == "analysis"
+        is_reasoning = _names(channel, "analysis")
         nothing = Part("text", "")
         return state.after("reasoning" if is_reasoning else "text", rest, nothing), nothing
 
@@ -223,8 +221,8 @@ class ChannelSyntax:
         rest = state.held[len(token) :]
         if token in _IGNORED:
             return state._replace(held=rest), Part("text", "")
-        said = Part("text", "}" if state.phase == "call" else "")
-        return state.after("header", token + rest if token == _CHANNEL else rest, said), said
+        nothing = Part("text", "")
+        return state.after("header", token + rest if token == _CHANNEL else rest, nothing), nothing
 
 
 Syntax = TagSyntax | ChannelSyntax
@@ -252,6 +250,10 @@ def _emitted(part: Part, marked: bool) -> list[Part]:
 def _apart(kind: str, state: State, text: str) -> str:
     """Return a text with an empty line before it if it begins a further part of its kind."""
     return f"\n\n{text}" if text and not state.begun and kind in state.spoke else text
+
+
+def _names(channel: re.Match[str] | None, name: str) -> bool:
+    return channel is not None and channel[1] == name
 
 
 def _overlap(text: str, tag: str) -> int:

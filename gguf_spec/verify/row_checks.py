@@ -13,12 +13,12 @@ import numpy as np
 
 from ..arrays import Logits
 from ..bench.workloads import long_text
-from ..llama.backend import offloads
+from ..llama.backend import uses_gpu
 from ..llama.model import Model
 from ..options import K_MAX, Speculation
 from ..runtime.llm import LLM
 from ..sampling.rows import largest
-from ..speculative.interfaces import read_on
+from ..speculative.interfaces import read_on, return_to
 
 # Upper limit of rounding noise in the best logits of a row, as a share of the logits' spread.
 MOST_NOISE = 0.15
@@ -99,7 +99,7 @@ def check_rows(llm: LLM, ways: Collection[Speculation]) -> Check:
     text = llm.tokenize(long_text(llm, max(_DEPTHS) + max(_WIDTHS) + 2))
     in_use = widest_in_use(llm, ways)
     with llm.models() as (target, _):
-        exact = llm.profile.exact_width if target.grid or offloads() else K_MAX + 1
+        exact = llm.profile.exact_width if target.grid or uses_gpu(target.options) else K_MAX + 1
         passes = [
             one
             for depth in _DEPTHS
@@ -129,12 +129,12 @@ def _passes(
     )
     for width in widths:
         if width < n_rows:
-            target.rollback(depth)
+            return_to(target, text, depth)
             rows = target.logits(text[depth : depth + width], width).copy()
             # A single-token pass on a cache that a wide pass computed.
             behind = target.logits([text[depth + width]], 1)
             yield _moved(width, depth, [*rows, *behind], [*alone[: width + 1]])
-    if n_rows > _BRANCH_AT + 2 and max(widths) > _BRANCH_AT + 2:
+    if target.can_roll_back and n_rows > _BRANCH_AT + 2 and max(widths) > _BRANCH_AT + 2:
         yield _branch(target, text, depth)
     target.rollback(0)
 

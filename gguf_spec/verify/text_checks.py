@@ -17,7 +17,8 @@ from ..sampling.chain import Sampler
 from ..sampling.filters import make_filters
 from ..sampling.near_ties import is_near_tie
 from ..sampling.rng import SeededRng
-from ..speculative.interfaces import LanguageModel, decode_last
+from ..speculative.interfaces import LanguageModel, decode_last, return_to
+from ..speculative.translated_model import TranslatedModel
 from .report import Comparison, Difference
 from .row_checks import Check
 
@@ -205,7 +206,11 @@ class TextChecks:
         be missing.
         """
         with self._llm.models() as (target, draft):
-            for name, model in (("target", target), ("draft", draft)):
+            view: LanguageModel | None = draft
+            if draft and self._llm.translation:
+                view = translated = TranslatedModel(draft, target, self._llm.translation)
+                translated.recognise(text)
+            for name, model in (("target", target), ("draft", view)):
                 if model is None:
                     continue
                 n = min(model.n_past, len(text) - 1)
@@ -237,9 +242,7 @@ def _row_after(model: LanguageModel, tokens: Sequence[int]) -> Logits:
 
     The other tokens are read where they are not in the cache.
     """
-    model.rollback(len(tokens) - 1)
-    if model.n_past < len(tokens) - 1:
-        model.read(tokens[model.n_past : -1])
+    return_to(model, tokens, len(tokens) - 1)
     return np.array(model.logits(tokens[-1:], 1)[0])
 
 

@@ -208,7 +208,7 @@ class Window(tk.Tk):
         drafted = (
             f"{stats.acceptance:.0%} of {stats.n_drafted} drafted tokens accepted"
             if stats.n_drafted
-            else f"nothing drafted: {stats.why_none}"
+            else "nothing drafted"
         )
         self._say(f"{stats.n_generated} tokens, {stats.tokens_per_s:,.0f} tok/s, {drafted}")
 

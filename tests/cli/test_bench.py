@@ -71,7 +71,7 @@ def test_what_was_not_done_is_told():
      (["--long"], 2, "the workload document-4k needs 3,908 tokens but the context holds 2,048."),
      (["--runs", "0"], 2, "--runs is 0"), (["-n", "-1"], 2, "--max-tokens is -1"), (["--minutes", "nan"], 2, "--minutes is nan"),
      (["--seed", "-1"], 2, "--seed is -1"), (["--useless", "gone.gguf"], 1, "there is no file gone.gguf"),
-     (["--useless", "abc.gguf"], 1, "4096 in the target, 275 in the draft"), (["--useless", "none"], 1, "no file none")],
+     (["--useless", "none"], 1, "no file none")],
 )  # fmt: skip
 def test_errors(cli, args, code, said):
     result = cli(*QUICK, *args)

@@ -38,7 +38,7 @@ def test_a_table_of_what_fits_and_what_does_not(run):
     assert lines[1].startswith("small.gguf ")
     assert "it has the same vocabulary and has 12% of the target's size" in lines[1]
     assert next(line for line in lines if line.startswith("other.gguf")).endswith(
-        "in the target, 'another' in the draft"
+        "it has another tokenizer, with 99% common tokens, and has 12% of the target's size"
     )
     assert "more models in models.yaml are not on this disk" in lines[-1]
 

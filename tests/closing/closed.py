@@ -14,7 +14,7 @@ import gguf_spec
 from gguf_spec import Sampling
 from gguf_spec.compat import DraftModel, Llama
 from gguf_spec.compat.not_supported import NOT_HERE
-from gguf_spec.errors import ClosedError, InvalidOptionError, SessionError, UnsupportedError
+from gguf_spec.errors import ClosedError, SessionError, UnsupportedError
 from gguf_spec.speculative.profile import DEFAULT_PROFILE
 
 SHORT = Sampling(max_tokens=6, seed=1)
@@ -28,12 +28,11 @@ GIVEN = {
     "seed": [3], "input": ["a"], "cache": [None], "a": [[1]], "b": [[1]], "n_rows": [1], "to": [0], "special": [True], "n_read": [0], "state": [b"x"],
     "kind": [None], "error": [None], "trace": [None], "input_ids": [], "profile": [DEFAULT_PROFILE], "snapshot": [None],
     "prompts": [["ab"]], "cached": [[1]], "parts": [[]], "prefix": ["a"], "suffix": ["b"], "llm": [],
+    "texts": ["ab", [[1, 2]]], "query": ["a"], "documents": [["b"]], "least_cut": [0], "why": ["planted"], "n": [0],
 }  # fmt: skip
 PASSED_ON = {"create_chat_completion_openai_v1": (MESSAGES,)}  # as they are, to another member
 SPECIAL = ["__iter__", "__next__", "__enter__", "__exit__", "__call__"]
-REFUSED = {("Llama", "create_embedding"): InvalidOptionError} | {
-    ("Llama", name): UnsupportedError for name in NOT_HERE
-}
+REFUSED = {("Llama", name): UnsupportedError for name in NOT_HERE}
 
 
 class TouchedError(BaseException):

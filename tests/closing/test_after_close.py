@@ -24,31 +24,43 @@ def test_every_public_member_works_without_native_memory_or_raises_closed_error(
     assert run_child("closed", animals, way).endswith(" 0 failed: []")
 
 
+MESSAGES = {"messages": [{"role": "user", "content": "a"}]}
+INPUT = {"input": "a", "max_output_tokens": 4}
+RANKED = {"query": "a", "documents": ["b"]}
 BODIES = {
     "/v1/completions": {"prompt": "a"},
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}]},
+    "/v1/chat/completions": MESSAGES,
+    "/v1/responses": INPUT,
+    "/v1/embeddings": {"input": "a"},
+    "/v1/rerank": RANKED,
+    "/rerank": RANKED,
+    "/reranking": RANKED,
+    "/v1/reranking": RANKED,
+    "/v1/messages": MESSAGES | {"max_tokens": 4, "model": "llama"},
+    "/v1/messages/count_tokens": MESSAGES | {"model": "llama"},
+    "/api/chat": MESSAGES,
+    "/api/generate": {"prompt": "a"},
+    "/api/embed": {"input": "a"},
+    "/api/embeddings": {"prompt": "a"},
+    "/api/show": {"model": "llama"},
     "/tokenize": {"content": "a"},
     "/detokenize": {"tokens": [1]},
 }
+NEED_A_MODEL = {*BODIES, "/props"} - {"/api/show"}
 
 
 def test_every_route_of_the_server_answers_after_close(animals):
     llm = gguf_spec.load(animals / "llama.gguf", None, **OPTIONS)
     with serve_in_thread(llm) as server:
         paths = ask(server, path="/openapi.json").json()["paths"]
-        assert len(paths) > 4
+        assert len(paths) > 20
+        stored = ask(server, "POST", "/v1/responses", INPUT).json()["id"]
         llm.close()
-        for path, methods in paths.items():
-            for method in methods:
-                body = BODIES.get(path)
-                reply = ask(
-                    server,
-                    method.upper(),
-                    path.replace("{model}", llm.name).replace("{name}", llm.name),
-                    body,
-                )
-                needs_model = body is not None or path == "/props"
-                assert reply.status == (503 if needs_model else 200), (path, reply.body)
+        asked = [(method, path) for path, methods in paths.items() for method in methods]
+        for method, path in sorted(asked, reverse=True):  # "delete" is the last one
+            place = path.replace("{name}", llm.name).replace("{id}", stored)
+            reply = ask(server, method.upper(), place, BODIES.get(path))
+            assert reply.status == (503 if path in NEED_A_MODEL else 200), (path, reply.body)
 
 
 def use_in_many_ways(llm, animals):

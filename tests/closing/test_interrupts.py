@@ -111,6 +111,7 @@ def test_a_close_that_is_interrupted_can_be_repeated(animals, stream_open):
             "runtime/turns.py",
             "speculative/pair.py",
             "llama/model.py",
+            "llama/cache.py",
             "llama/weights.py",
             "runtime/stream.py",
             "llama/native.py",
@@ -190,7 +191,15 @@ def test_a_load_that_is_interrupted_leaves_nothing_in_memory(animals, monkeypatc
         ):
             pass
 
-    way = Bytecodes(["llama/native.py", "llama/model.py", "llama/weights.py", "runtime/load.py"])
+    way = Bytecodes(
+        [
+            "llama/native.py",
+            "llama/model.py",
+            "llama/cache.py",
+            "llama/weights.py",
+            "runtime/load.py",
+        ]
+    )
     load()
     for place in way.places(load)[::step]:
         with contextlib.suppress(KeyboardInterrupt):

@@ -1,6 +1,7 @@
 """Requests in company: closing, dropping, Ctrl-C, unread streams, and calls that need the models to themselves."""
 
 import gc
+import queue
 import sys
 import threading
 import time
@@ -14,6 +15,7 @@ import pytest
 import gguf_spec
 from gguf_spec.errors import BusyError, ClosedError, DecodeError
 from gguf_spec.llama.slots import Slots
+from gguf_spec.runtime import parallel
 from gguf_spec.speculative.scheduler import Scheduler
 from tests import children
 from tests.closing.bytecodes import Bytecodes, described
@@ -129,6 +131,12 @@ LEFT_OPEN = {
         'threading.Thread(target=lambda: llm.generate("ab", endless, on_token=lambda _: begun.set()), daemon=True).start()',
         "begun.wait(20)",
     )),
+    "a callback that does not return": "\n".join((
+        "begun = threading.Event()",
+        "def block(_): begun.set(); threading.Event().wait()",
+        'threading.Thread(target=lambda: llm.generate("ab", endless, on_token=block), daemon=True).start()',
+        "begun.wait(20)",
+    )),
 }  # fmt: skip
 
 
@@ -149,10 +157,11 @@ print("done")
         [sys.executable, "-c", program, animals / "llama.gguf"],
         capture_output=True,
         text=True,
-        limit_s=120,
+        limit_s=50,
         check=False,
     )
-    assert (child.returncode, child.stdout, child.stderr) == (0, "done\n0 left\n", "")
+    n = 1 if "callback" in what else 0
+    assert (child.returncode, child.stdout, child.stderr) == (0, f"done\n{n} left\n", "")
 
 
 # ---- Ctrl-C
@@ -417,3 +426,23 @@ def test_two_minutes_of_requests_of_all_kinds():
         cwd=root,
     )
     assert child.returncode == 0, child.stdout + child.stderr
+
+
+def test_a_reader_waits_in_pieces(llm, monkeypatch):
+    """On Windows, Ctrl-C arrives only between two waits."""
+    waits, get = [], queue.SimpleQueue.get
+    monkeypatch.setattr(parallel, "_WAIT_S", 1e-4)
+
+    class Queue:
+        def __init__(self):
+            self._queue = queue.SimpleQueue()
+            self.put, self.qsize = self._queue.put, self._queue.qsize
+
+        def get(self, timeout=None):
+            waits.append(timeout)
+            return get(self._queue, timeout=timeout)
+
+    monkeypatch.setattr(parallel, "SimpleQueue", Queue)
+    llm.generate(PROMPTS[0], SHORT)
+    assert len(waits) > 2
+    assert set(waits) == {1e-4}

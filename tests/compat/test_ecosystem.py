@@ -1,4 +1,4 @@
-"""LangChain and LlamaIndex for real, each in an environment of its own, as `scripts/ecosystem` makes them."""
+"""LangChain, LlamaIndex, the OpenAI Agents SDK, and the examples with FastAPI and Textual for real, each in an environment of its own, as `scripts/ecosystem` makes them."""
 
 import os
 from pathlib import Path
@@ -11,6 +11,14 @@ ROOT = Path(__file__).resolve().parents[2]
 FRAMEWORKS = {
     "langchain": "GGUF_SPEC_LANGCHAIN_PYTHON",
     "llama_index": "GGUF_SPEC_LLAMAINDEX_PYTHON",
+    "agents": "GGUF_SPEC_AGENTS_PYTHON",
+    "examples": "GGUF_SPEC_EXAMPLES_PYTHON",
+}
+FILES = {
+    "langchain": ["tests/compat/with_langchain.py", "tests/compat/with_langchain_server.py"],
+    "llama_index": ["tests/compat/with_llama_index.py", "tests/compat/with_llama_index_server.py"],
+    "agents": ["tests/compat/with_agents.py"],
+    "examples": ["tests/examples/test_fastapi_app.py", "tests/examples/test_textual_app.py"],
 }
 
 
@@ -53,13 +61,14 @@ def test_its_own_calls(framework):
         "no:cacheprovider",
         "-o",
         "filterwarnings=default",
-        f"tests/compat/with_{name}.py",
+        *FILES[name],
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert " passed" in done.stdout
     assert " skipped" not in done.stdout
 
 
+@pytest.mark.parametrize("framework", ["langchain", "llama_index"], indirect=True)
 def test_the_example(framework):
     name, run = framework
     done = run(f"scripts/examples/{name}_example.py")

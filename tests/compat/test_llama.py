@@ -82,8 +82,8 @@ def test_calls_take_the_same_arguments_in_the_same_order(name):
 
 UNUSUAL = {
     "split_mode": 0, "main_gpu": 1, "tensor_split": [1.0], "vocab_only": True, "use_mmap": False, "use_mlock": True, "kv_overrides": {"a": 1},
-    "rope_scaling_type": 2, "pooling_type": 1, "attention_type": 1, "rope_freq_base": 500000.0, "rope_freq_scale": 0.5, "yarn_ext_factor": 1.0,
-    "yarn_attn_factor": 2.0, "yarn_beta_fast": 16.0, "yarn_beta_slow": 2.0, "yarn_orig_ctx": 4096, "embedding": True, "offload_kqv": False,
+    "rope_scaling_type": 2, "attention_type": 1, "rope_freq_base": 500000.0, "rope_freq_scale": 0.5, "yarn_ext_factor": 1.0,
+    "yarn_attn_factor": 2.0, "yarn_beta_fast": 16.0, "yarn_beta_slow": 2.0, "yarn_orig_ctx": 4096, "offload_kqv": False,
     "op_offload": True, "swa_full": True, "lora_base": "x.gguf", "numa": True, "chat_handler": print, "draft_model": print, "tokenizer": print,
     "spm_infill": True, "f16_kv": False,
 }  # fmt: skip
@@ -468,11 +468,6 @@ def test_prompts_that_are_none_or_too_long(ours):
         ours("one two three " * 500)
     with pytest.raises(PromptTooLongError):
         next(ours("one two three " * 500, stream=True))
-
-
-def test_there_are_no_embeddings(ours):
-    with pytest.raises(InvalidOptionError, match="does not compute embeddings"):
-        ours.create_embedding("text")
 
 
 # ---- several readers

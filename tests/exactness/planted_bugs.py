@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from gguf_spec.llama.model import Model
+from gguf_spec.runtime import stream
 from gguf_spec.sampling import chain
 from gguf_spec.sampling.chain import Candidates, Sampler
 from gguf_spec.speculative import engine
@@ -94,7 +95,7 @@ def prefixes_compared_over_64_tokens_only(monkeypatch):
         )
         model.rollback(next(differs, min(model.n_past, len(tokens))))
 
-    for place in (engine, _model_drafter):
+    for place in (stream, engine, _model_drafter):
         monkeypatch.setattr(place, "retain_prefix", keep)
 
 
@@ -138,7 +139,7 @@ def stop_strings_at_the_end_of_a_round(monkeypatch):
     def late(self, piece):
         text = push(self, piece)
         if self.stopped and not self.__dict__.setdefault("seen", False):
-            self.seen, self.stopped = True, False
+            self.seen, self.stop_string = True, None
         return text
 
     monkeypatch.setattr(TextStream, "push", late)

@@ -8,13 +8,16 @@ import pytest
 
 from tests import children
 
-UNIT = Path(__file__).resolve().parents[2] / "scripts" / "examples" / "gguf-spec.service"
+EXAMPLES = Path(__file__).resolve().parents[2] / "scripts" / "examples"
+UNITS = [EXAMPLES / "gguf-spec.service", EXAMPLES / "edge" / "gguf-spec-edge.service"]
+each_unit = pytest.mark.parametrize("path", UNITS, ids=lambda one: one.stem)
 
 
-def test_it_calls_what_there_is():
+@each_unit
+def test_it_calls_what_there_is(path):
     unit = configparser.ConfigParser(strict=False, interpolation=None)
     unit.optionxform = str
-    unit.read(UNIT)
+    unit.read(path)
     program, command, *arguments = shlex.split(unit["Service"]["ExecStart"])
     assert (Path(program).name, command) == ("gguf-spec", "serve")
     from gguf_spec.cli.serve import serve
@@ -24,10 +27,11 @@ def test_it_calls_what_there_is():
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="there is no systemd-analyze")
-def test_systemd_takes_it(tmp_path):
-    copy = tmp_path / UNIT.name
+@each_unit
+def test_systemd_takes_it(tmp_path, path):
+    copy = tmp_path / path.name
     copy.write_text(
-        re.sub(r"(?m)^ExecStart=\S+", "ExecStart=/bin/true", UNIT.read_text(encoding="utf-8")),
+        re.sub(r"(?m)^ExecStart=\S+", "ExecStart=/bin/true", path.read_text(encoding="utf-8")),
         encoding="utf-8",
     )
     done = children.run(
@@ -39,3 +43,25 @@ def test_systemd_takes_it(tmp_path):
         ["systemd-analyze", "verify", str(copy)], capture_output=True, text=True, check=False
     )
     assert "NoSuchThing" in done.stderr
+
+
+def test_the_edge_box_is_watched():
+    """The unit expects what the server sends, and the settings name options that exist."""
+    unit = configparser.ConfigParser(strict=False, interpolation=None)
+    unit.optionxform = str
+    unit.read(UNITS[1])
+    service = unit["Service"]
+    assert (service["Type"], service["Restart"], service["MemorySwapMax"]) == (
+        "notify",
+        "always",
+        "0",
+    )
+    assert int(service["WatchdogSec"]) > 0
+    from gguf_spec.cli.serve import serve
+
+    names = {f"GGUF_SPEC_{(option.name or '').upper()}" for option in serve.params}
+    lines = (EXAMPLES / "edge" / "edge.env").read_text(encoding="utf-8").splitlines()
+    settings = [line.partition("=")[0] for line in lines if line and not line.startswith("#")]
+    assert settings
+    assert set(settings) <= names
+    assert "GGUF_SPEC_MODEL" in service["Environment"] or settings

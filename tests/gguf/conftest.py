@@ -14,4 +14,5 @@ def animals(tmp_path_factory: pytest.TempPathFactory) -> Path:
     zoo.write(folder / "cousin.gguf", zoo.llama(seed=2))
     zoo.write(folder / "mamba.gguf", zoo.mamba())
     zoo.write(folder / "lfm2.gguf", zoo.lfm2())
+    zoo.write(folder / "mixture.gguf", zoo.mixture())
     return folder

@@ -8,6 +8,7 @@ import pytest
 
 import gguf_spec
 from gguf_spec.gguf.architectures import _TABLE, architecture
+from gguf_spec.options import HEADS
 
 PACKAGE = Path(gguf_spec.__file__).parent
 TABLE = PACKAGE / "gguf" / "architectures.py"
@@ -29,7 +30,8 @@ def texts(path):
     ids=lambda path: path.relative_to(PACKAGE).as_posix(),
 )
 def test_nobody_else_names_architectures(path):
-    assert not set(texts(path)) & (set(_TABLE) - TOKENIZERS)
+    # "eagle3" is a drafter, too
+    assert not set(texts(path)) & (set(_TABLE) - TOKENIZERS - {*HEADS})
 
 
 def test_nobody_else_names_those_that_share_a_name_with_a_tokenizer():
@@ -39,12 +41,12 @@ def test_nobody_else_names_those_that_share_a_name_with_a_tokenizer():
         if path != TABLE and set(texts(path)) & TOKENIZERS
     }
     assert users == {
+        "gguf/embeddings.py",
         "gguf/header_reader.py",
         "gguf/validation.py",
         "gguf/vocabulary.py",
         "llama/probe_model.py",
-        "server/tool_calls.py",
-        "server/tool_grammar.py",
+        "tools/families.py",
     }
 
 
@@ -56,9 +58,18 @@ def test_llama_knows_every_name():
     assert not unknown
 
 
-def test_only_keys_and_values_can_go_back():
-    cannot = {name for name in _TABLE if not architecture(name).can_go_back}
-    assert {"mamba", "rwkv7", "jamba", "falcon-h1", "deepseek4", "kimi-k3", "qwen4exp"} < cannot
-    assert len(cannot) == 24
-    assert architecture("llama").can_go_back
-    assert architecture("an architecture of tomorrow").can_go_back
+def test_only_keys_and_values_drop_any_number_of_tokens():
+    others = {name for name in _TABLE if architecture(name).cache != "attention"}
+    assert {"mamba", "rwkv7", "jamba", "falcon-h1", "deepseek4", "kimi-k3", "qwen4exp"} < others
+    assert len(others) == 24
+    assert architecture("an architecture of tomorrow").cache == "attention"
+
+
+def test_snapshots_are_of_states():
+    """The list of `llm_arch_supports_rs_rollback`."""
+    with_snapshots = {name for name in _TABLE if architecture(name).has_snapshots}
+    assert with_snapshots == {
+        "kimi-k3", "qwen35", "qwen35moe", "qwen4exp", "deepseek4", "glm5-next", "nemotron_h", "nemotron_h_moe", "lfm2", "lfm2moe",
+        "bailingmoe3",
+    }  # fmt: skip
+    assert all(architecture(name).cache in ("hybrid", "compressed") for name in with_snapshots)

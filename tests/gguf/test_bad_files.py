@@ -14,12 +14,14 @@ from gguf_spec import Sampling
 from gguf_spec.errors import (
     InvalidOptionError,
     ModelNotFoundError,
+    NoGenerationError,
     NotAModelError,
     NotEnoughMemoryError,
     NoTokenLeftError,
     PromptTooLongError,
     UnsupportedModelError,
 )
+from gguf_spec.gguf.model_file import ModelFile
 from tests import children
 from tests.gguf import zoo
 
@@ -111,7 +113,15 @@ def test_unknown_architecture(tmp_path):
 )
 def test_embedding_model_by_architecture(tmp_path, architecture):
     path = zoo.write(tmp_path / "embed.gguf", renamed(architecture))
-    refused(UnsupportedModelError, path, f"embed.gguf is an embedding model ({architecture})")
+    assert ModelFile(path, may_embed=True).embeds_only
+    with pytest.raises(NoGenerationError) as caught:
+        _ = ModelFile(path).header
+    assert f"embed.gguf is an embedding model ({architecture})" in str(caught.value)
+    if architecture == "llama-embed":  # it has the tensors of a llama
+        with load(path) as llm:
+            assert llm.embed(["a", "abc"]).shape == (2, zoo.N_EMBD)
+        return
+    refused(UnsupportedModelError, path, "llama.cpp cannot load embed.gguf")
 
 
 @pytest.mark.parametrize(
@@ -119,11 +129,12 @@ def test_embedding_model_by_architecture(tmp_path, architecture):
     [{"llama.pooling_type": 1}, {"llama.pooling_type": 3}, {"llama.attention.causal": False}],
 )
 def test_embedding_model_by_its_numbers(tmp_path, metadata):
-    refused(
-        UnsupportedModelError,
-        zoo.write(tmp_path / "embed.gguf", metadata=metadata),
-        "embed.gguf is an embedding model (llama)",
-    )
+    path = zoo.write(tmp_path / "embed.gguf", metadata=metadata)
+    with load(path) as llm, pytest.raises(NoGenerationError) as caught:
+        llm.generate("a")
+    assert "embed.gguf is an embedding model (llama)" in str(caught.value)
+    with pytest.raises(NoGenerationError):  # nor as a draft
+        load(zoo.write(tmp_path / "good.gguf"), path)
 
 
 @pytest.mark.parametrize("architecture", ["t5", "t5encoder", "clip"])

@@ -217,43 +217,6 @@ def test_a_model_that_cannot_go_back_says_so(animals, kind):
     model.close()
 
 
-@pytest.mark.parametrize("kind", ["mamba", "lfm2"])
-@pytest.mark.parametrize(
-    "sampling", [Sampling(temperature=0, max_tokens=30), Sampling(seed=3, max_tokens=30)]
-)
-def test_a_recurrent_or_hybrid_target_goes_on_plainly(animals, kind, sampling):
-    texts = []
-    for draft in (None, animals / "llama.gguf"):
-        with gguf_spec.load(animals / f"{kind}.gguf", draft, threads=1, extra_bufts=False) as llm:
-            texts.append(llm.generate("Once upon the time", sampling).text)
-            assert llm.generate("Once upon the time", sampling).text == texts[-1]
-            assert llm.draft_name is None
-            assert [
-                f"{kind}.gguf is recurrent or hybrid and cannot remove tokens" in note
-                for note in llm.notes
-            ] == ([True] if draft else [])
-    assert texts[0] == texts[1] != ""
-
-
-@pytest.mark.parametrize("kind", ["mamba", "lfm2"])
-def test_a_recurrent_or_hybrid_draft_is_left_out(animals, kind):
-    sampling = Sampling(temperature=0, max_tokens=30)
-    with gguf_spec.load(
-        animals / "llama.gguf", animals / f"{kind}.gguf", threads=1, extra_bufts=False
-    ) as llm:
-        assert [
-            f"the draft {kind}.gguf is recurrent or hybrid and cannot remove tokens" in note
-            for note in llm.notes
-        ] == [True]
-        text, drafted = (
-            llm.generate("Once upon the time", sampling).text,
-            llm.generate("x", sampling).stats.drafters.get("model", (0, 0)),
-        )
-    with gguf_spec.load(animals / "llama.gguf", None, threads=1, extra_bufts=False) as llm:
-        assert text == llm.generate("Once upon the time", sampling).text
-    assert drafted == (0, 0)
-
-
 @pytest.mark.parametrize("prompt_tokens", [1, 2, 511, 512, 513, 514, 1023, 1024, 1025, 1400])
 def test_long_prompts_give_the_same_with_and_without_a_draft(animals, prompt_tokens):
     results = []

@@ -8,6 +8,7 @@ import pytest
 
 from gguf_spec.errors import DecodeError
 from gguf_spec.llama.model import Model
+from gguf_spec.llama.native import SequenceTokens
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.llama.slots import Slots
 from gguf_spec.speculative.company import ALONE, CompanyCosts
@@ -122,7 +123,7 @@ def test_passes_are_joined(models, passes):
 
 def test_a_prompt_is_read_in_pieces_between_the_passes_of_others(models, passes):
     """The first that came is read to its end before the next begins; those that decode go on meanwhile."""
-    scheduler, events = scheduler_of(models[0]), []
+    scheduler, events = scheduler_of(models[0], costs=Costs(a_token=1e-2)), []
     first = Task(scheduler, 3, [1, 2], 12, events=events)
     while not first.rows:
         scheduler.step()
@@ -133,6 +134,18 @@ def test_a_prompt_is_read_in_pieces_between_the_passes_of_others(models, passes)
     assert read == sorted(read)
     assert events[: read[0]].count(("row", 3)) >= 2, "three pieces, and a row between them"
     assert events[read[0] : read[1]].count(("row", 3)) >= 2
+
+
+@pytest.mark.parametrize("a_token, piece", [(1.0, 64), (1e-3, 64), (2e-4, 192), (1e-6, 256)])
+def test_pieces_are_longer_where_passes_would_delay_first_tokens(models, a_token, piece):
+    """Passes take at most a fifth of the time of reading, up to four pieces."""
+    scheduler = scheduler_of(models[0], costs=Costs(a_token))
+    first = Task(scheduler, 3, [1, 2], 12)
+    while not first.rows:
+        scheduler.step()
+    Task(scheduler, 0, PROMPT, 2)
+    assert scheduler.pairs[0].target.piece == piece
+    run(scheduler)
 
 
 def test_alone_prompts_are_read_in_large_passes(models):
@@ -183,8 +196,9 @@ def test_a_common_pass_that_fails_once_costs_nobody_its_text(models, passes, cod
     assert all(task.is_right(models[1]) for task in tasks)
 
 
-def test_a_pass_that_fails_leaves_the_task_in_a_gap_alone(models, passes):
+def test_a_pass_that_fails_leaves_the_task_in_a_gap_alone(models, passes, monkeypatch):
     """Slot 1 is in the middle of its prompt when the pass of the others, filled across it, fails."""
+    monkeypatch.setattr(Side, "move_s", lambda _: 1.0)
     scheduler = scheduler_of(models[0])
     tasks = [Task(scheduler, i, [1 + i, 9], 9) for i in (0, 2, 3)]
     while not tasks[2].rows:
@@ -217,6 +231,7 @@ def test_an_error_of_one_task_is_its_own(models, passes, monkeypatch):
     assert tasks[2].error.code == -1
     assert all(task.is_right(models[1]) for task in tasks if task is not tasks[2])
     assert tasks[2].slot.cached == []
+    scheduler.pairs[2].target.rollback(0)
     again = Task(scheduler, 2, [3, 2, 1], 6)
     run(scheduler)
     assert again.is_right(models[1])
@@ -257,7 +272,7 @@ def test_first_slots_are_shared_with_the_model(models):
     """What the model read alone is not read again, and what a task left is the model's."""
     model = models[0]
     scheduler = scheduler_of(model)
-    model.adopt([], 0)
+    model.adopt([], 0, 0)
     model.read([4, 5, 6])
     scheduler.take_over(model, None)
     assert scheduler.pairs[0].target.cached == [4, 5, 6]
@@ -270,6 +285,21 @@ def test_first_slots_are_shared_with_the_model(models):
     models[1].rollback(0)
     models[1].read([4, 5, 6])
     assert np.array_equal(rows[0], models[1].logits([7], 1))
+
+
+def test_rows_that_wait_are_held_before_another_pass(models):
+    model = models[0]
+    scheduler = scheduler_of(model)
+    rows = []
+    slot = scheduler.pairs[0].target
+    task = scheduler.start(scheduler.pairs[0], lambda: rows.append(np.array(slot.logits([7], 1))))
+    scheduler.step()
+    assert not task.answer.flags.owndata
+    wanted = np.array(task.answer)
+    scheduler.hold_rows()
+    scheduler.pairs[1].target.model.decode_sequences([SequenceTokens(1, 0, [9], [True])])
+    run(scheduler)
+    assert np.array_equal(rows[0], wanted)
 
 
 def test_random_tasks_come_and_go(models):
@@ -286,3 +316,40 @@ def test_random_tasks_come_and_go(models):
     run(scheduler)
     assert len(done) > 12
     assert all(task.is_right(models[1]) for task in done)
+
+
+@pytest.mark.parametrize("parked", [False, True])
+def test_sequences_become_neighbours_when_others_end(models, passes, parked):
+    """Tasks in slots 0 and 3 go on when those between them end, with the same rows; a parked one stays."""
+    scheduler = scheduler_of(models[0])
+    lost, resumed = [], []
+    scheduler.on_lost = lambda pair: lost.append([*pair.target.cached])
+    between = [Task(scheduler, i, [1 + i, 9], 3) for i in (1, 2)]
+    if parked:
+        between[1] = None
+        other = scheduler.start(
+            scheduler.pairs[2], lambda: (scheduler.park(), resumed.append(True))
+        )
+    tasks = [Task(scheduler, i, [1 + i, 9, *PROMPT[:40]], 12) for i in (0, 3)]
+    while not between[0].task.is_done:
+        scheduler.step()
+    for _ in range(4):
+        scheduler.step()
+    assert {task.slot.index for task in tasks} == {0, 1}
+    assert [one[:2] for one in lost] == [[2, 9]], "told before the cache is overwritten"
+    assert passes[0][-1].keys() >= {0, 1}
+    if parked:
+        other.is_parked = False
+    run(scheduler)
+    assert all(task.is_right(models[1]) for task in tasks)
+    assert [pair.target.index for pair in scheduler.pairs] == [0, 1, 2, 3]
+    assert [slot.index for slot in scheduler._target.slots.all] == [0, 1, 2, 3]
+
+
+def test_sequences_stay_where_moves_do_not_pay(models, monkeypatch):
+    monkeypatch.setattr(Side, "move_s", lambda _: 1.0)
+    scheduler = scheduler_of(models[0])
+    tasks = [Task(scheduler, i, [1 + i, 9], 9) for i in (0, 3)]
+    run(scheduler)
+    assert [task.slot.index for task in tasks] == [0, 3]
+    assert all(task.is_right(models[1]) for task in tasks)

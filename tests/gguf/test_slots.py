@@ -203,3 +203,21 @@ def test_a_failed_pass_empties_the_caches_of_its_parts_only(pair, slots, monkeyp
     slots.refill(a, [1, 2, 3], 3)
     assert (a.cached, a.n_read) == ([1, 2, 3], 3)
     check_books(slots)
+
+
+def test_a_moved_sequence_goes_on_with_its_bits(pair, slots):
+    """Its place is another one, the place it left is empty, and no other slot changes."""
+    rng = random.Random(8)
+    texts = [some_tokens(rng, 30 + 5 * i) for i in range(3)]
+    for slot, text in zip(slots.all, texts, strict=False):
+        slot.read(text)
+    moved, free = slots.all[0], slots.all[4]
+    free.read([7, 8, 9])
+    slots.move(moved, free)
+    assert (moved.index, free.index, free.cached) == (4, 0, [])
+    assert [slot.index for slot in slots.all] == list(range(N_SLOTS))
+    for i, slot in enumerate((moved, slots.all[1], slots.all[2], free)):
+        past = texts[i] if i < 3 else []
+        rows = slots.decode([Part(slot, [5, 6], 2)])[0]
+        assert np.array_equal(rows, alone(pair, past, [5, 6], 2))
+    check_books(slots)

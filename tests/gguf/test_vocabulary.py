@@ -5,9 +5,11 @@ import pytest
 import gguf_spec
 from gguf_spec import Sampling, Speculation
 from gguf_spec.errors import VocabularyMismatchError
+from gguf_spec.gguf.validation import read_header
+from gguf_spec.gguf.vocabulary import FileVocabulary
 from gguf_spec.llama.model import Model
 from gguf_spec.llama.options import ContextOptions
-from gguf_spec.speculative.drafters import check_vocabulary
+from gguf_spec.speculative.vocabularies import check_vocabulary
 from tests.gguf import zoo
 
 GREEDY = Sampling(temperature=0, max_tokens=12)
@@ -23,9 +25,18 @@ def draft(path: Path, n_more: int = 0, **metadata) -> Path:
 
 
 def mismatch(target: Path, draft: Path) -> VocabularyMismatchError:
+    """Return the difference of two vocabularies that share most texts; the draft is translated."""
+    a, b = (FileVocabulary(read_header(path)) for path in (target, draft))
     with pytest.raises(VocabularyMismatchError) as caught:
-        gguf_spec.load(target, draft, threads=1, extra_bufts=False)
+        check_vocabulary(a, b)
     assert caught.value.hint == "use a draft of the same model family or set draft='none'."
+    with gguf_spec.load(target, draft, threads=1, extra_bufts=False) as llm:
+        assert "has another tokenizer" in llm.notes[0]
+        plain = llm.generate("Once upon", GREEDY, speculation=Speculation(0))
+        way = Speculation(4, drafter="model", adaptive=False)
+        drafted = llm.generate("Once upon", GREEDY, speculation=way)
+    assert drafted.tokens == plain.tokens
+    assert drafted.stats.n_drafted > 0
     return caught.value
 
 
@@ -42,7 +53,9 @@ def test_another_type(animals, tmp_path):
         tmp_path / "t5.gguf",
         **{"tokenizer.ggml.model": "t5", "tokenizer.ggml.add_eos_token": False},
     )
-    error = mismatch(animals / "llama.gguf", other)
+    with pytest.raises(VocabularyMismatchError) as caught:
+        gguf_spec.load(animals / "llama.gguf", other, threads=1, extra_bufts=False)
+    error = caught.value
     assert (error.what, error.target_value, error.draft_value) == ("type", 2, 4)
     assert "2 in the target, 4 in the draft" in str(error)
 

@@ -77,6 +77,30 @@ def llama(
     return metadata, _random(rng, shapes, scale)
 
 
+def mixture(
+    n_expert: int = 8, n_used: int = 2, n_layer: int = 2, n_ff: int = N_FF, seed: int = 1
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return metadata and tensors of a mixture of experts: a llama whose layers have several feed-forward parts."""
+    metadata, tensors = llama(seed=seed, n_layer=n_layer)
+    rng = np.random.default_rng(seed)
+    metadata |= {
+        "llama.expert_count": n_expert,
+        "llama.expert_used_count": n_used,
+        "llama.feed_forward_length": n_ff,
+    }
+    shapes: dict[str, tuple[int, ...]] = {}
+    for i in range(n_layer):
+        for name in ("gate", "up", "down"):
+            del tensors[f"blk.{i}.ffn_{name}.weight"]
+        shapes |= {
+            f"blk.{i}.ffn_gate_inp.weight": (n_expert, N_EMBD),
+            f"blk.{i}.ffn_gate_exps.weight": (n_expert, n_ff, N_EMBD),
+            f"blk.{i}.ffn_up_exps.weight": (n_expert, n_ff, N_EMBD),
+            f"blk.{i}.ffn_down_exps.weight": (n_expert, N_EMBD, n_ff),
+        }
+    return metadata, tensors | _random(rng, shapes, 0.3)
+
+
 def parrot(says: str, for_ever: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return a llama that says one thing: after a byte of `says`, all of them different, comes the next; after the last the end, or the first."""
     metadata, tensors = llama()

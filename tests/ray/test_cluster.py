@@ -193,10 +193,9 @@ def test_a_data_set_is_answered_when_a_node_is_killed(cluster, tales, tmp_path):
     alone._llm, alone._seed = tales, 3
     alone._sampling = Sampling(max_tokens=200)
     for i, row in found.items():
-        given = rows[i]
-        assert {name: row[name] for name in ("text", "finish_reason", "error")} == {
-            name: alone._answer(given)[name] for name in ("text", "finish_reason", "error")
-        }, i
+        answer = alone({name: [value] for name, value in rows[i].items()})
+        for name in ("text", "finish_reason", "error"):
+            assert row[name] == answer[name][0], i
     assert (found[3]["error"], found[3]["finish_reason"]) == (
         "the prompt is empty. write a text to continue, such as 'Once upon a time'.",
         "error",

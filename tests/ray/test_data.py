@@ -117,3 +117,25 @@ def test_ray_is_not_installed(monkeypatch, use):
     assert str(caught.value) == "gguf_spec.ray needs ray, which is not installed."
     assert caught.value.hint == "install it with: pip install 'gguf-spec[ray]'."
     assert isinstance(caught.value, ImportError)
+
+
+def test_rows_of_a_batch_share_passes(monkeypatch):
+    """With `parallel` the answers are those of one row at a time, errors in their places."""
+    rows = {
+        "prompt": ["Once", "", "The fox", "A king", "In the deep"],
+        "temperature": [1, 1, -1, 0, 0.8],
+    }
+    monkeypatch.setattr(data, "check_ray", lambda: None)
+    found = []
+
+    def load(model, pull, options):
+        return gguf_spec.load(model, threads=1, n_ctx=128, **options)
+
+    monkeypatch.setattr(data, "load_on_node", load)
+    for parallel in (1, 3):
+        one = gguf_spec.ray.Generate("tales", sampling={"max_tokens": 12}, parallel=parallel)
+        found.append(one(rows))
+        assert one._llm.parallel == parallel
+        one._llm.close()
+    assert found[0] == found[1]
+    assert [bool(error) for error in found[0]["error"]] == [False, True, True, False, False]

@@ -15,7 +15,7 @@ from gguf_spec.ray.continuation import AttemptLostError, ContinuedAnswer
 from gguf_spec.ray.ingress import MOST_ATTEMPTS, Ingress
 from gguf_spec.server import Settings, make_app
 from gguf_spec.server.errors import ApiError, ending
-from gguf_spec.server.sse import DONE, event
+from gguf_spec.server.stream_formats import DATA_EVENTS
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -115,7 +115,7 @@ def joined(body):
             delta = choice.get("delta", {"content": choice.get("text")})
             one["text"] += delta.get("content") or ""
             one["roles"] += [delta["role"]] if "role" in delta else []
-            one["calls"] += [call["function"] for call in delta.get("tool_calls", ())]
+            one["calls"] += [call["function"]["arguments"] for call in delta.get("tool_calls", ())]
             one["finish"] += [choice["finish_reason"]] if choice["finish_reason"] else []
             one["seeds"] += [data["seed"]] if "seed" in data else []
             logprobs = choice["logprobs"] or {}
@@ -172,34 +172,50 @@ def test_the_replicas_may_cut_the_text_otherwise(app, name):
 
 def test_reasoning_and_tool_calls_come_once():
     """The bundled model has neither."""
-    call = [{"index": 0, "id": "call_1", "function": {"name": "look", "arguments": "{}"}}]
+
+    def call(id_, *arguments):
+        start = {"index": 0, "id": id_, "function": {"name": "look", "arguments": ""}}
+        rest = [{"index": 0, "function": {"arguments": one}} for one in arguments]
+        return [{"tool_calls": [one]} for one in [start, *rest]]
 
     def written(*deltas, finish=None):
         choice = {"index": 0, "logprobs": None, "finish_reason": finish}
         head = {"id": "a", "created": 1}
-        return [event(head | {"choices": [choice | {"delta": delta}]}) for delta in deltas]
+        return [
+            DATA_EVENTS.write(head | {"choices": [choice | {"delta": delta}]}) for delta in deltas
+        ]
 
     role = {"role": "assistant", "content": ""}
     first = written(role, {"reasoning_content": "I lo"}, {"reasoning_content": "ok. "})
-    again = written(
-        role, {"reasoning_content": "I look. Now"}, {"content": "Yes."}, {"tool_calls": call}
-    )
-    end = [*written({}, finish="tool_calls"), DONE]
+    texts = ({"reasoning_content": "I look. Now"}, {"content": "Yes."})
+    again = written(role, *texts, *call("call_1", "{", '"x": 1}'))
+    last = written(role, *texts, *call("call_2", '{"x"', ": 1}"))
+    end = [*written({}, finish="tool_calls"), DATA_EVENTS.end]
     for n in range(len(again) + 2):
         answer = ContinuedAnswer()
         sent = [answer.take(one) for one in first]
         answer.repeat()
         sent += [answer.take(one) for one in (again + end)[:n]]
         answer.repeat()
-        sent += [answer.take(one) for one in again + end]
+        sent += [answer.take(one) for one in last + end]
         data = [json.loads(one[6:]) for one in sent[:-1] if one]
         deltas = [choice["delta"] for one in data for choice in one["choices"]]
         assert sum("role" in delta for delta in deltas) == 1
         assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "I look. Now"
         assert "".join(delta.get("content", "") for delta in deltas) == "Yes."
-        assert [delta["tool_calls"] for delta in deltas if "tool_calls" in delta] == [call]
+        calls = [delta["tool_calls"][0] for delta in deltas if "tool_calls" in delta]
+        assert ["id" in one for one in calls] == [True] + [False] * (len(calls) - 1)
+        assert "".join(one["function"]["arguments"] for one in calls) == '{"x": 1}'
         assert [one["choices"][0]["finish_reason"] for one in data].count("tool_calls") == 1
         assert answer.is_complete
+
+
+def test_pings_are_passed_on():
+    answer = ContinuedAnswer()
+    assert answer.take(DATA_EVENTS.ping) == DATA_EVENTS.ping
+    answer.repeat()
+    assert answer.take(DATA_EVENTS.ping) == DATA_EVENTS.ping
+    assert not answer.is_complete
 
 
 def test_a_replica_that_is_lost_at_the_end_is_not_missed(app):
@@ -336,3 +352,38 @@ def test_a_path_is_below_the_prefix():
     }  # fmt: skip
     call = Call.of(Request(scope), b'{"seed":4}')
     assert (call.path, call.headers, call.with_seed()) == (TEXT, ((b"x", b"y"),), call)
+
+
+def test_a_stream_of_another_format_is_passed_on(app):
+    """What the ingress cannot read it does not change; a loss ends the connection."""
+    lines = [b'{"response":"a"}\n', b'{"done":true}\n']
+
+    class Lines(Replicas):
+        async def open(self, call):
+            self.calls.append(call)
+            yield Head(200, ((b"content-type", b"application/x-ndjson"),))
+            for line in lines[: None if self.lost_after == [] else 1]:
+                yield line
+            if self.lost_after:
+                raise AttemptLostError
+
+    replicas = Lines(app)
+    status, headers, body = ask(Ingress(replicas.open, Settings()), "/api/chat", {})
+    assert (status, headers["content-type"], body) == (200, "application/x-ndjson", b"".join(lines))
+    assert "content-length" not in headers
+    lost = Lines(app, 1)
+    with pytest.raises(AttemptLostError):
+        ask(Ingress(lost.open, Settings()), "/api/chat", {})
+    assert len(lost.calls) == 1
+
+
+def test_errors_are_in_the_format_of_the_path(app):
+    async def none(call):
+        raise AttemptLostError
+        yield
+
+    for path, key in (("/v1/messages", "type"), (CHAT, "error"), ("/api/chat", "error")):
+        status, _, body = ask(Ingress(none, Settings()), path, {})
+        assert status == 503
+        said = json.loads(body)
+        assert key in said and isinstance(said["error"], str) == path.startswith("/api")

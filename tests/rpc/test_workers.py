@@ -19,6 +19,7 @@ from gguf_spec.llama import rpc
 from gguf_spec.llama.backend import offloads
 from gguf_spec.server import serve_in_thread
 from tests import children
+from tests.gguf import encoders
 from tests.server.conftest import ask, ask_text, until
 
 pytestmark = [
@@ -262,3 +263,29 @@ def test_the_command_line(workers):
     )
     assert done.returncode == 1
     assert re.match(r"Error: no worker answers at \S+\.\nHint: start it there with", done.stderr)
+
+
+def test_embeddings_of_a_model_on_workers(workers, tales, tmp_path):
+    """They have a context of their own in the child, which longer texts replace."""
+    texts = ["A fox.", "The wolf said nothing.", "A long tale of a king. " * 60]
+    with load(workers) as llm:
+        before = llm.generate(PROMPT, Sampling(seed=1, max_tokens=20)).text
+        for n in (2, 3, 1):
+            assert llm.embed(texts[:n]) == pytest.approx(tales.embed(texts[:n]), abs=2e-3)
+        again = llm.generate(PROMPT, Sampling(seed=1, max_tokens=20))
+        assert again.text == before or again.stats.n_near_ties
+        assert llm.embed("x", normalize=False).shape == (1, 256)
+    assert not held()
+
+
+@pytest.mark.parametrize("ranks", [False, True])
+def test_models_that_only_compute_embeddings(workers, tmp_path, ranks):
+    path = encoders.write(tmp_path / "bert.gguf", pooling=4 if ranks else 1, ranks=ranks)
+    texts = ["the cat sat on the mat", "hello world", "zebra"]
+    with load(workers, path) as llm, gguf_spec.load(path, threads=1) as local:
+        if ranks:
+            assert llm.rerank("moon", texts) == pytest.approx(local.rerank("moon", texts), abs=1e-2)
+        else:
+            assert llm.embed(texts) == pytest.approx(local.embed(texts), abs=2e-3)
+    with load(workers, path, pooling="none") as llm:
+        assert [len(rows) for rows in llm.embed(texts)] == [8, 4, 7]

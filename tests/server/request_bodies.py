@@ -282,10 +282,10 @@ def outcome(kind, most, body):
     asked = {
         name: value
         for name, value in vars(request).items()
-        if name not in ("sampling", "speculation", "tools", "prompts", "reasoning")
+        if name not in ("sampling", "speculation", "tools", "prompts", "reasoning", "drops_oldest")
     }
     if request.reasoning != NO_REASONING_FIELDS:
-        asked |= vars(request.reasoning)
+        asked |= {name: getattr(request.reasoning, name) for name in ("effort", "values")}
     use = vars(request.tools)
     asked |= {name: use[name] for name in use if use[name] != vars(NO_TOOLS)[name]}
     asked["tools"] = use["tools"]

@@ -27,7 +27,7 @@ def test_classes_of_the_official_client(client):
     assert (caught.value.param, caught.value.code) == ("messages", "context_length_exceeded")
     assert "tokens but the context holds" in caught.value.message
     with pytest.raises(openai.NotFoundError):
-        client.embeddings.create(model="tales", input="x")
+        client.images.generate(model="tales", prompt="x")
 
 
 CHAT = [
@@ -59,7 +59,7 @@ CHAT = [
     ({"messages": []}, "messages"), ({"messages": None}, "messages"), ({"messages": "hi"}, "messages"), ({"messages": ["hi"]}, "messages[0]"),
     ({"messages": [{"role": "fox", "content": "x"}]}, "messages[0].role"), ({"messages": [{"role": "user"}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"), ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages[0].content[0].type"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages[0].content[0].image_url.url"),
     ({"messages": [{"role": "user", "content": "x", "name": 5}]}, "messages[0].name"),
     ({"messages": [{"role": "user", "content": "x", "weight": 1}]}, "messages[0].weight"),
     ({"messages": [{"role": "user", "content": "x", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
@@ -135,6 +135,13 @@ def test_paths_and_methods(server):
     assert (ask(server, path="/v2").status, ask(server, path="/v2").code) == (404, "not_found")
     reply = ask(server, "GET", "/v1/completions")
     assert (reply.status, reply.code) == (405, "method_not_allowed")
+
+
+def test_the_hint_for_a_wrong_schema_is_not_one_for_a_shell(server):
+    schema = {"name": "a", "schema": {"type": "what"}}
+    reply = ask_chat(server, response_format={"type": "json_schema", "json_schema": schema})
+    message = reply.json()["error"]["message"]
+    assert message.endswith("orrect response_format.") and "@" not in message
 
 
 def test_a_model_without_a_template(tmp_path):

@@ -17,11 +17,12 @@ import pytest
 
 from gguf_spec import Chunk, Sampling, Speculation
 from gguf_spec.server import serve_in_thread
+from gguf_spec.server.answer_stream import AnswerStream
 from gguf_spec.server.events import ChunkEvent, Started
 from gguf_spec.server.jobs import Job
 from gguf_spec.server.requests import read_text
 from gguf_spec.server.responses import ResponseBuilder
-from gguf_spec.server.sse import EventStream
+from gguf_spec.server.stream_formats import DATA_EVENTS
 from tests.server.conftest import ask, ask_text, metrics, until
 
 START = "Once upon a time there was"
@@ -167,9 +168,8 @@ def test_a_client_that_takes_nothing_for_too_long_is_left():
         for text in "bcd":
             job.events.put_nowait(ChunkEvent(Chunk(text, (1,), 0, 0), ()))
             await asyncio.sleep(0)
-        stream = EventStream(
-            job, ResponseBuilder(job.asked, Started("m", "llama")), 0.1, lambda: closed.append(True)
-        )
+        reply = ResponseBuilder(job.asked, Started("m", "llama"))
+        stream = AnswerStream(job, reply, DATA_EVENTS, 0.1, 0, lambda: closed.append(True))
         await asyncio.wait_for(stream({}, None, send), 10)
 
     asyncio.run(main())

@@ -10,7 +10,12 @@ import pytest
 
 import gguf_spec
 from gguf_spec.cli.serve import Duration
-from gguf_spec.errors import InvalidOptionError, NotEnoughMemoryError
+from gguf_spec.errors import (
+    ClosedError,
+    InvalidOptionError,
+    NotEnoughMemoryError,
+    WorkerError,
+)
 from gguf_spec.server import ModelPool, ServedModel, serve_in_thread, served_model
 from gguf_spec.server.errors import ApiError
 from gguf_spec.server.model_pool import loaded_model
@@ -128,6 +133,36 @@ def test_a_pool_keeps_what_it_was_given(tales):
         ModelPool([loaded_model(tales)] * 2)
     with pytest.raises(InvalidOptionError):
         ModelPool([loaded_model(tales)], keep_alive=-1)
+
+
+def test_a_model_that_lost_a_worker_is_loaded_again(files):
+    """When the last request that used it is over; one that the caller opened is the caller's."""
+    pool = pool_of(files, "one")
+    model = pool.default
+
+    def lose():
+        with pool.use(model, lambda: False) as llm:
+            seen.append(llm)
+            raise WorkerError(("a:1",), "the model is lost.")
+
+    seen = []
+    with pytest.raises(WorkerError), pool.use(model, lambda: False) as first:
+        with pytest.raises(WorkerError):
+            lose()
+        assert pool.loaded(model).llm is first is seen[0]
+        raise WorkerError(("a:1",), "the model is lost.")
+    assert pool.loaded(model) is None
+    with pytest.raises(ClosedError):
+        first.slots()
+    with pool.use(model, lambda: False) as again:
+        assert again is not first
+    pool.close()
+    with gguf_spec.load(files["one"], **PLAIN) as llm:
+        pool = ModelPool.of(llm)
+        with pytest.raises(WorkerError), pool.use(pool.default, lambda: False):
+            raise WorkerError(("a:1",), "the model is lost.")
+        assert pool.loaded(pool.default).llm is llm
+        llm.slots()
 
 
 def test_a_load_that_fails(files, caplog):

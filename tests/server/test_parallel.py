@@ -4,6 +4,7 @@ import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import openai
 import pytest
 
 import gguf_spec
@@ -21,7 +22,16 @@ PROMPTS = [
     [{"role": "user", "content": "What did the wolf say?"}],
 ]
 PLAIN = {"threads": 1, "extra_bufts": False, "n_ctx": 20_000}
-SLOT = {"id", "id_task", "is_processing", "n_ctx", "n_past", "speculative", "model"}
+SLOT = {
+    "id",
+    "id_task",
+    "is_processing",
+    "n_ctx",
+    "n_past",
+    "speculative",
+    "model",
+    "kept_prefixes",
+}
 
 
 @pytest.fixture(scope="module")
@@ -267,3 +277,37 @@ def test_closing_ends_all_that_run_and_wait(letters):
         assert replies == {(503, "shutting_down")}
         assert llm.generate("a", Sampling(max_tokens=3, temperature=0)).text == "bcd"
         until(lambda: threading.active_count() == before)
+
+
+def test_kept_prefixes_are_shown(four):
+    """More texts than slots, then the first one again."""
+    texts = [f"Once there were {i} foxes. " * 20 for i in range(6)]
+    first = ask_text(four, prompt=texts[0], max_tokens=3, seed=1).json()
+    for text in [*texts[1:], texts[0]]:
+        again = ask_text(four, prompt=text, max_tokens=3, seed=1).json()
+    assert again["choices"] == first["choices"]
+    told, label = metrics(four), '{model="tales"}'
+    assert told[f"kept_prefixes{label}"] >= 2
+    assert told[f"kept_prefix_bytes{label}"] > 0
+    assert told[f"kept_prefix_tokens_total{label}"] >= 100
+    kept = slots(four)[0]["kept_prefixes"]
+    assert kept["entries"] == told[f"kept_prefixes{label}"]
+    assert kept["bytes"] == told[f"kept_prefix_bytes{label}"] < kept["limit_bytes"]
+    assert kept["tokens_reused"] == told[f"kept_prefix_tokens_total{label}"]
+
+
+def test_the_official_client_with_eight_threads(four, tales):
+    """One client, which the threads share; each answer is the one given alone."""
+    with openai.OpenAI(base_url=f"{four.url}/v1", api_key="none", max_retries=0) as client:
+
+        def ask_it(seed):
+            made = client.completions.create(
+                model="tales", prompt=PROMPTS[seed % 2], max_tokens=24, seed=seed
+            )
+            return made.choices[0].text
+
+        with ThreadPoolExecutor(8) as threads:
+            texts = list(threads.map(ask_it, range(24)))
+    assert texts == [
+        alone(tales, PROMPTS[seed % 2], max_tokens=24, seed=seed).text for seed in range(24)
+    ]

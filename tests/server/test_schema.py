@@ -6,14 +6,18 @@ from hypothesis import HealthCheck, settings
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import response_schema_conformance, status_code_conformance
 
+import gguf_spec
 from gguf_spec.server import serve_in_thread
 from gguf_spec.server.openapi import describe
 from tests.server.conftest import ask
 
 
 @pytest.fixture(scope="module")
-def small(tales):
-    with serve_in_thread(tales, max_tokens=4) as one:
+def small():
+    with (
+        gguf_spec.load("tales", threads=1, parallel=2) as llm,
+        serve_in_thread(llm, max_tokens=4) as one,
+    ):
         yield one
 
 

@@ -5,12 +5,7 @@ import json
 import pytest
 
 import gguf_spec
-from gguf_spec.grammar.automaton import Automaton
 from gguf_spec.server import serve_in_thread
-from gguf_spec.server.errors import ApiError
-from gguf_spec.server.tool_calls import ToolReader
-from gguf_spec.server.tool_grammar import tool_grammar
-from gguf_spec.server.tools import read_tools
 from tests.gguf import zoo
 from tests.server.conftest import ask_chat
 
@@ -25,7 +20,6 @@ TREE = {
     "required": ["x"],
     "$defs": {"leaf": {"enum": ["oak", "elm"]}},
 }
-TEMPLATES = {"hermes": "<tool_call>", "mistral": "[TOOL_CALLS]", "llama": ""}
 ARGS = "[TOOL_CALLS] [ARGS]"
 
 
@@ -38,128 +32,6 @@ def tool(name, parameters, strict=None):
 
 
 F, G = tool("f", DIGIT), tool("g", TREE)
-STRICT = [tool("f", DIGIT, strict=True), G]
-
-
-def accepts(grammar, text):
-    automaton = Automaton(grammar, lambda word: int(word[2:-2]))
-    at = automaton.read(automaton.number(automaton.start), text.encode())
-    return at >= 0 and () in automaton.states[at][0]
-
-
-def grammar(form, tools, choice, parallel=True, schema=None, template=None):
-    use = read_tools(tools, choice, parallel)
-    return tool_grammar(use, form, template or TEMPLATES[form], lambda _: None, schema)
-
-
-def call(form, name, arguments):
-    if form == "hermes":
-        inner = json.dumps({"name": name, "arguments": arguments})
-        return f"<tool_call>\n{inner}\n</tool_call>"
-    if form == "mistral":
-        return "[TOOL_CALLS][" + json.dumps({"name": name, "arguments": arguments}) + "]"
-    return json.dumps({"name": name, "parameters": arguments})
-
-
-FORMS = ["hermes", "mistral", "llama"]
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_required(form):
-    made = grammar(form, [F, G], "required")
-    for name, arguments in (("f", {"x": 7}), ("g", {"x": "oak"})):
-        text = call(form, name, arguments)
-        assert accepts(made, text)
-        reader = ToolReader(form, ["f", "g"])
-        assert (reader.push(text) + reader.finish(), len(reader.calls)) == ("", 1)
-    for wrong in (
-        "", "Hello.", call(form, "f", {"x": "oak"}), call(form, "g", {"x": 7}), call(form, "h", {"x": 7}),
-        call(form, "f", {}), call(form, "f", {"x": 7, "y": 1}), call(form, "f", {"x": 7}) + " and more",
-    ):  # fmt: skip
-        assert not accepts(made, wrong), wrong
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_named(form):
-    named = {"type": "function", "function": {"name": "g"}}
-    made = grammar(form, [F, G], named)
-    assert accepts(made, call(form, "g", {"x": "elm"}))
-    assert not accepts(made, call(form, "f", {"x": 7}))
-    once = call(form, "g", {"x": "elm"})
-    assert not accepts(made, f"{once}\n{once}")
-
-
-def test_several_calls():
-    one = call("hermes", "f", {"x": 1})
-    assert accepts(grammar("hermes", [F], "required"), f"{one}\n{one}")
-    assert not accepts(grammar("hermes", [F], "required", parallel=False), f"{one}\n{one}")
-    inner = '{"name": "f", "arguments": {"x": 1}}'
-    assert accepts(grammar("mistral", [F], "required"), f"[TOOL_CALLS][{inner}, {inner}]")
-    one = 'f[ARGS]{"x": 1}'
-    made = grammar("mistral", [F], "required", template=ARGS)
-    assert accepts(made, f"[TOOL_CALLS]{one}[TOOL_CALLS]{one}")
-    assert not accepts(made, one)
-    made = grammar("mistral", [F], "required", parallel=False, template=ARGS)
-    assert not accepts(made, f"[TOOL_CALLS]{one}[TOOL_CALLS]{one}")
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_strict_leaves_text_alone(form):
-    """The answer may be a text; a call in it must follow the schema, also that of a tool that is not strict."""
-    made = grammar(form, STRICT, "auto")
-    for text in ("", "Hello.", "for [x] and {y} <b>", "é <tool", "f is a tool", "1 < 2"):
-        assert accepts(made, text), text
-    assert accepts(made, call(form, "f", {"x": 7}))
-    for wrong in (call(form, "f", {"x": "oak"}), call(form, "h", {}), call(form, "f", {"x": 77})):
-        assert not accepts(made, wrong), wrong
-
-
-def test_strict_around_tags():
-    made = grammar("hermes", STRICT, "auto")
-    one = call("hermes", "f", {"x": 7})
-    for text in (
-        f"Let me see.\n{one}",
-        f"<<tool_call>{one.removeprefix('<tool_call>')}",
-        f"a <tool_{one}",
-    ):
-        assert accepts(made, text), text
-    for text in ("<tool_call>", "a <tool_call> b", f"{one} and more", "<<tool_call>x"):
-        assert not accepts(made, text), text
-
-
-def test_strict_without_a_marker():
-    """Where the name alone begins a call, a text must not begin with it and a bracket."""
-    made = grammar("mistral", STRICT, "auto", template=ARGS)
-    for text in ("f{", "g[", ' f{"x": 1}', "[1]", "\nf{"):
-        assert not accepts(made, text), text
-    for text in ("f", "fg{", "f {", "x f{"):
-        assert accepts(made, text), text
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_a_schema_with_tools(form):
-    made = grammar(
-        form,
-        [F],
-        "auto",
-        schema={"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]},
-    )
-    assert accepts(made, '{"sum": 5}')
-    assert accepts(made, call(form, "f", {"x": 7}))
-    assert not accepts(made, "Hello.")
-    assert not accepts(made, call(form, "f", {"x": "oak"}))
-
-
-def test_schemas_that_cannot_be_followed():
-    odd = tool("f", {"type": "object", "not": {}})
-    assert accepts(grammar("llama", [odd], "required"), call("llama", "f", {"any": [1]}))
-    with pytest.raises(ApiError) as caught:
-        grammar("llama", [G, tool("f", {"type": "object", "not": {}}, strict=True)], "auto")
-    assert caught.value.error["param"] == "tools[1].function.parameters"
-    assert "not is not supported" in str(caught.value)
-    with pytest.raises(ApiError) as caught:
-        grammar("llama", [F], "auto", schema={"not": {}})
-    assert caught.value.error["param"] == "response_format"
 
 
 CHATML = (
@@ -209,8 +81,12 @@ def test_noise_calls_tools(noisy, choice, speculation):
         assert arguments["x"] in ("oak", "elm")
 
 
-def test_the_first_call_only():
-    reader = ToolReader("llama", ["f"], most=1)
-    reader.push('{"name": "f", "parameters": {"x": 1}}; {"name": "f", "parameters": {"x": 2}}')
-    reader.finish()
-    assert [json.loads(one["function"]["arguments"]) for one in reader.calls] == [{"x": 1}]
+def test_schemas_that_cannot_be_followed(noisy):
+    odd = {"type": "object", "not": {}}
+    fields = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 5}
+    reply = ask_chat(noisy, **fields, tools=[G, tool("f", odd, strict=True)])
+    assert (reply.status, reply.param) == (400, "tools[1].function.parameters")
+    assert "not is not supported" in reply.json()["error"]["message"]
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}
+    reply = ask_chat(noisy, **fields, tools=[F], response_format=schema)
+    assert (reply.status, reply.param) == (400, "response_format")

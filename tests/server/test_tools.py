@@ -1,4 +1,4 @@
-"""Tools: the template is given them, and the three forms of calls are read, whole and in pieces."""
+"""Tools: the template is given them, and calls are returned, whole and in pieces."""
 
 import itertools
 import json
@@ -8,91 +8,8 @@ import pytest
 
 import gguf_spec
 from gguf_spec.server import serve_in_thread
-from gguf_spec.server.tool_calls import ToolReader, form_of
 from tests.gguf import zoo
 from tests.server.conftest import ask_chat
-
-NAMES = ["get_weather", "f"]
-CALL = '{"name": "f", "arguments": {"x": "é"}}'
-HERMES = [
-    (f"<tool_call>\n{CALL}\n</tool_call>", "", ["f"]),
-    (f"Let me see.\n<tool_call>{CALL}</tool_call>\n<tool_call>{CALL}</tool_call>", "Let me see.", ["f", "f"]),
-    (f"<tool_call>{CALL}", "", ["f"]), ("a < b, <tool_cal", "a < b, <tool_cal", []),
-    ("<tool_call>{oops}</tool_call>", "<tool_call>{oops}</tool_call>", []),
-    ('<tool_call>{"name": "g", "arguments": {}}</tool_call>', '<tool_call>{"name": "g", "arguments": {}}</tool_call>', []),
-    (f"<tool_call>{CALL}</tool_call> and more", f"<tool_call>{CALL}</tool_call> and more", []), (" \n text \n", " \n text \n", []), ("", "", []),
-    ('<tool_call>{"name": "f", "arguments": {"x": "a </tool_call> b <tool_call> c"}}</tool_call>', "", ["f"]),
-    ('<tool_call>{"name": "f", "arguments": {"x": "</tool_call>"}}</tool_call><tool_call>{"name": "f", "arguments": {}}', "", ["f", "f"]),
-    ('<tool_call>{"name": "f", "arguments": []}</tool_call>', '<tool_call>{"name": "f", "arguments": []}</tool_call>', []),
-]  # fmt: skip
-LLAMA = [
-    ('{"name": "f", "parameters": {"x": "é"}}', "", ["f"]), (f"  {CALL}; {CALL}", "", ["f", "f"]),
-    ('{"name": "f", "parameters": {"x": "a; b"}}; {"name": "f", "parameters": {"x": "};{"}}', "", ["f", "f"]),
-    ('{"name": "f", "parameters": {}}; and more', '{"name": "f", "parameters": {}}; and more', []),
-    ('{"name": "f", "parameters": {}} {"name": "f", "parameters": {}}', "", ["f", "f"]),
-    ("{a set}", "{a set}", []), ("The {x}", "The {x}", []),
-    ('{"name": "g", "parameters": {}}', '{"name": "g", "parameters": {}}', []), ("[1]", "[1]", []),
-]  # fmt: skip
-MISTRAL = [
-    (f"[TOOL_CALLS][{CALL}]", "", ["f"]), (f"[{CALL}, {CALL}]", "", ["f", "f"]),
-    ('[TOOL_CALLS]f[ARGS]{"x": "é"}', "", ["f"]), ('f{"x": "é"}', "", ["f"]),
-    ('[TOOL_CALLS]f{"x": "é"}[TOOL_CALLS]get_weather[ARGS]{}', "", ["f", "get_weather"]),
-    ('[TOOL_CALLS]f{"x": "[TOOL_CALLS]f{}"}[TOOL_CALLS]f[ARGS]{"x": "[ARGS]"}', "", ["f", "f"]),
-    ("[1, 2] are numbers", "[1, 2] are numbers", []),
-    ("for you", "for you", []), ("f", "f", []), ("get_weather is a tool", "get_weather is a tool", []), ("get_wea", "get_wea", []),
-    ("[1]", "[1]", []),
-]  # fmt: skip
-CALLED_WITH = [
-    {},
-    *(
-        {"x": x}
-        for x in (
-            "é",
-            "a </tool_call> b <tool_call> c",
-            "</tool_call>",
-            "a; b",
-            "};{",
-            "[TOOL_CALLS]f{}",
-            "[ARGS]",
-        )
-    ),
-]
-CASES = (
-    [("hermes", *case) for case in HERMES]
-    + [("llama", *case) for case in LLAMA]
-    + [("mistral", *case) for case in MISTRAL]
-)
-
-
-@pytest.mark.parametrize("step", [1, 3, 1000])
-@pytest.mark.parametrize(("form", "answer", "text", "names"), CASES)
-def test_calls_in_answers(form, answer, text, names, step):
-    reader = ToolReader(form, NAMES)
-    shown = (
-        "".join(reader.push(answer[i : i + step]) for i in range(0, len(answer), step))
-        + reader.finish()
-    )
-    assert (shown, [call["function"]["name"] for call in reader.calls]) == (text, names)
-    for call in reader.calls:
-        assert json.loads(call["function"]["arguments"]) in CALLED_WITH
-        assert (call["type"], call["id"][:5]) == ("function", "call_")
-    assert len({call["id"] for call in reader.calls}) == len(names)
-
-
-def test_text_is_not_held_back_without_need():
-    reader = ToolReader("hermes", NAMES)
-    assert reader.push("It is warm. ") == "It is warm."
-    assert reader.push("Is it? <") == " Is it?"
-    assert reader.push("b>") == " <b>"
-    reader = ToolReader("llama", NAMES)
-    assert reader.push(" Well, ") + reader.push("{x}") == " Well, {x}"
-
-
-def test_the_form_is_told_by_the_template():
-    assert form_of("... <tool_call> ...") == "hermes"
-    assert form_of("... [TOOL_CALLS] ...") == "mistral"
-    assert form_of("{{ tools | tojson }}") == "llama"
-
 
 TOOL = {
     "type": "function",
@@ -154,9 +71,8 @@ def saying(path, template, pieces):
     ]  # the prompt ends with a newline
     for now, after in itertools.pairwise(said):
         tensors["output.weight"][after] = 100 * tensors["token_embd.weight"][now]
-    return zoo.write(
-        path, (metadata, tensors), tokens=tokens, metadata={"tokenizer.chat_template": template}
-    )
+    more = {"tokenizer.chat_template": template, "llama.context_length": 1024}
+    return zoo.write(path, (metadata, tensors), tokens=tokens, metadata=more)
 
 
 @pytest.mark.parametrize(("template", "before", "pieces"), ANSWERS)
@@ -180,12 +96,12 @@ def test_a_call(tmp_path, template, before, pieces):
         with client.chat.completions.create(**options, stream=True) as stream:
             choices = [piece.choices[0] for piece in stream]
         assert [one.finish_reason for one in choices][-1] == "tool_calls"
-        [call] = [call for one in choices for call in one.delta.tool_calls or []]
-        assert (call.index, call.function.name, json.loads(call.function.arguments)) == (
-            0,
-            "f",
-            ARGUMENTS,
-        )
+        first, *rest = [call for one in choices for call in one.delta.tool_calls or []]
+        assert (first.index, first.function.name, first.function.arguments) == (0, "f", "")
+        assert first.id.startswith("call_") or len(first.id) == 9
+        assert all((one.index, one.id, one.function.name) == (0, None, None) for one in rest)
+        arguments = "".join(one.function.arguments for one in rest)
+        assert json.loads(arguments) == ARGUMENTS
         assert "".join(one.delta.content or "" for one in choices) == before
         plain = client.chat.completions.create(**options, tool_choice="none").choices[0]
         assert plain.message.tool_calls is None

@@ -320,7 +320,7 @@ def test_interrupted_anywhere_is_not_ready(machine, step, number):
     assert out == ""
     if number != signal.SIGKILL:
         assert process.returncode == (130 if number == signal.SIGINT else -number)
-        for _ in range(250):  # after SIGTERM the shell is gone at once, _setup.py a moment later
+        for _ in range(1500):  # after SIGTERM the shell is gone at once, _setup.py a moment later
             if not is_running(child):
                 break
             time.sleep(0.02)
@@ -533,7 +533,7 @@ def test_the_arguments_reach_the_build(machine):
         "-DGGML_CUDA=on",
         "'-DX=a b'",
         f"'-DCMAKE_C_FLAGS={AMX_FLAGS}'",
-        "-DLLAVA_BUILD=OFF",
+        "-DMTMD_VIDEO=OFF",
     ):
         assert part in line
     (wheel,) = machine.calls(" wheel ")

@@ -34,7 +34,7 @@ def costs(monkeypatch):
     monkeypatch.setattr(
         attention, "measured_attention", lambda shape, options: given[options.flash_attention]
     )
-    monkeypatch.setattr(attention, "offloads", lambda: False)
+    monkeypatch.setattr(attention, "uses_gpu", lambda _: False)
     return given
 
 
@@ -69,7 +69,7 @@ def test_where_nothing_can_be_measured(costs, monkeypatch):
         "on",
         None,
     )
-    monkeypatch.setattr(attention, "offloads", lambda: True)
+    monkeypatch.setattr(attention, "uses_gpu", lambda _: True)
     assert choose_attention(header(), ContextOptions(), must_be_exact=True) == ("auto", None)
 
 

@@ -43,7 +43,7 @@ def test_a_change_is_noticed_in_time():
     for _ in range(1000):
         chances.learn(("model", 0), False)
     assert chances.of(("model", 0)) < 0.01
-    for _ in range(100):
+    for _ in range(400):
         chances.learn(("model", 0), True)
     assert 0.6 < chances.of(("model", 0)) < 0.9
 

@@ -74,19 +74,27 @@ def test_groups_are_as_large_as_the_widest_pass_allows(n, rows, widest):
     assert costs.seconds(base, n, rows, 0) == pytest.approx(seconds)
 
 
-def test_a_factor_is_learned_at_once_and_then_slowly_and_clipped():
+def test_a_factor_is_learned_quickly_then_slowly_and_clipped():
     costs, base = CompanyCosts(64), Straight()
     alone = base.seconds(8, 0)
-    costs.learn(base, 4, 2, 0, 3 * alone)
-    assert costs.seconds(base, 4, 2, 0) == pytest.approx(3 * alone)
-    costs.learn(base, 4, 2, 0, 6 * alone)
-    assert costs.seconds(base, 4, 2, 0) == pytest.approx(3 * alone * math.exp(0.2 * math.log(2)))
-    before = costs.seconds(base, 4, 2, 0)
+    costs.learn(base, 4, 2, 0, 1.5 * alone)
+    first = 0.7 * math.log(1.5)
+    assert costs.seconds(base, 4, 2, 0) == pytest.approx(math.exp(first) * alone)
+    costs.learn(base, 4, 2, 0, 1.5 * alone)
+    second = first + 0.2 * (math.log(1.5) - first)
+    assert costs.seconds(base, 4, 2, 0) == pytest.approx(math.exp(second) * alone)
     costs.learn(base, 4, 2, 0, 1e6)
-    assert costs.seconds(base, 4, 2, 0) == pytest.approx(before * math.exp(0.2 * 0.7))
+    assert costs.seconds(base, 4, 2, 0) == pytest.approx(math.exp(second + 0.2 * 0.7) * alone)
     for _ in range(100):
         costs.learn(base, 4, 2, 0, 2 * alone)
     assert costs.seconds(base, 4, 2, 0) == pytest.approx(2 * alone)
+
+
+def test_each_further_sequence_costs_the_reading_of_its_cache():
+    costs, base = CompanyCosts(64), Straight()
+    of_cache = base.seconds(1, 500) - base.seconds(1, 0)
+    expected = base.seconds(8, 500) + 3 * of_cache
+    assert costs.seconds(base, 4, 2, 500) == pytest.approx(expected)
 
 
 def test_a_sequence_alone_has_no_factor():
@@ -98,16 +106,19 @@ def test_a_sequence_alone_has_no_factor():
     assert costs.seconds(base, 1, 3, 7) == base.seconds(3, 7)
 
 
-def test_an_unknown_pass_has_the_factor_of_the_nearest_by_sequences_first():
+def test_passes_with_as_many_rows_have_one_factor_and_unknown_ones_the_median():
     costs, base = CompanyCosts(64), Straight()
-    costs.learn(base, 2, 8, 0, 2 * base.seconds(16, 0))
-    costs.learn(base, 6, 1, 0, 5 * base.seconds(6, 0))
-    costs.learn(base, 6, 4, 0, 7 * base.seconds(24, 0))
+    factors = {2: 1.2, 6: 1.5, 16: 1.9}
+    for rows, factor in factors.items():
+        for _ in range(60):
+            costs.learn(base, 2, rows // 2, 0, factor * base.seconds(rows, 0))
 
     def factor(n, rows):
         return costs.seconds(base, n, rows, 0) / base.seconds(n * rows, 0)
 
-    assert [factor(*one) for one in ((3, 1), (5, 2), (7, 4), (8, 3))] == pytest.approx([2, 5, 7, 7])
+    known = [factor(*one) for one in ((2, 1), (3, 2), (6, 1), (4, 4), (8, 2))]
+    assert known == pytest.approx([1.2, 1.5, 1.5, 1.9, 1.9], rel=1e-3)
+    assert [factor(*one) for one in ((3, 1), (8, 3))] == pytest.approx([1.5, 1.5], rel=1e-3)
 
 
 def test_alone_is_what_the_cost_model_says():

@@ -10,6 +10,7 @@ import shutil
 import sys
 import threading
 from collections import namedtuple
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -478,7 +479,8 @@ def test_a_hub_that_answers(served, answer, status):
     hub = check("hub", online=True)
     assert hub.status == status
     assert asked == ["/"]
-    assert ("503" in hub.found) is (answer == 503)
+    found = re.sub(r":\d+", "", hub.found)  # the port may contain any digits
+    assert ("503" in found) is (answer == 503)
     assert bool(hub.todo) is (status != "ok")
 
 
@@ -658,8 +660,8 @@ def test_a_model_that_llama_does_not_load(files, tmp_path):
 
 def test_a_draft_with_other_words(files):
     diagnosis = doctor(files / "one.gguf", files / "others.gguf", OPTIONS)
-    assert found("vocabulary", diagnosis).status == "fail"
-    assert "'<|other|>' in the draft" in found("vocabulary", diagnosis).found
+    assert found("vocabulary", diagnosis).status == "ok"
+    assert "has another tokenizer" in found("vocabulary", diagnosis).found
 
 
 def test_a_draft_of_the_same_words(files):
@@ -671,14 +673,27 @@ def test_a_draft_of_the_same_words(files):
     )
 
 
-def test_models_that_cannot_go_back(files):
+def test_models_whose_state_is_copied(files):
     for pair in ((files / "mamba.gguf", None), (files / "one.gguf", files / "mamba.gguf")):
         diagnosis = doctor(*pair, OPTIONS)
-        assert found("rollback", diagnosis).status == "warn"
-        assert (
-            "mamba.gguf cannot remove tokens from the cache" in found("rollback", diagnosis).found
-        )
+        check = found("rollback", diagnosis)
+        assert check.status == "ok"
+        assert "mamba.gguf (recurrent or hybrid) copies its state" in check.found
         assert diagnosis.ok
+
+
+def test_a_model_with_snapshots(files, tmp_path):
+    file = zoo.write(tmp_path / "lfm2.gguf", zoo.lfm2())
+    check = found("rollback", doctor(file, None, OPTIONS))
+    assert check.status == "ok"
+    assert "snapshots of its state after the last 9 tokens" in check.found
+
+
+def test_models_that_decode_plainly(files):
+    options = replace(OPTIONS, parallel=2)
+    check = found("rollback", doctor(files / "mamba.gguf", None, options))
+    assert check.status == "warn"
+    assert "its state is not restored with parallel requests" in check.found
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ VALUES = {
     "available_bytes": 2, "fitting_ctx": 1024, "fitting_parallel": 3, "what": "a prompt", "target_value": 1, "draft_value": 2, "token": 3, "n_prompt": 5120,
     "n_ctx": 4096, "code": 1, "n_past": 7, "n_tokens": 3, "reason": "no room", "name": "m.gguf", "to": 2, "expected": 1, "found": 2,
     "status": 404, "line": 3, "key": "file", "free_bytes": 1, "source": Path("a.gguf"), "target": Path("b.gguf"), "needed": 8192, "about": False, "workers": ("127.0.0.1:50052",), "package": "ray", "extra": "ray",
-    "kv_type": Option("kv_type", "q8_0"), "flash_attention": Option("flash_attention", "off"),
+    "kv_type": Option("kv_type", "q8_0"), "flash_attention": Option("flash_attention", "off"), "architecture": "bert", "index": 0, "most": 2, "n_ctx_train": 2048,
 }  # fmt: skip
 # Classes whose constructors need other values: class -> example.
 EXAMPLES = {
@@ -62,7 +62,7 @@ EXPECTED = {
     errors.NotEnoughMemoryError: (
         "it failed. set parallel=3, set n_ctx=1024, set kv_type='q8_0', use a smaller model or close other programs.",
         "it failed. set --parallel 3, set --ctx 1024, set --kv-type q8_0, use a smaller model or close other programs.",
-        "The server failed (NotEnoughMemoryError).",
+        "There is not enough memory: it failed.",
     ),
     errors.VocabularyMismatchError: (
         "it failed. use a draft of the same model family or set draft='none'.",
@@ -195,12 +195,13 @@ def test_other_names_of_parameters_exist():
 
 def test_every_option_of_python_that_a_command_takes_has_a_name():
     known = {
-        "serve": ["parallel", *(one.name for one in fields(Settings) if one.name != "listed")],
-        "batch": ["parallel"],
+        "serve": ["parallel", "prefix_memory", "shared_drafts", "pooling", *(one.name for one in fields(Settings) if one.name != "listed")],
+        "batch": ["parallel", "prefix_memory", "shared_drafts"],
         "generate": [
             *(one.name for one in fields(Sampling)),
             *(one.name for one in fields(Speculation)),
-            *set(inspect.signature(gguf_spec.load).parameters) - {"speculation", "progress", "on_measure", "parallel"},
+            *set(inspect.signature(gguf_spec.load).parameters)
+            - {"speculation", "progress", "on_measure", "parallel", "prefix_memory", "shared_drafts", "pooling"},
         ],
         "quantize": ["target", "type", "threads", "force"],
         "pull": ["force", "offline", "models_file"],
@@ -283,9 +284,10 @@ def test_no_flag_in_texts_of_the_library():
     """Only the command line knows flags; pip, Python and a child process have flags of their own."""
     package = Path(gguf_spec.__file__).parent
     others = ("pip install", "--force-reinstall", '"--child"')
+    tables = (package / "options.py", package / "load_options.py")
     for file in package.rglob("*.py"):
-        if "cli" in file.relative_to(package).parts or file == package / "options.py":
-            continue  # the table in options.py is also that of the command line
+        if "cli" in file.relative_to(package).parts or file in tables:
+            continue  # the tables are also those of the command line
         if file == package / "registry" / "pip.py":
             continue  # pip's own flags
         for line in file.read_text(encoding="utf-8").splitlines():

@@ -7,6 +7,7 @@ import pytest
 
 from gguf_spec.gguf.model_file import ModelFile
 from gguf_spec.llama.options import Adapter, ContextOptions
+from gguf_spec.llama.placement import Placement
 from gguf_spec.runtime import session_file
 from gguf_spec.speculative import profile
 from gguf_spec.speculative.profile import ModelKey
@@ -26,6 +27,10 @@ def changes(files):
         "kv_type": {"kv_type": "bf16"},
         "gpu_layers": {"gpu_layers": 3},
         "extra_bufts": {"extra_bufts": False},
+        "device": {"placement": Placement(("none",))},
+        "experts": {"placement": Placement(n_cpu_moe=1)},
+        "tensors": {"placement": Placement(overrides=(("ffn", "CPU"),))},
+        "numa": {"placement": Placement(numa="isolate")},
         "no adapter": {"lora": ()},
         "scale": {"lora": (Adapter(files / "adapter", 0.5),)},
         "adapter": {"lora": (Adapter(files / "another"),)},

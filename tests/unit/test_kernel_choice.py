@@ -44,7 +44,7 @@ def line(first, row, prompt):
 def x86(monkeypatch):
     monkeypatch.setattr("gguf_spec.llama.exact_kernels.platform.machine", lambda: "x86_64")
     monkeypatch.setattr("gguf_spec.llama.exact_kernels.kernels_in_use", lambda: "tiled")
-    monkeypatch.setattr(kernel_choice, "offloads", lambda: False)
+    monkeypatch.setattr(kernel_choice, "uses_gpu", lambda _: False)
 
 
 def test_a_request_is_a_prompt_and_tokens_half_of_them_drafted():
@@ -88,7 +88,7 @@ def test_only_files_whose_repacked_rows_are_limited_are_measured(tmp_path, monke
     assert not repacking_pays(header(), ContextOptions())
     assert repacking_pays(header(), ContextOptions(threads=99)), "other threads, other costs"
     assert repacking_pays(header(embedding_length=1024), ContextOptions())
-    monkeypatch.setattr(kernel_choice, "offloads", lambda: True)
+    monkeypatch.setattr(kernel_choice, "uses_gpu", lambda _: True)
     assert repacking_pays(header(), ContextOptions())
     assert measure_kernels(header(), ContextOptions()) is None
 

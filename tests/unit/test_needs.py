@@ -10,11 +10,12 @@ from gguf_spec.gguf.validation import ArrayLength, Header, Tensor
 from gguf_spec.llama import memory
 from gguf_spec.llama.cache_size import cache_bytes
 from gguf_spec.llama.memory import (
+    ample_parallel,
     check_memory,
     features_of,
     largest_ctx,
     needs,
-    usual_parallel,
+    usual_prefix_memory,
 )
 from gguf_spec.llama.options import ContextOptions
 
@@ -351,16 +352,26 @@ def test_what_is_refused_names_the_requests_that_fit(machine):
 @pytest.mark.parametrize(
     ("free", "n"),
     [
-        (16 * GIB, 4),
+        (16 * GIB, 16),
         (3 * GIB, 4),
         (3 * GIB - 1, 3),
         (3 * GIB // 2, 2),
         (GIB, 1),
         (MIB, 1),
-        (None, 1),
+        (None, None),
     ],
 )
-def test_usual_requests_take_a_quarter_of_the_free_memory(machine, free, n):
+def test_ample_requests_take_a_quarter_of_the_free_memory(machine, free, n):
     """The cache of one of them has 192 MiB."""
     machine(free)
-    assert usual_parallel(models(1024, file_bytes=MIB), {}) == n
+    assert ample_parallel(models(1024, file_bytes=MIB), {}, 16) == n
+
+
+@pytest.mark.parametrize(
+    ("free", "kept"), [(3 * GIB, 0.35), (100 * GIB, 8.0), (GIB // 2, 0.0), (None, 0.0)]
+)
+def test_kept_prefixes_take_an_eighth_of_what_stays_free(machine, free, kept):
+    """The cache has 192 MiB."""
+    machine(free)
+    found = usual_prefix_memory(models(1024, file_bytes=MIB), {}) / GIB
+    assert found == pytest.approx(kept, abs=0.02)

@@ -161,7 +161,7 @@ def test_no_limit(value):
 def schemas(owner, name, rule):
     """The schemas of an option in the description of the server."""
     for path, route in describe(("m",), False)["paths"].items():
-        if not path.startswith("/v1/") or "post" not in route:
+        if path not in ("/v1/chat/completions", "/v1/completions"):
             continue
         body = route["post"]["requestBody"]["content"]["application/json"]["schema"]["properties"]
         if owner is Speculation:

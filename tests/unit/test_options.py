@@ -73,7 +73,10 @@ def test_each_option_reaches_load(loaded):
         "flash_attention": "on",
         "draft_flash_attention": "off",
         "gpu_layers": 3,
-        "draft_gpu_layers": 4,
+        "draft_gpu_layers": "auto",
+        "draft_threads": 3,
+        "n_cpu_moe": 2,
+        "numa": "isolate",
     }
     flags = [
         text
@@ -90,7 +93,12 @@ def test_each_option_reaches_load(loaded):
         "b.gguf:2",
         "--draft-lora",
         "c.gguf:0.5",
+        *("--device", "none", "--draft-device", "A", "--draft-device", "B"),
+        *("--override-tensor", "exps=CPU", "--cpu-moe", "--no-mmap", "--mlock"),
     )
+    assert (given["device"], given["draft_device"]) == (("none",), ("A", "B"))
+    assert given["override_tensor"] == ("exps=CPU",)
+    assert (given["cpu_moe"], given["mmap"], given["mlock"]) == (True, False, True)
     assert {name: given[name] for name in asked} == asked
     assert (given["lora"], given["draft_lora"]) == (
         (("a.gguf", 1.0), ("b.gguf", 2.0)),

@@ -1,6 +1,7 @@
 """scripts/plot_bench.py: the picture of a benchmark holds what it should, and the one in docs is made from its data."""
 
 import json
+import os
 import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -99,3 +100,13 @@ def test_the_picture_of_the_docs_is_made_from_its_data(tmp_path):
     assert (tmp_path / "a.svg").read_bytes() == (images / "bench.svg").read_bytes()
     assert json.loads((images / "bench.json").read_text(encoding="utf-8"))["version"]
     assert children.run(command, capture_output=True, check=False).returncode == 1
+
+
+def test_the_picture_of_situations_is_made_from_its_data(tmp_path):
+    images = ROOT / "docs" / "images"
+    command = [sys.executable, ROOT / "scripts" / "plot_situations.py", "draw"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    children.run(
+        [*command, images / "situations.json", tmp_path / "a.svg"], check=True, env=environment
+    )
+    assert (tmp_path / "a.svg").read_bytes() == (images / "situations.svg").read_bytes()

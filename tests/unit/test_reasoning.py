@@ -1,7 +1,6 @@
 """The parser of reasoning parts: pure, and independent of where the text is cut."""
 
 import itertools
-import json
 import string
 
 import pytest
@@ -77,11 +76,11 @@ GPT_OSS = [
     (
         f"{ANALYSIS}a<|end|><|start|>assistant<|channel|>commentary to=functions.rain "
         '<|constrain|>json<|message|>{"in": "Rome"}<|call|>',
-        [reasoning("a"), answer('{"name": "rain", "arguments": {"in": "Rome"}}')],
+        [reasoning("a"), answer('<|channel|>commentary to=functions.rain <|constrain|>json<|message|>{"in": "Rome"}')],
     ),
     (
         ' to=functions.rain<|channel|>commentary json<|message|>{"in": "Rome"}',
-        [answer('{"name": "rain", "arguments": {"in": "Rome"}}')],
+        [answer('<|channel|>commentary to=functions.rain <|constrain|>json<|message|>{"in": "Rome"}')],
     ),
     ("Hello", [answer("Hello")]),
     ("ass", [answer("ass")]),
@@ -112,10 +111,10 @@ def test_names_of_special_tokens_in_plain_text_are_no_channels():
     assert parse(CHANNELS, State("header"), text) == [reasoning("a"), answer(plain)]
 
 
-def test_the_json_of_a_call_is_whole():
+def test_a_call_has_one_form():
     text = marked('<|channel|>commentary to=functions.a"b<|message|>{}<|call|>')
     [part] = parse(CHANNELS, State("header"), text)
-    assert json.loads(part.text)["arguments"] == {}
+    assert part.text == "<|channel|>commentary to=functions.a <|constrain|>json<|message|>{}"
 
 
 def test_a_prefill_is_read_from_the_end_of_the_prompt():

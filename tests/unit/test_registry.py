@@ -58,9 +58,9 @@ VOCABULARY = {
     "gemma3": 262_144,
     "tales": 4_096,
 }
-# Models without a draft model: those drafted for by their text, and hybrids, which are decoded plainly.
+# Models without a draft model, drafted for by their text; the second line is that of hybrids.
 ALONE = dict.fromkeys(["smollm2-135m-instruct", "gpt-oss-20b", "gemma4-e4b", "gemma4-e2b", "phi4-mini", "smollm3-3b"], "ngram") | dict.fromkeys(
-    ["qwen3.6-27b", "qwen3.5-9b", "qwen3.5-4b", "qwen3.5-0.8b", "lfm2.5-1.2b"], "none"
+    ["qwen3.6-27b", "qwen3.5-9b", "qwen3.5-4b", "qwen3.5-0.8b", "lfm2.5-1.2b"], "ngram"
 )  # fmt: skip
 PADDED = {"qwen2.5-7b": 152_064, "qwen2.5-coder-7b": 152_064}
 PAIRS = {

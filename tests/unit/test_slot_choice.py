@@ -6,21 +6,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gguf_spec.runtime.slot_choice import choose_slots, common, reads_prefix
+from gguf_spec.runtime import slot_choice
+from gguf_spec.runtime.kept_prefixes import PrefixStore
+from gguf_spec.speculative.prefixes import common
 from gguf_spec.speculative.scheduler import SlotPair
 
 TEXT = list(range(100, 400))
 
 
-class Model:
-    can_roll_back = True
-
-
 class Books:
     """A slot without a model."""
 
-    def __init__(self, index, cached, model):
-        self.index, self.cached, self.model = index, list(cached), model
+    grid = least_cut = 0
+
+    def __init__(self, index, cached, can_roll_back):
+        self.index, self.cached, self.can_roll_back = index, list(cached), can_roll_back
+        self.n_read = len(self.cached)
 
     def copy_from(self, other):
         self.cached = list(other.cached)
@@ -29,11 +30,19 @@ class Books:
         del self.cached[to:]
 
 
+def choose_slots(pairs, prompt):
+    return slot_choice.choose_slots(pairs, prompt, PrefixStore(0))
+
+
+def reads_prefix(pairs, others, prompt):
+    return slot_choice.reads_prefix(pairs, others, prompt, PrefixStore(0))
+
+
 def made(*caches, drafts=False, can_roll_back=True):
-    model = Model()
-    model.can_roll_back = can_roll_back
     return [
-        SlotPair(Books(i, cached, model), Books(i, [*cached, 7, 7], model) if drafts else None)
+        SlotPair(
+            Books(i, cached, can_roll_back), Books(i, [*cached, 7, 7], True) if drafts else None
+        )
         for i, cached in enumerate(caches)
     ]
 
@@ -113,3 +122,9 @@ def test_a_model_that_cannot_roll_back_copies_nothing():
     busy(pairs[0])
     chosen = choose_slots(pairs, TEXT[:150])
     assert (chosen, chosen.target.cached) == (pairs[1], [])
+
+
+def test_a_model_that_cannot_roll_back_uses_whole_caches_only():
+    pairs = made(TEXT[:90], TEXT[:20], [], can_roll_back=False)
+    assert choose_slots(pairs, TEXT[:80]) is pairs[1]
+    assert choose_slots(pairs, TEXT[:91]) is pairs[0]

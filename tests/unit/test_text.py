@@ -32,6 +32,15 @@ def test_what_was_held_back_comes_at_the_end():
     assert run([b"one EN"], ["END"]) == (["one "], "EN", False)
 
 
+def test_which_stop_string_it_was():
+    for stop, text in ((["b", "abc"], "b"), (["cd", "bcd", "d"], "bcd"), (["x"], None)):
+        for pieces in ([b"abcd"], [b"a", b"b", b"c", b"d"]):
+            stream = TextStream(stop)
+            for piece in pieces:
+                stream.push(piece)
+            assert stream.stop_string == text
+
+
 def test_nothing_comes_after_a_stop_string():
     assert run([b"a.", b"b", b"."], ["."]) == (["a", "", ""], "", True)
 

@@ -254,7 +254,7 @@ def test_where_there_is_no_place_for_it(pair, monkeypatch):
 
 
 def test_nothing_to_tune_where_nothing_can_be_taken_back(pair, kept):
-    pair[0].can_roll_back = False
+    pair[0].why_plain = "it cannot go back"
     with (
         fake_llm(*pair, Speculation(0)) as llm,
         pytest.raises(UnsupportedModelError, match="nothing to tune"),

@@ -185,7 +185,7 @@ def test_dicts_can_be_written_as_json():
     assert read["tokens"] == [1, 2]
     assert read["stats"]["tokens_per_s"] == 2.0
     assert set(read) == {
-        "text", "reasoning", "tokens", "finish_reason", "seed", "stats", "logprobs",
+        "text", "reasoning", "tokens", "finish_reason", "seed", "stats", "logprobs", "stop_string",
     }  # fmt: skip
     chunk = json.loads(
         json.dumps(Chunk("ab", (1,), 4, 1, "stop", (("a", True), ("b", False))).to_dict())

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from ..command import Command
+from ..images import check_images, image_option
 from ..options import (
     model_options,
     sampling_options,
@@ -42,6 +43,7 @@ _USUAL = (
     context_settings={"default_map": {"max_tokens": 1024}},
 )
 @click.option("-s", "--system", help="System message.")
+@image_option
 @partial(model_options, chat=True)
 @speculation_options
 @sampling_options
@@ -92,6 +94,7 @@ def chat(**options: Any) -> int:
     from .signals import Signals
 
     _check_place(options["save"])
+    check_images(options["image"], options)
     with ChatModels(options, to_speculation(options)) as models:
         conversation = models.llm.chat(
             sampling=models.sampling, overflow=options["overflow"], think=options["think"]
@@ -105,6 +108,7 @@ def chat(**options: Any) -> int:
         face = (_pipe if in_pipe else _screen)(models.llm, conversation, options)
         signals = Signals(keep_on=not in_pipe)
         talk = ChatLoop(models, conversation, face, signals, options["save"] or options["load"])
+        talk.images = [*options["image"]]
         with signals:
             try:
                 face.begin(loaded)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from ...errors import GgufSpecError
 from ..error_text import in_command, message_and_hint
 from ..habits import nearest
+from ..images import check_image, plain
 from ..progress import PromptBar
 from ..render import stats_lines
 from ..text_file import TextFile
@@ -31,6 +32,7 @@ COMMANDS = {
     "/set": ("[NAME [VALUE]]", "show or set an option, such as /set temperature 0"),
     "/model": ("[NAME]", "show the model, or continue with another one"),
     "/file": ("[FILE]", "add the text of a file to the next message; - for none"),
+    "/image": ("[FILE]", "show the next message an image; - for none"),
     "/copy": ("", "copy the last answer to the clipboard"),
     "/reset": ("", "remove all messages except the system message"),
     "/undo": ("", "remove the last question and its answer"),
@@ -47,7 +49,8 @@ _MEANT = {
     **dict.fromkeys(("/?", "/h", "/commands"), "/help"),
     **dict.fromkeys(("/bye", "/exit", "/q", "/leave"), "/quit"),
     **dict.fromkeys(("/temperature", "/temp", "/seed", "/parameter", "/option"), "/set"),
-    **dict.fromkeys(("/read", "/open", "/attach", "/paste", "/image"), "/file"),
+    **dict.fromkeys(("/read", "/open", "/attach", "/paste"), "/file"),
+    **dict.fromkeys(("/picture", "/photo", "/img"), "/image"),
     **dict.fromkeys(("/regen", "/regenerate", "/again"), "/retry"),
     **dict.fromkeys(("/models", "/switch"), "/model"),
     **dict.fromkeys(("/show", "/info", "/usage"), "/stats"),
@@ -108,7 +111,11 @@ class ChatUI(Protocol):
 
 
 class ChatLoop:
-    """Loop that processes input lines until the input ends or a line is /quit."""
+    """Loop that processes input lines until the input ends or a line is /quit.
+
+    Attributes:
+        images: Files of images for the next message.
+    """
 
     def __init__(
         self, models: ChatModels, chat: Chat, face: ChatUI, signals: Signals, file: Path | None
@@ -119,6 +126,7 @@ class ChatLoop:
         self._settings = Settings(models.sampling, models.llm.speculation)
         self._drafts, self._n_retries, self._leave = True, 0, False
         self._attached: list[tuple[str, str]] = []
+        self.images: list[Path] = []
 
     @property
     def chat(self) -> Chat:
@@ -188,10 +196,15 @@ class ChatLoop:
         message = "\n\n".join([text, *(content for _, content in self._attached)])
         self._answer(
             lambda bar: self._chat.stream(
-                message, self._settings.sampling, speculation=self._speculation, on_prompt=bar
+                message,
+                self._settings.sampling,
+                images=self.images,
+                speculation=self._speculation,
+                on_prompt=bar,
             )
         )
         self._attached.clear()
+        self.images.clear()
 
     def _answer(self, start: Callable[[PromptBar], Turn]) -> None:
         bar = PromptBar()
@@ -247,6 +260,15 @@ class ChatLoop:
             for name, text in self._attached
         )
         self._face.say(f"With the next message: {names or 'no file'}.")
+
+    def _image(self, rest: str) -> None:
+        if rest == "-":
+            self.images.clear()
+        elif rest:
+            check_image(path_of(rest), self._models.llm)
+            self.images.append(path_of(rest))
+        names = ", ".join(path.name for path in self.images)
+        self._face.say(f"With the next message: {names or 'no image'}.")
 
     def _copy(self, _rest: str) -> None:
         answers = [one["content"] for one in self._chat.messages if one["role"] == "assistant"]
@@ -364,5 +386,10 @@ class ChatLoop:
 
     def _question(self) -> str | None:
         return next(
-            (one["content"] for one in reversed(self._chat.messages) if one["role"] == "user"), None
+            (
+                plain(one["content"])
+                for one in reversed(self._chat.messages)
+                if one["role"] == "user"
+            ),
+            None,
         )

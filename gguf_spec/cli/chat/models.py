@@ -47,8 +47,9 @@ class ChatModels:
         from ...models import path
 
         path(name, self._options["models_file"])  # raises before anything is loaded
-        old, options = self.llm, self._options | {"model": name, "lora": (), "draft_lora": ()}
-        if options["draft"] not in ("auto", "ngram", "none"):
+        own = {"model": name, "mmproj": None, "lora": (), "draft_lora": ()}
+        old, options = self.llm, self._options | own
+        if options["draft"] not in ("auto", "mtp", "ngram", "none"):
             options["draft"] = "auto"
         sampling = to_sampling(options)
         try:

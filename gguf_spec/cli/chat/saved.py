@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import SessionError
 from ...models import format_bytes
+from ..images import plain
 
 if TYPE_CHECKING:
     from ... import Chat
@@ -28,7 +29,10 @@ def load(chat: Chat, path: Path) -> str:
     return "\n".join(
         [
             *lines,
-            *(f"{names[one['role']]}: {short(one['content'], 200)}" for one in chat.messages[-2:]),
+            *(
+                f"{names[one['role']]}: {short(plain(one['content']), 200)}"
+                for one in chat.messages[-2:]
+            ),
         ]
     )
 

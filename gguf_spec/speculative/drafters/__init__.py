@@ -1,4 +1,4 @@
-"""Drafters: protocols, plain decoding, draft model, and drafts from the text."""
+"""Drafters: protocols, plain decoding, draft model, prediction head, and drafts from the text."""
 
 from __future__ import annotations
 
@@ -10,27 +10,35 @@ from .draft_sampler import (
     DraftSampler,
     StochasticDraftSampler,
 )
-from .model import FirstRead, ModelDrafter, check_vocabulary
+from .head import MODELS, EagleDrafter, HeadDrafter, drafter_of, name_of, needs_rows
+from .model import FirstRead, ModelDrafter
 from .ngram import NgramDrafter, RetryDrafter
+from .shared_texts import SharedTexts
 from .suffix_automaton import SuffixAutomaton
 from .team import DraftTeam, failure
 
 __all__ = [
+    "MODELS",
     "N_CONFIDENCE_BUCKETS",
     "CoupledDraftSampler",
     "DraftCorrection",
     "DraftSampler",
     "DraftTeam",
     "Drafter",
+    "EagleDrafter",
     "FirstRead",
+    "HeadDrafter",
     "ModelDrafter",
     "NgramDrafter",
     "NoDrafter",
     "Proposal",
     "RetryDrafter",
+    "SharedTexts",
     "StochasticDraftSampler",
     "SuffixAutomaton",
     "TokenDrafter",
-    "check_vocabulary",
+    "drafter_of",
     "failure",
+    "name_of",
+    "needs_rows",
 ]  # fmt: skip

@@ -1,25 +1,22 @@
-"""Draft-model drafter, and the check that both models share a vocabulary."""
+"""Draft-model drafter."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any
 
 import numpy as np
 
 from ...arrays import Logits
-from ...errors import NoTokenLeftError, OffGrammarError, VocabularyMismatchError
+from ...errors import NoTokenLeftError, OffGrammarError, RollbackError
+from ...options import IMAGE_IDS
 from ..acceptance_rates import Kind
 from ..interfaces import LanguageModel, read_on, retain_prefix
+from ..translated_model import TranslatedModel
 from .base import Proposal
 from .draft_sampler import DraftSampler
 
-# Largest difference of the vocabulary sizes, in tokens; llama.cpp's limit.
-_MAX_SIZE_DIFFERENCE = 128
-# First token id whose text is compared; llama.cpp's choice.
-_FIRST_COMPARED_TOKEN = 5
 # Fewest retained tokens, if the cache begins inside a text; with fewer the text is read from its
 # start.
 _LEAST_CONTEXT = 256
@@ -45,9 +42,16 @@ class ModelDrafter:
 
     After a round its cache is rolled back, never read again. A token is decoded once, and only when
     it is needed.
+
+    Attributes:
+        far_behind: Number of unread tokens above which reading serves the rest of the answer, not
+            one round.
+        can_review: Whether it can be judged on known text.
     """
 
     name = "model"
+    far_behind = 2
+    can_review = True
 
     def __init__(
         self,
@@ -69,6 +73,9 @@ class ModelDrafter:
         self._model, self._guess, self._n_vocab = model, guess, n_vocab
         self._first = first or FirstRead()
         self._history: list[int] = []
+        # Length of the text before the draft, and whether the model can roll back to it.
+        self._n_known = 0
+        self._is_held = False
 
     @property
     def n_past(self) -> int:
@@ -92,7 +99,15 @@ class ModelDrafter:
 
     def read(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> None:
         """Read the tokens that are not cached yet, pass by pass until `cancelled()`."""
+        if len(tokens) > self._n_known > 0 and not self._is_held:
+            # the rest belongs to a draft
+            read_on(self._model, self._known(tokens[self._offset() : self._n_known]), cancelled)
+            self._model.hold()
+            self._is_held = True
         read_on(self._model, self._known(tokens[self._offset() :]), cancelled)
+        if not self._n_known:
+            # a prompt, which a later request may continue in another way
+            self._model.hold(lasting=True)
 
     def begin_at(self, offset: int) -> None:
         """Empty the cache; the model then reads a text as if it began at this position."""
@@ -104,6 +119,8 @@ class ModelDrafter:
         if self._first.failed:
             self.begin_at(0)
             self._first.failed = False
+        if isinstance(self._model, TranslatedModel):
+            self._model.recognise(prompt[self._offset() :])
         offset, known = self._offset(), self._known(prompt)
         n_same = sum(
             1
@@ -120,6 +137,7 @@ class ModelDrafter:
     def begin(self, tokens: Sequence[int]) -> None:
         """Begin a draft that follows `tokens`."""
         self._history = [*tokens]
+        self._n_known, self._is_held = len(tokens), False
 
     def propose(self) -> Proposal | None:
         """Return the next token, after a pass over all unread tokens.
@@ -129,6 +147,9 @@ class ModelDrafter:
         pending = self._known(self._history[self._offset() + self._model.n_past :])
         if not pending or self._model.is_end(self._history[-1]):
             return None
+        if len(self._history) > self._n_known and not self._is_held:
+            self._model.hold()
+            self._is_held = True
         row = self._rows(pending, 1)[0]
         # The target handles these errors if they concern it. A token from the text may violate the
         # grammar.
@@ -158,6 +179,9 @@ class ModelDrafter:
         n_past, start = self.n_past, len(tokens) - 1 - n_read
         if n_past > start:
             self.rollback(start)
+            self._model.read(self._known(tokens[self.n_past : start]))
+        elif n_past < start:
+            self._model.hold()
         rows = self._rows(self._known(tokens[start:-1]), min(n, n_read))
         first = len(tokens) - len(rows)
         judged = [
@@ -172,7 +196,11 @@ class ModelDrafter:
     def rollback(self, to: int) -> None:
         """Remove from the cache all tokens after the first `to` of the text."""
         offset = self._offset()
-        self._model.rollback(max(0, to - offset))
+        try:
+            self._model.rollback(max(0, to - offset))
+        except RollbackError:
+            self._model.rollback(0)
+            self._first.offset = 0
         if to <= offset:
             self._first.offset = 0
 
@@ -198,61 +226,8 @@ class ModelDrafter:
     def _known(self, tokens: Sequence[int]) -> list[int]:
         """Replace ids that the draft does not have by its last token.
 
-        Both are padding tokens that no text contains.
+        Both are padding tokens that no text contains. Ids of images stay: the draft model skips
+        them.
         """
-        return [min(token, self._model.n_vocab - 1) for token in tokens]
-
-
-def check_vocabulary(target: Any, draft: Any) -> None:
-    """Check by llama.cpp's rule that two models share a vocabulary.
-
-    These must agree: the type, the tokens added at start and end, the size up to a difference of
-    128, and the text of every token from id 5 on.
-
-    Args:
-        target: A `Model`.
-        draft: A `Model`.
-
-    Raises:
-        VocabularyMismatchError: They differ; the error names the difference, with both values.
-    """
-    a, b = target.vocabulary, draft.vocabulary
-    names = {
-        "type": "tokenizer types",
-        "add_bos": "whether a start token is added",
-        "add_eos": "whether an end token is added",
-    }
-    for what, words in names.items():
-        if a[what] != b[what]:
-            raise _mismatch(what, words, a[what], b[what])
-    for what, flag in (("bos", "add_bos"), ("eos", "add_eos")):
-        if a[flag] and a[what] != b[what]:
-            raise _mismatch(what, f"the {what} tokens", a[what], b[what])
-    if abs(a["size"] - b["size"]) > _MAX_SIZE_DIFFERENCE:
-        raise _mismatch(
-            "size",
-            f"the vocabulary sizes, by more than {_MAX_SIZE_DIFFERENCE}",
-            a["size"],
-            b["size"],
-        )
-    for token in range(_FIRST_COMPARED_TOKEN, min(a["size"], b["size"])):
-        if target.token_text(token) != draft.token_text(token):
-            raise _mismatch(
-                "token",
-                f"the texts of token {token}",
-                target.token_text(token),
-                draft.token_text(token),
-                token,
-            )
-
-
-def _mismatch(
-    what: str, words: str, a: object, b: object, token: int | None = None
-) -> VocabularyMismatchError:
-    return VocabularyMismatchError(
-        what,
-        f"target and draft differ in {words}: {a!r} in the target, {b!r} in the draft.",
-        a,
-        b,
-        token,
-    )
+        last = self._model.n_vocab - 1
+        return [token if token >= IMAGE_IDS else min(token, last) for token in tokens]

@@ -6,7 +6,9 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 from ...arrays import Logits
+from ...options import IMAGE_IDS
 from .base import Proposal
+from .shared_texts import SharedTexts
 from .suffix_automaton import SuffixAutomaton
 
 # Bucket edges of the length of a match, in tokens.
@@ -41,14 +43,19 @@ class NgramDrafter:
     )
     # fmt: on
 
-    def __init__(self, reference: SuffixAutomaton | None = None) -> None:
+    def __init__(
+        self, reference: SuffixAutomaton | None = None, shared: SharedTexts | None = None
+    ) -> None:
         """Make a drafter with an empty text.
 
         Args:
             reference: A text beside the request's own; not changed.
+            shared: Texts of other requests; None for none.
         """
         self._own = SuffixAutomaton()
-        self._reference, self._in_reference, self._n_followed = reference, (0, 0), 0
+        self._reference, self._shared = reference, shared
+        # For each other text: the state and the length of the longest match of the text's end.
+        self._in_others: dict[SuffixAutomaton, tuple[int, int]] = {}
         # For each text: its automaton, the state of its longest match, and the match length in
         # tokens.
         self._cursors: list[tuple[SuffixAutomaton, int, int]] = []
@@ -59,27 +66,38 @@ class NgramDrafter:
         self._own.extend(new)
         state = self._own.state
         self._cursors = [(self._own, state, self._own.length(state))]
-        if self._reference:
+        others = [
+            *([self._reference] if self._reference else []),
+            *(self._shared.pages if self._shared else []),
+        ]
+        matches = {}
+        for text in others:
+            match = self._in_others.get(text, (0, 0))
             for token in new:
-                self._in_reference = self._reference.step(*self._in_reference, token)
-            self._cursors.append((self._reference, *self._in_reference))
+                match = text.step(*match, token)
+            matches[text] = match
+            self._cursors.append((text, *match))
+        self._in_others = matches
 
     def propose(self) -> Proposal | None:
         """Return the token that followed the longest match most often, or None."""
         best: Proposal | None = None
-        longest = 0
+        source, longest = self._own, 0
         for text, matched, n_matched in self._cursors:
             state, length = matched, n_matched
             while state > 0 and length > longest:
                 followed = text.follow(state)
-                if followed:
+                if followed and followed[0] < IMAGE_IDS:  # an image is never a draft
                     best, longest = (
                         Proposal(followed[0], (self.name, _bucket(length, *followed[1:]))),
                         length,
                     )
+                    source = text
                     break
                 state = text.shorter(state)
                 length = text.length(state)
+        if self._shared and source in self._shared.pages:
+            self._shared.use(source)
         return best
 
     def follow(self, token: int) -> None:

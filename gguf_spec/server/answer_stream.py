@@ -1,9 +1,8 @@
-"""Server-sent events: a streamed answer for a client that may be slow or disconnect."""
+"""Streamed answers, for clients that may be slow or disconnect."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -11,36 +10,42 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from .errors import ApiError
-from .events import ChoiceEnded, ChunkEvent, ErrorEvent, Event, Finished
+from .events import ChoiceEnded, ChunkEvent, ErrorEvent, Event, Finished, Ping
+from .face import Reply
 from .jobs import Job
-from .responses import ResponseBuilder
-
-# The last event of a complete answer.
-DONE = b"data: [DONE]\n\n"
+from .stream_formats import StreamFormat
 
 
-class EventStream(Response):
+class AnswerStream(Response):
     """Streaming response that sends the events of a job.
 
     The engine never waits for the client: events that are not sent yet stay in the job's queue.
     """
 
-    media_type = "text/event-stream"
-
     def __init__(
-        self, job: Job, reply: ResponseBuilder, patience: float, close: Callable[[], None]
+        self,
+        job: Job,
+        reply: Reply,
+        written: StreamFormat,
+        patience: float,
+        ping: float,
+        close: Callable[[], None],
     ) -> None:
         """Create the response.
 
         Args:
             job: The job whose events are sent.
             reply: Converts the events to response objects.
+            written: Format of the stream.
             patience: Time limit in seconds for the client to accept one batch of data.
+            ping: Seconds without data after which a ping is sent; 0 for never.
             close: Called when the response ends, for any reason.
         """
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(headers=headers, media_type=written.media_type)
         del self.headers["content-length"]
-        self._job, self._reply, self._patience, self._close = job, reply, patience, close
+        self._job, self._reply, self._format = job, reply, written
+        self._patience, self._ping, self._close = patience, ping, close
         self._failed = False  # whether a choice ended with an error
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
@@ -68,39 +73,41 @@ class EventStream(Response):
 
     async def _batches(self) -> AsyncIterator[bytes]:
         """Yield the encoded events; events that arrived during a slow send form one batch."""
-        for piece in self._reply.first():
-            yield event(piece)
-        events = self._job.events
+        if data := self._bytes(self._reply.first()):
+            yield data
+        events, loop = self._job.events, asyncio.get_running_loop()
         while True:
+            timer = self._ping and loop.call_later(self._ping, events.put_nowait, Ping())
             batch = [await events.get()]
+            if timer:
+                timer.cancel()
             while not events.empty():
                 batch.append(events.get_nowait())
             if data := b"".join(self._written(one) for one in batch):
                 yield data
-            if isinstance(batch[-1], (Finished, ErrorEvent)):
+            # A ping may come after the last event.
+            if any(isinstance(one, (Finished, ErrorEvent)) for one in batch):
                 return
 
     def _written(self, one: Event) -> bytes:
         if isinstance(one, ErrorEvent):
-            return event({"error": one.refusal.error})
+            return self._bytes(self._reply.failed(one.refusal))
         if isinstance(one, ChunkEvent):
-            return b"".join(map(event, self._reply.said(one)))
+            return self._bytes(self._reply.said(one))
         if isinstance(one, ChoiceEnded):
             return self._last_of(one)
+        if isinstance(one, Ping):
+            return self._format.ping
         if isinstance(one, Finished) and not self._failed:
-            return b"".join(map(event, self._reply.finished())) + DONE
+            return self._bytes(self._reply.finished()) + self._format.end
         return b""
 
     def _last_of(self, one: ChoiceEnded) -> bytes:
         try:
-            return b"".join(map(event, self._reply.ended(one)))
+            return self._bytes(self._reply.ended(one))
         except ApiError as refusal:
             self._failed = True
-            return event({"error": refusal.error})
+            return self._bytes(self._reply.failed(refusal))
 
-
-def event(data: dict[str, Any]) -> bytes:
-    """Return one server-sent event with `data` as JSON."""
-    return (
-        f"data: {json.dumps(data, ensure_ascii=False, separators=(',', ':'), allow_nan=False)}\n\n"
-    ).encode()
+    def _bytes(self, pieces: list[dict[str, Any]]) -> bytes:
+        return b"".join(map(self._format.write, pieces))

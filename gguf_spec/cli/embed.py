@@ -1,0 +1,151 @@
+"""`gguf-spec embed`: compute the embeddings of texts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from . import ctrl_c
+from .command import Command
+from .completion import model_names
+from .error_text import in_command
+from .missing_models import offer_download
+from .options import read_text
+from .parameters import AdapterFile, ModelName
+from .pooling import pooling_option
+from .progress import LoadBar
+from .shared_options import models_file_option
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from .. import LLM
+
+
+@click.command(cls=Command)
+@click.argument("texts", nargs=-1, metavar="[TEXT]...")
+@click.option(
+    "-m",
+    "--model",
+    required=True,
+    shell_complete=model_names,
+    type=ModelName(),
+    help="Model: a name (gguf-spec models list), a GGUF file, or OWNER/REPO[:QUANT].",
+)
+@click.option(
+    "-f",
+    "--file",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Embed each line of a file that is not empty. Repeatable.",
+)
+@pooling_option
+@click.option(
+    "--normalize/--no-normalize", default=True, help="Scale each embedding to the length 1."
+)
+@models_file_option
+@click.option("-y", "--yes", is_flag=True, help="Download a missing model without a question.")
+@click.option("--offline", is_flag=True, help="Do not offer to download a model.")
+@click.option(
+    "--ctx", type=int, help="Longest text in tokens.  [default: as trained, at most 4096]"
+)
+@click.option("--threads", type=int, help="Number of threads.  [default: physical cores]")
+@click.option(
+    "--flash-attention",
+    type=click.Choice(["auto", "on", "off"]),
+    default="auto",
+    help="Flash attention. auto uses it for long texts, to save memory.",
+)
+@click.option(
+    "--gpu-layers",
+    type=int,
+    default=-1,
+    help="Layers to offload to the GPU; -1 for all, if llama.cpp has a GPU backend.",
+)
+@click.option(
+    "--lora",
+    type=AdapterFile(),
+    multiple=True,
+    help="LoRA adapter; the default of SCALE is 1. Repeatable.",
+)
+@click.option(
+    "-v",
+    "--verbose",
+    count=True,
+    help="Show llama.cpp's log; -vv also shows tracebacks of errors.",
+)
+def embed(texts: tuple[str, ...], **options: Any) -> int:
+    """Compute the embeddings of texts: one line of JSON each, an array of numbers.
+
+    Without TEXT and --file each line of the standard input is a text.
+
+    \b
+    Examples:
+      gguf-spec embed -m bge-small.gguf "How are embeddings made?"
+      gguf-spec embed -m bge-small.gguf -f sentences.txt > vectors.jsonl
+      cat sentences.txt | gguf-spec embed -m chat-model.gguf --pooling last
+    """
+    given = _texts(texts, options["file"])
+    with _load(options) as llm:
+        for vector in llm.embed(given, normalize=options["normalize"]):
+            click.echo(json.dumps(_numbers(vector), allow_nan=False))
+    return 0
+
+
+def _texts(texts: tuple[str, ...], files: tuple[Path, ...]) -> list[str]:
+    """Return the texts of the arguments, then those of files or else of the standard input.
+
+    Raises:
+        click.UsageError: There is none.
+        click.FileError: A file cannot be read.
+    """
+    lines = [line for file in files for line in read_text(file).splitlines()]
+    if not (texts or files):
+        if sys.stdin is None or sys.stdin.isatty():
+            raise click.UsageError(
+                "there is no text; write it as an argument, use --file FILE, or use a pipe."
+            )
+        lines = sys.stdin.buffer.read().decode("utf-8", errors="replace").splitlines()
+    found = [*texts, *(line for line in lines if line.strip())]
+    if not found:
+        raise click.UsageError("there is no text: all lines are empty.")
+    return found
+
+
+def _load(options: dict[str, Any]) -> LLM:
+    from .. import load  # importing llama.cpp is slow: only after the texts are read
+
+    offer_download(options["model"], "none", options)
+    bar = LoadBar()
+    with ctrl_c.ends_process():
+        try:
+            llm = load(
+                options["model"],
+                None,
+                models_file=options["models_file"],
+                pooling=options["pooling"],
+                n_ctx=options["ctx"],
+                threads=options["threads"],
+                flash_attention=options["flash_attention"],
+                gpu_layers=options["gpu_layers"],
+                lora=options["lora"],
+                verbose=options["verbose"] > 0,
+                progress=bar,
+            )
+        finally:
+            bar.remove()
+    for note in llm.notes:
+        click.echo(f"Note: {in_command(note)}", err=True)
+    return llm
+
+
+def _numbers(values: NDArray[np.float32]) -> Any:
+    """Return the shortest numbers that are equal to the values in 32 bits."""
+    if values.ndim > 1:
+        return [_numbers(row) for row in values]
+    return [float(text) for text in values.astype("U32")]

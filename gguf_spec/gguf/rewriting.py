@@ -1,0 +1,173 @@
+"""Copy of a GGUF file with other metadata and fewer rows of some tensors.
+
+Rows of a tensor are contiguous, so quantised rows are copied as they are.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from ..errors import NotAModelError
+from .header import Header, Tensor
+
+_U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
+# sizes of metadata values by type, in bytes; strings and arrays have their own lengths
+_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+_STRING, _ARRAY, _TYPE_U32, _TYPE_I32 = 8, 9, 4, 5
+# bytes of an array before its items: two types and a length
+_HEAD = 16
+# bytes that are copied at once
+_PIECE = 1 << 20
+
+
+class Value(NamedTuple):
+    """A metadata value as stored: its key, and the bytes of its type and value."""
+
+    key: str
+    data: bytes
+
+
+def string(text: str | bytes) -> bytes:
+    """Return a metadata value that is a string."""
+    return _U32.pack(_STRING) + _counted(text)
+
+
+def whole(number: int) -> bytes:
+    """Return a metadata value that is an unsigned integer of 32 bits."""
+    return _U32.pack(_TYPE_U32) + _U32.pack(number)
+
+
+def whole_array(numbers: Sequence[int]) -> bytes:
+    """Return a metadata value that is an array of integers of 32 bits."""
+    head = _U32.pack(_ARRAY) + _U32.pack(_TYPE_I32) + _U64.pack(len(numbers))
+    return head + struct.pack(f"<{len(numbers)}i", *numbers)
+
+
+def string_array(texts: Sequence[bytes]) -> bytes:
+    """Return a metadata value that is an array of strings."""
+    head = _U32.pack(_ARRAY) + _U32.pack(_STRING) + _U64.pack(len(texts))
+    return head + b"".join(map(_counted, texts))
+
+
+def array_items(value: bytes, size: int) -> list[bytes]:
+    """Return the items of an array of numbers with `size` bytes each."""
+    return [value[at : at + size] for at in range(_HEAD, len(value), size)]
+
+
+def read_values(header: Header) -> list[Value]:
+    """Return the metadata of a file whose header was read before.
+
+    Raises:
+        NotAModelError: The file changed after that.
+    """
+    try:
+        with header.path.open("rb") as file:
+            data = file.read(header.data_at)
+        return list(_values(data))
+    except (OSError, struct.error, KeyError, UnicodeDecodeError) as error:
+        raise changed(header.path) from error
+
+
+def _values(data: bytes) -> Iterator[Value]:
+    at = 24
+    for _ in range(_U64.unpack_from(data, 16)[0]):
+        (n,) = _U64.unpack_from(data, at)
+        key = data[at + 8 : at + 8 + n].decode("utf-8", errors="replace")
+        start = at + 8 + n
+        at = _end(data, start)
+        yield Value(key, data[start:at])
+
+
+def _end(data: bytes, at: int) -> int:
+    """Return the end of a value whose type begins at `at`."""
+    (kind,), at = _U32.unpack_from(data, at), at + 4
+    if kind == _STRING:
+        return at + 8 + int(_U64.unpack_from(data, at)[0])
+    if kind != _ARRAY:
+        return at + _BYTES[kind]
+    (kind,), (n,), at = _U32.unpack_from(data, at), _U64.unpack_from(data, at + 4), at + 12
+    if kind != _STRING:
+        return at + int(n) * _BYTES[kind]
+    for _ in range(n):
+        at += 8 + int(_U64.unpack_from(data, at)[0])
+    return at
+
+
+def write_with_rows(
+    header: Header,
+    out: BinaryIO,
+    values: Sequence[Value],
+    rows: Mapping[str, Sequence[int]],
+    on_tensor: Callable[[int], object],
+) -> None:
+    """Write a GGUF file.
+
+    Args:
+        header: Header of the source; its files are read.
+        out: The file to write.
+        values: The metadata.
+        rows: Name of a tensor -> ascending numbers of the rows to keep; others are kept whole.
+        on_tensor: Called with the number of written tensors.
+
+    Raises:
+        NotAModelError: The source changed after its header was read.
+        OSError: A file cannot be read or written.
+    """
+    alignment = int(header.metadata.get("general.alignment", 32))
+    head = [b"GGUF", _U32.pack(3), _U64.pack(len(header.tensors)), _U64.pack(len(values))]
+    head += [_counted(value.key) + value.data for value in values]
+    offset = 0
+    for tensor in header.tensors:
+        kept = rows.get(tensor.name)
+        shape = tensor.shape if kept is None else (*tensor.shape[:-1], len(kept))
+        head += [_counted(tensor.name), _U32.pack(len(shape)), *map(_U64.pack, shape)]
+        head += [_U32.pack(tensor.type), _U64.pack(offset)]
+        offset += _padded(tensor.n_bytes // tensor.shape[-1] * shape[-1], alignment)
+    data = b"".join(head)
+    out.write(data.ljust(_padded(len(data), alignment), b"\0"))
+    files = [path.open("rb") for path in header.parts]
+    try:
+        for i, tensor in enumerate(header.tensors, 1):
+            source = files[tensor.part]
+            n = _copy(source, tensor, rows.get(tensor.name), out, header)
+            out.write(b"\0" * (_padded(n, alignment) - n))
+            on_tensor(i)
+    finally:
+        for file in files:
+            file.close()
+
+
+def _copy(
+    source: BinaryIO, tensor: Tensor, kept: Sequence[int] | None, out: BinaryIO, header: Header
+) -> int:
+    """Copy a tensor, or some of its rows, and return the number of bytes."""
+    row = tensor.n_bytes // tensor.shape[-1] if kept is not None else tensor.n_bytes
+    start, done = header.parts_at[tensor.part] + tensor.offset, 0
+    for number in kept if kept is not None else (0,):
+        source.seek(start + number * row)
+        left = row
+        while left:
+            piece = source.read(min(left, _PIECE))
+            if not piece:
+                raise changed(header.path)
+            out.write(piece)
+            left -= len(piece)
+        done += row
+    return done
+
+
+def changed(path: Path) -> NotAModelError:
+    """Return the error for a file that changed after its header was read."""
+    return NotAModelError(path, f"{path.name} changed while it was read.", "try again.")
+
+
+def _counted(text: str | bytes) -> bytes:
+    data = text.encode() if isinstance(text, str) else text
+    return _U64.pack(len(data)) + data
+
+
+def _padded(n: int, alignment: int) -> int:
+    return -(-n // alignment) * alignment

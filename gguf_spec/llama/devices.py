@@ -1,0 +1,199 @@
+"""Devices of this build of llama.cpp: the CPU, and the GPUs that layers can be offloaded to."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import InvalidOptionError
+from ..errors.texts import Option, Text
+from ..system.units import format_bytes
+from .bindings import C
+from .ggml import call
+from .placement import CPU, NONE, Placement, expression
+
+# ggml_backend_dev_type of devices that can hold layers
+_GPU, _INTEGRATED_GPU = 1, 2
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device that can hold layers.
+
+    Attributes:
+        name: Its name in llama.cpp, such as `CUDA0`.
+        description: Its name by the manufacturer.
+        is_integrated: Whether it is a part of the processor and uses the main memory.
+        free_bytes: Free memory; 0 if the device does not report it.
+        total_bytes: All of its memory; 0 if the device does not report it.
+    """
+
+    name: str
+    description: str
+    is_integrated: bool
+    free_bytes: int
+    total_bytes: int
+
+    def __str__(self) -> str:
+        """Return name, description and free memory."""
+        free = f", {format_bytes(self.free_bytes)} free" if self.free_bytes else ""
+        return f"{self.name} ({self.description}{free})"
+
+
+def devices() -> list[Device]:
+    """Return all devices that can hold layers, in llama.cpp's order."""
+    found = []
+    for i in range(call("ggml_backend_dev_count", result=ctypes.c_size_t)):
+        pointer = call("ggml_backend_dev_get", ctypes.c_size_t(i))
+        kind = call("ggml_backend_dev_type", pointer, result=ctypes.c_int)
+        if kind in (_GPU, _INTEGRATED_GPU):
+            found.append(_device(pointer, kind == _INTEGRATED_GPU))
+    return found
+
+
+def _device(pointer: int, is_integrated: bool) -> Device:
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    call("ggml_backend_dev_memory", pointer, ctypes.byref(free), ctypes.byref(total))
+    return Device(
+        _text(call("ggml_backend_dev_name", pointer, result=ctypes.c_char_p)),
+        _text(call("ggml_backend_dev_description", pointer, result=ctypes.c_char_p)),
+        is_integrated,
+        free.value,
+        total.value,
+    )
+
+
+def devices_in_use(names: Sequence[str]) -> list[Device]:
+    """Return the devices that llama.cpp uses for the option `device`.
+
+    Args:
+        names: Value of the option. If it is empty, llama.cpp takes all GPUs, and integrated ones
+            only if there is no other.
+    """
+    if NONE in names:
+        return []
+    found = devices()
+    if names:
+        return [one for one in found if one.name in names]
+    return [one for one in found if not one.is_integrated] or found
+
+
+def check_placement(placement: Placement, option: str = "device") -> None:
+    """Reject devices that this build of llama.cpp does not have.
+
+    Args:
+        placement: Devices and memory of the weights.
+        option: Name of the option with the devices, `device` or `draft_device`.
+
+    Raises:
+        InvalidOptionError: A device is unknown, named twice, or combined with `none`. The message
+            lists the devices.
+    """
+    names = placement.devices
+    known = devices() if placement.overrides or names not in ((), (NONE,)) else []
+    for name in names if names != (NONE,) else ():
+        if name not in [one.name for one in known]:
+            raise InvalidOptionError(option, name, _allowed(known, NONE), _no_gpu(known, option))
+    if len(set(names)) < len(names):
+        raise InvalidOptionError(option, ", ".join(names), "different devices")
+    for pattern, name in placement.overrides:
+        if name not in [CPU, *(one.name for one in known)]:
+            allowed = f"PATTERN=DEVICE, with {_allowed(known, CPU)}"
+            raise InvalidOptionError("override_tensor", f"{pattern}={name}", allowed)
+
+
+def _allowed(known: Sequence[Device], other: str) -> str:
+    return " or ".join([*(str(one) for one in known), other])
+
+
+def _no_gpu(known: Sequence[Device], option: str) -> Text | None:
+    if known:
+        return None
+    return Text("omit ", Option(option), ": this build of llama.cpp finds no GPU.")
+
+
+def apply_placement(placement: Placement, params: Any, names: Iterable[str]) -> list[Any]:
+    """Write the fields of `llama_model_params` for devices and memory.
+
+    Args:
+        placement: Devices and memory of the weights.
+        params: The parameters.
+        names: Names of the model's tensors.
+
+    Returns:
+        Objects that must live until the model is loaded.
+    """
+    params.load_mode = placement.load_mode
+    kept: list[Any] = []
+    if placement.devices:
+        found = [_pointer(name) for name in placement.devices if name != NONE]
+        array = (ctypes.c_void_p * (len(found) + 1))(*found, None)
+        params.devices = ctypes.cast(array, ctypes.c_void_p)
+        kept.append(array)
+    if places := placement.places(names):
+        overrides = _override_array(places)
+        params.tensor_buft_overrides = ctypes.cast(overrides, ctypes.c_void_p)
+        kept.append(overrides)
+    return kept
+
+
+class _Override(ctypes.Structure):
+    """llama.cpp's `llama_model_tensor_buft_override`."""
+
+    _fields_ = (("pattern", ctypes.c_char_p), ("buft", ctypes.c_void_p))
+
+
+def _override_array(places: dict[str, str]) -> Any:
+    """Return the array for `llama_model_params.tensor_buft_overrides`, one entry for each device.
+
+    Names take the place of the user's patterns, because llama.cpp's expressions recurse for every
+    character of a match.
+    """
+    entries = []
+    for device in dict.fromkeys(places.values()):
+        names = [name for name, place in places.items() if place == device]
+        entries.append(_Override(expression(names).encode(), _buffer_type(device)))
+    return (_Override * (len(entries) + 1))(*entries, _Override(None, None))
+
+
+def _buffer_type(name: str) -> int:
+    """Return the buffer type of a device, as a pointer."""
+    if name == CPU:
+        return int(call("ggml_backend_cpu_buffer_type"))
+    return int(call("ggml_backend_dev_buffer_type", _pointer(name)))
+
+
+def _pointer(name: str) -> int:
+    return int(call("ggml_backend_dev_by_name", name.encode()))
+
+
+def _text(value: bytes | None) -> str:
+    return (value or b"").decode("utf-8", errors="replace")
+
+
+def start_numa(strategy: str | None) -> None:
+    """Choose how llama.cpp places its threads on NUMA nodes; once per process.
+
+    Args:
+        strategy: `distribute`, `isolate` or `numactl`; None changes nothing.
+
+    Raises:
+        InvalidOptionError: Another strategy is in use in this process.
+    """
+    if strategy is None or _numa == [strategy]:
+        return
+    if _numa:
+        raise InvalidOptionError(
+            "numa",
+            strategy,
+            f"{_numa[0]} or omitted: llama.cpp takes one value per process",
+        )
+    C.llama_numa_init(_NUMA[strategy])
+    _numa.append(strategy)
+
+
+_NUMA = {"distribute": 1, "isolate": 2, "numactl": 3}
+# the strategy of this process; empty before the choice
+_numa: list[str] = []

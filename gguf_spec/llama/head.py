@@ -1,0 +1,304 @@
+"""Prediction head of a target (multi-token prediction, MTP): a draft model of one layer.
+
+For each token the head takes the target's hidden state before it, and predicts the token after it.
+The target sends these rows (`llama.hidden_rows`). Behind them, in a draft, the head takes its own
+rows in their place. Cached tokens that were decoded with own rows are dropped by any rollback and
+decoded again with those of the target, which are better.
+
+Some models have several heads, each for one token further. Then step i of a draft runs head i over
+all tokens of the draft.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..arrays import Logits
+from ..errors import DecodeError, InvalidOptionError
+from ..gguf.heads import head_bytes, n_heads
+from ..gguf.model_file import ModelFile
+from ..options import K_MAX
+from .bindings import C
+from .cache import Cache
+from .cache_size import head_bytes as cache_bytes_of_head
+from .load_errors import context_error, load_error
+from .log import log
+from .model import Model
+from .native import N_BATCH
+from .native_head import CONTEXT_OF_HEAD, NativeHead
+from .options import FLASH_ATTENTION, KV_TYPES, ContextOptions
+
+# Tokens of a draft that are decoded one by one, each with the row of the one before it, if the head
+# did not propose them. More are decoded together, without rows.
+_MOST_GUESSED = 8
+
+
+class TextPosition(Protocol):
+    """Where the cache of a draft model begins in a text."""
+
+    offset: int
+
+
+class Head(Cache):
+    """A prediction head with a cache of its own, in the place of a draft model.
+
+    Attributes:
+        n_heads: Number of heads, of which each predicts one token further; 1 for one head that
+            predicts any number of tokens.
+        text: Where the cache begins in the text; None for the text's start.
+        shares_cache: It reads the cache of its target, and has none of its own.
+        skipped: Number of tokens of the text that are left out before the next pass.
+    """
+
+    shares_cache = False
+    context_type = CONTEXT_OF_HEAD
+    n_read = 0
+    grid = 0
+    exact_attention = False
+    most_exact_rows = K_MAX + 1
+    depth_costs: Mapping[int, float] = MappingProxyType({})
+    follows_machine = False
+    can_roll_back = True
+
+    def __init__(self, target: Model, options: ContextOptions, file: ModelFile | None) -> None:
+        """Open the head of a loaded target.
+
+        Args:
+            target: The target; its options say that a head is used.
+            options: Options of the draft model.
+            file: The head's own file; None if it is in that of the target.
+
+        Raises:
+            GgufSpecError: llama.cpp cannot load or use the head.
+        """
+        self.file = file or target.file
+        self.path, self.options, self._native = self.file.path, options, None
+        self._pieces: dict[int, bytes] = {}
+        self._target, self._rows_of_target = target, target.hidden
+        self.text: TextPosition | None = None
+        self.skipped, self.busy_s = 0, 0.0
+        self.n_heads = n_heads(self.file.header)
+        if file is not None:
+            self._load_file(file)
+        self._open_context()
+        self.n_vocab, self.start = target.n_vocab, target.start
+        self.vocabulary = target.vocabulary
+        self.n_ctx, self.n_ctx_train = target.n_ctx, target.n_ctx_train
+        self.reads_at_once = target.reads_at_once
+        self.weight_bytes = head_bytes(self.file.header)
+        self.cached_bytes = cache_bytes_of_head(self.file.header, options, self.n_ctx) / self.n_ctx
+        self._cached = []
+        # number of first cached tokens that were decoded with rows of the target
+        self._n_true = 0
+        # The head's row of the last cached token, if it is the last that was decoded; and in a
+        # draft of several heads, its tokens with the row before each.
+        self._own: NDArray[np.float32] | None = None
+        self._chain: list[tuple[int, NDArray[np.float32]]] = []
+
+    def _load_file(self, file: ModelFile) -> None:
+        params = C.llama_model_default_params()
+        layers = self.options.gpu_layers
+        params.n_gpu_layers = layers if isinstance(layers, int) else -1
+        params.use_extra_bufts = self.options.extra_bufts
+        params.load_mtp = True
+        log.clear()
+        if not self._target.native.load_head(os.fsencode(file.path), params):
+            raise load_error(file.header, log)
+
+    def _open_context(self) -> None:
+        target, params = self._target, C.llama_context_default_params()
+        params.ctx_type = self.context_type
+        params.n_ctx = target.n_ctx
+        params.n_batch, params.n_ubatch = N_BATCH, target.reads_at_once
+        params.n_seq_max, params.kv_unified = 1, True
+        params.n_outputs_max = params.n_outputs_max_per_seq = K_MAX + 1
+        params.n_threads = params.n_threads_batch = self.threads = target.threads
+        self.flash_attention = self._flash_attention()
+        params.flash_attn_type = FLASH_ATTENTION[self.flash_attention]
+        params.type_k = params.type_v = KV_TYPES[self.options.kv_type][0]
+        log.clear()
+        opened = target.native.open_head(params)
+        if not opened:
+            raise context_error(self.options, target.n_ctx, log)
+        head = NativeHead(target.native, opened, self._width())
+        self._native = cast("Any", head)  # it has the functions that a cache calls
+
+    def _width(self) -> int:
+        """Return the length of the rows that the head takes."""
+        assert self._rows_of_target is not None
+        return self._rows_of_target.width
+
+    def _flash_attention(self) -> str:
+        """Return the flash attention of the target, unless the options of drafts need another."""
+        options = self.options
+        is_free = options.flash_attention == "auto" and not options.needs_flash_attention
+        return self._target.flash_attention if is_free else options.flash_on_cpu
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it can propose a token now."""
+        return True
+
+    @property
+    def slow_first_pass(self) -> bool:
+        """As that of the target."""
+        return self._target.slow_first_pass
+
+    @property
+    def label(self) -> str:
+        """Description for users."""
+        return f"{self.path.name} (prediction head)"
+
+    @property
+    def memory_bytes(self) -> int:
+        """Approximate memory beside that of the target: its own file, cache and rows."""
+        own = 0 if self.file is self._target.file else self.file.header.file_bytes
+        rows = self._rows_of_target.width * 4 * self.n_ctx if self._rows_of_target else 0
+        return own + rows + round(self.cached_bytes * self.n_ctx)
+
+    # ---- interface of a draft model
+
+    def restore(self, tokens: Sequence[int], n_read: int, state: Any) -> bool:
+        """Restore the cache, as `Cache`; the rows of the target are not restored."""
+        done = super().restore(tokens, n_read, state)
+        self._n_true = self.n_past
+        return done
+
+    def read(self, tokens: Sequence[int]) -> None:
+        """Decode tokens without logits."""
+        for i in range(0, len(tokens), self.reads_at_once):
+            self._decode(tokens[i : i + self.reads_at_once], 0)
+
+    def logits(
+        self, tokens: Sequence[int], n_rows: int, branches: Sequence[tuple[int, int]] = ()
+    ) -> Logits:
+        """Decode tokens and return the logits after each of the last `n_rows`.
+
+        Raises:
+            InvalidOptionError: `n_rows` or a token id is out of range, or there are branches.
+            DecodeError: The context is full, or llama.cpp rejected the batch; in the second case
+                the cache is empty.
+        """
+        if branches or not 0 < n_rows <= min(len(tokens), K_MAX + 1):
+            raise InvalidOptionError("n_rows", n_rows, f"from 1 to {len(tokens)}, without branches")
+        if len(tokens) > N_BATCH:
+            self.read(tokens[:-n_rows])
+            tokens = tokens[-n_rows:]
+        n_known = self._n_known(len(tokens))
+        n_guessed = len(tokens) - n_known
+        if n_rows > 1 or not 0 < n_guessed <= _MOST_GUESSED:
+            return self._decode(tokens, n_rows)
+        if n_known:
+            rows = self._decode(tokens[:n_known], 1)
+        for token in tokens[n_known:]:
+            rows = self._guess(token)
+        return rows
+
+    def rollback(self, to: int) -> None:
+        """Drop all cached tokens after the first `to`, and those decoded with own rows."""
+        n = min(to, self._n_true)
+        self._own, self._n_true = (self._own if n >= self.n_past else None), n
+        self._chain.clear()
+        super().rollback(n)
+
+    def _start_over(self, data: bool = False) -> None:
+        super()._start_over(data)
+        self._n_true, self._own = 0, None
+        self._chain.clear()
+
+    # ---- passes
+
+    def _position(self) -> int:
+        """Return the position in the text of the next token."""
+        return self.n_past + self.skipped + (self.text.offset if self.text else 0)
+
+    def _rows_before(self, start: int, n: int) -> NDArray[np.float32]:
+        """Return the rows before `n` positions; zeros where the target's are unknown."""
+        assert self._rows_of_target is not None
+        return self._rows_of_target.before(start, n)
+
+    def _n_known(self, n: int) -> int:
+        """Return how many of the next `n` tokens have a row of the target, or none at all."""
+        end = self._rows_of_target.end if self._rows_of_target else 0
+        return max(0, min(n, end + 1 - self._position()))
+
+    def _decode(self, tokens: Sequence[int], n_rows: int) -> Logits:
+        """Decode tokens with the rows of the target, or with zeros where they are unknown.
+
+        A token whose own row is needed is decoded alone: some graphs of llama.cpp return the rows
+        of the tokens with logits, and others the first rows of the pass.
+        """
+        if n_rows == 1 < len(tokens):
+            self._decode(tokens[:-1], 0)
+            tokens = tokens[-1:]
+        rows = self._rows_before(self._position(), len(tokens))
+        n_past, is_true = self.n_past, self._n_true == self.n_past
+        # The first head comes last, because its logits are needed.
+        for layer in reversed(range(self.n_heads)):
+            self._pass(n_past, tokens, rows, n_rows, layer)
+        if is_true:
+            self._n_true = self.n_past
+        if self.n_heads > 1:
+            self._chain = [(tokens[-1], rows[-1])]
+        return self._results(len(tokens), n_rows)
+
+    def _guess(self, token: int) -> Logits:
+        """Decode a token of a draft, behind the rows that the target has sent."""
+        row = np.zeros(self._width(), np.float32) if self._own is None else self._own
+        if self.n_heads == 1:
+            self._pass(self.n_past, [token], row[None], 1, 0)
+            return self._results(1, 1)
+        self._chain.append((token, row))
+        first = self.n_past + 1 - len(self._chain)
+        if not 1 < len(self._chain) <= self.n_heads or first < 0:
+            raise DecodeError(-1, self.n_past, 1, f"the draft is longer than {self.n_heads} tokens")
+        tokens, rows = [one for one, _ in self._chain], np.stack([one for _, one in self._chain])
+        # The cache of the first head misses these tokens from now on.
+        self._n_true = min(self._n_true, first)
+        # all rows are returned, as in `_decode`
+        self._pass(first, tokens, rows, len(tokens), len(tokens) - 1)
+        return self._results(len(tokens), len(tokens))[-1:]
+
+    def _pass(
+        self,
+        first: int,
+        tokens: Sequence[int],
+        rows: NDArray[np.float32],
+        n_rows: int,
+        layer: int,
+    ) -> None:
+        """Decode tokens with their rows at position `first`, with one of the heads."""
+        native = cast("NativeHead", self.native)
+        if first + len(tokens) > self.n_ctx:
+            raise DecodeError(1, first, len(tokens), f"the context holds {self.n_ctx}")
+        if tokens and not 0 <= min(tokens) <= max(tokens) < self.n_vocab:
+            raise InvalidOptionError("tokens", list(tokens), f"ids from 0 to {self.n_vocab - 1}")
+        cached, started = self._in_doubt(), time.perf_counter()
+        if self.threads != self._target.threads:
+            self.threads = self._target.threads
+            native.context(C.llama_set_n_threads, self.threads, self.threads)
+        if first < len(cached):
+            native.cache(C.llama_memory_seq_rm, 0, first, -1)
+        native.fill(tokens, rows, np.arange(first, first + len(tokens)), n_rows)
+        code = native.decode(layer)
+        self.busy_s += time.perf_counter() - started
+        if code != 0:
+            self._start_over(data=True)
+            raise DecodeError(code, first, len(tokens), log.last)
+        self._cached = [*cached[:first], *tokens]
+
+    def _results(self, n: int, n_rows: int) -> Logits:
+        """Return the logits of the last pass, and keep the row of its last token."""
+        if not n_rows:
+            self._own = None
+            return np.empty((0, self.n_vocab), np.float32)
+        native = cast("NativeHead", self.native)
+        self._own = native.last_row()
+        return native.logits(n - n_rows, n_rows, self.n_vocab)

@@ -1,0 +1,149 @@
+"""Image files: their type and size, read from their first bytes before they are decoded.
+
+Images are untrusted. llama.cpp decodes them with native code, so only files of four types within
+these limits reach it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import ImageError
+from ..system.units import format_bytes
+
+# Limits of a file in bytes, and of an image in pixels and in pixels of a side.
+BYTES_MAX, PIXELS_MAX, SIDE_MAX = 20 << 20, 50_000_000, 16_384
+# Largest ratio of the two sides.
+RATIO_MAX = 200
+_TYPES = "PNG, JPEG, GIF or BMP"
+# Bytes of a size in a JPEG file that come before the numbers: length and precision.
+_JPEG_SIZE_AT = 3
+
+
+@dataclass(frozen=True)
+class Image:
+    """A checked image file.
+
+    Attributes:
+        data: Its bytes.
+        digest: SHA-256 of the bytes.
+        width: Pixels of a row.
+        height: Number of rows.
+    """
+
+    data: bytes
+    digest: bytes
+    width: int
+    height: int
+
+
+def read_image(path: Path) -> Image:
+    """Return the image of a file.
+
+    Raises:
+        ImageError: The file cannot be read, or is no image that is allowed.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(BYTES_MAX + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ImageError(f"{path} cannot be read: {reason}.", "check its name.") from error
+    return check_image(data, str(path))
+
+
+def check_image(data: bytes, name: str = "the image") -> Image:
+    """Return an image whose type and size are allowed.
+
+    Args:
+        data: The bytes of the file.
+        name: Name for error messages.
+
+    Raises:
+        ImageError: It is larger than the limits, or no image of a type that is supported.
+    """
+    if len(data) > BYTES_MAX:
+        raise _too_large(name, f"{format_bytes(BYTES_MAX)}")
+    size = _size(data)
+    if size is None:
+        what = "is a WebP image" if data[8:12] == b"WEBP" else f"is not a {_TYPES} image"
+        raise ImageError(f"{name} {what}.", f"convert it to {_TYPES}.")
+    width, height = size
+    if not (width and height):
+        raise ImageError(f"{name} is damaged: it has no pixels.", "save it again.")
+    if width * height > PIXELS_MAX or max(size) > SIDE_MAX:
+        limit = f"{PIXELS_MAX:,} pixels and {SIDE_MAX:,} in a row or column"
+        raise _too_large(name, limit, f" of {width:,} x {height:,} pixels")
+    if max(size) > RATIO_MAX * min(size):
+        raise ImageError(
+            f"{name} of {width:,} x {height:,} pixels is too narrow: one side may be at most "
+            f"{RATIO_MAX} times as long as the other.",
+            "crop it.",
+        )
+    return Image(data, hashlib.sha256(data).digest(), width, height)
+
+
+def _too_large(name: str, limit: str, what: str = "") -> ImageError:
+    return ImageError(
+        f"{name}{what} is too large: at most {limit} are allowed.", "make it smaller."
+    )
+
+
+def _size(data: bytes) -> tuple[int, int] | None:
+    """Return width and height of an image, or None if the bytes are no image."""
+    for start, size in _SIZES:
+        if data.startswith(start):
+            try:
+                return size(data)
+            except (struct.error, IndexError):
+                return None
+    return None
+
+
+def _png(data: bytes) -> tuple[int, int] | None:
+    width, height = struct.unpack_from(">II", data, 16)
+    return (width, height) if data[12:16] == b"IHDR" else None
+
+
+def _gif(data: bytes) -> tuple[int, int]:
+    width, height = struct.unpack_from("<HH", data, 6)
+    return width, height
+
+
+def _bmp(data: bytes) -> tuple[int, int]:
+    (header,) = struct.unpack_from("<I", data, 14)
+    width, height = struct.unpack_from("<HH" if header == 12 else "<ii", data, 18)
+    return abs(width), abs(height)
+
+
+def _jpeg(data: bytes) -> tuple[int, int] | None:
+    """Return the size in the first start-of-frame segment."""
+    at = 2
+    while True:
+        while data[at] != 0xFF:  # bytes between two segments
+            at += 1
+        while data[at] == 0xFF:
+            at += 1
+        marker = data[at]
+        at += 1
+        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
+            height, width = struct.unpack_from(">HH", data, at + _JPEG_SIZE_AT)
+            return width, height
+        if marker in (0xD9, 0xDA):  # the pixels begin without a size, or the image ends
+            return None
+        if not 0xD0 <= marker <= 0xD8 and marker != 0x01:
+            (length,) = struct.unpack_from(">H", data, at)
+            at += length
+
+
+_SIZES: tuple[tuple[bytes, Callable[[bytes], tuple[int, int] | None]], ...] = (
+    (b"\x89PNG\r\n\x1a\n", _png),
+    (b"\xff\xd8\xff", _jpeg),
+    (b"GIF87a", _gif),
+    (b"GIF89a", _gif),
+    (b"BM", _bmp),
+)

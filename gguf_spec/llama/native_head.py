@@ -1,0 +1,144 @@
+"""Native context of a prediction head: decode tokens together with rows, read logits and rows.
+
+The functions are experimental in llama.cpp (`llama-ext.h`), so a build may lack them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..options import K_MAX
+from .bindings import C
+from .native import N_BATCH, Native
+
+# llama.cpp's LLAMA_CONTEXT_TYPE_MTP
+CONTEXT_OF_HEAD = 1
+# most rows that one call of `NativeHead.encode` takes: as many as a pass may have outputs
+MOST_ENCODED = K_MAX + 1
+
+
+@cache
+def extensions() -> Any:
+    """Return llama-cpp-python's module of experimental functions, or None if the build has none."""
+    try:
+        from llama_cpp import llama_cpp_ext
+    except (ImportError, AttributeError):
+        return None
+    return llama_cpp_ext
+
+
+class NativeHead:
+    """The context of a head on the weights of a target, or on those of a file of its own.
+
+    `Native` owns the memory, and this object keeps it alive.
+
+    Attributes:
+        width: Length of a row.
+        shares_cache: It reads the target's cache and has none of its own.
+    """
+
+    def __init__(self, native: Native, opened: tuple[Any, Any, Any], width: int) -> None:
+        self._native, (self._model, self._context, batch) = native, opened
+        self.width = width
+        self.shares_cache = bool(extensions().llama_get_ctx_other(self._context))
+        self._memory = C.llama_get_memory(self._context)
+        self._rows = np.zeros((N_BATCH, width), np.float32)
+        # llama.cpp frees the original, which has no rows
+        self._batch = type(batch).from_buffer_copy(batch)
+        self._batch.embd = self._rows.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+        arrays = (batch.token, batch.pos, batch.logits, batch.n_seq_id)
+        self._tokens, self._positions, self._outputs, n_sequences = (
+            np.ctypeslib.as_array(one, (N_BATCH,)) for one in arrays
+        )
+        n_sequences[:] = 1
+        for i in range(N_BATCH):
+            batch.seq_id[i][0] = 0
+        self.context(extensions().llama_set_embeddings_nextn, True, True)
+
+    def vocab(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a llama.cpp function with the target's vocabulary as the first argument."""
+        return self._native.vocab(function, *arguments)
+
+    def model(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a llama.cpp function with the head's weights as the first argument."""
+        return function(self._model, *arguments)
+
+    def context(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a llama.cpp function with the context as the first argument."""
+        return function(self._context, *arguments)
+
+    def cache(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a llama.cpp function with the cache as the first argument."""
+        return function(self._memory, *arguments)
+
+    def fill(
+        self,
+        tokens: Sequence[int],
+        rows: NDArray[np.float32],
+        positions: NDArray[np.int64],
+        n_rows: int,
+    ) -> None:
+        """Write tokens, the row for each of them, and their positions.
+
+        Args:
+            tokens: Token ids.
+            rows: The rows, shape `(len(tokens), width)`.
+            positions: Their positions.
+            n_rows: Number of last tokens whose logits and rows are computed.
+        """
+        n = len(tokens)
+        self._tokens[:n], self._positions[:n], self._rows[:n] = tokens, positions, rows
+        self._outputs[: n - n_rows] = 0
+        self._outputs[n - n_rows : n] = 1
+        self._batch.n_tokens = n
+
+    def decode(self, layer: int = 0) -> int:
+        """Decode the batch with one of the head's layers, wait, and return llama.cpp's code."""
+        if layer:
+            self.context(extensions().llama_set_nextn_layer_offset, layer)
+        try:
+            code: int = C.llama_decode(self._context, self._batch)
+            C.llama_synchronize(self._context)
+        finally:
+            if layer:
+                self.context(extensions().llama_set_nextn_layer_offset, 0)
+        return code
+
+    def encode(self, rows: NDArray[np.float32]) -> tuple[int, NDArray[np.float32]]:
+        """Project rows of a target to rows of this head, as EAGLE-3 heads do.
+
+        The cache is neither read nor changed.
+
+        Args:
+            rows: At most `MOST_ENCODED` rows of the target.
+
+        Returns:
+            llama.cpp's code, and the rows; they are undefined unless the code is 0.
+        """
+        n = len(rows)
+        rows, outputs = np.ascontiguousarray(rows), np.ones(n, np.int8)
+        batch = type(self._batch)(n_tokens=n)
+        batch.embd = rows.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+        batch.logits = outputs.ctypes.data_as(type(batch.logits))
+        code: int = C.llama_encode(self._context, batch)
+        C.llama_synchronize(self._context)
+        if code != 0:
+            return code, rows
+        encoded = self.context(extensions().llama_get_embeddings_nextn)
+        return code, np.array(self._native.view(encoded, n, self.width))
+
+    def logits(self, first: int, n_rows: int, n_vocab: int) -> NDArray[np.float32]:
+        """Return a view of rows of logits, starting at the batch's token `first`."""
+        return self._native.view(self.context(C.llama_get_logits_ith, first), n_rows, n_vocab)
+
+    def last_row(self) -> NDArray[np.float32]:
+        """Return a copy of the row of the last token."""
+        get = extensions().llama_get_embeddings_nextn_ith
+        last = self.context(get, self._batch.n_tokens - 1)
+        return np.array(self._native.view(last, 1, self.width)[0])

@@ -1,0 +1,150 @@
+"""State of recurrent layers, and how the last tokens of a context are dropped from it.
+
+Such a state cannot be computed backwards. llama.cpp offers two ways to restore an earlier one:
+
+- Snapshots (`n_rs_seq`): the states after the last tokens of each pass are kept. They serve one
+  rollback, up to the next pass, and reach back into the last pass only.
+- Checkpoints: a copy of the state, taken before a pass. Tokens after it must be decoded again.
+
+A rollback is therefore postponed until the next pass. Several rollbacks become one, and only the
+last position counts.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import DecodeError
+from .bindings import C
+from .native import Native
+
+# flag of llama.cpp: only the states, not the keys and values of attention layers
+_PARTIAL_ONLY = 1
+
+
+class RollbackCounts(NamedTuple):
+    """Number of times that a state was restored.
+
+    Attributes:
+        snapshots: From a snapshot.
+        checkpoints: From a checkpoint.
+        copies: Number of checkpoints that were taken.
+    """
+
+    snapshots: int = 0
+    checkpoints: int = 0
+    copies: int = 0
+
+
+class _Checkpoint(NamedTuple):
+    """A copy of the state after `n` tokens; empty for no tokens."""
+
+    n: int
+    state: NDArray[np.uint8]
+
+
+class RecurrentState:
+    """The state of the only sequence of a context.
+
+    Attributes:
+        n_snapshots: Number of tokens that a snapshot can drop.
+        counts: How often the state was restored.
+    """
+
+    def __init__(self, native: Native, n_snapshots: int) -> None:
+        self._native, self.n_snapshots = native, n_snapshots
+        self.counts = RollbackCounts()
+        self.reset(0)
+
+    def reset(self, n: int) -> None:
+        """Take the cache to hold `n` tokens, of which none can be dropped."""
+        # tokens in llama.cpp's cache, and the fewest that a snapshot can restore
+        self._n, self._least = n, n
+        # before the last verification, and at a place to which a later request may return
+        self._before_pass: _Checkpoint | None = None
+        self._lasting: _Checkpoint | None = None
+
+    def nearest(self, to: int) -> int | None:
+        """Return the most tokens, up to `to`, whose state can be restored; None if there are none.
+
+        A result below `to` means that the tokens after it must be decoded again.
+        """
+        if self._least <= to:
+            return to
+        return max((one.n for one in self._checkpoints() if one.n <= to), default=None)
+
+    def settle(self, n: int) -> None:
+        """Carry out a postponed rollback to `n` tokens, a result of `nearest`."""
+        if n == self._n:
+            return
+        by_snapshot = n >= self._least
+        if not by_snapshot:
+            saved = next(one for one in self._checkpoints() if one.n == n)
+            self._put(saved.state)
+        if not self._native.cache(C.llama_memory_seq_rm, 0, n or -1, -1):
+            raise DecodeError(-1, n, 0, "it cannot restore a state")
+        self._n = self._least = n
+        self._before_pass = self._valid(self._before_pass)
+        self._lasting = self._valid(self._lasting)
+        counts = self.counts
+        self.counts = (
+            counts._replace(snapshots=counts.snapshots + 1)
+            if by_snapshot
+            else counts._replace(checkpoints=counts.checkpoints + 1)
+        )
+
+    def prepare(self, n_dropped: int) -> None:
+        """Take a checkpoint if the next pass may drop more tokens than snapshots can."""
+        if n_dropped > self.n_snapshots:
+            self._before_pass = self._copy()
+
+    def hold(self, lasting: bool) -> None:
+        """Take a checkpoint.
+
+        Args:
+            lasting: Keep it until another lasting one is taken; else until the next checkpoint.
+        """
+        if lasting:
+            self._lasting = self._copy()
+        else:
+            self._before_pass = self._copy()
+
+    def passed(self, n: int) -> None:
+        """Count the tokens of a pass; its last tokens have snapshots."""
+        before, self._n = self._n, self._n + n
+        self._least = max(before + 1, self._n - self.n_snapshots)
+
+    def _checkpoints(self) -> list[_Checkpoint]:
+        return [one for one in (self._before_pass, self._lasting) if one]
+
+    def _valid(self, one: _Checkpoint | None) -> _Checkpoint | None:
+        """Return a checkpoint if the text up to it is still in the cache."""
+        return one if one and one.n <= self._n else None
+
+    def _copy(self) -> _Checkpoint:
+        known = next((one for one in self._checkpoints() if one.n == self._n), None)
+        if known:
+            return known
+        size = self._native.context(C.llama_state_seq_get_size_ext, 0, _PARTIAL_ONLY)
+        state = np.empty(size if self._n else 0, dtype=np.uint8)
+        if self._n:
+            n = self._native.context(
+                C.llama_state_seq_get_data_ext, _bytes_of(state), size, 0, _PARTIAL_ONLY
+            )
+            state = state[:n]
+        self.counts = self.counts._replace(copies=self.counts.copies + 1)
+        return _Checkpoint(self._n, state)
+
+    def _put(self, state: NDArray[np.uint8]) -> None:
+        if len(state) and not self._native.context(
+            C.llama_state_seq_set_data_ext, _bytes_of(state), len(state), 0, _PARTIAL_ONLY
+        ):
+            raise DecodeError(-1, self._n, 0, "it cannot restore the copy of a state")
+
+
+def _bytes_of(values: NDArray[np.uint8]) -> object:
+    return values.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))

@@ -1,0 +1,134 @@
+"""Embeddings and ranks of texts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InvalidOptionError, NoRankingError
+from ..llama.bindings import C
+from ..llama.embedder import Embedder
+from ..llama.model import Model
+from ..results import OnProgress, Progress
+
+Texts = str | Sequence[int] | Sequence[str | Sequence[int]]
+Embeddings = NDArray[np.float32] | list[NDArray[np.float32]]
+
+
+def encode_texts(model: Model, texts: Texts, special: bool) -> list[list[int]]:
+    """Return the token ids of texts, which may be token ids already.
+
+    Raises:
+        InvalidOptionError: A text is neither.
+    """
+    given: Any = [texts] if isinstance(texts, str) or _are_ids(texts) else texts
+    found: list[list[int]] = []
+    for one in given:
+        if isinstance(one, str):
+            found.append(model.tokenize(one, special=special))
+        elif _are_ids(one) or one == []:
+            found.append([*map(int, one)])
+        else:
+            raise InvalidOptionError("texts", one, "texts, or sequences of token ids")
+    return found
+
+
+def _are_ids(value: object) -> bool:
+    return (
+        isinstance(value, Sequence)
+        and not isinstance(value, (str, bytes))
+        and bool(value)
+        and all(isinstance(one, (int, np.integer)) and not isinstance(one, bool) for one in value)
+    )
+
+
+def embed(
+    embedder: Embedder,
+    texts: Sequence[Sequence[int]],
+    normalize: bool,
+    check: Callable[[], object],
+    on_pass: OnProgress | None,
+) -> Embeddings:
+    """Return the embeddings of token ids, as `LLM.embed`.
+
+    Args:
+        embedder: Computes them.
+        texts: Token ids.
+        normalize: Whether each vector gets the length 1; scores never do.
+        check: Called before each pass; an exception of it ends the call.
+        on_pass: As for `LLM.embed`.
+    """
+    embedder.check(texts)
+
+    def passed(n_done: int) -> None:
+        check()
+        if on_pass and n_done:
+            on_pass(Progress("embed", n_done, len(texts), "texts"))
+
+    rows = [*embedder.run(texts, passed)]
+    if normalize and embedder.pooling != "rank":
+        rows = [_normalized(one) for one in rows]
+    if on_pass:
+        on_pass(Progress("embed", len(texts), len(texts), "texts"))
+    if embedder.pooling == "none":
+        return rows
+    return np.stack(rows) if rows else np.empty((0, 0), np.float32)
+
+
+def _normalized(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return vectors with the length 1; a zero vector stays as it is."""
+    # In double precision, as llama.cpp does it.
+    lengths = np.sqrt(np.sum(rows.astype(np.float64) ** 2, axis=-1, keepdims=True))
+    scaled = rows / np.where(lengths > 0, lengths, 1.0)
+    return scaled.astype(np.float32)
+
+
+def rank_prompts(
+    model: Model, pooling: str, query: str, documents: Sequence[str]
+) -> list[list[int]]:
+    """Return the token ids of a query with each document, as llama-server puts them together.
+
+    Raises:
+        NoRankingError: The model does not rank.
+    """
+    if pooling != "rank":
+        raise NoRankingError(model.path, f"its pooling is {pooling}, not rank")
+    template = model.native.model(C.llama_model_chat_template, b"rerank")
+    if template is None:
+        return [_pair(model, query, document) for document in documents]
+    text = template.decode("utf-8", errors="replace")
+    return [_in_template(model, text, query, document) for document in documents]
+
+
+def _pair(model: Model, query: str, document: str) -> list[int]:
+    """Return the token ids of a pair with the special tokens of the vocabulary."""
+    of_vocab = model.native.vocab
+    words = [model.tokenize(one, special=False, start=False) for one in (query, document)]
+    eos, sep = of_vocab(C.llama_vocab_eos), of_vocab(C.llama_vocab_sep)
+    end = [eos if eos >= 0 else sep] if of_vocab(C.llama_vocab_get_add_eos) else []
+    start = [model.start] if of_vocab(C.llama_vocab_get_add_bos) else []
+    between = [sep] if of_vocab(C.llama_vocab_get_add_sep) else []
+    return [*start, *words[0], *end, *between, *words[1], *end]
+
+
+def _in_template(model: Model, template: str, query: str, document: str) -> list[int]:
+    """Return the token ids of a pair in a template; only the template can write special tokens."""
+    texts = {"{query}": query, "{document}": document}
+    parts = re.split(r"(\{query\}|\{document\})", template)
+    if not any(_spells_special(model, text) for text in texts.values()):
+        whole = "".join(texts.get(part, part) for part in parts)
+        return model.tokenize(whole, special=True, start=False)
+    return [
+        token
+        for part in parts
+        for token in model.tokenize(texts.get(part, part), special=part not in texts, start=False)
+    ]
+
+
+def _spells_special(model: Model, text: str) -> bool:
+    """Return whether a text contains the name of a control token."""
+    return not all(map(model.piece, model.tokenize(text, special=True, start=False)))

@@ -1,0 +1,299 @@
+"""Images in prompts: where they stand in a text or in messages, and their token ids there.
+
+A content of a message may be a list of parts, as at OpenAI. For the chat template it is one text,
+in which a mark stands for each image: a character that is in no text of the request. The tokens of
+the text between the marks are those of text alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+from ..errors import ImageError, InvalidOptionError, NoVisionError, TemplateError
+from ..llama.image_file import BYTES_MAX, Image, check_image, read_image
+from ..llama.model import Model
+from ..llama.pictures import Pictures, PromptTokens
+from ..options import IMAGE_IDS
+
+if TYPE_CHECKING:
+    from ..llama.vision import VisionModel
+
+# Where an image stands in a text, in all programs of llama.cpp.
+MARKER = "<__media__>"
+# Most images of a request.
+IMAGES_MAX = 32
+# Characters of a data: URL whose image has the largest size, with its type.
+_URL_MAX = BYTES_MAX * 4 // 3 + 200
+_DATA_URL = re.compile(r"data:(?:[\w.+-]+/[\w.+-]+)?(?:;[\w.+-]+=[\w.+-]+)*;base64,", re.ASCII)
+
+GivenImage: TypeAlias = "str | Path | bytes | Image"
+"""An image: its file, its bytes, or a `data:` URL."""
+Message = Mapping[str, Any]
+TextOrMessages: TypeAlias = "str | Sequence[Message]"
+Encode: TypeAlias = Callable[[Model, "str | Sequence[Message]"], list[int]]
+
+
+class Seeing:
+    """A model for the tokens of one prompt: marks in a text become the ids of their images."""
+
+    def __init__(self, model: Model, ids: Mapping[str, PromptTokens]) -> None:
+        self._model, self._ids = model, ids
+        self._split = re.compile(f"([{''.join(ids)}])")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def tokenize(self, text: str, *, special: bool, start: bool = True) -> list[int]:
+        """Return the ids of a text with marks."""
+        found: list[int] = []
+        for i, part in enumerate(self._split.split(text)):
+            if part in self._ids:
+                found += self._ids[part]
+            elif part or (i == 0 and start):
+                found += self._model.tokenize(part, special=special, start=start and i == 0)
+        return found
+
+    def piece(self, token: int) -> bytes:
+        """Return the bytes of a token; an image has some, as it is no control token."""
+        return b"\xff" if token >= IMAGE_IDS else self._model.piece(token)
+
+
+def encode_with_images(
+    target: Model, prompt: TextOrMessages, images: Sequence[GivenImage], encode: Encode
+) -> list[int]:
+    """Return the token ids of a prompt that may have images.
+
+    Args:
+        target: The model.
+        prompt: A text or messages. In a text `<__media__>` stands for an image; without it the
+            images come first. The images of messages are parts of their contents.
+        images: Images besides those of the messages. They come first in the last message of the
+            user.
+        encode: Returns the ids of a prompt whose contents are texts.
+
+    Raises:
+        ImageError: An image cannot be read, or there are too many.
+        InvalidOptionError: The text has another number of places for images.
+        NoVisionError: The model has no projector.
+        TemplateError: The chat template leaves an image out.
+    """
+    prompt, found = _placed(prompt, images)
+    if not found:
+        return encode(target, prompt if isinstance(prompt, str) else _marked(prompt, []))
+    if len(found) > IMAGES_MAX:
+        raise ImageError(
+            f"there are {len(found)} images: at most {IMAGES_MAX} are allowed.", "send fewer."
+        )
+    pictures, marks = pictures_of(target), _unused(prompt, len(found))
+    ids = {mark: pictures.ids(image) for mark, image in zip(marks, found, strict=True)}
+    if isinstance(prompt, str):
+        left = iter(marks)
+        prompt = re.sub(re.escape(MARKER), lambda _: next(left), prompt)
+    else:
+        prompt = _marked(prompt, marks)
+    tokens = encode(cast("Model", Seeing(target, ids)), prompt)
+    firsts = {next(one for one in some if one >= IMAGE_IDS) for some in ids.values()}
+    if not firsts <= {*tokens}:
+        raise TemplateError(
+            f"the chat template of {target.path.name} leaves an image out.",
+            "put the image into a message of the user.",
+        )
+    return PromptTokens(tokens, [chunk for some in ids.values() for chunk in some.chunks])
+
+
+def _placed(
+    prompt: TextOrMessages, images: Sequence[GivenImage]
+) -> tuple[TextOrMessages, list[Image]]:
+    """Return a prompt with a place for each image, and the images in the order of the places."""
+    given = [as_image(one, f"images[{i}]") for i, one in enumerate(images)]
+    if isinstance(prompt, str):
+        return (_in_text(prompt, len(given)) if given else prompt), given
+    prompt = _with_images(prompt, given) if given else prompt
+    return prompt, [
+        _of_part(part, f"messages[{i}].content[{j}]")
+        for i, message in enumerate(prompt)
+        for j, part in enumerate(_parts(message))
+        if part["type"] == "image_url"
+    ]
+
+
+def with_images(tokens: Sequence[int], target: Model) -> list[int]:
+    """Return the ids of a prompt, which keep its images in memory.
+
+    Raises:
+        ImageError: An image is not whole or not in memory.
+    """
+    if not tokens or not getattr(target, "sees", False) or max(tokens) < IMAGE_IDS:
+        return [*tokens]
+    return PromptTokens(tokens, pictures_of(target).chunks_of(tokens))
+
+
+def check_ids(tokens: Sequence[int]) -> list[int]:
+    """Return the tokens of a prompt without its images.
+
+    Raises:
+        ImageError: The prompt ends with an image.
+    """
+    if not isinstance(tokens, PromptTokens):
+        return [*tokens]
+    if tokens[-1] >= IMAGE_IDS:
+        raise ImageError("the prompt ends with an image.", "add a text after it.")
+    return [token for token in tokens if token < IMAGE_IDS]
+
+
+def pictures_of(target: Model) -> Pictures:
+    """Return the images of a target.
+
+    Raises:
+        NoVisionError: It was loaded without a projector.
+    """
+    if not getattr(target, "sees", False):
+        raise NoVisionError(target.path.name)
+    return cast("VisionModel", target).pictures
+
+
+def as_image(given: GivenImage, name: str) -> Image:
+    """Return the image of a file, of bytes or of a `data:` URL.
+
+    Raises:
+        ImageError: It cannot be read or is not allowed.
+    """
+    if isinstance(given, Image):
+        return given
+    if isinstance(given, (bytes, bytearray, memoryview)):
+        return check_image(bytes(given), name)
+    if isinstance(given, str) and given.startswith("data:"):
+        return image_of_url(given, name)
+    if isinstance(given, str) and re.match(r"https?://", given):
+        raise _not_fetched(name)
+    if not isinstance(given, (str, Path)):
+        raise ImageError(f"{name} is not an image.", "give a file, its bytes or a data: URL.")
+    return read_image(Path(given))
+
+
+def image_of_url(url: str, name: str) -> Image:
+    """Return the image of a `data:` URL in base64.
+
+    Raises:
+        ImageError: It is another URL, too long, or no image that is allowed.
+    """
+    head = _DATA_URL.match(url[:200])
+    if not head:
+        if url.startswith("data:"):
+            raise ImageError(f"{name} is a data: URL without ;base64,.", "encode it in base64.")
+        raise _not_fetched(name)
+    return image_of_base64(url[head.end() :], name)
+
+
+def image_of_base64(text: str, name: str) -> Image:
+    """Return an image from its bytes in base64.
+
+    Raises:
+        ImageError: The text is no base64, too long, or no image that is allowed.
+    """
+    if len(text) > _URL_MAX:
+        return check_image(bytes(BYTES_MAX + 1), name)
+    try:
+        data = base64.b64decode(text.encode("ascii"), validate=True)
+    except (ValueError, binascii.Error):
+        raise ImageError(f"{name} is not base64.", "encode the bytes of the file again.") from None
+    return check_image(data, name)
+
+
+def _not_fetched(name: str) -> ImageError:
+    return ImageError(
+        f"{name} is a URL, and nothing is fetched.",
+        "send the image itself, as a data: URL in base64.",
+    )
+
+
+def _in_text(text: str, n_images: int) -> str:
+    """Return a text with a place for each image."""
+    n = text.count(MARKER)
+    if not n:
+        return MARKER * n_images + text
+    if n != n_images:
+        raise InvalidOptionError(
+            "images",
+            n_images,
+            f"as many images as the prompt has {MARKER}, which is {n}",
+        )
+    return text
+
+
+def _with_images(messages: Sequence[Message], images: Sequence[Image]) -> list[Message]:
+    """Return messages with images at the start of the last one of the user."""
+    last = max((i for i, one in enumerate(messages) if one.get("role") == "user"), default=None)
+    if last is None:
+        raise InvalidOptionError("images", len(images), "given with a message of the user")
+    content = messages[last].get("content")
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    before = [{"type": "image_url", "image_url": one} for one in images]
+    changed = {**messages[last], "content": [*before, *parts]}
+    return [*messages[:last], changed, *messages[last + 1 :]]
+
+
+def _parts(message: Message) -> list[Any]:
+    """Return the checked parts of a content; none for a content that is a text."""
+    content = message.get("content") if isinstance(message, Mapping) else None
+    if not isinstance(content, list):
+        return []
+    for part in content:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind not in ("text", "image_url") or (
+            kind == "text" and not isinstance(part.get("text"), str)
+        ):
+            raise TemplateError(
+                f"{str(part)[:100]!r} is not a part of a message.",
+                'write parts as {"type": "text", "text": "..."} or '
+                '{"type": "image_url", "image_url": {"url": "data:..."}}.',
+            )
+    return content
+
+
+def _of_part(part: Mapping[str, Any], name: str) -> Image:
+    url = part.get("image_url")
+    url = url.get("url") if isinstance(url, Mapping) else url
+    if isinstance(url, Image):
+        return url
+    if not isinstance(url, str):
+        raise ImageError(f"{name} has no URL.", "give the image as a data: URL in base64.")
+    return image_of_url(url, name)
+
+
+def _marked(messages: Sequence[Message], marks: Sequence[str]) -> list[Message]:
+    """Return messages whose contents are texts, with a mark in place of each image."""
+    left = iter(marks)
+
+    def marked(message: Message) -> Message:
+        if not (isinstance(message, Mapping) and isinstance(message.get("content"), list)):
+            return message
+        texts = (part["text"] if part["type"] == "text" else next(left) for part in _parts(message))
+        return {**message, "content": "".join(texts)}
+
+    return [marked(message) for message in messages]
+
+
+def _unused(prompt: object, n: int) -> list[str]:
+    """Return private-use characters that a prompt does not contain."""
+    taken, found = {*_all_text(prompt)}, list[str]()
+    while len(found) < n:
+        one = chr(0x100000 + secrets.randbelow(0xFFFE))
+        if one not in taken:
+            taken.add(one)
+            found.append(one)
+    return found
+
+
+def _all_text(value: object) -> str:
+    if isinstance(value, str):
+        return "" if value.startswith("data:") else value
+    if isinstance(value, Mapping):
+        return "".join(map(_all_text, value.values()))
+    return "".join(map(_all_text, value)) if isinstance(value, (list, tuple)) else ""

@@ -1,0 +1,285 @@
+"""Routes for embeddings and for ranks of documents."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from .errors import ApiError, bad
+from .metrics import Metrics
+from .model_routes import ModelRoutes
+from .requests import parse
+from .settings import Settings
+from .tasks import TaskRunner
+from .values import count, flag, is_count
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ..runtime.llm import LLM
+
+# Most texts of a request, as at OpenAI.
+TEXTS_MAX = 2048
+FORMATS = ("float", "base64")
+EMBEDDING_PATHS = ("/v1/embeddings",)
+RERANK_PATHS = ("/v1/rerank", "/rerank", "/v1/reranking", "/reranking")
+_EMBEDDING = frozenset({"model", "input", "encoding_format", "dimensions", "user"})
+_RERANK = frozenset({"model", "query", "documents", "top_n", "return_documents"})
+# Option or argument of the engine -> field of the request.
+_EMBEDDING_NAMES = {"texts": "input", "prompt": "input"}
+_RERANK_NAMES = {"texts": "documents", "prompt": "documents"}
+
+Text = str | list[int]
+
+
+@dataclass(frozen=True)
+class EmbeddingRequest:
+    """Validated request for embeddings.
+
+    Attributes:
+        texts: Texts, or token ids of each.
+        dimensions: Demanded length of an embedding, or None.
+        as_base64: Whether an embedding is base64 of its numbers in place of an array.
+    """
+
+    texts: list[Text]
+    dimensions: int | None = None
+    as_base64: bool = False
+
+
+@dataclass(frozen=True)
+class RerankRequest:
+    """Validated request for the ranks of documents.
+
+    Attributes:
+        query: The query.
+        documents: The documents.
+        top_n: Number of documents in the answer.
+        with_documents: Whether the answer repeats the documents.
+    """
+
+    query: str
+    documents: list[str]
+    top_n: int
+    with_documents: bool
+
+
+class EmbeddingRoutes:
+    """Routes that compute embeddings, through the queue of all requests."""
+
+    def __init__(
+        self,
+        models: ModelRoutes,
+        tasks: TaskRunner,
+        settings: Settings,
+        totals: Metrics,
+        body: Callable[[Request], Awaitable[bytes]],
+    ) -> None:
+        """Create the routes.
+
+        Args:
+            models: Finds the model of a request.
+            tasks: Runs the computations.
+            settings: Settings of the server.
+            totals: Counts the tokens.
+            body: Reads the body of a request.
+        """
+        self._models, self._tasks, self._settings = models, tasks, settings
+        self._totals, self._body = totals, body
+        self.routes = [
+            *(Route(path, self._embed, methods=["POST"]) for path in EMBEDDING_PATHS),
+            *(Route(path, self._rerank, methods=["POST"]) for path in RERANK_PATHS),
+        ]
+
+    async def _embed(self, request: Request) -> Response:
+        data = _fields(await self._body(request), _EMBEDDING)
+        return await self._answer(
+            request, data, partial(self._embeddings, read_embedding(data)), _EMBEDDING_NAMES
+        )
+
+    async def _rerank(self, request: Request) -> Response:
+        data = _fields(await self._body(request), _RERANK)
+        return await self._answer(
+            request, data, partial(self._ranks, read_rerank(data)), _RERANK_NAMES
+        )
+
+    async def _answer(
+        self, request: Request, data: dict[str, Any], task: Any, names: dict[str, str]
+    ) -> Response:
+        model = self._models.find(data.get("model"), self._settings.takes_any_model)
+        body = await self._tasks.run(request, model, task, names)
+        return Response(body, media_type="application/json")
+
+    def _embeddings(self, asked: EmbeddingRequest, llm: LLM, check: Callable[..., None]) -> bytes:
+        rows, n_tokens = vectors(llm, asked.texts, check, self._totals)
+        check_dimensions(asked.dimensions, rows.shape[1])
+        data = [
+            {"object": "embedding", "index": i, "embedding": _written(row, asked.as_base64)}
+            for i, row in enumerate(rows)
+        ]
+        usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
+        return _json({"object": "list", "data": data, "model": llm.name, "usage": usage})
+
+    def _ranks(self, asked: RerankRequest, llm: LLM, check: Callable[..., None]) -> bytes:
+        tokens = llm.rank_tokens(asked.query, asked.documents)
+        scores = [float(row[0]) for row in llm.embed(tokens, on_pass=check)]
+        n_tokens = sum(map(len, tokens))
+        self._totals.embedded(n_tokens)
+        best = sorted(range(len(scores)), key=lambda i: -scores[i])[: asked.top_n]
+        results = [
+            {"index": i, "relevance_score": scores[i]}
+            | ({"document": {"text": asked.documents[i]}} if asked.with_documents else {})
+            for i in best
+        ]
+        usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
+        return _json({"object": "list", "results": results, "model": llm.name, "usage": usage})
+
+
+def vectors(
+    llm: LLM, texts: list[Text], check: Callable[..., None], totals: Metrics
+) -> tuple[NDArray[np.float32], int]:
+    """Return the normalised embeddings of texts and the number of their tokens.
+
+    Args:
+        llm: The model.
+        texts: Texts or token ids.
+        check: Raises if the request is cancelled.
+        totals: Counts the tokens.
+
+    Raises:
+        ApiError: The model gives no vector for a text.
+        GgufSpecError: As for `LLM.embed`.
+    """
+    import numpy as np
+
+    check_pooling(llm)
+    tokens = [
+        llm.vocabulary.tokenize(text, special=True) if isinstance(text, str) else text
+        for text in texts
+    ]
+    rows = np.asarray(llm.embed(tokens, on_pass=check))
+    n_tokens = sum(map(len, tokens))
+    totals.embedded(n_tokens)
+    return rows, n_tokens
+
+
+def check_pooling(llm: LLM) -> None:
+    """Refuse a model that gives no vector for a text.
+
+    Raises:
+        ApiError: Its pooling is `none` or `rank`.
+    """
+    if llm.pooling in ("none", "rank"):
+        gives = "scores: use /v1/rerank" if llm.pooling == "rank" else "one vector for each token"
+        fact = f"The pooling of this model is {llm.pooling}, which gives {gives}."
+        raise ApiError(fact, "model", "no_embeddings")
+
+
+def check_dimensions(wanted: int | None, has: int) -> None:
+    """Refuse another length of the embeddings: no file says that they may be shortened.
+
+    Raises:
+        ApiError: The demanded length is another one.
+    """
+    if wanted not in (None, has):
+        raise bad(
+            "dimensions",
+            f"must be {has}: the file of this model does not say that its embeddings may be "
+            "shortened.",
+        )
+
+
+def _fields(body: bytes, known: frozenset[str]) -> dict[str, Any]:
+    """Return the fields of a body that are not null.
+
+    Raises:
+        ApiError: A field is unknown.
+    """
+    data = {name: value for name, value in parse(body).items() if value is not None}
+    for name in data:
+        if name not in known:
+            raise ApiError(f"Unknown field: {name[:100]}.", name[:100], "unknown_parameter")
+    return data
+
+
+def read_embedding(data: dict[str, Any]) -> EmbeddingRequest:
+    """Return the request of a body for embeddings.
+
+    Raises:
+        ApiError: A field is invalid.
+    """
+    form = data.get("encoding_format", "float")
+    if form not in FORMATS:
+        raise bad("encoding_format", "must be float or base64.")
+    dimensions = data.get("dimensions")
+    if dimensions is not None:
+        dimensions = count(dimensions, "dimensions", 1, 1 << 20)
+    return EmbeddingRequest(texts_of(data.get("input"), "input"), dimensions, form == "base64")
+
+
+def texts_of(value: Any, name: str, ids: bool = True) -> list[Text]:
+    """Return the texts of a field: a string, token ids, or an array of these.
+
+    Args:
+        value: The value.
+        name: Name of the field.
+        ids: Whether token ids are allowed.
+
+    Raises:
+        ApiError: The value has another form.
+    """
+    several = isinstance(value, list) and not (ids and value and all(map(is_count, value)))
+    given = value if several else [value]
+    for one in given:
+        if not (
+            isinstance(one, str) or (ids and isinstance(one, list) and all(map(is_count, one)))
+        ):
+            forms = "a string, an array of token ids, or an array of these" if ids else ""
+            raise bad(name, f"must be {forms or 'a string or an array of strings'}.")
+    if not 0 < len(given) <= TEXTS_MAX:
+        raise bad(name, f"must contain 1 to {TEXTS_MAX:,} texts.")
+    return list(given)
+
+
+def read_rerank(data: dict[str, Any]) -> RerankRequest:
+    """Return the request of a body for ranks.
+
+    Raises:
+        ApiError: A field is invalid.
+    """
+    query, documents = data.get("query"), data.get("documents")
+    if not isinstance(query, str):
+        raise bad("query", "must be a string.")
+    if not isinstance(documents, list) or not 0 < len(documents) <= TEXTS_MAX:
+        raise bad("documents", f"must be an array of 1 to {TEXTS_MAX:,} documents.")
+    texts = [_document(one, f"documents[{i}]") for i, one in enumerate(documents)]
+    most = count(data.get("top_n", len(texts)), "top_n", 1, 1 << 20)
+    return RerankRequest(query, texts, most, flag(data, "return_documents"))
+
+
+def _document(value: Any, at: str) -> str:
+    text = value.get("text") if isinstance(value, dict) and set(value) == {"text"} else value
+    if not isinstance(text, str):
+        raise bad(at, "must be a string, or an object with a text.")
+    return text
+
+
+def _written(row: NDArray[np.float32], as_base64: bool) -> Any:
+    """Return an embedding for JSON; base64 has its numbers in 32 bits, the lowest byte first."""
+    if as_base64:
+        return base64.b64encode(row.astype("<f4").tobytes()).decode("ascii")
+    return row.tolist()
+
+
+def _json(data: dict[str, Any]) -> bytes:
+    """Return JSON. It is written here, in the thread of the task, because it may be long."""
+    return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()

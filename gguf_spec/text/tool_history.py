@@ -1,0 +1,180 @@
+"""Tools, calls and results of earlier messages, in the form that a chat template can render."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..llama.model import Model
+from ..tools.families import Family, family_of
+
+Messages = Sequence[Mapping[str, Any]]
+
+# A template that reads the tools from the system message, as JSON text.
+_IN_SYSTEM = re.compile(r"\bmessage\s*(?:\.\s*tools\b|\[\s*['\"]tools['\"]\s*\])")
+# Variables with which templates are given tools.
+TOOL_VARIABLES = ("tools", "xml_tools")
+
+
+def call_tokens(model: Model) -> dict[int, str]:
+    """Return the special tokens of the model's tool calls that have no text, with their names."""
+    family = family_of(model.chat_template or "")
+    ids = {name: model.tokenize(name, special=True, start=False) for name in family.tokens}
+    return {
+        found[0]: name
+        for name, found in ids.items()
+        if len(found) == 1 and not model.piece(found[0])
+    }
+
+
+def reads_tools(template: str) -> bool:
+    """Return whether a template renders tools."""
+    return any(re.search(rf"\b{name}\b", template) for name in TOOL_VARIABLES)
+
+
+@dataclass(frozen=True)
+class ToolHistory:
+    """Messages for one template.
+
+    Attributes:
+        messages: The messages. A call that the template does not render is a placeholder at the
+            end of a content.
+        places: Placeholder -> the call in the model's syntax.
+    """
+
+    messages: list[dict[str, Any]]
+    places: Mapping[str, str]
+
+    def render(self, render: Callable[[Messages], str], contents: Messages) -> str:
+        """Return the prompt for other contents of the messages, with all calls."""
+        filled = [
+            {**new, "content": new["content"] + place} if place else new
+            for new, place in zip(contents, map(_place_of, self.messages), strict=True)
+        ]
+        text = render([{k: v for k, v in one.items() if k != _PLACE} for one in filled])
+        for place, written in self.places.items():
+            text = text.replace(place, written)
+        return text
+
+
+_PLACE = "_place_of_calls"
+
+
+def _place_of(message: Mapping[str, Any]) -> str:
+    place: str = message.get(_PLACE, "")
+    return place
+
+
+def tool_history(
+    messages: Messages, template: str, tools: Sequence[Mapping[str, Any]] | None
+) -> ToolHistory:
+    """Fit tools, calls and their results to a template.
+
+    - Ids get the length that the template demands.
+    - Several calls of a message become several messages where the template renders only one.
+    - Calls become text where the template renders none.
+    - Tools become a field of the system message where the template reads them there.
+
+    Args:
+        messages: The messages.
+        template: The chat template.
+        tools: The tools of the request.
+    """
+    family = family_of(template)
+    fitted = [dict(message) for message in messages]
+    if family.id_length:
+        fitted = [_with_ids(message, family.id_length) for message in fitted]
+    if not family.is_parallel:
+        fitted = _one_call_each(fitted)
+    if tools and _IN_SYSTEM.search(template):
+        fitted = _with_tools(fitted, tools)
+    places: dict[str, str] = {}
+    if "tool_calls" not in template:
+        mark = _unused(json.dumps(fitted, default=str, ensure_ascii=False) + template)
+        for i, message in enumerate(fitted):
+            if calls := message.pop("tool_calls", None):
+                place = f"{mark}{i}{mark}"
+                places[place] = _written(family, calls, bool(message["content"]))
+                message[_PLACE] = place
+    return ToolHistory(fitted, places)
+
+
+def with_text_arguments(messages: Messages) -> list[dict[str, Any]]:
+    """Return messages whose calls have their arguments as JSON text."""
+    return [
+        {**one, "tool_calls": [_text_arguments(call) for call in one["tool_calls"]]}
+        if one.get("tool_calls")
+        else dict(one)
+        for one in messages
+    ]
+
+
+def _text_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    arguments = json.dumps(function["arguments"], ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _with_ids(message: dict[str, Any], length: int) -> dict[str, Any]:
+    if message.get("tool_calls"):
+        calls = [{**call, "id": _id(call.get("id"), length)} for call in message["tool_calls"]]
+        return {**message, "tool_calls": calls}
+    if "tool_call_id" in message:
+        return {**message, "tool_call_id": _id(message["tool_call_id"], length)}
+    return message
+
+
+def _id(given: object, length: int) -> str:
+    """Return an id of some length: the given one, or one that follows from it."""
+    text = str(given)
+    if len(text) == length and text.isascii() and text.isalnum():
+        return text
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:length]
+
+
+def _one_call_each(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages with one call each, and the result of each call after it."""
+    fitted, at = list[dict[str, Any]](), 0
+    while at < len(messages):
+        message, at = messages[at], at + 1
+        calls = message.get("tool_calls") or []
+        if len(calls) < 2:
+            fitted.append(message)
+            continue
+        end = at
+        while end < len(messages) and messages[end]["role"] == "tool":
+            end += 1
+        results, at = messages[at:end], end
+        for i, call in enumerate(calls):
+            first = message if i == 0 else {"role": message["role"], "content": ""}
+            fitted.append({**first, "tool_calls": [call]})
+            fitted += [one for one in results if one.get("tool_call_id") == call.get("id")]
+        ids = [call.get("id") for call in calls]
+        fitted += [one for one in results if one.get("tool_call_id") not in ids]
+    return fitted
+
+
+def _with_tools(
+    messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    text = json.dumps([tool["function"] for tool in tools], ensure_ascii=False)
+    if not messages or messages[0]["role"] != "system":
+        messages = [{"role": "system", "content": ""}, *messages]
+    return [{**messages[0], "tools": text}, *messages[1:]]
+
+
+def _written(family: Family, calls: Sequence[Mapping[str, Any]], has_content: bool) -> str:
+    found = [(one["function"]["name"], one["function"]["arguments"]) for one in calls]
+    return ("\n" if has_content else "") + family.write(found).removeprefix(family.prompted)
+
+
+def _unused(taken: str) -> str:
+    """Return a private-use character that is not in a text."""
+    while (mark := chr(0x100000 + secrets.randbelow(0xFFFE))) in taken:
+        pass
+    return mark

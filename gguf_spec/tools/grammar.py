@@ -1,0 +1,140 @@
+"""Grammars for answers that must be tool calls, or must call tools as their schemas demand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from ..errors import InvalidOptionError
+from ..grammar.automaton import Automaton
+from ..grammar.json_schema import BUILT_IN_RULES, to_gbnf, to_rules
+from .families import HARMONY, Family
+from .harmony import HARMONY_TOKENS, harmony_rules
+from .source import words_of
+from .text_rules import Sym, symbols, until
+from .use import ToolUse
+
+# White space that may stand before a call, so that a text must not begin with it.
+_BLANK = r" \t\n\r\x0B\x0C\x1C-\x1F\x85\xA0\u1680\u2000-\u200A\u2028\u2029\u202F\u205F\u3000"
+
+
+class ToolSchemaError(InvalidOptionError):
+    """The schema of a strict tool, or of the answer, cannot be converted for this model.
+
+    Attributes:
+        tool: Name of the tool; None for the schema of the answer.
+        reason: What is not supported.
+    """
+
+    def __init__(self, tool: str | None, error: InvalidOptionError) -> None:
+        self.tool = tool
+        self.reason = str(getattr(error, "reason", error)).rstrip(".")[:300] + "."
+        option = "json_schema" if tool is None else "tools"
+        what = "the schema of the answer" if tool is None else f"the schema of the tool {tool}"
+        super().__init__(option, tool, "", message=f"{what} cannot be used: {self.reason}")
+
+
+def tool_grammar(
+    use: ToolUse,
+    family: Family,
+    token: Callable[[str], int | None],
+    schema: Any = None,
+    thinks: bool = True,
+) -> str:
+    """Return a grammar for answers that call tools, or otherwise follow a schema or are text.
+
+    A call follows the schema of its tool. If a schema cannot be converted and the tool is not
+    strict, the arguments may be any object.
+
+    Args:
+        use: The tools, and how they may be called.
+        family: Family of the model.
+        token: Returns the id of a control token that is written like a text, or None.
+        schema: Schema of an answer that calls no tool; None for any text.
+        thinks: Whether there may be reasoning, in a family whose grammar includes it.
+
+    Raises:
+        ToolSchemaError: The schema of a strict tool, or `schema`, cannot be converted.
+    """
+    sym = symbols(HARMONY_TOKENS if family.name == HARMONY else family.tokens, token)
+    calls = list(_calls(use, family, sym))
+    rules = [f"call ::= {' | '.join(name for name, _ in calls)}"]
+    rules += [line for _, lines in calls for line in lines]
+    if schema is not None:
+        rules += _answer_rules(schema)
+    if family.name == HARMONY:
+        return _grammar([*harmony_rules(use.required, schema is not None, thinks, token), *rules])
+    rules += _sequence(use, family, sym)
+    first = "more" if family.prompted else "calls"
+    if use.required:
+        return _grammar([f"root ::= {first}", *rules])
+    text = f"{sym(family.text_mark)} " if family.text_mark else ""
+    if schema is not None:
+        return _grammar([f"root ::= {first} | {text}answer-root", *rules])
+    return _grammar([*_text(family, first, text, sym), *rules])
+
+
+def _grammar(rules: Iterable[str]) -> str:
+    return "\n".join([*rules, *BUILT_IN_RULES]) + "\n"
+
+
+def _answer_rules(schema: Any) -> list[str]:
+    try:
+        to_gbnf(schema)  # checks the rules
+        return to_rules(schema, "answer-")
+    except InvalidOptionError as error:
+        raise ToolSchemaError(None, error) from None
+
+
+def _calls(use: ToolUse, family: Family, sym: Sym) -> Iterator[tuple[str, list[str]]]:
+    """Yield for each tool the name of the rule for its call, and its rules."""
+    for i, (name, schema) in enumerate(use.schemas.items()):
+        prefix = f"t{i}-"
+        try:
+            rules = _checked(family, name, {"type": "object", **schema}, prefix, sym)
+        except InvalidOptionError as error:
+            if name in use.strict:
+                raise ToolSchemaError(name, error) from None
+            rules = family.call.rule(name, {"type": "object"}, prefix, sym)
+        yield f"{prefix}call", rules
+
+
+def _checked(
+    family: Family, name: str, schema: Mapping[str, Any], prefix: str, sym: Sym
+) -> list[str]:
+    """Return the rules for a call, if they are a grammar.
+
+    Raises:
+        InvalidOptionError: The schema is not supported, or the grammar is too large.
+    """
+    rules = family.call.rule(name, schema, prefix, sym)
+    # Numbers of tokens are not checked here: they are those of `sym`.
+    Automaton(_grammar([f"root ::= {prefix}call", *rules]), lambda _: 0)
+    return rules
+
+
+def _sequence(use: ToolUse, family: Family, sym: Sym) -> Iterator[str]:
+    """Yield the rules for calls, and for what follows the first marker."""
+    marker = words_of(family.lead)[0] if family.lead.strip() else ""
+    is_parallel = use.parallel and family.is_parallel
+    lead = sym(family.lead[len(marker) :])
+    begin = sym(family.between + family.call.begins[0])
+    again = f"({begin} call)*" if is_parallel else ""
+    parts = [lead, "call", again, sym(family.close)]
+    yield f"more ::= {' '.join(filter(None, parts))}"
+    yield f"calls ::= {sym(marker)} more" if marker else "calls ::= more"
+
+
+def _text(family: Family, first: str, text: str, sym: Sym) -> Iterator[str]:
+    """Yield the rules for calls, or a text in which every marker begins calls that end it."""
+    marks = dict.fromkeys(family.markers, "")
+    for begin in family.call.begins:
+        lead = family.open + begin
+        if lead.strip():
+            marker = words_of(lead)[0]
+            rest = sym(lead[len(marker) :])
+            marks[marker] = "more" if begin == family.call.begins[0] else f"{rest} last"
+    yield "last ::= call"
+    start = family.starts and family.starts + _BLANK
+    yield f"root ::= {first} | {text}text" if family.starts or family.prompted else "root ::= text"
+    yield from until(marks, "text", sym, may_end=True, not_first=start)

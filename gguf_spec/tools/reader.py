@@ -1,0 +1,199 @@
+"""Parser that separates an answer into text and tool calls, in pieces or whole."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from .calls import Schemas
+from .events import ArgumentPiece, CallBroken, CallEnded, CallStarted, Event, TextPiece
+from .families import Family
+from .source import NotACallError, Source, Steps
+
+
+class ToolReader:
+    """Incremental parser of an answer.
+
+    The joined text and calls do not depend on how the answer is cut. White space before a call is
+    dropped. What looks like a call and is none stays text.
+    """
+
+    def __init__(self, family: Family, schemas: Schemas, most: int | None = None) -> None:
+        """Create a parser.
+
+        Args:
+            family: Family of the model.
+            schemas: Names of the tools, with the JSON schemas of their arguments.
+            most: Maximum number of calls; further ones are dropped. None for no limit.
+        """
+        self._family, self._schemas, self._most = family, schemas, most
+        self._source = Source(family.prompted)
+        self._n_calls = 0
+        self._steps = self._answer()
+        self._advance()
+
+    def push(self, text: str) -> list[Event]:
+        """Append text of the answer; return the events that it completes."""
+        if text:
+            self._source.text += text
+            self._advance()
+        return self._kept(self._source.take())
+
+    def finish(self) -> list[Event]:
+        """End the answer; return the last events."""
+        self._source.ended = True
+        self._advance()
+        return self._kept(self._source.take())
+
+    def _advance(self) -> None:
+        next(self._steps, None)
+
+    def _kept(self, events: list[Event]) -> list[Event]:
+        """Return events without the calls after the last one that is wanted."""
+        kept = []
+        for event in events:
+            self._n_calls += isinstance(event, CallStarted)
+            if self._most is None or self._n_calls <= self._most or isinstance(event, TextPiece):
+                kept.append(event)
+            elif isinstance(event, CallBroken):
+                kept.append(TextPiece(event.source))
+        return kept
+
+    # ---- the steps of the parser
+
+    def _answer(self) -> Steps[None]:
+        source, family = self._source, self._family
+        if family.prompted and (yield from source.literal(family.prompted + family.text_mark)):
+            source.drop()
+        elif family.starts:
+            yield from source.space()
+            if (yield from source.peek()) == family.starts:
+                yield from self._section()
+            else:
+                source.at = 0
+        while not source.is_over:
+            yield from self._text()
+            if not source.is_over:
+                yield from self._section()
+
+    def _text(self) -> Steps[None]:
+        """Emit text up to a call or the end; white space before a call stays unread text."""
+        source, markers = self._source, self._family.markers
+        waiting = source.until(markers)
+        while True:
+            try:
+                next(waiting)
+                found = None
+            except StopIteration as stop:
+                found = stop.value
+            end = source.at
+            if found == "":  # the end of the answer
+                had_call = self._n_read and not source.text.strip()
+                source.drop() if had_call else source.say()
+                return
+            source.at = len(source.text[:end].rstrip())
+            rest = end - source.at
+            if source.at:
+                source.say()
+                self._n_read = 0
+            source.at = 0 if found else rest
+            if found:
+                return
+            yield
+
+    _n_read = 0  # calls since the last text
+
+    def _section(self) -> Steps[None]:
+        """Read calls up to the end of their section."""
+        source = self._source
+        try:
+            yield from self._calls()
+        except NotACallError:
+            if source.at == 0:
+                source.at = min(1, len(source.text))
+            source.give_up()
+            self._n_read = 0
+
+    def _calls(self) -> Steps[None]:
+        source, family = self._source, self._family
+        if family.open:
+            yield from source.need(family.open)
+        while True:
+            yield from self._begin()
+            yield from family.call.read(source, self._schemas)
+            self._n_read += 1
+            source.drop()
+            if not (yield from self._has_next()):
+                return
+
+    def _begin(self) -> Steps[None]:
+        """Read the beginning of a call.
+
+        Raises:
+            NotACallError: No call follows.
+        """
+        source, begins = self._source, self._family.call.begins
+        yield from source.space()
+        for begin in sorted(begins, key=len, reverse=True):
+            if not begin or (yield from source.optional(begin)):
+                return
+        raise NotACallError
+
+    def _has_next(self) -> Steps[bool]:
+        """Read what stands between two calls, or the end of the section; return which."""
+        source, family = self._source, self._family
+        if family.open and (yield from source.optional(family.close)):
+            source.drop()
+            return False
+        if family.between.strip():
+            if (yield from source.optional(family.between)) and not source.is_over:
+                return True
+            source.at = 0
+            if family.starts:
+                yield from source.space()
+                is_next = (yield from source.peek()) == family.starts
+                source.at = 0
+                return is_next
+            return False
+        if not family.open:
+            return False
+        yield from source.space()
+        return not source.is_over
+
+
+class Answer(NamedTuple):
+    """A whole answer.
+
+    Attributes:
+        text: Its text.
+        calls: Names of the called tools with the arguments as JSON text.
+    """
+
+    text: str
+    calls: list[tuple[str, str]]
+
+
+def read_answer(text: str, family: Family, schemas: Schemas, most: int | None = None) -> Answer:
+    """Separate a whole answer into text and tool calls; a broken call is text.
+
+    Args:
+        text: The answer.
+        family: Family of the model.
+        schemas: Names of the tools, with the JSON schemas of their arguments.
+        most: Maximum number of calls; further ones are dropped. None for no limit.
+    """
+    reader = ToolReader(family, schemas, most)
+    said, calls = list[str](), list[tuple[str, str]]()
+    for event in [*reader.push(text), *reader.finish()]:
+        if isinstance(event, TextPiece):
+            said.append(event.text)
+        elif isinstance(event, CallStarted):
+            calls.append((event.name, ""))
+        elif isinstance(event, ArgumentPiece):
+            name, arguments = calls[-1]
+            calls[-1] = name, arguments + event.text
+        elif isinstance(event, CallBroken):
+            calls.pop()
+            said.append(event.source)
+        else:
+            assert isinstance(event, CallEnded)
+    return Answer("".join(said), calls)

@@ -1,0 +1,295 @@
+"""The same text with EAGLE-3 heads as without, and what they bring."""
+
+import gc
+from dataclasses import replace
+
+import psutil
+import pytest
+
+import gguf_spec
+from gguf_spec import Sampling, Speculation, doctor
+from gguf_spec.errors import NoSpeculationError
+from gguf_spec.gguf.architectures import LAST_ROWS, LAYER_INPUTS
+from gguf_spec.llama.eagle_head import EagleHead
+from gguf_spec.llama.options import ContextOptions
+from gguf_spec.options import HEADS
+from gguf_spec.runtime import head_choice
+from gguf_spec.speculative.cost_model import CostModel, Overhead
+from tests.gguf import eagle, families, zoo
+
+PROMPTS = ("of the of the of the of", "SM T) SM T) SM", "Once upon a time", "a")
+GREEDY = Sampling(temperature=0, max_tokens=32)
+SAMPLED = Sampling(temperature=0.8, max_tokens=32, seed=5)
+FIXED = Speculation(k=3, drafter="eagle3", adaptive=False)
+KNOWN = [*range(26, 90)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("eagle")
+    target = families.family("llama")
+    zoo.write(folder / "llama.gguf", target)
+    zoo.write(folder / "qwen2.gguf", families.family("qwen2"))
+    heads = {
+        "guesser": eagle.guesser(target), "table": eagle.guesser(target, KNOWN), "random": eagle.head(width=48),
+        "borrows": eagle.head(own=False), "wide": eagle.head(n_target=96), "mad": eagle.head(known=[*KNOWN[1:], len(zoo.TOKENS)]),
+    }  # fmt: skip
+    for name, head in heads.items():
+        zoo.write(folder / f"{name}.gguf", head)
+    return folder
+
+
+def loaded(folder, head="guesser", name="llama", **options):
+    options = {"threads": 1, "extra_bufts": False, "n_ctx": 256} | options
+    return gguf_spec.load(folder / f"{name}.gguf", folder / f"{head}.gguf", **options)
+
+
+def texts(llm, **speculation):
+    return [
+        llm.generate(
+            prompt,
+            Sampling(temperature=temperature, max_tokens=32, seed=i),
+            speculation=Speculation(**speculation),
+        )
+        for temperature in (0, 0.8)
+        for i, prompt in enumerate(PROMPTS)
+    ]
+
+
+def tokens(results):
+    return [one.tokens for one in results]
+
+
+def shares(results):
+    drafted = sum(one.stats.n_drafted for one in results)
+    return sum(one.stats.n_accepted for one in results) / drafted
+
+
+@pytest.mark.parametrize("head", ["guesser", "table"])
+def test_a_good_head_drafts_well_and_changes_nothing(folder, head):
+    """Chance would be one token in about 64."""
+    with loaded(folder, head) as llm:
+        assert llm.notes == ()
+        assert llm.draft_name == f"{head}.gguf (prediction head)"
+        assert llm.profile.agreement > 0.15
+        plain = tokens(texts(llm, k=0))
+        assert len({*plain}) > 4
+        for k in (1, 2, 3, 5, 8, 16):
+            results = texts(llm, k=k, drafter="eagle3", adaptive=False)
+            assert tokens(results) == plain, k
+            assert {name for one in results for name in one.stats.drafters} == {"eagle3"}
+            assert not any(one.stats.n_near_ties for one in results)
+            assert k > 1 or shares(results) > 0.3
+        for drafter in ("hybrid", "auto", "model"):
+            assert tokens(texts(llm, k=4, drafter=drafter, adaptive=False)) == plain
+        assert tokens(texts(llm)) == plain
+        with llm.models() as (_, loaded_head):
+            assert isinstance(loaded_head, EagleHead)
+    with gguf_spec.load(
+        folder / "llama.gguf", None, threads=1, extra_bufts=False, n_ctx=256
+    ) as llm:
+        assert tokens(texts(llm)) == plain
+
+
+@pytest.mark.parametrize("head", ["random", "borrows"])
+def test_bad_heads_change_nothing(folder, head):
+    with loaded(folder, head) as llm:
+        plain = tokens(texts(llm, k=0))
+        for k in (1, 2, 5):
+            for drafter in ("eagle3", "hybrid"):
+                results = texts(llm, k=k, drafter=drafter, adaptive=False)
+                assert tokens(results) == plain, (k, drafter)
+                assert sum(one.stats.drafters.get("eagle3", (0, 0))[0] for one in results) > 20
+                assert not any(one.stats.why_none for one in results)
+        assert tokens(texts(llm)) == plain
+
+
+@pytest.mark.parametrize("name", sorted(({*families.NAMES} & LAYER_INPUTS) - {"llama"}))
+def test_the_same_text_for_each_architecture(tmp_path, name):
+    last = 3 if name.startswith("nemotron") else 2
+    families.write_family(tmp_path, name)
+    layers = (0, 1, last) if name in LAST_ROWS else (0, 1, 1)
+    zoo.write(tmp_path / "head.gguf", eagle.head(layers=layers))
+    with loaded(tmp_path, "head", name) as llm:
+        assert llm.notes == ()
+        plain = tokens(texts(llm, k=0))
+        results = texts(llm, k=3, drafter="eagle3", adaptive=False)
+        assert tokens(results) == plain
+        assert sum(one.stats.n_drafted for one in results) > 100
+        assert not any(one.stats.why_none for one in results)
+
+
+@pytest.mark.parametrize("accept", ["rejection", "block"])
+def test_rules_that_draw_from_the_draft(folder, accept):
+    with loaded(folder, "table") as llm:
+        results = texts(llm, k=1, drafter="eagle3", adaptive=False, accept=accept)
+        assert shares(results) > 0.1
+        greedy = tokens(texts(llm, k=0))[: len(PROMPTS)]
+        assert tokens(results)[: len(PROMPTS)] == greedy
+
+
+def test_conversations_and_sessions(folder, tmp_path):
+    with loaded(folder, speculation=FIXED) as llm:
+        chat = llm.chat(sampling=GREEDY)
+        chat.send("of the of the")
+        chat.save(tmp_path / "session")
+        expected = chat.send("and the?").text
+    for speculation in (FIXED, Speculation(k=0)):
+        with loaded(folder, speculation=speculation) as llm:
+            chat = llm.chat(sampling=GREEDY)
+            assert chat.restore(tmp_path / "session") == ""
+            with llm.models() as (target, head):
+                assert min(target.n_past, head.n_past) > 5
+            assert chat.send("and the?").text == expected
+
+
+def test_edited_prompts(folder):
+    """Repeated, continued and edited questions give the answers of a new model."""
+    prompts = [[40, 41, 42, 43, 44, 45] * 4] * 2
+    prompts += [[*prompts[0], 60, 61], [*prompts[0][:18], 70, 71], [50], [50, 51]]
+    with loaded(folder) as llm:
+        kept = [
+            llm.generate_tokens(prompt, one, speculation=FIXED).tokens
+            for prompt in prompts
+            for one in (GREEDY, SAMPLED)
+        ]
+    new = []
+    with gguf_spec.load(
+        folder / "llama.gguf", None, threads=1, extra_bufts=False, n_ctx=256
+    ) as llm:
+        for prompt in prompts:
+            for one in (GREEDY, SAMPLED):
+                llm.forget()
+                new.append(llm.generate_tokens(prompt, one).tokens)
+    assert kept == new
+
+
+def test_costs_decide_whether_the_head_drafts(folder, monkeypatch):
+    """By a profile in place of the clock: a pass of the head costs nothing, or more than the target's."""
+    monkeypatch.setattr(CostModel, "learn", lambda *_: None)
+    monkeypatch.setattr(CostModel, "learn_reading", lambda *_: None)
+    monkeypatch.setattr(Overhead, "learn", lambda *_: None)
+    with loaded(folder) as llm:
+        passes = {1: 0.01, 2: 0.0101, 9: 0.0105, 65: 0.02}
+        drafted = []
+        for share in (0.001, 1.5):
+            draft = {width: share * seconds for width, seconds in passes.items()}
+            known = replace(llm.profile, target=passes, draft=draft, token_s=0.0, proposal_s=0.0)
+            llm._pair.use_profile(known)
+            results = texts(llm, drafter="eagle3")
+            drafted.append(sum(one.stats.n_drafted for one in results))
+        assert drafted[0] > 50
+        assert drafted[1] == 0
+        assert "too few for a gain" in results[0].stats.why_none
+
+
+def test_statistics_are_those_of_the_head(folder):
+    """They are kept under its name, beside those of other drafters, and read again."""
+    with loaded(folder) as llm:
+        texts(llm, k=1, drafter="eagle3", adaptive=False)
+    with loaded(folder) as llm:
+        seen = llm._pair.experiences["greedy"].chances.to_list()
+        places = {name: sum(one[3] for one in seen if one[0] == name) for name in ("model", *HEADS)}
+        assert places["model"] == places["mtp"]
+        assert places["eagle3"] > places["mtp"] + 20
+
+
+def test_heads_that_cannot_be_used(folder, monkeypatch):
+    """A note names the reason, or an error if the head is asked for."""
+    cases = [
+        ("wide", "llama", {}, "is for rows of 96 values, and llama.gguf has rows of 64"),
+        ("mad", "llama", {}, "names tokens that are not in its vocabulary"),
+        ("guesser", "qwen2", {}, "gives no inputs of layers to a head for the architecture qwen2"),
+        ("guesser", "llama", {"parallel": 2}, "not used with parallel requests"),
+    ]
+    for head, name, options, why in cases:
+        with loaded(folder, head, name, **options) as llm:
+            assert why in llm.notes[0]
+            assert llm.notes[0].endswith(": drafts come from elsewhere.")
+            assert not llm.draft_name
+            assert llm.generate(PROMPTS[0], GREEDY).tokens
+        with pytest.raises(NoSpeculationError, match=why):
+            loaded(folder, head, name, speculation=FIXED, **options)
+    monkeypatch.setattr(head_choice, "layer_functions", lambda: None)
+    with loaded(folder) as llm:
+        assert "has no functions for prediction heads" in llm.notes[0]
+    monkeypatch.undo()
+    monkeypatch.setattr(head_choice, "why_head_fails", lambda *_: "a test failed")
+    with loaded(folder) as llm:
+        assert llm.notes[0] == "a test failed: drafts come from elsewhere."
+
+
+def test_a_kind_of_head_that_is_not_there(folder):
+    with loaded(folder) as llm, pytest.raises(NoSpeculationError, match="the drafter mtp needs"):
+        llm.generate("a", GREEDY, speculation=replace(FIXED, drafter="mtp"))
+    with gguf_spec.load(folder / "llama.gguf", None, threads=1, n_ctx=256) as llm:
+        with pytest.raises(NoSpeculationError, match="the drafter eagle3 needs") as caught:
+            llm.generate("a", GREEDY, speculation=FIXED)
+        assert "to the file of one" in caught.value.hint
+
+
+def test_doctor_tells_that_the_head_drafts(folder):
+    def checks(head, name="llama"):
+        found = doctor.doctor(
+            folder / f"{name}.gguf", folder / f"{head}.gguf", ContextOptions(256, 1)
+        ).checks
+        return {one.name: one for one in found}
+
+    found = checks("guesser")
+    assert found["draft"].found == "the prediction head in guesser.gguf drafts (eagle3)"
+    assert found["loading"].status == "ok"
+    assert found["rollback"].status == "ok"
+    assert "gives no inputs of layers" in checks("guesser", "qwen2")["draft"].found
+
+
+def test_a_cancelled_request_leaves_a_usable_head(folder):
+    with loaded(folder) as llm:
+        expected = llm.generate("a", GREEDY, speculation=FIXED).tokens
+        for n in (1, 2, 5):
+            with llm.stream("Once upon a time", SAMPLED, speculation=FIXED) as stream:
+                for i, _ in enumerate(stream):
+                    if i == n:
+                        stream.cancel()
+            assert llm.generate("a", GREEDY, speculation=FIXED).tokens == expected
+
+
+@pytest.mark.failing_drafts
+def test_a_head_that_fails_is_switched_off(folder, monkeypatch):
+    with loaded(folder) as llm:
+        plain = llm.generate("a", GREEDY, speculation=Speculation(k=0)).tokens
+        monkeypatch.setattr("gguf_spec.llama.native_head.NativeHead.encode", lambda *_: (-3, None))
+        got = llm.generate("a", GREEDY, speculation=FIXED)
+        assert got.tokens == plain
+        assert got.stats.why_none.startswith("the eagle3 drafter failed and was switched off")
+        monkeypatch.undo()
+        assert llm.generate("a", GREEDY, speculation=FIXED).stats.n_drafted > 0
+
+
+def test_memory_stays_flat(folder):
+    with loaded(folder, "table") as llm:
+
+        def ask(n):
+            for i in range(n):
+                short = replace(SAMPLED, max_tokens=8, seed=i)
+                llm.generate(PROMPTS[i % len(PROMPTS)], short, speculation=FIXED)
+            gc.collect()
+            return psutil.Process().memory_info().rss
+
+        before = ask(60)
+        assert ask(300) - before < 2 << 20
+
+
+def test_closing_frees_the_memory_of_a_head(folder):
+    def rss():
+        gc.collect()
+        return psutil.Process().memory_info().rss
+
+    sizes = []
+    for _ in range(12):
+        with (
+            loaded(folder, "random", speculation=Speculation(k=0)) as llm,
+            llm.models() as (target, _),
+        ):
+            target.read([40] * 200)
+        sizes.append(rss())
+    assert sizes[-1] - sizes[5] < 4 << 20

@@ -1,0 +1,243 @@
+"""The same text with any drafter, for a small file of each architecture, and what was rolled back for it."""
+
+import gc
+import threading
+
+import psutil
+import pytest
+
+import gguf_spec
+from gguf_spec import Sampling, Speculation
+from gguf_spec.errors import InvalidOptionError
+from gguf_spec.gguf.architectures import architecture
+from gguf_spec.llama.model import Model
+from gguf_spec.speculative import pass_rows, profiler
+from tests.gguf import families
+
+RECURRENT = [name for name in families.NAMES if architecture(name).cache != "attention"]
+# one with snapshots and attention, one with neither, one with attention and without snapshots
+FEW = ("qwen35", "mamba2", "granitehybrid")
+PROMPTS = (
+    "of the of the of the of",
+    "SM T) SM T) SM",
+    "Once upon a time",
+    "a",
+    "and in or re and in",
+)
+GREEDY = Sampling(temperature=0, max_tokens=24)
+SAMPLED = Sampling(temperature=0.8, max_tokens=24, seed=5)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("families")
+    for name in families.NAMES:
+        families.write_family(folder, name)
+        families.write_family(folder, name, seed=1, suffix="-cousin")
+    return folder
+
+
+def loaded(folder, name, draft="ngram", **options):
+    options = {"threads": 1, "extra_bufts": False, "n_ctx": 256} | options
+    draft = folder / f"{name}-cousin.gguf" if draft == "cousin" else draft
+    return gguf_spec.load(folder / f"{name}.gguf", draft, **options)
+
+
+def texts(llm, prompts=PROMPTS, max_tokens=24, **speculation):
+    """Return the results of all prompts, greedy and sampled."""
+    return [
+        llm.generate(
+            prompt,
+            Sampling(temperature=temperature, max_tokens=max_tokens, seed=i),
+            speculation=Speculation(**speculation),
+        )
+        for temperature in (0, 0.8)
+        for i, prompt in enumerate(prompts)
+    ]
+
+
+def tokens(results):
+    return [one.tokens for one in results]
+
+
+def check_same_texts(folder, name, prompts, lengths, max_tokens):
+    with loaded(folder, name, "cousin") as llm:
+        assert not [note for note in llm.notes if "plain" in note or "only" in note]
+        assert llm.profile.exact_width > 32
+        assert llm.profile.restores
+        plain = tokens(texts(llm, prompts, max_tokens, k=0))
+        assert len({*plain}) > 1
+        accepted = {"ngram": 0, "model": 0}
+        for k in lengths:
+            for drafter in accepted:
+                results = texts(llm, prompts, max_tokens, k=k, adaptive=False, drafter=drafter)
+                assert tokens(results) == plain, (k, drafter)
+                accepted[drafter] += sum(one.stats.n_accepted for one in results)
+                assert not any(one.stats.n_near_ties for one in results)
+        assert tokens(texts(llm, prompts, max_tokens)) == plain
+        assert min(accepted.values()) > 0
+        with llm.models() as (target, draft):
+            counts = [target.rollback_counts, draft.rollback_counts]
+    if name not in RECURRENT:
+        assert {*counts} == {(0, 0, 0)}
+        return
+    assert counts[0].checkpoints > 10
+    assert (counts[0].snapshots > 10) == architecture(name).has_snapshots
+    assert counts[1].checkpoints > 10
+
+
+@pytest.mark.parametrize("name", families.NAMES)
+def test_any_drafter_gives_the_plain_text(folder, name):
+    """A draft of 3 tokens is dropped by a snapshot where there are some, one of 12 by a checkpoint."""
+    check_same_texts(folder, name, PROMPTS[:2], (3, 12), 24)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", families.NAMES)
+def test_any_drafter_gives_the_plain_text_of_many_prompts(folder, name, prompts):
+    check_same_texts(folder, name, [*PROMPTS, *prompts[:15]], (1, 2, 5, 8, 9, 20), 40)
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_a_recurrent_model_drafts_for_another_kind(folder, name):
+    with loaded(folder, "llama", folder / f"{name}.gguf") as llm:
+        plain = tokens(texts(llm, PROMPTS[:2], k=0))
+        results = texts(llm, PROMPTS[:2], k=4, adaptive=False, drafter="model")
+        assert tokens(results) == plain
+        assert sum(one.stats.n_accepted for one in results) > 0
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_conversations(folder, name):
+    """Whatever is kept of a cache, the answers are those of new models: next turns, edits, repeated questions."""
+    prompts = [
+        [40, 41, 42, 43, 44, 45] * 4,
+        [40, 41, 42, 43, 44, 45] * 4,  # again
+        [40, 41, 42, 43, 44, 45] * 4 + [60, 61],  # longer
+        [40, 41, 42, 43, 44, 45] * 3 + [70, 71],  # edited
+        [50],
+    ]
+    for drafted in ({"k": 0}, {"k": 4, "adaptive": False}, {"k": 12, "adaptive": False}, {}):
+        with loaded(folder, name, "cousin") as llm:
+            kept = []
+            for prompt in prompts:
+                got = llm.generate_tokens(prompt, GREEDY, speculation=Speculation(**drafted))
+                kept.append(got.tokens)
+                again = [*prompt, *got.tokens, 80, 81]  # the next turn
+                kept.append(llm.generate_tokens(again, SAMPLED).tokens)
+        new = []
+        for prompt, answer in zip(prompts, kept[::2], strict=True):
+            for text, sampling in ((prompt, GREEDY), ([*prompt, *answer, 80, 81], SAMPLED)):
+                with loaded(folder, name, None) as llm:
+                    new.append(llm.generate_tokens(text, sampling).tokens)
+        assert kept == new
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_what_a_conversation_reads_again(folder, name, monkeypatch):
+    """The next turn reads its own tokens only, and a question asked again none."""
+    question, read = [40 + i % 50 for i in range(120)], []
+    original = Model.read
+    monkeypatch.setattr(
+        Model, "read", lambda self, ids: read.append(len(ids)) or original(self, ids)
+    )
+    with loaded(folder, name) as llm:
+        counts = []
+        for _ in range(2):
+            read.clear()
+            answer = llm.generate_tokens(question, GREEDY)
+            counts.append(sum(read))
+        read.clear()
+        llm.generate_tokens([*question, *answer.tokens, *range(60, 80)], GREEDY)
+    assert counts == [119, 0]
+    assert 0 < sum(read) <= 20 + len(answer.tokens)
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_sessions(folder, name, tmp_path):
+    with loaded(folder, name, "cousin") as llm:
+        chat = llm.chat(sampling=GREEDY)
+        chat.send("of the of the")
+        chat.save(tmp_path / "session")
+        expected = chat.send("and the?").text
+    with loaded(folder, name, "cousin") as llm:
+        chat = llm.chat(sampling=GREEDY)
+        assert chat.restore(tmp_path / "session") == ""
+        with llm.models() as (target, _):
+            assert target.n_past > 5
+        assert chat.send("and the?").text == expected
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_parallel_requests_are_plain_and_the_same(folder, name):
+    with loaded(folder, name) as llm:
+        alone = [llm.generate(prompt, SAMPLED).tokens for prompt in PROMPTS]
+    with loaded(folder, name, parallel=3) as llm:
+        assert any("parallel requests: plain decoding" in note for note in llm.notes)
+        found = {}
+
+        def ask(prompt):
+            found[prompt] = llm.generate(prompt, SAMPLED)
+
+        threads = [threading.Thread(target=ask, args=(prompt,)) for prompt in PROMPTS]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join()
+    assert [found[prompt].tokens for prompt in PROMPTS] == alone
+    assert all("with parallel requests" in one.stats.why_none for one in found.values())
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_trees_are_refused_and_not_used(folder, name):
+    with loaded(folder, name, "cousin") as llm:
+        with pytest.raises(InvalidOptionError, match="recurrent and hybrid"):
+            llm.generate("a", GREEDY, speculation=Speculation(tree=True))
+        one = llm.generate("of the of the", GREEDY, speculation=Speculation(k=6, adaptive=False))
+        assert one.stats.n_drafted
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_strict_is_refused_where_passes_are_not_exact(folder, name, monkeypatch):
+    with loaded(folder, name) as llm:
+        strict = Speculation(strict=True)
+        assert llm.generate("a", GREEDY, speculation=strict).tokens
+        monkeypatch.setattr(type(llm.profile), "logit_noise", lambda *_: 0.1)
+        with pytest.raises(InvalidOptionError, match="recurrent and hybrid"):
+            llm.generate("a", GREEDY, speculation=strict)
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_a_state_that_is_not_restored_is_noticed(folder, name, monkeypatch):
+    """As if llama.cpp's code for this architecture forgot a part of the state."""
+    monkeypatch.setattr(profiler, "read_profile", lambda *_: None)
+    monkeypatch.setattr(profiler, "write_profile", lambda *_: True)
+
+    def wrong(model, text, n):
+        model.rollback(0)
+        model.read([5, *text[1:n]])
+
+    monkeypatch.setattr(pass_rows, "return_to", wrong)
+    with loaded(folder, name) as llm:
+        assert not llm.profile.restores
+        assert any("did not restore the state" in note for note in llm.notes)
+        stats = llm.generate("of the of the of", GREEDY).stats
+        assert stats.n_drafted == 0
+        assert "did not restore the state" in stats.why_none
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RECURRENT)
+def test_memory_stays_flat_over_a_thousand_requests(folder, name):
+    short = Sampling(temperature=0.8, max_tokens=8)
+    with loaded(folder, name, "cousin") as llm:
+        fixed = Speculation(k=5, adaptive=False)
+
+        def ask(n):
+            for i in range(n):
+                llm.generate(PROMPTS[i % len(PROMPTS)], short, speculation=fixed)
+            gc.collect()
+            return psutil.Process().memory_info().rss
+
+        before = ask(100)
+        assert ask(900) - before < 4 << 20

@@ -1,0 +1,185 @@
+"""Rollbacks of recurrent and hybrid models: whatever was dropped, the rows after it are those of plain decoding."""
+
+import importlib.util
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gguf_spec.errors import RollbackError
+from gguf_spec.gguf.architectures import architecture
+from gguf_spec.llama.model import Model
+from gguf_spec.llama.options import ContextOptions
+from tests.gguf import families
+
+RECURRENT = [name for name in families.NAMES if architecture(name).cache != "attention"]
+WITH_SNAPSHOTS = [name for name in RECURRENT if architecture(name).has_snapshots]
+TEXT = [int(token) for token in np.random.default_rng(3).integers(20, 250, 120)]
+JUNK = 60
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("families")
+    return {name: families.write_family(folder, name) for name in families.NAMES}
+
+
+def opened(path, n_snapshots=0, n_ctx=256):
+    return Model(
+        path, ContextOptions(n_ctx=n_ctx, threads=1, extra_bufts=False, n_snapshots=n_snapshots)
+    )
+
+
+def single_rows(model):
+    """Return the rows of the text in passes over one token each."""
+    model.rollback(0)
+    return [np.array(model.logits([token], 1)[0]) for token in TEXT]
+
+
+@pytest.mark.parametrize("name", families.NAMES)
+def test_the_table_agrees_with_llama_cpp(files, name):
+    model = opened(files[name], n_snapshots=3)
+    facts = architecture(name)
+    assert model.can_roll_back == (facts.cache == "attention")
+    expected = 3 if facts.has_snapshots else 0
+    assert model.free_rollback == (model.n_ctx if model.can_roll_back else expected)
+    assert model.why_plain == ""
+    model.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "n_snapshots"),
+    [(name, 0) for name in RECURRENT] + [(name, n) for name in WITH_SNAPSHOTS for n in (1, 4)],
+)
+def test_passes_with_wrong_tokens_leave_nothing_behind(files, name, n_snapshots):
+    """Passes of any width decode right tokens and then wrong ones; the wrong ones are dropped, in one rollback or in two."""
+    model, chance = opened(files[name], n_snapshots), random.Random(1)
+    rows = single_rows(model)
+    model.rollback(0)
+    n_wrong = 0
+    while model.n_past < len(TEXT) - 20:
+        n, right, wrong = model.n_past, chance.randrange(1, 9), chance.randrange(0, 9)
+        tokens = [*TEXT[n : n + right], *[JUNK] * wrong]
+        got = model.logits(tokens, min(len(tokens), wrong + chance.randrange(1, right + 1)))
+        first = len(tokens) - len(got)
+        for i, row in enumerate(got[: right - first] if right > first else []):
+            assert np.array_equal(row, rows[n + first + i])
+        n_wrong += bool(wrong)
+        if chance.random() < 0.3 and wrong > 1:
+            model.rollback(n + right + 1)
+        model.rollback(n + right)
+        assert model.n_past <= n + right
+        assert model.cached == TEXT[: model.n_past]
+        assert model.n_past in (n, n + right)
+        assert n_snapshots < wrong or model.n_past == n + right
+    counts = model.rollback_counts
+    assert counts.snapshots + counts.checkpoints >= n_wrong * 0.8 > 5
+    assert bool(counts.snapshots) == bool(n_snapshots)
+    assert counts.checkpoints > 0
+    model.close()
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_a_lasting_checkpoint_outlives_others(files, name):
+    model = opened(files[name])
+    rows = single_rows(model)
+    model.rollback(0)
+    model.read(TEXT[:50])
+    model.hold(lasting=True)
+    for start in range(50, 90, 8):
+        model.logits(TEXT[start : start + 8], 4)
+    model.rollback(70)
+    assert model.n_past == 50
+    assert np.array_equal(model.logits(TEXT[50:53], 1)[0], rows[52])
+    model.rollback(50)
+    assert model.n_past == 50
+    with pytest.raises(RollbackError):
+        model.rollback(49)
+    assert model.cached == TEXT[:50]
+    model.rollback(0)
+    model.read(TEXT[:60])
+    with pytest.raises(RollbackError):
+        model.rollback(55)  # the checkpoint is of a text that is gone
+    model.close()
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_a_checkpoint_of_a_text_that_is_gone_is_not_used(files, name):
+    model = opened(files[name])
+    rows = single_rows(model)
+    model.rollback(0)
+    model.read(TEXT[:40])
+    model.hold()
+    model.read(TEXT[40:50])
+    model.hold(lasting=True)
+    model.read(TEXT[50:60])
+    model.rollback(45)
+    assert model.n_past == 40
+    model.read([JUNK] * 15)
+    model.rollback(52)
+    assert model.n_past == 40
+    assert np.array_equal(model.logits(TEXT[40:53], 1)[0], rows[52])
+    model.close()
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_states_are_saved_after_a_postponed_rollback(files, name):
+    model = opened(files[name], n_snapshots=4)
+    rows = single_rows(model)
+    model.rollback(0)
+    model.logits([*TEXT[:20], JUNK, JUNK], 4)
+    model.rollback(20)
+    cached, n_read, state = [*model.cached], model.n_read, model.state().tobytes()
+    model.rollback(0)
+    assert model.restore(cached, n_read, state)
+    n = model.n_past
+    assert n == (20 if model.free_rollback else 0)
+    assert np.array_equal(model.logits(TEXT[n:21], 1)[0], rows[20])
+    with pytest.raises(RollbackError):
+        model.rollback(max(1, n - 1) if n else 1)
+    model.close()
+
+
+@pytest.mark.parametrize("name", WITH_SNAPSHOTS)
+def test_snapshots_reach_into_the_last_pass_only(files, name):
+    """llama.cpp itself would restore a state of an older pass here, and give no error."""
+    model = opened(files[name], n_snapshots=4)
+    model.logits(TEXT[:10], 1)
+    model.logits(TEXT[10:12], 1)
+    with pytest.raises(RollbackError):
+        model.rollback(10)
+    model.rollback(11)
+    assert model.n_past == 11
+    model.close()
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_several_sequences_cannot_roll_back(files, name):
+    model = Model(files[name], ContextOptions(n_ctx=64, threads=1, extra_bufts=False, parallel=2))
+    assert "with parallel requests" in model.why_plain
+    model.close()
+
+
+def test_the_documentation_names_what_is_tried():
+    """The table of docs/models.md is generated from the table of architectures; it says which have files here."""
+    spec = importlib.util.spec_from_file_location("readme", SCRIPTS / "readme.py")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(SCRIPTS))
+        readme = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(readme)
+    assert sorted(readme.TRIED) == sorted(families.NAMES)
+    rows = readme.speculation().splitlines()[2:]
+    for row, wanted in zip(
+        rows,
+        (
+            set(families.NAMES) - set(RECURRENT),
+            WITH_SNAPSHOTS,
+            set(RECURRENT) - set(WITH_SNAPSHOTS),
+        ),
+        strict=True,
+    ):
+        assert {
+            name for name in families.NAMES if f"`{name}`," in row or f"`{name}` |" in row
+        } == set(wanted)

@@ -1,0 +1,202 @@
+"""States of sequences on small real files: a sequence that is put back has the rows of one that stayed, bit by bit."""
+
+import random
+
+import numpy as np
+import pytest
+
+from gguf_spec.errors import RollbackError
+from gguf_spec.llama.model import Model
+from gguf_spec.llama.options import ContextOptions
+from gguf_spec.llama.slots import Part, Slots
+from tests.gguf import zoo
+
+N_CTX, WINDOW = 256, 32
+PAST = [random.Random(7).randrange(len(zoo.TOKENS) - 3) for _ in range(150)]
+OTHER = [1, 2, 3, 4] * 37 + [1, 2]
+
+
+def gemma():
+    """A model with sliding-window attention in every other layer."""
+    rng, metadata = np.random.default_rng(3), zoo.llama()[0]
+    metadata = {
+        key.replace("llama", "gemma2"): "gemma2" if value == "llama" else value
+        for key, value in metadata.items()
+    }
+    metadata |= {
+        "gemma2.block_count": 2,
+        "gemma2.attention.sliding_window": WINDOW,
+        "gemma2.attention.key_length": 32,
+        "gemma2.attention.value_length": 32,
+    }
+    tensors = {k: v for k, v in zoo.llama(n_layer=2, seed=5)[1].items() if k != "output.weight"}
+    for i in range(2):
+        for name in ("post_attention_norm", "post_ffw_norm"):
+            tensors[f"blk.{i}.{name}.weight"] = rng.normal(1, 0.1, zoo.N_EMBD).astype(np.float32)
+    return metadata, tensors
+
+
+@pytest.fixture(scope="module")
+def files(animals, tmp_path_factory):
+    path = tmp_path_factory.mktemp("window") / "gemma2.gguf"
+    return {"llama": animals / "llama.gguf", "gemma2": zoo.write(path, gemma())} | {
+        kind: animals / f"{kind}.gguf" for kind in ("mamba", "lfm2")
+    }
+
+
+def opened(file, parallel):
+    return Model(file, ContextOptions(n_ctx=N_CTX, threads=1, parallel=parallel))
+
+
+@pytest.fixture(scope="module")
+def several(files):
+    made = {kind: opened(path, 4) for kind, path in files.items()}
+    yield made
+    for model in made.values():
+        model.close()
+
+
+@pytest.fixture
+def slots(several, request):
+    made = Slots(several[getattr(request, "param", "llama")])
+    for slot in made.all:
+        slot.forget()
+    return made
+
+
+def row(slot, token=5):
+    return np.array(slot.logits([token], 1)[0])
+
+
+@pytest.mark.parametrize("slots", ["llama", "gemma2", "mamba", "lfm2"], indirect=True)
+def test_a_state_in_another_slot_gives_the_bits_of_the_first(slots):
+    a, b, c, _ = slots.all
+    b.read(PAST[:20])
+    a.read(PAST)
+    a.logits([9], 1)
+    state, n_read = a.state(), a.n_read
+    b.rollback(0)
+    assert b.restore(a.cached, n_read, state)
+    assert (b.cached, b.n_read) == ([*PAST, 9], len(PAST))
+    assert b.restore(a.cached, n_read, state.tobytes()), "over itself"
+    wanted = row(a)
+    assert np.array_equal(row(b), wanted)
+    assert c.restore(a.cached[:-1], n_read, state)  # a neighbour in a common pass
+    rows = slots.decode([Part(c, [7], 1), Part(a, [7], 1), Part(b, [7], 1)])
+    assert np.array_equal(rows[1], rows[2])
+
+
+def test_a_state_that_was_cut_gives_the_bits_of_a_shorter_text(slots):
+    a, b, *_ = slots.all
+    a.read(PAST)
+    b.restore(PAST, len(PAST), a.state())
+    b.rollback(70)
+    a.rollback(70)
+    assert (b.n_past, b.n_read) == (70, 70)
+    assert np.array_equal(row(b), row(a))
+
+
+@pytest.mark.parametrize("parallel", [1, 2])
+def test_a_state_with_a_window_is_not_cut_into(files, parallel):
+    """It lacks the tokens before the window, which a shorter text would need in its own window."""
+    with_window = opened(files["gemma2"], parallel)
+    sequences = [with_window] if parallel == 1 else [with_window, Slots(with_window).all[1]]
+    for one in sequences:
+        one.rollback(0)
+        one.read(PAST[:80])
+        wanted = row(one)
+        one.rollback(0)
+        one.read(PAST)
+        state = one.state()
+        assert one.restore(PAST, len(PAST), state)
+        with pytest.raises(RollbackError):
+            one.rollback(80)
+        assert one.n_past == len(PAST)
+        one.read(PAST[:10])
+        one.rollback(len(PAST))  # behind the state there are all tokens
+        one.rollback(0)
+        one.read(PAST[:80])
+        assert np.array_equal(row(one), wanted)
+        one.rollback(0)
+        one.read(PAST[:WINDOW])
+        assert one.restore(PAST[:WINDOW], WINDOW, one.state())
+        one.rollback(WINDOW // 2)  # nothing is missing
+        assert one.n_past == WINDOW // 2
+    with_window.close()
+
+
+def test_what_a_window_lacks_matters(files):
+    """Without the refusal the rows would differ: llama.cpp cuts without a word."""
+    model = opened(files["gemma2"], 1)
+    model.read(PAST[:80])
+    wanted = row(model)
+    model.rollback(0)
+    model.read(PAST)
+    model.restore(PAST, len(PAST), model.state())
+    model.least_cut = 0
+    model.rollback(80)
+    assert not np.array_equal(row(model), wanted)
+    model.close()
+
+
+def test_a_copy_that_waits_for_a_pass_is_in_the_state(slots):
+    """llama.cpp copies with the next pass; before it the data of the slot are the old ones."""
+    a, b, c, _ = slots.all
+    a.read(PAST)
+    b.read(OTHER)
+    b.copy_from(a)
+    b.rollback(100)
+    state = b.state()
+    c.restore(PAST[:100], 100, state)
+    a.rollback(100)
+    wanted = row(a)
+    assert np.array_equal(row(c), wanted)
+    assert (b.n_past, b.cached) == (100, PAST[:100])
+    assert np.array_equal(row(b), wanted)
+    c.forget()
+    c.read(OTHER[:100])
+    assert not np.array_equal(row(c), wanted), "what it had before would show"
+
+
+@pytest.mark.parametrize("order", ["into the copy", "into its source"])
+def test_a_state_is_not_overwritten_by_a_copy_that_waits(slots, order):
+    a, b, c, _ = slots.all
+    a.read(PAST)
+    c.read(OTHER)
+    other = c.state()
+    b.copy_from(a)
+    to, left = (b, a) if order == "into the copy" else (a, b)
+    assert to.restore(OTHER, len(OTHER), other)
+    assert np.array_equal(row(to), row(c))
+    c.forget()
+    c.read(PAST)
+    assert np.array_equal(row(left), row(c))
+
+
+def test_full_slots_leave_no_room_for_the_pass_of_a_copy(slots):
+    """The state is refused, and nothing is damaged."""
+    text = (PAST * 2)[:N_CTX]
+    for slot in slots.all:
+        slot.read(text)
+    state = slots.all[0].state()
+    slots.all[1].copy_from(slots.all[0])
+    assert (slots.all[1].state_bytes(), len(slots.all[1].state())) == (0, 0)
+    for slot in slots.all:
+        slot.rollback(N_CTX - 1)
+    assert len(slots.all[1].state()) == pytest.approx(len(state), rel=0.02)
+
+
+def test_a_damaged_state_leaves_an_empty_slot(slots):
+    a, b, *_ = slots.all
+    a.read(PAST)
+    state = a.state()
+    b.read(PAST[:9])
+    assert not b.restore(PAST, len(PAST), state[: len(state) // 2])
+    assert (b.n_past, b.n_read) == (0, 0)
+    assert not b.restore(PAST[:-1], len(PAST), state), "not that many tokens"
+    assert not b.restore([1] * (N_CTX + 1), 1, state)
+    assert b.restore([], 0, b"")
+    assert (b.state_bytes(), len(b.state())) == (0, 0)
+    a.rollback(70)
+    b.read(PAST[:70])
+    assert np.array_equal(row(b), row(a))

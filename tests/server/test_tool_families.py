@@ -1,0 +1,129 @@
+"""All families in a server: calls in special tokens are seen, forced calls follow their grammars."""
+
+import json
+
+import pytest
+
+import gguf_spec
+from gguf_spec.compat import Llama
+from gguf_spec.server import serve_in_thread
+from tests.gguf import callers
+from tests.server.conftest import ask_chat
+from tests.tools.examples import NAMES
+
+DIGIT = {
+    "type": "object",
+    "properties": {"x": {"type": "integer", "minimum": 0, "maximum": 9}},
+    "required": ["x"],
+}
+TREE = {
+    "type": "object",
+    "properties": {"x": {"$ref": "#/$defs/leaf"}},
+    "required": ["x"],
+    "$defs": {"leaf": {"enum": ["oak", "elm"]}},
+}
+TOOLS = [
+    {"type": "function", "function": {"name": name, "parameters": schema}}
+    for name, schema in (("f", DIGIT), ("g", TREE))
+]
+SPECULATION = ["off", {"k": 4, "adaptive": False}]
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def family(request):
+    return callers.FAMILY[request.param]
+
+
+@pytest.fixture(scope="module")
+def noisy(family, tmp_path_factory):
+    """A server of a model that says anything."""
+    path = callers.noise(tmp_path_factory.mktemp("noisy") / "noisy.gguf", family.name)
+    with (
+        gguf_spec.load(path, "ngram", threads=1, extra_bufts=False) as llm,
+        serve_in_thread(llm) as server,
+    ):
+        yield server
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "g"}}])
+def test_noise_calls_tools(family, noisy, choice):
+    # Noise in the channel of the reasoning would not end.
+    more = {"reasoning_effort": "none"} if family.name == "harmony" else {}
+    found = []
+    for speculation in SPECULATION:
+        reply = ask_chat(
+            noisy, tools=TOOLS, tool_choice=choice, parallel_tool_calls=False, max_tokens=200,
+            seed=3, messages=[{"role": "user", "content": "x"}], speculation=speculation, **more,
+        )  # fmt: skip
+        assert reply.status == 200, reply.body
+        [one] = reply.json()["choices"]
+        assert one["finish_reason"] == "tool_calls", one
+        [made] = one["message"]["tool_calls"]
+        arguments = json.loads(made["function"]["arguments"])
+        if made["function"]["name"] == "f":
+            assert choice == "required"
+            assert arguments["x"] in range(10)
+        else:
+            assert arguments["x"] in ("oak", "elm")
+        found.append((one["message"]["content"], made["function"]))
+    assert found[0] == found[1]
+
+
+def joined(events):
+    """What a client makes of a stream: content, calls and the finish reason."""
+    text, calls, finish = "", [], None
+    for event in events:
+        for choice in event["choices"]:
+            text += choice["delta"].get("content") or ""
+            for call in choice["delta"].get("tool_calls", ()):
+                if "id" in call:
+                    calls.append([call["function"]["name"], ""])
+                assert call["index"] == len(calls) - 1
+                calls[-1][1] += call["function"]["arguments"]
+            finish = choice["finish_reason"] or finish
+    return text, calls, finish
+
+
+def spoken(family, tmp_path):
+    """A model that says a text and a call, and the text."""
+    before = "" if family.starts or family.name == "harmony" else "I look."
+    call = family.write([("f", {"x": 1})])
+    said = family.text_mark + before + "\n" + call if before else call.removeprefix(family.prompted)
+    return callers.saying(tmp_path / "says.gguf", family.name, said), before
+
+
+def test_a_call_in_special_tokens(family, tmp_path):
+    path, before = spoken(family, tmp_path)
+    fields = {"tools": TOOLS, "messages": [{"role": "user", "content": "x"}], "temperature": 0,
+              "max_tokens": 200}  # fmt: skip
+    with (
+        gguf_spec.load(path, "ngram", threads=1, extra_bufts=False) as llm,
+        serve_in_thread(llm) as server,
+    ):
+        for speculation in SPECULATION:
+            reply = ask_chat(server, **fields, speculation=speculation)
+            [choice] = reply.json()["choices"]
+            message = choice["message"]
+            assert (message["content"] or "", choice["finish_reason"]) == (before, "tool_calls")
+            [call] = message["tool_calls"]
+            assert call["function"]["name"] == "f"
+            assert json.loads(call["function"]["arguments"]) == {"x": 1}
+            reply = ask_chat(server, **fields, speculation=speculation, stream=True)
+            events = reply.body.decode().removesuffix("data: [DONE]\n\n").split("data: ")[1:]
+            text, calls, finish = joined(map(json.loads, events))
+            assert (text, finish) == (before, "tool_calls")
+            assert calls == [["f", call["function"]["arguments"]]]
+
+
+def test_llama_cpp_python_calls(family, tmp_path):
+    path, before = spoken(family, tmp_path)
+    llama = Llama(str(path), draft_model_path="ngram", n_threads=1, verbose=False)
+    asked = {"messages": [{"role": "user", "content": "x"}], "tools": TOOLS, "temperature": 0}
+    [choice] = llama.create_chat_completion(**asked, max_tokens=200)["choices"]
+    assert (choice["message"]["content"] or "", choice["finish_reason"]) == (before, "tool_calls")
+    [call] = choice["message"]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"x": 1}
+    parts = llama.create_chat_completion(**asked, max_tokens=200, stream=True)
+    expected = [["f", call["function"]["arguments"]]]
+    assert joined(parts) == (before, expected, "tool_calls")
+    llama.close()

@@ -1,0 +1,76 @@
+"""How many requests run at once without a number: by memory, and by tables of costs."""
+
+from dataclasses import replace
+
+import pytest
+
+from gguf_spec.options import Speculation
+from gguf_spec.runtime import parallel_choice
+from gguf_spec.runtime.parallel_choice import choose_parallel
+from gguf_spec.speculative.profile import DEFAULT_PROFILE
+
+
+class File:
+    header = None
+
+
+def chosen(monkeypatch, target=None, room=16, speculation=None, **profile):
+    """The choice for a table of seconds by rows of a pass; None where nothing was measured."""
+    found = target and replace(DEFAULT_PROFILE, target=target, **profile)
+    monkeypatch.setattr(
+        parallel_choice, "parallel_in_room", lambda models, most: room and min(room, most)
+    )
+    monkeypatch.setattr(parallel_choice, "read_profile", lambda *keys: found)
+    return choose_parallel([(File(), None)], speculation)
+
+
+# Pass times of a 1.7B Q4_0 model on AMX, in ms: several rows cost more than one, then nearly nothing.
+AMX = {1: 40, 2: 78, 3: 82, 4: 87, 5: 91, 6: 97, 8: 110, 12: 168, 16: 192, 32: 324}
+TABLES = {
+    "amx": ({n: ms / 1000 for n, ms in AMX.items()}, 8),
+    "free rows": ({1: 0.04, 65: 0.04}, 16),
+    "each row as dear as a pass": ({1: 0.04, 65: 65 * 0.04}, 1),
+    "up to a block of four": ({1: 0.04, 4: 0.08, 8: 0.16, 16: 0.32, 65: 1.3}, 4),
+    "a dear second row": ({1: 0.04, 2: 0.10, 4: 0.10, 8: 0.2, 16: 0.4, 65: 1.6}, 4),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables(monkeypatch, name):
+    table, n = TABLES[name]
+    choice = chosen(monkeypatch, table)
+    assert choice.n == n
+    assert choice.reason.startswith("as measured, ")
+
+
+def test_the_depth_counts(monkeypatch):
+    """Where attention is most of the time, rows of several sequences gain little."""
+    flat = {1: 0.04, 65: 0.04}
+    deep = {n: n * 0.001 for n in (1, 8, 16, 65)}
+    assert chosen(monkeypatch, flat, target_depth=deep).n == 1
+
+
+def test_passes_are_not_wider_than_the_exact_ones(monkeypatch):
+    """Beyond that width further sequences need passes of their own."""
+    assert chosen(monkeypatch, {1: 0.04, 65: 0.04}, exact_width=3).n == 3
+
+
+@pytest.mark.parametrize(("room", "n"), [(3, 3), (1, 1), (16, 16)])
+def test_memory_is_the_limit(monkeypatch, room, n):
+    choice = chosen(monkeypatch, {1: 0.04, 65: 0.04}, room=room)
+    assert choice.n == n
+    assert ("a quarter of the free memory" in choice.reason) == (room < 16)
+
+
+@pytest.mark.parametrize(("room", "n"), [(3, 3), (16, 4)])
+def test_nothing_measured(monkeypatch, room, n):
+    choice = chosen(monkeypatch, None, room=room)
+    assert choice.n == n
+    assert choice.reason.startswith("the caches" if room == 3 else "no costs")
+
+
+def test_one_for_what_needs_passes_of_its_own(monkeypatch):
+    for name in ("tree", "strict"):
+        choice = chosen(monkeypatch, speculation=Speculation(**{name: True}))
+        assert choice == (1, f"{name} needs passes without other requests")
+    assert chosen(monkeypatch, room=None) == (1, "the free memory is unknown")
