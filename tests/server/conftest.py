@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import threading
 import time
 from urllib.parse import urlsplit
 
@@ -91,6 +92,11 @@ def until(condition, seconds=10.0):
         assert time.perf_counter() - started < seconds, "it never came"
         time.sleep(0.005)
     return time.perf_counter() - started
+
+
+def threads_since(before):
+    """Return the threads that run now and are not in `before`; those of earlier tests may end meanwhile."""
+    return set(threading.enumerate()) - before
 
 
 def metrics(server):

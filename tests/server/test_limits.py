@@ -9,7 +9,7 @@ import pytest
 
 from gguf_spec.errors import GgufSpecError, InvalidOptionError
 from gguf_spec.server import Settings, serve_in_thread
-from tests.server.conftest import ask, ask_chat, ask_text, until
+from tests.server.conftest import ask, ask_chat, ask_text, threads_since, until
 
 KEY = "sk-correct-horse"
 
@@ -213,12 +213,12 @@ def test_a_port_that_is_taken(server, tales):
 
 def test_closing(tales, capfd):
     """No thread is left, nothing was printed, and the LLM goes on."""
-    before = threading.active_count()
+    before = set(threading.enumerate())
     one = serve_in_thread(tales)
     assert ask_text(one).status == 200
     one.close()
     one.close()
-    until(lambda: threading.active_count() == before)
+    until(lambda: not threads_since(before))
     with pytest.raises(ConnectionError):
         ask(one)
     assert tales.generate("A fox").text

@@ -23,7 +23,7 @@ from gguf_spec.server.jobs import Job
 from gguf_spec.server.requests import read_text
 from gguf_spec.server.responses import ResponseBuilder
 from gguf_spec.server.stream_formats import DATA_EVENTS
-from tests.server.conftest import ask, ask_text, metrics, until
+from tests.server.conftest import ask, ask_text, metrics, threads_since, until
 
 START = "Once upon a time there was"
 LONG = {"prompt": "a", "temperature": 0, "max_tokens": 45_000}  # 10 s and more
@@ -229,7 +229,7 @@ def test_200_requests_of_8_clients_three_in_ten_cancelled(tales):
         for _, prompt, seed, _, cancelled in plans
         if not cancelled
     }
-    before = threading.active_count()
+    before = set(threading.enumerate())
     with serve_in_thread(tales, queue=300) as server:
         results = run(server, plans)
         first = memory()
@@ -256,7 +256,7 @@ def test_200_requests_of_8_clients_three_in_ten_cancelled(tales):
     )
     assert answered[200] >= 210
     assert grown < 8 << 20
-    until(lambda: threading.active_count() == before)
+    until(lambda: not threads_since(before))
 
 
 def run(server, plans):

@@ -11,7 +11,7 @@ import gguf_spec
 from gguf_spec import Sampling
 from gguf_spec.server import ModelPool, serve_in_thread, served_model
 from tests.gguf import zoo
-from tests.server.conftest import ask, ask_chat, ask_text, metrics, until
+from tests.server.conftest import ask, ask_chat, ask_text, metrics, threads_since, until
 from tests.server.test_api import FOX, START, alone
 from tests.server.test_load import LONG, busy, connect, n_waiting
 
@@ -265,7 +265,7 @@ def test_a_request_for_another_model_waits_for_those_that_run(letters):
 
 def test_closing_ends_all_that_run_and_wait(letters):
     with gguf_spec.load(letters[0], None, parallel=2, **PLAIN) as llm:
-        before = threading.active_count()
+        before = set(threading.enumerate())
         server = serve_in_thread(llm)
         with ThreadPoolExecutor(4) as clients:
             answers = [
@@ -276,7 +276,7 @@ def test_closing_ends_all_that_run_and_wait(letters):
         replies = {(one.result().status, one.result().code) for one in answers}
         assert replies == {(503, "shutting_down")}
         assert llm.generate("a", Sampling(max_tokens=3, temperature=0)).text == "bcd"
-        until(lambda: threading.active_count() == before)
+        until(lambda: not threads_since(before))
 
 
 def test_kept_prefixes_are_shown(four):
