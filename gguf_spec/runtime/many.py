@@ -200,7 +200,7 @@ def _read_prompts(prompts: Iterable[Prompt]) -> list[Prompt]:
     """Return the prompts as a list.
 
     Raises:
-        InvalidOptionError: It is one prompt, or has something that is none.
+        InvalidOptionError: It is one prompt, or has an item that is not a prompt.
     """
     given = prompts if isinstance(prompts, (str, Mapping)) else list(prompts)
     wrong = given if isinstance(given, (str, Mapping)) else [p for p in given if not _is_prompt(p)]

@@ -293,7 +293,7 @@ def test_typing_while_an_answer_comes_does_not_mix_with_it(terminal):
     terminal.type("hello", "Enter")
     terminal.see(f"{SAYS}\n{SAYS}")
     terminal.type("XYZ")
-    terminal.see("(cut after 3,000 tokens: -n sets how many an answer may have)")
+    terminal.see("(cut after 3,000 tokens: /set max_tokens N changes the limit)")
     terminal.see("> XYZ")
     assert "X" not in terminal.screen("-S", "-").replace("> XYZ", "")
 

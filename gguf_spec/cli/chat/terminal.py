@@ -178,7 +178,7 @@ def _ending(result: Answer, n_ctx: int) -> str:
         )
     if result.finish_reason == "length":
         return (
-            f"(cut after {result.stats.n_generated:,} tokens: -n sets how many an answer may have)"
+            f"(cut after {result.stats.n_generated:,} tokens: /set max_tokens N changes the limit)"
         )
     return "" if result.text.strip() else "(the model said nothing)"
 

@@ -94,7 +94,7 @@ const isNumber = (value) => Number.isFinite(value) && value >= 0;
 const STATS = ["tokens", "tokens_per_s", "speedup", "drafted", "accepted", "rounds", "chars",
   "prompt_tokens", "first_ms", "thinking_ms"];
 
-/** Return a conversation with the known fields only; null if the value is none. */
+/** Return a conversation with the known fields only; null for any other value. */
 export function readConversation(value) {
   if (!value || typeof value !== "object" || !Array.isArray(value.messages)) return null;
   const messages = value.messages.map(readMessage);
