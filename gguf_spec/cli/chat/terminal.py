@@ -180,7 +180,7 @@ def _ending(result: Answer, n_ctx: int) -> str:
         return (
             f"(cut after {result.stats.n_generated:,} tokens: /set max_tokens N changes the limit)"
         )
-    return "" if result.text.strip() else "(the model said nothing)"
+    return "" if result.text.strip() else "(the answer is empty)"
 
 
 def _history() -> _KeptHistory:
