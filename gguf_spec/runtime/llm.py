@@ -30,6 +30,7 @@ from ..text.template_reads import names_read
 from ..text.template_values import no_reasoning, read_options
 from .chat import Chat
 from .embedding import embed, encode_texts, rank_prompts
+from .generation import Generation
 from .images import GivenImage
 from .kept_prefixes import PrefixStore
 from .many import generate_many
@@ -38,7 +39,7 @@ from .request import Prompt, Request, build_request, check_request, encode
 from .session_file import restore as restore_session
 from .session_file import save as save_session
 from .slot_state import only_slot
-from .stream import Generation, Stream
+from .stream import Stream
 from .turns import Line, Ticket
 
 T = TypeVar("T")

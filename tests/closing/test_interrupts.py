@@ -114,6 +114,7 @@ def test_a_close_that_is_interrupted_can_be_repeated(animals, stream_open):
             "llama/cache.py",
             "llama/weights.py",
             "runtime/stream.py",
+            "runtime/generation.py",
             "llama/native.py",
         ]
     )

@@ -24,7 +24,13 @@ from tests.closing.together import ENDLESS, LONG, OPTIONS, PLAIN, PROMPTS, SHORT
 
 from tests.closing.together import Beside, free, texts  # isort: skip
 
-FILES = ("runtime/parallel.py", "runtime/stream.py", "runtime/llm.py", "runtime/many.py")
+FILES = (
+    "runtime/parallel.py",
+    "runtime/stream.py",
+    "runtime/generation.py",
+    "runtime/llm.py",
+    "runtime/many.py",
+)
 
 
 @pytest.fixture(scope="module")
