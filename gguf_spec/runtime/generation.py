@@ -20,7 +20,7 @@ from ..speculative.controller import DraftController
 from ..speculative.drafters import NoDrafter
 from ..speculative.interfaces import LanguageModel, retain_prefix
 from ..speculative.pair import ModelPair
-from ..speculative.scheduler import SlotPair
+from ..speculative.task import SlotPair
 from ..text.parts import PartStream, joined, text_of
 from ..text.reasoning import State
 from ..text.thinking import Thinking
