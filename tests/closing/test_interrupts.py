@@ -108,6 +108,8 @@ def test_a_close_that_is_interrupted_can_be_repeated(animals, stream_open):
     way = Bytecodes(
         [
             "runtime/llm.py",
+            "runtime/shared_model.py",
+            "runtime/loaded_model.py",
             "runtime/turns.py",
             "speculative/pair.py",
             "llama/model.py",

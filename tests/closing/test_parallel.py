@@ -29,6 +29,9 @@ FILES = (
     "runtime/stream.py",
     "runtime/generation.py",
     "runtime/llm.py",
+    "runtime/shared_model.py",
+    "runtime/loaded_model.py",
+    "runtime/restorable_model.py",
     "runtime/many.py",
 )
 
