@@ -77,7 +77,7 @@ TESTS = {  # of each module: those that are asked first, and those that are aske
             _LAWS,
         ],
     ),
-    "runtime/stream": (
+    "runtime/generation": (
         [
             "unit/test_llm.py",
             "unit/test_stream.py",
@@ -90,6 +90,10 @@ TESTS = {  # of each module: those that are asked first, and those that are aske
             "compat/test_llama.py",
             "gguf/test_chat.py",
         ],
+    ),
+    "runtime/stream": (
+        ["unit/test_llm.py", "unit/test_stream.py", "unit/test_progress.py"],
+        ["compat/test_llama.py", "gguf/test_chat.py"],
     ),
     "text/detokenizer": (["unit/test_text.py", "properties/test_text.py"], ["unit/test_llm.py"]),
 }

@@ -52,7 +52,7 @@ BUGS = (
     Bug("block verification forgets the weight so far", "speculative/acceptance.py",
         "weight.append(min(1.0, weight[i] * laws[i].prob(token)", "weight.append(min(1.0, laws[i].prob(token)",
         ("unit/test_accept.py", "exactness/test_enumeration.py")),
-    Bug("a full context keeps the beginning of the answer, not its end", "runtime/stream.py",
+    Bug("a full context keeps the beginning of the answer, not its end", "runtime/generation.py",
         "self.tokens[-self._n_kept :]", "self.tokens[: self._n_kept]",
         ("unit/test_llm.py", "unit/test_progress.py", "exactness/test_shift.py")),
     Bug("a stop string is cut one character late", "text/detokenizer.py",

@@ -26,10 +26,12 @@ from weakref import WeakSet, ref
 from ..errors import BusyError, ClosedError
 from ..results import Chunk, SlotState
 from ..speculative.pair import ModelPair
-from ..speculative.scheduler import Scheduler, SlotPair, Task
+from ..speculative.scheduler import Scheduler
+from ..speculative.task import SlotPair, Task
+from .generation import Generation
 from .kept_prefixes import Found, PrefixStore
 from .slot_choice import choose_slots, reads_prefix
-from .stream import Generation, Stream
+from .stream import Stream
 from .turns import Line, Ticket
 
 if TYPE_CHECKING:

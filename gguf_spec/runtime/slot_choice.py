@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ..speculative.prefixes import common, reusable
-from ..speculative.scheduler import SlotPair
+from ..speculative.task import SlotPair
 from .kept_prefixes import LEAST_COPIED, Found, PrefixStore
 
 

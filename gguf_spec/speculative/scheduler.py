@@ -15,117 +15,25 @@ exact passes, near ties are counted, as for a request alone.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..arrays import Logits
-from ..errors import DecodeError
 from ..llama.head import Head
 from ..llama.model import Model
-from ..llama.slots import Part, Slot, Slots
-from .company import ALONE, Companies, CompanyCosts, Offer, common_rows
+from ..llama.slots import Part
+from .common_passes import Side
+from .company import ALONE, Offer, common_rows
 from .cost_model import CostModel
-from .drafters import FirstRead
 from .neighbours import moves, pays, runs
+from .task import SlotPair, Task, mean_depth
 
 # Tokens; smallest piece of a prompt that is read between two passes of the requests that decode.
 _PIECE = 64
 # Largest time of those passes, relative to the time of reading between them; and the most pieces
 # that are read at once for it.
 _MOST_DELAY, _MOST_PIECES = 0.2, 4
-
-if TYPE_CHECKING:
-    from greenlet import greenlet
-
-
-@dataclass
-class SlotPair:
-    """The slots of one request.
-
-    Attributes:
-        target: Slot of the target.
-        draft: Slot of the draft model, or None.
-        company: The requests that share passes with this one.
-        first: What the draft model reads of a text.
-        task: The task that uses them, or None.
-        used_at: Number of the last task that used them.
-    """
-
-    target: Slot
-    draft: Slot | None
-    company: Companies = field(default_factory=Companies)
-    first: FirstRead = field(default_factory=FirstRead)
-    task: Task | None = None
-    used_at: int = 0
-
-    @property
-    def slots(self) -> list[Slot]:
-        """Both slots, the target's first."""
-        return [self.target, *([self.draft] if self.draft else [])]
-
-
-class Task:
-    """One request in the scheduler.
-
-    Attributes:
-        number: Position in the order of arrival.
-        pair: Its slots.
-        body: The greenlet of the request.
-        waits_for: What it waits for: a part of a pass, or the length of its draft; None if it can
-            be resumed.
-        is_parked: It has nothing to do until this is cleared.
-        answer: What it is resumed with.
-        error: Raised in it when it is resumed; None for an answer.
-    """
-
-    def __init__(self, number: int, pair: SlotPair, body: greenlet) -> None:
-        self.number, self.pair, self.body = number, pair, body
-        self.waits_for: Part | Offer | None = None
-        self.is_parked = False
-        self.answer: Any = None
-        self.error: Exception | None = None
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the request has ended."""
-        return bool(self.body.dead)
-
-
-class Side:
-    """One of the two models: its slots and the costs of its passes.
-
-    Attributes:
-        slots: The slots.
-        base: Cost model of one sequence.
-        costs: Costs of common passes.
-    """
-
-    def __init__(self, slots: Slots, base: CostModel) -> None:
-        self.slots, self.base = slots, base
-        most = len(slots.all) if slots.model.can_roll_back else 0
-        self.costs = CompanyCosts(slots.widest, most)
-
-    def n_sequences(self, tasks: Sequence[Task]) -> int:
-        """Return the number of sequences with which a pass of these tasks is fastest."""
-        width = max(len(_part(task).tokens) for task in tasks)
-        return self.costs.best_n(self.base, len(tasks), width, _depth(tasks))
-
-    def seconds(self, n: int, rows: int, n_past: int) -> float:
-        """Return the seconds to decode `rows` tokens of each of `n` sequences."""
-        return self.costs.seconds(self.base, n, rows, n_past)
-
-    def move_s(self) -> float:
-        """Return the seconds to move a sequence: llama.cpp copies its whole cache.
-
-        Copying reads and writes; a pass over one token reads the weights.
-        """
-        model = self.slots.model
-        share: float = 2 * model.cached_bytes * model.n_ctx / model.weight_bytes
-        return share * self.base.seconds(1, 0)
 
 
 class _InCompany:
@@ -233,20 +141,20 @@ class Scheduler:
         """Suspend the running task until `is_parked` is cleared; called by its body."""
         task = self._the_running
         task.is_parked = True
-        self._leave(task)
+        task.suspend()
 
     def agree(self, reaches: Sequence[float]) -> int:
         """Return the draft length of the running task; called by its drafter."""
         task = self._the_running
         task.waits_for = Offer(reaches)
-        return int(self._leave(task))
+        return int(task.suspend())
 
     def _wait_for(self, part: Part) -> Logits:
         """Return the rows of a part of a pass; called by the slots of the running task."""
         task = self._the_running
         part.slot.check(part)
         task.waits_for = part
-        rows: Logits = self._leave(task)
+        rows: Logits = task.suspend()
         return rows
 
     @property
@@ -254,24 +162,10 @@ class Scheduler:
         assert self._running
         return self._running
 
-    def _leave(self, task: Task) -> Any:
-        """Switch from a task to the scheduler, and return the answer that it was resumed with."""
-        parent = task.body.parent
-        assert parent
-        parent.switch()
-        error, task.error = task.error, None
-        if error:
-            raise error
-        answer, task.answer = task.answer, None
-        return answer
-
-    def _answer(self, task: Task, answer: Any = None, error: Exception | None = None) -> None:
-        task.waits_for, task.answer, task.error = None, answer, error
-
     def _meet(self) -> None:
         """Tell all slots with how many others they share passes."""
         active = [task for task in self.tasks if not task.is_parked]
-        decoding = [task for task in active if not self._reads(task)]
+        decoding = [task for task in active if not task.reads]
         together = len(active) > 1
         piece = self._piece(len(active) - len(decoding), decoding) if decoding else 0
         of_target, of_draft = (
@@ -290,16 +184,11 @@ class Scheduler:
         While more requests read than decode, reading is what most of them wait for. The passes
         delay a first token by a small share only.
         """
-        depth = _depth(decoding)
+        depth = mean_depth(decoding)
         token_s = self._target.base.seconds(_PIECE, depth) / _PIECE
         pass_s = self._target.seconds(len(decoding), 1, depth)
         n_pieces = math.ceil(pass_s / (_MOST_DELAY * token_s * _PIECE))
         return _PIECE * max(1, n_read // len(decoding), min(n_pieces, _MOST_PIECES))
-
-    @staticmethod
-    def _reads(task: Task) -> bool:
-        part = task.waits_for
-        return isinstance(part, Part) and part.n_rows == 0 and part.slot is task.pair.target
 
     # ---- steps
 
@@ -312,16 +201,17 @@ class Scheduler:
         self._resume()
         drafting = self._waiting(self._draft, rows=True)
         if self._draft and drafting:
-            self._passes(self._draft, drafting)
+            self._draft.run(drafting)
         elif any(isinstance(task.waits_for, Offer) for task in self.tasks):
             self._choose_lengths()
         else:
             decoding, reader = self._waiting(self._target, rows=True), self._reader()
             # Before the pass with rows, because each pass may overwrite the rows of the last one.
             if reader:
-                self._pass(reader[0], [reader[1]])
+                side, task = reader
+                side.run_one([task])
             if decoding:
-                self._passes(self._target, decoding)
+                self._target.run(decoding)
             return bool(decoding or reader)
         return True
 
@@ -347,7 +237,7 @@ class Scheduler:
         if len(runs(used)) < 2 or not self._target.slots.model.can_roll_back:
             return
         moved = moves(used, [pair.target.index for pair in self.free])
-        depth = _depth(active)
+        depth = mean_depth(active)
         apart_s = sum(self._target.seconds(n, 1, depth) for n in runs(used))
         move_s = sum(side.move_s() for side in (self._target, self._draft) if side)
         if pays(apart_s, self._target.seconds(len(used), 1, depth), len(moved), move_s):
@@ -391,83 +281,9 @@ class Scheduler:
         """Resume the tasks that have drafted with the length of their drafts."""
         offering = [task for task in self.tasks if isinstance(task.waits_for, Offer)]
         tasks = [*offering, *self._waiting(self._target, rows=True)]
-        n, depth = len(tasks), _depth(tasks)
-        offers = [_offer(task) for task in tasks]
+        n, depth = len(tasks), mean_depth(tasks)
+        offers = [task.offer for task in tasks]
         rows = common_rows(offers, lambda rows: self._target.seconds(n, rows, depth))
         self._target.costs.drafted(sum(bool(one.reaches) for one in offers), n)
         for task, offer in zip(offering, offers, strict=False):
-            self._answer(task, max(0, min(len(offer.reaches), rows - offer.n_pending)))
-
-    def _passes(self, side: Side, tasks: Sequence[Task]) -> None:
-        """Run the passes of several tasks as common ones."""
-        groups = self._groups(side, tasks)
-        for group in groups:
-            self._pass(side, group)
-            # The next pass overwrites the rows.
-            for task in group if group is not groups[-1] else ():
-                task.answer = None if task.answer is None else np.array(task.answer)
-
-    def _groups(self, side: Side, tasks: Sequence[Task]) -> list[list[Task]]:
-        """Divide tasks into common passes: all together, or each number of tokens by itself."""
-        depth, by_width = _depth(tasks), dict[int, list[Task]]()
-        for task in tasks:
-            by_width.setdefault(len(_part(task).tokens), []).append(task)
-        apart = sum(side.seconds(len(one), width, depth) for width, one in by_width.items())
-        widest = max(by_width)
-        if len(by_width) > 1 and side.seconds(len(tasks), widest, depth) < apart:
-            by_width = {widest: list(tasks)}
-        groups = []
-        for width, some in by_width.items():
-            at_once = max(1, side.costs.widest // width)
-            groups += [some[i : i + at_once] for i in range(0, len(some), at_once)]
-        return groups
-
-    def _pass(self, side: Side, tasks: Sequence[Task]) -> None:
-        """Run one pass and answer its tasks; if it fails, run each of them alone."""
-        parts = [_part(task) for task in tasks]
-        lost = [([*part.slot.cached], part.slot.n_read) for part in parts]
-        started = time.perf_counter()
-        try:
-            answers = side.slots.decode(parts, side.n_sequences(tasks) if len(tasks) > 1 else 0)
-        except DecodeError as error:
-            for task, cache in zip(tasks, lost, strict=True):
-                self._retry(side, task, *cache, error if len(tasks) == 1 else None)
-            return
-        seconds = time.perf_counter() - started
-        if any(part.n_rows for part in parts):
-            widest = max(len(part.tokens) for part in parts)
-            n = side.slots.n_decoded
-            side.costs.learn(side.base, n, widest, _depth(tasks), seconds)
-        for task, rows in zip(tasks, answers, strict=True):
-            self._answer(task, rows)
-
-    def _retry(
-        self, side: Side, task: Task, lost: list[int], n_read: int, error: DecodeError | None
-    ) -> None:
-        """Read the tokens of a lost cache again and run a pass of one task alone."""
-        part = _part(task)
-        if error:
-            self._answer(task, error=error)
-            return
-        try:
-            side.slots.refill(part.slot, lost, n_read)
-            rows = side.slots.decode([part])[0]
-            self._answer(task, np.array(rows))
-        except DecodeError as alone:
-            self._answer(task, error=alone)
-
-
-def _part(task: Task) -> Part:
-    assert isinstance(task.waits_for, Part)
-    return task.waits_for
-
-
-def _offer(task: Task) -> Offer:
-    """Return what a task can decode: its draft, or the part that it waits for."""
-    one = task.waits_for
-    return one if isinstance(one, Offer) else Offer((), len(_part(task).tokens))
-
-
-def _depth(tasks: Sequence[Task]) -> int:
-    """Return the mean number of cached tokens."""
-    return sum(task.pair.target.n_past for task in tasks) // max(1, len(tasks))
+            task.set_answer(max(0, min(len(offer.reaches), rows - offer.n_pending)))

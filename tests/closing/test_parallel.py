@@ -24,7 +24,16 @@ from tests.closing.together import ENDLESS, LONG, OPTIONS, PLAIN, PROMPTS, SHORT
 
 from tests.closing.together import Beside, free, texts  # isort: skip
 
-FILES = ("runtime/parallel.py", "runtime/stream.py", "runtime/llm.py", "runtime/many.py")
+FILES = (
+    "runtime/parallel.py",
+    "runtime/stream.py",
+    "runtime/generation.py",
+    "runtime/llm.py",
+    "runtime/shared_model.py",
+    "runtime/loaded_model.py",
+    "runtime/restorable_model.py",
+    "runtime/many.py",
+)
 
 
 @pytest.fixture(scope="module")

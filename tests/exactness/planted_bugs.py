@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from gguf_spec.llama.model import Model
-from gguf_spec.runtime import stream
+from gguf_spec.runtime import generation
 from gguf_spec.sampling import chain
 from gguf_spec.sampling.chain import Candidates, Sampler
 from gguf_spec.speculative import engine
@@ -95,7 +95,7 @@ def prefixes_compared_over_64_tokens_only(monkeypatch):
         )
         model.rollback(next(differs, min(model.n_past, len(tokens))))
 
-    for place in (stream, engine, _model_drafter):
+    for place in (generation, engine, _model_drafter):
         monkeypatch.setattr(place, "retain_prefix", keep)
 
 

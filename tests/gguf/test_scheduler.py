@@ -11,8 +11,9 @@ from gguf_spec.llama.model import Model
 from gguf_spec.llama.native import SequenceTokens
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.llama.slots import Slots
+from gguf_spec.speculative.common_passes import Side
 from gguf_spec.speculative.company import ALONE, CompanyCosts
-from gguf_spec.speculative.scheduler import Scheduler, Side
+from gguf_spec.speculative.scheduler import Scheduler
 
 N_SLOTS, N_CTX = 4, 256
 PROMPT = [7 + i % 200 for i in range(150)]

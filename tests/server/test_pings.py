@@ -9,7 +9,7 @@ import pytest
 
 from gguf_spec.options import Speculation
 from gguf_spec.results import Chunk, Completion, Stats
-from gguf_spec.runtime.stream import Generation
+from gguf_spec.runtime.generation import Generation
 from gguf_spec.server import serve_in_thread
 from gguf_spec.server.answer_stream import AnswerStream
 from gguf_spec.server.events import ChoiceEnded, ChunkEvent, Finished, Ping, Started

@@ -169,7 +169,7 @@ class Only:
 )
 def test_a_grammar_at_its_end_ends_the_text_whatever_is_forbidden(monkeypatch, k, options):
     grammar = Filters(grammar=Only([3, 1, 3, 3], 2), ends=np.array([2]))
-    monkeypatch.setattr("gguf_spec.runtime.stream.make_filters", lambda *_: grammar)
+    monkeypatch.setattr("gguf_spec.runtime.generation.make_filters", lambda *_: grammar)
     with fake_llm(FakeModel(TABLES[0], end={2}), FakeModel(TABLES[1], end={2}), fixed(k)) as llm:
         result = llm.generate("ab", replace(FREE, **options))
     assert (result.tokens, result.finish_reason) == ((3, 1, 3, 3), "stop")

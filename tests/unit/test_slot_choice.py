@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gguf_spec.runtime import slot_choice
 from gguf_spec.runtime.kept_prefixes import PrefixStore
 from gguf_spec.speculative.prefixes import common
-from gguf_spec.speculative.scheduler import SlotPair
+from gguf_spec.speculative.task import SlotPair
 
 TEXT = list(range(100, 400))
 

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from gguf_spec import Sampling, Speculation
-from gguf_spec.runtime import stats_recorder
-from gguf_spec.runtime import stream as stream_module
+from gguf_spec.runtime import generation, stats_recorder
 from gguf_spec.runtime.request import Request
 from gguf_spec.sampling.chain import CompatSampling
 from gguf_spec.speculative import controller
@@ -117,10 +116,10 @@ def test_the_length_of_an_answer_is_learned_where_something_drafts(clock):
 def test_each_part_of_a_text_has_its_seed_and_the_later_half_of_the_answer(monkeypatch):
     """A text by its seed must be the same in the next version too."""
     seeds, begins, seed = [], [], 2**64 - 5
-    rng, read = stream_module.SeededRng, stream_module.engine.read_prompt
-    monkeypatch.setattr(stream_module, "SeededRng", lambda seed: seeds.append(seed) or rng(seed))
+    rng, read = generation.SeededRng, generation.engine.read_prompt
+    monkeypatch.setattr(generation, "SeededRng", lambda seed: seeds.append(seed) or rng(seed))
     monkeypatch.setattr(
-        stream_module.engine,
+        generation.engine,
         "read_prompt",
         lambda *args: begins.append(list(args[2])) or read(*args),
     )
@@ -133,7 +132,7 @@ def test_each_part_of_a_text_has_its_seed_and_the_later_half_of_the_answer(monke
 
 
 def test_a_seed_that_is_drawn_has_32_bits(monkeypatch):
-    monkeypatch.setattr(stream_module.secrets, "randbits", lambda n_bits: n_bits)
+    monkeypatch.setattr(generation.secrets, "randbits", lambda n_bits: n_bits)
     with fake_llm(FakeModel(TABLES[0]), None, Speculation(0)) as llm:
         assert llm.generate("ab", replace(FREE, seed=None)).seed == 32
 
