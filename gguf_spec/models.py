@@ -219,9 +219,9 @@ def remove(model: ModelName, models_file: str | Path | None = None) -> int:
 def find_drafts(model: ModelName, models_file: str | Path | None = None) -> list[Candidate]:
     """Return the possible drafts of a model, best first; unusable ones are last.
 
-    A prediction head in its file comes first, named `mtp`. Searches the named models, the folder of
-    the target, and the caches of the hub, llama.cpp, LM Studio and Ollama. Reads only headers, no
-    weights.
+    A prediction head in its file comes first, named `mtp`. Heads in files of their own come after
+    the models on this disk. Searches the named models, the folder of the target, and the caches of
+    the hub, llama.cpp, LM Studio and Ollama. Reads only headers, no weights.
 
     Args:
         model: The target.

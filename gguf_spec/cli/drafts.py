@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,7 +29,8 @@ def drafts(target: str, models_file: Path | None, as_json: bool) -> int:
 
     A prediction head in the target's file is called mtp. Searches models.yaml, the folder of the
     target, and the caches of the hub, llama.cpp, LM Studio and Ollama. Reads only headers, no
-    weights. `-d auto` takes the first draft that is on this disk. The gain is measured if
+    weights. `-d auto` takes the first draft that is on this disk, but no head in a file of its own:
+    `-d FILE` takes one. The gain is measured if
     `gguf-spec tune` or a load has measured the pair; otherwise it is estimated from the file sizes.
 
     \b
@@ -79,6 +81,9 @@ def _table(target: str, found: list[Candidate]) -> list[str]:
         else [f"No model on this disk or in models.yaml can draft for {target}."]
     )
     lines += [f"{one.name:{width}}  {one.gain:>5.2f}  {one.why}" for one in fitting]
+    heads = [one.path for one in fitting if one.head and one.name != "mtp"]
+    if heads:
+        lines += ["", f"To use a head in a file of its own: -d {shlex.quote(str(heads[0]))}"]
     if refused:
         lines += [
             "",

@@ -36,6 +36,18 @@ def head_kind(header: Header) -> str:
     return "eagle3" if eagle.is_eagle(header) else "mtp"
 
 
+def described(header: Header) -> str:
+    """Return what the heads in a file are, and for which models."""
+    if eagle.is_eagle(header):
+        layers = ", ".join(map(str, eagle.target_layers(header)))
+        return (
+            f"an EAGLE-3 head for models with rows of {header.whole('target_hidden_size'):,} "
+            f"values (it reads their layers {layers or 'unknown'})"
+        )
+    architecture = header.facts.head_of if shares_cache(header) else header.architecture
+    return f"an MTP head for the architecture {architecture}"
+
+
 def is_head_alone(header: Header) -> bool:
     """Return whether a file holds prediction heads without the layers of their model."""
     if header.facts.heads in ("shared", "layers"):

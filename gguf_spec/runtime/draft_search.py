@@ -15,7 +15,16 @@ from pathlib import Path
 
 from ..errors import GgufSpecError, VocabularyMismatchError
 from ..errors.texts import Call, Option, Optionally, Text
-from ..gguf.heads import head_bytes, is_head_alone, n_heads, why_no_head
+from ..gguf.eagle import target_layers
+from ..gguf.heads import (
+    described,
+    head_bytes,
+    head_kind,
+    is_head_alone,
+    n_heads,
+    why_misfit,
+    why_no_head,
+)
 from ..gguf.model_file import ModelFile
 from ..gguf.trimmed import trimmed
 from ..gguf.vocabulary import FileVocabulary
@@ -50,6 +59,8 @@ class Candidate:
         declared: Whether models.yaml names it as the target's draft.
         measured: Whether the gain comes from costs measured on this machine.
         translated: Whether it has another tokenizer than the target.
+        head: `mtp` or `eagle3` for a prediction head, empty for a model. One in a file of its own
+            drafts only if the file is named as the draft.
     """
 
     name: str
@@ -59,6 +70,7 @@ class Candidate:
     declared: bool = False
     measured: bool = False
     translated: bool = False
+    head: str = ""
 
     @property
     def path(self) -> Path | None:
@@ -99,13 +111,14 @@ def choose(
     if declared and (found := download.find(declared)):
         opened[found] = ModelFile(found, as_draft=True)
         one = _judge(declared.name, opened[found], file, options, draft_options, declared=True)
-        if one.fits:
+        if one.fits and not one.head:
             return one, ""
     all_of_them = candidates(target, file, options, draft_options, models_file, opened)
     here = [
         one
         for one in all_of_them
         if one.file
+        and not one.head
         and (one.gain > 1 or (one.fits and one.declared))
         # A guess from the size is worth too little if texts must be translated.
         and (not one.translated or one.measured or one.declared)
@@ -167,6 +180,7 @@ def candidates(
         key=lambda one: (
             not one.fits,
             one.file is None,
+            bool(one.head),
             not one.declared,
             one.translated and not one.measured,
             not one.measured,
@@ -189,16 +203,43 @@ def head_candidate(
     if not n_heads(target.header):
         return None
     if why_not := why_no_head(target.header):
-        return Candidate("mtp", target, 0.0, why_not)
+        return Candidate("mtp", target, 0.0, why_not, head="mtp")
     profile = read_profile(
         ModelKey(target, replace(options, head="own")),
         ModelKey(target, replace(draft_options, head="self")),
     )
     if profile:
-        return _measured("mtp", target, profile, declared=False)
+        return replace(_measured("mtp", target, profile, declared=False), head="mtp")
     share = head_bytes(target.header) / target.header.file_bytes
     why = f"prediction head in the target's file; a pass reads {share:.0%} of its weights"
-    return Candidate("mtp", target, _promise(share), why)
+    return Candidate("mtp", target, _promise(share), why, head="mtp")
+
+
+def _judge_head(
+    name: str,
+    file: ModelFile,
+    target: ModelFile,
+    options: ContextOptions,
+    draft_options: ContextOptions,
+    declared: bool,
+) -> Candidate:
+    """Return the candidate for a head in a file of its own, by the metadata of both files."""
+    header, kind = file.header, head_kind(file.header)
+    what = f"it is {described(header)}"
+    why_not = why_no_head(header) or why_misfit(header, target.header)
+    if why_not:
+        return Candidate(name, file, 0.0, f"{what}: {why_not}", declared, head=kind)
+    use = "to use it, name its file as the draft"
+    profile = read_profile(
+        ModelKey(target, replace(options, head="file", head_layers=target_layers(header))),
+        ModelKey(file, replace(draft_options, head="self")),
+    )
+    if profile:
+        one = _measured(name, file, profile, declared)
+        return replace(one, why=f"{what}, {one.why}; {use}", head=kind)
+    share = head_bytes(header) / target.header.file_bytes
+    why = f"{what}, and fits the target; a pass reads {share:.0%} of the target's size; {use}"
+    return Candidate(name, file, _promise(share), why, declared, head=kind)
 
 
 def _measured(name: str, file: ModelFile, profile: Profile, declared: bool) -> Candidate:
@@ -216,6 +257,11 @@ def _judge(
     declared: bool,
 ) -> Candidate:
     """Return the candidate for a file, with its expected speed-up or the reason it cannot draft."""
+    try:
+        if is_head_alone(file.header):
+            return _judge_head(name, file, target, options, draft_options, declared)
+    except GgufSpecError as error:
+        return Candidate(name, file, 0.0, str(error).rstrip("."), declared)
     why_not, share = _why_not(file, target)
     if why_not:
         return Candidate(name, file, 0.0, why_not, declared)
@@ -242,8 +288,6 @@ def _why_not(file: ModelFile, target: ModelFile) -> tuple[str, float]:
     The reason is empty if it can; the share is 1 if it has the target's vocabulary.
     """
     try:
-        if is_head_alone(file.header):
-            return "it is a prediction head without a model, for the one that it was made for", 0.0
         sizes = [format_bytes(one.header.file_bytes) for one in (file, target)]
         if file.header.file_bytes >= target.header.file_bytes:
             return f"it is not smaller than the target ({sizes[0]} against {sizes[1]})", 0.0

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.gguf import zoo
+from tests.gguf import eagle, zoo
 
 
 @pytest.fixture
@@ -52,6 +52,16 @@ def test_json_has_all_of_them(run):
         "why": "it is not on this disk, so its vocabulary cannot be compared",
     }  # fmt: skip
     assert by_name["small.gguf"]["path"].endswith("small.gguf")
+
+
+def test_a_head_in_a_file_of_its_own(run, home):
+    zoo.write(home / "eagle's.gguf", eagle.head(layers=(0, 1, 19)))
+    lines = run("models", "drafts", "./big.gguf").stdout.decode().splitlines()
+    assert lines[1].startswith("small.gguf ")
+    line = next(line for line in lines if line.startswith("eagle's.gguf "))
+    assert "it is an EAGLE-3 head for models with rows of 64 values" in line
+    use = next(line for line in lines if line.startswith("To use a head in a file of its own: -d "))
+    assert use.endswith("eagle'\"'\"'s.gguf'")
 
 
 def test_the_declared_draft_of_a_model_that_is_on_the_disk(run):

@@ -7,11 +7,12 @@ import psutil
 import pytest
 
 import gguf_spec
-from gguf_spec import Sampling, Speculation, doctor
+from gguf_spec import Sampling, Speculation, doctor, models
 from gguf_spec.errors import NoSpeculationError
 from gguf_spec.gguf.architectures import LAST_ROWS, LAYER_INPUTS
 from gguf_spec.llama.eagle_head import EagleHead
 from gguf_spec.llama.options import ContextOptions
+from gguf_spec.llama.selftest import extra_bufts_work
 from gguf_spec.options import HEADS
 from gguf_spec.runtime import head_choice
 from gguf_spec.speculative.cost_model import CostModel, Overhead
@@ -240,6 +241,41 @@ def test_doctor_tells_that_the_head_drafts(folder):
     assert found["loading"].status == "ok"
     assert found["rollback"].status == "ok"
     assert "gives no inputs of layers" in checks("guesser", "qwen2")["draft"].found
+
+
+def test_models_lists_heads_that_fit(folder):
+    """They come after the models, and `auto` does not take one."""
+
+    def listed(target):
+        found = models.find_drafts(folder / target)
+        return {one.name: one for one in found}, [one.name for one in found if one.fits]
+
+    found, fitting = listed("llama.gguf")
+    assert {"guesser.gguf", "table.gguf", "random.gguf", "borrows.gguf"} <= {*fitting}
+    fits = found["guesser.gguf"]
+    assert fits.head == "eagle3"
+    assert "it is an EAGLE-3 head for models with rows of 64 values (it reads their layers 0, 1, 1)" in fits.why  # fmt: skip
+    assert fits.why.endswith("to use it, name its file as the draft")
+    assert found["wide.gguf"].why.endswith(
+        ": wide.gguf is for rows of 96 values, and llama.gguf has rows of 64"
+    )
+    assert "names tokens that are not in its vocabulary" in found["mad.gguf"].why
+    found, fitting = listed("qwen2.gguf")
+    assert not any(found[one].head for one in fitting)
+    assert "for the architecture qwen2" in found["guesser.gguf"].why
+    with gguf_spec.load(folder / "llama.gguf", threads=1, extra_bufts=False, n_ctx=256) as llm:
+        assert "prediction head" not in (llm.draft_name or "")
+
+
+def test_a_head_that_was_measured_is_listed_with_its_gain(folder):
+    options = ContextOptions(extra_bufts=extra_bufts_work())
+    with gguf_spec.load(
+        folder / "llama.gguf", folder / "table.gguf", extra_bufts=options.extra_bufts
+    ):
+        pass
+    one = next(one for one in models.find_drafts(folder / "llama.gguf") if one.name == "table.gguf")
+    assert one.measured
+    assert "measured on this machine: " in one.why
 
 
 def test_a_cancelled_request_leaves_a_usable_head(folder):

@@ -367,8 +367,21 @@ def test_models_lists_a_head_among_the_drafts(folder):
     found = models.find_drafts(folder / "random.gguf")
     assert found[0].name == "mtp"
     assert found[0].fits
-    why = {one.path.name: one.why for one in found[1:] if one.path}
-    assert why["alone.gguf"].startswith("it is a prediction head without a model")
+    listed = {one.path.name: one for one in found[1:] if one.path}
+    alone = listed["alone.gguf"]
+    assert (alone.head, alone.fits) == ("mtp", True)
+    assert alone.why.startswith(
+        "it is an MTP head for the architecture qwen35, and fits the target"
+    )
+    assert alone.why.endswith("to use it, name its file as the draft")
+    assert listed["assistant.gguf"].why == (
+        "it is an MTP head for the architecture gemma4: the prediction head assistant.gguf is for "
+        "the architecture gemma4, and random.gguf is of qwen35"
+    )
+    others = {one.name: one for one in models.find_drafts(folder / "other.gguf")}
+    assert not others["alone.gguf"].fits
+    shared = {one.name: one for one in models.find_drafts(folder / "gemma4.gguf")}
+    assert shared["assistant.gguf"].fits
     refused = models.find_drafts(folder / "two.gguf")
     assert [
         (one.fits, one.why.endswith("two.gguf has 2")) for one in refused if one.name == "mtp"
