@@ -20,6 +20,16 @@ from gguf_spec.speculative.pair import ModelPair
 from gguf_spec.speculative.profile import DEFAULT_PROFILE
 
 
+def proposed(drafter, tokens, n=8):
+    """The tokens that a drafter proposes one after the other, each followed."""
+    drafter.begin(tokens)
+    found = []
+    while len(found) < n and (proposal := drafter.propose()):
+        found.append(proposal.token)
+        drafter.follow(proposal.token)
+    return found
+
+
 def costing(table):
     """What passes of a fake model cost, from the seconds of some widths."""
     return lambda n, n_past: interpolate(table, n)

@@ -8,7 +8,7 @@ from typing import Any
 from ..options import Speculation
 from ..server.errors import ApiError, bad
 from ..server.requests import CompletionRequest, parse, read_chat, read_text
-from ..server.values import flag, is_count
+from ..server.values import check_known, flag, is_count
 from .defaults import LineDefaults
 from .lines import LINE_BYTES, Line
 
@@ -81,9 +81,7 @@ def read_request(
 def _read_openai(
     data: dict[str, Any], number: int, defaults: LineDefaults, speculation: Speculation
 ) -> CompletionRequest:
-    for name in data:
-        if name not in _FIELDS:
-            raise ApiError(f"Unknown field: {name[:100]}.", name[:100], "unknown_parameter")
+    check_known(data, _FIELDS)
     custom_id, body = data.get("custom_id"), data.get("body")
     if not isinstance(custom_id, str) or not custom_id:
         raise bad("custom_id", "must be a string that is not empty.")

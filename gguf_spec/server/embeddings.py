@@ -19,7 +19,7 @@ from .model_routes import ModelRoutes
 from .requests import parse
 from .settings import Settings
 from .tasks import TaskRunner
-from .values import count, flag, is_count
+from .values import check_known, count, flag, is_count, string
 
 if TYPE_CHECKING:
     import numpy as np
@@ -205,9 +205,7 @@ def _fields(body: bytes, known: frozenset[str]) -> dict[str, Any]:
         ApiError: A field is unknown.
     """
     data = {name: value for name, value in parse(body).items() if value is not None}
-    for name in data:
-        if name not in known:
-            raise ApiError(f"Unknown field: {name[:100]}.", name[:100], "unknown_parameter")
+    check_known(data, known)
     return data
 
 
@@ -220,10 +218,18 @@ def read_embedding(data: dict[str, Any]) -> EmbeddingRequest:
     form = data.get("encoding_format", "float")
     if form not in FORMATS:
         raise bad("encoding_format", "must be float or base64.")
-    dimensions = data.get("dimensions")
-    if dimensions is not None:
-        dimensions = count(dimensions, "dimensions", 1, 1 << 20)
+    dimensions = read_dimensions(data)
     return EmbeddingRequest(texts_of(data.get("input"), "input"), dimensions, form == "base64")
+
+
+def read_dimensions(data: dict[str, Any]) -> int | None:
+    """Return the demanded length of an embedding; None without it.
+
+    Raises:
+        ApiError: It is not a whole number above 0, or too large.
+    """
+    given = data.get("dimensions")
+    return None if given is None else count(given, "dimensions", 1, 1 << 20)
 
 
 def texts_of(value: Any, name: str, ids: bool = True) -> list[Text]:
@@ -256,9 +262,7 @@ def read_rerank(data: dict[str, Any]) -> RerankRequest:
     Raises:
         ApiError: A field is invalid.
     """
-    query, documents = data.get("query"), data.get("documents")
-    if not isinstance(query, str):
-        raise bad("query", "must be a string.")
+    query, documents = string(data.get("query"), "query"), data.get("documents")
     if not isinstance(documents, list) or not 0 < len(documents) <= TEXTS_MAX:
         raise bad("documents", f"must be an array of 1 to {TEXTS_MAX:,} documents.")
     texts = [_document(one, f"documents[{i}]") for i, one in enumerate(documents)]

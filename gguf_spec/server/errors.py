@@ -88,6 +88,16 @@ def bad(param: str, message: str) -> ApiError:
     return ApiError(f"{param} {message}", param, "invalid_value")
 
 
+def unsupported(param: str) -> ApiError:
+    """Return the error for a field that is not supported."""
+    return ApiError(f"{param} is not supported.", param, "unsupported_parameter")
+
+
+def unknown(param: str) -> ApiError:
+    """Return the error for a field that this server does not know."""
+    return ApiError(f"Unknown field: {param}.", param, "unknown_parameter")
+
+
 def gone() -> ApiError:
     """Return the error for a client that closed the connection."""
     return ApiError("The client closed the connection.", None, "cancelled", 499)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any, Literal, NamedTuple
 
-from .errors import ApiError, bad
+from .errors import ApiError, bad, unknown
 
 Route = Literal["chat", "text", "responses", "messages"]
 ROUTES: tuple[Route, ...] = ("chat", "text", "responses", "messages")
@@ -133,7 +133,7 @@ def read_fields(
 
 def _check_other(name: str, value: Any, others: dict[str, OtherField]) -> None:
     if name not in others:
-        raise ApiError(f"Unknown field: {name[:100]}.", name[:100], "unknown_parameter")
+        raise unknown(name[:100])
     if not others[name].accepts(value):
         allowed = "".join(f" but for {json.dumps(one)}" for one in others[name].accepted or ())
         raise ApiError(f"{name} is not supported{allowed}.", name, "unsupported_parameter")

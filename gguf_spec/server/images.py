@@ -6,7 +6,7 @@ from typing import Any
 
 from ..errors import ImageError
 from ..runtime.images import image_of_base64, image_of_url
-from .errors import ApiError, bad
+from .errors import ApiError, bad, unsupported
 
 Part = dict[str, Any]
 
@@ -24,8 +24,7 @@ def image_url(value: Any, at: str) -> Part:
     if isinstance(value, dict):
         for name, given in value.items():
             if name not in ("url", "detail") and given is not None:
-                param = f"{at}.{name[:100]}"
-                raise ApiError(f"{param} is not supported.", param, "unsupported_parameter")
+                raise unsupported(f"{at}.{name[:100]}")
         value, at = value.get("url"), f"{at}.url"
     if not isinstance(value, str):
         raise bad(at, "must be a data: URL.")

@@ -9,6 +9,7 @@ from .errors import ApiError, bad
 from .images import Part, content_of, image_url, text_part
 from .reasoning import REASONING, read_reasoning_content
 from .tools import check_name
+from .values import check_supported, string
 
 # Role in a request -> role for the chat template. Templates do not know `developer`.
 _ROLES = {
@@ -44,14 +45,10 @@ def _message(message: Any, at: str) -> dict[str, Any]:
     role = message.get("role")
     if not isinstance(role, str) or role not in _ROLES:
         raise bad(f"{at}.role", f"must be one of {', '.join(_ROLES)}.")
-    for name, given in message.items():
-        is_empty = given in (None, "", [], {})
-        if not is_empty and name not in _FIELDS and name not in IGNORED_FIELDS:
-            param = f"{at}.{name[:100]}"
-            raise ApiError(f"{param} is not supported.", param, "unsupported_parameter")
+    check_supported(message, {*_FIELDS, *IGNORED_FIELDS}, at)
     read: dict[str, Any] = {"role": _ROLES[role]} | read_reasoning_content(message, at)
     if name := message.get("name"):
-        read["name"] = _string(name, f"{at}.name")
+        read["name"] = string(name, f"{at}.name")
     calls = message.get("tool_calls")
     if calls is not None and calls != []:
         if role != "assistant":
@@ -59,16 +56,10 @@ def _message(message: Any, at: str) -> dict[str, Any]:
         read["tool_calls"] = _calls(calls, f"{at}.tool_calls")
     read["content"] = _content(message.get("content"), f"{at}.content", role)
     if role == "tool":
-        read["tool_call_id"] = _string(message.get("tool_call_id"), f"{at}.tool_call_id")
+        read["tool_call_id"] = string(message.get("tool_call_id"), f"{at}.tool_call_id")
     elif message.get("tool_call_id") is not None:
         raise bad(f"{at}.tool_call_id", "is only allowed in a message of the role tool.")
     return read
-
-
-def _string(value: Any, at: str) -> str:
-    if not isinstance(value, str):
-        raise bad(at, "must be a string.")
-    return value
 
 
 def _content(value: Any, at: str, role: str) -> str | list[Part]:
@@ -76,7 +67,7 @@ def _content(value: Any, at: str, role: str) -> str | list[Part]:
     if role in ("assistant", "tool") and (value is None or value == []):
         return ""
     if not isinstance(value, list):
-        return _string(value, at)
+        return string(value, at)
     if not value:
         raise bad(at, "must be a string, or an array of parts that is not empty.")
     kinds = ("text", "image_url") if role == "user" else ("text",)
@@ -95,7 +86,7 @@ def _part(part: Any, at: str, kinds: tuple[str, ...]) -> Part:
         raise bad(at, f"may contain only type and {kind}.")
     if kind == "image_url":
         return image_url(part.get(kind), f"{at}.{kind}")
-    return text_part(_string(part.get("text"), f"{at}.text"))
+    return text_part(string(part.get("text"), f"{at}.text"))
 
 
 def _calls(value: Any, at: str) -> list[dict[str, Any]]:
@@ -115,7 +106,7 @@ def _calls(value: Any, at: str) -> list[dict[str, Any]]:
         # The arguments stay an object: chat templates serialise them to JSON.
         calls.append(
             {
-                "id": _string(call.get("id"), f"{at}[{i}].id"),
+                "id": string(call.get("id"), f"{at}[{i}].id"),
                 "type": "function",
                 "function": {"name": name, "arguments": arguments},
             }
@@ -130,7 +121,7 @@ def read_arguments(value: Any, at: str) -> dict[str, Any]:
         ApiError: They are not. The error names the field `at`.
     """
     try:
-        arguments = json.loads(_string(value, at) or "{}")
+        arguments = json.loads(string(value, at) or "{}")
     except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):

@@ -20,7 +20,7 @@ from .jobs import Job
 from .model_pool import ModelPool, ServedModel
 from .requests import parse
 from .settings import Settings
-from .values import flag, is_count
+from .values import flag, is_count, string
 from .worker import Worker
 
 if TYPE_CHECKING:
@@ -74,8 +74,7 @@ class ModelRoutes:
         """
         if name is None or name == "":
             return self._pool.default
-        if not isinstance(name, str):
-            raise bad("model", "must be a string.")
+        string(name, "model")
         # Clients of Ollama add a tag to names without one.
         if found := self._pool.find(name) or self._pool.find(name.removesuffix(":latest")):
             return found
@@ -143,9 +142,7 @@ class ModelRoutes:
 
     async def _tokenize(self, request: Request) -> Response:
         data = parse(await self._body(request))
-        content = data.get("content")
-        if not isinstance(content, str):
-            raise bad("content", "must be a string.")
+        content = string(data.get("content"), "content")
         special = data.get("parse_special") is None or flag(data, "parse_special")
         start, pieces = flag(data, "add_special"), flag(data, "with_pieces")
 

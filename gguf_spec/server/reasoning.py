@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .errors import bad
+from .values import string
 
 if TYPE_CHECKING:
     from ..runtime.llm import LLM
@@ -91,6 +92,4 @@ def read_reasoning_content(message: Mapping[str, Any], at: str) -> dict[str, str
         return {}
     if message.get("role") != "assistant":
         raise bad(f"{at}.{REASONING}", "is only allowed in a message of the assistant.")
-    if not isinstance(said, str):
-        raise bad(f"{at}.{REASONING}", "must be a string.")
-    return {REASONING: said}
+    return {REASONING: string(said, f"{at}.{REASONING}")}

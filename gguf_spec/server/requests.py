@@ -34,6 +34,7 @@ from .values import (
     schema,
     speculation,
     stops,
+    string,
 )
 
 # Routes whose requests have a seed.
@@ -218,8 +219,7 @@ def completion_request(
     Raises:
         ApiError: A field is invalid. The error names the field.
     """
-    if not isinstance(data.get("model", ""), str):
-        raise bad("model", "must be a string.")
+    string(data.get("model", ""), "model")
     stream, options = flag(data, "stream"), data.get("stream_options", {})
     if not isinstance(options, dict) or not set(options) <= _STREAM_OPTIONS:
         raise bad("stream_options", "may contain include_usage and include_speculation.")

@@ -6,7 +6,8 @@ import re
 from typing import Any
 
 from ..tools.use import NO_TOOLS, ToolUse
-from .errors import ApiError, bad
+from .errors import ApiError, bad, unsupported
+from .values import string
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 # Keys of a tool and of its function; `cache_control` is for the caches of other servers.
@@ -74,16 +75,13 @@ def _tool(tool: Any, at: str, strict: set[str]) -> dict[str, Any]:
         raise bad(at, "may contain only type and function.")
     for key in function:
         if key not in _FUNCTION_KEYS:
-            param = f"{at}.function.{key[:100]}"
-            raise ApiError(f"{param} is not supported.", param, "unsupported_parameter")
+            raise unsupported(f"{at}.function.{key[:100]}")
     name = check_name(function.get("name"), f"{at}.function.name")
     if not isinstance(function.get("strict"), (bool, type(None))):
         raise bad(f"{at}.function.strict", "must be true or false.")
     if function.get("strict"):
         strict.add(name)
-    description = function.get("description") or ""
-    if not isinstance(description, str):
-        raise bad(f"{at}.function.description", "must be a string.")
+    description = string(function.get("description") or "", f"{at}.function.description")
     parameters = function.get("parameters") or {"type": "object", "properties": {}}
     if not isinstance(parameters, dict):
         raise bad(f"{at}.function.parameters", "must be a JSON schema.")
@@ -97,8 +95,7 @@ def check_name(value: Any, at: str) -> str:
     Raises:
         ApiError: It is not a name.
     """
-    if not isinstance(value, str):
-        raise bad(at, "must be a string.")
-    if not _NAME.fullmatch(value):
+    name = string(value, at)
+    if not _NAME.fullmatch(name):
         raise bad(at, "must be 1 to 64 letters, digits, _ or -.")
-    return value
+    return name

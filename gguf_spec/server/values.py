@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from ..errors import InvalidOptionError
 from ..options import SPECULATION, Speculation
-from .errors import ApiError, bad, option_refusal
+from .errors import ApiError, bad, option_refusal, unknown, unsupported
 
 # Limits: number of stop strings, characters per stop string, alternatives per token (logprobs),
-# choices of one request.
+# choices of one request, characters of the id of a tool call or of an item.
 STOPS_MAX, STOP_LENGTH_MAX, TOP_LOGPROBS_MAX, CHOICES_MAX = 16, 256, 20, 128
+_ID_LENGTH_MAX = 256
 # Keys of a response format's `json_schema`.
 _SCHEMA_KEYS = {"name", "schema", "strict", "description"}
 
@@ -29,6 +30,60 @@ def made(make: Callable[[], Any], names: dict[str, str]) -> Any:
         raise option_refusal(error, names) from None
     except OverflowError:
         raise ApiError("A number is too large.", None, "invalid_value") from None
+
+
+def check_known(names: Iterable[str], known: Collection[str], at: str = "") -> None:
+    """Refuse unknown fields.
+
+    Args:
+        names: Names of the given fields.
+        known: Names of the known fields.
+        at: Place of the fields in the request, with a point at its end.
+
+    Raises:
+        ApiError: A field is unknown. The error names it.
+    """
+    for name in names:
+        if name not in known:
+            raise unknown(f"{at}{name[:100]}")
+
+
+def check_supported(fields: Mapping[str, Any], known: Collection[str], at: str) -> None:
+    """Refuse fields of an object in the request that are not supported, unless they are empty.
+
+    Args:
+        fields: The object.
+        known: Names of the supported fields.
+        at: Place of the object in the request.
+
+    Raises:
+        ApiError: A field is not supported. The error names it.
+    """
+    for name, value in fields.items():
+        if value not in (None, "", [], {}) and name not in known:
+            raise unsupported(f"{at}.{name[:100]}")
+
+
+def string(value: Any, at: str) -> str:
+    """Return a text.
+
+    Raises:
+        ApiError: It is not a string. The error names the field `at`.
+    """
+    if not isinstance(value, str):
+        raise bad(at, "must be a string.")
+    return value
+
+
+def identifier(value: Any, at: str) -> str:
+    """Return the id of a tool call or of an item.
+
+    Raises:
+        ApiError: It is not a string of 1 to 256 characters. The error names the field `at`.
+    """
+    if not isinstance(value, str) or not 0 < len(value) <= _ID_LENGTH_MAX:
+        raise bad(at, f"must be a string of at most {_ID_LENGTH_MAX} characters.")
+    return value
 
 
 def is_count(value: Any) -> bool:
@@ -128,13 +183,7 @@ def speculation(value: Any, default: Speculation, names: dict[str, str]) -> Spec
         return replace(default, k=0)
     if not isinstance(value, dict):
         raise bad("speculation", 'must be an object, or "off".')
-    for name in value:
-        if name not in SPECULATION:
-            raise ApiError(
-                f"Unknown field: speculation.{name[:100]}.",
-                f"speculation.{name[:100]}",
-                "unknown_parameter",
-            )
+    check_known(value, SPECULATION, "speculation.")
     given = {name: one for name, one in value.items() if one is not None}
     options: Speculation = made(lambda: replace(default, **given), names)
     return options

@@ -2,6 +2,8 @@ from pathlib import Path
 
 import pytest
 
+import gguf_spec
+from gguf_spec import Sampling, Speculation
 from tests.gguf import zoo
 
 
@@ -16,3 +18,14 @@ def animals(tmp_path_factory: pytest.TempPathFactory) -> Path:
     zoo.write(folder / "lfm2.gguf", zoo.lfm2())
     zoo.write(folder / "mixture.gguf", zoo.mixture())
     return folder
+
+
+def check_translated_draft(target: Path, draft: Path, prompt: str, sampling: Sampling) -> None:
+    """A draft with another tokenizer drafts, and the text is that of plain decoding."""
+    with gguf_spec.load(target, draft, threads=1, extra_bufts=False) as llm:
+        assert "has another tokenizer" in llm.notes[0]
+        plain = llm.generate(prompt, sampling, speculation=Speculation(0))
+        way = Speculation(4, drafter="model", adaptive=False)
+        drafted = llm.generate(prompt, sampling, speculation=way)
+    assert drafted.tokens == plain.tokens
+    assert drafted.stats.n_drafted > 0

@@ -23,6 +23,7 @@ from gguf_spec.models import find, find_drafts
 from gguf_spec.speculative.vocabularies import check_vocabulary
 from gguf_spec.trim import trim
 from tests.gguf import zoo
+from tests.gguf.conftest import check_translated_draft
 
 WORDS = [f"Ġword{i}" for i in range(300)]
 TOKENS = [*zoo.TOKENS[:-3], *WORDS, *zoo.TOKENS[-3:]]
@@ -259,13 +260,7 @@ def test_requests_at_once(half, prompts):
 def test_it_drafts_for_another_tokenizer_too(half, animals):
     """Without a tokenizer of its own it spells a text with the longest tokens."""
     sampling = Sampling(max_tokens=24, seed=4)
-    with gguf_spec.load(animals / "llama.gguf", half, threads=1, extra_bufts=False) as llm:
-        assert "has another tokenizer" in llm.notes[0]
-        plain = llm.generate("Once upon a time", sampling, speculation=Speculation(0))
-        way = Speculation(4, drafter="model", adaptive=False)
-        drafted = llm.generate("Once upon a time", sampling, speculation=way)
-    assert drafted.tokens == plain.tokens
-    assert drafted.stats.n_drafted > 0
+    check_translated_draft(animals / "llama.gguf", half, "Once upon a time", sampling)
 
 
 def test_a_table_of_other_tokens_is_no_table_of_the_target(half, tmp_path):

@@ -3,18 +3,9 @@
 import pytest
 
 from gguf_spec.speculative.drafters import NgramDrafter, RetryDrafter, SuffixAutomaton
+from tests.fakes import proposed
 
 NO_ROWS = None
-
-
-def draft(drafter, tokens, n=8):
-    """The tokens a drafter proposes one after the other, each followed."""
-    drafter.begin(tokens)
-    drafted = []
-    while len(drafted) < n and (proposal := drafter.propose()):
-        drafted.append(proposal.token)
-        drafter.follow(proposal.token)
-    return drafted
 
 
 def letters(text):
@@ -38,26 +29,26 @@ def said(tokens):
     ],
 )
 def test_what_followed_before_is_proposed(text, drafted):
-    assert said(draft(NgramDrafter(), letters(text))) == drafted
+    assert said(proposed(NgramDrafter(), letters(text))) == drafted
 
 
 def test_the_longest_match_decides():
     """`b` was mostly followed by `x`, but `ab` by `c`."""
-    assert said(draft(NgramDrafter(), letters("zbxzbxzbxabcdab"), 1)) == "c"
-    assert said(draft(NgramDrafter(), letters("zbxzbxzbxabcdzzb"), 1)) == "x"
+    assert said(proposed(NgramDrafter(), letters("zbxzbxzbxabcdab"), 1)) == "c"
+    assert said(proposed(NgramDrafter(), letters("zbxzbxzbxabcdzzb"), 1)) == "x"
 
 
 def test_of_the_same_match_what_followed_most_often():
-    assert said(draft(NgramDrafter(), letters("abc.abd,abc;ab"), 1)) == "c"
+    assert said(proposed(NgramDrafter(), letters("abc.abd,abc;ab"), 1)) == "c"
 
 
 def test_a_text_that_grows_is_read_once_and_drafts_leave_no_trace():
     drafter = NgramDrafter()
     text = letters("the cat sat. the ")
-    draft(drafter, text)
+    proposed(drafter, text)
     assert drafter._own.n_tokens == len(text)
     text += letters("dog sat. the d")
-    assert said(draft(drafter, text)) == "og sat. "
+    assert said(proposed(drafter, text)) == "og sat. "
     assert drafter._own.n_tokens == len(text)
 
 
@@ -82,20 +73,20 @@ def reference(text):
 def test_a_text_beside_the_request_is_proposed_from_and_not_changed():
     known = reference("All happy families are alike.")
     before = known.n_tokens
-    assert said(draft(NgramDrafter(known), letters("They say: All happy f"), 9)) == "amilies a"
-    assert said(draft(NgramDrafter(known), letters("All hap"), 30)) == "py families are alike."
+    assert said(proposed(NgramDrafter(known), letters("They say: All happy f"), 9)) == "amilies a"
+    assert said(proposed(NgramDrafter(known), letters("All hap"), 30)) == "py families are alike."
     assert known.n_tokens == before
 
 
 def test_the_text_with_the_longer_match_is_proposed_from():
     known = reference("abcdeX")
-    assert said(draft(NgramDrafter(known), letters("cdeY abcde"), 1)) == "X"
-    assert said(draft(NgramDrafter(known), letters("zabcdeY zabcde"), 1)) == "Y"
+    assert said(proposed(NgramDrafter(known), letters("cdeY abcde"), 1)) == "X"
+    assert said(proposed(NgramDrafter(known), letters("zabcdeY zabcde"), 1)) == "Y"
 
 
 def test_the_end_of_the_reference_is_not_the_end_of_drafts():
     """Where the reference has nothing to follow, its shorter ends may."""
-    assert said(draft(NgramDrafter(reference("ab ab")), letters("xx ab"), 3)) == " ab"
+    assert said(proposed(NgramDrafter(reference("ab ab")), letters("xx ab"), 3)) == " ab"
 
 
 def test_longer_matches_and_clearer_ones_are_surer():
@@ -147,18 +138,18 @@ def after(drafted, new, text="."):
 
 def test_one_wrong_token_is_replaced_and_the_rest_proposed_again():
     drafter, tokens = after("the cat sat", "the b")
-    assert said(draft(drafter, tokens)) == "at sat"
+    assert said(proposed(drafter, tokens)) == "at sat"
 
 
 def test_tokens_that_were_too_many_are_skipped():
     drafter, tokens = after("the big cat sat", "the c")
-    assert said(draft(drafter, tokens)) == "at sat"
+    assert said(proposed(drafter, tokens)) == "at sat"
 
 
 def test_nothing_is_proposed_again_where_nothing_was_wrong():
     for drafted, new in (("the", "the "), ("", "a"), ("the", "thx"), ("the", "th")):
         drafter, tokens = after(drafted, new)
-        assert draft(drafter, tokens) == []
+        assert proposed(drafter, tokens) == []
 
 
 def test_it_goes_on_in_the_next_round_as_long_as_the_text_agrees():
@@ -168,12 +159,12 @@ def test_it_goes_on_in_the_next_round_as_long_as_the_text_agrees():
         drafter.follow(ord(letter))
     new = letters("at ")
     drafter.learn(len(tokens), new, NO_ROWS)
-    assert said(draft(drafter, tokens + new)) == "sat on i"
+    assert said(proposed(drafter, tokens + new)) == "sat on i"
 
 
 def test_it_is_given_up_when_the_text_goes_another_way():
     drafter, tokens = after("the cat sat on it", "the b")
-    assert draft(drafter, [*tokens, ord("Z")]) == []
+    assert proposed(drafter, [*tokens, ord("Z")]) == []
     drafter, tokens = after("the cat sat on it", "the b")
     drafter.begin(tokens)
     drafter.follow(ord("Z"))  # what another drafter proposed in its place
@@ -196,6 +187,6 @@ def test_the_longer_it_was_right_the_surer_it_is():
 
 def test_a_draft_that_is_wrong_again_replaces_the_rest():
     drafter, tokens = after("abcdefgh", "x")
-    assert said(draft(drafter, tokens)) == "bcdefgh"
+    assert said(proposed(drafter, tokens)) == "bcdefgh"
     drafter.learn(len(tokens), letters("by"), NO_ROWS)
-    assert said(draft(drafter, tokens + letters("by"))) == "defgh"
+    assert said(proposed(drafter, tokens + letters("by"))) == "defgh"

@@ -7,32 +7,24 @@ import pytest
 import gguf_spec
 from gguf_spec import Sampling, Speculation
 from gguf_spec.speculative.drafters import NgramDrafter, SharedTexts
-
-
-def drafted(drafter, tokens, n=5):
-    drafter.begin(tokens)
-    found = []
-    while len(found) < n and (one := drafter.propose()):
-        found.append(one.token)
-        drafter.follow(one.token)
-    return found
+from tests.fakes import proposed
 
 
 def test_a_draft_comes_from_an_earlier_answer():
     shared = SharedTexts()
     shared.add([1, 2, 3, 4, 5, 6])
     drafter = NgramDrafter(shared=shared)
-    assert drafted(drafter, [9, 2, 3]) == [4, 5, 6]
-    assert drafted(NgramDrafter(), [9, 2, 3]) == []
+    assert proposed(drafter, [9, 2, 3]) == [4, 5, 6]
+    assert proposed(NgramDrafter(), [9, 2, 3]) == []
     shared.add([7, 2, 3, 8, 8, 8, 1])  # while the request runs
-    assert drafted(drafter, [9, 2, 3, 8], 3) == [8, 8, 1]
+    assert proposed(drafter, [9, 2, 3, 8], 3) == [8, 8, 1]
 
 
 def test_the_longer_match_wins():
     shared = SharedTexts()
     shared.add([1, 2, 3, 4])
-    assert drafted(NgramDrafter(shared=shared), [2, 3, 9, 1, 2, 3], 1) == [4]
-    assert drafted(NgramDrafter(shared=shared), [5, 1, 2, 3, 9, 5, 1, 2, 3], 1) == [9]
+    assert proposed(NgramDrafter(shared=shared), [2, 3, 9, 1, 2, 3], 1) == [4]
+    assert proposed(NgramDrafter(shared=shared), [5, 1, 2, 3, 9, 5, 1, 2, 3], 1) == [9]
 
 
 def test_texts_are_bounded_and_the_least_recently_used_go():
@@ -40,10 +32,10 @@ def test_texts_are_bounded_and_the_least_recently_used_go():
     for page in range(4):
         shared.add([100 * page + i for i in range(20)])
     assert (shared.n_tokens, len(shared.pages)) == (80, 4)
-    assert drafted(NgramDrafter(shared=shared), [1, 2], 1) == [3]  # the first page was used
+    assert proposed(NgramDrafter(shared=shared), [1, 2], 1) == [3]  # the first page was used
     shared.add([900 + i for i in range(20)])
-    assert drafted(NgramDrafter(shared=shared), [1, 2], 1) == [3]
-    assert drafted(NgramDrafter(shared=shared), [101, 102], 1) == [], "the second made room"
+    assert proposed(NgramDrafter(shared=shared), [1, 2], 1) == [3]
+    assert proposed(NgramDrafter(shared=shared), [101, 102], 1) == [], "the second made room"
     for _ in range(50):
         shared.add([rng.randrange(50) for _ in range(rng.randrange(60))])
         assert shared.n_tokens <= 80

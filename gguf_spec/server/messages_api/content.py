@@ -9,13 +9,13 @@ from ..errors import ApiError, bad
 from ..images import Part, content_of, image_base64, text_part
 from ..reasoning import REASONING
 from ..tools import check_name
+from ..values import check_supported, identifier, string
 
 Message = dict[str, Any]
 
 _ROLES = ("user", "assistant", "system")
 # Fields of blocks that change nothing: marks for the caches and clients of Anthropic.
 _IGNORED = frozenset({"cache_control", "caller", "citations", "signature", "toolset_name"})
-_ID_LENGTH_MAX = 256
 
 
 def read_system(value: Any) -> list[Message]:
@@ -104,7 +104,7 @@ def _result(block: dict[str, Any], at: str) -> Message:
         "role": "tool",
         # Chat templates have no field for an error.
         "content": f"Error: {text}" if is_error else text,
-        "tool_call_id": _id(block.get("tool_use_id"), f"{at}.tool_use_id"),
+        "tool_call_id": identifier(block.get("tool_use_id"), f"{at}.tool_use_id"),
     }
 
 
@@ -123,7 +123,7 @@ def _add_text(read: Message, block: dict[str, Any], at: str) -> None:
 
 def _add_thinking(read: Message, block: dict[str, Any], at: str) -> None:
     _check_fields(block, {"type", "thinking"}, at)
-    text = _string(block.get("thinking"), f"{at}.thinking")
+    text = string(block.get("thinking"), f"{at}.thinking")
     read[REASONING] = read.get(REASONING, "") + text
 
 
@@ -134,7 +134,7 @@ def _add_call(read: Message, block: dict[str, Any], at: str) -> None:
         raise bad(f"{at}.input", "must be an object.")
     name = check_name(block.get("name"), f"{at}.name")
     function = {"name": name, "arguments": arguments}
-    call = {"id": _id(block.get("id"), f"{at}.id"), "type": "function", "function": function}
+    call = {"id": identifier(block.get("id"), f"{at}.id"), "type": "function", "function": function}
     read.setdefault("tool_calls", []).append(call)
 
 
@@ -172,24 +172,8 @@ def _kind(block: Any, at: str, kinds: tuple[str, ...]) -> str:
 
 def _text(block: dict[str, Any], at: str) -> str:
     _check_fields(block, {"type", "text"}, at)
-    return _string(block.get("text"), f"{at}.text")
+    return string(block.get("text"), f"{at}.text")
 
 
 def _check_fields(block: dict[str, Any], known: set[str], at: str) -> None:
-    for name, value in block.items():
-        is_empty = value in (None, "", [], {})
-        if not is_empty and name not in known and name not in _IGNORED:
-            param = f"{at}.{name[:100]}"
-            raise ApiError(f"{param} is not supported.", param, "unsupported_parameter")
-
-
-def _string(value: Any, at: str) -> str:
-    if not isinstance(value, str):
-        raise bad(at, "must be a string.")
-    return value
-
-
-def _id(value: Any, at: str) -> str:
-    if not isinstance(value, str) or not 0 < len(value) <= _ID_LENGTH_MAX:
-        raise bad(at, f"must be a string of at most {_ID_LENGTH_MAX} characters.")
-    return value
+    check_supported(block, known | _IGNORED, at)

@@ -8,12 +8,12 @@ from typing import Any
 from ...options import Speculation
 from ...tools.use import NO_TOOLS, ToolUse
 from ..error_formats import NO_THREADS
-from ..errors import ApiError, bad
+from ..errors import ApiError, bad, unsupported
 from ..fields import read_fields
 from ..reasoning import ReasoningFields, read_reasoning
 from ..requests import SHARED, CompletionRequest, completion_request
 from ..tools import check_name
-from ..values import flag, is_count, stops
+from ..values import flag, is_count, stops, string
 from .content import read_messages, read_system
 
 # Fields that decide the prompt: those of a request to count its tokens.
@@ -160,14 +160,12 @@ def _tool(tool: Any, at: str, strict: set[str]) -> dict[str, Any]:
         raise ApiError(fact, f"{at}.type", "unsupported_parameter")
     for key, value in tool.items():
         if key not in TOOL_KEYS | _IGNORED_OF_TOOLS and value not in (None, False):
-            param = f"{at}.{key[:100]}"
-            raise ApiError(f"{param} is not supported.", param, "unsupported_parameter")
+            raise unsupported(f"{at}.{key[:100]}")
     name = check_name(tool.get("name"), f"{at}.name")
     if flag(tool, "strict", f"{at}."):
         strict.add(name)
-    description, schema = tool.get("description") or "", tool.get("input_schema")
-    if not isinstance(description, str):
-        raise bad(f"{at}.description", "must be a string.")
+    description = string(tool.get("description") or "", f"{at}.description")
+    schema = tool.get("input_schema")
     if not isinstance(schema, dict):
         raise bad(f"{at}.input_schema", "must be a JSON schema.")
     schema = schema or {"type": "object", "properties": {}}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..errors import ApiError, bad
+from ..errors import ApiError, bad, unknown
 from ..fields import OtherField, same
 
 # Option of a request of Ollama -> option of `Sampling`.
@@ -62,7 +62,7 @@ def known_fields(data: dict[str, Any], known: frozenset[str]) -> dict[str, Any]:
         if name in ("template", "context", "width", "height", "steps") and value:
             raise ApiError(f"{name} is not supported.{_HINTS.get(name, '')}", name, "unsupported")
         if name not in known:
-            raise ApiError(f"Unknown field: {name[:100]}.", name[:100], "unknown_parameter")
+            raise unknown(name[:100])
         found[name] = value
     return found
 
@@ -90,8 +90,7 @@ def read_options(value: Any) -> dict[str, Any]:
         if name in OPTIONS:
             found[OPTIONS[name]] = given
         elif name not in OTHER_OPTIONS:
-            param = f"options.{name[:100]}"
-            raise ApiError(f"Unknown field: {param}.", param, "unknown_parameter")
+            raise unknown(f"options.{name[:100]}")
         elif not OTHER_OPTIONS[name].accepts(given):
             allowed = " or ".join(str(one) for one in OTHER_OPTIONS[name].accepted or ())
             param = f"options.{name}"

@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from ...options import Speculation
-from ..errors import ApiError, bad
+from ..errors import ApiError, bad, unsupported
 from ..requests import CompletionRequest, read_chat, read_text
-from ..values import flag
+from ..values import flag, string
 from .fields import OPTIONS, known_fields, read_options
 
 _SHARED = frozenset(
@@ -55,10 +55,7 @@ def read_ollama_generate(
         ApiError: A field is invalid.
     """
     given = known_fields(data, _GENERATE)
-    prompt, system = given.get("prompt", ""), given.get("system", "")
-    for name, text in (("prompt", prompt), ("system", system)):
-        if not isinstance(text, str):
-            raise bad(name, "must be a string.")
+    prompt, system = (string(given.get(name, ""), name) for name in ("prompt", "system"))
     body = _shared(given)
     images = given.get("images")
     if flag(given, "raw") or given.get("suffix"):
@@ -73,7 +70,7 @@ def read_ollama_generate(
         if body.pop("logprobs", False):
             body["logprobs"] = body.pop("top_logprobs", 0)
         return _named(lambda: read_text(body, default, most))
-    messages = [{"role": "system", "content": system}] if system else []
+    messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
     content = _with_images(images, prompt, "prompt") if images else prompt
     messages.append({"role": "user", "content": content})
     return _named(lambda: read_chat(body | {"messages": messages}, default, most))
@@ -127,7 +124,7 @@ def _messages(value: Any) -> list[dict[str, Any]]:
         given = {name: one for name, one in message.items() if one not in (None, [])}
         for name in given:
             if name not in _MESSAGE:
-                raise ApiError(f"{at}.{name[:100]} is not supported.", at, "unsupported")
+                raise unsupported(f"{at}.{name[:100]}")
         found.append(_message(given, at, ids))
     return found
 

@@ -14,15 +14,14 @@ from starlette.routing import Route
 
 from ... import __version__
 from ...options import Sampling
-from ..embeddings import check_dimensions, check_pooling, texts_of
-from ..errors import ApiError, bad
+from ..embeddings import check_dimensions, check_pooling, read_dimensions, texts_of
 from ..metrics import Metrics
 from ..model_pool import ModelPool
 from ..model_routes import ModelRoutes
 from ..requests import parse
 from ..settings import Settings
 from ..tasks import TaskRunner
-from ..values import count, flag
+from ..values import check_known, flag, string
 from .about import description_of, entry_of
 from .fields import OPTIONS, known_fields, read_options
 from .reply import nanoseconds
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from ...runtime.llm import LLM
 
 _EMBED = frozenset({"model", "input", "truncate", "options", "dimensions"})
+_SHOW = frozenset({"model", "name", "verbose", "system", "template", "options"})
 _EMBEDDINGS = frozenset({"model", "prompt", "options"})
 
 
@@ -76,9 +76,7 @@ class OllamaRoutes:
     async def _show(self, request: Request) -> Response:
         data = parse(await self._body(request))
         names = [data[key] for key in ("model", "name") if data.get(key) is not None]
-        for name in data:
-            if name not in ("model", "name", "verbose", "system", "template", "options"):
-                raise ApiError(f"Unknown field: {name[:100]}.", name[:100], "unknown_parameter")
+        check_known(data, _SHOW)
         model = self._models.find(names[0] if names else None, any_model=False)
         loaded = self._pool.loaded(model)
         sampling = loaded.llm.sampling if loaded else Sampling()
@@ -90,9 +88,7 @@ class OllamaRoutes:
         data = known_fields(parse(await self._body(request)), _EMBED)
         read_options(data.get("options"))
         texts = texts_of(data.get("input"), "input", ids=False)
-        dimensions = data.get("dimensions")
-        if dimensions is not None:
-            dimensions = count(dimensions, "dimensions", 1, 1 << 20)
+        dimensions = read_dimensions(data)
         cut = flag(data, "truncate") if "truncate" in data else True
         work = partial(self._vectors, texts, dimensions, cut, time.perf_counter())
         return await self._answer(request, data, work, {"texts": "input", "prompt": "input"})
@@ -100,10 +96,7 @@ class OllamaRoutes:
     async def _embeddings(self, request: Request) -> Response:
         data = known_fields(parse(await self._body(request)), _EMBEDDINGS)
         read_options(data.get("options"))
-        prompt = data.get("prompt")
-        if not isinstance(prompt, str):
-            raise bad("prompt", "must be a string.")
-        work = partial(self._vector, prompt)
+        work = partial(self._vector, string(data.get("prompt"), "prompt"))
         return await self._answer(request, data, work, {"texts": "prompt"})
 
     async def _answer(

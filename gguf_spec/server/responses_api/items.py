@@ -10,6 +10,7 @@ from ..errors import ApiError, bad
 from ..images import image_url
 from ..messages import read_arguments
 from ..tools import check_name
+from ..values import check_supported, identifier, string
 from .files import read_file
 
 Item = dict[str, Any]
@@ -19,7 +20,6 @@ FindItem = Callable[[str], Item | None]
 _ROLES = ("user", "assistant", "system", "developer")
 # Types of parts -> their field with the text.
 _TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
-_IDENTIFIER_LENGTH_MAX = 256
 # Fields without effect of items and parts: marks of this API and of its clients.
 _IGNORED = frozenset(
     {
@@ -76,7 +76,7 @@ def _item(item: Any, at: str, find: FindItem) -> Item:
 
 
 def _referenced(item: Item, at: str, find: FindItem) -> Item:
-    found = find(_text(item.get("id"), f"{at}.id"))
+    found = find(string(item.get("id"), f"{at}.id"))
     if found is None:
         raise ApiError(
             f"{at}.id names an item that is not stored, or not any more: send the item itself.",
@@ -131,7 +131,7 @@ def _part(part: Any, at: str, kind: str) -> dict[str, Any]:
         )
     name = _TEXT_PARTS[given]
     _check_fields(part, {"type", name}, at)
-    return _text_part(_text(part.get(name), f"{at}.{name}"), kind)
+    return _text_part(string(part.get(name), f"{at}.{name}"), kind)
 
 
 def _image(part: dict[str, Any], at: str) -> dict[str, Any]:
@@ -157,7 +157,7 @@ def _function_call(item: Item, at: str) -> Item:
     given = item.get("arguments")
     read_arguments(given, f"{at}.arguments")
     return _complete("function_call", "fc", item, at) | {
-        "call_id": _identifier(item.get("call_id"), f"{at}.call_id"),
+        "call_id": identifier(item.get("call_id"), f"{at}.call_id"),
         "name": check_name(item.get("name"), f"{at}.name"),
         "arguments": given,
     }
@@ -169,7 +169,7 @@ def _function_call_output(item: Item, at: str) -> Item:
     if not isinstance(output, str):
         output = _content(output, f"{at}.output", "input_text")
         _check_no_image(output, f"{at}.output")
-    call_id = _identifier(item.get("call_id"), f"{at}.call_id")
+    call_id = identifier(item.get("call_id"), f"{at}.call_id")
     return _complete("function_call_output", "fco", item, at) | {
         "call_id": call_id,
         "output": output,
@@ -197,7 +197,7 @@ def _reasoning_part(part: Any, at: str) -> str:
     if not isinstance(part, dict):
         raise bad(at, "must be an object.")
     _check_fields(part, {"type", "text"}, at)
-    return _text(part.get("text"), f"{at}.text")
+    return string(part.get("text"), f"{at}.text")
 
 
 _READERS: dict[str, Callable[[Item, str], Item]] = {
@@ -211,25 +211,9 @@ _READERS: dict[str, Callable[[Item, str], Item]] = {
 def _complete(kind: str, prefix: str, item: Item, at: str) -> Item:
     """Return the fields that all items have."""
     given = item.get("id")
-    id_ = _identifier(given, f"{at}.id") if given else new_id(prefix)
+    id_ = identifier(given, f"{at}.id") if given else new_id(prefix)
     return {"type": kind, "id": id_, "status": "completed"}
 
 
 def _check_fields(item: Item, known: set[str], at: str) -> None:
-    for name, value in item.items():
-        is_empty = value in (None, "", [], {})
-        if not is_empty and name not in known and name not in _IGNORED:
-            param = f"{at}.{name[:100]}"
-            raise ApiError(f"{param} is not supported.", param, "unsupported_parameter")
-
-
-def _text(value: Any, at: str) -> str:
-    if not isinstance(value, str):
-        raise bad(at, "must be a string.")
-    return value
-
-
-def _identifier(value: Any, at: str) -> str:
-    if not isinstance(value, str) or not 0 < len(value) <= _IDENTIFIER_LENGTH_MAX:
-        raise bad(at, f"must be a string of at most {_IDENTIFIER_LENGTH_MAX} characters.")
-    return value
+    check_supported(item, known | _IGNORED, at)

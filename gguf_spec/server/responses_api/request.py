@@ -8,12 +8,12 @@ from typing import Any
 
 from ...options import Speculation
 from ...tools.use import NO_TOOLS, ToolUse
-from ..errors import ApiError, bad
+from ..errors import ApiError, bad, unsupported
 from ..fields import read_fields, same
 from ..reasoning import EFFORTS, ReasoningFields, read_reasoning
 from ..requests import SHARED, CompletionRequest, completion_request
 from ..tools import check_name
-from ..values import TOP_LOGPROBS_MAX, count, flag, schema
+from ..values import TOP_LOGPROBS_MAX, count, flag, schema, string
 from .conversation import messages_of
 from .items import Item, read_input
 from .store import ResponseStore
@@ -81,8 +81,7 @@ def read_response(
     _read_limit(data, names)
     instructions, previous = data.get("instructions"), data.get("previous_response_id")
     for name in ("instructions", "previous_response_id"):
-        if not isinstance(data.get(name, ""), str):
-            raise bad(name, "must be a string.")
+        string(data.get(name, ""), name)
     before = store.get(previous, "previous_response_id").conversation if previous else []
     items = [*before, *read_input(data.get("input"), store.finder())]
     options = data.pop("stream_options", {})
@@ -265,8 +264,7 @@ def _tool(tool: Any, at: str) -> dict[str, Any]:
         )
     for name, value in tool.items():
         if name not in TOOL_KEYS and value not in (None, False):
-            param = f"{at}.{name[:100]}"
-            raise ApiError(f"{param} is not supported.", param, "unsupported_parameter")
+            raise unsupported(f"{at}.{name[:100]}")
     read = {name: tool.get(name) for name in TOOL_KEYS}
     check_name(read["name"], f"{at}.name")
     if not isinstance(read["description"], (str, type(None))):
