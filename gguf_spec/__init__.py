@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .runtime.load import load
     from .runtime.stream import Stream
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "LLM",
     "AsyncChat",

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+import gguf_spec
 from tests import children
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -648,7 +649,7 @@ def test_a_fresh_clone_runs(tmp_path):
     command = [clone / "scripts" / "run", "--version"]
     done = children.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["gguf-spec", "0.1.0"] or "0.1.0" in done.stdout
+    assert gguf_spec.__version__ in done.stdout
     assert {"the place of this folder", "CMAKE_ARGS"} <= json.loads(
         (clone / ".venv" / "ready-run.json").read_text(encoding="utf-8")
     ).keys()
