@@ -200,7 +200,9 @@ def test_a_common_pass_that_fails_once_costs_nobody_its_text(models, passes, cod
 def test_a_pass_that_fails_leaves_the_task_in_a_gap_alone(models, passes, monkeypatch):
     """Slot 1 is in the middle of its prompt when the pass of the others, filled across it, fails."""
     monkeypatch.setattr(Side, "move_s", lambda _: 1.0)
-    scheduler = scheduler_of(models[0])
+    # Pieces of 64 tokens, whatever the passes take on a busy machine.
+    monkeypatch.setattr(CompanyCosts, "learn", lambda *_: None)
+    scheduler = scheduler_of(models[0], costs=Costs(1e-3))
     tasks = [Task(scheduler, i, [1 + i, 9], 9) for i in (0, 2, 3)]
     while not tasks[2].rows:
         scheduler.step()
