@@ -200,7 +200,10 @@ class PairChecks:
         if not choice.kind:
             return None
         header = (choice.file or file).header
-        found = f"the prediction head in {header.path.name} drafts ({head_kind(header)})"
+        found = (
+            f"the prediction head in {header.path.name} drafts ({head_kind(header)}), unless "
+            "requests run in parallel"
+        )
         return Check("draft", "ok", found)
 
     def _options_with_head(self) -> list[tuple[ModelFile, ContextOptions]]:
@@ -340,7 +343,10 @@ def _rollback(target: Model, draft: Model | Head | None) -> Check:
         return Check(
             "rollback", "ok", f"{'both' if draft else 'it'} can remove tokens from the cache"
         )
-    return Check("rollback", "ok", "; ".join(_way(model) for model in models))
+    ways = [_way(model) for model in models]
+    if not target.can_roll_back:
+        ways.append("parallel requests are decoded plainly")
+    return Check("rollback", "ok", "; ".join(ways))
 
 
 def _way(model: Model | Head) -> str:

@@ -40,6 +40,8 @@ class HeadChoice(NamedTuple):
 
 
 NO_HEAD = HeadChoice()
+NOT_WITH_PARALLEL = "prediction heads are not used with parallel requests"
+"""Why a head is not used if several requests run at once."""
 
 
 def choose_head(
@@ -92,7 +94,7 @@ def _why_not(
     if has_projector:
         return "prediction heads are not used with images"
     if options.parallel > 1:
-        return "prediction heads are not used with parallel requests"
+        return NOT_WITH_PARALLEL
     if options.rpc:
         return "prediction heads are not used for a target on workers"
     return why_head_fails(target, draft)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..errors import InvalidOptionError
+from ..errors.texts import Option, Optionally, Text
 from ..gguf.model_file import ModelFile
 from ..gguf.validation import Header
 from ..llama.attention import choose_attention
@@ -36,7 +37,7 @@ from ..system.units import parse_bytes
 from .default_model import DefaultModel, chosen_model
 from .draft_choice import Drafts, drafts_of
 from .embedding_model import embedding_llm
-from .head_choice import load_head
+from .head_choice import NOT_WITH_PARALLEL, load_head
 from .llm import LLM
 from .vision_choice import choose_projector, load_beside, load_target
 
@@ -220,11 +221,13 @@ def load(
                 attention.depth_costs(header),
             )
         if target.why_plain and not plain:
-            notes = [_plainly(target)]
+            notes, draft_notes = [_plainly(target)], []
         else:
             drafter, translation, about = _open_draft(use, target, of_draft, steps)
             notes += about
-        draft_notes = tuple(notes)
+            # the user may choose between parallel requests and the head
+            of_head = use.head.why_not if use.head.why_not == NOT_WITH_PARALLEL else None
+            draft_notes = [note for note in notes if not (of_head and note.startswith(of_head))]
         if target.n_ctx > target.n_ctx_train > 0:
             notes.append(
                 f"{entry.name} was trained for {target.n_ctx_train:,} tokens: after these, the "
@@ -280,7 +283,10 @@ def _measure(pair: ModelPair, llm: LLM) -> None:
 
 
 def _plainly(target: Model) -> str:
-    return f"{target.why_plain}: plain decoding is used."
+    note, options = f"{target.why_plain}: plain decoding is used.", target.options
+    if options.parallel == 1 or options.rpc or target.can_roll_back:
+        return note
+    return Text(note, Optionally(" To use drafts, set ", Option("parallel", 1), "."))
 
 
 def _prefix_memory(given: int | str, models: Sequence[tuple[Header, ContextOptions]]) -> int:

@@ -10,6 +10,7 @@ from gguf_spec.cli.parallel import NumberOrAuto
 from gguf_spec.cli.serve import serve
 from gguf_spec.errors.texts import Option
 from tests.batch.conftest import read, write
+from tests.gguf import families, zoo
 
 
 @pytest.mark.parametrize(("text", "value"), [("4", 4), (" auto", "auto"), ("AUTO", "auto"), (2, 2)])
@@ -72,3 +73,30 @@ def test_the_memory_for_earlier_texts(cli, cage, tmp_path, size, code):
     assert done.returncode == code
     if code:
         assert b"--prefix-memory is '64' but must be a size such as 500MB" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("model", "note"),
+    [
+        (
+            families.family("qwen35"),
+            "Note: m.gguf is recurrent or hybrid, and its state is not restored with parallel "
+            "requests: plain decoding is used. To use drafts, set --parallel 1.",
+        ),
+        (
+            families.with_head(families.family("step35"), 3),
+            "Note: prediction heads are not used with parallel requests: drafts come from "
+            "elsewhere.",
+        ),
+    ],
+    ids=["hybrid", "head"],
+)
+def test_a_note_tells_what_parallel_requests_exclude(cli, tmp_path, model, note):
+    """Without options for drafts, too; one request at a time has no such note."""
+    zoo.write(tmp_path / "m.gguf", model)
+    write(tmp_path / "in.jsonl", [{"prompt": "a", "max_tokens": 4}])
+    args = ("-m", "./m.gguf", "--raw", "--threads", "1")
+    for n, expected in ((2, 1), (1, 0)):
+        done = cli("batch", "in.jsonl", f"{n}.jsonl", *args, "--parallel", str(n), cwd=tmp_path)
+        assert done.returncode == 0
+        assert done.stderr.decode().splitlines().count(note) == expected

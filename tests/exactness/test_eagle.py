@@ -237,7 +237,9 @@ def test_doctor_tells_that_the_head_drafts(folder):
         return {one.name: one for one in found}
 
     found = checks("guesser")
-    assert found["draft"].found == "the prediction head in guesser.gguf drafts (eagle3)"
+    assert found["draft"].found == (
+        "the prediction head in guesser.gguf drafts (eagle3), unless requests run in parallel"
+    )
     assert found["loading"].status == "ok"
     assert found["rollback"].status == "ok"
     assert "gives no inputs of layers" in checks("guesser", "qwen2")["draft"].found

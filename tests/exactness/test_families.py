@@ -1,9 +1,7 @@
 """The same text with any drafter, for a small file of each architecture, and what was rolled back for it."""
 
-import gc
 import threading
 
-import psutil
 import pytest
 
 import gguf_spec
@@ -224,20 +222,3 @@ def test_a_state_that_is_not_restored_is_noticed(folder, name, monkeypatch):
         stats = llm.generate("of the of the of", GREEDY).stats
         assert stats.n_drafted == 0
         assert "did not restore the state" in stats.why_none
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", RECURRENT)
-def test_memory_stays_flat_over_a_thousand_requests(folder, name):
-    short = Sampling(temperature=0.8, max_tokens=8)
-    with loaded(folder, name, "cousin") as llm:
-        fixed = Speculation(k=5, adaptive=False)
-
-        def ask(n):
-            for i in range(n):
-                llm.generate(PROMPTS[i % len(PROMPTS)], short, speculation=fixed)
-            gc.collect()
-            return psutil.Process().memory_info().rss
-
-        before = ask(100)
-        assert ask(900) - before < 4 << 20

@@ -1,9 +1,7 @@
 """The same text with prediction heads as without, and what they bring."""
 
-import gc
 from dataclasses import replace
 
-import psutil
 import pytest
 
 import gguf_spec
@@ -400,7 +398,9 @@ def test_doctor_tells_which_head_drafts(folder):
         ("plain", folder / "alone.gguf", "alone"),
     ):
         found = checks(name, draft)
-        assert found["draft"].found == f"the prediction head in {file}.gguf drafts (mtp)"
+        assert found["draft"].found == (
+            f"the prediction head in {file}.gguf drafts (mtp), unless requests run in parallel"
+        )
         assert found["loading"].status == "ok"
         assert found["rollback"].status == "ok"
     assert "plain.gguf has no prediction head" in checks("plain", "mtp")["draft"].found
@@ -428,21 +428,6 @@ def test_a_head_is_there_for_requests_that_want_it(folder):
 
 def test_the_name_in_statistics():
     assert HeadDrafter.name == "mtp"
-
-
-@pytest.mark.slow
-def test_memory_stays_flat_over_a_thousand_requests(folder):
-    with loaded(folder) as llm:
-
-        def ask(n):
-            for i in range(n):
-                short = replace(SAMPLED, max_tokens=8, seed=i)
-                llm.generate(PROMPTS[i % len(PROMPTS)], short, speculation=FIXED)
-            gc.collect()
-            return psutil.Process().memory_info().rss
-
-        before = ask(100)
-        assert ask(900) - before < 4 << 20
 
 
 def test_a_measured_draft_model_that_is_faster_takes_the_place_of_a_head(tmp_path, monkeypatch):
