@@ -534,17 +534,8 @@ def test_wrong_queries(server, query, param):
     assert ask(server, path=f"{PATH}/{id_}?stream=true").param == "stream"
 
 
-def test_an_error_in_a_stream(tales, client, monkeypatch):
-    from gguf_spec.runtime.stream import Stream
-
-    real = Stream.__next__
-
-    def fail(self):
-        if self.stats.n_generated > 3:
-            raise RuntimeError("a secret")
-        return real(self)
-
-    monkeypatch.setattr(Stream, "__next__", fail)
+@pytest.mark.usefixtures("failing_streams")
+def test_an_error_in_a_stream(client):
     with client.responses.create(input="Hello.", stream=True, **ASKED) as stream:
         events = events_of(stream)
     assert kinds(events)[-4:] == ["output_text.done", "content_part.done", "output_item.done", "failed"]  # fmt: skip
