@@ -18,7 +18,7 @@ from .edit_screen import EditScreen
 from .options import load_models, model_options, table_option
 from .progress import PromptBar
 from .render import CONTROL, answer_json, stats_lines
-from .shared_options import json_option
+from .shared_options import json_option, offline_option
 from .text_file import TextFile
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ _N_PLAIN = 8  # tokens of plain decoding that are timed for comparison
 )
 @table_option(Sampling, "seed")
 @partial(model_options, chat=True, download=False)
-@click.option("--offline", is_flag=True, help="Do not offer to download a model.")
+@offline_option
 @table_option(Speculation, "k")
 @click.option("--stats", is_flag=True, help="Show speed and acceptance, on stderr.")
 @json_option("instead of the changes")

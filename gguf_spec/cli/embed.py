@@ -16,9 +16,16 @@ from .error_text import in_command
 from .missing_models import offer_download
 from .options import read_text
 from .parameters import AdapterFile, ModelName
-from .pooling import pooling_option
 from .progress import LoadBar
-from .shared_options import models_file_option
+from .shared_options import (
+    gpu_layers_option,
+    models_file_option,
+    offline_option,
+    pooling_option,
+    threads_option,
+    verbose_option,
+    yes_option,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,36 +56,26 @@ if TYPE_CHECKING:
     "--normalize/--no-normalize", default=True, help="Scale each embedding to the length 1."
 )
 @models_file_option
-@click.option("-y", "--yes", is_flag=True, help="Download a missing model without a question.")
-@click.option("--offline", is_flag=True, help="Do not offer to download a model.")
+@yes_option
+@offline_option
 @click.option(
     "--ctx", type=int, help="Longest text in tokens.  [default: as trained, at most 4096]"
 )
-@click.option("--threads", type=int, help="Number of threads.  [default: physical cores]")
+@threads_option
 @click.option(
     "--flash-attention",
     type=click.Choice(["auto", "on", "off"]),
     default="auto",
     help="Flash attention. auto uses it for long texts, to save memory.",
 )
-@click.option(
-    "--gpu-layers",
-    type=int,
-    default=-1,
-    help="Layers to offload to the GPU; -1 for all, if llama.cpp has a GPU backend.",
-)
+@gpu_layers_option
 @click.option(
     "--lora",
     type=AdapterFile(),
     multiple=True,
     help="LoRA adapter; the default of SCALE is 1. Repeatable.",
 )
-@click.option(
-    "-v",
-    "--verbose",
-    count=True,
-    help="Show llama.cpp's log; -vv also shows tracebacks of errors.",
-)
+@verbose_option
 def embed(texts: tuple[str, ...], **options: Any) -> int:
     """Compute the embeddings of texts: one line of JSON each, an array of numbers.
 

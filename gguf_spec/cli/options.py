@@ -22,7 +22,14 @@ from .error_text import in_command
 from .missing_models import offer_download
 from .parameters import AdapterFile, Bias, Layers, ModelName
 from .progress import LoadBar, MeasuringNote
-from .shared_options import models_file_option
+from .shared_options import (
+    gpu_layers_option,
+    models_file_option,
+    offline_option,
+    threads_option,
+    verbose_option,
+    yes_option,
+)
 
 if TYPE_CHECKING:
     from .. import LLM
@@ -33,10 +40,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _CHAT_MODEL = "the largest chat model on this disk, else smollm2-135m-instruct"
 _ATTENTION = click.Choice(["auto", "on", "off"])
-_DOWNLOAD = (
-    click.option("-y", "--yes", is_flag=True, help="Download a missing model without a question."),
-    click.option("--offline", is_flag=True, help="Do not offer to download a model."),
-)
 
 
 def model_options(
@@ -67,7 +70,7 @@ def model_options(
             "ngram (from the text only) or none (plain decoding).",
         ),
         models_file_option,
-        *(_DOWNLOAD if download else ()),
+        *((yes_option, offline_option) if download else ()),
         click.option(
             "--draft-text", type=click.Path(path_type=Path), metavar="FILE",
             help="Text file as an additional source of drafts.",
@@ -76,7 +79,7 @@ def model_options(
             "--ctx", type=int,
             help="Context length in tokens.  [default: as trained, at most 4096]",
         ),
-        click.option("--threads", type=int, help="Number of threads.  [default: physical cores]"),
+        threads_option,
         click.option(
             "--flash-attention", type=_ATTENTION, default="auto",
             help="Flash attention. auto selects the best; a --kv-type below 16 bits requires it.",
@@ -93,11 +96,7 @@ def model_options(
             "--draft-kv-type",
             help="The same for the draft model.  [default: as the target]",
         ),
-        click.option(
-            "--gpu-layers", type=Layers(), default=-1,
-            help="Layers to offload to the GPU; -1 for all, if llama.cpp has a GPU backend; auto "
-            "for as many as fit.",
-        ),
+        gpu_layers_option,
         click.option(
             "--draft-gpu-layers", type=Layers(),
             help="The same for the draft model.  [default: as the target]",
@@ -123,10 +122,7 @@ def model_options(
             "--rpc", multiple=True, metavar="HOST:PORT",
             help="Worker that holds a part of the target, see gguf-spec worker. Repeatable.",
         ),
-        click.option(
-            "-v", "--verbose", count=True,
-            help="Show llama.cpp's log; -vv also shows tracebacks of errors.",
-        ),
+        verbose_option,
     )):  # fmt: skip
         command = option(command)
     return command

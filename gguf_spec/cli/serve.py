@@ -24,8 +24,8 @@ from .options import (
     to_speculation,
 )
 from .parallel import at_once, parallel_option, prefix_memory_option, shared_drafts_option
-from .pooling import pooling_option
 from .render import CONTROL
+from .shared_options import pooling_option
 
 if TYPE_CHECKING:
     from .. import LLM

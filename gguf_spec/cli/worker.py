@@ -7,6 +7,7 @@ import os
 import click
 
 from .command import Command
+from .shared_options import threads_option
 
 
 @click.command(cls=Command)
@@ -16,7 +17,7 @@ from .command import Command
     metavar="HOST:PORT",
     help="Address to listen on.",
 )
-@click.option("--threads", type=int, help="Number of threads.  [default: physical cores]")
+@threads_option
 @click.option(
     "--insecure-listen-anywhere",
     is_flag=True,

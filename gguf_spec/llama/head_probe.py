@@ -17,6 +17,7 @@ from ..gguf.eagle import target_layers
 from ..gguf.model_file import ModelFile
 from ..system.cache import cache_file, read_json, this_machine, write_json
 from .backend import library_parts
+from .child_process import run_child
 from .eagle_head import open_head
 from .model import Model
 from .options import ContextOptions
@@ -50,12 +51,8 @@ def why_head_fails(target: ModelFile, head: ModelFile | None) -> str:
 def _run(paths: list[Path]) -> str:
     name = paths[-1].name
     try:
-        child = subprocess.run(
-            [sys.executable, "-m", "gguf_spec.llama.head_probe", *map(str, paths)],
-            capture_output=True,
-            timeout=_PATIENCE_S,
-            check=False,
-            stdin=subprocess.DEVNULL,
+        child = run_child(
+            [sys.executable, "-m", "gguf_spec.llama.head_probe", *map(str, paths)], _PATIENCE_S
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"the test of the prediction head of {name} did not run: {error}"

@@ -17,6 +17,7 @@ from ..gguf.projector import read_projector
 from ..system.cache import cache_file, content_id, read_json, this_machine, write_json
 from .backend import library_parts, start_backend
 from .bindings import C
+from .child_process import run_child
 from .image_file import check_image
 from .mtmd import mtmd
 from .native import Native
@@ -54,14 +55,7 @@ def probe(projector: Path, model: Path) -> str | None:
     """Run the test in a child process; return a description of the failure, or None."""
     command = [sys.executable, "-m", "gguf_spec.llama.projector_probe", str(projector), str(model)]
     try:
-        child = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=_PATIENCE_S,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
+        child = run_child(command, _PATIENCE_S)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"the test did not run ({error})"
     if child.returncode < 0:

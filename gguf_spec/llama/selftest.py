@@ -19,6 +19,7 @@ from ..registry.download import local
 from ..registry.resolve import resolve
 from ..system.cache import cache_file, read_json, this_machine, write_json
 from .backend import library_parts
+from .child_process import run_child
 from .model import Model
 from .options import ContextOptions
 from .placement import NONE, Placement
@@ -28,6 +29,8 @@ _LOG = logging.getLogger("gguf_spec.llama.selftest")  # `__name__` is __main__ i
 # logits moved by 0.0 with AVX2, and rounding cannot move them by more than a few hundredths
 # elsewhere. A broken kernel is off by whole units (the logits of a row spread by 2 to 3).
 _TOLERANCE = 0.5
+# Time limit of the child process in seconds.
+_PATIENCE_S = 300
 
 
 def extra_bufts_work() -> bool:
@@ -66,14 +69,7 @@ def probe() -> str | None:
             else None
         )
     try:
-        child = subprocess.run(
-            _command(),
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
+        child = run_child(_command(), _PATIENCE_S)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"the self-test did not run: {error}"
     if child.returncode < 0:

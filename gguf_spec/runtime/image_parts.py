@@ -44,24 +44,13 @@ def images_of(content: str | Sequence[Part]) -> list[str]:
 
 def are_parts(value: object) -> bool:
     """Return whether a value from a file is a content with images."""
-    return isinstance(value, list) and all(_is_text(part) or _is_image(part) for part in value)
+    return isinstance(value, list) and all(map(_is_part, value))
 
 
-def _is_text(part: object) -> bool:
-    return (
-        isinstance(part, dict)
-        and part.keys() == {"type", "text"}
-        and part["type"] == "text"
-        and isinstance(part["text"], str)
-    )
-
-
-def _is_image(part: object) -> bool:
-    return (
-        isinstance(part, dict)
-        and part.keys() == {"type", "image_url"}
-        and part["type"] == "image_url"
-        and isinstance(part["image_url"], dict)
-        and part["image_url"].keys() == {"url"}
-        and isinstance(part["image_url"]["url"], str)
-    )
+def _is_part(value: object) -> bool:
+    match value:  # a pattern allows further keys, the comparison does not
+        case {"type": "text", "text": str(text)}:
+            return value == {"type": "text", "text": text}
+        case {"type": "image_url", "image_url": {"url": str(url)}}:
+            return value == {"type": "image_url", "image_url": {"url": url}}
+    return False

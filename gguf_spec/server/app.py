@@ -36,7 +36,7 @@ from .page_files import PATHS, page_routes
 from .requests import parse
 from .responses_api import ResponseRoutes, ResponseStore
 from .settings import Settings
-from .tasks import TaskRunner
+from .tasks import TaskRunner, cancel_on_disconnect
 from .worker import Worker
 
 if TYPE_CHECKING:
@@ -158,7 +158,9 @@ class App:
         job = Job(model, asked)
         request.scope[JOB] = job
         self._worker.submit(job)
-        watch = asyncio.create_task(self._watch(request, job))
+        watch = asyncio.create_task(
+            cancel_on_disconnect(request, job, self._worker, lambda: self._ends)
+        )
         timer: asyncio.TimerHandle | None = None
 
         def close() -> None:
@@ -195,13 +197,6 @@ class App:
         if self._ends:
             raise ending()
         return body
-
-    async def _watch(self, request: Request, job: Job) -> None:
-        """Cancel the job when the client disconnects."""
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-        if not self._ends:  # some versions of uvicorn also send a disconnect at shutdown
-            self._worker.cancel(job, "gone")
 
     # ---- other routes
 

@@ -18,7 +18,7 @@ from .metrics import Metrics
 from .model_routes import ModelRoutes
 from .requests import parse
 from .settings import Settings
-from .tasks import TaskRunner
+from .tasks import Task, TaskRunner
 from .values import check_known, count, flag, is_count, string
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class EmbeddingRoutes:
         )
 
     async def _answer(
-        self, request: Request, data: dict[str, Any], task: Any, names: dict[str, str]
+        self, request: Request, data: dict[str, Any], task: Task, names: dict[str, str]
     ) -> Response:
         model = self._models.find(data.get("model"), self._settings.takes_any_model)
         body = await self._tasks.run(request, model, task, names)
@@ -245,12 +245,13 @@ def texts_of(value: Any, name: str, ids: bool = True) -> list[Text]:
     """
     several = isinstance(value, list) and not (ids and value and all(map(is_count, value)))
     given = value if several else [value]
+    forms = "a string or an array of strings"
+    if ids:
+        forms = "a string, an array of token ids, or an array of these"
     for one in given:
-        if not (
-            isinstance(one, str) or (ids and isinstance(one, list) and all(map(is_count, one)))
-        ):
-            forms = "a string, an array of token ids, or an array of these" if ids else ""
-            raise bad(name, f"must be {forms or 'a string or an array of strings'}.")
+        is_ids = ids and isinstance(one, list) and all(map(is_count, one))
+        if not (is_ids or isinstance(one, str)):
+            raise bad(name, f"must be {forms}.")
     if not 0 < len(given) <= TEXTS_MAX:
         raise bad(name, f"must contain 1 to {TEXTS_MAX:,} texts.")
     return list(given)

@@ -46,6 +46,13 @@ class TokenInfo:
     logprob: float
     top: tuple[TokenInfo, ...] = ()
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the token and its alternatives as an object of OpenAI's and Ollama's answers."""
+        return self._alone() | {"top_logprobs": [one._alone() for one in self.top]}
+
+    def _alone(self) -> dict[str, Any]:
+        return {"token": self.text, "logprob": self.logprob, "bytes": list(self.piece)}
+
 
 @dataclass(frozen=True)
 class ChunkEvent:

@@ -55,6 +55,7 @@ class Reply(Protocol):
 
 
 MakeReply = Callable[[Started], Reply]
+ReadRequest = Callable[[dict[str, Any], Speculation, int | None], CompletionRequest]
 Read = Callable[
     [dict[str, Any], Speculation, int | None],
     tuple[CompletionRequest, MakeReply],
@@ -78,3 +79,23 @@ class Face:
     read: Read
     stream: StreamFormat
     task: Callable[[dict[str, Any]], Callable[[LLM], dict[str, Any]] | None] | None = None
+
+
+def face_of(
+    read: ReadRequest, reply: Callable[[CompletionRequest, Started], Reply], stream: StreamFormat
+) -> Face:
+    """Return a face whose replies need only the request and the first event of its job.
+
+    Args:
+        read: Converts a body, with the speculation options and the token limit of the server.
+        reply: Makes the reply.
+        stream: Format of a streamed answer.
+    """
+
+    def read_body(
+        data: dict[str, Any], default: Speculation, most: int | None
+    ) -> tuple[CompletionRequest, MakeReply]:
+        asked = read(data, default, most)
+        return asked, lambda started: reply(asked, started)
+
+    return Face(read_body, stream)

@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-from ..options import Speculation
-from .face import Face, MakeReply
-from .messages_api import messages_face
+from .face import Face, face_of
+from .messages_api import MESSAGES_FACE
 from .ollama import ollama_faces
-from .requests import CompletionRequest, read_chat, read_text
+from .requests import read_chat, read_text
 from .responses import ResponseBuilder
 from .responses_api import ResponseStore, responses_face
 from .stream_formats import DATA_EVENTS
-
-
-def _openai(read: Callable[[dict[str, Any], Speculation, int | None], CompletionRequest]) -> Face:
-    def read_body(
-        data: dict[str, Any], default: Speculation, most: int | None
-    ) -> tuple[CompletionRequest, MakeReply]:
-        asked = read(data, default, most)
-        return asked, lambda started: ResponseBuilder(asked, started)
-
-    return Face(read_body, DATA_EVENTS)
 
 
 def all_faces(store: ResponseStore) -> dict[str, Face]:
@@ -32,9 +18,9 @@ def all_faces(store: ResponseStore) -> dict[str, Face]:
         store: The stored responses of the Responses API.
     """
     return {
-        "/v1/chat/completions": _openai(read_chat),
-        "/v1/completions": _openai(read_text),
+        "/v1/chat/completions": face_of(read_chat, ResponseBuilder, DATA_EVENTS),
+        "/v1/completions": face_of(read_text, ResponseBuilder, DATA_EVENTS),
         "/v1/responses": responses_face(store),
         **ollama_faces(),
-        "/v1/messages": messages_face(),
+        "/v1/messages": MESSAGES_FACE,
     }

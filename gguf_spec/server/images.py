@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ..errors import ImageError
+from ..llama.image_file import Image
 from ..runtime.images import image_of_base64, image_of_url
 from .errors import ApiError, bad, unsupported
 
@@ -26,12 +28,7 @@ def image_url(value: Any, at: str) -> Part:
             if name not in ("url", "detail") and given is not None:
                 raise unsupported(f"{at}.{name[:100]}")
         value, at = value.get("url"), f"{at}.url"
-    if not isinstance(value, str):
-        raise bad(at, "must be a data: URL.")
-    try:
-        return {"type": "image_url", "image_url": image_of_url(value, at)}
-    except ImageError as error:
-        raise _refused(error, at) from None
+    return _part(value, at, "a data: URL", image_of_url)
 
 
 def image_base64(value: Any, at: str) -> Part:
@@ -40,12 +37,17 @@ def image_base64(value: Any, at: str) -> Part:
     Raises:
         ApiError: It is no image that is allowed. The error names the field.
     """
+    return _part(value, at, "an image in base64", image_of_base64)
+
+
+def _part(value: Any, at: str, form: str, read: Callable[[str, str], Image]) -> Part:
     if not isinstance(value, str):
-        raise bad(at, "must be an image in base64.")
+        raise bad(at, f"must be {form}.")
     try:
-        return {"type": "image_url", "image_url": image_of_base64(value, at)}
+        return {"type": "image_url", "image_url": read(value, at)}
     except ImageError as error:
-        raise _refused(error, at) from None
+        hint = error.hint[:1].upper() + error.hint[1:]
+        raise ApiError(f"{error.message} {hint}", at, "invalid_image") from None
 
 
 def content_of(parts: list[Part]) -> str | list[Part]:
@@ -58,8 +60,3 @@ def content_of(parts: list[Part]) -> str | list[Part]:
 def text_part(text: str) -> Part:
     """Return the part of a text."""
     return {"type": "text", "text": text}
-
-
-def _refused(error: ImageError, at: str) -> ApiError:
-    hint = error.hint[:1].upper() + error.hint[1:]
-    return ApiError(f"{error.message} {hint}", at, "invalid_image")

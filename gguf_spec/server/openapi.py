@@ -12,7 +12,9 @@ from .openapi_ollama import OLLAMA_ERROR, ollama_routes
 from .openapi_parts import (
     COUNT,
     FLAG,
+    FUNCTION_NAME,
     LOGPROBS,
+    TEMPLATE_KWARGS,
     TEXT,
     array_of,
     body_of,
@@ -35,8 +37,7 @@ _CHOICES = {
 
 
 def _chat_body(names: tuple[str, ...] | None) -> dict[str, Any]:
-    function_name = {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,64}$"}
-    called = object_of({"name": function_name, "arguments": TEXT}, "name", "arguments")
+    called = object_of({"name": FUNCTION_NAME, "arguments": TEXT}, "name", "arguments")
     call = object_of(
         {"id": TEXT, "type": {"const": "function"}, "function": called}, "id", "function"
     )
@@ -73,7 +74,7 @@ def _chat_body(names: tuple[str, ...] | None) -> dict[str, Any]:
     }
     described = object_of(
         {
-            "name": function_name,
+            "name": FUNCTION_NAME,
             "description": TEXT,
             "parameters": {"type": "object"},
             "strict": FLAG,
@@ -81,7 +82,7 @@ def _chat_body(names: tuple[str, ...] | None) -> dict[str, Any]:
         "name",
     )
     tool = object_of({"type": {"const": "function"}, "function": described}, "type", "function")
-    named = object_of({"name": function_name}, "name")
+    named = object_of({"name": FUNCTION_NAME}, "name")
     schema = object_of(
         {"name": TEXT, "schema": {"type": "object"}, "strict": FLAG, "description": TEXT},
         "name",
@@ -100,10 +101,7 @@ def _chat_body(names: tuple[str, ...] | None) -> dict[str, Any]:
         },
         "parallel_tool_calls": FLAG,
         "reasoning_effort": {"enum": [*EFFORTS]},
-        "chat_template_kwargs": {
-            "type": "object",
-            "additionalProperties": {"type": ["string", "number", "boolean", "null"]},
-        },
+        "chat_template_kwargs": TEMPLATE_KWARGS,
         "response_format": {
             "oneOf": [
                 object_of({"type": {"enum": ["text", "json_object"]}}, "type"),

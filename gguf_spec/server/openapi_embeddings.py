@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .embeddings import FORMATS, RERANK_PATHS, TEXTS_MAX
-from .openapi_parts import COUNT, FLAG, NUMBER, TEXT, array_of, object_of, post_of
+from .openapi_parts import COUNT, FLAG, NUMBER, TEXT, array_of, model_of, object_of, post_of
 
 _USAGE = object_of({"prompt_tokens": COUNT, "total_tokens": COUNT}, "prompt_tokens", "total_tokens")
 
@@ -21,7 +21,7 @@ def embedding_routes(names: tuple[str, ...] | None) -> dict[str, Any]:
     Args:
         names: Names of the models; None for any name.
     """
-    model = TEXT if names is None else {"enum": [*names, ""]}
+    model = model_of(names)
     ids = array_of(COUNT, least=1)
     some = array_of(TEXT, TEXTS_MAX, 1)
     embedding = object_of(

@@ -5,11 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from .messages_api.request import CHOICES, EFFORTS, PROMPT_FIELDS
-from .openapi_parts import COUNT, FLAG, TEXT, array_of, body_of, object_of, post_of
-from .values import STOP_LENGTH_MAX, STOPS_MAX
+from .openapi_parts import (
+    COUNT,
+    FLAG,
+    FUNCTION_NAME,
+    ID,
+    STOP,
+    TEMPLATE_KWARGS,
+    TEXT,
+    array_of,
+    body_of,
+    object_of,
+    post_of,
+)
+from .values import STOPS_MAX
 
-_FUNCTION_NAME = {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,64}$"}
-_ID = {"type": "string", "minLength": 1, "maxLength": 256}
 ANTHROPIC_ERROR = object_of(
     {
         "type": {"const": "error"},
@@ -31,8 +41,8 @@ def _messages() -> dict[str, Any]:
     """Return the schema of the messages."""
     text = _block("text", {"text": TEXT})
     texts = {"anyOf": [TEXT, array_of(text, least=1)]}
-    result = {"tool_use_id": _ID, "content": texts, "is_error": FLAG}
-    called = {"id": _ID, "name": _FUNCTION_NAME, "input": {"type": "object"}}
+    result = {"tool_use_id": ID, "content": texts, "is_error": FLAG}
+    called = {"id": ID, "name": FUNCTION_NAME, "input": {"type": "object"}}
     thought = _block("thinking", {"thinking": TEXT, "signature": TEXT}, "thinking")
     source = object_of(
         {"type": {"const": "base64"}, "media_type": TEXT, "data": TEXT}, "type", "data"
@@ -50,15 +60,14 @@ def _messages() -> dict[str, Any]:
 
 def _own() -> dict[str, Any]:
     """Return the schemas of the fields that only this API has."""
-    stop = {"type": "string", "maxLength": STOP_LENGTH_MAX}
-    tool = {"name": _FUNCTION_NAME, "description": TEXT, "input_schema": {"type": "object"}}
+    tool = {"name": FUNCTION_NAME, "description": TEXT, "input_schema": {"type": "object"}}
     choice = {"type": {"enum": [*CHOICES]}, "name": TEXT, "disable_parallel_tool_use": FLAG}
     budget = {"type": "integer", "minimum": 1, "maximum": 10**9}
     schema = {"type": {"const": "json_schema"}, "schema": {"type": "object"}}
     return {
         "messages": _messages(),
         "system": {"anyOf": [TEXT, array_of(_block("text", {"text": TEXT}))]},
-        "stop_sequences": array_of(stop, STOPS_MAX),
+        "stop_sequences": array_of(STOP, STOPS_MAX),
         "tools": array_of(object_of(tool | {"strict": FLAG}, "name", "input_schema")),
         "tool_choice": object_of(choice, "type"),
         "thinking": {
@@ -70,10 +79,7 @@ def _own() -> dict[str, Any]:
         "output_config": object_of(
             {"effort": {"enum": [*EFFORTS]}, "format": object_of(schema, *schema)}
         ),
-        "chat_template_kwargs": {
-            "type": "object",
-            "additionalProperties": {"type": ["string", "number", "boolean", "null"]},
-        },
+        "chat_template_kwargs": TEMPLATE_KWARGS,
     }
 
 

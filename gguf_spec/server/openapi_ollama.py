@@ -13,14 +13,16 @@ from .openapi_parts import (
     FLAG,
     LOGPROBS,
     NUMBER,
+    STOPS,
     TEXT,
     array_of,
     get_of,
     json_of,
+    model_of,
     object_of,
     post_of,
+    without_effect,
 )
-from .values import STOP_LENGTH_MAX, STOPS_MAX
 
 OLLAMA_ERROR = object_of({"error": TEXT}, "error")
 _ERROR = "OllamaError"
@@ -28,24 +30,17 @@ _LINES = "application/x-ndjson"
 
 
 def _options() -> dict[str, Any]:
-    stop = {"type": "string", "maxLength": STOP_LENGTH_MAX}
     schemas = {name: SAMPLING[here].schema for name, here in OPTIONS.items()}
     schemas |= {
-        "stop": {"anyOf": [stop, array_of(stop, STOPS_MAX)]},
+        "stop": STOPS,
         "num_predict": schemas["num_predict"] | {"minimum": -2},
         "top_k": schemas["top_k"] | {"minimum": -1},
     }
-    others = {
-        name: {"description": f"No effect. {one.reason}"}
-        | ({} if one.accepted is None else {"enum": list(one.accepted)})
-        for name, one in OTHER_OPTIONS.items()
-    }
-    return object_of(schemas | others)
+    return object_of(schemas | without_effect(OTHER_OPTIONS))
 
 
 def _body(names: tuple[str, ...] | None, own: dict[str, Any], *required: str) -> dict[str, Any]:
-    model = TEXT if names is None else {"enum": [*names, ""]}
-    shared = {"model": model, "options": _options()}
+    shared = {"model": model_of(names), "options": _options()}
     keep = {"description": "No effect. A setting of the server unloads idle models."}
     return object_of(shared | {"keep_alive": keep} | own, *required)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ..options import SAMPLING, SPECULATION, Sampling
-from .fields import OTHER_NAMES, Route, of_route
-from .values import STOP_LENGTH_MAX, STOPS_MAX, TOP_LOGPROBS_MAX
+from .fields import OTHER_NAMES, OtherField, Route, of_route
+from .values import ID_LENGTH_MAX, STOP_LENGTH_MAX, STOPS_MAX, TOP_LOGPROBS_MAX
 
 COUNT, NUMBER, FLAG, TEXT = (
     {"type": "integer", "minimum": 0},
@@ -17,6 +18,12 @@ COUNT, NUMBER, FLAG, TEXT = (
 # -1 and 0 mean as much as the server allows.
 TOKENS = SAMPLING["max_tokens"].schema | {"minimum": -1}
 LOGPROBS = SAMPLING["logprobs"].schema | {"maximum": TOP_LOGPROBS_MAX}
+FUNCTION_NAME = {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,64}$"}
+ID = {"type": "string", "minLength": 1, "maxLength": ID_LENGTH_MAX}
+TEMPLATE_KWARGS = {
+    "type": "object",
+    "additionalProperties": {"type": ["string", "number", "boolean", "null"]},
+}
 
 
 def object_of(properties: dict[str, Any], *required: str, more: bool = False) -> dict[str, Any]:
@@ -36,6 +43,25 @@ def array_of(items: dict[str, Any], most: int | None = None, least: int = 0) -> 
     )
 
 
+STOP = {"type": "string", "maxLength": STOP_LENGTH_MAX}
+STOPS = {"anyOf": [STOP, array_of(STOP, STOPS_MAX)]}
+
+
+def model_of(names: tuple[str, ...] | None) -> dict[str, Any]:
+    """Return the schema of the field `model`; `names` is None for any name."""
+    return TEXT if names is None else {"enum": [*names, ""]}
+
+
+def without_effect(fields: Mapping[str, OtherField]) -> dict[str, Any]:
+    """Return the schemas of the fields of other APIs that are accepted without effect."""
+    return {
+        name: {"description": f"No effect. {one.reason}"}
+        | ({} if one.accepted is None else {"enum": list(one.accepted)})
+        for name, one in fields.items()
+        if one.accepted is None or one.accepted
+    }
+
+
 def _sampling() -> dict[str, Any]:
     """Return the schemas of the fields that are those of `Sampling`.
 
@@ -49,16 +75,6 @@ def _sampling() -> dict[str, Any]:
     return schemas | {name: schemas[here] for name, here in OTHER_NAMES.items()}
 
 
-def _others(route: Route) -> dict[str, Any]:
-    """Return the schemas of the fields of other APIs that are accepted without effect."""
-    return {
-        name: {"description": f"No effect. {one.reason}"}
-        | ({} if one.accepted is None else {"enum": list(one.accepted)})
-        for name, one in of_route(route).items()
-        if one.accepted is None or one.accepted
-    }
-
-
 def body_of(
     names: tuple[str, ...] | None, route: Route, own: dict[str, Any], *required: str
 ) -> dict[str, Any]:
@@ -70,12 +86,11 @@ def body_of(
         own: Schemas of the fields that not all routes have.
         required: Names of the fields that must be there.
     """
-    stop = {"type": "string", "maxLength": STOP_LENGTH_MAX}
     speculation = {name: rule.schema for name, rule in SPECULATION.items()}
     shared = {
-        "model": TEXT if names is None else {"enum": [*names, ""]},
+        "model": model_of(names),
         "stream": FLAG,
-        "stop": {"anyOf": [stop, array_of(stop, STOPS_MAX)]},
+        "stop": STOPS,
         "logit_bias": {
             "type": "object",
             "propertyNames": {"pattern": "^[0-9]{1,9}$"},
@@ -83,7 +98,7 @@ def body_of(
         },
         "speculation": {"anyOf": [{"const": "off"}, object_of(speculation)]},
     }
-    return object_of(_others(route) | shared | _sampling() | own, *required)
+    return object_of(without_effect(of_route(route)) | shared | _sampling() | own, *required)
 
 
 def json_of(schema: dict[str, Any]) -> dict[str, Any]:

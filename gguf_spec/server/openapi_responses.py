@@ -7,7 +7,10 @@ from typing import Any
 from .openapi_parts import (
     COUNT,
     FLAG,
+    FUNCTION_NAME,
+    ID,
     LOGPROBS,
+    TEMPLATE_KWARGS,
     TEXT,
     TOKENS,
     array_of,
@@ -26,8 +29,6 @@ from .responses_api.request import (
     SUMMARIES,
 )
 
-_FUNCTION_NAME = {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,64}$"}
-_ID = {"type": "string", "minLength": 1, "maxLength": 256}
 _METADATA = {
     "type": "object",
     "maxProperties": METADATA_MAX,
@@ -52,17 +53,17 @@ def _items() -> dict[str, Any]:
     )
     content = {"anyOf": [TEXT, array_of({"anyOf": [text, image, file]}, least=1)]}
     asked = {"type": {"const": "message"}, "role": {"enum": ["user", "system", "developer"]}}
-    answered = {"type": {"const": "message"}, "role": {"const": "assistant"}, "id": _ID}
-    call = {"type": {"const": "function_call"}, "id": _ID, "call_id": _ID}
-    output = {"type": {"const": "function_call_output"}, "call_id": _ID, "output": content}
-    reasoning = {"type": {"const": "reasoning"}, "id": _ID}
+    answered = {"type": {"const": "message"}, "role": {"const": "assistant"}, "id": ID}
+    call = {"type": {"const": "function_call"}, "id": ID, "call_id": ID}
+    output = {"type": {"const": "function_call_output"}, "call_id": ID, "output": content}
+    reasoning = {"type": {"const": "reasoning"}, "id": ID}
     reasoning |= {"summary": array_of(summary), "content": array_of(thought)}
     return {
         "anyOf": [
             object_of(asked | {"content": content}, "role", "content"),
             object_of(answered | {"content": {"anyOf": [TEXT, array_of(said)]}}, "role", "content"),
             object_of(
-                call | {"name": _FUNCTION_NAME, "arguments": TEXT},
+                call | {"name": FUNCTION_NAME, "arguments": TEXT},
                 "type",
                 "call_id",
                 "name",
@@ -70,14 +71,14 @@ def _items() -> dict[str, Any]:
             ),
             object_of(output, "type", "call_id", "output"),
             object_of(reasoning, "type", "summary"),
-            object_of({"type": {"const": "item_reference"}, "id": _ID}, "type", "id"),
+            object_of({"type": {"const": "item_reference"}, "id": ID}, "type", "id"),
         ]
     }
 
 
 def _tools() -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the schemas of a tool and of the tool choice."""
-    named = object_of({"type": {"const": "function"}, "name": _FUNCTION_NAME}, "type", "name")
+    named = object_of({"type": {"const": "function"}, "name": FUNCTION_NAME}, "type", "name")
     about = {"description": TEXT, "parameters": {"type": "object"}, "strict": FLAG}
     tool = object_of(named["properties"] | about, "type", "name")
     allowed = {
@@ -113,10 +114,7 @@ def _body(names: tuple[str, ...] | None) -> dict[str, Any]:
         "parallel_tool_calls": FLAG,
         "reasoning": object_of({"effort": {"enum": [*EFFORTS]}, "summary": {"enum": [*SUMMARIES]}}),
         "text": object_of({"format": {"anyOf": forms}, "verbosity": {"const": "medium"}}),
-        "chat_template_kwargs": {
-            "type": "object",
-            "additionalProperties": {"type": ["string", "number", "boolean", "null"]},
-        },
+        "chat_template_kwargs": TEMPLATE_KWARGS,
     }
     return body_of(names, "responses", own, "input")
 

@@ -209,10 +209,7 @@ class _Choice:
             return None
         if self._asked.is_chat:
             return {
-                "content": [
-                    _shown(one) | {"top_logprobs": [_shown(other) for other in one.top]}
-                    for one in named
-                ],
+                "content": [one.to_dict() for one in named],
                 "refusal": None,
             }
         named = list(named)
@@ -235,10 +232,6 @@ class _Offsets:
         before = self._n
         self._n += len(self._decoder.decode(piece))
         return before
-
-
-def _shown(one: TokenInfo) -> dict[str, Any]:
-    return {"token": one.text, "logprob": one.logprob, "bytes": list(one.piece)}
 
 
 def finish_reason(reason: FinishReason, why: Why | None) -> str:

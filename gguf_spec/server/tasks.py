@@ -51,7 +51,9 @@ class TaskRunner:
         job = Job(model, lambda llm: task(llm, check), names)
         request.scope[JOB] = job
         self._worker.submit(job)
-        watch = asyncio.create_task(self._watch(request, job))
+        watch = asyncio.create_task(
+            cancel_on_disconnect(request, job, self._worker, self._is_ending)
+        )
         timer = asyncio.get_running_loop().call_later(
             self._settings.timeout, self._worker.cancel, job, "timeout"
         )
@@ -71,8 +73,20 @@ class TaskRunner:
             return too_slow(self._settings.timeout)
         return gone() if why == "gone" else ending()
 
-    async def _watch(self, request: Request, job: Job) -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-        if not self._is_ending():
-            self._worker.cancel(job, "gone")
+
+async def cancel_on_disconnect(
+    request: Request, job: Job, worker: Worker, is_ending: Callable[[], bool]
+) -> None:
+    """Wait until the client of a request disconnects, and cancel its job.
+
+    Args:
+        request: The request; its body must have been read.
+        job: The job.
+        worker: The worker that runs it.
+        is_ending: Returns whether the server shuts down; some versions of uvicorn then send a
+            disconnect to every request.
+    """
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    if not is_ending():
+        worker.cancel(job, "gone")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import Any
 
 from ..tools.use import NO_TOOLS, ToolUse
@@ -58,9 +59,23 @@ def _named(choice: Any, names: set[str]) -> str | None:
             "tool_choice",
             "unsupported_parameter",
         )
-    if not isinstance(name, str) or name not in names:
-        raise bad("tool_choice", f"names the tool {str(name)[:100]!r}, which is not in tools.")
-    return name
+    return given_name(name, names, "tool_choice")
+
+
+def given_name(value: Any, names: Collection[str], at: str) -> str:
+    """Return the name of a tool that a choice demands.
+
+    Args:
+        value: The name.
+        names: Names of the given tools.
+        at: Its place in the request.
+
+    Raises:
+        ApiError: There is no such tool. The error names the field `at`.
+    """
+    if not isinstance(value, str) or value not in names:
+        raise bad(at, f"names the tool {str(value)[:100]!r}, which is not in tools.")
+    return value
 
 
 def _tool(tool: Any, at: str, strict: set[str]) -> dict[str, Any]:
@@ -82,11 +97,23 @@ def _tool(tool: Any, at: str, strict: set[str]) -> dict[str, Any]:
     if function.get("strict"):
         strict.add(name)
     description = string(function.get("description") or "", f"{at}.function.description")
-    parameters = function.get("parameters") or {"type": "object", "properties": {}}
+    parameters = function.get("parameters") or {}
     if not isinstance(parameters, dict):
         raise bad(f"{at}.function.parameters", "must be a JSON schema.")
-    read = {"name": name, "description": description, "parameters": parameters}
-    return {"type": "function", "function": read}
+    return for_template(name, description, parameters)
+
+
+def for_template(name: str, description: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    """Return a tool in the form that chat templates read.
+
+    Args:
+        name: Name of the function.
+        description: What it does; may be empty.
+        parameters: JSON schema of its arguments; empty for a function without arguments.
+    """
+    parameters = parameters or {"type": "object", "properties": {}}
+    function = {"name": name, "description": description, "parameters": parameters}
+    return {"type": "function", "function": function}
 
 
 def check_name(value: Any, at: str) -> str:

@@ -13,7 +13,7 @@ from .errors import ApiError, bad, option_refusal, unknown, unsupported
 # Limits: number of stop strings, characters per stop string, alternatives per token (logprobs),
 # choices of one request, characters of the id of a tool call or of an item.
 STOPS_MAX, STOP_LENGTH_MAX, TOP_LOGPROBS_MAX, CHOICES_MAX = 16, 256, 20, 128
-_ID_LENGTH_MAX = 256
+ID_LENGTH_MAX = 256
 # Keys of a response format's `json_schema`.
 _SCHEMA_KEYS = {"name", "schema", "strict", "description"}
 
@@ -81,8 +81,8 @@ def identifier(value: Any, at: str) -> str:
     Raises:
         ApiError: It is not a string of 1 to 256 characters. The error names the field `at`.
     """
-    if not isinstance(value, str) or not 0 < len(value) <= _ID_LENGTH_MAX:
-        raise bad(at, f"must be a string of at most {_ID_LENGTH_MAX} characters.")
+    if not isinstance(value, str) or not 0 < len(value) <= ID_LENGTH_MAX:
+        raise bad(at, f"must be a string of at most {ID_LENGTH_MAX} characters.")
     return value
 
 

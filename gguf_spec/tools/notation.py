@@ -1,4 +1,4 @@
-"""Notations of the arguments of a call, after its name: JSON, tags, and pairs with a separator."""
+"""Notations of the arguments of a call, after its name: JSON and tags."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class PairRules:
     def __init__(self, notation: PairNotation, schema: Any, prefix: str, sym: Sym) -> None:
         self._notation, self._root, self._prefix, self._sym = notation, schema, prefix, sym
         self._rules: list[str] = []
-        self._comma = quoted(", " if notation.is_python else ",")
+        self._comma = quoted(notation.comma)
 
     def rules(self) -> list[str]:
         """Return all rules; the first one is the root.
@@ -38,8 +38,8 @@ class PairRules:
     def _text(self) -> list[str]:
         """Return the rules for any text in quotes, and for any plain value."""
         name = f"{self._prefix}text"
-        words = ("True", "False", "None") if self._notation.is_python else ("true", "false", "null")
-        plain = f'{name} | "-"? fraction | {" | ".join(map(quoted, words))}'
+        words = " | ".join(map(quoted, self._notation.words))
+        plain = f'{name} | "-"? fraction | {words}'
         if self._notation.is_python:
             string = [f'{name} ::= "\\"" char* "\\""']
         else:
@@ -102,16 +102,16 @@ class PairRules:
         return f"({' | '.join(self._value(one, depth + 1) for one in schemas)})"
 
     def _of_type(self, schema: Any, kind: Any, depth: int) -> str:
-        words = ("True", "False", "None") if self._notation.is_python else ("true", "false", "null")
+        true, false, null = map(quoted, self._notation.words)
         if kind == "string":
             check_keywords(schema, "type")
             return f"{self._prefix}text"
         if kind == "boolean":
             check_keywords(schema, "type")
-            return f"({quoted(words[0])} | {quoted(words[1])})"
+            return f"({true} | {false})"
         if kind == "null":
             check_keywords(schema, "type")
-            return quoted(words[2])
+            return null
         if kind in ("integer", "number"):
             check_keywords(schema, "type", *_BOUNDS)
             name = f"{self._prefix}n{len(self._rules)}-"

@@ -45,6 +45,16 @@ class PairNotation:
         """Whether the values are Python's."""
         return not self.quote
 
+    @property
+    def comma(self) -> str:
+        """Text between two pairs or values."""
+        return ", " if self.is_python else ","
+
+    @property
+    def words(self) -> tuple[str, str, str]:
+        """Words for true, false and null."""
+        return ("True", "False", "None") if self.is_python else ("true", "false", "null")
+
     def read(self, source: Source, name: str, _schema: Mapping[str, Any]) -> Steps[None]:
         """Read the arguments of a tool, and emit its call."""
         source.start(name)
@@ -144,8 +154,7 @@ class PairNotation:
 
     def write(self, arguments: Mapping[str, Any]) -> str:
         """Return arguments in this notation."""
-        between = ", " if self.is_python else ","
-        return between.join(
+        return self.comma.join(
             f"{key}{self.assign}{self.write_value(value)}" for key, value in arguments.items()
         )
 
@@ -155,12 +164,11 @@ class PairNotation:
             quoted = json.dumps(value, ensure_ascii=False)
             return quoted if self.is_python else f"{self.quote}{value}{self.quote}"
         if isinstance(value, Mapping):
-            colon, between = (": ", ", ") if self.is_python else (":", ",")
+            colon = ": " if self.is_python else ":"
             pairs = [f"{self.write_key(k)}{colon}{self.write_value(v)}" for k, v in value.items()]
-            return "{" + between.join(pairs) + "}"
+            return "{" + self.comma.join(pairs) + "}"
         if isinstance(value, list):
-            between = ", " if self.is_python else ","
-            return "[" + between.join(map(self.write_value, value)) + "]"
+            return "[" + self.comma.join(map(self.write_value, value)) + "]"
         if self.is_python and (value is None or isinstance(value, bool)):
             return str(value)
         return json.dumps(value)

@@ -28,6 +28,7 @@ class ToolReader:
         self._family, self._schemas, self._most = family, schemas, most
         self._source = Source(family.prompted)
         self._n_calls = 0
+        self._n_read = 0  # calls since the last text
         self._steps = self._answer()
         self._advance()
 
@@ -99,8 +100,6 @@ class ToolReader:
             if found:
                 return
             yield
-
-    _n_read = 0  # calls since the last text
 
     def _section(self) -> Steps[None]:
         """Read calls up to the end of their section."""

@@ -6,6 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from .json_text import parse
+from .source import NotACallError
+
 _MAX_REFS = 20
 _JSON_TYPES = {"string", "number", "integer", "boolean", "object", "array", "null"}
 _WORDS = {"True": "true", "False": "false", "None": "null"}
@@ -60,14 +63,10 @@ def typed_value(text: str, schema: Any, root: Any) -> str:
     core = _WORDS.get(core, core)
     types = types_of(schema, root)
     try:
-        kind = _type(json.loads(core, parse_constant=_no_number))
-    except (ValueError, RecursionError):
+        kind = _type(parse(core))
+    except NotACallError:
         kind = "string"
     allowed = types | ({"integer"} if "number" in types else set())
     if kind != "string" and (kind in allowed or "string" not in types):
         return core
     return json.dumps(text, ensure_ascii=False)
-
-
-def _no_number(text: str) -> float:
-    raise ValueError(text)

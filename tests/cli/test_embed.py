@@ -23,7 +23,8 @@ def test_texts_of_arguments_files_and_the_pipe(cli, bert, tmp_path):
     assert (one.returncode, one.stderr) == (0, b"")
     made = [json.loads(line) for line in one.stdout.splitlines()]
     np.testing.assert_allclose(made, vectors, atol=2e-4)
-    piped = cli("embed", "-m", bert, "--no-normalize", stdin=b"the cat\n\nmoon\n")
+    env = {"GGUF_SPEC_GPU_LAYERS": "auto"}  # of all commands
+    piped = cli("embed", "-m", bert, "--no-normalize", stdin=b"the cat\n\nmoon\n", env=env)
     raw = [json.loads(line) for line in piped.stdout.splitlines()]
     assert len(raw) == 2 and np.linalg.norm(raw[0]) > 2
 

@@ -1,13 +1,11 @@
 """The same text with EAGLE-3 heads as without, and what they bring."""
 
-import gc
 from dataclasses import replace
 
-import psutil
 import pytest
 
 import gguf_spec
-from gguf_spec import Sampling, Speculation, doctor, models
+from gguf_spec import Speculation, doctor, models
 from gguf_spec.errors import NoSpeculationError
 from gguf_spec.gguf.architectures import LAST_ROWS, LAYER_INPUTS
 from gguf_spec.llama.eagle_head import EagleHead
@@ -15,12 +13,23 @@ from gguf_spec.llama.options import ContextOptions
 from gguf_spec.llama.selftest import extra_bufts_work
 from gguf_spec.options import HEADS
 from gguf_spec.runtime import head_choice
-from gguf_spec.speculative.cost_model import CostModel, Overhead
+from tests.exactness.with_heads import (
+    GREEDY,
+    PROMPTS,
+    SAMPLED,
+    check_cancelled_requests,
+    check_costs_decide,
+    check_memory_stays_flat,
+    check_restored_chat,
+    check_the_same_texts,
+    memory_bytes,
+    saved_chat,
+    share_accepted,
+    texts,
+    tokens,
+)
 from tests.gguf import eagle, families, zoo
 
-PROMPTS = ("of the of the of the of", "SM T) SM T) SM", "Once upon a time", "a")
-GREEDY = Sampling(temperature=0, max_tokens=32)
-SAMPLED = Sampling(temperature=0.8, max_tokens=32, seed=5)
 FIXED = Speculation(k=3, drafter="eagle3", adaptive=False)
 KNOWN = [*range(26, 90)]
 
@@ -45,27 +54,6 @@ def loaded(folder, head="guesser", name="llama", **options):
     return gguf_spec.load(folder / f"{name}.gguf", folder / f"{head}.gguf", **options)
 
 
-def texts(llm, **speculation):
-    return [
-        llm.generate(
-            prompt,
-            Sampling(temperature=temperature, max_tokens=32, seed=i),
-            speculation=Speculation(**speculation),
-        )
-        for temperature in (0, 0.8)
-        for i, prompt in enumerate(PROMPTS)
-    ]
-
-
-def tokens(results):
-    return [one.tokens for one in results]
-
-
-def shares(results):
-    drafted = sum(one.stats.n_drafted for one in results)
-    return sum(one.stats.n_accepted for one in results) / drafted
-
-
 @pytest.mark.parametrize("head", ["guesser", "table"])
 def test_a_good_head_drafts_well_and_changes_nothing(folder, head):
     """Chance would be one token in about 64."""
@@ -80,7 +68,7 @@ def test_a_good_head_drafts_well_and_changes_nothing(folder, head):
             assert tokens(results) == plain, k
             assert {name for one in results for name in one.stats.drafters} == {"eagle3"}
             assert not any(one.stats.n_near_ties for one in results)
-            assert k > 1 or shares(results) > 0.3
+            assert k > 1 or share_accepted(results) > 0.3
         for drafter in ("hybrid", "auto", "model"):
             assert tokens(texts(llm, k=4, drafter=drafter, adaptive=False)) == plain
         assert tokens(texts(llm)) == plain
@@ -95,14 +83,7 @@ def test_a_good_head_drafts_well_and_changes_nothing(folder, head):
 @pytest.mark.parametrize("head", ["random", "borrows"])
 def test_bad_heads_change_nothing(folder, head):
     with loaded(folder, head) as llm:
-        plain = tokens(texts(llm, k=0))
-        for k in (1, 2, 5):
-            for drafter in ("eagle3", "hybrid"):
-                results = texts(llm, k=k, drafter=drafter, adaptive=False)
-                assert tokens(results) == plain, (k, drafter)
-                assert sum(one.stats.drafters.get("eagle3", (0, 0))[0] for one in results) > 20
-                assert not any(one.stats.why_none for one in results)
-        assert tokens(texts(llm)) == plain
+        check_the_same_texts(llm, "eagle3", (1, 2, 5))
 
 
 @pytest.mark.parametrize("name", sorted(({*families.NAMES} & LAYER_INPUTS) - {"llama"}))
@@ -124,24 +105,17 @@ def test_the_same_text_for_each_architecture(tmp_path, name):
 def test_rules_that_draw_from_the_draft(folder, accept):
     with loaded(folder, "table") as llm:
         results = texts(llm, k=1, drafter="eagle3", adaptive=False, accept=accept)
-        assert shares(results) > 0.1
+        assert share_accepted(results) > 0.1
         greedy = tokens(texts(llm, k=0))[: len(PROMPTS)]
         assert tokens(results)[: len(PROMPTS)] == greedy
 
 
 def test_conversations_and_sessions(folder, tmp_path):
     with loaded(folder, speculation=FIXED) as llm:
-        chat = llm.chat(sampling=GREEDY)
-        chat.send("of the of the")
-        chat.save(tmp_path / "session")
-        expected = chat.send("and the?").text
+        expected = saved_chat(llm, tmp_path / "session")
     for speculation in (FIXED, Speculation(k=0)):
         with loaded(folder, speculation=speculation) as llm:
-            chat = llm.chat(sampling=GREEDY)
-            assert chat.restore(tmp_path / "session") == ""
-            with llm.models() as (target, head):
-                assert min(target.n_past, head.n_past) > 5
-            assert chat.send("and the?").text == expected
+            check_restored_chat(llm, tmp_path / "session", expected, 5)
 
 
 def test_edited_prompts(folder):
@@ -166,22 +140,8 @@ def test_edited_prompts(folder):
 
 
 def test_costs_decide_whether_the_head_drafts(folder, monkeypatch):
-    """By a profile in place of the clock: a pass of the head costs nothing, or more than the target's."""
-    monkeypatch.setattr(CostModel, "learn", lambda *_: None)
-    monkeypatch.setattr(CostModel, "learn_reading", lambda *_: None)
-    monkeypatch.setattr(Overhead, "learn", lambda *_: None)
     with loaded(folder) as llm:
-        passes = {1: 0.01, 2: 0.0101, 9: 0.0105, 65: 0.02}
-        drafted = []
-        for share in (0.001, 1.5):
-            draft = {width: share * seconds for width, seconds in passes.items()}
-            known = replace(llm.profile, target=passes, draft=draft, token_s=0.0, proposal_s=0.0)
-            llm._pair.use_profile(known)
-            results = texts(llm, drafter="eagle3")
-            drafted.append(sum(one.stats.n_drafted for one in results))
-        assert drafted[0] > 50
-        assert drafted[1] == 0
-        assert "too few for a gain" in results[0].stats.why_none
+        check_costs_decide(llm, "eagle3", 50, monkeypatch)
 
 
 def test_statistics_are_those_of_the_head(folder):
@@ -282,13 +242,7 @@ def test_a_head_that_was_measured_is_listed_with_its_gain(folder):
 
 def test_a_cancelled_request_leaves_a_usable_head(folder):
     with loaded(folder) as llm:
-        expected = llm.generate("a", GREEDY, speculation=FIXED).tokens
-        for n in (1, 2, 5):
-            with llm.stream("Once upon a time", SAMPLED, speculation=FIXED) as stream:
-                for i, _ in enumerate(stream):
-                    if i == n:
-                        stream.cancel()
-            assert llm.generate("a", GREEDY, speculation=FIXED).tokens == expected
+        check_cancelled_requests(llm, FIXED)
 
 
 @pytest.mark.failing_drafts
@@ -305,23 +259,10 @@ def test_a_head_that_fails_is_switched_off(folder, monkeypatch):
 
 def test_memory_stays_flat(folder):
     with loaded(folder, "table") as llm:
-
-        def ask(n):
-            for i in range(n):
-                short = replace(SAMPLED, max_tokens=8, seed=i)
-                llm.generate(PROMPTS[i % len(PROMPTS)], short, speculation=FIXED)
-            gc.collect()
-            return psutil.Process().memory_info().rss
-
-        before = ask(60)
-        assert ask(300) - before < 2 << 20
+        check_memory_stays_flat(llm, FIXED, 60, 300, 2 << 20)
 
 
 def test_closing_frees_the_memory_of_a_head(folder):
-    def rss():
-        gc.collect()
-        return psutil.Process().memory_info().rss
-
     sizes = []
     for _ in range(12):
         with (
@@ -329,5 +270,5 @@ def test_closing_frees_the_memory_of_a_head(folder):
             llm.models() as (target, _),
         ):
             target.read([40] * 200)
-        sizes.append(rss())
+        sizes.append(memory_bytes())
     assert sizes[-1] - sizes[5] < 4 << 20

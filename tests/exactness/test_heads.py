@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 import gguf_spec
-from gguf_spec import Sampling, Speculation, doctor, models
+from gguf_spec import Speculation, doctor, models
 from gguf_spec.errors import NoSpeculationError, UnsupportedModelError
 from gguf_spec.gguf.model_file import ModelFile
 from gguf_spec.llama import native_head
@@ -14,13 +14,22 @@ from gguf_spec.llama.options import ContextOptions
 from gguf_spec.registry.resolve import resolve
 from gguf_spec.runtime import draft_choice, head_choice
 from gguf_spec.runtime.kept_prefixes import PrefixStore
-from gguf_spec.speculative.cost_model import CostModel, Overhead
 from gguf_spec.speculative.drafters import HeadDrafter
+from tests.exactness.with_heads import (
+    GREEDY,
+    PROMPTS,
+    SAMPLED,
+    check_cancelled_requests,
+    check_costs_decide,
+    check_restored_chat,
+    check_the_same_texts,
+    saved_chat,
+    share_accepted,
+    texts,
+    tokens,
+)
 from tests.gguf import families, heads, zoo
 
-PROMPTS = ("of the of the of the of", "SM T) SM T) SM", "Once upon a time", "a")
-GREEDY = Sampling(temperature=0, max_tokens=32)
-SAMPLED = Sampling(temperature=0.8, max_tokens=32, seed=5)
 FIXED = Speculation(k=3, drafter="mtp", adaptive=False)
 
 
@@ -47,22 +56,6 @@ def loaded(folder, name="trained", draft="auto", **options):
     return gguf_spec.load(folder / f"{name}.gguf", draft, **options)
 
 
-def texts(llm, **speculation):
-    return [
-        llm.generate(
-            prompt,
-            Sampling(temperature=temperature, max_tokens=32, seed=i),
-            speculation=Speculation(**speculation),
-        )
-        for temperature in (0, 0.8)
-        for i, prompt in enumerate(PROMPTS)
-    ]
-
-
-def tokens(results):
-    return [one.tokens for one in results]
-
-
 def test_a_trained_head_drafts_well_and_changes_nothing(folder):
     """Chance would be one token in about 64, the number of tokens that the model says."""
     with loaded(folder) as llm:
@@ -74,8 +67,7 @@ def test_a_trained_head_drafts_well_and_changes_nothing(folder):
         for k, least in ((1, 0.4), (3, 0.25), (9, 0.1)):
             results = texts(llm, k=k, drafter="mtp", adaptive=False)
             assert tokens(results) == plain
-            drafted = sum(one.stats.n_drafted for one in results)
-            assert sum(one.stats.n_accepted for one in results) > least * drafted
+            assert share_accepted(results) > least
             assert {name for one in results for name in one.stats.drafters} == {"mtp"}
             assert not any(one.stats.n_near_ties for one in results)
         for drafter in ("hybrid", "auto", "model"):
@@ -91,14 +83,7 @@ def test_a_trained_head_drafts_well_and_changes_nothing(folder):
 def test_untrained_heads_change_nothing(folder, name):
     with loaded(folder, name) as llm:
         assert llm.draft_name == f"{name}.gguf (prediction head)"
-        plain = tokens(texts(llm, k=0))
-        for k in (2, 5):
-            for drafter in ("mtp", "hybrid"):
-                results = texts(llm, k=k, drafter=drafter, adaptive=False)
-                assert tokens(results) == plain, (k, drafter)
-                assert sum(one.stats.drafters.get("mtp", (0, 0))[0] for one in results) > 20
-        assert tokens(texts(llm)) == plain
-        assert not any(one.stats.why_none for one in results)
+        check_the_same_texts(llm, "mtp", (2, 5))
 
 
 def test_a_chain_drafts_as_many_tokens_as_it_has_heads(folder):
@@ -124,22 +109,10 @@ def test_a_head_that_reads_the_cache_of_its_target(folder, tmp_path):
     with loaded(folder, "gemma4", folder / "assistant.gguf") as llm:
         assert llm.notes == ()
         assert llm.draft_name == "assistant.gguf (prediction head)"
-        plain = tokens(texts(llm, k=0))
-        for k in (1, 2, 5):
-            for drafter in ("mtp", "hybrid"):
-                results = texts(llm, k=k, drafter=drafter, adaptive=False)
-                assert tokens(results) == plain, (k, drafter)
-                assert sum(one.stats.drafters.get("mtp", (0, 0))[0] for one in results) > 20
-                assert not any(one.stats.why_none for one in results)
-        assert tokens(texts(llm)) == plain
-        chat = llm.chat(sampling=GREEDY)
-        chat.send("of the of the")
-        chat.save(tmp_path / "session")
-        expected = chat.send("and the?").text
+        check_the_same_texts(llm, "mtp", (1, 2, 5))
+        expected = saved_chat(llm, tmp_path / "session")
     with loaded(folder, "gemma4", folder / "assistant.gguf", speculation=FIXED) as llm:
-        chat = llm.chat(sampling=GREEDY)
-        assert chat.restore(tmp_path / "session") == ""
-        assert chat.send("and the?").text == expected
+        check_restored_chat(llm, tmp_path / "session", expected)
     with pytest.raises(UnsupportedModelError, match="without the layers of its model"):
         loaded(folder, "assistant", None)
 
@@ -158,8 +131,7 @@ def test_options_of_drafts_hold_for_a_head(folder):
 def test_rules_that_draw_from_the_draft(folder, accept):
     with loaded(folder) as llm:
         results = texts(llm, k=3, drafter="mtp", adaptive=False, accept=accept)
-        drafted = sum(one.stats.n_drafted for one in results)
-        assert sum(one.stats.n_accepted for one in results) > 0.25 * drafted
+        assert share_accepted(results) > 0.25
         greedy = tokens(texts(llm, k=0))[: len(PROMPTS)]
         assert tokens(results)[: len(PROMPTS)] == greedy
 
@@ -201,28 +173,14 @@ def test_a_head_reads_a_text_once(folder, monkeypatch):
 
 def test_a_cancelled_request_leaves_a_usable_head(folder):
     with loaded(folder) as llm:
-        expected = llm.generate("a", GREEDY, speculation=FIXED).tokens
-        for n in (1, 2, 5):
-            with llm.stream("Once upon a time", SAMPLED, speculation=FIXED) as stream:
-                for i, _ in enumerate(stream):
-                    if i == n:
-                        stream.cancel()
-            assert llm.generate("a", GREEDY, speculation=FIXED).tokens == expected
+        check_cancelled_requests(llm, FIXED)
 
 
 def test_sessions(folder, tmp_path):
     with loaded(folder, speculation=FIXED) as llm:
-        chat = llm.chat(sampling=GREEDY)
-        chat.send("of the of the")
-        chat.save(tmp_path / "session")
-        expected = chat.send("and the?").text
+        expected = saved_chat(llm, tmp_path / "session")
     with loaded(folder, speculation=FIXED) as llm:
-        chat = llm.chat(sampling=GREEDY)
-        assert chat.restore(tmp_path / "session") == ""
-        with llm.models() as (target, head):
-            assert target.n_past > 5
-            assert head.n_past > 5
-        assert chat.send("and the?").text == expected
+        check_restored_chat(llm, tmp_path / "session", expected, 5)
 
 
 @pytest.mark.parametrize("files", [("trained", "auto"), ("chain", "auto"), ("gemma4", "assistant")])
@@ -254,22 +212,8 @@ def test_a_kept_prefix_is_put_back_beside_a_head(folder, files, monkeypatch):
 
 
 def test_costs_decide_whether_the_head_drafts(folder, monkeypatch):
-    """By a profile in place of the clock: a pass of the head costs nothing, or more than the target's."""
-    monkeypatch.setattr(CostModel, "learn", lambda *_: None)
-    monkeypatch.setattr(CostModel, "learn_reading", lambda *_: None)
-    monkeypatch.setattr(Overhead, "learn", lambda *_: None)
     with loaded(folder) as llm:
-        passes = {1: 0.01, 2: 0.0101, 9: 0.0105, 65: 0.02}
-        drafted = []
-        for share in (0.001, 1.5):
-            draft = {width: share * seconds for width, seconds in passes.items()}
-            known = replace(llm.profile, target=passes, draft=draft, token_s=0.0, proposal_s=0.0)
-            llm._pair.use_profile(known)
-            results = texts(llm, drafter="mtp")
-            drafted.append(sum(one.stats.n_drafted for one in results))
-        assert drafted[0] > 100
-        assert drafted[1] == 0
-        assert "too few for a gain" in results[0].stats.why_none
+        check_costs_decide(llm, "mtp", 100, monkeypatch)
 
 
 @pytest.mark.failing_drafts

@@ -14,9 +14,9 @@ from gguf_spec.llama.memory import needs
 from gguf_spec.llama.model import Model
 from gguf_spec.llama.options import ContextOptions
 from tests.gguf import eagle, families, zoo
+from tests.gguf.head_checks import TEXT, check_pieces, check_restored_state
 
 N_VOCAB = len(zoo.TOKENS)
-TEXT = [40, 41, 42, 43, 44, 45, 60, 61, 62] * 2
 KNOWN = [*range(30, 80)]
 
 
@@ -227,12 +227,7 @@ def pair(tmp_path):
 
 def test_pieces_of_a_text_are_as_the_whole(pair):
     _, head = pair
-    whole = head.logits(TEXT, len(TEXT)).copy()
-    head.rollback(0)
-    single = [head.logits([token], 1)[0].copy() for token in TEXT]
-    assert np.abs(whole - single).max() < 1e-4
-    head.rollback(7)
-    assert np.abs(head.logits(TEXT[7:], 1)[0] - whole[-1]).max() < 1e-4
+    whole = check_pieces(head)
     head.rollback(1)
     assert np.abs(head.logits(TEXT[1:], 1)[0] - whole[-1]).max() < 1e-4
 
@@ -250,12 +245,7 @@ def test_own_rows_are_dropped_with_the_draft(pair):
 
 def test_the_state_of_a_head_is_restored(pair):
     _, head = pair
-    expected = head.logits(TEXT, 1)[0].copy()
-    head.rollback(len(TEXT) - 1)
-    state = head.state().tobytes()
-    head.rollback(0)
-    assert head.restore(TEXT[:-1], 0, state)
-    assert np.abs(head.logits(TEXT[-1:], 1)[0] - expected).max() < 1e-4
+    check_restored_state(head, 1e-4)
 
 
 def test_long_texts(tmp_path):

@@ -24,9 +24,9 @@ from gguf_spec.speculative.drafters import (
     drafter_of,
 )
 from tests.gguf import families, zoo
+from tests.gguf.head_checks import TEXT, check_pieces, check_restored_state
 
 OPTIONS = ContextOptions(n_ctx=256, threads=1, extra_bufts=False, head="own")
-TEXT = [40, 41, 42, 43, 44, 45, 60, 61, 62] * 2
 
 
 @pytest.fixture(scope="module")
@@ -237,12 +237,7 @@ def test_own_rows_are_dropped_with_the_draft(pair):
 def test_pieces_of_a_text_are_as_the_whole(pair):
     model, head = pair
     model.read(TEXT)
-    whole = head.logits(TEXT, len(TEXT)).copy()
-    head.rollback(0)
-    single = [head.logits([token], 1)[0].copy() for token in TEXT]
-    assert np.abs(whole - single).max() < 1e-4
-    head.rollback(7)
-    assert np.abs(head.logits(TEXT[7:], 1)[0] - whole[-1]).max() < 1e-4
+    check_pieces(head)
 
 
 def test_tokens_of_a_draft_that_others_proposed_are_decoded_one_by_one(pair):
@@ -258,12 +253,7 @@ def test_tokens_of_a_draft_that_others_proposed_are_decoded_one_by_one(pair):
 def test_the_state_of_a_head_is_restored(pair):
     model, head = pair
     model.read(TEXT)
-    expected = head.logits(TEXT, 1)[0].copy()
-    head.rollback(len(TEXT) - 1)
-    state = head.state().tobytes()
-    head.rollback(0)
-    assert head.restore(TEXT[:-1], 0, state)
-    assert np.abs(head.logits(TEXT[-1:], 1)[0] - expected).max() < 1e-5
+    check_restored_state(head, 1e-5)
 
 
 def test_a_chain_runs_each_head_over_the_draft(folder):

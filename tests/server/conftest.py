@@ -1,5 +1,6 @@
 """Real servers on the loopback: one of the bundled pair, one of a model that never ends."""
 
+import contextlib
 import http.client
 import json
 import threading
@@ -10,6 +11,7 @@ import openai
 import pytest
 
 import gguf_spec
+from gguf_spec.runtime.stream import Stream
 from gguf_spec.server import serve_in_thread
 from tests.gguf import zoo
 
@@ -83,6 +85,29 @@ def ask_text(server, headers=(), **fields):
     return ask(
         server, "POST", "/v1/completions", {"prompt": "abc", "max_tokens": 4} | fields, headers
     )
+
+
+@pytest.fixture
+def failing_streams(monkeypatch):
+    """Every answer fails after a few tokens, by an error with a secret."""
+    real = Stream.__next__
+
+    def fail(self):
+        if self.stats.n_generated > 3:
+            raise RuntimeError("a secret")
+        return real(self)
+
+    monkeypatch.setattr(Stream, "__next__", fail)
+
+
+@contextlib.contextmanager
+def serving(path):
+    """A server of a small model, which drafts from the text."""
+    with (
+        gguf_spec.load(path, "ngram", threads=1, extra_bufts=False) as llm,
+        serve_in_thread(llm) as server,
+    ):
+        yield server
 
 
 def until(condition, seconds=10.0):

@@ -9,18 +9,15 @@ from urllib.parse import urlsplit
 import numpy as np
 import openai
 import pytest
-import schemathesis
-from hypothesis import HealthCheck, settings
-from schemathesis.checks import not_a_server_error
-from schemathesis.specs.openapi.checks import response_schema_conformance, status_code_conformance
+from hypothesis import settings
 
 import gguf_spec
 from gguf_spec.llama.embedder import Embedder
 from gguf_spec.server import ModelPool, serve_in_thread, served_model
-from gguf_spec.server.openapi import describe
 from gguf_spec.server.worker import Worker
 from tests.gguf import encoders
 from tests.server.conftest import ask, ask_chat, metrics, until
+from tests.server.schema_checks import SETTINGS, check, schema_of
 
 TEXTS = ["hello world", "the cat sat on the mat", "zebra quux moon"]
 PATHS = ("/v1/embeddings", "/v1/rerank", "/rerank")
@@ -281,16 +278,10 @@ def test_too_little_memory(files, monkeypatch):
         assert embed(server, model="tales").status == 200
 
 
-description = describe(("bert.gguf", "rank.gguf", "tales"), False)
-schema = schemathesis.openapi.from_dict(
-    description | {"paths": {path: description["paths"][path] for path in PATHS}}
-)
+schema = schema_of(("bert.gguf", "rank.gguf", "tales"), PATHS.__contains__)
 
 
 @schema.parametrize()
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(SETTINGS, max_examples=60)
 def test_no_500(case, several):
-    case.call_and_validate(
-        base_url=several.url,
-        checks=[not_a_server_error, status_code_conformance, response_schema_conformance],
-    )
+    check(case, several)

@@ -359,17 +359,8 @@ def test_keys_limits_and_counts(tales):
         assert f'requests_total{{path="{COUNT}",status="200"}} 1' in text
 
 
-def test_an_error_in_a_stream(server, monkeypatch):
-    from gguf_spec.runtime.stream import Stream
-
-    real = Stream.__next__
-
-    def fail(self):
-        if self.stats.n_generated > 3:
-            raise RuntimeError("a secret")
-        return real(self)
-
-    monkeypatch.setattr(Stream, "__next__", fail)
+@pytest.mark.usefixtures("failing_streams")
+def test_an_error_in_a_stream(server):
     events = events_of(post(server, stream=True))
     assert events[-1] == {
         "type": "error",

@@ -8,10 +8,7 @@ import threading
 from urllib.parse import urlsplit
 
 import pytest
-import schemathesis
-from hypothesis import HealthCheck, settings
-from schemathesis.checks import not_a_server_error
-from schemathesis.specs.openapi.checks import response_schema_conformance, status_code_conformance
+from hypothesis import settings
 
 import gguf_spec
 from gguf_spec import __version__
@@ -19,9 +16,9 @@ from gguf_spec.options import Speculation
 from gguf_spec.server import running_servers, serve_in_thread
 from gguf_spec.server.errors import ApiError
 from gguf_spec.server.ollama.request import read_ollama_chat
-from gguf_spec.server.openapi import describe
 from tests.gguf import thinkers
 from tests.server.conftest import ask, ask_chat, metrics, until
+from tests.server.schema_checks import SETTINGS, check, schema_of
 from tests.server.talkers import answering
 
 HELLO = [{"role": "user", "content": "Hello."}]
@@ -323,10 +320,7 @@ def test_several_at_once(server):
     assert metrics(server)['requests_total{path="/api/chat",status="200"}'] >= 16
 
 
-description = describe(("tales",), False)
-schema = schemathesis.openapi.from_dict(
-    description | {"paths": {path: one for path, one in description["paths"].items() if path.startswith("/api/")}}
-)  # fmt: skip
+schema = schema_of(("tales",), lambda path: path.startswith("/api/"))
 
 
 @pytest.fixture(scope="module")
@@ -336,12 +330,9 @@ def small(tales):
 
 
 @schema.parametrize()
-@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(SETTINGS, max_examples=40)
 def test_no_500(case, small):
-    case.call_and_validate(
-        base_url=small.url,
-        checks=[not_a_server_error, status_code_conformance, response_schema_conformance],
-    )
+    check(case, small)
 
 
 # ---- the official client

@@ -1,15 +1,13 @@
 """What schemathesis makes of the server's own description: no 500, and no answer that the description does not know."""
 
 import pytest
-import schemathesis
-from hypothesis import HealthCheck, settings
-from schemathesis.checks import not_a_server_error
-from schemathesis.specs.openapi.checks import response_schema_conformance, status_code_conformance
+from hypothesis import settings
 
 import gguf_spec
 from gguf_spec.server import serve_in_thread
 from gguf_spec.server.openapi import describe
 from tests.server.conftest import ask
+from tests.server.schema_checks import SETTINGS, check, schema_of
 
 
 @pytest.fixture(scope="module")
@@ -21,16 +19,13 @@ def small():
         yield one
 
 
-schema = schemathesis.openapi.from_dict(describe(("tales",), False))
+schema = schema_of(("tales",))
 
 
 @schema.parametrize()
-@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(SETTINGS, max_examples=40)
 def test_no_500(case, small):
-    case.call_and_validate(
-        base_url=small.url,
-        checks=[not_a_server_error, status_code_conformance, response_schema_conformance],
-    )
+    check(case, small)
 
 
 def test_the_description(small):

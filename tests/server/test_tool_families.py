@@ -4,28 +4,13 @@ import json
 
 import pytest
 
-import gguf_spec
 from gguf_spec.compat import Llama
-from gguf_spec.server import serve_in_thread
 from tests.gguf import callers
-from tests.server.conftest import ask_chat
+from tests.server.conftest import ask_chat, serving
+from tests.server.forced_calls import CHOICES, F, G, forced_call
 from tests.tools.examples import NAMES
 
-DIGIT = {
-    "type": "object",
-    "properties": {"x": {"type": "integer", "minimum": 0, "maximum": 9}},
-    "required": ["x"],
-}
-TREE = {
-    "type": "object",
-    "properties": {"x": {"$ref": "#/$defs/leaf"}},
-    "required": ["x"],
-    "$defs": {"leaf": {"enum": ["oak", "elm"]}},
-}
-TOOLS = [
-    {"type": "function", "function": {"name": name, "parameters": schema}}
-    for name, schema in (("f", DIGIT), ("g", TREE))
-]
+TOOLS = [F, G]
 SPECULATION = ["off", {"k": 4, "adaptive": False}]
 
 
@@ -38,34 +23,17 @@ def family(request):
 def noisy(family, tmp_path_factory):
     """A server of a model that says anything."""
     path = callers.noise(tmp_path_factory.mktemp("noisy") / "noisy.gguf", family.name)
-    with (
-        gguf_spec.load(path, "ngram", threads=1, extra_bufts=False) as llm,
-        serve_in_thread(llm) as server,
-    ):
+    with serving(path) as server:
         yield server
 
 
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "g"}}])
+@pytest.mark.parametrize("choice", CHOICES)
 def test_noise_calls_tools(family, noisy, choice):
     # Noise in the channel of the reasoning would not end.
     more = {"reasoning_effort": "none"} if family.name == "harmony" else {}
     found = []
     for speculation in SPECULATION:
-        reply = ask_chat(
-            noisy, tools=TOOLS, tool_choice=choice, parallel_tool_calls=False, max_tokens=200,
-            seed=3, messages=[{"role": "user", "content": "x"}], speculation=speculation, **more,
-        )  # fmt: skip
-        assert reply.status == 200, reply.body
-        [one] = reply.json()["choices"]
-        assert one["finish_reason"] == "tool_calls", one
-        [made] = one["message"]["tool_calls"]
-        arguments = json.loads(made["function"]["arguments"])
-        if made["function"]["name"] == "f":
-            assert choice == "required"
-            assert arguments["x"] in range(10)
-        else:
-            assert arguments["x"] in ("oak", "elm")
-        found.append((one["message"]["content"], made["function"]))
+        found.append(forced_call(noisy, choice, max_tokens=200, speculation=speculation, **more))
     assert found[0] == found[1]
 
 
@@ -96,10 +64,7 @@ def test_a_call_in_special_tokens(family, tmp_path):
     path, before = spoken(family, tmp_path)
     fields = {"tools": TOOLS, "messages": [{"role": "user", "content": "x"}], "temperature": 0,
               "max_tokens": 200}  # fmt: skip
-    with (
-        gguf_spec.load(path, "ngram", threads=1, extra_bufts=False) as llm,
-        serve_in_thread(llm) as server,
-    ):
+    with serving(path) as server:
         for speculation in SPECULATION:
             reply = ask_chat(server, **fields, speculation=speculation)
             [choice] = reply.json()["choices"]

@@ -1,6 +1,6 @@
 """The Messages API of Anthropic: `/v1/messages`."""
 
-from .face import messages_face
+from .face import MESSAGES_FACE
 from .routes import CountRoute
 
-__all__ = ["CountRoute", "messages_face"]
+__all__ = ["MESSAGES_FACE", "CountRoute"]

@@ -12,7 +12,7 @@ from ..errors import ApiError, bad, unsupported
 from ..fields import read_fields
 from ..reasoning import ReasoningFields, read_reasoning
 from ..requests import SHARED, CompletionRequest, completion_request
-from ..tools import check_name
+from ..tools import check_name, for_template, given_name
 from ..values import flag, is_count, stops, string
 from .content import read_messages, read_system
 
@@ -142,9 +142,8 @@ def _tools(data: dict[str, Any]) -> ToolUse:
     if len(set(names)) < len(names):
         raise bad("tools", "must have different names.")
     only = choice.get("name") if kind == "tool" else None
-    if kind == "tool" and (not isinstance(only, str) or only not in names):
-        fact = f"names the tool {str(only)[:100]!r}, which is not in tools."
-        raise bad("tool_choice.name", fact)
+    if kind == "tool":
+        given_name(only, names, "tool_choice.name")
     if kind == "any" and not tools:
         raise bad("tool_choice", "requires tools.")
     if kind == "none" or not tools:
@@ -168,6 +167,4 @@ def _tool(tool: Any, at: str, strict: set[str]) -> dict[str, Any]:
     schema = tool.get("input_schema")
     if not isinstance(schema, dict):
         raise bad(f"{at}.input_schema", "must be a JSON schema.")
-    schema = schema or {"type": "object", "properties": {}}
-    function = {"name": name, "description": description, "parameters": schema}
-    return {"type": "function", "function": function}
+    return for_template(name, description, schema)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...options import Speculation
 from ..errors import bad
-from ..face import Face, MakeReply
+from ..face import Face, MakeReply, ReadRequest
 from ..requests import CompletionRequest
 from ..stream_formats import JSON_LINES
 from .reply import OllamaReply, now
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 # Fields of a request that only loads a model; all others are empty.
 _OF_LOADING = {"model", "keep_alive", "stream", "options"}
-_Read = Callable[[dict[str, Any], Speculation, int | None], CompletionRequest]
 
 
 def ollama_faces() -> dict[str, Face]:
@@ -30,7 +29,7 @@ def ollama_faces() -> dict[str, Face]:
     }
 
 
-def _face(read: _Read, is_chat: bool) -> Face:
+def _face(read: ReadRequest, is_chat: bool) -> Face:
     def read_body(
         data: dict[str, Any], default: Speculation, most: int | None
     ) -> tuple[CompletionRequest, MakeReply]:

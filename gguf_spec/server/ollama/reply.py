@@ -146,8 +146,4 @@ class OllamaReply:
 
 
 def _logprobs(named: Iterable[TokenInfo]) -> list[dict[str, Any]]:
-    return [{**_shown(one), "top_logprobs": [_shown(other) for other in one.top]} for one in named]
-
-
-def _shown(one: TokenInfo) -> dict[str, Any]:
-    return {"token": one.text, "logprob": one.logprob, "bytes": list(one.piece)}
+    return [one.to_dict() for one in named]

@@ -20,7 +20,7 @@ from ..model_pool import ModelPool
 from ..model_routes import ModelRoutes
 from ..requests import parse
 from ..settings import Settings
-from ..tasks import TaskRunner
+from ..tasks import Task, TaskRunner
 from ..values import check_known, flag, string
 from .about import description_of, entry_of
 from .fields import OPTIONS, known_fields, read_options
@@ -100,7 +100,7 @@ class OllamaRoutes:
         return await self._answer(request, data, work, {"texts": "prompt"})
 
     async def _answer(
-        self, request: Request, data: dict[str, Any], work: Any, names: dict[str, str]
+        self, request: Request, data: dict[str, Any], work: Task, names: dict[str, str]
     ) -> Response:
         model = self._models.find(data.get("model"), self._settings.takes_any_model)
         return JSONResponse(await self._tasks.run(request, model, work, names))

@@ -64,7 +64,7 @@ class _TextItem:
 
     def add(self, text: str, named: Sequence[TokenInfo]) -> list[dict[str, Any]]:
         """Return the event of a new piece of text."""
-        shown = [_shown(one) | {"top_logprobs": list(map(_shown, one.top))} for one in named]
+        shown = [one.to_dict() for one in named]
         self._text += text
         self._named += shown
         return [self._event(f"{self.part_type}.delta", delta=text, **self._logprobs(shown))]
@@ -143,7 +143,3 @@ class OpenCall:
 
     def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
         return self._events.make(f"response.{kind}", output_index=self._index, **fields)
-
-
-def _shown(one: TokenInfo) -> dict[str, Any]:
-    return {"token": one.text, "logprob": one.logprob, "bytes": list(one.piece)}

@@ -12,7 +12,7 @@ from ..errors import ApiError, bad, unsupported
 from ..fields import read_fields, same
 from ..reasoning import EFFORTS, ReasoningFields, read_reasoning
 from ..requests import SHARED, CompletionRequest, completion_request
-from ..tools import check_name
+from ..tools import check_name, for_template, given_name
 from ..values import TOP_LOGPROBS_MAX, count, flag, schema, string
 from .conversation import messages_of
 from .items import Item, read_input
@@ -221,7 +221,10 @@ def _tools(data: dict[str, Any]) -> tuple[ToolUse, list[dict[str, Any]]]:
     # A single tool is forced as in the chat route: the template still lists all of them.
     only = allowed[0] if isinstance(choice, dict) and choice["type"] == "function" else None
     strict = frozenset(tool["name"] for tool in kept if tool["strict"])
-    listed = [_for_template(tool) for tool in (tools if only else kept)]
+    listed = [
+        for_template(tool["name"], tool["description"] or "", tool["parameters"] or {})
+        for tool in (tools if only else kept)
+    ]
     return ToolUse(listed, mode == "required", only, parallel and only is None, strict), tools
 
 
@@ -231,7 +234,7 @@ def _choice(choice: Any, names: list[str]) -> tuple[str, list[str]]:
         return choice, names
     kind = choice.get("type") if isinstance(choice, dict) else None
     if kind == "function":
-        return "required", [_known(choice.get("name"), names)]
+        return "required", [given_name(choice.get("name"), names, "tool_choice")]
     allowed = choice.get("tools") if kind == "allowed_tools" else None
     if (
         not isinstance(allowed, list)
@@ -245,13 +248,7 @@ def _choice(choice: Any, names: list[str]) -> tuple[str, list[str]]:
             "tool_choice",
             "unsupported_parameter",
         )
-    return choice["mode"], [_known(one.get("name"), names) for one in allowed]
-
-
-def _known(name: Any, names: list[str]) -> str:
-    if not isinstance(name, str) or name not in names:
-        raise bad("tool_choice", f"names the tool {str(name)[:100]!r}, which is not in tools.")
-    return name
+    return choice["mode"], [given_name(one.get("name"), names, "tool_choice") for one in allowed]
 
 
 def _tool(tool: Any, at: str) -> dict[str, Any]:
@@ -274,13 +271,3 @@ def _tool(tool: Any, at: str) -> dict[str, Any]:
     if not isinstance(read["strict"], (bool, type(None))):
         raise bad(f"{at}.strict", "must be true or false.")
     return read | {"strict": bool(read["strict"])}
-
-
-def _for_template(tool: dict[str, Any]) -> dict[str, Any]:
-    parameters = tool["parameters"] or {"type": "object", "properties": {}}
-    function = {
-        "name": tool["name"],
-        "description": tool["description"] or "",
-        "parameters": parameters,
-    }
-    return {"type": "function", "function": function}

@@ -48,7 +48,7 @@ class ResponseRoutes:
         if order == "desc":
             items.reverse()
         limit = query.get("limit", "20")
-        if not (limit.isascii() and limit.isdecimal() and 0 < int(limit[:9]) <= _MOST_ITEMS):
+        if limit not in map(str, range(1, _MOST_ITEMS + 1)):
             raise bad("limit", f"must be a whole number from 1 to {_MOST_ITEMS}.")
         ids = [item["id"] for item in items]
         if after := query.get("after"):

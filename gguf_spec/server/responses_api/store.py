@@ -52,6 +52,8 @@ class ResponseStore:
     def add(self, response: dict[str, Any], items: Sequence[Item]) -> None:
         """Store a response; one that is larger than the store is not kept."""
         n_bytes = len(json.dumps([response, items]))
+        if n_bytes > self._most_bytes:
+            return
         self._stored[response["id"]] = StoredResponse(response, items, n_bytes)
         self._n_bytes += n_bytes
         while len(self._stored) > self._most or self._n_bytes > self._most_bytes:
