@@ -1,6 +1,6 @@
 """Compile llama-cpp-python's wheel for this machine, with the flags that exact passes need.
 
-It is compiled once for each kind of machine, compiler and flags. The wheel is kept in the user's cache, where other clones find it.
+It is compiled once for each kind of machine, compiler and flags, for all versions of Python. The wheel is kept in the user's cache, where other clones find it.
 scripts/run, scripts/test (_setup.py) and `pip install .` (build_backend.py) take it from there.
 Only the standard library; must be importable on Python 3.8, where _setup.py names the fault. Messages go to stderr.
 """
@@ -164,8 +164,12 @@ def build_settings() -> dict:
 
 
 def wheel_key(settings: dict) -> str:
-    """Return the name of the cache's folder for the wheel that `settings` lead to."""
-    return f"{llama_version()}-{digest(llama_version(), settings)}"
+    """Return the name of the cache's folder for the wheel that `settings` lead to.
+
+    The wheel has the tag py3-none, so one serves all versions of Python.
+    """
+    system = f"{sys.platform}-{os.uname().machine}"
+    return f"{llama_version()}-{digest(llama_version(), {**settings, 'Python': system})}"
 
 
 def check_compiler(settings: dict) -> None:
