@@ -34,6 +34,8 @@ RPC_SWITCH = "GGUF_SPEC_BUILD_RPC"
 LEAN_INCLUDE = "set(LLAMA_BUILD_COMMON OFF)\n"
 # GCC takes the stores that fill AMX's tile configuration for dead ones; without these flags the first decode of a quantised model crashes.
 AMX_FIX = "-fno-tree-dse -fno-dse"
+# Variables that pip and `build` set for the build backend that they run: this one, whose folder the pip that we start would search for others.
+OUTER_BUILD = ("_PYPROJECT_HOOKS_", "PEP517_")
 # Processor minutes that compiling takes, for a first guess.
 BUILD_MINUTES = 6
 OFFLINE = re.compile(
@@ -194,7 +196,7 @@ def call(command: list, log=None, env=None, on_line=None) -> int:
         env={
             name: value
             for name, value in (env or os.environ).items()
-            if name not in ("PYTHONPATH", "PYTHONHOME")
+            if name not in ("PYTHONPATH", "PYTHONHOME") and not name.startswith(OUTER_BUILD)
         },
         start_new_session=True,
         pass_fds=_locks,

@@ -543,6 +543,22 @@ def test_the_arguments_reach_the_build(machine):
     assert "--no-cache-dir" in wheel  # pip's own cache knows nothing of flags
 
 
+def test_a_build_that_runs_ours_does_not_reach_the_compiling(llama_wheel, monkeypatch, tmp_path):
+    """pip and `build` set these; with them the pip inside looks for scikit-build-core in our folder of scripts."""
+    for name in (
+        "_PYPROJECT_HOOKS_BACKEND_PATH",
+        "_PYPROJECT_HOOKS_BUILD_BACKEND",
+        "PEP517_BACKEND_PATH",
+    ):
+        monkeypatch.setenv(name, str(ROOT / "scripts"))
+    monkeypatch.setenv("CFLAGS", "-O2")
+    with (tmp_path / "log").open("wb") as log:
+        assert llama_wheel.call(["env"], log) == 0
+    text = (tmp_path / "log").read_text()
+    assert "CFLAGS=-O2" in text
+    assert "BACKEND" not in text
+
+
 def test_every_part_changes_the_key(llama_wheel, machine, monkeypatch):
     def key():
         return llama_wheel.wheel_key(llama_wheel.build_settings())
