@@ -543,20 +543,23 @@ def test_the_arguments_reach_the_build(machine):
     assert "--no-cache-dir" in wheel  # pip's own cache knows nothing of flags
 
 
-def test_a_build_that_runs_ours_does_not_reach_the_compiling(llama_wheel, monkeypatch, tmp_path):
+def test_variables_of_an_outer_build_do_not_reach_the_compiling():
     """pip and `build` set these; with them the pip inside looks for scikit-build-core in our folder of scripts."""
-    for name in (
+    names = (
         "_PYPROJECT_HOOKS_BACKEND_PATH",
         "_PYPROJECT_HOOKS_BUILD_BACKEND",
         "PEP517_BACKEND_PATH",
-    ):
-        monkeypatch.setenv(name, str(ROOT / "scripts"))
-    monkeypatch.setenv("CFLAGS", "-O2")
-    with (tmp_path / "log").open("wb") as log:
-        assert llama_wheel.call(["env"], log) == 0
-    text = (tmp_path / "log").read_text()
-    assert "CFLAGS=-O2" in text
-    assert "BACKEND" not in text
+    )
+    done = children.run(
+        [sys.executable, "-c", "import _llama_wheel; _llama_wheel.call(['env'])"],
+        cwd=ROOT / "scripts",
+        env=os.environ | dict.fromkeys(names, "scripts") | {"CFLAGS": "-O2"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "CFLAGS=-O2" in done.stdout
+    assert "BACKEND" not in done.stdout
 
 
 def test_every_part_changes_the_key(llama_wheel, machine, monkeypatch):
