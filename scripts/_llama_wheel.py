@@ -1,6 +1,6 @@
 """Compile llama-cpp-python's wheel for this machine, with the flags that exact passes need.
 
-It is compiled once for each kind of machine, compiler and flags. The wheel is kept in the user's cache, where other clones find it.
+It is compiled once for each kind of machine, compiler and flags, for all versions of Python. The wheel is kept in the user's cache, where other clones find it.
 scripts/run, scripts/test (_setup.py) and `pip install .` (build_backend.py) take it from there.
 Only the standard library; must be importable on Python 3.8, where _setup.py names the fault. Messages go to stderr.
 """
@@ -34,6 +34,8 @@ RPC_SWITCH = "GGUF_SPEC_BUILD_RPC"
 LEAN_INCLUDE = "set(LLAMA_BUILD_COMMON OFF)\n"
 # GCC takes the stores that fill AMX's tile configuration for dead ones; without these flags the first decode of a quantised model crashes.
 AMX_FIX = "-fno-tree-dse -fno-dse"
+# Variables that pip and `build` set for the build backend that they run: this one, whose folder the pip that we start would search for others.
+OUTER_BUILD = ("_PYPROJECT_HOOKS_", "PEP517_")
 # Processor minutes that compiling takes, for a first guess.
 BUILD_MINUTES = 6
 OFFLINE = re.compile(
@@ -164,8 +166,12 @@ def build_settings() -> dict:
 
 
 def wheel_key(settings: dict) -> str:
-    """Return the name of the cache's folder for the wheel that `settings` lead to."""
-    return f"{llama_version()}-{digest(llama_version(), settings)}"
+    """Return the name of the cache's folder for the wheel that `settings` lead to.
+
+    The wheel has the tag py3-none, so one serves all versions of Python.
+    """
+    system = f"{sys.platform}-{os.uname().machine}"
+    return f"{llama_version()}-{digest(llama_version(), {**settings, 'Python': system})}"
 
 
 def check_compiler(settings: dict) -> None:
@@ -190,7 +196,7 @@ def call(command: list, log=None, env=None, on_line=None) -> int:
         env={
             name: value
             for name, value in (env or os.environ).items()
-            if name not in ("PYTHONPATH", "PYTHONHOME")
+            if name not in ("PYTHONPATH", "PYTHONHOME") and not name.startswith(OUTER_BUILD)
         },
         start_new_session=True,
         pass_fds=_locks,

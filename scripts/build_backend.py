@@ -70,9 +70,24 @@ def _compiled_llama():
         return
     os.environ[REQUIREMENT] = f"{NAME} @ {_wheel().as_uri()}"
     try:
-        yield
+        with _without_sdist_metadata():
+            yield
     finally:
         del os.environ[REQUIREMENT]
+
+
+@contextlib.contextmanager
+def _without_sdist_metadata():
+    """Hide PKG-INFO, in this block: hatchling takes the dependencies of an unpacked sdist from it and does not call metadata_hook.py."""
+    path = Path("PKG-INFO")
+    if not path.exists():
+        yield
+        return
+    hidden = path.rename("PKG-INFO.hidden")
+    try:
+        yield
+    finally:
+        hidden.rename(path)
 
 
 def _is_installed() -> bool:

@@ -92,6 +92,34 @@ def test_the_metadata_names_the_compiled_wheel(clone, step):
     assert n == N_REQUIRED
 
 
+@pytest.fixture(scope="module")
+def sdist(clone, tmp_path_factory):
+    """The sdist of `clone`, unpacked."""
+    folder = tmp_path_factory.mktemp("sdist")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(folder)]
+    children.run(command, cwd=clone, check=True, capture_output=True)
+    (file,) = folder.iterdir()
+    shutil.unpack_archive(file, folder)
+    (unpacked,) = (one for one in folder.iterdir() if one.is_dir())
+    (unpacked / "out").mkdir(exist_ok=True)
+    return unpacked
+
+
+@pytest.mark.parametrize("step", ["build_wheel", "prepare_metadata_for_build_wheel"])
+def test_an_sdist_names_the_compiled_wheel_too(sdist, step):
+    about = (sdist / "PKG-INFO").read_text(encoding="utf-8")
+    assert "Requires-Dist: llama-cpp-python\n" in about
+    llama, n = llama_in(sdist, run(sdist, step))
+    assert llama == [f"llama-cpp-python @ file://{WHEEL}"]
+    assert n == N_REQUIRED
+    assert (sdist / "PKG-INFO").read_text(encoding="utf-8") == about
+
+
+def test_the_plain_name_stays_in_an_sdist(sdist):
+    llama, n = llama_in(sdist, run(sdist, "build_wheel", GGUF_SPEC_BUILD_LLAMA="0"))
+    assert (llama, n) == (["llama-cpp-python"], N_REQUIRED)
+
+
 def test_each_step_asks_for_the_same(clone):
     """pip and uv reject a wheel whose metadata differs from what was prepared."""
     first = llama_in(clone, run(clone, "prepare_metadata_for_build_wheel"))

@@ -4,9 +4,11 @@ Nothing is compiled or downloaded here, but for the last test. The scripts are t
 `c++` are shell scripts that write down how they were called and make the files that pip would make.
 """
 
+import importlib.metadata
 import importlib.util
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -541,6 +543,25 @@ def test_the_arguments_reach_the_build(machine):
     assert "--no-cache-dir" in wheel  # pip's own cache knows nothing of flags
 
 
+def test_variables_of_an_outer_build_do_not_reach_the_compiling():
+    """pip and `build` set these; with them the pip inside looks for scikit-build-core in our folder of scripts."""
+    names = (
+        "_PYPROJECT_HOOKS_BACKEND_PATH",
+        "_PYPROJECT_HOOKS_BUILD_BACKEND",
+        "PEP517_BACKEND_PATH",
+    )
+    done = children.run(
+        [sys.executable, "-c", "import _llama_wheel; _llama_wheel.call(['env'])"],
+        cwd=ROOT / "scripts",
+        env=os.environ | dict.fromkeys(names, "scripts") | {"CFLAGS": "-O2"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "CFLAGS=-O2" in done.stdout
+    assert "BACKEND" not in done.stdout
+
+
 def test_every_part_changes_the_key(llama_wheel, machine, monkeypatch):
     def key():
         return llama_wheel.wheel_key(llama_wheel.build_settings())
@@ -564,7 +585,7 @@ def test_every_part_changes_the_key(llama_wheel, machine, monkeypatch):
         patch.setattr(llama_wheel, "cpu_features", lambda: ["avx2", "avx512f"])
         keys.append(key())
     with monkeypatch.context() as patch:
-        patch.setattr(sys.implementation, "cache_tag", "cpython-399")
+        patch.setattr(sys, "platform", "other")
         keys.append(key())
     for name in ("cc", "c++"):
         script(machine.tools / name, f"#!/bin/bash\necho '{GCC.replace('12.2.0', '13.1.0')}'\n")
@@ -573,6 +594,16 @@ def test_every_part_changes_the_key(llama_wheel, machine, monkeypatch):
     keys.append(key())
     assert len(set(keys)) == len(keys)
     assert len(keys) == 11
+
+
+def test_one_wheel_serves_all_versions_of_python(llama_wheel, machine, monkeypatch):
+    settings = llama_wheel.build_settings()
+    monkeypatch.setattr(sys.implementation, "cache_tag", "cpython-399")
+    other = llama_wheel.build_settings()
+    assert other != settings  # .venv is made again
+    assert llama_wheel.wheel_key(other) == llama_wheel.wheel_key(settings)
+    tags = importlib.metadata.distribution("llama-cpp-python").read_text("WHEEL")
+    assert re.findall(r"(?m)^Tag: (\w+)-(\w+)-", tags) == [("py3", "none")]
 
 
 def test_the_key_is_the_same_in_another_clone(llama_wheel, machine):
