@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -37,6 +37,10 @@ _WIDTHS = (2, 4, 8, 16, 65, 33, 3, 5, 6, 12, 7, 9, 10, 14, 17, 24, 32, 11, 13, 1
 # Number of first widths that are timed whatever the budget. Beyond the widest timed width costs are
 # extrapolated, and no exact pass is known.
 _NEEDED = 4
+# Number of first widths that run once before they are timed, on devices whose first pass of a width
+# is slow; and seconds after which no further width does. Such a pass may compile kernels: with
+# Vulkan on a CPU that takes 20 to 90 s. Widths that did not run are not timed.
+_WARMED, _WARM_UP_S = (6, 10.0)
 # Widths of timed draft-model passes, in tokens.
 _DRAFT_WIDTHS = (2, 4, 8, 16, 33)
 # Time of attention relative to reading the cached bytes; factors from 2 to 6 were measured.
@@ -298,9 +302,10 @@ def _time(
     """
     took: dict[int, list[float]] = {}
     if model.slow_first_pass:
-        for width in dict.fromkeys(widths):
-            model.rollback(0)
-            model.logits(repeated(generated, width), n_rows or width)
+        patience_s = max(budget_s, _WARM_UP_S)
+        ready = set(_warm_up(model, generated, [*dict.fromkeys(widths)], patience_s, n_rows))
+        steps.advance(sum(width not in ready for width in widths))
+        widths = [width for width in widths if width in ready]
     began = time.perf_counter()
     for i, width in enumerate(widths):
         if i < _NEEDED or time.perf_counter() - began < budget_s:
@@ -313,6 +318,23 @@ def _time(
                 judge(width, logits)
         steps.advance()
     return {width: _low(seconds) for width, seconds in took.items()}
+
+
+def _warm_up(
+    model: LanguageModel,
+    generated: Sequence[int],
+    widths: Sequence[int],
+    patience_s: float,
+    n_rows: int | None,
+) -> Iterator[int]:
+    """Run a pass of each width, and yield those for which there was time."""
+    began = time.perf_counter()
+    for i, width in enumerate(widths):
+        if i >= _WARMED and time.perf_counter() - began >= patience_s:
+            return
+        model.rollback(0)
+        model.logits(repeated(generated, width), n_rows or width)
+        yield width
 
 
 def _depth(

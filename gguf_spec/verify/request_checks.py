@@ -87,15 +87,15 @@ class RequestChecks:
         self._n_cases = self._n_near_ties = 0
         self._faults: list[str] = []
         self._known: dict[str, Completion] = {}
-        self.parts: tuple[Callable[[], Check], ...] = (
-            self.warm_caches,
-            self.sessions,
-            self.long_prompts,
-            self.grammars,
-            self.schemas,
-            self.logprobs,
-            self.stop_strings,
-        )
+        self.parts: dict[str, Callable[[], Check]] = {
+            "warm caches": self.warm_caches,
+            "sessions": self.sessions,
+            "long prompts": self.long_prompts,
+            "grammars": self.grammars,
+            "JSON schemas": self.schemas,
+            "log-probabilities": self.logprobs,
+            "stop strings": self.stop_strings,
+        }
 
     # ---- checks
 

@@ -144,3 +144,26 @@ def test_the_first_pass_of_a_width_is_not_timed_on_a_gpu(monkeypatch):
     profile = profiler.measure(Gpu(random_table(np.random.default_rng(0), 4)), None)
     assert profile.target[1] == pytest.approx(0.01)
     assert max(profile.target.values()) == pytest.approx(0.01)
+
+
+def test_first_passes_of_many_widths_end_after_a_while(monkeypatch):
+    """On a device that compiles kernels for 30 s a width; a thorough measurement waits for all."""
+    now, compiled = [0.0], set()
+    monkeypatch.setattr(profiler.time, "perf_counter", lambda: now[0])
+
+    class SlowGpu(FakeModel):
+        slow_first_pass = True
+
+        def logits(self, tokens, n_rows, branches=()):
+            now[0] += 0.01 if len(tokens) in compiled else 30.0
+            compiled.add(len(tokens))
+            return super().logits(tokens, n_rows, branches)
+
+    gpu = SlowGpu(random_table(np.random.default_rng(0), 4), n_ctx=128)
+    profile = profiler.measure(gpu, None)
+    widths = {1, *profiler._WIDTHS[: profiler._WARMED]}
+    assert {width for width in compiled if width > 1} == widths - {1}
+    assert {*profile.target} == widths
+    assert {*profile.noise} <= widths
+    assert max(profile.target.values()) == pytest.approx(0.01)
+    assert {*profiler.measure(gpu, None, thorough=True).target} == {1, *profiler._WIDTHS}
