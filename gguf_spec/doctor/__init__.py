@@ -124,6 +124,8 @@ def doctor(
         checks.append(registry.hub())
     if reference is not None:
         checks.append(_text(Path(reference)))
+    if any(one.name == "devices" and one.status == "fail" for one in checks):
+        features = None  # nothing can be loaded
     with contextlib.closing(PairChecks(options, draft_options, features, models_file)) as pair:
         checks += pair.examine(model, draft)
         if mmproj is not None:

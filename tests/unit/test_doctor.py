@@ -25,6 +25,7 @@ from gguf_spec.llama import kernel_choice, openmp, selftest
 from gguf_spec.llama.kernel_choice import KernelCosts
 from gguf_spec.llama.memory import needs
 from gguf_spec.llama.options import ContextOptions
+from gguf_spec.llama.placement import Placement
 from gguf_spec.registry import hub as hub_module
 from gguf_spec.speculative.profile import write_profile
 from gguf_spec.system.cache import write_json
@@ -687,6 +688,15 @@ def test_a_model_with_snapshots(files, tmp_path):
     check = found("rollback", doctor(file, None, OPTIONS))
     assert check.status == "ok"
     assert "snapshots of its state after the last 9 tokens" in check.found
+
+
+def test_nothing_is_loaded_on_a_device_that_does_not_exist(files):
+    wrong = replace(OPTIONS, placement=Placement(("Nothing7",)))
+    for given, of_draft in ((wrong, None), (OPTIONS, wrong)):
+        diagnosis = doctor(files / "one.gguf", files / "draft.gguf", given, draft_options=of_draft)
+        assert found("devices", diagnosis).status == "fail"
+        assert "Nothing7" in found("devices", diagnosis).found
+        assert "loading" not in {check.name for check in diagnosis.checks}
 
 
 def test_models_that_decode_plainly(files):
