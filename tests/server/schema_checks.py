@@ -21,4 +21,5 @@ def check(case, server):
     case.call_and_validate(
         base_url=server.url,
         checks=[not_a_server_error, status_code_conformance, response_schema_conformance],
+        timeout=120,
     )

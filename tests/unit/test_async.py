@@ -99,7 +99,7 @@ def test_the_loop_goes_on_meanwhile(llm, rounds):
             n += 1
         return n
 
-    assert run(main()) > 5
+    assert run(main()) > 2  # 1 where the generation blocks the loop; few on a busy machine
 
 
 @pytest.mark.parametrize("how", ["generate", "stream"])
