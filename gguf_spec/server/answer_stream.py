@@ -13,6 +13,7 @@ from .errors import ApiError
 from .events import ChoiceEnded, ChunkEvent, ErrorEvent, Event, Finished, Ping
 from .face import Reply
 from .jobs import Job
+from .requests import CompletionRequest
 from .stream_formats import StreamFormat
 
 
@@ -25,6 +26,7 @@ class AnswerStream(Response):
     def __init__(
         self,
         job: Job,
+        asked: CompletionRequest,
         reply: Reply,
         written: StreamFormat,
         patience: float,
@@ -35,6 +37,7 @@ class AnswerStream(Response):
 
         Args:
             job: The job whose events are sent.
+            asked: Its request.
             reply: Converts the events to response objects.
             written: Format of the stream.
             patience: Time limit in seconds for the client to accept one batch of data.
@@ -46,6 +49,7 @@ class AnswerStream(Response):
         del self.headers["content-length"]
         self._job, self._reply, self._format = job, reply, written
         self._patience, self._ping, self._close = patience, ping, close
+        self._n_open = asked.n_choices  # choices that have not ended
         self._failed = False  # whether a choice ended with an error
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
@@ -97,12 +101,14 @@ class AnswerStream(Response):
         if isinstance(one, ChoiceEnded):
             return self._last_of(one)
         if isinstance(one, Ping):
-            return self._format.ping
+            # In lines of JSON a ping is the beginning of a line, and no line follows.
+            return self._format.ping if self._n_open else b""
         if isinstance(one, Finished) and not self._failed:
             return self._bytes(self._reply.finished()) + self._format.end
         return b""
 
     def _last_of(self, one: ChoiceEnded) -> bytes:
+        self._n_open -= 1
         try:
             return self._bytes(self._reply.ended(one))
         except ApiError as refusal:

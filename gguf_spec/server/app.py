@@ -182,7 +182,13 @@ class App:
             streams = asked.stream
             return (
                 AnswerStream(
-                    job, reply, face.stream, self._settings.timeout, self._settings.ping, close
+                    job,
+                    asked,
+                    reply,
+                    face.stream,
+                    self._settings.timeout,
+                    self._settings.ping,
+                    close,
                 )
                 if streams
                 else JSONResponse(await _collect(job, reply))

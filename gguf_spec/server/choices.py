@@ -94,10 +94,9 @@ def requests_of(asked: CompletionRequest, llm: LLM) -> Iterator[ChoiceRequest]:
         options = asked.reasoning.options(llm) | {"tools": tools}
         fitting = newest_that_fit(llm, asked.prompts[0], sampling.max_tokens, **options)
         asked = replace(asked, prompts=(fitting,))
-    n_choices = asked.n * len(asked.prompts)
-    if sampling.seed is None and n_choices > 1:
+    if sampling.seed is None and asked.n_choices > 1:
         sampling = replace(sampling, seed=secrets.randbits(32))
-    for index in range(n_choices):
+    for index in range(asked.n_choices):
         prompt, i = asked.prompts[index // asked.n], index % asked.n
         if asked.suffix is not None:
             prompt = llm.tokenize_infill(prompt, asked.suffix)

@@ -83,7 +83,7 @@ class Job:
         if not (self._has_started and isinstance(asked, CompletionRequest)):
             return False
         is_over = self._failed or self.why is not None
-        return not is_over and self._n_chosen < asked.n * len(asked.prompts)
+        return not is_over and self._n_chosen < asked.n_choices
 
     @property
     def has_failed(self) -> bool:

@@ -97,6 +97,11 @@ class CompletionRequest:
     drops_oldest: bool = False
 
     @property
+    def n_choices(self) -> int:
+        """Number of choices of all prompts."""
+        return self.n * len(self.prompts)
+
+    @property
     def is_chat(self) -> bool:
         """Whether this is a chat request; its answer is then a message."""
         return self.names["prompt"] == "messages"

@@ -161,7 +161,7 @@ class _Choice:
         """Return the complete choice."""
         finish, text = finish_reason(ended.result.finish_reason, ended.why), ended.result.text
         choice: dict[str, Any] = {"index": self._index, "logprobs": self.logprobs(named)}
-        if self._asked.n > 1 or len(self._asked.prompts) > 1:
+        if self._asked.n_choices > 1:
             choice["seed"] = ended.result.seed
         if self._asked.is_chat:
             message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}

@@ -30,18 +30,19 @@ CHUNK = ChunkEvent(Chunk("b", (1,), 0, 0), ())
 ENDED = ChoiceEnded(0, Completion("b", (1,), "stop", 1, Stats()), None)
 
 
-def sent_by(ping, next_event, events=()):
+def sent_by(ping, next_event, events=(), n=1):
     """Return the bodies that a stream sends.
 
     Args:
         ping: Its interval.
         next_event: Gets the last body, and returns an event that comes then, or None.
         events: Events that are there from the start.
+        n: Number of choices.
     """
     bodies = []
 
     async def main():
-        job = Job(None, read_text({"prompt": "a"}, Speculation(), None))
+        job = Job(None, read_text({"prompt": "a", "n": n}, Speculation(), None))
 
         async def send(message):
             if message["type"] == "http.response.body" and message["body"]:
@@ -52,7 +53,7 @@ def sent_by(ping, next_event, events=()):
         for one in events:
             job.events.put_nowait(one)
         reply = ResponseBuilder(job.asked, Started("m", family_of("")))
-        stream = AnswerStream(job, reply, DATA_EVENTS, 60, ping, lambda: None)
+        stream = AnswerStream(job, job.asked, reply, DATA_EVENTS, 60, ping, lambda: None)
         await asyncio.wait_for(stream({}, None, send), 60)
 
     asyncio.run(main())
@@ -76,6 +77,17 @@ def test_no_ping_where_events_come(interval):
 
 def test_a_ping_after_the_last_event_does_not_keep_the_stream():
     assert sent_by(3600, lambda _: None, [CHUNK, ENDED, Finished(), Ping()])
+
+
+def test_no_ping_after_the_last_choice():
+    # A client of lines of JSON would read a space at the end as a line.
+    assert b"ping" not in sent_by(3600, lambda _: None, [CHUNK, ENDED, Ping(), Finished()])[-1]
+
+
+def test_pings_while_other_choices_are_open():
+    other = ChoiceEnded(1, Completion("b", (1,), "stop", 1, Stats()), None)
+    events = [CHUNK, ENDED, Ping(), other, Ping(), Finished()]
+    assert sent_by(3600, lambda _: None, events, n=2)[-1].count(b"ping") == 1
 
 
 def test_the_forms():
