@@ -37,8 +37,8 @@ _NEAR, _FAR = 32, 1024
 _TIMES = 4
 # rows of the widest verification pass
 _WIDE = 65
-# Seconds per setting. If it takes longer, another program is running, and the measurement stops.
-_PATIENCE_S = 1.5
+# Seconds per setting after which no pass is repeated, and after which the measurement fails.
+_PATIENCE_S, _MOST_S = (1.5, 6.0)
 # tokens decoded one by one as reference, in the check for exact rows
 _SINGLES = 96
 # cached tokens from which llama.cpp splits flash attention over threads: 512 cells
@@ -51,9 +51,10 @@ class AttentionCosts:
 
     Attributes:
         flash: `on` or `off`.
-        near: Tokens in a pass -> seconds of a layer after 32 cached tokens.
-        per_cached: Tokens in a pass -> extra seconds of a layer per cached token.
-        read_s: Seconds of a layer to prefill 1,024 tokens.
+        near: Tokens in a pass -> seconds of a layer after 32 cached tokens. Empty if only exact
+            rows were of interest, and these are not exact.
+        per_cached: Tokens in a pass -> extra seconds of a layer per cached token; empty as `near`.
+        read_s: Seconds of a layer to prefill 1,024 tokens; 0 if `near` is empty.
         exact: Whether rows have the same bits in passes of all widths, at all tested depths.
     """
 
@@ -62,6 +63,11 @@ class AttentionCosts:
     per_cached: Mapping[int, float]
     read_s: float
     exact: bool
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether there are times."""
+        return bool(self.near)
 
     def depth_costs(self, header: Header) -> dict[int, float]:
         """Return pass width -> seconds of all layers of a model per cached token."""
@@ -79,12 +85,14 @@ class AttentionCosts:
         Raises:
             KeyError, TypeError, ValueError: The data is invalid.
         """
-        near, per_cached = (
-            seconds_by_width(data[name], _WIDTHS) for name in ("near", "per_cached")
-        )
         read_s, flash, exact = float(data["read_s"]), data["flash"], data["exact"]
         if flash not in ("on", "off") or not isinstance(exact, bool):
             raise ValueError(data)
+        if not (exact or read_s or data["near"] or data["per_cached"]):
+            return cls(flash, {}, {}, 0.0, exact)
+        near, per_cached = (
+            seconds_by_width(data[name], _WIDTHS) for name in ("near", "per_cached")
+        )
         if not (
             all(0 < s < 1e3 for s in (*near.values(), read_s))
             and all(0 <= s < 1 for s in per_cached.values())
@@ -171,9 +179,11 @@ def choose_attention(
         if options.needs_flash_attention
         else ["off", "on"]
     )
-    found = []
+    found: list[AttentionCosts] = []
     for flash in settings:
-        costs = measured_attention(shape, replace(options, flash_attention=flash))
+        one = replace(options, flash_attention=flash)
+        has_exact = must_be_exact and any(costs.exact for costs in found)
+        costs = measured_attention(shape, one, only_if_exact=has_exact)
         if costs is None:
             return unmeasured, None
         found.append(costs)
@@ -196,11 +206,14 @@ def _time(costs: AttentionCosts, others: list[AttentionCosts]) -> float:
     return sum((own / least for own, least in zip(times(costs), fastest, strict=True)), 0.0)
 
 
-def measured_attention(shape: AttentionShape, options: ContextOptions) -> AttentionCosts | None:
+def measured_attention(
+    shape: AttentionShape, options: ContextOptions, only_if_exact: bool = False
+) -> AttentionCosts | None:
     """Return the cost of attention of this shape, from the user's cache or measured now.
 
-    A measurement takes about half a second. The result is None if it fails, and while other
-    programs use the cores; a later load measures then.
+    A measurement takes half a second to two seconds. With `only_if_exact`, one whose rows are not
+    exact is not timed. The result is None if the measurement fails, and while other programs use
+    the cores; a later load measures then.
     """
     o, threads = options, options.threads or physical_cores()
     parts = [
@@ -217,20 +230,23 @@ def measured_attention(shape: AttentionShape, options: ContextOptions) -> Attent
     file = cache_file("attention", parts)
     data = read_json(file)
     try:
-        return AttentionCosts.from_dict(data)
+        kept = AttentionCosts.from_dict(data)
     except (KeyError, TypeError, ValueError):
         pass
+    else:
+        if kept.is_timed or only_if_exact:
+            return kept
     if cores_are_shared(threads):
         return None
     try:
-        costs = _measure(shape, options)
+        costs = _measure(shape, options, only_if_exact)
     except (GgufSpecError, OSError, TimeoutError):
         return None
     write_json(file, asdict(costs))
     return costs
 
 
-def _measure(shape: AttentionShape, options: ContextOptions) -> AttentionCosts:
+def _measure(shape: AttentionShape, options: ContextOptions, only_if_exact: bool) -> AttentionCosts:
     n_ctx = _FAR + 256
     with tempfile.TemporaryDirectory(prefix="gguf-spec-") as folder:
         path = Path(folder) / "attention.gguf"
@@ -245,6 +261,8 @@ def _measure(shape: AttentionShape, options: ContextOptions) -> AttentionCosts:
         if model.slow_first_pass:
             _warm_up(model, text)
         exact = _is_exact(model, text)
+        if only_if_exact and not exact:
+            return AttentionCosts(options.flash_attention, {}, {}, 0.0, exact)
         model.rollback(_NEAR)
         near = _passes(model, text)
         started = time.perf_counter()
@@ -279,8 +297,10 @@ def _warm_up(model: Model, text: list[int]) -> None:
 def _passes(model: Model, text: list[int]) -> dict[int, float]:
     """Return the shortest time of a pass of each width, after the tokens in the cache."""
     n_past, best = model.n_past, dict.fromkeys(_WIDTHS, float("inf"))
-    for _ in range(_TIMES):
+    for i in range(_TIMES):
         for width in _WIDTHS:
+            if i and model.busy_s > _PATIENCE_S:
+                return best
             started = time.perf_counter()
             model.logits(text[n_past : n_past + width], 1)
             best[width] = min(best[width], time.perf_counter() - started)
@@ -290,7 +310,7 @@ def _passes(model: Model, text: list[int]) -> dict[int, float]:
 
 
 def _check_patience(model: Model) -> None:
-    if model.busy_s > _PATIENCE_S:
+    if model.busy_s > _MOST_S:
         raise TimeoutError
 
 

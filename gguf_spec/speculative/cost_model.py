@@ -110,7 +110,12 @@ class CostModel:
     """
 
     def __init__(
-        self, measured: Mapping[int, float], depth: Mapping[int, float], n_most: int, pace: Pace
+        self,
+        measured: Mapping[int, float],
+        depth: Mapping[int, float],
+        n_most: int,
+        pace: Pace,
+        guesses_depth: bool = False,
     ) -> None:
         """Make the table from a measurement.
 
@@ -120,6 +125,8 @@ class CostModel:
             n_most: Widest pass of the table, in tokens. Wider passes read prompts and have one cost
                 per row.
             pace: Machine speed.
+            guesses_depth: `depth` is an estimate: what a pass shows holds for all widths that no
+                pass corrected.
         """
         measured = repaired(measured)
         self.base = [0.0, *(interpolate(measured, n) for n in range(1, n_most + 1))]
@@ -131,6 +138,9 @@ class CostModel:
         self._wide_depth = self.depth[-1] / n_most
         # Widths known from a measurement or from use; other widths are interpolated.
         self._anchors = {n for n in measured if n <= n_most}
+        # Widths of an estimated depth cost that passes corrected, the length of the table for all
+        # wider passes; None if the depth cost was measured.
+        self._corrected_depth: set[int] | None = set() if guesses_depth else None
         self._n_passes = [0] * (n_most + 1)
         # Upper bound of each entry, derived from other entries; finite only for entries that were
         # never used.
@@ -291,6 +301,8 @@ class CostModel:
         before = self._depth_of(n)
         if before > 0:
             self._shift(self.depth, n, math.log(depth / before))
+            if self._corrected_depth is not None:
+                self._corrected_depth.add(min(n, len(self.depth)))
         elif depth > 0:
             self.depth = [depth * width / n for width in range(len(self.depth))]
             self._wide_depth = depth / n
@@ -301,14 +313,17 @@ class CostModel:
         The exponent falls linearly to 0 at the next known width on each side. Beyond the last known
         width it stays the same.
         """
+        anchors = self._anchors
+        if entries is self.depth and self._corrected_depth is not None:
+            anchors = self._corrected_depth
         if n >= len(self.base):
             if entries is self.base:
                 self._wide_row_s *= math.exp(size)
             else:
                 self._wide_depth *= math.exp(size)
             return
-        below = max((width for width in self._anchors if width < n), default=0)
-        above = min((width for width in self._anchors if width > n), default=0)
+        below = max((width for width in anchors if width < n), default=0)
+        above = min((width for width in anchors if width > n), default=0)
         for width in range(below + 1, above or len(entries)):
             distance = (
                 (n - width) / (n - below)

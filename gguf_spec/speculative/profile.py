@@ -29,7 +29,7 @@ from .drafters import (
 from .pair_statistics import PairStatistics, expectations
 
 # Version of the stored files; files of another version are ignored.
-VERSION = 8
+VERSION = 9
 # Smallest speed-up that counts as one.
 WORTH_SAYING = 1.05
 # Shift of the acceptance rate of text proposals if the target is sampled, in log odds. Sampled
@@ -64,6 +64,7 @@ class Profile:
         steady: No other program appeared to run during the measurement.
         measured_at: Time of the measurement, in seconds since 1970.
         restores: A rollback restores the state of recurrent layers; True without such layers.
+        guesses_depth: For target and draft model: the depth cost is an estimate.
     """
 
     target: dict[int, float]
@@ -80,6 +81,7 @@ class Profile:
     steady: bool = True
     measured_at: float = 0.0
     restores: bool = True
+    guesses_depth: tuple[bool, bool] = (False, False)
 
     def widest(self, exact: bool) -> int:
         """Return the largest number of rows of a verify pass.
@@ -175,8 +177,11 @@ class Profile:
         `drawn` is for acceptance rules that need the draft's distribution.
         """
         pace = Pace()
-        target = CostModel(self.target, self.target_depth, K_MAX + 1, pace)
-        draft = CostModel(self.draft, self.draft_depth, K_MAX + 1, pace) if self.draft else None
+        n, (guess, draft_guess) = K_MAX + 1, self.guesses_depth
+        target = CostModel(self.target, self.target_depth, n, pace, guess)
+        draft = (
+            CostModel(self.draft, self.draft_depth, n, pace, draft_guess) if self.draft else None
+        )
         texts = {one.name: list(one.priors) for one in (NgramDrafter, RetryDrafter)}
         sampled = texts | {
             NgramDrafter.name: [shifted(prior, _SAMPLED_SHIFT) for prior in NgramDrafter.priors]
@@ -234,6 +239,9 @@ class Profile:
             and isinstance(data["restores"], bool)
         ):
             raise ValueError(data)
+        guess, draft_guess = data["guesses_depth"]
+        if not (isinstance(guess, bool) and isinstance(draft_guess, bool)):
+            raise ValueError(data)
         if not all(0 <= number < 1e12 for number in numbers.values()) or any(
             noise > _MOST_NOISE for noise in tables["noise"].values()
         ):
@@ -253,6 +261,7 @@ class Profile:
             data["steady"],
             numbers["measured_at"],
             data["restores"],
+            (guess, draft_guess),
         )
 
 

@@ -43,8 +43,10 @@ _NEEDED = 4
 _WARMED, _WARM_UP_S = (6, 10.0)
 # Widths of timed draft-model passes, in tokens.
 _DRAFT_WIDTHS = (2, 4, 8, 16, 33)
-# Time of attention relative to reading the cached bytes; factors from 2 to 6 were measured.
-_MORE_THAN_MEMORY = 4.0
+# Time of attention relative to reading the cached bytes as fast as the weights, by pass width:
+# factors of 0.7 to 2 were measured for one token, and 3 to 5 times as many for 8. Rather too small
+# than too large: a width that seems too dear is not used, and an error of it is not noticed.
+_MORE_THAN_MEMORY = {1: 1.2, 8: 4.8}
 # Number of passes over one token, budget permitting.
 _N_SINGLES = 64
 # Passes over one token that ignore the budget; seconds after which even those end; passes that are
@@ -93,7 +95,10 @@ def profile_of(
     if kept and kept.kernels != kernels_in_use():
         kept = None
     if kept and kept.steady and 0 <= now - kept.measured_at < _OLD_S:
-        return kept
+        known = _with_depth(kept, target, draft)
+        if known != kept:
+            write_profile(target, draft, known)
+        return known
     if on_measure:
         on_measure()
     view = draft and in_target_ids(draft, target, translation)
@@ -108,6 +113,16 @@ def profile_of(
         profile = replace(kept, measured_at=now)
     write_profile(target, draft, profile)
     return profile
+
+
+def _with_depth(kept: Profile, target: Model, draft: Model | Head | None) -> Profile:
+    """Return a profile with the known depth costs in place of estimates."""
+    guess, draft_guess = kept.guesses_depth
+    if guess and target.depth_costs:
+        kept, guess = replace(kept, target_depth=dict(target.depth_costs)), False
+    if draft_guess and draft and draft.depth_costs:
+        kept, draft_guess = replace(kept, draft_depth=dict(draft.depth_costs)), False
+    return replace(kept, guesses_depth=(guess, draft_guess))
 
 
 def measure(
@@ -154,13 +169,9 @@ def measure(
     noise = rows.noise if target.exact_attention else rows.with_deep_noise()
     target_s = _with_copies(target, target_s, generated.tokens)
     restores = restores_states(target, generated.tokens, rows.noise)
-    target_depth = _depth(target, generated.tokens, generated.single_s, thorough, steps)
-    right, draft_s, draft_depth, proposal_s = (
-        [(0.0, 0.0)] * N_CONFIDENCE_BUCKETS,
-        dict[int, float](),
-        dict[int, float](),
-        0.0,
-    )
+    target_depth, guess = _depth(target, generated.tokens, generated.single_s, thorough, steps)
+    right, proposal_s = [(0.0, 0.0)] * N_CONFIDENCE_BUCKETS, 0.0
+    draft_s, draft_depth, draft_guess = dict[int, float](), dict[int, float](), False
     if draft:
         if needs_rows(draft):  # of the text on which it is judged and timed
             n = min(max(*_DRAFT_WIDTHS, len(generated.tokens)), target.n_ctx - 1)
@@ -170,7 +181,7 @@ def measure(
         text = [min(token, draft.n_vocab - 1) for token in generated.tokens]
         draft_s[1] = _generate(draft, n_draft, half_s / 4, steps).single_s
         draft_s |= _time(draft, text, draft_passes, half_s / 4, steps, n_rows=1)
-        draft_depth = _depth(draft, text, draft_s[1], thorough, steps)
+        draft_depth, draft_guess = _depth(draft, text, draft_s[1], thorough, steps)
         draft.rollback(0)
     target.rollback(0)
     return Profile(
@@ -187,6 +198,7 @@ def measure(
         kernels_in_use(),
         generated.steady,
         restores=restores,
+        guesses_depth=(guess, draft_guess),
     )
 
 
@@ -339,18 +351,20 @@ def _warm_up(
 
 def _depth(
     model: LanguageModel, generated: Sequence[int], single_s: float, thorough: bool, steps: _Steps
-) -> dict[int, float]:
-    """Return the depth cost of some widths: extra seconds of a pass for each cached token.
+) -> tuple[dict[int, float], bool]:
+    """Return the depth cost of some widths, and whether it is an estimate.
 
-    A thorough measurement times it. Otherwise it is a known value of the model or an estimate. The
-    estimate: a pass over one token reads all weights and the cache of all tokens before it, and
-    attention takes longer than reading.
+    The depth cost is the extra seconds of a pass for each cached token. A thorough measurement
+    times it. Otherwise it is a known value of the model or an estimate. The estimate: a pass over
+    one token reads all weights and the cache of all tokens before it.
     """
     deep = min(_DEEP, model.n_ctx - max(_DEEP_WIDTHS) - 1)
     if not thorough or deep < _DEEP_ENOUGH:
         steps.advance(_DEEP_PARTS * (1 + len(_DEEP_WIDTHS)))
-        slope = _MORE_THAN_MEMORY * single_s * model.cached_bytes / max(1, model.weight_bytes)
-        return dict(model.depth_costs) or {1: slope, 8: 8 * slope}
+        if model.depth_costs:
+            return dict(model.depth_costs), False
+        reading_s = single_s * model.cached_bytes / max(1, model.weight_bytes)
+        return {width: more * reading_s for width, more in _MORE_THAN_MEMORY.items()}, True
     text = repeated(generated, deep + max(_DEEP_WIDTHS))
     near = _time(model, generated, _DEEP_WIDTHS * _DEEP_PARTS, np.inf, _Steps(None, 0), n_rows=1)
     model.rollback(0)
@@ -365,7 +379,7 @@ def _depth(
             far.setdefault(width, []).append(time.perf_counter() - started)
             return_to(model, text, deep)
             steps.advance()
-    return {width: max(0.0, _low(far[width]) - near[width]) / deep for width in _DEEP_WIDTHS}
+    return {width: max(0.0, _low(far[width]) - near[width]) / deep for width in _DEEP_WIDTHS}, False
 
 
 def _ask(draft: LanguageModel, generated: Sequence[int]) -> tuple[list[tuple[float, float]], float]:

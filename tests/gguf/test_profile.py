@@ -110,6 +110,8 @@ def test_nonsense_is_no_profile():
         {"target_depth": {1: -1.0}},
         {"draft_depth": {1: float("inf")}},
         {"exact_width": 0},
+        {"guesses_depth": [False]},
+        {"guesses_depth": [0, 1]},
         {"token_s": float("nan")},
         {"noise": {2: -0.1}},
         {"right": [[2.0, 1.0]] * len(profile.right)},

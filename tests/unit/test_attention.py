@@ -3,6 +3,7 @@
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -32,7 +33,9 @@ def costs(monkeypatch):
     """What is measured, by flash attention; None fails."""
     given = {"off": OFF, "on": ON}
     monkeypatch.setattr(
-        attention, "measured_attention", lambda shape, options: given[options.flash_attention]
+        attention,
+        "measured_attention",
+        lambda shape, options, only_if_exact: given[options.flash_attention],
     )
     monkeypatch.setattr(attention, "uses_gpu", lambda _: False)
     return given
@@ -88,10 +91,70 @@ def test_the_shape_comes_from_the_header(of, shape):
     assert attention_shape(header(**of)) == shape
 
 
+@pytest.fixture
+def probe(monkeypatch, tmp_path):
+    """Calls of a measurement that finds exact rows with flash attention off only: the pass widths timed with each setting."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(attention, "cores_are_shared", lambda _: False)
+    calls = []
+
+    class Probe:
+        slow_first_pass, reads_at_once, pass_s = False, 512, 0.001
+
+        def __init__(self, path, options):
+            self.flash, self.n_past, self.busy_s = options.flash_attention, 0, 0.0
+            calls.append((self.flash, []))
+
+        def logits(self, tokens, n_rows):
+            self.busy_s += self.pass_s
+            self.n_past += len(tokens)
+            calls[-1][1].append(len(tokens))
+            return []
+
+        def read(self, tokens):
+            self.n_past += len(tokens)
+
+        def rollback(self, n_past):
+            self.n_past = n_past
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(attention, "Model", Probe)
+    monkeypatch.setattr(attention, "_is_exact", lambda model, _: model.flash == "off")
+    return SimpleNamespace(calls=calls, model=Probe)
+
+
+def test_a_setting_that_is_not_exact_is_timed_only_where_that_does_not_matter(probe):
+    for _ in range(2):
+        flash, costs = choose_attention(header(), ContextOptions(), must_be_exact=True)
+        assert (flash, costs.is_timed) == ("off", True)
+    assert [(flash, bool(widths)) for flash, widths in probe.calls] == [
+        ("off", True),
+        ("on", False),
+    ]
+    choose_attention(header(), ContextOptions(), must_be_exact=False)
+    assert [(flash, bool(widths)) for flash, widths in probe.calls[2:]] == [("on", True)]
+    choose_attention(header(), ContextOptions(), must_be_exact=False)
+    assert len(probe.calls) == 3, "all of it is kept"
+
+
+def test_a_slow_machine_makes_each_pass_once_and_one_that_hangs_none(probe):
+    probe.model.pass_s = 0.2
+    costs = choose_attention(header(), ContextOptions(), must_be_exact=True)[1]
+    assert set(costs.per_cached) == set(WIDTHS)
+    assert probe.calls[0][1] == [*WIDTHS, *WIDTHS[:3], *WIDTHS]
+    probe.model.pass_s = 3.0
+    other = header(**{"attention.head_count": 8})
+    assert choose_attention(other, ContextOptions(), must_be_exact=True) == ("off", None)
+
+
 def test_what_is_kept_comes_back_and_nonsense_does_not():
     kept = json.loads(json.dumps(asdict(OFF)))
     assert AttentionCosts.from_dict(kept) == OFF
     assert OFF.depth_costs(header()) == dict.fromkeys(WIDTHS, pytest.approx(1e-6))
+    untimed = replace(ON, near={}, per_cached={}, read_s=0.0)
+    assert AttentionCosts.from_dict(json.loads(json.dumps(asdict(untimed)))) == untimed
     negative = dict.fromkeys(map(str, WIDTHS), -1.0)
     spoilts = (
         {"near": {}},

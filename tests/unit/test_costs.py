@@ -96,6 +96,40 @@ def test_a_slope_that_was_measured_wrong_is_corrected():
     assert costs.depth[8] > 8 * 0.012
 
 
+@pytest.mark.parametrize("factor", [0.1, 8.0])
+def test_single_tokens_correct_an_estimated_depth_cost_of_all_widths(factor):
+    """Once a width seemed too dear behind 1,000 tokens, it was not used, so the estimate was never corrected."""
+    base, depth = {1: 0.1, 2: 0.15, 4: 0.17, 8: 0.25}, {1: 1e-5, 8: 5e-5}
+    true = CostModel(base, depth, 33, Pace())
+    guess = {n: factor * s for n, s in depth.items()}
+    costs = after(
+        20,
+        CostModel(base, guess, 33, Pace(), guesses_depth=True),
+        lambda n: true.seconds(n, 4000),
+        widths=(1,),
+        n_past=4000,
+    )
+    for n in (1, 2, 4, 8, 20, 33):
+        assert costs.seconds(n, 4000) == pytest.approx(true.seconds(n, 4000), rel=0.15)
+    measured = after(
+        20,
+        CostModel(base, guess, 33, Pace()),
+        lambda n: true.seconds(n, 4000),
+        widths=(1,),
+        n_past=4000,
+    )
+    assert measured.depth[8] == pytest.approx(guess[8], rel=0.05), "another width says nothing"
+
+
+def test_a_corrected_width_of_an_estimated_depth_cost_stays():
+    costs = CostModel({1: 1.0, 8: 2.0}, {1: 1e-3, 8: 4e-3}, 33, Pace(), guesses_depth=True)
+    for n, seconds in ((100, 60.0), (8, 30.0), (1, 3.0)):
+        for _ in range(40):
+            costs.learn(n, 1000, seconds)
+    for n, seconds in ((100, 60.0), (8, 30.0), (1, 3.0)):
+        assert costs.seconds(n, 1000) == pytest.approx(seconds, rel=0.2)
+
+
 def test_one_pass_that_was_held_up_hardly_counts():
     costs = CostModel(STAIRS, {}, 33, Pace())
     costs.learn(4, 0, 87.0 * 1000)
@@ -138,10 +172,13 @@ def test_a_clock_that_did_not_move_is_no_error():
 
 
 @given(
-    st.lists(st.tuples(st.integers(1, 33), st.integers(0, 4000), st.floats(1e-6, 1e3)), max_size=60)
+    st.lists(
+        st.tuples(st.integers(1, 40), st.integers(0, 4000), st.floats(1e-6, 1e3)), max_size=60
+    ),
+    st.booleans(),
 )
-def test_whatever_passes_take_costs_stay_numbers_above_0(passes):
-    costs = CostModel({1: 0.02, 33: 0.1}, {1: 1e-6}, 33, Pace())
+def test_whatever_passes_take_costs_stay_numbers_above_0(passes, guesses_depth):
+    costs = CostModel({1: 0.02, 33: 0.1}, {1: 1e-6}, 33, Pace(), guesses_depth)
     for n, n_past, seconds in passes:
         costs.learn(n, n_past, seconds)
     assert all(0 < costs.seconds(n, 100) < math.inf for n in range(1, 40))

@@ -13,7 +13,7 @@ from gguf_spec.speculative.profiler import plausible, profile_of
 from tests.fakes import FakeModel, random_table
 
 NOW = 1.8e9
-TARGET = SimpleNamespace(threads=2)
+TARGET = SimpleNamespace(threads=2, depth_costs={})
 GOOD = replace(DEFAULT_PROFILE, kernels="tiled", steady=True, measured_at=NOW - 100, seconds=1.0)
 FRESH = replace(GOOD, seconds=2.0)
 
@@ -42,6 +42,20 @@ def store(monkeypatch):
 
 def test_a_good_profile_is_not_measured_again(store):
     assert profile_of(TARGET, None) == GOOD
+    assert store.n == 0
+
+
+def test_known_depth_costs_replace_estimates(store):
+    """Attention may be measured later than the pair: it is not beside another program."""
+    draft = SimpleNamespace(depth_costs={1: 3e-6})
+    target = SimpleNamespace(threads=2, depth_costs={1: 1e-5, 8: 5e-5})
+    estimate = replace(GOOD, target_depth={1: 1e-4}, draft_depth={1: 2e-4})
+    store.kept = estimate
+    assert profile_of(target, draft) == estimate, "a measurement stays"
+    store.kept = replace(estimate, guesses_depth=(True, True))
+    assert profile_of(TARGET, None) == store.kept, "nothing else is known"
+    wanted = replace(GOOD, target_depth={1: 1e-5, 8: 5e-5}, draft_depth={1: 3e-6})
+    assert profile_of(target, draft) == wanted == store.kept
     assert store.n == 0
 
 
