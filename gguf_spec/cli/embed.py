@@ -14,7 +14,7 @@ from .command import Command
 from .completion import model_names
 from .error_text import in_command
 from .missing_models import offer_download
-from .options import read_text
+from .options import loading_option, read_text
 from .parameters import AdapterFile, ModelName
 from .progress import LoadBar
 from .shared_options import (
@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     help="Flash attention. auto uses it for long texts, to save memory.",
 )
 @gpu_layers_option
+@loading_option("device")
 @click.option(
     "--lora",
     type=AdapterFile(),
@@ -130,6 +131,7 @@ def _load(options: dict[str, Any]) -> LLM:
                 threads=options["threads"],
                 flash_attention=options["flash_attention"],
                 gpu_layers=options["gpu_layers"],
+                device=options["device"],
                 lora=options["lora"],
                 verbose=options["verbose"] > 0,
                 progress=bar,

@@ -101,7 +101,7 @@ def model_options(
             "--draft-gpu-layers", type=Layers(),
             help="The same for the draft model.  [default: as the target]",
         ),
-        *(_loading_option(name) for name in LOADING),
+        *(loading_option(name) for name in LOADING),
         click.option(
             "--mmproj", type=click.Path(path_type=Path), metavar="FILE",
             help="Projector of a vision model, for prompts with images.",
@@ -128,7 +128,7 @@ def model_options(
     return command
 
 
-def _loading_option(name: str) -> Callable[[F], F]:
+def loading_option(name: str) -> Callable[[F], F]:
     """Return the decorator that adds an option of the table `LOADING`."""
     rule = LOADING[name]
     how: dict[str, Any] = {"type": _TYPES.get(rule.type)}

@@ -19,7 +19,7 @@ def test_texts_of_arguments_files_and_the_pipe(cli, bert, tmp_path):
     lines.write_text("the cat\n\n moon \n")
     with gguf_spec.load(bert, threads=1, extra_bufts=False) as llm:
         vectors = llm.embed(["sun", "the cat", " moon "])
-    one = cli("embed", "-m", bert, "--threads", "1", "sun", "-f", lines)
+    one = cli("embed", "-m", bert, "--threads", "1", "--device", "none", "sun", "-f", lines)
     assert (one.returncode, one.stderr) == (0, b"")
     made = [json.loads(line) for line in one.stdout.splitlines()]
     np.testing.assert_allclose(made, vectors, atol=2e-4)
@@ -34,6 +34,7 @@ def test_errors(cli, bert):
         (("-m", bert), b"\n \n", b"all lines are empty"),
         (("-m", bert, "sun " * 70), b"", b"the text 0 has"),
         (("-m", bert, "--pooling", "max", "a"), b"", b"max"),
+        (("-m", bert, "--device", "CUDA7", "a"), b"", b"--device is 'CUDA7'"),
         (("-m", bert, "--pooling", "rank", "a"), b"", b"no classification head"),
         (("a",), b"", b"sunken"),
     ):
