@@ -169,7 +169,9 @@ def test_a_client_that_takes_nothing_for_too_long_is_left():
             job.events.put_nowait(ChunkEvent(Chunk(text, (1,), 0, 0), ()))
             await asyncio.sleep(0)
         reply = ResponseBuilder(job.asked, Started("m", "llama"))
-        stream = AnswerStream(job, reply, DATA_EVENTS, 0.1, 0, lambda: closed.append(True))
+        stream = AnswerStream(
+            job, job.asked, reply, DATA_EVENTS, 0.1, 0, lambda: closed.append(True)
+        )
         await asyncio.wait_for(stream({}, None, send), 10)
 
     asyncio.run(main())
