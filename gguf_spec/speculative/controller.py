@@ -2,9 +2,10 @@
 
 A draft length of 0 is plain decoding. The decisions are pure functions of
 `speculative.draft_length` and `speculative.tree`; `speculative.draft_model_use` decides on the
-draft model, `speculative.exploration` on rounds that measure. This module has the drafters, the
-clock and the statistics that they use. Under the rule `coupled` no decision changes the text. Under
-`rejection` and `block` a drawn token is always checked, so its value does not affect the decision.
+draft model, `speculative.exploration` on rounds that measure, `speculative.search_budget` on rounds
+that do not look for drafts. This module has the drafters, the clock and the statistics that they
+use. Under the rule `coupled` no decision changes the text. Under `rejection` and `block` a drawn
+token is always checked, so its value does not affect the decision.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from .exploration import Exploration
 from .interfaces import LanguageModel
 from .pair_statistics import SECOND, Forecast, PairStatistics
 from .round_state import RoundState, Step
+from .search_budget import SearchBudget
 from .tree import Tree, TreeDraft
 
 # Share of the generation time for probes of an unused draft model and for passes of untried widths.
@@ -84,10 +86,12 @@ class DraftController(DraftTeam):
             if model and known.draft
             else None
         )
-        self._exploration = Exploration(known)
+        self._exploration, self._budget = Exploration(known), SearchBudget()
         # State of the target before it read the prompt: cached tokens, and busy time in seconds.
         self._kept_at, self._kept_busy_s = 0, target.busy_s
         self._round = RoundState(0, 0, Prices(1.0, [0.0]), Prices(1.0, [0.0]))
+        # Mean acceptance rate of the draft model; None if it has to be computed again.
+        self._mean_chance: float | None = None
 
     @property
     def model_use(self) -> DraftModelUse | None:
@@ -108,8 +112,10 @@ class DraftController(DraftTeam):
             )
         if not self.model_use:
             return "there is no draft model, and no repetition of the text was worth drafting"
+        if self._mean_chance is None:
+            self._mean_chance = self.model_use.mean_chance()
         return (
-            f"{self.model_use.mean_chance():.0%} of the draft tokens are expected to be accepted, "
+            f"{self._mean_chance:.0%} of the draft tokens are expected to be accepted, "
             "too few for a gain (see `gguf-spec tune`)"
         )
 
@@ -149,23 +155,25 @@ class DraftController(DraftTeam):
         if self.tree:
             k = self.tree.most_drafted(k, pending)
         k = max(0, min(k, self.widest - pending))
-        one = self._round = self._begin_round(len(tokens), k)
-        use = self.model_use
-        if use and not self.fixed:
-            self.attempt(use.model, use.probe, tokens, one.prices.rate)
-        alone = self.company.target.is_alone
-        if k and (self.fixed or not alone or not self._exploration.is_plain_due(one.prices)):
-            self._propose(tokens, k)
-        one.n_kept = len(one.steps) if self.fixed else self._length()
-        draft = self._draft(k)
-        one.n_checked = draft.n_drafted
-        one.returned_s, one.busy_s = time.perf_counter(), self.target.busy_s
+        if not k or self.fixed:
+            return self._search(tokens, k)
+        self._round = self._plain_round(len(tokens))
+        if not self._budget.allows(self.known.per_search.seconds, self._round.plain_s):
+            return Draft([], [])
+        started_s, model_busy_s = time.perf_counter(), self._model_busy_s()
+        draft, one = self._search(tokens, k), self._round
+        if self.company.target.is_alone and self._model_busy_s() == model_busy_s:
+            self.known.per_search.learn(one.returned_s - started_s)
+        one.search_s = self.known.per_search.seconds
+        self._budget.charge(one.search_s, one.gain_s)
         return draft
 
     def learn(self, tokens: Sequence[int], rows: Logits) -> None:
         """Update costs and acceptance rates from the emitted tokens and the time of the pass."""
         one = self._round
         self._count(len(tokens))
+        if one.is_skipped:
+            return
         if self.company.target.is_alone:
             passed_s = self.target.busy_s - one.busy_s
             self.known.target.learn(one.n_rows, one.n_past, passed_s)
@@ -181,10 +189,37 @@ class DraftController(DraftTeam):
 
     def rollback(self, to: int) -> None:
         """Remove from the draft model's cache all tokens after the first `to`."""
-        if self.model:
+        # A round that did not look for a draft left the draft model as it was.
+        if self.model and not self._round.is_skipped:
             self.attempt(self.model, self.model.rollback, to)
 
     # ---- rounds
+
+    def _model_busy_s(self) -> float:
+        return self.model.busy_s if self.model else 0.0
+
+    def _plain_round(self, start: int) -> RoundState:
+        """Return a new round that does not look for a draft."""
+        n_past, target = self.target.n_past, self.known.target
+        pass_s = self.company.target.seconds(target, start - n_past, n_past)
+        prices = Prices(1.0, [pass_s], self.known.per_token.seconds)
+        return RoundState(start, n_past, prices, prices, is_skipped=True)
+
+    def _search(self, tokens: Sequence[int], k: int) -> Draft:
+        """Begin a round and return its draft."""
+        self._mean_chance = None
+        one = self._round = self._begin_round(len(tokens), k)
+        use = self.model_use
+        if use and not self.fixed:
+            self.attempt(use.model, use.probe, tokens, one.prices.rate)
+        alone = self.company.target.is_alone
+        if k and (self.fixed or not alone or not self._exploration.is_plain_due(one.prices)):
+            self._propose(tokens, k)
+        one.n_kept = len(one.steps) if self.fixed else self._length()
+        draft = self._draft(k)
+        one.n_checked = draft.n_drafted
+        one.returned_s, one.busy_s = time.perf_counter(), self.target.busy_s
+        return draft
 
     def _begin_round(self, start: int, k: int) -> RoundState:
         """Return a new round with its expected and optimistic costs."""
@@ -298,7 +333,8 @@ class DraftController(DraftTeam):
         """
         one = self._round
         python_s = self.known.per_token.seconds
-        seconds = one.draft_s + one.prices.pass_s[one.n_checked] + n_tokens * python_s
+        passed_s = one.prices.pass_s[one.n_checked]
+        seconds = one.search_s + one.draft_s + passed_s + n_tokens * python_s
         self.known.round_is_done(n_tokens, seconds)
         self._tokens = _RATE_MEMORY * self._tokens + one.expected
         self._seconds = _RATE_MEMORY * self._seconds + seconds

@@ -158,7 +158,15 @@ class CostModel:
 
     def passes_s(self, first: int, n: int, n_past: int) -> list[float]:
         """Return the seconds of passes over `first`, `first` + 1, ... tokens, `n` values."""
-        return [self.seconds(width, n_past) for width in range(first, first + n)]
+        # In one go: this is the costliest part of a decision.
+        f, stop = self._pace.factor, first + n
+        table = zip(
+            self.base[first:stop], self._caps[first:stop], self.depth[first:stop], strict=True
+        )
+        seconds = [f * ((b if b < cap else cap) + d * n_past) for b, cap, d in table]
+        return seconds + [
+            self.seconds(width, n_past) for width in range(first + len(seconds), stop)
+        ]
 
     def hopeful_s(self, first: int, n: int, n_past: int) -> list[float]:
         """Return the values of `passes_s` with the lowest plausible cost of unconfirmed widths.

@@ -233,7 +233,7 @@ class DraftModelUse:
         The other requests count as drafting too: each of them decides by the same rule.
         """
         company, n = self._company.target, max(1, min(K_MAX + 1, self.widest))
-        passes_s = [company.seconds(self.known.target, width, n_past) for width in range(1, n + 1)]
+        passes_s = company.passes_s(self.known.target, 1, n, n_past)
         return token_seconds(
             chance, passes_s, self._propose_s(1, n_draft_past), self.known.per_token.seconds
         )
@@ -256,7 +256,7 @@ class DraftModelUse:
         if pending < _PROBE:
             return
         n_read = min(pending if pending < 4 * _PROBE else 2 * _PROBE, len(tokens) - 1)
-        if self.known.spare_s < self._least_probe_s(n_read, len(tokens), rate):
+        if self.known.spare_s < self._probe_s(n_read) or not self._can_help(len(tokens), rate):
             return
         n_past, busy_s = self.model.n_cached, self.model.busy_s
         for kind, right in self.model.review(tokens, n_read, _PROBE):
@@ -273,12 +273,11 @@ class DraftModelUse:
         self.known.spare_s -= self.model.busy_s - busy_s + _PROBE * self.known.per_proposal.seconds
         self._since_used = 0
 
-    def _least_probe_s(self, n_read: int, n_tokens: int, rate: float) -> float:
-        """Return the spare time that a probe needs, in seconds.
+    def _probe_s(self, n_read: int) -> float:
+        """Return the spare time that a probe over `n_read` tokens needs, in seconds."""
+        python_s = _PROBE * self.known.per_proposal.seconds
+        return self.costs.seconds(n_read, self.model.n_cached) + python_s
 
-        It is infinite if even a good draft model would not help.
-        """
-        n_past = self.model.n_cached
-        if self._token_s(_GOOD, n_tokens, n_past) > 1 / rate:
-            return float("inf")
-        return self.costs.seconds(n_read, n_past) + _PROBE * self.known.per_proposal.seconds
+    def _can_help(self, n_tokens: int, rate: float) -> bool:
+        """Return whether a good draft model would be faster than the reachable throughput."""
+        return self._token_s(_GOOD, n_tokens, self.model.n_cached) <= 1 / rate

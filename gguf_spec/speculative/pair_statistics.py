@@ -28,6 +28,7 @@ class PairStatistics:
         answer: Usual length of an answer, in tokens.
         per_token: Python's time for each emitted token.
         per_proposal: Python's time for each token that the draft model proposes.
+        per_search: Python's time for each round that looks for a draft.
         confidences: Number of proposals of the draft model in each confidence bucket.
         spare_s: Seconds available for probes of an unused draft model and for passes of untried
             widths.
@@ -40,6 +41,7 @@ class PairStatistics:
     answer: float = 128.0
     per_token: Overhead = field(default_factory=Overhead)
     per_proposal: Overhead = field(default_factory=Overhead)
+    per_search: Overhead = field(default_factory=Overhead)
     confidences: list[float] = field(default_factory=lambda: [1.0] * N_CONFIDENCE_BUCKETS)
     spare_s: float = 0.0
     n_emitted: int = 0

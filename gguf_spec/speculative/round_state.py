@@ -36,9 +36,11 @@ class RoundState:
             that explores.
         steps: The draft tokens.
         draft_s: Predicted seconds of drafting.
+        search_s: Python's seconds to look for a draft; 0 if the round did not.
         n_kept: Number of draft tokens that are checked.
         n_checked: Number of rows that are checked beside those of the pending tokens.
         from_branches: Expected number of tokens from branches.
+        is_skipped: The round does not look for a draft.
         explored_s: Expected loss of a pass that tries a width, in seconds; None if no width is
             tried.
         returned_s: Clock when the draft was ready, in seconds.
@@ -51,9 +53,11 @@ class RoundState:
     hopeful: Prices
     steps: list[Step] = field(default_factory=list)
     draft_s: float = 0.0
+    search_s: float = 0.0
     n_kept: int = 0
     n_checked: int = 0
     from_branches: float = 0.0
+    is_skipped: bool = False
     explored_s: float | None = None
     returned_s: float = 0.0
     busy_s: float = 0.0
@@ -77,6 +81,17 @@ class RoundState:
     def expected(self) -> float:
         """Expected number of emitted tokens."""
         return 1 + sum(self.reaches[: self.n_kept]) + self.from_branches
+
+    @property
+    def plain_s(self) -> float:
+        """Seconds of a token in plain decoding."""
+        return self.prices.pass_s[0] + self.prices.token_s
+
+    @property
+    def gain_s(self) -> float:
+        """Expected seconds that the draft saves over plain decoding of the same tokens."""
+        passed_s = self.prices.pass_s[self.n_checked]
+        return self.expected * self.prices.pass_s[0] - self.draft_s - passed_s
 
     @property
     def explores(self) -> bool:

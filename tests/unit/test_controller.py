@@ -16,10 +16,11 @@ from gguf_spec.speculative import profile, profiler
 from gguf_spec.speculative.acceptance import coupled
 from gguf_spec.speculative.controller import DraftController
 from gguf_spec.speculative.draft_length import Prices
-from gguf_spec.speculative.drafters import Proposal
+from gguf_spec.speculative.drafters import NgramDrafter, Proposal
 from gguf_spec.speculative.engine import Rule, read_prompt, rounds
 from gguf_spec.speculative.pair import ModelPair
 from gguf_spec.speculative.round_state import RoundState, Step
+from gguf_spec.speculative.search_budget import SearchBudget
 from tests.fakes import Clock, FakeModel, costing, random_table, sampler
 
 V, N = 30, 600
@@ -156,6 +157,38 @@ def test_a_text_that_repeats_itself_is_drafted_from_without_any_draft_model(scen
     plain = one.run(PLAIN, temperature=0.0)
     assert one.run(temperature=0.0) < 0.5 * plain
     assert set(one.controller.counts) <= {"ngram", "retry"}
+
+
+@pytest.fixture
+def slow_searches(monkeypatch):
+    """Looking for a draft takes a quarter of a pass."""
+
+    def slow(one):
+        monkeypatch.setattr(NgramDrafter, "begin", begin(one.clock))
+        return one
+
+    def begin(clock):
+        def begins(self, tokens):
+            clock.now += 0.005
+            return fast(self, tokens)
+
+        return begins
+
+    fast = NgramDrafter.begin
+    return slow
+
+
+def test_looking_for_drafts_in_vain_costs_next_to_nothing(scene, slow_searches, monkeypatch):
+    plain = scene(linear).run(PLAIN)
+    assert slow_searches(scene(linear)).run() < 1.025 * plain
+    monkeypatch.setattr(SearchBudget, "allows", lambda *_: True)
+    assert slow_searches(scene(linear)).run() > 1.2 * plain
+
+
+def test_drafts_that_pay_are_looked_for_though_looking_is_slow(scene, slow_searches):
+    one = slow_searches(scene(half))
+    plain = one.run(PLAIN, temperature=0.0)
+    assert one.run(temperature=0.0) < 0.55 * plain
 
 
 def test_drafts_go_to_the_edge_of_a_stair(scene):

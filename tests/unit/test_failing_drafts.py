@@ -177,7 +177,8 @@ def test_any_call_of_any_drafter_may_fail(mode, alone, kind, name, after, monkey
 @pytest.mark.parametrize("accept", ["coupled", "rejection", "block"])
 def test_a_probe_of_an_unused_draft_model_may_fail(accept, how, monkeypatch):
     monkeypatch.setattr(DraftModelUse, "_model_pays", lambda *_: False)
-    monkeypatch.setattr(DraftModelUse, "_least_probe_s", lambda *_: -1.0)
+    monkeypatch.setattr(DraftModelUse, "_probe_s", lambda *_: -1.0)
+    monkeypatch.setattr(DraftModelUse, "_can_help", lambda *_: True)
     draft = Failing(TARGET, "logits", 0, how)
     plain, (one,) = answers(draft, CHAINS["greedy"], {"accept": accept, "drafter": "hybrid"})
     assert draft.n_failed == 1

@@ -169,10 +169,12 @@ class RetryDrafter:
 
     def learn(self, start: int, tokens: Sequence[int], _rows: Logits, /) -> None:
         """Store the part of the draft after its first wrong token."""
+        # Without a call of `begin` the next round has no draft.
+        drafted, self._drafted = self._drafted, []
         wrong = len(tokens) - 1
-        if wrong >= len(self._drafted) or self._drafted[wrong] == tokens[wrong]:
+        if wrong >= len(drafted) or drafted[wrong] == tokens[wrong]:
             return
-        rest = self._drafted[wrong + 1 :]
+        rest = drafted[wrong + 1 :]
         self._skipped = tokens[wrong] in rest
         self._rest = rest[rest.index(tokens[wrong]) + 1 :] if self._skipped else rest
         self._start = start + len(tokens)

@@ -1,0 +1,63 @@
+"""Rounds that do not look for drafts."""
+
+import numpy as np
+import pytest
+
+from gguf_spec.speculative.search_budget import _FIRST, _MOST, _SHARE, SearchBudget
+
+
+def searches(gains_s, search_s, plain_s=1.0):
+    """For each round whether it looks; round i would find a draft that saves `gains_s[i]`."""
+    budget, looked = SearchBudget(), []
+    for gain_s in gains_s:
+        looked.append(budget.allows(search_s, plain_s))
+        if looked[-1]:
+            budget.charge(search_s, gain_s)
+    return np.array(looked)
+
+
+@pytest.mark.parametrize("gain_s", [0.0, -0.2])
+@pytest.mark.parametrize("search_s", [0.001, 0.005, 0.02, 0.1, 0.2, 0.31])
+def test_looking_in_vain_takes_a_small_share_of_the_time(search_s, gain_s):
+    n = 2000
+    looked = searches([gain_s] * n, search_s)
+    assert search_s * looked.sum() <= _SHARE * n + (_FIRST + 1) * search_s
+    assert looked.sum() >= min(n, 0.9 * _SHARE * n / search_s)
+
+
+def test_a_large_model_looks_in_each_round():
+    assert searches([0.0] * 1000, 0.0003, 0.070).all()
+
+
+def test_a_cost_that_is_not_known_yet_allows_the_search():
+    assert searches([0.0] * 10, 0.0).all()
+
+
+def test_while_drafts_pay_each_round_looks():
+    looked = searches([0.0] * 500 + [0.4] * 100, 0.3)
+    found = looked[500:].argmax()
+    assert found <= 0.3 / _SHARE
+    assert looked[500 + found :].all()
+
+
+def test_what_was_saved_long_ago_does_not_pay_for_searches():
+    looked = searches([20.0] * 100 + [0.0] * 1000, 0.3)
+    assert looked[100:].sum() <= _MOST + _SHARE * 1000 / 0.3 + 1
+
+
+@pytest.mark.parametrize(
+    ("chance", "gain_s", "most"), [(0.3, 3.0, 0.9), (0.7, 0.8, 0.9), (0.1, 10.0, 0.6)]
+)
+def test_where_rare_drafts_pay_for_all_searches_few_of_them_are_missed(chance, gain_s, most):
+    gains = np.where(np.random.default_rng(1).random(4000) < chance, gain_s, 0.0)
+    looked = searches(gains.tolist(), 0.3)
+    assert (gains - 0.3)[looked].sum() > most * (gains - 0.3).sum()
+
+
+@pytest.mark.parametrize(("chance", "gain_s"), [(0.05, 1.0), (0.3, 0.2), (0.2, 0.4)])
+def test_where_drafts_do_not_pay_for_the_searches_little_is_lost(chance, gain_s):
+    n = 4000
+    gains = np.where(np.random.default_rng(1).random(n) < chance, gain_s, 0.0)
+    looked = searches(gains.tolist(), 0.3)
+    assert (gains - 0.3).sum() < -0.2 * n
+    assert (gains - 0.3)[looked].sum() > -1.1 * _SHARE * n - _FIRST * 0.3
