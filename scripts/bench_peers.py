@@ -9,7 +9,7 @@ a peer are tried on each workload: all of them in one short run, the best three 
 means that ours is faster. Reading the model and the prompt is not counted. Leave the machine alone while it runs.
 
 With --long there is another table instead: prompts of 1,000 and 3,900 tokens of real text (the long workloads of `gguf-spec bench`), llama.cpp with
-its default attention and with the faster of `-fa on` and `-fa off`, and the time to the first token beside the speed of decoding. llama-bench reads
+its default attention and with the faster of `-fa on` and `-fa off` (both if they are about as fast), and the time to the first token beside the speed of decoding. llama-bench reads
 and writes random tokens and samples none.
 """
 
