@@ -16,28 +16,32 @@ _FIRST, _MOST = 3, 32
 
 
 class SearchBudget:
-    """Seconds that one request may spend on looking for drafts."""
+    """Searches for drafts that one request may make.
+
+    The budget is a number of searches, because the seconds of one are known only after the first.
+    """
 
     def __init__(self) -> None:
-        # None before the first round: then the cost of a search is not known.
-        self._left_s: float | None = None
+        self._n_left = float(_FIRST)
 
     def allows(self, search_s: float, plain_s: float) -> bool:
         """Return whether this round looks for a draft; called once for each round.
 
         Args:
-            search_s: Seconds of a search.
+            search_s: Seconds of a search; 0 if none was timed.
             plain_s: Seconds of a token in plain decoding.
         """
-        before = _FIRST * search_s if self._left_s is None else self._left_s
-        self._left_s = min(before + _SHARE * plain_s, _MOST * search_s)
-        return self._left_s >= search_s
+        if not search_s:
+            return True
+        self._n_left = min(self._n_left + _SHARE * plain_s / search_s, _MOST)
+        return self._n_left >= 1
 
     def charge(self, search_s: float, gain_s: float) -> None:
         """Count a search.
 
         Args:
-            search_s: Seconds that it took.
+            search_s: Seconds that it took; 0 if it was not timed.
             gain_s: Seconds that its draft is expected to save; 0 or less without one.
         """
-        self._left_s = (self._left_s or 0.0) + max(gain_s, 0.0) - search_s
+        if search_s:
+            self._n_left += max(gain_s, 0.0) / search_s - 1

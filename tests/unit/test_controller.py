@@ -161,20 +161,18 @@ def test_a_text_that_repeats_itself_is_drafted_from_without_any_draft_model(scen
 
 @pytest.fixture
 def slow_searches(monkeypatch):
-    """Looking for a draft takes a quarter of a pass."""
+    """Let each search of a scene take a quarter of a pass."""
+    fast = NgramDrafter.begin
 
     def slow(one):
-        monkeypatch.setattr(NgramDrafter, "begin", begin(one.clock))
-        return one
-
-    def begin(clock):
-        def begins(self, tokens):
-            clock.now += 0.005
+        def begin(self, tokens):
+            one.clock.now += 0.005
+            one.n_searches = getattr(one, "n_searches", 0) + 1
             return fast(self, tokens)
 
-        return begins
+        monkeypatch.setattr(NgramDrafter, "begin", begin)
+        return one
 
-    fast = NgramDrafter.begin
     return slow
 
 
@@ -183,6 +181,13 @@ def test_looking_for_drafts_in_vain_costs_next_to_nothing(scene, slow_searches, 
     assert slow_searches(scene(linear)).run() < 1.025 * plain
     monkeypatch.setattr(SearchBudget, "allows", lambda *_: True)
     assert slow_searches(scene(linear)).run() > 1.2 * plain
+
+
+def test_a_first_request_looks_in_its_first_rounds(scene, slow_searches):
+    """A program of one request has no earlier one that knows what a search costs."""
+    one = slow_searches(scene(linear))
+    one.run(n=4)
+    assert one.n_searches == 1 + 3, "of the prompt, and of three rounds"
 
 
 def test_drafts_that_pay_are_looked_for_though_looking_is_slow(scene, slow_searches):

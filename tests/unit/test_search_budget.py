@@ -6,11 +6,11 @@ import pytest
 from gguf_spec.speculative.search_budget import _FIRST, _MOST, _SHARE, SearchBudget
 
 
-def searches(gains_s, search_s, plain_s=1.0):
+def searches(gains_s, search_s, plain_s=1.0, known=True):
     """For each round whether it looks; round i would find a draft that saves `gains_s[i]`."""
     budget, looked = SearchBudget(), []
     for gain_s in gains_s:
-        looked.append(budget.allows(search_s, plain_s))
+        looked.append(budget.allows(search_s if known or any(looked) else 0.0, plain_s))
         if looked[-1]:
             budget.charge(search_s, gain_s)
     return np.array(looked)
@@ -33,6 +33,14 @@ def test_a_cost_that_is_not_known_yet_allows_the_search():
     assert searches([0.0] * 10, 0.0).all()
 
 
+def test_the_first_request_of_a_process_looks_as_often_as_the_next():
+    """The cost of a search is known only after the first one."""
+    gains = [0.0] * 200
+    first, next_one = (searches(gains, 0.3, known=known) for known in (False, True))
+    assert first[:_FIRST].all() and next_one[:_FIRST].all()
+    assert abs(int(first.sum()) - int(next_one.sum())) <= 1
+
+
 def test_while_drafts_pay_each_round_looks():
     looked = searches([0.0] * 500 + [0.4] * 100, 0.3)
     found = looked[500:].argmax()
@@ -46,12 +54,16 @@ def test_what_was_saved_long_ago_does_not_pay_for_searches():
 
 
 @pytest.mark.parametrize(
-    ("chance", "gain_s", "most"), [(0.3, 3.0, 0.9), (0.7, 0.8, 0.9), (0.1, 10.0, 0.6)]
+    ("chance", "gain_s", "least"), [(0.3, 3.0, 0.95), (0.7, 0.8, 0.98), (0.1, 10.0, 0.45)]
 )
-def test_where_rare_drafts_pay_for_all_searches_few_of_them_are_missed(chance, gain_s, most):
-    gains = np.where(np.random.default_rng(1).random(4000) < chance, gain_s, 0.0)
-    looked = searches(gains.tolist(), 0.3)
-    assert (gains - 0.3)[looked].sum() > most * (gains - 0.3).sum()
+def test_where_rare_drafts_pay_for_all_searches_few_of_them_are_missed(chance, gain_s, least):
+    """Mean of 40 sequences: which of the rounds look differs much where drafts are rare."""
+    shares = []
+    for seed in range(40):
+        gains = np.where(np.random.default_rng(seed).random(4000) < chance, gain_s, 0.0)
+        looked = searches(gains.tolist(), 0.3)
+        shares.append((gains - 0.3)[looked].sum() / (gains - 0.3).sum())
+    assert np.mean(shares) > least
 
 
 @pytest.mark.parametrize(("chance", "gain_s"), [(0.05, 1.0), (0.3, 0.2), (0.2, 0.4)])
