@@ -42,7 +42,7 @@ class Batch:
 
         Args:
             source: The file with the requests, or a binary stream.
-            target: The file with the results, which is created if there is none, or a binary
+            target: The file with the results, which is created if it does not exist, or a binary
                 stream. Only a file can be continued.
             clock: Returns a time in seconds.
 

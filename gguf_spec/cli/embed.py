@@ -99,7 +99,7 @@ def _texts(texts: tuple[str, ...], files: tuple[Path, ...]) -> list[str]:
     """Return the texts of the arguments, then those of files or else of the standard input.
 
     Raises:
-        click.UsageError: There is none.
+        click.UsageError: No text is given.
         click.FileError: A file cannot be read.
     """
     lines = [line for file in files for line in read_text(file).splitlines()]

@@ -39,7 +39,7 @@ class Head:
     headers: tuple[tuple[bytes, bytes], ...]
 
     def get(self, name: bytes) -> bytes:
-        """Return the value of a header; empty if there is none."""
+        """Return the value of a header; empty if no header has it."""
         return next((value for one, value in self.headers if one.lower() == name), b"")
 
 

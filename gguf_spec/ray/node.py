@@ -19,7 +19,7 @@ def check_ray() -> None:
         NotInstalledError: It is not.
     """
     try:
-        import ray  # noqa: F401
+        import ray  # noqa: F401 -- only whether it is installed
     except ModuleNotFoundError as error:
         if error.name != "ray":
             raise

@@ -110,7 +110,7 @@ class Found(NamedTuple):
 
     Attributes:
         n: Number of tokens that need not be read.
-        kept: The text that has them; None if there is none.
+        kept: The text that has them; None if no kept text has any.
     """
 
     n: int = 0

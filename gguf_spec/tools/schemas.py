@@ -15,7 +15,7 @@ _WORDS = {"True": "true", "False": "false", "None": "null"}
 
 
 def resolved(schema: Any, root: Any) -> Any:
-    """Return a schema, or the one that its `$ref` names in `root`; {} if there is none."""
+    """Return a schema, or the one that its `$ref` names in `root`; {} if not found."""
     for _ in range(_MAX_REFS):
         ref = schema.get("$ref") if isinstance(schema, Mapping) else None
         if not isinstance(ref, str):

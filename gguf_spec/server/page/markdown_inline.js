@@ -167,7 +167,7 @@ class Reader {
     return { node: both, end: close + length };
   }
 
-  /** Return where the delimiter that ends an emphasis begins; -1 if there is none. */
+  /** Return where the delimiter that ends an emphasis begins; -1 if nothing ends it. */
   closing(sign, length, from) {
     const key = sign.repeat(length);
     if (this.failed.has(key)) return -1;

@@ -5,7 +5,7 @@ export const LOCAL = "localStorage";
 /** Kept for this tab, until it is closed. */
 export const SESSION = "sessionStorage";
 
-/** Return an entry; null if there is none or the storage is switched off. */
+/** Return an entry; null if it does not exist or the storage is switched off. */
 export function readItem(area, key) {
   try {
     return window[area].getItem(key);

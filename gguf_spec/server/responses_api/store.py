@@ -67,7 +67,7 @@ class ResponseStore:
             param: Field of the request with the id.
 
         Raises:
-            ApiError: There is none with this id, or not any more.
+            ApiError: No response has this id, or it was removed to make room.
         """
         if id_ not in self._stored:
             raise self._missing(id_, param)
@@ -78,7 +78,7 @@ class ResponseStore:
         """Remove a response.
 
         Raises:
-            ApiError: There is none with this id.
+            ApiError: No response has this id.
         """
         if id_ not in self._stored:
             raise self._missing(id_, param)
