@@ -89,6 +89,8 @@ TESTS = {  # of each module: those that are asked first, and those that are aske
             "exactness/test_tree.py",
             "compat/test_llama.py",
             "gguf/test_chat.py",
+            "exactness/test_think_budget.py",
+            "closing/test_parallel.py",
         ],
     ),
     "runtime/stream": (

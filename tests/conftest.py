@@ -1,6 +1,7 @@
 """What all tests share: --slow, no draft that fails unseen, and the bundled pair, loaded once."""
 
 import logging
+import os
 
 import pytest
 
@@ -13,6 +14,9 @@ def pytest_addoption(parser):
 
 def pytest_configure():
     children.handle_ignored_signals()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        # each core has a worker, so a thread that waits for another must not spin on its core
+        os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
 
 def pytest_collection_modifyitems(config, items):
@@ -62,6 +66,9 @@ def own_cache(tmp_path_factory):
             "XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config"))
         )  # nor a models.yaml of theirs
         patch.setattr(competition, "others_running", lambda: 0)
+        # programs that tests start compile each module once, and leave nothing in the clone
+        patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+        patch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path_factory.mktemp("bytecode")))
         yield
 
 

@@ -102,9 +102,10 @@ def test_a_home_that_takes_nothing(command, own, tale, disk, state):
     assert (right.returncode, right.stdout != "") == (0, True)
     assert [line.partition(" ")[0] for line in talk.stderr.splitlines()] == ["Error:", "Hint:"]
     assert why in talk.stderr
-    tuned = command("tune", "--threads", "1", **home(disk))
-    assert (tuned.returncode, "Traceback" in tuned.stderr) == (0, False)
-    assert "the result cannot be saved" in tuned.stderr
+    if state == "full":  # the last of a file is what does not fit
+        tuned = command("tune", "--threads", "1", **home(disk))
+        assert (tuned.returncode, "Traceback" in tuned.stderr) == (0, False)
+        assert "the result cannot be saved" in tuned.stderr
     doctor = command("doctor", **home(disk))
     assert doctor.returncode in (0, 1) and "Traceback" not in doctor.stderr
     assert [

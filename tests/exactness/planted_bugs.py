@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from gguf_spec import verify
 from gguf_spec.llama.model import Model
 from gguf_spec.runtime import generation
 from gguf_spec.sampling import chain
@@ -15,6 +16,20 @@ from gguf_spec.speculative.drafters import ModelDrafter
 from gguf_spec.speculative.drafters import model as _model_drafter
 from gguf_spec.text.detokenizer import TextStream
 from tests.exactness import wrong_rules
+
+
+def keep_checks(monkeypatch, parts, distributions):
+    """Let `verify` make only these checks of single features and of distributions, besides those of rows, texts and caches."""
+    whole = verify.RequestChecks
+
+    def checks(*arguments):
+        made = whole(*arguments)
+        made.parts = {name: part for name, part in made.parts.items() if name in parts}
+        return made
+
+    monkeypatch.setattr(verify, "RequestChecks", checks)
+    kept = {name: way for name, way in verify.LAWS.items() if name in distributions}
+    monkeypatch.setattr(verify, "LAWS", kept)
 
 
 def keep_all(draft, rows):

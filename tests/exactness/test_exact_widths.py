@@ -84,7 +84,7 @@ def most_moved(model, width):
     [{}, {"kv_type": "q8_0"}, {"kv_type": "bf16"}, {"flash_attention": "on", "kv_type": "bf16"}],
     ids=str,
 )
-@pytest.mark.parametrize("n_deepest", [1024, pytest.param(4096, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n_deepest", [300, pytest.param(4096, marks=pytest.mark.slow)])
 def test_rows_have_the_same_bits_for_any_width_depth_and_chunking(options, n_deepest, capsys):
     """The bundled target: fails where llama.cpp is built with llamafile's products."""
     model = Model(

@@ -11,7 +11,6 @@ from click.testing import CliRunner
 
 import gguf_spec
 from gguf_spec import Sampling
-from gguf_spec import verify as module
 from gguf_spec.cli import cli
 from gguf_spec.errors import EmptyPromptError, InvalidOptionError
 from gguf_spec.speculative.acceptance import RULES
@@ -21,7 +20,7 @@ from gguf_spec.verify import chi_square as chi_square_module
 from gguf_spec.verify.chi_square import ChiSquareTest, chi_square
 from gguf_spec.verify.row_checks import check_rows, how_far
 from gguf_spec.verify.text_checks import SAMPLINGS, WAYS, TextChecks
-from tests.exactness.planted_bugs import BUGS, accept_always, rows_scaled
+from tests.exactness.planted_bugs import BUGS, accept_always, keep_checks, rows_scaled
 
 
 def test_it_passes_on_the_bundled_pair(tales, prompts):
@@ -73,18 +72,22 @@ def test_it_passes_on_the_bundled_pair(tales, prompts):
     assert "same bits in passes of up to 33" in report.checks[0].found
 
 
+PARTS = {  # the check of single features that says it
+    "a cache that is used again changes the text": "warm caches",
+    "a restored session changes the text": "sessions",
+    "texts within grammars differ": "grammars",
+    "log-probabilities differ": "log-probabilities",
+    "stop strings end texts elsewhere": "stop strings",
+}
+
+
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
 def test_a_planted_bug_is_caught(tales, prompts, monkeypatch, bug):
+    """By the check that is made for it; all checks run in `test_a_planted_bug_ends_the_command_with_1`."""
     bug(monkeypatch)
     distribution = BUGS[bug].removeprefix("first tokens under ").removesuffix(" do not follow")
-    if distribution in chi_square_module.WAYS:  # the others need no draws
-        monkeypatch.setattr(module, "LAWS", {distribution: chi_square_module.WAYS[distribution]})
-    report = verify(
-        tales,
-        prompts[:2],
-        n_tokens=24,
-        n_draws=1000 if distribution in chi_square_module.WAYS else 60,
-    )
+    keep_checks(monkeypatch, {PARTS.get(BUGS[bug])}, {distribution})
+    report = verify(tales, prompts[:2], n_tokens=24)
     monkeypatch.undo()
     assert not report.ok
     assert report.sentence.startswith("Speculation changes this model's output: ")
@@ -100,6 +103,7 @@ def test_a_planted_bug_ends_the_command_with_1(monkeypatch):
     wrong = r"Speculation changes this model's output: [0-9]+ of 15 texts differ; first tokens under coupled do not follow"
     assert re.match(wrong, last)
     assert "another token after" in run.stdout
+    keep_checks(monkeypatch, (), {"coupled"})
     run = CliRunner().invoke(cli, [*args, "--json"], standalone_mode=False)
     assert run.return_value == 1
     report = json.loads(run.stdout)
@@ -110,7 +114,8 @@ def test_a_planted_bug_ends_the_command_with_1(monkeypatch):
     assert not any(d["near_tie"] for d in report["differences"])
 
 
-def test_the_command_passes(tmp_path):
+def test_the_command_passes(tmp_path, monkeypatch):
+    keep_checks(monkeypatch, {"grammars", "stop strings"}, {"coupled", "block"})
     file = tmp_path / "prompts.txt"
     file.write_text("Once upon a time\n\nThe old king\n", encoding="utf-8")
     run = CliRunner().invoke(
@@ -208,7 +213,8 @@ def test_an_empty_prompt(tales):
         verify(tales, ["Once", ""])
 
 
-def test_the_largest_seed(tales):
+def test_the_largest_seed(tales, monkeypatch):
+    keep_checks(monkeypatch, {"sessions", "stop strings"}, {"coupled", "block"})
     assert verify(tales, ["Once", "Twice"], n_tokens=4, n_draws=50, seed=2**64 - 1).ok
 
 

@@ -23,7 +23,7 @@ schema = schema_of(("tales",))
 
 
 @schema.parametrize()
-@settings(SETTINGS, max_examples=40)
+@settings(SETTINGS, max_examples=20)
 def test_no_500(case, small):
     check(case, small)
 
