@@ -279,10 +279,10 @@ def arguments():
     args = parser.parse_args()
     args.long = names if args.long == ["all"] else args.long
     if unknown := set(args.long or ()) - set(names):
-        parser.error(f"--long: {', '.join(unknown)} is none of {', '.join(names)}")
+        parser.error(f"--long: {', '.join(unknown)} is not one of {', '.join(names)}")
     unknown = set(args.only) - set(GOALS)
     if unknown:
-        parser.error(f"--only: {', '.join(unknown)} is none of {', '.join(GOALS)}")
+        parser.error(f"--only: {', '.join(unknown)} is not one of {', '.join(GOALS)}")
     needs = {
         "memory": args.draft,
         "draft": args.draft,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ def check_ray() -> None:
         NotInstalledError: It is not.
     """
     try:
-        import ray  # noqa: F401 -- only whether it is installed
+        importlib.import_module("ray")
     except ModuleNotFoundError as error:
         if error.name != "ray":
             raise

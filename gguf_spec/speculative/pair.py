@@ -189,7 +189,7 @@ class ModelPair:
 
         Args:
             before: The one in use. Another one takes its place if the costs were replaced; it
-                learns the costs of common passes anew, with empty caches except for the first.
+                learns the costs of common passes again, with empty caches except for the first.
         """
         known = self.experiences["sampled"]
         if before and before.is_of(known.target):

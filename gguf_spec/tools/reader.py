@@ -14,7 +14,7 @@ class ToolReader:
     """Incremental parser of an answer.
 
     The joined text and calls do not depend on how the answer is cut. White space before a call is
-    dropped. What looks like a call and is none stays text.
+    dropped. Text that looks like a call but is not one stays text.
     """
 
     def __init__(self, family: Family, schemas: Schemas, most: int | None = None) -> None:

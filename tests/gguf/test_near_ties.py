@@ -70,9 +70,10 @@ def test_strict_decides_them_again(wobbly):
 )
 def test_differences_are_near_ties_and_told(wobbly, prompts, monkeypatch, which, ways):
     some = [prompts[i] for i in which]  # where texts parted on one machine
-    for name in set(WAYS) - set(ways):
-        monkeypatch.delitem(WAYS, name)
+    if left_out := set(WAYS) - set(ways):
         keep_checks(monkeypatch, {"long prompts"}, {"coupled"})
+    for name in left_out:
+        monkeypatch.delitem(WAYS, name)
     exactly = verify(wobbly, some, n_tokens=60, n_draws=50)
     assert exactly.ok, exactly.sentence
     assert (exactly.noise, exactly.differences) == (0.0, ())

@@ -41,7 +41,7 @@ export function keysOf(area, prefix) {
   }
 }
 
-/** Return the value of a JSON text; null if it is none. */
+/** Return the value of a JSON text; null if it is not valid JSON. */
 export function parse(text) {
   try {
     return JSON.parse(text);
