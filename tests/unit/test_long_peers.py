@@ -179,7 +179,7 @@ def test_the_prompt_file_keeps_its_last_line_end(tales, tmp_path):
 def test_unknown_workloads_are_refused(monkeypatch, capsys, word):
     with pytest.raises(SystemExit):
         arguments(monkeypatch, "--long", word)
-    assert "gone is none of document-1k" in capsys.readouterr().err
+    assert "gone is not one of document-1k" in capsys.readouterr().err
 
 
 def test_all_long_workloads(monkeypatch):
