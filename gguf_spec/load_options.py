@@ -54,6 +54,12 @@ LOADING: dict[str, Rule] = {
         "Placement of threads on a machine with several NUMA nodes.  [default: by the system]",
         choices=("distribute", "isolate", "numactl"), optional=True,
     ),
+    "kernels": Rule(
+        "string",
+        "Kernels of this package where they work (auto), or llama.cpp's (stock). An instruction "
+        "set serves tests.",
+        choices=("auto", "stock", "avx2", "avxvnni", "avx512", "avx512vnni"),
+    ),
 }  # fmt: skip
 
 

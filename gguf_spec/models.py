@@ -10,7 +10,6 @@ overrides both.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -233,18 +232,15 @@ def find_drafts(model: ModelName, models_file: str | Path | None = None) -> list
         ModelError: Its file is invalid.
     """
     from .gguf.model_file import ModelFile
-    from .llama.kernel_choice import repacking_pays
     from .llama.options import ContextOptions
     from .llama.selftest import extra_bufts_work
     from .runtime.draft_search import candidates, head_candidate
 
     entry = resolve(model, models_file)
     file = ModelFile(download.local(entry))
-    draft_options = ContextOptions(extra_bufts=extra_bufts_work())
-    repack = draft_options.extra_bufts and repacking_pays(file.header, draft_options)
-    options = replace(draft_options, extra_bufts=repack)
-    head = head_candidate(file, options, draft_options)
-    found = candidates(entry, file, options, draft_options, _path_or_none(models_file))
+    options = ContextOptions(extra_bufts=extra_bufts_work())
+    head = head_candidate(file, options, options)
+    found = candidates(entry, file, options, options, _path_or_none(models_file))
     return [
         *([head] if head and head.fits else []),
         *found,

@@ -15,8 +15,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .errors import UnsupportedModelError
-from .llama.kernel_choice import measure_kernels
-from .llama.model import Model
 from .results import OnProgress, Progress
 from .runtime.llm import LLM
 from .speculative.cost_tables import interpolate, interpolate_depth
@@ -36,17 +34,12 @@ class Tuning:
         draft: File name of the draft, or None.
         profile: Measured costs and agreement.
         kept: Whether the profile was saved for later loads.
-        repack: Whether the weights will be repacked for this CPU from the next load on, by the
-            measured cost of both kinds of kernels; None where there is nothing to choose.
-        repacked: Whether the weights are repacked now.
     """
 
     target: str
     draft: str | None
     profile: Profile
     kept: bool = True
-    repack: bool | None = None
-    repacked: bool = True
 
     def target_s(self, n: int) -> float:
         """Return the seconds of a target pass over `n` tokens."""
@@ -117,8 +110,6 @@ class Tuning:
             "target": self.target,
             "draft": self.draft,
             "kept": self.kept,
-            "repack": self.repack,
-            "repacked": self.repacked,
             "pays": self.pays,
             "agreement": self.profile.agreement if self.draft else None,
             "best_k": k,
@@ -130,10 +121,6 @@ class Tuning:
 
 def tune(llm: LLM, *, progress: OnProgress = lambda _: None) -> Tuning:
     """Measure the pass costs and the acceptance rate of a pair, and replace its saved profile.
-
-    For K-quants the kernels for repacked and for plain weights are measured, too. Later loads use
-    the faster kind, unless their `extra_bufts` decides. Another kind changes the last bits of
-    logits, so that a text can differ from those before.
 
     Args:
         llm: The models. The LLM uses the new profile from now on.
@@ -155,14 +142,8 @@ def tune(llm: LLM, *, progress: OnProgress = lambda _: None) -> Tuning:
         )
         profile = replace(measured, measured_at=time.time())
         kept = write_profile(target, draft, profile)
-        repack = _measured_kernels(target)
-        repacked = repack is None or target.options.extra_bufts
     llm.use_profile(profile)
-    return Tuning(llm.name, llm.draft_name, profile, kept, repack, repacked)
-
-
-def _measured_kernels(target: Model) -> bool | None:
-    return measure_kernels(target.file.header, target.options)
+    return Tuning(llm.name, llm.draft_name, profile, kept)
 
 
 def milliseconds(seconds: float) -> str:

@@ -63,7 +63,7 @@ def run_worker(
     if not rpc.has_rpc():
         raise rpc.no_rpc("listen", listen)
     _check_free(*address)
-    start_backend([])
+    start_backend()
     for number in (signal.SIGINT, signal.SIGTERM):  # no Python code runs while it serves
         signal.signal(number, signal.SIG_DFL)
     endpoint = f"{address[0]}:{address[1]}"

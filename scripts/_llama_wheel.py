@@ -99,14 +99,19 @@ def defined(args: list, name: str):
 
 
 def compiler(language: str) -> tuple:
-    """Return `--version` (first line, whole) of the compiler that CMake will take for `C` or `CXX`."""
+    """Return `--version` (first line, whole) of the compiler for `C` or `CXX`."""
+    return first_line([*compiler_command(language), "--version"])
+
+
+def compiler_command(language: str) -> list:
+    """Return the command of the compiler that CMake will take for `C` or `CXX`."""
     variable, usual = {
         "C": ("CC", ["cc", "gcc", "clang"]),
         "CXX": ("CXX", ["c++", "g++", "clang++"]),
     }[language]
     named = defined(user_cmake_args(), f"CMAKE_{language}_COMPILER")
     command = [named] if named else shlex.split(os.environ.get(variable, ""))
-    return first_line([*(command or [next(filter(shutil.which, usual), usual[0])]), "--version"])
+    return command or [next(filter(shutil.which, usual), usual[0])]
 
 
 def cpu_features() -> list:
@@ -274,6 +279,17 @@ class Progress:
 
 
 # Steps
+
+
+def compile_kernels(log) -> None:
+    """Compile gguf_spec/kernels/ in place, where that is possible; a failure is a warning."""
+    from build_kernels import inputs
+
+    if not inputs():
+        return
+    say("Compiling the kernels (about 20 s on two cores).")
+    if call([sys.executable, Path(__file__).with_name("build_kernels.py")], log):
+        say(f"Warning: the kernels were not compiled, so llama.cpp's are used. The log: {log.name}")
 
 
 def cache_folder() -> Path:

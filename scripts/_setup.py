@@ -17,6 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))  # `python -I` leaves it out
 
+import build_kernels  # noqa: E402 -- found by the path set above
 from _llama_wheel import (  # noqa: E402 -- found by the path set above
     CONSTRAINTS,
     Problem,
@@ -24,6 +25,7 @@ from _llama_wheel import (  # noqa: E402 -- found by the path set above
     cache_folder,
     call,
     check_compiler,
+    compile_kernels,
     digest,
     failure,
     first_line,
@@ -35,6 +37,7 @@ from _llama_wheel import (  # noqa: E402 -- found by the path set above
 VENV = ROOT / ".venv"
 PIP = [VENV / "bin" / "python", "-I", "-m", "pip", "--disable-pip-version-check"]
 OLDEST, NEWEST = (3, 10), (3, 14)
+KERNELS = "the kernels"
 DEFAULT_MODEL = "smollm2-135m-instruct"  # as in gguf_spec/runtime/default_model.py
 
 
@@ -42,14 +45,17 @@ DEFAULT_MODEL = "smollm2-135m-instruct"  # as in gguf_spec/runtime/default_model
 
 
 def wanted() -> dict:
-    """Return all that .venv is made for, by the word that names it; None stands for "cannot tell"."""
+    """Return all that .venv and the kernels are made for, by the word that names it; None stands for "cannot tell"."""
+    settings = build_settings()
+    kernels = settings["the compiler"] and digest(build_kernels.inputs(), settings["the compiler"])
     return {
+        KERNELS: kernels,
         "the place of this folder": str(ROOT),
         "the list of packages": digest(
             (ROOT / "pyproject.toml").read_text(encoding="utf-8"),
             CONSTRAINTS.read_text(encoding="utf-8"),
         ),
-        **build_settings(),
+        **settings,
     }
 
 
@@ -99,14 +105,20 @@ def base_python() -> str:
 def set_up(kind: str) -> None:
     """Make what is missing for `kind`. Called with the lock held."""
     want = wanted()
-    if not changed(kind, want):
+    missing = changed(kind, want)
+    if not missing:
         return  # another set-up made it while we waited
     check_tools(want)
     start = time.monotonic()
     log_path = cache_folder() / "logs" / f"setup-{digest(str(ROOT))}.log"
     log_path.parent.mkdir(parents=True, exist_ok=True)
-    remake = changed("run", want)
     with log_path.open("wb") as log:
+        if missing == [KERNELS]:
+            compile_kernels(log)
+            mark([path.stem for path in VENV.glob("ready-*.json")], want)
+            return
+        stale = changed("run", want)
+        remake = [name for name in stale if name != KERNELS]
         for old in VENV.glob("ready-*.json"):
             old.unlink()
         if remake:
@@ -114,15 +126,22 @@ def set_up(kind: str) -> None:
         if kind == "test":
             say("Installing the tools for the checks (about half a minute).")
             install(log, "--no-build-isolation", "--editable", f"{ROOT}[dev]")
+        if stale:
+            compile_kernels(log)
         if remake:
             say("Trying the library out on this processor.")
             call([VENV / "bin" / "python", "-I", "-m", "gguf_spec.llama.selftest"])
             fetch_default_model()
-    for done in ("run", "test") if kind == "test" else ("run",):
-        marker = VENV / f"ready-{done}.json"
+    mark(["ready-run", *(["ready-test"] if kind == "test" else [])], want)
+    say(f"Ready after {time.monotonic() - start:.0f} s.")
+
+
+def mark(names: list, want: dict) -> None:
+    """Write what .venv and the kernels were made for."""
+    for name in names:
+        marker = VENV / f"{name}.json"
         marker.with_suffix(".part").write_text(json.dumps(want, indent=1), encoding="utf-8")
         marker.with_suffix(".part").replace(marker)
-    say(f"Ready after {time.monotonic() - start:.0f} s.")
 
 
 def fetch_default_model() -> None:

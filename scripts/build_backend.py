@@ -1,4 +1,4 @@
-"""Build backend of this package (PEP 517): hatchling's, and a llama-cpp-python that is compiled with the right flags.
+"""Build backend of this package (PEP 517): hatchling's, with a llama-cpp-python that is compiled with the right flags, and our kernels.
 
 `pip install .` and `uv tool install .` cannot be told the flags of a dependency by the package that needs it. So the metadata that is built here names
 a file instead of an index: the wheel that scripts/run installs too, which `_llama_wheel` compiles once and keeps in the user's cache.
@@ -7,6 +7,8 @@ The plain name `llama-cpp-python` stays
 - where the environment already has one, such as a build for a GPU,
 - with GGUF_SPEC_BUILD_LLAMA=0, where the installer is to find one,
 - on Windows, and for wheels that are built to be published (`python -m hatchling build`).
+
+The kernels (gguf_spec/kernels/) are compiled in place, and the wheel is for this kind of machine then. A published wheel has none.
 """
 
 import contextlib
@@ -38,14 +40,18 @@ NAME = "llama-cpp-python"
 SWITCH = "GGUF_SPEC_BUILD_LLAMA"
 # read by metadata_hook.py
 REQUIREMENT = "GGUF_SPEC_LLAMA_REQUIREMENT"
+WITH_KERNELS = "GGUF_SPEC_WHEEL_WITH_KERNELS"
 
 
 def build_wheel(directory, config_settings=None, metadata_directory=None):
+    _compile_kernels()
+    os.environ[WITH_KERNELS] = "1"
     with _compiled_llama():
         return hatchling.build_wheel(directory, config_settings, metadata_directory)
 
 
 def build_editable(directory, config_settings=None, metadata_directory=None):
+    _compile_kernels()
     with _compiled_llama():
         return hatchling.build_editable(directory, config_settings, metadata_directory)
 
@@ -60,6 +66,20 @@ if hasattr(hatchling, "prepare_metadata_for_build_wheel"):
     def prepare_metadata_for_build_editable(directory, config_settings=None):
         with _compiled_llama():
             return hatchling.prepare_metadata_for_build_editable(directory, config_settings)
+
+
+def _compile_kernels() -> None:
+    if sys.platform != "linux":
+        return
+    import _llama_wheel as llama_wheel
+
+    log_path = llama_wheel.cache_folder() / "logs" / "kernels.log"
+    try:
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        with log_path.open("wb") as log:
+            llama_wheel.compile_kernels(log)
+    except OSError as error:
+        print(f"Warning: the kernels were not compiled: {error}.", file=sys.stderr)
 
 
 @contextlib.contextmanager

@@ -1,11 +1,23 @@
-"""The dependencies of this package in its metadata; build_backend.py can replace llama-cpp-python by a file."""
+"""Hooks of hatchling for what build_backend.py decides: the dependency llama-cpp-python, and the kernels."""
 
 import os
+from pathlib import Path
 
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from hatchling.metadata.plugin.interface import MetadataHookInterface
+
+LIBRARY = "gguf_spec/kernels/libgguf_spec_kernels.so"
 
 
 class Dependencies(MetadataHookInterface):
     def update(self, metadata: dict) -> None:
         llama = os.environ.get("GGUF_SPEC_LLAMA_REQUIREMENT", "llama-cpp-python")
         metadata["dependencies"] = [llama, *self.config["dependencies"]]
+
+
+class Kernels(BuildHookInterface):
+    def initialize(self, _version: str, build_data: dict) -> None:
+        library = Path(self.root, LIBRARY)
+        if os.environ.get("GGUF_SPEC_WHEEL_WITH_KERNELS") and library.exists():
+            build_data["force_include"][str(library)] = LIBRARY
+            build_data.update(pure_python=False, tag="py3-none-linux_x86_64")

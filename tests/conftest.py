@@ -72,6 +72,30 @@ def own_cache(tmp_path_factory):
         yield
 
 
+@pytest.fixture
+def stock_kernels(monkeypatch):
+    """llama.cpp's kernels for the models that a test loads; else the first model of the process decides."""
+    from gguf_spec.llama import own_kernels
+
+    switch = own_kernels.library().gguf_spec_kernels_switch if own_kernels.start().name else id
+    monkeypatch.setattr(own_kernels, "_decided", [own_kernels.Kernels("", "switched off")])
+    switch(0)
+    yield
+    switch(3)
+
+
+@pytest.fixture(params=["own", "stock"])
+def kernels(request):
+    """Both kinds of kernels, one after the other."""
+    from gguf_spec.llama import own_kernels
+
+    if request.param == "stock":
+        request.getfixturevalue("stock_kernels")
+    elif not own_kernels.start().name:
+        pytest.skip(own_kernels.start().reason)
+    return request.param
+
+
 @pytest.fixture(scope="session")
 def tales():
     """The bundled pair on one thread: so small a model does not gain from two, and a busy machine does not hold it up."""

@@ -30,8 +30,8 @@ _GROUPS = {
         "model", "models_file", "ctx", "threads", "flash_attention", "draft_flash_attention",
         "kv_type", "draft_kv_type", "gpu_layers", "draft_gpu_layers",
         "device", "draft_device", "cpu_moe", "n_cpu_moe", "override_tensor", "mmap", "mlock",
-        "numa", "draft_threads", "lora", "draft_lora", "extra_bufts", "parallel", "prefix_memory",
-        "pooling", "verbose",
+        "numa", "kernels", "draft_threads", "lora", "draft_lora", "extra_bufts", "parallel",
+        "prefix_memory", "pooling", "verbose",
     ),
 }  # fmt: skip
 _COMMON, _REST = "Usual", "Output and other"

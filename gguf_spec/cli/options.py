@@ -137,7 +137,8 @@ def loading_option(name: str) -> Callable[[F], F]:
     elif rule.shape == "sequence":
         how = {"type": str, "multiple": True}
     elif rule.choices:
-        how = {"type": click.Choice(rule.choices)}
+        default = None if rule.optional else rule.choices[0]
+        how = {"type": click.Choice(rule.choices), "default": default}
     elif not rule.optional:
         how["default"] = 0
     return click.option(*_flags(name, rule), help=rule.help, **(how | _CLICK.get(name, {})))

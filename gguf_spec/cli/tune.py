@@ -90,14 +90,11 @@ def cost_lines(tuning: Tuning) -> list[str]:
         "rounding noise": f"up to {noise:.2g} logits in wider passes"
         if noise
         else "none: passes of all widths give the same logits",
-        "kernels": _kernels(tuning),
         "draft": f"right in {sum(h for h, _ in profile.right):.0f} "
         f"of {sum(n for _, n in profile.right):.0f} places ({profile.agreement:.0%})",
         "Python": f"{profile.token_s * 1000:.2f} ms a token, "
         f"{profile.proposal_s * 1000:.2f} ms a draft token",
     }
-    if not facts["kernels"]:
-        del facts["kernels"]
     if not tuning.draft:
         del facts["draft"], facts["draft context"]
         facts["Python"] = facts["Python"].split(",")[0]
@@ -108,19 +105,6 @@ def cost_lines(tuning: Tuning) -> list[str]:
         "",
         *wrapped(tuning.sentence),
     ]
-
-
-def _kernels(tuning: Tuning) -> str:
-    """Return which kernels are faster, if they can be chosen."""
-    if tuning.repack is None:
-        return ""
-    kind = "repacked" if tuning.repack else "plain"
-    if tuning.repack == tuning.repacked:
-        return f"those for {kind} weights are the faster ones, and in use"
-    return (
-        f"those for {kind} weights are the faster ones; in use from the next load on "
-        "(run tune again then)"
-    )
 
 
 def _context_cost(depth_s: Callable[[int], float]) -> str:

@@ -103,6 +103,7 @@ def doctor(
             processor.processor(features),
             fast,
             processor.amx(features, fast),
+            processor.kernels(options),
         ]
         checks.append(processor.openmp())
         if options.rpc:

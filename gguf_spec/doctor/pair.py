@@ -82,7 +82,6 @@ class PairChecks:
             if target.embeds_only:
                 yield from self._embeds(target)
                 return
-            self._choose_kernels(target.header)
             role = "draft"
             other, why_not = self._draft(entry, target, draft, str(model))
             yield _file(role, other.header) if other else why_not
@@ -132,14 +131,6 @@ class PairChecks:
             return
         found = f"llama.cpp loads it, for embeddings with the pooling {pooling}"
         yield Check("loading", "ok", found)
-
-    def _choose_kernels(self, header: Header) -> None:
-        """Do not repack the target's weights where a load would not."""
-        if self._options.extra_bufts and self._features is not None:
-            from ..llama.kernel_choice import repacking_pays
-
-            repack = repacking_pays(header, self._options)
-            self._options = replace(self._options, extra_bufts=repack)
 
     def _draft(
         self, target: Entry, file: ModelFile, draft: str | Path | None, given: str
@@ -301,7 +292,7 @@ class PairChecks:
         from ..speculative.profile import read_profile
 
         name, profile = "exact passes", read_profile(target, draft)
-        inexact = not profile or profile.exact_width == 1
+        inexact = profile.exact_width == 1 if profile else not target.exact_attention
         if inexact and has(self._features or {}, "LLAMAFILE"):
             found = (
                 "llama.cpp was built without -DGGML_LLAMAFILE=OFF: llamafile's matrix products "

@@ -7,6 +7,7 @@ import platform
 from collections.abc import Mapping
 from pathlib import Path
 
+from ..errors import InvalidOptionError
 from ..errors.texts import Option, Text
 from ..llama import openmp as openmp_module
 from ..llama.options import ContextOptions, physical_cores
@@ -122,6 +123,20 @@ def fast_kernels(features: Mapping[str, str], options: ContextOptions) -> Check:
     return Check(
         name, "ok", f"{how}; the self-test finds the same logits with and without repacking"
     )
+
+
+def kernels(options: ContextOptions) -> Check:
+    """Start the kernels of this package, and check that they are in use."""
+    from ..llama import own_kernels
+
+    try:
+        found = own_kernels.start(options.placement.kernels)
+    except InvalidOptionError as error:
+        return Check("kernels", "fail", error.message, error.hint)
+    if found.name:
+        return Check("kernels", "ok", f"those of gguf-spec, for {found.name}")
+    text = f"those of llama.cpp: {found.reason}"
+    return Check("kernels", "warn" if found.todo else "ok", text, found.todo)
 
 
 def amx(features: Mapping[str, str], fast: Check) -> Check:

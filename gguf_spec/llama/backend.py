@@ -5,15 +5,15 @@ from __future__ import annotations
 import _thread
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 from ..errors import LoadCancelledError, NotEnoughMemoryError
 from ..gguf.validation import Header
-from .bindings import C
-from .exact_kernels import switch_tiles
+from . import own_kernels
+from .bindings import C, llama_parts
 from .log import keep_lines
 from .memory import (
     ample_parallel,
@@ -30,14 +30,9 @@ from .rpc import has_gpu, has_rpc
 _SNAPSHOTS = 8
 
 
-def start_backend(headers: Iterable[Header]) -> None:
-    """Start llama.cpp, once per process, with the kernels that suit the first models."""
-    switch_tiles(headers)
-    _start()
-
-
 @cache
-def _start() -> None:
+def start_backend() -> None:
+    """Start llama.cpp, once per process."""
     keep_lines()
     C.llama_backend_init()
 
@@ -132,9 +127,8 @@ def with_snapshots(
 
 
 def library_parts() -> list[str]:
-    """Return the identity of the llama.cpp build: its shared libraries, their sizes and times."""
-    files = sorted(path for path in (Path(C.__file__).parent / "lib").iterdir() if path.is_file())
-    return [f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in files]
+    """Return the identity of the llama.cpp build and of the own kernels in use."""
+    return [*llama_parts(), *own_kernels.parts()]
 
 
 _stack_lock = threading.Lock()

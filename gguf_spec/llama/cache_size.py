@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..gguf.heads import n_heads, shares_cache
 from ..gguf.validation import Header
+from .exact_kernels import flash_on_cpu
 from .options import KV_TYPES, ContextOptions
 
 # positions; llama.cpp rounds contexts up to a multiple
@@ -47,7 +48,7 @@ def cache_bytes(header: Header, options: ContextOptions, n_ctx: int) -> int:
     values = [
         n * (short_value if slide else value) for n, slide in zip(kv_heads, short, strict=True)
     ]
-    if options.flash_on_cpu == "off" and values:
+    if flash_on_cpu(header, options) == "off" and values:
         # values are transposed, and all layers are as wide as the widest
         values = [max(values)] * n_layers
     keys = [n * (short_key if slide else key) for n, slide in zip(kv_heads, short, strict=True)]

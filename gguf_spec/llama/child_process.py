@@ -2,27 +2,47 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
-from collections.abc import Sequence
+import sys
+from typing import Any
 
 
-def run_child(command: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
-    """Run a program without input and return its exit code and its output.
+class ChildError(Exception):
+    """A test did not run to its end; the message has no subject."""
+
+
+def ask(module: str, *arguments: object, timeout_s: float = 600) -> Any:
+    """Run a module of this folder, and return the JSON value in its last line.
 
     Args:
-        command: Path of the program, and its arguments.
-        timeout_s: Time limit in seconds; the program is killed after it.
+        module: Name of the module.
+        arguments: Arguments of its command line.
+        timeout_s: Time limit in seconds; the process is killed after it.
 
     Raises:
-        OSError: The program cannot be started.
-        subprocess.TimeoutExpired: It ran longer than the time limit.
+        ChildError: The process cannot be started, exceeds the time limit or ends without a value.
     """
-    return subprocess.run(
-        command,
-        capture_output=True,
-        encoding="utf-8",
-        errors="replace",  # logs of llama.cpp may have parts of characters
-        timeout=timeout_s,
-        check=False,
-        stdin=subprocess.DEVNULL,
-    )
+    try:
+        child = subprocess.run(
+            command(module, *map(str, arguments)),
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",  # logs of llama.cpp may have parts of characters
+            timeout=timeout_s,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ChildError(f"did not run: {error}") from None
+    if child.returncode < 0:
+        raise ChildError(f"was ended by signal {-child.returncode}")
+    try:
+        return json.loads(child.stdout.splitlines()[-1])
+    except (ValueError, IndexError):
+        raise ChildError(f"ended with code {child.returncode}") from None
+
+
+def command(module: str, *arguments: str) -> list[str]:
+    """Return the command that runs a module of this folder."""
+    return [sys.executable, "-m", f"gguf_spec.llama.{module}", *arguments]

@@ -28,6 +28,7 @@ from ..options import K_MAX
 from .bindings import C
 from .cache import Cache
 from .cache_size import head_bytes as cache_bytes_of_head
+from .exact_kernels import flash_on_cpu
 from .load_errors import context_error, load_error
 from .log import log
 from .model import Model
@@ -139,7 +140,7 @@ class Head(Cache):
         """Return the flash attention of the target, unless the options of drafts need another."""
         options = self.options
         is_free = options.flash_attention == "auto" and not options.needs_flash_attention
-        return self._target.flash_attention if is_free else options.flash_on_cpu
+        return self._target.flash_attention if is_free else flash_on_cpu(self.file.header, options)
 
     @property
     def is_ready(self) -> bool:

@@ -6,7 +6,7 @@ loaded.
 
 from __future__ import annotations
 
-import subprocess
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -17,14 +17,12 @@ from ..gguf.eagle import target_layers
 from ..gguf.model_file import ModelFile
 from ..system.cache import cache_file, read_json, this_machine, write_json
 from .backend import library_parts
-from .child_process import run_child
+from .child_process import ChildError, ask
 from .eagle_head import open_head
 from .model import Model
 from .options import ContextOptions
 
 _VERSION = 1  # format version of cached results
-# seconds; a large file is read from the disk within them
-_PATIENCE_S = 600
 
 
 def why_head_fails(target: ModelFile, head: ModelFile | None) -> str:
@@ -51,17 +49,10 @@ def why_head_fails(target: ModelFile, head: ModelFile | None) -> str:
 def _run(paths: list[Path]) -> str:
     name = paths[-1].name
     try:
-        child = run_child(
-            [sys.executable, "-m", "gguf_spec.llama.head_probe", *map(str, paths)], _PATIENCE_S
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"the test of the prediction head of {name} did not run: {error}"
-    if child.returncode < 0:
-        return (
-            f"llama.cpp fails on the prediction head of {name} "
-            f"(a test was ended by signal {-child.returncode})"
-        )
-    return "" if child.returncode == 0 else f"llama.cpp cannot use the prediction head of {name}"
+        works = ask("head_probe", *paths)
+    except ChildError as error:
+        return f"llama.cpp fails on the prediction head of {name} (a test {error})"
+    return "" if works else f"llama.cpp cannot use the prediction head of {name}"
 
 
 def works(target: Path, head: Path | None) -> bool:
@@ -82,4 +73,4 @@ def works(target: Path, head: Path | None) -> bool:
 
 if __name__ == "__main__":
     paths = [Path(one) for one in sys.argv[1:]]
-    sys.exit(0 if works(paths[0], paths[1] if len(paths) > 1 else None) else 1)
+    sys.stdout.write(f"{json.dumps(works(paths[0], paths[1] if len(paths) > 1 else None))}\n")

@@ -26,6 +26,7 @@ from .cache_size import (
     padded,
     state_bytes,
 )
+from .exact_kernels import flash_on_cpu
 from .offload import offloaded
 from .options import ContextOptions
 from .repacking import repacked_bytes
@@ -337,7 +338,7 @@ def compute_bytes(
     header: Header, options: ContextOptions, n_ctx: int, n_batch: int, with_logits: bool = True
 ) -> int:
     """Return the approximate bytes of the activations of a pass over `n_batch` tokens."""
-    of_row = row_values(header, n_ctx, options.flash_on_cpu == "on")
+    of_row = row_values(header, n_ctx, flash_on_cpu(header, options) == "on")
     logits = _ROWS * header.n_values("tokenizer.ggml.tokens") if with_logits else 0
     return _FLOAT * (n_batch * of_row + logits)
 
@@ -373,6 +374,7 @@ def cpu_batch(header: Header, options: ContextOptions, n_ctx: int) -> int:
     heads = max(header.by_layer("attention.head_count", 0), default=0)
     scores = _FLOAT * padded(n_ctx) * max(heads, 1)
     batch = _BATCH
-    while options.flash_on_cpu == "off" and batch > _LEAST_BATCH and batch * scores > _MOST_SCORES:
-        batch //= 2
+    if flash_on_cpu(header, options) == "off":
+        while batch > _LEAST_BATCH and batch * scores > _MOST_SCORES:
+            batch //= 2
     return batch

@@ -19,13 +19,21 @@ from ..gguf.model_file import ModelFile
 from ..gguf.validation import Header
 from ..options import K_MAX
 from ..results import PassCounts
+from . import own_kernels
 from .backend import build_features, offloads, start_backend, uses_gpu
 from .bindings import C
 from .branches import Branches, added_branches, check_branches, n_sequences
 from .cache import Cache
 from .cache_size import padded
 from .devices import start_numa
-from .exact_kernels import GRID, has_exact_attention, has_exact_products, most_exact_rows
+from .exact_kernels import (
+    GRID,
+    flash_on_cpu,
+    has_exact_attention,
+    has_exact_products,
+    has_own_attention,
+    most_exact_rows,
+)
 from .gpu_fit import fit_layers
 from .hidden_rows import HiddenRows
 from .load_errors import context_error
@@ -49,7 +57,7 @@ class Model(Cache):
     Attributes:
         weight_bytes: Size of the weights, adapters included.
         cached_bytes: Size of one token in the cache.
-        flash_attention: `on` or `off`; `auto` on a GPU build without a measurement.
+        flash_attention: `on` or `off`; `auto` on a GPU build.
         reads_at_once: Tokens of a prompt that one prefill pass decodes.
         grid: Prefill passes end at multiples of this number of tokens. 0 if the ends do not matter,
             because rows have the same bits in passes of any width.
@@ -63,8 +71,8 @@ class Model(Cache):
         slow_first_pass: Whether the first pass of a width takes longer than later ones, because the
             driver of a GPU compiles kernels for it.
         follows_machine: Whether the thread count adapts to the load of the machine. True only if
-            the options give no count and the count changes no logit that matters: on a CPU, without
-            flash attention or for a draft model.
+            the options give no count and the count changes no logit that matters: on a CPU, and not
+            with llama.cpp's flash attention, unless it is a draft model.
     """
 
     depth_costs: Mapping[int, float] = MappingProxyType({})
@@ -77,7 +85,6 @@ class Model(Cache):
         file: ModelFile | Path,
         options: ContextOptions,
         progress: Callable[[float], object] | None = None,
-        flash_attention: str | None = None,
     ) -> None:
         """Load a GGUF file.
 
@@ -87,7 +94,6 @@ class Model(Cache):
             file: The file. A header that was read before is not read again.
             options: Load and context options.
             progress: Called with the loaded fraction, 0 to 1.
-            flash_attention: Measured value for `auto`; None without a measurement.
 
         Raises:
             LoadCancelledError: `progress` returned False.
@@ -97,10 +103,12 @@ class Model(Cache):
             NotEnoughMemoryError: llama.cpp could not allocate weights or cache.
         """
         file = file if isinstance(file, ModelFile) else ModelFile(file)
-        ((_, options),) = fit_layers([(file.header, options)])
+        header = file.header
+        own_kernels.start(options.placement.kernels)
+        ((_, options),) = fit_layers([(header, options)])
         super().__init__(file, options)
-        self.flash_attention = flash_attention or (
-            options.flash_attention if uses_gpu(options) else options.flash_on_cpu
+        self.flash_attention = (
+            options.flash_attention if uses_gpu(options) else flash_on_cpu(header, options)
         )
         self._cached = []
         self.counts = PassCounts()
@@ -109,27 +117,30 @@ class Model(Cache):
         self.follows_machine = (
             options.threads is None
             and not (uses_gpu(options) or options.rpc)
-            and (options.drafts or self.flash_attention == "off")
+            and (
+                options.drafts
+                or self.flash_attention == "off"
+                or has_own_attention(header, options)
+            )
         )
         self._governor = shared_governor(self.threads) if self.follows_machine else None
-        header = self.file.header
         if is_head_alone(header):
             what = f"{self.path.name} is a prediction head without the layers of its model."
             raise UnsupportedModelError(self.path, what, "use it as the draft of that model.")
         options.check_heads(header)
         for adapter in options.lora:
             check_adapter(adapter.path, header)
-        start_backend([header])
+        start_backend()
         start_numa(options.placement.numa)
         self.slow_first_pass = uses_gpu(options)
         # On a GPU only a measurement shows it.
+        features = build_features()
         self.exact_attention = not self.slow_first_pass and has_exact_attention(
-            self.flash_attention, options.kv_type, build_features()
+            header, options, self.flash_attention, features
         )
-        self.most_exact_rows = most_exact_rows(header, options.repacks) or K_MAX + 1
-        self.grid = (
-            0 if options.drafts or (self.exact_attention and has_exact_products(header)) else GRID
-        )
+        self.most_exact_rows = most_exact_rows(header, options, features) or K_MAX + 1
+        is_exact = self.exact_attention and has_exact_products(header, options, features)
+        self.grid = 0 if options.drafts or is_exact else GRID
         options.check_backend(offloads() or bool(options.rpc))
         verbose.set() if options.verbose else verbose.clear()
         keep_lines()

@@ -89,8 +89,8 @@ class ContextOptions:
     Attributes:
         n_ctx: Capacity of the cache, in positions; None selects the trained length, at most 4,096.
         threads: Threads for all batches; None selects the number of physical cores.
-        flash_attention: `on`, `off`, or `auto` for the best measured choice on this machine
-            (`llama.attention`).
+        flash_attention: `on`, `off`, or `auto`: on a CPU the best choice whose rows have the same
+            bits in passes of all widths (`llama.exact_kernels`), on a GPU llama.cpp's choice.
         kv_type: Number type of the cache, one of `KV_TYPES`. Types below 16 bits need flash
             attention.
         gpu_layers: Layers to offload; -1 for all if the build has a GPU backend; `auto` for as many
@@ -165,7 +165,7 @@ class ContextOptions:
             raise InvalidOptionError(
                 self._named("gpu_layers"), n, f"0, -1 or auto with {self._named('device')} none"
             )
-        if self.flash_attention == "off" and self._cache_in_blocks:
+        if self.flash_attention == "off" and self.needs_flash_attention:
             hint = advice(
                 Text("set ", Option(self._named("flash_attention"), "auto")),
                 Text("set ", Option(self._named("kv_type"), "f16")),
@@ -227,18 +227,8 @@ class ContextOptions:
 
     @property
     def needs_flash_attention(self) -> bool:
-        """Whether the cache's number type requires flash attention."""
-        return self._cache_in_blocks
-
-    @property
-    def flash_on_cpu(self) -> str:
-        """Value of `auto` on a CPU.
-
-        It is off if possible, because rows then have the same bits in passes of all widths.
-        """
-        if self.flash_attention != "auto":
-            return self.flash_attention
-        return "on" if self._cache_in_blocks else "off"
+        """Whether the cache's number type requires flash attention, as it has blocks of values."""
+        return KV_TYPES[self.kv_type][1] < 2
 
     def positions(self, n_ctx_train: int) -> int:
         """Return the context length to request, for a model trained for `n_ctx_train` positions."""
@@ -278,8 +268,8 @@ class ContextOptions:
         Raises:
             InvalidOptionError: A head has another length. The message contains it.
         """
-        uneven = [n for n in _head_sizes(header) if n % _KV_BLOCK]
-        if self._cache_in_blocks and uneven:
+        uneven = [n for pair in head_sizes(header) for n in pair if n % _KV_BLOCK]
+        if self.needs_flash_attention and uneven:
             allowed = (
                 f"f16, bf16 or f32: heads of {header.path.name} have {uneven[0]} values, "
                 f"which is not a multiple of {_KV_BLOCK}"
@@ -287,26 +277,35 @@ class ContextOptions:
             hint = Text("set ", Option(self._named("kv_type"), "f16"), ".")
             raise InvalidOptionError(self._named("kv_type"), self.kv_type, allowed, hint)
 
-    @property
-    def _cache_in_blocks(self) -> bool:
-        return KV_TYPES[self.kv_type][1] < 2
-
     def _named(self, option: str) -> str:
         return f"draft_{option}" if self.drafts else option
 
 
-def _head_sizes(header: Header) -> list[int]:
-    """Return the known lengths of a head's keys and values."""
+def head_sizes(header: Header) -> list[tuple[int, int]]:
+    """Return the lengths of a head's keys and values, also those of sliding windows.
+
+    Unknown lengths are 0.
+    """
     n_heads = header.of_architecture("attention.head_count", 0)
     n_heads = n_heads[0] if isinstance(n_heads, tuple) and n_heads else n_heads
     width = header.of_architecture("embedding_length", 0)
-    plain = (
-        width // n_heads
-        if isinstance(n_heads, int) and isinstance(width, int) and n_heads > 0
-        else 0
-    )
-    sizes = (header.of_architecture(f"attention.{name}_length", plain) for name in ("key", "value"))
-    return [n for n in sizes if isinstance(n, int) and n > 0]
+    known = isinstance(n_heads, int) and isinstance(width, int) and n_heads > 0
+    usual = width // n_heads if known else 0
+    sizes = []
+    for kind in ("", "_swa"):
+        key, value = (
+            header.of_architecture(
+                f"attention.{name}_length{kind}",
+                header.of_architecture(f"attention.{name}_length", usual),
+            )
+            for name in ("key", "value")
+        )
+        sizes.append((_positive(key), _positive(value)))
+    return [*dict.fromkeys(sizes)]
+
+
+def _positive(length: object) -> int:
+    return max(0, length) if isinstance(length, int) else 0
 
 
 def physical_cores() -> int:

@@ -40,6 +40,7 @@ class Placement:
         mmap: Whether files are mapped into memory; None maps them if the devices can use that.
         mlock: Whether the weights in main memory are locked there.
         numa: NUMA strategy of the process, or None.
+        kernels: Kernels of the process (`own_kernels.start`).
     """
 
     devices: tuple[str, ...] = ()
@@ -48,6 +49,7 @@ class Placement:
     mmap: bool | None = None
     mlock: bool = False
     numa: str | None = None
+    kernels: str = "auto"
 
     @property
     def uses_gpu(self) -> bool:
@@ -133,6 +135,7 @@ def read_placement(
     mmap: bool | None = None,
     mlock: bool = False,
     numa: str | None = None,
+    kernels: str = "auto",
 ) -> Placement:
     """Return the placement from arguments of `load`.
 
@@ -149,6 +152,7 @@ def read_placement(
         checked("mmap", mmap),
         checked("mlock", mlock),
         checked("numa", numa),
+        checked("kernels", kernels),
     )
 
 

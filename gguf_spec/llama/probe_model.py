@@ -1,15 +1,10 @@
-"""Writer of a small GGUF model of two layers, to time kernels without the model itself.
-
-With the default weights, attention dominates its passes. With the weights of a real model's layers,
-their products do.
-"""
+"""Writer of a small GGUF model of two layers, to time attention without the model itself."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,17 +17,10 @@ N_VOCAB = 3 + 256
 # bytes; alignment of tensor data
 _ALIGN = 32
 _F32, _Q8_0 = 0, 8  # ggml types
-# ggml type -> weights of a block, its bytes, bytes at which its 16-bit scales start
-_BLOCKS = {
-    _Q8_0: (32, 34, (0,)),
-    10: (256, 84, (80, 82)),  # Q2_K
-    11: (256, 110, (108,)),  # Q3_K
-    12: (256, 144, (0, 2)),  # Q4_K
-    13: (256, 176, (0, 2)),  # Q5_K
-    14: (256, 210, (208,)),  # Q6_K
-}
-# bytes of random weights that are repeated
-_RANDOM_BYTES = 1 << 20
+# weights of a block of Q8_0, and its bytes: a 16-bit scale is before them
+_BLOCK, _BLOCK_BYTES = 32, 34
+# channels and feed-forward units of the model: so few that attention dominates its passes
+_WIDTH, _N_FF = 64, 32
 _U32, _I32, _F32_KEY, _STRING, _ARRAY = 4, 5, 6, 8, 9  # types of metadata values
 _UNKNOWN, _CONTROL, _BYTE = 2, 3, 6  # token types
 
@@ -53,39 +41,15 @@ class AttentionShape(NamedTuple):
     value_length: int
 
 
-class LayerWeights(NamedTuple):
-    """Parameters that determine the cost of a layer's products.
-
-    Attributes:
-        width: Channels.
-        n_ff: Feed-forward units.
-        types: ggml type of each matrix of a layer, of `attn_q`, `ffn_down` and so on; matrices that
-            are not named have Q8_0.
-    """
-
-    width: int = 64
-    n_ff: int = 32
-    types: Mapping[str, int] = MappingProxyType({})
-
-
-def can_be_written(kind: int) -> bool:
-    """Return whether a probe model can have weights of this ggml type."""
-    return kind in _BLOCKS
-
-
-def write_probe_model(
-    path: Path, shape: AttentionShape, n_ctx: int, weights: LayerWeights | None = None
-) -> None:
+def write_probe_model(path: Path, shape: AttentionShape, n_ctx: int) -> None:
     """Write a model of `N_LAYERS` layers with this attention and random weights.
 
     Args:
         path: The file to write.
         shape: Shape of the attention.
         n_ctx: Trained context length in its metadata, in positions.
-        weights: Sizes and types of its matrices; None stands for the smallest, of Q8_0.
     """
-    weights = weights or LayerWeights()
-    rng, width, n_ff = np.random.default_rng(1), weights.width, weights.n_ff
+    rng, width, n_ff = np.random.default_rng(1), _WIDTH, _N_FF
     metadata: list[tuple[str, int, Any]] = [
         ("general.architecture", _STRING, "llama"),
         ("llama.context_length", _U32, n_ctx),
@@ -123,10 +87,7 @@ def write_probe_model(
     ]
     tensors.append(_norm("output_norm.weight", width))
     for i in range(N_LAYERS):
-        tensors += [
-            _matrix(rng, f"blk.{i}.{name}.weight", size, weights.types.get(name, _Q8_0))
-            for name, size in sizes.items()
-        ]
+        tensors += [_matrix(rng, f"blk.{i}.{name}.weight", size) for name, size in sizes.items()]
         tensors += [_norm(f"blk.{i}.{name}.weight", width) for name in ("attn_norm", "ffn_norm")]
     _write(path, metadata, tensors)
 
@@ -142,22 +103,13 @@ def _norm(name: str, width: int) -> _Tensor:
     return _Tensor(name, [width], _F32, np.ones(width, dtype="<f4").tobytes())
 
 
-def _matrix(
-    rng: np.random.Generator, name: str, size: tuple[int, int], kind: int = _Q8_0
-) -> _Tensor:
+def _matrix(rng: np.random.Generator, name: str, size: tuple[int, int]) -> _Tensor:
     rows, columns = size
-    n_weights, n_bytes, scales = _BLOCKS[kind]
-    n_blocks = rows * columns // n_weights
-    n_random = min(n_blocks, _RANDOM_BYTES // n_bytes)
-    blocks = rng.integers(0, 256, (n_random, n_bytes), dtype=np.uint8)
-    if kind == _Q8_0:
-        blocks[:, 2:] = rng.integers(-64, 64, (n_random, 32)).astype(np.int8).view(np.uint8)
+    blocks = np.empty((rows * columns // _BLOCK, _BLOCK_BYTES), dtype=np.uint8)
     # scale for integers from -64 to 63: rows have a norm of about 1
-    scale = np.array([1 / (64 * columns**0.5)], dtype="<f2").view(np.uint8)
-    for start in scales:
-        blocks[:, start : start + 2] = scale
-    data = blocks.tobytes() * -(-n_blocks // n_random)
-    return _Tensor(name, [columns, rows], kind, data[: n_blocks * n_bytes])
+    blocks[:, :2] = np.array([1 / (64 * columns**0.5)], dtype="<f2").view(np.uint8)
+    blocks[:, 2:] = rng.integers(-64, 64, (len(blocks), _BLOCK)).astype(np.int8).view(np.uint8)
+    return _Tensor(name, [columns, rows], _Q8_0, blocks.tobytes())
 
 
 def _write(

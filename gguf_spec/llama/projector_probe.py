@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import struct
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,14 +16,12 @@ from ..gguf.projector import read_projector
 from ..system.cache import cache_file, content_id, read_json, this_machine, write_json
 from .backend import library_parts, start_backend
 from .bindings import C
-from .child_process import run_child
+from .child_process import ChildError, ask
 from .image_file import check_image
 from .mtmd import mtmd
 from .native import Native
 from .projector import Chunk, Projector
 
-# Seconds; a large projector needs some for an image.
-_PATIENCE_S = 600
 # Pixels of a side of the test image.
 _SIDE = 64
 
@@ -51,28 +48,20 @@ def check_projector(projector: Path, model: Path) -> None:
     write_json(cache, {"ok": True})
 
 
-def probe(projector: Path, model: Path) -> str | None:
-    """Run the test in a child process; return a description of the failure, or None."""
-    command = [sys.executable, "-m", "gguf_spec.llama.projector_probe", str(projector), str(model)]
+def probe(projector: Path, model: Path) -> str:
+    """Run the test in a child process; return a description of the failure, or nothing."""
     try:
-        child = run_child(command, _PATIENCE_S)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"the test did not run ({error})"
-    if child.returncode < 0:
-        return f"it crashes (signal {-child.returncode})"
-    try:
-        problem = json.loads(child.stdout.splitlines()[-1])["problem"]
-    except (ValueError, KeyError, IndexError, TypeError):
-        return f"the test ended with code {child.returncode}"
-    return str(problem).rstrip(".") if problem else None
+        return str(ask("projector_probe", projector, model)).rstrip(".")
+    except ChildError as error:
+        return f"a test {error}"
 
 
-def encode_one(projector: Path, model: Path) -> str | None:
-    """Encode a grey image; return the reason if that is not possible."""
+def encode_one(projector: Path, model: Path) -> str:
+    """Encode a grey image; return the reason if that is not possible, otherwise nothing."""
     params = C.llama_model_default_params()
     params.vocab_only = True
     native = Native()
-    start_backend([])
+    start_backend()
     if not native.load(str(model).encode(), params):
         return "its model cannot be loaded"
     try:
@@ -82,7 +71,7 @@ def encode_one(projector: Path, model: Path) -> str | None:
                 loaded.compute(chunk)
     except GgufSpecError as error:
         return error.message.partition(": ")[2] or error.message
-    return None
+    return ""
 
 
 def grey_image() -> bytes:
@@ -93,4 +82,4 @@ def grey_image() -> bytes:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps({"problem": encode_one(*map(Path, sys.argv[1:3]))}) + "\n")
+    sys.stdout.write(f"{json.dumps(encode_one(*map(Path, sys.argv[1:3])))}\n")

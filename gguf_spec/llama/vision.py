@@ -197,7 +197,6 @@ class VisionModel(ModelWithImages):
         options: ContextOptions,
         projector: Header,
         progress: Callable[[float], object] | None = None,
-        flash_attention: str | None = None,
     ) -> None:
         """Load a model and its projector.
 
@@ -206,13 +205,12 @@ class VisionModel(ModelWithImages):
             options: Load and context options.
             projector: Checked header of the projector.
             progress: As for `Model`.
-            flash_attention: As for `Model`.
 
         Raises:
             UnsupportedModelError: The projector does not fit, or the model is recurrent.
             ModelError, InvalidOptionError, NotEnoughMemoryError: As for `Model`.
         """
-        super().__init__(file, options, progress, flash_attention)
+        super().__init__(file, options, progress)
         try:
             if self.recurrent:
                 raise UnsupportedModelError(
@@ -257,7 +255,6 @@ class BlindModel(ModelWithImages):
         options: ContextOptions,
         pictures: Pictures,
         progress: Callable[[float], object] | None = None,
-        flash_attention: str | None = None,
     ) -> None:
         """Load a model.
 
@@ -266,10 +263,9 @@ class BlindModel(ModelWithImages):
             options: Load and context options.
             pictures: The images of the target.
             progress: As for `Model`.
-            flash_attention: As for `Model`.
         """
         self._pictures = pictures
-        super().__init__(file, options, progress, flash_attention)
+        super().__init__(file, options, progress)
 
     @property
     def why_plain(self) -> str:

@@ -224,7 +224,7 @@ class Tokenizer(Weights):
             ModelError: The file is missing or damaged.
         """
         super().__init__(file, ContextOptions())
-        start_backend([file.header])
+        start_backend()
         try:
             self._load(file.header, None, vocab_only=True)
         except BaseException:

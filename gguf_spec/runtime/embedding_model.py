@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..gguf.model_file import ModelFile
-from ..llama.backend import start_backend
 from ..llama.embedder import Embedder
 from ..llama.embedding_memory import check_room_to_embed
 from ..llama.model import Model
@@ -35,7 +34,6 @@ def embedding_llm(
     """
     if not options.rpc:  # the memory of workers is not known
         check_room_to_embed(file.header, options)
-    start_backend([file.header])
     target = Model(file, options, progress)
     try:
         Embedder(target)  # checks the pooling

@@ -12,12 +12,12 @@ from ..errors import InvalidOptionError
 from ..errors.texts import Option, Optionally, Text
 from ..gguf.model_file import ModelFile
 from ..gguf.validation import Header
-from ..llama.attention import choose_attention
+from ..llama import own_kernels
+from ..llama.attention import depth_costs
 from ..llama.backend import check_room, prefix_memory_in_room, start_backend
 from ..llama.devices import check_placement
 from ..llama.gpu_fit import fit_layers
 from ..llama.head import Head
-from ..llama.kernel_choice import repacking_pays
 from ..llama.model import Model
 from ..llama.options import AdapterFile, ContextOptions, adapters
 from ..llama.placement import read_placement
@@ -64,6 +64,7 @@ def load(
     mmap: bool | None = None,
     mlock: bool = False,
     numa: Literal["distribute", "isolate", "numactl"] | None = None,
+    kernels: str = "auto",
     mmproj: str | Path | None = None,
     lora: AdapterFile | Sequence[AdapterFile] = (),
     draft_lora: AdapterFile | Sequence[AdapterFile] = (),
@@ -119,13 +120,16 @@ def load(
             mapped files.
         mlock: Lock the weights in main memory, so that they are never paged out.
         numa: Placement of llama.cpp's threads on NUMA nodes; one value per process.
+        kernels: `stock` for the kernels of llama.cpp; `auto` for those of this package where they
+            work, or what the environment variable `GGUF_SPEC_KERNELS` names. One value per process:
+            the first model decides.
         mmproj: The projector file (mmproj) of a vision model, so that prompts may have images. It
             cannot be combined with `parallel` above 1 or `rpc`.
         lora: LoRA adapters of the target as GGUF files: one or several, each alone or in a pair
             with its scale.
         draft_lora: LoRA adapters of the draft model.
         extra_bufts: Let llama.cpp repack the weights for this CPU; None decides by a self-test,
-            which runs once per machine, and by what `tune` measured for K-quants.
+            which runs once per machine.
         parallel: Number of requests that can run at the same time and share passes. Each has a
             cache of `n_ctx` tokens of its own. With 1 requests wait for each other. `auto` takes
             as many as raise the tokens per second of all by the measured costs, at most 16; 4
@@ -175,7 +179,9 @@ def load(
         adapters(lora),
         rpc=parse_workers(rpc),
         pooling=pooling,
-        placement=read_placement(device, cpu_moe, n_cpu_moe, override_tensor, mmap, mlock, numa),
+        placement=read_placement(
+            device, cpu_moe, n_cpu_moe, override_tensor, mmap, mlock, numa, kernels
+        ),
     )
     of_draft = options.for_draft(
         draft_flash_attention,
@@ -187,8 +193,10 @@ def load(
     )
     header = file.header  # reads and checks the file, before the self-test and the search
     _check_placements(header, options, of_draft)
-    if extra_bufts is None:
-        options, of_draft = _with_buffers(header, options, of_draft)
+    own_kernels.start(options.placement.kernels)
+    if extra_bufts is None and not extra_bufts_work():
+        options = replace(options, extra_bufts=False)
+        of_draft = replace(of_draft, extra_bufts=False)
     projector = choose_projector(mmproj, file, options, parallel)
     if file.embeds_only:
         return embedding_llm(entry, file, options, _Steps(progress, [header.file_bytes]).next())
@@ -208,18 +216,14 @@ def load(
     check_room(models)
     n_kept_bytes = _prefix_memory(prefix_memory, models)
     check_workers(options.rpc)
-    start_backend([one for one, _ in models])
-    flash_attention, attention = choose_attention(header, options, must_be_exact=True)
+    start_backend()
+    costs = depth_costs(header, options)
     steps = _Steps(progress, [one.file_bytes for one, _ in models])
     drafter: Model | Head | None = None
     translation: Translation | None = None
-    target = load_target(file, options, projector, steps.next(), flash_attention)
+    target = load_target(file, options, projector, steps.next())
     try:
-        if attention:
-            target.exact_attention, target.depth_costs = (
-                attention.exact,
-                attention.depth_costs(header),
-            )
+        target.depth_costs = costs
         if target.why_plain and not plain:
             notes, draft_notes = [_plainly(target)], []
         else:
@@ -263,15 +267,6 @@ def load(
         if drafter:
             drafter.close()
         raise
-
-
-def _with_buffers(
-    header: Header, options: ContextOptions, of_draft: ContextOptions
-) -> tuple[ContextOptions, ContextOptions]:
-    """Return the options of both models with the repacked weights that work and pay here."""
-    if extra_bufts_work():
-        return replace(options, extra_bufts=repacking_pays(header, options)), of_draft
-    return replace(options, extra_bufts=False), replace(of_draft, extra_bufts=False)
 
 
 def _measure(pair: ModelPair, llm: LLM) -> None:
@@ -380,11 +375,11 @@ def _load_draft(
     Raises:
         VocabularyMismatchError: The vocabularies have too few common tokens.
     """
-    flash_attention, attention = choose_attention(file.header, options, must_be_exact=False)
+    costs = depth_costs(file.header, options)
     options = replace(options, n_ctx=target.n_ctx)
-    draft = load_beside(target, file, options, progress, flash_attention)
+    draft = load_beside(target, file, options, progress)
     try:
-        draft.depth_costs = attention.depth_costs(file.header) if attention else {}
+        draft.depth_costs = costs
         translation = translation_of(target, draft)
     except BaseException:
         draft.close()

@@ -23,7 +23,6 @@ from typing import Any, BinaryIO
 from ..errors import RollbackError, SessionError
 from ..llama.backend import library_parts
 from ..llama.cache import Cache
-from ..llama.exact_kernels import kernels_in_use
 from ..llama.head import Head
 from ..llama.model import Model
 from ..options import IMAGE_IDS
@@ -170,7 +169,6 @@ def _about(model: Model | Head) -> dict[str, Any]:
     parts: list[object] = [
         *this_machine(),
         *library_parts(),
-        kernels_in_use(),
         model.file.content_id,
     ]
     parts += [model.flash_attention, o.kv_type, o.gpu_layers, o.extra_bufts, model.n_ctx, *o.rpc]

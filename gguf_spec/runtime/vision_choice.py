@@ -73,14 +73,13 @@ def load_target(
     options: ContextOptions,
     projector: Header | None,
     progress: OnShare,
-    flash_attention: str | None,
 ) -> Model:
     """Load the target, with its projector if there is one."""
     if projector is None:
-        return Model(file, options, progress, flash_attention)
+        return Model(file, options, progress)
     from ..llama.vision import VisionModel
 
-    return VisionModel(file, options, projector, progress, flash_attention)
+    return VisionModel(file, options, projector, progress)
 
 
 def load_beside(
@@ -88,12 +87,11 @@ def load_beside(
     file: ModelFile,
     options: ContextOptions,
     progress: OnShare,
-    flash_attention: str | None,
 ) -> Model:
     """Load a draft model for a target, which may see images."""
     if not getattr(target, "sees", False):
-        return Model(file, options, progress, flash_attention)
+        return Model(file, options, progress)
     from ..llama.vision import BlindModel, VisionModel
 
     pictures = cast(VisionModel, target).pictures
-    return BlindModel(file, options, pictures, progress, flash_attention)
+    return BlindModel(file, options, pictures, progress)

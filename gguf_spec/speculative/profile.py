@@ -29,7 +29,7 @@ from .drafters import (
 from .pair_statistics import PairStatistics, expectations
 
 # Version of the stored files; files of another version are ignored.
-VERSION = 9
+VERSION = 10
 # Smallest speed-up that counts as one.
 WORTH_SAYING = 1.05
 # Shift of the acceptance rate of text proposals if the target is sampled, in log odds. Sampled
@@ -60,7 +60,6 @@ class Profile:
         proposal_s: Approximate seconds of Python for each token that the draft model proposes.
         exact_width: Largest width, in tokens, up to which all passes give a row the bits of a
             single-row pass; 1 if no wider pass does.
-        kernels: Kernels that were in use (`llama.exact_kernels.kernels_in_use`).
         steady: No other program appeared to run during the measurement.
         measured_at: Time of the measurement, in seconds since 1970.
         restores: A rollback restores the state of recurrent layers; True without such layers.
@@ -77,7 +76,6 @@ class Profile:
     token_s: float = 0.0
     proposal_s: float = 0.0
     exact_width: int = 1
-    kernels: str = ""
     steady: bool = True
     measured_at: float = 0.0
     restores: bool = True
@@ -257,7 +255,6 @@ class Profile:
             numbers["token_s"],
             numbers["proposal_s"],
             exact_width,
-            str(data["kernels"]),
             data["steady"],
             numbers["measured_at"],
             data["restores"],

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from ..arrays import Logits
-from ..llama.exact_kernels import kernels_in_use
 from ..options import K_MAX, Sampling
 from ..sampling.chain import Filters, Sampler
 from ..sampling.near_ties import SingleTokenReference
@@ -139,7 +138,6 @@ def measure(
         generated.token_s,
         proposal_s,
         exact_width,
-        kernels_in_use(),
         generated.steady,
         restores=restores,
         guesses_depth=(guess, draft_guess),

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from ..llama.exact_kernels import kernels_in_use
 from ..llama.head import Head
 from ..llama.model import Model
 from ..system.competition import cores_are_shared
@@ -34,8 +33,6 @@ def profile_of(
     measurement. `translation` is that of a draft with other token ids.
     """
     kept, now = read_profile(target, draft), time.time()
-    if kept and kept.kernels != kernels_in_use():
-        kept = None
     if kept and kept.steady and 0 <= now - kept.measured_at < _OLD_S:
         known = _with_depth(kept, target, draft)
         if known != kept:

@@ -13,9 +13,7 @@ from .atomic_file import atomic_write
 from .folders import cache_folder
 
 # folders of the cache, one for each kind of measurement
-CacheFolder = Literal[
-    "attention", "experience", "kernels", "pairs", "probe", "profiles", "verified"
-]
+CacheFolder = Literal["attention", "experience", "pairs", "probe", "profiles", "verified"]
 CACHE_FOLDERS: tuple[CacheFolder, ...] = get_args(CacheFolder)
 
 

@@ -5,42 +5,104 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from gguf_spec.llama import exact_kernels
-from gguf_spec.llama.exact_kernels import most_exact_rows
+from gguf_spec.gguf.validation import read_header
+from gguf_spec.llama import exact_kernels, own_kernels
+from gguf_spec.llama.exact_kernels import (
+    flash_on_cpu,
+    has_exact_attention,
+    has_exact_products,
+    most_exact_rows,
+)
+from gguf_spec.llama.options import ContextOptions
 from gguf_spec.speculative.profiler import measure
 from tests.fakes import FakeModel, random_table
+from tests.gguf import zoo
 
-F32, F16, Q4_0, Q8_0, Q2_K, Q4_K, Q6_K = 0, 1, 2, 8, 10, 12, 14
+F32, F16, Q4_0, Q8_0, Q2_K, Q3_K, Q4_K, Q6_K = 0, 1, 2, 8, 10, 11, 12, 14
+AMX, LLAMAFILE = {"AMX_INT8": "1"}, {"LLAMAFILE": "1"}
+REMOTE = {"rpc": ("127.0.0.1:1",)}
 
 
-def header(*types):
+def header(*types, output=F32):
     matrices = [
         SimpleNamespace(name=f"blk.{i}.ffn_up.weight", type=kind, shape=(256, 256))
         for i, kind in enumerate(types)
     ]
+    matrices.append(SimpleNamespace(name="output.weight", type=output, shape=(256, 256)))
     return SimpleNamespace(
         tensors=[*matrices, SimpleNamespace(name="blk.0.norm.weight", type=Q4_K, shape=(256,))]
     )
 
 
+@pytest.fixture
+def use(monkeypatch):
+    """Sets the kernels of this process; the own ones take attention with an f16 cache."""
+    monkeypatch.setattr(exact_kernels.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(own_kernels, "_library_takes", lambda *size: size == (32, 32, 1))
+    return lambda name: monkeypatch.setattr(own_kernels, "_decided", [own_kernels.Kernels(name)])
+
+
 @pytest.mark.parametrize(
-    ("types", "extra_bufts", "tiled", "most"),
+    ("types", "options", "features", "stock", "own"),
     [
-        ([F32, F16, Q4_0, Q8_0], True, True, None),
-        ([Q8_0, Q4_K], True, True, 3),
-        ([Q8_0, Q2_K], True, False, 3),
-        ([Q4_K], False, True, 7),
-        ([Q4_K], False, False, None),
-        ([Q6_K], True, True, 7),
-        ([Q6_K], True, False, None),
+        ([F32, F16, Q4_0, Q8_0], {}, {}, None, None),
+        ([Q8_0, Q4_K], {}, {}, 3, None),
+        ([Q8_0, Q2_K], {}, {}, 3, None),
+        ([Q4_K], {"extra_bufts": False}, {}, 7, None),
+        ([Q6_K], {}, {}, 7, None),
+        ([Q3_K], {}, {}, 7, 7),
+        ([Q4_K], {}, AMX, 3, 3),
+        ([Q4_K], {"extra_bufts": False}, AMX, 7, None),
+        ([Q4_K], REMOTE, {}, 7, 7),
     ],
 )
-def test_the_types_of_the_matrices_decide(monkeypatch, types, extra_bufts, tiled, most):
-    monkeypatch.setattr(exact_kernels, "_decided", [not tiled])
-    monkeypatch.setattr(exact_kernels.platform, "machine", lambda: "x86_64")
-    assert most_exact_rows(header(*types), extra_bufts) == most
+def test_the_types_of_the_matrices_decide(use, monkeypatch, types, options, features, stock, own):
+    options = ContextOptions(**options)
+    for name, most in (("", stock), ("avx2", own)):
+        use(name)
+        assert most_exact_rows(header(*types), options, features) == most
+        assert has_exact_products(header(*types), options, features) is (most is None)
     monkeypatch.setattr(exact_kernels.platform, "machine", lambda: "aarch64")
-    assert most_exact_rows(header(*types), extra_bufts) is None
+    assert most_exact_rows(header(*types), options, features) is None
+
+
+def test_an_output_matrix_limits_rows_but_changes_no_cache(use):
+    use("")
+    one = header(Q4_0, output=Q6_K)
+    assert most_exact_rows(one, ContextOptions(), {}) == 7
+    assert has_exact_products(one, ContextOptions(), {})
+
+
+@pytest.mark.parametrize(
+    ("options", "stock", "own"),
+    [
+        ({}, "off", "on"),
+        ({"kv_type": "q8_0"}, "on", "on"),
+        ({"kv_type": "bf16"}, "off", "off"),
+        ({"flash_attention": "on"}, "on", "on"),
+        ({"flash_attention": "off"}, "off", "off"),
+        (REMOTE, "off", "off"),
+    ],
+)
+def test_flash_attention_is_on_with_the_own_kernel(use, tmp_path, options, stock, own):
+    one, options = read_header(zoo.write(tmp_path / "a.gguf")), ContextOptions(**options)
+    for name, flash in (("", stock), ("avx2", own)):
+        use(name)
+        assert flash_on_cpu(one, options) == flash
+
+
+def test_attention_is_exact_with_the_own_kernel_in_any_build(use, tmp_path):
+    one, options = read_header(zoo.write(tmp_path / "a.gguf")), ContextOptions()
+
+    def exact(flash, features):
+        return has_exact_attention(one, options, flash, features)
+
+    use("avx2")
+    assert exact("on", LLAMAFILE)
+    use("")
+    assert [exact("on", {}), exact("off", {}), exact("off", LLAMAFILE)] == [False, True, False]
+    in_blocks = ContextOptions(kv_type="q8_0")
+    assert has_exact_attention(one, in_blocks, "on", LLAMAFILE)
 
 
 def test_a_profile_promises_no_more():

@@ -124,6 +124,7 @@ from pathlib import Path
 import gguf_spec
 from gguf_spec import Sampling
 from gguf_spec.doctor.installation import build_features
+from gguf_spec.llama import own_kernels
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.gguf.validation import read_header
 from gguf_spec.llama.memory import needs
@@ -133,6 +134,7 @@ import gguf_spec.runtime.llm
 model, draft, options = json.loads(sys.argv[1])
 how = ContextOptions(extra_bufts=options.get("extra_bufts", True), **{k: v for k, v in options.items() if k != "extra_bufts"})
 files = [local(resolve(name)) for name in (model, draft) if name]
+own_kernels.start()
 wanted = needs([(read_header(file), how) for file in files], build_features())
 with gguf_spec.load(model, draft, threads=2, **options) as llm:
     words = "There was once a king who had three daughters, and all of them were fair, but the youngest was so fair that the sun itself. "

@@ -215,6 +215,30 @@ def test_the_command_for_pip_works_without_the_paths_of_the_build(clone):
     assert children.run([*command, "--version"], **asked).stdout.startswith("pip ")
 
 
+@pytest.mark.parametrize("compiles", [True, False])
+def test_a_wheel_has_the_kernels_if_they_can_be_compiled(clone, compiles, tmp_path):
+    there = tmp_path / "there"
+    shutil.copytree(clone, there)
+    (there / "gguf_spec" / "kernels").mkdir()
+    (there / "gguf_spec" / "kernels" / "entry.cpp").write_text("")
+    patch = f"""
+    import build_kernels
+    def call(command, log):
+        if {compiles}:
+            Path(command[1]).parents[1].joinpath("gguf_spec/kernels/libgguf_spec_kernels.so").touch()
+        return {int(not compiles)}
+    _llama_wheel.call = call
+    """
+    done = run(there, "build_wheel", patch=patch)
+    assert done.returncode == 0, done.stderr
+    made = there / "out" / done.stdout.split()[-1]
+    with zipfile.ZipFile(made) as wheel:
+        has_library = "gguf_spec/kernels/libgguf_spec_kernels.so" in wheel.namelist()
+    tag = "linux_x86_64" if compiles else "any"
+    assert (has_library, made.stem.endswith(f"py3-none-{tag}")) == (compiles, True)
+    assert ("Warning: the kernels" in done.stderr) != compiles
+
+
 def test_a_wheel_for_an_index_asks_for_the_plain_name(clone):
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", "out"]
     children.run(command, cwd=clone, check=True, capture_output=True)

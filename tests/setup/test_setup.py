@@ -396,6 +396,58 @@ def test_a_broken_wheel_in_the_cache_is_compiled_again(machine):
     assert wheel.stat().st_size > 4
 
 
+# The kernels
+
+
+@pytest.fixture
+def kernels(machine):
+    """A clone with sources of kernels, and a compiler that writes down its calls and makes what -o names."""
+    folder = machine.clone / "gguf_spec" / "kernels"
+    folder.mkdir(parents=True)
+    (folder / "entry.cpp").write_text("// one", encoding="utf-8")
+    text = f"""#!/bin/bash
+echo '{GCC}'
+case "$*" in *" -o "*) ;; *) exit 0 ;; esac
+echo "c++ $*" >> "$CALLS"
+[ -z "${{NO_KERNELS:-}}" ] || exit 1
+while [ "$1" != -o ]; do shift; done
+echo made > "$2"
+"""
+    script(machine.tools / "c++", text)
+    return folder
+
+
+def test_the_kernels_are_compiled_once_and_again_after_a_change(machine, kernels):
+    done = machine.run()
+    library = kernels / "libgguf_spec_kernels.so"
+    assert library.read_text(encoding="utf-8") == "made\n", done.stderr
+    n = len(machine.calls("c++ "))
+    assert n == 10, "entry.cpp, two files for each of four instruction sets, and the library"
+    machine.run()
+    assert len(machine.calls("c++ ")) == n
+    (kernels / "entry.cpp").write_text("// two", encoding="utf-8")
+    machine.run()
+    machine.check()
+    assert len(machine.calls("c++ ")) == 2 * n
+    assert len(machine.calls("-m venv")) == 1, "the rest stays"
+
+
+def test_goes_on_without_kernels_that_cannot_be_compiled(machine, kernels):
+    done = machine.run("x", NO_KERNELS="1")
+    assert done.stdout.endswith(" x\n")
+    (warning,) = (
+        line for line in done.stderr.splitlines() if line.startswith("Warning: the kernels")
+    )
+    log = Path(warning.rpartition("The log: ")[2])
+    assert "the kernels cannot be compiled" in log.read_text(encoding="utf-8")
+    assert machine.run().stderr == "", "not tried again before something changes"
+
+
+def test_kernels_for_another_kind_of_processor_are_not_compiled(machine, kernels):
+    machine.run(PATCH="module.build_kernels.platform.machine = lambda: 'aarch64'")
+    assert not machine.calls("c++ ")
+
+
 # Two at once
 
 

@@ -1,7 +1,5 @@
-"""Which attention is chosen, from measured costs, and what is kept of them."""
+"""The cost of attention: how it is measured, and what is kept of it."""
 
-import json
-from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,13 +7,12 @@ import pytest
 
 from gguf_spec.gguf.validation import Header
 from gguf_spec.llama import attention
-from gguf_spec.llama.attention import AttentionCosts, attention_shape, choose_attention
+from gguf_spec.llama.attention import attention_shape, depth_costs
 from gguf_spec.llama.options import ContextOptions
-from gguf_spec.llama.probe_model import AttentionShape
+from gguf_spec.llama.probe_model import N_LAYERS, AttentionShape
+from gguf_spec.system.cache import write_json
 
 WIDTHS = (1, 2, 4, 8, 32)
-OFF = AttentionCosts("off", dict.fromkeys(WIDTHS, 2e-4), dict.fromkeys(WIDTHS, 1e-7), 0.2, True)
-ON = AttentionCosts("on", dict.fromkeys(WIDTHS, 1e-4), dict.fromkeys(WIDTHS, 1e-7), 0.1, False)
 
 
 def header(**of):
@@ -26,54 +23,6 @@ def header(**of):
         1,
         1000,
     )
-
-
-@pytest.fixture
-def costs(monkeypatch):
-    """What is measured, by flash attention; None fails."""
-    given = {"off": OFF, "on": ON}
-    monkeypatch.setattr(
-        attention,
-        "measured_attention",
-        lambda shape, options, only_if_exact: given[options.flash_attention],
-    )
-    monkeypatch.setattr(attention, "uses_gpu", lambda _: False)
-    return given
-
-
-def test_a_target_takes_exact_attention_and_a_draft_what_is_faster(costs):
-    assert choose_attention(header(), ContextOptions(), must_be_exact=True) == ("off", OFF)
-    assert choose_attention(header(), ContextOptions(), must_be_exact=False) == ("on", ON)
-
-
-def test_where_nothing_or_all_is_exact_the_faster_one_is_taken(costs):
-    for exact in (False, True):
-        costs |= {"off": replace(OFF, exact=exact), "on": replace(ON, exact=exact)}
-        assert choose_attention(header(), ContextOptions(), must_be_exact=True)[0] == "on"
-    costs["off"] = replace(costs["off"], per_cached=dict.fromkeys(WIDTHS, 1e-9), read_s=0.01)
-    assert choose_attention(header(), ContextOptions(), must_be_exact=True)[0] == "off"
-
-
-def test_what_is_asked_for_stays(costs):
-    assert choose_attention(header(), ContextOptions(flash_attention="on"), must_be_exact=True) == (
-        "on",
-        ON,
-    )
-    assert choose_attention(header(), ContextOptions(kv_type="q8_0"), must_be_exact=True) == (
-        "on",
-        ON,
-    ), "it needs flash attention"
-
-
-def test_where_nothing_can_be_measured(costs, monkeypatch):
-    costs |= {"off": None, "on": None}
-    assert choose_attention(header(), ContextOptions(), must_be_exact=True) == ("off", None)
-    assert choose_attention(header(), ContextOptions(kv_type="q8_0"), must_be_exact=True) == (
-        "on",
-        None,
-    )
-    monkeypatch.setattr(attention, "uses_gpu", lambda _: True)
-    assert choose_attention(header(), ContextOptions(), must_be_exact=True) == ("auto", None)
 
 
 @pytest.mark.parametrize(
@@ -89,27 +38,31 @@ def test_where_nothing_can_be_measured(costs, monkeypatch):
 )  # fmt: skip
 def test_the_shape_comes_from_the_header(of, shape):
     assert attention_shape(header(**of)) == shape
+    if shape is None:
+        assert depth_costs(header(**of), ContextOptions()) == {}
 
 
 @pytest.fixture
 def probe(monkeypatch, tmp_path):
-    """Calls of a measurement that finds exact rows with flash attention off only: the pass widths timed with each setting."""
+    """Measurements: flash attention, and the widths of the passes; a pass takes 1 us more for each cached token and row."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(attention, "cores_are_shared", lambda _: False)
-    calls = []
+    clock, calls = SimpleNamespace(now=0.0), []
+    monkeypatch.setattr(attention.time, "perf_counter", lambda: clock.now)
 
     class Probe:
-        slow_first_pass, reads_at_once, pass_s = False, 512, 0.001
+        slow_first_pass, pass_s = False, 0.001
 
         def __init__(self, path, options):
-            self.flash, self.n_past, self.busy_s = options.flash_attention, 0, 0.0
-            calls.append((self.flash, []))
+            self.n_past, self.busy_s = 0, 0.0
+            calls.append((options.flash_attention, []))
 
         def logits(self, tokens, n_rows):
-            self.busy_s += self.pass_s
+            seconds = self.pass_s + 1e-6 * self.n_past * len(tokens)
+            clock.now += seconds
+            self.busy_s += seconds
             self.n_past += len(tokens)
             calls[-1][1].append(len(tokens))
-            return []
 
         def read(self, tokens):
             self.n_past += len(tokens)
@@ -121,52 +74,40 @@ def probe(monkeypatch, tmp_path):
             pass
 
     monkeypatch.setattr(attention, "Model", Probe)
-    monkeypatch.setattr(attention, "_is_exact", lambda model, _: model.flash == "off")
-    return SimpleNamespace(calls=calls, model=Probe)
+    return SimpleNamespace(calls=calls, model=Probe, folder=tmp_path / "gguf-spec" / "attention")
 
 
-def test_a_setting_that_is_not_exact_is_timed_only_where_that_does_not_matter(probe):
+def test_it_is_measured_once_for_the_setting_in_use(probe):
+    wanted = {width: pytest.approx(1e-6 * width * 10 / N_LAYERS) for width in WIDTHS}
+    options = ContextOptions(flash_attention="off")
     for _ in range(2):
-        flash, costs = choose_attention(header(), ContextOptions(), must_be_exact=True)
-        assert (flash, costs.is_timed) == ("off", True)
-    assert [(flash, bool(widths)) for flash, widths in probe.calls] == [
-        ("off", True),
-        ("on", False),
-    ]
-    choose_attention(header(), ContextOptions(), must_be_exact=False)
-    assert [(flash, bool(widths)) for flash, widths in probe.calls[2:]] == [("on", True)]
-    choose_attention(header(), ContextOptions(), must_be_exact=False)
-    assert len(probe.calls) == 3, "all of it is kept"
+        assert depth_costs(header(), options) == wanted
+    assert [flash for flash, _ in probe.calls] == ["off"]
+    depth_costs(header(), ContextOptions(kv_type="q8_0"))
+    assert [flash for flash, _ in probe.calls] == ["off", "on"], "the cache needs flash attention"
+
+
+@pytest.mark.parametrize(
+    "data", [None, [], {}, {"1": 3}, dict.fromkeys(map(str, WIDTHS), -1.0), {"near": 3}]
+)
+def test_nonsense_in_the_file_is_measured_again(probe, data):
+    known = depth_costs(header(), ContextOptions())
+    (file,) = probe.folder.iterdir()
+    write_json(file, data)
+    assert depth_costs(header(), ContextOptions()) == pytest.approx(known)
+    assert len(probe.calls) == 2
 
 
 def test_a_slow_machine_makes_each_pass_once_and_one_that_hangs_none(probe):
     probe.model.pass_s = 0.2
-    costs = choose_attention(header(), ContextOptions(), must_be_exact=True)[1]
-    assert set(costs.per_cached) == set(WIDTHS)
+    assert set(depth_costs(header(), ContextOptions())) == set(WIDTHS)
     assert probe.calls[0][1] == [*WIDTHS, *WIDTHS[:3], *WIDTHS]
     probe.model.pass_s = 3.0
     other = header(**{"attention.head_count": 8})
-    assert choose_attention(other, ContextOptions(), must_be_exact=True) == ("off", None)
+    assert depth_costs(other, ContextOptions()) == {}
 
 
-def test_what_is_kept_comes_back_and_nonsense_does_not():
-    kept = json.loads(json.dumps(asdict(OFF)))
-    assert AttentionCosts.from_dict(kept) == OFF
-    assert OFF.depth_costs(header()) == dict.fromkeys(WIDTHS, pytest.approx(1e-6))
-    untimed = replace(ON, near={}, per_cached={}, read_s=0.0)
-    assert AttentionCosts.from_dict(json.loads(json.dumps(asdict(untimed)))) == untimed
-    negative = dict.fromkeys(map(str, WIDTHS), -1.0)
-    spoilts = (
-        {"near": {}},
-        {"near": {"1": 1.0}},
-        {"per_cached": negative},
-        {"read_s": 0.0},
-        {"flash": "auto"},
-        {"exact": 1},
-    )
-    for spoilt in spoilts:
-        with pytest.raises((KeyError, TypeError, ValueError)):
-            AttentionCosts.from_dict(kept | spoilt)
-    for nonsense in (None, [], {}, {"near": 3}):
-        with pytest.raises((KeyError, TypeError, ValueError)):
-            AttentionCosts.from_dict(nonsense)
+def test_nothing_is_measured_beside_other_programs(probe, monkeypatch):
+    monkeypatch.setattr(attention, "cores_are_shared", lambda _: True)
+    assert depth_costs(header(), ContextOptions()) == {}
+    assert not probe.calls

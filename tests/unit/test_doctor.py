@@ -12,7 +12,6 @@ import threading
 from collections import namedtuple
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import llama_cpp
 import pytest
@@ -21,8 +20,7 @@ from gguf_spec.doctor import Diagnosis, doctor, installation, processor, storage
 from gguf_spec.doctor import pair as pair_module
 from gguf_spec.doctor.check import Check
 from gguf_spec.gguf.validation import read_header
-from gguf_spec.llama import kernel_choice, openmp, selftest
-from gguf_spec.llama.kernel_choice import KernelCosts
+from gguf_spec.llama import openmp, own_kernels, selftest
 from gguf_spec.llama.memory import needs
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.llama.placement import Placement
@@ -47,7 +45,9 @@ def machine(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setattr(hub_module, "folder", lambda: tmp_path / "hub")
-    monkeypatch.setattr(selftest, "probe", lambda: None)
+    monkeypatch.setattr(selftest, "probe", lambda: "")
+    monkeypatch.setattr(own_kernels, "_decided", [own_kernels.Kernels("avx2")])
+    monkeypatch.setattr(own_kernels, "takes_attention", lambda *_: True)
     monkeypatch.setattr(processor, "_cpu", lambda: ("A processor", FLAGS))
     monkeypatch.setattr(processor, "physical_cores", lambda: 1)
     monkeypatch.setattr(processor, "_quota", lambda: None)
@@ -92,7 +92,7 @@ def test_all_is_well():
     diagnosis = doctor(options=OPTIONS)
     assert [(one.name, one.todo) for one in diagnosis.checks if one.status != "ok"] == []
     assert [one.name for one in diagnosis.checks] == [
-        "Python", "gguf-spec", "llama.cpp", "build", "processor", "fast kernels", "AMX", "OpenMP", "threads", "memory", "disk", "cache", "hub cache",
+        "Python", "gguf-spec", "llama.cpp", "build", "processor", "fast kernels", "AMX", "kernels", "OpenMP", "threads", "memory", "disk", "cache", "hub cache",
         "models file", "target", "draft", "room", "loading", "vocabulary", "rollback", "exact passes", "costs",
     ]  # fmt: skip
     assert (diagnosis.ok, diagnosis.sentence) == (True, "No problem was found.")
@@ -167,8 +167,12 @@ def test_a_gpu_build(monkeypatch):
 
 
 def test_a_build_with_llamafile_names_the_flag_and_what_to_do(monkeypatch):
-    features = installation.build_features
-    monkeypatch.setattr(installation, "build_features", lambda: features() | {"LLAMAFILE": "1"})
+    features = installation.build_features() | {"LLAMAFILE": "1"}
+    monkeypatch.setattr(installation, "build_features", lambda: features)
+    monkeypatch.setattr("gguf_spec.llama.model.build_features", lambda: features)
+    assert check("exact passes").status == "ok", "own kernels are exact in any build"
+    monkeypatch.setattr(own_kernels, "_decided", [own_kernels.Kernels("", "switched off")])
+    monkeypatch.setattr(own_kernels, "takes_attention", lambda *_: False)
     exact = check("exact passes")
     assert exact.status == "warn"
     assert "-DGGML_LLAMAFILE=OFF" in exact.found
@@ -193,6 +197,26 @@ def test_kernels_that_crash_name_the_flags_of_amx(monkeypatch, amx):
     monkeypatch.setattr(selftest, "probe", lambda: "the self-test was ended by signal 11")
     assert ("-fno-tree-dse -fno-dse" in check("fast kernels").todo) is amx
     assert "pip install ." in check("fast kernels").todo
+
+
+@pytest.mark.parametrize(
+    ("kernels", "status", "said"),
+    [
+        (("avx512vnni",), "ok", "those of gguf-spec, for avx512vnni"),
+        (("", "switched off"), "ok", "those of llama.cpp: switched off"),
+        (("", "it is too old", "build it."), "warn", "those of llama.cpp: it is too old"),
+    ],
+)
+def test_the_kernels_in_use(monkeypatch, kernels, status, said):
+    monkeypatch.setattr(own_kernels, "_decided", [own_kernels.Kernels(*kernels)])
+    found = check("kernels")
+    assert (found.status, found.found, found.todo) == (status, said, "".join(kernels[2:]))
+
+
+def test_kernels_that_cannot_be_had_any_more():
+    options = replace(OPTIONS, placement=Placement(kernels="stock"))
+    one = found("kernels", doctor(options=options))
+    assert (one.status, "first model of this process chose avx2" in one.found) == ("fail", True)
 
 
 # ---- the processor
@@ -338,7 +362,7 @@ def test_a_disk_that_does_not_answer(monkeypatch):
     assert "Input/output error" in check("disk").found
 
 
-CACHED = ("attention", "experience", "kernels", "pairs", "probe", "profiles", "verified")
+CACHED = ("attention", "experience", "pairs", "probe", "profiles", "verified")
 
 
 @pytest.mark.parametrize("kind", CACHED)
@@ -763,21 +787,3 @@ def test_the_sentence():
     assert said("ok", "ok") == "No problem was found."
     assert said("ok", "warn", "warn") == "Could be better: 1, 2."
     assert said("fail", "warn", "fail") == "Failed: 0, 2; could be better: 1."
-
-
-def test_the_kernels_of_a_load_are_examined(monkeypatch, tmp_path):
-    """Where `tune` found plain kernels faster, a load does not repack the target, nor does doctor."""
-    from gguf_spec import Speculation, load
-
-    seconds = dict.fromkeys(kernel_choice._WIDTHS, 1.0)
-    write_json(tmp_path / "kernels.json", KernelCosts(seconds, seconds).to_dict())
-    plain = SimpleNamespace(file=tmp_path / "kernels.json", pays=lambda costs: False)
-    monkeypatch.setattr(kernel_choice, "_probe_of", lambda header, options: plain)
-    kept = profile({1: 0.06, 33: 0.2}, {1: 0.001}, 0.7)
-    with (
-        load("tales", threads=1, speculation=Speculation(0)) as llm,
-        llm.models() as (target, draft),
-    ):
-        assert (target.options.extra_bufts, draft.options.extra_bufts) == (False, True)
-        assert write_profile(target, draft, kept)
-    assert doctor(options=OPTIONS).tuning.profile == kept

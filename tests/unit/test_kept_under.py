@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from gguf_spec.gguf.model_file import ModelFile
+from gguf_spec.llama import own_kernels
 from gguf_spec.llama.options import Adapter, ContextOptions
 from gguf_spec.llama.placement import Placement
 from gguf_spec.runtime import session_file
@@ -98,7 +99,7 @@ def test_each_setting_has_sessions_of_its_own(files, monkeypatch):
     monkeypatch.setattr(session_file, "library_parts", lambda: ["another build"])
     found["library"] = made_by()
     monkeypatch.undo()
-    monkeypatch.setattr(session_file, "kernels_in_use", lambda: "others")
+    monkeypatch.setattr(own_kernels, "parts", lambda: ["other kernels"])
     found["kernels"] = made_by()
     monkeypatch.undo()
     assert len(set(found.values())) == len(found)

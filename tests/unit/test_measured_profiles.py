@@ -15,7 +15,7 @@ from tests.fakes import FakeModel, random_table
 
 NOW = 1.8e9
 TARGET = SimpleNamespace(threads=2, depth_costs={})
-GOOD = replace(DEFAULT_PROFILE, kernels="tiled", steady=True, measured_at=NOW - 100, seconds=1.0)
+GOOD = replace(DEFAULT_PROFILE, steady=True, measured_at=NOW - 100, seconds=1.0)
 FRESH = replace(GOOD, seconds=2.0)
 
 
@@ -36,7 +36,6 @@ def store(monkeypatch):
         lambda _target, _draft, profile: setattr(store, "kept", profile),
     )
     monkeypatch.setattr(stored_profile, "measure", measure)
-    monkeypatch.setattr(stored_profile, "kernels_in_use", lambda: "tiled")
     monkeypatch.setattr(stored_profile, "time", SimpleNamespace(time=lambda: NOW))
     return store
 
@@ -66,10 +65,9 @@ def test_known_depth_costs_replace_estimates(store):
         {"steady": False},
         {"measured_at": NOW - 31 * 24 * 3600},
         {"measured_at": NOW + 1000},
-        {"kernels": "untiled"},
     ],
 )
-def test_a_doubtful_an_old_and_another_one_is(store, change):
+def test_a_doubtful_and_an_old_one_is(store, change):
     store.kept, told = replace(GOOD, **change), []
     assert (
         profile_of(TARGET, None, lambda: told.append(1))

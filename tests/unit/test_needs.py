@@ -225,6 +225,10 @@ def test_what_a_build_says_of_itself():
 # ---- what fits
 
 
+# attention has other needs with own kernels
+pytestmark = pytest.mark.usefixtures("stock_kernels")
+
+
 @pytest.fixture
 def machine(monkeypatch):
     def make(free, total=64 * GIB):

@@ -2,14 +2,12 @@
 
 import json
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from gguf_spec import Sampling, Speculation
 from gguf_spec import tune as module
-from gguf_spec.cli.tune import cost_lines
 from gguf_spec.errors import BusyError, ClosedError, UnsupportedModelError
 from gguf_spec.speculative import pair as pair_module
 from gguf_spec.speculative import profiler, stored_profile
@@ -37,7 +35,6 @@ def pair(monkeypatch):
     """A target and a draft that agree wherever noise of the sampler does not part them, on one clock."""
     clock = Clock()
     monkeypatch.setattr(profiler, "time", clock)
-    monkeypatch.setattr(module, "_measured_kernels", lambda target: None)
     return FakeModel(TABLES[0], n_ctx=2048, cost=stairs, clock=clock), FakeModel(
         TABLES[0], n_ctx=2048, cost=flat, clock=clock
     )
@@ -231,19 +228,6 @@ def test_tune_keeps_it_and_goes_by_it(pair, kept, with_draft):
             tune(llm)
     with pytest.raises(ClosedError):
         tune(llm)
-
-
-@pytest.mark.parametrize(("repack", "repacked"), [(True, True), (False, True), (False, False)])
-def test_the_faster_kernels_are_told(pair, kept, monkeypatch, repack, repacked):
-    monkeypatch.setattr(module, "_measured_kernels", lambda target: repack)
-    pair[0].options = SimpleNamespace(extra_bufts=repacked)
-    with fake_llm(*pair, Speculation(3)) as llm:
-        got = tune(llm)
-    assert (got.repack, got.repacked) == (repack, repacked)
-    assert (got.to_dict()["repack"], got.to_dict()["repacked"]) == (repack, repacked)
-    (line,) = [one for one in cost_lines(got) if one.startswith("kernels")]
-    assert ("repacked weights" if repack else "plain weights") in line
-    assert ("in use from the next load on" in line) is (repack != repacked)
 
 
 def test_where_there_is_no_place_for_it(pair, monkeypatch):

@@ -1,0 +1,35 @@
+// What products.cpp and attention.cpp offer to entry.cpp. Both are compiled once for each instruction set (see ISA below).
+#pragma once
+#include "ggml_abi.h"
+
+// Products with one type of weights: y = W x for rows x.
+//
+// A row of activations is quantised once to the form that the product reads ("prepared"). A row of the result depends on its own
+// activations only: not on the other rows, their number, the threads, or the columns computed beside it.
+struct Product {
+    int type;          // of the weights
+    bool repacked;     // eight columns of W interleaved, as llama.cpp repacks them
+    int64_t block;     // weights of a block; k is a multiple of it
+    int64_t columns;   // number of columns is a multiple of this
+    int quantum;       // elements of a row that `prepare` takes at a time; parts of a row can be prepared by different threads
+    // Bytes of a prepared row of k elements.
+    size_t (*row_bytes)(int64_t k);
+    // Prepare elements begin to end (multiples of quantum) of a row of k floats.
+    void (*prepare)(const float * x, char * row, int64_t k, int64_t begin, int64_t end);
+    // Columns c0 to c1 of n rows. w: the matrix, with `stride` bytes from one column to the next; c0 and c1 are multiples of 16, or
+    // c1 is the last column. y[r][c] is written for each column c.
+    void (*multiply)(const char * w, size_t stride, int64_t k, int64_t c0, int64_t c1, const char * const * rows, float * const * y, int n);
+};
+
+// All kernels for one instruction set.
+struct Kernels {
+    const char * name;
+    const Product * products; // ends with a type of -1
+    // Whether the kernel computes this FLASH_ATTN_EXT; a property of shapes and types other than the number of rows.
+    bool (*takes_attention)(const Tensor * op);
+    // Bytes of shared work memory; called once before an operation.
+    size_t (*attention_bytes)(int n_threads, const Tensor * op);
+    // One thread's part of it.
+    void (*attention)(const Params * params, const Tensor * op);
+};
+extern const Kernels kernels_avx2, kernels_avxvnni, kernels_avx512, kernels_avx512vnni;

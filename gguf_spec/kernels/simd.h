@@ -1,0 +1,152 @@
+// A vector of the widest kind of the instruction set: L floats or 32-bit integers, 4 L bytes.
+#pragma once
+#include <immintrin.h>
+#include <cstdint>
+#include <cstring>
+
+#define UNROLL _Pragma("GCC unroll 32")
+
+namespace ISA {
+
+#if defined(__AVX512BW__)
+constexpr int L = 16;
+typedef __m512 Floats;
+typedef __m512i Ints;
+static inline Floats zero() { return _mm512_setzero_ps(); }
+static inline Ints zero_ints() { return _mm512_setzero_si512(); }
+static inline Floats all(float x) { return _mm512_set1_ps(x); }
+static inline Ints all_bytes(int x) { return _mm512_set1_epi8((char) x); }
+static inline Ints all_shorts(int x) { return _mm512_set1_epi16((short) x); }
+static inline Ints all_ints(int x) { return _mm512_set1_epi32(x); }
+static inline Ints load(const void * p) { return _mm512_loadu_si512(p); }
+static inline Floats load_floats(const float * p) { return _mm512_loadu_ps(p); }
+static inline void store_floats(float * p, Floats x) { _mm512_storeu_ps(p, x); }
+static inline Floats maximum(Floats a, Floats b) { return _mm512_max_ps(a, b); }
+static inline float largest(Floats x) { return _mm512_reduce_max_ps(x); }
+static inline Floats nearest(Floats x) { return _mm512_roundscale_ps(x, 8); }
+static inline Floats power_of_two(Floats n) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23)); }
+static inline Floats zero_below(Floats x, Floats where, float least) { return _mm512_mask_mov_ps(x, _mm512_cmp_ps_mask(where, all(least), _CMP_LT_OQ), zero()); }
+static inline Floats where_set(uint32_t bits, Floats a, Floats b) { return _mm512_mask_mov_ps(b, (__mmask16) bits, a); } // a in lanes whose bit is set
+static inline bool any_nan(Floats x) { return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q) != 0; }
+static inline float total(Floats x) { return _mm512_reduce_add_ps(x); }
+static inline Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
+static inline Floats mul(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
+static inline Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
+static inline Floats sub(Floats a, Floats b) { return _mm512_sub_ps(a, b); }
+static inline Floats to_floats(Ints x) { return _mm512_cvtepi32_ps(x); }
+static inline Ints add32(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
+static inline Ints add16(Ints a, Ints b) { return _mm512_add_epi16(a, b); }
+static inline Ints mul32(Ints a, Ints b) { return _mm512_mullo_epi32(a, b); }
+static inline Ints both(Ints a, Ints b) { return _mm512_and_si512(a, b); }
+static inline Ints either(Ints a, Ints b) { return _mm512_or_si512(a, b); }
+static inline Ints flip(Ints a, Ints b) { return _mm512_xor_si512(a, b); }
+static inline Ints shift_right(Ints a, int n) { return _mm512_srli_epi16(a, n); }
+static inline Ints shift_left(Ints a, int n) { return _mm512_slli_epi16(a, n); }
+static inline Ints look_up(Ints table, Ints index) { return _mm512_shuffle_epi8(table, index); }
+static inline Ints pairs8(Ints u, Ints s) { return _mm512_maddubs_epi16(u, s); }  // unsigned by signed bytes, neighbours added
+static inline Ints pairs16(Ints a, Ints b) { return _mm512_madd_epi16(a, b); }
+static inline Ints subtract_bytes(Ints a, Ints b) { return _mm512_sub_epi8(a, b); }
+static inline Ints absolute(Ints a) { return _mm512_abs_epi8(a); }
+static inline Ints with_sign_of(Ints a, Ints s) { return _mm512_mask_sub_epi8(a, _mm512_movepi8_mask(s), zero_ints(), a); }
+#else
+constexpr int L = 8;
+typedef __m256 Floats;
+typedef __m256i Ints;
+static inline Floats zero() { return _mm256_setzero_ps(); }
+static inline Ints zero_ints() { return _mm256_setzero_si256(); }
+static inline Floats all(float x) { return _mm256_set1_ps(x); }
+static inline Ints all_bytes(int x) { return _mm256_set1_epi8((char) x); }
+static inline Ints all_shorts(int x) { return _mm256_set1_epi16((short) x); }
+static inline Ints all_ints(int x) { return _mm256_set1_epi32(x); }
+static inline Ints load(const void * p) { return _mm256_loadu_si256((const __m256i *) p); }
+static inline Floats load_floats(const float * p) { return _mm256_loadu_ps(p); }
+static inline void store_floats(float * p, Floats x) { _mm256_storeu_ps(p, x); }
+static inline Floats maximum(Floats a, Floats b) { return _mm256_max_ps(a, b); }
+static inline float largest(Floats x) {
+    __m128 m = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+    return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
+}
+static inline Floats nearest(Floats x) { return _mm256_round_ps(x, 8); }
+static inline Floats power_of_two(Floats n) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23)); }
+static inline Floats zero_below(Floats x, Floats where, float least) { return _mm256_andnot_ps(_mm256_cmp_ps(where, all(least), _CMP_LT_OQ), x); }
+static inline Floats where_set(uint32_t bits, Floats a, Floats b) {
+    const __m256i bit = _mm256_set_epi32(128, 64, 32, 16, 8, 4, 2, 1);
+    return _mm256_blendv_ps(b, a, _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32((int) bits), bit), bit)));
+}
+static inline bool any_nan(Floats x) { return _mm256_movemask_ps(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)) != 0; }
+static inline float total(Floats x) {
+    __m128 s = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    s = _mm_hadd_ps(s, s);
+    return _mm_cvtss_f32(_mm_hadd_ps(s, s));
+}
+static inline Floats fma(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
+static inline Floats mul(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
+static inline Floats add(Floats a, Floats b) { return _mm256_add_ps(a, b); }
+static inline Floats sub(Floats a, Floats b) { return _mm256_sub_ps(a, b); }
+static inline Floats to_floats(Ints x) { return _mm256_cvtepi32_ps(x); }
+static inline Ints add32(Ints a, Ints b) { return _mm256_add_epi32(a, b); }
+static inline Ints add16(Ints a, Ints b) { return _mm256_add_epi16(a, b); }
+static inline Ints mul32(Ints a, Ints b) { return _mm256_mullo_epi32(a, b); }
+static inline Ints both(Ints a, Ints b) { return _mm256_and_si256(a, b); }
+static inline Ints either(Ints a, Ints b) { return _mm256_or_si256(a, b); }
+static inline Ints flip(Ints a, Ints b) { return _mm256_xor_si256(a, b); }
+static inline Ints shift_right(Ints a, int n) { return _mm256_srli_epi16(a, n); }
+static inline Ints shift_left(Ints a, int n) { return _mm256_slli_epi16(a, n); }
+static inline Ints look_up(Ints table, Ints index) { return _mm256_shuffle_epi8(table, index); }
+static inline Ints pairs8(Ints u, Ints s) { return _mm256_maddubs_epi16(u, s); }
+static inline Ints pairs16(Ints a, Ints b) { return _mm256_madd_epi16(a, b); }
+static inline Ints subtract_bytes(Ints a, Ints b) { return _mm256_sub_epi8(a, b); }
+static inline Ints absolute(Ints a) { return _mm256_abs_epi8(a); }
+static inline Ints with_sign_of(Ints a, Ints s) { return _mm256_sign_epi8(a, s); }
+#endif
+
+// HAS_DOT: four bytes are multiplied and added in one instruction. Without it products of bytes pass through 16 bits.
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+#define HAS_DOT 1
+static inline Ints dot(Ints sum, Ints u, Ints s) { return _mm512_dpbusd_epi32(sum, u, s); }
+static inline Ints add_pairs16(Ints sum, Ints a, Ints b) { return _mm512_dpwssd_epi32(sum, a, b); }
+#elif defined(__AVXVNNI__)
+#define HAS_DOT 1
+static inline Ints dot(Ints sum, Ints u, Ints s) { return _mm256_dpbusd_avx_epi32(sum, u, s); }
+static inline Ints add_pairs16(Ints sum, Ints a, Ints b) { return _mm256_dpwssd_avx_epi32(sum, a, b); }
+#else
+#define HAS_DOT 0
+static inline Ints add_pairs16(Ints sum, Ints a, Ints b) { return add32(sum, pairs16(a, b)); }
+#endif
+
+static inline int32_t int_at(const void * p) { int32_t x; memcpy(&x, p, 4); return x; }
+static inline float half_at(const void * p) { uint16_t x; memcpy(&x, p, 2); return _cvtsh_ss(x); }
+// A table of 16 bytes in each 128-bit lane.
+static inline Ints table_of(const int8_t * values) {
+    const __m128i t = _mm_loadu_si128((const __m128i *) values);
+#if defined(__AVX512BW__)
+    return _mm512_broadcast_i32x4(t);
+#else
+    return _mm256_broadcastsi128_si256(t);
+#endif
+}
+
+// Sum of eight floats, in the order in which llama.cpp adds them.
+static inline float sum8(__m256 x) {
+    __m128 s = _mm_add_ps(_mm256_extractf128_ps(x, 1), _mm256_castps256_ps128(x));
+    s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+}
+
+// A number as a type, for shifts and places that must be known at compile time.
+template <int N> struct Int { static constexpr int value = N; };
+
+// Values of 4-bit codes.
+alignas(16) static const int8_t iq4_nl_values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+alignas(16) static const int8_t mxfp4_values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
+// Half of 2^(e - 127): mxfp4_values are doubled.
+static inline float mxfp4_scale(uint8_t e) {
+    const uint32_t bits = e < 2 ? 0x00200000u << e : (uint32_t) (e - 1) << 23;
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+
+} // namespace ISA

@@ -1,0 +1,200 @@
+"""Our attention against float64, and the bits of a row in company."""
+
+import numpy as np
+import pytest
+
+from .graphs import BF16, F16, F32, Q8_0, attention, kernels, quantized
+
+SETS = ("avx2", "avx512vnni")
+HIDDEN = np.float16(-np.inf)
+
+
+def stored(x, kind):
+    """Return what a cache of this type holds, as float64."""
+    if kind == F16:
+        return x.astype(np.float16).astype(np.float64)
+    data = quantized(x.reshape(-1, x.shape[-1]), kind)
+    if kind == F32:
+        return x.astype(np.float64)
+    if kind == BF16:
+        return (
+            (np.frombuffer(data, np.uint16).astype(np.uint32) << 16)
+            .view(np.float32)
+            .reshape(x.shape)
+            .astype(np.float64)
+        )
+    blocks = np.frombuffer(data, np.uint8).reshape(-1, 34)
+    return (
+        blocks[:, 2:].copy().view(np.int8)
+        * blocks[:, :2].copy().view(np.float16).astype(np.float64)
+    ).reshape(x.shape)
+
+
+def exact(q, k, v, mask, kinds, scale=0.125, bias=0.0, cap=0.0, sinks=None):
+    heads, group = q.shape[1], q.shape[1] // k.shape[1]
+    k, v = (stored(x, kind).repeat(group, 1) for x, kind in zip((k, v), kinds, strict=True))
+    score = np.einsum("shnd,shtd->shnt", q.astype(np.float64), k) * (scale / (cap or 1))
+    if cap:
+        score = cap * np.tanh(score)
+    n = 2 ** int(np.log2(heads))
+    slopes = np.array(
+        [
+            1.0
+            if not bias
+            else 2 ** (-bias / n * (h + 1))
+            if h < n
+            else 2 ** (-bias / 2 / n * (2 * (h - n) + 1))
+            for h in range(heads)
+        ]
+    )
+    if mask is not None:
+        score = score + mask.astype(np.float64) * slopes[None, :, None, None]
+    sink = np.full(heads, -np.inf) if sinks is None else sinks
+    best = np.maximum(score.max(-1, keepdims=True), sink[None, :, None, None])
+    best = np.where(np.isinf(best), 0, best)
+    weight = np.exp(score - best)
+    total = weight.sum(-1, keepdims=True) + np.exp(sink[None, :, None, None] - best)
+    return np.einsum(
+        "shnt,shtd->snhd", np.where(total > 0, weight / np.where(total > 0, total, 1), 0), v
+    )
+
+
+def causal(streams, rows, positions, past, window=0):
+    mask = np.full((streams, 1, rows, positions), HIDDEN)
+    for i in range(rows):
+        mask[:, :, i, max(0, past + i + 1 - window) if window else 0 : past + i + 1] = 0
+    return mask
+
+
+def case(heads, kv_heads, rows, positions, key=64, value=None, streams=1, seed=0, size=1.0):
+    random = np.random.default_rng(seed)
+    draw = lambda *shape: random.standard_normal(shape, dtype=np.float32)  # noqa: E731 -- three calls
+    return (
+        draw(streams, heads, rows, key) * np.float32(size),
+        draw(streams, kv_heads, positions, key),
+        draw(streams, kv_heads, positions, value or key),
+    )
+
+
+def alone(q, k, v, mask, **options):
+    """Return each row computed by itself, with a changing number of threads."""
+    rows = [
+        attention(
+            q[:, :, i : i + 1],
+            k,
+            v,
+            None if mask is None else mask[:, :, i : i + 1],
+            threads=(1, 2, 3, 16)[i % 4],
+            **options,
+        )
+        for i in range(q.shape[2])
+    ]
+    return np.concatenate(rows, 1)
+
+
+@pytest.mark.parametrize("instruction_set", SETS)
+@pytest.mark.parametrize("kinds", [(F16, F16), (F32, F32), (BF16, BF16), (Q8_0, Q8_0), (Q8_0, F16)])
+@pytest.mark.parametrize(("heads", "kv_heads", "streams"), [(4, 4, 1), (8, 2, 2), (6, 1, 1)])
+def test_numbers_and_bits(kinds, heads, kv_heads, streams, instruction_set):
+    with kernels(2, instruction_set):
+        for key, value, rows, positions, past, window in (
+            (64, 64, 1, 1, 0, 0), (128, 128, 3, 17, 13, 0), (96, 64, 9, 255, 200, 100), (64, 64, 5, 1030, 1000, 0), (256, 128, 40, 300, 250, 90),
+        ):  # fmt: skip
+            q, k, v = case(heads, kv_heads, rows, positions, key, value, streams)
+            mask = causal(streams, rows, positions, past, window)
+            found = attention(q, k, v, mask, kinds)
+            assert np.abs(found - exact(q, k, v, mask, kinds)).max() < 1e-4
+            assert np.array_equal(alone(q, k, v, mask, kinds=kinds), found)
+
+
+@pytest.mark.parametrize("instruction_set", SETS)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"bias": 8.0},
+        {"cap": 30.0},
+        {"sinks": True},
+        {"bias": 4.0, "cap": 20.0, "sinks": True},
+        {"size": 100.0},
+        {"size": 1e-4},
+    ],
+)
+def test_variants(options, instruction_set):
+    options = dict(options)
+    size = options.pop("size", 1.0)
+    if "sinks" in options:
+        options["sinks"] = np.linspace(-3, 9, 6)
+    q, k, v = case(6, 3, 7, 700, size=size)
+    mask = causal(1, 7, 700, 600)
+    mask = np.where(np.isinf(mask), mask, -(np.arange(700) % 9).astype(np.float16))
+    with kernels(2, instruction_set):
+        found = attention(q, k, v, mask, **options)
+        assert np.abs(found - exact(q, k, v, mask, (F16, F16), **options)).max() < 1e-4
+        assert np.array_equal(alone(q, k, v, mask, **options), found)
+        without = attention(q, k, v, None, **{**options, "bias": 0.0})
+        assert (
+            np.abs(without - exact(q, k, v, None, (F16, F16), **{**options, "bias": 0.0})).max()
+            < 1e-4
+        )
+
+
+@pytest.mark.parametrize("instruction_set", SETS)
+def test_hidden_positions_change_nothing(instruction_set):
+    """Neither more of them behind, nor what they hold."""
+    q, k, v = case(4, 2, 6, 520)
+    mask = causal(1, 6, 520, 514, 400)
+    with kernels(2, instruction_set):
+        found = attention(q, k, v, mask)
+        for fill in (0.0, np.nan, np.inf):
+            more = [
+                np.concatenate([x, np.full((1, 2, 600, 64), fill, np.float32)], 2) for x in (k, v)
+            ]
+            wide = np.concatenate([mask, np.full((1, 1, 6, 600), HIDDEN)], 3)
+            assert np.array_equal(attention(q, *more, wide, threads=5), found)
+        # position 515 is hidden from row 0 alone
+        k[:, :, 515] = v[:, :, 515] = np.nan
+        spoilt = attention(q, k, v, mask)
+        assert np.array_equal(spoilt[:, 0], found[:, 0])
+        assert np.isnan(spoilt[:, 1:]).all()
+
+
+@pytest.mark.parametrize("instruction_set", SETS)
+def test_a_row_that_sees_nothing_is_zero(instruction_set):
+    q, k, v = case(4, 4, 3, 64)
+    mask = causal(1, 3, 64, 60)
+    mask[:, :, 1] = HIDDEN
+    with kernels(2, instruction_set):
+        found = attention(q, k, v, mask)
+    assert not found[:, 1].any()
+    assert found[:, 0].any()
+    assert found[:, 2].any()
+
+
+@pytest.mark.parametrize("instruction_set", SETS)
+@pytest.mark.parametrize(("heads", "kv_heads"), [(8, 8), (12, 2), (32, 32)])
+def test_widths_chunks_and_threads(heads, kv_heads, instruction_set):
+    rows, positions = 65, 1200
+    q, k, v = case(heads, kv_heads, rows, positions)
+    mask = causal(1, rows, positions, 1100)
+    with kernels(2, instruction_set):
+        whole = attention(q, k, v, mask, threads=2)
+        for width in (1, 2, 7, 8, 33):
+            parts = [
+                attention(
+                    q[:, :, i : i + width], k, v, mask[:, :, i : i + width], threads=1 + i % 16
+                )
+                for i in range(0, rows, width)
+            ]
+            assert np.array_equal(np.concatenate(parts, 1), whole), width
+
+
+def test_the_comparison_can_fail():
+    """llama.cpp's own flash attention with an F16 cache has other bits in wider passes."""
+    q, k, v = case(4, 4, 3, 300)
+    mask = causal(1, 3, 300, 290)
+    with kernels(0):
+        stock = attention(q, k, v, mask)
+    with kernels(2):
+        found = attention(q, k, v, mask)
+    assert not np.array_equal(stock, found)
+    assert np.abs(stock - found).max() < 0.02

@@ -1,0 +1,128 @@
+"""Our products against llama.cpp's single rows to the last bit, and against float64."""
+
+import gguf
+import numpy as np
+import pytest
+
+from .graphs import REPACKED, TYPES, Weights, kernels, quantized
+
+SETS = ("avx2", "avxvnni", "avx512", "avx512vnni")
+# types whose products add in llama.cpp's order: with these instruction sets, or with all
+AS_STOCK = set(TYPES) - {"F32", "F16", "BF16", "Q3_K"}
+KINDS = [(name, False) for name in TYPES] + [(name, True) for name in REPACKED]
+# (elements, columns): one group of eight columns and incomplete ones of 16, one block and many
+SIZES = ((256, 8), (512, 40), (1280, 24))
+WIDTHS = (2, 3, 4, 5, 6, 7, 8, 9, 11, 16, 17, 32, 40)
+
+
+def bits(x):
+    return x.view(np.int32)
+
+
+def numbers(shape, seed, extreme=False):
+    random = np.random.default_rng(seed)
+    x = random.standard_normal(shape).astype(np.float32)
+    return x * (10.0 ** random.integers(-3, 4, (shape[0], 1))).astype(np.float32) if extreme else x
+
+
+@pytest.mark.parametrize("instruction_set", SETS)
+@pytest.mark.parametrize(("name", "repacked"), KINDS)
+def test_bits_of_a_row(name, repacked, instruction_set):
+    for seed, (k, columns) in enumerate(SIZES):
+        w, x = numbers((columns, k), seed), numbers((40, k), seed + 9, extreme=True)
+        data = quantized(w, TYPES[name])
+        weights = Weights(data, TYPES[name], k, columns, repacked)
+        with kernels(0):
+            stock = np.concatenate([weights.product(x[i : i + 1]) for i in range(40)])
+        with kernels(1, instruction_set):
+            alone = np.concatenate([weights.product(x[i : i + 1]) for i in range(40)])
+            for width in WIDTHS:
+                assert np.array_equal(
+                    bits(weights.product(x[:width], 1 + width % 3)), bits(alone[:width])
+                ), width
+            for threads in (2, 3, 7, 16):
+                assert np.array_equal(bits(weights.product(x, threads)), bits(alone)), threads
+        if name in AS_STOCK:
+            assert np.array_equal(bits(alone), bits(stock))
+        raw = np.frombuffer(data, np.uint8).reshape(columns, -1)
+        exact = (
+            x.astype(np.float64)
+            @ gguf.dequantize(raw, gguf.GGMLQuantizationType[name])
+            .reshape(columns, k)
+            .astype(np.float64)
+            .T
+        )
+        size = np.abs(exact).max(axis=1, keepdims=True)
+        assert (np.abs(alone - exact) / size).max() < 0.04  # activations have 8 bits
+        assert (np.abs(alone - stock) / size).max() < 1e-5
+
+
+@pytest.mark.parametrize("instruction_set", SETS)
+@pytest.mark.parametrize(("name", "repacked"), KINDS)
+def test_random_blocks(name, repacked, instruction_set):
+    """Bytes of a file are not trusted: any scale, infinities and NaN among them, any code."""
+    k, columns = 512, 40
+    random = np.random.default_rng(5)
+    n_bytes = len(quantized(np.zeros((columns, k), np.float32), TYPES[name]))
+    data = random.integers(0, 256, n_bytes, np.uint8).tobytes()
+    x = numbers((9, k), 3) * (10.0 ** np.arange(-12, 15, 3, dtype=np.float32))[:, None]
+    x[4, 7], x[5, 8] = np.inf, np.nan
+    weights = Weights(data, TYPES[name], k, columns, repacked)
+    with kernels(0), np.errstate(all="ignore"):
+        stock = np.concatenate([weights.product(x[i : i + 1]) for i in range(9)])
+    with kernels(1, instruction_set):
+        alone = np.concatenate([weights.product(x[i : i + 1]) for i in range(9)])
+        together = weights.product(x, 2)
+    assert np.array_equal(together, alone, equal_nan=True)
+    if name in AS_STOCK:  # activations that are not finite have no defined 8-bit form
+        finite = np.isfinite(x).all(1)
+        assert np.array_equal(alone[finite], stock[finite], equal_nan=True)
+
+
+def test_odd_lengths_of_float_rows():
+    for name in ("F32", "F16", "BF16"):
+        for k in (1, 3, 15, 63, 65, 100):
+            w, x = numbers((5, k), k), numbers((6, k), k + 1)
+            weights = Weights(quantized(w, TYPES[name]), TYPES[name], k, 5)
+            for instruction_set in ("avx2", "avx512"):
+                with kernels(1, instruction_set):
+                    alone = np.concatenate([weights.product(x[i : i + 1]) for i in range(6)])
+                    assert np.array_equal(bits(weights.product(x, 3)), bits(alone))
+                assert np.allclose(alone, x @ w.T, atol=0.3)
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_K", "Q8_0", "Q6_K", "F16"])
+def test_experts(name):
+    k, columns, n_experts, used = 256, 24, 6, 3
+    kind, random = TYPES[name], np.random.default_rng(2)
+    w, x = numbers((n_experts * columns, k), 1), numbers((17, 1, k), 2)
+    ids = np.array([random.choice(n_experts, used, replace=False) for _ in range(17)])
+    for repacked in (False, True) if name in REPACKED else (False,):
+        weights = Weights(quantized(w, kind), kind, k, columns, repacked, n_experts)
+        with kernels(0):
+            stock = np.concatenate(
+                [weights.product(x[i : i + 1], ids=ids[i : i + 1]) for i in range(17)]
+            )
+        with kernels(1):
+            alone = np.concatenate(
+                [weights.product(x[i : i + 1], ids=ids[i : i + 1]) for i in range(17)]
+            )
+            for width, threads in ((2, 1), (5, 4), (17, 2), (17, 16)):
+                assert np.array_equal(
+                    bits(weights.product(x[:width], threads, ids[:width])), bits(alone[:width])
+                )
+        assert np.array_equal(alone, stock) or name == "F16"
+        assert np.allclose(alone, stock, rtol=1e-4, atol=1e-3)
+
+
+def test_rows_are_computed_by_us():
+    """The other tests could not fail if llama.cpp's kernels computed both sides."""
+    from gguf_spec.llama import own_kernels
+
+    w, x = numbers((8, 256), 1), numbers((2, 256), 2)
+    weights = Weights(quantized(w, TYPES["Q6_K"]), TYPES["Q6_K"], 256, 8)
+    for which, more in ((0, 0), (1, 1), (2, 0), (3, 1)):
+        with kernels(which):
+            before = own_kernels.n_computed(attentions=False)
+            weights.product(x)
+            assert own_kernels.n_computed(attentions=False) == before + more

@@ -1,0 +1,193 @@
+"""The own kernels: which are used, what is said where they are not, and what their self-test finds."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import gguf_spec
+from gguf_spec.errors import InvalidOptionError
+from gguf_spec.llama import kernel_checks, own_kernels, selftest
+from gguf_spec.llama.kernel_checks import Operation, problem_of
+from gguf_spec.llama.own_kernels import Kernels
+from tests import children
+
+ASK = """
+import json, sys
+from gguf_spec.llama import own_kernels
+print(json.dumps(own_kernels.start(*sys.argv[1:])))
+"""
+# A library that answers `gguf_spec_kernels_start` with TEXT, or does something worse.
+FAKE = """
+#include <stdlib.h>
+const char * gguf_spec_kernels_start(const char * folder, const char * wanted) { %s; }
+void gguf_spec_kernels_switch(int which) {}
+long gguf_spec_kernels_count(int which) { return 0; }
+"""
+
+
+@pytest.fixture
+def ask(tmp_path, monkeypatch):
+    """Asks a new process for its kernels; the answer is `Kernels`, or the last line of an error."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def ask(*asked, **env):
+        for name, value in env.items():
+            monkeypatch.setenv(name, str(value))
+        command = [sys.executable, "-c", ASK, *asked]
+        done = children.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            return done.stderr.splitlines()[-1]
+        return Kernels(*json.loads(done.stdout))
+
+    return ask
+
+
+@pytest.fixture
+def fake(tmp_path):
+    """Compiles a library with a body of `gguf_spec_kernels_start`."""
+    if not shutil.which("cc"):
+        pytest.skip("no compiler")
+
+    def fake(body):
+        (tmp_path / "fake.c").write_text(FAKE % body)
+        library = tmp_path / "fake.so"
+        command = ["cc", "-shared", "-fPIC", "-o", library, tmp_path / "fake.c"]
+        subprocess.run(command, check=True)
+        return library
+
+    return fake
+
+
+def test_the_option_and_the_variable(ask):
+    best = ask()
+    if not best.name:
+        pytest.skip(best.reason)
+    assert best.name in ("avx2", "avxvnni", "avx512", "avx512vnni")
+    assert ask("stock") == Kernels("", "switched off")
+    assert ask(GGUF_SPEC_KERNELS="stock") == ask("auto") == Kernels("", "switched off")
+    assert ask("avx2") == Kernels("avx2"), "the option comes before the variable"
+    assert ask(GGUF_SPEC_KERNELS="avx2") == Kernels("avx2")
+    assert "kernels is 'sse' but must be one of auto, stock" in ask(GGUF_SPEC_KERNELS="sse")
+
+
+def test_a_library_that_is_missing_or_none(ask, tmp_path):
+    missing = ask(GGUF_SPEC_KERNELS_LIBRARY="/nowhere/x.so")
+    assert (missing.name, missing.reason) == ("", "the library was not compiled")
+    assert "pip install ." in missing.todo
+    (tmp_path / "x.so").write_text("no library")
+    assert "cannot be loaded" in ask(GGUF_SPEC_KERNELS_LIBRARY=tmp_path / "x.so").reason
+    assert "kernels is 'avx2' but must be stock or auto here: " in ask("avx2")
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ('return "!llama.cpp has another version of ggml than 0.25.3"', "another version of ggml"),
+        ('return "avx2"', "the self-test failed: a product with f32 is not computed"),
+        ("abort()", "the self-test failed: it was ended by signal 6"),
+        ("exit(3)", "the self-test failed: it ended with code 3"),
+    ],
+)
+def test_a_library_that_does_not_work_is_not_used(ask, fake, body, said):
+    found = ask(GGUF_SPEC_KERNELS_LIBRARY=fake(body))
+    assert (found.name, said in found.reason) == ("", True)
+    assert "to repeat the self-test, remove " in found.todo.lower()
+    assert ask() == found, "remembered"
+
+
+def test_another_library_is_tested_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    library, problems = tmp_path / "a.so", ["it fails", ""]
+    library.write_text("a")
+    monkeypatch.setattr(selftest, "ask", lambda *_, **__: problems.pop(0))
+    assert [selftest.kernels_problem(library, "auto") for _ in range(2)] == ["it fails"] * 2
+    library.write_text("another")
+    assert selftest.kernels_problem(library, "auto") == ""
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    assert "packed program" in selftest.kernels_problem(library, "auto")
+
+
+@pytest.mark.parametrize("machine", [("aarch64", "linux"), ("x86_64", "darwin")])
+def test_machines_without_own_kernels(monkeypatch, machine):
+    monkeypatch.setattr(own_kernels.platform, "machine", lambda: machine[0])
+    monkeypatch.setattr(own_kernels.sys, "platform", machine[1])
+    assert own_kernels._start("auto") == Kernels("", "they are for Linux on x86-64 processors")
+
+
+def test_the_first_model_decides(monkeypatch):
+    monkeypatch.delenv("GGUF_SPEC_KERNELS", raising=False)
+    path, options = "tales-draft", {"threads": 1, "n_ctx": 64}
+    for used, other in ((Kernels("avx2"), "stock"), (Kernels("", "switched off"), "avx2")):
+        monkeypatch.setattr(own_kernels, "_decided", [used])
+        monkeypatch.setattr(own_kernels, "_library_takes", lambda *_: False)
+        gguf_spec.load(path, None, **options).close()
+        gguf_spec.load(path, None, kernels=used.name or "stock", **options).close()
+        with pytest.raises(InvalidOptionError, match=f"must be {used.name or 'stock'} or auto"):
+            gguf_spec.load(path, None, kernels=other, **options)
+
+
+def test_measurements_have_other_names_with_other_kernels(monkeypatch):
+    names = []
+    for used in (Kernels("", "switched off"), Kernels("avx2"), Kernels("avx512")):
+        monkeypatch.setattr(own_kernels, "_decided", [used])
+        monkeypatch.setattr(own_kernels, "identities", lambda files: [*map(str, files)])
+        names.append(tuple(own_kernels.parts()))
+    assert len(set(names)) == 3
+    assert names[0] == ()
+
+
+# What the self-test finds
+
+
+def test_heads_that_the_library_cannot_take_are_not_asked_for(kernels):
+    sizes = [(0, 64, 1), (1 << 20, 64, 1), (80, 80, 8)]
+    assert not any(own_kernels.takes_attention(*size) for size in sizes)
+    assert own_kernels.takes_attention(64, 64, 1) is (kernels == "own")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda rows, n: rows, ""),
+        (lambda rows, n: rows * 1.05, "is off by 0.05"),
+        (lambda rows, n: rows * np.nan, "is off by nan"),
+        (
+            lambda rows, n: np.nextafter(rows, np.inf) if n == 5 else rows,
+            "other bits in passes of 5",
+        ),
+    ],
+    ids=["right", "off", "not a number", "other bits"],
+)
+def test_what_a_planted_fault_is_called(monkeypatch, spoil, said):
+    rows = np.random.default_rng(1).choice([-1.0, 1.0], (17, 8)).astype(np.float32)
+
+    class Library:
+        own = n = 0
+
+        def gguf_spec_kernels_switch(self, which):
+            self.own = which
+
+    library = Library()
+    monkeypatch.setattr(own_kernels, "library", lambda: library)
+    monkeypatch.setattr(own_kernels, "n_computed", lambda _: library.n)
+
+    def compute(start, n, threads):
+        library.n += bool(library.own)
+        found = rows[start : start + n]
+        return spoil(found, n) if library.own else found
+
+    problem = problem_of(Operation("it", False, compute, compute))
+    assert said in problem
+    assert bool(said) is bool(problem)
+
+
+def test_every_type_and_cache_is_tested():
+    names = {operation.name for operation in kernel_checks.operations()}
+    for kind in own_kernels.TYPES:
+        name = kernel_checks._type_name(kind)
+        assert {f"a product with {name}", f"a product with experts of {name}"} <= names
+    assert {f"attention with a cache of {name}" for name in ("f16", "bf16", "q8_0")} <= names
