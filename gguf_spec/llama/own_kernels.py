@@ -27,10 +27,9 @@ from .ggml import Tensors, attention
 _SWITCH = "GGUF_SPEC_KERNELS"
 # environment variable with the path of another library, for tests
 _OTHER_LIBRARY = "GGUF_SPEC_KERNELS_LIBRARY"
-# ggml types of matrices with own kernels: F32, F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q4_K, Q5_K,
-# Q6_K, IQ4_NL, BF16, MXFP4
-TYPES = frozenset({0, 1, 2, 3, 6, 7, 8, 10, 12, 13, 14, 20, 30, 39})
-
+# ggml types of matrices with own kernels: F32, F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K,
+# Q5_K, Q6_K, IQ4_NL, BF16, MXFP4
+TYPES = frozenset({0, 1, 2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 20, 30, 39})
 
 # how to get the library and the version of llama-cpp-python that it is made for
 _SET_UP = "in a clone, with a C++ compiler: scripts/run, or pip install . there."
