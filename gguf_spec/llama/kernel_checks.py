@@ -60,10 +60,9 @@ class Operation(NamedTuple):
 
 def problem_of(operation: Operation) -> str:
     """Return what is wrong with an operation; empty if nothing is."""
-    switch, computed = own_kernels.library().gguf_spec_kernels_switch, own_kernels.n_computed
-    switch(0)
-    stock = np.concatenate([operation.reference(i, 1, 1) for i in range(_MOST)])
-    switch(3)
+    computed = own_kernels.n_computed
+    with own_kernels.switched_off():
+        stock = np.concatenate([operation.reference(i, 1, 1) for i in range(_MOST)])
     before = computed(operation.is_attention)
     alone = np.concatenate([operation.rows(i, 1, 1) for i in range(_MOST)])
     if computed(operation.is_attention) < before + _MOST:

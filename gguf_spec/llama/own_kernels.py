@@ -13,6 +13,8 @@ import os
 import platform
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -125,6 +127,16 @@ def enter(wanted: str) -> Kernels:
 def library() -> Any:
     """Return the loaded library."""
     return ctypes.CDLL(str(path_of_library()))
+
+
+@contextmanager
+def switched_off() -> Iterator[None]:
+    """Use llama.cpp's kernels in this block, in all contexts of the process."""
+    library().gguf_spec_kernels_switch(0)
+    try:
+        yield
+    finally:
+        library().gguf_spec_kernels_switch(3)
 
 
 def n_computed(attentions: bool) -> int:

@@ -4,7 +4,8 @@ Runs the user's models, returns data and prints nothing. There are four groups o
 which a faulty sampler, acceptance rule, pass or cache fails:
 
 1. Rows: passes over several tokens must give the rows of single-token passes: bit-identical where
-   that is guaranteed, otherwise equal up to rounding.
+   that is guaranteed, otherwise equal up to rounding. Rows of gguf-spec's kernels must be those of
+   llama.cpp's up to rounding.
 2. Texts: each prompt is continued plainly and with each drafter, with the same seed. All texts must
    be equal, also with warm caches, after a restored session, with a grammar, with a stop string and
    after a long prompt.
@@ -39,7 +40,7 @@ from .chi_square import LAW_TOKENS, ChiSquareTest, Reference, drawn, n_draws_of
 from .chi_square import WAYS as LAWS
 from .report import Comparison, Difference, Report
 from .request_checks import RequestChecks
-from .row_checks import Check, check_rows, noise_in_use
+from .row_checks import Check, check_kernels, check_rows, noise_in_use
 from .text_checks import SAMPLINGS, WAYS, TextChecks
 from .under_load import PARALLEL, check_load
 
@@ -133,7 +134,7 @@ def verify(
         + len(requests.parts),
         progress,
     )
-    checks = [check_rows(llm, WAYS.values())]
+    checks = [check_rows(llm, WAYS.values()), *check_kernels(llm)]
     until = [
         math.inf if limit_s is None else started + limit_s * (i + 1) / (3 * len(LAWS))
         for i in range(len(LAWS))

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
 
 from ..arrays import Logits
 from ..bench.workloads import long_text
+from ..llama import own_kernels
 from ..llama.backend import uses_gpu
 from ..llama.model import Model
 from ..options import K_MAX, Speculation
@@ -113,6 +115,49 @@ def check_rows(llm: LLM, ways: Collection[Speculation]) -> Check:
         tuple(faults),
         "rows of passes over several tokens are not those of single tokens",
     )
+
+
+def check_kernels(llm: LLM) -> list[Check]:
+    """Compare rows of the own kernels with rows of llama.cpp's, which may differ by rounding.
+
+    The list is empty if the own kernels do not compute this model.
+    """
+    name = own_kernels.in_use().name
+    text = llm.tokenize(long_text(llm, max(_DEPTHS) + max(_WIDTHS)))
+    with llm.models() as (target, _):
+        if not name or target.options.rpc:
+            return []
+        own = _rows(target, text)
+        with own_kernels.switched_off():
+            stock = _rows(target, text)
+    logits, share = max((how_far(*two) for two in zip(own, stock, strict=True)), key=itemgetter(1))
+    fault = (
+        f"Logits of gguf-spec's kernels for {name} are up to {logits:.2g} from those of "
+        f"llama.cpp's kernels, {share:.0%} of the logits' spread; rounding moves them by less "
+        f"than {MOST_NOISE:.0%}."
+    )
+    return [
+        Check(
+            "kernels",
+            len(own),
+            f"{name}: up to {share:.1%} of the logits' spread from llama.cpp's",
+            (fault,) if share > MOST_NOISE else (),
+            "the kernels of gguf-spec compute other logits than llama.cpp's",
+        )
+    ]
+
+
+def _rows(target: Model, text: Sequence[int]) -> list[Logits]:
+    """Return the rows of one pass after few tokens, and after many if the context has room."""
+    found: list[Logits] = []
+    for depth in _DEPTHS:
+        tokens = text[: min(depth + max(_WIDTHS), target.n_ctx)]
+        if len(tokens) > depth:
+            target.rollback(0)
+            read_on(target, tokens[:depth], lambda: False)
+            found.extend(target.logits(tokens[depth:], len(tokens) - depth).copy())
+    target.rollback(0)
+    return found
 
 
 def _passes(

@@ -1,0 +1,110 @@
+"""Bugs planted into a copy of the kernels: the self-test finds each of them, and `verify` those of the model that it runs."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from gguf_spec.llama import own_kernels, selftest
+from gguf_spec.quantize import quantize
+from gguf_spec.system.cache import write_json
+from tests import children
+from tests.gguf import zoo
+from tests.gguf.test_near_ties import TALES
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+import build_kernels
+
+pytestmark = pytest.mark.slow
+
+# Rows of a pass that take something from its first row: file, text, text with the bug, and what it spoils.
+OF_THE_FIRST_ROW = [
+    ("interleaved.h", "rows[r][b].start, R < 4)", "rows[0][b].start, R < 4)", ["repacked q4_0", "repacked iq4_nl", "repacked mxfp4"]),
+    ("interleaved.h", "low[r] = fma(to_floats(m), mul(dmin, scale), low[r])", "low[r] = fma(to_floats(m), mul(dmin, all(rows[0].scale[b])), low[r])", ["repacked q4_K", "repacked q2_K"]),
+    ("plain.h", "mul(scale, all(rows[r].scale[b]))", "mul(scale, all(rows[0].scale[b]))", ["q4_0", "q5_0", "q8_0", "iq4_nl", "mxfp4", "q4_1", "q5_1"]),
+    ("plain.h", "type.minimum(s, rows[r], b", "type.minimum(s, rows[0], b", ["q2_K", "q3_K", "q4_K", "q5_K", "q6_K"]),
+    ("floats.h", "load_floats(rows[r] + e + i * L)", "load_floats(rows[i == 3 ? 0 : r] + e + i * L)", ["f32", "f16", "bf16"]),
+    ("attention.cpp", "all(query[r * size + d])", "all(query[(d == 7 ? 0 : r) * size + d])", ["cache of f16", "cache of q8_0", "cache of bf16"]),
+]  # fmt: skip
+# Bugs that are the same in passes of any width.
+OF_ALL_ROWS = [
+    ("interleaved.h", "flip(nibbles, all_bytes(8)); }", "flip(nibbles, all_bytes(9)); }", ["repacked q4_0"]),
+    ("interleaved.h", "{12, 13, 14, 15, 16, 18, 20, 24,", "{12, 13, 14, 15, 16, 18, 20, 22,", ["repacked mxfp4"]),
+    ("interleaved.h", "look_up(table_of(iq4_nl_values), nibbles);", "look_up(table_of(mxfp4_values), nibbles);", ["repacked iq4_nl"]),
+    ("interleaved.h", "((c >> 4 & 0x0f0f0f0fu) | ((b >> 6", "((c >> 4 & 0x0f0f0f0fu) | ((a >> 6", ["repacked q4_K"]),
+    ("interleaved.h", "minimum = _mm256_srli_epi32(both_of, 4);", "minimum = _mm256_srli_epi32(both_of, 5);", ["repacked q2_K"]),
+    ("plain.h", "return nibbles32(p + 2); }", "return nibbles32(p + 1); }", ["q4_0"]),
+    ("plain.h", "bytes = 20, offset = 0, minimum = 2,", "bytes = 20, offset = 0, minimum = 0,", ["q4_1"]),
+    ("plain.h", "nibbles32(p + 6), bits32(p + 2)", "nibbles32(p + 6), bits32(p + 3)", ["q5_0"]),
+    ("plain.h", "nibbles32(p + 8), bits32(p + 4)", "nibbles32(p + 8), bits32(p + 3)", ["q5_1"]),
+    ("plain.h", "(const __m256i *) (p + 2)), _mm256_set1_epi8((char) 128)", "(const __m256i *) (p + 1)), _mm256_set1_epi8((char) 128)", ["q8_0"]),
+    ("plain.h", "table32(iq4_nl_values, nibbles32(p + 2))", "table32(iq4_nl_values, nibbles32(p + 1))", ["iq4_nl"]),
+    ("plain.h", "table32(mxfp4_values, nibbles32(p + 1))", "table32(mxfp4_values, nibbles32(p))", ["mxfp4"]),
+    ("plain.h", "s.d = half_at(p + 80)", "s.d = half_at(p + 82)", ["q2_K"]),
+    ("plain.h", "_mm_sub_epi8(x, _mm_set1_epi8(32))", "_mm_sub_epi8(x, _mm_set1_epi8(31))", ["q3_K"]),
+    ("plain.h", "_mm_set1_ps(-row.scale[b] * s.dmin)", "_mm_set1_ps(row.scale[b] * s.dmin)", ["q4_K"]),
+    ("plain.h", "field<2 * j - 3>(h, 16)", "field<2 * j - 2>(h, 16)", ["q5_K"]),
+    ("plain.h", "field<4>(b, 15), field<2>(h, 48)", "field<4>(b, 15), field<0>(h, 48)", ["q6_K"]),
+    ("floats.h", "add(add(acc[r][0], acc[r][2]), add(acc[r][1], acc[r][3]))", "add(add(acc[r][0], acc[r][2]), acc[r][1])", ["f32", "f16", "bf16"]),
+    ("attention.cpp", "__builtin_fmaf(weight, share[0], weight2 * share[1])", "__builtin_fmaf(weight, share[1], weight2 * share[1])", ["cache of f16", "cache of q8_0", "cache of bf16"]),
+]  # fmt: skip
+PROBLEMS = """
+import json
+from gguf_spec.llama import kernel_checks, own_kernels
+assert own_kernels.enter("auto").name
+print(json.dumps({one.name: kernel_checks.problem_of(one) for one in kernel_checks.operations()}))
+"""
+# Files that `quantize` makes, and types that it has no name for: those are tested by the self-test alone.
+FILES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "Q2_K", "Q3_K_M", "Q4_K_M", "Q5_K_M", "Q6_K", "F16")  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=["of the first row", "of all rows"])
+def planted(request, tmp_path_factory):
+    """A library with one bug in each kernel, and what they spoil."""
+    if not own_kernels.start().name:
+        pytest.skip(own_kernels.in_use().reason)
+    folder = tmp_path_factory.mktemp("planted")
+    sources = Path(shutil.copytree(build_kernels.SOURCES, folder / "kernels"))
+    bugs = OF_THE_FIRST_ROW if request.param == "of the first row" else OF_ALL_ROWS
+    for file, right, wrong, _ in bugs:
+        text = (sources / file).read_text(encoding="utf-8")
+        assert right in text, right
+        (sources / file).write_text(text.replace(right, wrong), encoding="utf-8")
+    return build_kernels.build(folder, sources), [name for *_, names in bugs for name in names]
+
+
+def test_the_self_test_finds_each_bug(planted, monkeypatch):
+    library, names = planted
+    monkeypatch.setenv("GGUF_SPEC_KERNELS_LIBRARY", str(library))
+    monkeypatch.setenv("GGUF_SPEC_KERNELS", "auto")
+    command = [sys.executable, "-c", PROBLEMS]
+    done = children.run(command, capture_output=True, text=True, check=True)
+    problems = json.loads(done.stdout.splitlines()[-1])
+    for name in names:
+        found = [problem for key, problem in problems.items() if key.endswith(f" {name}")]
+        assert found, name
+        assert any(found), name
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_verify_finds_each_bug(planted, kind, tmp_path, monkeypatch):
+    """Though the self-test is said to have passed."""
+    library, _ = planted
+    monkeypatch.setenv("GGUF_SPEC_KERNELS_LIBRARY", str(library))
+    monkeypatch.setenv("GGUF_SPEC_KERNELS", "auto")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_json(selftest.kernels_file(library, "auto"), {"ok": True, "problem": ""})
+    source = TALES / "tales-target-Q8_0.gguf"
+    model = source if kind == "Q8_0" else tmp_path / f"{kind}.gguf"
+    if kind == "F16":
+        zoo.as_float16(source, model)
+    elif kind != "Q8_0":
+        quantize(source, model, kind)
+    command = [sys.executable, "-m", "gguf_spec", "verify", "-m", model, "-d", "tales-draft"]
+    command += ["--count", "1", "--draws", "50", "--minutes", "0.05", "--json"]
+    done = children.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    faulty = {check["name"] for check in json.loads(done.stdout)["checks"] if check["faults"]}
+    assert faulty & {"rows", "kernels"}
