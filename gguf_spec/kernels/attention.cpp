@@ -1,17 +1,18 @@
 // Attention (FLASH_ATTN_EXT) for every number of rows with the same bits: one row, a draft, or a prompt.
 //
 // Rows are pairs of a token and a query head; rows that share a key-value head form blocks. Where these are small, a block has the rows of
-// several heads, whose keys lie side by side. Cached positions are visited in tiles, and tiles form pieces of a fixed length:
+// several heads, whose keys lie side by side. The positions that a row sees form pieces of a fixed number, and are visited in tiles:
 //
-//               | piece 0: 512 positions          | piece 1               | ...        a lane of a vector is a position
+//               | piece 0: 512 visible positions  | piece 1               | ...
 //               | tile | tile | tile | ... | tile | tile | ...
-//   row block 0 |  K of a tile, converted to F32 and transposed once: k[d][position], then for each row
-//   row block 1 |    score = sum over d, in order; softmax so far; result += weight * V, position by position
-//   ...
+//   row block 0 |  1. scores: sum over d of K[position][d] Q[row][d], in order
+//   row block 1 |  2. weights: 2^(score / ln 2 - best), a lane for each row; their sum, position by position
+//   ...         |  3. result += weight * V, position by position
 //
-// A row's sums in a piece begin at zero, and pieces are merged in order. So a row's bits depend on its query, its mask and the cache alone:
-// not on the other rows, the threads, or how the prompt was cut. Positions that a row may not see change nothing: a tile without a visible
-// position is left out, and weights of hidden positions are exactly zero (V with infinities or NaN is handled apart).
+// Few rows are scored with a lane for each position, K transposed; many with a lane for each row: the same sums. `best` is a whole number, so
+// that a later, larger one rescales earlier sums without rounding. A row's sums in a piece begin at zero, and pieces are added in order. So a
+// row's bits depend on its query and on what it sees, in its order, alone: not on the cells in which that lies or what lies between, the
+// other rows, the threads, or how the prompt was cut. Weights of hidden positions are exactly zero (V with infinities or NaN is handled apart).
 // All sums are F32. Online softmax: Milakov, Gimelshein 2018, arXiv:1805.02867; in tiles: Dao et al. 2022, arXiv:2205.14135.
 #include <cmath>
 
@@ -21,15 +22,16 @@
 namespace ISA {
 namespace {
 
-constexpr int TILE = 2 * L;     // positions of a tile
-constexpr int PIECE = 512;      // positions of a piece
-constexpr int BLOCK = 32;       // most rows of a block
-constexpr int HEADS = 8;        // most key-value heads of a block
-constexpr int SCORED = 4;       // rows whose scores are computed together
-constexpr int SUMMED = L == 16 ? 4 : 2; // rows whose results are
+constexpr int TILE = 32;        // positions of a tile
+constexpr int PIECE = 512;      // visible positions of a piece
+constexpr int SHARE = 32;       // most rows of a block that share a head
+constexpr int BLOCK = 64;       // most rows of a block
+constexpr int SPACE = BLOCK + 16; // rows of a block with space for whole vectors
+constexpr int FEW = 4;          // rows up to which lanes are positions
+constexpr int SUMMED = L == 16 ? 4 : 2; // rows whose results are summed together
 constexpr int MOST_HEAD = 576;  // longest head
-constexpr float HIDDEN = -INFINITY;
-constexpr uint32_t EVERY = TILE == 32 ? ~0u : (1u << (TILE & 31)) - 1; // a bit for each position of a tile
+constexpr float NONE = -1e30f;  // `best` of a row that has seen nothing
+constexpr uint32_t EVERY = ~0u; // a bit for each position of a tile
 
 // ---- numbers of the cache
 
@@ -90,41 +92,64 @@ inline void transpose(Floats * x) {
 #endif
 }
 
-// K of a tile: k[d][position]. Positions from n on are zero.
-template <int TYPE> void convert_keys(const char * K, size_t stride, int n, int size, float * k) {
+// A tile of n positions: out[position][d], zero from n on. Returns whether all numbers are finite.
+template <int TYPE> bool convert(const char * x, size_t stride, int n, int size, float * out) {
+    Floats odd[4]; // 0 * x is NaN for infinities and NaN; several sums, not to wait for one
+    UNROLL for (int i = 0; i < 4; i++) odd[i] = zero();
+    const int whole = size / (4 * L) * (4 * L);
+    for (int p = 0; p < n; p++, x += stride, out += size) {
+        const auto at = [&](int d, Floats & is_odd) {
+            const Floats y = row_at<TYPE>(x, d);
+            is_odd = fma(y, zero(), is_odd);
+            store_floats(out + d, y);
+        };
+        for (int d = 0; d < whole; d += 4 * L) UNROLL for (int i = 0; i < 4; i++) at(d + i * L, odd[i]);
+        for (int d = whole; d < size; d += L) at(d, odd[0]);
+    }
+    memset(out, 0, sizeof(float) * (TILE - n) * size);
+    return !any_nan(add(add(odd[0], odd[1]), add(odd[2], odd[3])));
+}
+// The same transposed: out[d][position].
+template <int TYPE> void convert_transposed(const char * K, size_t stride, int n, int size, float * out) {
     for (int p = 0; p < TILE; p += L)
         for (int d = 0; d < size; d += L) {
             Floats x[L];
             if (n == TILE) UNROLL for (int i = 0; i < L; i++) x[i] = row_at<TYPE>(K + (p + i) * stride, d);
             else UNROLL for (int i = 0; i < L; i++) x[i] = p + i < n ? row_at<TYPE>(K + (p + i) * stride, d) : zero();
             transpose(x);
-            UNROLL for (int i = 0; i < L; i++) store_floats(k + (d + i) * TILE + p, x[i]);
+            UNROLL for (int i = 0; i < L; i++) store_floats(out + (d + i) * TILE + p, x[i]);
         }
-}
-// V of a tile: v[position][d]. Returns whether all numbers are finite.
-template <int TYPE> bool convert_values(const char * V, size_t stride, int n, int size, float * v) {
-    Floats odd = zero(); // 0 * x is NaN for infinities and NaN
-    for (int p = 0; p < TILE; p++)
-        for (int d = 0; d < size; d += L) {
-            const Floats x = p < n ? row_at<TYPE>(V + p * stride, d) : zero();
-            odd = fma(x, zero(), odd);
-            store_floats(v + p * size + d, x);
-        }
-    return !any_nan(odd);
 }
 
-// e^x for x <= 0; 0 below -87. A NaN stays one.
-inline Floats exponential(Floats x) {
+// 2^n for whole n, and 0 below 2^-126.
+inline Floats power(Floats n) { return zero_below(power_of_two(maximum(n, all(-126.0f))), n, -126.0f); }
+inline float power(float n) {
+    float x[L];
+    store_floats(x, power(all(n)));
+    return x[0];
+}
+// e^x = mantissa * 2^exponent
+inline Floats split_exponential(Floats x, Floats & exponent) {
     const Floats n = nearest(mul(x, all(1.44269504f)));
     Floats r = fma(n, all(-0.693359375f), x);
     r = fma(n, all(2.12194440e-4f), r);
+    r = maximum(minimum(r, all(1.0f)), all(-1.0f)); // rounding of huge scores
     Floats p = fma(r, all(1.9875691500e-4f), all(1.3981999507e-3f));
     p = fma(p, r, all(8.3334519073e-3f));
     p = fma(p, r, all(4.1665795894e-2f));
     p = fma(p, r, all(1.6666665459e-1f));
     p = fma(p, r, all(5.0000001201e-1f));
-    p = add(fma(mul(r, r), p, r), all(1.0f));
-    return zero_below(mul(p, power_of_two(n)), x, -87.0f);
+    exponent = n;
+    return add(fma(mul(r, r), p, r), all(1.0f));
+}
+// cap * tanh(x) by t = e^(-2 |x|)
+inline Floats capped(Floats x, float cap) {
+    const Floats size = maximum(x, sub(zero(), x));
+    Floats n;
+    Floats t = split_exponential(mul(size, all(-2.0f)), n);
+    t = mul(t, power(n));
+    const Floats y = mul(all(cap), divide(sub(all(1.0f), t), add(all(1.0f), t)));
+    return where_less(x, zero(), sub(zero(), y), y);
 }
 
 // ---- one operation
@@ -134,216 +159,301 @@ struct Sizes {
     int64_t n_tokens, group, rows, blocks, n_kv, pieces, heads, head_blocks, items;
     int key, value;
     float scale, bias, cap;
-    bool split; // pieces are computed by different threads, and merged after a barrier
-    size_t scratch, partial;
+    bool split; // pieces are computed by different threads, and added after a barrier
+    size_t table, scratch, partial; // bytes: see first_cells; of a thread; of a piece
 
     Sizes(const Tensor * op, int n_threads) : q(op->src[0]), k(op->src[1]), v(op->src[2]), mask(op->src[3]), sinks(op->src[4]) {
         memcpy(&scale, op->op_params, 4), memcpy(&bias, op->op_params + 1, 4), memcpy(&cap, op->op_params + 2, 4);
         if (cap != 0) scale /= cap;
         key = (int) k->ne[0], value = (int) v->ne[0];
         n_tokens = q->ne[1], group = q->ne[2] / k->ne[2], rows = n_tokens * group;
-        blocks = (rows + BLOCK - 1) / BLOCK;
+        blocks = (rows + SHARE - 1) / SHARE;
         n_kv = k->ne[1], pieces = (n_kv + PIECE - 1) / PIECE;
         // as many heads in a block as leave every thread some blocks
-        heads = q->ne[3] * k->ne[2] * blocks * pieces / (4 * n_threads);
-        if (heads > BLOCK / rows) heads = BLOCK / rows;
-        heads = heads < 1 ? 1 : heads > HEADS ? HEADS : heads;
+        heads = blocks > 1 ? 1 : q->ne[3] * k->ne[2] * pieces / (4 * n_threads);
+        if (heads > BLOCK / (rows < SHARE ? rows : SHARE)) heads = BLOCK / rows;
+        if (heads > k->ne[2]) heads = k->ne[2];
+        if (heads < 1) heads = 1;
         head_blocks = (k->ne[2] + heads - 1) / heads;
         items = q->ne[3] * head_blocks * blocks;
         split = pieces > 1 && items < 4 * n_threads;
-        scratch = sizeof(float) * (size_t) (key * TILE + value * TILE + BLOCK * (key + TILE) + 2 * BLOCK * (value + 2) + BLOCK * L);
-        partial = split ? sizeof(float) * (size_t) (BLOCK * (value + 2)) : 0;
+        table = mask ? sizeof(int32_t) * (size_t) (mask->ne[3] * n_tokens * (pieces + 1)) : 0;
+        const size_t sums = 2 * SPACE + BLOCK * value;
+        scratch = sizeof(float) * (TILE * (key + value + SPACE) + heads * key * padded(rows < SHARE ? (int) rows : SHARE) + 2 * sums);
+        partial = split ? sizeof(float) * sums : 0;
     }
-    size_t bytes(int n_threads) const { return 128 + n_threads * (scratch + 64) + items * pieces * partial; }
+    size_t bytes(int n_threads) const { return 256 + table + n_threads * (scratch + 64) + items * pieces * partial; }
+    static int padded(int share) { return share <= FEW ? share : share <= 8 ? 8 : share <= 16 ? 16 : 32; }
 };
+
+// Positions of a tile that a row may not see; `plain`: nothing is added to the scores of the others.
+uint32_t hidden_of(const uint16_t * mask, int n, bool & plain) {
+    uint32_t hidden = n < TILE ? EVERY << n : 0, none = hidden;
+    if (!mask) return hidden;
+    uint16_t copy[TILE] = {};
+    if (n < TILE) mask = (const uint16_t *) memcpy(copy, mask, 2 * n);
+    for (int i = 0; i < TILE; i += 16) {
+        const __m256i x = _mm256_loadu_si256((const __m256i *) (mask + i)), low = _mm256_cmpeq_epi16(x, _mm256_set1_epi16((short) 0xfc00));
+        const __m256i nothing = _mm256_cmpeq_epi16(_mm256_add_epi16(x, x), _mm256_setzero_si256());
+        const __m256i both_of = _mm256_permute4x64_epi64(_mm256_packs_epi16(low, nothing), 0xd8); // bytes: 16 of low, 16 of nothing
+        const uint32_t bits = (uint32_t) _mm256_movemask_epi8(both_of);
+        hidden |= (bits & 0xffff) << i, none |= (bits >> 16) << i;
+    }
+    plain = plain && (hidden | none) == EVERY;
+    return hidden;
+}
+
+// The table of a token: the cells at which its pieces begin, and behind the last one the end of what it sees.
+void find_pieces(const Sizes & z, const uint16_t * mask, int32_t * cells) {
+    int64_t n_seen = 0, piece = 0;
+    int32_t end = 0;
+    for (int64_t p = 0; p < z.n_kv; p += TILE) {
+        bool plain;
+        uint32_t seen = ~hidden_of(mask + p, z.n_kv - p < TILE ? (int) (z.n_kv - p) : TILE, plain);
+        if (!seen) continue;
+        end = (int32_t) (p + 32 - __builtin_clz(seen));
+        const int n = __builtin_popcount(seen);
+        if (n_seen + n > piece * PIECE) { // a piece begins here
+            for (int64_t i = n_seen; i < piece * PIECE; i++) seen &= seen - 1;
+            cells[piece++] = (int32_t) (p + __builtin_ctz(seen));
+        }
+        n_seen += n;
+    }
+    for (; piece <= z.pieces; piece++) cells[piece] = end;
+}
 
 // Rows of a block with what was summed up so far.
 struct Rows {
-    int n, heads; // rows in all, and key-value heads that have an equal share of them
-    const uint16_t * mask[BLOCK];
-    float slope[BLOCK];
-    const float * query; // [n][key]
-    float * best, * weight, * sum; // [n] largest score, [n] sum of weights, [n][value]
+    int n, share; // rows in all, and of a head
+    const uint16_t * mask[SHARE];
+    const int32_t * cells[SHARE]; // see find_pieces; null without a mask
+    float slope[SPACE];
+    const float * query; // [n][key], or [head][key][padded(share)]
+    float * best, * weight, * sum; // [n] largest exponent, [n] sum of weights, [n][value]
 };
-Rows rows_in(float * p) { Rows r; r.best = p, r.weight = p + BLOCK, r.sum = p + 2 * BLOCK; return r; }
+void put_sums(Rows & r, float * p) { r.best = p, r.weight = p + SPACE, r.sum = p + 2 * SPACE; }
 
 // Add a later part of the positions to an earlier one.
 void merge(float & best, float & weight, float * sum, float best2, float weight2, const float * sum2, int size) {
-    if (best2 == HIDDEN && weight2 == 0) return;
-    if (best == HIDDEN && weight == 0) {
-        best = best2, weight = weight2;
-        memcpy(sum, sum2, sizeof(float) * size);
-        return;
-    }
-    const float most = best2 > best ? best2 : best;
-    float share[2 * L] = {best - most, best2 - most};
-    store_floats(share, exponential(load_floats(share)));
-    weight = __builtin_fmaf(weight, share[0], weight2 * share[1]);
-    for (int d = 0; d < size; d += L) store_floats(sum + d, fma(load_floats(sum + d), all(share[0]), mul(load_floats(sum2 + d), all(share[1]))));
+    if (best2 == NONE) return;
+    const float most = best2 > best ? best2 : best, share = power(best - most), share2 = power(best2 - most);
+    weight = __builtin_fmaf(weight, share, weight2 * share2);
+    for (int d = 0; d < size; d += L) store_floats(sum + d, fma(load_floats(sum + d), all(share), mul(load_floats(sum2 + d), all(share2))));
     best = most;
 }
 
-// Scores of R rows: score[r][TILE] = sum over d of k[d][position] query[d].
-template <int R> void score(const float * k, const float * query, int size, float * out) {
-    Floats s[R][2];
-    UNROLL for (int r = 0; r < R; r++) s[r][0] = s[r][1] = zero();
-    for (int d = 0; d < size; d++) {
-        const Floats a = load_floats(k + d * TILE), b = load_floats(k + d * TILE + L);
-        UNROLL for (int r = 0; r < R; r++) {
-            const Floats x = all(query[r * size + d]);
-            s[r][0] = fma(a, x, s[r][0]), s[r][1] = fma(b, x, s[r][1]);
+// Lines of memory that will be needed soon, to be asked for little by little: where a position is a page apart from the next, the processor
+// does not guess them, and many at once would be waited for.
+struct Ahead {
+    const char * p;
+    size_t stride;
+    int lines, left, line; // of a position; positions; next line
+    Ahead(const char * p, size_t stride, int n, int bytes) : p(p), stride(stride), lines((bytes + 63) / 64), left(n), line(0) {}
+    void fetch(int n) {
+        for (; n > 0 && left > 0; n--) {
+            _mm_prefetch(p + 64 * line, _MM_HINT_T0);
+            if (++line == lines) line = 0, left--, p += stride;
         }
     }
-    UNROLL for (int r = 0; r < R; r++) store_floats(out + r * TILE, s[r][0]), store_floats(out + r * TILE + L, s[r][1]);
+};
+
+// ---- 1. scores
+
+// Lanes are positions: k[d][position]. out[position][SPACE], R rows side by side.
+template <int R> void score_few(const float * k, const float * query, int size, float * out, Ahead & ahead) {
+    for (int p = 0; p < TILE; p += 2 * L) {
+        Floats s[R][2];
+        UNROLL for (int r = 0; r < R; r++) s[r][0] = s[r][1] = zero();
+        for (int d = 0; d < size; d++) {
+            const Floats a = load_floats(k + d * TILE + p), b = load_floats(k + d * TILE + p + L);
+            UNROLL for (int r = 0; r < R; r++) {
+                const Floats x = all(query[r * size + d]);
+                s[r][0] = fma(a, x, s[r][0]), s[r][1] = fma(b, x, s[r][1]);
+            }
+            if (d % 4 == 0) ahead.fetch(4);
+        }
+        UNROLL for (int r = 0; r < R; r++) {
+            float x[2 * L];
+            store_floats(x, s[r][0]), store_floats(x + L, s[r][1]);
+            for (int i = 0; i < 2 * L; i++) out[(p + i) * SPACE + r] = x[i];
+        }
+    }
 }
 
-// sum[r] += weights[r][p] v[p], position by position; D vectors of each row at a time.
-template <int R, int D> void add_values(const float * v, const float * weights, float * const * sum, int size, int from) {
+// Lanes are rows: V vectors of them, P positions at a time. k[position][d], query[d][rows].
+template <class F, int V, int P> void score_many(const float * k, const float * query, int size, float * out, Ahead & ahead) {
+    constexpr int N = sizeof(F) / sizeof(float);
+    for (int p = 0; p < TILE; p += P) {
+        F s[P][V];
+        UNROLL for (int i = 0; i < P; i++) UNROLL for (int v = 0; v < V; v++) s[i][v] = F{};
+        for (int d = 0; d < size; d++) {
+            F q[V];
+            UNROLL for (int v = 0; v < V; v++) memcpy(&q[v], query + (d * V + v) * N, sizeof(F));
+            UNROLL for (int i = 0; i < P; i++) {
+                F x;
+                set_all(x, k[(p + i) * size + d]);
+                UNROLL for (int v = 0; v < V; v++) s[i][v] = fma(x, q[v], s[i][v]);
+            }
+        }
+        UNROLL for (int i = 0; i < P; i++) UNROLL for (int v = 0; v < V; v++) memcpy(out + (p + i) * SPACE + v * N, &s[i][v], sizeof(F));
+        ahead.fetch(2 * P);
+    }
+}
+
+// ---- 2. weights
+
+// Make scores[position][SPACE] of all rows to weights. What was summed up is scaled to a new largest exponent.
+void weigh(const Sizes & z, Rows & rows, const uint32_t * hidden, bool plain, int64_t p, int n, float * scores) {
+    for (int r0 = 0; r0 < rows.n; r0 += L) {
+        float * s = scores + r0;
+        const Ints unseen = load(hidden + r0);
+        Floats most = all(-INFINITY);
+        for (int i = 0; i < TILE; i++) {
+            Floats x = mul(load_floats(s + i * SPACE), all(z.scale));
+            if (z.cap != 0) x = capped(x, z.cap);
+            if (!plain && i < n) {
+                float m[L] = {};
+                for (int j = 0; j < L && r0 + j < rows.n; j++) m[j] = half_at(rows.mask[(r0 + j) % rows.share] + p + i);
+                x = fma(load_floats(m), load_floats(rows.slope + r0), x);
+            }
+            x = where_bit(unseen, i, all(-INFINITY), x);
+            store_floats(s + i * SPACE, x);
+            most = maximum(most, x);
+        }
+        const Floats old = load_floats(rows.best + r0), best = maximum(nearest(mul(most, all(1.44269504f))), old);
+        if (any_different(old, best)) {
+            float share[L];
+            store_floats(share, power(sub(old, best)));
+            store_floats(rows.best + r0, best);
+            store_floats(rows.weight + r0, mul(load_floats(rows.weight + r0), load_floats(share)));
+            for (int j = 0; j < L && r0 + j < rows.n; j++) {
+                if (share[j] == 1) continue;
+                float * sum = rows.sum + (r0 + j) * z.value;
+                for (int d = 0; d < z.value; d += L) store_floats(sum + d, mul(load_floats(sum + d), all(share[j])));
+            }
+        }
+        Floats total = load_floats(rows.weight + r0);
+        for (int i = 0; i < TILE; i++) {
+            Floats exponent;
+            const Floats mantissa = split_exponential(load_floats(s + i * SPACE), exponent);
+            exponent = sub(exponent, best);
+            const Floats weight = zero_below(mul(mantissa, power_of_two(maximum(exponent, all(-126.0f)))), exponent, -126.0f);
+            store_floats(s + i * SPACE, weight);
+            total = add(total, weight);
+        }
+        store_floats(rows.weight + r0, total);
+    }
+}
+
+// ---- 3. results
+
+// sum[r] += weights[p][r] v[p], position by position; D vectors of each row at a time.
+template <int R, int D> void add_values(const float * v, const float * weights, float * sum, int size, int from, Ahead & ahead) {
     Floats s[R][D];
-    UNROLL for (int r = 0; r < R; r++) UNROLL for (int d = 0; d < D; d++) s[r][d] = load_floats(sum[r] + from + d * L);
+    UNROLL for (int r = 0; r < R; r++) UNROLL for (int d = 0; d < D; d++) s[r][d] = load_floats(sum + r * size + from + d * L);
     for (int p = 0; p < TILE; p++) {
         Floats x[D];
         UNROLL for (int d = 0; d < D; d++) x[d] = load_floats(v + p * size + from + d * L);
         UNROLL for (int r = 0; r < R; r++) {
-            const Floats w = all(weights[r * TILE + p]);
+            const Floats w = all(weights[p * SPACE + r]);
             UNROLL for (int d = 0; d < D; d++) s[r][d] = fma(w, x[d], s[r][d]);
         }
+        if (p % 4 == 0) ahead.fetch(8);
     }
-    UNROLL for (int r = 0; r < R; r++) UNROLL for (int d = 0; d < D; d++) store_floats(sum[r] + from + d * L, s[r][d]);
+    UNROLL for (int r = 0; r < R; r++) UNROLL for (int d = 0; d < D; d++) store_floats(sum + r * size + from + d * L, s[r][d]);
 }
-template <int R> void add_values(const float * v, const float * weights, float * const * sum, int size) {
+template <int R> void add_values(const float * v, const float * weights, float * sum, int size, Ahead & ahead) {
     int from = 0;
-    for (; from + 4 * L <= size; from += 4 * L) add_values<R, 4>(v, weights, sum, size, from);
-    for (; from + L <= size; from += L) add_values<R, 1>(v, weights, sum, size, from);
+    for (; from + 4 * L <= size; from += 4 * L) add_values<R, 4>(v, weights, sum, size, from, ahead);
+    for (; from + L <= size; from += L) add_values<R, 1>(v, weights, sum, size, from, ahead);
 }
-
-// One row's scores of a tile: scaled, masked, and made to weights; what was summed up is scaled to a new largest score. Returns false if no
-// position is visible.
-bool weigh(const Sizes & z, Rows & rows, int r, uint32_t hidden, const uint16_t * mask, float * s, float * lanes) {
-    if (hidden == EVERY) return false;
-    Floats x[2];
-    UNROLL for (int i = 0; i < 2; i++) x[i] = mul(load_floats(s + i * L), all(z.scale));
-    if (z.cap != 0) {
-        UNROLL for (int i = 0; i < 2; i++) store_floats(s + i * L, x[i]);
-        for (int i = 0; i < TILE; i++) s[i] = z.cap * tanhf(s[i]);
-        UNROLL for (int i = 0; i < 2; i++) x[i] = load_floats(s + i * L);
-    }
-    if (mask) UNROLL for (int i = 0; i < 2; i++) x[i] = fma(numbers_at((const char *) (mask + i * L), F16), all(rows.slope[r]), x[i]);
-    UNROLL for (int i = 0; i < 2; i++) x[i] = where_set(hidden >> (i * L), all(HIDDEN), x[i]);
-    const float most = largest(maximum(x[0], x[1]));
-    float * sum = rows.sum + r * z.value;
-    if (most > rows.best[r]) {
-        if (rows.best[r] != HIDDEN) {
-            const Floats share = exponential(all(rows.best[r] - most));
-            store_floats(lanes, mul(load_floats(lanes), share));
-            for (int d = 0; d < z.value; d += L) store_floats(sum + d, mul(load_floats(sum + d), share));
-        }
-        rows.best[r] = most;
-    }
-    const Floats best = all(rows.best[r] == HIDDEN ? 0 : rows.best[r]);
-    UNROLL for (int i = 0; i < 2; i++) {
-        x[i] = exponential(sub(x[i], best));
-        store_floats(s + i * L, x[i]);
-    }
-    store_floats(lanes, add(load_floats(lanes), add(x[0], x[1])));
-    return true;
-}
-
-// Positions of a tile, 1 where the row may not see them; n of them exist.
-uint32_t hidden_of(const uint16_t * mask, int n) {
-    uint32_t bits = n < TILE ? ~0u << n : 0;
-    bits &= EVERY;
-    if (!mask) return bits;
-    if (n < TILE) {
-        for (int i = 0; i < n; i++) bits |= (uint32_t) (mask[i] == 0xfc00) << i;
-        return bits;
-    }
-    const __m256i low = _mm256_set1_epi16((short) 0xfc00);
-    for (int i = 0; i < TILE; i += 16) {
-        const __m256i x = _mm256_cmpeq_epi16(_mm256_loadu_si256((const __m256i *) (mask + i)), low);
-        const __m128i b = _mm_packs_epi16(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
-        bits |= (uint32_t) _mm_movemask_epi8(b) << i;
-    }
-    return bits;
-}
-
-// A converted tile of n positions from p on, for `count` rows of its head.
-void attend_tile(const Sizes & z, Rows & rows, int from, int count, const uint32_t * hidden, int64_t p, int n, const float * k, const float * v, bool finite, float * weights, float * lanes) {
-    int used[BLOCK], n_used = 0; // rows that see something here; their weights are moved together
-    for (int r = from; r < from + count; r += SCORED) {
-        const float * query = rows.query + r * z.key;
-        float s[SCORED * TILE];
-        const int m = from + count - r < SCORED ? from + count - r : SCORED;
-        if (m == 4) score<4>(k, query, z.key, s);
-        else if (m == 3) score<3>(k, query, z.key, s);
-        else if (m == 2) score<2>(k, query, z.key, s);
-        else score<1>(k, query, z.key, s);
-        for (int i = 0; i < m; i++) {
-            float * own = weights + n_used * TILE;
-            memcpy(own, s + i * TILE, sizeof(float) * TILE);
-            const uint16_t * mask = rows.mask[r + i] ? rows.mask[r + i] + p : nullptr;
-            uint16_t padded[TILE] = {};
-            if (mask && n < TILE) mask = (const uint16_t *) memcpy(padded, mask, 2 * n);
-            if (weigh(z, rows, r + i, hidden[r + i], mask, own, lanes + (r + i) * L)) used[n_used++] = r + i;
-        }
-    }
-    if (!finite) { // a hidden position may hold anything: its zero weight must not meet a NaN
-        for (int u = 0; u < n_used; u++)
-            for (int i = 0; i < n; i++)
-                if (!(hidden[used[u]] >> i & 1))
-                    for (int d = 0; d < z.value; d++) {
-                        float & sum = rows.sum[used[u] * z.value + d];
-                        sum = __builtin_fmaf(weights[u * TILE + i], v[i * z.value + d], sum);
-                    }
+// The rows of a head. A position that is hidden may hold anything: its zero weight must not meet a NaN.
+void add_all_values(const Rows & rows, int first, const uint32_t * hidden, const float * v, bool finite, const float * weights, int size, Ahead & ahead) {
+    float * sum = rows.sum + first * size;
+    weights += first, hidden += first;
+    if (!finite) {
+        for (int r = 0; r < rows.share; r++)
+            for (int i = 0; i < TILE; i++)
+                if (!(hidden[r] >> i & 1))
+                    for (int d = 0; d < size; d++) sum[r * size + d] = __builtin_fmaf(weights[i * SPACE + r], v[i * size + d], sum[r * size + d]);
         return;
     }
-    for (int u = 0; u < n_used; u += SUMMED) {
-        float * sum[SUMMED];
-        const int m = n_used - u < SUMMED ? n_used - u : SUMMED;
-        for (int i = 0; i < m; i++) sum[i] = rows.sum + used[u + i] * z.value;
-        const float * w = weights + u * TILE;
-        if (m == SUMMED) add_values<SUMMED>(v, w, sum, z.value);
-        else if (m == 3) add_values<3>(v, w, sum, z.value);
-        else if (m == 2) add_values<2>(v, w, sum, z.value);
-        else add_values<1>(v, w, sum, z.value);
+    for (int r = 0; r < rows.share; r += SUMMED) {
+        const int n = rows.share - r < SUMMED ? rows.share - r : SUMMED;
+        uint32_t unseen = EVERY;
+        for (int i = 0; i < n; i++) unseen &= hidden[r + i];
+        if (unseen == EVERY) continue;
+        if (n == SUMMED) add_values<SUMMED>(v, weights + r, sum + r * size, size, ahead);
+        else if (n == 3) add_values<3>(v, weights + r, sum + r * size, size, ahead);
+        else if (n == 2) add_values<2>(v, weights + r, sum + r * size, size, ahead);
+        else add_values<1>(v, weights + r, sum + r * size, size, ahead);
     }
 }
 
 // Bytes of 32 numbers.
 template <int TYPE> constexpr int size_of() { return TYPE == F32 ? 128 : TYPE == Q8_0 ? 34 : 64; }
-// Ask for n rows of the cache; positions lie a page apart, where the processor does not guess them.
-inline void fetch(const char * p, size_t stride, int n, int bytes) {
-    for (int i = 0; i < n; i++)
-        for (int b = 0; b < bytes; b += 64) _mm_prefetch(p + i * stride + b, _MM_HINT_T1);
-}
 
-// One piece of the positions for a block of rows. K, V: the first position of the piece; masks begin there as well.
-template <int TK, int TV> void attend(const Sizes & z, Rows & rows, const char * K, const char * V, int64_t first, float * scratch) {
-    float * k = scratch, * v = k + z.key * TILE, * weights = v + z.value * TILE, * lanes = weights + BLOCK * TILE;
-    const int64_t end = first + PIECE < z.n_kv ? first + PIECE : z.n_kv;
-    for (int r = 0; r < rows.n; r++) rows.best[r] = HIDDEN, store_floats(lanes + r * L, zero());
+// One piece of the positions for a block of rows.
+template <int TK, int TV> void attend(const Sizes & z, Rows & rows, const char * K, const char * V, int64_t piece, float * scratch) {
+    float * k = scratch, * v = k + z.key * TILE, * scores = v + z.value * TILE;
+    const int heads = rows.n / rows.share, width = Sizes::padded(rows.share);
+    for (int r = 0; r < SPACE; r++) rows.best[r] = NONE, rows.weight[r] = 0;
     memset(rows.sum, 0, sizeof(float) * rows.n * z.value);
-    const int share = rows.n / rows.heads;
-    for (int64_t p = first; p < end; p += TILE) {
+    int64_t first[SHARE], last[SHARE], begin = z.n_kv, end = 0;
+    for (int r = 0; r < rows.share; r++) {
+        first[r] = rows.cells[r] ? rows.cells[r][piece] : piece * PIECE, last[r] = rows.cells[r] ? rows.cells[r][piece + 1] : (piece + 1) * PIECE;
+        if (last[r] > z.n_kv) last[r] = z.n_kv;
+        if (first[r] >= last[r]) continue;
+        begin = first[r] < begin ? first[r] : begin, end = last[r] > end ? last[r] : end;
+    }
+    uint32_t hidden[SPACE];
+    for (int r = rows.n; r < SPACE; r++) hidden[r] = EVERY;
+    for (int64_t p = begin; p < end; p += TILE) {
         const int n = end - p < TILE ? (int) (end - p) : TILE;
-        uint32_t hidden[BLOCK], all_hidden = ~0u;
-        for (int r = 0; r < rows.n; r++) hidden[r] = hidden_of(rows.mask[r] ? rows.mask[r] + p : nullptr, n), all_hidden &= hidden[r];
-        if (all_hidden == EVERY) continue;
-        for (int h = 0; h < rows.heads; h++) {
-            const char * K_tile = K + p * z.k->nb[1] + h * z.k->nb[2], * V_tile = V + p * z.v->nb[1] + h * z.v->nb[2];
-            // what is read next: the next head, or the first one of the next tile
-            const int64_t ahead = h + 1 < rows.heads ? 0 : TILE;
-            if (p + ahead < end) {
-                const int64_t back = ahead ? h : -1, left = end - p - ahead < TILE ? end - p - ahead : TILE;
-                fetch(K_tile + ahead * z.k->nb[1] - back * z.k->nb[2], z.k->nb[1], (int) left, z.key * size_of<TK>() / 32);
-                fetch(V_tile + ahead * z.v->nb[1] - back * z.v->nb[2], z.v->nb[1], (int) left, z.value * size_of<TV>() / 32);
+        uint32_t all_hidden = EVERY;
+        bool plain = true;
+        for (int r = 0; r < rows.share; r++) {
+            const bool again = r > 0 && rows.mask[r] == rows.mask[r - 1] && rows.mask[r];
+            hidden[r] = again ? hidden[r - 1] : hidden_of(rows.mask[r] ? rows.mask[r] + p : nullptr, n, plain);
+            if (!again) {
+                if (first[r] > p) hidden[r] |= first[r] - p >= TILE ? EVERY : ~(EVERY << (first[r] - p));
+                if (last[r] < p + TILE) hidden[r] |= last[r] <= p ? EVERY : EVERY << (last[r] - p);
             }
-            convert_keys<TK>(K_tile, z.k->nb[1], n, z.key, k);
-            const bool finite = convert_values<TV>(V_tile, z.v->nb[1], n, z.value, v);
-            attend_tile(z, rows, h * share, share, hidden, p, n, k, v, finite, weights, lanes);
+            all_hidden &= hidden[r];
+        }
+        if (all_hidden == EVERY) continue;
+        for (int r = rows.share; r < rows.n; r++) hidden[r] = hidden[r - rows.share];
+        // what is read next: the next head, or the first one of the next tile
+        const int64_t left = end - p - TILE;
+        const auto ahead_of = [&](const char * x, const Tensor * t, int h, int bytes) {
+            if (h + 1 < heads) return Ahead(x + p * t->nb[1] + (h + 1) * t->nb[2], t->nb[1], n, bytes);
+            return Ahead(x + (p + TILE) * t->nb[1], t->nb[1], left < 0 ? 0 : left < TILE ? (int) left : TILE, bytes);
+        };
+        for (int h = 0; h < heads; h++) {
+            const char * from = K + p * z.k->nb[1] + h * z.k->nb[2];
+            const float * query = rows.query + h * z.key * width;
+            float * out = scores + h * rows.share;
+            Ahead ahead = ahead_of(K, z.k, h, z.key * size_of<TK>() / 32);
+            if (width <= FEW) {
+                convert_transposed<TK>(from, z.k->nb[1], n, z.key, k);
+                if (width == 1) score_few<1>(k, query, z.key, out, ahead);
+                else if (width == 2) score_few<2>(k, query, z.key, out, ahead);
+                else if (width == 3) score_few<3>(k, query, z.key, out, ahead);
+                else score_few<4>(k, query, z.key, out, ahead);
+                continue;
+            }
+            convert<TK>(from, z.k->nb[1], n, z.key, k);
+            if (width == 8) score_many<__m256, 1, 8>(k, query, z.key, out, ahead);
+            else if (width == 16) score_many<Floats, 16 / L, L == 16 ? 8 : 4>(k, query, z.key, out, ahead);
+            else score_many<Floats, 32 / L, L == 16 ? 8 : 2>(k, query, z.key, out, ahead);
+        }
+        weigh(z, rows, hidden, plain, p, n, scores);
+        for (int h = 0; h < heads; h++) {
+            Ahead ahead = ahead_of(V, z.v, h, z.value * size_of<TV>() / 32);
+            const bool finite = convert<TV>(V + p * z.v->nb[1] + h * z.v->nb[2], z.v->nb[1], n, z.value, v);
+            add_all_values(rows, h * rows.share, hidden, v, finite, scores, z.value, ahead);
         }
     }
-    for (int r = 0; r < rows.n; r++) rows.weight[r] = total(load_floats(lanes + r * L));
 }
 
 typedef void (*Attend)(const Sizes &, Rows &, const char *, const char *, int64_t, float *);
@@ -368,8 +478,8 @@ Attend attend_with(int key, int value) {
 struct Item {
     int64_t stream, head, first; // first row
     int heads, n;
-    Item(const Sizes & z, int64_t i) : stream(i / (z.head_blocks * z.blocks)), head(i / z.blocks % z.head_blocks * z.heads), first(i % z.blocks * BLOCK) {
-        n = (int) (z.rows - first < BLOCK ? z.rows - first : BLOCK);
+    Item(const Sizes & z, int64_t i) : stream(i / (z.head_blocks * z.blocks)), head(i / z.blocks % z.head_blocks * z.heads), first(i % z.blocks * SHARE) {
+        n = (int) (z.rows - first < SHARE ? z.rows - first : SHARE);
         heads = (int) (z.k->ne[2] - head < z.heads ? z.k->ne[2] - head : z.heads);
     }
     int rows() const { return heads * n; }
@@ -383,14 +493,23 @@ float slope_of(const Sizes & z, int64_t head) {
     return head < n ? powf(powf(2, -z.bias / n), head + 1) : powf(powf(2, -z.bias / 2 / n), 2 * (head - n) + 1);
 }
 
-void fill(const Sizes & z, const Item & item, Rows & rows, float * query) {
-    rows.n = item.rows(), rows.heads = item.heads, rows.query = query;
+void fill(const Sizes & z, const Item & item, Rows & rows, const int32_t * table, float * query) {
+    const int width = Sizes::padded(item.n);
+    rows.n = item.rows(), rows.share = item.n, rows.query = query;
     for (int r = 0; r < rows.n; r++) {
         const int64_t t = item.token(z, r), h = item.query_head(z, r), b = item.stream;
-        memcpy(query + r * z.key, (const char *) z.q->data + t * z.q->nb[1] + h * z.q->nb[2] + b * z.q->nb[3], sizeof(float) * z.key);
-        rows.mask[r] = z.mask ? (const uint16_t *) ((const char *) z.mask->data + t * z.mask->nb[1] + h % z.mask->ne[2] * z.mask->nb[2] + b % z.mask->ne[3] * z.mask->nb[3]) : nullptr;
+        const float * from = (const float *) ((const char *) z.q->data + t * z.q->nb[1] + h * z.q->nb[2] + b * z.q->nb[3]);
+        if (width <= FEW) memcpy(query + r * z.key, from, sizeof(float) * z.key);
+        else for (int d = 0; d < z.key; d++) query[(r / item.n * z.key + d) * width + r % item.n] = from[d];
         rows.slope[r] = slope_of(z, h);
+        if (r >= item.n) continue;
+        const int64_t m = z.mask ? b % z.mask->ne[3] : 0;
+        rows.mask[r] = z.mask ? (const uint16_t *) ((const char *) z.mask->data + t * z.mask->nb[1] + m * z.mask->nb[3]) : nullptr;
+        rows.cells[r] = z.mask ? table + (m * z.n_tokens + t) * (z.pieces + 1) : nullptr;
     }
+    if (width > FEW)
+        for (int i = 0; i < item.heads * z.key; i++)
+            for (int r = item.n; r < width; r++) query[i * width + r] = 0;
 }
 
 void finish(const Sizes & z, const Item & item, Rows & rows, const Tensor * op) {
@@ -398,8 +517,12 @@ void finish(const Sizes & z, const Item & item, Rows & rows, const Tensor * op) 
         const int64_t h = item.query_head(z, r);
         float * sum = rows.sum + r * z.value;
         if (z.sinks) { // a position without a value
-            float nothing[MOST_HEAD] = {};
-            merge(rows.best[r], rows.weight[r], sum, ((const float *) z.sinks->data)[h], 1, nothing, z.value);
+            const float nothing[MOST_HEAD] = {};
+            float exponent[L], mantissa[L];
+            Floats n;
+            store_floats(mantissa, split_exponential(all(((const float *) z.sinks->data)[h]), n));
+            store_floats(exponent, n);
+            merge(rows.best[r], rows.weight[r], sum, exponent[0], mantissa[0], nothing, z.value);
         }
         const Floats share = all(rows.weight[r] == 0 ? 0 : 1 / rows.weight[r]);
         float * out = (float *) ((char *) op->data + (item.stream * op->ne[2] * op->ne[1] + h + item.token(z, r) * op->ne[1]) * op->nb[1]);
@@ -418,42 +541,55 @@ bool is_number_of_cache(const Tensor * t) { return (t->type == F16 || t->type ==
 bool takes_attention(const Tensor * op) {
     const Tensor * q = op->src[0], * k = op->src[1], * v = op->src[2], * mask = op->src[3];
     return q->type == F32 && op->type == F32 && q->nb[0] == 4 && is_number_of_cache(k) && is_number_of_cache(v) && k->ne[0] <= MOST_HEAD && v->ne[0] <= MOST_HEAD &&
-           k->ne[2] == v->ne[2] && q->ne[2] % k->ne[2] == 0 && k->ne[3] == v->ne[3] && (!mask || (mask->type == F16 && mask->nb[0] == 2));
+           k->ne[2] == v->ne[2] && q->ne[2] % k->ne[2] == 0 && k->ne[3] == v->ne[3] && (!mask || (mask->type == F16 && mask->nb[0] == 2 && mask->ne[2] == 1));
 }
 
 size_t attention_bytes(int n_threads, const Tensor * op) { return Sizes(op, n_threads).bytes(n_threads); }
 
 void attention(const Params * params, const Tensor * op) {
     const Sizes z(op, params->nth);
-    char * memory = (char *) (((size_t) params->wdata + 63) / 64 * 64);
-    float * scratch = (float *) (memory + params->ith * ((z.scratch + 63) / 64 * 64));
-    float * partials = (float *) (memory + params->nth * ((z.scratch + 63) / 64 * 64));
-    float * query = scratch + (z.key + z.value) * TILE + BLOCK * (TILE + L), * sums = query + BLOCK * z.key;
+    const auto aligned = [](size_t n) { return (n + 63) / 64 * 64; };
+    int32_t * table = (int32_t *) aligned((size_t) params->wdata);
+    char * memory = (char *) table + aligned(z.table);
+    float * scratch = (float *) (memory + params->ith * aligned(z.scratch));
+    float * partials = (float *) (memory + params->nth * aligned(z.scratch));
+    const size_t size = 2 * SPACE + BLOCK * z.value;
+    float * sums = scratch + TILE * (z.key + z.value + SPACE), * query = sums + 2 * size;
     const Attend attend_piece = attend_with(z.k->type, z.v->type);
-    const size_t size = BLOCK * (z.value + 2);
-    const auto piece = [&](const Item & item, int64_t p, float * to) {
-        Rows rows = rows_in(to);
-        fill(z, item, rows, query);
+    if (z.mask) {
+        for (int64_t i = params->ith; i < z.mask->ne[3] * z.n_tokens; i += params->nth)
+            find_pieces(z, (const uint16_t *) ((const char *) z.mask->data + i % z.n_tokens * z.mask->nb[1] + i / z.n_tokens * z.mask->nb[3]), table + i * (z.pieces + 1));
+        ggml.barrier(params->threadpool);
+    }
+    const auto piece = [&](const Item & item, Rows & rows, int64_t p) {
         const int64_t b = item.stream * z.k->ne[3] / z.q->ne[3];
         const char * K = (const char *) z.k->data + item.head * z.k->nb[2] + b * z.k->nb[3], * V = (const char *) z.v->data + item.head * z.v->nb[2] + b * z.v->nb[3];
-        attend_piece(z, rows, K, V, p * PIECE, scratch);
+        attend_piece(z, rows, K, V, p, scratch);
     };
+    Rows rows, later;
     if (!z.split) {
         for (int64_t i = params->ith; i < z.items; i += params->nth) {
             const Item item(z, i);
-            Rows rows = rows_in(sums), later = rows_in(sums + size);
-            piece(item, 0, sums);
-            for (int64_t p = 1; p < z.pieces; p++) piece(item, p, sums + size), merge_rows(rows, later, item.rows(), z.value);
+            fill(z, item, rows, table, query);
+            later = rows;
+            put_sums(rows, sums), put_sums(later, sums + size);
+            piece(item, rows, 0);
+            for (int64_t p = 1; p < z.pieces; p++) piece(item, later, p), merge_rows(rows, later, item.rows(), z.value);
             finish(z, item, rows, op);
         }
         return;
     }
-    for (int64_t i = params->ith; i < z.items * z.pieces; i += params->nth) piece(Item(z, i / z.pieces), i % z.pieces, partials + i * size);
+    for (int64_t i = params->ith; i < z.items * z.pieces; i += params->nth) {
+        const Item item(z, i / z.pieces);
+        fill(z, item, rows, table, query);
+        put_sums(rows, partials + i * size);
+        piece(item, rows, i % z.pieces);
+    }
     ggml.barrier(params->threadpool);
     for (int64_t i = params->ith; i < z.items; i += params->nth) {
         const Item item(z, i);
-        Rows rows = rows_in(partials + i * z.pieces * size);
-        for (int64_t p = 1; p < z.pieces; p++) merge_rows(rows, rows_in(partials + (i * z.pieces + p) * size), item.rows(), z.value);
+        put_sums(rows, partials + i * z.pieces * size);
+        for (int64_t p = 1; p < z.pieces; p++) put_sums(later, partials + (i * z.pieces + p) * size), merge_rows(rows, later, item.rows(), z.value);
         finish(z, item, rows, op);
     }
 }

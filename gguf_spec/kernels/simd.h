@@ -22,14 +22,19 @@ static inline Ints load(const void * p) { return _mm512_loadu_si512(p); }
 static inline Floats load_floats(const float * p) { return _mm512_loadu_ps(p); }
 static inline void store_floats(float * p, Floats x) { _mm512_storeu_ps(p, x); }
 static inline Floats maximum(Floats a, Floats b) { return _mm512_max_ps(a, b); }
-static inline float largest(Floats x) { return _mm512_reduce_max_ps(x); }
+static inline Floats minimum(Floats a, Floats b) { return _mm512_min_ps(a, b); }
+static inline Floats divide(Floats a, Floats b) { return _mm512_div_ps(a, b); }
 static inline Floats nearest(Floats x) { return _mm512_roundscale_ps(x, 8); }
 static inline Floats power_of_two(Floats n) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23)); }
 static inline Floats zero_below(Floats x, Floats where, float least) { return _mm512_mask_mov_ps(x, _mm512_cmp_ps_mask(where, all(least), _CMP_LT_OQ), zero()); }
-static inline Floats where_set(uint32_t bits, Floats a, Floats b) { return _mm512_mask_mov_ps(b, (__mmask16) bits, a); } // a in lanes whose bit is set
+static inline Floats where_less(Floats x, Floats y, Floats a, Floats b) { return _mm512_mask_mov_ps(b, _mm512_cmp_ps_mask(x, y, _CMP_LT_OQ), a); } // a in lanes with x < y
+static inline Floats where_bit(Ints bits, int i, Floats a, Floats b) { return _mm512_mask_mov_ps(b, _mm512_test_epi32_mask(bits, _mm512_set1_epi32((int) (1u << i))), a); } // a in lanes whose bit i is set
+static inline bool any_different(Floats a, Floats b) { return _mm512_cmp_ps_mask(a, b, _CMP_NEQ_UQ) != 0; }
 static inline bool any_nan(Floats x) { return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q) != 0; }
 static inline float total(Floats x) { return _mm512_reduce_add_ps(x); }
 static inline Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
+static inline __m256 fma(__m256 a, __m256 b, __m256 c) { return _mm256_fmadd_ps(a, b, c); }
+static inline void set_all(Floats & x, float y) { x = _mm512_set1_ps(y); }
 static inline Floats mul(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
 static inline Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
 static inline Floats sub(Floats a, Floats b) { return _mm512_sub_ps(a, b); }
@@ -62,18 +67,14 @@ static inline Ints load(const void * p) { return _mm256_loadu_si256((const __m25
 static inline Floats load_floats(const float * p) { return _mm256_loadu_ps(p); }
 static inline void store_floats(float * p, Floats x) { _mm256_storeu_ps(p, x); }
 static inline Floats maximum(Floats a, Floats b) { return _mm256_max_ps(a, b); }
-static inline float largest(Floats x) {
-    __m128 m = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
-    m = _mm_max_ps(m, _mm_movehl_ps(m, m));
-    return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
-}
+static inline Floats minimum(Floats a, Floats b) { return _mm256_min_ps(a, b); }
+static inline Floats divide(Floats a, Floats b) { return _mm256_div_ps(a, b); }
 static inline Floats nearest(Floats x) { return _mm256_round_ps(x, 8); }
 static inline Floats power_of_two(Floats n) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23)); }
 static inline Floats zero_below(Floats x, Floats where, float least) { return _mm256_andnot_ps(_mm256_cmp_ps(where, all(least), _CMP_LT_OQ), x); }
-static inline Floats where_set(uint32_t bits, Floats a, Floats b) {
-    const __m256i bit = _mm256_set_epi32(128, 64, 32, 16, 8, 4, 2, 1);
-    return _mm256_blendv_ps(b, a, _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32((int) bits), bit), bit)));
-}
+static inline Floats where_less(Floats x, Floats y, Floats a, Floats b) { return _mm256_blendv_ps(b, a, _mm256_cmp_ps(x, y, _CMP_LT_OQ)); }
+static inline Floats where_bit(Ints bits, int i, Floats a, Floats b) { return _mm256_blendv_ps(b, a, _mm256_castsi256_ps(_mm256_slli_epi32(bits, 31 - i))); }
+static inline bool any_different(Floats a, Floats b) { return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_NEQ_UQ)) != 0; }
 static inline bool any_nan(Floats x) { return _mm256_movemask_ps(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)) != 0; }
 static inline float total(Floats x) {
     __m128 s = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
@@ -100,6 +101,8 @@ static inline Ints subtract_bytes(Ints a, Ints b) { return _mm256_sub_epi8(a, b)
 static inline Ints absolute(Ints a) { return _mm256_abs_epi8(a); }
 static inline Ints with_sign_of(Ints a, Ints s) { return _mm256_sign_epi8(a, s); }
 #endif
+
+static inline void set_all(__m256 & x, float y) { x = _mm256_set1_ps(y); }
 
 // HAS_DOT: four bytes are multiplied and added in one instruction. Without it products of bytes pass through 16 bits.
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__)

@@ -198,3 +198,26 @@ def test_the_comparison_can_fail():
         found = attention(q, k, v, mask)
     assert not np.array_equal(stock, found)
     assert np.abs(stock - found).max() < 0.02
+
+
+@pytest.mark.parametrize("instruction_set", SETS)
+def test_bits_do_not_depend_on_the_cells(instruction_set):
+    """A state that was put back lies in other cells, and rows of other sequences may lie between its own."""
+    n, rows = 1300, 6
+    q, k, v = case(4, 2, rows, n, size=3.0)
+    mask = causal(1, rows, n, n - rows)
+    random = np.random.default_rng(4)
+    with kernels(2, instruction_set):
+        found = attention(q, k, v, mask)
+        for n_cells in (n + 1, n + 45, n + 512, 2 * n):
+            cells = np.sort(random.choice(n_cells, n, replace=False))
+            if n_cells == n + 45:
+                cells = np.arange(n) + 45
+            far_k, far_v = (
+                random.standard_normal((1, 2, n_cells, 64)).astype(np.float32) * 9 for _ in range(2)
+            )
+            far_mask = np.full((1, 1, rows, n_cells), HIDDEN)
+            far_k[:, :, cells], far_v[:, :, cells], far_mask[..., cells] = k, v, mask
+            assert np.array_equal(attention(q, far_k, far_v, far_mask, threads=3), found)
+            one = attention(q[:, :, 2:3], far_k, far_v, far_mask[:, :, 2:3])
+            assert np.array_equal(one, found[:, 2:3])
