@@ -38,11 +38,20 @@ static inline Floats join(float p, float q) {
 #endif
 }
 
+static inline __m256 part_of(Floats x, int i) { // eight values of column i
+#if defined(__AVX512BW__)
+    return i ? _mm512_extractf32x8_ps(x, 1) : _mm512_castps512_ps256(x);
+#else
+    (void) i;
+    return x;
+#endif
+}
+
 // ---- blocks of 32
 
 static inline __m256i nibbles32(const char * p) {
-    const __m128i x = _mm_loadu_si128((const __m128i *) p);
-    return _mm256_and_si256(_mm256_inserti128_si256(_mm256_castsi128_si256(x), _mm_srli_epi16(x, 4), 1), _mm256_set1_epi8(15));
+    const __m256i x = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *) p));
+    return _mm256_and_si256(_mm256_srlv_epi32(x, _mm256_set_epi32(4, 4, 4, 4, 0, 0, 0, 0)), _mm256_set1_epi8(15));
 }
 // 16 in each byte whose bit is set.
 static inline __m256i bits32(const char * p) {
@@ -54,126 +63,153 @@ static inline __m256i table32(const int8_t * values, __m256i index) {
     return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_load_si128((const __m128i *) values)), index);
 }
 
-// Each type: codes are value + offset, unsigned; `minimum` is where a block's minimum lies, or -1; `sums` float sums a column.
+// Each type: whether its values are signed; `minimum` is where a block's minimum lies, or -1; `sums` float sums a column.
 struct Plain_Q4_0 {
-    static constexpr int bytes = 18, offset = 8, minimum = -1, sums = 1;
-    static __m256i codes(const char * p) { return nibbles32(p + 2); }
+    static constexpr int bytes = 18, minimum = -1, sums = 1;
+    static constexpr bool is_signed = true;
+    static __m256i values(const char * p) { return _mm256_sub_epi8(nibbles32(p + 2), _mm256_set1_epi8(8)); }
     static float scale(const char * p) { return half_at(p); }
 };
 struct Plain_Q4_1 {
-    static constexpr int bytes = 20, offset = 0, minimum = 2, sums = 1;
-    static __m256i codes(const char * p) { return nibbles32(p + 4); }
+    static constexpr int bytes = 20, minimum = 2, sums = 1;
+    static constexpr bool is_signed = false;
+    static __m256i values(const char * p) { return nibbles32(p + 4); }
     static float scale(const char * p) { return half_at(p); }
 };
 struct Plain_Q5_0 {
-    static constexpr int bytes = 22, offset = 16, minimum = -1, sums = 1;
-    static __m256i codes(const char * p) { return _mm256_or_si256(nibbles32(p + 6), bits32(p + 2)); }
+    static constexpr int bytes = 22, minimum = -1, sums = 1;
+    static constexpr bool is_signed = true;
+    static __m256i values(const char * p) { return _mm256_sub_epi8(_mm256_or_si256(nibbles32(p + 6), bits32(p + 2)), _mm256_set1_epi8(16)); }
     static float scale(const char * p) { return half_at(p); }
 };
 struct Plain_Q5_1 {
-    static constexpr int bytes = 24, offset = 0, minimum = 2, sums = 1;
-    static __m256i codes(const char * p) { return _mm256_or_si256(nibbles32(p + 8), bits32(p + 4)); }
+    static constexpr int bytes = 24, minimum = 2, sums = 1;
+    static constexpr bool is_signed = false;
+    static __m256i values(const char * p) { return _mm256_or_si256(nibbles32(p + 8), bits32(p + 4)); }
     static float scale(const char * p) { return half_at(p); }
 };
 struct Plain_Q8_0 {
-    static constexpr int bytes = 34, offset = 128, minimum = -1, sums = 1;
-    static __m256i codes(const char * p) { return _mm256_xor_si256(_mm256_loadu_si256((const __m256i *) (p + 2)), _mm256_set1_epi8((char) 128)); }
+    static constexpr int bytes = 34, minimum = -1, sums = 1;
+    static constexpr bool is_signed = true;
+    static __m256i values(const char * p) { return _mm256_loadu_si256((const __m256i *) (p + 2)); }
     static float scale(const char * p) { return half_at(p); }
 };
 struct Plain_IQ4_NL { // llama.cpp adds even and odd blocks apart
-    static constexpr int bytes = 18, offset = 128, minimum = -1, sums = 2;
-    static __m256i codes(const char * p) { return _mm256_xor_si256(table32(iq4_nl_values, nibbles32(p + 2)), _mm256_set1_epi8((char) 128)); }
+    static constexpr int bytes = 18, minimum = -1, sums = 2;
+    static constexpr bool is_signed = true;
+    static __m256i values(const char * p) { return table32(iq4_nl_values, nibbles32(p + 2)); }
     static float scale(const char * p) { return half_at(p); }
 };
 struct Plain_MXFP4 {
-    static constexpr int bytes = 17, offset = 12, minimum = -1, sums = 2;
-    static __m256i codes(const char * p) { return _mm256_add_epi8(table32(mxfp4_values, nibbles32(p + 1)), _mm256_set1_epi8(12)); }
+    static constexpr int bytes = 17, minimum = -1, sums = 2;
+    static constexpr bool is_signed = true;
+    static __m256i values(const char * p) { return table32(mxfp4_values, nibbles32(p + 1)); }
     static float scale(const char * p) { return mxfp4_scale((uint8_t) *p); }
 };
 
-// Prepared row: k bytes | scale of each block | scale times sum of each block (Q8_1) | starts of the eight sums of each block, where
-// there is an offset and a dot instruction.
+// Prepared row: k bytes | scale of each block | scale times sum of each block (Q8_1). Where weights are signed and there is a dot
+// instruction, which needs an unsigned side, the bytes are activations + 128; the weights' sums take 128 times themselves back.
 struct RowPlain {
     const char * bytes;
     const float * scale, * sum;
-    const int32_t * start;
     RowPlain() {}
-    RowPlain(const char * row, int64_t k) : bytes(row), scale((const float *) (row + k)), sum((const float *) (row + k + k / 8)), start((const int32_t *) (row + k + k / 4)) {}
+    RowPlain(const char * row, int64_t k) : bytes(row), scale((const float *) (row + k)), sum((const float *) (row + k + k / 8)) {}
 };
 
-template <class T, int R> static void tile_plain(const char * p, const char * q, int64_t n_blocks, const RowPlain * rows, const float * sums, float * const * y, bool second) {
-    constexpr bool offset = T::offset != 0;
-    Floats acc[R][T::sums];
-    __m256 low[COLUMNS];
-    UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < T::sums; i++) acc[r][i] = zero();
-    UNROLL for (int i = 0; i < COLUMNS; i++) low[i] = _mm256_setzero_ps();
-    const int64_t n_even = n_blocks / 2 * 2;
+// The product of the scales of a column and of row r, from those of four rows in each 128 bits.
+template <int R> static inline Floats of_row(Floats products) {
+#if defined(__AVX512BW__)
+    return _mm512_permute_ps(products, 0x55 * R);
+#else
+    return _mm256_permute_ps(products, 0x55 * R);
+#endif
+}
+static inline Floats four_rows(const float * p) {
+#if defined(__AVX512BW__)
+    return _mm512_broadcast_f32x4(_mm_loadu_ps(p));
+#else
+    return _mm256_broadcast_ps((const __m128 *) p);
+#endif
+}
+
+// Scales, and scales times sums, of a block: a lane for each row of the tile.
+struct OfRows { float scale[8], sum[8]; };
+
+// J vectors of columns from p on.
+template <class T, int R, int J> static void tile_plain(const char * p, size_t stride, int n_columns, int64_t n_blocks, const RowPlain * rows, const OfRows * of_rows, float * const * y) {
+    constexpr int N = J * COLUMNS;
+    Floats acc[R][J][T::sums];
+    __m256 low[N];
+    const char * at[N];
+    UNROLL for (int r = 0; r < R; r++) UNROLL for (int j = 0; j < J; j++) UNROLL for (int i = 0; i < T::sums; i++) acc[r][j][i] = zero();
+    UNROLL for (int i = 0; i < N; i++) low[i] = _mm256_setzero_ps(), at[i] = p + (i < n_columns ? i : 0) * stride;
     const auto block = [&](int64_t b, auto which) {
         constexpr int I = decltype(which)::value;
-        Ints w = join(T::codes(p), T::codes(q));
-        const Floats scale = join(T::scale(p), T::scale(q));
-        _mm_prefetch(p + 1024, _MM_HINT_T0);
-        if (COLUMNS == 2) _mm_prefetch(q + 1024, _MM_HINT_T0);
-#if !HAS_DOT
-        Ints u = w;
-        if constexpr (offset) {
-            w = subtract_bytes(w, all_bytes(T::offset));
-            u = absolute(w);
-        }
-#endif
-        UNROLL for (int r = 0; r < R; r++) {
-            const Ints a = repeat(rows[r].bytes + 32 * b);
+        Ints w[J], start[J];
+        Floats products[J][2];
+        UNROLL for (int j = 0; j < J; j++) {
+            const char * u = at[j * COLUMNS], * v = at[j * COLUMNS + COLUMNS - 1];
+            w[j] = join(T::values(u), T::values(v));
+            const Floats scale = join(T::scale(u), T::scale(v));
+            UNROLL for (int h = 0; h < (R + 3) / 4; h++) products[j][h] = mul(scale, four_rows(of_rows[b].scale + 4 * h));
 #if HAS_DOT
-            const Ints x = dot(offset ? repeat(rows[r].start + 8 * b) : zero_ints(), w, a);
+            start[j] = zero_ints();
+            if constexpr (T::is_signed) start[j] = subtract32(start[j], dot(start[j], all_bytes(128), w[j]));
 #else
-            const Ints x = pairs16(pairs8(u, offset ? with_sign_of(a, w) : a), all_shorts(1));
+            if constexpr (T::is_signed) start[j] = absolute(w[j]);
 #endif
-            acc[r][I] = fma(to_floats(x), mul(scale, all(rows[r].scale[b])), acc[r][I]);
         }
-        if constexpr (T::minimum >= 0) { // a lane is a row
-            const __m256 s = _mm256_loadu_ps(sums + 8 * b);
-            low[0] = _mm256_fmadd_ps(_mm256_set1_ps(half_at(p + T::minimum)), s, low[0]);
-            if constexpr (COLUMNS == 2) low[1] = _mm256_fmadd_ps(_mm256_set1_ps(half_at(q + T::minimum)), s, low[1]);
+        UNROLL for (int i = 0; i < N; i++) {
+            if constexpr (T::minimum >= 0) low[i] = _mm256_fmadd_ps(_mm256_set1_ps(half_at(at[i] + T::minimum)), _mm256_loadu_ps(of_rows[b].sum), low[i]);
+            _mm_prefetch(at[i] + 1024, _MM_HINT_T0);
+            at[i] += T::bytes;
         }
-        p += T::bytes, q += T::bytes;
+        const auto row = [&](auto number) {
+            constexpr int r = decltype(number)::value;
+            if constexpr (r < R) {
+                const Ints a = repeat(rows[r].bytes + 32 * b);
+                UNROLL for (int j = 0; j < J; j++) {
+#if HAS_DOT
+                    const Ints x = T::is_signed ? dot(start[j], a, w[j]) : dot(start[j], w[j], a);
+#else
+                    const Ints x = pairs16(T::is_signed ? pairs8(start[j], with_sign_of(a, w[j])) : pairs8(w[j], a), all_shorts(1));
+#endif
+                    acc[r][j][I] = fma(to_floats(x), of_row<r % 4>(products[j][r / 4]), acc[r][j][I]);
+                }
+            }
+        };
+        row(Int<0>()), row(Int<1>()), row(Int<2>()), row(Int<3>()), row(Int<4>()), row(Int<5>()), row(Int<6>()), row(Int<7>());
     };
     int64_t b = 0;
     if constexpr (T::sums == 2) {
-        for (; b < n_even; b += 2) block(b, Int<0>()), block(b + 1, Int<1>());
-        UNROLL for (int r = 0; r < R; r++) acc[r][0] = add(acc[r][0], acc[r][1]);
+        for (; b + 1 < n_blocks; b += 2) block(b, Int<0>()), block(b + 1, Int<1>());
+        UNROLL for (int r = 0; r < R; r++) UNROLL for (int j = 0; j < J; j++) acc[r][j][0] = add(acc[r][j][0], acc[r][j][1]);
     }
     for (; b < n_blocks; b++) block(b, Int<0>());
-    alignas(32) float m[COLUMNS][8];
-    UNROLL for (int i = 0; i < COLUMNS; i++) _mm256_store_ps(m[i], low[i]);
-    UNROLL for (int r = 0; r < R; r++) {
-#if defined(__AVX512BW__)
-        const float first = sum8(_mm512_castps512_ps256(acc[r][0])), other = sum8(_mm512_extractf32x8_ps(acc[r][0], 1));
-        y[r][0] = T::minimum >= 0 ? first + m[0][r] : first;
-        if (second) y[r][1] = T::minimum >= 0 ? other + m[COLUMNS - 1][r] : other;
-#else
-        (void) second;
-        const float first = sum8(acc[r][0]);
-        y[r][0] = T::minimum >= 0 ? first + m[0][r] : first;
-#endif
-    }
+    alignas(32) float m[N][8];
+    UNROLL for (int i = 0; i < N; i++) _mm256_store_ps(m[i], low[i]);
+    UNROLL for (int r = 0; r < R; r++)
+        UNROLL for (int i = 0; i < N; i++) {
+            if (i >= n_columns) break;
+            const float sum = sum8(part_of(acc[r][i / COLUMNS][0], i % COLUMNS));
+            y[r][i] = T::minimum >= 0 ? sum + m[i][r] : sum;
+        }
 }
 
 template <class T> static void multiply32_plain(const char * w, size_t stride, int64_t k, int64_t c0, int64_t c1, const char * const * x, float * const * y, int n) {
+    constexpr int J = L == 16 && T::sums == 1 ? 2 : 1;
     const int64_t n_blocks = k / 32;
-    float * sums = T::minimum >= 0 ? (float *) __builtin_alloca(32 * n_blocks) : nullptr; // of each block, a lane for each row of the tile
+    OfRows * of_rows = (OfRows *) __builtin_alloca(sizeof(OfRows) * n_blocks);
     for (int r0 = 0; r0 < n;) {
         const int m = next_tile(n - r0, ROWS_PLAIN);
         RowPlain rows[ROWS_PLAIN];
         for (int r = 0; r < m; r++) rows[r] = RowPlain(x[r0 + r], k);
-        if (T::minimum >= 0)
-            for (int64_t b = 0; b < n_blocks; b++)
-                for (int r = 0; r < 8; r++) sums[8 * b + r] = r < m ? rows[r].sum[b] : 0;
-        for (int64_t c = c0; c < c1; c += COLUMNS) {
-            const char * p = w + c * stride;
-            const bool second = COLUMNS == 2 && c + 1 < c1;
+        for (int64_t b = 0; b < n_blocks; b++)
+            for (int r = 0; r < 8; r++) of_rows[b].scale[r] = r < m ? rows[r].scale[b] : 0, of_rows[b].sum[r] = r < m && T::minimum >= 0 ? rows[r].sum[b] : 0;
+        for (int64_t c = c0; c < c1; c += J * COLUMNS) {
             float * out[ROWS_PLAIN];
             for (int r = 0; r < m; r++) out[r] = y[r0 + r] + c;
-#define CALL(R) tile_plain<T, R>(p, second ? p + stride : p, n_blocks, rows, sums, out, second)
+#define CALL(R) tile_plain<T, R, J>(w + c * stride, stride, (int) (c1 - c), n_blocks, rows, of_rows, out)
             WITH_ROWS(m, ROWS_PLAIN, CALL)
 #undef CALL
         }

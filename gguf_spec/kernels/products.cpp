@@ -40,23 +40,21 @@ template <class T> void prepare_interleaved32(const float * x, char * row, int64
     }
 }
 
-template <class T> size_t bytes_plain32(int64_t k) { return k + k / 4 + (HAS_DOT && T::offset ? k : 0); }
+size_t bytes_plain32(int64_t k) { return k + k / 4; }
 template <class T> void prepare_plain32(const float * x, char * row, int64_t k, int64_t begin, int64_t end) {
     constexpr int header = T::minimum >= 0 ? 4 : 2, size = header + 32;
+    constexpr char plus = HAS_DOT && T::is_signed ? (char) 128 : 0;
     char q[PART / 32 * 36];
     float * scale = (float *) (row + k), * sum = (float *) (row + k + k / 8);
-    int32_t * start = (int32_t *) (row + k + k / 4);
     for (int64_t i = begin; i < end; i += PART) {
         const int64_t n = end - i < PART ? end - i : PART;
         if (header == 4) ggml.quantize_q8_1(x + i, q, n);
         else ggml.quantize_q8_0(x + i, q, n);
         for (int64_t b = 0; b < n / 32; b++) {
             const char * p = q + size * b;
-            memcpy(row + i + 32 * b, p + header, 32);
+            for (int j = 0; j < 32; j++) row[i + 32 * b + j] = (char) (p[header + j] ^ plus);
             scale[i / 32 + b] = half_at(p);
             sum[i / 32 + b] = header == 4 ? half_at(p + 2) : 0;
-            if (HAS_DOT && T::offset)
-                for (int j = 0; j < 8; j++) start[i / 4 + 8 * b + j] = -T::offset * sum_of((const int8_t *) p + header + 4 * j, 4);
         }
     }
 }
@@ -89,7 +87,7 @@ template <class T> void prepare_floats(const float * x, char * row, int64_t, int
 
 #define INTERLEAVED32(T) {T, true, 32, 8, 32, bytes_interleaved32, prepare_interleaved32<Interleaved_##T>, multiply32_interleaved<Interleaved_##T>}
 #define INTERLEAVED256(T) {T, true, 256, 8, 256, bytes_256, prepare_256, multiply256_interleaved<Interleaved_##T>}
-#define PLAIN32(T) {T, false, 32, 1, 32, bytes_plain32<Plain_##T>, prepare_plain32<Plain_##T>, multiply32_plain<Plain_##T>}
+#define PLAIN32(T) {T, false, 32, 1, 32, bytes_plain32, prepare_plain32<Plain_##T>, multiply32_plain<Plain_##T>}
 #define PLAIN256(T) {T, false, 256, 1, 256, bytes_256, prepare_256, multiply_super<Plain_##T>}
 #define FLOATS(T) {T, false, 1, 1, 64, bytes_floats, prepare_floats<Weights_##T>, multiply_floats<Weights_##T>}
 

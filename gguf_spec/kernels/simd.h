@@ -40,6 +40,7 @@ static inline Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
 static inline Floats sub(Floats a, Floats b) { return _mm512_sub_ps(a, b); }
 static inline Floats to_floats(Ints x) { return _mm512_cvtepi32_ps(x); }
 static inline Ints add32(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
+static inline Ints subtract32(Ints a, Ints b) { return _mm512_sub_epi32(a, b); }
 static inline Ints add16(Ints a, Ints b) { return _mm512_add_epi16(a, b); }
 static inline Ints mul32(Ints a, Ints b) { return _mm512_mullo_epi32(a, b); }
 static inline Ints both(Ints a, Ints b) { return _mm512_and_si512(a, b); }
@@ -87,6 +88,7 @@ static inline Floats add(Floats a, Floats b) { return _mm256_add_ps(a, b); }
 static inline Floats sub(Floats a, Floats b) { return _mm256_sub_ps(a, b); }
 static inline Floats to_floats(Ints x) { return _mm256_cvtepi32_ps(x); }
 static inline Ints add32(Ints a, Ints b) { return _mm256_add_epi32(a, b); }
+static inline Ints subtract32(Ints a, Ints b) { return _mm256_sub_epi32(a, b); }
 static inline Ints add16(Ints a, Ints b) { return _mm256_add_epi16(a, b); }
 static inline Ints mul32(Ints a, Ints b) { return _mm256_mullo_epi32(a, b); }
 static inline Ints both(Ints a, Ints b) { return _mm256_and_si256(a, b); }

@@ -119,7 +119,7 @@ def test_no_common_pass_is_wider_than_the_exact_ones(quantized, monkeypatch, n_d
 
 
 @pytest.mark.parametrize("draft", [DRAFT, "none"])
-def test_the_exact_width_is_measured_before_passes_are_common(quantized, draft):
+def test_the_exact_width_is_measured_before_passes_are_common(quantized, draft, stock_kernels):
     """Also where no request drafts: common passes have several rows."""
     with gguf_spec.load(quantized, draft, threads=1, n_ctx=N_CTX) as one:
         one.generate("a", Sampling(max_tokens=2, seed=1), speculation=Speculation(2))

@@ -18,7 +18,7 @@ from gguf_spec.speculative.profiler import measure
 from tests.fakes import FakeModel, random_table
 from tests.gguf import zoo
 
-F32, F16, Q4_0, Q8_0, Q2_K, Q3_K, Q4_K, Q6_K = 0, 1, 2, 8, 10, 11, 12, 14
+F32, F16, Q4_0, Q8_0, Q2_K, Q3_K, Q4_K, Q6_K, IQ4_XS = 0, 1, 2, 8, 10, 11, 12, 14, 23
 AMX, LLAMAFILE = {"AMX_INT8": "1"}, {"LLAMAFILE": "1"}
 REMOTE = {"rpc": ("127.0.0.1:1",)}
 
@@ -50,7 +50,8 @@ def use(monkeypatch):
         ([Q8_0, Q2_K], {}, {}, 3, None),
         ([Q4_K], {"extra_bufts": False}, {}, 7, None),
         ([Q6_K], {}, {}, 7, None),
-        ([Q3_K], {}, {}, 7, 7),
+        ([Q3_K], {}, {}, 7, None),
+        ([IQ4_XS], {}, {}, 7, 7),
         ([Q4_K], {}, AMX, 3, 3),
         ([Q4_K], {"extra_bufts": False}, AMX, 7, None),
         ([Q4_K], REMOTE, {}, 7, 7),

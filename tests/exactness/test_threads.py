@@ -1,5 +1,6 @@
-"""The thread count changes no logit where the governor may change it: on a CPU, without flash attention."""
+"""The thread count changes no logit where the governor may change it: on a CPU, without llama.cpp's flash attention."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 
 import gguf_spec
 from gguf_spec.llama import model as model_module
+from gguf_spec.llama import own_kernels
 from gguf_spec.llama.backend import offloads
 from gguf_spec.llama.model import Model
 from gguf_spec.llama.options import ContextOptions
@@ -59,18 +61,23 @@ def test_one_and_two_threads_give_the_same_bits(file):
     assert_equal(one, two)
 
 
+@pytest.mark.parametrize("flash_attention", ["off", "on"])
 @pytest.mark.parametrize("file", FILES)
-def test_the_count_may_change_between_passes(file, monkeypatch):
+def test_the_count_may_change_between_passes(file, flash_attention, monkeypatch):
+    """With flash attention, too, where the own kernels compute it."""
+    if flash_attention == "on" and not own_kernels.start().name:
+        pytest.skip(own_kernels.start().reason)
+    options = ContextOptions(n_ctx=512, flash_attention=flash_attention)
     governor = Alternating(2)
     monkeypatch.setattr(model_module, "shared_governor", lambda most: governor)
-    followed = Model(FOLDER / file, OFF)
+    followed = Model(FOLDER / file, options)
     assert followed.follows_machine
     rows = rows_of(followed)
     assert set(governor.used) == {1, 2}
     assert governor._best == {}, "a closed model is forgotten"
     assert_equal(
         rows,
-        rows_of(Model(FOLDER / file, ContextOptions(n_ctx=512, flash_attention="off", threads=1))),
+        rows_of(Model(FOLDER / file, replace(options, threads=1))),
     )
 
 
@@ -78,7 +85,7 @@ def test_the_count_may_change_between_passes(file, monkeypatch):
     "options",
     [ContextOptions(threads=1, flash_attention="off"), ContextOptions(flash_attention="on")],
 )
-def test_a_count_of_the_user_and_flash_attention_switch_it_off(options, monkeypatch):
+def test_a_count_of_the_user_and_flash_attention_switch_it_off(options, monkeypatch, stock_kernels):
     monkeypatch.setattr(model_module, "shared_governor", lambda most: pytest.fail("not to be used"))
     model = Model(FOLDER / FILES[0], options)
     assert not model.follows_machine

@@ -13,6 +13,7 @@ import gguf_spec
 from gguf_spec import Sampling
 from gguf_spec.cli import cli
 from gguf_spec.errors import EmptyPromptError, InvalidOptionError
+from gguf_spec.llama import own_kernels
 from gguf_spec.speculative.acceptance import RULES
 from gguf_spec.speculative.engine import Rule
 from gguf_spec.verify import Comparison, Difference, Report, bundled_prompts, verify
@@ -21,6 +22,10 @@ from gguf_spec.verify.chi_square import ChiSquareTest, chi_square
 from gguf_spec.verify.row_checks import check_rows, how_far
 from gguf_spec.verify.text_checks import SAMPLINGS, WAYS, TextChecks
 from tests.exactness.planted_bugs import BUGS, accept_always, keep_checks, rows_scaled
+
+
+def kernels_row():
+    return ["kernels"] if own_kernels.in_use().name else []
 
 
 def test_it_passes_on_the_bundled_pair(tales, prompts):
@@ -59,6 +64,7 @@ def test_it_passes_on_the_bundled_pair(tales, prompts):
     names = [
         "rows",
         "near ties",
+        *kernels_row(),
         "warm caches",
         "sessions",
         "long prompts",
@@ -137,7 +143,8 @@ def test_it_stops_when_the_time_is_up(tales, prompts):
     report = verify(tales, prompts, n_tokens=8, n_draws=100_000, limit_s=0.0)
     assert report.n_prompts == 1
     assert [distribution.n_draws for distribution in report.laws] == [50] * 7
-    assert [check.name for check in report.checks if check.n_cases] == ["rows", "near ties"]
+    names = [check.name for check in report.checks if check.n_cases]
+    assert names == ["rows", "near ties", *kernels_row()]
     omitted = [check for check in report.checks if not check.n_cases]
     assert len(omitted) == 7
     assert {check.found for check in omitted} == {"omitted: the time limit ended it"}
@@ -157,7 +164,7 @@ def test_a_broken_batch_path_is_no_rounding_noise(monkeypatch, prompts, flash_at
     assert "there are too many near ties" in report.sentence
 
 
-def test_rounding_noise_is_no_broken_batch_path(prompts):
+def test_rounding_noise_is_no_broken_batch_path(prompts, stock_kernels):
     """Flash attention over a long cache rounds otherwise for a single token, on any processor."""
     with gguf_spec.load("tales", threads=2, n_ctx=1024, flash_attention="on") as llm:
         check = check_rows(llm, WAYS.values())

@@ -122,7 +122,6 @@ def test_it_is_not_asked_when_the_caller_decides(child, animals):
     assert not selftest.result_file().exists()
 
 
-def test_the_real_child_answers_with_a_small_number(child, monkeypatch):
-    monkeypatch.undo()
+def test_the_real_child_answers_with_a_small_number(stock_kernels):
     assert child_process.command("selftest")[0] == sys.executable
     assert 0 <= selftest.largest_difference() < 1

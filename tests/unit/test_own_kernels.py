@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import subprocess
 import sys
 
 import numpy as np
@@ -56,7 +55,7 @@ def fake(tmp_path):
         (tmp_path / "fake.c").write_text(FAKE % body)
         library = tmp_path / "fake.so"
         command = ["cc", "-shared", "-fPIC", "-o", library, tmp_path / "fake.c"]
-        subprocess.run(command, check=True)
+        children.run(command, check=True)
         return library
 
     return fake
