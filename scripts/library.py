@@ -21,6 +21,7 @@ from _llama_wheel import llama_version
 SAME = [
     "-DCMAKE_BUILD_TYPE=Release",
     "-DBUILD_SHARED_LIBS=ON",
+    "-DCMAKE_BUILD_RPATH_USE_ORIGIN=ON",  # the libraries are moved
     "-DLLAMA_CURL=OFF",
     "-DLLAMA_BUILD_COMMON=OFF",
 ]

@@ -73,7 +73,7 @@ template <class T> static void multiply_floats(const char * w, size_t stride, in
         for (int64_t c = c0; c < c1; c++) {
             float * out[ROWS_FLOATS];
             for (int r = 0; r < m; r++) out[r] = y[r0 + r] + c;
-#define CALL(R) if constexpr (R <= ROWS_FLOATS) tile_floats<T, R>((const typename T::Number *) (w + c * stride), k, rows, out)
+#define CALL(R) tile_floats<T, R>((const typename T::Number *) (w + c * stride), k, rows, out)
             WITH_ROWS(m, ROWS_FLOATS, CALL)
 #undef CALL
         }

@@ -19,7 +19,7 @@
 namespace ISA {
 
 constexpr int ROWS = L == 16 ? 8 : 6;   // most rows of a tile: their sums and the weights fit into the registers
-constexpr int NARROW = 2;                // rows up to which tile32_narrow is used
+constexpr int NARROW = 2;                // rows up to which the narrow tiles are used
 constexpr int ROWS_K = L == 16 ? 8 : 4;
 
 // Four elements of each of L columns, the first four (even) and the next four (odd), from the 64 bytes at p and, on AVX-512, at q.
@@ -99,28 +99,24 @@ struct Interleaved_MXFP4 {
     }
 };
 
-// Sum of 32 products of each column: w[i] holds elements 4 i to 4 i + 3.
-template <class T> static inline Ints sum32(const Ints * w, const char * a, int32_t start, bool two_chains) {
+// Sums of 32 products of each column for R rows: w[i] holds elements 4 i to 4 i + 3.
+template <class T, int R> static inline void sums32(const Ints * w, const Block32 * const * rows, int64_t b, Ints * x) {
+    UNROLL for (int r = 0; r < R; r++) x[r] = all_ints(rows[r][b].start);
 #if HAS_DOT
-    Ints x = all_ints(start);
-    if (two_chains) { // shorter waits where there are few rows
-        Ints y = zero_ints();
-        UNROLL for (int i = 0; i < 8; i += 2) { x = dot(x, w[i], all_ints(int_at(a + 4 * i))); y = dot(y, w[i + 1], all_ints(int_at(a + 4 * i + 4))); }
-        return add32(x, y);
-    }
-    UNROLL for (int i = 0; i < 8; i++) x = dot(x, w[i], all_ints(int_at(a + 4 * i)));
-    return x;
+    // by elements first: sums of different rows do not wait for each other
+    UNROLL for (int i = 0; i < 8; i++) UNROLL for (int r = 0; r < R; r++) x[r] = dot(x[r], w[i], all_ints(int_at(rows[r][b].bytes + 4 * i)));
 #else
-    (void) two_chains;
-    if (T::most > 24) { // signed bytes: |w| by a with the sign of w
-        Ints x = zero_ints();
-        UNROLL for (int i = 0; i < 8; i++) x = add32(x, pairs16(pairs8(absolute(w[i]), with_sign_of(all_ints(int_at(a + 4 * i)), w[i])), all_shorts(1)));
-        return x;
+    UNROLL for (int r = 0; r < R; r++) {
+        const char * a = rows[r][b].bytes;
+        if (T::most > 24) { // signed bytes: |w| by a with the sign of w
+            UNROLL for (int i = 0; i < 8; i++) x[r] = add32(x[r], pairs16(pairs8(absolute(w[i]), with_sign_of(all_ints(int_at(a + 4 * i)), w[i])), all_shorts(1)));
+            continue;
+        }
+        Ints u = pairs8(w[0], all_ints(int_at(a))), v = pairs8(w[4], all_ints(int_at(a + 16))); // each below 2^15: four times 2 most 127
+        UNROLL for (int i = 1; i < 4; i++) { u = add16(u, pairs8(w[i], all_ints(int_at(a + 4 * i)))); v = add16(v, pairs8(w[i + 4], all_ints(int_at(a + 4 * i + 16)))); }
+        const Ints both_of = T::most <= 15 ? pairs16(add16(u, v), all_shorts(1)) : add32(pairs16(u, all_shorts(1)), pairs16(v, all_shorts(1)));
+        x[r] = add32(both_of, x[r]);
     }
-    Ints x = pairs8(w[0], all_ints(int_at(a))), y = pairs8(w[4], all_ints(int_at(a + 16))); // each below 2^15: four times 2 most 127
-    UNROLL for (int i = 1; i < 4; i++) { x = add16(x, pairs8(w[i], all_ints(int_at(a + 4 * i)))); y = add16(y, pairs8(w[i + 4], all_ints(int_at(a + 4 * i + 16)))); }
-    if (T::most <= 15) return add32(pairs16(add16(x, y), all_shorts(1)), all_ints(start));
-    return add32(add32(pairs16(x, all_shorts(1)), pairs16(y, all_shorts(1))), all_ints(start));
 #endif
 }
 
@@ -142,8 +138,9 @@ template <class T, int R> static void tile32(const char * p, const char * q, int
         _mm_prefetch(p + ahead, _MM_HINT_T0), _mm_prefetch(p + ahead + 64, _MM_HINT_T0);
         if (L == 16) _mm_prefetch(q + ahead, _MM_HINT_T0), _mm_prefetch(q + ahead + 64, _MM_HINT_T0);
         const Floats scale = in_lanes(T::scales(p), T::scales(q));
-        UNROLL for (int r = 0; r < R; r++)
-            acc[r] = fma(to_floats(sum32<T>(w, rows[r][b].bytes, rows[r][b].start, R < 4)), mul(scale, all(rows[r][b].scale)), acc[r]);
+        Ints x[R];
+        sums32<T, R>(w, rows, b, x);
+        UNROLL for (int r = 0; r < R; r++) acc[r] = fma(to_floats(x[r]), mul(scale, all(rows[r][b].scale)), acc[r]);
     }
     UNROLL for (int r = 0; r < R; r++) store_columns(y[r], acc[r], n_columns);
 }
@@ -178,15 +175,11 @@ template <class T, int R> static void tile32_narrow(const char * p, int64_t n_bl
 }
 #endif
 
-// Call f<R>() with R = n, 1 to MOST.
+// CALL(R) with R = n, from 1 to MOST.
+#define CASE(R, MOST, CALL) case R: if constexpr (R <= MOST) { CALL(R); } break;
 #define WITH_ROWS(n, MOST, CALL) \
     switch (n) { \
-        case 1: CALL(1); break; case 2: CALL(2); break; case 3: CALL(3); break; case 4: CALL(4); break; case 5: CALL(5); break; case 6: CALL(6); break; \
-        case 7: if constexpr (MOST >= 8) { CALL(7); } break; case 8: if constexpr (MOST >= 8) { CALL(8); } break; \
-        case 9: if constexpr (MOST >= 16) { CALL(9); } break; case 10: if constexpr (MOST >= 16) { CALL(10); } break; \
-        case 11: if constexpr (MOST >= 16) { CALL(11); } break; case 12: if constexpr (MOST >= 16) { CALL(12); } break; \
-        case 13: if constexpr (MOST >= 16) { CALL(13); } break; case 14: if constexpr (MOST >= 16) { CALL(14); } break; \
-        case 15: if constexpr (MOST >= 16) { CALL(15); } break; case 16: if constexpr (MOST >= 16) { CALL(16); } break; \
+        CASE(1, MOST, CALL) CASE(2, MOST, CALL) CASE(3, MOST, CALL) CASE(4, MOST, CALL) CASE(5, MOST, CALL) CASE(6, MOST, CALL) CASE(7, MOST, CALL) CASE(8, MOST, CALL) \
     }
 
 // Rows of the next tile of n: as few tiles as possible, of nearly the same size.
@@ -250,23 +243,22 @@ static inline Ints scale_of(__m256i p, __m256i q) {
     return _mm256_or_si256(x, _mm256_slli_epi32(x, 16));
 #endif
 }
-static inline __m256i pair_of(__m256i a, __m256i b) { return _mm256_or_si256(a, _mm256_slli_epi32(b, 16)); }
+// Minima of two parts, side by side as 16 bits for each column.
+static inline __m256i minima_of(__m128i a, __m128i b) { return _mm256_cvtepu8_epi16(_mm_unpackhi_epi8(a, b)); }
 
 struct Interleaved_Q4_K {
     static constexpr int group_bytes = 1152, codes = 128, parts = 8;
-    // 12 bytes a part: 6 bits of 8 scales and 8 minima.
-    static void part_of(const char * p, int part, __m256i & scale, __m256i & minimum) {
-        const char * s = p + 32 + 12 * part;
-        const uint32_t a = int_at(s), b = int_at(s + 4), c = int_at(s + 8);
-        const uint64_t scales = (a & 0x3f3f3f3fu) | (uint64_t) ((c & 0x0f0f0f0fu) | ((a >> 6 & 0x03030303u) << 4)) << 32;
-        const uint64_t minima = (b & 0x3f3f3f3fu) | (uint64_t) ((c >> 4 & 0x0f0f0f0fu) | ((b >> 6 & 0x03030303u) << 4)) << 32;
-        scale = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long) scales));
-        minimum = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long) minima));
+    // Scales of eight columns in the low bytes, minima in the high ones. 12 bytes a part, 6 bits each.
+    static __m128i part_of(const char * p, int part) {
+        const __m128i x = _mm_loadu_si128((const __m128i *) (p + 32 + 12 * part)); // scales and minima of columns 0 to 3 | their high bits, for columns 4 to 7 | low bits for these
+        const __m128i low = _mm_and_si128(_mm_srlv_epi32(_mm_shuffle_epi32(x, 0xaa), _mm_set_epi32(0, 0, 4, 0)), _mm_set1_epi8(15));
+        const __m128i high = _mm_and_si128(_mm_srli_epi16(x, 2), _mm_set1_epi8(0x30));
+        return _mm_unpacklo_epi32(_mm_and_si128(x, _mm_set1_epi8(0x3f)), _mm_or_si128(low, high));
     }
-    // w[0..7] elements of part `part`, after the bytes of parts 2 i and 2 i + 1 were loaded to raw.
+    // w: elements of part `part` of a load of N vectors, which has parts_of_load parts.
     static constexpr int parts_of_load = 2;
-    static void weights(const Ints * raw, int part, Ints * w) {
-        UNROLL for (int i = 0; i < 8; i++) w[i] = both(part ? shift_right(raw[i], 4) : raw[i], all_bytes(15));
+    template <int N> static void weights(const Ints * raw, int part, Ints * w) {
+        UNROLL for (int i = 0; i < N; i++) w[i] = both(part ? shift_right(raw[i], 4) : raw[i], all_bytes(15));
     }
     static const char * sums(const Row256 & row, int64_t b) { return (const char *) (row.sums32 + 8 * b); }
     // Elements of part `part` of a load, within its 64.
@@ -274,17 +266,15 @@ struct Interleaved_Q4_K {
 };
 struct Interleaved_Q2_K {
     static constexpr int group_bytes = 672, codes = 160, parts = 16;
-    // 16 bytes for two parts: scale (low) and minimum (high nibble) of part 0 and 1 for each column.
-    static void part_of(const char * p, int part, __m256i & scale, __m256i & minimum) {
-        __m128i s = _mm_loadu_si128((const __m128i *) (p + 32 + 16 * (part / 2)));
-        s = _mm_and_si128(part % 2 ? _mm_srli_epi16(s, 8) : s, _mm_set1_epi16(0xff));
-        const __m256i both_of = _mm256_cvtepu16_epi32(s);
-        scale = _mm256_and_si256(both_of, _mm256_set1_epi32(15));
-        minimum = _mm256_srli_epi32(both_of, 4);
+    // The same as of Q4_K. 16 bytes for two parts: scale (low) and minimum (high nibble) of part 0 and 1 for each column.
+    static __m128i part_of(const char * p, int part) {
+        __m128i x = _mm_loadu_si128((const __m128i *) (p + 32 + 16 * (part / 2)));
+        x = _mm_and_si128(part % 2 ? _mm_srli_epi16(x, 8) : x, _mm_set1_epi16(0xff));
+        return _mm_packus_epi16(_mm_and_si128(x, _mm_set1_epi16(15)), _mm_srli_epi16(x, 4));
     }
     static constexpr int parts_of_load = 8;
-    static void weights(const Ints * raw, int part, Ints * w) {
-        UNROLL for (int i = 0; i < 4; i++) w[i] = both(shift_right(raw[i + part % 2 * 4], part / 2 * 2), all_bytes(3));
+    template <int N> static void weights(const Ints * raw, int part, Ints * w) {
+        UNROLL for (int i = 0; i < N / 2; i++) w[i] = both(shift_right(raw[i + part % 2 * (N / 2)], part / 2 * 2), all_bytes(3));
     }
     static const char * sums(const Row256 & row, int64_t b) { return (const char *) (row.sums16 + 16 * b); }
     static constexpr int at(int part) { return 16 * part; }
@@ -297,38 +287,38 @@ template <class T, int R> static void tile256(const char * p, const char * q, in
     for (int64_t b = 0; b < n_blocks; b++, p += T::group_bytes, q += T::group_bytes) {
         Scales s;
         for (int i = 0; i < T::parts; i += 2) {
-            __m256i sp[2], sq[2], mp[2], mq[2];
-            for (int j = 0; j < 2; j++) T::part_of(p, i + j, sp[j], mp[j]), T::part_of(q, i + j, sq[j], mq[j]);
-            s.scale[i] = scale_of(sp[0], sq[0]), s.scale[i + 1] = scale_of(sp[1], sq[1]);
-            s.minimum[i / 2] = in_lanes(pair_of(mp[0], mp[1]), pair_of(mq[0], mq[1]));
+            const __m128i p0 = T::part_of(p, i), p1 = T::part_of(p, i + 1), q0 = T::part_of(q, i), q1 = T::part_of(q, i + 1);
+            s.scale[i] = scale_of(_mm256_cvtepu8_epi32(p0), _mm256_cvtepu8_epi32(q0)), s.scale[i + 1] = scale_of(_mm256_cvtepu8_epi32(p1), _mm256_cvtepu8_epi32(q1));
+            s.minimum[i / 2] = in_lanes(minima_of(p0, p1), minima_of(q0, q1));
         }
         Ints sum[R];
         UNROLL for (int r = 0; r < R; r++) sum[r] = zero_ints();
+        const int64_t ahead = 2 * T::group_bytes + (b + 2 < n_blocks ? 0 : q - p); // the next columns lie behind those at q
         for (int load = 0; load < T::parts / T::parts_of_load; load++) {
             Ints raw[8];
             const int at = T::codes + 256 * load;
             UNROLL for (int i = 0; i < 4; i++) {
                 columns_at(p + at + 64 * i, q + at + 64 * i, raw[2 * i], raw[2 * i + 1]);
-                _mm_prefetch(p + at + 64 * i + 2304, _MM_HINT_T0);
-                if (L == 16) _mm_prefetch(q + at + 64 * i + 2304, _MM_HINT_T0);
+                _mm_prefetch(p + at + 64 * i + ahead, _MM_HINT_T0);
+                if (L == 16) _mm_prefetch(q + at + 64 * i + ahead, _MM_HINT_T0);
             }
             UNROLL for (int part = 0; part < T::parts_of_load; part++) {
                 Ints w[W];
-                T::weights(raw, part, w);
+                T::template weights<8>(raw, part, w);
                 const Ints scale = s.scale[load * T::parts_of_load + part];
                 const int64_t from = 256 * b + load * T::at(T::parts_of_load) + T::at(part);
+#if HAS_DOT
+                Ints x[R]; // by elements first: sums of different rows do not wait for each other
+                UNROLL for (int i = 0; i < W; i++) UNROLL for (int r = 0; r < R; r++) x[r] = dot(i ? x[r] : zero_ints(), w[i], all_ints(int_at(rows[r].bytes + from + 4 * i)));
+                UNROLL for (int r = 0; r < R; r++) sum[r] = add32(sum[r], mul32(x[r], scale));
+#else
                 UNROLL for (int r = 0; r < R; r++) {
                     const char * a = rows[r].bytes + from;
-#if HAS_DOT
-                    Ints x = dot(zero_ints(), w[0], all_ints(int_at(a)));
-                    UNROLL for (int i = 1; i < W; i++) x = dot(x, w[i], all_ints(int_at(a + 4 * i)));
-                    sum[r] = add32(sum[r], mul32(x, scale));
-#else
                     Ints x = pairs8(w[0], all_ints(int_at(a))); // the sum is below 2^15: 8 * 2 * 15 * 127
                     UNROLL for (int i = 1; i < W; i++) x = add16(x, pairs8(w[i], all_ints(int_at(a + 4 * i))));
                     sum[r] = add32(sum[r], pairs16(x, scale));
-#endif
                 }
+#endif
             }
         }
         const Floats d = in_lanes(halves_at(p), halves_at(q)), dmin = in_lanes(halves_at(p + 16), halves_at(q + 16));
@@ -344,11 +334,94 @@ template <class T, int R> static void tile256(const char * p, const char * q, in
     UNROLL for (int r = 0; r < R; r++) store_columns(y[r], sub(acc[r], low[r]), n_columns);
 }
 
+// A byte of a part's scales for both lanes of its column: as 32 bits, or twice as 16.
+struct Spread {
+    uint8_t bytes[64];
+    constexpr Spread() : bytes() {
+        for (int i = 0; i < 64; i++) bytes[i] = (uint8_t) (i % (HAS_DOT ? 4 : 2) ? 0x80 : i / 8);
+    }
+};
+alignas(64) static constexpr Spread spread;
+
+// The same for one group of eight columns, without a shuffle: a column has two neighbouring lanes. One stream of weights is faster where
+// memory is the limit.
+template <class T, int R> static void tile256_narrow(const char * p, int64_t n_blocks, const Row256 * rows, float * const * y) {
+    constexpr int H = 16 / L, W = T::parts == 8 ? 4 : 2; // vectors of 64 bytes; of a part, for each of them
+    __m256 acc[R], low[R];
+    UNROLL for (int r = 0; r < R; r++) acc[r] = low[r] = _mm256_setzero_ps();
+    for (int64_t b = 0; b < n_blocks; b++, p += T::group_bytes) {
+        Ints sum[R][H];
+        __m256i minima[R];
+        UNROLL for (int r = 0; r < R; r++) {
+            minima[r] = _mm256_setzero_si256();
+            UNROLL for (int h = 0; h < H; h++) sum[r][h] = zero_ints();
+        }
+        for (int l = 0; l < T::parts / T::parts_of_load; l++) {
+            const char * at = p + T::codes + 256 * l;
+            Ints raw[H][4];
+            UNROLL for (int i = 0; i < 4; i++) {
+                UNROLL for (int h = 0; h < H; h++) raw[h][i] = load(at + 64 * i + 32 * h);
+                _mm_prefetch(at + 64 * i + 2 * T::group_bytes, _MM_HINT_T0);
+            }
+            UNROLL for (int j = 0; j < T::parts_of_load; j += 2) {
+                const int part = l * T::parts_of_load + j;
+                const __m128i scales[2] = {T::part_of(p, part), T::part_of(p, part + 1)};
+                UNROLL for (int i = 0; i < 2; i++) {
+                    Ints w[H][4], scale[H];
+                    UNROLL for (int h = 0; h < H; h++) {
+                        T::template weights<4>(raw[h], j + i, w[h]);
+                        scale[h] = look_up(in_each_lane(scales[i]), load(spread.bytes + 32 * h));
+                    }
+                    UNROLL for (int r = 0; r < R; r++) {
+                        const char * a = rows[r].bytes + 256 * b + l * T::at(T::parts_of_load) + T::at(j + i);
+                        Ints x[H];
+                        UNROLL for (int k = 0; k < W; k++) {
+                            const Ints eight = all_longs(a + 8 * k);
+                            UNROLL for (int h = 0; h < H; h++) {
+#if HAS_DOT
+                                x[h] = dot(k ? x[h] : zero_ints(), w[h][k], eight);
+#else
+                                x[h] = k ? add16(x[h], pairs8(w[h][k], eight)) : pairs8(w[h][k], eight); // below 2^15
+#endif
+                            }
+                        }
+                        UNROLL for (int h = 0; h < H; h++) sum[r][h] = add32(sum[r][h], HAS_DOT ? mul32(x[h], scale[h]) : pairs16(x[h], scale[h]));
+                    }
+                }
+                const __m256i m = minima_of(scales[0], scales[1]);
+                UNROLL for (int r = 0; r < R; r++) minima[r] = _mm256_add_epi32(minima[r], _mm256_madd_epi16(m, _mm256_set1_epi32(int_at(T::sums(rows[r], b) + 2 * part))));
+            }
+        }
+        const __m256 d = halves_at(p), dmin = halves_at(p + 16);
+        UNROLL for (int r = 0; r < R; r++) {
+#if defined(__AVX512BW__)
+            const __m256i x = _mm512_cvtepi64_epi32(add32(sum[r][0], _mm512_srli_epi64(sum[r][0], 32)));
+#else
+            const __m256i x = _mm256_permute4x64_epi64(_mm256_hadd_epi32(sum[r][0], sum[r][1]), 0xd8);
+#endif
+            const __m256 scale = _mm256_set1_ps(rows[r].scale[b]);
+            acc[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(x), _mm256_mul_ps(d, scale), acc[r]);
+            low[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(minima[r]), _mm256_mul_ps(dmin, scale), low[r]);
+        }
+    }
+    UNROLL for (int r = 0; r < R; r++) _mm256_storeu_ps(y[r], _mm256_sub_ps(acc[r], low[r]));
+}
+
 template <class T> static void multiply256_interleaved(const char * w, size_t stride, int64_t k, int64_t c0, int64_t c1, const char * const * x, float * const * y, int n) {
     for (int r0 = 0; r0 < n;) {
         const int m = next_tile(n - r0, ROWS_K);
         Row256 rows[ROWS_K];
         for (int r = 0; r < m; r++) rows[r] = Row256(x[r0 + r], k);
+        if (m <= NARROW) {
+            for (int64_t c = c0; c < c1; c += 8) {
+                float * out[NARROW];
+                for (int r = 0; r < m; r++) out[r] = y[r0 + r] + c;
+                if (m == 1) tile256_narrow<T, 1>(w + c * stride, k / 256, rows, out);
+                else tile256_narrow<T, 2>(w + c * stride, k / 256, rows, out);
+            }
+            r0 += m;
+            continue;
+        }
         for (int64_t c = c0; c < c1; c += L) {
             const char * p = w + c * stride, * q = c + 8 < c1 ? p + 8 * stride : p;
             float * out[ROWS_K];

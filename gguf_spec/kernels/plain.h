@@ -145,6 +145,7 @@ template <class T, int R, int J> static void tile_plain(const char * p, size_t s
     UNROLL for (int i = 0; i < N; i++) low[i] = _mm256_setzero_ps(), at[i] = p + (i < n_columns ? i : 0) * stride;
     const auto block = [&](int64_t b, auto which) {
         constexpr int I = decltype(which)::value;
+        const int64_t ahead = 1024 + (b * T::bytes + 1024 < (int64_t) stride ? 0 : (N - 1) * stride); // the next columns lie behind these
         Ints w[J], start[J];
         Floats products[J][2];
         UNROLL for (int j = 0; j < J; j++) {
@@ -161,7 +162,7 @@ template <class T, int R, int J> static void tile_plain(const char * p, size_t s
         }
         UNROLL for (int i = 0; i < N; i++) {
             if constexpr (T::minimum >= 0) low[i] = _mm256_fmadd_ps(_mm256_set1_ps(half_at(at[i] + T::minimum)), _mm256_loadu_ps(of_rows[b].sum), low[i]);
-            _mm_prefetch(at[i] + 1024, _MM_HINT_T0);
+            _mm_prefetch(at[i] + ahead, _MM_HINT_T0);
             at[i] += T::bytes;
         }
         const auto row = [&](auto number) {
@@ -196,6 +197,46 @@ template <class T, int R, int J> static void tile_plain(const char * p, size_t s
         }
 }
 
+#if defined(__AVX512BW__)
+// The same for one column: one stream of weights is faster where memory is the limit.
+template <class T, int R> static void tile_plain_narrow(const char * p, int64_t n_blocks, const RowPlain * rows, float * const * y) {
+    __m256 acc[R][T::sums];
+    float low[R];
+    UNROLL for (int r = 0; r < R; r++) {
+        low[r] = 0;
+        UNROLL for (int i = 0; i < T::sums; i++) acc[r][i] = _mm256_setzero_ps();
+    }
+    const auto block = [&](int64_t b, auto which) {
+        constexpr int I = decltype(which)::value;
+        const __m256i w = T::values(p);
+        const float scale = T::scale(p), minimum = T::minimum >= 0 ? half_at(p + T::minimum) : 0;
+        _mm_prefetch(p + 2048, _MM_HINT_T0);
+        p += T::bytes;
+#if HAS_DOT
+        const __m256i start = T::is_signed ? _mm256_sub_epi32(_mm256_setzero_si256(), _mm256_dpbusd_epi32(_mm256_setzero_si256(), _mm256_set1_epi8((char) 128), w)) : _mm256_setzero_si256();
+#endif
+        UNROLL for (int r = 0; r < R; r++) {
+            const __m256i a = _mm256_loadu_si256((const __m256i *) (rows[r].bytes + 32 * b));
+#if HAS_DOT
+            const __m256i x = T::is_signed ? _mm256_dpbusd_epi32(start, a, w) : _mm256_dpbusd_epi32(start, w, a);
+#else
+            const __m256i pairs = T::is_signed ? _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(a, w)) : _mm256_maddubs_epi16(w, a);
+            const __m256i x = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+#endif
+            acc[r][I] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(x), _mm256_set1_ps(scale * rows[r].scale[b]), acc[r][I]);
+            if (T::minimum >= 0) low[r] = __builtin_fmaf(minimum, rows[r].sum[b], low[r]);
+        }
+    };
+    int64_t b = 0;
+    if constexpr (T::sums == 2) {
+        for (; b + 1 < n_blocks; b += 2) block(b, Int<0>()), block(b + 1, Int<1>());
+        UNROLL for (int r = 0; r < R; r++) acc[r][0] = _mm256_add_ps(acc[r][0], acc[r][1]);
+    }
+    for (; b < n_blocks; b++) block(b, Int<0>());
+    UNROLL for (int r = 0; r < R; r++) y[r][0] = T::minimum >= 0 ? sum8(acc[r][0]) + low[r] : sum8(acc[r][0]);
+}
+#endif
+
 template <class T> static void multiply32_plain(const char * w, size_t stride, int64_t k, int64_t c0, int64_t c1, const char * const * x, float * const * y, int n) {
     constexpr int J = L == 16 && T::sums == 1 ? 2 : 1;
     const int64_t n_blocks = k / 32;
@@ -204,6 +245,18 @@ template <class T> static void multiply32_plain(const char * w, size_t stride, i
         const int m = next_tile(n - r0, ROWS_PLAIN);
         RowPlain rows[ROWS_PLAIN];
         for (int r = 0; r < m; r++) rows[r] = RowPlain(x[r0 + r], k);
+#if defined(__AVX512BW__)
+        if (m <= NARROW) {
+            for (int64_t c = c0; c < c1; c++) {
+                float * out[NARROW];
+                for (int r = 0; r < m; r++) out[r] = y[r0 + r] + c;
+                if (m == 1) tile_plain_narrow<T, 1>(w + c * stride, n_blocks, rows, out);
+                else tile_plain_narrow<T, 2>(w + c * stride, n_blocks, rows, out);
+            }
+            r0 += m;
+            continue;
+        }
+#endif
         for (int64_t b = 0; b < n_blocks; b++)
             for (int r = 0; r < 8; r++) of_rows[b].scale[r] = r < m ? rows[r].scale[b] : 0, of_rows[b].sum[r] = r < m && T::minimum >= 0 ? rows[r].sum[b] : 0;
         for (int64_t c = c0; c < c1; c += J * COLUMNS) {

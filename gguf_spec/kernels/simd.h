@@ -122,15 +122,24 @@ static inline Ints add_pairs16(Ints sum, Ints a, Ints b) { return add32(sum, pai
 
 static inline int32_t int_at(const void * p) { int32_t x; memcpy(&x, p, 4); return x; }
 static inline float half_at(const void * p) { uint16_t x; memcpy(&x, p, 2); return _cvtsh_ss(x); }
-// A table of 16 bytes in each 128-bit lane.
-static inline Ints table_of(const int8_t * values) {
-    const __m128i t = _mm_loadu_si128((const __m128i *) values);
+// The same 16 bytes in each 128-bit lane, and the same 8 bytes everywhere.
+static inline Ints in_each_lane(__m128i x) {
 #if defined(__AVX512BW__)
-    return _mm512_broadcast_i32x4(t);
+    return _mm512_broadcast_i32x4(x);
 #else
-    return _mm256_broadcastsi128_si256(t);
+    return _mm256_broadcastsi128_si256(x);
 #endif
 }
+static inline Ints all_longs(const void * p) {
+    int64_t x;
+    memcpy(&x, p, 8);
+#if defined(__AVX512BW__)
+    return _mm512_set1_epi64(x);
+#else
+    return _mm256_set1_epi64x(x);
+#endif
+}
+static inline Ints table_of(const int8_t * values) { return in_each_lane(_mm_loadu_si128((const __m128i *) values)); }
 
 // Sum of eight floats, in the order in which llama.cpp adds them.
 static inline float sum8(__m256 x) {
