@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import operator
+from collections.abc import Iterable
 from typing import Any
+
+from .work import spend
 
 # patterns of dates and times
 _LEAP = r"(\d\d(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)"
@@ -101,6 +104,13 @@ def same(value: Any) -> str:
 
     In Python 1 and True are equal.
     """
-    return json.dumps(
+    text = json.dumps(
         int(value) if isinstance(value, float) and value.is_integer() else value, sort_keys=True
     )
+    spend(1 + len(text) // 32)
+    return text
+
+
+def unique(values: Iterable[Any]) -> list[Any]:
+    """Return JSON values, each once, in the order of their first places."""
+    return [*{same(value): value for value in values}.values()]
