@@ -102,6 +102,12 @@ class CompletionRequest:
         return self.n * len(self.prompts)
 
     @property
+    def needs_grammar(self) -> bool:
+        """Whether its schemas must be converted to a grammar."""
+        has_schema = self.sampling.json_schema is not None or self.tools.has_grammar
+        return has_schema and self.sampling.grammar is None
+
+    @property
     def is_chat(self) -> bool:
         """Whether this is a chat request; its answer is then a message."""
         return self.names["prompt"] == "messages"
@@ -124,9 +130,11 @@ def parse(body: bytes) -> dict[str, Any]:
     """
     try:
         data = json.loads(body, parse_constant=_no_number)
-        json.dumps(data, ensure_ascii=False).encode()  # rejects unpaired surrogates
+        # rejects unpaired surrogates, and numbers such as 1e999
+        json.dumps(data, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError):
-        raise ApiError("The body is not JSON in UTF-8.", None, "invalid_json") from None
+        fact = "The body is not JSON in UTF-8 with numbers in the range of doubles."
+        raise ApiError(fact, None, "invalid_json") from None
     if not isinstance(data, dict):
         raise ApiError("The body must be a JSON object.", None, "invalid_json")
     return data
