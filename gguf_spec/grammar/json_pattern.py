@@ -92,7 +92,7 @@ class Pattern:
     }
 
     def __init__(self, pattern: str) -> None:
-        spend(2 * len(pattern))
+        spend(2 * len(pattern) + len(pattern) ** 2 // 20_000)  # equal branches take quadratic time
         parser = importlib.import_module(
             "re._parser" if sys.version_info >= (3, 11) else "sre_parse"
         )

@@ -240,6 +240,7 @@ TOO_LARGE = {
         "oneOf": [an_object([f"p{i}"], **{f"p{i}": TEXT}) for i in range(2000)]
     },
     "many classes": {"type": "string", "pattern": r"\W" * 60_000},
+    "two equal branches": {"type": "string", "pattern": "a" * 60_000 + "|" + "a" * 60_000},
     "a class without an end": {"type": "string", "pattern": "[" * 200_000},
 }
 
