@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
-from ..tools.json_text import parse
-from ..tools.source import NotACallError
 from .errors import ApiError, bad
 from .images import Part, content_of, image_url, text_part
 from .reasoning import REASONING, read_reasoning_content
@@ -122,8 +121,8 @@ def read_arguments(value: Any, at: str) -> dict[str, Any]:
         ApiError: They are not. The error names the field `at`.
     """
     try:
-        arguments = parse(string(value, at) or "{}")
-    except NotACallError:
+        arguments = json.loads(string(value, at) or "{}")
+    except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
         raise bad(at, "must be a JSON object as text.")

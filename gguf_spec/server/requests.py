@@ -126,18 +126,34 @@ def parse(body: bytes) -> dict[str, Any]:
     """Parse the JSON object of a request body.
 
     Raises:
-        ApiError: The body is not a JSON object in UTF-8.
+        ApiError: The body is not a JSON object in UTF-8, or a number in it is too large.
     """
     try:
         data = json.loads(body, parse_constant=_no_number)
-        # rejects unpaired surrogates, and numbers such as 1e999
-        json.dumps(data, ensure_ascii=False, allow_nan=False).encode()
+        text = json.dumps(data, ensure_ascii=False)
+        text.encode()  # rejects unpaired surrogates
     except (ValueError, RecursionError):
-        fact = "The body is not JSON in UTF-8 with numbers in the range of doubles."
-        raise ApiError(fact, None, "invalid_json") from None
+        raise ApiError("The body is not JSON in UTF-8.", None, "invalid_json") from None
     if not isinstance(data, dict):
         raise ApiError("The body must be a JSON object.", None, "invalid_json")
+    if "Infinity" in text:
+        _check_finite(data)
     return data
+
+
+def _check_finite(data: dict[str, Any]) -> None:
+    """Check that no field holds a number such as 1e999, which an answer could not repeat.
+
+    Fields that are numbers have limits of their own, and a bias may be infinite.
+    """
+    for name, value in data.items():
+        if name == "body" and isinstance(value, dict):  # of a line of a batch
+            _check_finite(value)
+        elif name != "logit_bias" and isinstance(value, (dict, list)):
+            try:
+                json.dumps(value, allow_nan=False)
+            except ValueError:
+                raise bad(name[:100], "contains a number that is too large.") from None
 
 
 def _no_number(text: str) -> float:

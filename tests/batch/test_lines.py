@@ -325,11 +325,3 @@ def test_a_schema_that_takes_too_long_is_an_error_of_its_line(llm, tmp_path, mon
     assert first["response"]["status_code"] == 400
     assert "too large" in first["error"]["message"]
     assert second["error"] is None
-
-
-def test_an_id_that_json_has_no_number_for(llm, tmp_path):
-    """The batch goes on; its line is not JSON."""
-    odd = [b'{"id": 1e999, "prompt": "a"}', b'{"custom_id": -1e999, "method": "POST"}', of_openai("b", prompt=[1, 2])]  # fmt: skip
-    first, second, third = answer(llm, tmp_path, odd)
-    assert (first["error"]["code"], second["error"]["code"]) == ("invalid_json", "invalid_json")
-    assert third["error"] is None
