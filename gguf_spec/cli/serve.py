@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import faulthandler
 import math
+import os
 import re
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -33,6 +37,7 @@ if TYPE_CHECKING:
     from ..server import ModelPool, Server, Settings
 
 _KEEP_ALIVE_S = 300.0  # default with several models
+_PATIENCE_S = 4.0  # after the grace period; then the process ends, whatever it does
 _UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 
 
@@ -161,10 +166,28 @@ def serve(quiet: bool, **options: Any) -> int:
     server_type, settings = _settings(options)  # before the models, which take long to load
     needs_key = settings.api_key is not None
     speculation = to_speculation(options)
-    with _pool(options, speculation) as pool, server_type(pool, settings) as server:
+    with (
+        _end_in(settings.grace + _PATIENCE_S) as end,
+        _pool(options, speculation) as pool,
+        server_type(pool, settings) as server,
+    ):
         if not quiet:
             _show_requests()
-        return _wait(server, None if quiet else lambda: _say_how(server.url, pool, needs_key))
+        begin = None if quiet else lambda: _say_how(server.url, pool, needs_key)
+        return _wait(server, begin, end)
+
+
+@contextmanager
+def _end_in(seconds: float) -> Iterator[Callable[[], None]]:
+    """Yield a function after which the process ends in some seconds, unless the block ends before.
+
+    The process ends even if a thread never releases the lock of Python.
+    """
+    with Path(os.devnull).open("w") as sink:
+        try:
+            yield partial(faulthandler.dump_traceback_later, seconds, file=sink, exit=True)
+        finally:
+            faulthandler.cancel_dump_traceback_later()
 
 
 def _pool(options: dict[str, Any], speculation: Speculation) -> ModelPool:
@@ -252,19 +275,22 @@ def _body_limit(options: dict[str, Any]) -> float:
     return (4.0 if options["mmproj"] is None else 32.0) if given is None else given
 
 
-def _wait(server: Server, begin: Callable[[], None] | None) -> int:
+def _wait(server: Server, begin: Callable[[], None] | None, end: Callable[[], None]) -> int:
     """Serve until a signal arrives; a second signal cancels running answers.
 
     Args:
         server: The server.
         begin: Called when the server listens.
+        end: Called when the first signal arrives.
 
     Returns:
         The exit code.
     """
-    told, caught = threading.Event(), []
+    told, caught = threading.Event(), list[int]()
 
     def stop(number: int, _frame: object) -> None:
+        if not caught:
+            end()
         caught.append(number)
         told.set()
 

@@ -14,6 +14,7 @@ The classes:
         - ContextFailedError
         - OutputFileError
         - InvalidGrammarError
+            - GrammarTooLargeError
         - OffGrammarError
     - ModelError
         - ModelNotFoundError
@@ -89,6 +90,7 @@ from .model_errors import (
 from .option_errors import (
     ContextFailedError,
     ContextTooShortError,
+    GrammarTooLargeError,
     InvalidGrammarError,
     InvalidOptionError,
     NoQuestionError,
@@ -121,6 +123,7 @@ __all__ = [  # noqa: RUF022 -- in the order of the class tree, as the reference 
     "ContextFailedError",
     "OutputFileError",
     "InvalidGrammarError",
+    "GrammarTooLargeError",
     "OffGrammarError",
     "ModelError",
     "ModelNotFoundError",

@@ -192,6 +192,19 @@ class InvalidGrammarError(InvalidOptionError):
         self.reason = reason
 
 
+class GrammarTooLargeError(InvalidGrammarError):
+    """The conversion of a JSON schema, or of the tools of a request, takes too much work."""
+
+    def __init__(self, value: str = "") -> None:
+        """Create the error.
+
+        Args:
+            value: The beginning of the schema.
+        """
+        reason = "it is too large: its conversion takes too much work"
+        super().__init__("json_schema", value, reason)
+
+
 class OffGrammarError(InvalidOptionError):
     """The generated tokens contain a token that the grammar does not allow at its position."""
 

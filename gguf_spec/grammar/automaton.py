@@ -12,11 +12,14 @@ import sys
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .gbnf import CHARS, END, REPEAT, RULE, TOKEN, Ranges, Rules, refused
+from ..errors import GgufSpecError, InvalidOptionError
+from .gbnf import CHARS, END, REPEAT, RULE, TOKEN, Ranges, Rules, line, refused
+from .work import spend
 
 # stack entries created for one position; about a second
 _MAX_WORK = 1_000_000
@@ -65,6 +68,10 @@ def _next_bytes(ranges: Ranges, begun: bytes) -> int:
     return found & (_LATER if begun else _FIRST)
 
 
+# The same grammar is parsed for a check of a schema, and for each choice of a request.
+_parsed = lru_cache(maxsize=2)(Rules)
+
+
 class Automaton:
     """Numbered states and their transitions by byte, computed on demand.
 
@@ -76,11 +83,23 @@ class Automaton:
     """
 
     def __init__(self, gbnf: str, read_token: Callable[[str], int]) -> None:
-        self._gbnf, self._rules = gbnf, Rules(gbnf, read_token)
+        self._gbnf, self._rules = gbnf, _parsed(gbnf)
+        self._ids = {word: self._id(word, read_token) for word in self._rules.tokens}
         self._next_bytes: dict[tuple[int, bytes], int] = {}
         self.work = 0
         self.forget()
         self.start: State = self._expand([()], self._rules.rules[self._rules.root]), b""
+        spend(self.work)
+
+    def _id(self, word: str, read_token: Callable[[str], int]) -> int:
+        """Return the id of a token that the grammar names."""
+        try:
+            return read_token(word)
+        except InvalidOptionError:
+            raise
+        except (ValueError, GgufSpecError) as error:
+            place = line(self._gbnf, self._rules.tokens[word])
+            raise refused(self._gbnf, f"{place}: {error}") from error
 
     def forget(self) -> None:
         """Drop all numbered states."""
@@ -233,7 +252,7 @@ class Automaton:
         for stack in state[0] if not state[1] else ():
             symbol = nodes[stack[-1] % n][0] if stack else (END,)
             if symbol[0] == TOKEN:
-                yield stack, symbol[1], symbol[2]
+                yield stack, self._ids[symbol[1]], symbol[2]
 
     def after_token(self, state: State, token: int, data: bytes) -> State | None:
         """Return the state after a token; None if it is not allowed."""

@@ -8,18 +8,19 @@ from __future__ import annotations
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
-from ..errors import GgufSpecError, InvalidGrammarError, InvalidOptionError
+from ..errors import InvalidGrammarError, InvalidOptionError
+from .work import spend
 
 # bytes of a grammar or schema, and nesting depth of its parentheses
 MAX_BYTES, MAX_DEPTH = 1 << 18, 100
 
 # ranges of code points, sorted and disjoint
 Ranges = tuple[tuple[int, int], ...]
-# (CHARS, ranges) (TOKEN, id, wanted) (RULE, rule) (REPEAT, rule, least, most)
+# (CHARS, ranges) (TOKEN, its text, wanted) (RULE, rule) (REPEAT, rule, least, most)
 # (TEXT, code points) (NAME, name)
 Symbol = tuple[Any, ...]
 # kinds of symbols
@@ -29,6 +30,11 @@ END, CHARS, TOKEN, RULE, REPEAT, TEXT, NAME = range(7)
 def refused(gbnf: str, why: str) -> InvalidGrammarError:
     """Return the error for a grammar that cannot be used."""
     return InvalidGrammarError("grammar", gbnf if len(gbnf) < 80 else gbnf[:77] + "...", why)
+
+
+def line(gbnf: str, at: int) -> str:
+    """Return the line of a position in words."""
+    return f"line {gbnf.count(chr(10), 0, at) + 1}"
 
 
 # tokens of the notation
@@ -102,13 +108,15 @@ class Rules:
         nodes: Symbols, each with the index of the next node (0 for none).
         rules: The first nodes of the alternatives of each rule.
         root: Index of the rule `root`.
+        tokens: Texts of the tokens that it names, each with its first position.
     """
 
-    def __init__(self, gbnf: str, read_token: Callable[[str], int]) -> None:
+    def __init__(self, gbnf: str) -> None:
         self.nodes: list[tuple[Symbol, int]] = [((END,), 0)]
         self.rules: list[tuple[int, ...]] = []
+        self.tokens: dict[str, int] = {}
         self._named: dict[str, int] = {}
-        self._read_token = read_token
+        self._chars: dict[int, Symbol] = {}  # code point -> the symbol of this character
         self._name = ""  # of the current rule
         # alternatives of the current rule and of each open parenthesis
         self._frames: list[list[list[Symbol]]] = []
@@ -118,6 +126,7 @@ class Rules:
         try:
             if len(gbnf.encode()) > MAX_BYTES:
                 raise refused(gbnf, f"it has more than {MAX_BYTES >> 10} KiB")
+            spend(len(gbnf))
             for kind, word in self._words(gbnf):
                 self._take(kind, word)
             self._take("newline", "")
@@ -125,8 +134,8 @@ class Rules:
             raise refused(gbnf, "it contains an unpaired surrogate") from error
         except InvalidOptionError:
             raise
-        except (ValueError, GgufSpecError) as error:
-            raise refused(gbnf, f"line {gbnf.count(chr(10), 0, self._at) + 1}: {error}") from error
+        except ValueError as error:
+            raise refused(gbnf, f"{line(gbnf, self._at)}: {error}") from error
         if self._frames:
             raise refused(gbnf, "a parenthesis is not closed, or the last rule is empty")
         try:
@@ -139,6 +148,8 @@ class Rules:
             word = _WORDS.match(gbnf, self._at)
             if not word or word.lastgroup is None or "\0" in word[0]:
                 raise ValueError(f"cannot read {gbnf[self._at : self._at + 20]!r}")
+            if word.lastgroup == "token":
+                self.tokens.setdefault(word[0].lstrip("!"), self._at)
             if word.lastgroup != "space":
                 yield word.lastgroup, word[0]
             self._at = word.end()
@@ -174,10 +185,10 @@ class Rules:
         if kind == "name":
             return NAME, word
         if kind == "text":
-            return TEXT, [code for code, _ in _letters(word[1:-1])]
+            text = word[1:-1]
+            return TEXT, [code for code, _ in _letters(text)] if "\\" in text else [*map(ord, text)]
         if kind == "token":
-            wanted = word[0] == "<"
-            return TOKEN, self._read_token(word if wanted else word[1:]), wanted
+            return TOKEN, word.lstrip("!"), word[0] == "<"
         return CHARS, others_than(NEVER) if kind == "any" else _characters(word[1:-1])
 
     def _repeat(self, sequence: list[Symbol], word: str) -> None:
@@ -200,11 +211,16 @@ class Rules:
         after = 0
         for symbol in reversed(sequence):
             for part in (
-                [(CHARS, ((c, c),)) for c in reversed(symbol[1])] if symbol[0] == TEXT else [symbol]
+                [self._char(c) for c in reversed(symbol[1])] if symbol[0] == TEXT else [symbol]
             ):
                 self.nodes.append((part, after))
                 after = len(self.nodes) - 1
         return after
+
+    def _char(self, code: int) -> Symbol:
+        if code not in self._chars:
+            self._chars[code] = CHARS, ((code, code),)
+        return self._chars[code]
 
     def _resolve(self) -> None:
         """Replace names by rules and reject left recursion.

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import operator
+from collections.abc import Iterable
 from typing import Any
 
+from .work import spend
+
+_ENCODER = json.JSONEncoder(sort_keys=True)
 # patterns of dates and times
 _LEAP = r"(\d\d(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)"
 _DAY = (
@@ -101,6 +105,11 @@ def same(value: Any) -> str:
 
     In Python 1 and True are equal.
     """
-    return json.dumps(
-        int(value) if isinstance(value, float) and value.is_integer() else value, sort_keys=True
-    )
+    text = _ENCODER.encode(int(value) if isinstance(value, float) and value.is_integer() else value)
+    spend(3 + len(text) // 32)
+    return text
+
+
+def unique(values: Iterable[Any]) -> list[Any]:
+    """Return JSON values, each once, in the order of their first places."""
+    return [*{same(value): value for value in values}.values()]

@@ -9,7 +9,8 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from .json_keywords import FORMATS, KEYWORDS, REFUSED, TESTS, kinds, same, typed
+from .json_keywords import FORMATS, KEYWORDS, REFUSED, TESTS, kinds, same, typed, unique
+from .work import spend
 
 
 def reduced(schema: Any) -> dict[str, Any]:
@@ -17,11 +18,8 @@ def reduced(schema: Any) -> dict[str, Any]:
 
     `const` becomes an `enum`.
     """
-    kept = {
-        k: v
-        for k, v in typed(schema, dict, "a schema").items()
-        if k in KEYWORDS and v not in REFUSED.get(k, ())
-    }
+    spend(1 + len(typed(schema, dict, "a schema")))
+    kept = {k: v for k, v in schema.items() if k in KEYWORDS and v not in REFUSED.get(k, ())}
     if "format" in kept and not (isinstance(kept["format"], str) and kept["format"] in FORMATS):
         del kept["format"]
     if "const" in kept:
@@ -62,7 +60,7 @@ _COMBINED: dict[str, Callable[[Any, Any], Any]] = {
     "items": _both,
     "additionalItems": _both,
     "required": lambda a, b: typed(a, list, "required") + typed(b, list, "required"),
-    "allOf": lambda a, b: typed(a, list, "allOf") + typed(b, list, "allOf"),
+    "allOf": lambda a, b: unique(typed(a, list, "allOf") + typed(b, list, "allOf")),
 }
 
 
@@ -94,6 +92,7 @@ def merged(a: Any, b: Any) -> Any:
         (typed(s.get("properties", {}), dict, "properties"), s.get("additionalProperties", True))
         for s in (a, b)
     )
+    spend(len(named_a) + len(named_b))
     if "additionalProperties" in both:
         both["additionalProperties"] = _both(rest_a, rest_b)
     # a named property of one schema may be an additional property of the other

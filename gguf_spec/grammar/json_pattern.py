@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from .gbnf import NEVER, Ranges, others_than
+from .work import spend
 
 # inside of a character class: the characters that a JSON string may hold without an escape
 QUOTED = r'^"\\\x00-\x1F'
@@ -38,7 +39,7 @@ _WORDS = re.compile(
     | (?P<brace>\{,)
     | (?P<name>\(\?<[A-Za-z_$][\w$]*>)
     | \\.
-    | \[(?:[^\]\\]|\\.)*\]
+    | \[(?:[^\]\\]|\\.)*\]?
     | .""",
     re.VERBOSE | re.DOTALL,
 )
@@ -91,6 +92,7 @@ class Pattern:
     }
 
     def __init__(self, pattern: str) -> None:
+        spend(2 * len(pattern) + len(pattern) ** 2 // 20_000)  # equal branches take quadratic time
         parser = importlib.import_module(
             "re._parser" if sys.version_info >= (3, 11) else "sre_parse"
         )
@@ -145,6 +147,7 @@ class Pattern:
     @staticmethod
     def _characters(ranges: Ranges, negated: bool) -> str:
         """Return GBNF for the ways to write one of these characters in a JSON string."""
+        spend(20 + 8 * len(ranges))
         chosen = ranges if negated else others_than(ranges)
         plain = others_than((*chosen, *NEVER, (0, 31), (34, 34), (92, 92)))
         ways = (

@@ -5,23 +5,23 @@ A schema is not trusted: it may be part of a request. No reference is downloaded
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ..errors import InvalidGrammarError, InvalidOptionError
+from ..errors import GrammarTooLargeError, InvalidGrammarError
 from .automaton import Automaton
 from .gbnf import MAX_BYTES, MAX_DEPTH
 from .json_containers import array, object_
-from .json_disjoint import disjoint
-from .json_keywords import FORMATS, KINDS, REFUSED, count, kinds, same, typed
+from .json_disjoint import Disjointness
+from .json_keywords import FORMATS, KINDS, REFUSED, count, kinds, same, typed, unique
 from .json_merge import merged, reduced
 from .json_numbers import number
 from .json_pattern import QUOTED, Pattern, repeated
 from .json_values import fits, is_type, value_gbnf
+from .work import limited_work, spend
 
 # optional white space between values
 _SPACE = '" "?'
@@ -83,12 +83,14 @@ def to_gbnf(schema: Mapping[str, Any] | str | bool) -> str:
 
     Raises:
         InvalidOptionError: The schema is invalid, or no grammar can follow it.
+        GrammarTooLargeError: Its conversion takes too much work.
     """
-    gbnf = "\n".join([*to_rules(schema, ""), *BUILT_IN_RULES]) + "\n"
-    try:
-        Automaton(gbnf, int)
-    except InvalidGrammarError as error:
-        raise _bad_schema(schema, error.reason) from error
+    with limited_work():
+        gbnf = "\n".join([*to_rules(schema, ""), *BUILT_IN_RULES]) + "\n"
+        try:
+            Automaton(gbnf, int)
+        except InvalidGrammarError as error:
+            raise _bad_schema(schema, error) from error
     return gbnf
 
 
@@ -101,20 +103,20 @@ def to_rules(schema: Mapping[str, Any] | str | bool, prefix: str) -> list[str]:
 
     Raises:
         InvalidOptionError: The schema is invalid, or no grammar can follow it.
+        GrammarTooLargeError: The conversion takes too much work.
     """
     try:
         text = schema if isinstance(schema, str) else json.dumps(schema, allow_nan=False)
         if len(text) > MAX_BYTES:
             raise ValueError(f"it has more than {MAX_BYTES >> 10} KiB")
+        spend(len(text) // 16)
         root = json.loads(text, parse_constant=_finite, parse_float=_finite)
-        return _Converter(root, prefix).rules()
-    except InvalidOptionError as error:
-        reason = error.reason if isinstance(error, InvalidGrammarError) else str(error).rstrip(".")
-        raise _bad_schema(schema, reason) from error
+        with limited_work():
+            return _Converter(root, prefix).rules()
     except RecursionError:
         raise _bad_schema(schema, "it is nested too deeply") from None
     except (ValueError, TypeError, re.error, OverflowError, Warning) as error:
-        raise _bad_schema(schema, f"{error}") from error
+        raise _bad_schema(schema, error) from error
 
 
 def _finite(text: str) -> float:
@@ -123,12 +125,15 @@ def _finite(text: str) -> float:
     return float(text)
 
 
-def _bad_schema(schema: object, reason: str) -> InvalidGrammarError:
+def _bad_schema(schema: object, reason: Exception | str) -> InvalidGrammarError:
     try:
         shown = str(schema)[:77]
     except RecursionError:
         shown = "a deep schema"
-    return InvalidGrammarError("json_schema", shown, reason[:300])
+    if isinstance(reason, GrammarTooLargeError):
+        return GrammarTooLargeError(shown)
+    text = str(getattr(reason, "reason", reason))
+    return InvalidGrammarError("json_schema", shown, text.rstrip(".")[:300])
 
 
 class _Converter:
@@ -139,7 +144,8 @@ class _Converter:
         self._rules: dict[str, str] = {}  # GBNF body -> name of the rule
         self._refs: dict[str, str] = {}
         self._aliases: list[str] = []
-        self._n_visited = 0
+        self._n_visited = self._n_bytes = 0
+        self._disjointness = Disjointness(self._plain)
 
     def rules(self) -> list[str]:
         """Return all rules; the first one is the root."""
@@ -149,6 +155,10 @@ class _Converter:
 
     def rule(self, body: str) -> str:
         """Return the name of the rule with this body."""
+        spend(1 + len(body) // 16)
+        self._n_bytes += 0 if body in self._rules else len(body)
+        if self._n_bytes > MAX_BYTES:
+            raise ValueError(f"its grammar has more than {MAX_BYTES >> 10} KiB")
         return self._rules.setdefault(body, f"{self._prefix}r{len(self._rules)}")
 
     def visit(self, schema: Any) -> str:
@@ -175,10 +185,7 @@ class _Converter:
         """Return the parts of `anyOf` or `oneOf`, each merged with the keywords beside it."""
         rest = {k: v for k, v in schema.items() if k != key}
         parts = [self._with(rest, s) for s in typed(schema[key], list, key) if s is not False]
-        if key == "oneOf" and not all(
-            disjoint(self._plain(a), self._plain(b), self._plain)
-            for a, b in itertools.combinations(parts, 2)
-        ):
+        if key == "oneOf" and not self._disjointness.of_all(parts):
             raise ValueError(
                 "two parts of oneOf may allow the same value, which is not supported; "
                 "use anyOf instead"
@@ -223,6 +230,7 @@ class _Converter:
 
     def _target(self, ref: Any) -> Any:
         target = self._root
+        spend(1 + len(str(ref)) // 8)
         if not isinstance(ref, str) or not (ref == "#" or ref.startswith("#/")):
             raise ValueError(f"$ref {ref!r:.60} is outside the schema")
         for part in ref.split("/")[1:]:
@@ -266,7 +274,7 @@ class _Converter:
 
     def _all(self, schema: dict[str, Any]) -> Any:
         whole: Any = {k: v for k, v in schema.items() if k != "allOf"}
-        for part in typed(schema["allOf"], list, "allOf"):
+        for part in unique(typed(schema["allOf"], list, "allOf")):
             whole = self._with(whole, part)
         return whole
 

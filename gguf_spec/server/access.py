@@ -13,7 +13,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .error_formats import refused
-from .errors import ApiError, log
+from .errors import ApiError, failure, log
 from .metrics import Metrics
 from .page_files import PATHS
 from .settings import Settings
@@ -68,8 +68,7 @@ class AccessMiddleware:
         except Exception as error:  # uvicorn would log the message, which may quote a prompt
             log(error)
             if status == 499:
-                failure = ApiError("The server failed.", None, "internal_error", 500)
-                await refused(failure, path)(scope, receive, counting)
+                await refused(failure(error), path)(scope, receive, counting)
         finally:
             found = (one.path for one in self._routes if one.path_regex.match(path))
             label = next(found, "other")
@@ -87,7 +86,7 @@ class AccessMiddleware:
             origin is not None
             and origin not in allowed
             and "*" not in allowed
-            and (urlsplit(origin).netloc != host or not host)
+            and (not host or origin.split("://")[1:] != [host])
         ):
             return ApiError("This origin may not use the server.", None, "origin_not_allowed", 403)
         if key is not None and path not in OPEN:

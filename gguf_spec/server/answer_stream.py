@@ -9,7 +9,7 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from .errors import ApiError
+from .errors import ApiError, failure, log
 from .events import ChoiceEnded, ChunkEvent, ErrorEvent, Event, Finished, Ping
 from .face import Reply
 from .jobs import Job
@@ -62,7 +62,7 @@ class AnswerStream(Response):
                     "headers": self.raw_headers,
                 }
             )
-            async for data in self._batches():
+            async for data in self._safe_batches():
                 await asyncio.wait_for(
                     send({"type": "http.response.body", "body": data, "more_body": True}),
                     self._patience,
@@ -74,6 +74,15 @@ class AnswerStream(Response):
             pass  # uvicorn closes the connection because the response is incomplete
         finally:
             self._close()
+
+    async def _safe_batches(self) -> AsyncIterator[bytes]:
+        """Yield the encoded events; an unexpected error becomes the last one."""
+        try:
+            async for data in self._batches():
+                yield data
+        except Exception as error:
+            log(error)
+            yield self._bytes(self._reply.failed(failure(error)))
 
     async def _batches(self) -> AsyncIterator[bytes]:
         """Yield the encoded events; events that arrived during a slow send form one batch."""

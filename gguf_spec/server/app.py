@@ -16,24 +16,26 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from .. import __version__
+from ..errors import ClosedError
 from .access import HEALTH_PATHS, JOB, AccessMiddleware
 from .answer_stream import AnswerStream
 from .body import read_body
+from .choices import with_grammar
 from .embeddings import EmbeddingRoutes
 from .error_formats import refused
-from .errors import ApiError, ending
+from .errors import ApiError, as_refusal, ending, failure, gone, too_slow
 from .events import ChoiceEnded, ChunkEvent, ErrorEvent, Finished, Started
 from .face import Face, Reply
 from .faces import all_faces
 from .jobs import Job
 from .messages_api import CountRoute
 from .metrics import Metrics
-from .model_pool import ModelPool, pool_of
+from .model_pool import ModelPool, ServedModel, pool_of
 from .model_routes import ModelRoutes
 from .ollama import OllamaRoutes
 from .openapi import describe
 from .page_files import PATHS, page_routes
-from .requests import parse
+from .requests import CompletionRequest, parse
 from .responses_api import ResponseRoutes, ResponseStore
 from .settings import Settings
 from .tasks import TaskRunner, cancel_on_disconnect
@@ -69,6 +71,7 @@ class App:
         self._worker = Worker(self._pool, settings.queue, self._totals)
         self._models = ModelRoutes(self._pool, self._worker, settings, self._open_body, self._since)
         self._ends = False
+        self._converting = asyncio.Lock()
         self._tasks = TaskRunner(self._worker, settings, lambda: self._ends)
         own = (self._models, self._tasks, settings, self._totals, self._open_body)
         self._embeddings, self._ollama = EmbeddingRoutes(*own), OllamaRoutes(self._pool, *own)
@@ -92,7 +95,11 @@ class App:
             Route("/openapi.json", self._description, methods=["GET"]),
         ]
         routes += page_routes()
-        handlers: dict[Any, Any] = {ApiError: _answer_refusal, HTTPException: _answer_http}
+        handlers: dict[Any, Any] = {
+            ApiError: _answer_refusal,
+            HTTPException: _answer_http,
+            Exception: _answer_failure,
+        }
         app: ASGIApp = Starlette(routes=routes, exception_handlers=handlers)
         app = AccessMiddleware(
             app,
@@ -155,6 +162,7 @@ class App:
             done = await self._tasks.run(request, model, lambda llm, _: task(llm), {})
             return JSONResponse(done)
         asked, make_reply = face.read(data, self._pool.speculation, self._settings.max_tokens)
+        asked = await self._with_grammar(request, model, asked)
         job = Job(model, asked)
         request.scope[JOB] = job
         self._worker.submit(job)
@@ -196,6 +204,37 @@ class App:
         finally:
             if not streams:
                 close()
+
+    async def _with_grammar(
+        self, request: Request, model: ServedModel, asked: CompletionRequest
+    ) -> CompletionRequest:
+        """Return a request with the grammar that its schemas demand.
+
+        The conversion takes up to a second. It runs in a thread, one at a time, and takes no slot.
+        For a model that is not loaded the worker does it.
+
+        Raises:
+            ApiError: The schemas cannot be converted, or the client disconnected, or it took too
+                long.
+        """
+
+        async def convert(llm: LLM) -> CompletionRequest:
+            async with self._converting:
+                if await request.is_disconnected():
+                    raise gone()
+                return await asyncio.to_thread(with_grammar, asked, llm)
+
+        loaded = self._pool.loaded(model)
+        if not (loaded and asked.needs_grammar):
+            return asked
+        try:
+            return await asyncio.wait_for(convert(loaded.llm), self._settings.timeout)
+        except asyncio.TimeoutError:
+            raise too_slow(self._settings.timeout) from None
+        except ClosedError:  # it was unloaded in between
+            return asked
+        except Exception as error:
+            raise as_refusal(error, asked.names) from None
 
     async def _open_body(self, request: Request) -> bytes:
         """Return the request body, unless the server is shutting down."""
@@ -253,6 +292,10 @@ async def _collect(job: Job, reply: Reply) -> dict[str, Any]:
 
 async def _answer_refusal(request: Request, error: ApiError) -> Response:
     return refused(error, request.scope["path"])
+
+
+async def _answer_failure(request: Request, error: Exception) -> Response:
+    return await _answer_refusal(request, failure(error))
 
 
 async def _answer_http(request: Request, error: HTTPException) -> Response:

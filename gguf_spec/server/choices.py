@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import OptionConflictError
 from ..errors.texts import Option
+from ..grammar.json_schema import to_gbnf
 from ..options import Sampling, Speculation
 from ..sampling.chain import WholeGrammarSampling
 from ..tools.families import HARMONY, family_of
@@ -87,7 +88,8 @@ def requests_of(asked: CompletionRequest, llm: LLM) -> Iterator[ChoiceRequest]:
         ApiError: The grammar for tool calls cannot be made.
         NoInfillError: The model cannot fill in the middle.
     """
-    sampling, tools = _with_grammar(asked, llm), asked.tools.tools or None
+    asked = with_grammar(asked, llm)
+    sampling, tools = asked.sampling, asked.tools.tools or None
     if asked.reasoning.budget is not None and llm.can_think:
         sampling = replace(sampling, think_budget=asked.reasoning.budget)
     if asked.drops_oldest:
@@ -109,11 +111,25 @@ def requests_of(asked: CompletionRequest, llm: LLM) -> Iterator[ChoiceRequest]:
         )
 
 
-def _with_grammar(asked: CompletionRequest, llm: LLM) -> Sampling:
-    """Return the sampling options, with a grammar if the tools demand one."""
+def with_grammar(asked: CompletionRequest, llm: LLM) -> CompletionRequest:
+    """Return a request with the grammar that its schemas demand.
+
+    Raises:
+        ApiError: The grammar for tool calls cannot be made.
+        InvalidOptionError: The schema of the answer cannot be converted.
+    """
+    if not asked.needs_grammar:
+        return asked
+    return replace(asked, sampling=_grammar_sampling(asked, llm))
+
+
+def _grammar_sampling(asked: CompletionRequest, llm: LLM) -> Sampling:
+    """Return the sampling options with the grammar of the tools and of the answer."""
     sampling, use = asked.sampling, asked.tools
-    if not use.tools or not (use.has_grammar or sampling.json_schema is not None):
-        return sampling
+    if not use.tools:
+        schema = sampling.json_schema
+        assert schema is not None
+        return replace(sampling, grammar=to_gbnf(schema), json_schema=None)
     family = family_of(llm.chat_template or "")
     try:
         thinks = _thinks(asked.reasoning.options(llm))
@@ -134,7 +150,8 @@ def _schema_error(error: ToolSchemaError, use: ToolUse) -> ApiError:
         return bad("response_format", f"cannot be used: {error.reason}")
     names = [tool["function"]["name"] for tool in use.tools]
     param = f"tools[{names.index(error.tool)}].function.parameters"
-    return bad(param, f"cannot be used with strict: {error.reason}")
+    strict = " with strict" if error.tool in use.strict else ""
+    return bad(param, f"cannot be used{strict}: {error.reason}")
 
 
 def _control_token(llm: LLM, text: str) -> int | None:

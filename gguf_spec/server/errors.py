@@ -191,6 +191,11 @@ def as_refusal(error: Exception, names: dict[str, str]) -> ApiError:
     if refusal:
         return refusal
     log(error)
+    return failure(error)
+
+
+def failure(error: Exception) -> ApiError:
+    """Return the API error for an unexpected error: the client gets only its class name."""
     return ApiError(f"The server failed ({type(error).__name__}).", None, "internal_error", 500)
 
 

@@ -102,6 +102,12 @@ class CompletionRequest:
         return self.n * len(self.prompts)
 
     @property
+    def needs_grammar(self) -> bool:
+        """Whether its schemas must be converted to a grammar."""
+        has_schema = self.sampling.json_schema is not None or self.tools.has_grammar
+        return has_schema and self.sampling.grammar is None
+
+    @property
     def is_chat(self) -> bool:
         """Whether this is a chat request; its answer is then a message."""
         return self.names["prompt"] == "messages"
@@ -120,16 +126,34 @@ def parse(body: bytes) -> dict[str, Any]:
     """Parse the JSON object of a request body.
 
     Raises:
-        ApiError: The body is not a JSON object in UTF-8.
+        ApiError: The body is not a JSON object in UTF-8, or a number in it is too large.
     """
     try:
         data = json.loads(body, parse_constant=_no_number)
-        json.dumps(data, ensure_ascii=False).encode()  # rejects unpaired surrogates
+        text = json.dumps(data, ensure_ascii=False)
+        text.encode()  # rejects unpaired surrogates
     except (ValueError, RecursionError):
         raise ApiError("The body is not JSON in UTF-8.", None, "invalid_json") from None
     if not isinstance(data, dict):
         raise ApiError("The body must be a JSON object.", None, "invalid_json")
+    if "Infinity" in text:
+        _check_finite(data)
     return data
+
+
+def _check_finite(data: dict[str, Any]) -> None:
+    """Check that no field holds a number such as 1e999, which an answer could not repeat.
+
+    Fields that are numbers have limits of their own, and a bias may be infinite.
+    """
+    for name, value in data.items():
+        if name == "body" and isinstance(value, dict):  # of a line of a batch
+            _check_finite(value)
+        elif name != "logit_bias" and isinstance(value, (dict, list)):
+            try:
+                json.dumps(value, allow_nan=False)
+            except ValueError:
+                raise bad(name[:100], "contains a number that is too large.") from None
 
 
 def _no_number(text: str) -> float:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from ..errors import InvalidOptionError
+from ..errors import GrammarTooLargeError, InvalidGrammarError, InvalidOptionError
 from ..grammar.automaton import Automaton
-from ..grammar.json_schema import BUILT_IN_RULES, to_gbnf, to_rules
+from ..grammar.json_schema import BUILT_IN_RULES, to_rules
+from ..grammar.work import limited_work
 from .families import HARMONY, Family
 from .harmony import HARMONY_TOKENS, harmony_rules
 from .source import words_of
@@ -54,8 +55,20 @@ def tool_grammar(
         thinks: Whether there may be reasoning, in a family whose grammar includes it.
 
     Raises:
-        ToolSchemaError: The schema of a strict tool, or `schema`, cannot be converted.
+        ToolSchemaError: The schema of a strict tool, or `schema`, cannot be converted, or the
+            conversion of all schemas takes too much work.
     """
+    with limited_work():
+        return _tool_grammar(use, family, token, schema, thinks)
+
+
+def _tool_grammar(
+    use: ToolUse,
+    family: Family,
+    token: Callable[[str], int | None],
+    schema: Any,
+    thinks: bool,
+) -> str:
     sym = symbols(HARMONY_TOKENS if family.name == HARMONY else family.tokens, token)
     calls = list(_calls(use, family, sym))
     rules = [f"call ::= {' | '.join(name for name, _ in calls)}"]
@@ -80,8 +93,7 @@ def _grammar(rules: Iterable[str]) -> str:
 
 def _answer_rules(schema: Any) -> list[str]:
     try:
-        to_gbnf(schema)  # checks the rules
-        return to_rules(schema, "answer-")
+        return _checked(to_rules(schema, "answer-"), "answer-root")
     except InvalidOptionError as error:
         raise ToolSchemaError(None, error) from None
 
@@ -91,25 +103,38 @@ def _calls(use: ToolUse, family: Family, sym: Sym) -> Iterator[tuple[str, list[s
     for i, (name, schema) in enumerate(use.schemas.items()):
         prefix = f"t{i}-"
         try:
-            rules = _checked(family, name, {"type": "object", **schema}, prefix, sym)
+            rules = _call(family, name, {"type": "object", **schema}, prefix, sym)
         except InvalidOptionError as error:
-            if name in use.strict:
+            if name in use.strict or isinstance(error, GrammarTooLargeError):
                 raise ToolSchemaError(name, error) from None
             rules = family.call.rule(name, {"type": "object"}, prefix, sym)
         yield f"{prefix}call", rules
 
 
-def _checked(
-    family: Family, name: str, schema: Mapping[str, Any], prefix: str, sym: Sym
-) -> list[str]:
+def _call(family: Family, name: str, schema: Mapping[str, Any], prefix: str, sym: Sym) -> list[str]:
     """Return the rules for a call, if they are a grammar.
 
     Raises:
         InvalidOptionError: The schema is not supported, or the grammar is too large.
     """
-    rules = family.call.rule(name, schema, prefix, sym)
+    try:
+        return _checked(family.call.rule(name, schema, prefix, sym), f"{prefix}call")
+    except RecursionError:
+        raise InvalidGrammarError("json_schema", name, "it is nested too deeply") from None
+
+
+def _checked(rules: list[str], first: str) -> list[str]:
+    """Return rules, if they are a grammar.
+
+    Args:
+        rules: The rules.
+        first: Name of the first one.
+
+    Raises:
+        InvalidOptionError: They are none, or too large.
+    """
     # Numbers of tokens are not checked here: they are those of `sym`.
-    Automaton(_grammar([f"root ::= {prefix}call", *rules]), lambda _: 0)
+    Automaton(_grammar([f"root ::= {first}", *rules]), lambda _: 0)
     return rules
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from typing import Any
 
 from .source import NotACallError, Source, Steps
@@ -16,15 +17,19 @@ _CLOSES = {"{": "}", "[": "]"}
 
 
 def parse(text: str) -> Any:
-    """Parse a JSON text.
+    """Parse a JSON text. A number outside of the range of doubles becomes the nearest one in it.
 
     Raises:
         NotACallError: It is not JSON.
     """
     try:
-        return json.loads(text, parse_constant=_no_number)
+        return json.loads(text, parse_constant=_no_number, parse_float=_finite)
     except (ValueError, RecursionError):
         raise NotACallError from None
+
+
+def _finite(text: str) -> float:
+    return max(-sys.float_info.max, min(float(text), sys.float_info.max))
 
 
 def _no_number(text: str) -> float:

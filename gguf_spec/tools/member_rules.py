@@ -43,14 +43,19 @@ def members(schema: Any, root: Any) -> tuple[list[tuple[str, Any, bool]], bool]:
     schema = resolved(schema, root)
     check_keywords(schema, "type", "properties", "required", "additionalProperties")
     properties, required = schema.get("properties", {}), schema.get("required", [])
-    if not isinstance(properties, Mapping) or not isinstance(required, list):
+    if (
+        not isinstance(properties, Mapping)
+        or not isinstance(required, list)
+        or not all(isinstance(name, str) for name in required)
+    ):
         raise unsupported(schema, "properties or required is invalid")
     if schema.get("type", "object") != "object":
         raise unsupported(schema, "the arguments are not an object")
     unknown = [name for name in required if name not in properties]
     if unknown:
         raise unsupported(schema, f"the required property {unknown[0]!r:.60} is not in properties")
-    found = [(name, part, name in required) for name, part in properties.items()]
+    names = set(required)
+    found = [(name, part, name in names) for name, part in properties.items()]
     is_free = not found and schema.get("additionalProperties") is not False
     return sorted(found, key=lambda one: not one[2]), is_free
 

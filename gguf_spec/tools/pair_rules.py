@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..grammar.json_schema import to_rules
+from ..grammar.work import spend
 from .member_rules import check_keywords, members, sequence, unsupported
 from .schemas import resolved
 from .text_rules import Sym, quoted, until
@@ -13,7 +15,7 @@ from .text_rules import Sym, quoted, until
 if TYPE_CHECKING:
     from .pairs import PairNotation
 
-_MAX_DEPTH = 30  # nested schemas, and schemas that contain themselves
+_MAX_DEPTH = 30  # nested schemas and references
 _ANY_KEY = "[a-zA-Z_] [a-zA-Z0-9_]*"
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 
@@ -24,6 +26,7 @@ class PairRules:
     def __init__(self, notation: PairNotation, schema: Any, prefix: str, sym: Sym) -> None:
         self._notation, self._root, self._prefix, self._sym = notation, schema, prefix, sym
         self._rules: list[str] = []
+        self._refs: dict[str, str] = {}  # reference -> name of its rule
         self._comma = quoted(notation.comma)
 
     def rules(self) -> list[str]:
@@ -71,7 +74,19 @@ class PairRules:
 
     def _value(self, schema: Any, depth: int) -> str:
         """Return GBNF for a value."""
-        schema = resolved(schema, self._root)
+        spend(20)
+        ref = schema.get("$ref") if isinstance(schema, Mapping) else None
+        if not isinstance(ref, str):
+            return self._resolved_value(schema if isinstance(schema, Mapping) else {}, depth)
+        if ref not in self._refs:
+            # named before its conversion, as the schema may contain itself
+            name = self._refs[ref] = f"{self._prefix}ref{len(self._refs)}"
+            value = self._resolved_value(resolved(schema, self._root), depth)
+            self._rules.append(f"{name} ::= {value}")
+        return self._refs[ref]
+
+    def _resolved_value(self, schema: Mapping[str, Any], depth: int) -> str:
+        """Return GBNF for a value of a schema that is no reference."""
         if depth > _MAX_DEPTH:
             raise unsupported(schema, "it is nested too deeply")
         if "enum" in schema or "const" in schema:
@@ -82,6 +97,7 @@ class PairRules:
                 return self._either(schema[key], depth)
         kind = schema.get("type")
         if isinstance(kind, list):
+            spend(len(kind) * len(schema))
             return self._either([{**schema, "type": one} for one in kind], depth)
         if kind is None and not (schema.keys() & {"properties", "items"}):
             check_keywords(schema)

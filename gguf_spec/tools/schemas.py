@@ -17,13 +17,18 @@ _WORDS = {"True": "true", "False": "false", "None": "null"}
 def resolved(schema: Any, root: Any) -> Any:
     """Return a schema, or the one that its `$ref` names in `root`; {} if not found."""
     for _ in range(_MAX_REFS):
-        ref = schema.get("$ref") if isinstance(schema, Mapping) else None
-        if not isinstance(ref, str):
+        if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str):
             return schema if isinstance(schema, Mapping) else {}
-        schema = root
-        for part in ref.split("/")[1:]:
-            schema = schema.get(part) if isinstance(schema, Mapping) else None
+        schema = _target(schema["$ref"], root)
     return {}
+
+
+def _target(ref: str, root: Any) -> Any:
+    """Return the part of `root` that a reference names; None if not found."""
+    schema = root
+    for part in ref.split("/")[1:]:
+        schema = schema.get(part) if isinstance(schema, Mapping) else None
+    return schema
 
 
 def property_schema(schema: Any, key: str) -> Any:
@@ -35,18 +40,30 @@ def property_schema(schema: Any, key: str) -> Any:
 
 def types_of(schema: Any, root: Any) -> set[str]:
     """Return the JSON types that a schema allows; all of them if it names none."""
-    schema = resolved(schema, root)
-    kind = schema.get("type")
-    if isinstance(kind, (str, list)):
-        return {one for one in ([kind] if isinstance(kind, str) else kind) if isinstance(one, str)}
-    for key in ("anyOf", "oneOf"):
-        parts = schema.get(key)
-        if isinstance(parts, list) and parts:
-            return set().union(*(types_of(part, root) for part in parts))
-    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    if isinstance(values, list) and values:
-        return {_type(value) for value in values}
-    return {*_JSON_TYPES}
+    found, todo, seen = set[str](), [schema], set[int]()
+    while todo:
+        schema = todo.pop()
+        # Each part and each definition counts once, even if it contains itself.
+        if id(schema) in seen:
+            continue
+        seen.add(id(schema))
+        if not isinstance(schema, Mapping):
+            found |= _JSON_TYPES
+        elif isinstance(ref := schema.get("$ref"), str):
+            todo.append(_target(ref, root))
+        elif isinstance(kind := schema.get("type"), (str, list)):
+            found |= {k for k in ([kind] if isinstance(kind, str) else kind) if isinstance(k, str)}
+        elif parts := _items(schema.get("anyOf")) or _items(schema.get("oneOf")):
+            todo += parts
+        else:
+            values = _items(schema.get("enum", [schema["const"]] if "const" in schema else None))
+            found |= {*map(_type, values)} or _JSON_TYPES
+    return found
+
+
+def _items(value: Any) -> list[Any]:
+    """Return a value if it is a list, and otherwise an empty list."""
+    return value if isinstance(value, list) else []
 
 
 def _type(value: Any) -> str:

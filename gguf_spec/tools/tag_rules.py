@@ -59,7 +59,10 @@ def _value(schema: Any, root: Any, name: str, rules: list[str], end: str, sym: S
     values = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if values is not None:
         check_keywords(schema, "type", "enum", "const")
-        texts = [one if isinstance(one, str) else json.dumps(one) for one in values]
+        texts = [
+            one if isinstance(one, str) else json.dumps(one)
+            for one in (values if isinstance(values, list) else ())
+        ]
         if not texts or any(end.strip() in text for text in texts):
             raise unsupported(schema, "enum is invalid")
         return f"({' | '.join(map(sym, texts))}) {sym(end)}"

@@ -1,6 +1,7 @@
 """`gguf-spec serve` as people start and stop it."""
 
 import contextlib
+import faulthandler
 import http.client
 import json
 import os
@@ -16,6 +17,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from gguf_spec.cli import serve
 from tests import children
 from tests.gguf import zoo
 from tests.server.conftest import ask, ask_text, until
@@ -183,6 +185,30 @@ def test_a_second_signal_does_not_wait(ever):
         code, _, _, seconds = child.end(signal.SIGINT)
     assert code == 130
     assert seconds < 4
+
+
+def test_the_end_does_not_wait_for_a_thread_that_holds_the_lock_of_python():
+    hangs = "import re; from gguf_spec.cli.serve import _end_in\nwith _end_in(0.2) as end:\n    end(); re.match('(a*)*b', 'a' * 40)"  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", hangs], check=False, cwd=ROOT, capture_output=True, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (1, b"", b"")
+
+
+def test_the_end_of_a_server_has_a_limit(monkeypatch):
+    """The limit begins with the first signal, and ends with the server."""
+    told = []
+    monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda seconds, **_: told.append(seconds))  # fmt: skip
+    monkeypatch.setattr(faulthandler, "cancel_dump_traceback_later", lambda: told.append(None))
+
+    class Served:
+        url, is_running, stop = "", True, lambda self: setattr(self, "is_running", False)
+
+    with serve._end_in(9) as end:
+        assert told == []
+        code = serve._wait(Served(), lambda: signal.raise_signal(signal.SIGTERM), end)
+        assert (code, told) == (0, [9])
+    assert told == [9, None]
 
 
 def test_errors_of_the_command(ever):

@@ -1,13 +1,17 @@
 """What is refused: by class, status, code, and the name of the field."""
 
+from dataclasses import replace
+
 import openai
 import pytest
 
 import gguf_spec
 from gguf_spec.errors import DecodeError
 from gguf_spec.server import serve_in_thread
+from gguf_spec.server.ollama import about
 from tests.gguf import zoo
-from tests.server.conftest import ask, ask_chat, ask_text
+from tests.server.conftest import ask, ask_chat, ask_text, until
+from tests.server.talkers import answering
 
 FOX = [{"role": "user", "content": "Tell me of a fox."}]
 
@@ -131,6 +135,21 @@ def test_bodies_that_are_none(server, body):
     assert (reply.status, reply.code) == (400, "invalid_json")
 
 
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/show"]
+)
+def test_a_number_that_is_too_large(server, path):
+    for number in (b"1e999", b"-1e999"):
+        reply = ask(
+            server,
+            "POST",
+            path,
+            b'{"model": "Infinity", "stream": true, "tools": [{"x": %b}]}' % number,
+        )
+        assert reply.status == 400
+        assert "tools contains a number that is too large." in reply.body.decode()
+
+
 def test_paths_and_methods(server):
     assert (ask(server, path="/v2").status, ask(server, path="/v2").code) == (404, "not_found")
     reply = ask(server, "GET", "/v1/completions")
@@ -192,6 +211,75 @@ def test_an_error_in_a_stream_reaches_the_official_client(tales, client, monkeyp
         client.completions.create(model="tales", prompt="x", stream=True) as stream,
     ):
         list(stream)
+
+
+SHAPES = [
+    ("/v1/chat/completions", lambda told: told["error"]["type"] == "server_error"),
+    ("/v1/messages", lambda told: (told["type"], told["error"]["type"]) == ("error", "api_error")),
+    ("/api/chat", lambda told: isinstance(told["error"], str)),
+]
+
+
+@pytest.mark.parametrize(("path", "is_of_its_api"), SHAPES)
+def test_an_unexpected_error_has_the_shape_of_its_api(
+    server, monkeypatch, caplog, path, is_of_its_api
+):
+    def fail(*_):
+        raise ValueError("SEC" + "RET")
+
+    monkeypatch.setattr("gguf_spec.server.app.parse", fail)
+    reply = ask(server, "POST", path, {"messages": []})
+    assert reply.status == 500
+    assert is_of_its_api(reply.json())
+    until(lambda: "ValueError" in caplog.text)  # the log comes after the answer
+    assert "SECRET" not in caplog.text + reply.body.decode()
+
+
+def test_an_unexpected_error_ends_a_stream(server, monkeypatch, caplog):
+    def fail(*_):
+        raise ValueError("SEC" + "RET")
+
+    monkeypatch.setattr("gguf_spec.server.responses.ResponseBuilder.said", fail)
+    reply = ask_text(server, stream=True)
+    assert b'"error"' in reply.body and b"[DONE]" not in reply.body
+    assert "SECRET" not in caplog.text + reply.body.decode()
+    assert "ValueError" in caplog.text
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/api/chat"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_with_a_number_that_no_double_holds(hot, path, stream):
+    schema = {"type": "object", "properties": {"x": {"type": "number"}}}
+    function = {"name": "f", "description": "", "parameters": schema}
+    tool = {"name": "f", "input_schema": schema} if "v1" in path else {"type": "function", "function": function}  # fmt: skip
+    reply = ask(
+        hot, "POST", path, {"model": "", "messages": FOX, "tools": [tool], "stream": stream}
+    )
+    assert reply.status == 200
+    assert b"Infinity" not in reply.body
+    assert b"1.7976931348623157e+308" in reply.body or (b"1e999" in reply.body and stream)
+
+
+@pytest.fixture(scope="module")
+def hot(tmp_path_factory):
+    """A model that calls a tool with an infinite number, and whose file has others."""
+    path = tmp_path_factory.mktemp("hot") / "m.gguf"
+    answering(path, {"\n": ['<tool_call>{"name": "f", ', '"arguments": {"x": 1e999}}</tool_call>']})
+    odd = {"odd.infinite": float("inf"), "odd.none": float("nan"), "odd.plain": 1.5}
+    with gguf_spec.load(path, None, threads=1) as llm, serve_in_thread(llm) as server:
+        header = about.header_of
+        about.header_of = lambda model: replace(
+            header(model), metadata=header(model).metadata | odd
+        )
+        yield server
+        about.header_of = header
+
+
+def test_metadata_that_json_has_no_numbers_for(hot):
+    shown = ask(hot, "POST", "/api/show", {"model": ""})
+    assert shown.status == 200
+    assert shown.json()["model_info"]["odd.plain"] == 1.5
+    assert not {"odd.infinite", "odd.none"} & shown.json()["model_info"].keys()
 
 
 def test_a_closed_llm(tmp_path):

@@ -1,5 +1,7 @@
 """Who is let in, and how much of anything is taken on."""
 
+import http.client
+import json
 import socket
 import threading
 from urllib.parse import urlsplit
@@ -8,7 +10,8 @@ import openai
 import pytest
 
 from gguf_spec.errors import GgufSpecError, InvalidOptionError
-from gguf_spec.server import Settings, serve_in_thread
+from gguf_spec.grammar import work
+from gguf_spec.server import Settings, choices, serve_in_thread
 from tests.server.conftest import ask, ask_chat, ask_text, threads_since, until
 
 KEY = "sk-correct-horse"
@@ -84,7 +87,15 @@ def test_names_of_this_machine(server, host):
 
 
 def test_pages_of_others(server):
-    for origin in ("http://evil.example", "null", "http://localhost:1", "https://127.0.0.1"):
+    for origin in (
+        "http://evil.example",
+        "null",
+        "http://localhost:1",
+        "https://127.0.0.1",
+        "http://[",
+        "http://",
+        "",
+    ):
         for reply in (
             ask(server, headers={"Origin": origin}),
             ask_text(server, headers={"Origin": origin, "Content-Type": "text/plain"}),
@@ -223,3 +234,116 @@ def test_closing(tales, capfd):
         ask(one)
     assert tales.generate("A fox").text
     assert capfd.readouterr() == ("", "")
+
+
+# ---- schemas that take long to convert
+
+LARGE = {"anyOf": [{"const": i} for i in range(900)]}
+NAMED = {"name": "n", "schema": LARGE}
+TOOL = {"name": "f", "parameters": {"type": "object", "properties": {"x": LARGE}}, "strict": True}
+HI = [{"role": "user", "content": "Hi."}]
+CHAT = "/v1/chat/completions"
+# Route -> fields with the schema, and the field that the error names.
+ROUTES = [
+    (
+        CHAT,
+        {"messages": HI, "response_format": {"type": "json_schema", "json_schema": NAMED}},
+        "response_format",
+    ),
+    (
+        CHAT,
+        {"messages": HI, "response_format": {"type": "json_object", "schema": LARGE}},
+        "response_format",
+    ),
+    (
+        CHAT,
+        {"messages": HI, "tools": [{"type": "function", "function": TOOL}]},
+        "tools[0].function.parameters",
+    ),
+    (
+        "/v1/messages",
+        {
+            "messages": HI,
+            "max_tokens": 4,
+            "output_config": {"format": {"type": "json_schema", "schema": LARGE}},
+        },
+        "output_config.format",
+    ),
+    (
+        "/v1/messages",
+        {
+            "messages": HI,
+            "max_tokens": 4,
+            "tools": [{"name": "f", "input_schema": TOOL["parameters"], "strict": True}],
+        },
+        "tools[0].input_schema",
+    ),
+    (
+        "/v1/responses",
+        {"input": "Hi.", "text": {"format": {"type": "json_schema", **NAMED}}},
+        "text.format",
+    ),
+    (
+        "/v1/responses",
+        {"input": "Hi.", "tools": [{"type": "function", **TOOL}]},
+        "tools[0].parameters",
+    ),
+    ("/api/chat", {"model": "tales", "messages": HI, "format": LARGE}, "format"),
+    ("/api/generate", {"model": "tales", "prompt": "Hi.", "format": LARGE}, "format"),
+]
+
+
+@pytest.mark.parametrize(("path", "fields", "field"), ROUTES)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_schema_that_takes_too_long(server, monkeypatch, path, fields, field, stream):
+    monkeypatch.setattr(work, "MOST_WORK", 5_000)
+    reply = ask(server, "POST", path, fields | {"stream": stream})
+    assert reply.status == 400
+    assert field in reply.body.decode() and "too large" in reply.body.decode()
+
+
+def test_a_conversion_takes_no_slot_and_can_be_cancelled(tales, monkeypatch):
+    """Others are answered meanwhile; a client that leaves before its turn is never converted."""
+    begun, goes_on, converted = threading.Event(), threading.Event(), []
+    real = choices.with_grammar
+
+    def slow(asked, llm):
+        if asked.needs_grammar:
+            begun.set()
+            converted.append(asked)
+            assert goes_on.wait(30)
+        return real(asked, llm)
+
+    monkeypatch.setattr("gguf_spec.server.app.with_grammar", slow)
+    fields = {"response_format": {"type": "json_object"}}
+    answers = []
+    with serve_in_thread(tales, queue=1) as server:
+        thread = threading.Thread(target=lambda: answers.append(ask_chat(server, **fields)))
+        thread.start()
+        try:
+            assert begun.wait(30)
+            assert (ask(server).status, ask_text(server).status) == (200, 200)
+            connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=30)
+            connection.request("POST", CHAT, json.dumps({"messages": HI} | fields))
+            connection.close()
+        finally:
+            goes_on.set()
+            thread.join()
+    assert answers[0].status == 200
+    assert len(converted) == 1
+
+
+def test_a_conversion_has_the_time_limit_of_an_answer(tales, monkeypatch):
+    goes_on = threading.Event()
+    monkeypatch.setattr("gguf_spec.server.app.with_grammar", lambda asked, _: goes_on.wait(30) and asked)  # fmt: skip
+    with serve_in_thread(tales, timeout=0.2) as server:
+        reply = ask_chat(server, response_format={"type": "json_object"})
+        goes_on.set()
+    assert (reply.status, reply.code) == (503, "timeout")
+
+
+def test_choices_of_a_request_share_the_conversion(server, monkeypatch):
+    schemas, real = [], choices.to_gbnf
+    monkeypatch.setattr(choices, "to_gbnf", lambda schema: schemas.append(schema) or real(schema))
+    assert ask_chat(server, n=3, response_format={"type": "json_object"}).status == 200
+    assert len(schemas) == 1

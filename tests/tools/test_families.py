@@ -1,14 +1,17 @@
 """The table of families: calls are written, read whole and in pieces, and demanded by grammars."""
 
+import contextlib
 import json
 import random
 
 import pytest
 
+from gguf_spec.grammar import work
 from gguf_spec.grammar.automaton import Automaton
 from gguf_spec.tools.families import FAMILIES, HARMONY, family_of
 from gguf_spec.tools.grammar import ToolSchemaError, tool_grammar
-from gguf_spec.tools.reader import read_answer
+from gguf_spec.tools.reader import ToolReader, read_answer
+from tests.fakes import with_few_calls
 from tests.tools.examples import (
     CALLS,
     NAMES,
@@ -233,6 +236,75 @@ def test_schemas_that_cannot_be_followed(family):
     with pytest.raises(ToolSchemaError, match="not is not supported") as caught:
         tool_grammar(type(use())(tools, strict=frozenset(["odd"])), family, no_token)
     assert caught.value.tool == "odd"
+
+
+def a_tool(parameters):
+    return type(use())([{"type": "function", "function": {"name": "odd", "parameters": parameters}}], required=True, strict=frozenset(["odd"]))  # fmt: skip
+
+
+def deep(n, part, end):
+    """A tool whose argument x is of the first of n definitions, each with two references to the next one."""
+    named = {f"d{i}": part({"$ref": f"#/$defs/d{i + 1}"}) for i in range(n)}
+    root = {"type": "object", "properties": {"x": {"$ref": "#/$defs/d0"}}, "required": ["x"]}
+    return root | {"$defs": named | {f"d{n}": end}}
+
+
+INTEGER = {"type": "integer"}
+
+
+@each()
+def test_definitions_with_two_references_are_converted_once(family):
+    """25 levels: 2^25 paths."""
+    choice = deep(25, lambda one: {"anyOf": [one, one]}, INTEGER)
+    nested = deep(25, lambda one: {"type": "object", "properties": {"a": one, "b": one}}, INTEGER)
+    for schema, value in ((choice, 5), (nested, {"a": {"b": {}}})):
+        made = with_few_calls(lambda schema=schema: tool_grammar(a_tool(schema), family, no_token))
+        assert made.count("::=") < 1000
+        call = written(family, [("odd", {"x": value})])
+        assert fits(family, made, [("odd", {"x": value})])
+        reader = ToolReader(family, {"odd": schema})
+        events = with_few_calls(
+            lambda reader=reader, call=call: [*reader.push(call), *reader.finish()]
+        )
+        assert any(type(event).__name__ == "CallEnded" for event in events)
+
+
+@each()
+@pytest.mark.parametrize("part", [{"enum": 3}, {"$ref": "#/$defs/self"}, {"type": ["string", {}]}])
+@pytest.mark.parametrize("required", [["x"], [{}], 5])
+def test_schemas_that_are_none(family, part, required):
+    """They are refused or followed, and never a failure of the server."""
+    schema = {"type": "object", "properties": {"x": part}, "required": required}
+    schema["$defs"] = {"self": {"anyOf": [{"$ref": "#/$defs/self"}, INTEGER]}}
+    with contextlib.suppress(ToolSchemaError):
+        tool_grammar(a_tool(schema), family, no_token)
+    answer = read_answer(written(family, [("odd", {"x": 5})]), family, {"odd": schema})
+    assert loaded(answer.calls) in ([("odd", {"x": 5})], [("odd", {"x": "5"})])
+
+
+@each()
+def test_a_schema_that_contains_itself(family):
+    tree = {"type": "object", "properties": {"left": {"$ref": "#/$defs/tree"}}}
+    schema = {"type": "object", "properties": {"x": {"$ref": "#/$defs/tree"}}, "$defs": {"tree": tree}}  # fmt: skip
+    made = tool_grammar(a_tool(schema), family, no_token)
+    assert fits(family, made, [("odd", {"x": {"left": {"left": {}}}})])
+
+
+@each()
+def test_the_tools_of_a_request_share_a_limit_of_work(family, monkeypatch):
+    monkeypatch.setattr(work, "MOST_WORK", 20_000)
+    tools = [{"type": "function", "function": {"name": f"f{i}", "parameters": {}}} for i in range(40)]  # fmt: skip
+    assert tool_grammar(type(use())(tools[:4], required=True), family, no_token)
+    with pytest.raises(ToolSchemaError, match="too large"):
+        tool_grammar(type(use())(tools, required=True), family, no_token)
+
+
+@each()
+def test_numbers_that_no_double_holds(family):
+    """JSON has no infinity, so that the largest number is meant."""
+    call = written(family, [("weather", {"city": "x", "days": 12345})]).replace("12345", "-1e999")
+    answer = read_answer(call, family, SCHEMAS)
+    assert json.loads(answer.calls[0][1])["days"] in (-float("inf"), -1.7976931348623157e308)
 
 
 @each(OTHERS)

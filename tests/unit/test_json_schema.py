@@ -4,9 +4,11 @@ import json
 
 import pytest
 
-from gguf_spec.errors import InvalidOptionError
+from gguf_spec.errors import GrammarTooLargeError, InvalidOptionError
+from gguf_spec.grammar import work
 from gguf_spec.grammar.automaton import Automaton
 from gguf_spec.grammar.json_schema import to_gbnf
+from tests.fakes import with_few_calls
 
 
 def takes(schema, value):
@@ -181,3 +183,87 @@ def test_the_message_about_refused_keywords_is_always_the_same():
         with pytest.raises(InvalidOptionError) as caught:
             to_gbnf({key: {"type": "null"} for key in order})
         assert caught.value.reason == "not is not supported"
+
+
+# ---- schemas that were made to take long
+
+
+def levels(n, part, **ends):
+    """Definitions `a0`, `b0`, `a1`, ...: each is `part` of a reference to an a and one to a b of the next level."""
+    found = {f"{name}{n}": end for name, end in ends.items()}
+    for i in range(n):
+        a, b = ({"$ref": f"#/$defs/{name}{i + 1}"} for name in "ab")
+        found |= {f"a{i}": part(i, a, b), f"b{i}": part(i, b, a)}
+    return {"$defs": found}
+
+
+A0 = {"$ref": "#/$defs/a0"}
+NULL = {"type": "null"}
+
+
+def test_definitions_that_refer_to_each_other_twice_are_converted_once():
+    """40 levels: 2^40 paths, but 80 definitions."""
+    schema = levels(40, lambda _, a, b: {"anyOf": [a, b]}, a=TEXT, b=INTEGER) | {
+        "oneOf": [A0, NULL]
+    }
+    gbnf = with_few_calls(lambda: to_gbnf(schema))
+    assert gbnf.count("::=") < 200
+    assert takes(schema, "x") and takes(schema, None) and not takes(schema, [])
+    schema = (
+        levels(
+            40,
+            lambda _, a, b: {"allOf": [a, b]},
+            a=an_object(["x"], x=TEXT),
+            b=an_object(["y"], y=TEXT),
+        )
+        | A0
+    )
+    gbnf = with_few_calls(lambda: to_gbnf(schema))
+    assert gbnf.count("::=") < 200
+    assert takes(schema, {"x": "a", "y": "b"}) and not takes(schema, {"x": "a"})
+
+
+def a_branch(i, a, b):
+    return {"properties": {f"{a['$ref'][-2:]}": True}, "anyOf": [a, b]}
+
+
+TOO_LARGE = {
+    "other keywords on each path": levels(20, a_branch, a={"type": "object"}, b={"type": "object"})
+    | {"oneOf": [A0, NULL]},
+    "one large part for each of many": {
+        "anyOf": [{"$ref": "#/$defs/x"}] * 3000,
+        "minProperties": 0,
+        "properties": {"p": True},
+        "$defs": {"x": an_object(**{f"p{i}": True for i in range(3000)})},
+    },
+    "many parts without a tag": {
+        "oneOf": [an_object([f"p{i}"], **{f"p{i}": TEXT}) for i in range(2000)]
+    },
+    "many classes": {"type": "string", "pattern": r"\W" * 60_000},
+    "two equal branches": {"type": "string", "pattern": "a" * 60_000 + "|" + "a" * 60_000},
+    "a class without an end": {"type": "string", "pattern": "[" * 200_000},
+}
+
+
+@pytest.mark.parametrize("schema", TOO_LARGE.values(), ids=TOO_LARGE)
+def test_a_conversion_has_a_limit_of_work(schema, monkeypatch):
+    monkeypatch.setattr(work, "MOST_WORK", 60_000)
+    with pytest.raises(InvalidOptionError) as caught:
+        to_gbnf(schema)
+    assert isinstance(caught.value, GrammarTooLargeError) or "unterminated" in caught.value.reason
+    assert to_gbnf(TEXT)  # the next conversion has a limit of its own
+
+
+@pytest.mark.parametrize("others", [[], [NULL], [NULL, {"type": "array"}]])
+@pytest.mark.parametrize(
+    "part",
+    [lambda i: {"const": i}, lambda i: an_object(["kind", "v"], kind={"const": f"k{i}"}, v=TEXT)],
+)
+def test_many_parts_that_an_enum_tells_apart(part, others, monkeypatch):
+    """They are not compared in pairs."""
+    monkeypatch.setattr(work, "MOST_WORK", 200_000)
+    parts = [part(i) for i in range(500)]
+    assert to_gbnf({"oneOf": [*parts, *others]})
+    monkeypatch.undo()
+    with pytest.raises(InvalidOptionError, match="oneOf"):
+        to_gbnf({"oneOf": [*parts, *others, part(7)]})

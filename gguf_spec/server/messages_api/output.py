@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Iterable
 from typing import Any
 
 from ...results import Completion
+from ...tools.json_text import parse
 from ..answer_parts import AnswerParts
 from ..error_formats import anthropic_error
 from ..errors import ApiError
@@ -137,7 +137,7 @@ class MessageReply:
         return [
             self._start(block),
             self._delta({"type": "input_json_delta", "partial_json": arguments}),
-            self._stop(block | {"input": json.loads(arguments)}),
+            self._stop(block | {"input": parse(arguments)}),
         ]
 
     def _start(self, block: dict[str, Any]) -> dict[str, Any]:

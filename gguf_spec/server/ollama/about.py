@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,8 @@ def description_of(model: ServedModel, sampling: dict[str, Any]) -> dict[str, An
     plain = {
         key: value
         for key, value in metadata.items()
-        if isinstance(value, (str, bool, int, float)) and key not in _LEFT_OUT
+        if isinstance(value, (str, int)) or (isinstance(value, float) and math.isfinite(value))
+        if key not in _LEFT_OUT
     }
     return {
         "modelfile": "",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import datetime
-import json
 import time
 from collections.abc import Iterable
 from typing import Any
 
 from ...results import Part, Stats
+from ...tools.json_text import parse
 from ..answer_parts import AnswerParts
 from ..error_formats import ollama_error
 from ..errors import ApiError
@@ -110,7 +110,7 @@ class OllamaReply:
         """Return the tool calls of the answer, with arguments as objects."""
         functions = [call["function"] for call in self._parts.calls]
         return [
-            {"function": {"name": one["name"], "arguments": json.loads(one["arguments"])}}
+            {"function": {"name": one["name"], "arguments": parse(one["arguments"])}}
             for one in functions
         ]
 
