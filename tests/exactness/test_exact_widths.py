@@ -145,11 +145,14 @@ def test_the_passes_that_verify_are_exact(files, name, kernels, capsys):
 LOADS = """
 import sys
 import gguf_spec
+from gguf_spec.verify import bundled_prompts
 for file in sys.argv[1:]:
     with gguf_spec.load(file, "none", threads=1, n_ctx=256) as llm:
-        sampling = gguf_spec.Sampling(seed=1, max_tokens=30, logprobs=0)
-        one = llm.generate("Once upon a time there was a fox " * 4, sampling)
-print(one.tokens, [one.logprob for one in one.logprobs])
+        texts = [
+            llm.generate(prompt, gguf_spec.Sampling(seed=i, max_tokens=8, logprobs=0))
+            for i, prompt in enumerate(bundled_prompts()[:6])
+        ]
+print([(one.tokens, [token.logprob for token in one.logprobs]) for one in texts])
 """
 
 
