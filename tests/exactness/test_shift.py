@@ -1,7 +1,7 @@
 """`overflow="shift"`: when the context is full the older half of the answer is forgotten, at the same place with any draft."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import gguf_spec
@@ -128,23 +128,24 @@ def pair_of(folder, kind):
 
 
 @pytest.mark.parametrize("kind", ["tiny", "grid"])
-@pytest.mark.parametrize("n_examples", [3, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n_examples", [4, pytest.param(60, marks=pytest.mark.slow)])
 def test_no_draft_no_piece_and_no_earlier_text_changes_a_bit(tmp_path, kernels, kind, n_examples):
     """Random prompts with one to three shifts: tokens and log-probabilities, with caches as they were left."""
-    with gguf_spec.load(*pair_of(tmp_path, kind), threads=1, n_ctx=N_CTX + 64) as llm:
+    options = {"threads": 1, "n_ctx": N_CTX + 64, "kv_type": "f32"}  # f16 hides last bits
+    with gguf_spec.load(*pair_of(tmp_path, kind), **options) as llm:
         target, pieces = llm._target, [64, 128, llm._target.reads_at_once]
         if not target.grid:
             pieces += [1, 7, 50]
         text = llm.tokenize(" ".join(bundled_prompts())) * 2
         ways = st.builds(
             Speculation,
-            k=st.integers(0, 12),
-            drafter=st.sampled_from(["auto", "model", "ngram", "hybrid"]),
+            k=st.integers(1, 12),
+            drafter=st.sampled_from(["hybrid", "model", "auto", "ngram"]),
             adaptive=st.booleans(),
-            tree=st.sampled_from([None, True, False]),
+            tree=st.sampled_from([True, None]),
         )
 
-        @settings(max_examples=n_examples, deadline=None, database=None)
+        @settings(max_examples=n_examples, deadline=None, database=None, phases=[Phase.generate])
         @given(
             start=st.integers(0, 200),
             n_prompt=st.integers(llm.n_ctx - 40, llm.n_ctx - 6),
@@ -160,6 +161,7 @@ def test_no_draft_no_piece_and_no_earlier_text_changes_a_bit(tmp_path, kernels, 
             plain = llm.generate(*request, speculation=PLAIN)
             assert len(plain.tokens) == most
             for way, target.reads_at_once in some:
+                llm.generate(prompt[: n_prompt - 5 * n_more], sampling(2), speculation=way)
                 one = llm.generate(*request, speculation=way)
                 assert (one.tokens, one.logprobs) == (plain.tokens, plain.logprobs)
 
