@@ -361,7 +361,8 @@ class Speculation:
         tree: Also verify the draft model's second choices (branches), at most three in a round;
             only under `coupled`. None: if `adaptive`, where the expected benefit exceeds the cost;
             they count towards `k`. True: they come in addition to `k`, and without `adaptive` in
-            every round. False: none.
+            every round. False: none. There are none where their rows have other bits than those of
+            plain decoding, unless near ties are counted.
     """
 
     k: int = K_MAX

@@ -82,6 +82,7 @@ class FakeModel:
     parallel = 1
     free_rollback, why_plain = 10**6, ""
     grid, exact_attention, most_exact_rows, depth_costs = 0, True, 65, {}
+    exact_branches = True
     slow_first_pass = False
     options, counts, n_cached = ContextOptions(), PassCounts(), 0
 

@@ -63,6 +63,8 @@ class Model(Cache):
             because rows have the same bits in passes of any width.
         exact_attention: Whether attention gives a row the same bits in passes of all widths and at
             all depths.
+        exact_branches: Whether rows of branches have the bits of single-token passes. llama.cpp's
+            attention, unless it is flash attention, adds up in the order of the cells of the cache.
         most_exact_rows: The largest number of tokens of a pass that can have the bits of
             single-token passes. Wider passes do not have them, even if a few measured rows agree.
         depth_costs: Tokens in a pass -> extra seconds per cached token. Empty without a
@@ -138,6 +140,7 @@ class Model(Cache):
         self.exact_attention = not self.slow_first_pass and has_exact_attention(
             header, options, self.flash_attention, features
         )
+        self.exact_branches = self.exact_attention and self.flash_attention == "on"
         self.most_exact_rows = most_exact_rows(header, options, features) or K_MAX + 1
         is_exact = self.exact_attention and has_exact_products(header, options, features)
         self.grid = 0 if options.drafts or is_exact else GRID

@@ -275,6 +275,15 @@ class ModelPair:
             )
             raise InvalidOptionError("strict", True, allowed)
 
+    def _tree(self, speculation: Speculation) -> Tree | None:
+        """Return the choice of branches; None for drafts without.
+
+        There are none where their rows have other bits than single rows and near ties are not
+        counted.
+        """
+        counts = self.target.exact_branches or self.logit_noise(speculation) > 0
+        return Tree.of(speculation) if self.target.can_roll_back and counts else None
+
     def drafter(
         self,
         speculation: Speculation,
@@ -330,7 +339,7 @@ class ModelPair:
             self.experiences[way],
             n_left,
             fixed=not speculation.adaptive,
-            tree=Tree.of(speculation) if self.target.can_roll_back and not slots else None,
+            tree=None if slots else self._tree(speculation),
             widest=self.profile.widest(speculation.exact),
             company=slots.company if slots else None,
         )

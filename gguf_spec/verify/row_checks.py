@@ -179,7 +179,8 @@ def _passes(
             # A single-token pass on a cache that a wide pass computed.
             behind = target.logits([text[depth + width]], 1)
             yield _moved(width, depth, [*rows, *behind], [*alone[: width + 1]])
-    if target.can_roll_back and n_rows > _BRANCH_AT + 2 and max(widths) > _BRANCH_AT + 2:
+    branches = target.can_roll_back and target.exact_branches
+    if branches and n_rows > _BRANCH_AT + 2 and max(widths) > _BRANCH_AT + 2:
         yield _branch(target, text, depth)
     target.rollback(0)
 

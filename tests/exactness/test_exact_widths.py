@@ -4,6 +4,7 @@ The same for another library, such as one for plain AVX2: `scripts/library.py av
 """
 
 import os
+import sys
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from gguf_spec.llama.model import Model
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.quantize import quantize
 from gguf_spec.sampling.near_ties import SingleTokenReference
+from tests import children
 from tests.gguf import zoo
 from tests.gguf.test_near_ties import TALES
 
@@ -137,6 +139,32 @@ def test_the_passes_that_verify_are_exact(files, name, kernels, capsys):
     assert kernels == "stock" or not grid
     assert all(difference == 0 for width, difference in of_width.items() if width <= widest)
     assert grid or not any(of_chunk.values())
+
+
+# prints the tokens of the last model that it loads, and their log-probabilities
+LOADS = """
+import sys
+import gguf_spec
+from gguf_spec.verify import bundled_prompts
+for file in sys.argv[1:]:
+    with gguf_spec.load(file, "none", threads=1, n_ctx=256) as llm:
+        texts = [
+            llm.generate(prompt, gguf_spec.Sampling(seed=i, max_tokens=8, logprobs=0))
+            for i, prompt in enumerate(bundled_prompts()[:6])
+        ]
+print([(one.tokens, [token.logprob for token in one.logprobs]) for one in texts])
+"""
+
+
+@pytest.mark.parametrize("kernels", ["auto", "stock"])
+def test_a_model_loaded_before_changes_no_text(files, monkeypatch, kernels):
+    """In processes of their own: the first load must decide nothing for the models after it."""
+    monkeypatch.setenv("GGUF_SPEC_KERNELS", kernels)
+    loads = ([files["Q4_K_M"]], [files["Q8_0"], files["Q4_K_M"]])
+    commands = [[sys.executable, "-c", LOADS, *some] for some in loads]
+    texts = {children.run(one, check=True, capture_output=True).stdout for one in commands}
+    assert len(texts) == 1
+    assert len(texts.pop()) > 100
 
 
 def kept_apart(llm, prompts, n_tokens):

@@ -1,10 +1,16 @@
 """`overflow="shift"`: when the context is full the older half of the answer is forgotten, at the same place with any draft."""
 
 import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 
 import gguf_spec
 from gguf_spec import Sampling, Speculation
 from gguf_spec.errors import InvalidOptionError
+from gguf_spec.quantize import quantize
+from gguf_spec.verify import bundled_prompts
+from tests.gguf import families
+from tests.gguf.test_near_ties import TALES
 
 N_CTX = 96
 WAYS = [
@@ -111,6 +117,56 @@ def test_a_prompt_that_leaves_one_place_just_ends(short):
 def test_a_grammar_must_see_the_whole_answer(more):
     with pytest.raises(InvalidOptionError, match="stop if there is a grammar or a JSON schema"):
         Sampling(overflow="shift", **more)
+
+
+def pair_of(folder, kind):
+    """Target and draft; the prompts of `grid` are read on a grid with llama.cpp's kernels."""
+    if kind == "tiny":
+        return [families.write_family(folder, "llama", seed, f"-{seed}") for seed in (0, 1)]
+    quantize(TALES / "tales-target-Q8_0.gguf", folder / "Q4_K_M.gguf", "Q4_K_M")
+    return folder / "Q4_K_M.gguf", TALES / "tales-draft-Q4_0.gguf"
+
+
+@pytest.mark.parametrize("kind", ["tiny", "grid"])
+@pytest.mark.parametrize("n_examples", [4, pytest.param(60, marks=pytest.mark.slow)])
+def test_no_draft_no_piece_and_no_earlier_text_changes_a_bit(tmp_path, kernels, kind, n_examples):
+    """Random prompts with one to three shifts: tokens and log-probabilities, with caches as they were left."""
+    options = {"threads": 1, "n_ctx": N_CTX + 64, "kv_type": "f32"}  # f16 hides last bits
+    with gguf_spec.load(*pair_of(tmp_path, kind), **options) as llm:
+        target, pieces = llm._target, [64, 128, llm._target.reads_at_once]
+        if not target.grid:
+            pieces += [1, 7, 50]
+        text = llm.tokenize(" ".join(bundled_prompts())) * 2
+        ways = st.builds(
+            Speculation,
+            k=st.integers(1, 12),
+            drafter=st.sampled_from(["hybrid", "model", "auto", "ngram"]),
+            adaptive=st.booleans(),
+            tree=st.sampled_from([True, None]),
+        )
+
+        @settings(max_examples=n_examples, deadline=None, database=None, phases=[Phase.generate])
+        @given(
+            start=st.integers(0, 200),
+            n_prompt=st.integers(llm.n_ctx - 40, llm.n_ctx - 6),
+            n_more=st.integers(1, 12),
+            temperature=st.sampled_from([0.0, 0.9]),
+            some=st.lists(st.tuples(ways, st.sampled_from(pieces)), min_size=2, max_size=2),
+        )
+        def check(start, n_prompt, n_more, temperature, some):
+            prompt, most = text[start : start + n_prompt], llm.n_ctx - n_prompt + n_more
+            request = prompt, sampling(most, temperature=temperature, logprobs=0)
+            target.reads_at_once = pieces[2]
+            llm.forget()
+            plain = llm.generate(*request, speculation=PLAIN)
+            assert len(plain.tokens) == most
+            for way, target.reads_at_once in some:
+                llm.generate(prompt[: n_prompt - 5 * n_more], sampling(2), speculation=way)
+                one = llm.generate(*request, speculation=way)
+                assert (one.tokens, one.logprobs) == (plain.tokens, plain.logprobs)
+
+        check()
+    assert bool(target.grid) == (kind == "grid" and kernels == "stock")
 
 
 @pytest.mark.slow

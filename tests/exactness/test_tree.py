@@ -8,12 +8,16 @@ import pytest
 import gguf_spec
 from gguf_spec import Sampling, Speculation
 from gguf_spec.errors import InvalidOptionError
+from gguf_spec.llama.model import Model
+from gguf_spec.llama.options import ContextOptions
 from gguf_spec.speculative.acceptance import coupled
 from gguf_spec.speculative.engine import Rule, run_round
 from gguf_spec.speculative.tree import TreeDraft, TreeRows
 from gguf_spec.verify import bundled_prompts
 from tests.exactness.test_enumeration import CHAINS, PROMPT, V, distance, exact_law
 from tests.fakes import Anything, FakeModel, every_path, random_table, sampler
+from tests.gguf import families
+from tests.gguf.test_near_ties import TALES
 
 CHOICES = [((0, 0), (1, 1)), ((0, 2), (1, 0)), ((1, 2),)]
 N = 2  # tokens; more have too many paths
@@ -149,6 +153,37 @@ def test_rows_of_branches_are_those_of_their_own_text(tales):
             target.read(tales_ids[: 30 + at])
             alone = target.logits([token], 1)[0]
             assert np.abs(row - alone).max() < 0.02 < np.abs(rows[at] - alone).max()
+
+
+@pytest.mark.parametrize("options", [{}, {"kv_type": "q8_0"}], ids=str)
+def test_rows_of_branches_have_their_bits_wherever_they_lie_in_the_cache(kernels, options):
+    """llama.cpp's attention without flash attention adds up values in the order of the cells: it is not taken for exact."""
+    model = Model(TALES / "tales-target-Q8_0.gguf", ContextOptions(n_ctx=320, threads=1, **options))
+    differ = []
+    for depth in (14, 15, 30, 33, 129, 200, 255):
+        tokens = [(7919 * i + 13) % model.n_vocab for i in range(depth + 6)]
+        for width, at in ((2, 1), (3, 1), (6, 1), (6, 5)):
+            model.rollback(0)
+            model.read(tokens[:depth])
+            row = model.logits(tokens[depth : depth + width], width, [(at, 100)])[-1].copy()
+            model.rollback(depth + at)
+            if not np.array_equal(row, model.logits([100], 1)[0]):
+                differ.append((depth, width, at))
+    assert model.exact_branches == (kernels == "own" or bool(options))
+    assert not (differ and model.exact_branches)
+    model.close()
+
+
+def test_log_probabilities_have_the_same_bits_with_branches(tmp_path, kernels):
+    """There are none where their rows are not exact and near ties are not counted."""
+    files = [families.write_family(tmp_path, "llama", seed, str(seed)) for seed in (0, 1)]
+    with gguf_spec.load(*files, threads=1, n_ctx=192) as llm:
+        for seed in range(5):
+            sampling = Sampling(seed=seed, temperature=1.0, max_tokens=60, logprobs=0)
+            prompt = [26 + (seed * 7 + i * i) % 64 for i in range(20)]
+            plain = llm.generate(prompt, sampling, speculation=Speculation(0))
+            way = Speculation(4, drafter="hybrid", adaptive=False, tree=True)
+            assert llm.generate(prompt, sampling, speculation=way).logprobs == plain.logprobs
 
 
 def test_branches_that_cannot_be_are_refused(tales):

@@ -305,7 +305,31 @@ def test_rows_that_wait_are_held_before_another_pass(models):
     assert np.array_equal(rows[0], wanted)
 
 
-def test_random_tasks_come_and_go(models):
+@pytest.fixture
+def rows_of_one_pass(monkeypatch):
+    """Each pass overwrites the rows of the one before, as llama.cpp may do."""
+    decode, last = Slots.decode, []
+
+    def decode_over(self, *args):
+        for rows in last:
+            rows.fill(np.nan)
+        last[:] = decode(self, *args)
+        return [*last]
+
+    monkeypatch.setattr(Slots, "decode", decode_over)
+
+
+def test_a_piece_of_a_prompt_overwrites_no_rows(models, rows_of_one_pass):
+    scheduler = scheduler_of(models[0], costs=Costs(a_token=1e-2))
+    first = Task(scheduler, 1, [1, 2], 12)
+    while not first.rows:
+        scheduler.step()
+    tasks = [first, Task(scheduler, 0, PROMPT, 2), Task(scheduler, 3, PROMPT[:99], 2, 3)]
+    run(scheduler)
+    assert all(task.is_right(models[1]) for task in tasks)
+
+
+def test_random_tasks_come_and_go(models, rows_of_one_pass):
     rng, scheduler, done = random.Random(4), scheduler_of(models[0]), []
     for _ in range(40):
         free = [pair.target.index for pair in scheduler.free]

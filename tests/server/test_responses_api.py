@@ -3,6 +3,7 @@
 import base64
 import itertools
 import json
+from types import SimpleNamespace
 
 import openai
 import pytest
@@ -11,6 +12,7 @@ import gguf_spec
 from gguf_spec.server import serve_in_thread
 from gguf_spec.server.errors import ApiError
 from gguf_spec.server.responses_api import ResponseStore
+from gguf_spec.server.truncation import newest_that_fit
 from tests.gguf import thinkers
 from tests.server.conftest import ask, metrics
 from tests.server.test_reasoning import CHAIN
@@ -575,3 +577,13 @@ def test_a_client_that_leaves(endless):
                 until(lambda: busy(server))
             assert until(lambda: not busy(server)) < 3
         assert metrics(server)["generated_tokens_total"] < 40_000
+
+
+def test_an_answer_gets_at_most_half_of_the_context_of_a_long_conversation():
+    """However long it may be by `max_tokens`, turns that fit into the other half stay."""
+    llm = SimpleNamespace(
+        n_ctx=100, tokenize=lambda messages: "".join(m["content"] for m in messages)
+    )
+    turns = [{"role": "user", "content": str(i) * 20} for i in range(9)]
+    for most, n in ((1000, 2), (50, 2), (20, 4), (None, 3)):
+        assert newest_that_fit(llm, turns, most) == turns[9 - n :]

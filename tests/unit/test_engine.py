@@ -241,6 +241,20 @@ def test_strict_decides_the_first_near_tie_again_and_keeps_nothing_behind_it():
     assert (target.passes, target.cached) == ([(2 + 4, 5), (1, 1)], [1, 2])
 
 
+def test_log_probabilities_are_those_of_the_row_before_penalties_and_bias():
+    options = {"repeat_penalty": 3.0, "presence_penalty": 2.0, "logit_bias": {1: 4.0, 2: -4.0}}
+    target, drafter, chain = pair(logprobs=V, **options)
+    tokens = [1, 2]
+    for _ in range(6):
+        one = run_round(target, drafter, tokens, chain, 3, RULE)
+        for found in one.logprobs:
+            row = TABLE[tokens[-2], tokens[-1]]
+            law = row - np.log(np.exp(row).sum())
+            assert (found.token, found.logprob) == (found.token, pytest.approx(law[found.token]))
+            assert dict(found.top) == pytest.approx(dict(enumerate(law)))
+            tokens.append(found.token)
+
+
 @pytest.mark.parametrize(
     ("drafted", "new", "n"),
     [

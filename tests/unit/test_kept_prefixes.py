@@ -211,6 +211,16 @@ def test_a_state_that_cannot_be_cut_serves_only_what_begins_with_all_of_it(kind)
     assert store.memory().n_entries == 3, "a prefix is of use beside the longer one"
 
 
+@pytest.mark.parametrize("kind", ["recurrent", "window"])
+def test_a_state_that_cannot_be_cut_does_not_stand_for_its_prefixes(kind):
+    """A text is kept although a longer one is, whose state is of no use for it."""
+    store, one = store_of(), caches(Cache(can_roll_back=kind == "window"))
+    one.target.window = kind == "window"
+    for text in (A, B, A[:200], B):
+        visit(store, one, text)
+    assert visit(store, one, [*A[:200], 7]) == 200
+
+
 @given(st.lists(st.lists(st.integers(0, 2), max_size=5), max_size=20), st.data())
 def test_the_longest_prefix_of_all_is_found(texts, data):
     """Among texts that differ after a long common part, against a search through all."""

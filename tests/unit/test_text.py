@@ -32,6 +32,18 @@ def test_what_was_held_back_comes_at_the_end():
     assert run([b"one EN"], ["END"]) == (["one "], "EN", False)
 
 
+@pytest.mark.parametrize("n", [2, 8, 9, 30, 256])
+def test_all_but_the_last_character_of_a_stop_string_is_held_back(n):
+    stop = "".join(chr(ord("a") + i % 26) for i in range(n))
+    pieces = [letter.encode() for letter in "." + stop]
+    assert run(pieces, [stop]) == ([".", *[""] * n], "", True)
+    assert run([*pieces[:-1], b"!"], [stop]) == (
+        [".", *[""] * (n - 1), stop[:-1] + "!"],
+        "",
+        False,
+    )
+
+
 def test_which_stop_string_it_was():
     for stop, text in ((["b", "abc"], "b"), (["cd", "bcd", "d"], "bcd"), (["x"], None)):
         for pieces in ([b"abcd"], [b"a", b"b", b"c", b"d"]):
