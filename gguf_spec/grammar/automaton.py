@@ -3,8 +3,8 @@
 A state is the set of stacks that a text can lead to, and it is immutable: lookahead and rollback
 are free. The work for a position is counted, that of cached rows too: whether a grammar is refused
 must not depend on what was computed before, such as masks of drafts. llama.cpp's own grammars are
-not used. Small grammars like `root ::= "a" root "b" | "a" root "c" | "x"` take all memory there, others
-abort the process, and a caller cannot count the work.
+not used. Small grammars like `root ::= "a" root "b" | "a" root "c" | "x"` take all memory there,
+others abort the process, and a caller cannot count the work.
 """
 
 from __future__ import annotations

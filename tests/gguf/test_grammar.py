@@ -251,7 +251,8 @@ def test_what_is_kept_for_later_has_a_limit(model, monkeypatch):
     ).all()
 
 
-CAT = "root ::= (%s)+" % " | ".join(f'[{a}-z]+ "{b} "' for a in "abcdefgh" for b in "aeiou")
+WAYS = " | ".join(f'[{a}-z]+ "{b} "' for a in "abcdefgh" for b in "aeiou")
+CAT = f"root ::= ({WAYS})+"
 
 
 def test_work_that_is_cached_counts(model, monkeypatch):
