@@ -358,8 +358,8 @@ def test_told_to_end_it_ends_and_saves(chat, cage, environment, tmp_path, number
     ("number", "keep_on", "code"),
     [(signal.SIGINT, True, 0), (signal.SIGINT, False, 130), (signal.SIGTERM, True, 143)],
 )
-@pytest.mark.parametrize("early", [True, False])
-def test_a_signal_cancels_the_answer_even_one_that_has_not_begun(number, keep_on, code, early):
+@pytest.mark.parametrize("when", ["before", "during", "after"])
+def test_a_signal_cancels_the_answer_even_one_that_has_not_begun(number, keep_on, code, when):
     from gguf_spec.cli.chat.signals import Signals
 
     class Turn:
@@ -369,24 +369,27 @@ def test_a_signal_cancels_the_answer_even_one_that_has_not_begun(number, keep_on
             self.cancelled = True
 
     def start():
-        if early:
+        if when == "during":
             signal.raise_signal(number)
         return Turn()
 
     before = signal.getsignal(number)
     with Signals(keep_on) as signals:
+        assert signals.wait(lambda: "line", pytest.fail) == "line"
+        if when == "before":
+            signal.raise_signal(number)
         turn = signals.open(start)
-        assert turn.cancelled == early
-        if not early:
+        assert turn.cancelled == (when != "after")
+        if when == "after":
             signal.raise_signal(number)
         assert turn.cancelled
         assert signals.code == code
-        assert not signals.open(Turn).cancelled
         if code:
             with pytest.raises(SystemExit):
                 signals.wait(lambda: "line", pytest.fail)
         else:
             assert signals.wait(lambda: "line", pytest.fail) == "line"
+            assert not signals.open(Turn).cancelled
     assert signal.getsignal(number) == before
 
 

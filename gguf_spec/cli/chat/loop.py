@@ -239,7 +239,6 @@ class ChatLoop:
             draft = self._models.llm.draft_name or "the text only"
             self._face.say(f"{self._models.llm.name}, with drafts from {draft}.")
             return
-        self._signals.begin()
         self._models.switch(rest, lambda: self._signals.came)
         llm, old = self._models.llm, self._chat
         self._chat = old.with_model(llm)

@@ -46,7 +46,7 @@ class Signals:
         Raises:
             KeyboardInterrupt, SystemExit: A signal arrived.
         """
-        self._interrupt = interrupt
+        self._came, self._turn, self._interrupt = False, None, interrupt
         try:
             line = None if self.code else read()
         finally:
@@ -58,21 +58,16 @@ class Signals:
     def open(self, start: Callable[[], Turn]) -> Turn:
         """Call `start` and return its turn, which signals cancel from now on.
 
-        A signal that arrives during the call cancels the turn, too.
+        A signal that arrived since the last line, or arrives during the call, cancels it, too.
         """
-        self.begin()
         turn = self._turn = start()
         if self._came:
             turn.cancel()
         return turn
 
-    def begin(self) -> None:
-        """Forget earlier signals, at the start of an operation that signals cancel."""
-        self._came, self._turn = False, None
-
     @property
     def came(self) -> bool:
-        """Whether a signal arrived since `begin`."""
+        """Whether a signal arrived since the last line."""
         return self._came
 
     def _arrived(self, number: int, _frame: object) -> None:
