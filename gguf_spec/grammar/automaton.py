@@ -21,8 +21,8 @@ from .gbnf import CHARS, END, REPEAT, RULE, TOKEN, Ranges, Rules, refused
 
 # stack entries created for one position; about a second
 _MAX_WORK = 1_000_000
-# of these, entries between two calls of `Automaton.rest`; about 3 ms
-_UNTIL_REST = 3000
+# of these, entries between two calls of `Automaton.rest`; about 1 ms
+_UNTIL_REST = 1000
 # stack entries in the cache
 _MAX_CACHE = 500_000
 
@@ -148,6 +148,7 @@ class Automaton:
                     seen.add(way)
                     todo.append(way)
         self.cached += sum(map(len, found)) + len(found)
+        self._check_work()
         return frozenset(found)
 
     def _check_work(self) -> None:
@@ -157,7 +158,7 @@ class Automaton:
                 self._gbnf, "too many ways to read the same text, or too many nested rules"
             )
         if self.work > self._rest_at:
-            self._rest_at = min(_MAX_WORK, self.work + _UNTIL_REST)
+            self._rest_at = self.work + _UNTIL_REST
             self.rest()
 
     def _after(self, stacks: Iterable[Stack]) -> frozenset[Stack]:
@@ -171,8 +172,12 @@ class Automaton:
         row = self._rows[at]
         if row is None:
             known, before = self._cache.get(at), self.work
-            row = known[0] if known else self._row(at)
-            self.work += known[1] if known else 0
+            if known:
+                row = known[0]
+                self.work += known[1]
+                self._rest_at += known[1]  # it takes no time
+            else:
+                row = self._row(at)
             self._check_work()
             self._cache[at] = row, self.work - before
             self._rows[at] = row
@@ -216,7 +221,8 @@ class Automaton:
             by_bytes[bytes_] += members
         parts: list[tuple[int, list[Stack]]] = [((1 << 256) - 1, [])]
         for bytes_, members in by_bytes.items():
-            self.rest()
+            if len(parts) > 64:
+                self.rest()
             parts = [
                 part
                 for there, led in parts

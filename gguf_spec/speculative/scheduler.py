@@ -152,7 +152,10 @@ class Scheduler:
 
     def rest(self) -> None:
         """Let others go on before the running task, which `rests`; called by its body."""
-        self._the_running.suspend()
+        task = self._the_running
+        task.is_resting = True
+        task.suspend()
+        task.is_resting = False
 
     def agree(self, reaches: Sequence[float]) -> int:
         """Return the draft length of the running task; called by its drafter."""
@@ -236,7 +239,7 @@ class Scheduler:
 
     def _resume(self) -> None:
         for task in list(self.tasks):
-            while task.can_go_on and not task.rests:
+            while task.can_go_on and not task.is_resting:
                 self._switch(task)
         while self._computing_s > 0 and (ready := [one for one in self.tasks if one.can_go_on]):
             task = min(ready, key=lambda one: one.turn)

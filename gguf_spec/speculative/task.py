@@ -53,6 +53,7 @@ class Task:
             be resumed.
         is_parked: It has nothing to do until this is cleared.
         rests: It may compute long between two passes, and then calls `Scheduler.rest`.
+        is_resting: It goes on with its work in its next turn.
         turn: Number of its last turn among the tasks that rest.
         answer: What it is resumed with.
         error: Raised in it when it is resumed; None for an answer.
@@ -61,7 +62,7 @@ class Task:
     def __init__(self, number: int, pair: SlotPair, body: greenlet) -> None:
         self.number, self.pair, self.body = number, pair, body
         self.waits_for: Part | Offer | None = None
-        self.is_parked = self.rests = False
+        self.is_parked = self.rests = self.is_resting = False
         self.turn = 0
         self.answer: Any = None
         self.error: Exception | None = None
