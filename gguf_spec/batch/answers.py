@@ -76,19 +76,23 @@ class Answerer:
             speculation = self.llm.speculation
             asked = read_request(head, data, line.number, self.defaults, speculation)
             names = asked.names
-            events = self._generate(asked)
+            return LineResult(line.number, self._answer(head, key, asked), None)
         except _OF_ALL:
             raise
         except Exception as error:
             refusal = _refusal(error, names)
             return LineResult(line.number, _error(head, key, refusal), refusal.error["message"])
-        result = _plain(*events) if head.is_plain else self._openai(asked, *events, key)
+
+    def _answer(self, head: LineHead, key: str, asked: CompletionRequest) -> bytes:
+        """Return the result of a line that is answered."""
+        events = self._generate(asked)
         if head.is_plain:
-            whole = {"request_id": key, "id": head.id} | result
+            whole = {"request_id": key, "id": head.id} | _plain(*events)
         else:
-            response = {"status_code": 200, "request_id": _request_id(key), "body": result}
+            body = self._openai(asked, *events, key)
+            response = {"status_code": 200, "request_id": _request_id(key), "body": body}
             whole = {"id": key, "custom_id": head.id, "response": response}
-        return LineResult(line.number, _encode(whole | {"error": None}), None)
+        return _encode(whole | {"error": None})
 
     def _generate(self, asked: CompletionRequest) -> tuple[list[ChunkEvent], list[ChoiceEnded]]:
         said, ended = list[ChunkEvent](), list[ChoiceEnded]()

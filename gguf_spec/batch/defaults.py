@@ -53,6 +53,8 @@ class LineDefaults:
             size = 0
         known = asdict(self) | {"given": sorted(self.given), "model": llm.name, "size": size}
         known["accept"] = llm.speculation.accept
+        if llm.speculation.accept != "coupled":  # then the texts depend on the drafts
+            known |= {"speculation": asdict(llm.speculation), "draft": llm.draft_name}
         return hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).hexdigest()
 
     def check(self, llm: LLM) -> None:

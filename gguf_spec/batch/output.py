@@ -105,7 +105,7 @@ class Output:
 
     def _check_cut(self, data: bytes) -> None:
         """Check that what is cut off is the beginning of a result."""
-        if not any(data.startswith(one[: len(data)]) for one in _BEGINNINGS):
+        if not _begins(data):
             raise self._no_result()
 
     def _no_result(self) -> BatchFileError:
@@ -136,16 +136,31 @@ class Output:
         self.n_failed += not data.endswith(_SUCCESS)
 
     def _read_ahead(self) -> None:
-        """Read the results that wait for those of earlier lines."""
-        assert self._beside
-        with contextlib.suppress(FileNotFoundError), self._beside.open("rb") as file:
-            for record in file:
-                number, _, data = record.partition(b"\t")
-                found = _KEY.match(data)
-                if not (found and number.isdigit() and int(number) > self.last):
-                    continue
-                if self._options in (None, found[2]) and _is_json(data):
-                    self._ahead[int(number)] = data
+        """Read the results that wait for those of earlier lines.
+
+        Raises:
+            BatchFileError: The file cannot be read, or belongs to somebody else.
+        """
+        path, is_ours = self._beside, False
+        assert path
+        try:
+            with path.open("rb") as file:
+                for record in filter(bytes.strip, file):
+                    number, _, data = record.partition(b"\t")
+                    # The last record may be cut.
+                    is_ours = is_ours or (number.isdigit() and _begins(data.rstrip()))
+                    if not is_ours:
+                        fact = f"{path} is not a file of gguf-spec batch."
+                        raise BatchFileError(path, fact, "rename it, or name another OUT.jsonl.")
+                    found = _KEY.match(data)
+                    if not (found and number.isdigit() and int(number) > self.last):
+                        continue
+                    if self._options in (None, found[2]) and _is_json(data):
+                        self._ahead[int(number)] = data
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise _cannot("read", path, error) from None
 
     def check_options(self, options: str) -> None:
         """Check that the results are those of the same options.
@@ -234,6 +249,11 @@ class Output:
         if self._beside and is_whole:
             self._beside.unlink(missing_ok=True)
         self._file.close()
+
+
+def _begins(data: bytes) -> bool:
+    """Return whether a line is a result, or the beginning of one."""
+    return any(data[: len(one)] == one[: len(data)] for one in _BEGINNINGS)
 
 
 def _is_json(data: bytes) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +25,8 @@ class LineHead:
 
     Attributes:
         is_plain: Whether it is a plain line, and not one in OpenAI's format.
-        id: Its id: `custom_id` or None, or `id` of a plain line or the number of the line.
+        id: Its id: `custom_id` or None, or `id` of a plain line or the number of the line. What is
+            no text, number or truth value, and infinity, which no JSON can have, is left out.
     """
 
     is_plain: bool
@@ -42,6 +44,8 @@ def read_head(line: Line) -> tuple[LineHead, dict[str, Any] | ApiError]:
     )
     found = {} if isinstance(data, ApiError) else data
     own = found.get("id" if is_plain else "custom_id")
+    if not isinstance(own, (str, int, float)) or own in (math.inf, -math.inf):
+        own = None
     return LineHead(is_plain, line.number if is_plain and own is None else own), data
 
 

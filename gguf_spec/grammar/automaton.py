@@ -1,9 +1,10 @@
 """Byte-level automaton of a grammar.
 
 A state is the set of stacks that a text can lead to, and it is immutable: lookahead and rollback
-are free, and the work for a state is counted while it is computed. llama.cpp's own grammars are not
-used. Small grammars like `root ::= "a" root "b" | "a" root "c" | "x"` take all memory there, others
-abort the process, and a caller cannot count the work.
+are free. The work for a position is counted, that of cached rows too: whether a grammar is refused
+must not depend on what was computed before, such as masks of drafts. llama.cpp's own grammars are
+not used. Small grammars like `root ::= "a" root "b" | "a" root "c" | "x"` take all memory there,
+others abort the process, and a caller cannot count the work.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from .work import spend
 
 # stack entries created for one position; about a second
 _MAX_WORK = 1_000_000
+# of these, entries between two calls of `Automaton.rest`; about 1 ms
+_UNTIL_REST = 1000
 # stack entries in the cache
 _MAX_CACHE = 500_000
 
@@ -78,15 +81,17 @@ class Automaton:
     Attributes:
         start: State at the start of a text.
         states: The states by number.
-        work: Stack entries created since the last call of `reset_budget`.
+        work: Stack entries for what was used since the last call of `reset_budget`.
         cached: Stack entries in the cache.
+        rest: Called again and again during long work.
     """
 
     def __init__(self, gbnf: str, read_token: Callable[[str], int]) -> None:
         self._gbnf, self._rules = gbnf, _parsed(gbnf)
         self._ids = {word: self._id(word, read_token) for word in self._rules.tokens}
         self._next_bytes: dict[tuple[int, bytes], int] = {}
-        self.work = 0
+        self.work, self._rest_at = 0, _UNTIL_REST
+        self.rest: Callable[[], object] = lambda: None
         self.forget()
         self.start: State = self._expand([()], self._rules.rules[self._rules.root]), b""
         spend(self.work)
@@ -105,14 +110,21 @@ class Automaton:
         """Drop all numbered states."""
         self._numbers: dict[State, int] = {}
         self.states: list[State] = []
+        # Rows whose work is counted; and all rows in the cache, with their work.
         self._rows: list[array[int] | None] = []
+        self._cache: dict[int, tuple[array[int], int]] = {}
+        self._counted: list[int] = []
         self.cached = 0
 
     def reset_budget(self) -> None:
         """Start a new position: reset the work counter; drop the states if the cache is full."""
+        self._rest_at -= self.work
         self.work = 0
         if self.cached > _MAX_CACHE:
             self.forget()
+        for at in self._counted:
+            self._rows[at] = None
+        self._counted.clear()
 
     def number(self, state: State) -> int:
         """Return the number of a state."""
@@ -120,7 +132,6 @@ class Automaton:
         if at == len(self.states):
             self.states.append(state)
             self._rows.append(None)
-            self.work += 2
             self.cached += 4
         return at
 
@@ -135,10 +146,8 @@ class Automaton:
         while todo:
             stack = todo.pop()
             self.work += 1 + len(stack)
-            if self.work > _MAX_WORK:
-                raise refused(
-                    self._gbnf, "too many ways to read the same text, or too many nested rules"
-                )
+            if self.work > self._rest_at:
+                self._check_work()
             times, node = divmod(stack[-1], n) if stack else (0, 0)
             symbol, after = nodes[node]
             if symbol[0] in (END, CHARS, TOKEN):
@@ -158,7 +167,18 @@ class Automaton:
                     seen.add(way)
                     todo.append(way)
         self.cached += sum(map(len, found)) + len(found)
+        self._check_work()
         return frozenset(found)
+
+    def _check_work(self) -> None:
+        """Rest from time to time; refuse the grammar if the work is too much."""
+        if self.work > _MAX_WORK:
+            raise refused(
+                self._gbnf, "too many ways to read the same text, or too many nested rules"
+            )
+        if self.work > self._rest_at:
+            self._rest_at = self.work + _UNTIL_REST
+            self.rest()
 
     def _after(self, stacks: Iterable[Stack]) -> frozenset[Stack]:
         """Return the stacks after the top symbol of each of these stacks is consumed."""
@@ -170,22 +190,39 @@ class Automaton:
         """Return the next state by byte; -1 for a byte that is not allowed."""
         row = self._rows[at]
         if row is None:
-            row = array("i", [-1]) * 256
-            self.work += 50
-            self.cached += 128
-            stacks, begun = self.states[at]
-            for bytes_, members in self._parts(stacks, begun):
-                whole = half = None
-                for byte in range(bytes_.bit_length()):
-                    if not bytes_ >> byte & 1:
-                        continue
-                    if len(begun) + 1 == _size(begun[0] if begun else byte):
-                        whole = self._after(members) if whole is None else whole
-                        row[byte] = self.number((whole, b""))
-                    else:
-                        half = frozenset(members) if half is None else half
-                        row[byte] = self.number((half, begun + bytes([byte])))
+            known, before = self._cache.get(at), self.work
+            if known:
+                row = known[0]
+                self.work += known[1]
+                self._rest_at += known[1]  # it takes no time
+            else:
+                row = self._row(at)
+            self._check_work()
+            self._cache[at] = row, self.work - before
             self._rows[at] = row
+            self._counted.append(at)
+        return row
+
+    def _row(self, at: int) -> array[int]:
+        """Compute a row."""
+        row = array("i", [-1]) * 256
+        self.work += 50
+        self.cached += 128
+        stacks, begun = self.states[at]
+        for bytes_, members in self._parts(stacks, begun):
+            whole = half = None
+            for byte in range(bytes_.bit_length()):
+                if not bytes_ >> byte & 1:
+                    continue
+                if len(begun) + 1 == _size(begun[0] if begun else byte):
+                    if whole is None:
+                        whole = self.number((self._after(members), b""))
+                        self.work += 2
+                    row[byte] = whole
+                else:
+                    half = frozenset(members) if half is None else half
+                    row[byte] = self.number((half, begun + bytes([byte])))
+                    self.work += 2
         return row
 
     def _parts(self, stacks: Iterable[Stack], begun: bytes) -> list[tuple[int, list[Stack]]]:
@@ -203,6 +240,8 @@ class Automaton:
             by_bytes[bytes_] += members
         parts: list[tuple[int, list[Stack]]] = [((1 << 256) - 1, [])]
         for bytes_, members in by_bytes.items():
+            if len(parts) > 64:
+                self.rest()
             parts = [
                 part
                 for there, led in parts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
@@ -132,6 +132,10 @@ class Grammar:
         return self._whole(
             state, (row >= 0)[self._pieces.first], np.arange(len(self._pieces.first))
         )
+
+    def rest_by(self, rest: Callable[[], object]) -> None:
+        """Call `rest` again and again during long work from now on."""
+        self._automaton.rest = rest
 
     def _whole(
         self, state: State, found: NDArray[np.bool_], ids: NDArray[np.int64]

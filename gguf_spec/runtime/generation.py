@@ -99,6 +99,13 @@ class Generation:
         """Token counts and times so far."""
         return replace(self._recorder.stats, n_reasoning=self._visible.n_reasoning)
 
+    def rest_by(self, rest: Callable[[], object]) -> bool:
+        """Call `rest` again and again in long work between passes; return whether it has such."""
+        grammar = self._filters.grammar
+        if grammar:
+            grammar.rest_by(rest)
+        return grammar is not None
+
     def run(self, slots: SlotPair | None = None) -> Generator[Chunk, None, None]:
         """Yield one chunk per round.
 
@@ -140,7 +147,11 @@ class Generation:
                         is_whole = chunk.finish_reason == "stop"
                         drafter.known.answered(len(self.tokens), is_whole)
                     return
-        yield self._deliver(engine.Round([], 0, 0), cut="cancelled")
+        yield self.cancelled_chunk()
+
+    def cancelled_chunk(self) -> Chunk:
+        """Return the last chunk of a generation that is cancelled between two rounds."""
+        return self._deliver(engine.Round([], 0, 0), cut="cancelled")
 
     def _read_prompt(
         self,

@@ -97,6 +97,14 @@ class Job:
         except BaseException as error:  # a callback may raise anything, such as SystemExit
             self.end(error)
 
+    def end_cancelled(self) -> bool:
+        """End a request that waits if it is cancelled; return whether it is."""
+        self.check_reader()
+        if self.generation.cancelled:
+            self._out.put(self.generation.cancelled_chunk())
+            self.end(None)
+        return self.generation.cancelled
+
     def end(self, error: BaseException | None) -> None:
         """Tell the reader that no more chunks come."""
         self.has_ended = True
@@ -240,7 +248,7 @@ class ParallelRunner:
         ticket = Ticket()
         while self._queue:
             try:
-                self._line.join(ticket)
+                self._line.join(ticket, self._drop_cancelled)
                 self._run(ticket)
             except Exception as error:
                 self._fail(error)
@@ -263,6 +271,14 @@ class ParallelRunner:
         if isinstance(one, Job):
             self._queue.append(one)
 
+    def _drop_cancelled(self) -> None:
+        """Receive new requests, and end those that were cancelled while they wait."""
+        while not self._inbox.empty():
+            self._receive(self._inbox.get())
+        for job in [*self._queue]:
+            if job.end_cancelled():
+                self._queue.remove(job)
+
     def _run(self, ticket: Ticket) -> None:
         """Run requests until none is left, or another ticket waits for the turn."""
         self._is_idle.clear()  # before the check, so that `stop` sees one of both
@@ -279,8 +295,7 @@ class ParallelRunner:
         scheduler.take_over(self.pair.target, self.pair.draft)
         try:
             while True:
-                while not self._inbox.empty():
-                    self._receive(self._inbox.get())
+                self._drop_cancelled()
                 if not self._line.has_others(ticket) and not self.is_closed:
                     self._admit(scheduler)
                 if not self._running:
@@ -303,17 +318,22 @@ class ParallelRunner:
         for job in [*self._queue]:
             if not scheduler.free:
                 return
-            job.check_reader()
             others = [one.prompt for one in self._running if not one.generation.cancelled]
-            if not job.generation.cancelled and reads_prefix(
-                scheduler.pairs, others, job.prompt, self._kept
-            ):
-                continue
-            self._queue.remove(job)
-            self._running.append(job)
-            scheduler.hold_rows()  # saving a cache may need a pass
-            slots = choose_slots(scheduler.pairs, job.prompt, self._kept)
-            job.task = scheduler.start(slots, partial(job.body, scheduler, slots))
+            try:
+                if reads_prefix(scheduler.pairs, others, job.prompt, self._kept):
+                    continue
+                self._queue.remove(job)
+                self._running.append(job)
+                scheduler.hold_rows()  # saving a cache may need a pass
+                slots = choose_slots(scheduler.pairs, job.prompt, self._kept)
+                job.task = scheduler.start(slots, partial(job.body, scheduler, slots))
+                job.task.rests = job.generation.rest_by(scheduler.rest)
+            except Exception as error:  # an unusual one, which ends this request only
+                if job in self._queue:
+                    self._queue.remove(job)
+                for slot in (slot for pair in scheduler.free for slot in pair.slots):
+                    slot.forget()  # it may be half copied or restored
+                job.end(error)
 
     def _wait(self, ticket: Ticket) -> None:
         """Wait for a new request while all running ones wait for their readers.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -20,6 +20,9 @@ class Grammar(Protocol):
 
     def allowed(self, history: Sequence[int], ids: Ids) -> NDArray[np.bool_]:
         """Return for each of `ids` whether it may follow, shape `(n,)`."""
+
+    def rest_by(self, rest: Callable[[], object]) -> None:
+        """Call `rest` again and again during long work from now on."""
 
 
 class Reasoning(Protocol):

@@ -78,12 +78,11 @@ class Job:
 
     @property
     def has_more(self) -> bool:
-        """Whether another thread can answer a further choice."""
+        """Whether a thread can answer a further choice, beside others or after them."""
         asked = self.asked
-        if not (self._has_started and isinstance(asked, CompletionRequest)):
+        if self._failed or not (self._has_started and isinstance(asked, CompletionRequest)):
             return False
-        is_over = self._failed or self.why is not None
-        return not is_over and self._n_chosen < asked.n_choices
+        return self._n_chosen < asked.n_choices
 
     @property
     def has_failed(self) -> bool:

@@ -2,7 +2,8 @@
 
 The requests of one model run together, as many as share the passes of its LLM. A request for
 another model waits until they are done, and those behind it wait with it: two models would compete
-for the same cores.
+for the same cores. Requests take turns, and one with many choices has a turn for each of them: it
+waits again after a choice if others wait.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ import collections
 import math
 import threading
 from collections.abc import Callable
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from ..results import Stats
+from ..results import Completion, Stats
 from ..tools.families import family_of
 from .choices import ChoiceRequest
 from .errors import ApiError, ending, gone
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 class Worker:
     """Thread that starts jobs in the order of their submission, each in a thread of its own.
 
-    A job for several choices is given more threads while there is room.
+    A job for several choices is given more threads while there is room and no other job waits.
     """
 
     def __init__(self, pool: ModelPool, most_waiting: int, totals: Metrics) -> None:
@@ -97,10 +99,16 @@ class Worker:
             self._changed.notify()
 
     def cancel(self, job: Job, why: Why) -> None:
-        """Cancel a waiting or running job; a waiting job leaves the queue at once."""
+        """Cancel a waiting or running job; a waiting job leaves the queue at once.
+
+        A job out of time that waits for its next turn ends with its answers so far.
+        """
         job.cancel(why)
         with self._changed:
             if job not in self._waiting:
+                return
+            if why == "timeout" and job.has_more:
+                self._changed.notify()  # `_ready` prefers it
                 return
             self._waiting.remove(job)
             self._changed.notify()  # it may have been the one that another model waited for
@@ -156,14 +164,19 @@ class Worker:
             self._pool.unload_idle(but_for=model)
 
     def _ready(self) -> Job | None:
-        """Return a job that a further thread can answer now, the one that came first."""
-        for job in self._running:
-            if job.has_more and self._room(job.model):
-                return job
-        if not (self._waiting and self._room(self._waiting[0].model)):
-            return None
-        self._running.append(self._waiting.popleft())
-        return self._running[-1]
+        """Return a job that a further thread can answer now; one that waits comes first."""
+        # One that is out of time between two turns needs no slot.
+        over = next((job for job in self._waiting if job.why and job.has_more), None)
+        if over or (self._waiting and self._room(self._waiting[0].model)):
+            job = over or self._waiting[0]
+            self._waiting.remove(job)
+            self._running.append(job)
+            return job
+        return next((job for job in self._running if job.has_more and self._room(job.model)), None)
+
+    def _is_awaited(self, job: Job) -> bool:
+        """Whether another job for the same model waits, and could take the place of this one."""
+        return bool(self._waiting) and self._waiting[0].model is job.model
 
     @property
     def _n_threads(self) -> int:
@@ -180,13 +193,18 @@ class Worker:
     # ---- the threads that answer
 
     def _answer(self, job: Job) -> None:
-        """Answer choices of a job until none is left; the last thread sends the last event."""
+        """Answer choices of a job until none is left, or another job waits.
+
+        The last thread sends the last event, or lets the job wait for its next turn.
+        """
         try:
             with self._pool.use(job.model, self._giving_up(job)) as llm:
                 self._wake()  # a model that was loaded just now may have room for others
                 if isinstance(job.asked, CompletionRequest):
                     while request := job.next_choice(llm):
                         self._choose(job, llm, request)
+                        if self._is_awaited(job) and not job.why:
+                            break
                 else:
                     job.last = Done(job.asked(llm))
         except Exception as error:
@@ -207,6 +225,10 @@ class Worker:
             is_last = job.n_threads == 0
             if is_last:
                 self._running.remove(job)
+            if is_last and job.has_more:  # before those for other models
+                n = sum(1 for _ in takewhile(lambda one: one.model is job.model, self._waiting))
+                self._waiting.insert(n, job)
+                is_last = False
             self._changed.notify()
         if is_last:
             # Only now, when there is room: the client may send its next request at once.
@@ -217,8 +239,12 @@ class Worker:
             self._changed.notify()
 
     def _choose(self, job: Job, llm: LLM, request: ChoiceRequest) -> None:
-        """Generate one choice."""
+        """Generate one choice; one of a cancelled job that has not begun is empty."""
         stats = Stats()
+        if job.why and request.index:
+            nothing = Completion("", (), "cancelled", request.sampling.seed or 0, stats)
+            job.post(ChoiceEnded(request.index, nothing, job.why))
+            return
         with request.open(llm, self._step) as stream:
             self.totals.began(stream)
             try:

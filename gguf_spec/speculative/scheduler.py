@@ -2,10 +2,12 @@
 
 Each request is a task: a greenlet that runs the same code as a request alone, with a slot in place
 of each model. A slot hands its pass to the scheduler and is resumed when the pass is done. All of
-it is one thread, so there are no locks, and the order of events depends on the requests alone.
+it is one thread, so there are no locks.
 
 One step runs, in this order: passes of draft models, until no task wants one; the choice of the
-draft lengths; one pass of the target for all tasks that decode; one piece of a prompt.
+draft lengths; one pass of the target for all tasks that decode; one piece of a prompt. Tasks with
+grammars may compute long between two passes. They rest again and again, and all together get a
+share of the time of the passes, so that they delay the others by that share only.
 
 The text of a request does not depend on its neighbours: the seed and the position decide each
 random number, and a row has the same bits in any pass (`llama.slots`). Where the machine has no
@@ -15,6 +17,7 @@ exact passes, near ties are counted, as for a request alone.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -34,6 +37,9 @@ _PIECE = 64
 # Largest time of those passes, relative to the time of reading between them; and the most pieces
 # that are read at once for it.
 _MOST_DELAY, _MOST_PIECES = 0.2, 4
+# Time in which tasks that rest may compute, relative to the time of the passes; and in seconds,
+# where there is no pass to run.
+_COMPUTING, _COMPUTING_S = 0.5, 0.02
 
 
 class _InCompany:
@@ -86,8 +92,9 @@ class Scheduler:
                 slot.run = self._wait_for
         self.tasks: list[Task] = []
         self.on_lost: Callable[[SlotPair], None] = lambda _: None
-        self._n_started = 0
+        self._n_started = self._n_turns = 0
         self._running: Task | None = None
+        self._computing_s = _COMPUTING_S  # that are left; below 0 after a turn that took longer
 
     # ---- tasks
 
@@ -142,6 +149,13 @@ class Scheduler:
         task = self._the_running
         task.is_parked = True
         task.suspend()
+
+    def rest(self) -> None:
+        """Let others go on before the running task, which `rests`; called by its body."""
+        task = self._the_running
+        task.is_resting = True
+        task.suspend()
+        task.is_resting = False
 
     def agree(self, reaches: Sequence[float]) -> int:
         """Return the draft length of the running task; called by its drafter."""
@@ -199,6 +213,14 @@ class Scheduler:
             Whether anything was done; False if there are no tasks or all are parked.
         """
         self._resume()
+        started = time.perf_counter()
+        has_run = self._run()
+        passed_s = _COMPUTING * (time.perf_counter() - started) if has_run else _COMPUTING_S
+        self._computing_s = min(0.0, self._computing_s) + passed_s
+        return has_run or any(task.can_go_on for task in self.tasks)
+
+    def _run(self) -> bool:
+        """Run the next passes; return False if no task waits for one."""
         drafting = self._waiting(self._draft, rows=True)
         if self._draft and drafting:
             self._draft.run(drafting)
@@ -217,18 +239,27 @@ class Scheduler:
 
     def _resume(self) -> None:
         for task in list(self.tasks):
-            while task.waits_for is None and not task.is_parked and not task.is_done:
-                self._running = task
-                try:
-                    task.body.switch()
-                finally:
-                    self._running = None
+            while task.can_go_on and not task.is_resting:
+                self._switch(task)
+        while self._computing_s > 0 and (ready := [one for one in self.tasks if one.can_go_on]):
+            task = min(ready, key=lambda one: one.turn)
+            self._n_turns += 1
+            task.turn, started = self._n_turns, time.perf_counter()
+            self._switch(task)
+            self._computing_s -= time.perf_counter() - started
         for task in self.tasks:
             if task.is_done:
                 task.pair.task = None
         self.tasks = [task for task in self.tasks if not task.is_done]
         self._close_gaps()
         self._meet()
+
+    def _switch(self, task: Task) -> None:
+        self._running = task
+        try:
+            task.body.switch()
+        finally:
+            self._running = None
 
     def _close_gaps(self) -> None:
         """Make the slots of the active tasks neighbours, if that pays."""

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..llama.slots import Part, Slot
 from .company import Companies, Offer
 from .drafters import FirstRead
@@ -50,6 +52,9 @@ class Task:
         waits_for: What it waits for: a part of a pass, or the length of its draft; None if it can
             be resumed.
         is_parked: It has nothing to do until this is cleared.
+        rests: It may compute long between two passes, and then calls `Scheduler.rest`.
+        is_resting: It goes on with its work in its next turn.
+        turn: Number of its last turn among the tasks that rest.
         answer: What it is resumed with.
         error: Raised in it when it is resumed; None for an answer.
     """
@@ -57,7 +62,8 @@ class Task:
     def __init__(self, number: int, pair: SlotPair, body: greenlet) -> None:
         self.number, self.pair, self.body = number, pair, body
         self.waits_for: Part | Offer | None = None
-        self.is_parked = False
+        self.is_parked = self.rests = self.is_resting = False
+        self.turn = 0
         self.answer: Any = None
         self.error: Exception | None = None
 
@@ -65,6 +71,11 @@ class Task:
     def is_done(self) -> bool:
         """Whether the request has ended."""
         return bool(self.body.dead)
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether it can be resumed."""
+        return self.waits_for is None and not self.is_parked and not self.is_done
 
     @property
     def part(self) -> Part:
@@ -96,7 +107,12 @@ class Task:
         return answer
 
     def set_answer(self, answer: Any = None, error: Exception | None = None) -> None:
-        """Set what it is resumed with; it can be resumed from now on."""
+        """Set what it is resumed with; it can be resumed from now on.
+
+        Rows are copied for a task that rests, because others have passes before it has read them.
+        """
+        if self.rests and isinstance(answer, np.ndarray):
+            answer = np.array(answer)
         self.waits_for, self.answer, self.error = None, answer, error
 
 

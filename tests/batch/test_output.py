@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from gguf_spec import Sampling
+from gguf_spec import Sampling, Speculation
 from gguf_spec.batch import Batch, LineDefaults, output, run
 from gguf_spec.batch.progress import BatchProgress
 from gguf_spec.errors import BatchFileError
@@ -199,6 +199,48 @@ def test_other_options_are_refused(llm, tmp_path, right, options):
         go_on(llm, tmp_path)
 
 
+@pytest.mark.parametrize("accept", ["coupled", "rejection", "block"])
+def test_other_drafts_are_refused_where_texts_depend_on_them(llm, tmp_path, accept):
+    """Under `coupled` the texts are the same, and the batch continues."""
+    write(tmp_path / "in.jsonl", LINES[:3])
+    begun = llm.speculation = Speculation(3, accept=accept, adaptive=False)
+    go_on(llm, tmp_path)
+    right = (tmp_path / "out.jsonl").read_bytes()
+    others = [
+        (replace(begun, **one), llm.draft_name)
+        for one in ({"k": 2}, {"adaptive": True}, {"drafter": "ngram"})
+    ]
+    for llm.speculation, llm.draft_name in (*others, (begun, "other.gguf"), (begun, None)):
+        (tmp_path / "out.jsonl").write_bytes(right[:9] if accept == "coupled" else right[:-9])
+        if accept == "coupled":
+            go_on(llm, tmp_path)
+        else:
+            with pytest.raises(BatchFileError, match="of another model or of other options"):
+                go_on(llm, tmp_path)
+
+
+@pytest.mark.parametrize("data", [b"my notes", b"\nmy notes\n7\t{", b"12 my notes\n", b"\0" * 50])
+def test_a_file_beside_it_that_is_not_ours_stays_as_it_is(llm, tmp_path, right, data):
+    ahead = tmp_path / "out.jsonl.ahead"
+    ahead.write_bytes(data)
+    with pytest.raises(
+        BatchFileError, match=r"out.jsonl.ahead is not a file of gguf-spec"
+    ) as caught:
+        Batch(tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+    assert caught.value.hint
+    assert ahead.read_bytes() == data
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\n", b"1", b"\n30\t", b'7\t{"request_id": "batch', b'7\t{"id": "ba\n']
+)
+def test_a_file_beside_it_that_was_cut_is_ours(llm, tmp_path, right, data):
+    (tmp_path / "out.jsonl.ahead").write_bytes(data)
+    go_on(llm, tmp_path)
+    assert (tmp_path / "out.jsonl").read_bytes() == right
+    assert not (tmp_path / "out.jsonl.ahead").exists()
+
+
 @pytest.mark.parametrize(
     "data",
     [b"my notes", b"my notes\n", b"{}\n", b'{"id": "batch_x', b'{"id": 7}\n{"id"', b"\0" * 50],
@@ -231,6 +273,9 @@ def test_files_that_cannot_be_used(tmp_path):
     ):
         with pytest.raises(BatchFileError, match=said):
             Batch(given, target)
+    (tmp_path / "p.ahead").mkdir()
+    with pytest.raises(BatchFileError, match=r"p\.ahead cannot be read: Is a directory"):
+        Batch(source, tmp_path / "p")
     os.link(source, tmp_path / "other")
     with pytest.raises(BatchFileError, match="is both"):
         Batch(source, tmp_path / "other")

@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -357,8 +358,8 @@ def test_told_to_end_it_ends_and_saves(chat, cage, environment, tmp_path, number
     ("number", "keep_on", "code"),
     [(signal.SIGINT, True, 0), (signal.SIGINT, False, 130), (signal.SIGTERM, True, 143)],
 )
-@pytest.mark.parametrize("early", [True, False])
-def test_a_signal_cancels_the_answer_even_one_that_has_not_begun(number, keep_on, code, early):
+@pytest.mark.parametrize("when", ["before", "during", "after"])
+def test_a_signal_cancels_the_answer_even_one_that_has_not_begun(number, keep_on, code, when):
     from gguf_spec.cli.chat.signals import Signals
 
     class Turn:
@@ -368,25 +369,101 @@ def test_a_signal_cancels_the_answer_even_one_that_has_not_begun(number, keep_on
             self.cancelled = True
 
     def start():
-        if early:
+        if when == "during":
             signal.raise_signal(number)
         return Turn()
 
     before = signal.getsignal(number)
     with Signals(keep_on) as signals:
+        assert signals.wait(lambda: "line", pytest.fail) == "line"
+        if when == "before":
+            signal.raise_signal(number)
         turn = signals.open(start)
-        assert turn.cancelled == early
-        if not early:
+        assert turn.cancelled == (when != "after")
+        if when == "after":
             signal.raise_signal(number)
         assert turn.cancelled
         assert signals.code == code
-        assert not signals.open(Turn).cancelled
         if code:
             with pytest.raises(SystemExit):
-                signals.wait(lambda: "line")
+                signals.wait(lambda: "line", pytest.fail)
         else:
-            assert signals.wait(lambda: "line") == "line"
+            assert signals.wait(lambda: "line", pytest.fail) == "line"
+            assert not signals.open(Turn).cancelled
     assert signal.getsignal(number) == before
+
+
+class AtLine:
+    """Calls a function before one line of some packages, the first time that it is come by."""
+
+    def __init__(self, packages, line=None, call=None):
+        self._folders = tuple(str(Path(one.__file__).parent) for one in packages)
+        self._line, self._call, self.lines = line, call, {}
+
+    def _enter(self, frame, _event, _argument):
+        return self._step if frame.f_code.co_filename.startswith(self._folders) else None
+
+    def _step(self, frame, event, _argument):
+        line = frame.f_code.co_filename, frame.f_lineno
+        if event == "line" and line not in self.lines:
+            self.lines[line] = None
+            if line == self._line:
+                sys.settrace(None)
+                self._call()
+        return self._step
+
+    def __enter__(self):
+        self._before = sys.gettrace()
+        sys.settrace(self._enter)
+        return self
+
+    def __exit__(self, *_):
+        sys.settrace(self._before)
+
+
+def test_a_signal_at_any_line_of_the_editor_ends_the_chat(monkeypatch):
+    """Also before its event loop begins, and where an exception would be caught: the chat does not wait for ever."""
+    import asyncio
+
+    import prompt_toolkit
+    from prompt_toolkit.application import create_app_session
+    from prompt_toolkit.input import create_pipe_input
+    from prompt_toolkit.output import DummyOutput
+
+    from gguf_spec.cli import chat
+    from gguf_spec.cli.chat.signals import Signals
+    from gguf_spec.cli.chat.terminal import TerminalUI
+
+    def typed(at):
+        with (
+            create_pipe_input() as keys,
+            create_app_session(input=keys, output=DummyOutput()),
+            Signals(keep_on=True) as signals,
+        ):
+            keys.send_text("hello\r")  # the editor ends if the signal is lost
+            face = TerminalUI(None, None, show_draft=False, keep_history=False)
+            monkeypatch.setattr(face._session, "bottom_toolbar", "")
+            with at:
+                return signals.wait(face.read, face.interrupt)
+
+    packages = prompt_toolkit, asyncio, chat
+    with AtLine(packages) as at:
+        assert typed(at) == "hello"
+    lines = [*at.lines][:-10]  # in the last ones `wait` has returned
+    assert len(lines) > 1000
+    lost = []
+    begins = [line for line in lines if line[0] == asyncio.runners.__file__]
+    for line in (*lines[:: len(lines) // 5], *begins[::4]):
+        at = AtLine(packages, line, lambda: signal.raise_signal(signal.SIGHUP))
+        try:
+            typed(at)
+        except SystemExit as error:
+            assert error.code == 129
+        except BaseException as error:
+            lost.append((line, error))
+        else:
+            lost.append((line, None)) if line in at.lines else None
+    assert not lost
 
 
 # ---- options, models, files, blocks

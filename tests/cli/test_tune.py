@@ -21,11 +21,12 @@ def test_a_table_and_a_sentence(tuned):
     lines = tuned.stdout.decode().splitlines()
     assert re.fullmatch(r"abc\.gguf with abc\.gguf, measured in [\d.]+ s", lines[0])
     assert lines[2].split("  ")[0] == "tokens in a pass"
-    # On a busy machine the time for the measurement ends before the widest passes.
+    # On a busy machine some times are not plausible, and their widths are left out.
     rows = [line.split() for line in lines[3 : lines.index("", 3)]]
     widths = ["1", "2", "3", "4", "5", "6", "7", "8", "12", "16", "24", "33"]
-    assert len(rows) >= 4
-    assert [row[0] for row in rows] == widths[: len(rows)]
+    shown = [row[0] for row in rows]
+    assert shown == [width for width in widths if width in shown]
+    assert shown[0] == "1"
     rest = lines[len(rows) + 4 :]
     assert all(
         len(row) == 4 and all(float(cell.replace(",", "")) >= 0 for cell in row[1:]) for row in rows

@@ -64,6 +64,15 @@ class Bytecodes:
             sys.settrace(before)
 
 
+def spread(places, n):
+    """Return all places, so ordered that the first `n` of them are spread evenly; 0: as they are.
+
+    Some are not come by again, as costs are measured and drafts follow them: take others until `n` were.
+    """
+    step = max(1, len(places) // n) if n else 1
+    return [place for first in range(step) for place in places[first::step]]
+
+
 def described(place):
     (code, offset), n = place
     line = next((line for start, end, line in code.co_lines() if start <= offset < end), None)

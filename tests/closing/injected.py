@@ -1,7 +1,7 @@
 """Raise KeyboardInterrupt at chosen places of requests, one at a time; after each the next request must give the right text.
 
 Usage: injected.py FOLDER calls N, for places just before and just after calls of llama.cpp, or injected.py FOLDER bytecodes N, for bytecodes of
-the files below. N places are taken, evenly; 0 takes all.
+the files below. N places are taken, evenly, of those that a request comes by again; 0 takes all.
 """
 
 import sys
@@ -89,11 +89,11 @@ def main(folder, kind, n):
                 if key not in known:
                     known.add(key)
                     places.append((name, place))
-        chosen = (
-            places if not n else [places[i * len(places) // n] for i in range(min(n, len(places)))]
-        )
-        names = sorted(requests)
-        for i, (name, place) in enumerate(chosen):
+        names, n_tried = sorted(requests), 0
+        for i, (name, place) in enumerate(bytecodes.spread(places, n)):
+            if n and n_raised == n:
+                break
+            n_tried += 1
             try:
                 way.run(requests[name], place)
             except KeyboardInterrupt as error:
@@ -119,8 +119,8 @@ def main(folder, kind, n):
     del kept
     for one in swallowed:
         print("swallowed:", one.exc_value, one.object)
-    print(f"{len(chosen)} of {len(places)} places, {n_raised} interrupts, {len(wrong)} wrong")
-    return 1 if wrong or n_raised < 0.7 * len(chosen) else 0
+    print(f"{n_tried} of {len(places)} places, {n_raised} interrupts, {len(wrong)} wrong")
+    return 1 if wrong or n_raised < (n or n_tried // 2) else 0
 
 
 if __name__ == "__main__":

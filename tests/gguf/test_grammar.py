@@ -12,6 +12,7 @@ import pytest
 from llama_cpp import llama_cpp as C
 
 import gguf_spec
+from gguf_spec import Sampling, Speculation
 from gguf_spec.errors import ClosedError, InvalidOptionError
 from gguf_spec.grammar import automaton as automaton_module
 from gguf_spec.grammar import token_grammar
@@ -248,6 +249,52 @@ def test_what_is_kept_for_later_has_a_limit(model, monkeypatch):
         grammar.allowed(history, all_ids(model))
         == Grammar(model, 'root ::= "\\"" [^"]{0,2000} "\\""', 0).allowed(history, all_ids(model))
     ).all()
+
+
+WAYS = " | ".join(f'[{a}-z]+ "{b} "' for a in "abcdefgh" for b in "aeiou")
+CAT = f"root ::= ({WAYS})+"
+
+
+def test_work_that_is_cached_counts(model, monkeypatch):
+    """What is refused does not depend on what was looked at before."""
+    history, works = ids_of(model, "the cat"), {}
+    for warm in (False, True):
+        grammar = Grammar(model, CAT, 0)
+        for n in range(len(history)):
+            for ids in (np.array(ids_of(model, "abcde")), all_ids(model)) if warm else ():
+                grammar.allowed([*history[:n], *ids_of(model, "ea")], ids)
+            grammar.allowed(history[:n], all_ids(model))
+            works.setdefault(n, []).append(grammar._automaton.work)
+    assert all(cold == warm > 500 for cold, warm in works.values())
+    grammar = Grammar(model, CAT, 0)
+    grammar.allowed([], all_ids(model))
+    monkeypatch.setattr(automaton_module, "_MAX_WORK", works[0][0] - 1)
+    with pytest.raises(InvalidOptionError, match="too many ways"):
+        grammar.allowed([], all_ids(model))
+
+
+@pytest.mark.parametrize("accept", ["coupled", "rejection", "block"])
+def test_a_grammar_near_its_limit_fails_with_drafts_as_without(monkeypatch, accept):
+    """The masks of drafts cost work that those of the target need not do again, and may fail alone."""
+    sampling = Sampling(
+        temperature=0 if accept != "coupled" else 0.8, seed=3, max_tokens=12, grammar=CAT
+    )
+    with gguf_spec.load("tales", threads=1, n_ctx=128) as llm:
+
+        def outcome(k):
+            try:
+                return llm.generate(
+                    "The cat", sampling, speculation=Speculation(k, accept=accept, adaptive=False)
+                ).text
+            except InvalidOptionError:
+                return None
+
+        outcomes = []
+        for limit in (*range(1000, 40_000, 3000), 10**6):
+            monkeypatch.setattr(automaton_module, "_MAX_WORK", limit)
+            outcomes.append(outcome(0))
+            assert outcome(4) == outcomes[-1], limit
+    assert len({*outcomes}) == 2
 
 
 def test_a_long_answer_may_be_given_at_once(model, monkeypatch):

@@ -11,9 +11,11 @@ from gguf_spec.llama.model import Model
 from gguf_spec.llama.native import SequenceTokens
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.llama.slots import Slots
+from gguf_spec.speculative import scheduler as scheduler_module
 from gguf_spec.speculative.common_passes import Side
 from gguf_spec.speculative.company import ALONE, CompanyCosts
 from gguf_spec.speculative.scheduler import Scheduler
+from tests.fakes import Clock
 
 N_SLOTS, N_CTX = 4, 256
 PROMPT = [7 + i % 200 for i in range(150)]
@@ -269,6 +271,69 @@ def test_a_parked_task_stops_nobody(models):
     scheduler.step()
     assert events == ["begun", "resumed"]
     assert scheduler.free == scheduler.pairs
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The scheduler's clock: a pass takes 10 ms, and nothing else takes time."""
+    clock, decode = Clock(), Model.decode_sequences
+
+    def decode_sequences(model, parts, *more):
+        clock.now += 0.01
+        return decode(model, parts, *more)
+
+    monkeypatch.setattr(Model, "decode_sequences", decode_sequences)
+    monkeypatch.setattr(scheduler_module, "time", clock)
+    return clock
+
+
+class Work:
+    """A task that computes between its passes, in pieces of 3 ms."""
+
+    def __init__(self, clock, scheduler, place, n_pieces, n_rows):
+        self.scheduler, self.slot, self.clock = scheduler, scheduler.pairs[place].target, clock
+        self.n_pieces, self.n_rows, self.n_done, self.rows = n_pieces, n_rows, 0, []
+        self.task = scheduler.start(scheduler.pairs[place], self.run)
+        self.task.rests = True
+
+    def run(self):
+        for i in range(self.n_rows):
+            row = self.slot.logits([50 + i], 1)
+            for _ in range(self.n_pieces):
+                self.clock.now += 0.003
+                self.n_done += 1
+                self.scheduler.rest()
+            self.rows.append(np.array(row))
+
+
+@pytest.mark.parametrize("n_working", [1, 3])
+def test_tasks_that_compute_long_delay_the_others_by_a_share(models, clock, n_working):
+    """Half of the time of the passes, and one piece; they read their own rows, though others have passes meanwhile."""
+    scheduler = scheduler_of(models[0])
+    neighbour = Task(scheduler, 0, [1, 9], 40)
+    workers = [Work(clock, scheduler, i, 30, 2) for i in range(1, 1 + n_working)]
+    while not neighbour.task.is_done:
+        scheduler.step()
+    n_done = [one.n_done for one in workers]
+    assert 50 <= sum(n_done) <= 80, "3 ms each, of 400 ms of passes"
+    assert max(n_done) - min(n_done) <= 1, "in turn"
+    run(scheduler)
+    assert neighbour.is_right(models[1])
+    for one in workers:
+        models[1].rollback(0)
+        right = [models[1].logits([50 + i], 1).copy() for i in range(2)]
+        assert all(map(np.array_equal, one.rows, right))
+        assert one.n_done == 60
+
+
+def test_a_task_that_computes_long_alone_is_left_regularly(models, clock):
+    """New requests are admitted between two steps."""
+    scheduler = scheduler_of(models[0])
+    work, n_steps = Work(clock, scheduler, 0, 100, 1), 0
+    while scheduler.step():
+        n_steps += 1
+    assert work.n_done == 100
+    assert 300 / 23 - 2 <= n_steps <= 300 / 20 + 3
 
 
 def test_first_slots_are_shared_with_the_model(models):

@@ -1,5 +1,6 @@
 """Several requests at once: each text is the one given alone, and nobody is harmed by what others do."""
 
+import itertools
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +11,7 @@ import pytest
 import gguf_spec
 from gguf_spec import Sampling
 from gguf_spec.server import ModelPool, serve_in_thread, served_model
+from gguf_spec.server.choices import ChoiceRequest
 from tests.gguf import zoo
 from tests.server.conftest import ask, ask_chat, ask_text, metrics, threads_since, until
 from tests.server.test_api import FOX, START, alone
@@ -179,6 +181,66 @@ def test_choices_share_passes(four, tales, stream):
     assert [texts[i] for i in range(6)] == [one.text for one in wanted]
     assert usage["prompt_tokens"] == sum(one.stats.n_prompt for one in wanted[::3])
     assert usage["completion_tokens"] == 6 * 60
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """The prompts of the choices that were begun, in their order."""
+    prompts, real = [], ChoiceRequest.open
+
+    def open_(self, *given):
+        prompts.append(self.prompt)
+        return real(self, *given)
+
+    monkeypatch.setattr(ChoiceRequest, "open", open_)
+    return prompts
+
+
+@pytest.mark.parametrize("parallel", [1, 2])
+def test_requests_take_turns_not_choices(letters, opened, parallel):
+    """Each request gets the next place that is free, however many choices came first; those get theirs in between."""
+    with (
+        gguf_spec.load(letters[0], None, parallel=parallel, **PLAIN) as llm,
+        serve_in_thread(llm) as server,
+        ThreadPoolExecutor(3) as clients,
+    ):
+        many = [
+            clients.submit(ask_text, server, prompt=prompt, n=12, max_tokens=200, temperature=0)
+            for prompt in ("ab", "abc")
+        ]
+        until(lambda: len({*opened}) == 2)
+        for _ in range(5):
+            n = len(opened)
+            short = ask_text(server, prompt="a", temperature=0, max_tokens=5)
+            assert short.json()["choices"][0]["text"] == "bcdef"
+            assert opened.index("a") - n <= parallel + 2
+            opened[:] = [one for one in opened if one != "a"]
+        replies = [one.result().json()["choices"] for one in many]
+    assert [one["index"] for one in replies[0]] == [*range(12)]
+    assert {one["finish_reason"] for choices in replies for one in choices} == {"length"}
+    last = len(opened) - opened[::-1].index("ab")
+    both = opened[opened.index("abc") : last]
+    assert max((len([*run]) for _, run in itertools.groupby(both)), default=0) <= 4, "in turn"
+
+
+def test_a_request_out_of_time_between_two_turns_ends_at_once(letters):
+    with (
+        gguf_spec.load(letters[0], None, **PLAIN) as llm,
+        serve_in_thread(llm) as server,
+        ThreadPoolExecutor(1) as clients,
+    ):
+        many = clients.submit(ask_text, server, prompt="ab", n=60, max_tokens=50, temperature=0)
+        until(lambda: busy(server))
+        held, worker = connect(server, **LONG | {"max_tokens": 15_000}), server._app._worker
+        until(lambda: worker._waiting and worker._waiting[0].has_more)
+        worker.cancel(worker._waiting[0], "timeout")
+        choices = many.result().json()["choices"]
+        assert busy(server), "the other one goes on"
+        held.close()
+    assert [one["index"] for one in choices] == [*range(60)]
+    assert {one["finish_reason"] for one in choices} == {"length"}
+    assert choices[0]["text"].startswith("cdef")
+    assert choices[-1]["text"] == ""
 
 
 def test_slots_and_metrics_of_what_runs(two):

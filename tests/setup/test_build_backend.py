@@ -41,6 +41,11 @@ for step in {steps}:
 """
 
 
+def test_no_jinja2_whose_sandbox_has_known_holes():
+    """scripts/constraints.txt holds only for installations from a clone; fixed in 3.1.6: CVE-2025-27516."""
+    assert "jinja2>=3.1.6" in ast.literal_eval(HOOK[1])
+
+
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory):
     """The files that a build reads; the package is its version only."""

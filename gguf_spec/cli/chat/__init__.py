@@ -144,6 +144,10 @@ class PipeUI:
         line = sys.stdin.buffer.readline() if sys.stdin else b""
         return line.decode("utf-8", errors="replace").rstrip("\r\n") if line else None
 
+    def interrupt(self, error: BaseException) -> None:
+        """Raise an error."""
+        raise error
+
     def say(self, text: str) -> None:
         """Show the result of a command."""
         click.echo(text.translate(CONTROL), err=True)

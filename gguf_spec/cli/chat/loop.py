@@ -97,6 +97,9 @@ class ChatUI(Protocol):
     def read(self) -> str | None:
         """Wait for a line and return it; return None at the end of the input."""
 
+    def interrupt(self, error: BaseException) -> None:
+        """Let `read` raise an error; called by a signal handler in the same thread."""
+
     def say(self, text: str) -> None:
         """Show the result of a command."""
 
@@ -146,7 +149,7 @@ class ChatLoop:
         """
         while not self._leave:
             try:
-                line = self._signals.wait(self._read)
+                line = self._signals.wait(self._read, self._face.interrupt)
                 if line is None:
                     return
                 self._do(line)
@@ -236,7 +239,6 @@ class ChatLoop:
             draft = self._models.llm.draft_name or "the text only"
             self._face.say(f"{self._models.llm.name}, with drafts from {draft}.")
             return
-        self._signals.begin()
         self._models.switch(rest, lambda: self._signals.came)
         llm, old = self._models.llm, self._chat
         self._chat = old.with_model(llm)

@@ -15,7 +15,8 @@ class Signals:
 
     A signal takes effect at once while the chat waits for a line. At other times the running
     operation ends first; an answer is cancelled after its round. After Ctrl-C the chat continues,
-    unless it runs in a pipe.
+    unless it runs in a pipe. An editor must not be left by an exception at any of its instructions:
+    some of them catch it, and then the chat would wait for ever for a terminal that is closed.
 
     Attributes:
         code: Exit code if a signal ended the program, otherwise 0.
@@ -30,47 +31,51 @@ class Signals:
         ]
         self._before: dict[int, Any] = {}
         self._turn: Turn | None = None
-        self._is_waiting, self._came = False, False
+        self._interrupt: Callable[[BaseException], object] | None = None
+        self._came = False
 
-    def wait(self, read: Callable[[], str | None]) -> str | None:
+    def wait(
+        self, read: Callable[[], str | None], interrupt: Callable[[BaseException], object]
+    ) -> str | None:
         """Call `read` and return its result; signals take effect at once.
+
+        Args:
+            read: Waits for a line.
+            interrupt: Called by the signal handler; lets `read` raise an exception.
 
         Raises:
             KeyboardInterrupt, SystemExit: A signal arrived.
         """
-        self._is_waiting = True
+        self._came, self._turn, self._interrupt = False, None, interrupt
         try:
-            if self.code:
-                raise SystemExit(self.code)
-            return read()
+            line = None if self.code else read()
         finally:
-            self._is_waiting = False
+            self._interrupt = None
+        if self.code:
+            raise SystemExit(self.code)
+        return line
 
     def open(self, start: Callable[[], Turn]) -> Turn:
         """Call `start` and return its turn, which signals cancel from now on.
 
-        A signal that arrives during the call cancels the turn, too.
+        A signal that arrived since the last line, or arrives during the call, cancels it, too.
         """
-        self.begin()
         turn = self._turn = start()
         if self._came:
             turn.cancel()
         return turn
 
-    def begin(self) -> None:
-        """Forget earlier signals, at the start of an operation that signals cancel."""
-        self._came, self._turn = False, None
-
     @property
     def came(self) -> bool:
-        """Whether a signal arrived since `begin`."""
+        """Whether a signal arrived since the last line."""
         return self._came
 
     def _arrived(self, number: int, _frame: object) -> None:
         if signal.Signals(number).name in self._ending:
             self.code = 128 + number
-        if self._is_waiting:
-            raise SystemExit(self.code) if self.code else KeyboardInterrupt
+        if self._interrupt:
+            self._interrupt(SystemExit(self.code) if self.code else KeyboardInterrupt())
+            return
         self._came = True
         if self._turn:
             self._turn.cancel()

@@ -58,6 +58,7 @@ class TerminalUI:
             None if self._dumb else _session(self._status, self._history or InMemoryHistory())
         )
         self._said = False
+        self._error: BaseException | None = None
 
     def use(self, llm: LLM, chat: Chat) -> None:
         """Continue with another model; the status line is about it."""
@@ -78,7 +79,7 @@ class TerminalUI:
         """
         while True:
             try:
-                line = self._session.prompt() if self._session else input(_PROMPT)
+                line = self._edit(self._session) if self._session else input(_PROMPT)
                 if self._history and self._history.problem and not self._said:
                     self._said = True
                     self.say(self._history.problem)
@@ -92,6 +93,28 @@ class TerminalUI:
                 elif self._session.default_buffer.text:
                     continue
                 raise
+
+    def _edit(self, session: PromptSession[str]) -> str:
+        """Return an edited line, or raise the error of `interrupt`."""
+        try:
+            return session.prompt(pre_run=self._leave)
+        finally:
+            error, self._error = self._error, None
+            if error:  # in place of that of a terminal that is closed
+                raise error
+
+    def interrupt(self, error: BaseException) -> None:
+        """Let `read` raise an error: the editor leaves its event loop in an orderly way."""
+        if self._session is None:
+            raise error
+        self._error, loop = error, self._session.app.loop
+        if loop:  # without one it has not begun, or has ended
+            loop.call_soon_threadsafe(self._leave)
+
+    def _leave(self) -> None:
+        app = self._session.app if self._session else None
+        if self._error and app and app.future and not app.future.done():
+            app.exit(result="")
 
     def say(self, text: str) -> None:
         """Show the result of a command."""

@@ -9,7 +9,7 @@ from itertools import takewhile
 import numpy as np
 
 from ...arrays import Logits
-from ...errors import NoTokenLeftError, OffGrammarError, RollbackError
+from ...errors import InvalidGrammarError, NoTokenLeftError, OffGrammarError, RollbackError
 from ...options import IMAGE_IDS
 from ..acceptance_rates import Kind
 from ..interfaces import LanguageModel, read_on, retain_prefix
@@ -152,13 +152,10 @@ class ModelDrafter:
             self._is_held = True
         row = self._rows(pending, 1)[0]
         # The target handles these errors if they concern it. A token from the text may violate the
-        # grammar.
+        # grammar, and the masks of other tokens take other work.
         try:
             token, confidence, q, second = self._guess.token(row, self._history)
-        except (
-            NoTokenLeftError,
-            OffGrammarError,
-        ):
+        except (NoTokenLeftError, OffGrammarError, InvalidGrammarError):
             return None
         return Proposal(token, (self.name, confidence), q, second)
 
