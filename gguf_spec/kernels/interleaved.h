@@ -145,35 +145,56 @@ template <class T, int R> static void tile32(const char * p, const char * q, int
     UNROLL for (int r = 0; r < R; r++) store_columns(y[r], acc[r], n_columns);
 }
 
+constexpr int HALVES = 16 / L; // vectors of 64 bytes: eight bytes of each of eight columns
+
+// A sum for each of eight columns, from sums in two neighbouring lanes.
+static inline __m256i sum_of_lanes(const Ints * x) {
 #if defined(__AVX512BW__)
-// The same for one group of eight columns: two neighbouring lanes for a column. One stream of weights is faster where memory is the limit.
+    return _mm512_cvtepi64_epi32(add32(x[0], _mm512_srli_epi64(x[0], 32)));
+#else
+    return _mm256_permute4x64_epi64(_mm256_hadd_epi32(x[0], x[1]), 0xd8);
+#endif
+}
+
+// The same for one group of eight columns, without a shuffle: a column has two neighbouring lanes. One stream of weights is faster where
+// memory is the limit.
 template <class T, int R> static void tile32_narrow(const char * p, int64_t n_blocks, const Block32 * const * rows, float * const * y) {
     __m256 acc[R];
     UNROLL for (int r = 0; r < R; r++) acc[r] = _mm256_setzero_ps();
     for (int64_t b = 0; b < n_blocks; b++, p += T::group_bytes) {
-        const Ints low = all_bytes(15), first = load(p + T::codes), second = load(p + T::codes + 64);
-        const Ints w[4] = {T::values(both(first, low)), T::values(both(second, low)), T::values(both(shift_right(first, 4), low)), T::values(both(shift_right(second, 4), low))};
+        Ints w[4][HALVES];
+        UNROLL for (int h = 0; h < HALVES; h++)
+            UNROLL for (int i = 0; i < 2; i++) {
+                const Ints raw = load(p + T::codes + 64 * i + 32 * h);
+                w[i][h] = T::values(both(raw, all_bytes(15))), w[i + 2][h] = T::values(both(shift_right(raw, 4), all_bytes(15)));
+            }
         _mm_prefetch(p + 2048, _MM_HINT_T0), _mm_prefetch(p + 2112, _MM_HINT_T0);
         const __m256 scale = T::scales(p);
         UNROLL for (int r = 0; r < R; r++) {
-            Ints x = zero_ints();
+            Ints x[HALVES];
             UNROLL for (int i = 0; i < 4; i++) {
-                int64_t a;
-                memcpy(&a, rows[r][b].bytes + 8 * i, 8);
+                const Ints a = all_longs(rows[r][b].bytes + 8 * i);
+                UNROLL for (int h = 0; h < HALVES; h++) {
 #if HAS_DOT
-                x = dot(x, w[i], _mm512_set1_epi64(a));
+                    x[h] = dot(i ? x[h] : zero_ints(), w[i][h], a);
 #else
-                const bool is_signed = T::most > 24;
-                x = add32(x, pairs16(pairs8(is_signed ? absolute(w[i]) : w[i], is_signed ? with_sign_of(_mm512_set1_epi64(a), w[i]) : _mm512_set1_epi64(a)), all_shorts(1)));
+                    if (T::most > 24) { // as in sums32
+                        const Ints y32 = pairs16(pairs8(absolute(w[i][h]), with_sign_of(a, w[i][h])), all_shorts(1));
+                        x[h] = i ? add32(x[h], y32) : y32;
+                    } else {
+                        const Ints y16 = pairs8(w[i][h], a); // the sum is below 2^15: four times 2 most 127
+                        x[h] = i ? add16(x[h], y16) : y16;
+                    }
 #endif
+                }
             }
-            const __m256i sum = _mm256_add_epi32(_mm512_cvtepi64_epi32(add32(x, _mm512_srli_epi64(x, 32))), _mm256_set1_epi32(rows[r][b].start));
+            if (!HAS_DOT && T::most <= 24) UNROLL for (int h = 0; h < HALVES; h++) x[h] = pairs16(x[h], all_shorts(1));
+            const __m256i sum = _mm256_add_epi32(sum_of_lanes(x), _mm256_set1_epi32(rows[r][b].start));
             acc[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), _mm256_mul_ps(scale, _mm256_set1_ps(rows[r][b].scale)), acc[r]);
         }
     }
     UNROLL for (int r = 0; r < R; r++) _mm256_storeu_ps(y[r], acc[r]);
 }
-#endif
 
 // CALL(R) with R = n, from 1 to MOST.
 #define CASE(R, MOST, CALL) case R: if constexpr (R <= MOST) { CALL(R); } break;
@@ -192,7 +213,6 @@ template <class T> static void multiply32_interleaved(const char * w, size_t str
     for (int r0 = 0; r0 < n;) {
         const int m = next_tile(n - r0, ROWS);
         const Block32 * const * rows = (const Block32 * const *) (x + r0);
-#if defined(__AVX512BW__)
         if (m <= NARROW) {
             for (int64_t c = c0; c < c1; c += 8) {
                 float * out[NARROW];
@@ -203,7 +223,6 @@ template <class T> static void multiply32_interleaved(const char * w, size_t str
             r0 += m;
             continue;
         }
-#endif
         for (int64_t c = c0; c < c1; c += L) {
             const char * p = w + c * stride, * q = c + 8 < c1 ? p + 8 * stride : p;
             float * out[ROWS];
@@ -343,10 +362,9 @@ struct Spread {
 };
 alignas(64) static constexpr Spread spread;
 
-// The same for one group of eight columns, without a shuffle: a column has two neighbouring lanes. One stream of weights is faster where
-// memory is the limit.
+// As tile32_narrow.
 template <class T, int R> static void tile256_narrow(const char * p, int64_t n_blocks, const Row256 * rows, float * const * y) {
-    constexpr int H = 16 / L, W = T::parts == 8 ? 4 : 2; // vectors of 64 bytes; of a part, for each of them
+    constexpr int H = HALVES, W = T::parts == 8 ? 4 : 2; // vectors of a part, for each half
     __m256 acc[R], low[R];
     UNROLL for (int r = 0; r < R; r++) acc[r] = low[r] = _mm256_setzero_ps();
     for (int64_t b = 0; b < n_blocks; b++, p += T::group_bytes) {
@@ -394,11 +412,7 @@ template <class T, int R> static void tile256_narrow(const char * p, int64_t n_b
         }
         const __m256 d = halves_at(p), dmin = halves_at(p + 16);
         UNROLL for (int r = 0; r < R; r++) {
-#if defined(__AVX512BW__)
-            const __m256i x = _mm512_cvtepi64_epi32(add32(sum[r][0], _mm512_srli_epi64(sum[r][0], 32)));
-#else
-            const __m256i x = _mm256_permute4x64_epi64(_mm256_hadd_epi32(sum[r][0], sum[r][1]), 0xd8);
-#endif
+            const __m256i x = sum_of_lanes(sum[r]);
             const __m256 scale = _mm256_set1_ps(rows[r].scale[b]);
             acc[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(x), _mm256_mul_ps(d, scale), acc[r]);
             low[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(minima[r]), _mm256_mul_ps(dmin, scale), low[r]);
