@@ -208,7 +208,7 @@ void find_pieces(const Sizes & z, const uint16_t * mask, int32_t * cells) {
     int64_t n_seen = 0, piece = 0;
     int32_t end = 0;
     for (int64_t p = 0; p < z.n_kv; p += TILE) {
-        bool plain;
+        bool plain = true;
         uint32_t seen = ~hidden_of(mask + p, z.n_kv - p < TILE ? (int) (z.n_kv - p) : TILE, plain);
         if (!seen) continue;
         end = (int32_t) (p + 32 - __builtin_clz(seen));
