@@ -9,6 +9,7 @@ import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from ..errors import InvalidOptionError, TemplateError
@@ -224,13 +225,8 @@ def _joined(parts: list[tuple[str, bool]]) -> list[tuple[str, bool]]:
 
     A special token that a content spells in two parts becomes one text.
     """
-    joined: list[tuple[str, bool]] = []
-    for text, is_template in parts:
-        if joined and joined[-1][1] == is_template:
-            joined[-1] = joined[-1][0] + text, is_template
-        elif text:
-            joined.append((text, is_template))
-    return joined
+    groups = groupby((part for part in parts if part[0]), lambda part: part[1])
+    return [("".join(text for text, _ in some), is_template) for is_template, some in groups]
 
 
 def _check_rewritten(model: Model, changes_special: bool) -> None:

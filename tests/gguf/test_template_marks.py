@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gguf_spec.errors import TemplateError
-from gguf_spec.text.chat_template import encode_chat
+from gguf_spec.text.chat_template import _joined, encode_chat
 from gguf_spec.text.template_values import PromptOptions
 from tests.gguf import zoo
 
@@ -190,3 +190,17 @@ def test_long_contents_write_no_special_token_either(model, length, at, as_prefi
         encode_chat(Templated(model, TEMPLATES["chatml"]), [{"role": "user", "content": "x"}])
     )
     assert text_of(ids, model) == rendered(TEMPLATES["chatml"], messages) + prefill
+
+
+def test_parts_are_joined_without_copying_each_text_many_times():
+    copied = []
+
+    class Text(str):
+        def __add__(self, other):
+            copied.append(len(self))
+            return Text(str(self) + other)
+
+    many = [(Text("<x>"), False), (Text("a"), False)] * 500
+    parts = [("", True), *many, ("", True), *many, ("b", True), ("", False), ("c", True)]
+    assert _joined(parts) == [("<x>a" * 1000, False), ("bc", True)]
+    assert sum(copied) < 10_000
