@@ -189,10 +189,10 @@ def test_a_second_signal_does_not_wait(ever):
 
 def test_the_end_does_not_wait_for_a_thread_that_holds_the_lock_of_python():
     hangs = "import re; from gguf_spec.cli.serve import _end_in\nwith _end_in(0.2) as end:\n    end(); re.match('(a*)*b', 'a' * 40)"  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-c", hangs], check=False, cwd=ROOT, capture_output=True, timeout=60
+    done = children.run(
+        [sys.executable, "-c", hangs], cwd=ROOT, capture_output=True, text=True, limit_s=60
     )
-    assert (done.returncode, done.stdout, done.stderr) == (1, b"", b"")
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
 
 
 def test_the_end_of_a_server_has_a_limit(monkeypatch):

@@ -730,7 +730,7 @@ def test_a_fresh_clone_runs(tmp_path):
     children.run(["git", "clone", "--quiet", ROOT, clone], check=True)
     env = os.environ | {"HOME": str(tmp_path), "XDG_CACHE_HOME": CACHE, "PYTHON": sys.executable}
     command = [clone / "scripts" / "run", "--version"]
-    done = children.run(command, env=env, capture_output=True, text=True, check=False)
+    done = children.run(command, env=env, capture_output=True, text=True, check=False, limit_s=600)
     assert done.returncode == 0, done.stderr
     assert gguf_spec.__version__ in done.stdout
     assert {"the place of this folder", "CMAKE_ARGS"} <= json.loads(
