@@ -93,8 +93,6 @@ def test_rows_have_the_same_bits_for_any_width_depth_and_chunking(
     options, n_deepest, kernels, capsys
 ):
     """The bundled target: with llama.cpp's kernels it fails where these are built with llamafile's products."""
-    if kernels == "stock" and options and n_deepest > 300:
-        pytest.skip("nobody has these caches with llama.cpp's kernels for long")
     model = Model(
         TALES / "tales-target-Q8_0.gguf", ContextOptions(n_ctx=4352, threads=THREADS, **options)
     )

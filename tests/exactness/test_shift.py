@@ -171,11 +171,11 @@ def test_no_draft_no_piece_and_no_earlier_text_changes_a_bit(tmp_path, kernels, 
 
 @pytest.mark.slow
 def test_a_long_text(tales):
-    """16,384 tokens, eight times the context, as it comes and plainly."""
-    long = Sampling(seed=1, max_tokens=16_384, ignore_eos=True, overflow="shift")
+    """32,768 tokens, sixteen times the context, as it comes and plainly."""
+    long = Sampling(seed=1, max_tokens=32_768, ignore_eos=True, overflow="shift")
     plain = tales.generate("Once upon a time", long, speculation=PLAIN)
     drafted = tales.generate("Once upon a time", long)
-    assert len(plain.tokens) == len(drafted.tokens) == 16_384
+    assert len(plain.tokens) == len(drafted.tokens) == 32_768
     at = next(
         (i for i, (a, b) in enumerate(zip(plain.tokens, drafted.tokens, strict=True)) if a != b),
         None,
