@@ -304,19 +304,13 @@ class InvalidGrammarError(InvalidOptionError):
     """
 
     def __init__(self, option: str, value: str, reason: str) -> None:
-        """Create the error.
-
-        Args:
-            option: `grammar` or `json_schema`.
-            value: The beginning of the grammar or the schema.
-            reason: Why it cannot be used, without a full stop.
-        """
-        hint = Text("correct {}.", Option(option))
-        if option == "json_schema":
-            hint = Text(
-                "correct {json_schema}[; put quotes around it for the shell, or use a file: {}].",
-                Option(option, "@schema.json", of_commands=True),
-            )
+        """Create the error of `grammar` or `json_schema`; `value` is the beginning of its text."""
+        in_shell = "[; put quotes around it for the shell, or use a file: {}]"
+        hint = Text(
+            "correct {}" + (in_shell if option == "json_schema" else "") + ".",
+            Option(option),
+            Option(option, "@schema.json", of_commands=True),
+        )
         message = Text("{} is {}, which cannot be used: {}.", Option(option), repr(value), reason)
         super().__init__(option, value, "", hint, message=message)
         self.reason = reason
@@ -326,11 +320,7 @@ class GrammarTooLargeError(InvalidGrammarError):
     """The conversion of a JSON schema, or of the tools of a request, takes too much work."""
 
     def __init__(self, value: str = "") -> None:
-        """Create the error.
-
-        Args:
-            value: The beginning of the schema.
-        """
+        """Create the error; `value` is the beginning of the schema."""
         reason = "it is too large: its conversion takes too much work"
         super().__init__("json_schema", value, reason)
 
@@ -419,15 +409,7 @@ class NotEnoughMemoryError(GgufSpecError, MemoryError):
         fitting_ctx: int | None = None,
         fitting_parallel: int | None = None,
     ) -> None:
-        """Create the error.
-
-        Args:
-            message: What does not fit.
-            needed_bytes: Size of weights and context in bytes.
-            available_bytes: Free memory in bytes.
-            fitting_ctx: A context length that would fit, which the hint suggests.
-            fitting_parallel: A number of parallel requests that would fit, which it suggests, too.
-        """
+        """Create the error; the last two are numbers that would fit, which the hint suggests."""
         super().__init__(message, less_memory(fitting_ctx, fitting_parallel))
         self.needed_bytes, self.available_bytes = needed_bytes, available_bytes
 
@@ -494,14 +476,7 @@ class TextTooLongError(GgufSpecError, ValueError):
     """
 
     def __init__(self, index: int, n_tokens: int, most: int, n_ctx_train: int) -> None:
-        """Create the error.
-
-        Args:
-            index: Index of the text.
-            n_tokens: Number of its tokens.
-            most: Largest number of tokens that the model reads at once.
-            n_ctx_train: Number of tokens that the model was trained for.
-        """
+        """Create the error; the model was trained for `n_ctx_train` tokens."""
         larger = " | set {n_ctx=}" if n_tokens <= n_ctx_train else ""
         super().__init__(
             f"the text {index} has {n_tokens:,} tokens but the model reads {most:,} at once.",

@@ -155,8 +155,8 @@ def named_as_there() -> Iterator[None]:
         yield
     except GgufSpecError as error:
         suggested = [_here(Option(*one)) for one in error.suggested.items()]
-        error.args = (written(error.message, _argument_or_option) or "",)
-        error.hint = written(error.hint, _argument) or ""
+        error.args = (written(error.message, _written) or "",)
+        error.hint = written(error.hint, _written_if_here) or ""
         error.suggested = {option.name: option.value for option in suggested}
         if isinstance(error, InvalidOptionError):
             error.option = _here(Option(error.option)).name
@@ -172,13 +172,12 @@ def _here(option: Option) -> Option:
     return option._replace(name=_NAMES_HERE.get(option.name, option.name), value=value)
 
 
-def _argument_or_option(part: Option | Pull) -> str | None:
+def _written(part: Option | Pull) -> str | None:
     return in_python(_here(part) if isinstance(part, Option) else part)
 
 
-def _argument(part: Option | Pull) -> str | None:
-    is_lacking = isinstance(part, Option) and part.name in _NOT_HERE
-    return None if is_lacking else _argument_or_option(part)
+def _written_if_here(part: Option | Pull) -> str | None:
+    return None if isinstance(part, Option) and part.name in _NOT_HERE else _written(part)
 
 
 def to_sampling(asked: Mapping[str, Any], *, seed: int | None, last_n: int) -> CompatSampling:
