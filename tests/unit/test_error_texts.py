@@ -142,10 +142,17 @@ def of_a_request():
 def test_each_surface_has_its_own_names(kind):
     error = example(kind)
     python = f"{error} {error.hint}"
+    assert str(error).strip()
+    assert error.hint.strip()
+    assert error.hint.endswith((".", "?"))
+    assert "\n" not in python
     assert not FLAG.search(python), python
 
     command = command_of(kind)
-    typed = " ".join(in_command(error, command))
+    message, hint = in_command(error, command)
+    assert message
+    assert hint.endswith(".")
+    typed = f"{message} {hint}"
     assert set(FLAG.findall(typed)) <= flags_of(command), typed
     assert not ASSIGNED.search(typed), typed
     for option in options_of(error.hint):
@@ -161,15 +168,6 @@ def test_each_surface_has_its_own_names(kind):
     assert not elsewhere & set(re.findall(r"\w+", str(refused))), refused
     if kind in EXPECTED:
         assert (python, typed, str(refused)) == EXPECTED[kind]
-
-
-@pytest.mark.parametrize("kind", CLASSES)
-def test_each_error_advises_on_the_command_line(kind):
-    error = example(kind)
-    command = command_of(kind)
-    message, hint = in_command(error, command)
-    assert message
-    assert hint.endswith(".")
 
 
 def test_classes_are_in_the_order_of_their_tree():
