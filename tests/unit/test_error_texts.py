@@ -276,10 +276,14 @@ def templates(tree):
     for scope in ast.walk(tree):
         if not isinstance(scope, (ast.FunctionDef, ast.Module)):
             continue
-        inside = [*ast.walk(scope)] if isinstance(scope, ast.FunctionDef) else scope.body
+        inside = [*ast.walk(scope)]
+        if isinstance(scope, ast.Module):
+            inside = [one.value for one in scope.body if isinstance(one, ast.Assign)]
         for call in inside:
-            if isinstance(call, ast.Call) and ast.unparse(call.func) == "Text":
-                nodes = [*ast.walk(call.args[0])]
+            kind = ast.unparse(call.func) if isinstance(call, ast.Call) else ""
+            if kind in ("Text", "ContextTooShortError"):  # the latter takes parts of a template
+                given = call.args[:1] if kind == "Text" else call.args[3:]
+                nodes = [node for one in given for node in ast.walk(one)]
                 names = {node.id for node in nodes if isinstance(node, ast.Name)}
                 for one in inside:
                     targets = getattr(one, "targets", [getattr(one, "target", None)])
