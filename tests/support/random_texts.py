@@ -4,8 +4,8 @@ import json
 import random
 import re
 
-from tests.exactness.company import GRAMMAR
-from tests.tools.examples import TEMPLATE_MARKS
+from tests.support.batch_requests import GRAMMAR
+from tests.support.tool_examples import TEMPLATE_MARKS
 
 MARKS = list(TEMPLATE_MARKS.values())
 PIECES = ["a", "ä", "😀", "{", "[", '"', "\\", "<", "<think>", "</think>", "<|im_end|>", "a=", "1"]
