@@ -10,7 +10,7 @@ from gguf_spec.cli.parallel import NumberOrAuto
 from gguf_spec.cli.serve import serve
 from gguf_spec.errors import Option
 from tests.batch.conftest import read, write
-from tests.gguf import families, zoo
+from tests.support import families, zoo
 
 
 @pytest.mark.parametrize(("text", "value"), [("4", 4), (" auto", "auto"), ("AUTO", "auto"), (2, 2)])
