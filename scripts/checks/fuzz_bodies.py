@@ -36,7 +36,7 @@ from gguf_spec.server import Settings, make_app
 from gguf_spec.server.openapi import describe
 from gguf_spec.tools import deltas, families, grammar
 from gguf_spec.tools.use import ToolUse
-from scripts import mutate_gguf
+from scripts.checks import mutate_gguf
 from tests.server.request_bodies import POOL, RAW, places, replaced
 from tests.support.random_texts import MARKS, RandomTexts
 
