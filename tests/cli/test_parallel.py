@@ -8,7 +8,7 @@ from gguf_spec.cli.batch import batch
 from gguf_spec.cli.error_text import option_name
 from gguf_spec.cli.parallel import NumberOrAuto
 from gguf_spec.cli.serve import serve
-from gguf_spec.errors.texts import Option
+from gguf_spec.errors import Option
 from tests.batch.conftest import read, write
 from tests.support import families, zoo
 

@@ -15,7 +15,7 @@ from gguf_spec import __version__
 from gguf_spec.options import Speculation
 from gguf_spec.server import running_servers, serve_in_thread
 from gguf_spec.server.errors import ApiError
-from gguf_spec.server.ollama.request import read_ollama_chat
+from gguf_spec.server.ollama import read_ollama_chat
 from tests.server.conftest import ask, ask_chat, metrics, until
 from tests.server.schema_checks import SETTINGS, check, schema_of
 from tests.support import thinkers
