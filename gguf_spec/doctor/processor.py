@@ -11,7 +11,7 @@ from ..errors import InvalidOptionError
 from ..errors.texts import Option, Text
 from ..llama import openmp as openmp_module
 from ..llama.options import ContextOptions, physical_cores
-from ..system.cache import read_json, write_json
+from ..system.files import read_json, write_json
 from .check import Check
 from .installation import REBUILD, has
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import InvalidOptionError
 from ..errors.texts import Option, Text
-from ..system.units import format_bytes
+from ..system.machine import format_bytes
 from .bindings import C
 from .ggml import call
 from .placement import CPU, NONE, Placement, expression

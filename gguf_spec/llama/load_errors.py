@@ -13,7 +13,7 @@ from ..errors import (
 )
 from ..errors.texts import Option, Optionally, Text
 from ..gguf.validation import Header
-from ..system.hardware import available_bytes
+from ..system.machine import available_bytes
 from .options import Adapter, ContextOptions
 
 

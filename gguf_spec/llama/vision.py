@@ -18,7 +18,7 @@ from ..arrays import Logits
 from ..errors import ClosedError, DecodeError, OptionConflictError, UnsupportedModelError
 from ..errors.texts import Option
 from ..gguf.header import Header
-from ..gguf.model_file import ModelFile
+from ..gguf.validation import ModelFile
 from ..options import IMAGE_IDS
 from .backend import uses_gpu
 from .branches import Branches

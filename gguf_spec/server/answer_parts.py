@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..results import Chunk, Part
-from ..tools.deltas import call_of
-from ..tools.events import ArgumentPiece, CallBroken, CallEnded, CallStarted, Event
 from ..tools.families import Family
-from ..tools.reader import ToolReader
+from ..tools.reader import ToolReader, call_of
+from ..tools.source import ArgumentPiece, CallBroken, CallEnded, CallStarted, Event
 from ..tools.use import ToolUse
 
 

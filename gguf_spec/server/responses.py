@@ -10,8 +10,8 @@ from functools import reduce
 from typing import Any
 
 from ..results import Completion, FinishReason, Stats
-from ..tools.deltas import Delta, ToolDeltas, whole_answer
 from ..tools.families import Family
+from ..tools.reader import Delta, ToolDeltas, whole_answer
 from .error_formats import openai_error
 from .errors import ApiError, ending, gone
 from .events import ChoiceEnded, ChunkEvent, Started, TokenInfo, Why

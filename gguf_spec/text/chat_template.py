@@ -16,7 +16,7 @@ from ..errors import InvalidOptionError, TemplateError
 from ..errors.texts import Option, Optionally, Text
 from ..llama.model import Model
 from .jinja_sandbox import TemplateFailure, render
-from .reasoning_format import (
+from .reasoning import (
     REASONING_FIELDS,
     ReasoningFormat,
     plain_tokens,

@@ -31,11 +31,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import gguf_spec
 from gguf_spec.errors import GgufSpecError
-from gguf_spec.gguf import embeddings, projector, validation
+from gguf_spec.gguf import adapters, validation
 from gguf_spec.llama.native import Native
 from gguf_spec.server import Settings, make_app
 from gguf_spec.server.openapi import describe
-from gguf_spec.tools import deltas, families, grammar
+from gguf_spec.tools import families, grammar
+from gguf_spec.tools.reader import ToolDeltas
 from gguf_spec.tools.use import ToolUse
 from scripts import mutate_gguf
 from tests.exactness.company import GRAMMAR
@@ -268,7 +269,7 @@ class Fuzzer:
         step = rng.choice((1, 4, 99))
 
         async def run():
-            reader = deltas.ToolDeltas(family, use)
+            reader = ToolDeltas(family, use)
             for i in range(0, len(answer), step):
                 reader.push(answer[i : i + step])
             reader.finish()
@@ -290,8 +291,8 @@ class Fuzzer:
             self.file.write_bytes(data)
             with self.file.open("r+b") as file:
                 file.truncate(1 << 34)
-            read = validation.read_header if is_model else projector.read_projector
-            embeddings.check_embeds(header := read(self.file))
+            read = validation.read_header if is_model else adapters.read_projector
+            validation.check_embeds(header := read(self.file))
             validation.check_generates_text(header)
             return "read"
 

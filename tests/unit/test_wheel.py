@@ -8,7 +8,7 @@ import zipfile
 import pytest
 
 from gguf_spec import errors
-from gguf_spec.registry.wheel import copy_member
+from gguf_spec.registry.package import copy_member
 from tests import wheels
 from tests.wheels import BODY, MEMBER
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ...results import Completion
-from ...tools.json_text import parse
+from ...tools.source import parse
 from ..answer_parts import AnswerParts
 from ..error_formats import anthropic_error
 from ..errors import ApiError

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import GgufSpecError
-from ...gguf.embeddings import embeds_only
 from ...gguf.header import Header
-from ...gguf.validation import read_header
-from ...text.template_reads import names_read
+from ...gguf.validation import embeds_only, read_header
+from ...text.template_values import names_read
 from ..model_pool import ServedModel
 
 # `general.file_type` of a GGUF file -> name.

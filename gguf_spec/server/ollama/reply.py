@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ...results import Part, Stats
-from ...tools.json_text import parse
+from ...tools.source import parse
 from ..answer_parts import AnswerParts
 from ..error_formats import ollama_error
 from ..errors import ApiError
