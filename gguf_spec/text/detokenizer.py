@@ -1,4 +1,4 @@
-"""Incremental conversion of tokens to text: whole characters, reasoning and answer, stop strings."""
+"""Incremental conversion of tokens to text: whole characters, parts, and stop strings."""
 
 from __future__ import annotations
 
