@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from ..errors import NotAModelError, OutputFileError
-from ..errors.texts import Option, Text
+from ..errors import NotAModelError, OutputFileError, Text
 from .header import Header, Tensor
 
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
@@ -47,7 +46,7 @@ def check_place(header: Header, target: Path, force: bool) -> None:
     if target.exists() and not target.is_file():
         raise refuse("is not a file", "name the file to write, such as small.gguf.")
     if target.exists() and not force:
-        hint = Text("choose another name, or set ", Option("force", True), " to replace the file.")
+        hint = Text("choose another name, or set {force=True} to replace the file.")
         raise refuse("exists", hint)
 
 

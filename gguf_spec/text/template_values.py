@@ -9,8 +9,7 @@ from typing import Any
 
 from jinja2 import Environment, TemplateError
 
-from ..errors import InvalidOptionError, OptionConflictError
-from ..errors.texts import Option, Text
+from ..errors import InvalidOptionError, Option, OptionConflictError, Text
 from ..llama.model import Model
 from .jinja_sandbox import MAX_SOURCE
 from .reasoning import ChannelSyntax, ReasoningFormat, reasoning_format, spells_special
@@ -124,10 +123,10 @@ def _needs_messages(option: str, value: object) -> InvalidOptionError:
         option,
         value,
         "",
-        Text("send messages, or omit ", Option(option), "."),
+        Text("send messages, or omit {}.", Option(option)),
         message=Text(
-            Option(option, value) if isinstance(value, bool) else Option(option),
-            " needs messages: a text has no chat template.",
+            "{} needs messages: a text has no chat template.",
+            Option(option, value if isinstance(value, bool) else ...),
         ),
     )
 
@@ -163,7 +162,7 @@ def no_reasoning(
         option,
         value,
         "",
-        Text("omit ", Option(option), ", or use a model that reasons."),
+        Text("omit {}, or use a model that reasons.", Option(option)),
         message=f"the chat template of {model.path.name} has no reasoning parts.",
     )
 
