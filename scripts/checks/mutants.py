@@ -59,7 +59,7 @@ TESTS = {  # of each module: those that are asked first, and those that are aske
         ["unit/test_tree.py", "unit/test_engine.py"],
         ["exactness/test_tree.py", "properties/test_engine.py"],
     ),
-    "system/cache": (
+    "system/files": (
         ["unit/test_cache.py"],
         ["gguf/test_chat.py", "gguf/test_profile.py", "unit/test_measured_profiles.py"],
     ),
