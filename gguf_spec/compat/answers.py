@@ -158,8 +158,7 @@ class Answers(Vocabulary):
             raise InvalidOptionError(
                 "tools",
                 [tool["function"]["name"] for tool in shown],
-                "",
-                "omit tools, or use a model whose chat template supports them.",
+                hint="omit tools, or use a model whose chat template supports them.",
                 message="the model's chat template does not support tools.",
             )
         opened = partial(self._alive.stream, as_messages(messages), sampling, **with_tools)

@@ -99,8 +99,7 @@ def check_constructor(others: Mapping[str, Any]) -> None:
             raise InvalidOptionError(
                 name,
                 value,
-                "",
-                "check the spelling.",
+                hint="check the spelling.",
                 message=f"Llama has no argument {name}.",
             )
         refuse_unless(name, value, USUAL[name])

@@ -122,8 +122,7 @@ def _needs_messages(option: str, value: object) -> InvalidOptionError:
     return InvalidOptionError(
         option,
         value,
-        "",
-        Text("send messages, or omit {}.", Option(option)),
+        hint=Text("send messages, or omit {}.", Option(option)),
         message=Text(
             "{} needs messages: a text has no chat template.",
             Option(option, value if isinstance(value, bool) else ...),
@@ -161,8 +160,7 @@ def no_reasoning(
     return InvalidOptionError(
         option,
         value,
-        "",
-        Text("omit {}, or use a model that reasons.", Option(option)),
+        hint=Text("omit {}, or use a model that reasons.", Option(option)),
         message=f"the chat template of {model.path.name} has no reasoning parts.",
     )
 
@@ -183,7 +181,7 @@ def _check_value(
     )
     if problem:
         raise InvalidOptionError(
-            "chat_template_kwargs", name, "", f"omit {name[:100]!r}.", message=problem
+            "chat_template_kwargs", name, hint=f"omit {name[:100]!r}.", message=problem
         )
 
 

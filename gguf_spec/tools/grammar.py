@@ -62,7 +62,7 @@ class ToolSchemaError(InvalidOptionError):
         self.reason = str(getattr(error, "reason", error)).rstrip(".")[:300] + "."
         option = "json_schema" if tool is None else "tools"
         what = "the schema of the answer" if tool is None else f"the schema of the tool {tool}"
-        super().__init__(option, tool, "", message=f"{what} cannot be used: {self.reason}")
+        super().__init__(option, tool, message=f"{what} cannot be used: {self.reason}")
 
 
 def tool_grammar(
