@@ -24,8 +24,8 @@ def mtmd(path: Path) -> Any:
         raise InvalidOptionError(
             "mmproj",
             str(path),
-            hint="install llama-cpp-python again, without -DLLAVA_BUILD=OFF (in a clone: "
-            "scripts/run).",
+            "",
+            "install llama-cpp-python again, without -DLLAVA_BUILD=OFF (in a clone: scripts/run).",
             message="this build of llama-cpp-python has no libmtmd, so it cannot read images.",
         )
     return found
