@@ -268,7 +268,8 @@ def remove(entry: Entry) -> int:
         raise InvalidOptionError(
             "model",
             entry.name,
-            hint="name a downloaded model; delete your own files yourself.",
+            "",
+            "name a downloaded model; delete your own files yourself.",
             message=f"{entry.name} was not downloaded, so it cannot be removed.",
         )
     paths = [path for path in _cached(entry) if path]
