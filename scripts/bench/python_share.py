@@ -14,7 +14,7 @@ import numpy as np
 
 import gguf_spec
 from gguf_spec import Sampling, Speculation
-from gguf_spec.system.folders import cache_folder
+from gguf_spec.system.files import cache_folder
 
 SHAPES = {  # SmolLM2's: layers, width, heads, key-value heads, feed-forward width
     "135M": (30, 576, 9, 3, 1536),

@@ -19,8 +19,7 @@ from pathlib import Path
 
 from gguf_spec.errors import InvalidOptionError
 from gguf_spec.grammar.automaton import Automaton
-from gguf_spec.grammar.json_keywords import KINDS
-from gguf_spec.grammar.json_schema import to_gbnf
+from gguf_spec.grammar.json_schema import KINDS, to_gbnf
 
 DRAFTS = ("draft2020-12", "draft7")
 FORMATS = ("date", "time", "date-time", "uuid")

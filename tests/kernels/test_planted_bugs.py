@@ -9,7 +9,7 @@ import pytest
 
 from gguf_spec.llama import own_kernels, selftest
 from gguf_spec.quantize import quantize
-from gguf_spec.system.cache import write_json
+from gguf_spec.system.files import write_json
 from tests.gguf.test_near_ties import TALES
 from tests.support import children, zoo
 
