@@ -17,8 +17,7 @@ from ..tools.reader import ToolReader
 from ..tools.use import ToolUse
 from .errors import ApiError, ending, gone
 from .events import ChoiceEnded, ChunkEvent, Started, TokenInfo, Why
-from .reasoning import REASONING
-from .requests import CompletionRequest
+from .requests import REASONING, CompletionRequest
 from .wire import openai_error
 
 
