@@ -13,7 +13,7 @@ from starlette.routing import Route
 from ..errors import ClosedError
 from ..options import Speculation
 from ..results import Completion
-from ..tools.json_text import parse as parse_arguments
+from ..tools.source import parse as parse_arguments
 from ..tools.use import ToolUse
 from .errors import ApiError, as_refusal, bad
 from .events import ChoiceEnded, ChunkEvent, Started

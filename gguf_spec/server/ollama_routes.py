@@ -18,11 +18,10 @@ from starlette.routing import Route
 
 from .. import __version__
 from ..errors import GgufSpecError
-from ..gguf.embeddings import embeds_only
 from ..gguf.header import Header
-from ..gguf.validation import read_header
+from ..gguf.validation import embeds_only, read_header
 from ..options import Sampling
-from ..text.template_reads import names_read
+from ..text.template_values import names_read
 from .embeddings import DIMENSIONS, TEXTS_MAX, check_dimensions, check_pooling, texts_of
 from .errors import unknown
 from .metrics import Metrics

@@ -9,9 +9,9 @@ import gguf_spec
 from gguf_spec.errors import DecodeError
 from gguf_spec.server import ollama_routes as about
 from gguf_spec.server import serve_in_thread
-from tests.gguf import zoo
 from tests.server.conftest import ask, ask_chat, ask_text, until
-from tests.server.talkers import answering
+from tests.support import zoo
+from tests.support.talkers import answering
 
 FOX = [{"role": "user", "content": "Tell me of a fox."}]
 
