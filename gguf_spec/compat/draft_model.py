@@ -16,10 +16,10 @@ from ..errors import ClosedError
 from ..gguf.model_file import ModelFile
 from ..gguf.validation import read_header
 from ..gguf.vocabulary import FileVocabulary
-from ..llama.backend import check_room
+from ..llama.memory import check_room
 from ..llama.model import Model
 from ..llama.options import ContextOptions
-from ..llama.selftest import extra_bufts_work
+from ..llama.own_kernels import extra_bufts_work
 from ..options import Speculation
 from ..speculative.acceptance_rates import AcceptanceRates
 from ..speculative.drafters import (

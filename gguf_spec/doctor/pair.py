@@ -13,9 +13,9 @@ from ..errors.texts import Option, Text
 from ..gguf.heads import head_kind
 from ..gguf.model_file import ModelFile
 from ..gguf.validation import Header
-from ..llama.cache_size import state_bytes
-from ..llama.memory import MemoryEstimate, largest_ctx, needs, usual_prefix_memory
+from ..llama.memory import MemoryEstimate, largest_ctx, needs, prefix_memory_in_room
 from ..llama.options import ContextOptions
+from ..llama.sizes import state_bytes
 from ..options import K_MAX
 from ..registry.download import local
 from ..registry.resolve import Entry, resolve
@@ -106,7 +106,7 @@ class PairChecks:
         """Return the models with the snapshots of a load with drafts."""
         if self._features is None:
             return models
-        from ..llama.backend import with_snapshots
+        from ..llama.memory import with_snapshots
 
         options = with_snapshots([(file.header, options) for file, options in models], K_MAX)
         return [(file, one) for (file, _), (_, one) in zip(models, options, strict=True)]
@@ -114,7 +114,7 @@ class PairChecks:
     def _embeds(self, file: ModelFile) -> Iterator[Check]:
         """Yield the checks of a model that only computes embeddings."""
         from ..llama.embedder import Embedder
-        from ..llama.embedding_memory import embedding_needs
+        from ..llama.memory import embedding_needs
         from ..llama.model import Model
 
         wanted = embedding_needs(file.header, self._options, self._features or {})
@@ -217,7 +217,7 @@ class PairChecks:
             wanted,
             found,
             lambda free, total: largest_ctx(models, features, free, total),
-            usual_prefix_memory(models, features),
+            prefix_memory_in_room(models, features),
         )
 
     def _fits(
@@ -258,7 +258,7 @@ class PairChecks:
         return Check("room", "ok", found)
 
     def _inside(self, name: str, models: list[tuple[ModelFile, ContextOptions]]) -> Iterator[Check]:
-        from ..llama.eagle_head import open_head
+        from ..llama.head import open_head
         from ..llama.model import Model
         from ..speculative.vocabularies import translation_of
 

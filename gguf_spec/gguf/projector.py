@@ -1,7 +1,7 @@
 """Check the header of a projector file (mmproj): the part of a vision model that reads images.
 
 llama.cpp aborts the process on some numbers and tensors, so they are checked here first. What only
-llama.cpp knows about each kind of projector is tried in a child process (`llama.projector_probe`).
+llama.cpp knows about each kind of projector is tried in a child process (`llama.projector`).
 """
 
 from __future__ import annotations

@@ -10,12 +10,11 @@ from typing import Any
 from ..errors import InvalidOptionError
 from ..errors.texts import Option, Text
 from ..system.units import format_bytes
-from .bindings import C
-from .ggml import call
-from .placement import CPU, NONE, Placement, expression
+from .bindings import C, call
+from .options import CPU, NONE, Placement, expression
 
-# ggml_backend_dev_type of devices that can hold layers
-_GPU, _INTEGRATED_GPU = 1, 2
+# ggml_backend_dev_type
+CPU_KIND, GPU_KIND, _INTEGRATED_GPU = 0, 1, 2
 
 
 @dataclass(frozen=True)
@@ -48,21 +47,32 @@ def devices() -> list[Device]:
     for i in range(call("ggml_backend_dev_count", result=ctypes.c_size_t)):
         pointer = call("ggml_backend_dev_get", ctypes.c_size_t(i))
         kind = call("ggml_backend_dev_type", pointer, result=ctypes.c_int)
-        if kind in (_GPU, _INTEGRATED_GPU):
-            found.append(_device(pointer, kind == _INTEGRATED_GPU))
+        if kind in (GPU_KIND, _INTEGRATED_GPU):
+            free, total = ctypes.c_size_t(), ctypes.c_size_t()
+            call("ggml_backend_dev_memory", pointer, ctypes.byref(free), ctypes.byref(total))
+            names = [
+                (call(f"ggml_backend_dev_{one}", pointer, result=ctypes.c_char_p) or b"").decode(
+                    "utf-8", errors="replace"
+                )
+                for one in ("name", "description")
+            ]
+            found.append(Device(*names, kind == _INTEGRATED_GPU, free.value, total.value))
     return found
 
 
-def _device(pointer: int, is_integrated: bool) -> Device:
-    free, total = ctypes.c_size_t(), ctypes.c_size_t()
-    call("ggml_backend_dev_memory", pointer, ctypes.byref(free), ctypes.byref(total))
-    return Device(
-        _text(call("ggml_backend_dev_name", pointer, result=ctypes.c_char_p)),
-        _text(call("ggml_backend_dev_description", pointer, result=ctypes.c_char_p)),
-        is_integrated,
-        free.value,
-        total.value,
-    )
+def first_device(kind: int) -> Any:
+    """Return the first device of a kind, as a pointer; None if there is none."""
+    return call("ggml_backend_dev_by_type", kind)
+
+
+def has_rpc() -> bool:
+    """Return whether this build of llama.cpp has the RPC backend."""
+    return bool(C.llama_supports_rpc())
+
+
+def has_gpu() -> bool:
+    """Return whether there is a GPU; a build with the RPC backend claims it in any case."""
+    return bool(first_device(GPU_KIND) or first_device(_INTEGRATED_GPU))
 
 
 def devices_in_use(names: Sequence[str]) -> list[Device]:
@@ -167,10 +177,6 @@ def _buffer_type(name: str) -> int:
 
 def _pointer(name: str) -> int:
     return int(call("ggml_backend_dev_by_name", name.encode()))
-
-
-def _text(value: bytes | None) -> str:
-    return (value or b"").decode("utf-8", errors="replace")
 
 
 def start_numa(strategy: str | None) -> None:

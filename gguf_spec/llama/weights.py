@@ -14,8 +14,7 @@ from ..gguf.model_file import ModelFile
 from ..gguf.validation import Header
 from .backend import LoadProgress, apart, run_with_large_stack, start_backend
 from .bindings import C
-from .load_errors import adapter_error, load_error, not_locked
-from .log import log
+from .log import adapter_error, load_error, log, not_locked
 from .native import Native
 from .options import ContextOptions
 

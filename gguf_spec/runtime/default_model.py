@@ -9,7 +9,7 @@ from pathlib import Path
 from ..errors import GgufSpecError, NotDownloadedError
 from ..errors.texts import Call, Option, Optionally, Text
 from ..gguf.model_file import ModelFile
-from ..llama.backend import check_room
+from ..llama.memory import check_room
 from ..llama.options import ContextOptions
 from ..registry import download
 from ..registry.local_models import local_models

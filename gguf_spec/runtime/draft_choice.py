@@ -11,7 +11,7 @@ from ..errors.texts import Option, Text, advice
 from ..gguf.heads import is_head_alone
 from ..gguf.model_file import ModelFile
 from ..gguf.validation import Header
-from ..llama.backend import has_room, with_snapshots
+from ..llama.memory import has_room, with_snapshots
 from ..llama.options import ContextOptions
 from ..options import HEADS, Speculation
 from ..registry.download import local

@@ -10,13 +10,10 @@ from ..errors.texts import Option, Text, advice
 from ..gguf.eagle import is_eagle, target_layers
 from ..gguf.heads import is_head_alone, n_heads, why_misfit, why_no_head
 from ..gguf.model_file import ModelFile
-from ..llama.eagle_head import open_head
-from ..llama.head import Head
-from ..llama.head_probe import why_head_fails
+from ..llama.head import Head, open_head, why_head_fails
 from ..llama.model import Model
-from ..llama.native_head import extensions
+from ..llama.native_head import extensions, layer_functions
 from ..llama.options import ContextOptions
-from ..llama.target_rows import layer_functions
 
 
 class HeadChoice(NamedTuple):

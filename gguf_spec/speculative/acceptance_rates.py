@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from .drafters import Kind
+
 # Factor on the counts of a bucket at each new observation.
 _FORGET = 0.997
 # Largest weight of a bucket that is read from disk, in observations.
@@ -28,10 +30,6 @@ _SHIFT_MOST = 6.0
 _FIT_PRECISION, _FIT_FAITH = (0.25, 5.0)
 # Newton steps of `fitted`.
 _NEWTON_STEPS = 12
-
-Kind = tuple[str, int]
-"""Who proposed, and how sure it was: a drafter's name and the number of a bucket, \
-higher for surer."""
 
 
 class AcceptanceRates:
