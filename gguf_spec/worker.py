@@ -60,8 +60,7 @@ def run_worker(
                 ".",
             ),
         )
-    if not remote.has_rpc():
-        raise remote.no_rpc("listen", listen)
+    remote.check_rpc("listen", listen)
     _check_free(*address)
     start_backend()
     for number in (signal.SIGINT, signal.SIGTERM):  # no Python code runs while it serves

@@ -21,7 +21,6 @@ from ..llama.model import Model
 from ..llama.options import ContextOptions
 from ..llama.own_kernels import extra_bufts_work
 from ..options import Speculation
-from ..speculative.acceptance_rates import AcceptanceRates
 from ..speculative.drafters import (
     N_CONFIDENCE_BUCKETS,
     ModelDrafter,
@@ -31,6 +30,7 @@ from ..speculative.drafters import (
     failure,
 )
 from ..speculative.drafters.draft_sampler import DraftToken
+from ..speculative.pair_statistics import AcceptanceRates
 from ..speculative.vocabularies import check_vocabulary
 
 # Least acceptance rate at which a token is drafted: verifying one more token costs a fraction of a

@@ -50,13 +50,14 @@ def devices() -> list[Device]:
         if kind in (GPU_KIND, _INTEGRATED_GPU):
             free, total = ctypes.c_size_t(), ctypes.c_size_t()
             call("ggml_backend_dev_memory", pointer, ctypes.byref(free), ctypes.byref(total))
-            names = [
+            name, description = (
                 (call(f"ggml_backend_dev_{one}", pointer, result=ctypes.c_char_p) or b"").decode(
                     "utf-8", errors="replace"
                 )
                 for one in ("name", "description")
-            ]
-            found.append(Device(*names, kind == _INTEGRATED_GPU, free.value, total.value))
+            )
+            is_integrated = kind == _INTEGRATED_GPU
+            found.append(Device(name, description, is_integrated, free.value, total.value))
     return found
 
 

@@ -54,19 +54,20 @@ def parse_workers(given: str | Sequence[str]) -> tuple[str, ...]:
     workers = (given,) if isinstance(given, str) else tuple(given)
     for one in workers:
         split_address(one, "rpc")
-    if workers and not has_rpc():
-        raise no_rpc("rpc", ", ".join(workers))
+    if workers:
+        check_rpc("rpc", ", ".join(workers))
     return workers
 
 
-def no_rpc(option: str, value: object) -> InvalidOptionError:
-    """Return the error for a build of llama.cpp without the RPC backend."""
-    return InvalidOptionError(
-        option,
-        value,
-        "omitted: this build of llama.cpp has no RPC backend",
-        f"build one in a clone: {BUILD}.",
-    )
+def check_rpc(option: str, value: object) -> None:
+    """Reject an option if this build of llama.cpp has no RPC backend.
+
+    Raises:
+        InvalidOptionError: It has none.
+    """
+    if not has_rpc():
+        allowed = "omitted: this build of llama.cpp has no RPC backend"
+        raise InvalidOptionError(option, value, allowed, f"build one in a clone: {BUILD}.")
 
 
 def split_address(address: str, option: str) -> tuple[str, int]:

@@ -29,7 +29,7 @@ from ..registry.resolve import Entry, resolve
 from ..results import OnProgress, Progress
 from ..speculative.drafters import SharedTexts, SuffixAutomaton
 from ..speculative.pair import ModelPair
-from ..speculative.stored_profile import profile_of
+from ..speculative.profiler import profile_of
 from ..speculative.translation import Translation
 from ..speculative.vocabularies import translation_of
 from ..system.units import parse_bytes

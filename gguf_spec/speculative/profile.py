@@ -16,9 +16,7 @@ from ..llama.options import ContextOptions, physical_cores
 from ..options import K_MAX
 from ..sampling.near_ties import NOISE_MARGIN
 from ..system.cache import CacheFolder, cache_file, content_id, read_json, this_machine, write_json
-from .acceptance_rates import AcceptanceRates, fitted, shifted
-from .cost_model import CostModel, Overhead, Pace
-from .cost_tables import interpolate
+from .cost_model import CostModel, Overhead, Pace, interpolate
 from .drafters import (
     N_CONFIDENCE_BUCKETS,
     CoupledDraftSampler,
@@ -26,7 +24,7 @@ from .drafters import (
     RetryDrafter,
     StochasticDraftSampler,
 )
-from .pair_statistics import PairStatistics, expectations
+from .pair_statistics import AcceptanceRates, PairStatistics, expectations, fitted, shifted
 
 # Version of the stored files; files of another version are ignored.
 VERSION = 10

@@ -150,7 +150,7 @@ def test_a_gpu_that_is_not_used(monkeypatch, tmp_path):
 
 def test_a_gpu_build(monkeypatch):
     monkeypatch.setattr(llama_cpp, "llama_supports_gpu_offload", lambda: True)
-    monkeypatch.setattr("gguf_spec.llama.remote.has_gpu", lambda: True)
+    monkeypatch.setattr("gguf_spec.llama.devices.has_gpu", lambda: True)
     monkeypatch.setattr(
         llama_cpp,
         "llama_print_system_info",
