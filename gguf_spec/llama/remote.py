@@ -215,17 +215,18 @@ class RemoteNative(Native):
 
     def rows(self, first: int, n_rows: int, n_vocab: int) -> NDArray[np.float32]:
         """Return a copy of rows of logits."""
-        values = bytearray(self._call("rows", first, n_rows, n_vocab))
-        return np.frombuffer(values, np.float32).reshape(n_rows, n_vocab)
+        rows: NDArray[np.float32] = self._call("rows", first, n_rows, n_vocab)
+        return rows
 
     def embedding(self, sequence: int, n_values: int) -> NDArray[np.float32]:
         """Return a copy of the pooled embedding of a sequence."""
-        return np.frombuffer(bytearray(self._call("embedding", sequence, n_values)), np.float32)
+        values: NDArray[np.float32] = self._call("embedding", sequence, n_values)
+        return values
 
     def token_embeddings(self, n_tokens: int, n_values: int) -> NDArray[np.float32]:
         """Return a copy of the embeddings of the batch's tokens, in their order."""
-        values = bytearray(self._call("token_embeddings", n_tokens, n_values))
-        return np.frombuffer(values, np.float32).reshape(n_tokens, -1)
+        rows: NDArray[np.float32] = self._call("token_embeddings", n_tokens, n_values)
+        return rows
 
 
 class _Child:
@@ -372,29 +373,38 @@ def _devices_of(workers: Iterable[str]) -> Any:
 
 
 class _Served:
-    """Methods that the parent calls by name, each about one context.
-
-    Attributes:
-        place: Number of the context; 0 is the first one.
-    """
+    """Contexts of the child, and methods that the parent calls by name, each about one of them."""
 
     def __init__(self, pipe: Connection, workers: list[str]) -> None:
         self._pipe, self._devices = pipe, _devices_of(workers)
-        self._natives, self._n_made, self.place = {0: Native()}, 1, 0
+        self._natives, self._n_made, self._place = {0: Native()}, 1, 0
 
     @property
     def _native(self) -> Native:
-        return self._natives[self.place]
+        return self._natives[self._place]
+
+    def answer(self, place: int, name: str, arguments: Sequence[Any], unused: Iterable[int]) -> Any:
+        """Return the result of a method of this class, or else of `Native`.
+
+        Args:
+            place: Number of the context.
+            name: Name of the method. For `model`, `context` and `cache` the first argument is the
+                name of a function of llama.cpp.
+            arguments: Its arguments.
+            unused: Further contexts to free first.
+        """
+        for one in unused:
+            del self._natives[one]
+        self._place = place
+        if name in ("model", "context", "cache"):
+            arguments = (getattr(C, arguments[0]), *arguments[1:])
+        return getattr(self if hasattr(type(self), name) else self._native, name)(*arguments)
 
     def share(self) -> int:
         """Return the number of a further context on the same weights."""
         self._natives[self._n_made] = self._native.share()
         self._n_made += 1
         return self._n_made - 1
-
-    def free(self, place: int) -> None:
-        """Free a further context."""
-        del self._natives[place]
 
     def load(
         self, path: bytes, n_layers: int, placement: Placement | None, names: list[str]
@@ -413,30 +423,10 @@ class _Served:
         del callback
         return loaded
 
-    def adapt(self, path: bytes) -> bool:
-        """Load an adapter."""
-        return self._native.adapt(path)
-
     def open(self, params: bytes, n_sequences: int, n_batch: int) -> bool:
         """Create the context."""
         kind = type(C.llama_context_default_params())
         return self._native.open(kind.from_buffer_copy(params), n_sequences, n_batch)
-
-    def use_adapters(self, scales: list[float]) -> None:
-        """Apply all adapters."""
-        self._native.use_adapters(scales)
-
-    def model(self, name: str, *arguments: Any) -> Any:
-        """Call a function of the model."""
-        return self._native.model(getattr(C, name), *arguments)
-
-    def context(self, name: str, *arguments: Any) -> Any:
-        """Call a function of the context."""
-        return self._native.context(getattr(C, name), *arguments)
-
-    def cache(self, name: str, *arguments: Any) -> Any:
-        """Call a function of the cache."""
-        return self._native.cache(getattr(C, name), *arguments)
 
     def state(self, size: int, sequence: int) -> bytes:
         """Return the serialised cache of a sequence."""
@@ -453,18 +443,6 @@ class _Served:
         """Decode a batch."""
         self._native.batch.unpack(packed)
         return self._native.decode()
-
-    def rows(self, first: int, n_rows: int, n_vocab: int) -> bytes:
-        """Return rows of logits."""
-        return self._native.rows(first, n_rows, n_vocab).tobytes()
-
-    def embedding(self, sequence: int, n_values: int) -> bytes:
-        """Return the pooled embedding of a sequence."""
-        return self._native.embedding(sequence, n_values).tobytes()
-
-    def token_embeddings(self, n_tokens: int, n_values: int) -> bytes:
-        """Return the embeddings of the batch's tokens."""
-        return self._native.token_embeddings(n_tokens, n_values).tobytes()
 
 
 def _end_with_parent(parent: int) -> None:
@@ -485,13 +463,11 @@ def main(fd: str, is_verbose: str, *workers: str) -> None:
     pipe.send("ready")
     while True:
         try:
-            model.place, name, arguments, unused = pipe.recv()
+            call = pipe.recv()
         except (EOFError, OSError):
             os._exit(0)
         log.clear()
-        for place in unused:
-            model.free(place)
-        value = getattr(model, name)(*arguments)
+        value = model.answer(*call)
         pipe.send(("result", value, list(log)))
 
 
