@@ -302,7 +302,7 @@ class Head(Cache):
             native.context(C.llama_set_n_threads, self.threads, self.threads)
         if first < len(cached):
             native.cache(C.llama_memory_seq_rm, 0, first, -1)
-        native.fill(tokens, rows, np.arange(first, first + len(tokens)), n_rows)
+        native.fill(tokens, rows, first, n_rows)
         code = native.decode(layer)
         self.busy_s += time.perf_counter() - started
         if code != 0:

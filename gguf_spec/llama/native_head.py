@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ..options import K_MAX
 from .bindings import C
-from .native import N_BATCH, Native
+from .native import N_BATCH, Batch, Native
 
 # llama.cpp's LLAMA_CONTEXT_TYPE_MTP
 CONTEXT_OF_HEAD = 1
@@ -55,13 +55,7 @@ class NativeHead:
         # llama.cpp frees the original, which has no rows
         self._batch = type(batch).from_buffer_copy(batch)
         self._batch.embd = self._rows.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
-        arrays = (batch.token, batch.pos, batch.logits, batch.n_seq_id)
-        self._tokens, self._positions, self._outputs, n_sequences = (
-            np.ctypeslib.as_array(one, (N_BATCH,)) for one in arrays
-        )
-        n_sequences[:] = 1
-        for i in range(N_BATCH):
-            batch.seq_id[i][0] = 0
+        self._filled = Batch(self._batch)
         self.context(extensions().llama_set_embeddings_nextn, True, True)
 
     def vocab(self, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -81,25 +75,18 @@ class NativeHead:
         return function(self._memory, *arguments)
 
     def fill(
-        self,
-        tokens: Sequence[int],
-        rows: NDArray[np.float32],
-        positions: NDArray[np.int64],
-        n_rows: int,
+        self, tokens: Sequence[int], rows: NDArray[np.float32], first: int, n_rows: int
     ) -> None:
-        """Write tokens, the row for each of them, and their positions.
+        """Write tokens and the row for each of them.
 
         Args:
             tokens: Token ids.
             rows: The rows, shape `(len(tokens), width)`.
-            positions: Their positions.
+            first: Position of the first token.
             n_rows: Number of last tokens whose logits and rows are computed.
         """
-        n = len(tokens)
-        self._tokens[:n], self._positions[:n], self._rows[:n] = tokens, positions, rows
-        self._outputs[: n - n_rows] = 0
-        self._outputs[n - n_rows : n] = 1
-        self._batch.n_tokens = n
+        self._rows[: len(tokens)] = rows
+        self._filled.fill(tokens, n_rows, first)
 
     def decode(self, layer: int = 0) -> int:
         """Decode the batch with one of the head's layers, wait, and return llama.cpp's code."""

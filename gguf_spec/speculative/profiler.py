@@ -111,20 +111,26 @@ def measure(
         for of in (_WIDTHS, _WIDTHS if thorough else _DRAFT_WIDTHS)
     )
     n_deep = _DEEP_PARTS * (1 + len(_DEEP_WIDTHS))
-    steps = _Steps(
-        on_step,
-        n_emitted + len(passes) + n_deep + (n_draft + len(draft_passes) + n_deep if draft else 0),
-    )
-    generated = _generate(target, n_emitted, half_s / 3, steps)
+    total = n_emitted + len(passes) + n_deep
+    total += n_draft + len(draft_passes) + n_deep if draft else 0
+    done = 0
+
+    def step(n: int = 1) -> None:
+        nonlocal done
+        done += n
+        if on_step:
+            on_step(done, total)
+
+    generated = _generate(target, n_emitted, half_s / 3, step)
     rows = PassRows(target, generated)
     target_s = {1: generated.single_s} | _time(
-        target, generated.tokens, passes, 1.5 * half_s, steps, judge=rows.compare
+        target, generated.tokens, passes, 1.5 * half_s, step, judge=rows.compare
     )
     exact_width = min(rows.exact_width(), target.most_exact_rows) if target.exact_attention else 1
     noise = rows.noise if target.exact_attention else rows.with_deep_noise()
     target_s = _with_copies(target, target_s, generated.tokens)
     restores = restores_states(target, generated.tokens, rows.noise)
-    target_depth, guess = _depth(target, generated.tokens, generated.single_s, thorough, steps)
+    target_depth, guess = _depth(target, generated.tokens, generated.single_s, thorough, step)
     right, proposal_s = [(0.0, 0.0)] * N_CONFIDENCE_BUCKETS, 0.0
     draft_s, draft_depth, draft_guess = dict[int, float](), dict[int, float](), False
     if draft:
@@ -134,9 +140,9 @@ def measure(
             read_on(target, repeated(generated.tokens, n), lambda: False)
         right, proposal_s = _ask(draft, generated.tokens)
         text = [min(token, draft.n_vocab - 1) for token in generated.tokens]
-        draft_s[1] = _generate(draft, n_draft, half_s / 4, steps).single_s
-        draft_s |= _time(draft, text, draft_passes, half_s / 4, steps, n_rows=1)
-        draft_depth, draft_guess = _depth(draft, text, draft_s[1], thorough, steps)
+        draft_s[1] = _generate(draft, n_draft, half_s / 4, step).single_s
+        draft_s |= _time(draft, text, draft_passes, half_s / 4, step, n_rows=1)
+        draft_depth, draft_guess = _depth(draft, text, draft_s[1], thorough, step)
         draft.rollback(0)
     target.rollback(0)
     return Profile(
@@ -203,19 +209,9 @@ def _order(widths: Sequence[int], n_times: int, n_ctx: int) -> list[int]:
     return [width for width in widths if width < n_ctx] * n_times
 
 
-class _Steps:
-    """Progress counter of passes."""
-
-    def __init__(self, on_step: Callable[[int, int], object] | None, total: int) -> None:
-        self._on_step, self._total, self._done = on_step, total, 0
-
-    def advance(self, n: int = 1) -> None:
-        self._done += n
-        if self._on_step:
-            self._on_step(self._done, self._total)
-
-
-def _generate(model: LanguageModel, n: int, budget_s: float, steps: _Steps) -> Generated:
+def _generate(
+    model: LanguageModel, n: int, budget_s: float, step: Callable[..., object]
+) -> Generated:
     """Let a model generate at most `n` tokens from an empty context."""
     sampler = Sampler(
         _SAID,
@@ -241,7 +237,7 @@ def _generate(model: LanguageModel, n: int, budget_s: float, steps: _Steps) -> G
         if len(rows) <= K_MAX:
             rows.append(row_bits(row))
             gaps.add(row)
-        steps.advance()
+        step()
     warm = took[2:] or took
     steady = statistics.median(warm) <= _STEADY * min(warm)
     return Generated(tokens[:-1], rows, gaps, _low(warm), steady, statistics.median(python_s))
@@ -257,7 +253,7 @@ def _time(
     generated: Sequence[int],
     widths: Sequence[int],
     budget_s: float,
-    steps: _Steps,
+    step: Callable[..., object],
     n_rows: int | None = None,
     judge: Callable[[int, Logits], object] | None = None,
 ) -> dict[int, float]:
@@ -270,7 +266,7 @@ def _time(
     if model.slow_first_pass:
         patience_s = max(budget_s, _WARM_UP_S)
         ready = set(_warm_up(model, generated, [*dict.fromkeys(widths)], patience_s, n_rows))
-        steps.advance(sum(width not in ready for width in widths))
+        step(sum(width not in ready for width in widths))
         widths = [width for width in widths if width in ready]
     began = time.perf_counter()
     for i, width in enumerate(widths):
@@ -282,7 +278,7 @@ def _time(
             took.setdefault(width, []).append(time.perf_counter() - started)
             if judge:
                 judge(width, logits)
-        steps.advance()
+        step()
     return {width: _low(seconds) for width, seconds in took.items()}
 
 
@@ -304,7 +300,11 @@ def _warm_up(
 
 
 def _depth(
-    model: LanguageModel, generated: Sequence[int], single_s: float, thorough: bool, steps: _Steps
+    model: LanguageModel,
+    generated: Sequence[int],
+    single_s: float,
+    thorough: bool,
+    step: Callable[..., object],
 ) -> tuple[dict[int, float], bool]:
     """Return the depth cost of some widths, and whether it is an estimate.
 
@@ -314,17 +314,17 @@ def _depth(
     """
     deep = min(_DEEP, model.n_ctx - max(_DEEP_WIDTHS) - 1)
     if not thorough or deep < _DEEP_ENOUGH:
-        steps.advance(_DEEP_PARTS * (1 + len(_DEEP_WIDTHS)))
+        step(_DEEP_PARTS * (1 + len(_DEEP_WIDTHS)))
         if model.depth_costs:
             return dict(model.depth_costs), False
         reading_s = single_s * model.cached_bytes / max(1, model.weight_bytes)
         return {width: more * reading_s for width, more in _MORE_THAN_MEMORY.items()}, True
     text = repeated(generated, deep + max(_DEEP_WIDTHS))
-    near = _time(model, generated, _DEEP_WIDTHS * _DEEP_PARTS, np.inf, _Steps(None, 0), n_rows=1)
+    near = _time(model, generated, _DEEP_WIDTHS * _DEEP_PARTS, np.inf, lambda *_: None, n_rows=1)
     model.rollback(0)
     for i in range(_DEEP_PARTS):
         model.read(text[deep * i // _DEEP_PARTS : deep * (i + 1) // _DEEP_PARTS])
-        steps.advance()
+        step()
     far: dict[int, list[float]] = {}
     for _ in range(_DEEP_PARTS):
         for width in _DEEP_WIDTHS:
@@ -332,7 +332,7 @@ def _depth(
             model.logits(text[deep : deep + width], 1)
             far.setdefault(width, []).append(time.perf_counter() - started)
             return_to(model, text, deep)
-            steps.advance()
+            step()
     return {width: max(0.0, _low(far[width]) - near[width]) / deep for width in _DEEP_WIDTHS}, False
 
 
