@@ -85,16 +85,18 @@ class Projector:
         self._mtmd = binding = mtmd(header.path)
         params = binding.mtmd_context_params_default()
         params.use_gpu, params.n_threads, params.print_timings = gpu, threads, False
-        log.clear()
-        keep_log(loading=True)
         kept: list[int | None] = []
         path = os.fsencode(header.path)
+
+        def open_context(model: Any) -> None:
+            kept.append(binding.mtmd_init_from_file(path, model, params))
+
+        log.clear()
+        binding.mtmd_helper_log_set(callback_of(loading=True), None)
         try:
-            apart(
-                lambda: kept.append(native.model(lambda model: _open(binding, path, model, params)))
-            )
+            apart(lambda: native.model(open_context))
         finally:
-            keep_log(loading=False)
+            binding.mtmd_helper_log_set(callback_of(loading=False), None)
         if not kept[0]:
             raise _load_error(header)
         self._context = kept[0]
@@ -234,11 +236,6 @@ class Projector:
         return int(code)
 
 
-def _open(binding: Any, path: bytes, model: Any, params: Any) -> int | None:
-    pointer: int | None = binding.mtmd_init_from_file(path, model, params)
-    return pointer
-
-
 def _load_error(header: Header) -> UnsupportedModelError | NotEnoughMemoryError:
     """Return the error for a projector that was not loaded, based on llama.cpp's log."""
     reason = _reason([*log])
@@ -325,10 +322,3 @@ def _binding() -> Any:
     except (ImportError, OSError, RuntimeError, AttributeError):
         return None
     return mtmd_cpp
-
-
-def keep_log(loading: bool) -> None:
-    """Write the log of libmtmd where that of llama.cpp goes."""
-    found = _binding()
-    if found is not None:
-        found.mtmd_helper_log_set(callback_of(loading), None)
