@@ -17,8 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from ..errors import NotEnoughMemoryError
-from ..errors.texts import Option, Text
+from ..errors import NotEnoughMemoryError, Text
 from ..gguf.embeddings import embeds_only
 from ..gguf.header import TOKENS
 from ..gguf.validation import Header
@@ -319,14 +318,14 @@ def check_room(models: Models, features: Mapping[str, str] | None = None) -> Non
         mapped = _with(models, extra_bufts=False)
         if without_copies := largest_ctx(mapped, features, free, total):
             would_fit = Text(
-                f"{would_fit}; with ",
-                Option("extra_bufts", False),
-                f", which does not copy them, a context of {without_copies:,} would fit",
+                "{}; with {extra_bufts=False}, which does not copy them, a context of {} would fit",
+                would_fit,
+                f"{without_copies:,}",
             )
     n = _most_parallel(models, parallel, features, free, total)
     with_all = f", or {n} parallel request{'s' * (n > 1)} with the whole context" if n else ""
     raise NotEnoughMemoryError(
-        Text(f"{wants}; {needed.room(free, total)}: ", would_fit, f"{with_all}."),
+        Text("{}; {}: {}{}.", wants, needed.room(free, total), would_fit, with_all),
         needed.added,
         free,
         n_ctx or None,

@@ -27,10 +27,10 @@ from ..errors import (
     ClosedError,
     DecodeError,
     ImageError,
+    Option,
     OptionConflictError,
     UnsupportedModelError,
 )
-from ..errors.texts import Option
 from ..gguf.header import Header
 from ..gguf.model_file import ModelFile
 from ..options import IMAGE_IDS

@@ -13,8 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..errors import GgufSpecError, VocabularyMismatchError
-from ..errors.texts import Call, Option, Optionally, Text
+from ..errors import GgufSpecError, Pull, Text, VocabularyMismatchError
 from ..gguf.eagle import target_layers
 from ..gguf.heads import (
     described,
@@ -127,14 +126,11 @@ def choose(
         best = here[0]
         return best, f"the draft is {best.name}: {best.why}."
     absent = next((one for one in all_of_them if one.gain > 1 and not one.file), None)
-    hint = (
-        Optionally(" To download one, use ", Call("pull", absent.name), ".")
-        if absent
-        else Optionally(" To use one, set ", Option("draft"), " to a model.")
-    )
-    return None, Text(
-        f"no draft on this disk makes {target.name} faster: drafts come from the text only.", hint
-    )
+    fact = "no draft on this disk makes {} faster: drafts come from the text only."
+    if absent:
+        hint = "[ To download one, use {}.]"
+        return None, Text(fact + hint, target.name, Pull(absent.name))
+    return None, Text(fact + "[ To use one, set {draft} to a model.]", target.name)
 
 
 def candidates(
@@ -319,7 +315,7 @@ def _absent(entry: Entry, target: Entry) -> Candidate:
         return Candidate(
             entry.name, None, 0.0, "it is not on this disk, and not smaller than the target"
         )
-    why = Text("it is not on this disk; to download it, use ", Call("pull", entry.name))
+    why = Text("it is not on this disk; to download it, use {}", Pull(entry.name))
     return Candidate(
         entry.name,
         None,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
-from ..errors import GgufSpecError, NoSpeculationError
-from ..errors.texts import Option, Text, advice
+from ..errors import GgufSpecError, NoSpeculationError, Option, Text
 from ..gguf.eagle import is_eagle, target_layers
 from ..gguf.heads import is_head_alone, n_heads, why_misfit, why_no_head
 from ..gguf.model_file import ModelFile
@@ -72,7 +71,7 @@ def choose_head(
             asked.name,
             asked.value,
             f"{why}.",
-            advice(Text("set ", Option("draft", "auto"), " and ", Option("drafter", "auto"))),
+            Text("set {draft='auto'} and {drafter='auto'}."),
         )
     if why:
         return HeadChoice(why_not=why)

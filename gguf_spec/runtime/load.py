@@ -8,8 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from ..errors import InvalidOptionError
-from ..errors.texts import Option, Optionally, Text
+from ..errors import InvalidOptionError, Text
 from ..gguf.model_file import ModelFile
 from ..gguf.validation import Header
 from ..llama import own_kernels
@@ -280,7 +279,7 @@ def _plainly(target: Model) -> str:
     note, options = f"{target.why_plain}: plain decoding is used.", target.options
     if options.parallel == 1 or options.rpc or target.can_roll_back:
         return note
-    return Text(note, Optionally(" To use drafts, set ", Option("parallel", 1), "."))
+    return Text("{}[ To use drafts, set {parallel=1}.]", note)
 
 
 def _prefix_memory(given: int | str, models: Sequence[tuple[Header, ContextOptions]]) -> int:

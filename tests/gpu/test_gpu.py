@@ -20,7 +20,7 @@ from gguf_spec.llama.devices import devices
 from gguf_spec.llama.model import Model
 from gguf_spec.llama.options import LAYERS_MAX, Placement
 from gguf_spec.llama.sizes import cache_bytes, offloaded
-from tests.gguf import zoo
+from tests.support import zoo
 
 pytestmark = pytest.mark.skipif(not offloads(), reason="llama.cpp finds no GPU")
 MIB = 1 << 20

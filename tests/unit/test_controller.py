@@ -20,7 +20,7 @@ from gguf_spec.speculative.drafters import NgramDrafter, Proposal
 from gguf_spec.speculative.engine import Rule, read_prompt, rounds
 from gguf_spec.speculative.pair import ModelPair
 from gguf_spec.speculative.round_state import RoundState, SearchBudget, Step
-from tests.fakes import Clock, FakeModel, costing, random_table, sampler
+from tests.support.fakes import Clock, FakeModel, costing, random_table, sampler
 
 V, N = 30, 600
 PLAIN, AUTO, MODEL = Speculation(0), Speculation(), Speculation(drafter="model")

@@ -12,7 +12,7 @@ from gguf_spec.errors import InvalidOptionError
 from gguf_spec.llama import own_kernels, probe, selftest
 from gguf_spec.llama.own_kernels import Kernels
 from gguf_spec.llama.selftest import Operation, problem_of
-from tests import children
+from tests.support import children
 
 ASK = """
 import json, sys
