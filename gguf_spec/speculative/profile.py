@@ -324,7 +324,7 @@ def _file(
     target: Model | ModelKey, draft: Model | Head | ModelKey | None, kind: CacheFolder = "profiles"
 ) -> Path:
     parts: list[object] = [VERSION, *this_machine(), *library_parts()]
-    for model in filter(None, (target, draft)):
+    for model in [target, draft] if draft else [target]:
         o = model.options
         parts += [model.file.content_id, o.threads or physical_cores(), o.flash_attention]
         parts += [o.kv_type, o.gpu_layers, o.extra_bufts, *o.rpc, *filter(None, [o.head])]
