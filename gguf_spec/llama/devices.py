@@ -105,7 +105,9 @@ def check_placement(placement: Placement, option: str = "device") -> None:
     known = devices() if placement.overrides or names not in ((), (NONE,)) else []
     for name in names if names != (NONE,) else ():
         if name not in [one.name for one in known]:
-            raise InvalidOptionError(option, name, _allowed(known, NONE), _no_gpu(known, option))
+            no_gpu = Text("omit {}: this build of llama.cpp finds no GPU.", Option(option))
+            allowed = _allowed(known, NONE)
+            raise InvalidOptionError(option, name, allowed, None if known else no_gpu)
     if len(set(names)) < len(names):
         raise InvalidOptionError(option, ", ".join(names), "different devices")
     for pattern, name in placement.overrides:
@@ -116,12 +118,6 @@ def check_placement(placement: Placement, option: str = "device") -> None:
 
 def _allowed(known: Sequence[Device], other: str) -> str:
     return " or ".join([*(str(one) for one in known), other])
-
-
-def _no_gpu(known: Sequence[Device], option: str) -> Text | None:
-    if known:
-        return None
-    return Text("omit {}: this build of llama.cpp finds no GPU.", Option(option))
 
 
 def apply_placement(placement: Placement, params: Any, names: Iterable[str]) -> list[Any]:
@@ -164,15 +160,13 @@ def _override_array(places: dict[str, str]) -> Any:
     entries = []
     for device in dict.fromkeys(places.values()):
         names = [name for name, place in places.items() if place == device]
-        entries.append(_Override(expression(names).encode(), _buffer_type(device)))
+        buffer_type = (
+            call("ggml_backend_cpu_buffer_type")
+            if device == CPU
+            else call("ggml_backend_dev_buffer_type", _pointer(device))
+        )
+        entries.append(_Override(expression(names).encode(), buffer_type))
     return (_Override * (len(entries) + 1))(*entries, _Override(None, None))
-
-
-def _buffer_type(name: str) -> int:
-    """Return the buffer type of a device, as a pointer."""
-    if name == CPU:
-        return int(call("ggml_backend_cpu_buffer_type"))
-    return int(call("ggml_backend_dev_buffer_type", _pointer(name)))
 
 
 def _pointer(name: str) -> int:

@@ -373,6 +373,8 @@ class ContextOptions:
             n_cpu_moe=0,
             overrides=(),
         )
+        # a draft without a GPU has no number of layers there
+        own_layers = self.gpu_layers if placement.uses_gpu else -1
         return replace(
             self,
             drafts=True,
@@ -385,12 +387,8 @@ class ContextOptions:
             threads=self.threads if threads is None else threads,
             flash_attention=self.flash_attention if flash_attention is None else flash_attention,
             kv_type=self.kv_type if kv_type is None else kv_type,
-            gpu_layers=self._layers_of_draft(placement) if gpu_layers is None else gpu_layers,
+            gpu_layers=own_layers if gpu_layers is None else gpu_layers,
         )
-
-    def _layers_of_draft(self, placement: Placement) -> int | Literal["auto"]:
-        """Return the target's number of layers, unless the draft has no GPU."""
-        return self.gpu_layers if placement.uses_gpu else -1
 
     @property
     def repacks(self) -> bool:

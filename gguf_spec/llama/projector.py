@@ -109,11 +109,6 @@ class Projector:
                 "use the mmproj file that belongs to the model.",
             )
 
-    @property
-    def uses_grid_positions(self) -> bool:
-        """Whether the embeddings of an image share positions, as in Qwen2-VL (M-RoPE)."""
-        return bool(self._mtmd.mtmd_decode_use_mrope(self._context))
-
     def tokenize(self, image: Image) -> list[list[int] | Chunk]:
         """Return the parts of an image in their order: token ids of texts, and embeddings.
 
