@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from .. import __version__
 from ..errors import Text
 from ..llama.options import ContextOptions, adapters, read_placement
-from ..system.units import format_bytes
+from ..system.machine import format_bytes
 from . import installation, processor, registry, storage
 from .check import Check
 from .pair import PairChecks

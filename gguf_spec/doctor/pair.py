@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING
 
 from ..errors import GgufSpecError, Option, Text, less_memory
 from ..gguf.heads import head_kind
-from ..gguf.model_file import ModelFile
-from ..gguf.validation import Header
+from ..gguf.validation import Header, ModelFile
 from ..llama.memory import MemoryEstimate, largest_ctx, needs, prefix_memory_in_room
 from ..llama.options import ContextOptions
 from ..llama.sizes import state_bytes
 from ..options import K_MAX
 from ..registry.download import local
 from ..registry.resolve import Entry, resolve
-from ..system.hardware import available_bytes, total_bytes
-from ..system.units import format_bytes
+from ..system.machine import available_bytes, format_bytes, total_bytes
 from .check import Check
 from .installation import REBUILD, has
 

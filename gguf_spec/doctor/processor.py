@@ -10,7 +10,7 @@ from pathlib import Path
 from ..errors import InvalidOptionError, Text
 from ..llama import openmp as openmp_module
 from ..llama.options import ContextOptions, physical_cores
-from ..system.cache import read_json, write_json
+from ..system.files import read_json, write_json
 from .check import Check
 from .installation import REBUILD, has
 

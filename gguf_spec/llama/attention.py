@@ -20,8 +20,8 @@ from ..errors import GgufSpecError
 from ..gguf import rewriting
 from ..gguf.rewriting import TensorInfo
 from ..gguf.validation import Header
-from ..system.cache import cache_file, read_json, this_machine, write_json
-from ..system.competition import cores_are_shared
+from ..system.files import cache_file, read_json, this_machine, write_json
+from ..system.machine import cores_are_shared
 from .backend import library_parts, uses_gpu
 from .model import Model
 from .options import ContextOptions, Placement, physical_cores

@@ -29,9 +29,8 @@ from numpy.typing import NDArray
 
 from ..arrays import Logits
 from ..errors import DecodeError, InvalidOptionError
-from ..gguf.eagle import is_eagle
-from ..gguf.heads import head_bytes, n_heads, shares_cache
-from ..gguf.model_file import ModelFile
+from ..gguf.heads import head_bytes, is_eagle, n_heads, shares_cache
+from ..gguf.validation import ModelFile
 from ..options import K_MAX
 from . import probe
 from .backend import library_parts

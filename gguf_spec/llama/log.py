@@ -25,7 +25,7 @@ from ..errors import (
     UnsupportedModelError,
 )
 from ..gguf.validation import Header
-from ..system.hardware import available_bytes
+from ..system.machine import available_bytes
 from .bindings import C
 from .options import Adapter, ContextOptions
 

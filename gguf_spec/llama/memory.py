@@ -18,12 +18,10 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from ..errors import NotEnoughMemoryError, Text
-from ..gguf.embeddings import embeds_only
 from ..gguf.header import TOKENS
-from ..gguf.validation import Header
+from ..gguf.validation import Header, embeds_only
 from ..options import BRANCHES_MAX, K_MAX
-from ..system.hardware import available_bytes, resident_bytes, total_bytes
-from ..system.units import format_bytes
+from ..system.machine import available_bytes, format_bytes, resident_bytes, total_bytes
 from .backend import build_features, uses_gpu
 from .devices import Device, devices_in_use
 from .native import N_BATCH

@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 from ..errors import InvalidOptionError
 from ..gguf.validation import Header
 from ..load_options import checked
-from ..system.cache import this_machine
+from ..system.files import this_machine
 from . import probe
 from .bindings import LIBRARY_FOLDER, Tensors, attention, identities
 from .options import KV_TYPES, ContextOptions, head_sizes

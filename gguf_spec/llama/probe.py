@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..system.cache import cache_file, read_json, this_machine, write_json
+from ..system.files import cache_file, read_json, this_machine, write_json
 from .bindings import llama_parts
 
 _LOG = logging.getLogger("gguf_spec.llama.selftest")

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from ..errors import ImageError, InvalidOptionError, NotEnoughMemoryError, UnsupportedModelError
 from ..gguf.header import Header
-from ..system.cache import content_id
-from ..system.hardware import available_bytes
+from ..system.files import content_id
+from ..system.machine import available_bytes
 from . import probe
 from .backend import apart, library_parts
 from .bindings import C

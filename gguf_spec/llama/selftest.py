@@ -21,9 +21,9 @@ import numpy as np
 
 from ..arrays import Logits
 from ..errors import GgufSpecError
-from ..gguf.eagle import target_layers
-from ..gguf.model_file import ModelFile
-from ..gguf.projector import read_projector
+from ..gguf.adapters import read_projector
+from ..gguf.heads import target_layers
+from ..gguf.validation import ModelFile
 from ..registry.download import local
 from ..registry.resolve import resolve
 from . import own_kernels

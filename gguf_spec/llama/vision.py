@@ -32,7 +32,7 @@ from ..errors import (
     UnsupportedModelError,
 )
 from ..gguf.header import Header
-from ..gguf.model_file import ModelFile
+from ..gguf.validation import ModelFile
 from ..options import IMAGE_IDS
 from .backend import uses_gpu
 from .image_file import Image

@@ -8,8 +8,7 @@ from typing import Literal, NamedTuple
 
 from ..errors import NoSpeculationError, Option, Text
 from ..gguf.heads import is_head_alone
-from ..gguf.model_file import ModelFile
-from ..gguf.validation import Header
+from ..gguf.validation import Header, ModelFile
 from ..llama.memory import has_room, with_snapshots
 from ..llama.options import ContextOptions
 from ..options import HEADS, Speculation

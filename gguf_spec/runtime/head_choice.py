@@ -6,9 +6,8 @@ from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from ..errors import GgufSpecError, NoSpeculationError, Option, Text
-from ..gguf.eagle import is_eagle, target_layers
-from ..gguf.heads import is_head_alone, n_heads, why_misfit, why_no_head
-from ..gguf.model_file import ModelFile
+from ..gguf.heads import is_eagle, is_head_alone, n_heads, target_layers, why_misfit, why_no_head
+from ..gguf.validation import ModelFile
 from ..llama.head import Head, open_head, why_head_fails
 from ..llama.model import Model
 from ..llama.native_head import extensions, layer_functions

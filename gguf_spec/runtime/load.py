@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..errors import InvalidOptionError, Text
-from ..gguf.model_file import ModelFile
-from ..gguf.validation import Header
+from ..gguf.validation import Header, ModelFile
 from ..llama import own_kernels
 from ..llama.attention import depth_costs
 from ..llama.backend import start_backend
@@ -31,7 +30,7 @@ from ..speculative.pair import ModelPair
 from ..speculative.profiler import profile_of
 from ..speculative.translation import Translation
 from ..speculative.vocabularies import translation_of
-from ..system.units import parse_bytes
+from ..system.machine import parse_bytes
 from .default_model import DefaultModel, chosen_model
 from .draft_choice import Drafts, drafts_of
 from .embedding_model import embedding_llm

@@ -23,7 +23,7 @@ from ..options import K_MAX, Sampling
 from ..sampling.chain import Filters, Sampler
 from ..sampling.near_ties import NOISE_MARGIN, SingleTokenReference
 from ..sampling.rng import SeededRng
-from ..system.competition import cores_are_shared
+from ..system.machine import cores_are_shared
 from .drafters import (
     N_CONFIDENCE_BUCKETS,
     CoupledDraftSampler,

@@ -7,7 +7,6 @@ import pytest
 
 import gguf_spec
 from gguf_spec.llama import own_kernels, probe, selftest
-from gguf_spec.system import cache
 
 DIES = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
 
@@ -101,7 +100,7 @@ def test_a_cache_that_cannot_be_written(child, monkeypatch, tmp_path):
 
 def test_another_library_or_machine_is_asked_again(child, monkeypatch):
     first = own_kernels.repacking_result()
-    monkeypatch.setattr(cache, "_cpu", lambda: "flags: other")
+    monkeypatch.setattr(files, "_cpu", lambda: "flags: other")
     second = own_kernels.repacking_result()
     monkeypatch.setattr(probe, "llama_parts", lambda: ["libllama.so 3 5"])
     assert len({first, second, own_kernels.repacking_result()}) == 3

@@ -9,7 +9,7 @@ from gguf_spec.gguf.validation import Header
 from gguf_spec.llama import attention
 from gguf_spec.llama.attention import N_LAYERS, AttentionShape, attention_shape, depth_costs
 from gguf_spec.llama.options import ContextOptions
-from gguf_spec.system.cache import write_json
+from gguf_spec.system.files import write_json
 
 WIDTHS = (1, 2, 4, 8, 32)
 
