@@ -7,6 +7,7 @@ import pytest
 
 import gguf_spec
 from gguf_spec.llama import own_kernels, probe, selftest
+from gguf_spec.system import files
 
 DIES = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
 
