@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..errors import InvalidOptionError, Text
 from ..llama import openmp
-from ..llama.memory import features_of
+from ..llama.backend import features_of
 from ..llama.options import ContextOptions
 from .check import Check
 
@@ -91,7 +91,7 @@ def build_features() -> dict[str, str]:
     """
     import llama_cpp
 
-    from ..llama.rpc import has_gpu, has_rpc
+    from ..llama.devices import has_gpu, has_rpc
 
     gpu = llama_cpp.llama_supports_gpu_offload() and (not has_rpc() or has_gpu())
     return features_of(llama_cpp.llama_print_system_info().decode()) | {"GPU": str(int(gpu))}
@@ -136,10 +136,10 @@ def has(features: Mapping[str, str], name: str) -> bool:
 
 def workers(addresses: Sequence[str]) -> Check:
     """Check that the workers of a model accept connections."""
-    from ..llama import rpc
+    from ..llama import remote
 
     try:
-        lost = rpc.unreachable(rpc.parse_workers(addresses))
+        lost = remote.unreachable(remote.parse_workers(addresses))
     except InvalidOptionError as error:
         return Check("workers", "fail", error.message, error.hint)
     if lost:

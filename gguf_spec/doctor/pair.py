@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from ..errors import GgufSpecError, Option, Text, less_memory
 from ..gguf.heads import head_kind
 from ..gguf.validation import Header, ModelFile
-from ..llama.cache_size import state_bytes
-from ..llama.memory import MemoryEstimate, largest_ctx, needs, usual_prefix_memory
+from ..llama.memory import MemoryEstimate, largest_ctx, needs, prefix_memory_in_room
 from ..llama.options import ContextOptions
+from ..llama.sizes import state_bytes
 from ..options import K_MAX
 from ..registry.download import local
 from ..registry.resolve import Entry, resolve
@@ -102,7 +102,7 @@ class PairChecks:
         """Return the models with the snapshots of a load with drafts."""
         if self._features is None:
             return models
-        from ..llama.backend import with_snapshots
+        from ..llama.memory import with_snapshots
 
         options = with_snapshots([(file.header, options) for file, options in models], K_MAX)
         return [(file, one) for (file, _), (_, one) in zip(models, options, strict=True)]
@@ -110,7 +110,7 @@ class PairChecks:
     def _embeds(self, file: ModelFile) -> Iterator[Check]:
         """Yield the checks of a model that only computes embeddings."""
         from ..llama.embedder import Embedder
-        from ..llama.embedding_memory import embedding_needs
+        from ..llama.memory import embedding_needs
         from ..llama.model import Model
 
         wanted = embedding_needs(file.header, self._options, self._features or {})
@@ -213,7 +213,7 @@ class PairChecks:
             wanted,
             found,
             lambda free, total: largest_ctx(models, features, free, total),
-            usual_prefix_memory(models, features),
+            prefix_memory_in_room(models, features),
         )
 
     def _fits(
@@ -254,7 +254,7 @@ class PairChecks:
         return Check("room", "ok", found)
 
     def _inside(self, name: str, models: list[tuple[ModelFile, ContextOptions]]) -> Iterator[Check]:
-        from ..llama.eagle_head import open_head
+        from ..llama.head import open_head
         from ..llama.model import Model
         from ..speculative.vocabularies import translation_of
 

@@ -89,9 +89,9 @@ def fast_kernels(features: Mapping[str, str], options: ContextOptions) -> Check:
 
     A failed probe is repeated, because its result is cached until the library changes.
     """
-    from ..llama import selftest
+    from ..llama import own_kernels
 
-    name, file = "fast kernels", selftest.result_file()
+    name, file = "fast kernels", own_kernels.repacking_result()
     if not options.extra_bufts:
         return Check(
             name,
@@ -102,7 +102,7 @@ def fast_kernels(features: Mapping[str, str], options: ContextOptions) -> Check:
     kept = read_json(file)
     known = isinstance(kept, dict) and "ok" in kept
     if not (known and kept["ok"]):
-        problem = selftest.probe()
+        problem = own_kernels.repacking_problem()
         if problem:
             return Check(
                 name,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..errors import GgufSpecError, NotDownloadedError, Pull, Text
 from ..gguf.validation import ModelFile
-from ..llama.backend import check_room
+from ..llama.memory import check_room
 from ..llama.options import ContextOptions
 from ..registry import download
 from ..registry.models_file import BUNDLED

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from ..errors import NoSpeculationError, Option, Text
 from ..gguf.heads import is_head_alone
 from ..gguf.validation import Header, ModelFile
-from ..llama.backend import has_room, with_snapshots
+from ..llama.memory import has_room, with_snapshots
 from ..llama.options import ContextOptions
 from ..options import HEADS, Speculation
 from ..registry.download import local

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ..gguf.validation import ModelFile
 from ..llama.embedder import Embedder
-from ..llama.embedding_memory import check_room_to_embed
+from ..llama.memory import check_room_to_embed
 from ..llama.model import Model
 from ..llama.options import ContextOptions
 from ..options import Sampling, Speculation

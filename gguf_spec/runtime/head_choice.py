@@ -8,13 +8,10 @@ from typing import Literal, NamedTuple
 from ..errors import GgufSpecError, NoSpeculationError, Option, Text
 from ..gguf.heads import is_eagle, is_head_alone, n_heads, target_layers, why_misfit, why_no_head
 from ..gguf.validation import ModelFile
-from ..llama.eagle_head import open_head
-from ..llama.head import Head
-from ..llama.head_probe import why_head_fails
+from ..llama.head import Head, open_head, why_head_fails
 from ..llama.model import Model
-from ..llama.native_head import extensions
+from ..llama.native_head import extensions, layer_functions
 from ..llama.options import ContextOptions
-from ..llama.target_rows import layer_functions
 
 
 class HeadChoice(NamedTuple):

@@ -12,15 +12,14 @@ from ..errors import InvalidOptionError, Text
 from ..gguf.validation import Header, ModelFile
 from ..llama import own_kernels
 from ..llama.attention import depth_costs
-from ..llama.backend import check_room, prefix_memory_in_room, start_backend
+from ..llama.backend import start_backend
 from ..llama.devices import check_placement
-from ..llama.gpu_fit import fit_layers
 from ..llama.head import Head
+from ..llama.memory import check_room, fit_layers, prefix_memory_in_room
 from ..llama.model import Model
-from ..llama.options import AdapterFile, ContextOptions, adapters
-from ..llama.placement import read_placement
-from ..llama.rpc import check_workers, parse_workers
-from ..llama.selftest import extra_bufts_work
+from ..llama.options import AdapterFile, ContextOptions, adapters, read_placement
+from ..llama.own_kernels import extra_bufts_work
+from ..llama.remote import check_workers, parse_workers
 from ..load_options import checked
 from ..options import K_MAX, Sampling, Speculation
 from ..registry.download import local
@@ -28,7 +27,7 @@ from ..registry.resolve import Entry, resolve
 from ..results import OnProgress, Progress
 from ..speculative.drafters import SharedTexts, SuffixAutomaton
 from ..speculative.pair import ModelPair
-from ..speculative.stored_profile import profile_of
+from ..speculative.profiler import profile_of
 from ..speculative.translation import Translation
 from ..speculative.vocabularies import translation_of
 from ..system.machine import parse_bytes

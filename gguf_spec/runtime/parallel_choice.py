@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ..gguf.validation import ModelFile
-from ..llama.backend import parallel_in_room
+from ..llama.memory import parallel_in_room
 from ..llama.options import ContextOptions
 from ..options import AUTO_PARALLEL_MAX, K_MAX, Speculation
 from ..speculative.company import CompanyCosts

@@ -34,7 +34,7 @@ def choose_projector(
     """
     if mmproj is None:
         return None
-    from ..llama.projector_probe import check_projector
+    from ..llama.projector import check_projector
     from ..llama.vision import check_images_possible
 
     if file.embeds_only:
