@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal
 
 from ..errors import InvalidOptionError
 from ..errors.texts import Option, Text
@@ -71,9 +71,6 @@ _FEATURES = {
 _LITTLE_DISK, _LITTLE_MEMORY = 100e6, 500e6
 
 
-Status: TypeAlias = Literal["ok", "warn", "fail"]
-
-
 @dataclass(frozen=True)
 class Check:
     """Result of one check.
@@ -86,7 +83,7 @@ class Check:
     """
 
     name: str
-    status: Status
+    status: Literal["ok", "warn", "fail"]
     found: str
     todo: str = ""
 

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from ..errors import GgufSpecError
 from ..errors.model_errors import less_memory
@@ -24,7 +24,7 @@ from ..registry.download import local
 from ..registry.resolve import Entry, entries, resolve, user_file
 from ..system.hardware import available_bytes, total_bytes
 from ..system.units import format_bytes
-from .installation import REBUILD, Check, Status, file_sizes, has
+from .installation import REBUILD, Check, file_sizes, has
 
 if TYPE_CHECKING:
     from ..llama.head import Head
@@ -251,7 +251,7 @@ class PairChecks:
     ) -> Check:
         """Return the check that explains what drafts."""
         by_text = "drafts come from the text only"
-        status: Status = "ok"
+        status: Literal["ok", "warn"] = "ok"
         todo = ""
         if len(files) > 1 and not (head and head.kind):
             return _file("draft", files[1][0].header)
