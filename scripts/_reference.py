@@ -54,10 +54,28 @@ def reference():
             else:
                 others.append(f"`{thing}`")
         parts.append(f"## {module.__name__}\n\n{markdown(module.__doc__)}\n")
+        if name == "errors":
+            parts.append(f"The classes:\n\n{tree(module.GgufSpecError)}\n")
         if others:
             parts.append(f"Also in this module: {', '.join(others)}.\n")
         parts += entries
     return "\n".join(parts)
+
+
+def tree(kind, indent=""):
+    """A class and those below it, as a list."""
+    others = [base.__name__ for base in kind.__bases__[1:]]
+    line = f"{indent}- {kind.__name__}{f' ({others[0]})' if others else ''}"
+    return "\n".join(
+        [
+            line,
+            *(
+                tree(one, indent + "    ")
+                for one in kind.__subclasses__()
+                if one.__module__ == kind.__module__
+            ),
+        ]
+    )
 
 
 def public(module):

@@ -384,6 +384,19 @@ def spliced(header: bytes, rng: random.Random) -> bytes:
     return bytes(data)
 
 
+def random_header(path: Path, rng: random.Random, text: bytes, n: int) -> bytes:
+    """Return the header of a file with values replaced by `text`, lists of `n` items or numbers, or with damaged bytes."""
+    good, lies, at = File.read(path), {}, 0
+    for tensor in good.tensors:
+        lies[tensor[0]], tensor[3], at = at, b"", at + -(-len(tensor[3]) // 32) * 32
+    for _ in range(rng.choice((0, 1, 5))):
+        array = rng.choice(((4, [1] * n), (6, [float("nan")] * n), (STRING, [b"xy"] * n)))
+        rng.choice(good.pairs)[1:] = rng.choice(((ARRAY, array), (STRING, text), (4, 2**31)))
+    n_times = rng.choice((1, 1, 1, int(300 ** rng.random())))
+    data = File(good.pairs, good.tensors * n_times, lies=lies).pack()
+    return spliced(data, rng) if rng.random() < 0.5 else data
+
+
 def _memory_folder() -> str | None:
     return "/dev/shm" if Path("/dev/shm").is_dir() else None
 

@@ -22,7 +22,7 @@ from rich.text import Text
 
 import gguf_spec
 from gguf_spec.server import serve_in_thread
-from tests.server.browser import Page, start
+from tests.support.browser import Page, start
 
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"

@@ -118,7 +118,7 @@ def files():
     return "\n".join(lines)
 
 
-# What is loaded and run by the tests: the names in tests/gguf/families.py, checked by a test.
+# What is loaded and run by the tests: the names in tests/support/families.py, checked by a test.
 TRIED = (
     "falcon-h1", "gemma3", "gemma4", "gpt-oss", "granitehybrid", "jamba", "lfm2", "lfm2moe", "llama", "mamba", "mamba2",
     "nemotron_h", "nemotron_h_moe", "qwen2", "qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next", "rwkv6", "rwkv7", "step35",

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from tests import children
+from tests.support import children
 
 
 def pytest_addoption(parser):

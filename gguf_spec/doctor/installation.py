@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ..errors import InvalidOptionError
-from ..errors.texts import Option, Text
+from ..errors import InvalidOptionError, Text
 from ..llama import openmp as openmp_module
 from ..llama.memory import features_of
 from ..llama.options import ContextOptions, physical_cores
@@ -157,11 +156,9 @@ def build(features: Mapping[str, str], options: ContextOptions) -> Check:
     )
     if not gpu and options.wants_gpu:
         found = Text(
-            "it has no GPU backend, which ", Option("gpu_layers", options.gpu_layers), " needs"
+            "it has no GPU backend, which {gpu_layers=} needs", gpu_layers=options.gpu_layers
         )
-        return Check(
-            "build", "fail", found, Text("omit ", Option("gpu_layers"), f", or {_GPU_BUILD}")
-        )
+        return Check("build", "fail", found, Text("omit {gpu_layers}, or {}", _GPU_BUILD))
     if not gpu and _NVIDIA.exists():
         return Check(
             "build", "warn", f"it does not use this machine's NVIDIA GPU; {found}", _GPU_BUILD
@@ -264,8 +261,8 @@ def fast_kernels(features: Mapping[str, str], options: ContextOptions) -> Check:
         return Check(
             name,
             "ok",
-            Text("not used: ", Option("extra_bufts", False)),
-            Text("omit ", Option("extra_bufts", False), " to use them."),
+            Text("not used: {extra_bufts=False}"),
+            Text("omit {extra_bufts=False} to use them."),
         )
     kept = read_json(file)
     known = isinstance(kept, dict) and "ok" in kept
@@ -329,13 +326,13 @@ def threads(options: ContextOptions) -> Check:
     cores, quota = physical_cores(), _quota()
     threads = options.threads or cores
     found = f"{threads} on {cores} physical core{'s' if cores > 1 else ''}"
-    use_cores = Text("omit ", Option("threads"), ", or set ", Option("threads", cores), ".")
+    use_cores = Text("omit {threads}, or set {threads=}.", threads=cores)
     if quota is not None and threads > quota + 0.5:
         return Check(
             "threads",
             "warn",
             f"{found}, but this container may use {quota:.3g} of them",
-            Text("set ", Option("threads", max(1, int(quota))), "."),
+            Text("set {threads=}.", threads=max(1, int(quota))),
         )
     if threads > cores:
         return Check(

@@ -9,9 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from ..errors import GgufSpecError
-from ..errors.model_errors import less_memory
-from ..errors.texts import Option, Text
+from ..errors import GgufSpecError, Text, less_memory
 from ..gguf.heads import head_kind
 from ..gguf.model_file import ModelFile
 from ..gguf.projector import read_projector
@@ -265,7 +263,7 @@ class PairChecks:
             found = by_text if draft == "ngram" else "none: plain decoding"
         elif head and head.why_not and draft != "auto":
             status, found = "warn", f"{head.why_not}: drafts come from elsewhere"
-            todo = Text("to name another draft, set ", Option("draft"), ".")
+            todo = Text("to name another draft, set {draft}.")
         elif entry.draft in ("ngram", "none"):
             found = f"models.yaml names none for {entry.name}: {by_text}"
         elif self._features is None:
@@ -339,9 +337,9 @@ class PairChecks:
                 "room",
                 "fail",
                 found,
-                Text("set ", Option("n_ctx", longest), ", which would fit.")
+                Text("set {n_ctx=}, which would fit.", n_ctx=longest)
                 if longest
-                else Text("the weights alone do not fit: ", todo),
+                else Text("the weights alone do not fit: {}", todo),
             )
         if free is not None and wanted.added > free:
             return Check(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..errors import OutputFileError
-from ..errors.texts import Option, Text
+from ..errors import OutputFileError, Text
 from .header import Header
 
 
@@ -32,5 +31,5 @@ def check_place(header: Header, target: Path, force: bool) -> None:
     if target.exists() and not target.is_file():
         raise refuse("is not a file", "name the file to write, such as small.gguf.")
     if target.exists() and not force:
-        hint = Text("choose another name, or set ", Option("force", True), " to replace the file.")
+        hint = Text("choose another name, or set {force=True} to replace the file.")
         raise refuse("exists", hint)

@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from ..errors import CorruptFileError
-from ..errors.texts import Call, Option, Text
+from ..errors import CorruptFileError, Pull, Text
 from ..results import OnProgress, Progress
 from ..system.cache import cache_file, read_json, write_json
 from . import hub, package
@@ -92,7 +91,7 @@ def _refused(
     return CorruptFileError(
         entry.name,
         f"{path} {what}: {kept}.",
-        Text("to download it again, use ", Call("pull", entry.name, (Option("force", True),)), "."),
+        Text("to download it again, use {}.", Pull(entry.name, force=True)),
         expected,
         found,
     )

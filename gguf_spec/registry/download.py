@@ -14,9 +14,11 @@ from ..errors import (
     InvalidOptionError,
     NoSpaceError,
     NotDownloadedError,
+    Option,
     OptionConflictError,
+    Pull,
+    Text,
 )
-from ..errors.texts import Call, Option, Text
 from ..results import OnProgress, Progress
 from ..system.units import format_bytes
 from . import checksums, hub, package, references
@@ -289,12 +291,10 @@ def _check_room(
 
 def _not_downloaded(entry: Entry, offline: bool = False) -> NotDownloadedError:
     of_size = f" ({format_bytes(entry.size_bytes)})" if entry.size_bytes else ""
-    how = Text("to download it, use ", Call("pull", entry.name))
-    hint = (
-        Text(how, " without ", Option("offline", True), " and HF_HUB_OFFLINE.")
-        if offline
-        else Text(how, " without HF_HUB_OFFLINE.")
-        if hub.is_offline()
-        else Text(how, ".")
-    )
-    return NotDownloadedError(entry.name, f"{entry.name}{of_size} is not on this disk.", hint)
+    hint = "to download it, use {}"
+    if offline:
+        hint += " without {offline=True} and HF_HUB_OFFLINE"
+    elif hub.is_offline():
+        hint += " without HF_HUB_OFFLINE"
+    fact = f"{entry.name}{of_size} is not on this disk."
+    return NotDownloadedError(entry.name, fact, Text(hint + ".", Pull(entry.name)))

@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from ..errors import GgufSpecError, VocabularyMismatchError
-from ..errors.texts import Call, Option, Optionally, Text
+from ..errors import GgufSpecError, Pull, Text, VocabularyMismatchError
 from ..gguf.eagle import target_layers
 from ..gguf.header import Header
 from ..gguf.heads import (
@@ -155,14 +154,11 @@ def choose(load: LoadOptions) -> tuple[Candidate | None, str]:
         if one.file and not one.head and is_known and (one.gain > 1 or (one.fits and one.declared)):
             return one, f"the draft is {one.name}: {one.why}."
     absent = next((one for one in all_of_them if one.gain > 1 and not one.file), None)
-    hint = (
-        Optionally(" To download one, use ", Call("pull", absent.name), ".")
-        if absent
-        else Optionally(" To use one, set ", Option("draft"), " to a model.")
-    )
-    return None, Text(
-        f"no draft on this disk makes {target.name} faster: drafts come from the text only.", hint
-    )
+    fact = "no draft on this disk makes {} faster: drafts come from the text only."
+    if absent:
+        hint = "[ To download one, use {}.]"
+        return None, Text(fact + hint, target.name, Pull(absent.name))
+    return None, Text(fact + "[ To use one, set {draft} to a model.]", target.name)
 
 
 def candidates(
@@ -326,7 +322,7 @@ def _absent(entry: Entry, target: Entry) -> Candidate:
         why = "it is not on this disk, and not smaller than the target"
     else:
         gain = _promise(entry.size_bytes / target.size_bytes)
-        why = Text("it is not on this disk; to download it, use ", Call("pull", entry.name))
+        why = Text("it is not on this disk; to download it, use {}", Pull(entry.name))
     is_declared = gain > 0 and entry.name == target.draft
     return Candidate(entry.name, None, gain, why, is_declared)
 

@@ -14,8 +14,8 @@ from ..errors import (
     InvalidOptionError,
     NoGenerationError,
     NotEnoughMemoryError,
+    Text,
 )
-from ..errors.texts import Option, Optionally, Text
 from ..gguf.model_file import ModelFile
 from ..gguf.projector import read_projector
 from ..gguf.validation import Header
@@ -421,7 +421,7 @@ def _plainly(target: Model) -> str:
     note, options = f"{target.why_plain}: plain decoding is used.", target.options
     if options.parallel == 1 or options.rpc or target.can_roll_back:
         return note
-    return Text(note, Optionally(" To use drafts, set ", Option("parallel", 1), "."))
+    return Text("{}[ To use drafts, set {parallel=1}.]", note)
 
 
 def _prefix_memory(given: int | str, models: Sequence[tuple[Header, ContextOptions]]) -> int:

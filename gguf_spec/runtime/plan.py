@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from ..errors import NoSpeculationError
-from ..errors.texts import Option, Text, advice
+from ..errors import NoSpeculationError, Option, Text
 from ..gguf.eagle import is_eagle, target_layers
 from ..gguf.heads import is_head_alone, n_heads, why_misfit, why_no_head
 from ..gguf.model_file import ModelFile
@@ -119,9 +118,7 @@ def plan(load: LoadOptions) -> Plan:
             "draft_lora",
             str(load.of_draft.lora[0].path),
             f"no draft model is loaded for the adapter {load.of_draft.lora[0].path.name}.",
-            advice(
-                Text("set ", Option("draft"), " to a model"), Text("omit ", Option("draft_lora"))
-            ),
+            Text("set {draft} to a model | omit {draft_lora}."),
         )
     files, reason = _files(load, head, draft)
     if head.kind and _is_free(load) and not _has_room(files):
@@ -193,7 +190,7 @@ def _head(load: LoadOptions, given: ModelFile | None) -> HeadChoice:
             asked.name,
             asked.value,
             f"{why}.",
-            advice(Text("set ", Option("draft", "auto"), " and ", Option("drafter", "auto"))),
+            Text("set {draft='auto'} and {drafter='auto'}."),
         )
     return HeadChoice(why_not=why) if why else HeadChoice("file" if given else "own", given)
 

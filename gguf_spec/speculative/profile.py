@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..errors.texts import Option, Optionally, Text
+from ..errors import Text
 from ..gguf.model_file import ModelFile
 from ..llama.backend import has_llamafile, library_parts
 from ..llama.head import Head
@@ -103,8 +103,8 @@ class Profile:
             return "all, up to the longest draft"
         if self.exact_width > 1:
             return Text(
-                f"up to {self.exact_width} tokens",
-                Optionally("; wider ones are used only with ", Option("exact", False)),
+                "up to {} tokens[; wider ones are used only with {exact=False}]",
+                str(self.exact_width),
             )
         if has_llamafile():
             return "none over several tokens: build llama.cpp with -DGGML_LLAMAFILE=OFF"

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import InvalidOptionError, OptionConflictError
-from ..errors.texts import Option, Text
+from ..errors import InvalidOptionError, Option, OptionConflictError, Text
 from ..llama.model import Model
 from .reasoning import ChannelSyntax
 from .reasoning_format import ReasoningFormat, reasoning_format, spells_special
@@ -73,10 +72,10 @@ def _needs_messages(option: str, value: object) -> InvalidOptionError:
         option,
         value,
         "",
-        Text("send messages, or omit ", Option(option), "."),
+        Text("send messages, or omit {}.", Option(option)),
         message=Text(
-            Option(option, value) if isinstance(value, bool) else Option(option),
-            " needs messages: a text has no chat template.",
+            "{} needs messages: a text has no chat template.",
+            Option(option, value if isinstance(value, bool) else ...),
         ),
     )
 
@@ -112,7 +111,7 @@ def no_reasoning(
         option,
         value,
         "",
-        Text("omit ", Option(option), ", or use a model that reasons."),
+        Text("omit {}, or use a model that reasons.", Option(option)),
         message=f"the chat template of {model.path.name} has no reasoning parts.",
     )
 

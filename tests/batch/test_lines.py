@@ -19,10 +19,10 @@ from gguf_spec.options import Speculation
 from gguf_spec.server import serve_in_thread
 from gguf_spec.server.errors import ApiError
 from tests.batch.conftest import DEFAULTS, TABLES, answer, of_openai
-from tests.fakes import FakeModel, fake_llm
-from tests.gguf import zoo
 from tests.server.conftest import ask
 from tests.server.test_tool_choice import CHATML
+from tests.support import zoo
+from tests.support.fakes import FakeModel, fake_llm
 
 HI = [{"role": "user", "content": "Hi"}]
 CHAT = "/v1/chat/completions"

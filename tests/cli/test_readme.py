@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from tests import children
+from tests.support import children
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

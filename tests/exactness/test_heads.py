@@ -29,7 +29,7 @@ from tests.exactness.with_heads import (
     texts,
     tokens,
 )
-from tests.gguf import families, heads, zoo
+from tests.support import families, heads, zoo
 
 FIXED = Speculation(k=3, drafter="mtp", adaptive=False)
 

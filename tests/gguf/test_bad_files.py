@@ -22,8 +22,7 @@ from gguf_spec.errors import (
     UnsupportedModelError,
 )
 from gguf_spec.gguf.model_file import ModelFile
-from tests import children
-from tests.gguf import zoo
+from tests.support import children, zoo
 
 
 def load(path, draft=None, **options):

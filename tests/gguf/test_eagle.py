@@ -13,8 +13,8 @@ from gguf_spec.llama.eagle_head import EagleHead, open_head
 from gguf_spec.llama.memory import needs
 from gguf_spec.llama.model import Model
 from gguf_spec.llama.options import ContextOptions
-from tests.gguf import eagle, families, zoo
 from tests.gguf.head_checks import TEXT, check_pieces, check_restored_state
+from tests.support import eagle, families, zoo
 
 N_VOCAB = len(zoo.TOKENS)
 KNOWN = [*range(30, 80)]

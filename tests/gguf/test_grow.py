@@ -9,7 +9,7 @@ import pytest
 
 from gguf_spec.llama.model import Model
 from gguf_spec.llama.options import ContextOptions
-from tests.gguf import zoo
+from tests.support import zoo
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 from grow_gguf import SHAPES, SOURCES, Shape, grow, main

@@ -23,8 +23,8 @@ from gguf_spec.speculative.drafters import (
     HeadDrafter,
     drafter_of,
 )
-from tests.gguf import families, zoo
 from tests.gguf.head_checks import TEXT, check_pieces, check_restored_state
+from tests.support import families, zoo
 
 OPTIONS = ContextOptions(n_ctx=256, threads=1, extra_bufts=False, head="own")
 

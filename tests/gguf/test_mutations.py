@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from gguf_spec.registry.resolve import resolve
-from tests import children
-from tests.gguf import zoo
+from tests.support import children, zoo
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 import mutate_gguf

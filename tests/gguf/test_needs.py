@@ -17,8 +17,7 @@ from gguf_spec.llama.model import Model
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.registry.download import local
 from gguf_spec.registry.resolve import resolve
-from tests import children
-from tests.gguf import zoo
+from tests.support import children, zoo
 
 MIB = 1 << 20
 GROWN = Path.home() / ".cache" / "gguf-spec" / "grown"

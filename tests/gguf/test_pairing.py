@@ -25,7 +25,7 @@ from gguf_spec.runtime.draft_search import LoadOptions, candidates, choose
 from gguf_spec.speculative.drafters import N_CONFIDENCE_BUCKETS
 from gguf_spec.speculative.profile import ModelKey, Profile, write_profile
 from gguf_spec.system.cache import cache_file
-from tests.gguf import zoo
+from tests.support import zoo
 
 OPTIONS = ContextOptions(threads=1)
 OTHER_TOKENS = [*zoo.TOKENS[:40], "another", *zoo.TOKENS[41:]]

@@ -11,7 +11,7 @@ from gguf_spec.errors import InvalidOptionError, OptionConflictError, SessionErr
 from gguf_spec.text.parts import PartStream, joined
 from gguf_spec.text.reasoning_format import reasoning_format
 from gguf_spec.text.template_reads import names_read
-from tests.gguf import thinkers, zoo
+from tests.support import thinkers, zoo
 
 GREEDY = Sampling(temperature=0, max_tokens=20)
 HELLO = [{"role": "user", "content": "hi"}]

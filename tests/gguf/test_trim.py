@@ -22,8 +22,8 @@ from gguf_spec.gguf.vocabulary import FileVocabulary
 from gguf_spec.models import find, find_drafts
 from gguf_spec.speculative.vocabularies import check_vocabulary
 from gguf_spec.trim import trim
-from tests.gguf import zoo
 from tests.gguf.conftest import check_translated_draft
+from tests.support import zoo
 
 WORDS = [f"Ġword{i}" for i in range(300)]
 TOKENS = [*zoo.TOKENS[:-3], *WORDS, *zoo.TOKENS[-3:]]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import gguf_spec
-from tests import children
+from tests.support import children
 
 ROOT = Path(__file__).parents[2]
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 import gguf_spec
-from tests import children
+from tests.support import children
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = os.environ.get("XDG_CACHE_HOME") or str(

@@ -11,8 +11,8 @@ from gguf_spec.grammar.automaton import Automaton
 from gguf_spec.tools.families import FAMILIES, HARMONY, family_of
 from gguf_spec.tools.grammar import ToolSchemaError, tool_grammar
 from gguf_spec.tools.reader import ToolReader, read_answer
-from tests.fakes import with_few_calls
-from tests.tools.examples import (
+from tests.support.fakes import with_few_calls
+from tests.support.tool_examples import (
     CALLS,
     NAMES,
     SCHEMAS,

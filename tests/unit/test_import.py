@@ -8,7 +8,7 @@ import pytest
 
 import gguf_spec
 from gguf_spec import errors
-from tests import children
+from tests.support import children
 from tests.unit.test_error_texts import CLASSES, example
 
 ROOT = Path(__file__).parents[2]

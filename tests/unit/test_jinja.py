@@ -11,7 +11,7 @@ from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
 from gguf_spec.text import jinja_in_process, jinja_sandbox
 from gguf_spec.text.jinja_sandbox import TemplateFailure, render
-from tests import children
+from tests.support import children
 
 USER = {"role": "user", "content": "What is 2 + 2? "}
 ANSWER = {"role": "assistant", "content": "<think>\nadd\n</think>\n\nIt is 4."}

@@ -8,7 +8,7 @@ from gguf_spec.errors import GrammarTooLargeError, InvalidOptionError
 from gguf_spec.grammar import work
 from gguf_spec.grammar.automaton import Automaton
 from gguf_spec.grammar.json_schema import to_gbnf
-from tests.fakes import with_few_calls
+from tests.support.fakes import with_few_calls
 
 
 def takes(schema, value):

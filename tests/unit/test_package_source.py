@@ -14,14 +14,14 @@ import pytest
 
 from gguf_spec import errors
 from gguf_spec.registry import download, package, pip
-from tests import wheels
-from tests.children import Child
-from tests.wheels import BODY, Index
+from tests.support import wheels
+from tests.support.children import Child
+from tests.support.wheels import BODY, Index
 
 PULL = """
 import sys
 from gguf_spec.registry import download
-from tests import wheels
+from tests.support import wheels
 print(download.pull(wheels.entry()).loaded_bytes)
 """
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from gguf_spec.system.atomic_file import atomic_write
-from tests import children
+from tests.support import children
 
 
 def only(folder):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gguf_spec.bench import USELESS, WORKLOADS, Machine
-from tests import children
+from tests.support import children
 from tests.unit.test_bench import case, report
 
 ROOT = Path(__file__).parents[2]

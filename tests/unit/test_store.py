@@ -14,7 +14,7 @@ from gguf_spec import errors
 from gguf_spec.registry import checksums, download
 from gguf_spec.registry import hub as hub_module
 from gguf_spec.registry.resolve import Entry, Part
-from tests.hub import COMMIT, LATER, REPO, Hub
+from tests.support.hub import COMMIT, LATER, REPO, Hub
 
 BODY = bytes(range(256)) * 9000  # more than two of the pieces it comes in
 FILE = "tales.gguf"

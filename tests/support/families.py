@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from tests.gguf import zoo
-from tests.gguf.zoo import N_CTX, N_EMBD, N_FF
+from tests.support import zoo
+from tests.support.zoo import N_CTX, N_EMBD, N_FF
 
 # tokens of a vocabulary, experts of a layer, and length of each expert's hidden row
 _N_VOCAB, _N_EXPERTS, _N_FF_EXPERT = len(zoo.TOKENS), 4, 32

@@ -4,8 +4,8 @@ import itertools
 import re
 
 from gguf_spec.tools.families import FAMILIES, HARMONY
-from tests.gguf import zoo
-from tests.tools.examples import TEMPLATE_MARKS
+from tests.support import zoo
+from tests.support.tool_examples import TEMPLATE_MARKS
 
 FAMILY = {family.name: family for family in FAMILIES}
 CHANNELS = [

@@ -9,8 +9,8 @@ import numpy as np
 
 from gguf_spec.llama.model import Model
 from gguf_spec.llama.options import ContextOptions
-from tests.gguf import families, zoo
-from tests.gguf.zoo import N_EMBD
+from tests.support import families, zoo
+from tests.support.zoo import N_EMBD
 
 _EPS = 1e-5  # of the norms
 

@@ -3,7 +3,7 @@
 import itertools
 
 from gguf_spec import load
-from tests.gguf import zoo
+from tests.support import zoo
 
 _CHATML = (
     "{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}"

@@ -2,7 +2,7 @@
 
 import itertools
 
-from tests.gguf import zoo
+from tests.support import zoo
 
 # Calls in the form of Hermes; after the result of a call the prompt ends with `Q`.
 TEMPLATE = (

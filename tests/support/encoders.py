@@ -79,7 +79,7 @@ def write(
     **options: Any,
 ) -> Any:
     """Write a BERT; `metadata` and `tensors` are changes, None leaves one out."""
-    from tests.gguf import zoo
+    from tests.support import zoo
 
     own, weights = bert(**options)
     return zoo.write(path, ({}, weights), metadata=own | (metadata or {}), tensors=tensors or {})

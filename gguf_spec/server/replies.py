@@ -1,22 +1,63 @@
-"""Response objects in OpenAI's format for chats and text completions, complete or streamed."""
+"""Answers as objects of an API: the interface, and OpenAI's chats and text completions."""
 
 from __future__ import annotations
 
 import codecs
 import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
-from typing import Any
+from typing import Any, Protocol
 
-from ..results import Completion, FinishReason, Stats
-from ..tools.deltas import Delta, ToolDeltas, whole_answer
+from ..results import Chunk, Completion, FinishReason, Part, Stats
+from ..tools.deltas import Delta, ToolDeltas, call_of, whole_answer
+from ..tools.events import ArgumentPiece, CallBroken, CallEnded, CallStarted, Event
 from ..tools.families import Family
-from .error_formats import openai_error
+from ..tools.reader import ToolReader
+from ..tools.use import ToolUse
 from .errors import ApiError, ending, gone
 from .events import ChoiceEnded, ChunkEvent, Started, TokenInfo, Why
 from .reasoning import REASONING
 from .requests import CompletionRequest
+from .wire import openai_error
+
+
+class Reply(Protocol):
+    """Converts the events of one job to objects of an API format.
+
+    For a complete answer only `whole` is called. For a stream the other methods return the objects
+    to send, in the order of the events; each list may be empty.
+    """
+
+    def whole(self, said: Iterable[ChunkEvent], ended: Iterable[ChoiceEnded]) -> dict[str, Any]:
+        """Return the complete response.
+
+        Args:
+            said: All chunk events of the answer.
+            ended: The final event of each choice, in any order.
+
+        Raises:
+            ApiError: The answer was cancelled.
+        """
+
+    def first(self) -> list[dict[str, Any]]:
+        """Return the objects before the first text."""
+
+    def said(self, said: ChunkEvent) -> list[dict[str, Any]]:
+        """Return the objects for a chunk."""
+
+    def ended(self, ended: ChoiceEnded) -> list[dict[str, Any]]:
+        """Return the last objects of a choice.
+
+        Raises:
+            ApiError: The answer was cancelled.
+        """
+
+    def finished(self) -> list[dict[str, Any]]:
+        """Return the objects after all choices."""
+
+    def failed(self, refusal: ApiError) -> list[dict[str, Any]]:
+        """Return the objects for an error that ends the stream."""
 
 
 class ResponseBuilder:
@@ -232,6 +273,52 @@ class _Offsets:
         before = self._n
         self._n += len(self._decoder.decode(piece))
         return before
+
+
+class AnswerParts:
+    """Reads the chunks of one choice as parts. Text that may begin a tool call is held back.
+
+    Attributes:
+        calls: The complete tool calls in OpenAI's format.
+    """
+
+    def __init__(self, family: Family, use: ToolUse) -> None:
+        """Start an answer.
+
+        Args:
+            family: Syntax of the tool calls.
+            use: The tools that may be called.
+        """
+        most = None if use.parallel else 1
+        self._tools = ToolReader(family, use.schemas, most) if use.tools else None
+        self._family = family
+        self._name, self._arguments = "", ""
+        self.calls: list[dict[str, Any]] = []
+
+    def push(self, chunk: Chunk) -> Iterator[Part]:
+        """Yield the parts of a chunk that can be sent now."""
+        for part in chunk.parts:
+            if part.kind == "text" and self._tools:
+                yield from self._read(self._tools.push(part.text))
+            elif part.text:
+                yield part
+
+    def finish(self) -> Iterator[Part]:
+        """Yield the text that was held back and is not a call."""
+        if self._tools:
+            yield from self._read(self._tools.finish())
+
+    def _read(self, events: Sequence[Event]) -> Iterator[Part]:
+        """Yield the text of events, that of broken calls included; collect the calls."""
+        for event in events:
+            if isinstance(event, CallStarted):
+                self._name, self._arguments = event.name, ""
+            elif isinstance(event, ArgumentPiece):
+                self._arguments += event.text
+            elif isinstance(event, CallEnded):
+                self.calls.append(call_of(self._family, self._name, self._arguments))
+            elif text := event.source if isinstance(event, CallBroken) else event.text:
+                yield Part("text", text)
 
 
 def finish_reason(reason: FinishReason, why: Why | None) -> str:
