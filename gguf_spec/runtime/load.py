@@ -325,12 +325,17 @@ def _open(plan: Plan) -> LLM:
         )
         # Now, so that the first answer is not delayed. Common passes must not be wider than exact.
         if llm.speculation.k or llm.parallel > 1:
-            before = target.why_plain
-            pair.measure()
-            if target.why_plain != before:
-                llm.notes = (*llm.notes, _plainly(target))
+            _measure(llm, pair)
         opened.pop_all()
         return llm
+
+
+def _measure(llm: LLM, pair: ModelPair) -> None:
+    """Measure the costs; note what that shows about the target."""
+    before = pair.target.why_plain
+    pair.measure()
+    if pair.target.why_plain != before:
+        llm.notes = (*llm.notes, _plainly(pair.target))
 
 
 def _open_embedder(given: LoadOptions) -> LLM:
