@@ -102,15 +102,13 @@ def doctor(
             fast,
             installation.amx(features, fast),
             installation.kernels(options),
+            installation.openmp(),
         ]
-        checks.append(installation.openmp())
         if options.rpc:
             checks.append(installation.workers(options.rpc))
         repack = options.extra_bufts and fast.status == "ok"
-        options, draft_options = (
-            replace(options, extra_bufts=repack),
-            replace(draft_options, extra_bufts=repack),
-        )
+        options = replace(options, extra_bufts=repack)
+        draft_options = replace(draft_options, extra_bufts=repack)
     checks += [
         installation.threads(options),
         installation.memory(),

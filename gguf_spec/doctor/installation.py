@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from ..errors import InvalidOptionError, Text
 from ..llama import openmp as openmp_module
@@ -70,6 +70,9 @@ _FEATURES = {
 _LITTLE_DISK, _LITTLE_MEMORY = 100e6, 500e6
 
 
+Status: TypeAlias = Literal["ok", "warn", "fail"]
+
+
 @dataclass(frozen=True)
 class Check:
     """Result of one check.
@@ -94,25 +97,23 @@ def python() -> Check:
         f"{'.'.join(map(str, version))} ({platform.python_implementation()}) "
         f"on {platform.system()} {platform.machine()}"
     )
-    return (
-        Check("Python", "ok", found)
-        if version >= _OLDEST_PYTHON
-        else Check("Python", "fail", found, f"use Python {oldest} or newer.")
-    )
+    if version < _OLDEST_PYTHON:
+        return Check("Python", "fail", found, f"use Python {oldest} or newer.")
+    return Check("Python", "ok", found)
 
 
 def package(version: str) -> Check:
     """Check that the running package is the installed one."""
+    status: Status = "ok"
+    found, todo, folder = version, "", Path(__file__).parents[2]
     try:
         installed = importlib.metadata.version("gguf-spec")
+        if installed != version:
+            status, todo = "warn", "reinstall gguf-spec, or run it outside the clone."
+            found = f"{version} runs from {folder}, but {installed} is installed"
     except importlib.metadata.PackageNotFoundError:
-        return Check("gguf-spec", "ok", f"{version}, from {Path(__file__).parents[2]}")
-    if installed != version:
-        found = f"{version} runs from {Path(__file__).parents[2]}, but {installed} is installed"
-        return Check(
-            "gguf-spec", "warn", found, "reinstall gguf-spec, or run it outside the clone."
-        )
-    return Check("gguf-spec", "ok", version)
+        found = f"{version}, from {folder}"
+    return Check("gguf-spec", status, found, todo)
 
 
 def library() -> Check:
@@ -150,19 +151,16 @@ def build_features() -> dict[str, str]:
 def build(features: Mapping[str, str], options: ContextOptions) -> Check:
     """Check that the build can use the GPU, if there is one."""
     gpu = has(features, "GPU")
-    found = (
-        f"{'with' if gpu else 'without'} GPU offload; "
-        f"{', '.join(name for name in features if name != 'GPU' and has(features, name))}"
-    )
+    names = ", ".join(name for name in features if name != "GPU" and has(features, name))
+    found = f"{'with' if gpu else 'without'} GPU offload; {names}"
     if not gpu and options.wants_gpu:
         found = Text(
             "it has no GPU backend, which {gpu_layers=} needs", gpu_layers=options.gpu_layers
         )
         return Check("build", "fail", found, Text("omit {gpu_layers}, or {}", _GPU_BUILD))
     if not gpu and _NVIDIA.exists():
-        return Check(
-            "build", "warn", f"it does not use this machine's NVIDIA GPU; {found}", _GPU_BUILD
-        )
+        found = f"it does not use this machine's NVIDIA GPU; {found}"
+        return Check("build", "warn", found, _GPU_BUILD)
     return Check("build", "ok", found)
 
 
@@ -192,15 +190,11 @@ def workers(addresses: Sequence[str]) -> Check:
         lost = rpc.unreachable(rpc.parse_workers(addresses))
     except InvalidOptionError as error:
         return Check("workers", "fail", error.message, error.hint)
-    if lost:
-        port = lost[0].rpartition(":")[2]
-        return Check(
-            "workers",
-            "fail",
-            f"no worker answers at {' and '.join(lost)}",
-            f"on the other machine: gguf-spec worker; here: ssh -N -L {port}:127.0.0.1:50052 HOST.",
-        )
-    return Check("workers", "ok", f"{' and '.join(addresses)} accept connections")
+    if not lost:
+        return Check("workers", "ok", f"{' and '.join(addresses)} accept connections")
+    port = lost[0].rpartition(":")[2]
+    todo = f"on the other machine: gguf-spec worker; here: ssh -N -L {port}:127.0.0.1:50052 HOST."
+    return Check("workers", "fail", f"no worker answers at {' and '.join(lost)}", todo)
 
 
 def _cpu() -> tuple[str, set[str]]:
@@ -212,13 +206,10 @@ def _cpu() -> tuple[str, set[str]]:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n", maxsplit=1)[0]
     except OSError:
         return platform.processor() or platform.machine(), set()
-    fields = {
-        key.strip(): value.strip()
-        for key, _, value in (line.partition(":") for line in text.splitlines())
-    }
-    return fields.get("model name", platform.machine()), set(
-        (fields.get("flags") or fields.get("Features") or "").split()
-    )
+    pairs = (line.partition(":") for line in text.splitlines())
+    fields = {key.strip(): value.strip() for key, _, value in pairs}
+    flags = fields.get("flags") or fields.get("Features") or ""
+    return fields.get("model name", platform.machine()), set(flags.split())
 
 
 def processor(features: Mapping[str, str]) -> Check:
@@ -226,22 +217,15 @@ def processor(features: Mapping[str, str]) -> Check:
     name, flags = _cpu()
     there = {feature for feature, flag in _FEATURES.items() if flag in flags}
     used = {feature for feature in _FEATURES if has(features, feature)}
+    unused = there - used - {"AMX_INT8"}  # AMX has its own check
     if not flags:
         return Check("processor", "ok", f"{name}; its features are unknown")
     if used - there:
-        return Check(
-            "processor",
-            "fail",
-            f"{name} lacks {_listed(used - there)}, which this build of llama.cpp needs",
-            REBUILD,
-        )
-    if unused := there - used - {"AMX_INT8"}:  # AMX has its own check
-        return Check(
-            "processor",
-            "warn",
-            f"{name} has {_listed(unused)}, which this build of llama.cpp does not use",
-            REBUILD,
-        )
+        found = f"{name} lacks {_listed(used - there)}, which this build of llama.cpp needs"
+        return Check("processor", "fail", found, REBUILD)
+    if unused:
+        found = f"{name} has {_listed(unused)}, which this build of llama.cpp does not use"
+        return Check("processor", "warn", found, REBUILD)
     return Check("processor", "ok", f"{name}; the build uses all its features")
 
 
@@ -258,24 +242,18 @@ def fast_kernels(features: Mapping[str, str], options: ContextOptions) -> Check:
 
     name, file = "fast kernels", selftest.result_file()
     if not options.extra_bufts:
-        return Check(
-            name,
-            "ok",
-            Text("not used: {extra_bufts=False}"),
-            Text("omit {extra_bufts=False} to use them."),
-        )
+        todo = Text("omit {extra_bufts=False} to use them.")
+        return Check(name, "ok", Text("not used: {extra_bufts=False}"), todo)
     kept = read_json(file)
     known = isinstance(kept, dict) and "ok" in kept
     if not (known and kept["ok"]):
-        problem = selftest.probe()
-        if problem:
-            return Check(
-                name,
-                "warn",
+        if problem := selftest.probe():
+            found = (
                 "repacked weights fail on this machine, so models are loaded without them, "
-                f"which is slower but correct: {problem}",
-                _REBUILD_AMX if has(features, "AMX_INT8") else REBUILD,
+                f"which is slower but correct: {problem}"
             )
+            todo = _REBUILD_AMX if has(features, "AMX_INT8") else REBUILD
+            return Check(name, "warn", found, todo)
         if known:
             found = (
                 "they work now, but are not used because an earlier self-test failed: "
@@ -284,9 +262,8 @@ def fast_kernels(features: Mapping[str, str], options: ContextOptions) -> Check:
             return Check(name, "warn", found, f"remove {file} to repeat the self-test.")
         write_json(file, {"ok": True, "problem": None})
     how = "weights are repacked" if has(features, "REPACK") else "this build repacks no weights"
-    return Check(
-        name, "ok", f"{how}; the self-test finds the same logits with and without repacking"
-    )
+    found = f"{how}; the self-test finds the same logits with and without repacking"
+    return Check(name, "ok", found)
 
 
 def kernels(options: ContextOptions) -> Check:
@@ -308,16 +285,11 @@ def amx(features: Mapping[str, str], fast: Check) -> Check:
     if "amx_int8" not in _cpu()[1]:
         return Check("AMX", "ok", "this processor has no AMX")
     if not has(features, "AMX_INT8"):
-        return Check(
-            "AMX", "warn", "this processor has it, but llama.cpp was built without it", REBUILD
-        )
+        found = "this processor has it, but llama.cpp was built without it"
+        return Check("AMX", "warn", found, REBUILD)
     if fast.status != "ok" or fast.todo:
-        return Check(
-            "AMX",
-            "warn",
-            "this processor and llama.cpp have it, but it is not used: see fast kernels",
-            fast.todo,
-        )
+        found = "this processor and llama.cpp have it, but it is not used: see fast kernels"
+        return Check("AMX", "warn", found, fast.todo)
     return Check("AMX", "ok", "in use")
 
 
@@ -326,24 +298,15 @@ def threads(options: ContextOptions) -> Check:
     cores, quota = physical_cores(), _quota()
     threads = options.threads or cores
     found = f"{threads} on {cores} physical core{'s' if cores > 1 else ''}"
-    use_cores = Text("omit {threads}, or set {threads=}.", threads=cores)
+    todo = Text("omit {threads}, or set {threads=}.", threads=cores)
     if quota is not None and threads > quota + 0.5:
-        return Check(
-            "threads",
-            "warn",
-            f"{found}, but this container may use {quota:.3g} of them",
-            Text("set {threads=}.", threads=max(1, int(quota))),
-        )
-    if threads > cores:
-        return Check(
-            "threads",
-            "warn",
-            f"{found}: they wait for each other",
-            use_cores,
-        )
-    if threads < cores:
-        return Check("threads", "warn", f"{found}: the others are idle", use_cores)
-    return Check("threads", "ok", found)
+        found += f", but this container may use {quota:.3g} of them"
+        todo = Text("set {threads=}.", threads=max(1, int(quota)))
+    elif threads == cores:
+        return Check("threads", "ok", found)
+    else:
+        found += ": they wait for each other" if threads > cores else ": the others are idle"
+    return Check("threads", "warn", found, todo)
 
 
 def openmp() -> Check:
@@ -351,32 +314,21 @@ def openmp() -> Check:
 
     Long spinning makes passes many times slower beside another program.
     """
-    name, slow = "OpenMP", "beside another program, passes can take many times as long"
-    count, state = f"{openmp_module.SPIN_COUNT:,}", openmp_module.state()
-    if state == "set":
-        return Check(
-            name, "ok", f"threads spin {count} times at a barrier, then sleep (set by gguf-spec)"
-        )
-    if state == "user":
-        given = ", ".join(
-            f"{one}={os.environ[one]}" for one in openmp_module.VARIABLES if one in os.environ
-        )
-        return Check(
-            name, "ok", f"the environment sets how long threads spin at a barrier: {given}"
-        )
+    state, count = openmp_module.state(), openmp_module.SPIN_COUNT
+    given = [f"{one}={os.environ[one]}" for one in openmp_module.VARIABLES if one in os.environ]
     if state == "loaded":
         found = (
-            f"another library of this process loaded libgomp first, with a long spin count: {slow}"
+            "another library of this process loaded libgomp first, with a long spin count: beside "
+            "another program, passes can take many times as long"
         )
-        return Check(
-            name,
-            "warn",
-            found,
-            f"set GOMP_SPINCOUNT={openmp_module.SPIN_COUNT} before the program starts.",
-        )
-    if state == "absent":
-        return Check(name, "ok", "this build does not use libgomp: the spin count is not set")
-    return Check(name, "ok", "the spin count is set on Linux only")
+        todo = f"set GOMP_SPINCOUNT={count} before the program starts."
+        return Check("OpenMP", "warn", found, todo)
+    found = {
+        "set": f"threads spin {count:,} times at a barrier, then sleep (set by gguf-spec)",
+        "user": f"the environment sets how long threads spin at a barrier: {', '.join(given)}",
+        "absent": "this build does not use libgomp: the spin count is not set",
+    }.get(state, "the spin count is set on Linux only")
+    return Check("OpenMP", "ok", found)
 
 
 def _quota() -> float | None:
@@ -394,11 +346,9 @@ def memory() -> Check:
     if free is None or not total:
         return Check("memory", "ok", "unknown")
     found = f"{format_bytes(free)} of {format_bytes(total)} are free"
-    return (
-        Check("memory", "ok", found)
-        if free >= _LITTLE_MEMORY
-        else Check("memory", "warn", found, "close other programs.")
-    )
+    if free < _LITTLE_MEMORY:
+        return Check("memory", "warn", found, "close other programs.")
+    return Check("memory", "ok", found)
 
 
 def disk() -> Check:
@@ -408,23 +358,13 @@ def disk() -> Check:
     try:
         free = shutil.disk_usage(there).free
     except OSError as error:
-        return Check(
-            "disk",
-            "warn",
-            f"{there} cannot be examined: {error.strerror}",
-            "set XDG_CACHE_HOME to another folder.",
-        )
+        found = f"{there} cannot be examined: {error.strerror}"
+        return Check("disk", "warn", found, "set XDG_CACHE_HOME to another folder.")
     found = f"{format_bytes(free)} are free in {folder}"
-    return (
-        Check("disk", "ok", found)
-        if free >= _LITTLE_DISK
-        else Check(
-            "disk",
-            "warn",
-            found,
-            "free disk space, or set XDG_CACHE_HOME to a folder on another disk.",
-        )
-    )
+    if free < _LITTLE_DISK:
+        todo = "free disk space, or set XDG_CACHE_HOME to a folder on another disk."
+        return Check("disk", "warn", found, todo)
+    return Check("disk", "ok", found)
 
 
 def cache() -> Check:
@@ -433,28 +373,16 @@ def cache() -> Check:
     for kind in CACHE_FOLDERS:
         file = cache_file(kind, ["doctor", os.getpid()])
         if not write_json(file, kind) or read_json(file) != kind:
-            failed.append(kind)
+            failed.append(str(cache_file(kind, []).parent))
         with contextlib.suppress(OSError):
             file.unlink()
     if failed:
-        found = (
-            "nothing can be saved in "
-            f"{' and '.join(str(cache_file(kind, []).parent) for kind in failed)}: "
-            "each load measures again"
-        )
-        return Check(
-            "cache",
-            "warn",
-            found,
-            "change its permissions, or set XDG_CACHE_HOME to another folder.",
-        )
+        found = f"nothing can be saved in {' and '.join(failed)}: each load measures again"
+        todo = "change its permissions, or set XDG_CACHE_HOME to another folder."
+        return Check("cache", "warn", found, todo)
     folder = cache_folder()
-    return Check(
-        "cache",
-        "ok",
-        f"{folder} can be written and read; "
-        f"it contains {format_bytes(sum(file_sizes(folder / kind for kind in CACHE_FOLDERS)))}",
-    )
+    size = format_bytes(sum(file_sizes(folder / kind for kind in CACHE_FOLDERS)))
+    return Check("cache", "ok", f"{folder} can be written and read; it contains {size}")
 
 
 def file_sizes(folders: Iterable[Path]) -> Iterator[int]:

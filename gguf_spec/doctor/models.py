@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from ..errors import GgufSpecError, Text, less_memory
 from ..gguf.heads import head_kind
@@ -22,7 +22,7 @@ from ..registry.download import local
 from ..registry.resolve import Entry, entries, resolve, user_file
 from ..system.hardware import available_bytes, total_bytes
 from ..system.units import format_bytes
-from .installation import REBUILD, Check, file_sizes, has
+from .installation import REBUILD, Check, Status, file_sizes, has
 
 if TYPE_CHECKING:
     from ..llama.head import Head
@@ -32,22 +32,19 @@ if TYPE_CHECKING:
 
 # seconds to wait for a response of the hub
 _PATIENCE_S = 10
+_NO_HUB = "huggingface_hub cannot be imported"
+_REINSTALL_HUB = "reinstall it: pip install --force-reinstall huggingface_hub."
 
 Files = list[tuple[ModelFile, ContextOptions]]
 
 
 def hub_cache() -> Check:
     """Check that downloaded models can be read and more can be downloaded."""
-    name = "hub cache"
+    name, todo = "hub cache", "change its permissions, or set HF_HOME to another folder."
     try:
         folder = hub_module.folder()
     except ImportError as error:
-        return Check(
-            name,
-            "fail",
-            f"huggingface_hub cannot be imported: {error}",
-            "reinstall it: pip install --force-reinstall huggingface_hub.",
-        )
+        return Check(name, "fail", f"{_NO_HUB}: {error}", _REINSTALL_HUB)
     if not os.path.lexists(folder):
         return Check(name, "ok", f"no model was downloaded yet; the folder is {folder}")
     try:
@@ -56,24 +53,15 @@ def hub_cache() -> Check:
         n_bytes = sum(file_sizes(model / "blobs" for model in models))
         free = shutil.disk_usage(folder).free
     except OSError as error:
-        todo = "change its permissions, or set HF_HOME to another folder."
-        return Check(
-            name,
-            "fail",
-            f"{folder} cannot be read, so no downloaded model is found: {error.strerror}",
-            todo,
-        )
+        found = f"{folder} cannot be read, so no downloaded model is found: {error.strerror}"
+        return Check(name, "fail", found, todo)
     found = (
         f"{folder} contains {len(models)} {'repository' if len(models) == 1 else 'repositories'}, "
         f"{format_bytes(n_bytes)}; {format_bytes(free)} are free there"
     )
     if not os.access(folder, os.W_OK | os.X_OK):
-        return Check(
-            name,
-            "warn",
-            f"{found}, but no model can be downloaded because the folder is read-only",
-            "change its permissions, or set HF_HOME to another folder.",
-        )
+        found += ", but no model can be downloaded because the folder is read-only"
+        return Check(name, "warn", found, todo)
     return Check(name, "ok", found)
 
 
@@ -97,29 +85,22 @@ def hub() -> Check:
 
     No other check makes a request.
     """
-    name, todo = (
-        "hub",
+    todo = (
         "check the network, HTTPS_PROXY and HF_ENDPOINT; "
-        "local files and downloaded models work without the hub.",
+        "local files and downloaded models work without the hub."
     )
     try:
         where = hub_module.endpoint()
         status = hub_module.status(_PATIENCE_S)
     except ImportError as error:
-        return Check(
-            name,
-            "fail",
-            f"huggingface_hub cannot be imported: {error}",
-            "reinstall it: pip install --force-reinstall huggingface_hub.",
-        )
+        return Check("hub", "fail", f"{_NO_HUB}: {error}", _REINSTALL_HUB)
     # the HTTP library depends on the version of huggingface_hub and has its own exceptions
     except Exception as error:
-        return Check(
-            name, "fail", f"{where} cannot be reached: {error or type(error).__name__}", todo
-        )
+        found = f"{where} cannot be reached: {error or type(error).__name__}"
+        return Check("hub", "fail", found, todo)
     if status >= 400:
-        return Check(name, "fail", f"{where} responds with HTTP status {status}", todo)
-    return Check(name, "ok", f"{where} responds")
+        return Check("hub", "fail", f"{where} responds with HTTP status {status}", todo)
+    return Check("hub", "ok", f"{where} responds")
 
 
 def projector(path: Path, model: str | Path, models_file: Path | None, works: bool) -> Check:
@@ -139,15 +120,10 @@ def projector(path: Path, model: str | Path, models_file: Path | None, works: bo
             check_projector(path, local(resolve(model, models_file)))
     except GgufSpecError as error:
         return Check("projector", "fail", error.message, error.hint)
-    kind = header.metadata.get("clip.projector_type") or header.metadata.get(
-        "clip.vision.projector_type"
-    )
-    side = header.metadata["clip.vision.image_size"]
-    return Check(
-        "projector",
-        "ok",
-        f"{path.name}: {kind}, images of {side:,} pixels, {format_bytes(header.file_bytes)}",
-    )
+    data, size = header.metadata, format_bytes(header.file_bytes)
+    kind = data.get("clip.projector_type") or data.get("clip.vision.projector_type")
+    side = data["clip.vision.image_size"]
+    return Check("projector", "ok", f"{path.name}: {kind}, images of {side:,} pixels, {size}")
 
 
 class PairChecks:
@@ -249,7 +225,7 @@ class PairChecks:
     ) -> Check:
         """Return the check that explains what drafts."""
         by_text = "drafts come from the text only"
-        status: Literal["ok", "warn"] = "ok"
+        status: Status = "ok"
         todo = ""
         if len(files) > 1 and not (head and head.kind):
             return _file("draft", files[1][0].header)
@@ -333,18 +309,12 @@ class PairChecks:
         todo = less_memory()
         if not wanted.fits(free, total):
             longest = longest_of(free, total)
-            return Check(
-                "room",
-                "fail",
-                found,
-                Text("set {n_ctx=}, which would fit.", n_ctx=longest)
-                if longest
-                else Text("the weights alone do not fit: {}", todo),
-            )
+            fits = Text("set {n_ctx=}, which would fit.", n_ctx=longest)
+            too_large = Text("the weights alone do not fit: {}", todo)
+            return Check("room", "fail", found, fits if longest else too_large)
         if free is not None and wanted.added > free:
-            return Check(
-                "room", "warn", f"{found}: weights will be read from the disk repeatedly", todo
-            )
+            found += ": weights will be read from the disk repeatedly"
+            return Check("room", "warn", found, todo)
         return Check("room", "ok", found)
 
     def _inside(self, name: str, files: Files, head: HeadChoice | None) -> Iterator[Check]:
