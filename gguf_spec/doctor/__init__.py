@@ -14,7 +14,7 @@ from .. import __version__
 from ..errors import Text
 from ..llama.options import ContextOptions, adapters
 from ..llama.placement import read_placement
-from ..system.units import format_bytes
+from ..system.machine import format_bytes
 from . import installation, models
 from .installation import Check
 

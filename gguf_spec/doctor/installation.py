@@ -21,10 +21,8 @@ from ..errors import InvalidOptionError, Text
 from ..llama import openmp as openmp_module
 from ..llama.memory import features_of
 from ..llama.options import ContextOptions, physical_cores
-from ..system.cache import CACHE_FOLDERS, cache_file, read_json, write_json
-from ..system.folders import cache_folder
-from ..system.hardware import available_bytes, total_bytes
-from ..system.units import format_bytes
+from ..system.files import CACHE_FOLDERS, cache_file, cache_folder, read_json, write_json
+from ..system.machine import available_bytes, format_bytes, total_bytes
 
 # oldest supported version of Python
 _OLDEST_PYTHON = (3, 10)
@@ -252,8 +250,8 @@ def fast_kernels(features: Mapping[str, str], options: ContextOptions) -> Check:
                 "repacked weights fail on this machine, so models are loaded without them, "
                 f"which is slower but correct: {problem}"
             )
-            todo = _REBUILD_AMX if has(features, "AMX_INT8") else REBUILD
-            return Check(name, "warn", found, todo)
+            rebuild = _REBUILD_AMX if has(features, "AMX_INT8") else REBUILD
+            return Check(name, "warn", found, rebuild)
         if known:
             found = (
                 "they work now, but are not used because an earlier self-test failed: "

@@ -10,18 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import GgufSpecError, Text, less_memory
+from ..gguf.adapters import read_projector
 from ..gguf.heads import head_kind
-from ..gguf.model_file import ModelFile
-from ..gguf.projector import read_projector
-from ..gguf.validation import Header
+from ..gguf.validation import Header, ModelFile
 from ..llama.cache_size import state_bytes
 from ..llama.memory import MemoryEstimate, largest_ctx, needs, usual_prefix_memory
 from ..llama.options import ContextOptions
 from ..registry import hub as hub_module
 from ..registry.download import local
 from ..registry.resolve import Entry, entries, resolve, user_file
-from ..system.hardware import available_bytes, total_bytes
-from ..system.units import format_bytes
+from ..system.machine import available_bytes, format_bytes, total_bytes
 from .installation import REBUILD, Check, Status, file_sizes, has
 
 if TYPE_CHECKING:

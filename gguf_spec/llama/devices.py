@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import InvalidOptionError, Option, Text
-from ..system.units import format_bytes
+from ..system.machine import format_bytes
 from .bindings import C
 from .ggml import call
 from .placement import CPU, NONE, Placement, expression

@@ -14,7 +14,7 @@ from ..errors import (
     UnsupportedModelError,
 )
 from ..gguf.validation import Header
-from ..system.hardware import available_bytes
+from ..system.machine import available_bytes
 from .options import Adapter, ContextOptions
 
 

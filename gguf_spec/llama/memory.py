@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from ..errors import NotEnoughMemoryError, Text
 from ..gguf.validation import Header
 from ..options import BRANCHES_MAX, K_MAX
-from ..system.hardware import available_bytes, resident_bytes, total_bytes
-from ..system.units import format_bytes
+from ..system.machine import available_bytes, format_bytes, resident_bytes, total_bytes
 from .cache_size import (
     PAD,
     cache_bytes,

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import GgufSpecError, NotDownloadedError, Pull, Text
-from ..gguf.model_file import ModelFile
+from ..gguf.validation import ModelFile
 from ..llama.backend import check_room
 from ..llama.options import ContextOptions
 from ..registry import download
-from ..registry.local_models import local_models
 from ..registry.models_file import BUNDLED
+from ..registry.references import local_models
 from ..registry.resolve import Entry, entries, split_names
-from ..system.units import format_bytes
+from ..system.machine import format_bytes
 
 DEFAULT = "smollm2-135m-instruct"  # the model of new users, and the least that is worth a choice
 _FIXTURE = "tales"

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Literal
 
 from ..errors import GgufSpecError, Pull, Text, VocabularyMismatchError
-from ..gguf.eagle import target_layers
 from ..gguf.header import Header
 from ..gguf.heads import (
     described,
@@ -23,22 +22,22 @@ from ..gguf.heads import (
     head_kind,
     is_head_alone,
     n_heads,
+    target_layers,
     why_misfit,
     why_no_head,
 )
-from ..gguf.model_file import ModelFile
-from ..gguf.trimmed import trimmed
+from ..gguf.validation import ModelFile, trimmed
 from ..gguf.vocabulary import FileVocabulary
 from ..llama.options import ContextOptions
 from ..options import K_MAX, Speculation
 from ..registry import download
-from ..registry.local_models import local_models
+from ..registry.references import local_models
 from ..registry.resolve import Entry, entries
 from ..results import OnProgress
 from ..speculative.profile import ModelKey, read_profile
 from ..speculative.vocabularies import check_vocabulary, common_share
-from ..system.cache import cache_file, read_json, write_json
-from ..system.units import format_bytes
+from ..system.files import cache_file, read_json, write_json
+from ..system.machine import format_bytes
 
 _VERSION = 2  # format version of cached vocabulary comparisons
 # Model of the acceptance rate: its upper limit, and the size of the draft relative to the target

@@ -16,9 +16,8 @@ from ..errors import (
     NotEnoughMemoryError,
     Text,
 )
-from ..gguf.model_file import ModelFile
-from ..gguf.projector import read_projector
-from ..gguf.validation import Header
+from ..gguf.adapters import read_projector
+from ..gguf.validation import Header, ModelFile
 from ..llama import own_kernels
 from ..llama.attention import depth_costs
 from ..llama.backend import check_room, prefix_memory_in_room, start_backend
@@ -42,8 +41,7 @@ from ..speculative.pair import ModelPair
 from ..speculative.stored_profile import profile_of
 from ..speculative.translation import Translation
 from ..speculative.vocabularies import translation_of
-from ..system.hardware import available_bytes
-from ..system.units import format_bytes, parse_bytes
+from ..system.machine import available_bytes, format_bytes, parse_bytes
 from .default_model import DefaultModel, chosen_model
 from .draft_search import LoadOptions
 from .llm import LLM

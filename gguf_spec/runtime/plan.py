@@ -14,10 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from ..errors import NoSpeculationError, Option, Text
-from ..gguf.eagle import is_eagle, target_layers
-from ..gguf.heads import is_head_alone, n_heads, why_misfit, why_no_head
-from ..gguf.model_file import ModelFile
-from ..gguf.validation import Header
+from ..gguf.heads import is_eagle, is_head_alone, n_heads, target_layers, why_misfit, why_no_head
+from ..gguf.validation import Header, ModelFile
 from ..llama.backend import has_room, parallel_in_room, with_snapshots
 from ..llama.gpu_fit import fit_layers
 from ..llama.head_probe import why_head_fails

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..options import Speculation
 from ..results import Part, Stats
-from ..tools.json_text import parse
+from ..tools.source import parse
 from .errors import ApiError, bad, unknown, unsupported
 from .events import ChoiceEnded, ChunkEvent, Started, TokenInfo
 from .fields import OtherField, same

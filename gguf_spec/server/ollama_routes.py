@@ -18,11 +18,10 @@ from starlette.routing import Route
 
 from .. import __version__
 from ..errors import GgufSpecError
-from ..gguf.embeddings import embeds_only
 from ..gguf.header import Header
-from ..gguf.validation import read_header
+from ..gguf.validation import embeds_only, read_header
 from ..options import Sampling
-from ..text.template_reads import names_read
+from ..text.template_values import names_read
 from .embeddings import check_dimensions, check_pooling, read_dimensions, texts_of
 from .metrics import Metrics
 from .model_pool import ModelPool, ServedModel

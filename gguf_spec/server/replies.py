@@ -10,10 +10,9 @@ from functools import reduce
 from typing import Any, Protocol
 
 from ..results import Chunk, Completion, FinishReason, Part, Stats
-from ..tools.deltas import Delta, ToolDeltas, call_of, whole_answer
-from ..tools.events import ArgumentPiece, CallBroken, CallEnded, CallStarted, Event
 from ..tools.families import Family
-from ..tools.reader import ToolReader
+from ..tools.reader import Delta, ToolDeltas, ToolReader, call_of, whole_answer
+from ..tools.source import ArgumentPiece, CallBroken, CallEnded, CallStarted, Event
 from ..tools.use import ToolUse
 from .errors import ApiError, ending, gone
 from .events import ChoiceEnded, ChunkEvent, Started, TokenInfo, Why

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import Text
-from ..gguf.model_file import ModelFile
+from ..gguf.validation import ModelFile
 from ..llama.backend import has_llamafile, library_parts
 from ..llama.head import Head
 from ..llama.model import Model
 from ..llama.options import ContextOptions, physical_cores
 from ..options import K_MAX
 from ..sampling.near_ties import NOISE_MARGIN
-from ..system.cache import CacheFolder, cache_file, content_id, read_json, this_machine, write_json
+from ..system.files import CacheFolder, cache_file, content_id, read_json, this_machine, write_json
 from .acceptance_rates import AcceptanceRates, fitted, shifted
 from .cost_model import CostModel, Overhead, Pace
 from .cost_tables import interpolate

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from ..errors import InvalidOptionError, Option, TemplateError, Text
 from ..llama.model import Model
 from .jinja_sandbox import TemplateFailure, render
-from .reasoning_format import (
+from .reasoning import (
     REASONING_FIELDS,
     ReasoningFormat,
     plain_tokens,

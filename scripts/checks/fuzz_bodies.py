@@ -30,13 +30,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import gguf_spec
 from gguf_spec.errors import GgufSpecError
-from gguf_spec.gguf import embeddings, projector, validation
+from gguf_spec.gguf import adapters, validation
 from gguf_spec.llama.native import Native
 from gguf_spec.server import Settings, make_app
 from gguf_spec.server.openapi import describe
-from gguf_spec.tools import deltas, families, grammar
+from gguf_spec.tools import families, grammar
+from gguf_spec.tools.reader import ToolDeltas
 from gguf_spec.tools.use import ToolUse
-from scripts import mutate_gguf
+from scripts.checks import mutate_gguf
 from tests.server.request_bodies import POOL, RAW, places, replaced
 from tests.support.random_texts import MARKS, RandomTexts
 
@@ -139,7 +140,7 @@ class Fuzzer(RandomTexts):
         given = {name: self.pick((self.text(500), self.deep(), *POOL)) for name in ("a", "b")}
         answer = self.mutated(family.write([("f0", given)] * self.size(50)))
         yield f"tools of {family.name}", len(json.dumps(listed)) + len(answer)
-        reader = deltas.ToolDeltas(family, use)
+        reader = ToolDeltas(family, use)
         for i in range(0, len(answer), step):
             reader.push(answer[i : i + step])
         reader.finish()
@@ -148,13 +149,13 @@ class Fuzzer(RandomTexts):
     async def header(self, *_):
         text, n = self.text().encode(), self.size(300_000)
         data = mutate_gguf.random_header(TALES, self.rng, text, n)
-        read = validation.read_header if self.chance(0.8) else projector.read_projector
+        read = validation.read_header if self.chance(0.8) else adapters.read_projector
         yield "GGUF header", len(data)
         with tempfile.NamedTemporaryFile() as file:
             file.write(data)
             file.truncate(1 << 34)
             found = read(Path(file.name))
-        embeddings.check_embeds(found)
+        validation.check_embeds(found)
         validation.check_generates_text(found)
         yield "read"
 

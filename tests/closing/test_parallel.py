@@ -474,7 +474,14 @@ def test_two_minutes_of_requests_of_all_kinds():
     """Texts are right, memory stays flat, and no slot, file or thread is left."""
     root = Path(__file__).resolve().parents[2]
     child = children.run(
-        [sys.executable, root / "scripts" / "soak.py", "--parallel", "4", "--minutes", "2"],
+        [
+            sys.executable,
+            root / "scripts" / "checks" / "soak.py",
+            "--parallel",
+            "4",
+            "--minutes",
+            "2",
+        ],
         capture_output=True,
         text=True,
         limit_s=300,

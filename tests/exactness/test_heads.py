@@ -7,7 +7,7 @@ import pytest
 import gguf_spec
 from gguf_spec import Speculation, doctor, models
 from gguf_spec.errors import NoSpeculationError, UnsupportedModelError
-from gguf_spec.gguf.model_file import ModelFile
+from gguf_spec.gguf.validation import ModelFile
 from gguf_spec.llama import native_head
 from gguf_spec.llama.head import Head
 from gguf_spec.llama.options import ContextOptions

@@ -21,7 +21,7 @@ from gguf_spec.errors import (
     PromptTooLongError,
     UnsupportedModelError,
 )
-from gguf_spec.gguf.model_file import ModelFile
+from gguf_spec.gguf.validation import ModelFile
 from tests.support import children, zoo
 
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from gguf_spec.errors import GgufSpecError, UnsupportedModelError
-from gguf_spec.gguf import eagle as files
+from gguf_spec.gguf import heads as files
 from gguf_spec.gguf.architectures import LAST_ROWS, LAYER_INPUTS
 from gguf_spec.gguf.heads import head_bytes, head_kind, is_head_alone, why_misfit, why_no_head
-from gguf_spec.gguf.model_file import ModelFile
+from gguf_spec.gguf.validation import ModelFile
 from gguf_spec.llama import head_probe, target_rows
 from gguf_spec.llama.eagle_head import EagleHead, open_head
 from gguf_spec.llama.memory import needs

@@ -5,7 +5,7 @@ import pytest
 
 from gguf_spec.errors import DecodeError, InvalidOptionError
 from gguf_spec.gguf.heads import head_bytes, is_head_alone, n_heads, why_no_head
-from gguf_spec.gguf.model_file import ModelFile
+from gguf_spec.gguf.validation import ModelFile
 from gguf_spec.llama import head_probe
 from gguf_spec.llama.eagle_head import open_head
 from gguf_spec.llama.head import Head

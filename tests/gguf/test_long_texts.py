@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from gguf_spec.gguf.model_file import ModelFile
+from gguf_spec.gguf.validation import ModelFile
 from gguf_spec.llama import weights
 from gguf_spec.llama.weights import Tokenizer, safe_cuts
 from gguf_spec.models import find

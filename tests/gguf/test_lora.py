@@ -15,7 +15,7 @@ from gguf_spec.errors import (
     NotAModelError,
     UnsupportedModelError,
 )
-from gguf_spec.gguf.model_file import ModelFile
+from gguf_spec.gguf.validation import ModelFile
 from gguf_spec.llama.model import Model
 from gguf_spec.llama.options import Adapter, ContextOptions, adapters
 from gguf_spec.speculative.profile import ModelKey, read_profile, write_profile

@@ -179,7 +179,7 @@ def test_the_peak_of_the_bundled_pair(tmp_path, draft, options):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not LARGE.exists(), reason="scripts/grow_gguf.py makes these models")
+@pytest.mark.skipif(not LARGE.exists(), reason="scripts/models/grow_gguf.py makes these models")
 @pytest.mark.parametrize(
     ("target", "draft", "options"),
     [

@@ -12,7 +12,7 @@ import pytest
 import gguf_spec
 from gguf_spec import Sampling, Speculation
 from gguf_spec.errors import VocabularyMismatchError
-from gguf_spec.gguf.model_file import ModelFile
+from gguf_spec.gguf.validation import ModelFile
 from gguf_spec.gguf.vocabulary import FileVocabulary
 from gguf_spec.models import find, find_drafts
 from tests.support import zoo

@@ -15,9 +15,7 @@ from gguf_spec.errors import (
     UnsupportedModelError,
     VocabularyMismatchError,
 )
-from gguf_spec.gguf.model_file import ModelFile
-from gguf_spec.gguf.trimmed import trimmed
-from gguf_spec.gguf.validation import read_header
+from gguf_spec.gguf.validation import ModelFile, read_header, trimmed
 from gguf_spec.gguf.vocabulary import FileVocabulary
 from gguf_spec.models import find, find_drafts
 from gguf_spec.speculative.vocabularies import check_vocabulary

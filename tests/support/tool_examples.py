@@ -3,9 +3,9 @@
 import json
 
 from gguf_spec.grammar.automaton import Automaton
-from gguf_spec.tools.events import ArgumentPiece, CallBroken, CallStarted, TextPiece
 from gguf_spec.tools.families import FAMILIES
 from gguf_spec.tools.reader import ToolReader
+from gguf_spec.tools.source import ArgumentPiece, CallBroken, CallStarted, TextPiece
 from gguf_spec.tools.use import ToolUse
 
 WEATHER = {

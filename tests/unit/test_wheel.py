@@ -8,7 +8,7 @@ import zipfile
 import pytest
 
 from gguf_spec import errors
-from gguf_spec.registry.wheel import copy_member
+from gguf_spec.registry.package import copy_member
 from tests.support import wheels
 from tests.support.wheels import BODY, MEMBER
 

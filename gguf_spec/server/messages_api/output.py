@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ...results import Completion
-from ...tools.json_text import parse
+from ...tools.source import parse
 from ..errors import ApiError
 from ..events import ChoiceEnded, ChunkEvent, Started
 from ..replies import AnswerParts, finish_reason, usage
