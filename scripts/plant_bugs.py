@@ -187,7 +187,7 @@ BUGS = (
     Bug("a strict tool is free in the text after a wrong start of a tag", "tools/text_rules.py",
         "parts.append(f\"{quoted(letter)} {rules[after]}\")", "parts.append(f\"{quoted(letter)} {again}\")",
         ("tools/test_families.py",)),
-    Bug("a call in a special token is not seen", "runtime/request.py",
+    Bug("a call in a special token is not seen", "runtime/generation.py",
         "call_tokens(target) if options.tools else {},", "{},",
         ("server/test_tool_families.py",)),
     Bug("a text of an argument is sent only at its end", "tools/notation.py",

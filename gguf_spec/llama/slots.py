@@ -20,10 +20,10 @@ from ..arrays import Logits
 from ..errors import DecodeError, InvalidOptionError, RollbackError
 from ..options import K_MAX
 from .bindings import C
+from .cache import least_cut, put_state, state_bytes, take_state
 from .log import log
 from .model import Model
 from .native import SequenceTokens
-from .sequence_state import least_cut, put_state, state_bytes, take_state
 
 
 class Part(NamedTuple):

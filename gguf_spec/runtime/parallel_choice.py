@@ -15,7 +15,7 @@ from ..gguf.model_file import ModelFile
 from ..llama.backend import parallel_in_room
 from ..llama.options import ContextOptions
 from ..options import AUTO_PARALLEL_MAX, K_MAX, Speculation
-from ..speculative.company import CompanyCosts
+from ..speculative.batch_costs import CompanyCosts
 from ..speculative.cost_model import CostModel, Pace
 from ..speculative.profile import ModelKey, Profile, read_profile
 

@@ -20,7 +20,7 @@ from ..options import K_MAX
 from ..sampling.chain import Distribution
 from .acceptance import Draft
 from .acceptance_rates import RequestAcceptance
-from .company import Companies
+from .batch_costs import Companies
 from .draft_length import LEAST_REACH, Prices, best_length
 from .draft_model_use import DraftModelUse
 from .drafters import MODELS, DraftTeam, ModelDrafter, Proposal, TokenDrafter

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..options import K_MAX
 from .acceptance_rates import RequestAcceptance
-from .company import Companies
+from .batch_costs import Companies
 from .cost_model import CostModel
 from .draft_length import Outlook, drafting_gain, token_seconds
 from .drafters import N_CONFIDENCE_BUCKETS, ModelDrafter, Proposal

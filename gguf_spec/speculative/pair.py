@@ -13,7 +13,6 @@ from ..llama.model import Model
 from ..llama.slots import Slots
 from ..options import HEADS, K_MAX, Speculation
 from ..sampling.chain import Sampler
-from .common_passes import Side
 from .controller import DraftController
 from .drafters import (
     CoupledDraftSampler,
@@ -33,8 +32,7 @@ from .drafters import (
 from .interfaces import LanguageModel
 from .pair_statistics import PairStatistics
 from .profile import DEFAULT_PROFILE, Profile, read_statistics, write_statistics
-from .scheduler import Scheduler
-from .task import SlotPair
+from .scheduler import Scheduler, Side, SlotPair
 from .translated_model import in_target_ids
 from .translation import Translation
 from .tree import Tree

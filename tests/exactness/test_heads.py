@@ -13,7 +13,7 @@ from gguf_spec.llama.head import Head
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.registry.resolve import resolve
 from gguf_spec.runtime import draft_choice, head_choice
-from gguf_spec.runtime.kept_prefixes import PrefixStore
+from gguf_spec.runtime.prefix_cache import PrefixStore
 from gguf_spec.speculative.drafters import HeadDrafter
 from tests.exactness.with_heads import (
     GREEDY,

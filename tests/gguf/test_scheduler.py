@@ -12,9 +12,8 @@ from gguf_spec.llama.native import SequenceTokens
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.llama.slots import Slots
 from gguf_spec.speculative import scheduler as scheduler_module
-from gguf_spec.speculative.common_passes import Side
-from gguf_spec.speculative.company import ALONE, CompanyCosts
-from gguf_spec.speculative.scheduler import Scheduler
+from gguf_spec.speculative.batch_costs import ALONE, CompanyCosts
+from gguf_spec.speculative.scheduler import Scheduler, Side
 from tests.fakes import Clock
 
 N_SLOTS, N_CTX = 4, 256
