@@ -339,7 +339,7 @@ class ModelPair:
             fixed=not speculation.adaptive,
             tree=None if slots else self._tree(speculation),
             widest=self.profile.widest(speculation.exact),
-            company=slots.company if slots else None,
+            batches=slots.batches if slots else None,
         )
         if isinstance(before, DraftController):
             controller.go_on_from(before)

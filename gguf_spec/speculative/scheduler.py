@@ -29,7 +29,7 @@ from ..errors import DecodeError
 from ..llama.head import Head
 from ..llama.model import Model
 from ..llama.slots import Part, Slot, Slots
-from .batch_costs import ALONE, Companies, CompanyCosts, Offer, common_rows
+from .batch_costs import ALONE, Batch, BatchCosts, Batches, Offer, common_rows
 from .cost_model import CostModel
 from .drafters import FirstRead
 from .neighbours import moves, pays, runs
@@ -45,7 +45,7 @@ class SlotPair:
     Attributes:
         target: Slot of the target.
         draft: Slot of the draft model, or None.
-        company: The requests that share passes with this one.
+        batches: The requests that share passes with this one.
         first: What the draft model reads of a text.
         task: The task that uses them, or None.
         used_at: Number of the last task that used them.
@@ -53,7 +53,7 @@ class SlotPair:
 
     target: Slot
     draft: Slot | None
-    company: Companies = field(default_factory=Companies)
+    batches: Batches = field(default_factory=Batches)
     first: FirstRead = field(default_factory=FirstRead)
     task: Task | None = None
     used_at: int = 0
@@ -155,7 +155,7 @@ class Side:
     def __init__(self, slots: Slots, base: CostModel) -> None:
         self.slots, self.base = slots, base
         most = len(slots.all) if slots.model.can_roll_back else 0
-        self.costs = CompanyCosts(slots.widest, most)
+        self.costs = BatchCosts(slots.widest, most)
 
     def n_sequences(self, tasks: Sequence[Task]) -> int:
         """Return the number of sequences with which a pass of these tasks is fastest."""
@@ -242,8 +242,8 @@ _MOST_DELAY, _MOST_PIECES = 0.2, 4
 _COMPUTING, _COMPUTING_S = 0.5, 0.02
 
 
-class _InCompany:
-    """Company of the tasks while there are several."""
+class _SharedBatch(Batch):
+    """Batch of the tasks while there are several."""
 
     is_alone = False
 
@@ -251,11 +251,11 @@ class _InCompany:
         self._scheduler, self._costs, self.n = scheduler, side.costs, max(1, n)
 
     def seconds(self, costs: CostModel, n: int, n_past: int) -> float:
-        """As of `Company`."""
+        """Return the seconds of a pass over `n` tokens of each sequence."""
         return self._costs.seconds(costs, self.n, n, n_past)
 
     def passes_s(self, costs: CostModel, first: int, n: int, n_past: int) -> list[float]:
-        """As of `Company`.
+        """Return the seconds of passes over `first`, `first` + 1, ... tokens, `n` values.
 
         The requests that draft share the time of the further rows.
         """
@@ -263,8 +263,9 @@ class _InCompany:
         share = self._costs.drafting_share
         return [passes_s[0] + (one - passes_s[0]) / share for one in passes_s]
 
-    def agreed(self, reaches: Sequence[float], _n: int) -> int:
-        """As of `Company`."""
+    def agreed(self, reaches: Sequence[float], n: int) -> int:
+        """Return the draft length on which the scheduler decides for all tasks."""
+        del n
         return self._scheduler.agree(reaches)
 
 
@@ -384,11 +385,11 @@ class Scheduler:
         piece = self._piece(len(active) - len(decoding), decoding) if decoding else 0
         of_target, of_draft = (
             # Those that read now decode soon, and wait for the same passes then.
-            _InCompany(self, side, len(active)) if together and side else ALONE
+            _SharedBatch(self, side, len(active)) if together and side else ALONE
             for side in (self._target, self._draft)
         )
         for pair in self.pairs:
-            pair.company.target, pair.company.draft = of_target, of_draft
+            pair.batches.target, pair.batches.draft = of_target, of_draft
             for slot in pair.slots:
                 slot.piece = piece if together else 0
 

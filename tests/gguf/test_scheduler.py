@@ -12,7 +12,7 @@ from gguf_spec.llama.native import SequenceTokens
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.llama.slots import Slots
 from gguf_spec.speculative import scheduler as scheduler_module
-from gguf_spec.speculative.batch_costs import ALONE, CompanyCosts
+from gguf_spec.speculative.batch_costs import ALONE, BatchCosts
 from gguf_spec.speculative.scheduler import Scheduler, Side
 from tests.fakes import Clock
 
@@ -156,14 +156,14 @@ def test_alone_prompts_are_read_in_large_passes(models):
     scheduler.step()
     slot = task.slot
     assert (slot.piece, slot.reads_at_once) == (0, models[0].reads_at_once)
-    assert scheduler.pairs[0].company.target is ALONE
+    assert scheduler.pairs[0].batches.target is ALONE
     run(scheduler)
 
 
 @pytest.mark.parametrize("a_token", [1e-6, 1e-1])
 def test_groups_of_unequal_width_keep_their_rows(models, passes, a_token, monkeypatch):
     """Joined where that is cheap, apart where a token is dear; each task has the rows of its own pass."""
-    monkeypatch.setattr(CompanyCosts, "learn", lambda *_: None)
+    monkeypatch.setattr(BatchCosts, "learn", lambda *_: None)
     scheduler = scheduler_of(models[0], costs=Costs(a_token))
     tasks = [Task(scheduler, i, [1 + i, 9], 6, at_once) for i, at_once in enumerate((1, 4, 1, 3))]
     run(scheduler)
@@ -202,7 +202,7 @@ def test_a_pass_that_fails_leaves_the_task_in_a_gap_alone(models, passes, monkey
     """Slot 1 is in the middle of its prompt when the pass of the others, filled across it, fails."""
     monkeypatch.setattr(Side, "move_s", lambda _: 1.0)
     # Pieces of 64 tokens, whatever the passes take on a busy machine.
-    monkeypatch.setattr(CompanyCosts, "learn", lambda *_: None)
+    monkeypatch.setattr(BatchCosts, "learn", lambda *_: None)
     scheduler = scheduler_of(models[0], costs=Costs(1e-3))
     tasks = [Task(scheduler, i, [1 + i, 9], 9) for i in (0, 2, 3)]
     while not tasks[2].rows:
