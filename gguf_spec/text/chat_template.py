@@ -161,8 +161,8 @@ def _marks(taken: str) -> _Marks:
     """
     found: set[str] = set()
     while len(found) < len(_Marks._fields):
-        found.add(chr(0xF0000 + secrets.randbelow(0xFFFE)))
-        found -= set(taken)
+        if (mark := chr(0xF0000 + secrets.randbelow(0xFFFE))) not in taken:
+            found.add(mark)
     return _Marks(*found)
 
 
@@ -211,8 +211,8 @@ def _parts(
         if (
             mark == marks.after_tag
             and last == marks.tag
-            and is_special(parts[-1][0])
             and not _TAG.fullmatch(parts[-1][0])
+            and is_special(parts[-1][0])
         ):
             return None
         parts.append((after, mark == marks.end))
@@ -250,7 +250,8 @@ def _check_rewritten(model: Model, changes_special: bool) -> None:
 def _controls(model: Model, reasoning: ReasoningFormat | None, ids: Sequence[int]) -> list[int]:
     """Return the control tokens among token ids: those without text, and those of channels."""
     shown = reasoning.shown if reasoning else {}
-    return [token for token in ids if token in shown or not model.piece(token)]
+    controls = {token for token in set(ids) if token in shown or not model.piece(token)}
+    return [token for token in ids if token in controls]
 
 
 def _check_message(model: Model, message: object, reasoning: ReasoningFormat | None) -> None:
