@@ -33,7 +33,7 @@ from ..text.template_values import PromptOptions, check_text, no_reasoning
 from ..text.thinking import Thinking
 from ..text.tool_history import call_tokens
 from .images import GivenImage, check_ids, encode_with_images, with_images
-from .prefix_cache import OnlyCaches, PrefixStore
+from .prefix_cache import PrefixStore
 
 Prompt = str | Sequence[int] | Sequence[Message]
 T = TypeVar("T")
@@ -362,23 +362,22 @@ class Generation:
             grammar.rest_by(rest)
         return grammar is not None
 
-    def run(self, slots: SlotPair | None = None) -> Generator[Chunk, None, None]:
+    def run(self, slots: SlotPair) -> Generator[Chunk, None, None]:
         """Yield one chunk per round.
 
         Args:
-            slots: Slots that share passes with other requests; None for the models' own caches.
+            slots: The caches that the request uses.
         """
-        request = self._request
-        target: LanguageModel = slots.target if slots else self._pair.target
-        draft: LanguageModel | None = slots.draft if slots else self._pair.draft
-        rule = self._rule._replace(wide_past=slots is not None)
+        request, target = self._request, slots.target
+        # Other requests make passes of any width.
+        rule = self._rule._replace(wide_past=self._target.parallel > 1)
         k, recorder = self._pair.most_drafted(request.speculation), self._recorder
-        recorder.start(target, draft)
+        recorder.start(target, slots.draft)
         drafter: DraftController | NoDrafter | None = None
         for begin, chain in self._contexts():
             n_left = request.sampling.max_tokens and request.sampling.max_tokens - len(self.tokens)
             drafter = self._pair.drafter(
-                request.speculation, chain, n_left or target.n_ctx, drafter, slots
+                request.speculation, chain, n_left or target.n_ctx, slots, drafter
             )
             recorder.prompt_is_read(self._read_prompt(slots, drafter, begin, k))
             for one in engine.rounds(
@@ -411,16 +410,15 @@ class Generation:
 
     def _read_prompt(
         self,
-        slots: SlotPair | None,
+        slots: SlotPair,
         drafter: DraftController | NoDrafter,
         begin: Sequence[int],
         k: int,
     ) -> int:
         """Read the prompt, or the text that follows a context shift; return how much was cached."""
-        pair, tokens = self._pair, begin[:-1]
-        target: LanguageModel = slots.target if slots else pair.target
-        if not slots:  # those of several requests were prepared with the choice of the slots
-            self._kept.use(OnlyCaches(pair.target, pair.draft, pair.draft_first), tokens)
+        target, tokens = slots.target, begin[:-1]
+        if target.parallel == 1:  # several were prepared with the choice of the slots
+            self._kept.use(slots, tokens)
         retain_prefix(target, tokens)
         n_cached, busy_s = target.n_past, target.busy_s
         on_pass = self._prompt_pass if begin is self._request.prompt else None

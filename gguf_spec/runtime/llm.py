@@ -507,11 +507,9 @@ class LLM:
         """
 
         def empty(_: Ticket) -> None:
-            for model in filter(None, (self._target, self._draft)):
-                model.rollback(0)
+            for slot in (slot for pair in self._pair.slots for slot in pair.slots):
+                slot.rollback(0)
             self._kept.forget()
-            if self._runner:
-                self._runner.forget()
 
         self._in_turn(empty)
 
@@ -620,7 +618,9 @@ class LLM:
         if request.speculation.k:
             self._pair.measure()
         generation = Generation(request, self._pair, self._kept)
-        stream = Stream(generation, generation.run(), partial(self._line.leave, ticket))
+        stream = Stream(
+            generation, generation.run(self._pair.slots[0]), partial(self._line.leave, ticket)
+        )
         ticket.stream = weakref.ref(stream)
         return stream
 

@@ -13,15 +13,15 @@ from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import RollbackError
+from ..llama.cache import Cache
 from ..results import PrefixMemory
-from ..speculative.drafters import FirstRead
-from ..speculative.interfaces import SequenceCache, common, reusable, same_bits
+from ..speculative.interfaces import common, reusable, same_bits
 from ..speculative.scheduler import SlotPair
 from ..system.hardware import available_bytes
 
@@ -35,30 +35,6 @@ _GAIN = 2.0
 _STEP = 0.3
 # Bytes of a token in a key.
 _ID_BYTES = 4
-
-
-class Caches(Protocol):
-    """Caches of the two models that one request uses."""
-
-    @property
-    def target(self) -> SequenceCache:
-        """That of the target."""
-
-    @property
-    def draft(self) -> SequenceCache | None:
-        """That of the draft model, or None."""
-
-    @property
-    def first(self) -> FirstRead:
-        """What the draft model reads of a text."""
-
-
-class OnlyCaches(NamedTuple):
-    """Caches of an LLM that runs one request at a time, as `Caches`."""
-
-    target: SequenceCache
-    draft: SequenceCache | None
-    first: FirstRead
 
 
 @dataclass(frozen=True)
@@ -193,7 +169,7 @@ class PrefixStore:
                 best = Found(n, kept)
         return best
 
-    def use(self, caches: Caches, tokens: Sequence[int], found: Found | None = None) -> None:
+    def use(self, caches: SlotPair, tokens: Sequence[int], found: Found | None = None) -> None:
         """Prepare the caches for a text: save what they lose, and restore a kept text that helps.
 
         Args:
@@ -213,7 +189,7 @@ class PrefixStore:
 
     # ---- saving
 
-    def _save_before(self, caches: Caches, n_same: int) -> None:
+    def _save_before(self, caches: SlotPair, n_same: int) -> None:
         """Save caches of which only the first `n_same` tokens stay."""
         target = caches.target
         n_useful = target.n_read if target.grid else len(target.cached)
@@ -228,7 +204,7 @@ class PrefixStore:
         except (MemoryError, RollbackError):
             return
 
-    def _save_all(self, caches: Caches, n_lost: int) -> None:
+    def _save_all(self, caches: SlotPair, n_lost: int) -> None:
         target, draft = caches.target, caches.draft
         if draft:  # it may still have another text
             offset = 0 if caches.first.failed else caches.first.offset
@@ -316,7 +292,7 @@ class PrefixStore:
 
     # ---- restoring
 
-    def _restore_into(self, caches: Caches, kept: Kept, n: int, n_same: int) -> None:
+    def _restore_into(self, caches: SlotPair, kept: Kept, n: int, n_same: int) -> None:
         """Restore a kept text with `n` useful tokens, `n_same` of which the caches have."""
         if not self._pays(n - n_same, kept.n_bytes, saved=True):
             return
@@ -340,11 +316,11 @@ def _key(tokens: Sequence[int]) -> bytes:
     return np.asarray(tokens, dtype=f">u{_ID_BYTES}").tobytes()
 
 
-def _state(cache: SequenceCache, offset: int = 0) -> _State:
+def _state(cache: Cache, offset: int = 0) -> _State:
     return _State([*cache.cached], cache.n_read, cache.state(), offset)
 
 
-def _put(cache: SequenceCache, state: _State) -> bool:
+def _put(cache: Cache, state: _State) -> bool:
     try:
         return cache.restore(state.tokens, state.n_read, state.data)
     except MemoryError:

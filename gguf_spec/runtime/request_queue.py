@@ -247,14 +247,11 @@ class ParallelRunner:
 
     def slots(self) -> tuple[SlotState, ...]:
         """Return the state of each slot. May be called from any thread."""
-        target, scheduler = self.pair.target, self._scheduler
-        if scheduler is None:
-            n = target.options.parallel
-            return tuple(SlotState(i, target.n_ctx, 0, None) for i in range(n))
-        tasks = [pair.task for pair in scheduler.pairs]
+        pairs = sorted(self.pair.slots, key=lambda one: one.target.index)
+        tasks = [pair.task for pair in pairs]
         return tuple(
-            SlotState(i, target.n_ctx, pair.target.n_past, task.number if task else None)
-            for i, (pair, task) in enumerate(zip(scheduler.pairs, tasks, strict=True))
+            SlotState(i, pair.target.n_ctx, pair.target.n_cached, task.number if task else None)
+            for i, (pair, task) in enumerate(zip(pairs, tasks, strict=True))
         )
 
     def open(self, request: Request) -> Stream:
@@ -279,11 +276,6 @@ class ParallelRunner:
         self.check_thread(self.pair.target.options.parallel)
         job.thread = threading.get_ident()
         self._inbox.put(job)
-
-    def forget(self) -> None:
-        """Empty all caches; the caller has the turn."""
-        if self._scheduler:
-            self._scheduler.forget()
 
     def check_thread(self, n_most: int = 1) -> None:
         """Check that this thread may wait for the slots.
@@ -344,7 +336,6 @@ class ParallelRunner:
         if scheduler:
             with suppress(ClosedError):
                 scheduler.forget()
-                scheduler.hand_back(self.pair.target, self.pair.draft)
 
     def _receive(self, one: object) -> None:
         if isinstance(one, Job):
@@ -371,23 +362,19 @@ class ParallelRunner:
     def _run_open(self, ticket: Ticket) -> None:
         scheduler = self._scheduler = self.pair.scheduler(self._scheduler)
         scheduler.on_lost = partial(self._kept.use, tokens=(), found=Found())
-        scheduler.take_over(self.pair.target, self.pair.draft)
-        try:
-            while True:
-                self._drop_cancelled()
-                if not self._line.has_others(ticket) and not self.is_closed:
-                    self._admit(scheduler)
-                if not self._running:
-                    return
-                for job in self._running:
-                    job.check_reader()
-                    if job.task and (job.generation.cancelled or not job.is_full):
-                        job.task.is_parked = False
-                if not scheduler.step():
-                    self._wait(ticket)
-                self._running = [job for job in self._running if not job.has_ended]
-        finally:
-            scheduler.hand_back(self.pair.target, self.pair.draft)
+        while True:
+            self._drop_cancelled()
+            if not self._line.has_others(ticket) and not self.is_closed:
+                self._admit(scheduler)
+            if not self._running:
+                return
+            for job in self._running:
+                job.check_reader()
+                if job.task and (job.generation.cancelled or not job.is_full):
+                    job.task.is_parked = False
+            if not scheduler.step():
+                self._wait(ticket)
+            self._running = [job for job in self._running if not job.has_ended]
 
     def _admit(self, scheduler: Scheduler) -> None:
         """Start waiting requests on free slots.

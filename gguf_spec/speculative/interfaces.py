@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..arrays import Logits
 from ..errors import RollbackError
+from ..llama.cache import Cache
 
 
 class LanguageModel(Protocol):
@@ -196,47 +196,6 @@ def decode_last(model: LanguageModel, tokens: Sequence[int], one_by_one: bool = 
     return np.array(model.logits(tokens[-1:], 1)[0])
 
 
-class SequenceCache(Protocol):
-    """Cache of one sequence: that of a model with one, or a slot.
-
-    Attributes:
-        cached: Ids of the cached tokens.
-        n_read: Length of the prefix that prefill passes decoded, on the grid.
-        least_cut: Shortest prefix, above 0, to which the cache can be cut.
-    """
-
-    n_read: int
-    least_cut: int
-
-    @property
-    def cached(self) -> list[int]:
-        """As above."""
-
-    @property
-    def grid(self) -> int:
-        """Prefill passes end at multiples of this; 0 where the ends do not matter."""
-
-    @property
-    def least_cut_of_state(self) -> int:
-        """Value of `least_cut` after the present state was restored."""
-
-    @property
-    def can_roll_back(self) -> bool:
-        """Whether the model can remove a part of its cache."""
-
-    def rollback(self, to: int) -> None:
-        """Drop all cached tokens after the first `to`."""
-
-    def state_bytes(self) -> int:
-        """Return the approximate size of `state`, in bytes."""
-
-    def state(self) -> NDArray[np.uint8]:
-        """Return the cache as bytes; an empty array if that is not possible."""
-
-    def restore(self, tokens: Sequence[int], n_read: int, state: Any) -> bool:
-        """Replace the cache by a state; return False, with an empty cache, if that fails."""
-
-
 def common(a: Sequence[int], b: Sequence[int]) -> int:
     """Return the length of the common prefix."""
     low, high = 0, min(len(a), len(b))
@@ -260,7 +219,7 @@ def same_bits(cached: Sequence[int], n_read: int, grid: int, tokens: Sequence[in
     return same
 
 
-def reusable(cache: SequenceCache, tokens: Sequence[int]) -> int:
+def reusable(cache: Cache, tokens: Sequence[int]) -> int:
     """Return how many tokens of a text need not be read with this cache."""
     same = same_bits(cache.cached, cache.n_read, cache.grid, tokens)
     can_cut = cache.can_roll_back and same >= cache.least_cut

@@ -26,9 +26,10 @@ import numpy as np
 
 from ..arrays import Logits
 from ..errors import DecodeError
+from ..llama.cache import Part
 from ..llama.head import Head
 from ..llama.model import Model
-from ..llama.slots import Part, Slot, Slots
+from ..llama.slots import Slots
 from .batch_costs import ALONE, Batch, BatchCosts, Batches, Offer, common_rows
 from .cost_model import CostModel
 from .drafters import FirstRead
@@ -51,15 +52,15 @@ class SlotPair:
         used_at: Number of the last task that used them.
     """
 
-    target: Slot
-    draft: Slot | None
+    target: Model
+    draft: Model | Head | None
     batches: Batches = field(default_factory=Batches)
     first: FirstRead = field(default_factory=FirstRead)
     task: Task | None = None
     used_at: int = 0
 
     @property
-    def slots(self) -> list[Slot]:
+    def slots(self) -> list[Model | Head]:
         """Both slots, the target's first."""
         return [self.target, *([self.draft] if self.draft else [])]
 
@@ -278,17 +279,18 @@ class Scheduler:
         on_lost: Called with free slots before their caches are overwritten.
     """
 
-    def __init__(self, target: Side, draft: Side | None) -> None:
+    def __init__(self, pairs: Sequence[SlotPair], target: Side, draft: Side | None) -> None:
         """Prepare the slots.
 
         Args:
+            pairs: The slots.
             target: Slots and costs of the target.
             draft: Those of the draft model, with as many slots; None without one.
         """
         self._target, self._draft = target, draft
-        drafts = draft.slots.all if draft else [None] * len(target.slots.all)
-        self.pairs = [SlotPair(a, b) for a, b in zip(target.slots.all, drafts, strict=True)]
+        self.pairs = sorted(pairs, key=lambda one: one.target.index)
         for pair in self.pairs:
+            pair.task, pair.used_at = None, 0
             for slot in pair.slots:
                 slot.run = self._wait_for
         self.tasks: list[Task] = []
@@ -312,18 +314,6 @@ class Scheduler:
         """Empty the caches of all slots."""
         for slot in (slot for pair in self.pairs for slot in pair.slots):
             slot.forget()
-
-    def take_over(self, target: Model, draft: Model | Head | None) -> None:
-        """Begin to use the caches, the first of which the models have used by themselves."""
-        for slot, model in zip(self.pairs[0].slots, (target, draft), strict=False):
-            if model:
-                slot.adopt(model.cached, model.n_read, model.least_cut)
-
-    def hand_back(self, target: Model, draft: Model | Head | None) -> None:
-        """Leave the first cache to the models, for use without the scheduler."""
-        for slot, model in zip(self.pairs[0].slots, (target, draft), strict=False):
-            if model:
-                model.adopt(slot.cached, slot.n_read, slot.least_cut)
 
     def start(self, pair: SlotPair, body: Callable[[], object]) -> Task:
         """Start a task on free slots; it runs with the next step.
@@ -366,8 +356,13 @@ class Scheduler:
 
     def _wait_for(self, part: Part) -> Logits:
         """Return the rows of a part of a pass; called by the slots of the running task."""
-        task = self._the_running
-        part.slot.check(part)
+        task = self._running
+        if task is None:  # not in a task: the caller has the turn
+            model = part.slot.model
+            side = self._target if model is self._target.slots.model else self._draft
+            assert side
+            return side.slots.decode_one(part)
+        part.slot.check_room(part.tokens)
         task.waits_for = part
         rows: Logits = task.suspend()
         return rows
@@ -391,7 +386,7 @@ class Scheduler:
         for pair in self.pairs:
             pair.batches.target, pair.batches.draft = of_target, of_draft
             for slot in pair.slots:
-                slot.piece = piece if together else 0
+                slot.most_read = piece if together else 0
 
     def _piece(self, n_read: int, decoding: Sequence[Task]) -> int:
         """Return the most tokens that are read between two passes of the tasks that decode.
@@ -478,11 +473,9 @@ class Scheduler:
 
     def _move(self, pair: SlotPair, free: SlotPair) -> None:
         self.on_lost(free)
-        for side, slot, to in zip(
-            (self._target, self._draft), pair.slots, free.slots, strict=False
-        ):
-            if side:
-                side.slots.move(slot, to)
+        self._target.slots.move(pair.target, free.target)
+        if self._draft and isinstance(pair.draft, Model) and isinstance(free.draft, Model):
+            self._draft.slots.move(pair.draft, free.draft)
         self.pairs = sorted(self.pairs, key=lambda one: one.target.index)
 
     def _waiting(self, side: Side | None, rows: bool) -> list[Task]:

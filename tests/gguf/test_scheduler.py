@@ -13,7 +13,7 @@ from gguf_spec.llama.options import ContextOptions
 from gguf_spec.llama.slots import Slots
 from gguf_spec.speculative import scheduler as scheduler_module
 from gguf_spec.speculative.batch_costs import ALONE, BatchCosts
-from gguf_spec.speculative.scheduler import Scheduler, Side
+from gguf_spec.speculative.scheduler import Scheduler, Side, SlotPair
 from tests.fakes import Clock
 
 N_SLOTS, N_CTX = 4, 256
@@ -42,7 +42,9 @@ class Costs:
 
 
 def scheduler_of(model, widest=65, costs=None):
-    scheduler = Scheduler(Side(Slots(model, widest), costs or Costs()), None)
+    slots = Slots(model, widest)
+    pairs = [SlotPair(slot, None) for slot in slots.all]
+    scheduler = Scheduler(pairs, Side(slots, costs or Costs()), None)
     scheduler.forget()
     return scheduler
 
@@ -146,7 +148,7 @@ def test_pieces_are_longer_where_passes_would_delay_first_tokens(models, a_token
     while not first.rows:
         scheduler.step()
     Task(scheduler, 0, PROMPT, 2)
-    assert scheduler.pairs[0].target.piece == piece
+    assert scheduler.pairs[0].target.most_read == piece
     run(scheduler)
 
 
@@ -155,7 +157,7 @@ def test_alone_prompts_are_read_in_large_passes(models):
     task = Task(scheduler, 1, PROMPT, 3)
     scheduler.step()
     slot = task.slot
-    assert (slot.piece, slot.reads_at_once) == (0, models[0].reads_at_once)
+    assert (slot.most_read, slot.reads_at_once) == (0, models[0].reads_at_once)
     assert scheduler.pairs[0].batches.target is ALONE
     run(scheduler)
 
@@ -339,15 +341,12 @@ def test_first_slots_are_shared_with_the_model(models):
     """What the model read alone is not read again, and what a task left is the model's."""
     model = models[0]
     scheduler = scheduler_of(model)
-    model.adopt([], 0, 0)
     model.read([4, 5, 6])
-    scheduler.take_over(model, None)
     assert scheduler.pairs[0].target.cached == [4, 5, 6]
     rows = []
     slot = scheduler.pairs[0].target
     scheduler.start(scheduler.pairs[0], lambda: rows.append(np.array(slot.logits([7], 1))))
     run(scheduler)
-    scheduler.hand_back(model, None)
     assert (model.cached, model.n_read) == ([4, 5, 6, 7], 3)
     models[1].rollback(0)
     models[1].read([4, 5, 6])
