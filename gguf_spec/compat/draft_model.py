@@ -30,7 +30,7 @@ from ..speculative.drafters import (
     TokenDrafter,
     failure,
 )
-from ..speculative.drafters.draft_sampler import DraftToken
+from ..speculative.drafters.model import DraftToken
 from ..speculative.vocabularies import check_vocabulary
 
 # Least acceptance rate at which a token is drafted: verifying one more token costs a fraction of a
