@@ -17,8 +17,8 @@ from ..runtime.many import Cancellation, CancelledGenerationError
 from ..server.choices import ChoiceRequest, requests_of
 from ..server.errors import ApiError, as_refusal, refusal_of
 from ..server.events import ChoiceEnded, ChunkEvent, Started, named
+from ..server.replies import ResponseBuilder, usage
 from ..server.requests import CompletionRequest
-from ..server.responses import ResponseBuilder, usage
 from ..tools.families import family_of
 from .defaults import LineDefaults
 from .lines import Line

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ..errors import BatchFileError
-from ..system.file_lock import try_lock
+from ..system.files import try_lock
 from .answers import LineResult
 from .lines import Line
 

@@ -15,7 +15,6 @@ from importlib.resources import files
 from typing import NamedTuple
 
 from ..errors import ContextTooShortError
-from ..errors.texts import Option, Text
 from ..runtime.llm import LLM
 from ..text.chat_template import Message
 
@@ -26,10 +25,7 @@ SIZES = {
     "4k": 3900,
 }
 # Alternatives to a larger context.
-SMALLER_WORK = (
-    Text("set a smaller ", Option("n_tokens")),
-    Text("select other workloads with ", Option("names")),
-)
+SMALLER_WORK = ("set a smaller {n_tokens}", "select other workloads with {names}")
 
 
 class Conversation(NamedTuple):

@@ -232,8 +232,7 @@ def _names(options: dict[str, Any]) -> list[str | None]:
 
 def _check_several(options: dict[str, Any], draft: str) -> None:
     """Refuse options that belong to one model."""
-    from ..errors import OptionConflictError
-    from ..errors.texts import Option
+    from ..errors import Option, OptionConflictError
 
     own = [name for name in ("mmproj", "lora", "draft_lora") if options[name]]
     if draft not in ("auto", "mtp", "ngram", "none"):

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ClosedError, InvalidOptionError, OptionConflictError
-from ..errors.texts import Option
+from ..errors import ClosedError, InvalidOptionError, Option, OptionConflictError
 from ..text.tool_history import reads_tools
 from ..tools.families import family_of
 from ..tools.use import ToolUse

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..results import Chunk, Completion, TokenLogprob
-from ..tools.deltas import ToolDeltas, whole_answer
 from ..tools.families import Family
+from ..tools.reader import ToolDeltas, whole_answer
 from ..tools.use import ToolUse
 
 Dict = dict[str, Any]

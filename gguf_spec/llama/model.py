@@ -15,10 +15,9 @@ import numpy as np
 
 from ..arrays import Logits
 from ..errors import DecodeError, InvalidOptionError, UnsupportedModelError
+from ..gguf.adapters import check_adapter
 from ..gguf.heads import is_head_alone
-from ..gguf.lora import check_adapter
-from ..gguf.model_file import ModelFile
-from ..gguf.validation import Header
+from ..gguf.validation import Header, ModelFile
 from ..options import K_MAX
 from ..results import PassCounts
 from . import own_kernels
@@ -170,17 +169,17 @@ class Model(Cache):
         n_ctx = self.options.positions(self.n_ctx_train)
         # An encoder has no embeddings of later positions, and llama.cpp would abort.
         self.n_ctx = min(n_ctx, self.n_ctx_train or n_ctx)
-        self._widest_read = self._n_batch = N_BATCH
+        self.reads_at_once = self._n_batch = N_BATCH
         self.cached_bytes = 0.0
 
     def _open(self, header: Header) -> None:
         params, options, native = C.llama_context_default_params(), self.options, self.native
         params.n_ctx = options.positions(self.n_ctx_train)
-        self._widest_read = params.n_ubatch = (
+        self.reads_at_once = params.n_ubatch = (
             N_BATCH if uses_gpu(options) else cpu_batch(header, options, params.n_ctx)
         )
         # the widest verification pass may be wider than a prefill pass
-        self._n_batch = params.n_batch = max(self._widest_read, WIDEST)
+        self._n_batch = params.n_batch = max(self.reads_at_once, WIDEST)
         if options.parallel > 1:  # each sequence has a cache of its own, so none changes another
             params.n_ctx, params.kv_unified = options.parallel * padded(params.n_ctx), False
             params.n_seq_max = options.parallel
@@ -263,6 +262,10 @@ class Model(Cache):
         """
         whole = self._widest_read
         return min(self.most_read, whole) if self.most_read and not self.grid else whole
+
+    @reads_at_once.setter
+    def reads_at_once(self, n: int) -> None:
+        self._widest_read = n
 
     def read(self, tokens: Sequence[int]) -> None:
         """Prefill tokens, `reads_at_once` per pass.

@@ -12,8 +12,7 @@ from itertools import groupby, pairwise
 from typing import Any
 
 from ..errors import ClosedError, UnsupportedModelError
-from ..gguf.model_file import ModelFile
-from ..gguf.validation import Header
+from ..gguf.validation import Header, ModelFile
 from .backend import LoadProgress, apart, run_with_large_stack, start_backend
 from .bindings import C
 from .load_errors import adapter_error, load_error, not_locked

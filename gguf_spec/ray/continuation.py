@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
 from ..server.errors import SHUTTING_DOWN
-from ..server.stream_formats import DATA_EVENTS
+from ..server.wire import DATA_EVENTS
 
 # Routes whose streams are continued: those whose events are known here.
 CONTINUED = ("/v1/chat/completions", "/v1/completions")

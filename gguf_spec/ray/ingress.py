@@ -8,11 +8,9 @@ from collections.abc import AsyncIterator, Callable
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from ..server.body import read_body
-from ..server.error_formats import refused
 from ..server.errors import SHUTTING_DOWN, ApiError
 from ..server.settings import Settings
-from ..server.stream_formats import DATA_EVENTS, JSON_LINES, NAMED_EVENTS
+from ..server.wire import DATA_EVENTS, JSON_LINES, NAMED_EVENTS, read_body, refused
 from .calls import Call, Head, path_of
 from .continuation import (
     CONTINUED,

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import BusyError, ClosedError, GgufSpecError, NoGenerationError
-from ..gguf.embeddings import pooling_of
+from ..gguf.validation import pooling_of
 from ..llama.embedder import Embedder
 from ..llama.head import Head
 from ..llama.model import Model
@@ -25,9 +25,8 @@ from ..speculative.profile import Profile
 from ..speculative.translation import Translation
 from ..text.chat_template import Message, Tools
 from ..text.infill import encode_infill
-from ..text.reasoning_format import reasoning_format
-from ..text.template_reads import names_read
-from ..text.template_values import no_reasoning, read_options
+from ..text.reasoning import reasoning_format
+from ..text.template_values import names_read, no_reasoning, read_options
 from .chat import Chat
 from .embedding import embed, encode_texts, rank_prompts
 from .generation import Generation, Prompt, Request, build_request, check_request, encode

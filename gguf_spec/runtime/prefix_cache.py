@@ -23,7 +23,7 @@ from ..llama.cache import Cache
 from ..results import PrefixMemory
 from ..speculative.interfaces import common, reusable, same_bits
 from ..speculative.scheduler import SlotPair
-from ..system.hardware import available_bytes
+from ..system.machine import available_bytes
 
 # Tokens; a copy must save reading at least as many.
 LEAST_COPIED = 64

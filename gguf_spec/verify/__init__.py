@@ -31,8 +31,8 @@ from ..errors import (
     EmptyPromptError,
     InvalidOptionError,
     NoSpeculationError,
+    Text,
 )
-from ..errors.texts import Option, Text, advice
 from ..options import Sampling
 from ..results import OnProgress, Progress
 from ..runtime.llm import LLM
@@ -110,7 +110,7 @@ def verify(
             "draft",
             None,
             "there is no draft model, so there is no speculation to verify.",
-            advice(Text("set ", Option("draft"), " to a model")),
+            Text("set {draft} to a model."),
         )
     if not prompts or isinstance(prompts, str):
         raise InvalidOptionError(
@@ -178,9 +178,7 @@ def _long_text(llm: LLM, prompts: Sequence[str], n_tokens: int) -> str:
     room = llm.n_ctx - max(len(llm.tokenize(prompt)) for prompt in prompts) - n_tokens - _SPARE
     if room < _LEAST_LONG:
         needed = llm.n_ctx - room + _LEAST_LONG
-        raise ContextTooShortError(
-            "a long prompt", llm.n_ctx, needed, Text("set a smaller ", Option("n_tokens"))
-        )
+        raise ContextTooShortError("a long prompt", llm.n_ctx, needed, "set a smaller {n_tokens}")
     return long_text(llm, min(_LONG, room))
 
 

@@ -5,12 +5,12 @@ from itertools import pairwise
 
 import pytest
 
-from gguf_spec.gguf.model_file import ModelFile
+from gguf_spec.gguf.validation import ModelFile
 from gguf_spec.llama import weights
 from gguf_spec.llama.weights import Tokenizer, safe_cuts
 from gguf_spec.models import find
-from tests.gguf import zoo
 from tests.gguf.test_other_tokenizer import spm
+from tests.support import zoo
 
 USERS = ["\n\n", "\n\n\n", "<a>", "a><b", "><b>", " <x>", "<|im_end|>x", "ababa"]
 PIECES = [

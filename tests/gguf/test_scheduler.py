@@ -14,7 +14,7 @@ from gguf_spec.llama.slots import Slots
 from gguf_spec.speculative import scheduler as scheduler_module
 from gguf_spec.speculative.batch_costs import ALONE, BatchCosts
 from gguf_spec.speculative.scheduler import Scheduler, Side, SlotPair
-from tests.fakes import Clock
+from tests.support.fakes import Clock
 
 N_SLOTS, N_CTX = 4, 256
 PROMPT = [7 + i % 200 for i in range(150)]

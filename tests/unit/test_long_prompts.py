@@ -11,7 +11,7 @@ from gguf_spec.speculative.drafters import CoupledDraftSampler, FirstRead, Model
 from gguf_spec.speculative.drafters.model import _LEAST_CONTEXT, DraftCorrection
 from gguf_spec.speculative.engine import Rule, read_prompt, rounds
 from gguf_spec.speculative.profile import DEFAULT_PROFILE
-from tests.fakes import FakeModel, costing, random_table, sampler
+from tests.support.fakes import FakeModel, costing, random_table, sampler
 
 V = 30
 TABLE = random_table(np.random.default_rng(1), V)

@@ -16,8 +16,7 @@ from ...errors import InvalidGrammarError, NoTokenLeftError, OffGrammarError, Ro
 from ...llama.eagle_head import EagleHead
 from ...llama.head import Head
 from ...options import IMAGE_IDS, K_MAX
-from ...sampling.chain import COLDEST, Distribution, Sampler
-from ...sampling.rows import largest
+from ...sampling.chain import COLDEST, Distribution, Sampler, largest
 from ..acceptance_rates import Kind
 from ..interfaces import LanguageModel, read_on, retain_prefix
 from ..translated_model import TranslatedModel
