@@ -37,7 +37,7 @@ from gguf_spec.server.openapi import describe
 from gguf_spec.tools import families, grammar
 from gguf_spec.tools.reader import ToolDeltas
 from gguf_spec.tools.use import ToolUse
-from scripts import mutate_gguf
+from scripts.checks import mutate_gguf
 from tests.server.request_bodies import POOL, RAW, places, replaced
 from tests.support.random_texts import MARKS, RandomTexts
 

@@ -1,6 +1,6 @@
 """Which passes give a row the bits of a single-row pass, on the real llama.cpp: what is promised holds, and texts are the plain ones.
 
-The same for another library, such as one for plain AVX2: `scripts/library.py avx2` builds it and says how these tests use it.
+The same for another library, such as one for plain AVX2: `scripts/build/library.py avx2` builds it and says how these tests use it.
 """
 
 import os

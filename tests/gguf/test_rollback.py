@@ -17,7 +17,7 @@ RECURRENT = [name for name in families.NAMES if architecture(name).cache != "att
 WITH_SNAPSHOTS = [name for name in RECURRENT if architecture(name).has_snapshots]
 TEXT = [int(token) for token in np.random.default_rng(3).integers(20, 250, 120)]
 JUNK = 60
-SCRIPTS = Path(__file__).parents[2] / "scripts"
+SCRIPTS = Path(__file__).parents[2] / "scripts" / "docs"
 
 
 @pytest.fixture(scope="module")

@@ -78,7 +78,7 @@ def test_the_sdist_holds_what_the_tests_need(built):
         "README.md",
         "LICENSE",
         "docs/index.md",
-        "scripts/constraints.txt",
+        "scripts/build/constraints.txt",
         "scripts/run",
         "tests/conftest.py",
     ):

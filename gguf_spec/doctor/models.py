@@ -1,0 +1,430 @@
+"""Checks of `doctor` for models: the downloaded ones, and a target with a draft and a projector."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import GgufSpecError, Text, less_memory
+from ..gguf.adapters import read_projector
+from ..gguf.heads import head_kind
+from ..gguf.validation import Header, ModelFile
+from ..llama.memory import MemoryEstimate, largest_ctx, needs, prefix_memory_in_room
+from ..llama.options import ContextOptions
+from ..llama.sizes import state_bytes
+from ..registry import hub as hub_module
+from ..registry.download import local
+from ..registry.resolve import Entry, entries, resolve, user_file
+from ..system.machine import available_bytes, format_bytes, total_bytes
+from .installation import REBUILD, Check, Status, file_sizes, has
+
+if TYPE_CHECKING:
+    from ..llama.head import Head
+    from ..llama.model import Model
+    from ..runtime.plan import HeadChoice
+    from ..tune import Tuning
+
+# seconds to wait for a response of the hub
+_PATIENCE_S = 10
+_NO_HUB = "huggingface_hub cannot be imported"
+_REINSTALL_HUB = "reinstall it: pip install --force-reinstall huggingface_hub."
+
+Files = list[tuple[ModelFile, ContextOptions]]
+
+
+def hub_cache() -> Check:
+    """Check that downloaded models can be read and more can be downloaded."""
+    name, todo = "hub cache", "change its permissions, or set HF_HOME to another folder."
+    try:
+        folder = hub_module.folder()
+    except ImportError as error:
+        return Check(name, "fail", f"{_NO_HUB}: {error}", _REINSTALL_HUB)
+    if not os.path.lexists(folder):
+        return Check(name, "ok", f"no model was downloaded yet; the folder is {folder}")
+    try:
+        with os.scandir(folder) as there:
+            models = [Path(one.path) for one in there if one.name.startswith("models--")]
+        n_bytes = sum(file_sizes(model / "blobs" for model in models))
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        found = f"{folder} cannot be read, so no downloaded model is found: {error.strerror}"
+        return Check(name, "fail", found, todo)
+    found = (
+        f"{folder} contains {len(models)} {'repository' if len(models) == 1 else 'repositories'}, "
+        f"{format_bytes(n_bytes)}; {format_bytes(free)} are free there"
+    )
+    if not os.access(folder, os.W_OK | os.X_OK):
+        found += ", but no model can be downloaded because the folder is read-only"
+        return Check(name, "warn", found, todo)
+    return Check(name, "ok", found)
+
+
+def models_file(given: Path | None) -> Check:
+    """Check that model names can be resolved.
+
+    The user's models.yaml, if any, and the given one must be valid.
+    """
+    name, own = "models file", user_file()
+    try:
+        known = entries(given)
+    except GgufSpecError as error:
+        return Check(name, "fail", error.message, error.hint)
+    read = [str(file) for file in (own, given) if file and os.path.lexists(file)]
+    more = f"with {' and '.join(read)}" if read else f"there is no file of your own at {own}"
+    return Check(name, "ok", f"{len(known)} models have names; {more}")
+
+
+def hub() -> Check:
+    """Check that the hub responds.
+
+    No other check makes a request.
+    """
+    todo = (
+        "check the network, HTTPS_PROXY and HF_ENDPOINT; "
+        "local files and downloaded models work without the hub."
+    )
+    try:
+        where = hub_module.endpoint()
+        status = hub_module.status(_PATIENCE_S)
+    except ImportError as error:
+        return Check("hub", "fail", f"{_NO_HUB}: {error}", _REINSTALL_HUB)
+    # the HTTP library depends on the version of huggingface_hub and has its own exceptions
+    except Exception as error:
+        found = f"{where} cannot be reached: {error or type(error).__name__}"
+        return Check("hub", "fail", found, todo)
+    if status >= 400:
+        return Check("hub", "fail", f"{where} responds with HTTP status {status}", todo)
+    return Check("hub", "ok", f"{where} responds")
+
+
+def projector(path: Path, model: str | Path, models_file: Path | None, works: bool) -> Check:
+    """Check that a projector fits its model.
+
+    Args:
+        path: The projector.
+        model: The model, as for `load`.
+        models_file: As for `load`.
+        works: Whether llama.cpp can be used.
+    """
+    try:
+        header = read_projector(path)
+        if works:
+            from ..llama.projector import check_projector
+
+            check_projector(path, local(resolve(model, models_file)))
+    except GgufSpecError as error:
+        return Check("projector", "fail", error.message, error.hint)
+    data, size = header.metadata, format_bytes(header.file_bytes)
+    kind = data.get("clip.projector_type") or data.get("clip.vision.projector_type")
+    side = data["clip.vision.image_size"]
+    return Check("projector", "ok", f"{path.name}: {kind}, images of {side:,} pixels, {size}")
+
+
+class PairChecks:
+    """Checks of a target and a draft model: first their files, then the loaded models.
+
+    Attributes:
+        tuning: Cached costs of their passes; None if they were not measured yet.
+    """
+
+    def __init__(
+        self,
+        options: ContextOptions,
+        draft_options: ContextOptions,
+        features: dict[str, str] | None,
+        models_file: Path | None,
+    ) -> None:
+        """Set the load options.
+
+        Args:
+            options: Options of the target.
+            draft_options: Options of the draft model.
+            features: Features of the llama.cpp build; None if it does not work, so that no model is
+                loaded.
+            models_file: As for `load`.
+        """
+        self.tuning: Tuning | None = None
+        self._options, self._draft_options = options, draft_options
+        self._features, self._models_file = features, models_file
+        self._loaded: list[Model | Head] = []
+
+    def close(self) -> None:
+        """Free the models."""
+        for model in self._loaded:
+            model.close()
+
+    def examine(self, model: str | Path, draft: str | Path | None) -> Iterator[Check]:
+        """Yield the checks of a pair.
+
+        Checks that depend on a failed check are skipped.
+        """
+        role = "target"
+        try:
+            entry = resolve(model, self._models_file)
+            target = ModelFile(local(entry), may_embed=True)
+            yield _file(role, target.header)
+            if target.embeds_only:
+                yield from self._embeds(target)
+                return
+            role = "draft"
+            files, head, notes = self._plan(entry, target, draft)
+            yield self._draft(entry, draft, files, head, notes, str(model))
+        except GgufSpecError as error:
+            yield Check(role, "fail", error.message, error.hint)
+            return
+        n_ctx = max(2, self._options.positions(_trained(target.header)))
+        files = [(file, replace(options, n_ctx=n_ctx)) for file, options in files]
+        room = self._room(files)
+        yield room
+        if self._features is not None and room.status != "fail":
+            yield from self._inside(entry.name, files, head)
+
+    def _plan(
+        self, entry: Entry, target: ModelFile, draft: str | Path | None
+    ) -> tuple[Files, HeadChoice | None, tuple[str, ...]]:
+        """Return what `load` opens: files with options, the prediction head, and notes.
+
+        Without llama.cpp no draft is searched, and there is no head.
+        """
+        if self._features is None:
+            files = [(target, self._options)]
+            if draft not in (None, "none", "ngram", "auto", "mtp"):
+                path = local(resolve(draft, self._models_file))
+                files.append((ModelFile(path, as_draft=True), self._draft_options))
+            return files, None, ()
+        from ..runtime.draft_search import LoadOptions
+        from ..runtime.plan import plan
+
+        planned = plan(
+            LoadOptions(
+                entry,
+                target,
+                self._options,
+                self._draft_options,
+                self._models_file,
+                "ngram" if draft in (None, "none") else draft,  # which has snapshots for drafts
+                self._options.parallel,
+            )
+        )
+        return planned.files, planned.head, planned.notes
+
+    def _draft(
+        self,
+        entry: Entry,
+        draft: str | Path | None,
+        files: Files,
+        head: HeadChoice | None,
+        notes: tuple[str, ...],
+        model: str,
+    ) -> Check:
+        """Return the check that explains what drafts."""
+        by_text = "drafts come from the text only"
+        status: Status = "ok"
+        todo = ""
+        if len(files) > 1 and not (head and head.kind):
+            return _file("draft", files[1][0].header)
+        if head and head.kind:
+            header = (head.file or files[0][0]).header
+            found = (
+                f"the prediction head in {header.path.name} drafts ({head_kind(header)}), unless "
+                "requests run in parallel"
+            )
+        elif draft in (None, "none", "ngram"):
+            found = by_text if draft == "ngram" else "none: plain decoding"
+        elif head and head.why_not and draft != "auto":
+            status, found = "warn", f"{head.why_not}: drafts come from elsewhere"
+            todo = Text("to name another draft, set {draft}.")
+        elif entry.draft in ("ngram", "none"):
+            found = f"models.yaml names none for {entry.name}: {by_text}"
+        elif self._features is None:
+            status, found = "warn", "no draft was searched, because llama.cpp does not work"
+            todo = "see the check llama.cpp above."
+        else:
+            status, found = "warn", notes[-1]
+            todo = f"see `gguf-spec models drafts {model}`."
+        return Check("draft", status, found, todo)
+
+    def _embeds(self, file: ModelFile) -> Iterator[Check]:
+        """Yield the checks of a model that only computes embeddings."""
+        from ..llama.embedder import Embedder
+        from ..llama.memory import embedding_needs
+        from ..llama.model import Model
+
+        wanted = embedding_needs(file.header, self._options, self._features or {})
+        room = self._fits(wanted, format_bytes(wanted.added), lambda *_: 0)
+        yield room
+        if self._features is None or room.status == "fail":
+            return
+        try:
+            model = Model(file, self._options)
+            self._loaded.append(model)
+            pooling = Embedder(model).pooling
+        except GgufSpecError as error:
+            yield Check("loading", "fail", error.message, error.hint)
+            return
+        found = f"llama.cpp loads it, for embeddings with the pooling {pooling}"
+        yield Check("loading", "ok", found)
+
+    def _room(self, files: Files) -> Check:
+        features = self._features or {}
+        models = [(file.header, options) for file, options in files]
+        wanted = needs(models, features)
+        found = (
+            f"{format_bytes(wanted.added)}, "
+            f"{format_bytes(wanted.caches)} of it for a context of {wanted.n_ctx:,}"
+        )
+        return self._fits(
+            wanted,
+            found,
+            lambda free, total: largest_ctx(models, features, free, total),
+            prefix_memory_in_room(models, features),
+        )
+
+    def _fits(
+        self,
+        wanted: MemoryEstimate,
+        found: str,
+        longest_of: Callable[[int | None, int | None], int],
+        kept: int = 0,
+    ) -> Check:
+        """Return the check whether there is enough memory.
+
+        Args:
+            wanted: What is needed.
+            found: The same in words.
+            longest_of: Returns the context that would fit in the free memory; 0 if none would.
+            kept: Memory for texts of earlier requests, in bytes.
+        """
+        free, total = available_bytes(), total_bytes()
+        found += f"; {format_bytes(free)} are free" if free is not None else ""
+        found += f", {format_bytes(kept)} of it for texts of earlier requests" if kept else ""
+        if has(self._features or {}, "GPU"):
+            return Check("room", "ok", f"{found}; the memory of the GPU is unknown")
+        todo = less_memory()
+        if not wanted.fits(free, total):
+            longest = longest_of(free, total)
+            fits = Text("set {n_ctx=}, which would fit.", n_ctx=longest)
+            too_large = Text("the weights alone do not fit: {}", todo)
+            return Check("room", "fail", found, fits if longest else too_large)
+        if free is not None and wanted.added > free:
+            found += ": weights will be read from the disk repeatedly"
+            return Check("room", "warn", found, todo)
+        return Check("room", "ok", found)
+
+    def _inside(self, name: str, files: Files, head: HeadChoice | None) -> Iterator[Check]:
+        """Yield the checks of the loaded models."""
+        from ..llama.head import open_head
+        from ..llama.model import Model
+        from ..speculative.vocabularies import translation_of
+
+        try:
+            target = Model(*files[0])
+            self._loaded.append(target)
+            if head and head.kind:
+                of_head = replace(self._draft_options, n_ctx=target.n_ctx, head="self")
+                self._loaded.insert(0, open_head(target, of_head, head.file))
+            elif len(files) > 1:
+                self._loaded.insert(0, Model(*files[1]))
+        except GgufSpecError as error:
+            yield Check("loading", "fail", error.message, error.hint)
+            return
+        draft = self._loaded[0] if len(self._loaded) > 1 else None
+        yield Check("loading", "ok", f"llama.cpp loads {'both' if draft else 'it'}")
+        if isinstance(draft, Model):
+            try:
+                translation = translation_of(target, draft)
+                same = f"the draft has that of the target, {target.n_vocab:,} tokens"
+                yield Check("vocabulary", "ok", translation.note if translation else same)
+            except GgufSpecError as error:
+                yield Check("vocabulary", "fail", error.message, error.hint)
+                return
+        yield _rollback(target, draft)
+        if not target.why_plain:
+            yield self._exact_passes(target, draft)
+            yield self._costs(name, target, draft if draft and not draft.why_plain else None)
+
+    def _exact_passes(self, target: Model, draft: Model | Head | None) -> Check:
+        from ..speculative.profile import read_profile
+
+        name, profile = "exact passes", read_profile(target, draft)
+        inexact = profile.exact_width == 1 if profile else not target.exact_attention
+        if inexact and has(self._features or {}, "LLAMAFILE"):
+            found = (
+                "llama.cpp was built without -DGGML_LLAMAFILE=OFF: llamafile's matrix products "
+                "round rows differently in passes over several tokens, so nothing is drafted "
+                "unless near ties are allowed"
+            )
+            return Check(name, "warn", found, REBUILD)
+        if not profile:
+            return Check(name, "ok", "not measured yet; the first load with drafting measures it")
+        return Check(name, "ok", profile.exact_passes)
+
+    def _costs(self, name: str, target: Model, draft: Model | Head | None) -> Check:
+        from ..speculative.profile import read_profile
+        from ..tune import Tuning
+
+        profile = read_profile(target, draft)
+        if not profile:
+            return Check("costs", "ok", "not measured yet; `gguf-spec tune` measures them")
+        self.tuning = Tuning(name, draft.label if draft else None, profile)
+        return Check(
+            "costs",
+            "ok",
+            f"measured in {profile.seconds:.1f} s; `gguf-spec tune` measures them again",
+        )
+
+
+def _rollback(target: Model, draft: Model | Head | None) -> Check:
+    """Return the check of how the models drop rejected tokens."""
+    from ..speculative.profile import read_profile
+
+    models = [target, *([draft] if draft else [])]
+    profile = read_profile(target, draft)
+    why = [model.why_plain for model in models if model.why_plain]
+    if profile and not profile.restores:
+        why.append(f"llama.cpp did not restore the state of {target.path.name} in a test")
+    if why:
+        return Check("rollback", "warn", "; ".join(why), "use other models, or plain decoding.")
+    if all(model.can_roll_back for model in models):
+        return Check(
+            "rollback", "ok", f"{'both' if draft else 'it'} can remove tokens from the cache"
+        )
+    ways = [_way(model) for model in models]
+    if not target.can_roll_back:
+        ways.append("parallel requests are decoded plainly")
+    return Check("rollback", "ok", "; ".join(ways))
+
+
+def _way(model: Model | Head) -> str:
+    """Return how a model drops rejected tokens."""
+    name = model.path.name
+    if model.can_roll_back:
+        return f"{name} can remove tokens from the cache"
+    size = format_bytes(state_bytes(model.file.header))
+    if model.free_rollback:
+        return (
+            f"{name} (recurrent or hybrid) has snapshots of its state after the last "
+            f"{model.free_rollback + 1} tokens, {size} each; longer drafts copy the state"
+        )
+    return (
+        f"{name} (recurrent or hybrid) copies its state of {size} before a draft, and decodes "
+        "accepted tokens again after a rejection"
+    )
+
+
+def _trained(header: Header) -> int:
+    n_ctx = header.of_architecture("context_length", 0)
+    return n_ctx if isinstance(n_ctx, int) else 0
+
+
+def _file(role: str, header: Header) -> Check:
+    return Check(
+        role,
+        "ok",
+        f"{header.path.name}: {header.architecture}, {format_bytes(header.file_bytes)}, "
+        f"context of {_trained(header):,}",
+    )

@@ -1,0 +1,387 @@
+"""Prefix cache: caches of earlier texts in host memory, and the slots of a new request.
+
+A cache is saved when another text is about to take its place, and only if copying it to and fro
+takes less time than reading it. The texts are kept sorted: among all of them one of the two
+neighbours of a prompt has its longest prefix, so a search takes a few comparisons of bytes. A tree
+would save no memory, because each state has the bits of its whole text.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import RollbackError
+from ..llama.cache import Cache
+from ..results import PrefixMemory
+from ..speculative.interfaces import common, reusable, same_bits
+from ..speculative.scheduler import SlotPair
+from ..system.machine import available_bytes
+
+# Tokens; a copy must save reading at least as many.
+LEAST_COPIED = 64
+# Bytes of free memory that are left to other programs.
+_RESERVE = 256 << 20
+# Reading must take this many times as long as copying to and fro: not each copy is used.
+_GAIN = 2.0
+# Weight of one measurement in a rate.
+_STEP = 0.3
+# Bytes of a token in a key.
+_ID_BYTES = 4
+
+
+@dataclass(frozen=True)
+class _State:
+    """A saved cache.
+
+    Attributes:
+        tokens: Ids of its tokens.
+        n_read: Length of the prefix that prefill passes decoded, on the grid.
+        data: llama.cpp's bytes.
+        offset: Position in the text of the first token.
+    """
+
+    tokens: list[int]
+    n_read: int
+    data: NDArray[np.uint8]
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A kept text.
+
+    Attributes:
+        target: State of the target.
+        draft: State of the draft model, or None.
+        grid: Grid of the target's prefill passes.
+        is_whole: Whether the state is of use only for texts that begin with all of its tokens.
+    """
+
+    target: _State
+    draft: _State | None
+    grid: int
+    is_whole: bool
+
+    @property
+    def n_bytes(self) -> int:
+        """Memory of the states."""
+        return self.target.data.nbytes + (self.draft.data.nbytes if self.draft else 0)
+
+    def reusable(self, tokens: Sequence[int]) -> int:
+        """Return how many tokens of a text need not be read with these states."""
+        mine = self.target.tokens
+        same = same_bits(mine, self.target.n_read, self.grid, tokens)
+        return same if not self.is_whole or same == len(mine) else 0
+
+
+class Found(NamedTuple):
+    """Result of a search.
+
+    Attributes:
+        n: Number of tokens that need not be read.
+        kept: The text that has them; None if no kept text has any.
+    """
+
+    n: int = 0
+    kept: Kept | None = None
+
+
+class _Rate:
+    """Moving average of the seconds for one unit; None before the first measurement."""
+
+    def __init__(self) -> None:
+        self._value: float | None = None
+
+    def learn(self, n: int, seconds: float) -> None:
+        """Add a measurement over `n` units."""
+        if n > 0 and seconds > 0:
+            old = seconds / n if self._value is None else self._value
+            self._value = old + _STEP * (seconds / n - old)
+
+    def seconds(self, n: int) -> float | None:
+        """Return the seconds for `n` units."""
+        return None if self._value is None else n * self._value
+
+
+class PrefixStore:
+    """Kept texts, least recently used ones out.
+
+    One thread at a time uses it; `memory` may be called from any.
+    """
+
+    def __init__(
+        self,
+        limit_bytes: int,
+        *,
+        free: Callable[[], int | None] = available_bytes,
+        now: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Create an empty store.
+
+        Args:
+            limit_bytes: Largest memory of the states; 0 keeps nothing.
+            free: Returns the free memory in bytes, or None if it is unknown.
+            now: Returns the clock, in seconds.
+        """
+        self._limit, self._free, self._now = limit_bytes, free, now
+        self._keys: list[bytes] = []  # sorted
+        self._kept: OrderedDict[bytes, Kept] = OrderedDict()  # least recently used first
+        self._n_bytes = self._n_saved = self._n_restored = self._n_tokens = 0
+        self._read, self._save, self._restore = _Rate(), _Rate(), _Rate()
+
+    def memory(self) -> PrefixMemory:
+        """Return what is kept and how much it was used."""
+        return PrefixMemory(
+            self._limit,
+            self._n_bytes,
+            len(self._keys),
+            self._n_saved,
+            self._n_restored,
+            self._n_tokens,
+        )
+
+    def forget(self) -> None:
+        """Drop all texts."""
+        self._keys.clear()
+        self._kept.clear()
+        self._n_bytes = 0
+
+    def learn_reading(self, n: int, seconds: float) -> None:
+        """Learn from the time in which the target read `n` tokens of a prompt."""
+        self._read.learn(n, seconds)
+
+    def find(self, tokens: Sequence[int]) -> Found:
+        """Return the kept text that saves most of the reading of a text."""
+        key, best = _key(tokens), Found()
+        at = bisect_left(self._keys, key)
+        near = [*self._keys[max(0, at - 1) : at + 1], *self._prefixes(key)]
+        for kept in (self._kept[one] for one in near):
+            n = kept.reusable(tokens)
+            if n > best.n:
+                best = Found(n, kept)
+        return best
+
+    def use(self, caches: SlotPair, tokens: Sequence[int], found: Found | None = None) -> None:
+        """Prepare the caches for a text: save what they lose, and restore a kept text that helps.
+
+        Args:
+            caches: The caches that will read the text.
+            tokens: The text.
+            found: The result of `find` for it, or None.
+        """
+        if not self._limit:
+            return
+        found, n_same = found or self.find(tokens), reusable(caches.target, tokens)
+        helps = found.kept if found.n - n_same >= LEAST_COPIED else None
+        if helps:  # before another one is dropped
+            self._kept.move_to_end(_key(helps.target.tokens))
+        self._save_before(caches, n_same)
+        if helps:
+            self._restore_into(caches, helps, found.n, n_same)
+
+    # ---- saving
+
+    def _save_before(self, caches: SlotPair, n_same: int) -> None:
+        """Save caches of which only the first `n_same` tokens stay."""
+        target = caches.target
+        n_useful = target.n_read if target.grid else len(target.cached)
+        if n_useful - n_same < LEAST_COPIED:
+            return
+        if key := self._covered_by(_key(target.cached[:n_useful])):
+            self._kept.move_to_end(key)
+            return
+        try:
+            target.rollback(n_useful)  # the rest cannot be used again
+            self._save_all(caches, n_useful - n_same)
+        except (MemoryError, RollbackError):
+            return
+
+    def _save_all(self, caches: SlotPair, n_lost: int) -> None:
+        target, draft = caches.target, caches.draft
+        if draft:  # it may still have another text
+            offset = 0 if caches.first.failed else caches.first.offset
+            n_common = common(draft.cached, target.cached[offset:])
+            draft = None if caches.first.failed or n_common < LEAST_COPIED else draft
+        if draft:
+            draft.rollback(n_common)
+        n_bytes = target.state_bytes() + (draft.state_bytes() if draft else 0)
+        if not (n_bytes and self._pays(n_lost, n_bytes, saved=False) and self._make_room(n_bytes)):
+            return
+        started = self._now()
+        kept = Kept(
+            _state(target),
+            _state(draft, caches.first.offset) if draft else None,
+            target.grid,
+            not target.can_roll_back or target.least_cut_of_state > 0,
+        )
+        self._save.learn(kept.n_bytes, self._now() - started)
+        if len(kept.target.data):
+            self._add(_key(kept.target.tokens), kept)
+
+    def _pays(self, n_tokens: int, n_bytes: int, saved: bool) -> bool:
+        """Return whether copies of states take less time than reading tokens.
+
+        Before a rate is known they do: the first copy measures it.
+
+        Args:
+            n_tokens: Number of tokens that need not be read.
+            n_bytes: Size of the states.
+            saved: They are saved already, and are only restored.
+        """
+        reading_s, saving_s = self._read.seconds(n_tokens), self._save.seconds(n_bytes)
+        restoring_s = self._restore.seconds(n_bytes) or saving_s
+        if reading_s is None or saving_s is None or restoring_s is None:
+            return True
+        return reading_s > (restoring_s if saved else _GAIN * (saving_s + restoring_s))
+
+    def _make_room(self, n_bytes: int) -> bool:
+        """Drop texts until there is room; return False, and drop none, if there is never enough."""
+        free = self._free()
+        limit = self._limit
+        if free is not None:
+            limit = min(limit, self._n_bytes + max(0, free - _RESERVE))
+        if n_bytes > limit:
+            return False
+        while self._n_bytes + n_bytes > limit:
+            self._drop(next(iter(self._kept)))
+        return True
+
+    def _add(self, key: bytes, kept: Kept) -> None:
+        """Keep a text in place of its prefixes."""
+        for prefix in [*self._prefixes(key)]:
+            if not self._kept[prefix].is_whole:
+                self._drop(prefix)
+        self._kept[key] = kept
+        self._keys.insert(bisect_left(self._keys, key), key)
+        self._n_bytes += kept.n_bytes
+        self._n_saved += 1
+
+    def _drop(self, key: bytes) -> None:
+        del self._keys[bisect_left(self._keys, key)]
+        self._n_bytes -= self._kept.pop(key).n_bytes
+
+    def _covered_by(self, key: bytes) -> bytes | None:
+        """Return the key of a kept text that begins with all tokens of another one, or None."""
+        at = bisect_left(self._keys, key)
+        if at == len(self._keys) or not self._keys[at].startswith(key):
+            return None
+        near = self._keys[at]
+        return near if near == key or not self._kept[near].is_whole else None
+
+    def _prefixes(self, key: bytes) -> Iterator[bytes]:
+        """Yield the keys of the kept texts that are prefixes of a text, the longest first."""
+        while key:
+            at = bisect_right(self._keys, key) - 1
+            if at < 0:
+                return
+            near = self._keys[at]
+            if key.startswith(near):
+                yield near
+                key = near[:-_ID_BYTES]
+            else:
+                n_bytes = common(near, key)
+                key = key[: n_bytes - n_bytes % _ID_BYTES]
+
+    # ---- restoring
+
+    def _restore_into(self, caches: SlotPair, kept: Kept, n: int, n_same: int) -> None:
+        """Restore a kept text with `n` useful tokens, `n_same` of which the caches have."""
+        if not self._pays(n - n_same, kept.n_bytes, saved=True):
+            return
+        started = self._now()
+        if not _put(caches.target, kept.target):
+            key = _key(kept.target.tokens)
+            if key in self._kept:  # saving the caches may have dropped it
+                self._drop(key)
+            return
+        if caches.draft and kept.draft:
+            is_there = _put(caches.draft, kept.draft)
+            caches.first.offset = kept.draft.offset if is_there else 0
+            caches.first.failed = False
+        self._restore.learn(kept.n_bytes, self._now() - started)
+        self._n_restored += 1
+        self._n_tokens += n - n_same
+
+
+def _key(tokens: Sequence[int]) -> bytes:
+    """Return bytes that sort like the tokens, and whose prefixes are those of the tokens."""
+    return np.asarray(tokens, dtype=f">u{_ID_BYTES}").tobytes()
+
+
+def _state(cache: Cache, offset: int = 0) -> _State:
+    return _State([*cache.cached], cache.n_read, cache.state(), offset)
+
+
+def _put(cache: Cache, state: _State) -> bool:
+    try:
+        return cache.restore(state.tokens, state.n_read, state.data)
+    except MemoryError:
+        return False
+
+
+def choose_slots(pairs: Sequence[SlotPair], prompt: Sequence[int], kept: PrefixStore) -> SlotPair:
+    """Return free slots for a prompt, with as much of it in their caches as possible.
+
+    A prefix that only another slot holds, such as a common system prompt, is copied; one that only
+    the store holds is restored. Without any common prefix the slots that were not used for the
+    longest time are taken, the lowest first: neighbouring slots are cheaper in common passes.
+
+    Args:
+        pairs: All slots, at least one of them free.
+        prompt: Token ids.
+        kept: Texts that no slot holds any more; a text that loses its slots goes there.
+    """
+    tokens = prompt[:-1]  # the last token is decoded with the answer
+    same = {id(pair): reusable(pair.target, tokens) for pair in pairs}
+    free = [pair for pair in pairs if pair.task is None]
+    best = max(free, key=lambda pair: (same[id(pair)], -pair.used_at, -pair.target.index))
+    source, found = max(pairs, key=lambda pair: same[id(pair)]), kept.find(tokens)
+    n_copied = same[id(source)] if source.target.can_roll_back else 0
+    if max(n_copied, found.n) - same[id(best)] < LEAST_COPIED:
+        kept.use(best, tokens, Found())
+        return best
+    to = min(free, key=lambda pair: (pair.used_at, pair.target.index))
+    if found.n > n_copied:
+        kept.use(to, tokens, found)
+    else:
+        kept.use(to, tokens, Found())
+        _copy(source, to, n_copied)
+    return to
+
+
+def _copy(source: SlotPair, to: SlotPair, n: int) -> None:
+    """Copy the first `n` tokens of other slots."""
+    to.target.copy_from(source.target)
+    to.target.rollback(n)
+    if to.draft and source.draft:
+        to.draft.copy_from(source.draft)
+        to.first.offset, to.first.failed = source.first.offset, source.first.failed
+
+
+def reads_prefix(
+    pairs: Sequence[SlotPair],
+    others: Iterable[Sequence[int]],
+    prompt: Sequence[int],
+    kept: PrefixStore,
+) -> bool:
+    """Return whether another request is about to read a prefix of a prompt that can be copied then.
+
+    Args:
+        pairs: All slots.
+        others: Prompts of the running requests.
+        prompt: Token ids.
+        kept: Texts that no slot holds any more.
+    """
+    if not pairs[0].target.can_roll_back:
+        return False
+    tokens = prompt[:-1]
+    known = max(kept.find(tokens).n, *(common(pair.target.cached, tokens) for pair in pairs))
+    return any(common(other[:-1], tokens) >= known + LEAST_COPIED for other in others)

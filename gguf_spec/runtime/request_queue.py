@@ -1,0 +1,438 @@
+"""Queue of the requests of an LLM: turns of threads, and requests that share passes.
+
+Turns: one at a time, in order of arrival. Each change is a single list operation, which no
+exception can leave half done. A thread that Ctrl-C interrupts therefore keeps no turn, and repeated
+calls of `leave` have no effect. The locks only wake waiting threads. These also poll, so that a
+lost wake-up delays them only by the poll interval. The turn of a stream that is garbage-collected
+ends without a finalizer, because Python drops a Ctrl-C that arrives inside of one: the queue looks
+whether the stream is still there.
+
+Requests that share passes come from any thread and are started in order of arrival, as soon as
+slots are free. The thread that reads a stream waits for its chunks. A stream that is not read holds
+a few chunks; then its request waits, and the others go on without it. The thread of the scheduler
+has the turn while requests run. When another ticket waits, it starts no further request, and leaves
+when the running ones are done. Ctrl-C never reaches this thread.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet, ref
+
+from ..errors import BusyError, ClosedError
+from ..results import Chunk, SlotState
+from ..speculative.pair import ModelPair
+from ..speculative.scheduler import Scheduler, SlotPair, Task
+from .generation import Generation
+from .prefix_cache import Found, PrefixStore, choose_slots, reads_prefix
+from .stream import Stream
+
+if TYPE_CHECKING:
+    from .generation import Request
+
+# Seconds between two looks of a thread that waits for its turn.
+_TURN_POLL_S = 0.1
+# Chunks that a stream holds before its request waits for its reader.
+_MOST_UNREAD = 64
+# Seconds of one wait for a chunk.
+_WAIT_S = 0.25
+# Seconds after which the scheduler looks again whether a stream was read.
+_POLL_S = 0.01
+# Seconds between two searches for streams without a reader.
+_COLLECT_S = 1.0
+# Seconds that the end of the program waits for running passes, and for a callback.
+_EXIT_S, _CALLBACK_S = 60.0, 2.0
+
+_NUMBERS = itertools.count(1)
+
+
+class Ticket:
+    """A thread's place in the queue.
+
+    Attributes:
+        number: Position in the order of all tickets of this process.
+        thread: Id of the thread.
+        stream: The stream that uses the turn, or None.
+    """
+
+    def __init__(self) -> None:
+        """Create a ticket of the current thread."""
+        self.number = next(_NUMBERS)
+        self.thread = threading.get_ident()
+        self.stream: ref[Any] | None = None
+        self._called = threading.Lock()
+        self._called.acquire()
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether the stream that used the turn is gone."""
+        return self.stream is not None and self.stream() is None
+
+    def call(self) -> None:
+        """Wake the thread."""
+        with suppress(RuntimeError):  # already woken
+            self._called.release()
+
+    def wait(self) -> None:
+        """Wait until woken, at most one poll interval."""
+        self._called.acquire(timeout=_TURN_POLL_S)
+
+
+class Line:
+    """Queue of tickets; the first one has the turn."""
+
+    def __init__(self) -> None:
+        self._tickets: list[Ticket] = []
+
+    @property
+    def first(self) -> Ticket | None:
+        """The ticket that has the turn, or None; tickets of streams that are gone leave."""
+        while (first := next(iter(self._tickets), None)) and first.is_abandoned:
+            self._remove(first)
+        return first
+
+    def has_others(self, ticket: Ticket) -> bool:
+        """Whether other tickets wait behind this one."""
+        return any(one is not ticket for one in [*self._tickets])
+
+    def join(self, ticket: Ticket, meanwhile: Callable[[], object] | None = None) -> None:
+        """Wait for the turn, and call `meanwhile` repeatedly until then.
+
+        If this raises, the caller must call `leave`.
+        """
+        self._tickets.append(ticket)
+        while self.first is not ticket:
+            if meanwhile:
+                meanwhile()
+            ticket.wait()
+
+    def leave(self, ticket: Ticket) -> None:
+        """Remove a ticket from the queue; no effect if it is not in it. Safe from any thread."""
+        self._remove(ticket)
+        first = self.first
+        if first:
+            first.call()
+
+    def _remove(self, ticket: Ticket) -> None:
+        with suppress(ValueError):
+            self._tickets.remove(ticket)
+
+
+class Job:
+    """A request in the queue or in the scheduler.
+
+    Attributes:
+        generation: What it runs.
+        prompt: Token ids of the prompt.
+        thread: Id of the thread that made it, and then of the one that reads it.
+        stream: The stream that reads it; a job without one is cancelled.
+        task: Its task, once it is started.
+        has_ended: Its last chunk or its error is in the queue.
+    """
+
+    def __init__(self, request: Request, generation: Generation) -> None:
+        self.generation = generation
+        self.prompt = [*request.prompt]
+        self.thread = threading.get_ident()
+        self.stream: ref[Stream] | None = None
+        self.task: Task | None = None
+        self.has_ended = False
+        self._out: SimpleQueue[Chunk | BaseException | None] = SimpleQueue()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether its reader is behind."""
+        return self._out.qsize() >= _MOST_UNREAD
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its stream exists and the request has not ended."""
+        return not self.has_ended and self.stream is not None and self.stream() is not None
+
+    def check_reader(self) -> None:
+        """Cancel a request whose stream is gone."""
+        if self.stream is None or self.stream() is None:
+            self.generation.cancelled = True
+
+    def body(self, scheduler: Scheduler, slots: SlotPair) -> None:
+        """Run the request inside the scheduler; an exception goes to the reader."""
+        try:
+            for chunk in self.generation.run(slots):
+                self._out.put(chunk)
+                self.check_reader()
+                if self.is_full and not self.generation.cancelled:
+                    scheduler.park()
+            self.end(None)
+        except BaseException as error:  # a callback may raise anything, such as SystemExit
+            self.end(error)
+
+    def end_cancelled(self) -> bool:
+        """End a request that waits if it is cancelled; return whether it is."""
+        self.check_reader()
+        if self.generation.cancelled:
+            self._out.put(self.generation.cancelled_chunk())
+            self.end(None)
+        return self.generation.cancelled
+
+    def end(self, error: BaseException | None) -> None:
+        """Tell the reader that no more chunks come."""
+        self.has_ended = True
+        self._out.put(error)
+
+    def chunks(self, submit: Callable[[Job], None]) -> Generator[Chunk, None, None]:
+        """Submit the request, and yield its chunks as they come."""
+        submit(self)
+        while (one := self._next()) is not None:
+            if isinstance(one, BaseException):
+                raise one
+            yield one
+
+    def _next(self) -> Chunk | BaseException | None:
+        """Wait for the next chunk, in pieces: on Windows, Ctrl-C arrives only between two waits."""
+        while True:
+            with suppress(Empty):
+                return self._out.get(timeout=_WAIT_S)
+
+
+class ParallelRunner:
+    """Runs the requests of an LLM whose contexts have several sequences."""
+
+    def __init__(self, pair: ModelPair, line: Line, kept: PrefixStore) -> None:
+        """Start the thread.
+
+        Args:
+            pair: The models.
+            line: The LLM's queue.
+            kept: Texts that no slot holds any more.
+        """
+        self.pair, self._line, self._kept = pair, line, kept
+        self._inbox: SimpleQueue[Job | object] = SimpleQueue()
+        self._queue: deque[Job] = deque()
+        self._running: list[Job] = []
+        self._scheduler: Scheduler | None = None
+        self.is_closed = False
+        self._collect_at = 0.0
+        self._is_idle = threading.Event()
+        self._is_idle.set()
+        _runners.add(self)
+        # It holds no reference to the runner while it has no work, so that an LLM without
+        # references frees its memory.
+        self._thread = threading.Thread(
+            target=_serve,
+            args=(self._inbox, ref(self, self._inbox.put)),
+            name="gguf-spec-scheduler",
+            daemon=True,
+        )
+        self._thread.start()
+
+    @property
+    def n_running(self) -> int:
+        """Number of requests that have slots."""
+        return len(self._running)
+
+    @property
+    def n_waiting(self) -> int:
+        """Number of requests that wait for slots."""
+        return len(self._queue) + self._inbox.qsize()
+
+    def slots(self) -> tuple[SlotState, ...]:
+        """Return the state of each slot. May be called from any thread."""
+        pairs = sorted(self.pair.slots, key=lambda one: one.target.index)
+        tasks = [pair.task for pair in pairs]
+        return tuple(
+            SlotState(i, pair.target.n_ctx, pair.target.n_cached, task.number if task else None)
+            for i, (pair, task) in enumerate(zip(pairs, tasks, strict=True))
+        )
+
+    def open(self, request: Request) -> Stream:
+        """Return the stream of a request, which starts when the stream is first read.
+
+        Raises:
+            BusyError: This thread runs the scheduler, or holds as many unfinished streams as there
+                are slots.
+        """
+        self.check_thread(self.pair.target.parallel)
+        job = Job(request, Generation(request, self.pair, self._kept))
+        stream = Stream(job.generation, job.chunks(self._submit), lambda: None)
+        job.stream = ref(stream)
+        return stream
+
+    def _submit(self, job: Job) -> None:
+        """Put a request into the queue, in the thread that reads it.
+
+        Raises:
+            BusyError: As for `open`: the streams may have been opened before any was read.
+        """
+        self.check_thread(self.pair.target.options.parallel)
+        job.thread = threading.get_ident()
+        self._inbox.put(job)
+
+    def check_thread(self, n_most: int = 1) -> None:
+        """Check that this thread may wait for the slots.
+
+        Args:
+            n_most: Number of unfinished streams of this thread from which it may not.
+
+        Raises:
+            BusyError: It would wait for itself.
+        """
+        me = threading.get_ident()
+        if me == self._thread.ident:
+            raise BusyError
+        mine = [job for job in self._jobs() if job.thread == me and job.is_open]
+        if len(mine) >= n_most:
+            raise BusyError
+
+    def cancel(self) -> None:
+        """Cancel all requests."""
+        for job in self._jobs():
+            job.generation.cancelled = True
+        self._inbox.put(None)
+
+    def stop(self) -> None:
+        """Cancel all requests for good, and wait until none runs, nor a callback that ends soon."""
+        self.is_closed = True
+        self.cancel()
+        end = time.monotonic() + _EXIT_S
+        while not self._is_idle.wait(_WAIT_S) and time.monotonic() < end:
+            if any(job.generation.called_back_s > _CALLBACK_S for job in self._jobs()):
+                return
+
+    def _jobs(self) -> list[Job]:
+        return [*self._running, *self._queue]
+
+    # ---- the thread of the scheduler
+
+    def work(self, first: object) -> None:
+        """Run all requests that are there, and those that come meanwhile."""
+        self._receive(first)
+        ticket = Ticket()
+        while self._queue:
+            try:
+                self._line.join(ticket, self._drop_cancelled)
+                self._run(ticket)
+            except Exception as error:
+                self._fail(error)
+            finally:
+                self._line.leave(ticket)
+
+    def _fail(self, error: Exception) -> None:
+        """End all requests with an error, and give the scheduler up."""
+        for job in self._jobs():
+            if not job.has_ended:
+                job.end(error)
+        self._queue.clear()
+        scheduler, self._running, self._scheduler = self._scheduler, [], None
+        if scheduler:
+            with suppress(ClosedError):
+                scheduler.forget()
+
+    def _receive(self, one: object) -> None:
+        if isinstance(one, Job):
+            self._queue.append(one)
+
+    def _drop_cancelled(self) -> None:
+        """Receive new requests, and end those that were cancelled while they wait."""
+        while not self._inbox.empty():
+            self._receive(self._inbox.get())
+        for job in [*self._queue]:
+            if job.end_cancelled():
+                self._queue.remove(job)
+
+    def _run(self, ticket: Ticket) -> None:
+        """Run requests until none is left, or another ticket waits for the turn."""
+        self._is_idle.clear()  # before the check, so that `stop` sees one of both
+        try:
+            if self.is_closed:
+                raise ClosedError
+            self._run_open(ticket)
+        finally:
+            self._is_idle.set()
+
+    def _run_open(self, ticket: Ticket) -> None:
+        scheduler = self._scheduler = self.pair.scheduler(self._scheduler)
+        scheduler.on_lost = partial(self._kept.use, tokens=(), found=Found())
+        while True:
+            self._drop_cancelled()
+            if not self._line.has_others(ticket) and not self.is_closed:
+                self._admit(scheduler)
+            if not self._running:
+                return
+            for job in self._running:
+                job.check_reader()
+                if job.task and (job.generation.cancelled or not job.is_full):
+                    job.task.is_parked = False
+            if not scheduler.step():
+                self._wait(ticket)
+            self._running = [job for job in self._running if not job.has_ended]
+
+    def _admit(self, scheduler: Scheduler) -> None:
+        """Start waiting requests on free slots.
+
+        A request whose prompt begins as one that is being read waits until it can copy that part.
+        """
+        for job in [*self._queue]:
+            if not scheduler.free:
+                return
+            others = [one.prompt for one in self._running if not one.generation.cancelled]
+            try:
+                if reads_prefix(scheduler.pairs, others, job.prompt, self._kept):
+                    continue
+                self._queue.remove(job)
+                self._running.append(job)
+                scheduler.hold_rows()  # saving a cache may need a pass
+                slots = choose_slots(scheduler.pairs, job.prompt, self._kept)
+                job.task = scheduler.start(slots, partial(job.body, scheduler, slots))
+                job.task.rests = job.generation.rest_by(scheduler.rest)
+            except Exception as error:  # an unusual one, which ends this request only
+                if job in self._queue:
+                    self._queue.remove(job)
+                for slot in (slot for pair in scheduler.free for slot in pair.slots):
+                    slot.forget()  # it may be half copied or restored
+                job.end(error)
+
+    def _wait(self, ticket: Ticket) -> None:
+        """Wait for a new request while all running ones wait for their readers.
+
+        If others wait for slots or for the turn, streams without a reader are looked for: an
+        exception can leave one in a reference cycle, which only the garbage collector finds.
+        """
+        is_awaited = self._queue or self._line.has_others(ticket)
+        if is_awaited and time.monotonic() > self._collect_at:
+            gc.collect()
+            self._collect_at = time.monotonic() + _COLLECT_S
+        try:
+            self._receive(self._inbox.get(timeout=_POLL_S))
+        except Empty:
+            return
+
+
+def _serve(inbox: SimpleQueue[object], runner: ref[ParallelRunner]) -> None:
+    """Run requests as long as the runner exists."""
+    while True:
+        one = inbox.get()
+        alive = runner()
+        if alive is None:
+            return
+        alive.work(one)
+        del alive, one
+
+
+_runners: WeakSet[ParallelRunner] = WeakSet()
+
+
+@atexit.register
+def _stop_all() -> None:
+    """End all requests with the program: Python must not end a thread inside of a greenlet."""
+    for runner in [*_runners]:
+        runner.stop()

@@ -1,0 +1,321 @@
+"""Twenty minutes of a server at full queue: clients that wait, leave and cancel, sessions saved and restored. Says whether memory stays flat.
+
+.venv/bin/python scripts/checks/soak.py [--minutes 20] [--clients 24] [-m MODEL] [-d DRAFT]
+.venv/bin/python scripts/checks/soak.py --parallel 4 [--minutes 20] [--clients 24] [-m MODEL] [-d DRAFT]
+.venv/bin/python scripts/checks/soak.py --loads 1000 [-m tales-draft]
+
+Every answer is compared with the one given alone. Ends with 1 where one differs, where memory grows by more than 1 MB a minute after the first
+quarter, or where a file or a thread is left. With --parallel no server: threads make requests that share passes, of which some are cancelled,
+dropped, fail or fill their context. With --loads no server: a model is loaded, says a few tokens and is closed so often.
+"""
+
+import argparse
+import http.client
+import json
+import random
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+import gguf_spec
+from gguf_spec import Sampling, Speculation
+from gguf_spec.errors import NoTokenLeftError
+from gguf_spec.server import serve_in_thread
+
+PROMPTS = [
+    "Once upon a time",
+    "There was once a king who",
+    "A fox met a crow, and",
+    "In a deep forest there lived",
+    "The miller had three sons",
+]
+MOST_MB_A_MINUTE = 1.0
+MOST_MB_OF_LOADS = 20.0
+N_CTX = 256  # of requests that share passes
+WAYS = (Speculation(0), Speculation(), Speculation(4, adaptive=False), Speculation(drafter="ngram"))
+PREFIX_MEMORY = "4MB"  # full within seconds; a memory that is being filled looks like a leak
+
+
+def resident_mb():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6
+
+
+def left():
+    """Files and threads of this process."""
+    return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
+
+
+class Client:
+    """One client: asks, reads some of the answer or all of it, and goes on."""
+
+    def __init__(self, address, right, counts, until, seed):
+        self._address, self._right, self._counts = address, right, counts
+        self._until, self._random = until, random.Random(seed)
+
+    def run(self):
+        while time.monotonic() < self._until:
+            (prompt, seed), text = self._random.choice(list(self._right.items()))
+            what = self._random.choices(["read", "stream", "leave", "refused"], [5, 5, 3, 1])[0]
+            try:
+                self._counts[self._ask(prompt, seed, text, what)] += 1
+            except OSError as error:
+                self._counts[f"failed: {error}"] += 1
+
+    def _ask(self, prompt, seed, right, what):
+        body = {"prompt": prompt, "seed": seed, "max_tokens": 40, "temperature": 0.8}
+        body["stream"] = what in ("stream", "leave")
+        if what == "refused":
+            body["temperature"] = -1
+        connection = http.client.HTTPConnection(*self._address, timeout=300)
+        try:
+            headers = {"content-type": "application/json"}
+            connection.request("POST", "/v1/completions", json.dumps(body), headers)
+            answer = connection.getresponse()
+            if answer.status == 429:
+                time.sleep(0.05)
+                return "queue full"
+            if what == "refused":
+                return "refused" if answer.status == 400 else f"wrong status {answer.status}"
+            if answer.status != 200:
+                return f"wrong status {answer.status}"
+            if what == "leave":
+                answer.read(self._random.randrange(1, 2000))
+                return "left"
+            data = answer.read()
+            streams = body["stream"]
+            text = whole(data) if streams else json.loads(data)["choices"][0]["text"]
+            return "right" if text == right else "WRONG TEXT"
+        finally:
+            connection.close()
+
+
+def whole(events):
+    """The text of a stream."""
+    lines = [
+        line[6:]
+        for line in events.decode().splitlines()
+        if line.startswith("data: ") and line != "data: [DONE]"
+    ]
+    return "".join(choice["text"] for line in lines for choice in json.loads(line)["choices"])
+
+
+class PlantedError(Exception):
+    """What a callback raises."""
+
+
+class Requests:
+    """One thread of requests of all kinds; each is counted under what became of it."""
+
+    def __init__(self, llm, right, counts, until, seed):
+        self._llm, self._right, self._counts, self._until = llm, right, counts, until
+        self._random, self._lock = random.Random(seed), threading.Lock()
+        self._endless = Sampling(seed=seed, max_tokens=None, ignore_eos=True)
+
+    def run(self):
+        kinds = [self.read] * 6 + [self.stream] * 4
+        kinds += [self.cancelled, self.dropped, self.failed, self.full, self.dead_end]
+        while time.monotonic() < self._until:
+            try:
+                found = self._random.choice(kinds)()
+            except Exception as error:
+                found = f"failed: {error!r}"
+            with self._lock:
+                self._counts[found] += 1
+
+    def _drawn(self):
+        prompt, sampling, text = self._random.choice(self._right)
+        way = self._random.choice(
+            [way for way in WAYS if self._llm.draft_name or not way.k or way.adaptive]
+        )
+        return prompt, sampling, way, text
+
+    def read(self):
+        prompt, sampling, way, text = self._drawn()
+        found = self._llm.generate(prompt, sampling, speculation=way)
+        return "right" if found.text == text else "WRONG TEXT"
+
+    def stream(self):
+        prompt, sampling, way, text = self._drawn()
+        with self._llm.stream(prompt, sampling, speculation=way) as stream:
+            found = "".join(chunk.text for chunk in stream)
+        return "right" if found == text else "WRONG TEXT"
+
+    def cancelled(self):
+        n = self._random.randrange(1, 30)
+        tokens = []
+        one = self._llm.generate(
+            self._drawn()[0], self._endless, on_token=lambda t: tokens.append(t) or len(tokens) == n
+        )
+        return "cancelled" if len(one.tokens) == n else "WRONG CANCEL"
+
+    def dropped(self):
+        stream = self._llm.stream(self._drawn()[0], self._endless)
+        for _ in range(self._random.randrange(3)):
+            next(stream)
+        return "dropped"
+
+    def failed(self):
+        def fail(_):
+            raise PlantedError
+
+        try:
+            self._llm.generate(self._drawn()[0], self._endless, on_token=fail)
+        except PlantedError:
+            return "failed as it should"
+        return "WRONG: its error is lost"
+
+    def full(self):
+        one = self._llm.generate(self._drawn()[0], self._endless)
+        return "full context" if one.finish_reason == "length" else "WRONG END"
+
+    def dead_end(self):
+        forbidden = {
+            i: float("-inf")
+            for i in range(self._llm.vocabulary.n_vocab)
+            if self._llm.token_bytes(i)[:1] == b"z"
+        }
+        try:
+            sampling = Sampling(seed=1, grammar='root ::= "q" "z"', logit_bias=forbidden)
+            self._llm.generate(self._drawn()[0], sampling)
+        except NoTokenLeftError:
+            return "dead end"
+        return "WRONG: a dead end went on"
+
+
+def is_idle(llm):
+    """Whether no request is left in a slot or in the queue."""
+    llm.snapshot()
+    scheduler = llm._runner._scheduler
+    return llm._runner.n_running == llm._runner.n_waiting == 0 and (
+        scheduler.free == scheduler.pairs
+    )
+
+
+def sessions(llm, folder, until, counts):
+    """Save and restore a conversation beside the requests, every second."""
+    chat = llm.chat(sampling=Sampling(max_tokens=20, seed=1))
+    while time.monotonic() < until:
+        if len(chat.messages) > 8:
+            chat = llm.chat(sampling=Sampling(max_tokens=20, seed=1))
+        chat.send("Tell me more of the fox.")
+        chat.save(folder / "soak.session")
+        data, why = llm.restore_session(folder / "soak.session")
+        good = not why and data["messages"] == chat.messages
+        counts["session restored" if good else f"WRONG SESSION {why}"] += 1
+        time.sleep(1)
+
+
+def loads(model, n):
+    """Load and close a model `n` times; return whether memory, files and threads are as after the first few times."""
+    sizes, before = [], None
+    for i in range(n):
+        with gguf_spec.load(model, "none", threads=1) as llm:
+            llm.generate("Once upon a time", Sampling(seed=1, max_tokens=5))
+        sizes.append(resident_mb())
+        if i == 9:
+            before = left()
+        if (i + 1) % (n // 10 or 1) == 0:
+            print(f"{i + 1:5} loads  {sizes[-1]:7.1f} MB  {left()} files, threads", flush=True)
+    first, last = np.median(sizes[10:60]), np.median(sizes[-50:])
+    print(f"memory {first:.1f} MB after the first ten, {last:.1f} MB at the end")
+    print(f"files and threads {before}, then {left()}")
+    return last - first < MOST_MB_OF_LOADS and left() == before
+
+
+def watched(threads, minutes, counts):
+    """Run the threads; return (minutes, MB) of the memory meanwhile."""
+    for thread in threads:
+        thread.start()
+    samples, began = [], time.monotonic()
+    while any(thread.is_alive() for thread in threads):
+        time.sleep(min(5, 2 * minutes))
+        samples.append(((time.monotonic() - began) / 60, resident_mb()))
+        if len(samples) % 12 == 0:
+            minute, mb = samples[-1]
+            what = f"{left()} files, threads  {dict(counts)}"
+            print(f"{minute:5.1f} min  {mb:7.1f} MB  {what}", flush=True)
+    return samples
+
+
+def is_good(samples, minutes, counts, before, after):
+    """Print the result; return whether all texts were right, memory was flat, and nothing was left."""
+    # llama.cpp's and Python's memory pools grow in steps during the first minute.
+    warm = [(minute, mb) for minute, mb in samples if minutes / 2 < minute < minutes]
+    slope = np.polyfit(*zip(*warm, strict=True), 1)[0] if len(warm) > 2 else 0.0
+    bad = ("WRONG", "wrong", "failed:")
+    wrong = [name for name in counts if name.isupper() or name.startswith(bad)]
+    print(f"{sum(counts.values())} requests: {dict(counts)}")
+    memory = f"memory {samples[0][1]:.1f} to {samples[-1][1]:.1f} MB, {slope:+.3f} MB a minute"
+    print(f"{memory}; files and threads before {before}, after {after}")
+    return not (wrong or slope > MOST_MB_A_MINUTE or after[0] > before[0] or after[1] > before[1])
+
+
+def alone(llm):
+    """The text of each request, alone."""
+    sampling = [Sampling(seed=seed, max_tokens=40, temperature=0.8) for seed in range(10)]
+    return {
+        (prompt, one.seed): llm.generate(prompt, one).text for prompt in PROMPTS for one in sampling
+    }
+
+
+def served(args):
+    """Soak a server; return whether it went well."""
+    counts = Counter()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        gguf_spec.load(args.model, args.draft, threads=1, prefix_memory=PREFIX_MEMORY) as llm,
+    ):
+        right, before = alone(llm), left()
+        with serve_in_thread(llm, port=0) as server:
+            address = server.url.removeprefix("http://").split(":")
+            until = time.monotonic() + 60 * args.minutes
+            clients = [Client(address, right, counts, until, i) for i in range(args.clients)]
+            threads = [threading.Thread(target=client.run) for client in clients]
+            arguments = llm, Path(folder), until, counts
+            threads.append(threading.Thread(target=sessions, args=arguments))
+            samples = watched(threads, args.minutes, counts)
+        after = left()
+    return is_good(samples, args.minutes, counts, before, after)
+
+
+def shared(args):
+    """Soak requests that share passes; return whether it went well."""
+    counts = Counter()
+    options = {"threads": 1, "n_ctx": N_CTX, "prefix_memory": PREFIX_MEMORY}
+    with gguf_spec.load(args.model, args.draft, **options) as llm:
+        right = [
+            (prompt, Sampling(seed=seed, max_tokens=40, temperature=0.8), text)
+            for (prompt, seed), text in alone(llm).items()
+        ]
+    with gguf_spec.load(args.model, args.draft, parallel=args.parallel, **options) as llm:
+        llm.generate("Once", Sampling(max_tokens=2))
+        before, until = left(), time.monotonic() + 60 * args.minutes
+        kinds = [Requests(llm, right, counts, until, i) for i in range(args.clients)]
+        threads = [threading.Thread(target=one.run) for one in kinds]
+        samples = watched(threads, args.minutes, counts)
+        counts["idle" if is_idle(llm) else "WRONG: a slot is left"] += 1
+        after = left()
+    return is_good(samples, args.minutes, counts, before, after)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("-m", "--model", default="tales")
+    parser.add_argument("-d", "--draft", default="auto")
+    parser.add_argument("--minutes", type=float, default=20.0)
+    parser.add_argument("--clients", type=int, default=24)
+    parser.add_argument("--parallel", type=int, help="requests that share passes, and no server")
+    parser.add_argument("--loads", type=int, help="load and close it so often, and run no server")
+    args = parser.parse_args()
+    if args.loads:
+        sys.exit(0 if loads(args.model, args.loads) else 1)
+    sys.exit(0 if (shared if args.parallel else served)(args) else 1)
+
+
+if __name__ == "__main__":
+    main()
