@@ -24,7 +24,6 @@ from .schema import (
     array,
     array_of,
     closed,
-    given,
     is_count,
     object_of,
     one_of,
@@ -85,30 +84,27 @@ _NUMBER = Shape({"type": "integer", "minimum": 1}, whole(1, 1 << 20).read)
 DIMENSIONS = _NUMBER
 EMBEDDING = closed(
     {
-        "model": given(TEXT.schema),
+        "model?": TEXT.schema,
         "input": Shape({"anyOf": [TEXT.schema, _IDS, *_SOME]}, texts_of),
-        "encoding_format": Shape(
+        "encoding_format?": Shape(
             {"enum": ["float", "base64"], "default": "float"},
             one_of(("float", "base64"), "must be float or base64.").read,
         ),
-        "dimensions": DIMENSIONS,
-        "user": unread({"description": "No effect. Identifies the user of the client."}),
-    },
-    "input",
+        "dimensions?": DIMENSIONS,
+        "user?": unread({"description": "No effect. Identifies the user of the client."}),
+    }
 )
-_DOCUMENT = Shape({"anyOf": [TEXT.schema, object_of({"text": TEXT}, "text")]}, _document)
+_DOCUMENT = Shape({"anyOf": [TEXT.schema, object_of({"text": TEXT})]}, _document)
 RERANK = closed(
     {
-        "model": given(TEXT.schema),
+        "model?": TEXT.schema,
         "query": TEXT,
         "documents": array(
             _DOCUMENT, f"must be an array of 1 to {TEXTS_MAX:,} documents.", 1, TEXTS_MAX
         ),
-        "top_n": _NUMBER,
-        "return_documents": FLAG,
-    },
-    "query",
-    "documents",
+        "top_n?": _NUMBER,
+        "return_documents?": FLAG,
+    }
 )
 # Option or argument of the engine -> field of the request.
 _EMBEDDING_NAMES = {"texts": "input", "prompt": "input"}

@@ -42,14 +42,13 @@ EMBED = closed(
         "input": Shape(
             {"anyOf": [TEXT.schema, array_of(TEXT, TEXTS_MAX, 1)]}, partial(texts_of, ids=False)
         ),
-        "truncate": FLAG,
-        "dimensions": DIMENSIONS,
-    },
-    "input",
+        "truncate?": FLAG,
+        "dimensions?": DIMENSIONS,
+    }
 )
-EMBEDDINGS = closed(SHARED | {"prompt": TEXT}, "prompt")
+EMBEDDINGS = closed(SHARED | {"prompt": TEXT})
 SHOW = obj(
-    {"model": given(TEXT.schema), "name": given({}).hidden, "verbose": given(FLAG.schema)},
+    {"model?": TEXT.schema, "name?": given({}).hidden, "verbose?": FLAG.schema},
     refuse=unknown,
     empty=(),
     ignored=("system", "template", "options"),
