@@ -478,39 +478,29 @@ TEMPLATE_KWARGS = checked(
     ),
     "must be an object of plain values.",
 )
-_NAMED_SCHEMA_KEYS = {"name", "schema", "strict", "description"}
 
 
 def schema_of(value: Any, at: str) -> Any:
     """Return the JSON schema of a response format, or None if it has none."""
-    if value is None or value == {"type": "text"}:
+    if value == {"type": "text"}:
         return None
     kind = value.get("type") if isinstance(value, dict) else None
     if kind == "json_object" and set(value) <= {"type", "schema"}:
         # llama-server's form has the schema here.
-        inner: Any = value.get("schema") or {"type": "object"}
-        if not isinstance(inner, dict):
-            raise bad(f"{at}.schema", "must be a JSON schema.")
-        return inner
+        return JSON_SCHEMA.read(value.get("schema") or {"type": "object"}, f"{at}.schema")
     if kind != "json_schema" or set(value) != {"type", "json_schema"}:
         raise bad(at, "must be of the type text, json_object or json_schema.")
-    inner = value["json_schema"]
-    if (
-        not isinstance(inner, dict)
-        or not isinstance(inner.get("name"), str)
-        or not isinstance(inner.get("schema"), (dict, bool))
-    ):
-        raise bad(f"{at}.json_schema", "must contain a name and a schema.")
+    inner, at = value["json_schema"], f"{at}.json_schema"
+    name, schema = (inner.get("name"), inner.get("schema")) if isinstance(inner, dict) else (0, 0)
+    if not isinstance(name, str) or not isinstance(schema, (dict, bool)):
+        raise bad(at, "must contain a name and a schema.")
     if not (
         isinstance(inner.get("strict"), (bool, type(None)))
         and isinstance(inner.get("description"), (str, type(None)))
-        and set(inner) <= _NAMED_SCHEMA_KEYS
+        and set(inner) <= {"name", "schema", "strict", "description"}
     ):
-        raise bad(
-            f"{at}.json_schema",
-            "may contain only name, schema, strict and description.",
-        )
-    return inner["schema"]  # always enforced, whatever the value of `strict`
+        raise bad(at, "may contain only name, schema, strict and description.")
+    return schema  # always enforced, whatever the value of `strict`
 
 
 NAMED_SCHEMA = {"name": TEXT, "schema": JSON_SCHEMA, "strict?": FLAG, "description?": TEXT}
