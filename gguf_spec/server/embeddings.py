@@ -18,8 +18,8 @@ from .metrics import Metrics
 from .model_routes import ModelRoutes
 from .requests import parse
 from .settings import Settings
-from .tasks import Task, TaskRunner
 from .values import check_known, count, flag, is_count, string
+from .worker import Task, TaskRunner
 
 if TYPE_CHECKING:
     import numpy as np

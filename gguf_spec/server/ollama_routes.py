@@ -29,8 +29,8 @@ from .model_routes import ModelRoutes
 from .ollama import OPTIONS, known_fields, nanoseconds, read_options
 from .requests import parse
 from .settings import Settings
-from .tasks import Task, TaskRunner
 from .values import check_known, flag, string
+from .worker import Task, TaskRunner
 
 if TYPE_CHECKING:
     from ..runtime.llm import LLM
