@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from ..arrays import Logits
 from ..errors import RollbackError
 from .bindings import C
-from .hidden_rows import HiddenRows
+from .native_head import HiddenRows
 from .recurrent_state import RecurrentState, RollbackCounts
 from .weights import Weights
 

@@ -25,8 +25,7 @@ from ..tools.use import ToolUse
 from .errors import ApiError, as_refusal, bad, ending
 from .events import ErrorEvent, Event, Finished, Why
 from .model_pool import ServedModel
-from .reasoning import ReasoningFields
-from .requests import CompletionRequest, seed_of
+from .requests import CompletionRequest, ReasoningFields, seed_of
 
 if TYPE_CHECKING:
     from ..results import OnProgress

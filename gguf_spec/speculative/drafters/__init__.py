@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .base import Drafter, DraftTeam, NoDrafter, Proposal, TokenDrafter, failure
+from .base import Drafter, DraftTeam, Kind, NoDrafter, Proposal, TokenDrafter, failure
 from .model import (
     MODELS,
     N_CONFIDENCE_BUCKETS,
@@ -31,6 +31,7 @@ __all__ = [
     "EagleDrafter",
     "FirstRead",
     "HeadDrafter",
+    "Kind",
     "ModelDrafter",
     "NgramDrafter",
     "NoDrafter",

@@ -11,7 +11,10 @@ from ...arrays import Logits
 from ...errors import ClosedError
 from ...sampling.chain import Distribution
 from ..acceptance import Draft
-from ..acceptance_rates import Kind
+
+Kind = tuple[str, int]
+"""Who proposed, and how sure it was: a drafter's name and the number of a bucket, \
+higher for surer."""
 
 if TYPE_CHECKING:
     from .model import ModelDrafter

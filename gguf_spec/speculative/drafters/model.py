@@ -6,21 +6,21 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...arrays import Logits
 from ...errors import InvalidGrammarError, NoTokenLeftError, OffGrammarError, RollbackError
-from ...llama.eagle_head import EagleHead
-from ...llama.head import Head
 from ...options import IMAGE_IDS, K_MAX
 from ...sampling.chain import COLDEST, Distribution, Sampler, largest
-from ..acceptance_rates import Kind
 from ..interfaces import LanguageModel, read_on, retain_prefix
 from ..translated_model import TranslatedModel
-from .base import Proposal
+from .base import Kind, Proposal
+
+if TYPE_CHECKING:
+    from ...llama.head import Head
 
 # Candidate temperatures of the draft, as multiples of the requested temperature.
 _TEMPERATURES = np.array([0.05, 0.3, 0.45, 0.6, 0.75, 0.9, 1.0, 1.15, 1.3])
@@ -570,21 +570,19 @@ MODELS = (ModelDrafter.name, HeadDrafter.name, EagleDrafter.name)
 
 def name_of(model: LanguageModel | None) -> str:
     """Return the name of the drafter of a draft model or of a prediction head."""
-    if isinstance(model, EagleHead):
-        return EagleDrafter.name
-    return HeadDrafter.name if isinstance(model, Head) else ModelDrafter.name
+    return str(getattr(model, "drafter", ModelDrafter.name))
 
 
 def drafter_of(
     model: LanguageModel, guess: DraftSampler, n_vocab: int, first: FirstRead | None = None
 ) -> ModelDrafter:
     """Return the drafter of a draft model or of a prediction head."""
-    if isinstance(model, Head):
-        kind = EagleDrafter if isinstance(model, EagleHead) else HeadDrafter
-        return kind(model, guess, n_vocab, first)
-    return ModelDrafter(model, guess, n_vocab, first)
+    if not needs_rows(model):
+        return ModelDrafter(model, guess, n_vocab, first)
+    kind = EagleDrafter if name_of(model) == EagleDrafter.name else HeadDrafter
+    return kind(cast("Head", model), guess, n_vocab, first)
 
 
 def needs_rows(draft: LanguageModel) -> bool:
     """Return whether a draft predicts from rows that the target sends for the same text."""
-    return isinstance(draft, Head)
+    return name_of(draft) != ModelDrafter.name
