@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..errors import ClosedError, GgufSpecError
 from ..results import Completion
 from ..runtime.many import Cancellation, CancelledGenerationError
-from ..server.choices import ChoiceRequest, requests_of
 from ..server.errors import ApiError, as_refusal, refusal_of
 from ..server.events import ChoiceEnded, ChunkEvent, Started, named
+from ..server.jobs import ChoiceRequest, requests_of
 from ..server.replies import ResponseBuilder, usage
 from ..server.requests import CompletionRequest
 from ..tools.families import family_of

@@ -267,7 +267,7 @@ BUGS = (
     Bug("tools that are not allowed are in the prompt", "server/responses_api.py",
         "kept = tools if only else [", "kept = tools or [",
         ("server/test_responses_api.py",)),
-    Bug("a conversation is cut without room for the answer", "server/truncation.py",
+    Bug("a conversation is cut without room for the answer", "server/jobs.py",
         "room = llm.n_ctx - min(", "room = llm.n_ctx - 0 * min(",
         ("server/test_responses_api.py",)),
     Bug("a stop sequence counts as the end of a turn", "server/messages_api.py",
