@@ -35,7 +35,7 @@ from .native import (
     check_branches,
     n_sequences,
 )
-from .native_head import HiddenRows, LastRows, LayerInputs
+from .native_head import HiddenRows, TargetRows
 from .options import FLASH_ATTENTION, KV_TYPES, ContextOptions, physical_cores
 from .own_kernels import (
     GRID,
@@ -84,7 +84,7 @@ class Model(Cache):
     depth_costs: Mapping[int, float] = MappingProxyType({})
     n_ctx: int
     cached_bytes: float
-    _rows: LastRows | LayerInputs | None = None
+    _rows: TargetRows | None = None
 
     def __init__(
         self,
@@ -203,8 +203,7 @@ class Model(Cache):
         # llama.cpp rounds the number up
         self.n_ctx = min(options.positions(self.n_ctx_train), native.context(C.llama_n_ctx_seq))
         if options.head:
-            layers = options.head_layers
-            self._rows = LayerInputs(native, layers) if layers else LastRows(native)
+            self._rows = TargetRows(native, options.head_layers)
             self.hidden = HiddenRows(self.n_ctx, self._rows.width)
             self._rows.send(native)
         if options.lora:
