@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 from ..errors import GgufSpecError, Option, Text, less_memory
 from ..gguf.heads import head_kind
 from ..gguf.validation import Header, ModelFile
-from ..llama.memory import MemoryEstimate, largest_ctx, needs, prefix_memory_in_room
+from ..llama.memory import MemoryEstimate, largest_ctx, needs, prefix_memory_in_room, state_bytes
 from ..llama.options import ContextOptions
-from ..llama.sizes import state_bytes
 from ..options import K_MAX
 from ..registry.download import local
 from ..registry.resolve import Entry, resolve

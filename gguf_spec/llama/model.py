@@ -24,7 +24,7 @@ from .bindings import C
 from .cache import Cache
 from .devices import start_numa
 from .log import context_error, keep_last, keep_lines, log, verbose
-from .memory import cpu_batch, fit_layers
+from .memory import cpu_batch, fit_layers, padded
 from .native import (
     N_BATCH,
     WIDEST,
@@ -46,7 +46,6 @@ from .own_kernels import (
     most_exact_rows,
 )
 from .recurrent_state import RecurrentState
-from .sizes import padded
 from .threads import PassKind, shared_governor
 
 # cached tokens; a shallower cache adds little to the time of a pass
