@@ -173,11 +173,15 @@ def needs(models: Models, features: Mapping[str, str]) -> MemoryEstimate:
             idle, cache = idle + there.n_bytes, round(cache * (1 - there.share))
             compute += _CHILD
         if options.head in ("own", "file"):
-            cache += hidden_bytes(header, options, n_ctx)
+            # the rows that the target sends to the head
+            n_rows = max(1, len(options.head_layers))
+            cache += _FLOAT * n_rows * header.whole("embedding_length") * n_ctx
         if options.head == "own":
             cache += head_bytes(header, options, n_ctx)
             compute += _compute_bytes(header, options, n_ctx)
-        caches += cache + (0 if options.head == "self" else checkpoint_bytes(header, options))
+        if options.head != "self" and options.parallel == 1 and not options.rpc:
+            cache += _CHECKPOINTS * state_bytes(header)
+        caches += cache
         compute += _compute_bytes(header, options, n_ctx)
     return MemoryEstimate(weights + copies, caches, compute, resident_bytes(), copies, idle, n_ctx)
 
@@ -616,24 +620,12 @@ def head_bytes(header: Header, options: ContextOptions, n_ctx: int) -> int:
     return int(padded(n_ctx) * sum(kv_heads) * values * KV_TYPES[options.kv_type][1])
 
 
-def hidden_bytes(header: Header, options: ContextOptions, n_ctx: int) -> int:
-    """Return the size of the rows that a target sends to a prediction head, in bytes."""
-    n_rows = max(1, len(options.head_layers))
-    return _FLOAT * n_rows * header.whole("embedding_length") * n_ctx
-
-
 def state_bytes(header: Header) -> int:
     """Return the size of the states of all recurrent layers, in bytes."""
     heads = header.by_layer("attention.head_count", 0)
     n_trunk = header.whole("block_count") - header.whole("nextn_predict_layers")
     n_recurrent = sum(_is_recurrent(header, i) for i in range(n_trunk))
     return _FLOAT * _state(header, heads[0] if heads else 0) * n_recurrent
-
-
-def checkpoint_bytes(header: Header, options: ContextOptions) -> int:
-    """Return the size of the copies of the state beside llama.cpp's cache, in bytes."""
-    has_copies = options.parallel == 1 and not options.rpc
-    return _CHECKPOINTS * state_bytes(header) if has_copies else 0
 
 
 def _is_recurrent(header: Header, layer: int) -> bool:
