@@ -37,12 +37,12 @@ from .backend import library_parts
 from .bindings import C
 from .cache import Cache
 from .log import context_error, load_error, log
+from .memory import head_bytes as cache_bytes_of_head
 from .model import Model
 from .native import N_BATCH
 from .native_head import CONTEXT_OF_HEAD, MOST_ENCODED, NativeHead
 from .options import FLASH_ATTENTION, KV_TYPES, ContextOptions
 from .own_kernels import flash_on_cpu
-from .sizes import head_bytes as cache_bytes_of_head
 
 # Tokens of a draft that are decoded one by one, each with the row of the one before it, if the head
 # did not propose them. More are decoded together, without rows.

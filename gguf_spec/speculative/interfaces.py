@@ -6,13 +6,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from ..arrays import Logits
 from ..errors import RollbackError
-from ..llama.cache import Cache
+
+if TYPE_CHECKING:
+    from ..llama.cache import Cache
 
 
 class LanguageModel(Protocol):

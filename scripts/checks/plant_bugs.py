@@ -171,7 +171,7 @@ BUGS = (
         "or ids.min() < 0 or ids.max() >= n_tokens:", "or ids.min() < 0:",
         ("gguf/test_eagle.py",)),
     Bug("an EAGLE-3 head reads layers in another order", "llama/native_head.py",
-        "for layer in self._layers], axis=1)", "for layer in self._layers[::-1]], axis=1)",
+        "zip(self._layers, self._widths, strict=True)", "zip(self._layers[::-1], self._widths, strict=True)",
         ("gguf/test_eagle.py", "exactness/test_eagle.py")),
     Bug("an EAGLE-3 head sees the first token, before which there is no row", "llama/head.py",
         "cast(\"NativeHead\", self.native).cache(C.llama_memory_seq_rm, 0, 0, 1)", "pass",
