@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import InvalidOptionError
-from ..load_options import checked
+from ..options import checked
 from . import selftest
 from .bindings import LIBRARY_FOLDER, identities
 from .ggml import Tensors, attention

@@ -9,7 +9,7 @@ from functools import cache
 
 from ..errors import InvalidOptionError
 from ..gguf.validation import Header
-from ..load_options import LAYERS_MAX, PATTERN_MAX, checked
+from ..options import LAYERS_MAX, PATTERN_MAX, checked
 
 # value of `device` for no GPU, and the name of the CPU for `override_tensor`
 NONE, CPU = "none", "CPU"

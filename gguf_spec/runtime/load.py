@@ -31,8 +31,7 @@ from ..llama.options import AdapterFile, ContextOptions, adapters
 from ..llama.placement import read_placement
 from ..llama.rpc import check_workers, parse_workers
 from ..llama.selftest import extra_bufts_work
-from ..load_options import checked
-from ..options import K_MAX, Sampling, Speculation
+from ..options import K_MAX, Sampling, Speculation, checked
 from ..registry.download import local
 from ..registry.resolve import Entry, resolve
 from ..results import OnProgress, Progress

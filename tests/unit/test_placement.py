@@ -17,7 +17,7 @@ from gguf_spec.llama.memory import needs
 from gguf_spec.llama.offload import offloaded
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.llama.placement import LAYERS_MAX, Placement, expression, read_placement
-from gguf_spec.load_options import LOADING, REQUESTS
+from gguf_spec.options import LOADING, REQUESTS
 from tests.support import zoo
 
 GIB = 1 << 30
