@@ -232,7 +232,7 @@ def find_drafts(model: ModelName, models_file: str | Path | None = None) -> list
     """
     from .gguf.validation import ModelFile
     from .llama.options import ContextOptions
-    from .llama.selftest import extra_bufts_work
+    from .llama.own_kernels import extra_bufts_work
     from .runtime.draft_search import LoadOptions, candidates, head_candidate
 
     entry = resolve(model, models_file)

@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..options import Sampling
 from ..server.fields import OTHER_NAMES
-from ..server.reasoning import ReasoningFields
-from ..server.requests import SEEDS, CompletionRequest
-from ..server.values import made
+from ..server.requests import SEEDS, CompletionRequest, ReasoningFields, made
 
 if TYPE_CHECKING:
     from ..runtime.llm import LLM

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..options import Speculation
-from ..server.errors import ApiError, bad
+from ..server.errors import ApiError, bad, unknown
 from ..server.requests import CompletionRequest, parse, read_chat, read_text
-from ..server.values import check_known, flag, is_count
+from ..server.schema import flag, is_count
 from .defaults import LineDefaults
 from .lines import LINE_BYTES, Line
 
@@ -85,7 +85,9 @@ def read_request(
 def _read_openai(
     data: dict[str, Any], number: int, defaults: LineDefaults, speculation: Speculation
 ) -> CompletionRequest:
-    check_known(data, _FIELDS)
+    for name in data:
+        if name not in _FIELDS:
+            raise unknown(name[:100])
     custom_id, body = data.get("custom_id"), data.get("body")
     if not isinstance(custom_id, str) or not custom_id:
         raise bad("custom_id", "must be a string that is not empty.")
@@ -127,7 +129,7 @@ def _read_plain(
 
 
 def _check_stream(body: dict[str, Any]) -> None:
-    if flag(body, "stream"):
+    if flag(body.get("stream"), "stream"):
         raise ApiError(
             "stream is not supported: a batch has whole answers.", "stream", "unsupported_parameter"
         )

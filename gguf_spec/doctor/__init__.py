@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..errors import Text
-from ..llama.options import ContextOptions, adapters
-from ..llama.placement import read_placement
+from ..llama.options import ContextOptions, adapters, read_placement
 from ..system.machine import format_bytes
 from . import installation, models
 from .installation import Check

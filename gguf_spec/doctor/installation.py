@@ -19,7 +19,7 @@ from typing import Literal, TypeAlias
 
 from ..errors import InvalidOptionError, Text
 from ..llama import openmp as openmp_module
-from ..llama.memory import features_of
+from ..llama.backend import features_of
 from ..llama.options import ContextOptions, physical_cores
 from ..system.files import CACHE_FOLDERS, cache_file, cache_folder, read_json, write_json
 from ..system.machine import available_bytes, format_bytes, total_bytes
@@ -140,7 +140,7 @@ def build_features() -> dict[str, str]:
     """
     import llama_cpp
 
-    from ..llama.rpc import has_gpu, has_rpc
+    from ..llama.devices import has_gpu, has_rpc
 
     gpu = llama_cpp.llama_supports_gpu_offload() and (not has_rpc() or has_gpu())
     return features_of(llama_cpp.llama_print_system_info().decode()) | {"GPU": str(int(gpu))}
@@ -182,10 +182,10 @@ def has(features: Mapping[str, str], name: str) -> bool:
 
 def workers(addresses: Sequence[str]) -> Check:
     """Check that the workers of a model accept connections."""
-    from ..llama import rpc
+    from ..llama import remote
 
     try:
-        lost = rpc.unreachable(rpc.parse_workers(addresses))
+        lost = remote.unreachable(remote.parse_workers(addresses))
     except InvalidOptionError as error:
         return Check("workers", "fail", error.message, error.hint)
     if not lost:
@@ -236,16 +236,16 @@ def fast_kernels(features: Mapping[str, str], options: ContextOptions) -> Check:
 
     A failed probe is repeated, because its result is cached until the library changes.
     """
-    from ..llama import selftest
+    from ..llama import own_kernels
 
-    name, file = "fast kernels", selftest.result_file()
+    name, file = "fast kernels", own_kernels.repacking_result()
     if not options.extra_bufts:
         todo = Text("omit {extra_bufts=False} to use them.")
         return Check(name, "ok", Text("not used: {extra_bufts=False}"), todo)
     kept = read_json(file)
     known = isinstance(kept, dict) and "ok" in kept
     if not (known and kept["ok"]):
-        if problem := selftest.probe():
+        if problem := own_kernels.repacking_problem():
             found = (
                 "repacked weights fail on this machine, so models are loaded without them, "
                 f"which is slower but correct: {problem}"

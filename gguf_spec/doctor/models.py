@@ -13,9 +13,9 @@ from ..errors import GgufSpecError, Text, less_memory
 from ..gguf.adapters import read_projector
 from ..gguf.heads import head_kind
 from ..gguf.validation import Header, ModelFile
-from ..llama.cache_size import state_bytes
-from ..llama.memory import MemoryEstimate, largest_ctx, needs, usual_prefix_memory
+from ..llama.memory import MemoryEstimate, largest_ctx, needs, prefix_memory_in_room
 from ..llama.options import ContextOptions
+from ..llama.sizes import state_bytes
 from ..registry import hub as hub_module
 from ..registry.download import local
 from ..registry.resolve import Entry, entries, resolve, user_file
@@ -113,7 +113,7 @@ def projector(path: Path, model: str | Path, models_file: Path | None, works: bo
     try:
         header = read_projector(path)
         if works:
-            from ..llama.projector_probe import check_projector
+            from ..llama.projector import check_projector
 
             check_projector(path, local(resolve(model, models_file)))
     except GgufSpecError as error:
@@ -251,7 +251,7 @@ class PairChecks:
     def _embeds(self, file: ModelFile) -> Iterator[Check]:
         """Yield the checks of a model that only computes embeddings."""
         from ..llama.embedder import Embedder
-        from ..llama.embedding_memory import embedding_needs
+        from ..llama.memory import embedding_needs
         from ..llama.model import Model
 
         wanted = embedding_needs(file.header, self._options, self._features or {})
@@ -281,7 +281,7 @@ class PairChecks:
             wanted,
             found,
             lambda free, total: largest_ctx(models, features, free, total),
-            usual_prefix_memory(models, features),
+            prefix_memory_in_room(models, features),
         )
 
     def _fits(
@@ -317,7 +317,7 @@ class PairChecks:
 
     def _inside(self, name: str, files: Files, head: HeadChoice | None) -> Iterator[Check]:
         """Yield the checks of the loaded models."""
-        from ..llama.eagle_head import open_head
+        from ..llama.head import open_head
         from ..llama.model import Model
         from ..speculative.vocabularies import translation_of
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..errors import RollbackError
 from .bindings import C
-from .hidden_rows import HiddenRows
+from .native_head import HiddenRows
 from .recurrent_state import RecurrentState, RollbackCounts
 from .sequence_state import least_cut, put_state, state_bytes, take_state
 from .weights import Weights

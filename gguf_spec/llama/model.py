@@ -21,11 +21,23 @@ from ..results import PassCounts
 from . import own_kernels
 from .backend import build_features, offloads, start_backend, uses_gpu
 from .bindings import C
-from .branches import Branches, added_branches, check_branches, n_sequences
 from .cache import Cache
-from .cache_size import padded
 from .devices import start_numa
-from .exact_kernels import (
+from .log import context_error, keep_last, keep_lines, log, verbose
+from .memory import cpu_batch, fit_layers
+from .native import (
+    N_BATCH,
+    WIDEST,
+    Branches,
+    Native,
+    SequenceTokens,
+    added_branches,
+    check_branches,
+    n_sequences,
+)
+from .native_head import HiddenRows, LastRows, LayerInputs
+from .options import FLASH_ATTENTION, KV_TYPES, ContextOptions, physical_cores
+from .own_kernels import (
     GRID,
     flash_on_cpu,
     has_exact_attention,
@@ -33,15 +45,8 @@ from .exact_kernels import (
     has_own_attention,
     most_exact_rows,
 )
-from .gpu_fit import fit_layers
-from .hidden_rows import HiddenRows
-from .load_errors import context_error
-from .log import keep_last, keep_lines, log, verbose
-from .memory import cpu_batch
-from .native import N_BATCH, WIDEST, Native, SequenceTokens
-from .options import FLASH_ATTENTION, KV_TYPES, ContextOptions, physical_cores
 from .recurrent_state import RecurrentState
-from .target_rows import LastRows, LayerInputs
+from .sizes import padded
 from .threads import PassKind, shared_governor
 
 # cached tokens; a shallower cache adds little to the time of a pass

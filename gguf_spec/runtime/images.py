@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from ..errors import ImageError, InvalidOptionError, NoVisionError, TemplateError
 from ..llama.image_file import BYTES_MAX, Image, check_image, read_image
 from ..llama.model import Model
-from ..llama.pictures import Pictures, PromptTokens
+from ..llama.vision import Pictures, PromptTokens
 from ..options import IMAGE_IDS
 
 if TYPE_CHECKING:

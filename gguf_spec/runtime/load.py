@@ -20,24 +20,22 @@ from ..gguf.adapters import read_projector
 from ..gguf.validation import Header, ModelFile
 from ..llama import own_kernels
 from ..llama.attention import depth_costs
-from ..llama.backend import check_room, prefix_memory_in_room, start_backend
+from ..llama.backend import start_backend
 from ..llama.devices import check_placement
-from ..llama.eagle_head import open_head
 from ..llama.embedder import Embedder
-from ..llama.embedding_memory import check_room_to_embed
-from ..llama.head import Head
+from ..llama.head import Head, open_head
+from ..llama.memory import check_room, check_room_to_embed, prefix_memory_in_room
 from ..llama.model import Model
-from ..llama.options import AdapterFile, ContextOptions, adapters
-from ..llama.placement import read_placement
-from ..llama.rpc import check_workers, parse_workers
-from ..llama.selftest import extra_bufts_work
+from ..llama.options import AdapterFile, ContextOptions, adapters, read_placement
+from ..llama.own_kernels import extra_bufts_work
+from ..llama.remote import check_workers, parse_workers
 from ..options import K_MAX, Sampling, Speculation, checked
 from ..registry.download import local
 from ..registry.resolve import Entry, resolve
 from ..results import OnProgress, Progress
 from ..speculative.drafters import SharedTexts, SuffixAutomaton
 from ..speculative.pair import ModelPair
-from ..speculative.stored_profile import profile_of
+from ..speculative.profiler import profile_of
 from ..speculative.translation import Translation
 from ..speculative.vocabularies import translation_of
 from ..system.machine import available_bytes, format_bytes, parse_bytes
@@ -254,7 +252,7 @@ def choose_projector(
     """
     if mmproj is None:
         return None
-    from ..llama.projector_probe import check_projector
+    from ..llama.projector import check_projector
     from ..llama.vision import check_images_possible
 
     if file.embeds_only:

@@ -16,12 +16,10 @@ from typing import Literal, NamedTuple
 from ..errors import NoSpeculationError, Option, Text
 from ..gguf.heads import is_eagle, is_head_alone, n_heads, target_layers, why_misfit, why_no_head
 from ..gguf.validation import Header, ModelFile
-from ..llama.backend import has_room, parallel_in_room, with_snapshots
-from ..llama.gpu_fit import fit_layers
-from ..llama.head_probe import why_head_fails
-from ..llama.native_head import extensions
+from ..llama.head import why_head_fails
+from ..llama.memory import fit_layers, has_room, parallel_in_room, with_snapshots
+from ..llama.native_head import extensions, layer_functions
 from ..llama.options import ContextOptions
-from ..llama.target_rows import layer_functions
 from ..options import AUTO_PARALLEL_MAX, HEADS, K_MAX, Speculation
 from ..registry.download import local
 from ..registry.resolve import resolve

@@ -2,7 +2,7 @@
 
 A draft length of 0 is plain decoding. The decisions are pure functions of
 `speculative.draft_length` and `speculative.tree`; `speculative.draft_model_use` decides on the
-draft model, `speculative.exploration` on rounds that measure, `speculative.search_budget` on rounds
+draft model, `speculative.round_state` on rounds that measure, `speculative.round_state` on rounds
 that do not look for drafts. This module has the drafters, the clock and the statistics that they
 use. Under the rule `coupled` no decision changes the text. Under `rejection` and `block` a drawn
 token is always checked, so its value does not affect the decision.
@@ -19,16 +19,13 @@ from ..arrays import Logits
 from ..options import K_MAX
 from ..sampling.chain import Distribution
 from .acceptance import Draft
-from .acceptance_rates import RequestAcceptance
 from .company import Companies
 from .draft_length import LEAST_REACH, Prices, best_length
 from .draft_model_use import DraftModelUse
 from .drafters import MODELS, DraftTeam, ModelDrafter, Proposal, TokenDrafter
-from .exploration import Exploration
 from .interfaces import LanguageModel
-from .pair_statistics import SECOND, Forecast, PairStatistics
-from .round_state import RoundState, Step
-from .search_budget import SearchBudget
+from .pair_statistics import SECOND, Forecast, PairStatistics, RequestAcceptance
+from .round_state import Exploration, RoundState, SearchBudget, Step
 from .tree import Tree, TreeDraft
 
 # Share of the generation time for probes of an unused draft model and for passes of untried widths.

@@ -12,12 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..options import K_MAX
-from .acceptance_rates import RequestAcceptance
 from .company import Companies
 from .cost_model import CostModel
 from .draft_length import Outlook, drafting_gain, token_seconds
 from .drafters import N_CONFIDENCE_BUCKETS, ModelDrafter, Proposal
-from .pair_statistics import PairStatistics
+from .pair_statistics import PairStatistics, RequestAcceptance
 from .round_state import RoundState, Step
 
 # Number of tokens that a probe evaluates. As many tokens before them are read for context.

@@ -8,9 +8,9 @@ import gguf_spec
 from gguf_spec import Speculation, doctor, models
 from gguf_spec.errors import NoSpeculationError
 from gguf_spec.gguf.architectures import LAST_ROWS, LAYER_INPUTS
-from gguf_spec.llama.eagle_head import EagleHead
+from gguf_spec.llama.head import EagleHead
 from gguf_spec.llama.options import ContextOptions
-from gguf_spec.llama.selftest import extra_bufts_work
+from gguf_spec.llama.own_kernels import extra_bufts_work
 from gguf_spec.options import HEADS
 from gguf_spec.runtime import plan as plan_module
 from tests.exactness.with_heads import (

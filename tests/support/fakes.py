@@ -15,7 +15,7 @@ from gguf_spec.runtime.llm import LLM
 from gguf_spec.sampling.chain import NO_FILTERS, Sampler
 from gguf_spec.speculative.acceptance import Draft
 from gguf_spec.speculative.controller import DraftController
-from gguf_spec.speculative.cost_tables import interpolate
+from gguf_spec.speculative.cost_model import interpolate
 from gguf_spec.speculative.drafters import ModelDrafter
 from gguf_spec.speculative.pair import ModelPair
 from gguf_spec.speculative.profile import DEFAULT_PROFILE

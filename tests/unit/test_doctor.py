@@ -19,10 +19,9 @@ import pytest
 from gguf_spec.doctor import Check, Diagnosis, doctor, installation
 from gguf_spec.doctor import models as models_module
 from gguf_spec.gguf.validation import read_header
-from gguf_spec.llama import openmp, own_kernels, selftest
+from gguf_spec.llama import openmp, own_kernels
 from gguf_spec.llama.memory import needs
-from gguf_spec.llama.options import ContextOptions
-from gguf_spec.llama.placement import Placement
+from gguf_spec.llama.options import ContextOptions, Placement
 from gguf_spec.registry import hub as hub_module
 from gguf_spec.speculative.profile import write_profile
 from gguf_spec.system.files import write_json
@@ -43,7 +42,7 @@ def machine(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setattr(hub_module, "folder", lambda: tmp_path / "hub")
-    monkeypatch.setattr(selftest, "probe", lambda: "")
+    monkeypatch.setattr(own_kernels, "repacking_problem", lambda: "")
     monkeypatch.setattr(own_kernels, "_decided", [own_kernels.Kernels("avx2")])
     monkeypatch.setattr(own_kernels, "takes_attention", lambda *_: True)
     monkeypatch.setattr(installation, "_cpu", lambda: ("A processor", FLAGS))
@@ -149,7 +148,7 @@ def test_a_gpu_that_is_not_used(monkeypatch, tmp_path):
 
 def test_a_gpu_build(monkeypatch):
     monkeypatch.setattr(llama_cpp, "llama_supports_gpu_offload", lambda: True)
-    monkeypatch.setattr("gguf_spec.llama.rpc.has_gpu", lambda: True)
+    monkeypatch.setattr("gguf_spec.llama.devices.has_gpu", lambda: True)
     monkeypatch.setattr(
         llama_cpp,
         "llama_print_system_info",
@@ -192,7 +191,9 @@ def test_kernels_that_crash_name_the_flags_of_amx(monkeypatch, amx):
     monkeypatch.setattr(
         installation, "build_features", lambda: features() | {"AMX_INT8": str(int(amx))}
     )
-    monkeypatch.setattr(selftest, "probe", lambda: "the self-test was ended by signal 11")
+    monkeypatch.setattr(
+        own_kernels, "repacking_problem", lambda: "the self-test was ended by signal 11"
+    )
     assert ("-fno-tree-dse -fno-dse" in check("fast kernels").todo) is amx
     assert "pip install ." in check("fast kernels").todo
 
@@ -250,23 +251,23 @@ def test_the_processor_of_this_machine(monkeypatch):
 
 
 def test_kernels_that_fail(monkeypatch):
-    monkeypatch.setattr(selftest, "probe", lambda: "the probe died of signal 11")
+    monkeypatch.setattr(own_kernels, "repacking_problem", lambda: "the probe died of signal 11")
     assert check("fast kernels").status == "warn"
     assert "the probe died of signal 11" in check("fast kernels").found
 
 
 def test_kernels_are_probed_once(monkeypatch):
     assert check("fast kernels").status == "ok"
-    monkeypatch.setattr(selftest, "probe", lambda: "it died")
-    assert selftest.extra_bufts_work()
+    monkeypatch.setattr(own_kernels, "repacking_problem", lambda: "it died")
+    assert own_kernels.extra_bufts_work()
     assert check("fast kernels").status == "ok"
 
 
 def test_kernels_that_failed_once():
-    write_json(selftest.result_file(), {"ok": False, "problem": "it did not run"})
+    write_json(own_kernels.repacking_result(), {"ok": False, "problem": "it did not run"})
     assert check("fast kernels").status == "warn"
     assert "it did not run" in check("fast kernels").found
-    assert str(selftest.result_file()) in check("fast kernels").todo
+    assert str(own_kernels.repacking_result()) in check("fast kernels").todo
 
 
 def test_kernels_that_are_not_wanted():
@@ -287,7 +288,7 @@ def test_amx(monkeypatch, has, built, problem, wanted, status):
     monkeypatch.setattr(
         installation, "_cpu", lambda: ("Sapphire", FLAGS | ({"amx_int8"} if has else set()))
     )
-    monkeypatch.setattr(selftest, "probe", lambda: problem)
+    monkeypatch.setattr(own_kernels, "repacking_problem", lambda: problem)
     info = b"CPU : AVX = 1 | AVX2 = 1 | FMA = 1 | AMX_INT8 = %d | REPACK = 1 | " % built
     monkeypatch.setattr(llama_cpp, "llama_print_system_info", lambda: info)
     diagnosis = doctor(options=ContextOptions(n_ctx=64, threads=1, extra_bufts=wanted))
@@ -387,7 +388,7 @@ def test_nothing_but_what_was_probed_is_left_in_the_cache(tmp_path):
     doctor(options=OPTIONS)
     assert [
         path for path in tmp_path.rglob("*") if path.is_file() and path.parent.name != "pairs"
-    ] == [selftest.result_file()]
+    ] == [own_kernels.repacking_result()]
 
 
 def test_nothing_downloaded_yet(tmp_path):

@@ -19,18 +19,18 @@ SAMPLING = Sampling(seed=1, max_tokens=30, ignore_eos=True)
 LOAD = """
 import os, sys
 os.environ["GGUF_SPEC_KERNELS"] = "stock"
-from gguf_spec.llama import child_process
+from gguf_spec.llama import probe
 {}
 from gguf_spec import Sampling, load
 with load("tales", threads=1) as llm:
     llm.generate("Once", Sampling(seed=1, max_tokens=8))
 """
-DIES = "child_process.command = lambda *_: [sys.executable, '-c', 'import os; os.abort()']"
-WORKS = """child_process.command = lambda *_: [sys.executable, "-c", "print(0.0)"]"""
+DIES = "probe.command = lambda *_: [sys.executable, '-c', 'import os; os.abort()']"
+WORKS = """probe.command = lambda *_: [sys.executable, "-c", "print(0.0)"]"""
 COMMAND = """
 import os, sys
 os.environ["GGUF_SPEC_KERNELS"] = "stock"
-from gguf_spec.llama import child_process
+from gguf_spec.llama import probe
 {}
 from gguf_spec.cli import main
 sys.argv = ["gguf-spec", "generate", "-m", "tales", "Once", "--threads", "1", "--seed", "1", "-n", "8"]

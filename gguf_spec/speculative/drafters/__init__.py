@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .base import Drafter, NoDrafter, Proposal, TokenDrafter
+from .base import Drafter, Kind, NoDrafter, Proposal, TokenDrafter
 from .draft_sampler import (
     N_CONFIDENCE_BUCKETS,
     CoupledDraftSampler,
@@ -28,6 +28,7 @@ __all__ = [
     "EagleDrafter",
     "FirstRead",
     "HeadDrafter",
+    "Kind",
     "ModelDrafter",
     "NgramDrafter",
     "NoDrafter",

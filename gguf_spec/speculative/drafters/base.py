@@ -8,7 +8,10 @@ from typing import NamedTuple, Protocol
 from ...arrays import Logits
 from ...sampling.chain import Distribution
 from ..acceptance import Draft
-from ..acceptance_rates import Kind
+
+Kind = tuple[str, int]
+"""Who proposed, and how sure it was: a drafter's name and the number of a bucket, \
+higher for surer."""
 
 
 class Drafter(Protocol):

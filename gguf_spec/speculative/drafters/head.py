@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
 
-from ...llama.eagle_head import EagleHead
-from ...llama.head import Head
 from ...options import K_MAX
-from ..acceptance_rates import Kind
 from ..interfaces import LanguageModel
-from .base import Proposal
+from .base import Kind, Proposal
 from .draft_sampler import DraftSampler
 from .model import FirstRead, ModelDrafter
+
+if TYPE_CHECKING:
+    from ...llama.head import Head
 
 
 class HeadDrafter(ModelDrafter):
@@ -62,21 +63,19 @@ MODELS = (ModelDrafter.name, HeadDrafter.name, EagleDrafter.name)
 
 def name_of(model: LanguageModel | None) -> str:
     """Return the name of the drafter of a draft model or of a prediction head."""
-    if isinstance(model, EagleHead):
-        return EagleDrafter.name
-    return HeadDrafter.name if isinstance(model, Head) else ModelDrafter.name
+    return str(getattr(model, "drafter", ModelDrafter.name))
 
 
 def drafter_of(
     model: LanguageModel, guess: DraftSampler, n_vocab: int, first: FirstRead | None = None
 ) -> ModelDrafter:
     """Return the drafter of a draft model or of a prediction head."""
-    if isinstance(model, Head):
-        kind = EagleDrafter if isinstance(model, EagleHead) else HeadDrafter
-        return kind(model, guess, n_vocab, first)
-    return ModelDrafter(model, guess, n_vocab, first)
+    if not needs_rows(model):
+        return ModelDrafter(model, guess, n_vocab, first)
+    kind = EagleDrafter if name_of(model) == EagleDrafter.name else HeadDrafter
+    return kind(cast("Head", model), guess, n_vocab, first)
 
 
 def needs_rows(draft: LanguageModel) -> bool:
     """Return whether a draft predicts from rows that the target sends for the same text."""
-    return isinstance(draft, Head)
+    return name_of(draft) != ModelDrafter.name

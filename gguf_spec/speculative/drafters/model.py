@@ -11,10 +11,9 @@ import numpy as np
 from ...arrays import Logits
 from ...errors import InvalidGrammarError, NoTokenLeftError, OffGrammarError, RollbackError
 from ...options import IMAGE_IDS
-from ..acceptance_rates import Kind
 from ..interfaces import LanguageModel, read_on, retain_prefix
 from ..translated_model import TranslatedModel
-from .base import Proposal
+from .base import Kind, Proposal
 from .draft_sampler import DraftSampler
 
 # Fewest retained tokens, if the cache begins inside a text; with fewer the text is read from its
