@@ -23,7 +23,7 @@ from ..llama.options import ContextOptions
 from ..options import AUTO_PARALLEL_MAX, HEADS, K_MAX, Speculation
 from ..registry.download import local
 from ..registry.resolve import resolve
-from ..speculative.company import CompanyCosts
+from ..speculative.batch_costs import BatchCosts
 from ..speculative.cost_model import CostModel, Pace
 from ..speculative.profile import ModelKey, Profile, read_profile
 from .draft_search import LoadOptions, choose, head_candidate
@@ -266,8 +266,8 @@ def _by_costs(profile: Profile, room: int) -> tuple[int, str]:
 def _rates(profile: Profile) -> Callable[[int], float]:
     """Return the function from a number of requests to their tokens per second in all."""
     costs = CostModel(profile.target, profile.target_depth, K_MAX + 1, Pace())
-    company = CompanyCosts(profile.widest(exact=True), AUTO_PARALLEL_MAX)
-    return lambda n: n / company.seconds(costs, n, 1, _DEPTH)
+    batch_costs = BatchCosts(profile.widest(exact=True), AUTO_PARALLEL_MAX)
+    return lambda n: n / batch_costs.seconds(costs, n, 1, _DEPTH)
 
 
 def _by_gain(rate: Callable[[int], float], most: int) -> int:

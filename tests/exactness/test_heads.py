@@ -14,7 +14,7 @@ from gguf_spec.llama.options import ContextOptions
 from gguf_spec.registry.resolve import resolve
 from gguf_spec.runtime import plan as plan_module
 from gguf_spec.runtime.draft_search import LoadOptions
-from gguf_spec.runtime.kept_prefixes import PrefixStore
+from gguf_spec.runtime.prefix_cache import PrefixStore
 from gguf_spec.speculative.drafters import HeadDrafter
 from tests.exactness.with_heads import (
     GREEDY,
