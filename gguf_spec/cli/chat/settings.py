@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import GgufSpecError, InvalidOptionError
-from ...option_rule import Rule
-from ...options import SAMPLING, SPECULATION
+from ...options import SAMPLING, SPECULATION, Rule
 from ..habits import HIDDEN_NAMES, nearest
 from ..text_file import TextFile
 
