@@ -22,7 +22,7 @@ import _setup
 from _peers import DECODED, GREEDY, flags, load_ours, our_sampling, run
 
 from gguf_spec import Speculation
-from gguf_spec.bench.long_workloads import LONG_WORKLOADS
+from gguf_spec.bench.workloads import LONG_WORKLOADS
 
 ENCODED = re.compile(r"encoded +(\d+) tokens in +([\d.]+) seconds")
 OURS = {"ours, plain": Speculation(k=0), "ours, adaptive": Speculation()}

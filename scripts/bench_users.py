@@ -23,7 +23,7 @@ from _peers import build
 
 import gguf_spec
 from gguf_spec import Sampling
-from gguf_spec.bench.long_workloads import LONG_WORKLOADS
+from gguf_spec.bench.workloads import LONG_WORKLOADS
 from gguf_spec.llama.options import physical_cores
 
 PORT = 18474

@@ -15,13 +15,12 @@ from click.core import ParameterSource
 from ..load_options import LOADING
 from ..option_rule import Rule
 from ..options import SAMPLING, SPECULATION, Sampling, Speculation
-from . import ctrl_c
 from .completion import model_names
 from .default_model import default_model
 from .error_text import in_command
 from .missing_models import offer_download
+from .output import LoadBar, MeasuringNote, ctrl_c_ends_process
 from .parameters import AdapterFile, Bias, Layers, ModelName
-from .progress import LoadBar, MeasuringNote
 from .shared_options import (
     gpu_layers_option,
     models_file_option,
@@ -176,7 +175,7 @@ def load_models(
         loading(now)
         return not (cancelled and cancelled())
 
-    with contextlib.nullcontext() if cancelled else ctrl_c.ends_process():
+    with contextlib.nullcontext() if cancelled else ctrl_c_ends_process():
         try:
             llm = _load(options, draft, speculation, measure, tell)
         finally:

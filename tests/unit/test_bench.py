@@ -21,9 +21,8 @@ from gguf_spec.bench import (
     bench,
     long_workloads,
 )
-from gguf_spec.bench.long_workloads import LONG_WORKLOADS, Conversation
 from gguf_spec.bench.report import ratios
-from gguf_spec.bench.workloads import _BARGAIN, choose_workloads
+from gguf_spec.bench.workloads import _BARGAIN, LONG_WORKLOADS, Conversation, choose_workloads
 from gguf_spec.errors import InvalidOptionError
 from gguf_spec.options import Sampling, Speculation
 
