@@ -10,7 +10,7 @@ COPY . .
 # Switches for llama.cpp, such as -DGGML_NATIVE=OFF for an image that is to run on other machines too.
 ARG CMAKE_ARGS=
 RUN python3 -m venv /opt/gguf-spec \
-    && XDG_CACHE_HOME=/tmp/cache /opt/gguf-spec/bin/pip install --no-cache-dir --constraint scripts/constraints.txt '.[server]'
+    && XDG_CACHE_HOME=/tmp/cache /opt/gguf-spec/bin/pip install --no-cache-dir --constraint scripts/build/constraints.txt '.[server]'
 
 FROM ${BASE}
 RUN apt-get update \

@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .registry import download
-from .registry.checksums import Verified
-from .registry.download import Pulled
+from .registry.download import Pulled, Verified
 from .registry.models_file import Entry, Part
 from .registry.resolve import entries
 from .registry.resolve import resolve as resolve_name
 from .results import OnProgress
-from .system.units import format_bytes
+from .system.machine import format_bytes
 
 if TYPE_CHECKING:
     from .runtime.default_model import DefaultModel
@@ -73,7 +72,7 @@ def list_local(models_file: str | Path | None = None) -> list[Entry]:
     Raises:
         InvalidModelsFileError: A models file has an error.
     """
-    from .registry.local_models import local_models
+    from .registry.references import local_models
     from .registry.resolve import split_names
 
     named = {path.resolve() for entry in list_models(models_file) if (path := find(entry))}
@@ -231,7 +230,7 @@ def find_drafts(model: ModelName, models_file: str | Path | None = None) -> list
         NotDownloadedError: It is not on this disk.
         ModelError: Its file is invalid.
     """
-    from .gguf.model_file import ModelFile
+    from .gguf.validation import ModelFile
     from .llama.options import ContextOptions
     from .llama.selftest import extra_bufts_work
     from .runtime.draft_search import candidates, head_candidate

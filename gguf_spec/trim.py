@@ -16,11 +16,10 @@ from typing import Any
 
 from .errors import InvalidOptionError, NotAModelError, OutputFileError, UnsupportedModelError
 from .gguf.header import IDS, TOKENS
-from .gguf.model_file import ModelFile
-from .gguf.output_place import check_place
 from .gguf.rewriting import (
     Value,
     array_items,
+    check_place,
     read_values,
     string,
     string_array,
@@ -28,11 +27,10 @@ from .gguf.rewriting import (
     whole_array,
     write_with_rows,
 )
-from .gguf.trimmed import SIZE, TOKENIZER, trimmed
-from .gguf.validation import Header, read_header
+from .gguf.validation import SIZE, TOKENIZER, Header, ModelFile, read_header, trimmed
 from .gguf.vocabulary import FileVocabulary, read_tokens
 from .results import OnProgress, Progress
-from .system.atomic_file import atomic_write
+from .system.files import atomic_write
 
 __all__ = ["KEEP", "Trimmed", "trim"]
 

@@ -12,8 +12,7 @@ import signal
 import socket
 from collections.abc import Callable
 
-from .errors import GgufSpecError, InvalidOptionError
-from .errors.texts import Option, Text
+from .errors import GgufSpecError, InvalidOptionError, Text
 
 __all__ = ["run_worker"]
 
@@ -55,9 +54,7 @@ def run_worker(
             "process",
             Text(
                 "listen at 127.0.0.1 and forward the port: ssh -L 50052:127.0.0.1:50052 HOST. In a "
-                "network of trusted machines only: ",
-                Option("insecure_listen_anywhere", True),
-                ".",
+                "network of trusted machines only: {insecure_listen_anywhere=True}."
             ),
         )
     if not rpc.has_rpc():
@@ -88,5 +85,5 @@ def _check_free(host: str, port: int) -> None:
         except OSError as error:
             raise GgufSpecError(
                 f"the worker cannot listen at {host}:{port}: {error.strerror or error}.",
-                Text("use another port in ", Option("listen"), "."),
+                Text("use another port in {listen}."),
             ) from None

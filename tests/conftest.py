@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from tests import children
+from tests.support import children
 
 
 def pytest_addoption(parser):
@@ -58,14 +58,14 @@ def own_cache(tmp_path_factory):
 
     Nor does what else runs now decide what is measured.
     """
-    from gguf_spec.system import competition
+    from gguf_spec.system import machine
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         patch.setenv(
             "XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config"))
         )  # nor a models.yaml of theirs
-        patch.setattr(competition, "others_running", lambda: 0)
+        patch.setattr(machine, "others_running", lambda: 0)
         # programs that tests start compile each module once, and leave nothing in the clone
         patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
         patch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path_factory.mktemp("bytecode")))

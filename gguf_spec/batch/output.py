@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ..errors import BatchFileError
-from ..system.file_lock import try_lock
+from ..system.files import try_lock
 from .requests import Line, LineResult
 
 _KEY = re.compile(rb'\{"(?:request_)?id": "batch_req_([0-9a-f]{16})([0-9a-f]{8})"')

@@ -18,8 +18,8 @@ from ..server.errors import ApiError, as_refusal, bad, refusal_of
 from ..server.events import ChoiceEnded, ChunkEvent, Started, named
 from ..server.fields import OTHER_NAMES
 from ..server.reasoning import ReasoningFields
+from ..server.replies import ResponseBuilder, usage
 from ..server.requests import SEEDS, CompletionRequest, parse, read_chat, read_text
-from ..server.responses import ResponseBuilder, usage
 from ..server.values import check_known, flag, is_count, made
 from ..tools.families import family_of
 

@@ -11,7 +11,6 @@ from importlib.resources import files
 from typing import NamedTuple
 
 from ..errors import ContextTooShortError, InvalidOptionError
-from ..errors.texts import Option, Text
 from ..runtime.llm import LLM
 from ..text.chat_template import Message
 
@@ -237,10 +236,7 @@ def choose_workloads(
 # 4,096 tokens.
 SIZES = {"1k": 1000, "4k": 3900}
 # Alternatives to a larger context.
-SMALLER_WORK = (
-    Text("set a smaller ", Option("n_tokens")),
-    Text("select other workloads with ", Option("names")),
-)
+SMALLER_WORK = ("set a smaller {n_tokens}", "select other workloads with {names}")
 
 
 class Conversation(NamedTuple):

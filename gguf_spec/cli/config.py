@@ -159,7 +159,7 @@ class ConfigFileError(UnknownNameError):
 
 def config_path() -> Path:
     """Return the path of the config file, which need not exist."""
-    from ..system.folders import config_folder
+    from ..system.files import config_folder
 
     return config_folder() / "config.toml"
 

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import click
 from click.core import ParameterSource
 
-from ..errors import GgufSpecError, InvalidOptionError
-from ..errors.texts import Call, Option, written
+from ..errors import GgufSpecError, InvalidOptionError, Option, Pull, written
 from . import config
 from .command import Command, CommandGroup
 
@@ -33,8 +32,6 @@ PARAMETERS = {
 }
 # Parameters that are set where the option in Python is False.
 _NEGATED = ("fixed", "allow_near_ties")
-# Function of the package -> command.
-COMMANDS = {"pull": ("models", "pull")}
 
 
 def message_and_hint(error: GgufSpecError) -> tuple[str, str]:
@@ -53,8 +50,8 @@ def _in_config(option: str) -> str | None:
     context = CommandGroup.context
     if not context or not isinstance(context.command, Command):
         return None
-    parameters = {one.name for one in context.command.params}
-    name = next((one for one in PARAMETERS.get(option, (option,)) if one in parameters), None)
+    found = _parameter(option, context.command)
+    name = found.name if found else None
     if not name or context.get_parameter_source(name) is not ParameterSource.DEFAULT_MAP:
         return None
     return config.origin(context.command, name)
@@ -62,24 +59,31 @@ def _in_config(option: str) -> str | None:
 
 def in_command(text: str) -> str:
     """Return a text of the library with options of the running command; empty if it lacks them."""
-    return written(text, name, "")
+    return written(text, name) or ""
 
 
-def name(part: Option | Call) -> str | None:
-    """Return an option or a call as it is typed; None if the running command lacks it."""
-    if isinstance(part, Call):
-        return _call(part)
+def name(part: Option | Pull) -> str | None:
+    """Return an option or a download as it is typed; None if the running command lacks it."""
+    if isinstance(part, Pull):
+        force = " --force" if part.force else ""
+        return f"gguf-spec models pull {shlex.quote(part.model)}{force}"
+    from . import cli
+
     context = click.get_current_context(silent=True)
-    command = context.command if context else CommandGroup.running
-    commands = list(_all(_root())) if command is None or command is _root() else [command]
+    command = (context.command if context else CommandGroup.running) or cli
+    commands = _all(cli) if command is cli else [command]
     return next((text for one in commands if (text := option_name(part, one))), None)
+
+
+def _parameter(option: str, command: click.Command) -> click.Parameter | None:
+    parameters = {one.name: one for one in command.params}
+    names = PARAMETERS.get(option, (option,))
+    return next((parameters[one] for one in names if one in parameters), None)
 
 
 def option_name(option: Option, command: click.Command) -> str | None:
     """Return an option as it is typed after a command; None if the command lacks it."""
-    parameters = {one.name: one for one in command.params}
-    names = PARAMETERS.get(option.name, (option.name,))
-    found = next((parameters[one] for one in names if one in parameters), None)
+    found = _parameter(option.name, command)
     if found is None:
         return None
     flag = max(found.opts, key=len)
@@ -91,25 +95,6 @@ def option_name(option: Option, command: click.Command) -> str | None:
     if option.value is ...:
         return flag
     return f"{flag} {'none' if option.value is None else shlex.quote(str(option.value))}"
-
-
-def _call(call: Call) -> str | None:
-    """Return a call as a command line."""
-    path = COMMANDS.get(call.function)
-    if path is None:
-        return None
-    command = _root()
-    for word in path:
-        assert isinstance(command, click.Group)
-        command = command.commands[word]
-    options = [str(option_name(option, command)) for option in call.options]
-    return " ".join(["gguf-spec", *path, shlex.quote(call.argument), *options])
-
-
-def _root() -> click.Command:
-    from . import cli
-
-    return cli
 
 
 def _all(command: click.Command) -> Iterator[click.Command]:

@@ -215,8 +215,7 @@ def _names(options: dict[str, Any]) -> list[str | None]:
 
 def _check_several(options: dict[str, Any], draft: str) -> None:
     """Refuse options that belong to one model."""
-    from ..errors import OptionConflictError
-    from ..errors.texts import Option
+    from ..errors import Option, OptionConflictError
 
     is_file = {"draft": draft not in ("auto", "mtp", "ngram", "none")}
     for name in ("mmproj", "lora", "draft_lora", "draft"):

@@ -72,7 +72,7 @@ class TextFile:
         Raises:
             GgufSpecError: The file cannot be written, or another program has changed it.
         """
-        from ..system.atomic_file import atomic_write
+        from ..system.files import atomic_write
 
         target = self.path if path is None else path
         with contextlib.suppress(OSError):

@@ -12,8 +12,7 @@ from typing import Any
 
 from llama_cpp.llama_chat_format import guess_chat_format_from_gguf_metadata
 
-from ..errors import GgufSpecError, InvalidOptionError
-from ..errors.texts import Option
+from ..errors import GgufSpecError, InvalidOptionError, Option, Pull, in_python, written
 from ..gguf.validation import Header
 from ..llama.options import KV_TYPES
 from ..load_options import LOADING
@@ -139,17 +138,30 @@ def named_as_there() -> Iterator[None]:
     try:
         yield
     except GgufSpecError as error:
-        error.translate(_argument)
+        suggested = [_here(Option(*one)) for one in error.suggested.items()]
+        error.args = (written(error.message, _written) or "",)
+        error.hint = written(error.hint, _written_if_here) or ""
+        error.suggested = {option.name: option.value for option in suggested}
+        if isinstance(error, InvalidOptionError):
+            error.option = _here(Option(error.option)).name
         raise
 
 
-def _argument(option: Option) -> Option | None:
-    """Return the argument of `Llama` for an option of `load`; None if `Llama` lacks it."""
+def _here(option: Option) -> Option:
+    """Return the argument of `Llama` for an option of `load`, or the option if `Llama` lacks it."""
     if option.name in _NOT_HERE:
-        return None
+        return option
     values = _VALUES_HERE.get(option.name, {})
     value = values.get(option.value, option.value) if values else option.value
-    return Option(_NAMES_HERE.get(option.name, option.name), value, option.of_commands)
+    return option._replace(name=_NAMES_HERE.get(option.name, option.name), value=value)
+
+
+def _written(part: Option | Pull) -> str | None:
+    return in_python(_here(part) if isinstance(part, Option) else part)
+
+
+def _written_if_here(part: Option | Pull) -> str | None:
+    return None if isinstance(part, Option) and part.name in _NOT_HERE else _written(part)
 
 
 def to_sampling(asked: Mapping[str, Any], *, seed: int | None, last_n: int) -> CompatSampling:

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from ..arrays import Logits
 from ..errors import ClosedError
-from ..gguf.model_file import ModelFile
-from ..gguf.validation import read_header
+from ..gguf.validation import ModelFile, read_header
 from ..gguf.vocabulary import FileVocabulary
 from ..llama.backend import check_room
 from ..llama.model import Model

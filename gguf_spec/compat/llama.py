@@ -19,11 +19,11 @@ from .. import load
 from ..errors import (
     ClosedError,
     InvalidOptionError,
+    Option,
     OptionConflictError,
     TextTooLongError,
     UnsupportedError,
 )
-from ..errors.texts import Option
 from ..gguf.validation import read_header
 from ..options import POOLING, Speculation
 from ..registry import download

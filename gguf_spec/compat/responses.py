@@ -12,8 +12,8 @@ from typing import Any
 
 from ..results import Chunk, Completion, TokenLogprob
 from ..runtime.stream import Stream
-from ..tools.deltas import ToolDeltas, whole_answer
 from ..tools.families import Family
+from ..tools.reader import ToolDeltas, whole_answer
 from ..tools.use import ToolUse
 
 Dict = dict[str, Any]

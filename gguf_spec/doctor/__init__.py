@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
-from ..errors.texts import Option, Text
+from ..errors import Text
 from ..llama.options import ContextOptions, adapters
 from ..llama.placement import read_placement
-from ..system.units import format_bytes
+from ..system.machine import format_bytes
 from . import installation, processor, registry, storage
 from .check import Check
 from .pair import PairChecks
@@ -143,6 +143,6 @@ def _text(path: Path) -> Check:
             "draft text",
             "fail",
             f"{path} cannot be read: {error}",
-            Text("name a text file, or omit ", Option("reference"), "."),
+            Text("name a text file, or omit {reference}."),
         )
     return Check("draft text", "ok", f"{path}: {format_bytes(path.stat().st_size)}")

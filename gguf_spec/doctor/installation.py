@@ -11,8 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ..errors import InvalidOptionError
-from ..errors.texts import Option, Text
+from ..errors import InvalidOptionError, Text
 from ..llama import openmp
 from ..llama.memory import features_of
 from ..llama.options import ContextOptions
@@ -107,11 +106,9 @@ def build(features: Mapping[str, str], options: ContextOptions) -> Check:
     )
     if not gpu and options.wants_gpu:
         found = Text(
-            "it has no GPU backend, which ", Option("gpu_layers", options.gpu_layers), " needs"
+            "it has no GPU backend, which {gpu_layers=} needs", gpu_layers=options.gpu_layers
         )
-        return Check(
-            "build", "fail", found, Text("omit ", Option("gpu_layers"), f", or {_GPU_BUILD}")
-        )
+        return Check("build", "fail", found, Text("omit {gpu_layers}, or {}", _GPU_BUILD))
     if not gpu and _NVIDIA.exists():
         return Check(
             "build", "warn", f"it does not use this machine's NVIDIA GPU; {found}", _GPU_BUILD

@@ -7,20 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import GgufSpecError
-from ..errors.model_errors import less_memory
-from ..errors.texts import Option, Text
+from ..errors import GgufSpecError, Option, Text, less_memory
 from ..gguf.heads import head_kind
-from ..gguf.model_file import ModelFile
-from ..gguf.validation import Header
+from ..gguf.validation import Header, ModelFile
 from ..llama.cache_size import state_bytes
 from ..llama.memory import MemoryEstimate, largest_ctx, needs, usual_prefix_memory
 from ..llama.options import ContextOptions
 from ..options import K_MAX
 from ..registry.download import local
 from ..registry.resolve import Entry, resolve
-from ..system.hardware import available_bytes, total_bytes
-from ..system.units import format_bytes
+from ..system.machine import available_bytes, format_bytes, total_bytes
 from .check import Check
 from .installation import REBUILD, has
 
@@ -186,7 +182,7 @@ class PairChecks:
                 "draft",
                 "warn",
                 f"{choice.why_not}: drafts come from elsewhere",
-                Text("to name another draft, set ", Option("draft"), "."),
+                Text("to name another draft, set {draft}."),
             )
         if not choice.kind:
             return None
@@ -247,9 +243,9 @@ class PairChecks:
                 "room",
                 "fail",
                 found,
-                Text("set ", Option("n_ctx", longest), ", which would fit.")
+                Text("set {n_ctx=}, which would fit.", n_ctx=longest)
                 if longest
-                else Text("the weights alone do not fit: ", todo),
+                else Text("the weights alone do not fit: {}", todo),
             )
         if free is not None and wanted.added > free:
             return Check(

@@ -7,11 +7,10 @@ import platform
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..errors import InvalidOptionError
-from ..errors.texts import Option, Text
+from ..errors import InvalidOptionError, Text
 from ..llama import openmp as openmp_module
 from ..llama.options import ContextOptions, physical_cores
-from ..system.cache import read_json, write_json
+from ..system.files import read_json, write_json
 from .check import Check
 from .installation import REBUILD, has
 
@@ -97,8 +96,8 @@ def fast_kernels(features: Mapping[str, str], options: ContextOptions) -> Check:
         return Check(
             name,
             "ok",
-            Text("not used: ", Option("extra_bufts", False)),
-            Text("omit ", Option("extra_bufts", False), " to use them."),
+            Text("not used: {extra_bufts=False}"),
+            Text("omit {extra_bufts=False} to use them."),
         )
     kept = read_json(file)
     known = isinstance(kept, dict) and "ok" in kept
@@ -162,13 +161,13 @@ def threads(options: ContextOptions) -> Check:
     cores, quota = physical_cores(), _quota()
     threads = options.threads or cores
     found = f"{threads} on {cores} physical core{'s' if cores > 1 else ''}"
-    use_cores = Text("omit ", Option("threads"), ", or set ", Option("threads", cores), ".")
+    use_cores = Text("omit {threads}, or set {threads=}.", threads=cores)
     if quota is not None and threads > quota + 0.5:
         return Check(
             "threads",
             "warn",
             f"{found}, but this container may use {quota:.3g} of them",
-            Text("set ", Option("threads", max(1, int(quota))), "."),
+            Text("set {threads=}.", threads=max(1, int(quota))),
         )
     if threads > cores:
         return Check(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..errors import GgufSpecError
-from ..gguf.projector import read_projector
+from ..gguf.adapters import read_projector
 from ..registry.download import local
 from ..registry.resolve import resolve
-from ..system.units import format_bytes
+from ..system.machine import format_bytes
 from .check import Check
 
 

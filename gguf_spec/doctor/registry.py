@@ -9,7 +9,7 @@ from pathlib import Path
 from ..errors import GgufSpecError
 from ..registry import hub as hub_module
 from ..registry.resolve import entries, user_file
-from ..system.units import format_bytes
+from ..system.machine import format_bytes
 from .check import Check
 from .storage import file_sizes
 

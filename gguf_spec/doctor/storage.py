@@ -8,10 +8,8 @@ import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from ..system.cache import CACHE_FOLDERS, cache_file, read_json, write_json
-from ..system.folders import cache_folder
-from ..system.hardware import available_bytes, total_bytes
-from ..system.units import format_bytes
+from ..system.files import CACHE_FOLDERS, cache_file, cache_folder, read_json, write_json
+from ..system.machine import available_bytes, format_bytes, total_bytes
 from .check import Check
 
 # bytes of free disk and memory below which a check warns

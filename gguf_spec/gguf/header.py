@@ -1,11 +1,19 @@
-"""The header of a GGUF file as data."""
+"""The header of a GGUF file as data, and its reader with a limit on every size in the file.
+
+No part of the file is trusted.
+
+The limits are far above real models, and low enough that reading or rejecting a file takes less
+than a second and less than 256 MiB.
+"""
 
 from __future__ import annotations
 
 import math
+import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from ..errors import NotAModelError
 from .architectures import Architecture, architecture
@@ -18,6 +26,68 @@ IDS = "gguf_spec.trim.ids"
 I64 = 27
 # tensor of an EAGLE-3 head: for each token that it knows its id in the vocabulary
 TOKEN_TABLE = "d2t"
+
+# bytes of the file before the tensor data
+MAX_HEADER = 64 << 20
+# tensors, and key-value pairs
+_MAX_TENSORS = _MAX_PAIRS = 1 << 16
+# strings in all arrays together
+_MAX_STRINGS = 1 << 21
+# tokens; twice the size of the largest vocabularies
+MAX_TOKENS = 1 << 19
+# bytes of kept strings and of tokens together
+_MAX_TEXT = 32 << 20
+# numbers in all kept arrays together
+_MAX_KEPT = 1 << 18
+# numbers in a kept array
+_MAX_ARRAY_KEPT = 1024
+# values in one tensor
+_MAX_VALUES = 1 << 63
+
+# type of a metadata value -> (name, binary format)
+_SCALARS = {
+    kind: (name, struct.Struct("<" + form))
+    for kind, name, form in (
+        (0, "u8", "B"),
+        (1, "i8", "b"),
+        (2, "u16", "H"),
+        (3, "i16", "h"),
+        (4, "u32", "I"),
+        (5, "i32", "i"),
+        (6, "f32", "f"),
+        (7, "bool", "?"),
+        (10, "u64", "Q"),
+        (11, "i64", "q"),
+        (12, "f64", "d"),
+    )
+}
+# further types of a metadata value
+_STRING, _ARRAY = 8, 9
+_U32, _U64 = _SCALARS[4][1], _SCALARS[10][1]
+# ggml type -> (values per block, bytes per block). The size of a missing, newer type is unknown.
+# fmt: off
+_BLOCKS = {
+    0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24),
+    8: (32, 34), 9: (32, 36), 10: (256, 84), 11: (256, 110), 12: (256, 144), 13: (256, 176),
+    14: (256, 210), 15: (256, 292), 16: (256, 66), 17: (256, 74), 18: (256, 98), 19: (256, 50),
+    20: (32, 18), 21: (256, 110), 22: (256, 82), 23: (256, 136), 24: (1, 1), 25: (1, 2),
+    26: (1, 4), 27: (1, 8), 28: (1, 8), 29: (256, 56), 30: (1, 2), 34: (256, 54),
+    35: (256, 66), 39: (32, 17), 40: (64, 36), 41: (128, 18), 42: (64, 18),
+}
+# fmt: on
+# ggml types that llama.cpp has removed
+_REMOVED = {4, 5, 31, 32, 33, 36, 37, 38}
+# ggml types that are not used for weights: formats of intermediate results, integers, doubles;
+# llama.cpp cannot multiply with them
+_NO_WEIGHTS = {9, 15, 24, 25, 27, 28}
+# escaped bytes in the tokens of an RWKV vocabulary
+_ESCAPES = {9: b"\\t", 10: b"\\n", 13: b"\\r", 39: b"\\'", 92: b"\\\\"}
+# Tokenizers that need a token for each byte -> its possible spellings. Without such a token
+# llama.cpp aborts the process or loops forever.
+_SPELLED: dict[Any, Callable[[int], set[bytes]]] = {
+    "llama": lambda byte: {b"<0x%02X>" % byte, bytes([byte])},
+    "rwkv": lambda byte: {b"\\x%02x" % byte, _ESCAPES.get(byte, bytes([byte]))},
+}
 
 
 @dataclass(frozen=True)
@@ -157,3 +227,274 @@ def shown(value: Any) -> str:
     if isinstance(value, bytes):
         value = value.decode("utf-8", errors="replace")
     return repr(value[:64] + "..." if isinstance(value, str) and len(value) > 64 else value)
+
+
+def parse(file: BinaryIO, path: Path, file_bytes: int) -> Header:
+    """Read the header of an open file that starts with GGUF's magic bytes.
+
+    The file is read, not mapped: with a mapping, a file that shrinks during the read would end the
+    process.
+
+    Raises:
+        NotAModelError: The header is invalid or too large.
+    """
+    return _Reader(file, path, file_bytes).header()
+
+
+class _Reader:
+    def __init__(self, file: BinaryIO, path: Path, file_bytes: int) -> None:
+        self.file, self.path, self.file_bytes = file, path, file_bytes
+        self.data, self.at = b"", 0
+        self.n_strings = self.n_text = self.n_kept = 0
+        self.tokens_at: int | None = None
+        self.known_tokens: set[bytes] = set()
+
+    def damaged(self, why: str) -> NotAModelError:
+        return damaged(self.path, why)
+
+    def need(self, end: int) -> bytes:
+        """Return the start of the file, at least up to byte `end`."""
+        if end > len(self.data):
+            if end > self.file_bytes:
+                raise self.damaged(
+                    f"its header ends at byte {self.file_bytes:,}, before it is complete"
+                )
+            if end > MAX_HEADER:
+                raise self.damaged(f"its header takes more than {MAX_HEADER:,} bytes")
+            more = min(max(end, 2 * len(self.data), 1 << 18), MAX_HEADER, self.file_bytes) - len(
+                self.data
+            )
+            self.data += self.file.read(more)
+            if end > len(self.data):
+                raise self.damaged(
+                    f"its header ends at byte {len(self.data):,}, before it is complete"
+                )
+        return self.data
+
+    def skip(self, n: int) -> None:
+        self.need(self.at + n)
+        self.at += n
+
+    def take(self, form: struct.Struct) -> Any:
+        start, self.at = self.at, self.at + form.size
+        return form.unpack_from(self.need(self.at), start)[0]
+
+    def count(self, what: str, most: int) -> int:
+        n: int = self.take(_U64)
+        if n > most:
+            raise self.damaged(f"it claims {n:,} {what}")
+        return n
+
+    def string(self) -> bytes:
+        n = self.count("bytes for one string", MAX_HEADER)
+        self.keep_text(n)
+        start = self.at
+        self.skip(n)
+        return self.data[start : self.at]
+
+    def keep_text(self, n: int) -> None:
+        self.n_text += n
+        if self.n_text > _MAX_TEXT:
+            raise self.damaged(f"it contains more than {_MAX_TEXT:,} bytes of names and texts")
+
+    # ---- metadata
+
+    def value(self, key: str) -> tuple[str, Any]:
+        kind = self.take(_U32)
+        if kind == _STRING:
+            return "str", self.string().decode("utf-8", errors="replace")
+        if kind in _SCALARS:
+            name, form = _SCALARS[kind]
+            return name, self.take(form)
+        if kind != _ARRAY:
+            raise self.damaged(f"it contains a value of the unknown type {kind}")
+        return self.array(key)
+
+    def array(self, key: str) -> tuple[str, Any]:
+        kind, n = self.take(_U32), self.count("values in one array", MAX_HEADER)
+        if kind == _STRING:
+            self.n_strings += n
+            if self.n_strings > _MAX_STRINGS or (key == TOKENS and n > MAX_TOKENS):
+                raise self.damaged(f"it claims {n:,} strings in {shown(key)}")
+            self.tokens(n) if key == TOKENS else self.skip_strings(n)
+            return "[str]", ArrayLength(n)
+        if kind not in _SCALARS:
+            raise self.damaged(f"it contains an array of the unknown type {kind}")
+        name, form = _SCALARS[kind]
+        start = self.at
+        self.skip(n * form.size)
+        if n > (MAX_TOKENS if key == IDS else _MAX_ARRAY_KEPT):
+            return f"[{name}]", ArrayLength(n)
+        self.n_kept += 0 if key == IDS else n
+        if self.n_kept > _MAX_KEPT:
+            raise self.damaged(f"its short arrays contain more than {_MAX_KEPT:,} numbers")
+        return f"[{name}]", struct.unpack_from(f"<{n}{form.format[1:]}", self.data, start)
+
+    def skip_strings(self, n: int) -> None:
+        """Skip an array of strings; without function calls, as there may be a million strings."""
+        data, at, length = self.data, self.at, _U64.unpack_from
+        end = len(data)
+        for _ in range(n):
+            if at + 8 > end:
+                data = self.need(at + 8)
+                end = len(data)
+            at += 8 + length(data, at)[0]
+        self.need(at)
+        self.at = at
+
+    def tokens(self, n: int) -> None:
+        """Check that all tokens are distinct; llama.cpp aborts the process on duplicates."""
+        self.tokens_at = self.at
+        data, at, length = self.data, self.at, _U64.unpack_from
+        end, left = len(data), _MAX_TEXT - self.n_text
+        known = self.known_tokens
+        for i in range(n):
+            start = at + 8
+            if start > end:
+                data = self.need(start)
+                end = len(data)
+            at = start + length(data, at)[0]
+            left -= at - start
+            if at > end:
+                if left < 0:
+                    break
+                data = self.need(at)
+                end = len(data)
+            known.add(data[start:at].partition(b"\0")[0] or b"[EMPTY_%d]" % i)
+        self.keep_text(_MAX_TEXT - self.n_text - left)
+        self.at = at
+        if len(known) < n:
+            raise self.damaged(f"{n - len(known):,} of its {n:,} tokens occur twice")
+
+    def pairs(self, n: int) -> tuple[dict[str, Any], dict[str, str]]:
+        metadata: dict[str, Any] = {}
+        kinds: dict[str, str] = {}
+        known: set[bytes] = set()
+        for _ in range(n):
+            raw = self.string()
+            if raw in known:
+                raise self.damaged(f"it contains {shown(raw)} twice")
+            known.add(raw)
+            key = raw.decode("utf-8", errors="replace")
+            kinds[key], metadata[key] = self.value(key)
+        return metadata, kinds
+
+    # ---- tensors
+
+    def tensors(self, n: int) -> list[Tensor]:
+        found: list[Tensor] = []
+        known: set[bytes] = set()
+        for _ in range(n):
+            raw, n_dims = self.string(), self.take(_U32)
+            name = raw.decode("utf-8", errors="replace")
+            if raw in known:
+                raise self.damaged(f"it contains the tensor {shown(raw)} twice")
+            known.add(raw)
+            if not 0 < n_dims <= 4:
+                raise self.damaged(f"the tensor {shown(raw)} has {n_dims:,} dimensions")
+            shape = tuple(self.take(_U64) for _ in range(n_dims))
+            kind, offset = self.take(_U32), self.take(_U64)
+            is_table = (name, kind) == (TOKEN_TABLE, I64)
+            n_bytes = self.n_bytes(shown(raw), shape, kind, is_table)
+            found.append(Tensor(name, shape, kind, offset, n_bytes))
+        return found
+
+    def n_bytes(self, name: str, shape: tuple[int, ...], kind: int, is_table: bool) -> int:
+        n_values = math.prod(shape)
+        if not 0 < n_values < _MAX_VALUES:
+            raise self.damaged(f"the tensor {name} has the shape {shape}")
+        if kind in _REMOVED:
+            raise self.damaged(
+                f"the tensor {name} is of the type {kind}, which llama.cpp no longer supports"
+            )
+        if kind in _NO_WEIGHTS and not is_table:
+            raise self.damaged(
+                f"the tensor {name} is of the type {kind}, which is not a type of weights"
+            )
+        if kind not in _BLOCKS:
+            return 0
+        per_block, n_bytes = _BLOCKS[kind]
+        if shape[0] % per_block:
+            raise self.damaged(
+                f"the tensor {name} has rows of {shape[0]:,} values, "
+                f"not a multiple of the {per_block} values of a block"
+            )
+        return n_values // per_block * n_bytes
+
+    def check_places(self, tensors: list[Tensor], alignment: int) -> None:
+        """Check that the tensors follow each other and end within the file.
+
+        After a tensor of unknown size, the gaps between tensors are not checked.
+        """
+        at: int | None = 0
+        for tensor in tensors:
+            if tensor.offset % alignment or at not in (None, tensor.offset):
+                raise self.damaged(
+                    f"the tensor {shown(tensor.name)} starts at byte {tensor.offset:,} of the data "
+                    f"and not at {at or 0:,}"
+                )
+            at = (
+                tensor.offset - -tensor.n_bytes // alignment * alignment
+                if at is not None and tensor.n_bytes
+                else None
+            )
+
+    def check_bytes(self, tokenizer: Any) -> None:
+        spelled = _SPELLED.get(tokenizer)
+        if spelled is None or self.tokens_at is None:
+            return
+        for byte in range(256):
+            if not spelled(byte) & self.known_tokens:
+                raise self.damaged(f"no token stands for the byte {byte}")
+
+    # ---- the whole header
+
+    def header(self) -> Header:
+        self.skip(4)
+        version = self.take(_U32)
+        if version not in (2, 3):
+            big = version & 0xFFFF == 0
+            what = (
+                "is a GGUF file for big-endian machines"
+                if big
+                else f"is GGUF of version {version}; versions 2 and 3 can be read"
+            )
+            raise NotAModelError(
+                self.path, f"{self.path.name} {what}.", "convert it again with a current llama.cpp."
+            )
+        n_tensors, n_pairs = (
+            self.count("tensors", _MAX_TENSORS),
+            self.count("metadata values", _MAX_PAIRS),
+        )
+        metadata, kinds = self.pairs(n_pairs)
+        self.check_bytes(metadata.get("tokenizer.ggml.model"))
+        tensors = self.tensors(n_tensors)
+        alignment = metadata.get("general.alignment", 32)
+        if (
+            kinds.get("general.alignment", "u32") != "u32"
+            or alignment < 32
+            or alignment & (alignment - 1)
+        ):  # llama.cpp supports no alignment below 32
+            raise self.damaged(f"its alignment is {alignment!r}")
+        data_at = -(-self.at // alignment) * alignment
+        needed = data_at + max((tensor.offset + tensor.n_bytes for tensor in tensors), default=0)
+        if tensors and needed > self.file_bytes:
+            raise NotAModelError(
+                self.path,
+                f"{self.path.name} is cut short: it has {self.file_bytes:,} bytes "
+                f"but its tensors need {needed:,}.",
+                "download it again; the last download did not finish.",
+            )
+        self.check_places(tensors, alignment)
+        return Header(
+            self.path,
+            metadata,
+            n_tensors,
+            self.file_bytes,
+            kinds,
+            tuple(tensors),
+            self.tokens_at,
+            data_at,
+            (self.path,),
+            (data_at,),
+        )

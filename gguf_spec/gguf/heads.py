@@ -3,17 +3,107 @@
 A head is one more layer after those of the model. From the hidden state of a token and the next
 token it predicts the token after that. A file has one beside the model's layers, or it has nothing
 else (a file for the head alone). Heads for multi-token prediction (MTP) are trained with their
-model. EAGLE-3 heads (`gguf.eagle`) are trained for a model afterwards.
+model. EAGLE-3 heads are trained for a model afterwards. They are a layer in a file of its own, read
+the inputs of three layers of their target, and may use its embedding and output. llama.cpp ends the
+process on most EAGLE-3 heads that do not fit, so all numbers are compared here first.
 """
 
 from __future__ import annotations
 
-from . import eagle
-from .header import TOKENS, Header
+import numpy as np
 
+from .architectures import LAST_ROWS, LAYER_INPUTS
+from .header import I64, TOKEN_TABLE, TOKENS, Header, Tensor
+
+# layers of the target that an EAGLE-3 head reads
+_N_LAYERS = 3
 # tensors of every MTP head, and of one that reads the cache of its target
 _PARTS = ("eh_proj", "enorm", "hnorm")
 _OF_SHARED = ("nextn.pre_projection.weight", "nextn.post_projection.weight")
+
+
+def is_eagle(header: Header) -> bool:
+    """Return whether a file is an EAGLE-3 head."""
+    return header.facts.heads == "layers"
+
+
+def target_layers(header: Header) -> tuple[int, ...]:
+    """Return the layers of the target that a head reads; empty if the file does not name three."""
+    layers = header.of_architecture("target_layers")
+    is_valid = isinstance(layers, tuple) and len(layers) == _N_LAYERS
+    return layers if is_valid and all(isinstance(one, int) for one in layers) else ()
+
+
+def _why_damaged(header: Header) -> str:
+    """Return why llama.cpp cannot use an EAGLE-3 head for any target; empty if it may."""
+    name, width = header.path.name, header.whole("embedding_length")
+    n_layers = header.whole("block_count")
+    n_heads = max(1, header.whole("attention.head_count", 1))
+    key, value = (
+        header.whole(f"attention.{one}_length", width // n_heads) for one in ("key", "value")
+    )
+    if not target_layers(header):
+        return f"{name} does not name the three layers of its target that it reads"
+    if n_layers != 1:
+        return f"{name} has {n_layers:,} layers; llama.cpp uses EAGLE-3 heads of one layer"
+    if key != value:
+        return f"{name} has keys of {key:,} and values of {value:,} values"
+    if not header.whole("target_hidden_size"):
+        return f"{name} does not give the length of its target's rows"
+    return _why_no_table(header, _tensor(header, TOKEN_TABLE), _tensor(header, "output.weight"))
+
+
+def _why_no_table(header: Header, table: Tensor | None, output: Tensor | None) -> str:
+    """Return what is wrong with the table of the tokens that a head knows; empty if nothing is.
+
+    llama.cpp ends the process on ids that are out of range. With an id that occurs twice the
+    logits of a pass would depend on the order of its threads.
+    """
+    name, n_tokens = header.path.name, header.n_values(TOKENS)
+    if table is None:
+        n = output.shape[1] if output and len(output.shape) > 1 else n_tokens
+        return "" if n == n_tokens else f"{name} has an output of {n:,} tokens and no table of them"
+    if output is None or table.type != I64 or table.shape != output.shape[1:]:
+        return f"the table of {name} (d2t) does not belong to its output"
+    try:
+        with header.parts[table.part].open("rb") as file:
+            file.seek(header.data_at + table.offset)
+            ids = np.frombuffer(file.read(table.n_bytes), "<i8")
+    except OSError as error:
+        return f"{name} cannot be read: {error.strerror}"
+    if len(ids) < table.shape[0] or ids.min() < 0 or ids.max() >= n_tokens:
+        return f"the table of {name} (d2t) names tokens that are not in its vocabulary"
+    return "" if len(np.unique(ids)) == len(ids) else f"the table of {name} (d2t) repeats tokens"
+
+
+def _why_no_fit(header: Header, target: Header) -> str:
+    """Return why an EAGLE-3 head cannot draft for a target; empty if it may."""
+    name, where = header.path.name, target.path.name
+    of = target.architecture
+    if of not in LAYER_INPUTS:
+        return f"llama.cpp gives no inputs of layers to a head for the architecture {of} ({where})"
+    width, hidden = target.whole("embedding_length"), header.whole("target_hidden_size")
+    if hidden != width:
+        return f"{name} is for rows of {hidden:,} values, and {where} has rows of {width:,}"
+    n_layers = target.whole("block_count") - target.whole("nextn_predict_layers")
+    last = n_layers - (of not in LAST_ROWS)
+    for layer in target_layers(header):
+        if not 0 <= layer <= last:
+            return f"{name} reads layer {layer:,}, and {where} has layers 0 to {last:,} for it"
+    own = header.whole("embedding_length")
+    for part, what in (("token_embd.weight", "embedding"), ("output.weight", "output")):
+        if own != width and _tensor(header, part) is None:
+            return (
+                f"{name} uses the {what} of its target with rows of {own:,} values, and {where} "
+                f"has rows of {width:,}"
+            )
+    embedding, n_tokens = _tensor(header, "token_embd.weight"), target.n_values(TOKENS)
+    n_known = embedding.shape[-1] if embedding else n_tokens
+    return "" if n_known >= n_tokens else f"{name} has an embedding of {n_known:,} tokens only"
+
+
+def _tensor(header: Header, name: str) -> Tensor | None:
+    return next((one for one in header.tensors if one.name == name), None)
 
 
 def n_heads(header: Header) -> int:
@@ -21,7 +111,7 @@ def n_heads(header: Header) -> int:
     n = header.whole("nextn_predict_layers")
     first = header.whole("block_count") - n
     names = {tensor.name for tensor in header.tensors}
-    if eagle.is_eagle(header):
+    if is_eagle(header):
         return int("fc.weight" in names)
     if header.facts.heads == "shared":
         return int(n > 0 and names.issuperset(_OF_SHARED))
@@ -33,13 +123,13 @@ def n_heads(header: Header) -> int:
 
 def head_kind(header: Header) -> str:
     """Return the name of the drafter that uses the head in a file."""
-    return "eagle3" if eagle.is_eagle(header) else "mtp"
+    return "eagle3" if is_eagle(header) else "mtp"
 
 
 def described(header: Header) -> str:
     """Return what the heads in a file are, and for which models."""
-    if eagle.is_eagle(header):
-        layers = ", ".join(map(str, eagle.target_layers(header)))
+    if is_eagle(header):
+        layers = ", ".join(map(str, target_layers(header)))
         return (
             f"an EAGLE-3 head for models with rows of {header.whole('target_hidden_size'):,} "
             f"values (it reads their layers {layers or 'unknown'})"
@@ -66,8 +156,8 @@ def why_no_head(header: Header) -> str:
     name, n = header.path.name, n_heads(header)
     if not n:
         return f"{name} has no prediction head"
-    if eagle.is_eagle(header):
-        return eagle.why_damaged(header)
+    if is_eagle(header):
+        return _why_damaged(header)
     if not header.facts.heads:
         return f"llama.cpp does not use prediction heads of the architecture {header.architecture}"
     if header.facts.heads == "one" and n > 1:
@@ -81,8 +171,8 @@ def why_no_head(header: Header) -> str:
 def why_misfit(header: Header, target: Header) -> str:
     """Return why a head alone does not belong to a target, as a sentence; empty if it may."""
     name, where = f"the prediction head {header.path.name}", target.path.name
-    if eagle.is_eagle(header):
-        if why := eagle.why_misfit(header, target):
+    if is_eagle(header):
+        if why := _why_no_fit(header, target):
             return why
     elif why := _why_not_of_model(header, target):
         return f"{name} is {why}"
@@ -112,9 +202,13 @@ def _why_not_of_model(header: Header, target: Header) -> str:
 
 
 def head_bytes(header: Header) -> int:
-    """Return the bytes that a pass of a head reads: those of its layer and of the output."""
-    if eagle.is_eagle(header):
-        return eagle.head_bytes(header)
+    """Return the bytes that a pass of a head reads: those of its layer and of the output.
+
+    The output is not counted for an EAGLE-3 head.
+    """
+    if is_eagle(header):
+        embedding = _tensor(header, "token_embd.weight")
+        return header.file_bytes - (embedding.n_bytes if embedding else 0)
     if shares_cache(header):
         return header.file_bytes
     first = header.whole("block_count") - header.whole("nextn_predict_layers")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from ..errors import NotAModelError
+from ..errors import NotAModelError, OutputFileError, Text
 from .header import Header, Tensor
 
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
@@ -21,6 +21,33 @@ _STRING, _ARRAY, _TYPE_U32, _TYPE_I32 = 8, 9, 4, 5
 _HEAD = 16
 # bytes that are copied at once
 _PIECE = 1 << 20
+
+
+def check_place(header: Header, target: Path, force: bool) -> None:
+    """Reject a target that must not be overwritten.
+
+    Args:
+        header: Header of the source.
+        target: The file to write.
+        force: Whether an existing file may be replaced.
+
+    Raises:
+        OutputFileError: The folder does not exist, or the target is a part of the source, is not a
+            file, or exists without `force`.
+    """
+
+    def refuse(fact: str, hint: str) -> OutputFileError:
+        return OutputFileError("target", target, f"{target} {fact}.", hint)
+
+    if not target.parent.is_dir():
+        raise refuse("is in a folder that does not exist", f"create the folder {target.parent}.")
+    if any(target.exists() and target.samefile(file) for file in header.parts):
+        raise refuse("is the model itself", "choose another name.")
+    if target.exists() and not target.is_file():
+        raise refuse("is not a file", "name the file to write, such as small.gguf.")
+    if target.exists() and not force:
+        hint = Text("choose another name, or set {force=True} to replace the file.")
+        raise refuse("exists", hint)
 
 
 class Value(NamedTuple):

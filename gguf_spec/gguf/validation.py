@@ -1,15 +1,19 @@
-"""Read and check the header of a GGUF model, including all files of a split model.
+"""GGUF models on the disk: their headers, read and checked, including all files of a split model.
 
-Rejects files that would make llama.cpp fail or abort.
+Files that would make llama.cpp fail or abort are rejected. Facts about embedding models, and the
+table of a trimmed vocabulary, are read from headers, too.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import os
 import stat
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +23,26 @@ from ..errors import (
     NotAModelError,
     UnsupportedModelError,
 )
-from .embeddings import check_embeds, embeds_only
-from .header import I64, TOKEN_TABLE, TOKENS, ArrayLength, Header, Tensor, damaged, shown
-from .header_reader import parse
-from .trimmed import trimmed
+from ..options import POOLING
+from ..system.files import content_id
+from .header import (
+    I64,
+    IDS,
+    MAX_TOKENS,
+    TOKEN_TABLE,
+    TOKENS,
+    ArrayLength,
+    Header,
+    Tensor,
+    damaged,
+    parse,
+    shown,
+)
 
 __all__ = [
     "ArrayLength",
     "Header",
+    "ModelFile",
     "Tensor",
     "check_generates_text",
     "check_model",
@@ -39,6 +55,10 @@ _MAX_PARTS = 1024
 _F32, _I32 = 0, 26
 # parts of the names of tensors that must be f32, besides all one-dimensional tensors
 _ONLY_F32 = ("_norm.weight", "ssm_conv1d", "ssm_a", "shortconv.conv")
+# Special tokens of the tokenizer `bert`: metadata key -> default of llama.cpp.
+_BERT_TOKENS = {"bos": 101, "unknown": 100, "seperator": 102, "padding": 0, "mask": 103}
+# metadata keys: tokenizer.ggml.model of the whole vocabulary, and its number of tokens
+TOKENIZER, SIZE = "gguf_spec.trim.tokenizer", "gguf_spec.trim.size"
 
 
 def read_header(path: Path) -> Header:
@@ -334,3 +354,173 @@ def _check_tensors(header: Header) -> None:
                 f"the tensor {shown(tensor.name)} is of the type {tensor.type} "
                 "but llama.cpp computes with it in f32",
             )
+
+
+# ---- embedding models
+
+
+def embeds_only(header: Header) -> bool:
+    """Return whether a model computes embeddings and generates no text."""
+    return (
+        header.facts.output == "embeddings"
+        or header.of_architecture("attention.causal", True) is False
+        or header.of_architecture("pooling_type", 0) not in (0, None)
+    )
+
+
+def pooling_of(header: Header) -> str:
+    """Return the pooling that the file names, otherwise `mean`."""
+    number = header.of_architecture("pooling_type")
+    known = isinstance(number, int) and 0 <= number < len(POOLING)
+    return POOLING[number] if known else "mean"
+
+
+def ranks(header: Header) -> bool:
+    """Return whether the file has the classification head that ranking needs."""
+    names = {tensor.name for tensor in header.tensors}
+    if "cls.output.weight" in names:
+        return True
+    # Without the output layer llama.cpp takes the first values of the embedding as scores.
+    n_scores = max(1, header.n_values(f"{header.architecture}.classifier.output_labels"))
+    return "cls.weight" in names and n_scores <= header.whole("embedding_length")
+
+
+def check_embeds(header: Header) -> None:
+    """Reject numbers of an embedding model on which llama.cpp would abort the process.
+
+    Raises:
+        NotAModelError: The file is damaged.
+    """
+    _check_even_heads(header)
+    if header.metadata["tokenizer.ggml.model"] == "bert":
+        _check_special_tokens(header)
+    for tensor in header.tensors:
+        if tensor.name == "token_types.weight" and tensor.type != _F32:
+            raise damaged(
+                header.path, f"the tensor {shown(tensor.name)} is of the type {tensor.type}"
+            )
+
+
+def _check_even_heads(header: Header) -> None:
+    width, heads = header.whole("embedding_length"), header.by_layer("attention.head_count", 0)
+    if header.facts.output != "embeddings" or not (heads and heads[0] and width):
+        return
+    usual = width // heads[0]
+    key, value = (header.whole(f"attention.{name}_length", usual) for name in ("key", "value"))
+    if key != value or ("attention.key_length" not in header.metadata and width % heads[0]):
+        raise damaged(
+            header.path,
+            f"its {heads[0]:,} heads have {key:,} and {value:,} of {width:,} dimensions",
+        )
+
+
+def _check_special_tokens(header: Header) -> None:
+    """Check the tokens around a text: llama.cpp takes its defaults for missing or wrong ids."""
+    size = header.n_values(TOKENS)
+    for name, default in _BERT_TOKENS.items():
+        token = header.metadata.get(f"tokenizer.ggml.{name}_token_id", default)
+        known = isinstance(token, int) and 0 <= token < size
+        if not known and default >= size:
+            raise damaged(
+                header.path, f"its vocabulary of {size:,} tokens lacks the token {name!r}"
+            )
+
+
+# ---- trimmed vocabularies
+
+
+@dataclass(frozen=True)
+class Trimmed:
+    """The kept part of a vocabulary, in the metadata of a draft with a trimmed vocabulary.
+
+    Such a file has rows for some tokens of a vocabulary only. Row i belongs to the token `ids[i]`.
+    `models trim` writes it; llama.cpp loads it as a model without a tokenizer.
+
+    Attributes:
+        ids: Ids of the kept tokens, ascending.
+        tokenizer: `tokenizer.ggml.model` of the whole vocabulary.
+        size: Number of tokens of the whole vocabulary.
+    """
+
+    ids: tuple[int, ...]
+    tokenizer: str
+    size: int
+
+
+def trimmed(header: Header) -> Trimmed | None:
+    """Return the id table of a file; None if its vocabulary is complete.
+
+    Raises:
+        NotAModelError: The table is invalid.
+    """
+    if IDS not in header.metadata:
+        return None
+    metadata = header.metadata
+    ids, size, name = metadata[IDS], metadata.get(SIZE), metadata.get(TOKENIZER)
+    n = len(ids) if isinstance(ids, tuple) else 0
+    rows = next((one.shape[-1] for one in header.tensors if one.name == "token_embd.weight"), 0)
+    n_vocab = header.of_architecture("vocab_size")
+    if not (header.kinds[IDS] in ("[i32]", "[u32]") and isinstance(size, int) and n):
+        raise damaged(header.path, "its table of kept tokens is no list of ids")
+    if not 0 < size <= MAX_TOKENS or not isinstance(name, str):
+        raise damaged(header.path, f"its whole vocabulary has {size:,} tokens")
+    if not (n == rows == header.n_values(TOKENS) and isinstance(n_vocab, int) and n == n_vocab):
+        raise damaged(header.path, f"its table has {n:,} kept tokens, and its weights {rows:,}")
+    ordered = all(a < b for a, b in itertools.pairwise(ids))
+    if not (ordered and ids[0] >= 0 and ids[-1] < size):
+        raise damaged(header.path, "the ids in its table of kept tokens are not ascending")
+    return Trimmed(ids, name, size)
+
+
+# ---- a model on the disk
+
+
+class ModelFile:
+    """A file with a model.
+
+    The file is read on first use of a property; later uses take what was read.
+
+    Attributes:
+        path: The file, or the first file of a split model.
+    """
+
+    def __init__(self, path: Path, *, may_embed: bool = False, as_draft: bool = False) -> None:
+        """Name a file. It is not opened yet.
+
+        Args:
+            path: The file.
+            may_embed: Whether it may be a model that computes embeddings only.
+            as_draft: The model only drafts, so its vocabulary may be trimmed.
+        """
+        self.path, self._may_embed, self._as_draft = path, may_embed, as_draft
+
+    @cached_property
+    def header(self) -> Header:
+        """The header, after all checks.
+
+        Raises:
+            ModelError: The file is missing or damaged, or generates no text.
+        """
+        header = read_header(self.path)
+        if self._may_embed:
+            check_model(header)
+        else:
+            check_generates_text(header, self._as_draft)
+        return header
+
+    @cached_property
+    def embeds_only(self) -> bool:
+        """Whether the model computes embeddings and generates no text."""
+        return embeds_only(self.header)
+
+    @cached_property
+    def content_id(self) -> str:
+        """Hash of the content, under which measurements are stored."""
+        return content_id(self.path)
+
+    @cached_property
+    def identity(self) -> tuple[str, int, int]:
+        """Real path, size and modification time."""
+        real = self.path.resolve()
+        stat = real.stat()
+        return str(real), stat.st_size, stat.st_mtime_ns

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import NotAModelError
 from .header import TOKENS, ArrayLength, Header
-from .trimmed import trimmed
+from .validation import trimmed
 
 # format of a string length, and the most bytes kept of a token
 _LENGTH, _MOST = struct.Struct("<Q"), 1 << 24

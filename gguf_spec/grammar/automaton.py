@@ -19,8 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import GgufSpecError, InvalidOptionError
-from .gbnf import CHARS, END, REPEAT, RULE, TOKEN, Ranges, Rules, line, refused
-from .work import spend
+from .gbnf import CHARS, END, REPEAT, RULE, TOKEN, Ranges, Rules, line, refused, spend
 
 # stack entries created for one position; about a second
 _MAX_WORK = 1_000_000

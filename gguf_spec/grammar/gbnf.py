@@ -9,15 +9,19 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
-from ..errors import InvalidGrammarError, InvalidOptionError
-from .work import spend
+from ..errors import GrammarTooLargeError, InvalidGrammarError, InvalidOptionError
 
+# units of work for one conversion, each of at most about a microsecond
+MOST_WORK = 600_000
+
+_left: ContextVar[int] = ContextVar("gguf_spec_work_left")
 # bytes of a grammar or schema, and nesting depth of its parentheses
 MAX_BYTES, MAX_DEPTH = 1 << 18, 100
-
 # ranges of code points, sorted and disjoint
 Ranges = tuple[tuple[int, int], ...]
 # (CHARS, ranges) (TOKEN, its text, wanted) (RULE, rule) (REPEAT, rule, least, most)
@@ -25,18 +29,6 @@ Ranges = tuple[tuple[int, int], ...]
 Symbol = tuple[Any, ...]
 # kinds of symbols
 END, CHARS, TOKEN, RULE, REPEAT, TEXT, NAME = range(7)
-
-
-def refused(gbnf: str, why: str) -> InvalidGrammarError:
-    """Return the error for a grammar that cannot be used."""
-    return InvalidGrammarError("grammar", gbnf if len(gbnf) < 80 else gbnf[:77] + "...", why)
-
-
-def line(gbnf: str, at: int) -> str:
-    """Return the line of a position in words."""
-    return f"line {gbnf.count(chr(10), 0, at) + 1}"
-
-
 # tokens of the notation
 _WORDS = re.compile(
     r"""(?P<define>[a-zA-Z0-9-]+[ \t]*::=)
@@ -59,6 +51,47 @@ _LETTER = re.compile(
     re.DOTALL,
 )
 _ESCAPES = {"t": "\t", "n": "\n", "r": "\r"}
+# code points that no text contains
+NEVER = ((0, 0), (0xD800, 0xDFFF))
+
+
+@contextmanager
+def limited_work() -> Iterator[None]:
+    """Limit the work in the block; a block inside of another one is a part of its work."""
+    if _left.get(None) is not None:
+        yield
+        return
+    token = _left.set(MOST_WORK)
+    try:
+        yield
+    finally:
+        _left.reset(token)
+
+
+def spend(n: int) -> None:
+    """Count units of work; outside of `limited_work` they are not limited.
+
+    Args:
+        n: Number of units.
+
+    Raises:
+        GrammarTooLargeError: The limit is exceeded.
+    """
+    left = _left.get(None)
+    if left is not None:
+        _left.set(left - n)
+        if left < n:
+            raise GrammarTooLargeError
+
+
+def refused(gbnf: str, why: str) -> InvalidGrammarError:
+    """Return the error for a grammar that cannot be used."""
+    return InvalidGrammarError("grammar", gbnf if len(gbnf) < 80 else gbnf[:77] + "...", why)
+
+
+def line(gbnf: str, at: int) -> str:
+    """Return the line of a position in words."""
+    return f"line {gbnf.count(chr(10), 0, at) + 1}"
 
 
 def _letters(text: str) -> Iterator[tuple[int, bool]]:
@@ -82,10 +115,6 @@ def others_than(ranges: Iterable[tuple[int, int]]) -> Ranges:
             others.append((at, low - 1))
         at = max(at, high + 1)
     return (*others, (at, sys.maxunicode)) if at <= sys.maxunicode else tuple(others)
-
-
-# code points that no text contains
-NEVER = ((0, 0), (0xD800, 0xDFFF))
 
 
 def _characters(body: str) -> Ranges:

@@ -5,24 +5,105 @@ A schema is not trusted: it may be part of a request. No reference is downloaded
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
+import operator
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain, combinations, product
+from typing import Any, ClassVar, Protocol
 
 from ..errors import GrammarTooLargeError, InvalidGrammarError
 from .automaton import Automaton
-from .gbnf import MAX_BYTES, MAX_DEPTH
-from .json_containers import array, object_
-from .json_disjoint import Disjointness
-from .json_keywords import FORMATS, KINDS, REFUSED, count, kinds, same, typed, unique
-from .json_merge import merged, reduced
-from .json_numbers import number
-from .json_pattern import QUOTED, Pattern, repeated
-from .json_values import fits, is_type, value_gbnf
-from .work import limited_work, spend
+from .gbnf import MAX_BYTES, MAX_DEPTH, NEVER, Ranges, limited_work, others_than, spend
 
+_ENCODER = json.JSONEncoder(sort_keys=True)
+# patterns of dates and times
+_LEAP = r"(\d\d(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)"
+_DAY = (
+    r"(\d{4}-((0[13578]|1[02])-(0[1-9]|[12]\d|3[01])|(0[469]|11)-(0[1-9]|[12]\d|30)"
+    rf"|02-(0[1-9]|1\d|2[0-8]))|{_LEAP}-02-29)"
+)
+_HOUR = r"([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,9})?(Z|[+-]([01]\d|2[0-3]):[0-5]\d)"
+# supported values of `format` -> pattern
+FORMATS = {
+    "date": _DAY,
+    "time": _HOUR,
+    "date-time": f"{_DAY}T{_HOUR}",
+    "uuid": "[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
+}
+# type -> keywords that apply only to this type
+KINDS = {
+    "object": {"properties", "required", "additionalProperties", "minProperties", "maxProperties"},
+    "array": {"items", "prefixItems", "additionalItems", "minItems", "maxItems"},
+    "string": {"pattern", "format", "minLength", "maxLength"},
+    "number": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"},
+}
+# unsupported keyword -> values without an effect, with which it is ignored
+REFUSED: dict[str, tuple[Any, ...]] = {
+    "not": (False,),
+    "if": (),
+    "contains": (),
+    "uniqueItems": (False,),
+    "patternProperties": ({},),
+    "propertyNames": (True, {}, {"type": "string"}),
+    "dependencies": ({},),
+    "dependentRequired": ({},),
+    "dependentSchemas": ({},),
+    "unevaluatedItems": (True, {}),
+    "unevaluatedProperties": (True, {}),
+    "$dynamicRef": (),
+    "$recursiveRef": (),
+}
+# all keywords that are not ignored
+KEYWORDS = {"$ref", "allOf", "anyOf", "oneOf", "type", "enum", "const", *REFUSED}.union(
+    *KINDS.values()
+)
+# keyword of a bound -> test of a value, or of its length, against the bound
+TESTS = {
+    "minimum": operator.ge,
+    "maximum": operator.le,
+    "exclusiveMinimum": operator.gt,
+    "exclusiveMaximum": operator.lt,
+} | {
+    f"{way}{what}": test
+    for way, test in (("min", operator.ge), ("max", operator.le))
+    for what in ("Length", "Items", "Properties")
+}
+# inside of a character class: the characters that a JSON string may hold without an escape
+QUOTED = r'^"\\\x00-\x1F'
+# Tokens of a pattern. `python`: unknown in ECMA 262 or with another meaning. `brace`: a literal.
+# `name`: the start of a named group.
+_WORDS = re.compile(
+    r"""(?P<python>\\(?:[AZaNU]|0\d)|\(\?[P#]|\[\^?\])
+    | (?P<brace>\{,)
+    | (?P<name>\(\?<[A-Za-z_$][\w$]*>)
+    | \\.
+    | \[(?:[^\]\\]|\\.)*\]?
+    | .""",
+    re.VERBOSE | re.DOTALL,
+)
+# bounds with more digits are rejected
+_MAX_DIGITS = 100
+# all JSON types
+_ALL = frozenset({"null", "boolean", "number", "string", "array", "object"})
+# Python type -> JSON type
+_NAMES = {
+    type(None): "null",
+    bool: "boolean",
+    int: "number",
+    float: "number",
+    str: "string",
+    list: "array",
+    dict: "object",
+}
+# largest depth of nested properties that are compared
+_DEPTH = 8
+# converts a schema to a form without references and `allOf` at its top level
+Plain = Callable[[Any], Any]
 # optional white space between values
 _SPACE = '" "?'
 # rules that every grammar contains
@@ -47,6 +128,712 @@ _BUILT_IN = {
 BUILT_IN_RULES = tuple(f"{name} ::= {body}" for name, body in _BUILT_IN.items())
 # largest number of parts of a schema
 _MAX_SCHEMAS = 5000
+
+
+def typed(value: Any, kind: type, key: str) -> Any:
+    """Return the value of a keyword if it has the right type.
+
+    Raises:
+        ValueError: The value has another type, or is empty where this is invalid. The message
+            contains the keyword.
+    """
+    if not isinstance(value, kind) or (
+        key in ("enum", "anyOf", "oneOf", "allOf", "type") and not value
+    ):
+        raise ValueError(f"{key} is {value!r:.60}")
+    return value
+
+
+def count(schema: dict[str, Any], key: str) -> int | None:
+    """Return the value of a keyword that counts; None if it is missing.
+
+    Raises:
+        ValueError: The value is no count, or 10^9 or more.
+    """
+    n = schema.get(key)
+    if isinstance(n, float) and n.is_integer():
+        n = int(n)
+    if n is not None and (not isinstance(n, int) or isinstance(n, bool) or not 0 <= n < 10**9):
+        raise ValueError(f"{key} is {n!r}")
+    return n
+
+
+def kinds(kind: Any) -> list[str]:
+    """Return the type names of `type`, which is one name or a list."""
+    return [
+        typed(k, str, "type")
+        for k in (typed(kind, list, "type") if isinstance(kind, list) else [kind])
+    ]
+
+
+def same(value: Any) -> str:
+    """Return a text that is equal for equal JSON values.
+
+    In Python 1 and True are equal.
+    """
+    text = _ENCODER.encode(int(value) if isinstance(value, float) and value.is_integer() else value)
+    spend(3 + len(text) // 32)
+    return text
+
+
+def unique(values: Iterable[Any]) -> list[Any]:
+    """Return JSON values, each once, in the order of their first places."""
+    return [*{same(value): value for value in values}.values()]
+
+
+def reduced(schema: Any) -> dict[str, Any]:
+    """Return a schema without keywords that are ignored or have no effect.
+
+    `const` becomes an `enum`.
+    """
+    spend(1 + len(typed(schema, dict, "a schema")))
+    kept = {k: v for k, v in schema.items() if k in KEYWORDS and v not in REFUSED.get(k, ())}
+    if "format" in kept and not (isinstance(kept["format"], str) and kept["format"] in FORMATS):
+        del kept["format"]
+    if "const" in kept:
+        values = [kept.pop("const")]
+        kept["enum"] = _common(kept.get("enum", values), values)
+    return kept
+
+
+def _common(a: Any, b: Any) -> list[Any]:
+    there = {same(value) for value in typed(b, list, "enum")}
+    common = [value for value in typed(a, list, "enum") if same(value) in there]
+    if not common:
+        raise ValueError("two values of enum or const have nothing in common")
+    return common
+
+
+def _common_kinds(a: Any, b: Any) -> list[str]:
+    a, b = (
+        {*kinds, "integer"} if "number" in kinds else set(kinds) for kinds in (kinds(a), kinds(b))
+    )
+    common = a & b
+    if not common:
+        raise ValueError("two values of type have nothing in common")
+    return sorted(common - {"integer"} if "number" in common else common)
+
+
+def _both(a: Any, b: Any) -> Any:
+    if isinstance(a, bool) or isinstance(b, bool):
+        return False if a is False or b is False else b if a is True else a
+    return a if same(a) == same(b) else {"allOf": [a, b]}
+
+
+# keyword -> function that merges two values
+_COMBINED: dict[str, Callable[[Any, Any], Any]] = {
+    **{key: min if test in (operator.le, operator.lt) else max for key, test in TESTS.items()},
+    "type": _common_kinds,
+    "enum": _common,
+    "items": _both,
+    "additionalItems": _both,
+    "required": lambda a, b: typed(a, list, "required") + typed(b, list, "required"),
+    "allOf": lambda a, b: unique(typed(a, list, "allOf") + typed(b, list, "allOf")),
+}
+
+
+def merged(a: Any, b: Any) -> Any:
+    """Return one schema that is equivalent to two schemas together.
+
+    Raises:
+        ValueError: They cannot be merged.
+    """
+    if isinstance(a, bool) or isinstance(b, bool):
+        return _both(a, b)
+    a, b = reduced(a), reduced(b)
+    both = {**a, **b}
+    tuples = [
+        {k: s[k] for k in ("items", "prefixItems", "additionalItems") if k in s} for s in (a, b)
+    ]
+    if (
+        all(tuples)
+        and ("prefixItems" in both or any(isinstance(s.get("items"), list) for s in (a, b)))
+        and same(tuples[0]) != same(tuples[1])
+    ):
+        raise ValueError("two different prefixItems are not supported together")
+    for key in a.keys() & b.keys() - {"properties", "additionalProperties"}:
+        if same(a[key]) != same(b[key]):
+            if key not in _COMBINED:
+                raise ValueError(f"two different values of {key} are not supported together")
+            both[key] = _COMBINED[key](a[key], b[key])
+    (named_a, rest_a), (named_b, rest_b) = (
+        (typed(s.get("properties", {}), dict, "properties"), s.get("additionalProperties", True))
+        for s in (a, b)
+    )
+    spend(len(named_a) + len(named_b))
+    if "additionalProperties" in both:
+        both["additionalProperties"] = _both(rest_a, rest_b)
+    # a named property of one schema may be an additional property of the other
+    if "properties" in both:
+        both["properties"] = {
+            name: _both(named_a.get(name, rest_a), named_b.get(name, rest_b))
+            for name in {**named_a, **named_b}
+        }
+    return both
+
+
+def literal(text: str) -> str:
+    """Return a text as a GBNF literal."""
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def repeated(least: int | None, most: int | None) -> str:
+    """Return GBNF's repetition suffix; None means no limit.
+
+    Raises:
+        ValueError: `most` is less than `least`.
+    """
+    if most is not None and most < (least or 0):
+        raise ValueError(f"at least {least} and at most {most} is impossible")
+    return f"{{{least or 0},{'' if most is None else most}}}"
+
+
+def _as_python(pattern: str) -> str:
+    """Return a regular expression of ECMA 262 in Python's syntax.
+
+    Raises:
+        ValueError: Python would interpret it in another way.
+    """
+
+    def word(match: re.Match[str]) -> str:
+        escapes = re.findall(r"\\0\d|\\.", match[0]) if match[0][0] == "[" else []
+        if match["python"] or any(re.fullmatch(r"\\([AZaNU]|0\d)", escape) for escape in escapes):
+            raise ValueError(
+                f"a pattern contains {match[0]:.20}, which has no or another meaning in ECMA 262"
+            )
+        return r"\{," if match["brace"] else "(" if match["name"] else match[0]
+
+    return _WORDS.sub(word, pattern)
+
+
+class Pattern:
+    """A regular expression, converted to GBNF for the inside of a JSON string.
+
+    Attributes:
+        gbnf: The result.
+    """
+
+    # code points that "." does not match
+    _LINE_ENDS: ClassVar = ((10, 10), (13, 13), (0x2028, 0x2029))
+    # code points of the character classes; white space is that of ECMA 262, which differs from
+    # Python's
+    _CLASSES: ClassVar = {
+        "CATEGORY_DIGIT": ((48, 57),),
+        "CATEGORY_WORD": ((48, 57), (65, 90), (95, 95), (97, 122)),
+        "CATEGORY_SPACE": (
+            (9, 13),
+            (32, 32),
+            (160, 160),
+            (0x1680, 0x1680),
+            (0x2000, 0x200A),
+            (0x2028, 0x2029),
+            (0x202F, 0x202F),
+            (0x205F, 0x205F),
+            (0x3000, 0x3000),
+            (0xFEFF, 0xFEFF),
+        ),
+    }
+
+    def __init__(self, pattern: str) -> None:
+        spend(2 * len(pattern) + len(pattern) ** 2 // 20_000)  # equal branches take quadratic time
+        parser = importlib.import_module(
+            "re._parser" if sys.version_info >= (3, 11) else "sre_parse"
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            # warnings about future changes of Python's syntax are not for the user
+            parsed = parser.parse(_as_python(pattern))
+        if parsed.state.flags & ~re.UNICODE:
+            raise ValueError("a pattern sets flags")
+        parts = [(str(op), arg) for op, arg in parsed]
+        begins = parts[:1] == [("AT", parser.AT_BEGINNING)]
+        ends = len(parts) > begins and parts[-1] == ("AT", parser.AT_END)
+        inner = self._sequence(parts[begins : len(parts) - ends])
+        self.gbnf = f"{'' if begins else 'char*'} {inner} {'' if ends else 'char*'}".strip()
+
+    def _sequence(self, parts: Iterable[tuple[Any, Any]]) -> str:
+        return " ".join(self._part(str(op), arg) for op, arg in parts) or '""'
+
+    def _part(self, op: str, arg: Any) -> str:
+        if op in ("LITERAL", "NOT_LITERAL"):
+            return self._characters(((arg, arg),), op == "NOT_LITERAL")
+        if op == "ANY":
+            return self._characters(self._LINE_ENDS, True)
+        if op == "IN":
+            return self._set(arg)
+        if op == "BRANCH":
+            return f"({' | '.join(map(self._sequence, arg[1]))})"
+        if op == "SUBPATTERN" and not (arg[1] or arg[2]):
+            return f"({self._sequence(arg[3])})"
+        if op in ("MAX_REPEAT", "MIN_REPEAT"):
+            most = arg[1] if isinstance(arg[1], int) and arg[1] < 10**9 else None
+            return f"({self._sequence(arg[2])}){repeated(arg[0], most)}"
+        raise ValueError(f"a pattern contains {op.lower()}, which is not supported")
+
+    def _set(self, members: list[tuple[Any, Any]]) -> str:
+        ranges: list[tuple[int, int]] = []
+        negated = False
+        for op, arg in members:
+            name = str(arg)
+            if str(op) == "NEGATE":
+                negated = True
+            elif str(op) == "CATEGORY":
+                ranges += (
+                    others_than(self._CLASSES[name.replace("_NOT", "")])
+                    if "_NOT" in name
+                    else self._CLASSES[name]
+                )
+            else:
+                ranges.append(arg if str(op) == "RANGE" else (arg, arg))
+        return self._characters(tuple(ranges), negated)
+
+    @staticmethod
+    def _characters(ranges: Ranges, negated: bool) -> str:
+        """Return GBNF for the ways to write one of these characters in a JSON string."""
+        spend(20 + 8 * len(ranges))
+        chosen = ranges if negated else others_than(ranges)
+        plain = others_than((*chosen, *NEVER, (0, 31), (34, 34), (92, 92)))
+        ways = (
+            ["[" + "".join(f"\\U{low:08X}-\\U{high:08X}" for low, high in plain) + "]"]
+            if plain
+            else []
+        )
+        others = others_than(chosen)
+        for letter, code in zip('"\\bfnrt', (34, 92, 8, 12, 10, 13, 9), strict=True):
+            if any(low <= code <= high for low, high in others):
+                ways.append(literal("\\" + letter))
+        for high in (0, 16):  # control characters without a letter escape
+            codes = [
+                code
+                for code in range(high, high + 16)
+                if code not in (8, 9, 10, 12, 13) and any(low <= code <= end for low, end in others)
+            ]
+            if codes:
+                digits = "".join(dict.fromkeys(f"{code - high:x}{code - high:X}" for code in codes))
+                ways.append(f"{literal(chr(92) + f'u00{high >> 4}')} [{digits}]")
+        if not ways:
+            raise ValueError("a pattern contains an invalid character")
+        return ways[0] if len(ways) == 1 else f"({' | '.join(ways)})"
+
+
+def is_type(value: Any, kind: str) -> bool:
+    """Return whether a value has a JSON type."""
+    if kind in ("integer", "number"):
+        return (
+            isinstance(value, int | float)
+            and not isinstance(value, bool)
+            and (kind == "number" or value == int(value))
+        )
+    types = {"null": type(None), "boolean": bool, "string": str, "array": list, "object": dict}
+    if kind not in types:
+        raise ValueError(f"there is no type {kind!r:.60}")
+    return isinstance(value, types[kind])
+
+
+def fits(value: Any, schema: dict[str, Any]) -> bool:
+    """Return whether a value of an enum is valid for the other keywords of the schema."""
+    if "type" in schema and not any(is_type(value, kind) for kind in kinds(schema["type"])):
+        return False
+    for key in sorted(
+        schema.keys() & next((keys for kind, keys in KINDS.items() if is_type(value, kind)), set())
+    ):
+        if key not in TESTS:
+            raise ValueError(f"{key} is not supported beside enum or const")
+        if not TESTS[key](value if is_type(value, "number") else len(value), schema[key]):
+            return False
+    return True
+
+
+def value_gbnf(value: Any) -> str:
+    """Return GBNF for a value, with optional white space."""
+    if isinstance(value, dict):
+        pairs = ' "," space '.join(
+            f'{value_gbnf(key)} ":" space {value_gbnf(item)}' for key, item in value.items()
+        )
+        return f'"{{" space {pairs} "}}" space'
+    if isinstance(value, list):
+        items = ' "," space '.join(map(value_gbnf, value))
+        return f'"[" space {items} "]" space'
+    if isinstance(value, float) and value.is_integer() and abs(value) < 10**15:
+        return f'"{int(value)}" ".0"? space'
+    text = json.dumps(value, ensure_ascii=False)
+    # lone surrogates can only be escaped
+    return literal(text if text.isprintable() else json.dumps(value)) + " space"
+
+
+def _end(schema: dict[str, Any], name: str, sign: int) -> tuple[int, bool] | None:
+    """Return the lower bound and whether it is exclusive; None without a bound.
+
+    Args:
+        schema: The schema.
+        name: `minimum` or `maximum`.
+        sign: -1 for `maximum`: the result is then the lower bound of the negated number.
+    """
+    ends: list[tuple[float, bool]] = []
+    for key in (name, f"exclusive{name.capitalize()}"):
+        bound = schema.get(key, 0)
+        if (
+            isinstance(bound, bool)
+            or not isinstance(bound, int | float)
+            or abs(bound) >= 10**_MAX_DIGITS
+        ):
+            raise ValueError(f"{key} is {str(bound)[:60]}, which is not supported")
+        if key in schema:
+            ends.append((sign * bound, key != name))
+    if not ends:
+        return None
+    bound, open_ = max(ends)
+    if schema["type"] == "integer":
+        return (math.floor(bound) + 1 if open_ else math.ceil(bound)), False
+    if bound != int(bound):
+        raise ValueError(
+            f"{name} or {key} of a number is not a whole number, which is not supported"
+        )
+    return int(bound), open_
+
+
+def _between(low: str, high: str) -> list[str]:
+    """Return GBNF alternatives for the integers from `low` to `high`, which have as many digits."""
+    if low == high:
+        return [f'"{low}"']
+    n, at = len(low), next(i for i, (a, b) in enumerate(zip(low, high, strict=True)) if a != b)
+    parts = [(low[:at], int(low[at]) + 1, int(high[at]) - 1)]
+    for i in range(at + 1, n):
+        parts += [(low[:i], int(low[i]) + 1, 9), (high[:i], 0, int(high[i]) - 1)]
+    ways = [
+        f'"{begun}" [{first}-{last}] [0-9]{{{n - len(begun) - 1}}}'
+        for begun, first, last in parts
+        if first <= last
+    ]
+    return [*ways, f'"{low}"', f'"{high}"']
+
+
+def _naturals(low: int, high: int) -> str:
+    """Return GBNF for the non-negative integers from `low` to `high`."""
+    ways, whole = [], []
+    for n in range(len(str(low)), len(str(high)) + 1):
+        first, last = 10 ** (n - 1) if n > 1 else 0, 10**n - 1
+        if low <= first and last <= high and n > 1:
+            whole.append(n - 1)
+        else:
+            ways += _between(str(max(low, first)), str(min(high, last)))
+    if whole:
+        ways.append(f"[1-9] [0-9]{{{whole[0]},{whole[-1]}}}")
+    return f"({' | '.join(ways)})"
+
+
+def _magnitudes(low: tuple[int, bool], high: tuple[int, bool], n_digits: int) -> list[str]:
+    """Return GBNF alternatives for non-negative numbers between two bounds.
+
+    Args:
+        low: Lower bound, and whether it is exclusive.
+        high: Upper bound, and whether it is exclusive.
+        n_digits: Largest number of digits after the decimal point.
+    """
+    (least, above), (most, below) = low, high
+    if not n_digits:
+        return [_naturals(least + above, most - below)] if least + above <= most - below else []
+    ways = (
+        [f'{_naturals(least + above, most - 1)} ("." [0-9]{{1,{n_digits}}})?']
+        if least + above < most
+        else []
+    )
+    if above and least < most:
+        ways.append(f'"{least}." [0-9]{{0,{n_digits - 1}}} [1-9]')
+    if not below and (least < most or (least == most and not above)):
+        ways.append(f'"{most}" ("." "0"{{1,{n_digits}}})?')
+    return ways
+
+
+def number(schema: dict[str, Any]) -> str:
+    """Return GBNF for the numbers of a schema.
+
+    A number between bounds has at most 15 digits. Doubles distinguish all such numbers.
+    """
+    whole = schema["type"] == "integer"
+    if "multipleOf" in schema and not (whole and schema["multipleOf"] == 1):
+        raise ValueError("multipleOf is not supported")
+    low, high = _end(schema, "minimum", 1), _end(schema, "maximum", -1)
+    if low is None and high is None:
+        return f'"-"? {"natural" if whole else "fraction"} space'
+    if not whole and (low, high) in (((0, False), None), (None, (0, False))):
+        return "fraction space" if low else '("0" | "-" fraction) space'
+    n = max(len(str(abs(end[0]))) for end in (low, high) if end)
+    far = 1 - 10 ** max(16, n), False
+    # `most` is negated
+    (least, above), (most, below) = low or far, high or far
+    n_digits = 0 if whole else max(0, 15 - n)
+    ways = _magnitudes((max(least, 0), above and least >= 0), (-most, below), n_digits)
+    ways += [
+        f'"-" {way}'
+        for way in _magnitudes((max(most, 0), below or most <= 0), (-least, above), n_digits)
+    ]
+    if not ways:
+        raise ValueError("no number is between minimum and maximum")
+    return f"({' | '.join(ways)}) space"
+
+
+class Builder(Protocol):
+    """Protocol of the conversion that an array or an object is part of."""
+
+    def visit(self, schema: Any) -> str:
+        """Return the name of the rule for a schema."""
+
+    def rule(self, body: str) -> str:
+        """Return the name of the rule with this body."""
+
+
+def _positions(schema: dict[str, Any]) -> tuple[list[Any], Any, int | None]:
+    """Return the schemas of the first items, the schema of the others, and the most items."""
+    old = isinstance(schema.get("items"), list)  # older form of prefixItems
+    if old and "prefixItems" in schema:
+        raise ValueError("two different prefixItems are not supported together")
+    fixed = typed(schema["items"] if old else schema.get("prefixItems", []), list, "prefixItems")
+    least, most = count(schema, "minItems"), count(schema, "maxItems")
+    others = schema.get(
+        "additionalItems" if old else "items", not fixed or (least or 0) > len(fixed)
+    )
+    n = next((i for i, item in enumerate(fixed) if item is False), len(fixed))
+    if others is False or n < len(fixed):
+        fixed, others, most = fixed[:n], False, n if most is None else min(n, most)
+    return fixed[:most], others, most
+
+
+def array(schema: dict[str, Any], build: Builder) -> str:
+    """Return the name of the rule for the arrays of a schema."""
+    fixed, others, most = _positions(schema)
+    least = count(schema, "minItems")
+    least = len(fixed) if least is None else least
+    repeated(least, most)
+    after, more = "", None if most is None else most - len(fixed)
+    if others is not False and more != 0:
+        item = build.visit(others)
+        if fixed:
+            after = f'("," space {item}){repeated(max(least - len(fixed), 0), more)}'
+        else:
+            times = repeated(max(least - 1, 0), None if more is None else more - 1)
+            after = f'{item} ("," space {item}){times}'
+            after = after if least else f"({after})?"
+    for i, item_schema in reversed([*enumerate(fixed)]):
+        comma = '"," space ' if i else ""
+        after = f"{comma}{build.visit(item_schema)} {after}"
+        after = after if i < least else build.rule(after) + "?"
+    return build.rule(f'"[" space {after} "]" space')
+
+
+def _other_key(names: list[str], at: int, build: Builder) -> str:
+    """Return GBNF for the rest of a key that differs from all these names.
+
+    Args:
+        names: The names; they share their first `at` characters.
+        at: Length of the common prefix, which is already written.
+        build: The conversion.
+    """
+    whole, groups = any(len(name) == at for name in names), dict[str, list[str]]()
+    for name in names:
+        if len(name) > at:
+            groups.setdefault(name[at], []).append(name)
+    parts = [
+        f"{literal(letter)} {_other_key(group, at + 1, build)}" for letter, group in groups.items()
+    ]
+    not_these = "".join(f"\\U{ord(letter):08X}" for letter in groups)
+    parts.append(f"[{QUOTED}{not_these}] [{QUOTED}]*")
+    return build.rule(f"({' | '.join(parts)}){'' if whole else '?'}")
+
+
+def _other_pair(names: list[str], extra: Any, build: Builder) -> str:
+    """Return GBNF for a pair whose key differs from all these names."""
+    key = "string"
+    if names:
+        # a key with an escape differs from all other keys
+        plain = [name for name in names if not re.search(r'["\\\x00-\x1f\ud800-\udfff]', name)]
+        key = build.rule(rf'"\"" {_other_key(plain, 0, build)} "\"" space')
+    return f'{key} ":" space {build.visit(extra)}'
+
+
+def _check_sizes(schema: dict[str, Any], n_required: int, n_named: int, open_: bool) -> None:
+    most = count(schema, "maxProperties")
+    if (count(schema, "minProperties") or 0) > n_required:
+        raise ValueError("minProperties above the number of required properties is not supported")
+    if most is not None and (open_ or most < n_named):
+        raise ValueError("maxProperties below the number of allowed properties is not supported")
+
+
+def object_(schema: dict[str, Any], build: Builder) -> str:
+    """Return the name of the rule for the objects of a schema."""
+    properties = dict(typed(schema.get("properties", {}), dict, "properties"))
+    required = dict.fromkeys(
+        typed(name, str, "required") for name in typed(schema.get("required", []), list, "required")
+    )
+    extra = schema.get("additionalProperties", not properties)
+    for name in required:
+        properties.setdefault(name, schema.get("additionalProperties", True))
+    pairs = {
+        name: build.rule(f'{value_gbnf(name)} ":" space {build.visit(part)}')
+        for name, part in properties.items()
+        if part is not False
+    }
+    if required.keys() - pairs.keys():
+        raise ValueError("a required property is forbidden")
+    _check_sizes(schema, len(required), len(pairs), extra is not False)
+    first = ' "," space '.join(pairs.pop(name) for name in required)
+    more = _other_pair([*properties], extra, build) if extra is not False else None
+    rest = build.rule(f'("," space {more})*') if more else ""
+    starts = [f"{more} {rest}"] if more else []
+    # each pair with its possible successors: the number of rules is the number of properties
+    for pair in reversed(pairs.values()):
+        starts.append(f"{pair} {rest}")
+        rest = build.rule(f'("," space {pair})? {rest}')
+    some = " | ".join(reversed(starts))
+    inner = f"{first} {rest}" if first else f"({some})?" if some else ""
+    return build.rule(f'"{{" space {inner} "}}" space')
+
+
+class _Facts:
+    """Facts about a schema that is not a boolean, without references and `allOf` at its top level.
+
+    Attributes:
+        schema: The schema.
+        choice: The first of `anyOf` and `oneOf` that it has; empty for none.
+        values: The values of `enum` as texts; None without `enum`.
+        types: Types of the valid values.
+        written: Types of the values that a grammar of the schema can write.
+        named: The named properties.
+        required: Names of the required properties.
+        rest: `additionalProperties`, or None.
+    """
+
+    def __init__(self, schema: dict[str, Any]) -> None:
+        self.schema = schema
+        self.choice = next((k for k in ("anyOf", "oneOf") if isinstance(schema.get(k), list)), "")
+        values = schema.get("enum")
+        self.values = frozenset(map(same, values)) if isinstance(values, list) else None
+        self.types = _ALL
+        if "type" in schema:
+            self.types &= {"number" if k == "integer" else k for k in kinds(schema["type"])}
+        if isinstance(values, list):
+            self.types &= {_NAMES[type(value)] for value in values}
+        spoken_of = next((kind for kind, keys in KINDS.items() if keys & schema.keys()), None)
+        is_free = not schema.keys() & {"type", "enum"}
+        self.written = frozenset({spoken_of}) if is_free and spoken_of else self.types
+        named, required = schema.get("properties", {}), schema.get("required", [])
+        is_valid = isinstance(named, dict) and isinstance(required, list)
+        self.named: dict[str, Any] = named if is_valid else {}
+        self.required = {name for name in required if isinstance(name, str)} if is_valid else set()
+        self.rest: Any = schema.get("additionalProperties") if is_valid else True
+
+    @property
+    def is_object(self) -> bool:
+        """Whether its grammar writes objects, and their properties decide which."""
+        return self.written == {"object"} and "enum" not in self.schema
+
+
+class Disjointness:
+    """Test whether schemas are disjoint; each schema and each pair is examined once."""
+
+    def __init__(self, plain: Plain) -> None:
+        """Create a test.
+
+        Args:
+            plain: Converts any schema to a form without references and `allOf` at its top level.
+        """
+        self._plain = plain
+        self._facts: dict[str, _Facts | bool] = {}  # by the text of the schema
+        self._ways: dict[_Facts, list[_Facts | bool]] = {}
+        self._found: dict[tuple[_Facts, _Facts, int], bool] = {}
+
+    def of_all(self, schemas: Sequence[Any]) -> bool:
+        """Return whether no two schemas allow the same value.
+
+        The result is False if this is uncertain.
+        """
+        enums, objects, others = list[_Facts](), list[_Facts](), list[_Facts | bool]()
+        for one in map(self._of, schemas):
+            if isinstance(one, bool) or (one.values is None and (one.choice or not one.is_object)):
+                others.append(one)
+            else:
+                (objects if one.values is None else enums).append(one)
+        pairs = chain(
+            () if _differ(enums) else combinations(enums, 2),
+            () if self._have_tag(objects) else combinations(objects, 2),
+            combinations(others, 2),
+            product(enums, objects),
+            product([*enums, *objects], others),
+        )
+        return all(self._two(a, b, 0) for a, b in pairs)
+
+    def _of(self, schema: Any) -> _Facts | bool:
+        plain = self._plain(schema)
+        text = same(plain)
+        if text not in self._facts:
+            self._facts[text] = plain if isinstance(plain, bool) else _Facts(plain)
+        return self._facts[text]
+
+    def _have_tag(self, facts: Sequence[_Facts]) -> bool:
+        """Return whether the enum of a property that all objects have tells them apart."""
+        tags = set[str]().union(*(one.required for one in facts))
+        tags = tags.intersection(*(one.required & one.named.keys() for one in facts))
+        return any(_differ([self._of(one.named[tag]) for one in facts]) for tag in sorted(tags))
+
+    def _two(self, a: _Facts | bool, b: _Facts | bool, depth: int) -> bool:
+        """Return whether no value of one grammar is valid for the other schema.
+
+        Args:
+            a: A schema.
+            b: Another one.
+            depth: Current depth of nested properties.
+        """
+        spend(5)
+        if isinstance(a, bool) or isinstance(b, bool):
+            return a is False or b is False
+        found = self._found.get((a, b, depth))
+        if found is None:
+            if a.choice:
+                found = all(self._two(way, b, depth) for way in self._ways_of(a))
+            elif b.choice:
+                found = all(self._two(a, way, depth) for way in self._ways_of(b))
+            else:
+                found = self._excludes(a, b, depth) and self._excludes(b, a, depth)
+            self._found[a, b, depth] = found
+        return found
+
+    def _ways_of(self, facts: _Facts) -> list[_Facts | bool]:
+        """Return the parts of `anyOf` or `oneOf`, each with the keywords beside it."""
+        if facts not in self._ways:
+            rest = {k: v for k, v in facts.schema.items() if k != facts.choice}
+            parts = (part for part in facts.schema[facts.choice] if part is not False)
+            ways = [self._of({"allOf": [rest, part]}) for part in parts]
+            self._ways[facts] = [*dict.fromkeys(ways)]
+        return self._ways[facts]
+
+    def _excludes(self, writer: _Facts, other: _Facts, depth: int) -> bool:
+        """Return whether no output of a grammar of `writer` is valid for the other schema."""
+        if writer.values is not None and other.values is not None:
+            spend(len(writer.values) // 16)
+            return writer.values.isdisjoint(other.values)
+        if not writer.written & other.types:
+            return True
+        if not writer.is_object or "enum" in other.schema or depth >= _DEPTH:
+            return False
+        spend((len(writer.named) + len(other.named)) // 16)
+        if (
+            writer.rest is False or (writer.named and writer.rest is None)
+        ) and other.required - writer.named.keys() - writer.required:
+            return True  # the other schema requires a property that is never written
+        if other.rest is False and writer.required - other.named.keys():
+            return True  # the other schema forbids a property that is always written
+        shared = writer.named.keys() & other.named.keys() & (writer.required | other.required)
+        return any(
+            self._two(self._of(writer.named[name]), self._of(other.named[name]), depth + 1)
+            for name in sorted(shared)
+        )
+
+
+def _differ(facts: Sequence[_Facts | bool]) -> bool:
+    """Return whether all schemas have an enum, and no value is in two of them."""
+    values = [one.values for one in facts if isinstance(one, _Facts) and one.values is not None]
+    n_values = sum(map(len, values))
+    return len(values) == len(facts) and n_values == len(frozenset[str]().union(*values))
 
 
 def to_gbnf(schema: Mapping[str, Any] | str | bool) -> str:

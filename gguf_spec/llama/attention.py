@@ -16,8 +16,8 @@ from typing import Any
 
 from ..errors import GgufSpecError
 from ..gguf.validation import Header
-from ..system.cache import cache_file, read_json, this_machine, write_json
-from ..system.competition import cores_are_shared
+from ..system.files import cache_file, read_json, this_machine, write_json
+from ..system.machine import cores_are_shared
 from .backend import library_parts, uses_gpu
 from .exact_kernels import flash_on_cpu
 from .model import Model

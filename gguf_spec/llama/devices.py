@@ -7,9 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import InvalidOptionError
-from ..errors.texts import Option, Text
-from ..system.units import format_bytes
+from ..errors import InvalidOptionError, Option, Text
+from ..system.machine import format_bytes
 from .bindings import C
 from .ggml import call
 from .placement import CPU, NONE, Placement, expression
@@ -111,7 +110,7 @@ def _allowed(known: Sequence[Device], other: str) -> str:
 def _no_gpu(known: Sequence[Device], option: str) -> Text | None:
     if known:
         return None
-    return Text("omit ", Option(option), ": this build of llama.cpp finds no GPU.")
+    return Text("omit {}: this build of llama.cpp finds no GPU.", Option(option))
 
 
 def apply_placement(placement: Placement, params: Any, names: Iterable[str]) -> list[Any]:

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 
 from ..arrays import Logits
 from ..errors import DecodeError
-from ..gguf.eagle import is_eagle
-from ..gguf.heads import shares_cache
-from ..gguf.model_file import ModelFile
+from ..gguf.heads import is_eagle, shares_cache
+from ..gguf.validation import ModelFile
 from ..options import K_MAX
 from .bindings import C
 from .head import Head

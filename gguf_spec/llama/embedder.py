@@ -20,7 +20,7 @@ from ..errors import (
     NoRankingError,
     TextTooLongError,
 )
-from ..gguf.embeddings import pooling_of, ranks
+from ..gguf.validation import pooling_of, ranks
 from ..options import POOLING
 from .backend import apart
 from .bindings import C

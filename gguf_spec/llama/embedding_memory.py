@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..errors import NotEnoughMemoryError
-from ..gguf.embeddings import embeds_only
 from ..gguf.header import TOKENS
-from ..gguf.validation import Header
-from ..system.hardware import available_bytes, resident_bytes, total_bytes
-from ..system.units import format_bytes
+from ..gguf.validation import Header, embeds_only
+from ..system.machine import available_bytes, format_bytes, resident_bytes, total_bytes
 from .backend import build_features, uses_gpu
 from .cache_size import cache_bytes, padded
 from .memory import MemoryEstimate, row_values

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from ..arrays import Logits
 from ..errors import DecodeError, InvalidOptionError
 from ..gguf.heads import head_bytes, n_heads
-from ..gguf.model_file import ModelFile
+from ..gguf.validation import ModelFile
 from ..options import K_MAX
 from .bindings import C
 from .cache import Cache

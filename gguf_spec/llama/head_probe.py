@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ..gguf.eagle import target_layers
-from ..gguf.model_file import ModelFile
-from ..system.cache import cache_file, read_json, this_machine, write_json
+from ..gguf.heads import target_layers
+from ..gguf.validation import ModelFile
+from ..system.files import cache_file, read_json, this_machine, write_json
 from .backend import library_parts
 from .child_process import ChildError, ask
 from .eagle_head import open_head

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import ImageError
-from ..system.units import format_bytes
+from ..system.machine import format_bytes
 
 # Limits of a file in bytes, and of an image in pixels and in pixels of a side.
 BYTES_MAX, PIXELS_MAX, SIDE_MAX = 20 << 20, 50_000_000, 16_384

@@ -9,11 +9,12 @@ from ..errors import (
     GgufSpecError,
     InvalidOptionError,
     NotEnoughMemoryError,
+    Option,
+    Text,
     UnsupportedModelError,
 )
-from ..errors.texts import Option, Optionally, Text
 from ..gguf.validation import Header
-from ..system.hardware import available_bytes
+from ..system.machine import available_bytes
 from .options import Adapter, ContextOptions
 
 
@@ -90,7 +91,7 @@ def context_error(options: ContextOptions, n_ctx: int, log: Iterable[str]) -> Gg
 
 def _with_log(hint: str) -> Text:
     """Return a hint that also names the option that shows llama.cpp's log."""
-    return Text(hint, Optionally("; ", Option("verbose", True), " shows llama.cpp's log"), ".")
+    return Text("{}[; {verbose=True} shows llama.cpp's log].", hint)
 
 
 def adapter_error(adapter: Adapter, log: Iterable[str]) -> GgufSpecError:

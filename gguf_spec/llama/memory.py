@@ -11,12 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..errors import NotEnoughMemoryError
-from ..errors.texts import Option, Text
+from ..errors import NotEnoughMemoryError, Text
 from ..gguf.validation import Header
 from ..options import BRANCHES_MAX, K_MAX
-from ..system.hardware import available_bytes, resident_bytes, total_bytes
-from ..system.units import format_bytes
+from ..system.machine import available_bytes, format_bytes, resident_bytes, total_bytes
 from .cache_size import (
     PAD,
     cache_bytes,
@@ -288,7 +286,7 @@ def check_memory(
     n = most_parallel(models, features, free, total)
     with_all = f", or {n} parallel request{'s' * (n > 1)} with the whole context" if n else ""
     raise NotEnoughMemoryError(
-        Text(f"{wants}; {has}: ", would_fit, f"{with_all}."),
+        Text("{}; {}: {}{}.", wants, has, would_fit, with_all),
         all_of_it.added,
         free,
         n_ctx or None,
@@ -306,9 +304,9 @@ def _without_copies(
     mapped = [(header, replace(options, extra_bufts=False)) for header, options in models]
     if n_ctx := largest_ctx(mapped, features, free, total):
         return Text(
-            "the weights alone do not fit; with ",
-            Option("extra_bufts", False),
-            f", which does not copy them, a context of {n_ctx:,} would fit",
+            "the weights alone do not fit; with {extra_bufts=False}, which does not copy them, a "
+            "context of {} would fit",
+            f"{n_ctx:,}",
         )
     return "the weights alone do not fit"
 

@@ -13,10 +13,9 @@ from types import MappingProxyType
 
 from ..arrays import Logits
 from ..errors import DecodeError, InvalidOptionError, UnsupportedModelError
+from ..gguf.adapters import check_adapter
 from ..gguf.heads import is_head_alone
-from ..gguf.lora import check_adapter
-from ..gguf.model_file import ModelFile
-from ..gguf.validation import Header
+from ..gguf.validation import Header, ModelFile
 from ..options import K_MAX
 from ..results import PassCounts
 from . import own_kernels

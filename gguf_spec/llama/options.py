@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from ..errors import InvalidOptionError
-from ..errors.texts import Option, Text, advice
+from ..errors import InvalidOptionError, Option, Text
 from ..gguf.validation import Header
 from ..options import POOLING
 from .placement import Placement
@@ -166,9 +165,10 @@ class ContextOptions:
                 self._named("gpu_layers"), n, f"0, -1 or auto with {self._named('device')} none"
             )
         if self.flash_attention == "off" and self.needs_flash_attention:
-            hint = advice(
-                Text("set ", Option(self._named("flash_attention"), "auto")),
-                Text("set ", Option(self._named("kv_type"), "f16")),
+            hint = Text(
+                "set {} | set {}.",
+                Option(self._named("flash_attention"), "auto"),
+                Option(self._named("kv_type"), "f16"),
             )
             raise InvalidOptionError(
                 self._named("kv_type"),
@@ -249,11 +249,10 @@ class ContextOptions:
         """
         if self.wants_gpu and not has_gpu:
             hint = Text(
-                "omit ",
-                Option(self._named("gpu_layers")),
-                ", or build for your GPU: CMAKE_ARGS=-DGGML_CUDA=on pip install "
+                "omit {}, or build for your GPU: CMAKE_ARGS=-DGGML_CUDA=on pip install "
                 "--force-reinstall --no-cache-dir llama-cpp-python (or -DGGML_VULKAN=on, "
                 "-DGGML_METAL=on).",
+                Option(self._named("gpu_layers")),
             )
             raise InvalidOptionError(
                 self._named("gpu_layers"),
@@ -274,7 +273,7 @@ class ContextOptions:
                 f"f16, bf16 or f32: heads of {header.path.name} have {uneven[0]} values, "
                 f"which is not a multiple of {_KV_BLOCK}"
             )
-            hint = Text("set ", Option(self._named("kv_type"), "f16"), ".")
+            hint = Text("set {}.", Option(self._named("kv_type"), "f16"))
             raise InvalidOptionError(self._named("kv_type"), self.kv_type, allowed, hint)
 
     def _named(self, option: str) -> str:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..errors import ImageError, NotEnoughMemoryError, UnsupportedModelError
 from ..gguf.header import Header
-from ..system.hardware import available_bytes
+from ..system.machine import available_bytes
 from .backend import apart
 from .bindings import C
 from .image_file import Image

@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 from ..errors import GgufSpecError, UnsupportedModelError
-from ..gguf.projector import read_projector
-from ..system.cache import cache_file, content_id, read_json, this_machine, write_json
+from ..gguf.adapters import read_projector
+from ..system.files import cache_file, content_id, read_json, this_machine, write_json
 from .backend import library_parts, start_backend
 from .bindings import C
 from .child_process import ChildError, ask

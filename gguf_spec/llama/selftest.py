@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from ..system.cache import cache_file, read_json, this_machine, write_json
+from ..system.files import cache_file, read_json, this_machine, write_json
 from .bindings import identities, llama_parts
 from .child_process import ChildError, ask
 

@@ -15,10 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..arrays import Logits
-from ..errors import ClosedError, DecodeError, OptionConflictError, UnsupportedModelError
-from ..errors.texts import Option
+from ..errors import ClosedError, DecodeError, Option, OptionConflictError, UnsupportedModelError
 from ..gguf.header import Header
-from ..gguf.model_file import ModelFile
+from ..gguf.validation import ModelFile
 from ..options import IMAGE_IDS
 from .backend import uses_gpu
 from .branches import Branches

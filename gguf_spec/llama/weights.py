@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property, partial
+from itertools import groupby, pairwise
 from typing import Any
 
 from ..errors import ClosedError, UnsupportedModelError
-from ..gguf.model_file import ModelFile
-from ..gguf.validation import Header
+from ..gguf.validation import Header, ModelFile
 from .backend import LoadProgress, apart, run_with_large_stack, start_backend
 from .bindings import C
 from .load_errors import adapter_error, load_error, not_locked
 from .log import log
 from .native import Native
 from .options import ContextOptions
+
+# Bytes from which a text is tokenised in parts, and of a part.
+_LONG, _PART = 1 << 16, 1 << 12
+# Length of a special token's name, in bytes, up to which texts are cut.
+_LONGEST_NAME = 64
 
 
 class Weights:
@@ -164,6 +170,39 @@ class Weights:
 
     def tokenize_bytes(self, text: bytes, *, special: bool, start: bool = True) -> list[int]:
         """Return the token ids of a text; bytes that are not UTF-8 are passed on to llama.cpp."""
+        # The time of one call grows with the square of the number of special tokens in it.
+        cuts = [0, *self._cuts(text, special), len(text)]
+        ids: list[int] = []
+        for begin, end in pairwise(cuts):
+            ids += self._tokenize_part(text[begin:end], special, start and begin == 0)
+        return ids
+
+    def _cuts(self, text: bytes, special: bool) -> Iterable[int]:
+        known = self.vocabulary
+        # Tokens at the end of a text would follow each part.
+        ends = known["add_eos"] or known["type"] == C.LLAMA_VOCAB_TYPE_WPM
+        names, stripping = ((), ()) if len(text) < _LONG or ends else self._names[special]
+        return safe_cuts(text, names, stripping, _PART)
+
+    @cached_property
+    def _names(self) -> tuple[tuple[list[bytes], list[bytes]], ...]:
+        """Names that llama.cpp finds in a text, and those that also take white space before them.
+
+        First without, then with control tokens.
+        """
+        ask = self.native.vocab
+        found = [(ask(C.llama_vocab_get_attr, token), token) for token in range(self.n_vocab)]
+        users = C.LLAMA_TOKEN_ATTR_USER_DEFINED
+        controls = users | C.LLAMA_TOKEN_ATTR_CONTROL | C.LLAMA_TOKEN_ATTR_UNKNOWN
+
+        def names(attributes: int) -> list[bytes]:
+            ids = (token for attr, token in found if attr & attributes)
+            return [name for one in ids if (name := ask(C.llama_vocab_get_text, one))]
+
+        stripping = names(C.LLAMA_TOKEN_ATTR_LSTRIP)
+        return (names(users), stripping), (names(controls), stripping)
+
+    def _tokenize_part(self, text: bytes, special: bool, start: bool) -> list[int]:
         n = len(text) + 8
         while True:
             ids = (C.llama_token * n)()
@@ -236,6 +275,65 @@ class Tokenizer(Weights):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def safe_cuts(
+    text: bytes, names: Iterable[bytes], stripping: Iterable[bytes], distance: int
+) -> Iterator[int]:
+    """Yield places where a text can be cut without a change of its tokens.
+
+    llama.cpp looks for special tokens in a text, longer names first, and tokenises the text between
+    them part by part. A place is safe where a name begins that is found in any case: no other name
+    reaches over the place, no other name of the same length or longer overlaps it, and no token
+    takes its white space.
+
+    Args:
+        text: A text.
+        names: The names of special tokens.
+        stripping: Those that take the white space before them.
+        distance: The least number of bytes between two places.
+    """
+    known = set(names)
+    longest = max(map(len, known), default=0)
+    if not known or longest > _LONGEST_NAME:
+        return
+    pattern, unsafe = _pattern(known), set(stripping)
+    last, match = 0, pattern.search(text, distance)
+    while match:
+        place, end = match.span()
+        name = match[0]
+        near = (
+            (begin, other)
+            for begin in range(max(0, place - longest), end)
+            if begin != place and (other := pattern.match(text, begin))
+        )
+        if (
+            name not in unsafe
+            and name == name.strip()
+            and not any(
+                other.end() > place
+                if begin < place
+                else len(other[0]) >= len(name) and other[0] != name
+                for begin, other in near
+            )
+        ):
+            yield (last := place)
+        match = pattern.search(text, max(place + 1, last + distance))
+
+
+def _pattern(names: Iterable[bytes]) -> re.Pattern[bytes]:
+    """Return a pattern that finds the longest of some names at a place, in time of their length."""
+
+    def tree(rests: list[bytes]) -> bytes:
+        """Return the pattern of texts in alphabetic order, each of them once."""
+        ends = zip(rests[0], rests[-1], strict=False)
+        n = next((i for i, (a, b) in enumerate(ends) if a != b), len(rests[0]))
+        common, optional = re.escape(rests[0][:n]), b"?" if rests[0][n:] == b"" else b""
+        longer = (rest[n:] for rest in rests if len(rest) > n)
+        parts = b"|".join(tree([*some]) for _, some in groupby(longer, lambda rest: rest[0]))
+        return common + (b"(?:" + parts + b")" + optional if parts else b"")
+
+    return re.compile(tree(sorted(names)), re.DOTALL)
 
 
 def _native(options: ContextOptions) -> Native:

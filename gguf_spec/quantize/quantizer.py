@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InvalidOptionError, NotAModelError, QuantizeError
-from ..gguf.output_place import check_place
+from ..gguf.rewriting import check_place
 from ..gguf.validation import Header, check_generates_text, read_header
 from ..gguf.vocabulary import read_tokens
 from ..llama.options import physical_cores
 from ..results import OnProgress, Progress
-from ..system.atomic_file import atomic_write
+from ..system.files import atomic_write
 from .types import TYPES
 
 # bytes; the only alignment that llama.cpp's quantiser writes

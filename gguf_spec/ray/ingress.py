@@ -20,12 +20,10 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp
 
-from ..server.body import read_body
-from ..server.error_formats import refused
 from ..server.errors import SHUTTING_DOWN, ApiError
 from ..server.requests import SEEDED, parse
 from ..server.settings import Settings
-from ..server.stream_formats import DATA_EVENTS, JSON_LINES, NAMED_EVENTS
+from ..server.wire import DATA_EVENTS, JSON_LINES, NAMED_EVENTS, read_body, refused
 
 # Headers about a body that the ingress has read, and may have changed.
 _OF_THE_BODY = (b"content-length", b"transfer-encoding", b"expect")

@@ -1,11 +1,13 @@
 """Wrapper around huggingface_hub, the only module that uses the network.
 
-It disables telemetry and Xet.
+It disables telemetry and Xet, and translates errors of network, hub and disk into errors of this
+package.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import threading
@@ -13,7 +15,22 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from ..errors import (
+    AccessDeniedError,
+    GgufSpecError,
+    HubError,
+    NoSpaceError,
+    NotOnHubError,
+    StoreError,
+    UnreachableError,
+)
+from .models_file import Entry, Part
+
+if TYPE_CHECKING:
+    from huggingface_hub.errors import HfHubHTTPError
+
 
 _BUSY = (408, 429, 500, 502, 503, 504)  # HTTP statuses after which a request is repeated
 # Constants of the library, overridden during each call. The library reads its environment only on
@@ -27,6 +44,10 @@ _SWITCHES = {
     "DOWNLOAD_CHUNK_SIZE": 1 << 20,
 }
 _lock = threading.RLock()
+_PUBLIC = "https://huggingface.co"
+_PROXIES = ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY")
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_BY_HAND = "try again, or copy the file to this disk and use its path."
 
 
 @dataclass(frozen=True)
@@ -183,10 +204,8 @@ def _hub_settings() -> Iterator[None]:
 
     with _lock, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a full disk is reported as NoSpaceError
-        before, verbosity = (
-            {name: getattr(constants, name) for name in _SWITCHES},
-            library.get_verbosity(),
-        )
+        before = {name: getattr(constants, name) for name in _SWITCHES}
+        verbosity = library.get_verbosity()
         for name, value in _SWITCHES.items():
             setattr(constants, name, value)
         # A lower level means that the user requested more output with HF_HUB_VERBOSITY.
@@ -236,11 +255,165 @@ def delete(paths: Sequence[Path]) -> int:
 def _unlink(paths: Sequence[Path]) -> None:
     for path in paths:
         target = blob(path)
-        snapshots = next(
-            folder for folder in path.parents if folder.parent.name == "snapshots"
-        ).parent
+        commit = next(parent for parent in path.parents if parent.parent.name == "snapshots")
         path.unlink()
-        if target != path and not any(
-            other.is_symlink() and blob(other) == target for other in snapshots.rglob("*")
-        ):
+        others = (other for other in commit.parent.rglob("*") if other.is_symlink())
+        if target != path and not any(blob(other) == target for other in others):
             target.unlink(missing_ok=True)
+
+
+# ---- errors
+
+
+@contextlib.contextmanager
+def explained(entry: Entry, part: Part) -> Iterator[None]:
+    """Translate exceptions of the library and the disk into errors of this package."""
+    try:
+        yield
+    except Exception as error:  # the library's HTTP client has error types of its own
+        ours = _explain(error, entry, part)
+        if ours is None or ours is error:
+            raise
+        raise ours from error
+
+
+def _explain(error: Exception, entry: Entry, part: Part) -> GgufSpecError | None:
+    """Return the translated error, or None if it comes from neither library nor disk."""
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    if isinstance(error, (LocalEntryNotFoundError, ValueError)) and not isinstance(
+        error, (HfHubHTTPError, GgufSpecError)
+    ):
+        # The library wraps the actual error.
+        error = error.__cause__ if isinstance(error.__cause__, Exception) else error
+    if isinstance(error, GgufSpecError):
+        return error
+    if isinstance(error, HfHubHTTPError):
+        return (
+            _missing(error, entry, part)
+            or _denied(error, entry, part)
+            or _out_of_order(error, entry, part)
+        )
+    if isinstance(error, OSError) and not isinstance(error, ConnectionError):
+        return _disk(error, entry, part)
+    return _unreachable(error, entry, part)
+
+
+def _missing(error: HfHubHTTPError, entry: Entry, part: Part) -> GgufSpecError | None:
+    from huggingface_hub import errors
+
+    page = _page(entry)
+    if isinstance(error, errors.RevisionNotFoundError):
+        what, said = "revision", f"{entry.repo} has no revision {entry.revision}."
+        hint = f"see {page}/commits/main."
+    elif isinstance(error, errors.RemoteEntryNotFoundError):
+        what, said = "file", f"{entry.repo} has no file {part.file} at {entry.revision}."
+        hint = f"see {page}/tree/{entry.revision}."
+    elif not isinstance(error, errors.RepositoryNotFoundError) or isinstance(
+        error, errors.GatedRepoError
+    ):
+        return None
+    elif not _has_token(error):
+        what, said = "repository", f"there is no repository {entry.repo}, or it is private."
+        hint = "check the name; a private repository needs a token in HF_TOKEN."
+    elif error.response.status_code == 401:
+        return None  # the token is invalid, see _denied
+    else:
+        what = "repository"
+        said = f"there is no repository {entry.repo} that this token can access."
+        hint = "check the name, and the account of the token in HF_TOKEN."
+    return NotOnHubError(entry.name, what, said, hint)
+
+
+def _denied(error: HfHubHTTPError, entry: Entry, part: Part) -> GgufSpecError | None:
+    from huggingface_hub.errors import DisabledRepoError, GatedRepoError
+
+    status, has_token, page = error.response.status_code, _has_token(error), _page(entry)
+    if isinstance(error, GatedRepoError):
+        how = f"and set HF_TOKEN to a token from {endpoint()}/settings/tokens"
+        how = "with the account of the token" if has_token else how
+        said = f"{entry.repo} is gated: its licence must be accepted first."
+        hint = f"accept it at {page}, {how}."
+    elif status == 401:
+        what, hint = "a request without a token", "set HF_TOKEN."
+        if has_token:
+            what, hint = "the token", "check HF_TOKEN, or unset it: a public model needs no token."
+        said = f"the hub does not accept {what} for {entry.repo}."
+    elif isinstance(error, DisabledRepoError):
+        said = f"the hub has disabled {entry.repo}."
+        hint = "use another model; `gguf-spec models list` shows them."
+    elif status == 403:
+        said = f"the hub denies access to {entry.repo}/{part.file}."
+        hint = f"see {page}, and check the rights of the token in HF_TOKEN."
+    else:
+        return None
+    return AccessDeniedError(entry.name, said, hint)
+
+
+def _out_of_order(error: HfHubHTTPError, entry: Entry, part: Part) -> GgufSpecError:
+    status, method = error.response.status_code, error.response.request.method
+    again = ", also after a retry" if status == 429 or method == "HEAD" else ""
+    if status == 429:
+        said = f"{endpoint()} received too many requests from this address (429){again}."
+        more = "" if _has_token(error) else "; a token in HF_TOKEN allows more requests"
+        hint = f"wait some minutes{more}."
+    elif status >= 500:
+        said, hint = f"{endpoint()} failed with status {status}{again}.", "try again later."
+    else:
+        said = f"{endpoint()} answered {status} for {entry.repo}/{part.file}."
+        hint = f"{_first_look()}see {_page(entry)}."
+    return HubError(entry.name, status, said, hint)
+
+
+def _unreachable(error: Exception, entry: Entry, part: Part) -> GgufSpecError | None:
+    """Return the translation of an error without a response, or None for other errors."""
+    # Compare names, because the HTTP library is httpx or httpx2, depending on the version.
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    name, where, first = entry.name, endpoint(), _first_look()
+    said = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, NotAHubError):
+        hint = f"{first}or log in to this network."
+        return HubError(name, None, f"{where} does not respond like the hub.", hint)
+    if "ProxyError" in kinds:
+        hint = "check HTTPS_PROXY and NO_PROXY."
+        return UnreachableError(name, f"the proxy refuses the connection to {where}: {said}.", hint)
+    if "TimeoutException" in kinds:
+        hint = (
+            f"{first}try again, or set longer times in HF_HUB_ETAG_TIMEOUT and "
+            "HF_HUB_DOWNLOAD_TIMEOUT."
+        )
+        return UnreachableError(name, f"{where} did not respond in time.", hint)
+    if "TransportError" in kinds or isinstance(error, ConnectionError):
+        return UnreachableError(name, f"{where} cannot be reached: {said}.", f"{first}{_BY_HAND}")
+    if isinstance(error, ValueError) or "InvalidURL" in kinds:
+        message = f"{entry.repo}/{part.file} cannot be downloaded: {said.rstrip('.')}."
+        hint = f"{first}check the name, or try `hf download {entry.repo} {part.file}`."
+        return StoreError(name, message, hint)
+    return None
+
+
+def _disk(error: OSError, entry: Entry, part: Part) -> GgufSpecError:
+    if error.errno in _FULL:
+        message = f"the disk of {folder()} is full: {part.file} was not downloaded."
+        return NoSpaceError(entry.name, message, None, None)
+    if error.errno is None:
+        # The library found a wrong size.
+        return HubError(entry.name, None, f"the hub did not send all of {part.file}.", _BY_HAND)
+    message = f"{error.filename or folder()} cannot be used: {error.strerror}."
+    hint = "change its permissions, or set HF_HOME to another folder."
+    return StoreError(entry.name, message, hint)
+
+
+def _page(entry: Entry) -> str:
+    return f"{endpoint()}/{entry.repo}"
+
+
+def _has_token(error: HfHubHTTPError) -> bool:
+    return "authorization" in error.response.request.headers
+
+
+def _first_look() -> str:
+    """Return a hint to check the settings that change the connection to the hub."""
+    named = ["HF_ENDPOINT"] if endpoint() != _PUBLIC else []
+    named += [name for proxy in _PROXIES for name in (proxy, proxy.lower()) if os.environ.get(name)]
+    return f"check {' and '.join(named or ['the connection'])}, "

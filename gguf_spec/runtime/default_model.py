@@ -6,16 +6,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import GgufSpecError, NotDownloadedError
-from ..errors.texts import Call, Option, Optionally, Text
-from ..gguf.model_file import ModelFile
+from ..errors import GgufSpecError, NotDownloadedError, Pull, Text
+from ..gguf.validation import ModelFile
 from ..llama.backend import check_room
 from ..llama.options import ContextOptions
 from ..registry import download
-from ..registry.local_models import local_models
 from ..registry.models_file import BUNDLED
+from ..registry.references import local_models
 from ..registry.resolve import Entry, entries, split_names
-from ..system.units import format_bytes
+from ..system.machine import format_bytes
 
 DEFAULT = "smollm2-135m-instruct"  # the model of new users, and the least that is worth a choice
 _FIXTURE = "tales"
@@ -57,10 +56,10 @@ def default_model(models_file: Path | None = None) -> DefaultModel:
         seen.add(real)
         if _is_usable(ModelFile(path)):
             note = Text(
-                f"the model is {entry.name} ({format_bytes(size)}), the largest chat model on this "
-                "disk that fits into memory",
-                Optionally("; set ", Option("model"), " for another"),
-                ".",
+                "the model is {} ({}), the largest chat model on this disk that fits into memory[; "
+                "set {model} for another].",
+                entry.name,
+                format_bytes(size),
             )
             return DefaultModel(entry, path, note)
     return DefaultModel(default, download.find(default))
@@ -92,10 +91,10 @@ def _no_model(chosen: DefaultModel) -> NotDownloadedError:
         entry.name,
         "there is no chat model on this disk.",
         Text(
-            f"to download {entry.name}{size}, use ",
-            Call("pull", entry.name),
-            Optionally("; ", Option("model", _FIXTURE), " takes a bundled test model"),
-            ".",
+            "to download {}, use {}[; {model=} takes a bundled test model].",
+            f"{entry.name}{size}",
+            Pull(entry.name),
+            model=_FIXTURE,
         ),
     )
 

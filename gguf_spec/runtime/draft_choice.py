@@ -6,11 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from ..errors import NoSpeculationError
-from ..errors.texts import Option, Text, advice
+from ..errors import NoSpeculationError, Option, Text
 from ..gguf.heads import is_head_alone
-from ..gguf.model_file import ModelFile
-from ..gguf.validation import Header
+from ..gguf.validation import Header, ModelFile
 from ..llama.backend import has_room, with_snapshots
 from ..llama.options import ContextOptions
 from ..options import HEADS, Speculation
@@ -84,9 +82,7 @@ def drafts_of(
             "draft_lora",
             str(of_draft.lora[0].path),
             f"no draft model is loaded for the adapter {of_draft.lora[0].path.name}.",
-            advice(
-                Text("set ", Option("draft"), " to a model"), Text("omit ", Option("draft_lora"))
-            ),
+            Text("set {draft} to a model | omit {draft_lora}."),
         )
     of_head = replace(of_draft, head="self")
 

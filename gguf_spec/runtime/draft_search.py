@@ -13,30 +13,28 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..errors import GgufSpecError, VocabularyMismatchError
-from ..errors.texts import Call, Option, Optionally, Text
-from ..gguf.eagle import target_layers
+from ..errors import GgufSpecError, Pull, Text, VocabularyMismatchError
 from ..gguf.heads import (
     described,
     head_bytes,
     head_kind,
     is_head_alone,
     n_heads,
+    target_layers,
     why_misfit,
     why_no_head,
 )
-from ..gguf.model_file import ModelFile
-from ..gguf.trimmed import trimmed
+from ..gguf.validation import ModelFile, trimmed
 from ..gguf.vocabulary import FileVocabulary
 from ..llama.options import ContextOptions
 from ..options import K_MAX
 from ..registry import download
-from ..registry.local_models import local_models
+from ..registry.references import local_models
 from ..registry.resolve import Entry, entries
 from ..speculative.profile import ModelKey, Profile, read_profile
 from ..speculative.vocabularies import check_vocabulary, common_share
-from ..system.cache import cache_file, read_json, write_json
-from ..system.units import format_bytes
+from ..system.files import cache_file, read_json, write_json
+from ..system.machine import format_bytes
 
 _VERSION = 2  # format version of cached vocabulary comparisons
 # Model of the acceptance rate: its upper limit, and the size of the draft relative to the target
@@ -127,14 +125,11 @@ def choose(
         best = here[0]
         return best, f"the draft is {best.name}: {best.why}."
     absent = next((one for one in all_of_them if one.gain > 1 and not one.file), None)
-    hint = (
-        Optionally(" To download one, use ", Call("pull", absent.name), ".")
-        if absent
-        else Optionally(" To use one, set ", Option("draft"), " to a model.")
-    )
-    return None, Text(
-        f"no draft on this disk makes {target.name} faster: drafts come from the text only.", hint
-    )
+    fact = "no draft on this disk makes {} faster: drafts come from the text only."
+    if absent:
+        hint = "[ To download one, use {}.]"
+        return None, Text(fact + hint, target.name, Pull(absent.name))
+    return None, Text(fact + "[ To use one, set {draft} to a model.]", target.name)
 
 
 def candidates(
@@ -319,7 +314,7 @@ def _absent(entry: Entry, target: Entry) -> Candidate:
         return Candidate(
             entry.name, None, 0.0, "it is not on this disk, and not smaller than the target"
         )
-    why = Text("it is not on this disk; to download it, use ", Call("pull", entry.name))
+    why = Text("it is not on this disk; to download it, use {}", Pull(entry.name))
     return Candidate(
         entry.name,
         None,

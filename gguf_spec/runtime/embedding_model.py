@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..gguf.model_file import ModelFile
+from ..gguf.validation import ModelFile
 from ..llama.embedder import Embedder
 from ..llama.embedding_memory import check_room_to_embed
 from ..llama.model import Model

@@ -21,9 +21,8 @@ from ..speculative.drafters import NoDrafter
 from ..speculative.interfaces import LanguageModel, retain_prefix
 from ..speculative.pair import ModelPair
 from ..speculative.task import SlotPair
-from ..text.parts import PartStream, joined, text_of
-from ..text.reasoning import State
-from ..text.thinking import Thinking
+from ..text.detokenizer import PartStream, joined, text_of
+from ..text.reasoning import State, Thinking
 from .kept_prefixes import OnlyCaches, PrefixStore
 from .request import Request
 from .stats_recorder import StatsRecorder

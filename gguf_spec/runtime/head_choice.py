@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
-from ..errors import GgufSpecError, NoSpeculationError
-from ..errors.texts import Option, Text, advice
-from ..gguf.eagle import is_eagle, target_layers
-from ..gguf.heads import is_head_alone, n_heads, why_misfit, why_no_head
-from ..gguf.model_file import ModelFile
+from ..errors import GgufSpecError, NoSpeculationError, Option, Text
+from ..gguf.heads import is_eagle, is_head_alone, n_heads, target_layers, why_misfit, why_no_head
+from ..gguf.validation import ModelFile
 from ..llama.eagle_head import open_head
 from ..llama.head import Head
 from ..llama.head_probe import why_head_fails
@@ -75,7 +73,7 @@ def choose_head(
             asked.name,
             asked.value,
             f"{why}.",
-            advice(Text("set ", Option("draft", "auto"), " and ", Option("drafter", "auto"))),
+            Text("set {draft='auto'} and {drafter='auto'}."),
         )
     if why:
         return HeadChoice(why_not=why)

@@ -22,7 +22,7 @@ from ..errors import RollbackError
 from ..results import PrefixMemory
 from ..speculative.drafters import FirstRead
 from ..speculative.prefixes import SequenceCache, common, reusable, same_bits
-from ..system.hardware import available_bytes
+from ..system.machine import available_bytes
 
 # Tokens; a copy must save reading at least as many.
 LEAST_COPIED = 64

@@ -8,10 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from ..errors import InvalidOptionError
-from ..errors.texts import Option, Optionally, Text
-from ..gguf.model_file import ModelFile
-from ..gguf.validation import Header
+from ..errors import InvalidOptionError, Text
+from ..gguf.validation import Header, ModelFile
 from ..llama import own_kernels
 from ..llama.attention import depth_costs
 from ..llama.backend import check_room, prefix_memory_in_room, start_backend
@@ -33,7 +31,7 @@ from ..speculative.pair import ModelPair
 from ..speculative.stored_profile import profile_of
 from ..speculative.translation import Translation
 from ..speculative.vocabularies import translation_of
-from ..system.units import parse_bytes
+from ..system.machine import parse_bytes
 from .default_model import DefaultModel, chosen_model
 from .draft_choice import Drafts, drafts_of
 from .embedding_model import embedding_llm
@@ -281,7 +279,7 @@ def _plainly(target: Model) -> str:
     note, options = f"{target.why_plain}: plain decoding is used.", target.options
     if options.parallel == 1 or options.rpc or target.can_roll_back:
         return note
-    return Text(note, Optionally(" To use drafts, set ", Option("parallel", 1), "."))
+    return Text("{}[ To use drafts, set {parallel=1}.]", note)
 
 
 def _prefix_memory(given: int | str, models: Sequence[tuple[Header, ContextOptions]]) -> int:

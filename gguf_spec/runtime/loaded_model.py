@@ -14,9 +14,8 @@ from ..speculative.pair import ModelPair
 from ..speculative.translation import Translation
 from ..text.chat_template import Message, Tools
 from ..text.infill import encode_infill
-from ..text.reasoning_format import reasoning_format
-from ..text.template_reads import names_read
-from ..text.template_values import read_options
+from ..text.reasoning import reasoning_format
+from ..text.template_values import names_read, read_options
 from .images import GivenImage
 from .request import encode
 

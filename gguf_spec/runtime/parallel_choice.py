@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from ..gguf.model_file import ModelFile
+from ..gguf.validation import ModelFile
 from ..llama.backend import parallel_in_room
 from ..llama.options import ContextOptions
 from ..options import AUTO_PARALLEL_MAX, K_MAX, Speculation

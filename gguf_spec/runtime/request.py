@@ -12,7 +12,7 @@ from ..llama.model import Model
 from ..options import Sampling, Speculation
 from ..results import OnProgress
 from ..text.chat_template import Message, Tools, encode_chat
-from ..text.reasoning_format import ReasoningFormat, reasoning_format
+from ..text.reasoning import ReasoningFormat, reasoning_format
 from ..text.template_values import PromptOptions, check_text, no_reasoning, read_options
 from ..text.tool_history import call_tokens
 from .images import GivenImage, check_ids, encode_with_images, with_images

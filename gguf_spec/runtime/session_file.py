@@ -26,10 +26,8 @@ from ..llama.cache import Cache
 from ..llama.head import Head
 from ..llama.model import Model
 from ..options import IMAGE_IDS
-from ..system.atomic_file import atomic_write
-from ..system.cache import content_id, this_machine
-from ..system.folders import cache_folder
-from ..system.units import format_bytes
+from ..system.files import atomic_write, cache_folder, content_id, this_machine
+from ..system.machine import format_bytes
 
 _FORMAT = b"gguf-spec session 1\n"
 _MOST_DATA = 64 << 20  # maximum size of the data, in bytes

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ..gguf.embeddings import pooling_of
+from ..gguf.validation import pooling_of
 from ..llama.embedder import Embedder
 from ..results import OnProgress
 from .embedding import embed, encode_texts, rank_prompts

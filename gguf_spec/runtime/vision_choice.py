@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Literal, cast
 
 from ..errors import NoGenerationError, NotEnoughMemoryError
+from ..gguf.adapters import read_projector
 from ..gguf.header import Header
-from ..gguf.model_file import ModelFile
-from ..gguf.projector import read_projector
+from ..gguf.validation import ModelFile
 from ..llama.model import Model
 from ..llama.options import ContextOptions
 from ..options import Speculation
-from ..system.hardware import available_bytes
-from ..system.units import format_bytes
+from ..system.machine import available_bytes, format_bytes
 from .parallel_choice import ParallelChoice, choose_parallel
 
 OnShare = Callable[[float], object] | None

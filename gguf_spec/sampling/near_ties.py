@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from ..arrays import Logits
 from ..options import Sampling
-from .chain import Candidates, Sampler
-from .rows import largest
+from .chain import Candidates, Sampler, largest
 
 # Number of best tokens of a row that are compared with the best one.
 _RIVALS = 64

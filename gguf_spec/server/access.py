@@ -12,11 +12,11 @@ from starlette.datastructures import Headers
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .error_formats import refused
 from .errors import ApiError, failure, log
 from .metrics import Metrics
 from .page_files import PATHS
 from .settings import Settings
+from .wire import refused
 
 HEALTH_PATHS = ("/health", "/v1/health")
 # Paths that require no API key; their responses contain no data of any client.

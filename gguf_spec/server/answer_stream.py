@@ -11,10 +11,10 @@ from starlette.types import Receive, Scope, Send
 
 from .errors import ApiError, failure, log
 from .events import ChoiceEnded, ChunkEvent, ErrorEvent, Event, Finished, Ping
-from .face import Reply
 from .jobs import Job
+from .replies import Reply
 from .requests import CompletionRequest
-from .stream_formats import StreamFormat
+from .wire import StreamFormat
 
 
 class AnswerStream(Response):

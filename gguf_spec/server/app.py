@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -17,28 +19,38 @@ from starlette.types import ASGIApp
 
 from .. import __version__
 from ..errors import ClosedError
+from ..options import Speculation
 from .access import HEALTH_PATHS, JOB, AccessMiddleware
 from .answer_stream import AnswerStream
-from .body import read_body
 from .choices import with_grammar
 from .embeddings import EmbeddingRoutes
-from .error_formats import refused
 from .errors import ApiError, as_refusal, ending, failure, gone, too_slow
 from .events import ChoiceEnded, ChunkEvent, ErrorEvent, Finished, Started
-from .face import Face, Reply
-from .faces import all_faces
 from .jobs import Job
-from .messages_api import CountRoute
+from .messages_api import CountRoute, MessageReply, read_request
 from .metrics import Metrics
 from .model_pool import ModelPool, ServedModel, pool_of
 from .model_routes import ModelRoutes
-from .ollama import OllamaRoutes
+from .ollama import OllamaReply, load_task, read_ollama_chat, read_ollama_generate
+from .ollama_routes import OllamaRoutes
 from .openapi import describe
 from .page_files import PATHS, page_routes
-from .requests import CompletionRequest, parse
-from .responses_api import ResponseRoutes, ResponseStore
+from .replies import Reply, ResponseBuilder
+from .requests import CompletionRequest, parse, read_chat, read_text
+from .responses_api.request import read_response
+from .responses_output import ResponseReply
+from .responses_store import ResponseRoutes, ResponseStore
 from .settings import Settings
 from .tasks import TaskRunner, cancel_on_disconnect
+from .wire import (
+    DATA_EVENTS,
+    JSON_LINES,
+    MESSAGE_EVENTS,
+    NAMED_EVENTS,
+    StreamFormat,
+    read_body,
+    refused,
+)
 from .worker import Worker
 
 if TYPE_CHECKING:
@@ -46,6 +58,41 @@ if TYPE_CHECKING:
 
 
 _CODES = {404: "not_found", 405: "method_not_allowed"}  # HTTP status -> error code
+
+
+class ApiFormat(NamedTuple):
+    """API format of a route that completes text. The format of errors is that of its path.
+
+    Attributes:
+        path: The path.
+        read: Converts a body, with the speculation options and the token limit of the server.
+            Raises `ApiError` for an invalid field.
+        reply: Makes the reply of a request and the first event of its job.
+        stream: Format of a streamed answer.
+        task: Returns a function of the loaded model for a body that asks for no text, and None for
+            all others. Its result is the response.
+    """
+
+    path: str
+    read: Callable[[dict[str, Any], Speculation, int | None], CompletionRequest]
+    reply: Callable[[CompletionRequest, Started], Reply]
+    stream: StreamFormat
+    task: Callable[[dict[str, Any]], Callable[[LLM], dict[str, Any]] | None] | None = None
+
+
+def _formats(store: ResponseStore) -> tuple[ApiFormat, ...]:
+    """Return the API formats of a server, with the stored responses of the Responses API."""
+    chat, generate = partial(OllamaReply, is_chat=True), partial(OllamaReply, is_chat=False)
+    of_chat, of_generate = partial(load_task, is_chat=True), partial(load_task, is_chat=False)
+    read_stored = partial(read_response, store=store)
+    return (
+        ApiFormat("/v1/chat/completions", read_chat, ResponseBuilder, DATA_EVENTS),
+        ApiFormat("/v1/completions", read_text, ResponseBuilder, DATA_EVENTS),
+        ApiFormat("/v1/responses", read_stored, ResponseReply, NAMED_EVENTS),
+        ApiFormat("/api/chat", read_ollama_chat, chat, JSON_LINES, of_chat),
+        ApiFormat("/api/generate", read_ollama_generate, generate, JSON_LINES, of_generate),
+        ApiFormat("/v1/messages", read_request, MessageReply, MESSAGE_EVENTS),
+    )
 
 
 def make_app(llm: LLM | ModelPool, settings: Settings | None = None) -> App:
@@ -84,7 +131,10 @@ class App:
     def _make(self) -> ASGIApp:
         store = ResponseStore()
         routes = [
-            *(self._completes(path, face) for path, face in all_faces(store).items()),
+            *(
+                Route(one.path, partial(self._complete, one), methods=["POST"])
+                for one in _formats(store)
+            ),
             *ResponseRoutes(store).routes,
             *self._embeddings.routes,
             *self._ollama.routes,
@@ -149,19 +199,13 @@ class App:
 
     # ---- completions
 
-    def _completes(self, path: str, face: Face) -> Route:
-        async def complete(request: Request) -> Response:
-            return await self._complete(request, face)
-
-        return Route(path, complete, methods=["POST"])
-
-    async def _complete(self, request: Request, face: Face) -> Response:
+    async def _complete(self, api: ApiFormat, request: Request) -> Response:
         data = parse(await self._open_body(request))
         model = self._models.find(data.get("model"), self._settings.takes_any_model)
-        if face.task and (task := face.task(data)):
+        if api.task and (task := api.task(data)):
             done = await self._tasks.run(request, model, lambda llm, _: task(llm), {})
             return JSONResponse(done)
-        asked, make_reply = face.read(data, self._pool.speculation, self._settings.max_tokens)
+        asked = api.read(data, self._pool.speculation, self._settings.max_tokens)
         asked = await self._with_grammar(request, model, asked)
         job = Job(model, asked)
         request.scope[JOB] = job
@@ -183,7 +227,7 @@ class App:
             if isinstance(first, ErrorEvent):
                 raise first.refusal
             assert isinstance(first, Started)
-            reply = make_reply(first)
+            reply = api.reply(asked, first)
             timer = asyncio.get_running_loop().call_later(
                 self._settings.timeout, self._worker.cancel, job, "timeout"
             )
@@ -193,7 +237,7 @@ class App:
                     job,
                     asked,
                     reply,
-                    face.stream,
+                    api.stream,
                     self._settings.timeout,
                     self._settings.ping,
                     close,

@@ -9,8 +9,7 @@ from dataclasses import fields as dataclass_fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..errors import OptionConflictError
-from ..errors.texts import Option
+from ..errors import Option, OptionConflictError
 from ..grammar.json_schema import to_gbnf
 from ..options import Sampling, Speculation
 from ..sampling.chain import WholeGrammarSampling

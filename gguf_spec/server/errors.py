@@ -21,12 +21,14 @@ from ..errors import (
     NotEnoughMemoryError,
     NoTokenLeftError,
     NoVisionError,
+    Option,
     PromptTooLongError,
+    Pull,
     TemplateError,
     TextTooLongError,
     WorkerError,
+    written,
 )
-from ..errors.texts import Call, Option, written
 from ..options import SAMPLING, SPECULATION
 
 LOG = logging.getLogger("gguf_spec.server")
@@ -208,12 +210,12 @@ def log(error: BaseException) -> None:
 
 def in_request(text: str, names: Mapping[str, str] | None = None) -> str:
     """Return a text of the engine with the fields of a request; empty if they lack an option."""
-    return written(text, lambda part: _in_request(part, names or {}), "")
+    return written(text, lambda part: _in_request(part, names or {})) or ""
 
 
-def _in_request(part: Option | Call, names: Mapping[str, str]) -> str | None:
+def _in_request(part: Option | Pull, names: Mapping[str, str]) -> str | None:
     """Write an option of the engine as a field of the request: `speculation.k=0`."""
-    if isinstance(part, Call) or part.of_commands:
+    if isinstance(part, Pull) or part.of_commands:
         return None
     field = _field(part.name, names)
     if field is None or part.value is ...:

@@ -6,8 +6,7 @@ from typing import Any
 
 from ..options import SAMPLING
 from .embeddings import TEXTS_MAX
-from .ollama.fields import OPTIONS, OTHER_OPTIONS
-from .ollama.request import EFFORTS
+from .ollama import EFFORTS, OPTIONS, OTHER_OPTIONS
 from .openapi_parts import (
     COUNT,
     FLAG,

@@ -7,7 +7,7 @@ that names the field. `fields` has the tables of fields that have no effect.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..options import SAMPLING, Sampling, Speculation
@@ -80,6 +80,7 @@ class CompletionRequest:
         names: Option name -> field name, for options whose field has another name.
         reasoning: Fields about reasoning.
         drops_oldest: Whether the oldest turns of a conversation that is too long are left out.
+        more: What only the reply of its API needs.
     """
 
     prompts: tuple[Any, ...]
@@ -95,6 +96,7 @@ class CompletionRequest:
     names: dict[str, str]
     reasoning: ReasoningFields = NO_REASONING_FIELDS
     drops_oldest: bool = False
+    more: Any = field(default=None, compare=False)
 
     @property
     def n_choices(self) -> int:

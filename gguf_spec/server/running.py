@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..system.atomic_file import atomic_write
-from ..system.folders import state_folder
+from ..system.files import atomic_write, state_folder
 
 _TIMEOUT_S = 2.0  # for the answer of a server
 _MOST_BYTES = 1 << 20  # of that answer

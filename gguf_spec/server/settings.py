@@ -7,8 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..errors import InvalidOptionError
-from ..errors.texts import Option, Text
+from ..errors import InvalidOptionError, Text
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ class Settings:
                 "api_key",
                 None,
                 "",
-                Text("set ", Option("api_key"), ", or use the host 127.0.0.1."),
+                Text("set {api_key}, or use the host 127.0.0.1."),
                 message=f"other machines can reach the server at {self.host}, so it needs an API "
                 "key.",
             )

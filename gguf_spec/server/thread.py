@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
-from ..errors import GgufSpecError, InvalidOptionError
-from ..errors.texts import Option, Text
+from ..errors import GgufSpecError, InvalidOptionError, Text
 from .app import App, make_app
 from .model_pool import ModelPool
 from .running import listed
@@ -131,7 +130,7 @@ def _listen(settings: Settings) -> socket.socket:
         InvalidOptionError: The host is not a valid address.
         GgufSpecError: The address is in use or does not belong to this machine.
     """
-    hint = Text("use another port; ", Option("port", 0), " selects a free one.")
+    hint = Text("use another port; {port=0} selects a free one.")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

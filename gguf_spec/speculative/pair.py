@@ -6,8 +6,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, replace
 
-from ..errors import ClosedError, InvalidOptionError, NoSpeculationError
-from ..errors.texts import Option, Text, advice
+from ..errors import ClosedError, InvalidOptionError, NoSpeculationError, Text
 from ..llama.head import Head
 from ..llama.model import Model
 from ..llama.slots import Slots
@@ -239,22 +238,21 @@ class ModelPair:
         Raises:
             NoSpeculationError: As for `check`.
         """
-        by_text = Text("set ", Option("drafter", "ngram"))
+        by_text = "set {drafter='ngram'} | "
         if name in HEADS and name != self._name_of_draft:
-            own = Text("set ", Option("draft", "mtp"), " when the model is loaded")
-            file = Text("set ", Option("draft"), " to the file of one when the model is loaded")
+            head = "set {draft='mtp'}" if name == "mtp" else "set {draft} to the file of one"
             raise NoSpeculationError(
                 "drafter",
                 name,
                 f"the drafter {name} needs a prediction head of this kind, and none is loaded.",
-                advice(by_text, own if name == "mtp" else file),
+                Text(by_text + head + " when the model is loaded."),
             )
         if name in ("model", "hybrid") and not self.draft:
             raise NoSpeculationError(
                 "drafter",
                 name,
                 f"the drafter {name} needs a draft model, and none is loaded.",
-                advice(by_text, Text("set ", Option("draft"), " to a model")),
+                Text(by_text + "set {draft} to a model."),
             )
 
     def _check_recurrent(self, speculation: Speculation) -> None:

@@ -7,15 +7,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..errors.texts import Option, Optionally, Text
-from ..gguf.model_file import ModelFile
+from ..errors import Text
+from ..gguf.validation import ModelFile
 from ..llama.backend import has_llamafile, library_parts
 from ..llama.head import Head
 from ..llama.model import Model
 from ..llama.options import ContextOptions, physical_cores
 from ..options import K_MAX
 from ..sampling.near_ties import NOISE_MARGIN
-from ..system.cache import CacheFolder, cache_file, content_id, read_json, this_machine, write_json
+from ..system.files import CacheFolder, cache_file, content_id, read_json, this_machine, write_json
 from .acceptance_rates import AcceptanceRates, fitted, shifted
 from .cost_model import CostModel, Overhead, Pace
 from .cost_tables import interpolate
@@ -103,8 +103,8 @@ class Profile:
             return "all, up to the longest draft"
         if self.exact_width > 1:
             return Text(
-                f"up to {self.exact_width} tokens",
-                Optionally("; wider ones are used only with ", Option("exact", False)),
+                "up to {} tokens[; wider ones are used only with {exact=False}]",
+                str(self.exact_width),
             )
         if has_llamafile():
             return "none over several tokens: build llama.cpp with -DGGML_LLAMAFILE=OFF"

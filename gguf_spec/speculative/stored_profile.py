@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ..llama.head import Head
 from ..llama.model import Model
-from ..system.competition import cores_are_shared
+from ..system.machine import cores_are_shared
 from .profile import Profile, read_profile, write_profile
 from .profiler import measure
 from .translated_model import in_target_ids

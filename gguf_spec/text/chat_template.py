@@ -12,11 +12,10 @@ from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from ..errors import InvalidOptionError, TemplateError
-from ..errors.texts import Option, Optionally, Text
+from ..errors import InvalidOptionError, Option, TemplateError, Text
 from ..llama.model import Model
 from .jinja_sandbox import TemplateFailure, render
-from .reasoning_format import (
+from .reasoning import (
     REASONING_FIELDS,
     ReasoningFormat,
     plain_tokens,
@@ -30,9 +29,7 @@ from .tool_history import TOOL_VARIABLES, reads_tools, tool_history, with_text_a
 _UNUSUAL = re.compile(r"[^\w\s.,;:!?'\"()-]")
 # tag-like text with its white space
 _TAG = re.compile(r"\s*(?:<[^<>\s]{1,60}>|\[/?[A-Z_]{1,40}\])\s*")
-_AS_TEXT = Text(
-    "give the whole prompt as text", Optionally(" (", Option("raw", True, of_commands=True), ")")
-)
+_AS_TEXT = Text("give the whole prompt as text[ ({})]", Option("raw", True, of_commands=True))
 # Fields of a message with free text.
 _TEXTS = ("content", *REASONING_FIELDS)
 Message = Mapping[str, Any]
@@ -64,7 +61,7 @@ def encode_chat(
     """
     template, options = model.chat_template, options or PromptOptions()
     if template is None:
-        raise TemplateError(f"{model.path.name} has no chat template.", Text(_AS_TEXT, "."))
+        raise TemplateError(f"{model.path.name} has no chat template.", Text("{}.", _AS_TEXT))
     reasoning = reasoning_format(model)
     for message in messages:
         _check_message(model, message, reasoning)
@@ -161,8 +158,8 @@ def _marks(taken: str) -> _Marks:
     """
     found: set[str] = set()
     while len(found) < len(_Marks._fields):
-        found.add(chr(0xF0000 + secrets.randbelow(0xFFFE)))
-        found -= set(taken)
+        if (mark := chr(0xF0000 + secrets.randbelow(0xFFFE))) not in taken:
+            found.add(mark)
     return _Marks(*found)
 
 
@@ -211,8 +208,8 @@ def _parts(
         if (
             mark == marks.after_tag
             and last == marks.tag
-            and is_special(parts[-1][0])
             and not _TAG.fullmatch(parts[-1][0])
+            and is_special(parts[-1][0])
         ):
             return None
         parts.append((after, mark == marks.end))
@@ -250,7 +247,8 @@ def _check_rewritten(model: Model, changes_special: bool) -> None:
 def _controls(model: Model, reasoning: ReasoningFormat | None, ids: Sequence[int]) -> list[int]:
     """Return the control tokens among token ids: those without text, and those of channels."""
     shown = reasoning.shown if reasoning else {}
-    return [token for token in ids if token in shown or not model.piece(token)]
+    controls = {token for token in set(ids) if token in shown or not model.piece(token)}
+    return [token for token in ids if token in controls]
 
 
 def _check_message(model: Model, message: object, reasoning: ReasoningFormat | None) -> None:
@@ -282,7 +280,7 @@ def _check_tools(
             "tools",
             names,
             "",
-            Text("omit ", Option("tools"), ", or use a model whose chat template supports them."),
+            Text("omit {tools}, or use a model whose chat template supports them."),
             message=f"the chat template of {model.path.name} does not support tools.",
         )
     if spells_special(model, reasoning, "\n".join(_strings(tools))):
@@ -339,7 +337,7 @@ def _render(
             # Some templates join the arguments as text.
             return render(template, values | {"messages": with_text_arguments(messages)})
     except TemplateFailure as error:
-        hint = Text("check the roles and their order, or ", _AS_TEXT, ".")
+        hint = Text("check the roles and their order, or {}.", _AS_TEXT)
         raise TemplateError(
             f"the chat template of {model.path.name} fails: {error}.", hint
         ) from error

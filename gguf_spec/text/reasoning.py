@@ -1,4 +1,4 @@
-"""Incremental parser that separates the reasoning of a model from its answer.
+"""Reasoning of a model: the parser that separates it from the answer, its tags, and its budget.
 
 A parser is pure: `read(state, text)` returns the next state and the parts of the text. Tags may be
 cut anywhere. A state depends only on the text so far, so it can be kept and used again, as for
@@ -11,10 +11,15 @@ name in plain text is therefore not a tag.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from ..llama.model import Model
 from ..results import Part
 
 MARK = "\ufdd0"  # a noncharacter, before the name of a special token
@@ -24,6 +29,22 @@ _IGNORED = (_MESSAGE, f"{MARK}<|constrain|>")
 _TOKENS = (_CHANNEL, *_ENDS, *_IGNORED)
 
 Phase = Literal["start", "reasoning", "after", "text", "header", "call"]
+# opening tag, closing tag, and text that ends a part and begins the answer
+_TAGS = (
+    ("<think>", "</think>", "\n</think>\n\n"),
+    ("<seed:think>", "</seed:think>", "</seed:think>"),
+    ("[THINK]", "[/THINK]", "[/THINK]"),
+    ("<|START_THINKING|>", "<|END_THINKING|>", "<|END_THINKING|>"),
+    ("<|channel>thought", "<channel|>", "\n<channel|>"),
+)
+_SPECIAL = re.compile(r"<\|?[^<>\s]+?\|?>|\[/?[A-Z]+\]")
+_CHANNEL_TOKENS = (
+    "<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>", "<|constrain|>",
+)  # fmt: skip
+# Fields in which templates expect the reasoning of earlier messages.
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+# Characters of a prompt's end in which its last tag lies.
+_TAIL = 200
 
 
 class State(NamedTuple):
@@ -261,3 +282,237 @@ def _overlap(text: str, tag: str) -> int:
     return next(
         (n for n in range(min(len(text), len(tag) - 1), 0, -1) if text.endswith(tag[:n])), 0
     )
+
+
+@dataclass(frozen=True)
+class ReasoningFormat:
+    """Reasoning parts of one model.
+
+    Attributes:
+        syntax: Parser of its texts.
+        shown: Special tokens of the syntax that have no text -> their marked names.
+        field: Field of a message in which the template reads its reasoning; None if it has none.
+    """
+
+    syntax: Syntax
+    shown: Mapping[int, str]
+    field: str | None
+
+    def piece(self, model: Model, token: int) -> bytes:
+        """Return the bytes of a token; those of a special token of the syntax are its name."""
+        name = self.shown.get(token)
+        return model.piece(token) if name is None else name.encode()
+
+    def begin(self, model: Model, prompt: Sequence[int], prefill: str = "") -> State:
+        """Return the state of the parser after a prompt that ends with `prefill`."""
+        tail, n_most = b"", len(prefill.encode("utf-8", "replace")) + _TAIL
+        for token in reversed(prompt):
+            tail = self.piece(model, token) + tail
+            if len(tail) >= n_most:
+                break
+        return self.syntax.begin(tail.decode("utf-8", "replace"), prefill)
+
+    def end(self, model: Model) -> list[int]:
+        """Return the tokens that end an open reasoning part."""
+        text = self.syntax.end.replace(MARK, "")
+        return model.tokenize(text, special=True, start=False)
+
+
+def reasoning_format(model: Model) -> ReasoningFormat | None:
+    """Return the reasoning parts of a model; None if its template has none.
+
+    The template must contain a tag of a known syntax. For the channels of gpt-oss the vocabulary
+    must have their special tokens, too.
+    """
+    template = model.chat_template or ""
+    if "<|channel|>" in template and "<|message|>" in template:
+        shown = _special(model, _CHANNEL_TOKENS)
+        if len(shown) < len(_CHANNEL_TOKENS) - 1:  # <|constrain|> is not needed
+            return None
+        return ReasoningFormat(ChannelSyntax(), shown, _field(template))
+    for opened, closed, end in _TAGS:
+        if closed in template or opened in template:
+            names = _SPECIAL.findall(opened + closed)
+            shown = {
+                token: name
+                for token, name in _special(model, names).items()
+                if not model.piece(token)
+            }
+            tags = [_marked(text, shown.values()) for text in (opened, closed, end)]
+            return ReasoningFormat(TagSyntax(*tags), shown, _field(template))
+    return None
+
+
+def spells_special(model: Model, reasoning: ReasoningFormat | None, text: str) -> bool:
+    """Return whether a text contains the name of a special token.
+
+    llama.cpp reads the names of the channel tokens of gpt-oss in every text.
+    """
+    ids = model.tokenize(text, special=True, start=False)
+    shown = reasoning.shown if reasoning else {}
+    return any(token in shown for token in ids) or ids != model.tokenize(
+        text, special=False, start=False
+    )
+
+
+def plain_tokens(
+    model: Model, reasoning: ReasoningFormat | None, text: str, start: bool
+) -> list[int]:
+    """Return the tokens of a text in which no name is a special token."""
+    names = [name.removeprefix(MARK) for name in reasoning.shown.values()] if reasoning else []
+    # Cut inside of each name, where llama.cpp would read it as a token.
+    cut = "|".join(f"(?<={re.escape(name[0])})(?={re.escape(name[1:])})" for name in names)
+    pieces = re.split(cut, text) if cut else [text]
+    return [
+        token
+        for i, piece in enumerate(pieces)
+        for token in model.tokenize(piece, special=False, start=start and i == 0)
+    ]
+
+
+def _special(model: Model, names: Iterable[str]) -> dict[int, str]:
+    """Return the names that are one token of the vocabulary, marked, by their token."""
+    ids = {name: model.tokenize(name, special=True, start=False) for name in names}
+    return {found[0]: MARK + name for name, found in ids.items() if len(found) == 1}
+
+
+def _marked(text: str, names: Iterable[str]) -> str:
+    for name in names:
+        text = text.replace(name.removeprefix(MARK), name)
+    return text
+
+
+def _field(template: str) -> str | None:
+    """Return the field of a message in which a template reads reasoning."""
+    for name in REASONING_FIELDS:
+        if re.search(rf"\.{name}\b|['\"]{name}['\"]", template):
+            return name
+    return None
+
+
+class _Place(NamedTuple):
+    """State after a token.
+
+    Attributes:
+        state: State of the parser.
+        n: Number of tokens so far.
+        n_inside: Number of tokens of reasoning so far.
+        n_forced: Number of tokens of the forced end so far; 0 outside of it.
+        begin: Number of tokens before the answer.
+    """
+
+    state: State
+    n: int = 0
+    n_inside: int = 0
+    n_forced: int = 0
+    begin: int = 0
+
+
+class Thinking:
+    """Reasoning in the rows of one request; implements `sampling.chain.Reasoning`."""
+
+    def __init__(
+        self,
+        model: Model,
+        reasoning: ReasoningFormat,
+        n_prompt: int,
+        state: State,
+        budget: int | None,
+    ) -> None:
+        """Start after a prompt.
+
+        Args:
+            model: The target.
+            reasoning: Its reasoning parts.
+            n_prompt: Number of prompt tokens.
+            state: State of the parser after the prompt.
+            budget: Number of reasoning tokens after which the end is forced; None for no limit.
+        """
+        self._model, self._format, self._n_prompt = model, reasoning, n_prompt
+        self._budget = budget
+        self._end = reasoning.end(model) if budget is not None else []
+        # Tokens of the last history, and the places before the first and after each of them.
+        self._path: list[int] = []
+        self._places = [_Place(state)]
+
+    def after(self, tokens: Sequence[int]) -> Thinking:
+        """Return the reasoning of a context from which the first tokens of the text are dropped.
+
+        Args:
+            tokens: The dropped tokens.
+        """
+        place = self._places[0]
+        for token in tokens:
+            place = self._step(place, token)
+        moved = Thinking(self._model, self._format, self._n_prompt, place.state, self._budget)
+        moved._places = [place]
+        return moved
+
+    def forced(self, history: Sequence[int]) -> int | None:
+        """Return the only token that may follow, where the budget is used up; otherwise None."""
+        return None if self._budget is None else self._forced(self._place(history))
+
+    def is_answer(self, history: Sequence[int]) -> bool:
+        """Return whether the next token belongs to the answer."""
+        return self._place(history).state.is_answer
+
+    def answer(self, history: Sequence[int]) -> list[int]:
+        """Return the prompt and the tokens of the answer, without the reasoning between them."""
+        begin = self._place(history).begin
+        return [*history[: self._n_prompt], *history[self._n_prompt + begin :]]
+
+    def forbidden(self, history: Sequence[int]) -> NDArray[np.int64]:
+        """Return the tokens that end the reasoning and contain the beginning of the answer.
+
+        A grammar could not check that beginning.
+        """
+        state, syntax = self._place(history).state, self._format.syntax
+        found = [
+            token
+            for token, text in self._ending
+            if any(part.kind == "text" for part in syntax.read(state, text)[1])
+        ]
+        return np.array(found, dtype=np.int64)
+
+    def _forced(self, place: _Place) -> int | None:
+        if place.n_forced:
+            return self._end[place.n_forced]
+        is_used = place.state.is_reasoning and place.n_inside >= (self._budget or 0)
+        return self._end[0] if is_used else None
+
+    def _step(self, place: _Place, token: int) -> _Place:
+        state, _ = self._format.syntax.read(place.state, self._text(token))
+        is_forced = self._budget is not None and token == self._forced(place)
+        is_before = is_forced or not (place.state.is_answer and state.is_answer)
+        return _Place(
+            state,
+            place.n + 1,
+            place.n_inside + (place.state.is_reasoning and state.is_reasoning),
+            (place.n_forced + 1) % len(self._end) if is_forced else 0,
+            place.n + 1 if is_before else place.begin,
+        )
+
+    def _place(self, history: Sequence[int]) -> _Place:
+        path = list(history[self._n_prompt :])
+        n = min(len(path), len(self._path))
+        if path[:n] != self._path[:n]:
+            n = next(i for i in range(n) if path[i] != self._path[i])
+        del self._places[n + 1 :]
+        for token in path[n:]:
+            self._places.append(self._step(self._places[-1], token))
+        self._path = path
+        return self._places[-1]
+
+    def _text(self, token: int) -> str:
+        """Return the text of a token, one character for each byte: tags are ASCII."""
+        name = self._format.shown.get(token)
+        return self._model.piece(token).decode("latin-1") if name is None else name
+
+    @cached_property
+    def _ending(self) -> list[tuple[int, str]]:
+        """Tokens with more text after the end of a closing tag, and their texts."""
+        if isinstance(self._format.syntax, ChannelSyntax):
+            return []  # its tags are tokens of their own
+        last = self._format.syntax.close[-1]
+        texts = ((token, self._text(token)) for token in range(self._model.n_vocab))
+        return [(token, text) for token, text in texts if text.partition(last)[2].strip()]

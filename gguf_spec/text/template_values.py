@@ -1,20 +1,70 @@
-"""Variables of a chat template that a request sets: switches for reasoning, and named values."""
+"""Variables of a chat template: those that it reads, and those that a request sets."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
-from ..errors import InvalidOptionError, OptionConflictError
-from ..errors.texts import Option, Text
-from ..llama.model import Model
-from .reasoning import ChannelSyntax
-from .reasoning_format import ReasoningFormat, reasoning_format, spells_special
-from .template_reads import names_read
+from jinja2 import Environment, TemplateError
 
+from ..errors import InvalidOptionError, Option, OptionConflictError, Text
+from ..llama.model import Model
+from .jinja_sandbox import MAX_SOURCE
+from .reasoning import ChannelSyntax, ReasoningFormat, reasoning_format, spells_special
+
+# Names that are Jinja's, or that only this package sets.
+_RESERVED = frozenset((
+    "messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "tool_choice",
+    "functions", "function_call", "raise_exception", "strftime_now", "namespace", "range", "loop",
+    "dict", "lipsum", "cycler", "joiner", "self", "super", "caller", "varargs", "kwargs",
+    "true", "false", "none", "True", "False", "None", "and", "or", "not", "is", "in", "if", "else",
+    "elif", "endif", "for", "endfor", "recursive", "set", "endset", "macro", "endmacro", "filter",
+    "endfilter", "call", "endcall", "block", "endblock", "break", "continue", "generation",
+    "endgeneration", "with", "endwith", "do", "import", "include", "from", "extends", "as",
+    "context", "without", "ignore", "missing", "raw", "endraw",
+))  # fmt: skip
+# Tokens after which a name is not a variable.
+_NO_VARIABLE_AFTER = (".", "|", "is")
+# Word before names that are set -> tokens that end them, besides the end of the block.
+_TARGETS: dict[str, tuple[str, ...]] = {"set": ("=",), "for": ("in",), "macro": ("%}",)}
 # Variables that switch reasoning on or off, in the templates that have such a switch.
 _SWITCHES = ("enable_thinking", "thinking")
+
+
+@lru_cache(maxsize=8)
+def names_read(template: str) -> frozenset[str]:
+    """Return the variables that a template reads before it sets them.
+
+    The source is only split into tokens, so an untrusted template costs time in proportion to its
+    length.
+    """
+    if len(template) > MAX_SOURCE:
+        return frozenset()
+    try:
+        tokens = [
+            (kind, text)
+            for _, kind, text in Environment().lex(template)
+            if kind in ("name", "operator", "block_begin", "block_end")
+        ]
+    except TemplateError:
+        return frozenset()
+    first: dict[str, bool] = {}
+    before: list[str] = ["", ""]
+    ends: tuple[str, ...] = ()
+    for i, (kind, text) in enumerate(tokens):
+        ends = () if kind == "block_end" or text in ends else _TARGETS.get(text, ends)
+        is_keyword = tokens[i + 1 : i + 2] == [("operator", "=")]
+        if kind == "name" and text not in _RESERVED and not _is_part(before):
+            first.setdefault(text, not (ends or is_keyword))
+        before = [before[-1], text]
+    return frozenset(name for name, is_read in first.items() if is_read)
+
+
+def _is_part(before: list[str]) -> bool:
+    """Return whether a name after these tokens is an attribute, a filter or a test."""
+    return before[-1] in _NO_VARIABLE_AFTER or before == ["is", "not"]
 
 
 @dataclass(frozen=True)
@@ -73,10 +123,10 @@ def _needs_messages(option: str, value: object) -> InvalidOptionError:
         option,
         value,
         "",
-        Text("send messages, or omit ", Option(option), "."),
+        Text("send messages, or omit {}.", Option(option)),
         message=Text(
-            Option(option, value) if isinstance(value, bool) else Option(option),
-            " needs messages: a text has no chat template.",
+            "{} needs messages: a text has no chat template.",
+            Option(option, value if isinstance(value, bool) else ...),
         ),
     )
 
@@ -112,7 +162,7 @@ def no_reasoning(
         option,
         value,
         "",
-        Text("omit ", Option(option), ", or use a model that reasons."),
+        Text("omit {}, or use a model that reasons.", Option(option)),
         message=f"the chat template of {model.path.name} has no reasoning parts.",
     )
 

@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from .calls import CallNotation, NamedCall, ObjectCall
-from .notation import JsonNotation, TagNotation
-from .pairs import PairNotation
+from .notations import CallNotation, JsonNotation, NamedCall, ObjectCall, PairNotation, TagNotation
 from .source import words_of
 
 _CALL_ID = ('"\\"tool_call_id\\": \\"" [0-9]+ "\\", "', '"tool_call_id": "0", ')

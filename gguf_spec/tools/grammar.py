@@ -7,16 +7,46 @@ from typing import Any
 
 from ..errors import GrammarTooLargeError, InvalidGrammarError, InvalidOptionError
 from ..grammar.automaton import Automaton
+from ..grammar.gbnf import limited_work
 from ..grammar.json_schema import BUILT_IN_RULES, to_rules
-from ..grammar.work import limited_work
 from .families import HARMONY, Family
-from .harmony import HARMONY_TOKENS, harmony_rules
+from .notations import Sym, quoted, symbols, until
 from .source import words_of
-from .text_rules import Sym, symbols, until
 from .use import ToolUse
 
+HARMONY_TOKENS = ("<|channel|>", "<|message|>", "<|constrain|>", "<|start|>", "<|end|>")
+_NEXT = "<|end|><|start|>assistant"
+_CALL = "<|channel|>commentary to=functions."
 # White space that may stand before a call, so that a text must not begin with it.
 _BLANK = r" \t\n\r\x0B\x0C\x1C-\x1F\x85\xA0\u1680\u2000-\u200A\u2028\u2029\u202F\u205F\u3000"
+
+
+def harmony_rules(
+    required: bool, has_schema: bool, thinks: bool, token: Callable[[str], int | None]
+) -> Iterator[str]:
+    """Yield the rules around the rule `call`, which begins after the marker of a call.
+
+    The grammar is for the whole answer, which begins after the role. Before a call there may be
+    reasoning and, if no call is required, a message to the user.
+
+    Args:
+        required: Whether the answer must be a call.
+        has_schema: Whether a final message follows the rule `answer-root`.
+        thinks: Whether there may be reasoning.
+        token: Returns the id of a control token.
+    """
+    sym = symbols(HARMONY_TOKENS, token)
+    final = "answer-root" if has_schema else "any"
+    ends = f"{sym(_CALL)} call"
+    if not required:
+        ends += f" | {sym('<|channel|>final<|message|>')} {final}"
+    channels = [quoted("analysis")] if thinks else []
+    channels += [] if required or has_schema else [quoted("commentary")]
+    yield f"root ::= {'before* ' if channels else ''}({ends})"
+    if channels:
+        head = f"{sym('<|channel|>')} ({' | '.join(channels)}) {sym('<|message|>')}"
+        yield f"before ::= {head} any {sym(_NEXT)}"
+    yield "any ::= [^\\x00]*"
 
 
 class ToolSchemaError(InvalidOptionError):

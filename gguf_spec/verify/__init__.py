@@ -36,8 +36,8 @@ from ..errors import (
     GgufSpecError,
     InvalidOptionError,
     NoSpeculationError,
+    Text,
 )
-from ..errors.texts import Option, Text, advice
 from ..options import Sampling, Speculation
 from ..results import Completion, OnProgress, Progress
 from ..runtime.llm import LLM
@@ -190,8 +190,7 @@ def verify(
     n_tokens = (300 if long else 64) if n_tokens is None else n_tokens
     if not (llm.draft_name or under_load):
         fact = "there is no draft model, so there is no speculation to verify."
-        hint = advice(Text("set ", Option("draft"), " to a model"))
-        raise NoSpeculationError("draft", None, fact, hint)
+        raise NoSpeculationError("draft", None, fact, Text("set {draft} to a model."))
     if not prompts or isinstance(prompts, str):
         allowed = "a list of one text or more"
         raise InvalidOptionError("prompts", prompts, allowed, "write at least one text.")
@@ -285,8 +284,7 @@ def _long_text(llm: LLM, prompts: Sequence[str], n_tokens: int) -> str:
     room = llm.n_ctx - max(len(llm.tokenize(prompt)) for prompt in prompts) - n_tokens - _SPARE
     if room < _LEAST_LONG:
         needed = llm.n_ctx - room + _LEAST_LONG
-        hint = Text("set a smaller ", Option("n_tokens"))
-        raise ContextTooShortError("a long prompt", llm.n_ctx, needed, hint)
+        raise ContextTooShortError("a long prompt", llm.n_ctx, needed, "set a smaller {n_tokens}")
     return long_text(llm, min(_LONG, room))
 
 

@@ -19,7 +19,7 @@ from ..llama.backend import uses_gpu
 from ..llama.model import Model
 from ..options import K_MAX, Speculation
 from ..runtime.llm import LLM
-from ..sampling.rows import largest
+from ..sampling.chain import largest
 from ..speculative.interfaces import read_on, return_to
 
 # Upper limit of rounding noise in the best logits of a row, as a share of the logits' spread.

@@ -31,8 +31,8 @@ from gguf_spec import Sampling, Speculation
 from gguf_spec.errors import GgufSpecError
 from gguf_spec.quantize import quantize
 from gguf_spec.verify import bundled_prompts
-from tests.exactness.company import ENDS, GRAMMAR, SCHEMA, STARTS
-from tests.gguf import families, zoo
+from tests.support import families, zoo
+from tests.support.batch_requests import ENDS, GRAMMAR, SCHEMA, STARTS
 
 TALES = Path(gguf_spec.__file__).parent / "data" / "tales"
 FAMILIES = ["tales", "tales+Q4_K_M", "tales+Q6_K", *families.NAMES]

@@ -6,7 +6,7 @@ import pytest
 
 from gguf_spec import Sampling, Speculation
 from gguf_spec.batch import Batch, LineDefaults
-from tests.fakes import FakeModel, fake_llm, random_table
+from tests.support.fakes import FakeModel, fake_llm, random_table
 
 TABLES = [random_table(np.random.default_rng(seed), 6) for seed in (5, 6)]
 DEFAULTS = LineDefaults(Sampling(temperature=1.0, top_k=0, top_p=1.0, seed=1, max_tokens=12))

@@ -13,15 +13,15 @@ from gguf_spec.batch import LineDefaults
 from gguf_spec.batch import requests as answers
 from gguf_spec.batch.requests import LINE_BYTES, read_head, read_lines, read_request, seed_of_line
 from gguf_spec.errors import InvalidGrammarError, InvalidOptionError
-from gguf_spec.grammar import work
+from gguf_spec.grammar import gbnf
 from gguf_spec.options import Speculation
 from gguf_spec.server import serve_in_thread
 from gguf_spec.server.errors import ApiError
 from tests.batch.conftest import DEFAULTS, TABLES, answer, of_openai
-from tests.fakes import FakeModel, fake_llm
-from tests.gguf import zoo
 from tests.server.conftest import ask
 from tests.server.test_tool_choice import CHATML
+from tests.support import zoo
+from tests.support.fakes import FakeModel, fake_llm
 
 HI = [{"role": "user", "content": "Hi"}]
 CHAT = "/v1/chat/completions"
@@ -336,7 +336,7 @@ def test_the_defaults_of_a_model(tmp_path):
 
 
 def test_a_schema_that_takes_too_long_is_an_error_of_its_line(llm, tmp_path, monkeypatch):
-    monkeypatch.setattr(work, "MOST_WORK", 2_000)
+    monkeypatch.setattr(gbnf, "MOST_WORK", 2_000)
     large = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"enum": [*range(900)]}}}
     first, second = answer(llm, tmp_path, [of_openai("a", CHAT, messages=HI, response_format=large), of_openai("b", prompt=[1, 2])])  # fmt: skip
     assert first["response"]["status_code"] == 400

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import children
-from tests.gguf import zoo
+from tests.support import children, zoo
 
 
 @pytest.fixture(scope="session")

@@ -11,8 +11,8 @@ import time
 import pytest
 
 from gguf_spec.cli.batch import _duration, _state, _summary
-from tests import children
 from tests.batch.conftest import of_openai, read, write
+from tests.support import children
 
 TALES = ("-m", "tales", "--threads", "1")
 HI = [{"role": "user", "content": "Hi"}]

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from gguf_spec.cli import cli as group
-from tests import children
+from tests.support import children
 
 QUICK = ["bench", "--threads", "1", "--quick", "-n", "8", "--runs", "1", "--workload", "story"]
 

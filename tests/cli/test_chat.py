@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import children
-from tests.gguf import zoo
+from tests.support import children, zoo
 
 SAYS = "abcdefghijkl"
 

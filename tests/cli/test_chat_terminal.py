@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import children
-from tests.gguf import zoo
+from tests.support import children, zoo
 
 pytestmark = pytest.mark.skipif(not shutil.which("tmux"), reason="needs tmux")
 

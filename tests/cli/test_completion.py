@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests import children
+from tests.support import children
 
 SHELLS = {
     # what is typed, and Tab behind it, as each shell hands it to the script

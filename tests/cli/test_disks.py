@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import gguf_spec
-from tests import children
+from tests.support import children
 
 TARGET = Path(gguf_spec.__file__).parent / "data" / "tales" / "tales-target-Q8_0.gguf"
 TALE = ["generate", "Once upon a time", "--seed", "1", "-n", "30", "--threads", "1"]

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests import children
+from tests.support import children
 
 WELL = ("-m", "abc.gguf", "-d", "abx.gguf", "--ctx", "64", "--threads", "1")
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.gguf import eagle, zoo
+from tests.support import eagle, zoo
 
 
 @pytest.fixture

@@ -7,9 +7,8 @@ import sys
 
 import pytest
 
-from tests import children
 from tests.cli.test_errors import check
-from tests.gguf import zoo
+from tests.support import children, zoo
 
 
 def editor(path, new):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import gguf_spec
-from tests.gguf import encoders
+from tests.support import encoders
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.gguf import zoo
+from tests.support import zoo
 
 
 def check(result, code, *said):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import children
+from tests.support import children
 
 
 def out(result, code=0, stderr=b""):

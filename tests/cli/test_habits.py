@@ -7,8 +7,8 @@ import pytest
 from gguf_spec.cli import cli as root
 from gguf_spec.cli.command import Command
 from gguf_spec.cli.habits import _DESTRUCTIVE, HIDDEN_NAMES, nearest_command, nearest_option
-from tests import children
 from tests.cli.test_errors import check
+from tests.support import children
 
 
 def commands():

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from gguf_spec.llama.mtmd import has_mtmd
-from tests.gguf import projector_file, zoo
+from tests.support import projector_file, zoo
 
 needs_mtmd = pytest.mark.skipif(
     not has_mtmd(), reason="this build of llama-cpp-python has no libmtmd"

@@ -17,8 +17,8 @@ from gguf_spec import Sampling
 from gguf_spec.registry.download import find
 from gguf_spec.registry.resolve import entries
 from gguf_spec.speculative import profile as profile_module
-from tests import children
-from tests.hub import Hub
+from tests.support import children
+from tests.support.hub import Hub
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name == "nt", reason="no such signals there")]
 KILLS = 50  # of each of the four

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import children, wheels
+from tests.support import children, wheels
 
 ROOT = Path(__file__).parents[2]
 TALES = (ROOT / "gguf_spec/data/tales/tales-draft-Q4_0.gguf").read_bytes()

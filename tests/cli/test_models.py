@@ -14,8 +14,8 @@ import pytest
 
 import gguf_spec
 from gguf_spec.registry import resolve
-from tests import children
-from tests.hub import COMMIT, REPO, Hub
+from tests.support import children
+from tests.support.hub import COMMIT, REPO, Hub
 
 TALES = Path(gguf_spec.__file__).parent / "data" / "tales"
 BODY = (TALES / "tales-draft-Q4_0.gguf").read_bytes()

@@ -8,9 +8,9 @@ from gguf_spec.cli.batch import batch
 from gguf_spec.cli.error_text import option_name
 from gguf_spec.cli.parallel import NumberOrAuto
 from gguf_spec.cli.serve import serve
-from gguf_spec.errors.texts import Option
+from gguf_spec.errors import Option
 from tests.batch.conftest import read, write
-from tests.gguf import families, zoo
+from tests.support import families, zoo
 
 
 @pytest.mark.parametrize(("text", "value"), [("4", 4), (" auto", "auto"), ("AUTO", "auto"), (2, 2)])

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from gguf_spec.quantize import TYPES
-from tests import children
-from tests.gguf import zoo
+from tests.support import children, zoo
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from tests import children
+from tests.support import children
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -84,6 +84,6 @@ def test_the_two_commands_are_there_and_ci_runs_them():
 
 
 def test_what_is_made_from_the_code_is_not_stale():
-    command = [sys.executable, str(ROOT / "scripts" / "readme.py"), "--check"]
+    command = [sys.executable, str(ROOT / "scripts" / "docs" / "readme.py"), "--check"]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": "/nowhere"}
     assert children.run(command, env=environment, check=False, capture_output=True).stderr == b""

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests import children
+from tests.support import children
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 
 from tests.cli.test_chat_terminal import Terminal
 from tests.cli.test_generate import out
-from tests.gguf import thinkers
+from tests.support import thinkers
 
 CHAIN = ["Ċ", "a", "b", "</think>", "c", "d", "<|endoftext|>"]
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from llama_cpp import llama_cpp as C
 
-from tests.closing import bytecodes
 from tests.closing.children import default_signals
 from tests.closing.interrupted import in_another_thread
 from tests.closing.requests import REQUESTS, load_pair
+from tests.support import bytecodes
 
 CALLED = (
     "llama_decode", "llama_synchronize", "llama_memory_seq_rm", "llama_memory_seq_cp", "llama_memory_clear", "llama_set_n_threads",

@@ -10,9 +10,9 @@ import gguf_spec
 from gguf_spec import Sampling, Speculation
 from gguf_spec.errors import ClosedError
 from gguf_spec.server import serve_in_thread
-from tests import children
 from tests.closing.children import run_child
 from tests.server.conftest import ask
+from tests.support import children
 
 SHORT = Sampling(max_tokens=12, seed=1)
 OPTIONS = {"threads": 1, "n_ctx": 256, "extra_bufts": False}

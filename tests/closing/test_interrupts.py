@@ -18,8 +18,8 @@ import gguf_spec
 from gguf_spec import Sampling, Speculation
 from gguf_spec.errors import ClosedError
 from gguf_spec.llama.threads import ThreadGovernor
-from tests.closing.bytecodes import PACKAGE, Bytecodes, described
 from tests.closing.children import run_child
+from tests.support.bytecodes import PACKAGE, Bytecodes, described
 from tests.unit.test_threads import Machine, run
 
 slow = pytest.mark.slow

@@ -17,10 +17,10 @@ from gguf_spec.errors import BusyError, ClosedError, DecodeError
 from gguf_spec.llama.slots import Slots
 from gguf_spec.runtime import parallel
 from gguf_spec.speculative.scheduler import Scheduler
-from tests import children
-from tests.closing.bytecodes import Bytecodes, described, spread
 from tests.closing.interrupted import in_another_thread
 from tests.closing.together import ENDLESS, LONG, OPTIONS, PLAIN, PROMPTS, SHORT
+from tests.support import children
+from tests.support.bytecodes import Bytecodes, described, spread
 
 from tests.closing.together import Beside, free, texts  # isort: skip
 
@@ -474,7 +474,14 @@ def test_two_minutes_of_requests_of_all_kinds():
     """Texts are right, memory stays flat, and no slot, file or thread is left."""
     root = Path(__file__).resolve().parents[2]
     child = children.run(
-        [sys.executable, root / "scripts" / "soak.py", "--parallel", "4", "--minutes", "2"],
+        [
+            sys.executable,
+            root / "scripts" / "checks" / "soak.py",
+            "--parallel",
+            "4",
+            "--minutes",
+            "2",
+        ],
         capture_output=True,
         text=True,
         limit_s=300,

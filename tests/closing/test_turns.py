@@ -8,8 +8,8 @@ import pytest
 from gguf_spec import Sampling, Speculation
 from gguf_spec.errors import BusyError, ClosedError, InvalidOptionError
 from gguf_spec.runtime.turns import Line, Ticket
-from tests.closing.bytecodes import Bytecodes, described
-from tests.fakes import FakeModel, fake_llm, random_table
+from tests.support.bytecodes import Bytecodes, described
+from tests.support.fakes import FakeModel, fake_llm, random_table
 
 LIMIT_S = 20
 FREE = Sampling(temperature=1.0, max_tokens=20, seed=1)

@@ -5,7 +5,7 @@ import pytest
 from gguf_spec.compat import DraftModel
 from gguf_spec.errors import InvalidOptionError, VocabularyMismatchError
 from tests.compat.test_llama import PROMPTS
-from tests.gguf import zoo
+from tests.support import zoo
 
 Original = llama_cpp.llama.Llama
 

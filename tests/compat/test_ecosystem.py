@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import children
+from tests.support import children
 
 ROOT = Path(__file__).resolve().parents[2]
 FRAMEWORKS = {

@@ -8,7 +8,7 @@ from llama_cpp import Llama as Original
 
 from gguf_spec.compat import Llama
 from gguf_spec.errors import InvalidOptionError, NoGenerationError, TextTooLongError
-from tests.gguf import encoders, zoo
+from tests.support import encoders, zoo
 
 TEXTS = ["hello world", "the cat sat on the mat", "zebra quux moon"]
 OPTIONS = {"embedding": True, "n_threads": 1, "n_threads_batch": 1, "verbose": False}

@@ -5,7 +5,7 @@ import llama_cpp
 import pytest
 
 from gguf_spec import compat
-from tests import children
+from tests.support import children
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from gguf_spec.errors import (
     PromptTooLongError,
     UnsupportedError,
 )
-from tests.gguf import zoo
+from tests.support import zoo
 
 Original = llama_cpp.llama.Llama
 PROMPTS = ["Once upon a time", "The king said to the fox", "There was once a miller who"]

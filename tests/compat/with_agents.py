@@ -15,7 +15,7 @@ from openai import AsyncOpenAI
 
 import gguf_spec
 from gguf_spec.server import serve_in_thread
-from tests.server.talkers import answering
+from tests.support.talkers import answering
 
 # The tool is strict, so a grammar checks the call.
 CALL = [

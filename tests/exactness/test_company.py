@@ -8,7 +8,8 @@ import gguf_spec
 from gguf_spec import Sampling, Speculation
 from gguf_spec.llama.model import Model
 from gguf_spec.quantize import quantize
-from tests.exactness.company import (
+from tests.gguf.test_near_ties import TALES
+from tests.support.batch_requests import (
     N_CTX,
     OPTIONS,
     Neighbours,
@@ -19,7 +20,6 @@ from tests.exactness.company import (
     seeded,
     together,
 )
-from tests.gguf.test_near_ties import TALES
 
 DRAFT = TALES / "tales-draft-Q4_0.gguf"
 

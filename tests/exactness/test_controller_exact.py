@@ -27,7 +27,7 @@ from gguf_spec.speculative.pair_statistics import PairStatistics, expectations
 from gguf_spec.speculative.profile import DEFAULT_PROFILE
 from gguf_spec.verify import bundled_prompts
 from tests.exactness.test_enumeration import V, distance, exact_law
-from tests.fakes import Clock, FakeModel, every_path, random_table, sampler
+from tests.support.fakes import Clock, FakeModel, every_path, random_table, sampler
 
 N = 2  # tokens; more have too many paths
 COSTS = {

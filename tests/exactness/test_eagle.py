@@ -28,7 +28,7 @@ from tests.exactness.with_heads import (
     texts,
     tokens,
 )
-from tests.gguf import eagle, families, zoo
+from tests.support import eagle, families, zoo
 
 FIXED = Speculation(k=3, drafter="eagle3", adaptive=False)
 KNOWN = [*range(26, 90)]

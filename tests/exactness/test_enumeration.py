@@ -11,7 +11,7 @@ from gguf_spec.speculative.acceptance import Draft, Rows, block, coupled, reject
 from gguf_spec.speculative.drafters import ModelDrafter, StochasticDraftSampler
 from gguf_spec.speculative.engine import Rule, read_prompt, rounds, run_round
 from tests.exactness import wrong_rules
-from tests.fakes import (
+from tests.support.fakes import (
     Anything,
     FakeModel,
     NoTwice,

@@ -15,8 +15,8 @@ from gguf_spec.llama.exact_kernels import (
 )
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.speculative.profiler import measure
-from tests.fakes import FakeModel, random_table
-from tests.gguf import zoo
+from tests.support import zoo
+from tests.support.fakes import FakeModel, random_table
 
 F32, F16, Q4_0, Q8_0, Q2_K, Q3_K, Q4_K, Q6_K, IQ4_XS = 0, 1, 2, 8, 10, 11, 12, 14, 23
 AMX, LLAMAFILE = {"AMX_INT8": "1"}, {"LLAMAFILE": "1"}

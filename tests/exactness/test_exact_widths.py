@@ -1,6 +1,6 @@
 """Which passes give a row the bits of a single-row pass, on the real llama.cpp: what is promised holds, and texts are the plain ones.
 
-The same for another library, such as one for plain AVX2: `scripts/library.py avx2` builds it and says how these tests use it.
+The same for another library, such as one for plain AVX2: `scripts/build/library.py avx2` builds it and says how these tests use it.
 """
 
 import os
@@ -16,9 +16,8 @@ from gguf_spec.llama.model import Model
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.quantize import quantize
 from gguf_spec.sampling.near_ties import SingleTokenReference
-from tests import children
-from tests.gguf import zoo
 from tests.gguf.test_near_ties import TALES
+from tests.support import children, zoo
 
 TYPES = ("Q4_K_M", "Q5_K_M", "Q6_K", "IQ4_NL", "Q4_0", "Q8_0", "F16")
 # rows of the widest exact pass with llama.cpp's kernels, where not all are exact

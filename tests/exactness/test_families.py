@@ -10,7 +10,7 @@ from gguf_spec.errors import InvalidOptionError
 from gguf_spec.gguf.architectures import architecture
 from gguf_spec.llama.model import Model
 from gguf_spec.speculative import pass_rows, stored_profile
-from tests.gguf import families
+from tests.support import families
 
 RECURRENT = [name for name in families.NAMES if architecture(name).cache != "attention"]
 # one with snapshots and attention, one with neither, one with attention and without snapshots

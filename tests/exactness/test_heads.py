@@ -7,7 +7,7 @@ import pytest
 import gguf_spec
 from gguf_spec import Speculation, doctor, models
 from gguf_spec.errors import NoSpeculationError, UnsupportedModelError
-from gguf_spec.gguf.model_file import ModelFile
+from gguf_spec.gguf.validation import ModelFile
 from gguf_spec.llama import native_head
 from gguf_spec.llama.head import Head
 from gguf_spec.llama.options import ContextOptions
@@ -28,7 +28,7 @@ from tests.exactness.with_heads import (
     texts,
     tokens,
 )
-from tests.gguf import families, heads, zoo
+from tests.support import families, heads, zoo
 
 FIXED = Speculation(k=3, drafter="mtp", adaptive=False)
 

@@ -12,8 +12,8 @@ from gguf_spec import Sampling, Speculation
 from gguf_spec.llama.model import Model
 from gguf_spec.quantize import quantize
 from gguf_spec.runtime.parallel import ParallelRunner
-from tests.exactness.company import outcome, together
 from tests.gguf.test_near_ties import TALES
+from tests.support.batch_requests import outcome, together
 
 DRAFT = TALES / "tales-draft-Q4_0.gguf"
 N_CTX = 640

@@ -8,7 +8,7 @@ import pytest
 import gguf_spec
 from gguf_spec import Sampling, Speculation
 from gguf_spec.gguf.architectures import architecture
-from tests.gguf import eagle, families, heads, zoo
+from tests.support import eagle, families, heads, zoo
 
 PROMPTS = ("of the of the of", "SM T) SM", "Once upon", "a", "and in or re")
 N_TOKENS = 6

@@ -20,7 +20,7 @@ from gguf_spec.speculative.drafters import (
 from gguf_spec.speculative.engine import Rule, run_round
 from tests.exactness import wrong_rules
 from tests.exactness.near_ties import first_difference, gap, noise, rows_at_width
-from tests.fakes import drafting, sampler
+from tests.support.fakes import drafting, sampler
 
 CHAIN = {"temperature": 0.9, "top_k": 4, "repeat_penalty": 1.2}
 M, K = 3, 2

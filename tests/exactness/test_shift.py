@@ -9,8 +9,8 @@ from gguf_spec import Sampling, Speculation
 from gguf_spec.errors import InvalidOptionError
 from gguf_spec.quantize import quantize
 from gguf_spec.verify import bundled_prompts
-from tests.gguf import families
 from tests.gguf.test_near_ties import TALES
+from tests.support import families
 
 N_CTX = 96
 WAYS = [

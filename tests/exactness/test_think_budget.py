@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from gguf_spec import Sampling, Speculation
-from gguf_spec.text.reasoning_format import reasoning_format
+from gguf_spec.text.reasoning import reasoning_format
 from tests.exactness.test_same_text import CHAINS
 
 # opens the reasoning itself, as Qwen3.5; the tags are ordinary tokens of this vocabulary

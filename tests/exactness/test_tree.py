@@ -15,9 +15,9 @@ from gguf_spec.speculative.engine import Rule, run_round
 from gguf_spec.speculative.tree import TreeDraft, TreeRows
 from gguf_spec.verify import bundled_prompts
 from tests.exactness.test_enumeration import CHAINS, PROMPT, V, distance, exact_law
-from tests.fakes import Anything, FakeModel, every_path, random_table, sampler
-from tests.gguf import families
 from tests.gguf.test_near_ties import TALES
+from tests.support import families
+from tests.support.fakes import Anything, FakeModel, every_path, random_table, sampler
 
 CHOICES = [((0, 0), (1, 1)), ((0, 2), (1, 0)), ((1, 2),)]
 N = 2  # tokens; more have too many paths

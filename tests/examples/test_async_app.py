@@ -10,7 +10,7 @@ import pytest
 
 from gguf_spec import Sampling, Stream
 from gguf_spec.errors import PromptTooLongError
-from tests import children
+from tests.support import children
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts" / "examples"))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import children
+from tests.support import children
 
 ROOT = Path(__file__).resolve().parents[2]
 missing = [name for name in ("Xvfb", "xdotool") if not shutil.which(name)]

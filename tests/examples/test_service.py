@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import children
+from tests.support import children
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "scripts" / "examples"
 UNITS = [EXAMPLES / "gguf-spec.service", EXAMPLES / "edge" / "gguf-spec-edge.service"]

@@ -16,7 +16,7 @@ import gguf_spec
 from gguf_spec.models import list_models
 from gguf_spec.ray import application, build
 from gguf_spec.server import Settings
-from tests import children
+from tests.support import children
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "scripts" / "examples"
 FILES = ["llama-swap.yaml", "litellm.yaml", "ray-serve.yaml", "gguf-spec-lan.conf"]

@@ -4,7 +4,7 @@ import pytest
 
 import gguf_spec
 from gguf_spec import Sampling, Speculation
-from tests.gguf import zoo
+from tests.support import zoo
 
 
 @pytest.fixture(scope="session")

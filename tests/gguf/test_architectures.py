@@ -41,8 +41,7 @@ def test_nobody_else_names_those_that_share_a_name_with_a_tokenizer():
         if path != TABLE and set(texts(path)) & TOKENIZERS
     }
     assert users == {
-        "gguf/embeddings.py",
-        "gguf/header_reader.py",
+        "gguf/header.py",
         "gguf/validation.py",
         "gguf/vocabulary.py",
         "llama/probe_model.py",

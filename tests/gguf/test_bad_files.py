@@ -21,9 +21,8 @@ from gguf_spec.errors import (
     PromptTooLongError,
     UnsupportedModelError,
 )
-from gguf_spec.gguf.model_file import ModelFile
-from tests import children
-from tests.gguf import zoo
+from gguf_spec.gguf.validation import ModelFile
+from tests.support import children, zoo
 
 
 def load(path, draft=None, **options):

@@ -9,7 +9,7 @@ from gguf_spec import Sampling, Speculation
 from gguf_spec.errors import InvalidOptionError, PromptTooLongError, SessionError
 from gguf_spec.llama.model import Model
 from gguf_spec.runtime import session_file
-from tests.gguf import zoo
+from tests.support import zoo
 
 SAID = Sampling(seed=3, max_tokens=40, temperature=0.8)
 QUESTIONS = [

@@ -10,7 +10,7 @@ from gguf_spec.errors import ContextFailedError, InvalidOptionError
 from gguf_spec.gguf.validation import read_header
 from gguf_spec.llama.model import Model
 from gguf_spec.llama.options import KV_TYPES, ContextOptions
-from tests.gguf import zoo
+from tests.support import zoo
 
 TOKENS = [40, 100, 7, 260, 33, 90, 12, 80]
 

@@ -10,7 +10,7 @@ from gguf_spec import errors, models
 from gguf_spec.cli import cli, missing_models
 from gguf_spec.registry.resolve import entries
 from gguf_spec.runtime import default_model as module
-from tests.gguf import zoo
+from tests.support import zoo
 
 
 @pytest.fixture

@@ -4,17 +4,17 @@ import numpy as np
 import pytest
 
 from gguf_spec.errors import GgufSpecError, UnsupportedModelError
-from gguf_spec.gguf import eagle as files
+from gguf_spec.gguf import heads as files
 from gguf_spec.gguf.architectures import LAST_ROWS, LAYER_INPUTS
 from gguf_spec.gguf.heads import head_bytes, head_kind, is_head_alone, why_misfit, why_no_head
-from gguf_spec.gguf.model_file import ModelFile
+from gguf_spec.gguf.validation import ModelFile
 from gguf_spec.llama import head_probe, target_rows
 from gguf_spec.llama.eagle_head import EagleHead, open_head
 from gguf_spec.llama.memory import needs
 from gguf_spec.llama.model import Model
 from gguf_spec.llama.options import ContextOptions
-from tests.gguf import eagle, families, zoo
 from tests.gguf.head_checks import TEXT, check_pieces, check_restored_state
+from tests.support import eagle, families, zoo
 
 N_VOCAB = len(zoo.TOKENS)
 KNOWN = [*range(30, 80)]

@@ -23,7 +23,7 @@ from gguf_spec.gguf.validation import read_header
 from gguf_spec.llama import embedder, embedding_memory
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.options import POOLING
-from tests.gguf import encoders, zoo
+from tests.support import encoders, zoo
 
 PLAIN = {"threads": 1, "extra_bufts": False}
 TEXTS = ["hello world", "the cat sat on the mat", "who is it?", "zebra quux moon", "sun " * 50]

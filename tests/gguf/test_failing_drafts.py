@@ -5,7 +5,7 @@ import pytest
 
 import gguf_spec
 from gguf_spec import Sampling, Speculation
-from tests.gguf import zoo
+from tests.support import zoo
 
 pytestmark = pytest.mark.failing_drafts
 PROMPT = "the and of in the and of in the and of"

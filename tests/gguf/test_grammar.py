@@ -20,7 +20,7 @@ from gguf_spec.grammar.json_schema import to_gbnf
 from gguf_spec.grammar.token_grammar import Grammar
 from gguf_spec.llama.model import Model
 from gguf_spec.llama.options import ContextOptions
-from tests.gguf import zoo
+from tests.support import zoo
 
 TALES = Path(gguf_spec.__file__).parent / "data" / "tales" / "tales-target-Q8_0.gguf"
 

@@ -1,4 +1,4 @@
-"""scripts/grow_gguf.py: a small model in a larger shape says the same; a random one does not."""
+"""scripts/models/grow_gguf.py: a small model in a larger shape says the same; a random one does not."""
 
 import sys
 from pathlib import Path
@@ -9,9 +9,9 @@ import pytest
 
 from gguf_spec.llama.model import Model
 from gguf_spec.llama.options import ContextOptions
-from tests.gguf import zoo
+from tests.support import zoo
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "models"))
 from grow_gguf import SHAPES, SOURCES, Shape, grow, main
 
 SMALL = SOURCES["draft"]  # 4 layers x 128, 2 heads of 64

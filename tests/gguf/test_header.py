@@ -11,8 +11,7 @@ import pytest
 import gguf_spec
 from gguf_spec.errors import ModelError, ModelNotFoundError, NotAModelError
 from gguf_spec.gguf.validation import ArrayLength, read_header
-from tests import children
-from tests.gguf import zoo
+from tests.support import children, zoo
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import pytest
 
 from gguf_spec.errors import DecodeError, InvalidOptionError
 from gguf_spec.gguf.heads import head_bytes, is_head_alone, n_heads, why_no_head
-from gguf_spec.gguf.model_file import ModelFile
+from gguf_spec.gguf.validation import ModelFile
 from gguf_spec.llama import head_probe
 from gguf_spec.llama.eagle_head import open_head
 from gguf_spec.llama.head import Head
@@ -23,8 +23,8 @@ from gguf_spec.speculative.drafters import (
     HeadDrafter,
     drafter_of,
 )
-from tests.gguf import families, zoo
 from tests.gguf.head_checks import TEXT, check_pieces, check_restored_state
+from tests.support import families, zoo
 
 OPTIONS = ContextOptions(n_ctx=256, threads=1, extra_bufts=False, head="own")
 

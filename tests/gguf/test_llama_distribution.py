@@ -5,7 +5,7 @@ import pytest
 
 from gguf_spec.llama.samplers import distribution
 from gguf_spec.sampling.chain import Filters
-from tests.fakes import sampler
+from tests.support.fakes import sampler
 
 PENALTIES = {"repeat_penalty": 1.3, "frequency_penalty": 0.4, "presence_penalty": 0.2}
 OPTIONS = [

@@ -14,8 +14,8 @@ from gguf_spec.llama.options import ContextOptions
 from gguf_spec.llama.samplers import Dry, typical, xtc
 from gguf_spec.options import K_MAX
 from gguf_spec.sampling.rng import SeededRng
-from tests.fakes import sampler
-from tests.gguf import zoo
+from tests.support import zoo
+from tests.support.fakes import sampler
 
 NONE = 0xFFFFFFFF  # the seed that llama.cpp reads as a random one
 

@@ -15,12 +15,11 @@ from gguf_spec.errors import (
     NotAModelError,
     UnsupportedModelError,
 )
-from gguf_spec.gguf.model_file import ModelFile
+from gguf_spec.gguf.validation import ModelFile
 from gguf_spec.llama.model import Model
 from gguf_spec.llama.options import Adapter, ContextOptions, adapters
 from gguf_spec.speculative.profile import ModelKey, read_profile, write_profile
-from tests import children
-from tests.gguf import zoo
+from tests.support import children, zoo
 
 ALPHA, RANK = 8.0, 4
 CHANGED = ("blk.0.attn_q.weight", "blk.0.attn_v.weight", "blk.1.ffn_down.weight", "output.weight")

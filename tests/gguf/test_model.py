@@ -17,8 +17,7 @@ from gguf_spec.errors import (
 from gguf_spec.llama.model import Model
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.options import K_MAX
-from tests import children
-from tests.gguf import zoo
+from tests.support import children, zoo
 
 TEXTS = [
     "",

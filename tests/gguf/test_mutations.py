@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from gguf_spec.registry.resolve import resolve
-from tests import children
-from tests.gguf import zoo
+from tests.support import children, zoo
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "checks"))
 import mutate_gguf
 
 SCRIPTS = Path(mutate_gguf.__file__).parent
@@ -203,7 +202,7 @@ def outcome(tmp_path, model):
 def environment():
     return os.environ | {
         "PYTHONPATH": os.pathsep.join(
-            [str(SCRIPTS), str(SCRIPTS.parent), os.environ.get("PYTHONPATH", "")]
+            [str(SCRIPTS), str(SCRIPTS.parents[1]), os.environ.get("PYTHONPATH", "")]
         ),
         "GGML_NO_BACKTRACE": "1",
     }

@@ -17,8 +17,7 @@ from gguf_spec.llama.model import Model
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.registry.download import local
 from gguf_spec.registry.resolve import resolve
-from tests import children
-from tests.gguf import zoo
+from tests.support import children, zoo
 
 MIB = 1 << 20
 GROWN = Path.home() / ".cache" / "gguf-spec" / "grown"
@@ -180,7 +179,7 @@ def test_the_peak_of_the_bundled_pair(tmp_path, draft, options):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not LARGE.exists(), reason="scripts/grow_gguf.py makes these models")
+@pytest.mark.skipif(not LARGE.exists(), reason="scripts/models/grow_gguf.py makes these models")
 @pytest.mark.parametrize(
     ("target", "draft", "options"),
     [

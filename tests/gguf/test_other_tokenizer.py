@@ -12,10 +12,10 @@ import pytest
 import gguf_spec
 from gguf_spec import Sampling, Speculation
 from gguf_spec.errors import VocabularyMismatchError
-from gguf_spec.gguf.model_file import ModelFile
+from gguf_spec.gguf.validation import ModelFile
 from gguf_spec.gguf.vocabulary import FileVocabulary
 from gguf_spec.models import find, find_drafts
-from tests.gguf import zoo
+from tests.support import zoo
 
 MODEL = Speculation(4, drafter="model", adaptive=False)
 PLAIN = Speculation(0)

@@ -9,8 +9,7 @@ import pytest
 
 import gguf_spec
 from gguf_spec.gguf import validation
-from gguf_spec.gguf.model_file import ModelFile
-from gguf_spec.gguf.validation import read_header
+from gguf_spec.gguf.validation import ModelFile, read_header
 from gguf_spec.gguf.vocabulary import FileVocabulary
 from gguf_spec.llama import memory
 from gguf_spec.llama import model as model_module
@@ -24,8 +23,8 @@ from gguf_spec.runtime import draft_search
 from gguf_spec.runtime.draft_search import candidates, choose
 from gguf_spec.speculative.drafters import N_CONFIDENCE_BUCKETS
 from gguf_spec.speculative.profile import ModelKey, Profile, write_profile
-from gguf_spec.system.cache import cache_file
-from tests.gguf import zoo
+from gguf_spec.system.files import cache_file
+from tests.support import zoo
 
 OPTIONS = ContextOptions(threads=1)
 OTHER_TOKENS = [*zoo.TOKENS[:40], "another", *zoo.TOKENS[41:]]

@@ -6,7 +6,7 @@ import pytest
 
 import gguf_spec
 from gguf_spec import Sampling, Speculation
-from gguf_spec.gguf.model_file import ModelFile
+from gguf_spec.gguf.validation import ModelFile
 from gguf_spec.llama import backend
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.speculative.profile import write_profile

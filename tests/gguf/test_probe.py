@@ -7,7 +7,7 @@ import pytest
 
 import gguf_spec
 from gguf_spec.llama import child_process, selftest
-from gguf_spec.system import cache
+from gguf_spec.system import files
 
 DIES = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
 
@@ -101,7 +101,7 @@ def test_a_cache_that_cannot_be_written(child, monkeypatch, tmp_path):
 
 def test_another_library_or_machine_is_asked_again(child, monkeypatch):
     first = selftest.result_file()
-    monkeypatch.setattr(cache, "_cpu", lambda: "flags: other")
+    monkeypatch.setattr(files, "_cpu", lambda: "flags: other")
     second = selftest.result_file()
     monkeypatch.setattr(selftest, "llama_parts", lambda: ["libllama.so 3 5"])
     assert len({first, second, selftest.result_file()}) == 3

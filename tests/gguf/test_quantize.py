@@ -22,8 +22,7 @@ from gguf_spec.errors import (
 from gguf_spec.gguf.validation import read_header
 from gguf_spec.quantize import TYPES
 from gguf_spec.quantize import quantizer as quantize
-from tests import children
-from tests.gguf import zoo
+from tests.support import children, zoo
 
 # How far the written numbers may be from those before, as a share of the largest in a block: half a step of each type, and a bit for its scale.
 STEPS = {"F16": 2**-11, "BF16": 2**-8, "Q8_0": 0.005, "Q5_1": 0.04, "Q5_0": 0.07, "Q4_1": 0.07, "Q4_0": 0.135}  # fmt: skip

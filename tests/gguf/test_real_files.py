@@ -1,6 +1,6 @@
 """Models as people have them: SmolLM2-135M-Instruct, and Gemma 3 270M (base) as a second architecture.
 
-scripts/fetch_test_models.py puts them into the user's cache; tests of a model that is not there are skipped.
+scripts/models/fetch_test_models.py puts them into the user's cache; tests of a model that is not there are skipped.
 """
 
 import json
@@ -21,7 +21,7 @@ _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ggu
 _PART = resolve("smollm2-135m-instruct").parts[0]
 SMOLLM2 = _CACHE / "models" / _PART.sha256[:32] / _PART.file.rpartition("/")[2]
 GEMMA = _CACHE / "test-models" / "gemma-3-270m-q4_k_m.gguf"
-FETCH = "run scripts/fetch_test_models.py, which needs a network"
+FETCH = "run scripts/models/fetch_test_models.py, which needs a network"
 smollm2_only = pytest.mark.skipif(not SMOLLM2.exists(), reason=FETCH)
 BOTH = [
     pytest.param(SMOLLM2, marks=smollm2_only, id="smollm2"),

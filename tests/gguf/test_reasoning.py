@@ -8,10 +8,10 @@ import pytest
 import gguf_spec
 from gguf_spec import Part, Sampling, Speculation
 from gguf_spec.errors import InvalidOptionError, OptionConflictError, SessionError, TemplateError
-from gguf_spec.text.parts import PartStream, joined
-from gguf_spec.text.reasoning_format import reasoning_format
-from gguf_spec.text.template_reads import names_read
-from tests.gguf import thinkers, zoo
+from gguf_spec.text.detokenizer import PartStream, joined
+from gguf_spec.text.reasoning import reasoning_format
+from gguf_spec.text.template_values import names_read
+from tests.support import thinkers, zoo
 
 GREEDY = Sampling(temperature=0, max_tokens=20)
 HELLO = [{"role": "user", "content": "hi"}]

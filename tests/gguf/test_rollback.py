@@ -11,13 +11,13 @@ from gguf_spec.errors import RollbackError
 from gguf_spec.gguf.architectures import architecture
 from gguf_spec.llama.model import Model
 from gguf_spec.llama.options import ContextOptions
-from tests.gguf import families
+from tests.support import families
 
 RECURRENT = [name for name in families.NAMES if architecture(name).cache != "attention"]
 WITH_SNAPSHOTS = [name for name in RECURRENT if architecture(name).has_snapshots]
 TEXT = [int(token) for token in np.random.default_rng(3).integers(20, 250, 120)]
 JUNK = 60
-SCRIPTS = Path(__file__).parents[2] / "scripts"
+SCRIPTS = Path(__file__).parents[2] / "scripts" / "docs"
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from gguf_spec.speculative import scheduler as scheduler_module
 from gguf_spec.speculative.common_passes import Side
 from gguf_spec.speculative.company import ALONE, CompanyCosts
 from gguf_spec.speculative.scheduler import Scheduler
-from tests.fakes import Clock
+from tests.support.fakes import Clock
 
 N_SLOTS, N_CTX = 4, 256
 PROMPT = [7 + i % 200 for i in range(150)]

@@ -9,7 +9,7 @@ from gguf_spec.errors import RollbackError
 from gguf_spec.llama.model import Model
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.llama.slots import Part, Slots
-from tests.gguf import zoo
+from tests.support import zoo
 
 N_CTX, WINDOW = 256, 32
 PAST = [random.Random(7).randrange(len(zoo.TOKENS) - 3) for _ in range(150)]

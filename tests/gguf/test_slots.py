@@ -10,7 +10,7 @@ from gguf_spec.errors import DecodeError, InvalidOptionError
 from gguf_spec.llama.model import Model
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.llama.slots import Part, Slots
-from tests.gguf import zoo
+from tests.support import zoo
 
 N_CTX, N_SLOTS = 256, 6
 

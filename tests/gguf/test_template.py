@@ -3,7 +3,7 @@ import pytest
 import gguf_spec
 from gguf_spec import Sampling
 from gguf_spec.errors import TemplateError
-from tests.gguf import zoo
+from tests.support import zoo
 
 HELLO = [{"role": "user", "content": "hello"}]
 

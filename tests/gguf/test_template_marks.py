@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from gguf_spec.errors import TemplateError
 from gguf_spec.text.chat_template import _joined, encode_chat
 from gguf_spec.text.template_values import PromptOptions
-from tests.gguf import zoo
+from tests.support import zoo
 
 # Short templates in the manner of the families of models.yaml; the special tokens are those of the test vocabulary.
 LOOP = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n%s<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"

@@ -15,15 +15,13 @@ from gguf_spec.errors import (
     UnsupportedModelError,
     VocabularyMismatchError,
 )
-from gguf_spec.gguf.model_file import ModelFile
-from gguf_spec.gguf.trimmed import trimmed
-from gguf_spec.gguf.validation import read_header
+from gguf_spec.gguf.validation import ModelFile, read_header, trimmed
 from gguf_spec.gguf.vocabulary import FileVocabulary
 from gguf_spec.models import find, find_drafts
 from gguf_spec.speculative.vocabularies import check_vocabulary
 from gguf_spec.trim import trim
-from tests.gguf import zoo
 from tests.gguf.conftest import check_translated_draft
+from tests.support import zoo
 
 WORDS = [f"Ġword{i}" for i in range(300)]
 TOKENS = [*zoo.TOKENS[:-3], *WORDS, *zoo.TOKENS[-3:]]

@@ -24,7 +24,7 @@ from gguf_spec.errors import (
 from gguf_spec.llama.mtmd import has_mtmd
 from gguf_spec.llama.vision import check_images_possible
 from gguf_spec.options import IMAGE_IDS
-from tests.gguf import projector_file, zoo
+from tests.support import projector_file, zoo
 
 pytestmark = pytest.mark.skipif(
     not has_mtmd(), reason="this build of llama-cpp-python has no libmtmd"

@@ -10,8 +10,8 @@ from gguf_spec.gguf.vocabulary import FileVocabulary
 from gguf_spec.llama.model import Model
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.speculative.vocabularies import check_vocabulary
-from tests.gguf import zoo
 from tests.gguf.conftest import check_translated_draft
+from tests.support import zoo
 
 GREEDY = Sampling(temperature=0, max_tokens=12)
 

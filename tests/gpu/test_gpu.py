@@ -21,7 +21,7 @@ from gguf_spec.llama.devices import devices
 from gguf_spec.llama.model import Model
 from gguf_spec.llama.offload import offloaded
 from gguf_spec.llama.placement import LAYERS_MAX, Placement
-from tests.gguf import zoo
+from tests.support import zoo
 
 pytestmark = pytest.mark.skipif(not offloads(), reason="llama.cpp finds no GPU")
 MIB = 1 << 20

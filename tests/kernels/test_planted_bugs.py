@@ -9,12 +9,11 @@ import pytest
 
 from gguf_spec.llama import own_kernels, selftest
 from gguf_spec.quantize import quantize
-from gguf_spec.system.cache import write_json
-from tests import children
-from tests.gguf import zoo
+from gguf_spec.system.files import write_json
 from tests.gguf.test_near_ties import TALES
+from tests.support import children, zoo
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "build"))
 import build_kernels
 
 # Rows of a pass that take something from its first row: file, text, text with the bug, and what it spoils.

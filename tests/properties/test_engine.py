@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from gguf_spec.options import ACCEPT, BRANCHES_MAX, DRAFTERS, HEADS, Sampling, Speculation
 from gguf_spec.speculative import controller
-from tests.fakes import AS_DRAFT, AS_TARGET, FakeModel, fake_llm, random_table
+from tests.support.fakes import AS_DRAFT, AS_TARGET, FakeModel, fake_llm, random_table
 
 V = 5
 TABLES = [random_table(np.random.default_rng(seed), V) for seed in (1, 2)]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gguf_spec.errors import ModelError
 from gguf_spec.gguf.validation import check_generates_text, read_header
 from gguf_spec.registry.resolve import resolve
-from tests.gguf import zoo
+from tests.support import zoo
 
 fuzz = settings(
     max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]

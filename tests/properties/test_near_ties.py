@@ -20,7 +20,7 @@ from gguf_spec.speculative.engine import Rule, read_prompt, rounds
 from gguf_spec.speculative.profile import DEFAULT_PROFILE
 from gguf_spec.speculative.profiler import measure
 from tests.exactness.near_ties import first_difference
-from tests.fakes import FakeModel, Wobbly, drafting, fake_llm, random_table, sampler
+from tests.support.fakes import FakeModel, Wobbly, drafting, fake_llm, random_table, sampler
 
 V, WOBBLE, PROMPT = 6, 0.08, [1, 2]
 

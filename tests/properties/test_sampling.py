@@ -9,7 +9,7 @@ from gguf_spec.errors import NoTokenLeftError
 from gguf_spec.options import Sampling
 from gguf_spec.sampling.chain import Sampler, _descending
 from gguf_spec.sampling.rng import SeededRng, _hash, _ids_of, all_ids
-from tests.unit.old_sampling import OldRng, OldSampler
+from tests.properties.old_sampling import OldRng, OldSampler
 
 KINDS = ("bell", "peaks", "sharp", "open", "ties", "flat", "huge", "bad")
 OPTIONS = st.fixed_dictionaries(

@@ -18,9 +18,8 @@ from gguf_spec import Sampling, Speculation, errors
 from gguf_spec.llama import rpc
 from gguf_spec.llama.backend import offloads
 from gguf_spec.server import serve_in_thread
-from tests import children
-from tests.gguf import encoders
 from tests.server.conftest import ask, ask_text, until
+from tests.support import children, encoders
 
 pytestmark = [
     pytest.mark.slow,

@@ -13,7 +13,7 @@ import pytest
 import gguf_spec
 from gguf_spec.runtime.stream import Stream
 from gguf_spec.server import serve_in_thread
-from tests.gguf import zoo
+from tests.support import zoo
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +139,7 @@ def metrics(server):
 @pytest.fixture(scope="session")
 def driver(tmp_path_factory):
     """A browser; what it downloads is in the folder `downloads` of the driver."""
-    from tests.server import browser
+    from tests.support import browser
 
     one = browser.start(browser.CHROMIUM, browser.DRIVER, tmp_path_factory.mktemp("chromium"))
     one.downloads = tmp_path_factory.mktemp("downloads")
@@ -166,7 +166,7 @@ def page(request, driver):
 
     Nothing may be asked of others, nor the console be told of a problem.
     """
-    from tests.server.browser import Page
+    from tests.support.browser import Page
 
     server = request.getfixturevalue(getattr(request, "param", "drafting"))
     driver.get(f"{server.url}/health")

@@ -18,7 +18,7 @@ import httpx
 import ollama
 import openai
 
-from tests.server.talkers import answering
+from tests.support.talkers import answering
 
 Pieces = Generator[tuple[Any, str], None, Any]
 

@@ -282,7 +282,8 @@ def outcome(kind, most, body):
     asked = {
         name: value
         for name, value in vars(request).items()
-        if name not in ("sampling", "speculation", "tools", "prompts", "reasoning", "drops_oldest")
+        if name
+        not in ("sampling", "speculation", "tools", "prompts", "reasoning", "drops_oldest", "more")
     }
     if request.reasoning != NO_REASONING_FIELDS:
         asked |= {name: getattr(request.reasoning, name) for name in ("effort", "values")}

@@ -6,9 +6,9 @@ import pytest
 import gguf_spec
 from gguf_spec.server import serve_in_thread
 from gguf_spec.server.requests import seed_of
-from tests.gguf import zoo
 from tests.server.conftest import ask_chat, ask_text
 from tests.server.test_api import FOX, START, alone
+from tests.support import zoo
 
 
 def test_seeds():

@@ -18,9 +18,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from gguf_spec.cli import serve
-from tests import children
-from tests.gguf import zoo
 from tests.server.conftest import ask, ask_text, until
+from tests.support import children, zoo
 
 SECRET = "zyxwv-the-fox-knows"
 ROOT = Path(__file__).parents[2]

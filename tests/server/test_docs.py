@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import children
+from tests.support import children
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "server.md").read_text(encoding="utf-8")

@@ -15,9 +15,9 @@ import gguf_spec
 from gguf_spec.llama.embedder import Embedder
 from gguf_spec.server import ModelPool, serve_in_thread, served_model
 from gguf_spec.server.worker import Worker
-from tests.gguf import encoders
 from tests.server.conftest import ask, ask_chat, metrics, until
 from tests.server.schema_checks import SETTINGS, check, schema_of
+from tests.support import encoders
 
 TEXTS = ["hello world", "the cat sat on the mat", "zebra quux moon"]
 PATHS = ("/v1/embeddings", "/v1/rerank", "/rerank")

@@ -7,11 +7,11 @@ import pytest
 
 import gguf_spec
 from gguf_spec.errors import DecodeError
+from gguf_spec.server import ollama_routes as about
 from gguf_spec.server import serve_in_thread
-from gguf_spec.server.ollama import about
-from tests.gguf import zoo
 from tests.server.conftest import ask, ask_chat, ask_text, until
-from tests.server.talkers import answering
+from tests.support import zoo
+from tests.support.talkers import answering
 
 FOX = [{"role": "user", "content": "Tell me of a fox."}]
 
@@ -239,7 +239,7 @@ def test_an_unexpected_error_ends_a_stream(server, monkeypatch, caplog):
     def fail(*_):
         raise ValueError("SEC" + "RET")
 
-    monkeypatch.setattr("gguf_spec.server.responses.ResponseBuilder.said", fail)
+    monkeypatch.setattr("gguf_spec.server.replies.ResponseBuilder.said", fail)
     reply = ask_text(server, stream=True)
     assert b'"error"' in reply.body and b"[DONE]" not in reply.body
     assert "SECRET" not in caplog.text + reply.body.decode()

@@ -5,9 +5,8 @@ import json
 import pytest
 
 from gguf_spec.server import serve_in_thread
-from gguf_spec.server.error_formats import refused
 from gguf_spec.server.errors import ApiError
-from gguf_spec.server.stream_formats import DATA_EVENTS, JSON_LINES, NAMED_EVENTS
+from gguf_spec.server.wire import DATA_EVENTS, JSON_LINES, NAMED_EVENTS, refused
 from tests.server.conftest import ask
 
 KEY = "secret"

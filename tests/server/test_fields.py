@@ -8,8 +8,8 @@ from gguf_spec.server.fields import OTHER_FIELDS, OTHER_NAMES
 from gguf_spec.server.messages import IGNORED_FIELDS, read_messages
 from gguf_spec.server.messages_api.request import read_request
 from gguf_spec.server.requests import read_chat, read_text
-from gguf_spec.server.responses_api import ResponseStore
 from gguf_spec.server.responses_api.request import read_response
+from gguf_spec.server.responses_store import ResponseStore
 from tests.server.conftest import ask_chat
 
 CHAT = {"messages": [{"role": "user", "content": "x"}]}
@@ -17,7 +17,7 @@ SMALLEST = {"chat": CHAT, "text": {"prompt": "x"}, "responses": {"input": "x"}, 
 READ = {
     "chat": read_chat,
     "text": read_text,
-    "responses": lambda *given: read_response(*given, ResponseStore())[0],
+    "responses": lambda *given: read_response(*given, ResponseStore()),
     "messages": read_request,
 }
 # Fields that change something on these routes.

@@ -9,8 +9,8 @@ import gguf_spec
 from gguf_spec import Sampling
 from gguf_spec.llama.mtmd import has_mtmd
 from gguf_spec.server import serve_in_thread
-from tests.gguf import projector_file, zoo
 from tests.server.conftest import ask, ask_chat
+from tests.support import projector_file, zoo
 
 pytestmark = pytest.mark.skipif(
     not has_mtmd(), reason="this build of llama-cpp-python has no libmtmd"

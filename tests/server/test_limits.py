@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from gguf_spec.errors import GgufSpecError, InvalidOptionError
-from gguf_spec.grammar import work
+from gguf_spec.grammar import gbnf
 from gguf_spec.server import Settings, choices, serve_in_thread
 from tests.server.conftest import ask, ask_chat, ask_text, threads_since, until
 
@@ -296,7 +296,7 @@ ROUTES = [
 @pytest.mark.parametrize(("path", "fields", "field"), ROUTES)
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_schema_that_takes_too_long(server, monkeypatch, path, fields, field, stream):
-    monkeypatch.setattr(work, "MOST_WORK", 5_000)
+    monkeypatch.setattr(gbnf, "MOST_WORK", 5_000)
     reply = ask(server, "POST", path, fields | {"stream": stream})
     assert reply.status == 400
     assert field in reply.body.decode() and "too large" in reply.body.decode()

@@ -2,8 +2,8 @@
 
 import gguf_spec
 from gguf_spec.server import serve_in_thread
-from tests.gguf import zoo
 from tests.server.conftest import ask
+from tests.support import zoo
 
 
 def post(server, path, **fields):

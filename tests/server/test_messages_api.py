@@ -6,10 +6,10 @@ import pytest
 
 import gguf_spec
 from gguf_spec.server import serve_in_thread
-from tests.gguf import thinkers
 from tests.server.conftest import ask, ask_chat, until
-from tests.server.talkers import answering
 from tests.server.test_reasoning import CHAIN
+from tests.support import thinkers
+from tests.support.talkers import answering
 
 PATH = "/v1/messages"
 COUNT = f"{PATH}/count_tokens"

@@ -6,7 +6,7 @@ import pytest
 
 import gguf_spec
 from gguf_spec.server import serve_in_thread
-from tests.server.talkers import answering
+from tests.support.talkers import answering
 
 anthropic = pytest.importorskip("anthropic")
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from tests.gguf import encoders
 from tests.server.conftest import ask, metrics, until
 from tests.server.test_command import Child
+from tests.support import encoders
 
 pytest.importorskip("ollama")
 pytest.importorskip("anthropic")

@@ -19,10 +19,9 @@ from gguf_spec.errors import (
 from gguf_spec.server import ModelPool, ServedModel, serve_in_thread, served_model
 from gguf_spec.server.errors import ApiError
 from gguf_spec.server.model_pool import loaded_model
-from tests import children
-from tests.gguf import zoo
 from tests.server.conftest import ask, ask_text, until
 from tests.server.test_command import ROOT, Child, begun
+from tests.support import children, zoo
 
 PLAIN = {"draft": None, "threads": 1, "extra_bufts": False, "n_ctx": 512}
 LETTERS = {"one": "abcdefghijkl", "two": "abmnopqrstuv", "three": "abxyz"}

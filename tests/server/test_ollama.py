@@ -15,11 +15,11 @@ from gguf_spec import __version__
 from gguf_spec.options import Speculation
 from gguf_spec.server import running_servers, serve_in_thread
 from gguf_spec.server.errors import ApiError
-from gguf_spec.server.ollama.request import read_ollama_chat
-from tests.gguf import thinkers
+from gguf_spec.server.ollama import read_ollama_chat
 from tests.server.conftest import ask, ask_chat, metrics, until
 from tests.server.schema_checks import SETTINGS, check, schema_of
-from tests.server.talkers import answering
+from tests.support import thinkers
+from tests.support.talkers import answering
 
 HELLO = [{"role": "user", "content": "Hello."}]
 OPTIONS = {"seed": 3, "num_predict": 12}

@@ -5,7 +5,8 @@ import time
 import pytest
 
 from gguf_spec.server import serve_in_thread
-from tests.server.browser import (
+from tests.server.conftest import ask, until
+from tests.support.browser import (
     ENTER,
     ESCAPE,
     RELEASE,
@@ -16,7 +17,6 @@ from tests.server.browser import (
     pieces,
     refusal,
 )
-from tests.server.conftest import ask, until
 
 pytestmark = needs_browser
 

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from gguf_spec.server import serve_in_thread
-from tests.server.browser import ENTER, ESCAPE, Page, needs_browser, pieces, refusal
 from tests.server.conftest import until
+from tests.support.browser import ENTER, ESCAPE, Page, needs_browser, pieces, refusal
 
 pytestmark = needs_browser
 

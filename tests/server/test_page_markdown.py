@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.server.browser import needs_browser, pieces
+from tests.support.browser import needs_browser, pieces
 
 pytestmark = needs_browser
 

@@ -12,10 +12,10 @@ import gguf_spec
 from gguf_spec import Sampling
 from gguf_spec.server import ModelPool, serve_in_thread, served_model
 from gguf_spec.server.choices import ChoiceRequest
-from tests.gguf import zoo
 from tests.server.conftest import ask, ask_chat, ask_text, metrics, threads_since, until
 from tests.server.test_api import FOX, START, alone
 from tests.server.test_load import LONG, busy, connect, n_waiting
+from tests.support import zoo
 
 PROMPTS = [
     START,

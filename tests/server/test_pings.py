@@ -14,10 +14,10 @@ from gguf_spec.server import serve_in_thread
 from gguf_spec.server.answer_stream import AnswerStream
 from gguf_spec.server.events import ChoiceEnded, ChunkEvent, Finished, Ping, Started
 from gguf_spec.server.jobs import Job
+from gguf_spec.server.replies import ResponseBuilder
 from gguf_spec.server.requests import read_text
-from gguf_spec.server.responses import ResponseBuilder
 from gguf_spec.server.settings import Settings
-from gguf_spec.server.stream_formats import (
+from gguf_spec.server.wire import (
     DATA_EVENTS,
     JSON_LINES,
     MESSAGE_EVENTS,

@@ -4,8 +4,8 @@ import openai
 import pytest
 
 from gguf_spec.server import serve_in_thread
-from tests.gguf import thinkers
 from tests.server.conftest import ask_chat
+from tests.support import thinkers
 
 CHAIN = ["Ċ", "a", "b", "</think>", "c", "d", "<|endoftext|>"]
 MESSAGES = [{"role": "user", "content": "hi"}]

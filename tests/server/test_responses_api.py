@@ -11,12 +11,12 @@ import pytest
 import gguf_spec
 from gguf_spec.server import serve_in_thread
 from gguf_spec.server.errors import ApiError
-from gguf_spec.server.responses_api import ResponseStore
+from gguf_spec.server.responses_store import ResponseStore
 from gguf_spec.server.truncation import newest_that_fit
-from tests.gguf import thinkers
 from tests.server.conftest import ask, metrics
 from tests.server.test_reasoning import CHAIN
 from tests.server.test_tools import ARGUMENTS, TEMPLATE, TOOL, saying
+from tests.support import thinkers
 
 PATH = "/v1/responses"
 ASKED = {"model": "tales", "max_output_tokens": 24, "extra_body": {"seed": 5}}

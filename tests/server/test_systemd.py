@@ -11,9 +11,9 @@ import pytest
 
 import gguf_spec
 from gguf_spec.server import serve_in_thread, systemd, systemd_service
-from tests.children import Child
-from tests.gguf import zoo
 from tests.server.conftest import ask_chat, until
+from tests.support import zoo
+from tests.support.children import Child
 
 pytestmark = pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="there are no Unix sockets")
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.gguf import zoo
 from tests.server.conftest import ask_chat, serving
 from tests.server.forced_calls import CHOICES, F, G, forced_call, tool
+from tests.support import zoo
 
 ARGS = "[TOOL_CALLS] [ARGS]"
 

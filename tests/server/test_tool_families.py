@@ -5,10 +5,10 @@ import json
 import pytest
 
 from gguf_spec.compat import Llama
-from tests.gguf import callers
 from tests.server.conftest import ask_chat, serving
 from tests.server.forced_calls import CHOICES, F, G, forced_call
-from tests.tools.examples import NAMES
+from tests.support import callers
+from tests.support.tool_examples import NAMES
 
 TOOLS = [F, G]
 SPECULATION = ["off", {"k": 4, "adaptive": False}]

@@ -8,8 +8,8 @@ import pytest
 
 import gguf_spec
 from gguf_spec.server import serve_in_thread
-from tests.gguf import zoo
 from tests.server.conftest import ask_chat
+from tests.support import zoo
 
 TOOL = {
     "type": "function",

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import children
+from tests.support import children
 
 ROOT = Path(__file__).resolve().parents[2]
 # requirements without a condition: ours, and llama-cpp-python
@@ -29,7 +29,7 @@ WHEEL = "/cache/gguf-spec/wheels/0.3.36-x/llama_cpp_python-0.3.36-py3-none-linux
 STEPS = """
 import sys
 from pathlib import Path
-sys.path.insert(0, "scripts")
+sys.path.insert(0, "scripts/build")
 import build_backend as backend
 import _llama_wheel
 backend._is_installed = lambda: False
@@ -42,7 +42,7 @@ for step in {steps}:
 
 
 def test_no_jinja2_whose_sandbox_has_known_holes():
-    """scripts/constraints.txt holds only for installations from a clone; fixed in 3.1.6: CVE-2025-27516."""
+    """scripts/build/constraints.txt holds only for installations from a clone; fixed in 3.1.6: CVE-2025-27516."""
     assert "jinja2>=3.1.6" in ast.literal_eval(HOOK[1])
 
 
@@ -150,7 +150,7 @@ def test_what_is_installed_is_seen_through_an_isolated_build(clone, tmp_path):
     venv.create(tmp_path / "venv", symlinks=True)
     (site,) = (tmp_path / "venv").glob("lib/python*/site-packages")
     lent = os.pathsep.join(sys.path)
-    code = "import sys; sys.path.insert(0, 'scripts'); import build_backend as b; print(b._is_installed())"
+    code = "import sys; sys.path.insert(0, 'scripts/build'); import build_backend as b; print(b._is_installed())"
     command = [tmp_path / "venv" / "bin" / "python", "-c", code]
 
     def answer():
@@ -213,7 +213,7 @@ def test_no_compiler(clone):
 
 
 def test_the_command_for_pip_works_without_the_paths_of_the_build(clone):
-    code = "import sys; sys.path.insert(0, 'scripts'); import build_backend as b; print(*b._pip(), sep='\\n')"
+    code = "import sys; sys.path.insert(0, 'scripts/build'); import build_backend as b; print(*b._pip(), sep='\\n')"
     asked = {"cwd": clone, "capture_output": True, "text": True, "check": True}
     command = children.run([sys.executable, "-c", code], **asked).stdout.splitlines()
     assert "-I" in command
@@ -230,7 +230,7 @@ def test_a_wheel_has_the_kernels_if_they_can_be_compiled(clone, compiles, tmp_pa
     import build_kernels
     def call(command, log):
         if {compiles}:
-            Path(command[1]).parents[1].joinpath("gguf_spec/kernels/libgguf_spec_kernels.so").touch()
+            Path(command[1]).parents[2].joinpath("gguf_spec/kernels/libgguf_spec_kernels.so").touch()
         return {int(not compiles)}
     _llama_wheel.call = call
     """

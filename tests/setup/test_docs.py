@@ -10,7 +10,7 @@ import pytest
 
 from gguf_spec.cli import cli
 from gguf_spec.cli.habits import HIDDEN_NAMES
-from tests import children
+from tests.support import children
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(

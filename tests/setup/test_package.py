@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import gguf_spec
-from tests import children
+from tests.support import children
 
 ROOT = Path(__file__).parents[2]
 
@@ -78,7 +78,7 @@ def test_the_sdist_holds_what_the_tests_need(built):
         "README.md",
         "LICENSE",
         "docs/index.md",
-        "scripts/constraints.txt",
+        "scripts/build/constraints.txt",
         "scripts/run",
         "tests/conftest.py",
     ):

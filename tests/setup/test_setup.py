@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 import gguf_spec
-from tests import children
+from tests.support import children
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = os.environ.get("XDG_CACHE_HOME") or str(
@@ -182,7 +182,7 @@ def llama_wheel(machine, monkeypatch):
 
 def load(clone):
     """Return the module _llama_wheel.py of a clone."""
-    path = clone / "scripts" / "_llama_wheel.py"
+    path = clone / "scripts" / "build" / "_llama_wheel.py"
     spec = importlib.util.spec_from_file_location("_llama_wheel_of_a_clone", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -370,7 +370,7 @@ def test_a_lost_program_is_noticed(machine):
     assert machine.run("x").stdout.endswith(" x\n")
 
 
-@pytest.mark.parametrize("file", ["pyproject.toml", "scripts/constraints.txt"])
+@pytest.mark.parametrize("file", ["pyproject.toml", "scripts/build/constraints.txt"])
 def test_a_changed_list_of_packages_is_noticed(machine, file):
     machine.run()
     with (machine.clone / file).open("a", encoding="utf-8") as text:
@@ -604,8 +604,8 @@ def test_variables_of_an_outer_build_do_not_reach_the_compiling():
     )
     done = children.run(
         [sys.executable, "-c", "import _llama_wheel; _llama_wheel.call(['env'])"],
-        cwd=ROOT / "scripts",
-        env=os.environ | dict.fromkeys(names, "scripts") | {"CFLAGS": "-O2"},
+        cwd=ROOT / "scripts" / "build",
+        env=os.environ | dict.fromkeys(names, "scripts/build") | {"CFLAGS": "-O2"},
         capture_output=True,
         text=True,
         check=True,
@@ -713,7 +713,9 @@ def test_progress_is_told_in_lines_where_there_is_no_terminal(llama_wheel, monke
 def test_constraints_pin_exactly_and_name_no_place():
     lines = [
         line.partition("#")[0].strip()
-        for line in (ROOT / "scripts" / "constraints.txt").read_text(encoding="utf-8").splitlines()
+        for line in (ROOT / "scripts" / "build" / "constraints.txt")
+        .read_text(encoding="utf-8")
+        .splitlines()
     ]
     pins = [line for line in lines if line]
     assert pins

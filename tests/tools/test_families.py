@@ -6,13 +6,13 @@ import random
 
 import pytest
 
-from gguf_spec.grammar import work
+from gguf_spec.grammar import gbnf
 from gguf_spec.grammar.automaton import Automaton
 from gguf_spec.tools.families import FAMILIES, HARMONY, family_of
 from gguf_spec.tools.grammar import ToolSchemaError, tool_grammar
 from gguf_spec.tools.reader import ToolReader, read_answer
-from tests.fakes import with_few_calls
-from tests.tools.examples import (
+from tests.support.fakes import with_few_calls
+from tests.support.tool_examples import (
     CALLS,
     NAMES,
     SCHEMAS,
@@ -292,7 +292,7 @@ def test_a_schema_that_contains_itself(family):
 
 @each()
 def test_the_tools_of_a_request_share_a_limit_of_work(family, monkeypatch):
-    monkeypatch.setattr(work, "MOST_WORK", 20_000)
+    monkeypatch.setattr(gbnf, "MOST_WORK", 20_000)
     tools = [{"type": "function", "function": {"name": f"f{i}", "parameters": {}}} for i in range(40)]  # fmt: skip
     assert tool_grammar(type(use())(tools[:4], required=True), family, no_token)
     with pytest.raises(ToolSchemaError, match="too large"):

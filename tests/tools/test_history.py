@@ -10,8 +10,8 @@ from gguf_spec.text.jinja_sandbox import render
 from gguf_spec.text.tool_history import reads_tools, tool_history, with_text_arguments
 from gguf_spec.tools.families import family_of
 from gguf_spec.tools.reader import read_answer
-from tests.gguf import callers, zoo
-from tests.tools.examples import SCHEMAS, use
+from tests.support import callers, zoo
+from tests.support.tool_examples import SCHEMAS, use
 
 TOOLS = use().tools
 _RESULT = "{% elif m.role == 'tool' %}<r>{{ m.content }}</r>"

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from gguf_spec.tools.families import FAMILIES
+from gguf_spec.tools.notations import typed_value
 from gguf_spec.tools.reader import ToolReader, read_answer
-from gguf_spec.tools.schemas import typed_value
 
 BY_NAME = {family.name: family for family in FAMILIES}
 TYPED = {

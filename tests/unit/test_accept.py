@@ -7,7 +7,7 @@ import pytest
 
 from gguf_spec.sampling.chain import Distribution
 from gguf_spec.speculative.acceptance import Draft, block, coupled, rejection, residual
-from tests.fakes import sampler
+from tests.support.fakes import sampler
 
 
 class ChunkEvent:

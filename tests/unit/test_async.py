@@ -14,7 +14,7 @@ from gguf_spec import AsyncLLM, Sampling, Speculation
 from gguf_spec.errors import BusyError, ClosedError, EmptyPromptError, EventLoopError
 from gguf_spec.runtime import async_stream
 from gguf_spec.runtime.stream import Stream
-from tests.fakes import FakeModel, fake_llm, random_table
+from tests.support.fakes import FakeModel, fake_llm, random_table
 
 TABLES = [random_table(np.random.default_rng(seed), 6) for seed in (5, 6)]
 FREE = Sampling(temperature=1.0, top_k=0, top_p=1.0, seed=1, max_tokens=20)

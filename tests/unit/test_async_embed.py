@@ -10,7 +10,7 @@ import gguf_spec
 from gguf_spec import AsyncLLM, Sampling
 from gguf_spec.errors import BusyError, ClosedError, EmptyPromptError, NoRankingError
 from gguf_spec.llama.embedder import Embedder
-from tests.gguf import encoders
+from tests.support import encoders
 
 TEXTS = ["the cat sat on the mat", "hello world", "zebra quux moon"]
 LIMIT_S = 30

@@ -10,7 +10,7 @@ from gguf_spec.llama import attention
 from gguf_spec.llama.attention import attention_shape, depth_costs
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.llama.probe_model import N_LAYERS, AttentionShape
-from gguf_spec.system.cache import write_json
+from gguf_spec.system.files import write_json
 
 WIDTHS = (1, 2, 4, 8, 32)
 

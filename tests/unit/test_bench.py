@@ -19,7 +19,7 @@ from gguf_spec.bench import (
     Run,
     Spread,
     bench,
-    long_workloads,
+    workloads,
 )
 from gguf_spec.bench.report import ratios
 from gguf_spec.bench.workloads import _BARGAIN, LONG_WORKLOADS, Conversation, choose_workloads
@@ -402,7 +402,7 @@ def test_a_long_workload_has_few_fixed_settings(tales, runs):
 
 
 def test_records_do_not_repeat():
-    records = [long_workloads._record(i, "active") for i in range(200)]
+    records = [workloads._record(i, "active") for i in range(200)]
     assert len({record.partition(",")[2] for record in records}) == 200
     assert json.loads(records[3])["status"] == "active"
 

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from gguf_spec.system import cache as cache_module
-from gguf_spec.system.cache import (
+from gguf_spec.system import files as cache_module
+from gguf_spec.system.files import (
     cache_file,
+    cache_folder,
     content_id,
     read_json,
     this_machine,
     write_json,
 )
-from gguf_spec.system.folders import cache_folder
 
 MB = 1 << 20
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import children
+from tests.support import children
 
 TESTS = Path(__file__).parents[1]
 SAYS_AND_STAYS = "import time; print('one', flush=True); time.sleep(600)"
@@ -64,7 +64,7 @@ def test_what_fails_and_should_not_shows_what_it_printed():
 def test_a_child_of_tests_started_with_signals_ignored_dies_of_them(name):
     """As they are after nohup, or in the background of a script."""
     code = (
-        "import signal, sys; from tests import children\n"
+        "import signal, sys; from tests.support import children\n"
         f"signal.pthread_sigmask(signal.SIG_BLOCK, [signal.{name}]); children.handle_ignored_signals()\n"
         "child = children.Child([sys.executable, '-c', 'import time; print(1, flush=True); time.sleep(60)'], limit_s=30, stdout=-1, stderr=-1)\n"
         f"child.stdout.readline(); child.send_signal(signal.{name}); child.communicate(); print(child.returncode)\n"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from gguf_spec.system import competition
-from gguf_spec.system.competition import cores_are_shared, others_running
+from gguf_spec.system import machine
+from gguf_spec.system.machine import cores_are_shared, others_running
 
 STAT = "cpu  1 2 3\nprocesses 77\nprocs_running {}\nprocs_blocked 0\n"
 
@@ -12,14 +12,14 @@ STAT = "cpu  1 2 3\nprocesses 77\nprocs_running {}\nprocs_blocked 0\n"
 def stat(tmp_path, monkeypatch):
     """Says how many tasks run: one number a reading, the last one for ever."""
     file, numbers = tmp_path / "stat", []
-    monkeypatch.setattr(competition, "_STAT", file)
+    monkeypatch.setattr(machine, "_STAT", file)
     monkeypatch.setattr(
-        competition, "others_running", others_running
+        machine, "others_running", others_running
     )  # which `own_cache` replaces for all tests
     monkeypatch.setattr(
-        competition, "time", type("Clock", (), {"sleep": staticmethod(lambda _: write())})
+        machine, "time", type("Clock", (), {"sleep": staticmethod(lambda _: write())})
     )
-    monkeypatch.setattr(competition.os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(machine.os, "cpu_count", lambda: 4)
 
     def write():
         file.write_text(STAT.format(numbers.pop(0) if len(numbers) > 1 else numbers[0]))
@@ -50,7 +50,7 @@ def test_cores_are_shared_when_there_are_too_few(stat):
 @pytest.mark.parametrize("text", ["", "procs_running many\n", "procs_running\n", None])
 def test_where_it_is_not_known_nothing_is_shared(tmp_path, monkeypatch, text):
     file = tmp_path / "stat"
-    monkeypatch.setattr(competition, "_STAT", file)
+    monkeypatch.setattr(machine, "_STAT", file)
     if text is not None:
         file.write_text(text)
     assert others_running() == 0

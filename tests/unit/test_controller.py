@@ -21,7 +21,7 @@ from gguf_spec.speculative.engine import Rule, read_prompt, rounds
 from gguf_spec.speculative.pair import ModelPair
 from gguf_spec.speculative.round_state import RoundState, Step
 from gguf_spec.speculative.search_budget import SearchBudget
-from tests.fakes import Clock, FakeModel, costing, random_table, sampler
+from tests.support.fakes import Clock, FakeModel, costing, random_table, sampler
 
 V, N = 30, 600
 PLAIN, AUTO, MODEL = Speculation(0), Speculation(), Speculation(drafter="model")

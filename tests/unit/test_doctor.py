@@ -26,10 +26,9 @@ from gguf_spec.llama.options import ContextOptions
 from gguf_spec.llama.placement import Placement
 from gguf_spec.registry import hub as hub_module
 from gguf_spec.speculative.profile import write_profile
-from gguf_spec.system.cache import write_json
-from gguf_spec.system.units import format_bytes
-from tests import children
-from tests.gguf import zoo
+from gguf_spec.system.files import write_json
+from gguf_spec.system.machine import format_bytes
+from tests.support import children, zoo
 from tests.unit.test_tune import profile
 
 FOLDER = hub_module.folder

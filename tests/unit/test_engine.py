@@ -16,7 +16,7 @@ from gguf_spec.speculative.engine import (
     run_round,
 )
 from gguf_spec.speculative.tree import TreeDraft
-from tests.fakes import FakeModel, drafting, random_table, sampler
+from tests.support.fakes import FakeModel, drafting, random_table, sampler
 
 V, RULE = 6, Rule(rejection)
 TABLE = random_table(np.random.default_rng(3), V)

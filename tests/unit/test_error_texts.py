@@ -1,6 +1,9 @@
 """Errors carry options as data: Python, the command line and the server each write their own names."""
 
+import ast
+import copy
 import inspect
+import pickle
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -11,9 +14,10 @@ import pytest
 import gguf_spec
 from gguf_spec import Sampling, Speculation, errors
 from gguf_spec.cli import cli
-from gguf_spec.cli.error_text import COMMANDS, PARAMETERS, option_name
+from gguf_spec.cli.error_text import PARAMETERS, option_name
+from gguf_spec.cli.error_text import name as typed_name
 from gguf_spec.compat.arguments import named_as_there
-from gguf_spec.errors.texts import Call, OneOf, Option, Optionally, Text, advice, in_python, written
+from gguf_spec.errors import Option, Pull, Text, in_python, written
 from gguf_spec.server.errors import ApiError, as_refusal
 from gguf_spec.server.settings import Settings
 
@@ -35,10 +39,10 @@ EXAMPLES = {
         Option("tree", True), Option("strict", True)
     ),
     errors.NoSpeculationError: lambda: errors.NoSpeculationError(
-        "drafter", "model", "no draft model is loaded.", advice(Text("set ", Option("drafter", "ngram")))
+        "drafter", "model", "no draft model is loaded.", Text("set {drafter='ngram'}.")
     ),
     errors.OutputFileError: lambda: errors.OutputFileError(
-        "target", Path("b.gguf"), "b.gguf exists.", Text("set ", Option("force", True), ".")
+        "target", Path("b.gguf"), "b.gguf exists.", Text("set {force=True}.")
     ),
     errors.InvalidGrammarError: lambda: errors.InvalidGrammarError("grammar", "root", "no rule"),
 }  # fmt: skip
@@ -97,6 +101,12 @@ def example(kind):
     )
 
 
+def options_of(text):
+    parts = []
+    written(text, parts.append)
+    return [part for part in parts if isinstance(part, Option)]
+
+
 def in_command(error, command):
     return error.written(
         lambda part: option_name(part, command) if isinstance(part, Option) else None
@@ -138,8 +148,7 @@ def test_each_surface_has_its_own_names(kind):
     typed = " ".join(in_command(error, command))
     assert set(FLAG.findall(typed)) <= flags_of(command), typed
     assert not ASSIGNED.search(typed), typed
-    named = [*error.hint.options()] if isinstance(error.hint, Text) else []
-    for option in named:
+    for option in options_of(error.hint):
         assert option_name(option, command) in typed
 
     refused = as_refusal(error, {})
@@ -163,18 +172,13 @@ def test_each_error_advises_on_the_command_line(kind):
     assert hint.endswith(".")
 
 
-def test_the_tree_of_classes_in_the_docstring():
-    lines, stack = [], [errors.GgufSpecError]
+def test_classes_are_in_the_order_of_their_tree():
+    names, stack = [], [errors.GgufSpecError]
     while stack:
         kind = stack.pop()
-        depth = sum(issubclass(one, errors.GgufSpecError) for one in kind.__mro__) - 1
-        others = [one.__name__ for one in kind.__bases__ if not issubclass(one, errors.GgufSpecError) and one is not Exception]  # fmt: skip
-        more = f" ({', '.join(others)})" if others else ""
-        lines.append("    " * depth + "- " + kind.__name__ + more)
-        below = [one for one in CLASSES if kind in one.__bases__]
-        stack += reversed(below)
-    assert errors.__doc__.split("The classes:\n\n")[1].rstrip() == "\n".join(lines)
-    assert [line.split()[1] for line in lines] == errors.__all__
+        names.append(kind.__name__)
+        stack += reversed([one for one in CLASSES if kind in one.__bases__])
+    assert names == errors.__all__
 
 
 def commands(command):
@@ -187,10 +191,9 @@ def test_other_names_of_parameters_exist():
     parameters = {one.name for command in commands(cli) for one in command.params}
     for names in PARAMETERS.values():
         assert set(names) <= parameters
-    for path in COMMANDS.values():
-        command = cli
-        for word in path:
-            command = command.commands[word]
+    pull = cli.commands["models"].commands["pull"]
+    assert "--force" in flags_of(pull)
+    assert typed_name(Pull("my model", force=True)) == "gguf-spec models pull 'my model' --force"
 
 
 def test_every_option_of_python_that_a_command_takes_has_a_name():
@@ -231,7 +234,7 @@ def test_flags_and_values_as_they_are_typed():
 
 
 def test_a_command_without_the_option_leaves_the_advice_out():
-    text = Text("no template", Optionally(" (", Option("raw", True, of_commands=True), ")"), ".")
+    text = Text("no template[ ({})].", Option("raw", True, of_commands=True))
     for name, said in (("generate", "no template (--raw)."), ("chat", "no template.")):
         command = cli.commands[name]
         assert written(text, lambda part, of=command: option_name(part, of)) == said
@@ -239,13 +242,68 @@ def test_a_command_without_the_option_leaves_the_advice_out():
 
 
 def test_texts():
-    either = OneOf(Text("set ", Option("a", 1)), "b", Text("set ", Option("c")))
+    either = Text("set {a=1} | b | set {c}")
     assert either == "set a=1, b or set c"
     assert written(either, lambda _: None) == "b"
-    assert written(advice(Text("set ", Option("a"))), lambda _: None, "") == ""
-    assert written(Text("set ", Option("a")), lambda _: None) == "set a"
-    assert in_python(Call("pull", "one", (Option("force", True),))) == "gguf_spec.pull('one', force=True)"  # fmt: skip
-    assert [option.name for option in Text(either, ".").options()] == ["a", "c"]
+    assert written(Text("set {a} | set {b=}.", b=2), lambda _: None) is None
+    assert Text("set {a} | set {b=}.", b="x") == "set a or set b='x'."
+    assert Text("{}; e[: {}]", either, Option("d", of_commands=True)) == "set a=1, b or set c; e"
+    assert in_python(Pull("one", force=True)) == "gguf_spec.pull('one', force=True)"
+    assert [option.name for option in options_of(Text("{}.", either))] == ["a", "c"]
+    assert options_of(copy.deepcopy(either)) == options_of(either)
+    assert copy.copy(either) == pickle.loads(pickle.dumps(either)) == either
+
+
+@pytest.mark.parametrize("value", ["{n_ctx}", "{}", "[a {b}]", "a | b.", "a; b", "%s {", "}", "."])
+def test_values_are_not_searched_for_places(value):
+    text = Text("{} is {n_ctx=} of {}.", value, value, n_ctx=value)
+    assert text == f"{value} is n_ctx={value!r} of {value}."
+    assert written(text, lambda option: f"--{option.value}") == f"{value} is --{value} of {value}."
+    assert Text("set {a} | take {} | take {b}[: {}].", value, value) == (
+        f"set a, take {value} or take b: {value}."
+    )
+    assert (
+        written(Text("set {a} | {}[, set {b} to {}].", value, value), lambda _: None) == f"{value}."
+    )
+    error = errors.InvalidGrammarError("json_schema", value, value)
+    assert error.message == f"json_schema is {value!r}, which cannot be used: {value}."
+    assert errors.OptionConflictError(Option("a", value), value).message == (
+        f"a={value!r} cannot be combined with {value}."
+    )
+    assert value in errors.ContextTooShortError(value, 1, 2, "shorten it").message
+
+
+def templates(tree):
+    """Yield the nodes of the templates of texts, those of variables included."""
+    for scope in ast.walk(tree):
+        if not isinstance(scope, (ast.FunctionDef, ast.Module)):
+            continue
+        inside = [*ast.walk(scope)] if isinstance(scope, ast.FunctionDef) else scope.body
+        for call in inside:
+            if isinstance(call, ast.Call) and ast.unparse(call.func) == "Text":
+                nodes = [*ast.walk(call.args[0])]
+                names = {node.id for node in nodes if isinstance(node, ast.Name)}
+                for one in inside:
+                    targets = getattr(one, "targets", [getattr(one, "target", None)])
+                    if any(isinstance(of, ast.Name) and of.id in names for of in targets):
+                        nodes += ast.walk(one.value) if hasattr(one, "value") else []
+                yield from nodes
+
+
+def test_templates_are_literal_and_name_options():
+    """No value stands in a template, where it would be searched for places."""
+    known = {one.name for command in commands(cli) for one in command.params} | set(PARAMETERS)
+    places = []
+    package = Path(gguf_spec.__file__).parent
+    for file in package.rglob("*.py"):
+        if file.is_relative_to(package / "cli"):
+            continue  # its `Text` is that of rich
+        for node in templates(ast.parse(file.read_text(encoding="utf-8"))):
+            assert not isinstance(node, ast.JoinedStr), f"{file}:{node.lineno}"
+            if isinstance(node, ast.Constant):
+                places += re.findall(r"{(\w*)", str(node.value))
+    assert set(places) <= {"", "tools", *known}
+    assert len(places) > 70
 
 
 def test_compat_translates_options_without_a_repair_of_texts():
@@ -267,6 +325,7 @@ def test_compat_translates_options_without_a_repair_of_texts():
             raise error
         assert f"{caught.value} {caught.value.hint}" == said
         assert caught.value.args == (str(caught.value),)
+    assert caught.value.suggested == {"draft_model_path": None}
 
 
 def test_errors_carry_what_they_suggest():
@@ -288,7 +347,7 @@ def test_no_flag_in_texts_of_the_library():
     for file in package.rglob("*.py"):
         if "cli" in file.relative_to(package).parts or file in tables:
             continue  # the tables are also those of the command line
-        if file == package / "registry" / "pip.py":
+        if file == package / "registry" / "package.py":
             continue  # pip's own flags
         for line in file.read_text(encoding="utf-8").splitlines():
             if re.search(r"""["' (]--[a-z]""", line) and not any(one in line for one in others):

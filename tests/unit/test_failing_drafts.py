@@ -12,7 +12,7 @@ from gguf_spec.speculative.draft_model_use import DraftModelUse
 from gguf_spec.speculative.drafters import ModelDrafter, NgramDrafter, RetryDrafter, team
 from gguf_spec.speculative.pair import ModelPair
 from gguf_spec.speculative.profile import DEFAULT_PROFILE
-from tests.fakes import FakeModel, fake_llm, random_table
+from tests.support.fakes import FakeModel, fake_llm, random_table
 
 pytestmark = pytest.mark.failing_drafts
 V, PROMPT = 6, "abcdabcdabcdabcd"

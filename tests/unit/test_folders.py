@@ -8,7 +8,7 @@ import pytest
 
 from gguf_spec.cli.chat import terminal
 from gguf_spec.registry.resolve import user_file
-from gguf_spec.system import folders
+from gguf_spec.system import files
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="the folders of other systems are the systems' own"
@@ -31,10 +31,10 @@ def test_the_folders_are_those_of_earlier_versions(monkeypatch, tmp_path, given)
             monkeypatch.delenv(f"XDG_{kind}_HOME", raising=False)
         else:
             monkeypatch.setenv(f"XDG_{kind}_HOME", given)
-    assert folders.cache_folder() == before("CACHE")
-    assert folders.cache_folder() == folders.caches_of_others() / "gguf-spec"
-    assert folders.config_folder() == before("CONFIG")
-    assert folders.state_folder() == before("STATE")
+    assert files.cache_folder() == before("CACHE")
+    assert files.cache_folder() == files.caches_of_others() / "gguf-spec"
+    assert files.config_folder() == before("CONFIG")
+    assert files.state_folder() == before("STATE")
     assert user_file() == before("CONFIG") / "models.yaml"
     assert (
         Path(terminal._KeptHistory(terminal.state_folder() / "chat-history").filename)
@@ -46,5 +46,5 @@ def test_a_folder_is_not_made_by_asking_for_it(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     for kind in HOMES:
         monkeypatch.delenv(f"XDG_{kind}_HOME", raising=False)
-    folders.cache_folder(), folders.config_folder(), folders.state_folder()
+    files.cache_folder(), files.config_folder(), files.state_folder()
     assert not [*tmp_path.iterdir()]

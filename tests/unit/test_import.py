@@ -8,11 +8,11 @@ import pytest
 
 import gguf_spec
 from gguf_spec import errors
-from tests import children
+from tests.support import children
 from tests.unit.test_error_texts import CLASSES, example
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
+sys.path.insert(0, str(ROOT / "scripts" / "docs"))
 from _reference import MODULES, public  # noqa: E402
 
 CHECK = """

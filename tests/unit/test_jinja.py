@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
-from gguf_spec.text import jinja_in_process, jinja_sandbox
+from gguf_spec.text import jinja_sandbox
 from gguf_spec.text.jinja_sandbox import TemplateFailure, render
-from tests import children
+from tests.support import children
 
 USER = {"role": "user", "content": "What is 2 + 2? "}
 ANSWER = {"role": "assistant", "content": "<think>\nadd\n</think>\n\nIt is 4."}
@@ -184,7 +184,7 @@ def test_well_known_shapes_are_rendered_here_and_as_ever(name, messages, monkeyp
 
 @pytest.mark.parametrize("template", [*SIMPLE.values(), *OTHER.values()], ids=[*SIMPLE, *OTHER])
 def test_a_process_of_its_own_writes_the_same(template, monkeypatch):
-    monkeypatch.setattr(jinja_in_process, "_simple", lambda _: None)
+    monkeypatch.setattr(jinja_sandbox, "_simple", lambda _: None)
     for messages in CHATS[:3]:
         assert of_ours(template, messages) == of_llama_cpp_python(template, messages)
 
@@ -208,12 +208,12 @@ def test_some_shapes_refuse_some_chats():
 
 
 def test_a_template_is_compiled_once(monkeypatch):
-    jinja_in_process._simple.cache_clear()
+    jinja_sandbox._simple.cache_clear()
     for messages in CHATS:
         of_ours(SIMPLE["ChatML"], messages)
     assert (
-        jinja_in_process._simple.cache_info().misses,
-        jinja_in_process._simple.cache_info().hits,
+        jinja_sandbox._simple.cache_info().misses,
+        jinja_sandbox._simple.cache_info().hits,
     ) == (
         1,
         len(CHATS) - 1,

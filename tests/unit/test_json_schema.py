@@ -5,10 +5,10 @@ import json
 import pytest
 
 from gguf_spec.errors import GrammarTooLargeError, InvalidOptionError
-from gguf_spec.grammar import work
+from gguf_spec.grammar import gbnf
 from gguf_spec.grammar.automaton import Automaton
 from gguf_spec.grammar.json_schema import to_gbnf
-from tests.fakes import with_few_calls
+from tests.support.fakes import with_few_calls
 
 
 def takes(schema, value):
@@ -247,7 +247,7 @@ TOO_LARGE = {
 
 @pytest.mark.parametrize("schema", TOO_LARGE.values(), ids=TOO_LARGE)
 def test_a_conversion_has_a_limit_of_work(schema, monkeypatch):
-    monkeypatch.setattr(work, "MOST_WORK", 60_000)
+    monkeypatch.setattr(gbnf, "MOST_WORK", 60_000)
     with pytest.raises(InvalidOptionError) as caught:
         to_gbnf(schema)
     assert isinstance(caught.value, GrammarTooLargeError) or "unterminated" in caught.value.reason
@@ -261,7 +261,7 @@ def test_a_conversion_has_a_limit_of_work(schema, monkeypatch):
 )
 def test_many_parts_that_an_enum_tells_apart(part, others, monkeypatch):
     """They are not compared in pairs."""
-    monkeypatch.setattr(work, "MOST_WORK", 200_000)
+    monkeypatch.setattr(gbnf, "MOST_WORK", 200_000)
     parts = [part(i) for i in range(500)]
     assert to_gbnf({"oneOf": [*parts, *others]})
     monkeypatch.undo()

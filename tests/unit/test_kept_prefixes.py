@@ -14,7 +14,7 @@ from gguf_spec.runtime.kept_prefixes import LEAST_COPIED, PrefixStore
 from gguf_spec.speculative.drafters import FirstRead
 from gguf_spec.speculative.prefixes import common
 from gguf_spec.speculative.task import SlotPair
-from gguf_spec.system.units import parse_bytes
+from gguf_spec.system.machine import parse_bytes
 
 A, B, C = ([*range(start, start + 300)] for start in (1000, 2000, 3000))
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gguf_spec.gguf.model_file import ModelFile
+from gguf_spec.gguf.validation import ModelFile
 from gguf_spec.llama import own_kernels
 from gguf_spec.llama.options import Adapter, ContextOptions
 from gguf_spec.llama.placement import Placement

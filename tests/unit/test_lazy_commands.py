@@ -7,7 +7,7 @@ import pytest
 
 from gguf_spec.cli import _COMMANDS, cli
 from gguf_spec.cli.lazy import LazyCommands, Place
-from tests import children
+from tests.support import children
 
 
 @pytest.mark.parametrize("name", _COMMANDS)

@@ -22,7 +22,7 @@ from gguf_spec.runtime import request as request_module
 from gguf_spec.runtime.llm import LLM
 from gguf_spec.sampling.chain import Filters, logprob
 from gguf_spec.speculative.profile import Profile
-from tests.fakes import FakeModel, fake_llm, random_table
+from tests.support.fakes import FakeModel, fake_llm, random_table
 
 V = 6
 TABLES = [random_table(np.random.default_rng(seed), V) for seed in (5, 6)]

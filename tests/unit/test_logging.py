@@ -9,8 +9,8 @@ import pytest
 
 from gguf_spec import Sampling, Speculation
 from gguf_spec.runtime import stats_recorder
-from tests import children
-from tests.fakes import FakeModel, fake_llm, random_table
+from tests.support import children
+from tests.support.fakes import FakeModel, fake_llm, random_table
 
 LINE = re.compile(
     r"round (\d+): drafted (\d+) \(([a-z0-9, ]+)\), accepted (\d+), predicted (\d+\.\d\d) ms, measured (\d+\.\d\d) ms"

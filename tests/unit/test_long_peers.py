@@ -1,4 +1,4 @@
-"""scripts/bench_peers.py --long: with programs that answer as llama.cpp's do, from the arguments to the table."""
+"""scripts/bench/bench_peers.py --long: with programs that answer as llama.cpp's do, from the arguments to the table."""
 
 import json
 import sys
@@ -9,7 +9,7 @@ import pytest
 
 from gguf_spec.llama.options import physical_cores
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "bench"))
 import _long_peers
 import bench_peers
 from _long_peers import Contender, Figures, Row, compare_long, is_same, row_of, write_prompt

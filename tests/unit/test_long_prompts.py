@@ -12,7 +12,7 @@ from gguf_spec.speculative.drafters.draft_sampler import DraftCorrection
 from gguf_spec.speculative.drafters.model import _LEAST_CONTEXT
 from gguf_spec.speculative.engine import Rule, read_prompt, rounds
 from gguf_spec.speculative.profile import DEFAULT_PROFILE
-from tests.fakes import FakeModel, costing, random_table, sampler
+from tests.support.fakes import FakeModel, costing, random_table, sampler
 
 V = 30
 TABLE = random_table(np.random.default_rng(1), V)

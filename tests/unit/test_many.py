@@ -20,8 +20,8 @@ from gguf_spec.errors import (
 )
 from gguf_spec.runtime import many
 from gguf_spec.runtime.stream import Stream
-from tests.closing.bytecodes import Bytecodes, described
-from tests.fakes import FakeModel, fake_llm, random_table
+from tests.support.bytecodes import Bytecodes, described
+from tests.support.fakes import FakeModel, fake_llm, random_table
 
 TABLES = [random_table(np.random.default_rng(seed), 6) for seed in (5, 6)]
 FREE = Sampling(temperature=1.0, top_k=0, top_p=1.0, seed=1, max_tokens=20)

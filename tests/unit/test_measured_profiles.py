@@ -11,7 +11,7 @@ from gguf_spec.speculative.interfaces import read_on, retain_prefix
 from gguf_spec.speculative.profile import DEFAULT_PROFILE
 from gguf_spec.speculative.profiler import plausible
 from gguf_spec.speculative.stored_profile import profile_of
-from tests.fakes import FakeModel, random_table
+from tests.support.fakes import FakeModel, random_table
 
 NOW = 1.8e9
 TARGET = SimpleNamespace(threads=2, depth_costs={})

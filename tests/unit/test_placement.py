@@ -15,7 +15,7 @@ from gguf_spec.llama.offload import offloaded
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.llama.placement import LAYERS_MAX, Placement, expression, read_placement
 from gguf_spec.load_options import LOADING
-from tests.gguf import zoo
+from tests.support import zoo
 
 GIB = 1 << 30
 BIG = Device("Big0", "a large GPU", False, 24 * GIB, 24 * GIB)

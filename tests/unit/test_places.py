@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from gguf_spec.system.atomic_file import atomic_write
-from tests import children
+from gguf_spec.system.files import atomic_write
+from tests.support import children
 
 
 def only(folder):
@@ -49,7 +49,7 @@ def test_who_may_read_it(tmp_path, private, mode):
 WRITER = """
 import sys, time
 from pathlib import Path
-from gguf_spec.system.atomic_file import atomic_write
+from gguf_spec.system.files import atomic_write
 with atomic_write(Path(sys.argv[1])) as part:
     part.write_text("half")
     print(part.name, flush=True)
@@ -119,7 +119,7 @@ def test_no_place(tmp_path):
 
 def test_many_at_once(tmp_path):
     """Cleaning must not take what another writer has just begun."""
-    code = "import sys\nfrom pathlib import Path\nfrom gguf_spec.system.atomic_file import atomic_write\n"
+    code = "import sys\nfrom pathlib import Path\nfrom gguf_spec.system.files import atomic_write\n"
     code += "for i in range(300):\n    with atomic_write(Path(sys.argv[1])) as part:\n        part.write_text(sys.argv[2] * 1000)\n"
     writers = [
         children.Child(

@@ -1,4 +1,4 @@
-"""Each mistake of scripts/plant_bugs.py still has its place in the source, and its tests are there."""
+"""Each mistake of scripts/checks/plant_bugs.py still has its place in the source, and its tests are there."""
 
 import importlib
 from pathlib import Path
@@ -7,7 +7,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_each_mistake_can_be_planted(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "scripts")
+    monkeypatch.syspath_prepend(ROOT / "scripts" / "checks")
     module = importlib.import_module("plant_bugs")
     assert len(module.BUGS) > 40
     for bug in module.BUGS:

@@ -1,4 +1,4 @@
-"""scripts/plot_bench.py: the picture of a benchmark holds what it should, and the one in docs is made from its data."""
+"""scripts/docs/plot_bench.py: the picture of a benchmark holds what it should, and the one in docs is made from its data."""
 
 import json
 import os
@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from gguf_spec.bench import USELESS, WORKLOADS, Machine
-from tests import children
+from tests.support import children
 from tests.unit.test_bench import case, report
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
+sys.path.insert(0, str(ROOT / "scripts" / "docs"))
 from plot_bench import Bar, Group, chart, grouped_bars  # noqa: E402
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -95,7 +95,7 @@ def test_without_a_draft_model():
 
 def test_the_picture_of_the_docs_is_made_from_its_data(tmp_path):
     images = ROOT / "docs" / "images"
-    command = [sys.executable, ROOT / "scripts" / "plot_bench.py"]
+    command = [sys.executable, ROOT / "scripts" / "docs" / "plot_bench.py"]
     children.run([*command, images / "bench.json", tmp_path / "a.svg"], check=True)
     assert (tmp_path / "a.svg").read_bytes() == (images / "bench.svg").read_bytes()
     assert json.loads((images / "bench.json").read_text(encoding="utf-8"))["version"]
@@ -104,7 +104,7 @@ def test_the_picture_of_the_docs_is_made_from_its_data(tmp_path):
 
 def test_the_picture_of_situations_is_made_from_its_data(tmp_path):
     images = ROOT / "docs" / "images"
-    command = [sys.executable, ROOT / "scripts" / "plot_situations.py", "draw"]
+    command = [sys.executable, ROOT / "scripts" / "docs" / "plot_situations.py", "draw"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     children.run(
         [*command, images / "situations.json", tmp_path / "a.svg"], check=True, env=environment

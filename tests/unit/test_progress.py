@@ -9,7 +9,7 @@ from gguf_spec import Progress, Sampling, Speculation
 from gguf_spec.cli import output
 from gguf_spec.cli.output import Line, LoadBar, MeasuringNote, PromptBar
 from gguf_spec.speculative.profile import DEFAULT_PROFILE
-from tests.fakes import FakeModel, fake_llm, random_table
+from tests.support.fakes import FakeModel, fake_llm, random_table
 
 SAMPLING = Sampling(temperature=0, max_tokens=4)
 PROMPT = [1 + i % 3 for i in range(101)]

@@ -1,4 +1,4 @@
-"""scripts/real_model.py: the file comes out of the package as data, checked, whole or not at all."""
+"""scripts/models/real_model.py: the file comes out of the package as data, checked, whole or not at all."""
 
 import hashlib
 import subprocess
@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "models"))
 import real_model
 from real_model import MEMBER, Problem
 

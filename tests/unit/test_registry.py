@@ -9,7 +9,7 @@ import yaml
 
 from gguf_spec import Sampling
 from gguf_spec.errors import InvalidModelsFileError, ModelNotFoundError
-from gguf_spec.registry import strict_yaml
+from gguf_spec.registry import models_file
 from gguf_spec.registry.resolve import Entry, Part, entries, resolve, split_names, user_file
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
@@ -33,7 +33,7 @@ def config(tmp_path, monkeypatch):
 @pytest.fixture(params=["CSafeLoader", "SafeLoader"])
 def parser(request, monkeypatch):
     """Either part of PyYAML: its C part is not there everywhere."""
-    monkeypatch.setattr(strict_yaml, "_LOADER", getattr(yaml, request.param))
+    monkeypatch.setattr(models_file, "_LOADER", getattr(yaml, request.param))
 
 
 @pytest.fixture

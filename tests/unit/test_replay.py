@@ -11,7 +11,7 @@ from gguf_spec.speculative.controller import DraftController
 from gguf_spec.speculative.draft_length import Outlook, Prices, best_length, drafting_gain, gain_of
 from gguf_spec.speculative.interfaces import retain_prefix, return_to
 from gguf_spec.speculative.profile import DEFAULT_PROFILE
-from tests.fakes import FakeModel, fake_llm, random_table
+from tests.support.fakes import FakeModel, fake_llm, random_table
 
 
 class Copying(FakeModel):

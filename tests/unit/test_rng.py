@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gguf_spec.sampling.rng import _FEW, SeededRng, _hash
-from tests.fakes import sampler
+from tests.support.fakes import sampler
 
 FILTERS = {
     "none": {},

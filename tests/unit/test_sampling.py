@@ -11,7 +11,7 @@ from gguf_spec.errors import NoTokenLeftError
 from gguf_spec.sampling import chain as chain_module
 from gguf_spec.sampling.chain import NO_FILTERS, CompatSampling, largest, logprob
 from gguf_spec.sampling.rng import SeededRng
-from tests.fakes import sampler
+from tests.support.fakes import sampler
 
 
 def dense(distribution, n):

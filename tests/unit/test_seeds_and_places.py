@@ -7,7 +7,7 @@ from gguf_spec import Sampling, Speculation
 from gguf_spec.sampling.chain import Candidates
 from gguf_spec.sampling.rng import SeededRng
 from gguf_spec.speculative.interfaces import retain_prefix
-from tests.fakes import FakeModel, fake_llm, random_table, sampler
+from tests.support.fakes import FakeModel, fake_llm, random_table, sampler
 
 IDS = np.arange(50)
 EVEN = Candidates(IDS, np.zeros(len(IDS)))

@@ -7,7 +7,7 @@ import pytest
 import gguf_spec
 from gguf_spec import Sampling, Speculation
 from gguf_spec.speculative.drafters import NgramDrafter, SharedTexts
-from tests.fakes import proposed
+from tests.support.fakes import proposed
 
 
 def test_a_draft_comes_from_an_earlier_answer():

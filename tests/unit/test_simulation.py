@@ -1,4 +1,4 @@
-"""The draft controller against recorded texts and proposals of the bundled pair, in simulated time (`scripts/simulate_controller.py`)."""
+"""The draft controller against recorded texts and proposals of the bundled pair, in simulated time (`scripts/bench/simulate_controller.py`)."""
 
 import importlib.util
 from dataclasses import replace
@@ -10,7 +10,7 @@ import pytest
 from gguf_spec.speculative import controller
 from gguf_spec.speculative.tree import Tree
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "simulate_controller.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "bench" / "simulate_controller.py"
 
 
 @pytest.fixture(scope="module")

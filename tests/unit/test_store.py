@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from gguf_spec import errors
-from gguf_spec.registry import checksums, download
+from gguf_spec.registry import download
 from gguf_spec.registry import hub as hub_module
 from gguf_spec.registry.resolve import Entry, Part
-from tests.hub import COMMIT, LATER, REPO, Hub
+from tests.support.hub import COMMIT, LATER, REPO, Hub
 
 BODY = bytes(range(256)) * 9000  # more than two of the pieces it comes in
 FILE = "tales.gguf"
@@ -150,8 +150,8 @@ def test_it_is_read_once(hub, monkeypatch):
     entry = entry_of(hub.add(FILE, BODY))
     path = download.pull(entry).paths[0]
     reads = []
-    whole = checksums._sum
-    monkeypatch.setattr(checksums, "_sum", lambda *args: reads.append(args[0]) or whole(*args))
+    whole = download._sum
+    monkeypatch.setattr(download, "_sum", lambda *args: reads.append(args[0]) or whole(*args))
     assert download.pull(entry).verified == "sha256"
     assert reads == []
     os.utime(path, ns=(1, 1))

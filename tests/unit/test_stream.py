@@ -12,7 +12,7 @@ from gguf_spec.runtime.request import Request
 from gguf_spec.sampling.chain import CompatSampling
 from gguf_spec.speculative import controller
 from gguf_spec.speculative.profile import Profile
-from tests.fakes import Clock, FakeModel, fake_llm, random_table
+from tests.support.fakes import Clock, FakeModel, fake_llm, random_table
 
 V = 6
 TABLES = [random_table(np.random.default_rng(seed), V) for seed in (5, 6)]

@@ -11,7 +11,7 @@ from gguf_spec.speculative.engine import Rule, read_prompt, run_round
 from gguf_spec.speculative.translated_model import TranslatedModel
 from gguf_spec.speculative.translation import Reading, Translation, longest_pieces
 from tests.exactness.test_enumeration import exact_law
-from tests.fakes import FakeModel, drafting, every_path, random_table, sampler
+from tests.support.fakes import FakeModel, drafting, every_path, random_table, sampler
 
 # Target: ids of these pieces; b"" is a control token.
 PIECES = [b"a", b"b", b" a", b" b", b"ab", b" ", b"", b""]

@@ -15,7 +15,7 @@ from gguf_spec.speculative.drafters import N_CONFIDENCE_BUCKETS
 from gguf_spec.speculative.profile import DEFAULT_PROFILE, Profile, read_profile
 from gguf_spec.speculative.profiler import measure
 from gguf_spec.tune import Tuning, tune
-from tests.fakes import Clock, FakeModel, fake_llm, random_table
+from tests.support.fakes import Clock, FakeModel, fake_llm, random_table
 
 V = 6
 TABLES = [random_table(np.random.default_rng(seed), V) for seed in (5, 6)]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import gguf_spec
-from gguf_spec.system.units import format_bytes
+from gguf_spec.system.machine import format_bytes
 
 MIB, GIB = 1 << 20, 1 << 30
 PACKAGE = Path(gguf_spec.__file__).parent

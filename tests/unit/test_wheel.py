@@ -8,9 +8,9 @@ import zipfile
 import pytest
 
 from gguf_spec import errors
-from gguf_spec.registry.wheel import copy_member
-from tests import wheels
-from tests.wheels import BODY, MEMBER
+from gguf_spec.registry.package import copy_member
+from tests.support import wheels
+from tests.support.wheels import BODY, MEMBER
 
 
 def copied(path, part=None, out=None):

@@ -22,7 +22,7 @@ from prompt_toolkit.styles import Style
 from prompt_toolkit.utils import is_dumb_terminal
 from rich.console import Console
 
-from ...system.folders import state_folder
+from ...system.files import state_folder
 from ..completion import names_from
 from ..output import CONTROL, PromptBar, Thoughts, logprob_lines, speed, styled
 from .loop import COMMANDS, RULES, SWITCHES, is_open_block

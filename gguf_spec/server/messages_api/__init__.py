@@ -1,6 +1,7 @@
 """The Messages API of Anthropic: `/v1/messages`."""
 
-from .face import MESSAGES_FACE
+from .output import MessageReply
+from .request import read_request
 from .routes import CountRoute
 
-__all__ = ["MESSAGES_FACE", "CountRoute"]
+__all__ = ["CountRoute", "MessageReply", "read_request"]

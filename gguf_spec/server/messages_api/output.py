@@ -7,13 +7,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from ...results import Completion
-from ...tools.json_text import parse
-from ..answer_parts import AnswerParts
-from ..error_formats import anthropic_error
+from ...tools.source import parse
 from ..errors import ApiError
 from ..events import ChoiceEnded, ChunkEvent, Started
+from ..replies import AnswerParts, finish_reason, usage
 from ..requests import CompletionRequest
-from ..responses import finish_reason, usage
+from ..wire import anthropic_error
 
 # Kind of a part -> type of its block and of its deltas, and their field with the text.
 _BLOCKS = {

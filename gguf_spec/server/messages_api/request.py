@@ -7,13 +7,13 @@ from typing import Any
 
 from ...options import Speculation
 from ...tools.use import NO_TOOLS, ToolUse
-from ..error_formats import NO_THREADS
 from ..errors import ApiError, bad, unsupported
 from ..fields import read_fields
 from ..reasoning import ReasoningFields, read_reasoning
 from ..requests import SHARED, CompletionRequest, completion_request
 from ..tools import check_name, for_template, given_name
 from ..values import flag, is_count, stops, string
+from ..wire import NO_THREADS
 from .content import read_messages, read_system
 
 # Fields that decide the prompt: those of a request to count its tokens.

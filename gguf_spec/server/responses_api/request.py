@@ -12,11 +12,11 @@ from ..errors import ApiError, bad, unsupported
 from ..fields import read_fields, same
 from ..reasoning import EFFORTS, ReasoningFields, read_reasoning
 from ..requests import SHARED, CompletionRequest, completion_request
+from ..responses_store import ResponseStore
 from ..tools import check_name, for_template, given_name
 from ..values import TOP_LOGPROBS_MAX, count, flag, schema, string
 from .conversation import messages_of
 from .items import Item, read_input
-from .store import ResponseStore
 
 _OWN = frozenset(
     {
@@ -55,18 +55,18 @@ class ResponseRequest:
     Attributes:
         echo: Fields of the response object.
         items: All items of the input, those of earlier responses included.
-        stores: Whether the response is stored.
+        store: Where the response is stored; None if it is not.
     """
 
     echo: Mapping[str, Any]
     items: Sequence[Item]
-    stores: bool
+    store: ResponseStore | None
 
 
 def read_response(
     data: dict[str, Any], default: Speculation, most: int | None, store: ResponseStore
-) -> tuple[CompletionRequest, ResponseRequest]:
-    """Convert the body of a request.
+) -> CompletionRequest:
+    """Convert the body of a request; `more` is a `ResponseRequest`.
 
     Args:
         data: The body.
@@ -116,7 +116,7 @@ def read_response(
         "top_p": asked.sampling.top_p,
         "truncation": truncation,
     }
-    return asked, ResponseRequest(echo, items, echo["store"])
+    return replace(asked, more=ResponseRequest(echo, items, store if echo["store"] else None))
 
 
 def _read_limit(data: dict[str, Any], names: dict[str, str]) -> None:

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from ...arrays import Logits
 from ...errors import NoTokenLeftError
-from ...sampling.chain import COLDEST, Distribution, Sampler
-from ...sampling.rows import largest
+from ...sampling.chain import COLDEST, Distribution, Sampler, largest
 
 # Candidate temperatures of the draft, as multiples of the requested temperature.
 _TEMPERATURES = np.array([0.05, 0.3, 0.45, 0.6, 0.75, 0.9, 1.0, 1.15, 1.3])

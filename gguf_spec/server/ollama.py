@@ -1,0 +1,474 @@
+"""Ollama's routes for text: their requests become those of OpenAI's routes, and answers objects.
+
+The same messages with the same options therefore give the same text on both. docs/server.md and
+the OpenAPI description are generated from the tables of fields.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ..options import Speculation
+from ..results import Part, Stats
+from ..tools.source import parse
+from .errors import ApiError, bad, unknown, unsupported
+from .events import ChoiceEnded, ChunkEvent, Started, TokenInfo
+from .fields import OtherField, same
+from .replies import AnswerParts, finish_reason
+from .requests import CompletionRequest, read_chat, read_text
+from .values import flag, string
+from .wire import ollama_error
+
+if TYPE_CHECKING:
+    from ..runtime.llm import LLM
+
+# Option of a request of Ollama -> option of `Sampling`.
+OPTIONS = {
+    "num_predict": "max_tokens",
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "typical_p": "typical_p",
+    "seed": "seed",
+    "stop": "stop",
+    "repeat_penalty": "repeat_penalty",
+    "repeat_last_n": "penalty_last_n",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+}
+_AT_START = "The options of `serve` set it when a model is loaded."
+_SAMPLER = "The sampler does not have it; this value switches it off."
+# Option -> the values without effect; all others are refused.
+OTHER_OPTIONS = {
+    **dict.fromkeys(
+        (
+            "num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "numa", "low_vram",
+            "f16_kv", "logits_all", "vocab_only", "use_mmap", "use_mlock", "embedding_only",
+        ),
+        OtherField(_AT_START),
+    ),
+    "num_keep": OtherField("Where the context is full the answer ends."),
+    "penalize_newline": OtherField("Penalties count all tokens.", (True,)),
+    "mirostat": OtherField(_SAMPLER, (0,)),
+    "mirostat_tau": OtherField("Mirostat sampling is off."),
+    "mirostat_eta": OtherField("Mirostat sampling is off."),
+    "tfs_z": OtherField(_SAMPLER, (1,)),
+}  # fmt: skip
+# Fields without effect on the answer: a setting of the server decides for all models.
+IGNORED = ("keep_alive",)
+
+
+def known_fields(data: dict[str, Any], known: frozenset[str]) -> dict[str, Any]:
+    """Return the fields of a body that are not null, without those that have no effect.
+
+    Raises:
+        ApiError: A field is unknown, or not supported. The error names it.
+    """
+    found = {}
+    for name, value in data.items():
+        if value is None or name in IGNORED:
+            continue
+        if name == "images" and value == []:
+            continue
+        if name in ("template", "context", "width", "height", "steps") and value:
+            raise ApiError(f"{name} is not supported.{_HINTS.get(name, '')}", name, "unsupported")
+        if name not in known:
+            raise unknown(name[:100])
+        found[name] = value
+    return found
+
+
+_HINTS = {
+    "template": " The template of the model is used; raw=true uses none.",
+    "context": " Send the conversation as messages to /api/chat.",
+}
+
+
+def read_options(value: Any) -> dict[str, Any]:
+    """Return the field `options` with the names of OpenAI's requests.
+
+    Raises:
+        ApiError: An option is unknown, or has a value that is not supported.
+    """
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise bad("options", "must be an object.")
+    found = {}
+    for name, given in value.items():
+        if given is None:
+            continue
+        if name in OPTIONS:
+            found[OPTIONS[name]] = given
+        elif name not in OTHER_OPTIONS:
+            raise unknown(f"options.{name[:100]}")
+        elif not OTHER_OPTIONS[name].accepts(given):
+            allowed = " or ".join(str(one) for one in OTHER_OPTIONS[name].accepted or ())
+            param = f"options.{name}"
+            raise ApiError(f"{param} is not supported but for {allowed}.", param, "unsupported")
+    return _in_range(found)
+
+
+def _in_range(options: dict[str, Any]) -> dict[str, Any]:
+    """Return options without the values that mean the default at Ollama."""
+    if same(options.get("max_tokens"), -2):  # fill the context, as -1
+        options["max_tokens"] = -1
+    if isinstance(options.get("seed"), int) and options["seed"] < 0:  # draw one
+        del options["seed"]
+    return options
+
+
+_SHARED = frozenset(
+    {"model", "stream", "options", "format", "think", "logprobs", "top_logprobs", "speculation"}
+)
+_CHAT = _SHARED | {"messages", "tools"}
+_GENERATE = _SHARED | {"prompt", "system", "suffix", "raw", "images"}
+_MESSAGE = frozenset({"role", "content", "thinking", "images", "tool_calls", "tool_name"})
+EFFORTS = ("low", "medium", "high")
+# Name of an option here -> name in Ollama's requests, for errors.
+_NAMES = {here: f"options.{name}" for name, here in OPTIONS.items() if here not in ("stop", "seed")}
+_NAMES |= {"stop": "options.stop", "seed": "options.seed", "think": "think"}
+_NAMES |= {"json_schema": "format"}
+
+
+def read_ollama_chat(
+    data: dict[str, Any], default: Speculation, most: int | None
+) -> CompletionRequest:
+    """Convert the body of `/api/chat`.
+
+    Raises:
+        ApiError: A field is invalid.
+    """
+    given = known_fields(data, _CHAT)
+    body = _shared(given) | {"messages": _messages(given.get("messages"))}
+    if tools := given.get("tools"):
+        body["tools"] = tools
+    return _named(lambda: read_chat(body, default, most))
+
+
+def read_ollama_generate(
+    data: dict[str, Any], default: Speculation, most: int | None
+) -> CompletionRequest:
+    """Convert the body of `/api/generate`.
+
+    The prompt is a message of the user, unless `raw` is set or the text after the answer is given.
+
+    Raises:
+        ApiError: A field is invalid.
+    """
+    given = known_fields(data, _GENERATE)
+    prompt, system = (string(given.get(name, ""), name) for name in ("prompt", "system"))
+    body = _shared(given)
+    images = given.get("images")
+    if flag(given, "raw") or given.get("suffix"):
+        if images:
+            raise ApiError("images need a prompt without raw and suffix.", "images", "conflict")
+        if system or body.keys() & {"response_format", "reasoning_effort", "chat_template_kwargs"}:
+            raise ApiError(
+                "system, format and think need a prompt without raw and suffix.", "raw", "conflict"
+            )
+        body |= {"prompt": prompt, "max_tokens": body.get("max_tokens", -1)}
+        body |= {"suffix": given["suffix"]} if given.get("suffix") else {}
+        if body.pop("logprobs", False):
+            body["logprobs"] = body.pop("top_logprobs", 0)
+        return _named(lambda: read_text(body, default, most))
+    messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+    content = _with_images(images, prompt, "prompt") if images else prompt
+    messages.append({"role": "user", "content": content})
+    return _named(lambda: read_chat(body | {"messages": messages}, default, most))
+
+
+def _shared(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of both routes with the names of OpenAI's."""
+    body = read_options(given.get("options"))
+    body |= {
+        name: given[name] for name in ("logprobs", "top_logprobs", "speculation") if name in given
+    }
+    body["stream"] = given.get("stream", True)
+    return body | _format(given.get("format")) | _think(given.get("think"))
+
+
+def _format(value: Any) -> dict[str, Any]:
+    """Return `format` as a response format."""
+    if value in (None, ""):
+        return {}
+    if value == "json":
+        return {"response_format": {"type": "json_object"}}
+    if not isinstance(value, dict):
+        raise bad("format", "must be json or a JSON schema.")
+    form = {"name": "format", "schema": value}
+    return {"response_format": {"type": "json_schema", "json_schema": form}}
+
+
+def _think(value: Any) -> dict[str, Any]:
+    """Return `think` as the fields about reasoning."""
+    if value is None:
+        return {}
+    if value is True:  # an error where the model does not reason
+        return {"chat_template_kwargs": {"enable_thinking": True}}
+    if value is False:
+        return {"reasoning_effort": "none"}
+    if value not in EFFORTS:
+        raise bad("think", f"must be true, false, or one of {', '.join(EFFORTS)}.")
+    return {"reasoning_effort": value}
+
+
+def _messages(value: Any) -> list[dict[str, Any]]:
+    """Return messages in OpenAI's form; the calls of tools get ids, which Ollama does not have."""
+    if not isinstance(value, list):
+        raise bad("messages", "must be an array of messages.")
+    found: list[dict[str, Any]] = []
+    ids = CallIds()
+    for i, message in enumerate(value):
+        at = f"messages[{i}]"
+        if not isinstance(message, dict):
+            raise bad(at, "must be an object.")
+        given = {name: one for name, one in message.items() if one not in (None, [])}
+        for name in given:
+            if name not in _MESSAGE:
+                raise unsupported(f"{at}.{name[:100]}")
+        found.append(_message(given, at, ids))
+    return found
+
+
+def _with_images(value: Any, text: Any, at: str) -> list[dict[str, Any]]:
+    """Return the content of a message with images, which come before its text."""
+    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        raise bad(f"{at}.images", "must be an array of images in base64.")
+    urls = [{"url": f"data:image/any;base64,{one}"} for one in value]
+    parts = [{"type": "image_url", "image_url": url} for url in urls]
+    return [*parts, {"type": "text", "text": text}]
+
+
+class CallIds:
+    """Ids of the calls in a conversation: an answer of a tool belongs to the first open call."""
+
+    def __init__(self) -> None:
+        self._n = 0
+        self._open: list[tuple[str, str]] = []  # name, id
+
+    def call(self, name: str) -> str:
+        """Return the id of a new call."""
+        self._n += 1
+        self._open.append((name, f"call{self._n:05}"))
+        return self._open[-1][1]
+
+    def answer(self, name: str | None) -> str:
+        """Return the id of the call that an answer belongs to."""
+        known = [one for one in self._open if name in (None, one[0])] or self._open
+        if not known:
+            return "call00000"
+        found = known[0]
+        self._open.remove(found)
+        return found[1]
+
+
+def _message(given: dict[str, Any], at: str, ids: CallIds) -> dict[str, Any]:
+    message = {"role": given.get("role"), "content": given.get("content", "")}
+    if "images" in given:
+        message["content"] = _with_images(given["images"], message["content"], at)
+    if thinking := given.get("thinking"):
+        message["reasoning_content"] = thinking
+    if message["role"] == "tool":
+        name = given.get("tool_name")
+        if not isinstance(name, (str, type(None))):
+            raise bad(f"{at}.tool_name", "must be a string.")
+        message["tool_call_id"] = ids.answer(name)
+        message |= {"name": name} if name else {}
+    elif "tool_name" in given:
+        raise bad(f"{at}.tool_name", "is only allowed in a message of the role tool.")
+    calls = given.get("tool_calls")
+    if calls is not None:
+        message["tool_calls"] = _calls(calls, f"{at}.tool_calls", ids)
+    return message
+
+
+def _calls(value: Any, at: str, ids: CallIds) -> list[dict[str, Any]]:
+    if not isinstance(value, list):
+        raise bad(at, "must be an array of calls.")
+    calls = []
+    for i, call in enumerate(value):
+        function = call.get("function") if isinstance(call, dict) else None
+        arguments = function.get("arguments", {}) if isinstance(function, dict) else None
+        if not isinstance(function, dict) or not isinstance(arguments, dict):
+            raise bad(f"{at}[{i}]", "must have a function with a name and arguments.")
+        name = function.get("name")
+        written = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
+        calls.append({"id": ids.call(str(name)), "type": "function", "function": written})
+    return calls
+
+
+def _named(read: Callable[[], CompletionRequest]) -> CompletionRequest:
+    """Return what `read` returns, with the time; its errors name the fields of Ollama."""
+    began_s = time.perf_counter()
+    try:
+        asked = read()
+    except ApiError as error:
+        param = str(error.error["param"])
+        if param not in _NAMES and not param.startswith(("response_format", "reasoning")):
+            raise
+        name = _NAMES.get(param, "format" if param.startswith("response") else "think")
+        message = error.error["message"].replace(param, name)
+        raise ApiError(message, name, error.error["code"], error.status) from None
+    return replace(asked, names=asked.names | _NAMES, more=began_s)
+
+
+# Fields of a request that only loads a model; all others are empty.
+_OF_LOADING = {"model", "keep_alive", "stream", "options"}
+
+
+def load_task(data: dict[str, Any], is_chat: bool) -> Callable[[LLM], dict[str, Any]] | None:
+    """Return the task of a body without a prompt, which only loads the model.
+
+    Args:
+        data: The body.
+        is_chat: Whether the route is `/api/chat`.
+
+    Raises:
+        ApiError: The model must not be kept.
+    """
+    given = {name for name, value in data.items() if value not in (None, "", [], {})}
+    if not given <= _OF_LOADING:
+        return None
+    keep = data.get("keep_alive")
+    if keep in (0, "0", "0s", "0m", "0h") and not isinstance(keep, bool):
+        fact = "must not be 0: the server unloads idle models by a setting of its own."
+        raise bad("keep_alive", fact)
+    said = {"message": {"role": "assistant", "content": ""}} if is_chat else {"response": ""}
+    end = {"done": True, "done_reason": "load"}
+    return lambda llm: {"model": llm.name, "created_at": now(), **said, **end}
+
+
+def now() -> str:
+    """Return the time in the form of Ollama's timestamps."""
+    return datetime.datetime.now(datetime.timezone.utc).isoformat().replace("+00:00", "Z")
+
+
+def nanoseconds(seconds: float) -> int:
+    """Return a time in nanoseconds."""
+    return round(seconds * 1e9)
+
+
+class OllamaReply:
+    """Converts the events of one job to the objects of `/api/chat` or `/api/generate`."""
+
+    def __init__(self, asked: CompletionRequest, started: Started, is_chat: bool) -> None:
+        """Create a reply.
+
+        Args:
+            asked: The request.
+            started: The first event of its job.
+            is_chat: Whether the route is `/api/chat`.
+        """
+        self._is_chat, self._began_s, self._model = is_chat, asked.more, started.model
+        self._load_s = time.perf_counter() - self._began_s  # with the time in the queue
+        self._has_logprobs = asked.sampling.logprobs is not None
+        self._parts = AnswerParts(started.family, asked.tools)
+
+    # ---- complete responses
+
+    def whole(self, said: Iterable[ChunkEvent], ended: Iterable[ChoiceEnded]) -> dict[str, Any]:
+        """Return the complete response.
+
+        Raises:
+            ApiError: The answer was cancelled.
+        """
+        parts: list[Part] = []
+        named: list[TokenInfo] = []
+        for one in said:
+            parts += self._parts.push(one.chunk)
+            named += one.logprobs
+        (last,) = ended
+        parts += self._parts.finish()
+        text = "".join(part.text for part in parts if part.kind == "text")
+        thinking = "".join(part.text for part in parts if part.kind != "text")
+        return self._object(text, thinking, named, self._calls()) | self._end(last)
+
+    # ---- streamed responses
+
+    def first(self) -> list[dict[str, Any]]:
+        """Return no object: a stream begins with the first text."""
+        return []
+
+    def said(self, said: ChunkEvent) -> list[dict[str, Any]]:
+        """Return an object for each part of a chunk; the first has the log-probabilities."""
+        pieces = self._pieces(self._parts.push(said.chunk))
+        if said.logprobs and self._has_logprobs:
+            pieces = pieces or [self._object("") | {"done": False}]
+            pieces[0]["logprobs"] = _logprobs(said.logprobs)
+        return pieces
+
+    def ended(self, ended: ChoiceEnded) -> list[dict[str, Any]]:
+        """Return the remaining text, the tool calls, and the object with the counts.
+
+        Raises:
+            ApiError: The answer was cancelled.
+        """
+        end = self._end(ended)
+        pieces = self._pieces(self._parts.finish())
+        if calls := self._calls():
+            pieces.append(self._object("", calls=calls) | {"done": False})
+        return [*pieces, self._object("") | end]
+
+    def finished(self) -> list[dict[str, Any]]:
+        """Return no object: there is one choice."""
+        return []
+
+    def failed(self, refusal: ApiError) -> list[dict[str, Any]]:
+        """Return the error that ends the stream."""
+        return [ollama_error(refusal)]
+
+    def _pieces(self, parts: Iterable[Part]) -> list[dict[str, Any]]:
+        return [
+            (self._object(part.text) if part.kind == "text" else self._object("", part.text))
+            | {"done": False}
+            for part in parts
+        ]
+
+    def _calls(self) -> list[dict[str, Any]]:
+        """Return the tool calls of the answer, with arguments as objects."""
+        functions = [call["function"] for call in self._parts.calls]
+        return [
+            {"function": {"name": one["name"], "arguments": parse(one["arguments"])}}
+            for one in functions
+        ]
+
+    def _object(
+        self,
+        text: str,
+        thinking: str = "",
+        named: Iterable[TokenInfo] = (),
+        calls: list[dict[str, Any]] | None = None,
+    ) -> dict[str, Any]:
+        about: dict[str, Any] = {"model": self._model, "created_at": now()}
+        more: dict[str, Any] = {"thinking": thinking} if thinking else {}
+        if self._is_chat:
+            more |= {"tool_calls": calls} if calls else {}
+            about["message"] = {"role": "assistant", "content": text, **more}
+        else:
+            about |= {"response": text, **more}
+        return about | ({"logprobs": _logprobs(named)} if named and self._has_logprobs else {})
+
+    def _end(self, ended: ChoiceEnded) -> dict[str, Any]:
+        """Return the fields of the last object."""
+        stats: Stats = ended.result.stats
+        return {
+            "done": True,
+            "done_reason": finish_reason(ended.result.finish_reason, ended.why),
+            "total_duration": nanoseconds(time.perf_counter() - self._began_s),
+            "load_duration": nanoseconds(self._load_s),
+            "prompt_eval_count": stats.n_prompt,
+            "prompt_eval_duration": nanoseconds(stats.prompt_s),
+            "eval_count": stats.n_generated,
+            "eval_duration": nanoseconds(stats.total_s - stats.prompt_s),
+        }
+
+
+def _logprobs(named: Iterable[TokenInfo]) -> list[dict[str, Any]]:
+    return [one.to_dict() for one in named]

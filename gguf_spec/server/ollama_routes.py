@@ -1,0 +1,266 @@
+"""Routes of Ollama about models and embeddings, with facts about the files of models."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import math
+import re
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from .. import __version__
+from ..errors import GgufSpecError
+from ..gguf.header import Header
+from ..gguf.validation import embeds_only, read_header
+from ..options import Sampling
+from ..text.template_values import names_read
+from .embeddings import check_dimensions, check_pooling, read_dimensions, texts_of
+from .metrics import Metrics
+from .model_pool import ModelPool, ServedModel
+from .model_routes import ModelRoutes
+from .ollama import OPTIONS, known_fields, nanoseconds, read_options
+from .requests import parse
+from .settings import Settings
+from .tasks import Task, TaskRunner
+from .values import check_known, flag, string
+
+if TYPE_CHECKING:
+    from ..runtime.llm import LLM
+
+_EMBED = frozenset({"model", "input", "truncate", "options", "dimensions"})
+_SHOW = frozenset({"model", "name", "verbose", "system", "template", "options"})
+_EMBEDDINGS = frozenset({"model", "prompt", "options"})
+
+
+class OllamaRoutes:
+    """Routes of Ollama beside those that complete text."""
+
+    def __init__(
+        self,
+        pool: ModelPool,
+        models: ModelRoutes,
+        tasks: TaskRunner,
+        settings: Settings,
+        totals: Metrics,
+        body: Callable[[Request], Awaitable[bytes]],
+    ) -> None:
+        """Create the routes.
+
+        Args:
+            pool: The models.
+            models: Finds the model of a request.
+            tasks: Runs the computations.
+            settings: Settings of the server.
+            totals: Counts the tokens.
+            body: Reads the body of a request.
+        """
+        self._pool, self._models, self._tasks = pool, models, tasks
+        self._settings, self._totals, self._body = settings, totals, body
+        self.routes = [
+            Route("/api/tags", self._tags, methods=["GET"]),
+            Route("/api/show", self._show, methods=["POST"]),
+            Route("/api/version", self._version, methods=["GET"]),
+            Route("/api/embed", self._embed, methods=["POST"]),
+            Route("/api/embeddings", self._embeddings, methods=["POST"]),
+        ]
+
+    async def _tags(self, _: Request) -> Response:
+        models = await asyncio.to_thread(lambda: [*map(entry_of, self._pool.models)])
+        return JSONResponse({"models": models})
+
+    async def _version(self, _: Request) -> Response:
+        return JSONResponse({"version": __version__})
+
+    async def _show(self, request: Request) -> Response:
+        data = parse(await self._body(request))
+        names = [data[key] for key in ("model", "name") if data.get(key) is not None]
+        check_known(data, _SHOW)
+        model = self._models.find(names[0] if names else None, any_model=False)
+        loaded = self._pool.loaded(model)
+        sampling = loaded.llm.sampling if loaded else Sampling()
+        here = {name: getattr(sampling, option) for name, option in OPTIONS.items()}
+        shown = {name: value for name, value in here.items() if value not in (None, ())}
+        return JSONResponse(await asyncio.to_thread(description_of, model, shown))
+
+    async def _embed(self, request: Request) -> Response:
+        data = known_fields(parse(await self._body(request)), _EMBED)
+        read_options(data.get("options"))
+        texts = texts_of(data.get("input"), "input", ids=False)
+        dimensions = read_dimensions(data)
+        cut = flag(data, "truncate") if "truncate" in data else True
+        work = partial(self._vectors, texts, dimensions, cut, time.perf_counter())
+        return await self._answer(request, data, work, {"texts": "input", "prompt": "input"})
+
+    async def _embeddings(self, request: Request) -> Response:
+        data = known_fields(parse(await self._body(request)), _EMBEDDINGS)
+        read_options(data.get("options"))
+        work = partial(self._vector, string(data.get("prompt"), "prompt"))
+        return await self._answer(request, data, work, {"texts": "prompt"})
+
+    async def _answer(
+        self, request: Request, data: dict[str, Any], work: Task, names: dict[str, str]
+    ) -> Response:
+        model = self._models.find(data.get("model"), self._settings.takes_any_model)
+        return JSONResponse(await self._tasks.run(request, model, work, names))
+
+    def _vectors(
+        self,
+        texts: list[Any],
+        dimensions: int | None,
+        cut: bool,
+        began_s: float,
+        llm: LLM,
+        check: Callable[..., None],
+    ) -> dict[str, Any]:
+        check_pooling(llm)
+        load_s = time.perf_counter() - began_s
+        ids = [llm.vocabulary.tokenize(text, special=True) for text in texts]
+        ids = [one[: llm.n_ctx] for one in ids] if cut else ids
+        rows = llm.embed(ids, on_pass=check)
+        check_dimensions(dimensions, len(rows[0]))
+        n_tokens = sum(map(len, ids))
+        self._totals.embedded(n_tokens)
+        return {
+            "model": llm.name,
+            "embeddings": [row.tolist() for row in rows],
+            "total_duration": nanoseconds(time.perf_counter() - began_s),
+            "load_duration": nanoseconds(load_s),
+            "prompt_eval_count": n_tokens,
+        }
+
+    def _vector(self, prompt: str, llm: LLM, check: Callable[..., None]) -> dict[str, Any]:
+        """Return one embedding; in this older route they are not normalised."""
+        check_pooling(llm)
+        if not prompt:
+            return {"embedding": []}
+        ids = llm.vocabulary.tokenize(prompt, special=True)[: llm.n_ctx]
+        row = llm.embed([ids], normalize=False, on_pass=check)[0]
+        self._totals.embedded(len(ids))
+        return {"embedding": row.tolist()}
+
+
+# `general.file_type` of a GGUF file -> name.
+_FILE_TYPES = {
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K",
+    11: "Q3_K_S", 12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S",
+    17: "Q5_K_M", 18: "Q6_K", 19: "IQ2_XXS", 20: "IQ2_XS", 22: "IQ3_XS", 23: "IQ3_XXS",
+    24: "IQ1_S", 25: "IQ4_NL", 26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S", 29: "IQ2_M", 30: "IQ4_XS",
+    31: "IQ1_M", 32: "BF16", 36: "TQ1_0", 37: "TQ2_0", 38: "MXFP4",
+}  # fmt: skip
+# Keys of the metadata that are long or are shown elsewhere.
+_LEFT_OUT = ("tokenizer.chat_template", "general.license.link")
+
+
+def header_of(model: ServedModel) -> Header | None:
+    """Return the header of a model's file; None if it cannot be read."""
+    try:
+        return read_header(model.path) if model.path else None
+    except GgufSpecError:
+        return None
+
+
+def entry_of(model: ServedModel) -> dict[str, Any]:
+    """Return the entry of a model in a list."""
+    header = header_of(model)
+    return {
+        "name": model.id,
+        "model": model.id,
+        "modified_at": _modified(model.path),
+        "size": header.file_bytes if header else 0,
+        "digest": "",
+        "details": details_of(header),
+    }
+
+
+def details_of(header: Header | None) -> dict[str, Any]:
+    """Return family, size and quantisation of a model."""
+    family = header.architecture if header else ""
+    number = header.metadata.get("general.file_type") if header else None
+    return {
+        "parent_model": "",
+        "format": "gguf",
+        "family": family,
+        "families": [family] if family else [],
+        "parameter_size": _parameters(header) if header else "",
+        "quantization_level": _FILE_TYPES.get(number, "") if isinstance(number, int) else "",
+    }
+
+
+def description_of(model: ServedModel, sampling: dict[str, Any]) -> dict[str, Any]:
+    """Return all that `/api/show` tells about a model.
+
+    Args:
+        model: The model.
+        sampling: Its default sampling options, with Ollama's names.
+    """
+    header = header_of(model)
+    metadata = header.metadata if header else {}
+    template = metadata.get("tokenizer.chat_template")
+    plain = {
+        key: value
+        for key, value in metadata.items()
+        if isinstance(value, (str, int)) or (isinstance(value, float) and math.isfinite(value))
+        if key not in _LEFT_OUT
+    }
+    return {
+        "modelfile": "",
+        "parameters": "\n".join(f"{name} {value}" for name, value in sampling.items()),
+        "template": template if isinstance(template, str) else "",
+        "license": str(metadata.get("general.license", "")),
+        "modified_at": _modified(model.path),
+        "details": details_of(header),
+        "model_info": plain | {"general.parameter_count": _count(header) if header else 0},
+        "capabilities": _capabilities(header, template if isinstance(template, str) else ""),
+    }
+
+
+def _capabilities(header: Header | None, template: str) -> list[str]:
+    """Return what a model can do, by its file."""
+    if header is None:
+        return []
+    if embeds_only(header):
+        return ["embedding"]
+    found = ["completion"]
+    if re.search(r"\btools\b", template):
+        found.append("tools")
+    if "enable_thinking" in names_read(template) or "<think>" in template:
+        found.append("thinking")
+    if "tokenizer.ggml.fim_pre_token_id" in header.metadata:
+        found.append("insert")
+    return found
+
+
+def _modified(path: Path | None) -> str:
+    try:
+        seconds = path.stat().st_mtime if path else 0.0
+    except OSError:
+        seconds = 0.0
+    return datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc).isoformat()
+
+
+def _count(header: Header) -> int:
+    """Return the number of weights."""
+    total = 0
+    for tensor in header.tensors:
+        n = 1
+        for size in tensor.shape:
+            n *= size
+        total += n
+    return total
+
+
+def _parameters(header: Header) -> str:
+    """Return the number of weights in words, such as `134.52M`."""
+    n = _count(header)
+    for unit, size in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
+        if n >= size:
+            return f"{n / size:.2f}{unit}" if unit == "M" else f"{n / size:.1f}{unit}"
+    return str(n)

@@ -1,0 +1,135 @@
+"""Request bodies, error responses and streams as bytes, in the format of each API."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse
+
+from .errors import ApiError, gone
+from .settings import Settings
+
+# How much of an oversized body is read, as a multiple of the size limit. A client that is still
+# sending does not read the response; after this amount it can receive the error.
+_MOST_READ = 8
+
+
+async def read_body(request: Request, settings: Settings) -> bytes:
+    """Return the body of a request.
+
+    Raises:
+        ApiError: The body is too large or arrives too slowly, or the client disconnected.
+    """
+    try:
+        return await asyncio.wait_for(_read(request, settings.body_bytes), settings.timeout)
+    except asyncio.TimeoutError:
+        raise ApiError(
+            "The body did not arrive in time.", None, "timeout", 408, {"Connection": "close"}
+        ) from None
+    except ClientDisconnect:
+        raise gone() from None
+
+
+async def _read(request: Request, most: int) -> bytes:
+    n, parts = 0, []
+    async for part in request.stream():
+        n += len(part)
+        if n <= most:
+            parts.append(part)
+        elif n > _MOST_READ * most:
+            break
+    if n > most:
+        raise ApiError(f"The body has more than {most:,} bytes.", None, "request_too_large", 413)
+    return b"".join(parts)
+
+
+# Error code after which clients of Anthropic send whole conversations.
+NO_THREADS = "thread_unsupported_request"
+# HTTP status -> error type of Anthropic.
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+def openai_error(refusal: ApiError) -> dict[str, Any]:
+    """Return an error in the format of OpenAI."""
+    return {"error": refusal.error}
+
+
+def anthropic_error(refusal: ApiError) -> dict[str, Any]:
+    """Return an error in the format of Anthropic."""
+    other = "api_error" if refusal.status >= 500 else "invalid_request_error"
+    kind, code = _ANTHROPIC_TYPES.get(refusal.status, other), refusal.error["code"]
+    error = {"type": kind, "message": refusal.error["message"]}
+    if code == NO_THREADS:
+        error["details"] = {"error_code": code, "unsupported": [refusal.error["param"]]}
+    return {"type": "error", "error": error}
+
+
+def ollama_error(refusal: ApiError) -> dict[str, Any]:
+    """Return an error in the format of Ollama."""
+    return {"error": refusal.error["message"]}
+
+
+# First part of a path -> format of its errors. All other paths have that of OpenAI.
+_FORMATS = {"/v1/messages": anthropic_error, "/api": ollama_error}
+
+
+def refused(refusal: ApiError, path: str) -> JSONResponse:
+    """Return the error response for a refused request to a path."""
+    of = (form for start, form in _FORMATS.items() if path == start or path.startswith(f"{start}/"))
+    body = next(of, openai_error)(refusal)
+    return JSONResponse(body, refusal.status, refusal.headers)
+
+
+class StreamFormat(NamedTuple):
+    """Format of a streamed answer.
+
+    Attributes:
+        media_type: Media type of the response.
+        write: Returns the bytes of one object.
+        ping: Bytes without a meaning, which keep a connection open.
+        end: Bytes after a complete answer; they are not sent after an error.
+    """
+
+    media_type: str
+    write: Callable[[dict[str, Any]], bytes]
+    ping: bytes
+    end: bytes = b""
+
+
+def _json(data: dict[str, Any]) -> str:
+    return json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def _data_event(data: dict[str, Any]) -> bytes:
+    return f"data: {_json(data)}\n\n".encode()
+
+
+def _named_event(data: dict[str, Any]) -> bytes:
+    return f"event: {data['type']}\ndata: {_json(data)}\n\n".encode()
+
+
+def _line(data: dict[str, Any]) -> bytes:
+    return f"{_json(data)}\n".encode()
+
+
+_EVENTS, _COMMENT = "text/event-stream", b": ping\n\n"
+# Chat completions: unnamed events, and a mark after the last one.
+DATA_EVENTS = StreamFormat(_EVENTS, _data_event, _COMMENT, b"data: [DONE]\n\n")
+# Responses: the name of an event is its field `type`.
+NAMED_EVENTS = StreamFormat(_EVENTS, _named_event, _COMMENT)
+# Messages of Anthropic: the same, with an event for the purpose.
+MESSAGE_EVENTS = NAMED_EVENTS._replace(ping=_named_event({"type": "ping"}))
+# Ollama: one object a line. Some clients reject an empty line; a space before an object is allowed.
+JSON_LINES = StreamFormat("application/x-ndjson", _line, b" ")

@@ -1,0 +1,213 @@
+"""Files of this user: the folders, locks, atomic writes and the cache of measurements.
+
+The folders are the platform's own. On Linux and macOS the XDG variables name others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import hashlib
+import json
+import os
+import platform
+import secrets
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+_NAME = "gguf-spec"
+# without locks, the leftovers of killed processes are not removed
+_HAS_LOCKS = find_spec("fcntl") is not None
+# folders of the cache, one for each kind of measurement
+CacheFolder = Literal["attention", "experience", "pairs", "probe", "profiles", "verified"]
+CACHE_FOLDERS: tuple[CacheFolder, ...] = get_args(CacheFolder)
+
+
+def cache_folder() -> Path:
+    """Return the folder for measurements and other files that can be made again."""
+    from platformdirs import user_cache_path
+
+    return user_cache_path(_NAME, appauthor=False)
+
+
+def config_folder() -> Path:
+    """Return the folder for the user's own settings."""
+    from platformdirs import user_config_path
+
+    return user_config_path(_NAME, appauthor=False)
+
+
+def state_folder() -> Path:
+    """Return the folder for histories."""
+    from platformdirs import user_state_path
+
+    return user_state_path(_NAME, appauthor=False)
+
+
+def caches_of_others() -> Path:
+    """Return the folder in which other programs keep their cache folders."""
+    from platformdirs import user_cache_path
+
+    return user_cache_path()
+
+
+# ---- locks
+
+
+@contextmanager
+def exclusive(path: Path, waiting: Callable[[], object]) -> Iterator[tuple[int, ...]]:
+    """Hold a lock during the block; wait for other processes that hold it.
+
+    Args:
+        path: The lock file; it is created and stays.
+        waiting: Called once if another process holds the lock.
+
+    Yields:
+        The file descriptors that children must inherit so that the lock lasts until they end.
+
+    Raises:
+        OSError: The file cannot be created.
+    """
+    with path.open("ab") as file:
+        if not _HAS_LOCKS:
+            yield ()
+            return
+        import fcntl
+
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waiting()
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield (file.fileno(),)
+
+
+def try_lock(handle: int) -> bool:
+    """Lock a file without waiting; return False if another process holds the lock.
+
+    Args:
+        handle: Its file descriptor. Where the system has no locks, True is returned.
+    """
+    if not _HAS_LOCKS:
+        return True
+    import fcntl
+
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+# ---- atomic writes
+
+
+@contextmanager
+def atomic_write(path: Path, *, private: bool = True) -> Iterator[Path]:
+    """Yield an empty temporary file beside `path`; rename it to `path` when the block succeeds.
+
+    The file appears complete or not at all, however the writing process ends. The temporary file is
+    removed when the block fails. Leftovers of killed processes beside `path` are removed, too.
+    Files that other processes are writing are locked and stay.
+
+    Args:
+        path: The file to create or replace.
+        private: Whether only the user may read it. If not, the umask decides.
+
+    Yields:
+        The temporary file.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    _remove_leftovers(path)
+    part, handle = _begin(path, 0o600 if private else 0o666)
+    try:
+        yield part
+        part.replace(path)
+    finally:
+        os.close(handle)
+        with contextlib.suppress(OSError):
+            part.unlink()
+
+
+def _begin(path: Path, mode: int) -> tuple[Path, int]:
+    """Create an empty locked file and return it with the file descriptor that holds the lock."""
+    while True:
+        part = path.with_name(f"{path.name[:100]}.{secrets.token_hex(4)}.part")
+        handle = os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode)
+        if not _HAS_LOCKS or (try_lock(handle) and part.exists()):
+            return part, handle
+        # another process removed it as a leftover before it was locked
+        os.close(handle)
+
+
+def _remove_leftovers(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        for leftover in path.parent.glob(
+            glob.escape(path.name[:100]) + "." + "[0-9a-f]" * 8 + ".part"
+        ):
+            handle = os.open(leftover, os.O_WRONLY)
+            try:
+                if _HAS_LOCKS and try_lock(handle):
+                    leftover.unlink()
+            finally:
+                os.close(handle)
+
+
+# ---- the cache
+
+
+def cache_file(kind: CacheFolder, parts: Iterable[object]) -> Path:
+    """Return the cache file for `parts`, the values that a measurement depends on."""
+    name = hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:24]
+    return cache_folder() / kind / f"{name}.json"
+
+
+def read_json(path: Path) -> Any:
+    """Return the data of a JSON file; None if it is missing or invalid."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def write_json(path: Path, data: Any) -> bool:
+    """Write data as JSON, atomically, and return whether it succeeded."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(path) as part:
+            part.write_text(json.dumps(data), encoding="utf-8")
+    except OSError:
+        return False
+    return True
+
+
+def this_machine() -> list[str]:
+    """Return the identity of this machine: architecture, host name, processor and its features."""
+    return [platform.machine(), platform.node(), _cpu()]
+
+
+def content_id(path: Path) -> str:
+    """Return a hash of a large file's size, its start, its end and 15 samples in between."""
+    size, n_parts = path.stat().st_size, 16
+    digest = hashlib.sha256(str(size).encode())
+    with path.open("rb") as file:
+        digest.update(file.read(1 << 20))
+        for i in range(1, n_parts + 1):
+            file.seek(max(0, size * i // n_parts - 4096))
+            digest.update(file.read(4096))
+    return digest.hexdigest()
+
+
+def _cpu() -> str:
+    """Return the processor's name and features, which determine the kernels."""
+    try:
+        first, _, _ = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")
+    except OSError:
+        return platform.processor()
+    names = ("model name", "flags", "Features", "CPU")
+    return "\n".join(line for line in first.splitlines() if line.startswith(names))

@@ -1,0 +1,136 @@
+"""Processor and memory of this machine: programs that use them, free memory, sizes as texts.
+
+llama.cpp does not check the memory: the kernel kills the process instead. Nothing is measured while
+other programs use the processor, because the results would not describe this machine.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from pathlib import Path
+
+# kernel statistics, with the number of running tasks
+_STAT = Path("/proc/stat")
+# Number of samples and seconds between them. The smallest sample counts: a program that only wakes
+# up for a moment is ignored.
+_SAMPLES, _PAUSE_S = 4, 0.005
+_MIB, _GIB = 1 << 20, 1 << 30
+# Unit of a size in lower case -> its bytes. Units without "i" are decimal if they end with "b".
+_UNITS = {"b": 1} | {
+    f"{letter}{end}": (1000 if end == "b" else 1024) ** power
+    for power, letter in enumerate("kmgt", 1)
+    for end in ("", "b", "ib")
+}
+
+
+def others_running() -> int:
+    """Return the number of tasks of other programs that run or wait for a core now.
+
+    The result is 0 if it is unknown (not Linux).
+    """
+    fewest = None
+    for i in range(_SAMPLES):
+        if i:
+            time.sleep(_PAUSE_S)
+        n = _running()
+        if n is None:
+            return 0
+        fewest = n if fewest is None else min(fewest, n)
+    return max(0, (fewest or 0) - 1)  # except this thread
+
+
+def cores_are_shared(threads: int) -> bool:
+    """Return whether `threads` threads of this process would share cores with other programs."""
+    return others_running() + threads > max(threads, os.cpu_count() or threads)
+
+
+def _running() -> int | None:
+    try:
+        for line in _STAT.read_text(encoding="ascii").splitlines():
+            if line.startswith("procs_running "):
+                return int(line.split()[1])
+    except (OSError, ValueError, IndexError):
+        pass
+    return None
+
+
+def total_bytes() -> int | None:
+    """Return the memory of the machine, or of the container if it is less; None if unknown."""
+    known = [n for n in (_of_machine("total"), _cgroup("memory.max")) if n]
+    return min(known) if known else None
+
+
+def available_bytes() -> int | None:
+    """Return the memory that is available without swapping, in bytes; None if unknown."""
+    known = [n for n in (_of_machine("available"),) if n is not None]
+    limit, used = _cgroup("memory.max"), _cgroup("memory.current")
+    if limit and used is not None:
+        known.append(max(limit - max(used - _cgroup_files(), 0), 0))
+    return min(known) if known else None
+
+
+def resident_bytes() -> int:
+    """Return the resident memory of this process, in bytes; 0 if unknown."""
+    import psutil
+
+    try:
+        return int(psutil.Process().memory_info().rss)
+    except (OSError, psutil.Error):
+        return 0
+
+
+def _of_machine(name: str) -> int | None:
+    import psutil
+
+    try:
+        return int(getattr(psutil.virtual_memory(), name))
+    except (OSError, psutil.Error):
+        return None
+
+
+def _cgroup(name: str) -> int | None:
+    try:
+        text = Path("/sys/fs/cgroup", name).read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
+def _cgroup_files() -> int:
+    """Return the bytes of file pages in a container's memory use.
+
+    The kernel drops them when memory is short. They may belong to a model that was loaded before.
+    """
+    try:
+        lines = Path("/sys/fs/cgroup/memory.stat").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    return sum(
+        int(line.split()[1])
+        for line in lines
+        if line.startswith(("inactive_file ", "active_file "))
+    )
+
+
+def format_bytes(n_bytes: float) -> str:
+    """Format a number of bytes for display, in binary units: `2.6 MiB`, `120 MiB`, `1.1 GiB`."""
+    if n_bytes >= _GIB:
+        return f"{n_bytes / _GIB:,.1f} GiB"
+    return f"{n_bytes / _MIB:,.{0 if n_bytes >= 10 * _MIB else 1}f} MiB"
+
+
+def parse_bytes(text: str) -> int:
+    """Return the bytes of a size such as `500MB`, `1.5 GiB`, `2G` or `0`.
+
+    Raises:
+        ValueError: It is not a size. A number above 0 needs a unit.
+    """
+    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*([a-z]*)", text.strip().lower())
+    if not found or (found[2] and found[2] not in _UNITS):
+        raise ValueError(text)
+    number = float(found[1])
+    if number and not found[2]:
+        raise ValueError(text)
+    return int(number * _UNITS.get(found[2], 1))

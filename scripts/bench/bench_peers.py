@@ -1,0 +1,351 @@
+"""Compare gguf-spec with llama.cpp's own programs and with llama-cpp-python's prompt lookup, each at the best of its settings, on the same files.
+
+    .venv/bin/python scripts/bench/bench_peers.py -m TARGET.gguf -d DRAFT.gguf [--useless OTHER.gguf] [--only plain,ngram] [--json FILE]
+    .venv/bin/python scripts/bench/bench_peers.py -m TARGET.gguf -d DRAFT.gguf --ctx 8192 --long document-1k,code-4k [--lengths 1,3] [--json FILE]
+
+The programs are compiled once, from the sources inside llama-cpp-python and with the flags of our wheel: about 8 minutes on 2 cores, then they lie
+in the user's cache (needs cmake, a C++ compiler and, the first time, a network). Ours runs as it comes, `Speculation()`, never tuned. The settings of
+a peer are tried on each workload: all of them in one short run, the best three on all prompts, and the winner runs in turn with ours. A ratio above 1
+means that ours is faster. Reading the model and the prompt is not counted. Leave the machine alone while it runs.
+
+With --long there is another table instead: prompts of 1,000 and 3,900 tokens of real text (the long workloads of `gguf-spec bench`), llama.cpp with
+its default attention and with the faster of `-fa on` and `-fa off` (both if they are about as fast), and the time to the first token beside the speed of decoding. llama-bench reads
+and writes random tokens and samples none.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+
+from _long_peers import compare_long
+from _peers import (
+    Peers,
+    Setting,
+    _setup,
+    build,
+    cpu_features,
+    draft_settings,
+    flags,
+    load_ours,
+    ngram_settings,
+    our_sampling,
+    wheel_libraries,
+)
+
+from gguf_spec import Speculation
+from gguf_spec.bench.workloads import LONG_WORKLOADS, WORKLOADS
+from gguf_spec.llama.options import physical_cores
+
+# Ratios that we want to reach at least against a peer at its best, on each workload and in the geometric mean; `useless` is a draft that is never
+# right, against plain decoding. Memory may be 80 MiB more.
+GOALS = {
+    "memory": 1.0,
+    "plain": 0.99,
+    "draft": 1.0,
+    "draft-sampled": 0.0,
+    "useless": 0.98,
+    "ngram": 1.2,
+}
+MEAN_GOALS = GOALS | {"draft": 1.2, "draft-sampled": 1.3}
+MORE_MIB = 80
+WARM_UP = "The ship had sailed for seven days when"
+
+
+def workloads():
+    """Return name -> prompts: those of `gguf-spec bench` that are texts of one turn."""
+    return {
+        one.name: [turns[0] for turns in one.texts]
+        for one in WORKLOADS
+        if one.name in ("story", "repetitive", "copy")
+    }
+
+
+def section(name, args):
+    """Return draft, keywords of our `Speculation`, names of workloads, and the settings of each peer."""
+    plain = {"llama-lookup, no draft": [Setting("N=0", "llama-lookup", flags("draft", n_max=0))]}
+    if (
+        name == "plain"
+    ):  # llama-bench decodes random tokens after nothing and samples none: as fast as the library can be
+        return None, {"k": 0}, ["story"], plain | {"llama-bench": [Setting("tg", "llama-bench")]}
+    if name == "useless":
+        return args.useless, {}, ["story"], plain
+    if name == "ngram":
+        lookup = [
+            Setting(f"N={n}", "llama-lookup", flags("draft", n_max=n))
+            for n in (1, 2, 3, 4, 6, 8, 12, 16)
+        ]
+        python = [Setting(f"num_pred_tokens={n}", "python", (str(n),)) for n in (2, 4, 8, 10)]
+        peers = {
+            "llama-lookup": lookup,
+            "--spec-type ngram-*": ngram_settings(args.coarse),
+            "llama-cpp-python": python,
+        }
+        return None, {"drafter": "ngram"}, ["repetitive", "copy"], peers
+    return (
+        args.draft,
+        {},
+        list(workloads()),
+        {"llama-speculative-simple": draft_settings(args.draft, args.threads, args.coarse)},
+    )
+
+
+@dataclass
+class Row:
+    """One line of the table; `peer_value` and `our_value` are tokens per second, or MiB."""
+
+    section: str
+    workload: str
+    peer: str
+    setting: str
+    peer_value: float
+    our_value: float
+    ratios: list[float]
+    text: str = ""
+    sweep: dict[str, float] | None = None
+
+    @property
+    def ratio(self):
+        return statistics.median(self.ratios)
+
+    def __str__(self):
+        goal = GOALS[self.section]
+        spread = f"{self.ratio:.3f} [{min(self.ratios):.3f}..{max(self.ratios):.3f}]"
+        words = f"{self.section:<14}{self.workload:<12}{self.peer:<26}{self.setting:<44}{self.peer_value:>9.2f}{self.our_value:>9.2f}  {spread:<24}"
+        verdict = (
+            f"{goal:>5.2f} {'ok' if self.ratio >= goal else 'missed':<7}" if goal else " " * 13
+        )
+        return f"{words}{verdict}{self.text}".rstrip()
+
+
+def same_text(ours, theirs, n_near_ties):
+    """Say whether two greedy texts are the same, as far as both go."""
+    ours, theirs = ours.rstrip("\n\ufffd"), theirs.rstrip("\n\ufffd")
+    shorter = min(len(ours), len(theirs))
+    n = next((i for i in range(shorter) if ours[i] != theirs[i]), shorter)
+    return (
+        "equal"
+        if n == shorter > 0
+        else f"differs at {n} of {shorter} characters, {n_near_ties} near ties"
+    )
+
+
+def compare(name, workload, peer, settings, prompts, peers, ours):
+    """Return the row of a peer: its best setting and ours in turn on every prompt, the first place changing from run to run."""
+    sampled = name == "draft-sampled"
+    _setup.say(f"{name}, {workload}: {peer}, {len(settings)} setting{'s'[: len(settings) != 1]}")
+    best, sweep = peers.best(settings, prompts, sampled)
+    pairs, texts, lengths = [], [], {}
+    for i, (number, prompt) in product(range(peers.args.runs), enumerate(prompts, 1)):
+        seed = 42 + i
+        if i % 2:
+            mine = ours(prompt, lengths[prompt], sampled, seed)
+        theirs = peers.run(best, prompt, peers.args.tokens, sampled, seed)
+        if not theirs.speed:
+            raise SystemExit(f"{peer} fails on {workload}.")
+        lengths[prompt] = (
+            theirs.n_tokens
+        )  # their last draft may take them beyond; ours then goes as far
+        if not i % 2:
+            mine = ours(prompt, lengths[prompt], sampled, seed)
+        pairs.append((theirs.speed, mine.stats.tokens_per_s))
+        if theirs.text and not i and not sampled:
+            texts.append(f"{number}: {same_text(mine.text, theirs.text, mine.stats.n_near_ties)}")
+    texts = ["text equal"] if texts and all(text.endswith("equal") for text in texts) else texts
+    speeds = [statistics.median(side) for side in zip(*pairs, strict=True)]
+    return Row(
+        name,
+        workload,
+        peer,
+        best.name,
+        *speeds,
+        [mine / theirs for theirs, mine in pairs],
+        "; ".join(texts),
+        sweep,
+    )
+
+
+def rows_of(name, args, peers, prompts):
+    """Yield the rows of a section."""
+    if name == "memory":
+        setting = draft_settings(args.draft, args.threads)[8]  # llama.cpp's default, N=3
+        theirs, mine = (
+            peers.peak_mib(s, prompts["story"][0]) for s in (setting, Setting("", "ours"))
+        )
+        yield Row(
+            name,
+            "peak MiB",
+            "llama-speculative-simple",
+            setting.name,
+            theirs,
+            mine,
+            [(theirs + MORE_MIB) / mine],
+        )
+        return
+    draft, keywords, names, settings = section(name, args)
+    speculation = Speculation(**keywords)
+    with load_ours(args.model, draft, vars(args)) as llm:
+
+        def ours(prompt, n_tokens, sampled, seed):
+            text = prompt.read_text(encoding="utf-8") if prompt else WARM_UP
+            llm.forget()
+            done = llm.generate(
+                text, our_sampling(n_tokens, sampled, seed), speculation=speculation
+            )
+            if len(done.tokens) != n_tokens:
+                raise SystemExit(
+                    f"ours wrote {len(done.tokens)} tokens in place of {n_tokens}: is the context too small?"
+                )
+            return done
+
+        ours(None, args.tokens, name == "draft-sampled", 1)
+        for workload, (peer, sweep) in product(names, settings.items()):
+            yield compare(name, workload, peer, sweep, prompts[workload], peers, ours)
+
+
+def arguments():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("-m", "--model", required=True, type=Path, help="target, a GGUF file")
+    parser.add_argument(
+        "-d",
+        "--draft",
+        type=Path,
+        help="its draft; without one there are only the sections plain and ngram",
+    )
+    parser.add_argument(
+        "--useless", type=Path, help="a draft of the same vocabulary that is never right"
+    )
+    parser.add_argument("--runs", type=int, default=3, help="pairs of runs for each prompt (3)")
+    parser.add_argument(
+        "--prompts", type=int, default=3, help="prompts of each workload, at most 3 (3)"
+    )
+    parser.add_argument("--tokens", type=int, default=128, help="tokens of a run (128)")
+    parser.add_argument(
+        "--threads", type=int, default=physical_cores(), help="the physical cores, unless given"
+    )
+    parser.add_argument("--ctx", type=int, default=2048, help="tokens of a context (2048)")
+    parser.add_argument(
+        "--only",
+        type=lambda text: text.split(","),
+        default=list(GOALS),
+        help="of " + ",".join(GOALS),
+    )
+    parser.add_argument(
+        "--no-extra-bufts",
+        dest="extra_bufts",
+        action="store_false",
+        help="no repacked weights, no AMX, on either side",
+    )
+    parser.add_argument(
+        "--coarse", action="store_true", help="try about a quarter of the peers' settings"
+    )
+    names = [one.name for one in LONG_WORKLOADS]
+    parser.add_argument(
+        "--long",
+        type=lambda text: text.split(","),
+        metavar="NAMES",
+        help=f"compare on these: {','.join(names)}, or all",
+    )
+    lengths = parser.add_argument(
+        "--lengths",
+        type=lambda text: [int(n) for n in text.split(",")],
+        default=[3],
+        help="with --long: of a draft (3)",
+    )
+    lengths.metavar = "N,N"
+    parser.add_argument(
+        "--contenders",
+        type=lambda text: text.split(","),
+        default=[],
+        help="with --long: words of the programs to run, such as server,N=3",
+    )
+    parser.add_argument("--json", type=Path, help="write all figures into this file")
+    parser.add_argument(
+        "--sdist",
+        type=Path,
+        help="sources of llama-cpp-python, folder or .tar.gz, in place of a download",
+    )
+    parser.add_argument(
+        "--programs", type=Path, help="folder of programs that are already compiled"
+    )
+    args = parser.parse_args()
+    args.long = names if args.long == ["all"] else args.long
+    if unknown := set(args.long or ()) - set(names):
+        parser.error(f"--long: {', '.join(unknown)} is not one of {', '.join(names)}")
+    unknown = set(args.only) - set(GOALS)
+    if unknown:
+        parser.error(f"--only: {', '.join(unknown)} is not one of {', '.join(GOALS)}")
+    needs = {
+        "memory": args.draft,
+        "draft": args.draft,
+        "draft-sampled": args.draft,
+        "useless": args.useless,
+    }
+    args.only = [name for name in GOALS if name in args.only and needs.get(name, True)]
+    return args
+
+
+def main():
+    args = arguments()
+    programs = build(args)
+    mine, theirs = cpu_features(wheel_libraries()), cpu_features(programs)
+    if os.getloadavg()[0] > 0.3:
+        _setup.say(
+            "Warning: this machine is busy. llama.cpp collapses when another process takes one of its cores; the figures would mean nothing."
+        )
+    if mine != theirs:
+        _setup.say(
+            f"Warning: not compiled alike, so not comparable.\n  wheel    {mine}\n  programs {theirs}"
+        )
+    if args.long:
+        compare_long(args, programs)
+        return
+    rows = []
+    print(
+        f"{'section':<14}{'workload':<12}{'peer':<26}{'its best setting':<44}{'peer':>9}{'ours':>9}  {'ratio':<24} goal",
+        flush=True,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        prompts = {}
+        for name, texts in workloads().items():
+            prompts[name] = [Path(folder) / f"{name}-{i}.txt" for i in range(len(texts))][
+                : args.prompts
+            ]
+            for path, text in zip(prompts[name], texts, strict=False):
+                path.write_text(text, encoding="utf-8")
+        for name in args.only:
+            for row in rows_of(name, args, Peers(args, programs), prompts):
+                print(row, flush=True)
+                rows.append(row)
+    means = {
+        name: statistics.geometric_mean([row.ratio for row in rows if row.section == name])
+        for name in args.only
+    }
+    verdicts = [
+        f"{name} {mean:.3f} (goal {MEAN_GOALS[name]}, {'ok' if mean >= MEAN_GOALS[name] else 'missed'})"
+        for name, mean in means.items()
+    ]
+    print("\ngeometric mean of the ratios: " + ", ".join(verdicts))
+    if args.json:
+        goals = {"goals": GOALS, "goals of the means": MEAN_GOALS, "geometric means": means}
+        what = {
+            "cpu": mine,
+            "programs compiled alike": mine == theirs,
+            "arguments": vars(args),
+        } | goals
+        whole = what | {"rows": [asdict(row) | {"ratio": row.ratio} for row in rows]}
+        args.json.write_text(json.dumps(whole, indent=1, default=str), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except _setup.Problem as problem:
+        sys.exit(f"Error: {problem}\nHint: {problem.hint}")

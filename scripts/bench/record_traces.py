@@ -1,0 +1,104 @@
+"""Record what the bundled pair says and what its draft model proposes, for `scripts/bench/simulate_controller.py` and its tests.
+
+.venv/bin/python scripts/bench/record_traces.py
+
+Writes tests/data/traces.json.gz: for each prompt and temperature the prompt, the target's tokens by plain decoding, and for each of them the
+draft model's proposal behind the true text: token, confidence bucket, second token. Where the proposal is wrong, the next few tokens that the
+draft model would propose behind it follow.
+"""
+
+import gzip
+import json
+from pathlib import Path
+
+import gguf_spec
+from gguf_spec import Sampling
+from gguf_spec.bench.workloads import WORKLOADS
+from gguf_spec.sampling.chain import Sampler
+from gguf_spec.sampling.rng import SeededRng
+from gguf_spec.speculative.drafters import CoupledDraftSampler, DraftCorrection
+from gguf_spec.verify import bundled_prompts
+
+TRACES = Path(__file__).resolve().parents[2] / "tests" / "data" / "traces.json.gz"
+TEMPERATURES = (0.0, 0.8, 1.0)
+N_TOKENS = 128
+N_BEHIND_WRONG = 7  # tokens drafted behind a wrong one
+N_STORIES = 8
+
+
+def prompts():
+    """Return kind and text of each prompt: stories for the statistics, one to measure the pair with, and texts that repeat."""
+    texts = {workload.name: [one[0] for one in workload.texts] for workload in WORKLOADS}
+    stories = bundled_prompts()[2 : 3 + N_STORIES]
+    return [
+        ("measure", stories[0]),
+        *(("story", text) for text in stories[1:]),
+        *(("repetitive", text) for text in texts["repetitive"] + texts["copy"]),
+    ]
+
+
+def free_draft(draft, guess, history, n):
+    """Return the next `n` proposals of the draft model behind `history`, whose last token it has not read; its cache is as it was."""
+    n_past, found, history = draft.n_past, [], [*history]
+    for _ in range(n):
+        token, confidence, _, second = guess.token(
+            draft.logits(history[draft.n_past :], 1)[0], history
+        )
+        found.append((token, confidence, -1 if second is None else second))
+        history.append(token)
+        if draft.is_end(token):
+            break
+    draft.rollback(n_past)
+    return [[int(value) for value in one] for one in found]
+
+
+def record(target, draft, prompt, temperature, seed, calibration):
+    """Return the trace of one generation as plain values."""
+    sampler = Sampler(Sampling(temperature=temperature, ignore_eos=True), SeededRng(seed))
+    guess, tokens, proposals = CoupledDraftSampler(sampler, calibration), [*prompt], []
+    target.rollback(0)
+    draft.rollback(0)
+    draft.read(tokens[:-1])
+    target.read(tokens[:-1])
+    for _ in range(N_TOKENS):
+        row = target.logits(tokens[target.n_past :], 1)
+        token = sampler.token(row[0], tokens)
+        draft.read(tokens[draft.n_past : -1])
+        proposed = free_draft(draft, guess, tokens, 1)
+        guess.learn(len(tokens), [token], row)
+        if proposed[0][0] != token:
+            proposed += free_draft(draft, guess, [*tokens, proposed[0][0]], N_BEHIND_WRONG)
+            guess.learn(0, [], row)  # forget these places: they followed a wrong token
+        proposals.append(proposed)
+        tokens.append(int(token))
+    return {"prompt": prompt, "tokens": tokens[len(prompt) :], "proposals": proposals}
+
+
+def main():
+    traces, calibration = [], None
+    with gguf_spec.load("tales", threads=1) as llm, llm.models() as (target, draft):
+        for seed, (kind, text) in enumerate(prompts()):
+            for temperature in TEMPERATURES if kind != "repetitive" else (0.0,):
+                calibration = calibration or DraftCorrection(target.n_vocab)
+                prompt = target.tokenize(text, special=False)
+                traces.append(
+                    {
+                        "kind": kind,
+                        "temperature": temperature,
+                        **record(target, draft, prompt, temperature, seed, calibration),
+                    }
+                )
+    TRACES.parent.mkdir(exist_ok=True)
+    packed = gzip.compress(json.dumps(traces, separators=(",", ":")).encode(), mtime=0)
+    TRACES.write_bytes(packed)
+    right = [
+        sum(p[0][0] == t for p, t in zip(one["proposals"], one["tokens"], strict=True)) / N_TOKENS
+        for one in traces
+    ]
+    for one, share in zip(traces, right, strict=True):
+        print(one["kind"], one["temperature"], f"{share:.2f}")
+    print(f"{len(packed):,} bytes")
+
+
+if __name__ == "__main__":
+    main()

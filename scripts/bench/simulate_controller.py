@@ -1,0 +1,339 @@
+"""The draft controller in simulated time: recorded texts and proposals of the bundled pair, costs by a table, and no clock.
+
+.venv/bin/python scripts/bench/simulate_controller.py [--costs amx] [-n 96]
+
+Prints for each cost table the speed of the adaptive controller over plain decoding and over the best fixed setting in hindsight (plain decoding
+included), for requests whose prompt it has not seen: `fresh` knows a quick measurement of the pair alone, `used` has decoded other prompts.
+"""
+
+import argparse
+import gzip
+import json
+from functools import cache, lru_cache
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+
+from gguf_spec import Sampling
+from gguf_spec.options import K_MAX
+from gguf_spec.sampling.chain import Sampler
+from gguf_spec.sampling.rng import SeededRng
+from gguf_spec.speculative import controller
+from gguf_spec.speculative.acceptance import coupled
+from gguf_spec.speculative.cost_tables import interpolate
+from gguf_spec.speculative.drafters import (
+    N_CONFIDENCE_BUCKETS,
+    ModelDrafter,
+    NgramDrafter,
+    RetryDrafter,
+)
+from gguf_spec.speculative.drafters.draft_sampler import DraftToken
+from gguf_spec.speculative.engine import Rule, read_prompt, rounds
+from gguf_spec.speculative.profile import Profile
+
+TRACES = Path(__file__).resolve().parents[2] / "tests" / "data" / "traces.json.gz"
+QUICK = (1, 2, 4, 8, 16)  # widths that a quick measurement takes
+V = 4096
+
+# Seconds of a pass over n tokens: target and draft model. AMX: LLAMA_FACTS; AVX2: docs/experiments.md, `tune`; AVX-512: 1.7B Q4_0 of another machine.
+COSTS = {
+    "amx": (
+        {1: 40, 2: 78, 3: 82, 4: 87, 5: 91, 6: 97, 8: 110, 12: 168, 16: 192, 32: 324},
+        {1: 4.6, 2: 8.7, 3: 10.2, 4: 11.4, 5: 12.6, 6: 13.8, 8: 16.6, 12: 22, 16: 27, 32: 57},
+    ),
+    "avx2": (
+        {1: 47, 2: 79, 3: 122, 4: 119, 5: 146, 6: 181, 7: 220, 8: 213, 12: 322, 16: 362, 33: 757},
+        {1: 5.3, 4: 9.9, 16: 26},
+    ),
+    "avx512": (
+        {
+            1: 40,
+            2: 57.6,
+            3: 71.2,
+            4: 55.6,
+            5: 71.6,
+            6: 89.6,
+            7: 102,
+            8: 86.4,
+            12: 116.4,
+            16: 120.8,
+            32: 215.6,
+            64: 384.8,
+        },
+        {1: 5, 2: 8, 3: 10, 4: 9.5, 8: 13.5, 16: 22, 32: 40},
+    ),
+}
+FIXED = [("model", k) for k in (1, 2, 3, 4, 5, 7, 11, 15)] + [
+    ("ngram", k) for k in (1, 2, 3, 4, 7, 11, 15, 31)
+]
+
+
+@lru_cache(maxsize=1)
+def traces():
+    return [SimpleNamespace(**one) for one in json.loads(gzip.decompress(TRACES.read_bytes()))]
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def perf_counter(self):
+        return self.now
+
+
+class RecordedModel:
+    """A model whose rows have one possible token in each place, that of the recording; `cost` says what a pass takes."""
+
+    n_vocab, n_ctx, start, weight_bytes, cached_bytes, reads_at_once = (
+        V,
+        1 << 20,
+        1,
+        10**9,
+        1.0,
+        512,
+    )
+    grid, n_read, exact_attention, depth_costs, free_rollback = 0, 0, True, {}, 10**6
+
+    def __init__(self, trace, cost, clock):
+        self.said = [*trace.prompt, *trace.tokens]
+        self.cost, self.clock, self.cached, self.busy_s, self.widths = cost, clock, [], 0.0, []
+
+    @property
+    def n_past(self):
+        return len(self.cached)
+
+    def read(self, tokens):
+        self._pass(tokens, len(tokens))
+
+    def logits(self, tokens, n_rows, branches=()):
+        n, n_past = len(tokens) + len(branches), self.n_past
+        self.widths.append((n, n_past))
+        self._pass(tokens, n)
+        rows = np.zeros((n_rows + len(branches), V), dtype=np.float32)
+        follow = [
+            *range(self.n_past - n_rows + 1, self.n_past + 1),
+            *(n_past + i + 1 for i, _ in branches),
+        ]
+        for row, at in enumerate(follow):
+            rows[row, self.said[min(at, len(self.said) - 1)]] = 50.0
+        return rows
+
+    def _pass(self, tokens, n):
+        seconds = self.cost(n, self.n_past)
+        self.busy_s += seconds
+        self.clock.now += seconds
+        self.cached.extend(tokens)
+
+    def hold(self, lasting=False):
+        pass
+
+    def rollback(self, to):
+        del self.cached[to:]
+
+    def is_end(self, _token):
+        return False
+
+
+class RecordedGuess:
+    """The draft model's proposals, from the recording; `useless` keeps how sure it looks and gets all of them wrong."""
+
+    def __init__(self, trace, useless=False):
+        self.n_prompt, self.said, self.proposals, self.useless = (
+            len(trace.prompt),
+            trace.tokens,
+            trace.proposals,
+            useless,
+        )
+
+    def _proposed(self, history):
+        """The proposal behind `history`; behind a wrong token the recorded ones, as long as there are any."""
+        said = history[self.n_prompt :]
+        at = min(
+            next(
+                (i for i, (a, b) in enumerate(zip(said, self.said, strict=False)) if a != b),
+                len(said),
+            ),
+            len(self.proposals) - 1,
+        )
+        found = self.proposals[at][
+            min(len(said) - at, len(self.proposals[at]) - 1) if len(said) > at else 0
+        ]
+        return ((found[0] + 1) % V, *found[1:]) if self.useless else found
+
+    def token(self, _row, history):
+        token, confidence, second = self._proposed(history)
+        return DraftToken(token, confidence, second=second if second >= 0 else None)
+
+    def review(self, _row, history, token):
+        proposed, confidence, _ = self._proposed(history)
+        return confidence, proposed == token
+
+    def learn(self, *_):
+        pass
+
+
+def costing(table, slope=0.0):
+    seconds = {n: ms / 1000 for n, ms in table.items()}
+    return lru_cache(maxsize=None)(lambda n, n_past: interpolate(seconds, n) + n * slope * n_past)
+
+
+def profile_of(costs, useless=False):
+    """What a quick measurement of the pair would have found: few widths, and a draft model asked in 64 places."""
+    target, draft = (costing(table) for table in COSTS[costs])
+    measured = next(one for one in traces() if one.kind == "measure" and one.temperature == 0.8)
+    right = np.zeros((N_CONFIDENCE_BUCKETS, 2))
+    for proposals, token in zip(measured.proposals[:64], measured.tokens, strict=False):
+        right[proposals[0][1]] += proposals[0][0] == token and not useless, 1
+    return Profile(
+        {n: target(n, 0) for n in QUICK},
+        {},
+        {n: draft(n, 0) for n in QUICK},
+        {},
+        {},
+        tuple((float(a), float(b)) for a, b in right),
+        2.0,
+    )
+
+
+class Run:
+    """One request over recorded models. `setting` is None for the adaptive controller, else drafter and length."""
+
+    def __init__(
+        self, trace, costs, known, n=96, setting=None, useless=False, who="auto", **options
+    ):
+        clock = Clock()
+        controller.time = SimpleNamespace(perf_counter=clock.perf_counter)
+        target_s, draft_s = (costing(table) for table in COSTS[costs])
+        self.target, self.draft = (
+            RecordedModel(trace, target_s, clock),
+            RecordedModel(trace, draft_s, clock),
+        )
+        who, k = setting or (who, K_MAX)
+        model = (
+            ModelDrafter(self.draft, RecordedGuess(trace, useless), V) if who != "ngram" else None
+        )
+        texts = [] if who == "model" else [NgramDrafter(), RetryDrafter()]
+        self.drafter = controller.DraftController(
+            self.target, texts, model, known, n, setting is not None, **options
+        )
+        read_prompt(self.target, self.drafter, trace.prompt, k, lambda: False)
+        self.prompt_s, self.rounds = self.draft.busy_s, []
+        began = (
+            clock.now - self.prompt_s
+        )  # the draft's reading of the prompt is the controller's own choice
+        chain = Sampler(Sampling(temperature=0.0), SeededRng(0))
+        for one in rounds(
+            self.target,
+            self.drafter,
+            trace.prompt,
+            chain,
+            k,
+            Rule(coupled),
+            n,
+            lambda _: False,
+            lambda: False,
+        ):
+            self.rounds.append((one.n_drafted, one.n_accepted))
+        self.seconds = clock.now - began
+        known.answered(n, False)
+
+
+@cache
+def fixed_passes(at, n, setting):
+    """Return the passes of a fixed setting, which do not depend on costs: those of the target and of the draft model."""
+    run = Run(traces()[at], "amx", profile_of("amx").experiences()["greedy"], n, setting)
+    return run.target.widths, run.draft.widths, run.draft.n_past and len(traces()[at].prompt) - 1
+
+
+def fixed_s(at, costs, n, setting):
+    target_s, draft_s = (costing(table) for table in COSTS[costs])
+    target, draft, n_read = fixed_passes(at, n, setting)
+    return (
+        sum(target_s(*one) for one in target)
+        + sum(draft_s(*one) for one in draft)
+        + (draft_s(n_read, 0) if n_read else 0.0)
+    )
+
+
+def best_fixed(at, costs, n):
+    """Return seconds and name of the best fixed setting in hindsight, plain decoding included."""
+    plain = n * costing(COSTS[costs][0])(1, 0)
+    return min(
+        [(plain, ("plain", 0)), *((fixed_s(at, costs, n, setting), setting) for setting in FIXED)]
+    )
+
+
+def experience(costs, way, others=(), n=96, useless=False):
+    """Return what is known at first, or after `others` were decoded."""
+    known = profile_of(costs, useless).experiences()[way]
+    for at in others:
+        Run(traces()[at], costs, known, n, useless=useless)
+    return known
+
+
+def case(kind, temperature):
+    return [
+        i for i, one in enumerate(traces()) if one.kind == kind and one.temperature == temperature
+    ]
+
+
+def before(at):
+    """Return other traces of the same way of sampling, for what is known from earlier requests: other prompts only."""
+    own = traces()[at]
+    return [i for i, one in enumerate(traces())
+            if one.kind == "story" and (one.temperature == 0) == (own.temperature == 0) and one.prompt != own.prompt][:12]  # fmt: skip
+
+
+def table(
+    costs,
+    n=96,
+    useless=False,
+    kinds=(("story", 0.0), ("story", 0.8), ("story", 1.0), ("repetitive", 0.0)),
+):
+    """Yield rows: kind, temperature, state, and over prompts mean and worst of plain / adaptive and of best fixed / adaptive."""
+    for kind, temperature in kinds:
+        way = "sampled" if temperature else "greedy"
+        for state in ("fresh", "used"):
+            over_plain, over_best = [], []
+            for at in case(kind, temperature):
+                known = experience(costs, way, before(at) if state == "used" else (), n, useless)
+                seconds = Run(traces()[at], costs, known, n, useless=useless).seconds
+                plain = n * costing(COSTS[costs][0])(1, 0)
+                over_plain.append(plain / seconds)
+                over_best.append((plain if useless else best_fixed(at, costs, n)[0]) / seconds)
+            yield (
+                kind,
+                temperature,
+                state,
+                np.mean(over_plain),
+                min(over_plain),
+                np.mean(over_best),
+                min(over_best),
+            )
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--costs", nargs="*", default=[*COSTS], choices=[*COSTS])
+    parser.add_argument("-n", type=int, default=96, help="tokens of an answer, at most 128")
+    args = parser.parse_args()
+    print(
+        "| costs | text | T | state | of plain: mean | worst | of best fixed: mean | worst |\n|---|---|---|---|---|---|---|---|"
+    )
+    for costs in args.costs:
+        for useless in (False, True):
+            for kind, temperature, state, *figures in table(costs, args.n, useless):
+                what = f"{kind}, useless draft" if useless else kind
+                print(
+                    f"| {costs} | {what} | {temperature} | {state} | "
+                    + " | ".join(f"{value:.3f}" for value in figures)
+                    + " |",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,217 @@
+"""Make what scripts/run and scripts/test need in .venv, and nothing else.
+
+`_setup.py --ready run` answers by its exit code whether all is there; `_setup.py run` makes it (`test` in place of `run`: the checks too).
+llama-cpp-python's wheel comes from `_llama_wheel`, which compiles it once for each kind of machine, compiler and flags.
+A marker file, written last, lists all that .venv was made for: without it, or when something in it has changed, .venv is made again.
+Only the standard library; must start on Python 3.8, to say there what is wrong. Everything it says goes to stderr.
+"""
+
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts" / "build"))  # `python -I` leaves it out
+
+import build_kernels  # noqa: E402 -- found by the path set above
+from _llama_wheel import (  # noqa: E402 -- found by the path set above
+    CONSTRAINTS,
+    Problem,
+    build_settings,
+    cache_folder,
+    call,
+    check_compiler,
+    compile_kernels,
+    digest,
+    failure,
+    first_line,
+    get_wheel,
+    locked,
+    say,
+)
+
+VENV = ROOT / ".venv"
+PIP = [VENV / "bin" / "python", "-I", "-m", "pip", "--disable-pip-version-check"]
+OLDEST, NEWEST = (3, 10), (3, 14)
+KERNELS = "the kernels"
+DEFAULT_MODEL = "smollm2-135m-instruct"  # as in gguf_spec/runtime/default_model.py
+
+
+# What is wanted
+
+
+def wanted() -> dict:
+    """Return all that .venv and the kernels are made for, by the word that names it; None stands for "cannot tell"."""
+    settings = build_settings()
+    kernels = settings["the compiler"] and digest(build_kernels.inputs(), settings["the compiler"])
+    return {
+        KERNELS: kernels,
+        "the place of this folder": str(ROOT),
+        "the list of packages": digest(
+            (ROOT / "pyproject.toml").read_text(encoding="utf-8"),
+            CONSTRAINTS.read_text(encoding="utf-8"),
+        ),
+        **settings,
+    }
+
+
+def changed(kind: str, want: dict) -> list:
+    """Return what is missing or different from `want` in .venv; empty means ready for `kind` (`run` or `test`)."""
+    try:
+        have = json.loads((VENV / f"ready-{kind}.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return ["the mark of a finished set-up"]
+    programs = [
+        f".venv/bin/{name}"
+        for name in ("python", "gguf-spec")
+        if not os.access(VENV / "bin" / name, os.X_OK)
+    ]
+    return programs + [
+        name for name, value in want.items() if value is not None and have.get(name) != value
+    ]
+
+
+# Steps
+
+
+def install(log, *what) -> None:
+    if call([*PIP, "install", "--constraint", CONSTRAINTS, *what], log):
+        raise failure("installing the packages", log)
+
+
+def check_tools(want: dict) -> None:
+    """Raise where this machine lacks something that pip cannot install."""
+    import importlib.util
+
+    version = "{}.{}".format(*sys.version_info)
+    if not (importlib.util.find_spec("venv") and importlib.util.find_spec("ensurepip")):
+        raise Problem(
+            f"this Python {version} cannot make virtual environments (its ensurepip or venv module is missing).",
+            f"Debian and Ubuntu: sudo apt install python{version}-venv. Or name another Python: PYTHON=/path/to/python3.",
+        )
+    check_compiler(want)
+
+
+def base_python() -> str:
+    """Return the Python that .venv is made from; never one inside a virtual environment, least of all the one being replaced."""
+    outside = Path(sys.base_prefix) / "bin" / "python{}.{}".format(*sys.version_info)
+    return str(outside) if sys.prefix != sys.base_prefix and outside.exists() else sys.executable
+
+
+def set_up(kind: str) -> None:
+    """Make what is missing for `kind`. Called with the lock held."""
+    want = wanted()
+    missing = changed(kind, want)
+    if not missing:
+        return  # another set-up made it while we waited
+    check_tools(want)
+    start = time.monotonic()
+    log_path = cache_folder() / "logs" / f"setup-{digest(str(ROOT))}.log"
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    with log_path.open("wb") as log:
+        if missing == [KERNELS]:
+            compile_kernels(log)
+            mark([path.stem for path in VENV.glob("ready-*.json")], want)
+            return
+        stale = changed("run", want)
+        remake = [name for name in stale if name != KERNELS]
+        for old in VENV.glob("ready-*.json"):
+            old.unlink()
+        if remake:
+            make_venv(remake, log)
+        if kind == "test":
+            say("Installing the tools for the checks (about half a minute).")
+            install(log, "--no-build-isolation", "--editable", f"{ROOT}[dev]")
+        if stale:
+            compile_kernels(log)
+        if remake:
+            say("Trying the library out on this processor.")
+            call([VENV / "bin" / "python", "-I", "-m", "gguf_spec.llama.selftest"])
+            fetch_default_model()
+    mark(["ready-run", *(["ready-test"] if kind == "test" else [])], want)
+    say(f"Ready after {time.monotonic() - start:.0f} s.")
+
+
+def mark(names: list, want: dict) -> None:
+    """Write what .venv and the kernels were made for."""
+    for name in names:
+        marker = VENV / f"{name}.json"
+        marker.with_suffix(".part").write_text(json.dumps(want, indent=1), encoding="utf-8")
+        marker.with_suffix(".part").replace(marker)
+
+
+def fetch_default_model() -> None:
+    """Download the model of commands without -m; the set-up succeeds without it."""
+    say(f"Downloading the default model, {DEFAULT_MODEL}.")
+    if call([VENV / "bin" / "gguf-spec", "models", "pull", "--yes", DEFAULT_MODEL]):
+        say(
+            f"Warning: {DEFAULT_MODEL} was not downloaded. Later: scripts/run models pull {DEFAULT_MODEL}."
+        )
+
+
+def make_venv(why: list, log) -> None:
+    """Make .venv with the package and what it needs to run."""
+    say(
+        f"Making .venv {'again: ' + why[0] + ' is missing or has changed' if VENV.exists() else 'in ' + str(ROOT)} (about half a minute)."
+    )
+    if VENV.is_symlink():
+        VENV.unlink()
+    elif VENV.exists():
+        shutil.rmtree(VENV)
+    if call([base_python(), "-I", "-m", "venv", VENV], log):
+        raise failure("python -m venv", log)
+    install(log, "pip", "hatchling", "editables")
+    install(log, get_wheel(build_settings(), PIP, log))
+    install(log, "--no-build-isolation", "--editable", f"{ROOT}[server]")
+
+
+def require_python(kind: str) -> None:
+    """Go on with a newer Python of this machine when this one is too old; raise if no newer one is found."""
+    if sys.version_info >= OLDEST:
+        return
+    for minor in range(NEWEST[1], OLDEST[1] - 1, -1) if not os.environ.get("PYTHON") else ():
+        newer = shutil.which(f"python3.{minor}")
+        if (
+            newer and first_line([newer, "-c", "print(1)"])[0]
+        ):  # a pyenv shim can be there and lead nowhere
+            os.execv(newer, [newer, "-I", __file__, kind])
+    raise Problem(
+        "Python {}.{} is too old: Python 3.10 or newer is needed.".format(*sys.version_info),
+        "install a newer one (Debian, Ubuntu, Fedora: package python3; macOS: brew install python), or name it: PYTHON=/path/to/python3.12.",
+    )
+
+
+def stop(number, _frame) -> None:
+    raise SystemExit(128 + number)
+
+
+def main(args: list) -> int:
+    if args[0] == "--ready":
+        return 1 if changed(args[1], wanted()) else 0
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:  # not under nohup
+            signal.signal(number, stop)
+    try:
+        require_python(args[0])
+        with locked(ROOT / ".venv.lock", "another set-up of this folder"):
+            set_up(args[0])
+    except KeyboardInterrupt:
+        say("\nStopped. The next run starts where this one can be trusted.")
+        return 130
+    except Problem as problem:
+        say(f"Error: {problem}\nHint: {problem.hint}")
+        return 1
+    except OSError as error:
+        say(
+            f"Error: {error}.\nHint: is the disk full, or the folder not yours? XDG_CACHE_HOME can name another cache folder."
+        )
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

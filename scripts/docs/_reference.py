@@ -1,0 +1,218 @@
+"""The public API and the command line as Markdown, from their docstrings and help."""
+
+import importlib
+import inspect
+import re
+from dataclasses import is_dataclass
+
+import click
+
+from gguf_spec.cli import cli
+
+MODULES = [
+    "",
+    "errors",
+    "models",
+    "images",
+    "batch",
+    "verify",
+    "tune",
+    "bench",
+    "quantize",
+    "trim",
+    "doctor",
+    "server",
+    "worker",
+    "ray",
+    "compat",
+]
+SECTIONS = ("Args:", "Attributes:", "Raises:", "Returns:", "Yields:")
+
+
+def reference():
+    """The public API. Before each name stands a comment from which mkdocstrings makes the entry of the site (scripts/docs/_site.py)."""
+    parts = [
+        "# Python API\n\nGenerated from the docstrings by `scripts/docs/readme.py`. Sizes are in bytes, times in seconds, and tokens are ids.\n"
+        "Public is what this page lists; all else may change without notice.\n"
+    ]
+    seen, listed = set(), set(map(id, offered()))
+    for name in MODULES:
+        module = importlib.import_module(f"gguf_spec.{name}".rstrip("."))
+        entries, others = [], []  # others: constants, and what another section describes
+        for thing in public(module):
+            value = getattr(module, thing)
+            is_ours = (inspect.isclass(value) or inspect.isfunction(value)) and (
+                value.__module__.startswith("gguf_spec")
+            )
+            if is_ours and value not in seen:
+                seen.add(value)
+                inherits = " (with inherited members)" if hidden_bases(value, listed) else ""
+                entries += [
+                    f"<!-- ::: {value.__module__}.{value.__qualname__}{inherits} -->\n",
+                    *described(thing, value, listed),
+                ]
+            else:
+                others.append(f"`{thing}`")
+        parts.append(f"## {module.__name__}\n\n{markdown(module.__doc__)}\n")
+        if name == "errors":
+            parts.append(f"The classes:\n\n{tree(module.GgufSpecError)}\n")
+        if others:
+            parts.append(f"Also in this module: {', '.join(others)}.\n")
+        parts += entries
+    return "\n".join(parts)
+
+
+def tree(kind, indent=""):
+    """A class and those below it, as a list."""
+    others = [base.__name__ for base in kind.__bases__[1:]]
+    line = f"{indent}- {kind.__name__}{f' ({others[0]})' if others else ''}"
+    return "\n".join(
+        [
+            line,
+            *(
+                tree(one, indent + "    ")
+                for one in kind.__subclasses__()
+                if one.__module__ == kind.__module__
+            ),
+        ]
+    )
+
+
+def public(module):
+    """The names a module offers: those it says, or those it defines."""
+    own = [
+        name
+        for name, value in vars(module).items()
+        if name[0] != "_" and getattr(value, "__module__", "") == module.__name__
+    ]
+    return getattr(module, "__all__", own)
+
+
+def offered():
+    """Yield all values that the modules offer."""
+    for name in MODULES:
+        module = importlib.import_module(f"gguf_spec.{name}".rstrip("."))
+        yield from (getattr(module, thing) for thing in public(module))
+
+
+def hidden_bases(value, listed):
+    """Return the base classes of a class that are ours and that the page does not list (by `id`)."""
+    return [
+        base
+        for base in getattr(value, "__mro__", ())[1:]
+        if base.__module__.startswith("gguf_spec") and id(base) not in listed
+    ]
+
+
+def described(name, value, listed):
+    """Yield a function, or a class with its members, those of hidden bases included."""
+    if inspect.isfunction(value):
+        yield f"### `{name}{signature(value)}`\n\n{markdown(value.__doc__)}\n"
+        return
+    hidden = hidden_bases(value, listed)
+    bases = [base.__name__ for base in value.__bases__ if base not in (object, *hidden)]
+    made = (
+        ""
+        if issubclass(value, BaseException)
+        or (is_dataclass(value) and not value.__dataclass_params__.init)
+        else signature(value)
+    )
+    yield f"### class `{name}{made}`\n"
+    if bases:
+        yield f"Is a {', '.join(f'`{base}`' for base in bases)}.\n"
+    yield f"{markdown(value.__doc__)}\n"
+    if issubclass(value, BaseException):
+        return
+    init = vars(value).get("__init__")
+    if init and init.__doc__ and not is_dataclass(value):
+        yield f"{markdown(init.__doc__)}\n"
+    members = {one: member for kind in (*hidden, value) for one, member in vars(kind).items()}
+    for one, member in sorted(members.items()):
+        if one[0] == "_":
+            continue
+        if isinstance(member, property):
+            yield f"- **`.{one}`**: {flat(member.__doc__)}"
+        elif inspect.isfunction(member) or isinstance(member, (classmethod, staticmethod)):
+            function = getattr(member, "__func__", member)
+            yield f"- **`.{one}{signature(function, method=not isinstance(member, staticmethod))}`**: {flat(function.__doc__)}"
+    yield ""
+
+
+def signature(function, method=False):
+    """How it is called; what a default is made of does not matter."""
+    found = inspect.signature(function)
+    shown, marked = [], False
+    for parameter in list(found.parameters.values())[1 if method else 0 :]:
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            marked = True
+        if parameter.kind is parameter.KEYWORD_ONLY and not marked:
+            shown.append("*")
+            marked = True
+        text = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(
+            parameter.kind, ""
+        ) + parameter.name
+        if parameter.annotation is not parameter.empty:
+            text += f": {annotation(parameter.annotation)}"
+        if parameter.default is not parameter.empty:
+            text += (
+                " = ..."
+                if callable(parameter.default) or "factory" in repr(parameter.default)
+                else f" = {parameter.default!r}"
+            )
+        shown.append(text)
+    returned = (
+        ""
+        if found.return_annotation in (found.empty, None, "None")
+        else f" -> {annotation(found.return_annotation)}"
+    )
+    return f"({', '.join(shown)}){returned}"
+
+
+def annotation(value):
+    value = getattr(value, "__forward_arg__", value)  # of a NamedTuple
+    return value if isinstance(value, str) else getattr(value, "__name__", str(value))
+
+
+def flat(text):
+    """A docstring as one item of a list: its sections below it."""
+    first, _, rest = markdown(text).partition("\n")
+    return "\n".join([first, *(f"  {line}" if line else "" for line in rest.splitlines())]).rstrip()
+
+
+def markdown(text):
+    """A docstring, its sections as lists."""
+    lines, section = [], False
+    for line in inspect.cleandoc(text or "").splitlines():
+        if line in SECTIONS:
+            section = True
+            lines += [f"{line}", ""]
+        elif section and (found := re.match(r" {4}([*\w][\w., *|]*):(?: (.*))?$", line)):
+            lines.append(f"- `{found[1]}`: {found[2] or ''}".rstrip())
+        elif section and line.startswith("    "):
+            if lines[-1].startswith(("- ", "  ")):
+                lines.append(f"  {line.strip()}")
+            else:
+                lines.append(line.strip())
+        else:
+            section = section and not line.strip()
+            lines.append(line)
+    return "\n".join(lines).strip()
+
+
+def commands():
+    """The help of every command."""
+    parts = [
+        "# Command line\n\nGenerated from the code by `scripts/docs/readme.py`: what `--help` prints. In a clone use `scripts/run`.\n"
+    ]
+    parts += [f"## {path}\n\n```text\n{text}\n```\n" for path, text in helps(cli, "gguf-spec")]
+    return "\n".join(parts)
+
+
+def helps(command, path, parent=None):
+    """Yield the path and the help of a command and of all below it."""
+    settings = command.context_settings | {"max_content_width": 110, "terminal_width": 110}
+    context = click.Context(command, info_name=path.rpartition(" ")[2], parent=parent, **settings)
+    yield path, command.get_help(context).strip()
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            yield from helps(command.commands[name], f"{path} {name}", context)

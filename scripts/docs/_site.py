@@ -1,0 +1,47 @@
+"""Hooks of mkdocs (see .mkdocs.yml).
+
+Files of the repository that pages link to, such as examples, become part of the site, under files/. The entries of the Python API, which are plain
+Markdown in docs/python-api.md so that it can be read without a site, are replaced by those of mkdocstrings.
+"""
+
+import posixpath
+import re
+from pathlib import Path
+
+from mkdocs.structure.files import File, InclusionLevel
+
+ROOT = Path(__file__).parents[2]
+ENTRY = re.compile(
+    r"<!-- (::: \S+)( \(with inherited members\))? -->\n.*?(?=\n<!-- :::|\n## |\Z)", re.DOTALL
+)
+INHERITED = "\n    options:\n      inherited_members: true"
+LINK = re.compile(r"(?<=\]\()\.\./([^)#]+)")
+
+
+def on_files(files, config):
+    """Add the files that Markdown pages link to outside of docs/."""
+    for page in list(files.documentation_pages()):
+        for name in LINK.findall(page.content_string):
+            path = place(name)
+            if not files.get_file_from_path(path):
+                source = str(ROOT / posixpath.normpath(name))
+                files.append(
+                    File.generated(
+                        config, path, abs_src_path=source, inclusion=InclusionLevel.NOT_IN_NAV
+                    )
+                )
+    return files
+
+
+def on_page_markdown(markdown, page, **_):
+    """Let links to such files lead to their copies, and mkdocstrings write the API. A page that is itself a copy loses its links."""
+    if page.file.src_uri.startswith("files/"):
+        return re.sub(r"\[([^\]]+)\]\((?!http)[^)]+\)", r"\1", markdown)
+    if page.file.src_uri == "python-api.md":
+        return ENTRY.sub(lambda found: found[1] + (INHERITED if found[2] else "") + "\n", markdown)
+    return LINK.sub(lambda found: place(found[1]), markdown)
+
+
+def place(name):
+    """Return the place of a file of the repository in the site, which leaves out folders that begin with a dot."""
+    return "files/" + posixpath.normpath(name).lstrip(".")

@@ -1,0 +1,195 @@
+"""Write the generated documentation: docs/cli.md, docs/python-api.md and parts of other pages. With --check only say what is stale.
+
+.venv/bin/python scripts/docs/readme.py [--check]
+"""
+
+import ast
+import json
+import re
+import sys
+from functools import partial
+from pathlib import Path
+
+from _reference import commands, reference
+
+from gguf_spec.gguf.architectures import NAMES, architecture
+from gguf_spec.registry.resolve import entries
+from gguf_spec.server.fields import OTHER_FIELDS, OTHER_NAMES, ROUTES
+from gguf_spec.system.machine import format_bytes
+
+ROOT = Path(__file__).parents[2]
+
+
+BAR = "\\|"  # inside of a table
+
+
+def models():
+    """The table of models.yaml."""
+    lines = ["| name | size | licence | context | draft |", "|---|---|---|---|---|"]
+    for entry in entries().values():
+        names = ", ".join(f"`{name}`" for name in (entry.name, *entry.aliases))
+        draft = f"`{entry.draft}`" if entry.draft else ""
+        lines.append(
+            f"| {names} | {format_bytes(entry.size_bytes)} | {entry.license} | {entry.context:,} | {draft} |"
+        )
+    return "\n".join(lines)
+
+
+def layers():
+    """The layers of the import contract, the highest first."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    rows = ast.literal_eval(re.search(r"(?m)^layers = (\[.*?^\])", text, re.DOTALL)[1])
+    names = [
+        ", ".join(f"`{name.removeprefix('gguf_spec.')}`" for name in re.split(r" [|:] ", row))
+        for row in rows
+    ]
+    return "\n".join(
+        [
+            "| layer | modules of `gguf_spec` |",
+            "|---|---|",
+            *(f"| {n} | {row} |" for n, row in zip(range(len(names), 0, -1), names, strict=True)),
+        ]
+    )
+
+
+def other_fields():
+    """Fields of other APIs that the server accepts without effect, by their reason."""
+    reasons = {}
+    for name, field in OTHER_FIELDS.items():
+        if field.accepted is None or field.accepted:
+            values = (
+                "any"
+                if field.accepted is None
+                else ", ".join(f"`{json.dumps(one)}`" for one in field.accepted)
+            )
+            named = ("completions" if route == "text" else route for route in field.routes)
+            routes = "all" if field.routes == ROUTES else ", ".join(named)
+            reasons.setdefault((values, routes, field.reason), []).append(f"`{name}`")
+    lines = ["| field | routes | values | why it changes nothing |", "|---|---|---|---|"]
+    lines += [
+        f"| {', '.join(names)} | {routes} | {values} | {reason} |"
+        for (values, routes, reason), names in reasons.items()
+    ]
+    refused = ", ".join(f"`{name}`" for name, field in OTHER_FIELDS.items() if field.accepted == ())
+    renamed = ", ".join(f"`{name}` for `{here}`" for name, here in OTHER_NAMES.items())
+    lines += [
+        "",
+        f"Refused by name: {refused}, and every unknown field.",
+        "",
+        f"Other names: {renamed}.",
+    ]
+    return "\n".join(lines)
+
+
+def code(text):
+    """Return a text as code, also with backticks in it."""
+    if "`" not in text:
+        return f"`{text}`"
+    fence = "`" * (max(map(len, re.findall("`+", text))) + 1)
+    return f"{fence} {text} {fence}"
+
+
+def tool_families():
+    """The families of tool calls."""
+    from gguf_spec.tools.families import FAMILIES
+
+    lines = ["| family | models | its template contains | a call | several | arguments |"]
+    lines.append("|---|---|---|---|---|---|")
+    for one in FAMILIES:
+        marks = [" and ".join(map(code, marks)) for marks in one.marks]
+        call = one.write([("f", {"x": 1})]).replace("\n", "⏎")
+        several = "yes" if one.is_parallel else "read, not forced"
+        row = (one.name, one.models, " or ".join(filter(None, marks)) or "none of these",
+               code(call), several, one.call.way)  # fmt: skip
+        lines.append(f"| {' | '.join(cell.replace('|', BAR) for cell in row)} |")
+    return "\n".join(lines)
+
+
+def files():
+    """What each file of the package is for, by the first sentence of its docstring."""
+    lines = ["| file | what it is |", "|---|---|"]
+    package = ROOT / "gguf_spec"
+    for path in sorted(
+        package.rglob("*.py"), key=lambda path: (len(path.relative_to(package).parts), path)
+    ):
+        doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        phrase = re.split(r"(?<=[.?])\s", doc, maxsplit=1)[0].rstrip(".").replace("\n", " ")
+        lines.append(f"| [`{path.relative_to(package)}`](../{path.relative_to(ROOT)}) | {phrase} |")
+    return "\n".join(lines)
+
+
+# What is loaded and run by the tests: the names in tests/support/families.py, checked by a test.
+TRIED = (
+    "falcon-h1", "gemma3", "gemma4", "gpt-oss", "granitehybrid", "jamba", "lfm2", "lfm2moe", "llama", "mamba", "mamba2",
+    "nemotron_h", "nemotron_h_moe", "qwen2", "qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next", "rwkv6", "rwkv7", "step35",
+)  # fmt: skip
+
+
+def speculation():
+    """How models of each architecture drop rejected tokens, and what they do without."""
+    kinds = {
+        "removes them from the cache": ([], "text, model, branches", "parallel requests included"),
+        "snapshots; longer drafts by a copy": ([], "text, model", "no branches; plain with parallel requests and on workers"),
+        "a copy of the state": ([], "text, model", "as above; accepted tokens are decoded again after a rejection"),
+    }  # fmt: skip
+    removes, snapshots, copies = kinds.values()
+    for name in sorted({*NAMES, *TRIED}):
+        facts = architecture(name)
+        if facts.output == "text" and facts.cache != "attention":
+            (snapshots if facts.has_snapshots else copies)[0].append(name)
+        elif name in TRIED:
+            removes[0].append(name)
+    lines = [
+        "| architectures | rejected tokens | drafts | limits |",
+        "|---|---|---|---|",
+    ]
+    for way, (names, drafts, limits) in kinds.items():
+        shown = ", ".join(f"`{name}`{'' if name in TRIED else ' (untried)'}" for name in names)
+        more = ", and all that are not named below" if names is removes[0] else ""
+        lines.append(f"| {shown}{more} | {way} | {drafts} | {limits} |")
+    return "\n".join(lines)
+
+
+PARTS = {
+    "docs/models.md": {"models": models, "speculation": speculation},
+    "docs/server.md": {"other fields": other_fields, "tool families": tool_families},
+    "docs/architecture.md": {"layers": layers, "files": files},
+}
+
+
+def with_parts(name):
+    """Return a page with its generated parts replaced."""
+    text = (ROOT / name).read_text(encoding="utf-8")
+    for part, make in PARTS[name].items():
+        begin, end = (
+            f"<!-- {part}: made by scripts/docs/readme.py -->\n",
+            f"\n<!-- end of {part} -->",
+        )
+        before, found, rest = text.partition(begin)
+        _old, found_end, after = rest.partition(end)
+        if not (found and found_end):
+            raise SystemExit(f"{name} must hold {begin.strip()} and {end.strip()}")
+        text = before + begin + make() + end + after
+    return text
+
+
+MADE = {name: partial(with_parts, name) for name in PARTS} | {
+    "docs/python-api.md": reference,
+    "docs/cli.md": commands,
+}
+
+
+def main():
+    stale = []
+    for name, make in MADE.items():
+        file, made = ROOT / name, make()
+        if not file.exists() or file.read_text(encoding="utf-8") != made:
+            stale.append(name)
+            if "--check" not in sys.argv:
+                file.write_text(made, encoding="utf-8")
+    if "--check" in sys.argv and stale:
+        sys.exit(f"stale: {', '.join(stale)}; run scripts/docs/readme.py")
+
+
+if __name__ == "__main__":
+    main()
