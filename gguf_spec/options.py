@@ -28,7 +28,7 @@ _MODERATE = 1_000_000
 AUTO_PARALLEL_MAX = 16
 # Maximum draft length in tokens. It is fixed because a context reserves its logit rows on creation.
 K_MAX = 64
-# Ids from here on stand for embeddings of images, not for tokens (`llama.pictures`).
+# Ids from here on stand for embeddings of images, not for tokens (`llama.vision`).
 IMAGE_IDS = 1 << 30
 # How embeddings are pooled, by llama.cpp's numbers.
 POOLING = ("none", "mean", "cls", "last", "rank")

@@ -17,7 +17,7 @@ from typing import Any
 from .errors import UnsupportedModelError
 from .results import OnProgress, Progress
 from .runtime.llm import LLM
-from .speculative.cost_tables import interpolate, interpolate_depth
+from .speculative.cost_model import interpolate, interpolate_depth
 from .speculative.profile import WORTH_SAYING, Profile, write_profile
 from .speculative.profiler import measure
 from .speculative.translated_model import in_target_ids

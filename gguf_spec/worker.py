@@ -40,12 +40,12 @@ def run_worker(
             llama.cpp has no RPC backend.
         GgufSpecError: The address is in use or does not belong to this machine.
     """
-    from .llama import rpc
+    from .llama import remote
     from .llama.backend import start_backend
     from .llama.options import ContextOptions, physical_cores
 
     ContextOptions(threads=threads)  # checks the number
-    address = _address(listen, *rpc.split_address(listen, "listen"))
+    address = _address(listen, *remote.split_address(listen, "listen"))
     if not (insecure_listen_anywhere or ipaddress.ip_address(address[0]).is_loopback):
         raise InvalidOptionError(
             "listen",
@@ -57,8 +57,7 @@ def run_worker(
                 "network of trusted machines only: {insecure_listen_anywhere=True}."
             ),
         )
-    if not rpc.has_rpc():
-        raise rpc.no_rpc("listen", listen)
+    remote.check_rpc("listen", listen)
     _check_free(*address)
     start_backend()
     for number in (signal.SIGINT, signal.SIGTERM):  # no Python code runs while it serves
@@ -66,7 +65,7 @@ def run_worker(
     endpoint = f"{address[0]}:{address[1]}"
     if on_ready:
         on_ready(endpoint)
-    rpc.serve(endpoint, threads or physical_cores())
+    remote.serve(endpoint, threads or physical_cores())
 
 
 def _address(listen: str, host: str, port: int) -> tuple[str, int]:

@@ -14,13 +14,20 @@ from ..errors import ClosedError, GgufSpecError
 from ..options import Sampling, Speculation
 from ..runtime.many import Cancellation, CancelledGenerationError
 from ..server.choices import requests_of
-from ..server.errors import ApiError, as_refusal, bad, refusal_of
+from ..server.errors import ApiError, as_refusal, bad, refusal_of, unknown
 from ..server.events import ChoiceEnded, ChunkEvent, Started, named
 from ..server.fields import OTHER_NAMES
-from ..server.reasoning import ReasoningFields
 from ..server.replies import ResponseBuilder, usage
-from ..server.requests import SEEDS, CompletionRequest, parse, read_chat, read_text
-from ..server.values import check_known, flag, is_count, made
+from ..server.requests import (
+    SEEDS,
+    CompletionRequest,
+    ReasoningFields,
+    made,
+    parse,
+    read_chat,
+    read_text,
+)
+from ..server.schema import flag, is_count
 from ..tools.families import family_of
 
 if TYPE_CHECKING:
@@ -238,7 +245,9 @@ def read_request(
 def _read_openai(
     data: dict[str, Any], speculation: Speculation
 ) -> tuple[CompletionRequest, dict[str, Any]]:
-    check_known(data, _FIELDS)
+    for name in data:
+        if name not in _FIELDS:
+            raise unknown(name[:100])
     custom_id, body = data.get("custom_id"), data.get("body")
     if not isinstance(custom_id, str) or not custom_id:
         raise bad("custom_id", "must be a string that is not empty.")
@@ -277,7 +286,7 @@ def _read_plain(
 
 
 def _check_stream(body: dict[str, Any]) -> None:
-    if flag(body, "stream"):
+    if flag(body.get("stream"), "stream"):
         raise ApiError(
             "stream is not supported: a batch has whole answers.", "stream", "unsupported_parameter"
         )

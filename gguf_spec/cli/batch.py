@@ -15,6 +15,7 @@ from .command import Command
 from .generate import sampling_with_overflow
 from .options import (
     SAMPLING_PARAMETERS,
+    at_once,
     load_models,
     model_options,
     sampling_options,
@@ -24,7 +25,6 @@ from .options import (
     to_speculation,
 )
 from .output import CONTROL, Line
-from .parallel import at_once, parallel_option, prefix_memory_option, shared_drafts_option
 
 if TYPE_CHECKING:
     from .. import LLM
@@ -42,9 +42,9 @@ _USUAL = "model draft parallel system max_tokens temperature seed ctx quiet"
 @click.argument("source", metavar="IN.jsonl", type=click.Path(path_type=Path, allow_dash=True))
 @click.argument("target", metavar="OUT.jsonl", type=click.Path(path_type=Path, allow_dash=True))
 @partial(model_options, chat=True)
-@parallel_option
-@prefix_memory_option
-@shared_drafts_option
+@table_option("parallel")
+@table_option("prefix_memory")
+@table_option("shared_drafts")
 @speculation_options
 @sampling_options
 @click.option(
@@ -55,7 +55,7 @@ _USUAL = "model draft parallel system max_tokens temperature seed ctx quiet"
     "[default: by model]",
 )
 @click.option("-s", "--system", help="System message of plain lines without one; implies --chat.")
-@table_option(Sampling, "overflow")
+@table_option("overflow")
 @think_option
 @click.option("-q", "--quiet", is_flag=True, help="Write only errors.")
 def batch(source: Path, target: Path, quiet: bool, **options: Any) -> int:

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .command import Command
-from .options import load_models, model_options
+from .options import json_option, load_models, model_options
 from .output import counted, print_json
-from .shared_options import json_option
 
 if TYPE_CHECKING:
     from ..bench import Report

@@ -27,7 +27,7 @@ import click
 
 from .command import Command, CommandGroup, UnknownNameError
 from .habits import HIDDEN_NAMES, nearest_option
-from .parallel import NumberOrAuto
+from .parameters import NumberOrAuto
 
 _TEMPLATE = """\
 # Defaults of gguf-spec. An option on the command line comes first, then the environment

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..load_options import LOADING
+from ..load_options import PLACEMENT
 from .command import Command
 from .error_text import in_command
-from .options import load_models, model_options
+from .options import json_option, load_models, model_options
 from .output import counted, print_json
-from .shared_options import json_option
 
 if TYPE_CHECKING:
     from ..doctor import Check
@@ -59,9 +58,7 @@ def doctor(**options: Any) -> int:
         options["verbose"] > 0,
         adapters(options["lora"]),
         rpc=options["rpc"],
-        placement=read_placement(
-            **{name: options[name] for name in LOADING if "draft" not in name}
-        ),
+        placement=read_placement(**{name: options[name] for name in PLACEMENT}),
     )
     of_draft = how.for_draft(
         options["draft_flash_attention"],

@@ -16,7 +16,7 @@ from ..errors import ContextTooShortError, GgufSpecError
 from ..options import Sampling, Speculation
 from .command import Command
 from .download import at_terminal
-from .options import load_models, model_options, table_option
+from .options import json_option, load_models, model_options, offline_option, table_option
 from .output import (
     CONTROL,
     PromptBar,
@@ -26,7 +26,6 @@ from .output import (
     speed,
     stats_lines,
 )
-from .shared_options import json_option, offline_option
 from .text_file import TextFile
 
 if TYPE_CHECKING:
@@ -73,10 +72,10 @@ _USUAL = "yes diff_only output model draft max_tokens temperature ctx stats as_j
     default=0.0,
     help="Sampling temperature; 0 always takes the most likely token.",
 )
-@table_option(Sampling, "seed")
+@table_option("seed")
 @partial(model_options, chat=True, download=False)
 @offline_option
-@table_option(Speculation, "k")
+@table_option("k")
 @click.option("--stats", is_flag=True, help="Show speed and acceptance, on stderr.")
 @json_option("instead of the changes")
 def edit(file: Path, instruction: str, **options: Any) -> int:

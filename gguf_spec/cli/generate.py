@@ -16,6 +16,7 @@ from click.core import ParameterSource
 from ..options import Sampling
 from .command import Command
 from .options import (
+    json_option,
     load_models,
     model_options,
     read_text,
@@ -37,7 +38,6 @@ from .output import (
     styled,
     write,
 )
-from .shared_options import json_option
 
 if TYPE_CHECKING:
     from .. import LLM
@@ -77,7 +77,7 @@ _USUAL = "model draft file system max_tokens temperature seed ctx stats as_json"
 )
 @click.option("-s", "--system", help="System message; implies --chat.")
 @click.option("--prefill", default="", help="Beginning of the answer.")
-@table_option(Sampling, "overflow")
+@table_option("overflow")
 @think_options
 @click.option(
     "--echo",

@@ -17,8 +17,8 @@ from .command import CommandGroup
 from .completion import model_names
 from .download import VERIFIED, at_terminal, download, is_agreed, with_drafts
 from .error_text import in_command
+from .options import json_option, models_file_option, output_options, table_option
 from .output import CONTROL, counted, print_json
-from .shared_options import json_option, models_file_option, output_options, threads_option
 
 if TYPE_CHECKING:
     from ..models import Candidate, Entry
@@ -401,7 +401,7 @@ def _draft_lines(target: str, found: list[Candidate]) -> list[str]:
 @click.argument("model", shell_complete=model_names)
 @click.argument("target", metavar="OUT.gguf", type=click.Path(path_type=Path))
 @click.option("--type", "kind", required=True, metavar="TYPE", help=f"{', '.join(TYPES)}.")
-@threads_option
+@table_option("threads")
 @output_options
 @models_file_option
 @json_option("instead of the line")

@@ -19,12 +19,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .command import Command
-from .default_model import default_model
-from .missing_models import offer_download
-from .options import load_arguments, load_models, model_options, speculation_options, to_speculation
+from .missing_models import default_model, offer_download
+from .options import (
+    at_once,
+    load_arguments,
+    load_models,
+    model_options,
+    speculation_options,
+    table_option,
+    to_speculation,
+)
 from .output import CONTROL, aligned, print_json
-from .parallel import at_once, parallel_option, prefix_memory_option, shared_drafts_option
-from .shared_options import pooling_option, threads_option
 
 if TYPE_CHECKING:
     from ..options import Speculation
@@ -92,10 +97,10 @@ _USUAL = "model draft host port api_key cors_origin ctx parallel threads quiet"
     metavar="ORIGIN",
     help="Origin whose pages may use the server; * for all. Repeatable.",
 )
-@parallel_option
-@prefix_memory_option
-@shared_drafts_option
-@pooling_option
+@table_option("parallel")
+@table_option("prefix_memory")
+@table_option("shared_drafts")
+@table_option("pooling")
 @click.option(
     "--queue",
     type=int,
@@ -377,7 +382,7 @@ def _cells(model: dict[str, Any]) -> tuple[str, str, str, str]:
 @click.option(
     "--listen", default="127.0.0.1:50052", metavar="HOST:PORT", help="Address to listen on."
 )
-@threads_option
+@table_option("threads")
 @click.option(
     "--insecure-listen-anywhere",
     is_flag=True,

@@ -15,7 +15,6 @@ from llama_cpp.llama_chat_format import guess_chat_format_from_gguf_metadata
 from ..errors import GgufSpecError, InvalidOptionError, Option, Pull, in_python, written
 from ..gguf.validation import Header
 from ..llama.options import KV_TYPES
-from ..load_options import LOADING
 from ..options import POOLING, SAMPLING
 from ..sampling.chain import CompatSampling
 
@@ -73,8 +72,11 @@ _NAMES_HERE = {
     "pooling": "pooling_type",
 }
 # Arguments of `gguf_spec.load` that `Llama` does not have.
-_NOT_HERE = {"draft_lora", "draft_kv_type", "draft_flash_attention", "extra_bufts", "reference"}
-_NOT_HERE |= LOADING.keys()
+_NOT_HERE = {
+    "draft_lora", "draft_kv_type", "draft_flash_attention", "extra_bufts", "reference",
+    "draft_threads", "device", "draft_device", "cpu_moe", "n_cpu_moe", "override_tensor", "mmap",
+    "mlock", "numa", "kernels",
+}  # fmt: skip
 # Value of an argument of `load` -> value of the argument of `Llama`.
 _VALUES_HERE: dict[str, dict[object, object]] = {
     "kv_type": {name: number for name, (number, _) in KV_TYPES.items()},

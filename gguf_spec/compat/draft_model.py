@@ -15,12 +15,11 @@ from ..arrays import Logits
 from ..errors import ClosedError
 from ..gguf.validation import ModelFile, read_header
 from ..gguf.vocabulary import FileVocabulary
-from ..llama.backend import check_room
+from ..llama.memory import check_room
 from ..llama.model import Model
 from ..llama.options import ContextOptions
-from ..llama.selftest import extra_bufts_work
+from ..llama.own_kernels import extra_bufts_work
 from ..options import Speculation
-from ..speculative.acceptance_rates import AcceptanceRates
 from ..speculative.drafters import (
     N_CONFIDENCE_BUCKETS,
     ModelDrafter,
@@ -29,7 +28,8 @@ from ..speculative.drafters import (
     TokenDrafter,
     failure,
 )
-from ..speculative.drafters.draft_sampler import DraftToken
+from ..speculative.drafters.model import DraftToken
+from ..speculative.pair_statistics import AcceptanceRates
 from ..speculative.vocabularies import check_vocabulary
 
 # Least acceptance rate at which a token is drafted: verifying one more token costs a fraction of a

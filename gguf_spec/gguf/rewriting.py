@@ -16,7 +16,7 @@ from .header import Header, Tensor
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 # sizes of metadata values by type, in bytes; strings and arrays have their own lengths
 _BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
-_STRING, _ARRAY, _TYPE_U32, _TYPE_I32 = 8, 9, 4, 5
+_STRING, _ARRAY, _TYPE_U32, _TYPE_I32, _TYPE_F32 = 8, 9, 4, 5, 6
 # bytes of an array before its items: two types and a length
 _HEAD = 16
 # bytes that are copied at once
@@ -57,6 +57,15 @@ class Value(NamedTuple):
     data: bytes
 
 
+class TensorInfo(NamedTuple):
+    """Description of a tensor: its name, shape (columns first), ggml type and size."""
+
+    name: str
+    shape: Sequence[int]
+    type: int
+    n_bytes: int
+
+
 def string(text: str | bytes) -> bytes:
     """Return a metadata value that is a string."""
     return _U32.pack(_STRING) + _counted(text)
@@ -65,6 +74,17 @@ def string(text: str | bytes) -> bytes:
 def whole(number: int) -> bytes:
     """Return a metadata value that is an unsigned integer of 32 bits."""
     return _U32.pack(_TYPE_U32) + _U32.pack(number)
+
+
+def real(number: float) -> bytes:
+    """Return a metadata value that is a number of 32 bits with a fraction."""
+    return struct.pack("<If", _TYPE_F32, number)
+
+
+def real_array(numbers: Sequence[float]) -> bytes:
+    """Return a metadata value that is an array of numbers of 32 bits with a fraction."""
+    head = _U32.pack(_ARRAY) + _U32.pack(_TYPE_F32) + _U64.pack(len(numbers))
+    return head + struct.pack(f"<{len(numbers)}f", *numbers)
 
 
 def whole_array(numbers: Sequence[int]) -> bytes:
@@ -144,27 +164,38 @@ def write_with_rows(
         OSError: A file cannot be read or written.
     """
     alignment = int(header.metadata.get("general.alignment", 32))
-    head = [b"GGUF", _U32.pack(3), _U64.pack(len(header.tensors)), _U64.pack(len(values))]
-    head += [_counted(value.key) + value.data for value in values]
-    offset = 0
+    tensors = []
     for tensor in header.tensors:
         kept = rows.get(tensor.name)
         shape = tensor.shape if kept is None else (*tensor.shape[:-1], len(kept))
-        head += [_counted(tensor.name), _U32.pack(len(shape)), *map(_U64.pack, shape)]
-        head += [_U32.pack(tensor.type), _U64.pack(offset)]
-        offset += _padded(tensor.n_bytes // tensor.shape[-1] * shape[-1], alignment)
-    data = b"".join(head)
-    out.write(data.ljust(_padded(len(data), alignment), b"\0"))
+        n_bytes = tensor.n_bytes // tensor.shape[-1] * shape[-1]
+        tensors.append(TensorInfo(tensor.name, shape, tensor.type, n_bytes))
+    write_head(out, values, tensors, alignment)
     files = [path.open("rb") for path in header.parts]
     try:
         for i, tensor in enumerate(header.tensors, 1):
             source = files[tensor.part]
             n = _copy(source, tensor, rows.get(tensor.name), out, header)
-            out.write(b"\0" * (_padded(n, alignment) - n))
+            out.write(b"\0" * (padded(n, alignment) - n))
             on_tensor(i)
     finally:
         for file in files:
             file.close()
+
+
+def write_head(
+    out: BinaryIO, values: Sequence[Value], tensors: Sequence[TensorInfo], alignment: int = 32
+) -> None:
+    """Write all of a GGUF file that comes before the data of its first tensor."""
+    head = [b"GGUF", _U32.pack(3), _U64.pack(len(tensors)), _U64.pack(len(values))]
+    head += [_counted(value.key) + value.data for value in values]
+    offset = 0
+    for tensor in tensors:
+        head += [_counted(tensor.name), _U32.pack(len(tensor.shape))]
+        head += [*map(_U64.pack, tensor.shape), _U32.pack(tensor.type), _U64.pack(offset)]
+        offset += padded(tensor.n_bytes, alignment)
+    data = b"".join(head)
+    out.write(data.ljust(padded(len(data), alignment), b"\0"))
 
 
 def _copy(
@@ -196,5 +227,6 @@ def _counted(text: str | bytes) -> bytes:
     return _U64.pack(len(data)) + data
 
 
-def _padded(n: int, alignment: int) -> int:
+def padded(n: int, alignment: int = 32) -> int:
+    """Return a number of bytes, rounded up."""
     return -(-n // alignment) * alignment

@@ -12,18 +12,20 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from ..errors import GgufSpecError
+from ..gguf import rewriting
+from ..gguf.rewriting import TensorInfo
 from ..gguf.validation import Header
 from ..system.files import cache_file, read_json, this_machine, write_json
 from ..system.machine import cores_are_shared
 from .backend import library_parts, uses_gpu
-from .exact_kernels import flash_on_cpu
 from .model import Model
-from .options import ContextOptions, physical_cores
-from .placement import Placement
-from .probe_model import N_LAYERS, N_VOCAB, AttentionShape, write_probe_model
+from .options import ContextOptions, Placement, physical_cores
+from .own_kernels import flash_on_cpu
 
 # part of the cache key; changes with the format of the measurements
 _VERSION = 2
@@ -35,6 +37,32 @@ _NEAR, _FAR = 32, 1024
 _TIMES = 4
 # Seconds after which no pass is repeated, and after which the measurement fails.
 _PATIENCE_S, _MOST_S = (1.5, 6.0)
+# transformer layers of the timed model
+N_LAYERS = 2
+# three control tokens and one per byte, which llama.cpp's SPM vocabulary requires
+N_VOCAB = 3 + 256
+_F32, _Q8_0 = 0, 8  # ggml types
+# weights of a block of Q8_0, and its bytes: a 16-bit scale is before them
+_BLOCK, _BLOCK_BYTES = 32, 34
+# channels and feed-forward units of the timed model: so few that attention dominates its passes
+_WIDTH, _N_FF = 64, 32
+_UNKNOWN, _CONTROL, _BYTE = 2, 3, 6  # token types
+
+
+class AttentionShape(NamedTuple):
+    """Parameters that determine the cost of attention.
+
+    Attributes:
+        n_head: Query heads.
+        n_head_kv: Key-value heads.
+        key_length: Length of a key vector of one head.
+        value_length: Length of a value vector of one head.
+    """
+
+    n_head: int
+    n_head_kv: int
+    key_length: int
+    value_length: int
 
 
 def depth_costs(header: Header, options: ContextOptions) -> dict[int, float]:
@@ -168,3 +196,68 @@ def _passes(model: Model, text: list[int]) -> dict[int, float]:
             if model.busy_s > _MOST_S:
                 raise TimeoutError
     return best
+
+
+def write_probe_model(path: Path, shape: AttentionShape, n_ctx: int) -> None:
+    """Write a model of `N_LAYERS` layers with this attention and random weights.
+
+    Args:
+        path: The file to write.
+        shape: Shape of the attention.
+        n_ctx: Trained context length in its metadata, in positions.
+    """
+    rng, width, n_ff = np.random.default_rng(1), _WIDTH, _N_FF
+    numbers = {
+        "llama.context_length": n_ctx,
+        "llama.embedding_length": width,
+        "llama.block_count": N_LAYERS,
+        "llama.feed_forward_length": n_ff,
+        "llama.attention.head_count": shape.n_head,
+        "llama.attention.head_count_kv": shape.n_head_kv,
+        "llama.attention.key_length": shape.key_length,
+        "llama.attention.value_length": shape.value_length,
+        "llama.rope.dimension_count": shape.key_length,
+        "llama.vocab_size": N_VOCAB,
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+    }
+    words = [b"<unk>", b"<s>", b"</s>", *(b"<0x%02X>" % i for i in range(256))]
+    kinds = [_UNKNOWN, _CONTROL, _CONTROL] + [_BYTE] * 256
+    values = {
+        "general.architecture": rewriting.string("llama"),
+        **{key: rewriting.whole(number) for key, number in numbers.items()},
+        "llama.attention.layer_norm_rms_epsilon": rewriting.real(1e-5),
+        "tokenizer.ggml.model": rewriting.string("llama"),
+        "tokenizer.ggml.tokens": rewriting.string_array(words),
+        "tokenizer.ggml.scores": rewriting.real_array([0.0] * N_VOCAB),
+        "tokenizer.ggml.token_type": rewriting.whole_array(kinds),
+    }
+    queries, keys, values_width = (
+        shape.n_head * shape.key_length,
+        shape.n_head_kv * shape.key_length,
+        shape.n_head_kv * shape.value_length,
+    )
+    sizes = {"attn_q": (queries, width), "attn_k": (keys, width), "attn_v": (values_width, width)}
+    sizes |= {"attn_output": (width, shape.n_head * shape.value_length)}
+    sizes |= {"ffn_gate": (n_ff, width), "ffn_up": (n_ff, width), "ffn_down": (width, n_ff)}
+    matrices = {"token_embd": (N_VOCAB, width), "output": (N_VOCAB, width)}
+    norms = ["output_norm"]
+    for i in range(N_LAYERS):
+        matrices |= {f"blk.{i}.{name}": size for name, size in sizes.items()}
+        norms += [f"blk.{i}.attn_norm", f"blk.{i}.ffn_norm"]
+    tensors, data = [], []
+    for name, (rows, columns) in matrices.items():
+        blocks = np.empty((rows * columns // _BLOCK, _BLOCK_BYTES), dtype=np.uint8)
+        # scale for integers from -64 to 63: rows have a norm of about 1
+        blocks[:, :2] = np.array([1 / (64 * columns**0.5)], dtype="<f2").view(np.uint8)
+        integers = rng.integers(-64, 64, (len(blocks), _BLOCK)).astype(np.int8)
+        blocks[:, 2:] = integers.view(np.uint8)
+        tensors.append(TensorInfo(f"{name}.weight", (columns, rows), _Q8_0, blocks.nbytes))
+        data.append(blocks.tobytes())
+    for name in norms:
+        tensors.append(TensorInfo(f"{name}.weight", (width,), _F32, 4 * width))
+        data.append(np.ones(width, dtype="<f4").tobytes())
+    with path.open("wb") as file:
+        rewriting.write_head(file, [rewriting.Value(*one) for one in values.items()], tensors)
+        for one in data:
+            file.write(one.ljust(rewriting.padded(len(one)), b"\0"))

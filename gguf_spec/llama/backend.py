@@ -5,29 +5,16 @@ from __future__ import annotations
 import _thread
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 from ..errors import LoadCancelledError, NotEnoughMemoryError
-from ..gguf.validation import Header
 from . import own_kernels
 from .bindings import C, llama_parts
+from .devices import has_gpu, has_rpc
 from .log import keep_lines
-from .memory import (
-    ample_parallel,
-    check_memory,
-    features_of,
-    fitting_snapshots,
-    usual_prefix_memory,
-)
 from .options import ContextOptions
-from .rpc import has_gpu, has_rpc
-
-# Snapshots of a recurrent state that are kept at most. Each lengthens a pass by about 1 %; longer
-# drafts use a copy of the state.
-_SNAPSHOTS = 8
 
 
 @cache
@@ -40,6 +27,12 @@ def start_backend() -> None:
 def build_features() -> dict[str, str]:
     """Return the features of this build of llama.cpp, from its own report."""
     return features_of(C.llama_print_system_info().decode())
+
+
+def features_of(system_info: str) -> dict[str, str]:
+    """Parse llama.cpp's report of its build: `CPU : AVX2 = 1 | REPACK = 1 | `."""
+    pairs = (part.rpartition(" : ")[2].partition("=") for part in system_info.split("|"))
+    return {key.strip(): value.strip() for key, _, value in pairs if key.strip()}
 
 
 def has_llamafile() -> bool:
@@ -58,72 +51,6 @@ def uses_gpu(options: ContextOptions) -> bool:
 def offloads() -> bool:
     """Return whether this build of llama.cpp can use a GPU."""
     return bool(C.llama_supports_gpu_offload()) and (not has_rpc() or has_gpu())
-
-
-def check_room(models: Sequence[tuple[Header, ContextOptions]]) -> None:
-    """Reject models that do not fit into memory together, before any of them is loaded.
-
-    Models that may use a GPU are not checked.
-
-    Args:
-        models: Headers and options of the target and of its draft, if there is one.
-
-    Raises:
-        NotEnoughMemoryError: The models do not fit.
-    """
-    if not any(uses_gpu(options) for _, options in models):
-        check_memory(models, build_features())
-
-
-def has_room(models: Sequence[tuple[Header, ContextOptions]]) -> bool:
-    """Return whether `check_room` accepts the models."""
-    try:
-        check_room(models)
-    except NotEnoughMemoryError:
-        return False
-    return True
-
-
-def parallel_in_room(models: Sequence[tuple[Header, ContextOptions]], most: int) -> int | None:
-    """Return for how many requests at once there is ample memory, at least 1 and at most `most`.
-
-    It is None if that is unknown, as for models that may use a GPU.
-
-    Args:
-        models: As for `check_room`.
-        most: The largest number to return.
-    """
-    if any(uses_gpu(options) for _, options in models):
-        return None
-    return ample_parallel(models, build_features(), most)
-
-
-def prefix_memory_in_room(models: Sequence[tuple[Header, ContextOptions]]) -> int:
-    """Return the memory for kept prefixes if the user gives none, in bytes.
-
-    Args:
-        models: As for `check_room`.
-    """
-    return usual_prefix_memory(models, build_features())
-
-
-def with_snapshots(
-    models: Sequence[tuple[Header, ContextOptions]], k: int
-) -> list[tuple[Header, ContextOptions]]:
-    """Return the models with options for snapshots of the target's state.
-
-    They serve drafts of up to `k` tokens, as far as they fit into memory. Models that may use a GPU
-    are not checked.
-
-    Args:
-        models: As for `check_room`.
-        k: Longest draft that is wanted, in tokens.
-    """
-    (header, options), *others = models
-    wanted = min(k, _SNAPSHOTS) if options.parallel == 1 and header.facts.has_snapshots else 0
-    asked = [(header, replace(options, n_snapshots=wanted)), *others]
-    n = wanted if uses_gpu(options) or not wanted else fitting_snapshots(asked, build_features())
-    return [(header, replace(options, n_snapshots=n)), *others]
 
 
 def library_parts() -> list[str]:

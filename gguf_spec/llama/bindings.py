@@ -1,17 +1,32 @@
-"""llama.cpp's C functions, as `C`, and the files of its library.
+"""llama.cpp's C functions, as `C`, those of ggml that it does not wrap, and its files.
 
 Importing them from here sets the spin count first.
 """
 
-from collections.abc import Iterable
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from .openmp import spin_count_set
 
 with spin_count_set():
     from llama_cpp import llama_cpp as C
 
-__all__ = ["LIBRARY_FOLDER", "C", "identities", "llama_parts"]
+__all__ = [
+    "LIBRARY_FOLDER",
+    "C",
+    "Tensors",
+    "attention",
+    "call",
+    "identities",
+    "llama_parts",
+]
 # the folder of llama.cpp's shared libraries
 LIBRARY_FOLDER = Path(C._base_path).absolute()
 
@@ -25,3 +40,82 @@ def identities(files: Iterable[Path]) -> list[str]:
 def llama_parts() -> list[str]:
     """Return the identity of the llama.cpp build: its shared libraries, their sizes and times."""
     return identities(sorted(path for path in LIBRARY_FOLDER.iterdir() if path.is_file()))
+
+
+def call(name: str, *arguments: Any, result: Any = ctypes.c_void_p) -> Any:
+    """Call a function of ggml; pointers are passed as numbers."""
+    function = getattr(C._lib, name)
+    function.restype = result
+    given = [
+        ctypes.c_void_p(one) if isinstance(one, int) and one >= 1 << 20 else one
+        for one in arguments
+    ]
+    return function(*given)
+
+
+# largest number of inputs of an operation
+_MOST_INPUTS = 10
+
+
+class _InitParams(ctypes.Structure):
+    _fields_ = (
+        ("size", ctypes.c_size_t),
+        ("buffer", ctypes.c_void_p),
+        ("no_alloc", ctypes.c_bool),
+    )
+
+
+class Tensors:
+    """Memory for some tensors and operations, which is freed with this object.
+
+    Attributes:
+        context: ggml's context.
+    """
+
+    def __init__(self, n_bytes: int = 1 << 20, no_alloc: bool = False) -> None:
+        self.context: int = call("ggml_init", _InitParams(n_bytes, None, no_alloc))
+
+    def __del__(self) -> None:
+        call("ggml_free", self.context, result=None)
+
+    def new(self, kind: int, shape: Sequence[int], data: bytes | None = None) -> int:
+        """Return a new tensor.
+
+        Args:
+            kind: ggml type.
+            shape: Number of elements of each dimension, the fastest first.
+            data: Its contents; None leaves them undefined.
+        """
+        sizes = (ctypes.c_int64 * len(shape))(*shape)
+        tensor: int = call("ggml_new_tensor", self.context, kind, len(shape), sizes)
+        if data is not None:
+            ctypes.memmove(call("ggml_get_data", tensor), data, len(data))
+        return tensor
+
+    def compute(self, result: int, n_values: int, threads: int = 1) -> NDArray[np.float32]:
+        """Compute a tensor and return its first values."""
+        graph = call("ggml_new_graph_custom", self.context, ctypes.c_size_t(_MOST_INPUTS), False)
+        call("ggml_build_forward_expand", graph, result, result=None)
+        call("ggml_graph_compute_with_ctx", self.context, graph, threads, result=ctypes.c_int)
+        data = (ctypes.c_float * n_values).from_address(call("ggml_get_data", result))
+        return np.array(data, dtype=np.float32)
+
+
+def attention(
+    tensors: Tensors,
+    inputs: Sequence[int],
+    scale: float,
+    max_bias: float = 0.0,
+    cap: float = 0.0,
+) -> int:
+    """Return the operation FLASH_ATTN_EXT.
+
+    Args:
+        tensors: Where the operation is made.
+        inputs: Queries, keys, values and mask.
+        scale: Factor of the scores.
+        max_bias: Largest slope of ALiBi; 0 for none.
+        cap: Soft cap of the scores; 0 for none.
+    """
+    numbers = map(ctypes.c_float, (scale, max_bias, cap))
+    return int(call("ggml_flash_attn_ext", tensors.context, *inputs, *numbers))

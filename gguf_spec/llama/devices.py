@@ -9,12 +9,11 @@ from typing import Any
 
 from ..errors import InvalidOptionError, Option, Text
 from ..system.machine import format_bytes
-from .bindings import C
-from .ggml import call
-from .placement import CPU, NONE, Placement, expression
+from .bindings import C, call
+from .options import CPU, NONE, Placement, expression
 
-# ggml_backend_dev_type of devices that can hold layers
-_GPU, _INTEGRATED_GPU = 1, 2
+# ggml_backend_dev_type
+CPU_KIND, GPU_KIND, _INTEGRATED_GPU = 0, 1, 2
 
 
 @dataclass(frozen=True)
@@ -47,21 +46,33 @@ def devices() -> list[Device]:
     for i in range(call("ggml_backend_dev_count", result=ctypes.c_size_t)):
         pointer = call("ggml_backend_dev_get", ctypes.c_size_t(i))
         kind = call("ggml_backend_dev_type", pointer, result=ctypes.c_int)
-        if kind in (_GPU, _INTEGRATED_GPU):
-            found.append(_device(pointer, kind == _INTEGRATED_GPU))
+        if kind in (GPU_KIND, _INTEGRATED_GPU):
+            free, total = ctypes.c_size_t(), ctypes.c_size_t()
+            call("ggml_backend_dev_memory", pointer, ctypes.byref(free), ctypes.byref(total))
+            name, description = (
+                (call(f"ggml_backend_dev_{one}", pointer, result=ctypes.c_char_p) or b"").decode(
+                    "utf-8", errors="replace"
+                )
+                for one in ("name", "description")
+            )
+            is_integrated = kind == _INTEGRATED_GPU
+            found.append(Device(name, description, is_integrated, free.value, total.value))
     return found
 
 
-def _device(pointer: int, is_integrated: bool) -> Device:
-    free, total = ctypes.c_size_t(), ctypes.c_size_t()
-    call("ggml_backend_dev_memory", pointer, ctypes.byref(free), ctypes.byref(total))
-    return Device(
-        _text(call("ggml_backend_dev_name", pointer, result=ctypes.c_char_p)),
-        _text(call("ggml_backend_dev_description", pointer, result=ctypes.c_char_p)),
-        is_integrated,
-        free.value,
-        total.value,
-    )
+def first_device(kind: int) -> Any:
+    """Return the first device of a kind, as a pointer; None if there is none."""
+    return call("ggml_backend_dev_by_type", kind)
+
+
+def has_rpc() -> bool:
+    """Return whether this build of llama.cpp has the RPC backend."""
+    return bool(C.llama_supports_rpc())
+
+
+def has_gpu() -> bool:
+    """Return whether there is a GPU; a build with the RPC backend claims it in any case."""
+    return bool(first_device(GPU_KIND) or first_device(_INTEGRATED_GPU))
 
 
 def devices_in_use(names: Sequence[str]) -> list[Device]:
@@ -94,7 +105,9 @@ def check_placement(placement: Placement, option: str = "device") -> None:
     known = devices() if placement.overrides or names not in ((), (NONE,)) else []
     for name in names if names != (NONE,) else ():
         if name not in [one.name for one in known]:
-            raise InvalidOptionError(option, name, _allowed(known, NONE), _no_gpu(known, option))
+            no_gpu = Text("omit {}: this build of llama.cpp finds no GPU.", Option(option))
+            allowed = _allowed(known, NONE)
+            raise InvalidOptionError(option, name, allowed, None if known else no_gpu)
     if len(set(names)) < len(names):
         raise InvalidOptionError(option, ", ".join(names), "different devices")
     for pattern, name in placement.overrides:
@@ -105,12 +118,6 @@ def check_placement(placement: Placement, option: str = "device") -> None:
 
 def _allowed(known: Sequence[Device], other: str) -> str:
     return " or ".join([*(str(one) for one in known), other])
-
-
-def _no_gpu(known: Sequence[Device], option: str) -> Text | None:
-    if known:
-        return None
-    return Text("omit {}: this build of llama.cpp finds no GPU.", Option(option))
 
 
 def apply_placement(placement: Placement, params: Any, names: Iterable[str]) -> list[Any]:
@@ -153,23 +160,17 @@ def _override_array(places: dict[str, str]) -> Any:
     entries = []
     for device in dict.fromkeys(places.values()):
         names = [name for name, place in places.items() if place == device]
-        entries.append(_Override(expression(names).encode(), _buffer_type(device)))
+        buffer_type = (
+            call("ggml_backend_cpu_buffer_type")
+            if device == CPU
+            else call("ggml_backend_dev_buffer_type", _pointer(device))
+        )
+        entries.append(_Override(expression(names).encode(), buffer_type))
     return (_Override * (len(entries) + 1))(*entries, _Override(None, None))
-
-
-def _buffer_type(name: str) -> int:
-    """Return the buffer type of a device, as a pointer."""
-    if name == CPU:
-        return int(call("ggml_backend_cpu_buffer_type"))
-    return int(call("ggml_backend_dev_buffer_type", _pointer(name)))
 
 
 def _pointer(name: str) -> int:
     return int(call("ggml_backend_dev_by_name", name.encode()))
-
-
-def _text(value: bytes | None) -> str:
-    return (value or b"").decode("utf-8", errors="replace")
 
 
 def start_numa(strategy: str | None) -> None:

@@ -24,18 +24,17 @@ from ..gguf.validation import pooling_of, ranks
 from ..options import POOLING
 from .backend import apart
 from .bindings import C
-from .cache_size import padded
-from .embedding_memory import (
+from .log import context_error, keep_last, keep_lines, log
+from .memory import (
     LEAST,
-    check_embedding_memory,
+    check_room_to_embed,
     embedding_bytes,
     flash_attention,
 )
-from .load_errors import context_error
-from .log import keep_last, keep_lines, log
 from .model import Model
 from .native import Native, SequenceTokens
 from .options import FLASH_ATTENTION, KV_TYPES, physical_cores
+from .sizes import padded
 
 Rows = NDArray[np.float32]
 
@@ -161,7 +160,7 @@ class Embedder:
         capacity = min(max(LEAST, 1 << (longest - 1).bit_length()), padded(model.n_ctx))
         self.close()
         if not options.rpc:  # that of the workers is not known
-            check_embedding_memory(model.file.header, options, capacity)
+            check_room_to_embed(model.file.header, options, capacity)
         params = C.llama_context_default_params()
         params.embeddings, params.pooling_type = True, POOLING.index(self.pooling)
         params.n_ctx = params.n_batch = params.n_ubatch = capacity

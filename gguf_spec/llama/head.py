@@ -1,12 +1,19 @@
-"""Prediction head of a target (multi-token prediction, MTP): a draft model of one layer.
+"""Prediction heads of a target, in the place of a draft model.
 
-For each token the head takes the target's hidden state before it, and predicts the token after it.
-The target sends these rows (`llama.hidden_rows`). Behind them, in a draft, the head takes its own
-rows in their place. Cached tokens that were decoded with own rows are dropped by any rollback and
-decoded again with those of the target, which are better.
+For each token a head (multi-token prediction, MTP) takes the target's hidden state before it, and
+predicts the token after it. The target sends these rows (`llama.native_head`). Behind them, in a
+draft, the head takes its own rows in their place. Cached tokens that were decoded with own rows are
+dropped by any rollback and decoded again with those of the target, which are better.
 
 Some models have several heads, each for one token further. Then step i of a draft runs head i over
 all tokens of the draft.
+
+Gemma 4's assistant (`SharedHead`) reads the cache of its target. It has no cache, so nothing is
+read or dropped. All tokens of a draft are decoded at the position after the target's cache.
+
+An EAGLE-3 head is a layer in a file of its own, which reads the inputs of three layers of a target.
+It first projects the joined inputs to a row of its own width (`NativeHead.encode`). Then it takes
+rows as an MTP head does, in pairs with the next token. In a draft its own rows take their place.
 """
 
 from __future__ import annotations
@@ -22,19 +29,20 @@ from numpy.typing import NDArray
 
 from ..arrays import Logits
 from ..errors import DecodeError, InvalidOptionError
-from ..gguf.heads import head_bytes, n_heads
+from ..gguf.heads import head_bytes, is_eagle, n_heads, shares_cache
 from ..gguf.validation import ModelFile
 from ..options import K_MAX
+from . import probe
+from .backend import library_parts
 from .bindings import C
 from .cache import Cache
-from .cache_size import head_bytes as cache_bytes_of_head
-from .exact_kernels import flash_on_cpu
-from .load_errors import context_error, load_error
-from .log import log
+from .log import context_error, load_error, log
 from .model import Model
 from .native import N_BATCH
-from .native_head import CONTEXT_OF_HEAD, NativeHead
+from .native_head import CONTEXT_OF_HEAD, MOST_ENCODED, NativeHead
 from .options import FLASH_ATTENTION, KV_TYPES, ContextOptions
+from .own_kernels import flash_on_cpu
+from .sizes import head_bytes as cache_bytes_of_head
 
 # Tokens of a draft that are decoded one by one, each with the row of the one before it, if the head
 # did not propose them. More are decoded together, without rows.
@@ -51,6 +59,7 @@ class Head(Cache):
     """A prediction head with a cache of its own, in the place of a draft model.
 
     Attributes:
+        drafter: Name of the drafter that uses it.
         n_heads: Number of heads, of which each predicts one token further; 1 for one head that
             predicts any number of tokens.
         text: Where the cache begins in the text; None for the text's start.
@@ -58,6 +67,7 @@ class Head(Cache):
         skipped: Number of tokens of the text that are left out before the next pass.
     """
 
+    drafter = "mtp"
     shares_cache = False
     context_type = CONTEXT_OF_HEAD
     n_read = 0
@@ -204,10 +214,14 @@ class Head(Cache):
 
     def rollback(self, to: int) -> None:
         """Drop all cached tokens after the first `to`, and those decoded with own rows."""
+        self._chain.clear()
+        super().rollback(self._kept(to))
+
+    def _kept(self, to: int) -> int:
+        """Return the number of first tokens that a rollback to `to` keeps, and count them."""
         n = min(to, self._n_true)
         self._own, self._n_true = (self._own if n >= self.n_past else None), n
-        self._chain.clear()
-        super().rollback(n)
+        return n
 
     def _start_over(self, data: bool = False) -> None:
         super()._start_over(data)
@@ -287,7 +301,7 @@ class Head(Cache):
             native.context(C.llama_set_n_threads, self.threads, self.threads)
         if first < len(cached):
             native.cache(C.llama_memory_seq_rm, 0, first, -1)
-        native.fill(tokens, rows, np.arange(first, first + len(tokens)), n_rows)
+        native.fill(tokens, rows, first, n_rows)
         code = native.decode(layer)
         self.busy_s += time.perf_counter() - started
         if code != 0:
@@ -303,3 +317,164 @@ class Head(Cache):
         native = cast("NativeHead", self.native)
         self._own = native.last_row()
         return native.logits(n - n_rows, n_rows, self.n_vocab)
+
+
+class SharedHead(Head):
+    """A head without a cache; its tokens are only counted."""
+
+    shares_cache = True
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the target's cache has a token; the mean of none is not a number."""
+        return self._target.n_past > 0
+
+    def _flash_attention(self) -> str:
+        return self._target.flash_attention
+
+    def read(self, tokens: Sequence[int]) -> None:
+        """Count tokens."""
+        self._cached = [*self.cached, *tokens]
+        self._n_true, self._own = self.n_past, None
+
+    def logits(
+        self, tokens: Sequence[int], n_rows: int, branches: Sequence[tuple[int, int]] = ()
+    ) -> Logits:
+        """Return the logits after the last token.
+
+        Raises:
+            InvalidOptionError: More than one row is asked for.
+            DecodeError: The context is full, or llama.cpp rejected the batch.
+        """
+        if branches or n_rows != 1 or not tokens:
+            raise InvalidOptionError("n_rows", n_rows, "1, without branches")
+        n_known = self._n_known(len(tokens))
+        if n_known:
+            self.read(tokens[:n_known])
+            rows = self._decode_at_end(tokens[n_known - 1], None)
+        for token in tokens[n_known:]:
+            self._cached = [*self.cached, token]
+            rows = self._decode_at_end(token, self._own)
+        return rows
+
+    def rollback(self, to: int) -> None:
+        """Drop all tokens after the first `to`, and those decoded with own rows."""
+        self._cached = self.cached[: self._kept(to)]
+
+    def state_bytes(self) -> int:
+        """Return 0."""
+        return 0
+
+    def restore(self, tokens: Sequence[int], n_read: int, state: Any) -> bool:
+        """Count the tokens."""
+        self.rollback(0)
+        self.read(tokens)
+        return n_read == 0 and not len(state)
+
+    def _decode_at_end(self, token: int, row: NDArray[np.float32] | None) -> Logits:
+        """Decode a token behind the target's cache, with a row of the head or of the target."""
+        assert self._rows_of_target is not None
+        counted, self._cached = self.cached, []
+        end = self._target.n_past
+        rows = self._rows_of_target.before(end, 1) if row is None else row[None]
+        self._pass(end, [token], rows, 1, 0)
+        self._cached = counted
+        return self._results(1, 1)
+
+    def _clear(self, data: bool) -> None:
+        """Do nothing: the cache is the target's."""
+
+
+class EagleHead(Head):
+    """A head that takes projected inputs of layers."""
+
+    drafter = "eagle3"
+    context_type = 0  # llama.cpp's LLAMA_CONTEXT_TYPE_DEFAULT
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the target has decoded a token; the head reads pairs with the next one."""
+        return self._target.n_past > 0
+
+    def _width(self) -> int:
+        return self.file.header.whole("embedding_length")
+
+    def _rows_before(self, start: int, n: int) -> NDArray[np.float32]:
+        rows, native = super()._rows_before(start, n), cast("NativeHead", self.native)
+        parts, started = [], time.perf_counter()
+        for i in range(0, n, MOST_ENCODED):
+            code, encoded = native.encode(rows[i : i + MOST_ENCODED])
+            if code != 0:
+                raise DecodeError(code, start, n, log.last)
+            parts.append(encoded)
+        self.busy_s += time.perf_counter() - started
+        return np.concatenate(parts)
+
+    def _decode(self, tokens: Sequence[int], n_rows: int) -> Logits:
+        """Decode tokens with the rows of the target, or with zeros where they are unknown.
+
+        llama.cpp computes the logits of all tokens, and returns the first ones if only some are
+        asked for.
+        """
+        if n_rows and len(tokens) > K_MAX + 1:
+            self._decode(tokens[:-n_rows], 0)
+            tokens = tokens[-n_rows:]
+        n, n_past, position = len(tokens), self.n_past, self._position()
+        if position == 0 and n > 1:  # the others do not see the first one
+            first = self._decode(tokens[:1], int(n_rows == n)).copy()
+            rest = self._decode(tokens[1:], min(n_rows, n - 1))
+            return np.concatenate([first, rest]) if n_rows == n else rest
+        is_true = self._n_true == n_past
+        self._pass(n_past, tokens, self._rows_before(position, n), n if n_rows else 0, 0)
+        if position == 0:
+            self._forget_first()
+        if is_true:
+            self._n_true = self.n_past
+        results = self._results(n, n if n_rows else 0)
+        return results[n - n_rows :] if n_rows else results
+
+    def _forget_first(self) -> None:
+        """Drop the first token of a text from llama.cpp's cache: no row comes before it.
+
+        It stays counted, so that positions are those of the text.
+        """
+        cached = self._in_doubt()
+        cast("NativeHead", self.native).cache(C.llama_memory_seq_rm, 0, 0, 1)
+        self._cached = cached
+
+
+def open_head(target: Model, options: ContextOptions, file: ModelFile | None) -> Head:
+    """Open the head of a loaded target; the arguments are those of `Head`.
+
+    Raises:
+        GgufSpecError: llama.cpp cannot load or use the head.
+    """
+    if file and is_eagle(file.header):
+        return EagleHead(target, options, file)
+    kind = SharedHead if file and shares_cache(file.header) else Head
+    return kind(target, options, file)
+
+
+def why_head_fails(target: ModelFile, head: ModelFile | None) -> str:
+    """Return why llama.cpp cannot use a head, as a sentence; empty if it can.
+
+    On a file that it does not support llama.cpp may end the process, so a head is tried in a child
+    process before it is loaded.
+
+    Args:
+        target: The file of the target.
+        head: The head's own file; None if it is in that of the target.
+    """
+    files = [target, *([head] if head else [])]
+
+    def find() -> str:
+        name = files[-1].path.name
+        try:
+            works = probe.run("head", *(one.path for one in files))
+        except probe.ProbeError as error:
+            return f"llama.cpp fails on the prediction head of {name} (a test {error})"
+        return "" if works else f"llama.cpp cannot use the prediction head of {name}"
+
+    file = probe.result_file("head", *library_parts(), *(one.content_id for one in files))
+    packed = "a packed program cannot test prediction heads"
+    return probe.remembered(file, find, packed=packed)

@@ -1,33 +1,46 @@
-"""Estimate of the main memory that models need, from their headers alone, and a check of it.
+"""Memory that models need, estimated from their headers alone: checks, and what fits.
 
 llama.cpp does not check: the kernel kills the process. llama.cpp maps a file and reads all of it at
 once. Weights that it repacks for this CPU are additional copies. Both count for the peak, but the
-kernel can drop the file pages that were copied. Cache sizes follow llama.cpp's formulas; the rest
-follows measurements.
+kernel can drop the file pages that were copied. Cache sizes follow llama.cpp's formulas
+(`llama.sizes`); the rest follows measurements.
+
+`gpu_layers="auto"` offloads as many layers as fit into the free memory of the devices. The draft
+model comes first, because it is small and runs most often. A mixture of experts that does not fit
+keeps the experts of its first layers in main memory: an expert is used for few tokens, the rest of
+a layer for all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from ..errors import NotEnoughMemoryError, Text
-from ..gguf.validation import Header
+from ..gguf.header import TOKENS
+from ..gguf.validation import Header, embeds_only
 from ..options import BRANCHES_MAX, K_MAX
 from ..system.machine import available_bytes, format_bytes, resident_bytes, total_bytes
-from .cache_size import (
+from .backend import build_features, uses_gpu
+from .devices import Device, devices_in_use
+from .native import N_BATCH
+from .options import ContextOptions
+from .own_kernels import flash_on_cpu
+from .sizes import (
     PAD,
     cache_bytes,
     checkpoint_bytes,
     head_bytes,
     hidden_bytes,
+    offloaded,
     padded,
+    repacked_bytes,
     state_bytes,
 )
-from .exact_kernels import flash_on_cpu
-from .offload import offloaded
-from .options import ContextOptions
-from .repacking import repacked_bytes
+
+Models: TypeAlias = Sequence[tuple[Header, ContextOptions]]
+"""Header and options of the target, and of a draft, whose context is as long as the target's."""
 
 # tokens of a prefill pass on a CPU: default and minimum
 _BATCH, _LEAST_BATCH = 256, 64
@@ -45,6 +58,18 @@ _FLOAT = 4
 _SMALL, _PER_TOKEN, _PER_MERGE = 6 << 20, 150, 140
 # bytes; the process that holds a target on workers, measured
 _CHILD = 60 << 20
+# Tokens of a pass of an embedding model: the least; more for longer texts.
+LEAST = 256
+# bytes; buffers of a context for embeddings that do not depend on its size, measured
+_FIXED = 2 << 20
+# Memory of a device that stays free for the driver and other programs: bytes, and largest share.
+_MARGIN, _MARGIN_SHARE = 1 << 30, 0.125
+# bytes; stands for a device that reports no memory
+_UNLIMITED = float(1 << 60)
+# Snapshots of a recurrent state that are kept at most. Each lengthens a pass by about 1 %; longer
+# drafts use a copy of the state.
+_SNAPSHOTS = 8
+_HINT = "use a smaller model, or close other programs."
 
 
 @dataclass(frozen=True)
@@ -98,31 +123,31 @@ class MemoryEstimate:
             (free is not None and self.own > free) or (total and self.base + self.added > total)
         )
 
+    def room(self, free: int | None, total: int | None) -> str:
+        """Return the memory that is too small: the free one, or that of the machine."""
+        if free is not None and self.own > free:
+            return f"{format_bytes(free)} are free"
+        return f"this machine has {format_bytes(total or 0)}"
 
-def needs(
-    models: Sequence[tuple[Header, ContextOptions]], features: Mapping[str, str]
-) -> MemoryEstimate:
+
+def needs(models: Models, features: Mapping[str, str]) -> MemoryEstimate:
     """Return the memory that models need if they are loaded together.
 
     Args:
-        models: Header and options of the target, and of a draft, whose context is as long as the
-            target's.
-        features: Features of the llama.cpp build, from `features_of`.
+        models: The models.
+        features: Features of the llama.cpp build, from `build_features`.
     """
     header, options = models[0]
     n_ctx = options.positions(header.whole("context_length"))
     weights = caches = compute = copies = idle = 0
     for header, options in models:
-        copied, of = repacked_bytes(header, features) if options.repacks else (0, 0)
-        adapters = sum(
-            adapter.path.stat().st_size for adapter in options.lora if adapter.path.exists()
-        )
+        copied, of = _copies(header, options, features)
         mapped, read = header.file_bytes, 0
         if options.placement.mmap is False:
             mapped, read, of = 0, header.file_bytes - of, 0
         elif options.placement.mlock:
             mapped, read = of, header.file_bytes - of
-        weights, copies, idle = weights + mapped, copies + read + copied + adapters, idle + of
+        weights, copies, idle = weights + mapped, copies + read + copied, idle + of
         cache = (
             head_bytes(header, options, n_ctx)
             if options.head == "self"
@@ -142,18 +167,21 @@ def needs(
     return MemoryEstimate(weights + copies, caches, compute, resident_bytes(), copies, idle, n_ctx)
 
 
+def _copies(
+    header: Header, options: ContextOptions, features: Mapping[str, str]
+) -> tuple[int, int]:
+    """Return the bytes of repacked weights and adapters, and those of pages not read again."""
+    copied, idle = repacked_bytes(header, features) if options.repacks else (0, 0)
+    return copied + sum(one.path.stat().st_size for one in options.lora if one.path.exists()), idle
+
+
 def largest_ctx(
-    models: Sequence[tuple[Header, ContextOptions]],
-    features: Mapping[str, str],
-    free: int | None,
-    total: int | None,
+    models: Models, features: Mapping[str, str], free: int | None, total: int | None
 ) -> int:
     """Return the longest context that fits, at most the requested one; 0 if none fits."""
 
     def fits(n_ctx: int) -> bool:
-        return needs(
-            [(header, replace(options, n_ctx=n_ctx)) for header, options in models], features
-        ).fits(free, total)
+        return needs(_with(models, n_ctx=n_ctx), features).fits(free, total)
 
     requested = needs(models, features).n_ctx
     if fits(requested):
@@ -165,69 +193,47 @@ def largest_ctx(
     return low * PAD
 
 
-def most_parallel(
-    models: Sequence[tuple[Header, ContextOptions]],
-    features: Mapping[str, str],
-    free: int | None,
-    total: int | None,
+def _most_parallel(
+    models: Models, most: int, features: Mapping[str, str], free: int | None, total: int | None
 ) -> int:
-    """Return how many requests fit at once with the whole context, at most the requested number.
-
-    It is 0 if not even one fits.
-    """
-    return next(
-        (
-            n
-            for n in range(models[0][1].parallel, 0, -1)
-            if needs(_at_once(models, n), features).fits(free, total)
-        ),
-        0,
-    )
-
-
-def ample_parallel(
-    models: Sequence[tuple[Header, ContextOptions]], features: Mapping[str, str], most: int
-) -> int | None:
-    """Return for how many requests at once the caches take at most a quarter of the free memory.
-
-    It is at least 1 and at most `most`; None if the free memory is unknown.
-    """
-    free, total = available_bytes(), total_bytes()
-    if free is None:
-        return None
-    one = needs(_at_once(models, 1), features).caches
-    n = min(most, int(_CACHES_SHARE * free / max(one, 1)))
-    return max(1, most_parallel(_at_once(models, max(1, n)), features, free, total))
-
-
-def fitting_snapshots(
-    models: Sequence[tuple[Header, ContextOptions]], features: Mapping[str, str]
-) -> int:
-    """Return the number of snapshots of the target's state that fit into the free memory.
-
-    They may take a quarter of it, and the models must fit, too. It is at most the number in the
-    options, and 0 if the free memory is unknown.
-    """
-    header, options = models[0]
-    free, total, state = available_bytes(), total_bytes(), state_bytes(header)
-    if not (state and free):
-        return 0
-    most = min(options.n_snapshots, int(_CACHES_SHARE * free / state))
+    """Return how many requests fit at once with the whole context, at most `most`; 0 if none."""
     return next(
         (
             n
             for n in range(most, 0, -1)
-            if needs([(header, replace(options, n_snapshots=n)), *models[1:]], features).fits(
-                free, total
-            )
+            if needs(_with(models, parallel=n), features).fits(free, total)
         ),
         0,
     )
 
 
-def usual_prefix_memory(
-    models: Sequence[tuple[Header, ContextOptions]], features: Mapping[str, str]
-) -> int:
+def _with(models: Models, **changes: int | bool) -> list[tuple[Header, ContextOptions]]:
+    return [(header, replace(options, **changes)) for header, options in models]  # type: ignore[arg-type]
+
+
+def parallel_in_room(
+    models: Models, most: int, features: Mapping[str, str] | None = None
+) -> int | None:
+    """Return for how many requests at once the caches take at most a quarter of the free memory.
+
+    Args:
+        models: The models.
+        most: The largest number to return.
+        features: Features of the llama.cpp build; None to ask it.
+
+    Returns:
+        At least 1 and at most `most`; None if it is unknown, as for models that may use a GPU.
+    """
+    free, total = available_bytes(), total_bytes()
+    if free is None or any(uses_gpu(options) for _, options in models):
+        return None
+    features = build_features() if features is None else features
+    one = needs(_with(models, parallel=1), features).caches
+    n = min(most, int(_CACHES_SHARE * free / max(one, 1)))
+    return max(1, _most_parallel(models, max(1, n), features, free, total))
+
+
+def prefix_memory_in_room(models: Models, features: Mapping[str, str] | None = None) -> int:
     """Return the memory for kept prefixes if the user gives none, in bytes.
 
     It is an eighth of the memory that stays free beside the models, at most 8 GiB; 0 where that is
@@ -236,85 +242,138 @@ def usual_prefix_memory(
     free = available_bytes()
     if free is None:
         return 0
-    share = int(_KEPT_SHARE * (free - needs(models, features).own))
+    needed = needs(models, build_features() if features is None else features)
+    share = int(_KEPT_SHARE * (free - needed.own))
     return min(share, _MOST_KEPT) if share >= _LEAST_KEPT else 0
 
 
-def _at_once(
-    models: Sequence[tuple[Header, ContextOptions]], n: int
-) -> list[tuple[Header, ContextOptions]]:
-    return [(header, replace(options, parallel=n)) for header, options in models]
+def with_snapshots(models: Models, k: int) -> list[tuple[Header, ContextOptions]]:
+    """Return the models with options for snapshots of the target's state.
 
-
-def check_memory(
-    models: Sequence[tuple[Header, ContextOptions]], features: Mapping[str, str]
-) -> None:
-    """Reject models that do not fit into main memory.
-
-    The kernel would kill the process instead.
+    They serve drafts of up to `k` tokens. They may take a quarter of the free memory, and the
+    models must fit, too; there are none if the free memory is unknown. Models that may use a GPU
+    are not checked.
 
     Args:
-        models: As for `needs`.
-        features: As for `needs`.
+        models: The models.
+        k: Longest draft that is wanted, in tokens.
+    """
+    (header, options), *others = models
+    n = min(k, _SNAPSHOTS) if options.parallel == 1 and header.facts.has_snapshots else 0
+
+    def asked(n: int) -> list[tuple[Header, ContextOptions]]:
+        return [(header, replace(options, n_snapshots=n)), *others]
+
+    if n and not uses_gpu(options):
+        free, total, state = available_bytes(), total_bytes(), state_bytes(header)
+        most = min(n, int(_CACHES_SHARE * free / state)) if state and free else 0
+        features = build_features()
+        fitting = (m for m in range(most, 0, -1) if needs(asked(m), features).fits(free, total))
+        n = next(fitting, 0)
+    return asked(n)
+
+
+def has_room(models: Models) -> bool:
+    """Return whether `check_room` accepts the models."""
+    try:
+        check_room(models)
+    except NotEnoughMemoryError:
+        return False
+    return True
+
+
+def check_room(models: Models, features: Mapping[str, str] | None = None) -> None:
+    """Reject models that do not fit into main memory together, before any of them is loaded.
+
+    The kernel would kill the process instead. Models that may use a GPU are not checked.
+
+    Args:
+        models: The models.
+        features: Features of the llama.cpp build; None to ask it.
 
     Raises:
         NotEnoughMemoryError: The models do not fit. It contains the required and the free memory
             and the context and the number of parallel requests that would fit.
     """
-    all_of_it, free, total = needs(models, features), available_bytes(), total_bytes()
-    if all_of_it.fits(free, total):
+    if any(uses_gpu(options) for _, options in models):
+        return
+    features = build_features() if features is None else features
+    needed, free, total = needs(models, features), available_bytes(), total_bytes()
+    if needed.fits(free, total):
         return
     names = " and ".join(header.path.name for header, _ in models)
     verb = "need" if len(models) > 1 else "needs"
     parallel = models[0][1].parallel
     each = f" for each of {parallel} parallel requests" if parallel > 1 else ""
     wants = (
-        f"{names} {verb} {format_bytes(all_of_it.added)} of memory, "
-        f"{format_bytes(all_of_it.caches)} of it for a context of {all_of_it.n_ctx:,}{each}"
-    )
-    has = (
-        f"{format_bytes(free)} are free"
-        if free is not None and all_of_it.own > free
-        else f"this machine has {format_bytes(total or 0)}"
+        f"{names} {verb} {format_bytes(needed.added)} of memory, "
+        f"{format_bytes(needed.caches)} of it for a context of {needed.n_ctx:,}{each}"
     )
     n_ctx = largest_ctx(models, features, free, total)
-    would_fit = (
-        f"a context of {n_ctx:,} would fit"
-        if n_ctx
-        else _without_copies(models, features, free, total)
-    )
-    n = most_parallel(models, features, free, total)
+    would_fit: str = f"a context of {n_ctx:,} would fit"
+    if not n_ctx:
+        would_fit = "the weights alone do not fit"
+        mapped = _with(models, extra_bufts=False)
+        if without_copies := largest_ctx(mapped, features, free, total):
+            would_fit = Text(
+                "{}; with {extra_bufts=False}, which does not copy them, a context of {} would fit",
+                would_fit,
+                f"{without_copies:,}",
+            )
+    n = _most_parallel(models, parallel, features, free, total)
     with_all = f", or {n} parallel request{'s' * (n > 1)} with the whole context" if n else ""
     raise NotEnoughMemoryError(
-        Text("{}; {}: {}{}.", wants, has, would_fit, with_all),
-        all_of_it.added,
+        Text("{}; {}: {}{}.", wants, needed.room(free, total), would_fit, with_all),
+        needed.added,
         free,
         n_ctx or None,
         n or None,
     )
 
 
-def _without_copies(
-    models: Sequence[tuple[Header, ContextOptions]],
-    features: Mapping[str, str],
-    free: int | None,
-    total: int | None,
-) -> str:
-    """Return what would fit if the weights, which do not fit, were not copied."""
-    mapped = [(header, replace(options, extra_bufts=False)) for header, options in models]
-    if n_ctx := largest_ctx(mapped, features, free, total):
-        return Text(
-            "the weights alone do not fit; with {extra_bufts=False}, which does not copy them, a "
-            "context of {} would fit",
-            f"{n_ctx:,}",
+def check_room_to_embed(
+    header: Header, options: ContextOptions, n_tokens: int | None = None
+) -> None:
+    """Reject an embedding model or its context if it does not fit into memory.
+
+    Models that may use a GPU are not checked.
+
+    Args:
+        header: Header of the model.
+        options: Its options.
+        n_tokens: Number of tokens of a pass of a loaded model; None before it is loaded.
+
+    Raises:
+        NotEnoughMemoryError: It does not fit. It contains the required and the free memory, and for
+            a loaded model the longest text that would fit.
+    """
+    if uses_gpu(options):
+        return
+    free, total, hint = available_bytes(), total_bytes(), _HINT
+    if n_tokens is None:
+        estimate = embedding_needs(header, options, build_features())
+        if estimate.fits(free, total):
+            return
+        needed, has = estimate.added, estimate.room(free, total)
+        what = f"{header.path.name} needs {format_bytes(needed)} of memory; {has}."
+    else:
+        needed = embedding_bytes(header, options, n_tokens)
+        if free is None or needed <= free:
+            return
+        fits = n_tokens
+        while fits >= LEAST and embedding_bytes(header, options, fits) > free:
+            fits //= 2
+        would_fit = (
+            f"texts of {fits:,} tokens would fit" if fits >= LEAST else "not even short texts fit"
         )
-    return "the weights alone do not fit"
-
-
-def features_of(system_info: str) -> dict[str, str]:
-    """Parse llama.cpp's report of its build: `CPU : AVX2 = 1 | REPACK = 1 | `."""
-    pairs = (part.rpartition(" : ")[2].partition("=") for part in system_info.split("|"))
-    return {key.strip(): value.strip() for key, _, value in pairs if key.strip()}
+        what = (
+            f"embeddings of texts of {n_tokens:,} tokens need {format_bytes(needed)} of memory; "
+            f"{format_bytes(free)} are free: {would_fit}."
+        )
+        hint = f"shorten the texts, {_HINT}"
+    error = NotEnoughMemoryError(what, needed, free)
+    error.hint = hint
+    raise error
 
 
 def _compute_bytes(header: Header, options: ContextOptions, n_ctx: int) -> int:
@@ -376,3 +435,110 @@ def cpu_batch(header: Header, options: ContextOptions, n_ctx: int) -> int:
         while batch > _LEAST_BATCH and batch * scores > _MOST_SCORES:
             batch //= 2
     return batch
+
+
+def flash_attention(header: Header, options: ContextOptions, n_tokens: int) -> str:
+    """Return the flash attention of a context that embeds `n_tokens` tokens in one pass.
+
+    `auto` is off on a CPU, which is more precise, while the attention scores need little memory.
+    """
+    if options.flash_attention != "auto" or uses_gpu(options):
+        return options.flash_attention
+    heads = max(header.by_layer("attention.head_count", 0), default=0)
+    scores = _FLOAT * n_tokens * padded(n_tokens) * heads
+    return "on" if options.needs_flash_attention or scores > _MOST_SCORES else "off"
+
+
+def embedding_bytes(header: Header, options: ContextOptions, n_tokens: int) -> int:
+    """Return the approximate memory of a context that embeds `n_tokens` tokens in one pass.
+
+    llama.cpp reserves logits for all of them, and computes them if the model generates text.
+    """
+    flash = flash_attention(header, options, n_tokens) != "off"
+    logits = header.n_values(TOKENS) * (1 if embeds_only(header) else 2)
+    cache = 0 if header.facts.output == "embeddings" else cache_bytes(header, options, n_tokens)
+    # keys, values and queries have no place in a cache then
+    own = 4 * header.whole("embedding_length")
+    row = row_values(header, padded(n_tokens), flash) + own + logits
+    return _FIXED + cache + _FLOAT * n_tokens * row
+
+
+def embedding_needs(
+    header: Header, options: ContextOptions, features: Mapping[str, str]
+) -> MemoryEstimate:
+    """Return the memory of an embedding model, with the context for its first texts."""
+    copies, idle = _copies(header, options, features)
+    compute = embedding_bytes(header, options, LEAST)
+    return MemoryEstimate(
+        header.file_bytes + copies, 0, compute, resident_bytes(), copies, idle, LEAST
+    )
+
+
+def fit_layers(
+    models: Models, devices: Callable[[Sequence[str]], list[Device]] = devices_in_use
+) -> list[tuple[Header, ContextOptions]]:
+    """Return the models with numbers in place of `auto`.
+
+    Args:
+        models: The models.
+        devices: Returns the devices for the option `device`.
+    """
+    if not any(options.gpu_layers == "auto" for _, options in models):
+        return [*models]
+    header, options = models[0]
+    n_ctx = options.positions(header.whole("context_length"))
+    taken: dict[str, float] = {}
+    fitted: list[tuple[Header, ContextOptions]] = []
+    for header, options in reversed(models):
+        of_model = devices(options.placement.devices)
+        free = {one.name: max(0.0, room_of(one) - taken.get(one.name, 0.0)) for one in of_model}
+        chosen = _fitted(header, options, n_ctx, free) if options.gpu_layers == "auto" else options
+        used, whole = device_bytes(header, chosen, n_ctx, len(free)), sum(free.values())
+        for name, n_bytes in free.items():
+            taken[name] = taken.get(name, 0.0) + (used * n_bytes / whole if whole else 0.0)
+        fitted.insert(0, (header, chosen))
+    return fitted
+
+
+def room_of(device: Device) -> float:
+    """Return the bytes of a device that models may take; without limit if it reports none."""
+    if not (device.free_bytes or device.total_bytes):
+        return _UNLIMITED
+    return device.free_bytes - min(_MARGIN, _MARGIN_SHARE * device.total_bytes)
+
+
+def device_bytes(header: Header, options: ContextOptions, n_ctx: int, n_devices: int) -> int:
+    """Return the bytes that a model takes on its devices: weights, cache and activations."""
+    there = offloaded(header, options)
+    if not n_devices or not (there.n_bytes or there.share):
+        return 0
+    cache = options.parallel * cache_bytes(header, options, n_ctx)
+    passes = compute_bytes(header, options, n_ctx, N_BATCH, with_logits=there.has_output)
+    return there.n_bytes + round(cache * there.share) + n_devices * passes
+
+
+def _fitted(
+    header: Header, options: ContextOptions, n_ctx: int, free: dict[str, float]
+) -> ContextOptions:
+    """Return the options with the largest number of layers that fits."""
+    n_layers = max(1, header.whole("block_count"))
+    # llama.cpp splits by whole layers, so each device but one may get a layer more
+    layer = (len(free) - 1) * header.file_bytes / (n_layers + 1) if free else 0.0
+    room = sum(free.values()) - layer
+
+    def fits(one: ContextOptions) -> bool:
+        return device_bytes(header, one, n_ctx, len(free)) <= room
+
+    everything = replace(options, gpu_layers=-1)
+    if not free or fits(everything):
+        return everything
+    own = options.placement
+    if header.whole("expert_count") and not (own.n_cpu_moe or own.overrides):
+        for n in range(1, n_layers + 1):
+            everything = replace(everything, placement=replace(own, n_cpu_moe=n))
+            if fits(everything):
+                return everything
+    return next(
+        (one for n in range(n_layers, 0, -1) if fits(one := replace(everything, gpu_layers=n))),
+        replace(options, gpu_layers=0),
+    )

@@ -11,7 +11,8 @@ from __future__ import annotations
 import atexit
 import ctypes
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import chain, starmap
 from typing import Any, NamedTuple
@@ -19,10 +20,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import InvalidOptionError
 from ..options import BRANCHES_MAX, K_MAX
 from .bindings import C
 from .devices import apply_placement
-from .placement import Placement
+from .options import Placement
 
 Names = Sequence[str]
 N_BATCH = 512  # largest number of tokens in a batch
@@ -325,3 +327,54 @@ class Batch:
         self._n_sequences[:n] = 1
         for i in range(n):
             self._batch.seq_id[i][0] = 0
+
+
+Branches = Sequence[tuple[int, int]]
+"""Pairs of an index into the tokens of the pass, above 0, and the id of the alternative token."""
+
+
+def n_sequences(can_roll_back: bool) -> int:
+    """Return the number of sequences of a context; they cost nothing while they are empty.
+
+    A model that cannot roll back has no branches.
+    """
+    return 1 + BRANCHES_MAX if can_roll_back else 1
+
+
+def check_branches(branches: Branches, n_tokens: int) -> None:
+    """Check the branches of a pass over `n_tokens` tokens.
+
+    Raises:
+        InvalidOptionError: There are too many branches or tokens, or an index is out of range.
+    """
+    if (
+        len(branches) > BRANCHES_MAX
+        or n_tokens > K_MAX + 1
+        or not all(0 < i < n_tokens for i, _ in branches)
+    ):
+        raise InvalidOptionError(
+            "branches", branches, f"at most {BRANCHES_MAX}, none at the first token"
+        )
+
+
+@contextmanager
+def added_branches(
+    native: Native, branches: Branches, n_tokens: int, n_past: int
+) -> Iterator[None]:
+    """Add branches to the batch and the cache for one pass.
+
+    After an exception the caller must empty the cache.
+
+    Args:
+        native: The model; its batch holds `n_tokens` tokens.
+        branches: The branches.
+        n_tokens: Number of tokens in the batch.
+        n_past: Number of cached tokens.
+    """
+    native.batch.add_branches(branches, n_tokens, n_past)
+    sequences = range(1, len(branches) + 1)
+    for sequence in sequences:
+        native.cache(C.llama_memory_seq_cp, 0, sequence, 0, n_past)
+    yield
+    for sequence in sequences:
+        native.cache(C.llama_memory_seq_rm, sequence, -1, -1)

@@ -1,6 +1,9 @@
-"""Native context of a prediction head: decode tokens together with rows, read logits and rows.
+"""Native side of prediction heads: their context, and the rows that a target sends to them.
 
-The functions are experimental in llama.cpp (`llama-ext.h`), so a build may lack them.
+An MTP head takes the state after the last layer of its target, an EAGLE-3 head the inputs of three
+layers. The functions are experimental in llama.cpp (`llama-ext.h`), so a build may lack them.
+llama-cpp-python wraps those of the first kind only; the others are C++ symbols, so their names
+depend on the compiler.
 """
 
 from __future__ import annotations
@@ -8,14 +11,14 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..options import K_MAX
 from .bindings import C
-from .native import N_BATCH, Native
+from .native import N_BATCH, Batch, Native
 
 # llama.cpp's LLAMA_CONTEXT_TYPE_MTP
 CONTEXT_OF_HEAD = 1
@@ -52,13 +55,7 @@ class NativeHead:
         # llama.cpp frees the original, which has no rows
         self._batch = type(batch).from_buffer_copy(batch)
         self._batch.embd = self._rows.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
-        arrays = (batch.token, batch.pos, batch.logits, batch.n_seq_id)
-        self._tokens, self._positions, self._outputs, n_sequences = (
-            np.ctypeslib.as_array(one, (N_BATCH,)) for one in arrays
-        )
-        n_sequences[:] = 1
-        for i in range(N_BATCH):
-            batch.seq_id[i][0] = 0
+        self._filled = Batch(self._batch)
         self.context(extensions().llama_set_embeddings_nextn, True, True)
 
     def vocab(self, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -78,25 +75,18 @@ class NativeHead:
         return function(self._memory, *arguments)
 
     def fill(
-        self,
-        tokens: Sequence[int],
-        rows: NDArray[np.float32],
-        positions: NDArray[np.int64],
-        n_rows: int,
+        self, tokens: Sequence[int], rows: NDArray[np.float32], first: int, n_rows: int
     ) -> None:
-        """Write tokens, the row for each of them, and their positions.
+        """Write tokens and the row for each of them.
 
         Args:
             tokens: Token ids.
             rows: The rows, shape `(len(tokens), width)`.
-            positions: Their positions.
+            first: Position of the first token.
             n_rows: Number of last tokens whose logits and rows are computed.
         """
-        n = len(tokens)
-        self._tokens[:n], self._positions[:n], self._rows[:n] = tokens, positions, rows
-        self._outputs[: n - n_rows] = 0
-        self._outputs[n - n_rows : n] = 1
-        self._batch.n_tokens = n
+        self._rows[: len(tokens)] = rows
+        self._filled.fill(tokens, n_rows, first)
 
     def decode(self, layer: int = 0) -> int:
         """Decode the batch with one of the head's layers, wait, and return llama.cpp's code."""
@@ -142,3 +132,131 @@ class NativeHead:
         get = extensions().llama_get_embeddings_nextn_ith
         last = self.context(get, self._batch.n_tokens - 1)
         return np.array(self._native.view(last, 1, self.width)[0])
+
+
+# names of a symbol with the compilers of Linux and macOS, and of Windows
+_SET = (
+    "_Z30llama_set_embeddings_layer_inpP13llama_contextjb",
+    "?llama_set_embeddings_layer_inp@@YAXPEAUllama_context@@I_N@Z",
+)
+_GET = (
+    "_Z30llama_get_embeddings_layer_inpP13llama_contextj",
+    "?llama_get_embeddings_layer_inp@@YAPEAMPEAUllama_context@@I@Z",
+)
+
+
+class _LayerFunctions(NamedTuple):
+    """Functions on the inputs of layers: switch one on or off, and return the last pass's rows."""
+
+    set: Callable[..., Any]
+    get: Callable[..., Any]
+
+
+@cache
+def layer_functions() -> _LayerFunctions | None:
+    """Return the functions on the inputs of layers, or None if the build has none."""
+    context, layer = C.llama_context_p_ctypes, ctypes.c_uint32
+    switch = _function(_SET, [context, layer, ctypes.c_bool], None)
+    get = _function(_GET, [context, layer], ctypes.POINTER(ctypes.c_float))
+    return _LayerFunctions(switch, get) if switch and get and extensions() else None
+
+
+def _function(names: Sequence[str], arguments: list[Any], result: Any) -> Callable[..., Any] | None:
+    function = next(filter(None, (getattr(C._lib, name, None) for name in names)), None)
+    if function:
+        function.argtypes, function.restype = arguments, result
+    return function
+
+
+class LastRows:
+    """The state after the last layer of a target.
+
+    Attributes:
+        width: Length of a row.
+    """
+
+    def __init__(self, native: Native) -> None:
+        self.width: int = native.model(C.llama_model_n_embd_out)
+
+    def send(self, native: Native, send: bool = True) -> None:
+        """Let the target return the rows of each pass, or stop that."""
+        native.context(extensions().llama_set_embeddings_nextn, send, False)
+
+    def sent(self, native: Native, n: int) -> NDArray[np.float32]:
+        """Return the rows of the last pass, one for each of its first `n` tokens."""
+        return native.view(native.context(extensions().llama_get_embeddings_nextn), n, self.width)
+
+
+class LayerInputs:
+    """The inputs of some layers of a target, joined to one row for each token.
+
+    The number of the layer after the last one means the state after the last layer.
+
+    Attributes:
+        width: Length of a row.
+    """
+
+    def __init__(self, native: Native, layers: Sequence[int]) -> None:
+        self._layers, self._n_layers = layers, native.model(C.llama_model_n_layer)
+        self._last, self._of_layer = LastRows(native), native.model(C.llama_model_n_embd)
+        self.width: int = len(layers) * self._of_layer
+
+    def send(self, native: Native, send: bool = True) -> None:
+        """Let the target return the rows of each pass, or stop that."""
+        for layer in self._layers:
+            if layer < self._n_layers:
+                native.context(_functions().set, layer, send)
+            else:
+                self._last.send(native, send)
+
+    def sent(self, native: Native, n: int) -> NDArray[np.float32]:
+        """Return the rows of the last pass, one for each of its first `n` tokens."""
+        return np.concatenate([self._sent(native, layer, n) for layer in self._layers], axis=1)
+
+    def _sent(self, native: Native, layer: int, n: int) -> NDArray[np.float32]:
+        if layer >= self._n_layers:
+            return self._last.sent(native, n)
+        return native.view(native.context(_functions().get, layer), n, self._of_layer)
+
+
+def _functions() -> _LayerFunctions:
+    functions = layer_functions()
+    assert functions, "checked before a head is loaded"
+    return functions
+
+
+class HiddenRows:
+    """One row for each token in the cache of a target, as far as they are known.
+
+    A row depends on all tokens up to its own. Rows are overwritten when other tokens take their
+    place; until then they belong to the text that the target decoded last.
+
+    Attributes:
+        width: Length of a row.
+        first: First position whose row is known.
+        end: The position after the last one whose row is known.
+    """
+
+    def __init__(self, n_ctx: int, width: int) -> None:
+        self.width, self.first, self.end = width, 0, 0
+        # the system allocates pages when they are written
+        self._rows = np.empty((n_ctx, width), np.float32)
+
+    def put(self, at: int, rows: NDArray[np.float32]) -> None:
+        """Store the rows of tokens decoded at position `at`; later rows become unknown."""
+        if not self.first <= at <= self.end:
+            self.first = at
+        self.end = at + len(rows)
+        self._rows[at : self.end] = rows
+
+    def cut(self, n: int) -> None:
+        """Forget the rows from position `n` on."""
+        self.first, self.end = min(self.first, n), min(self.end, n)
+
+    def before(self, start: int, n: int) -> NDArray[np.float32]:
+        """Return the rows before `n` positions from `start` on; zeros where they are unknown."""
+        rows = np.zeros((n, self.width), np.float32)
+        first, end = max(start - 1, self.first), min(start - 1 + n, self.end)
+        if first < end:
+            rows[first - start + 1 : end - start + 1] = self._rows[first:end]
+        return rows

@@ -1,9 +1,20 @@
-"""Kernels of this package, in place of those of llama.cpp: a library of `gguf_spec/kernels`.
+"""Kernels on a CPU: which ones this process uses, and which are exact.
 
-It enters itself into a list of llama.cpp, which then asks it first for each matrix product with
-weights and for flash attention on the CPU. A row of its results has the same bits in passes of any
-width, at any depth and with any number of threads. The library is made for one version of ggml and
-for x86-64 processors with AVX2. The first model of a process decides whether it is used.
+The own kernels are a library of `gguf_spec/kernels`. It enters itself into a list of llama.cpp,
+which then asks it first for each matrix product with weights and for flash attention on the CPU.
+The library is made for one version of ggml and for x86-64 processors with AVX2. The first model of
+a process decides whether it is used.
+
+Some builds of llama.cpp crash, or could compute wrong results, in the kernels that repack weights
+for a CPU (AMX above all). If a probe fails, models are loaded with `use_extra_bufts=False`, which
+is slower but correct.
+
+A kernel is exact if it gives a row the same bits in passes of every width. The own kernels are, at
+any depth and with any number of threads. Among those of llama.cpp on x86, products with K-quants
+and IQ types are computed in tiles from 8 rows on (`ggml-cpu/tiled`), and repacked Q4_K and Q2_K in
+blocks of four rows. Both add in another order than the product of a single row. The other types do
+not. The functions here predict that from a file's header; the behaviour of a loaded model is
+measured in `speculative.profiler`.
 """
 
 from __future__ import annotations
@@ -11,19 +22,22 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import re
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import InvalidOptionError
+from ..gguf.validation import Header
 from ..load_options import checked
-from . import selftest
-from .bindings import LIBRARY_FOLDER, identities
-from .ggml import Tensors, attention
+from ..system.files import this_machine
+from . import probe
+from .bindings import LIBRARY_FOLDER, Tensors, attention, identities
+from .options import KV_TYPES, ContextOptions, head_sizes
 
 # environment variable with the value of the option `kernels`
 _SWITCH = "GGUF_SPEC_KERNELS"
@@ -55,6 +69,26 @@ class Kernels(NamedTuple):
 _WITHOUT_BLOCKS = {0, 1, 30}
 # elements; the library is not asked for longer heads
 _LONGEST_HEAD = 1024
+
+# Largest accepted change of a logit. Repacked kernels add the same products in another order:
+# logits moved by 0.0 with AVX2, and rounding cannot move them by more than a few hundredths
+# elsewhere. A broken kernel is off by whole units (the logits of a row spread by 2 to 3).
+_TOLERANCE = 0.5
+# Time limit of a self-test in seconds.
+_PATIENCE_S = 300
+_PACKED = "a packed program cannot run the self-test"
+
+# tokens; passes of at least this width use the same kernels for all their rows
+GRID = 64
+# ggml types whose products in llama.cpp do not depend on the number of rows: F32, F16, Q4_0, Q4_1,
+# Q5_0, Q5_1, Q8_0, IQ4_NL, BF16, MXFP4
+_SAME_IN_ANY_WIDTH = frozenset({0, 1, 2, 3, 6, 7, 8, 20, 30, 39})
+# ggml types with repacked kernels for blocks of rows: Q2_K, Q4_K
+_REPACKED = {10, 12}
+# rows of a repacked block, and of a tile
+_ROWS_OF_A_BLOCK, _ROWS_OF_A_TILE = 4, 8
+# matrices that are multiplied only for rows of logits; their products are not cached
+_ONLY_FOR_LOGITS = re.compile(r"^(output|token_embd)\.weight$")
 
 _lock = threading.Lock()
 # the decision of this process; empty before it
@@ -106,10 +140,64 @@ def _start(wanted: str) -> Kernels:
         return Kernels("", "they are for Linux on x86-64 processors")
     if not path_of_library().is_file():
         return Kernels("", "the library was not compiled", _SET_UP)
-    if problem := selftest.kernels_problem(path_of_library(), wanted):
-        file = selftest.kernels_file(path_of_library(), wanted)
+    if problem := library_problem(wanted):
+        file = library_result(wanted)
         return Kernels("", problem, f"{_SET_UP} To repeat the self-test, remove {file}.")
     return enter(wanted)
+
+
+def library_result(wanted: str) -> Path:
+    """Return the file of the result of `library_problem`."""
+    return probe.result_file("kernels", *identities([path_of_library()]), wanted)
+
+
+def library_problem(wanted: str) -> str:
+    """Return why the own kernels cannot be used, from a file or from a test; empty if they can.
+
+    Args:
+        wanted: An instruction set, or `auto` for the best one.
+    """
+    if probe.is_packed():
+        return _PACKED
+
+    def find() -> str:
+        try:
+            return str(probe.run("kernels", wanted, timeout_s=_PATIENCE_S))
+        except probe.ProbeError as error:
+            return f"the self-test failed: it {error}"
+
+    return probe.remembered(library_result(wanted), find, "Own kernels are not used: %s.")
+
+
+def extra_bufts_work() -> bool:
+    """Return whether repacked weights can be used, from a file or from a test.
+
+    A failure is logged as a warning when it is found.
+    """
+    return not probe.remembered(
+        repacking_result(),
+        repacking_problem,
+        "llama.cpp's repacked kernels fail on this machine (%s). "
+        "Models are loaded without them, which is slower but correct.",
+    )
+
+
+def repacking_result() -> Path:
+    """Return the file of the result of `repacking_problem`."""
+    return probe.result_file("repacking")
+
+
+def repacking_problem() -> str:
+    """Test repacked weights in a child process; return a description of the failure, or nothing."""
+    if probe.is_packed():  # skip repacking only on machines with AMX
+        return _PACKED if "amx" in "".join(this_machine()) else ""
+    try:
+        difference = float(probe.run("repacking", timeout_s=_PATIENCE_S))
+    except probe.ProbeError as error:
+        return f"the self-test {error}"
+    except (TypeError, ValueError) as error:
+        return f"the self-test gave no number: {error}"
+    return "" if difference <= _TOLERANCE else f"logits differ by {difference:.2g}"
 
 
 def enter(wanted: str) -> Kernels:
@@ -169,3 +257,89 @@ def _library_takes(key_length: int, value_length: int, kv_kind: int) -> bool:
     inputs.append(tensors.new(1, (n, 1), bytes(2 * n)))
     tensors.compute(attention(tensors, inputs, 1.0), value_length)
     return n_computed(attentions=True) > n_before
+
+
+def has_own_attention(header: Header, options: ContextOptions) -> bool:
+    """Return whether flash attention of a model on this CPU is computed by the own kernel."""
+    kind, sizes = KV_TYPES[options.kv_type][0], head_sizes(header)
+    return not options.rpc and all(takes_attention(*pair, kind) for pair in sizes)
+
+
+def flash_on_cpu(header: Header, options: ContextOptions) -> str:
+    """Return `on` or `off`: flash attention of a model on a CPU.
+
+    `auto` is on with the own kernel, and where the cache needs it. Otherwise it is off, because
+    rows then have the same bits in passes of all widths.
+    """
+    if options.flash_attention != "auto":
+        return options.flash_attention
+    needed = options.needs_flash_attention or has_own_attention(header, options)
+    return "on" if needed else "off"
+
+
+def has_exact_attention(
+    header: Header, options: ContextOptions, flash_attention: str, features: Mapping[str, str]
+) -> bool:
+    """Return whether attention on this CPU gives a row the same bits at all widths and depths.
+
+    This is a prediction without a measurement.
+
+    Args:
+        header: Header of the model.
+        options: Its options.
+        flash_attention: `on` or `off`; `auto` stands for a build with a GPU, where this is unknown.
+        features: Features of the llama.cpp build. With LLAMAFILE, attention uses llamafile's
+            products.
+    """
+    if flash_attention == "off":
+        return features.get("LLAMAFILE", "0") == "0"
+    return flash_attention == "on" and (
+        options.kv_type not in ("f16", "f32") or has_own_attention(header, options)
+    )
+
+
+def has_exact_products(
+    header: Header, options: ContextOptions, features: Mapping[str, str]
+) -> bool:
+    """Return whether cached values of a prompt have the same bits in passes of all widths.
+
+    This is a prediction without a measurement.
+    """
+    matrices = {
+        tensor.type
+        for tensor in header.tensors
+        if len(tensor.shape) > 1 and not _ONLY_FOR_LOGITS.match(tensor.name)
+    }
+    return _is_x86() and matrices <= _exact_types(options, features)
+
+
+def most_exact_rows(
+    header: Header, options: ContextOptions, features: Mapping[str, str]
+) -> int | None:
+    """Return the most rows of a pass that can each have the bits of a single-row pass.
+
+    A measurement alone does not show it: sums that differ in the last bit are often equal after
+    quantisation for the next product.
+
+    Returns:
+        The number of rows; None if no limit is known.
+    """
+    types = {tensor.type for tensor in header.tensors if len(tensor.shape) > 1}
+    types -= _exact_types(options, features)
+    if not _is_x86() or not types:
+        return None
+    return (_ROWS_OF_A_BLOCK if options.repacks and types & _REPACKED else _ROWS_OF_A_TILE) - 1
+
+
+def _exact_types(options: ContextOptions, features: Mapping[str, str]) -> frozenset[int]:
+    """Return the ggml types with exact products on this CPU.
+
+    llama.cpp's AMX kernels and workers keep their own products.
+    """
+    has_amx = options.repacks and features.get("AMX_INT8", "0") != "0"
+    is_own = in_use().name and not has_amx and not options.rpc
+    return TYPES if is_own else _SAME_IN_ANY_WIDTH
+
+
+def _is_x86() -> bool:
+    return platform.machine().lower() in ("x86_64", "amd64")

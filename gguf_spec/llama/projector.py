@@ -1,4 +1,7 @@
-"""A projector: llama.cpp's libmtmd turns an image into embeddings for the layers of a model."""
+"""A projector: llama.cpp's libmtmd turns an image into embeddings for the layers of a model.
+
+Some builds of llama-cpp-python lack libmtmd.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,22 @@ import ctypes
 import os
 import weakref
 from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ImageError, NotEnoughMemoryError, UnsupportedModelError
+from ..errors import ImageError, InvalidOptionError, NotEnoughMemoryError, UnsupportedModelError
 from ..gguf.header import Header
+from ..system.files import content_id
 from ..system.machine import available_bytes
-from .backend import apart
+from . import probe
+from .backend import apart, library_parts
 from .bindings import C
 from .image_file import Image
-from .log import log
-from .mtmd import keep_log, mtmd
+from .log import callback_of, log
 from .native import Native
 
 # A folder that cannot exist: libmtmd must not start ffmpeg with a file that is no image.
@@ -79,16 +85,18 @@ class Projector:
         self._mtmd = binding = mtmd(header.path)
         params = binding.mtmd_context_params_default()
         params.use_gpu, params.n_threads, params.print_timings = gpu, threads, False
-        log.clear()
-        keep_log(loading=True)
         kept: list[int | None] = []
         path = os.fsencode(header.path)
+
+        def open_context(model: Any) -> None:
+            kept.append(binding.mtmd_init_from_file(path, model, params))
+
+        log.clear()
+        binding.mtmd_helper_log_set(callback_of(loading=True), None)
         try:
-            apart(
-                lambda: kept.append(native.model(lambda model: _open(binding, path, model, params)))
-            )
+            apart(lambda: native.model(open_context))
         finally:
-            keep_log(loading=False)
+            binding.mtmd_helper_log_set(callback_of(loading=False), None)
         if not kept[0]:
             raise _load_error(header)
         self._context = kept[0]
@@ -100,11 +108,6 @@ class Projector:
                 f"{self.path.name} is a projector that reads no images.",
                 "use the mmproj file that belongs to the model.",
             )
-
-    @property
-    def uses_grid_positions(self) -> bool:
-        """Whether the embeddings of an image share positions, as in Qwen2-VL (M-RoPE)."""
-        return bool(self._mtmd.mtmd_decode_use_mrope(self._context))
 
     def tokenize(self, image: Image) -> list[list[int] | Chunk]:
         """Return the parts of an image in their order: token ids of texts, and embeddings.
@@ -228,11 +231,6 @@ class Projector:
         return int(code)
 
 
-def _open(binding: Any, path: bytes, model: Any, params: Any) -> int | None:
-    pointer: int | None = binding.mtmd_init_from_file(path, model, params)
-    return pointer
-
-
 def _load_error(header: Header) -> UnsupportedModelError | NotEnoughMemoryError:
     """Return the error for a projector that was not loaded, based on llama.cpp's log."""
     reason = _reason([*log])
@@ -256,3 +254,66 @@ def _reason(lines: Sequence[str]) -> str:
     if not telling:
         return "it gave no reason"
     return telling[0].split("error: ", 1)[-1].split("\n", 1)[0].rstrip(".")
+
+
+def check_projector(projector: Path, model: Path) -> None:
+    """Try a projector in a child process, unless that succeeded before.
+
+    llama.cpp may abort on one that is damaged. The child loads the projector with the vocabulary of
+    its model and encodes an image.
+
+    Raises:
+        InvalidOptionError: This build of llama-cpp-python has no libmtmd.
+        UnsupportedModelError: llama.cpp cannot use it, or crashes.
+    """
+    mtmd(projector)
+
+    def find() -> str:
+        try:
+            return str(probe.run("projector", projector, model)).rstrip(".")
+        except probe.ProbeError as error:
+            return f"a test {error}"
+
+    ids = [content_id(path) for path in (projector, model)]
+    file = probe.result_file("projector", *library_parts(), *ids)
+    if problem := probe.remembered(file, find, keep=False, packed=""):
+        raise UnsupportedModelError(
+            projector,
+            f"llama.cpp cannot use the projector {projector.name}: {problem}.",
+            "use the mmproj file that belongs to the model.",
+        )
+
+
+def mtmd(path: Path) -> Any:
+    """Return the binding of libmtmd.
+
+    Args:
+        path: The projector that needs it.
+
+    Raises:
+        InvalidOptionError: This build of llama-cpp-python has no libmtmd.
+    """
+    found = _binding()
+    if found is None:
+        raise InvalidOptionError(
+            "mmproj",
+            str(path),
+            "",
+            "install llama-cpp-python again, without -DLLAVA_BUILD=OFF (in a clone: scripts/run).",
+            message="this build of llama-cpp-python has no libmtmd, so it cannot read images.",
+        )
+    return found
+
+
+def has_mtmd() -> bool:
+    """Return whether this build can read images."""
+    return _binding() is not None
+
+
+@cache
+def _binding() -> Any:
+    try:  # after `bindings`, which loads llama.cpp with our spin count
+        from llama_cpp import mtmd_cpp
+    except (ImportError, OSError, RuntimeError, AttributeError):
+        return None
+    return mtmd_cpp

@@ -1,8 +1,10 @@
-"""A target whose layers are on workers: llama.cpp runs in a child process of its own.
+"""Workers: a target whose layers are on devices of other processes or machines (llama.cpp's RPC).
 
-llama.cpp aborts the process when a worker is lost. Here that is the child; this process gets a
-`WorkerError`. The vocabulary is loaded in this process too, so only calls about the weights and the
-context go to the child (`llama.remote_child`).
+llama.cpp's protocol has neither authentication nor encryption, and llama.cpp aborts the process
+when a worker is lost. So it runs in a child process, and this process gets a `WorkerError`. The
+vocabulary is loaded in this process too, so only calls about the weights and the context go to the
+child. It runs `python -m gguf_spec.llama.remote FD VERBOSE WORKER...`, answers the calls that come
+through the pipe FD one by one, and ends when the pipe is closed.
 """
 
 from __future__ import annotations
@@ -14,26 +16,108 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.connection import Connection
 from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import WorkerError
+from ..errors import InvalidOptionError, WorkerError
 from .backend import apart
-from .bindings import C
-from .log import add_lines
+from .bindings import C, call
+from .devices import CPU_KIND, GPU_KIND, first_device, has_rpc
+from .log import add_lines, keep_lines, log, verbose
 from .native import N_BATCH, Batch, Names, Native, _keep
-from .placement import Placement
-from .rpc import unreachable
+from .options import Placement
 
+BUILD = "GGUF_SPEC_BUILD_RPC=1 scripts/run"
+# seconds to wait for a connection
+_CONNECT_S = 5.0
 # seconds that the workers have to answer the child
 _ANSWER_S = 20.0
 # seconds for the child to end by itself
 _END_S = 5.0
+# seconds between two looks at the parent, whose end a pass would not notice
+_LOOK_S = 1.0
+
+
+def parse_workers(given: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the addresses of workers from an argument of `load`.
+
+    Raises:
+        InvalidOptionError: An address has another form than `HOST:PORT`, or this build of llama.cpp
+            lacks the RPC backend.
+    """
+    workers = (given,) if isinstance(given, str) else tuple(given)
+    for one in workers:
+        split_address(one, "rpc")
+    if workers:
+        check_rpc("rpc", ", ".join(workers))
+    return workers
+
+
+def check_rpc(option: str, value: object) -> None:
+    """Reject an option if this build of llama.cpp has no RPC backend.
+
+    Raises:
+        InvalidOptionError: It has none.
+    """
+    if not has_rpc():
+        allowed = "omitted: this build of llama.cpp has no RPC backend"
+        raise InvalidOptionError(option, value, allowed, f"build one in a clone: {BUILD}.")
+
+
+def split_address(address: str, option: str) -> tuple[str, int]:
+    """Return host and port of `HOST:PORT`.
+
+    Raises:
+        InvalidOptionError: It has another form.
+    """
+    host, _, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
+    is_port = port.isascii() and port.isdecimal() and 0 < int(port) < 65536
+    if not (host and ":" not in host and is_port):
+        raise InvalidOptionError(option, address, "HOST:PORT, such as 127.0.0.1:50052")
+    return host, int(port)
+
+
+def unreachable(workers: Iterable[str]) -> list[str]:
+    """Return the workers that accept no connection."""
+    lost = []
+    for one in workers:
+        try:
+            socket.create_connection(split_address(one, "rpc"), _CONNECT_S).close()
+        except OSError:
+            lost.append(one)
+    return lost
+
+
+def check_workers(workers: Sequence[str]) -> None:
+    """Check that all workers accept a connection; llama.cpp would abort the process.
+
+    Raises:
+        WorkerError: Some do not.
+    """
+    if lost := unreachable(workers):
+        raise WorkerError(lost, f"no worker answers at {' and '.join(lost)}.")
+
+
+def serve(endpoint: str, threads: int) -> None:
+    """Lend the GPU of this machine, or its CPU, until the process ends."""
+    device = first_device(GPU_KIND) or first_device(CPU_KIND)
+    text, size, pointer = ctypes.c_char_p, ctypes.c_size_t, ctypes.c_void_p
+    start = _rpc_function("start_server", None, text, text, size, size, pointer)
+    start(endpoint.encode(), None, threads, 1, (pointer * 1)(device))
+
+
+def _rpc_function(name: str, result: Any, *arguments: Any) -> Any:
+    """Return a function of the RPC backend."""
+    registry = call("ggml_backend_reg_by_name", b"RPC")
+    symbol = f"ggml_backend_rpc_{name}".encode()
+    address = call("ggml_backend_reg_get_proc_address", registry, symbol)
+    return ctypes.CFUNCTYPE(result, *arguments)(address)
 
 
 class RemoteNative(Native):
@@ -57,17 +141,17 @@ class RemoteNative(Native):
             weakref.finalize(self, child.unused.append, self._place)
 
     @classmethod
-    def start(cls, workers: Sequence[str], verbose: bool) -> RemoteNative:
+    def start(cls, workers: Sequence[str], shows_log: bool) -> RemoteNative:
         """Start the child.
 
         Args:
             workers: Addresses of the workers, `HOST:PORT` each.
-            verbose: Whether llama.cpp's log goes to stderr.
+            shows_log: Whether llama.cpp's log goes to stderr.
 
         Raises:
             WorkerError: The workers do not answer.
         """
-        return cls(_Child(workers, verbose))
+        return cls(_Child(workers, shows_log))
 
     def share(self) -> RemoteNative:
         """Return an object for a further context on the same weights."""
@@ -131,17 +215,18 @@ class RemoteNative(Native):
 
     def rows(self, first: int, n_rows: int, n_vocab: int) -> NDArray[np.float32]:
         """Return a copy of rows of logits."""
-        values = bytearray(self._call("rows", first, n_rows, n_vocab))
-        return np.frombuffer(values, np.float32).reshape(n_rows, n_vocab)
+        rows: NDArray[np.float32] = self._call("rows", first, n_rows, n_vocab)
+        return rows
 
     def embedding(self, sequence: int, n_values: int) -> NDArray[np.float32]:
         """Return a copy of the pooled embedding of a sequence."""
-        return np.frombuffer(bytearray(self._call("embedding", sequence, n_values)), np.float32)
+        values: NDArray[np.float32] = self._call("embedding", sequence, n_values)
+        return values
 
     def token_embeddings(self, n_tokens: int, n_values: int) -> NDArray[np.float32]:
         """Return a copy of the embeddings of the batch's tokens, in their order."""
-        values = bytearray(self._call("token_embeddings", n_tokens, n_values))
-        return np.frombuffer(values, np.float32).reshape(n_tokens, -1)
+        rows: NDArray[np.float32] = self._call("token_embeddings", n_tokens, n_values)
+        return rows
 
 
 class _Child:
@@ -151,21 +236,21 @@ class _Child:
         unused: Contexts that nothing uses any more; the child frees them with the next call.
     """
 
-    def __init__(self, workers: Sequence[str], verbose: bool) -> None:
+    def __init__(self, workers: Sequence[str], shows_log: bool) -> None:
         self._workers, self._lock = tuple(workers), threading.Lock()
         self.unused: list[int] = []
         self._on_progress: Callable[[float], bool] = lambda _: True
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 -- `end` closes it
         self._last_words = ""
         ours, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "gguf_spec.llama.remote_child", str(theirs.fileno())]
+        command = [sys.executable, "-m", "gguf_spec.llama.remote", str(theirs.fileno())]
         with theirs:
             self._process = subprocess.Popen(
-                [*command, str(int(verbose)), *workers],
+                [*command, str(int(shows_log)), *workers],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=None if verbose else self._errors,
+                stderr=None if shows_log else self._errors,
                 start_new_session=True,  # Ctrl-C reaches only this process
                 env=os.environ | {"GGML_NO_BACKTRACE": "1"},  # no debugger when it aborts
             )
@@ -270,3 +355,121 @@ class _Child:
         # without the source file at the start of the line
         said = [line.rpartition(": ")[2].strip() for line in lines if line.strip()]
         self._last_words = said[-1][:200].rstrip(".") if said else ""
+
+
+def _devices_of(workers: Iterable[str]) -> Any:
+    """Connect to workers and return their devices as an array for `llama_model_params.devices`.
+
+    It aborts the process if a worker cannot be reached.
+    """
+    add = _rpc_function("add_server", ctypes.c_void_p, ctypes.c_char_p)
+    found = []
+    for worker in workers:
+        server = add(worker.encode())
+        call("ggml_backend_register", server, result=None)
+        count = call("ggml_backend_reg_dev_count", server, result=ctypes.c_size_t)
+        found += [call("ggml_backend_reg_dev_get", server, i) for i in range(count)]
+    return (ctypes.c_void_p * (len(found) + 1))(*found, None)
+
+
+class _Served:
+    """Contexts of the child, and methods that the parent calls by name, each about one of them."""
+
+    def __init__(self, pipe: Connection, workers: list[str]) -> None:
+        self._pipe, self._devices = pipe, _devices_of(workers)
+        self._natives, self._n_made, self._place = {0: Native()}, 1, 0
+
+    @property
+    def _native(self) -> Native:
+        return self._natives[self._place]
+
+    def answer(self, place: int, name: str, arguments: Sequence[Any], unused: Iterable[int]) -> Any:
+        """Return the result of a method of this class, or else of `Native`.
+
+        Args:
+            place: Number of the context.
+            name: Name of the method. For `model`, `context` and `cache` the first argument is the
+                name of a function of llama.cpp.
+            arguments: Its arguments.
+            unused: Further contexts to free first.
+        """
+        for one in unused:
+            del self._natives[one]
+        self._place = place
+        if name in ("model", "context", "cache"):
+            arguments = (getattr(C, arguments[0]), *arguments[1:])
+        return getattr(self if hasattr(type(self), name) else self._native, name)(*arguments)
+
+    def share(self) -> int:
+        """Return the number of a further context on the same weights."""
+        self._natives[self._n_made] = self._native.share()
+        self._n_made += 1
+        return self._n_made - 1
+
+    def load(
+        self, path: bytes, n_layers: int, placement: Placement | None, names: list[str]
+    ) -> bool:
+        """Load the weights into the workers."""
+        params = C.llama_model_default_params()
+        params.n_gpu_layers, params.use_extra_bufts = n_layers, False
+        params.devices = ctypes.cast(self._devices, ctypes.c_void_p)
+
+        def tell(share: float, _data: object) -> bool:
+            self._pipe.send(("progress", share, []))
+            return bool(self._pipe.recv())
+
+        params.progress_callback = callback = C.llama_progress_callback(tell)
+        loaded = self._native.load(path, params, placement, names)
+        del callback
+        return loaded
+
+    def open(self, params: bytes, n_sequences: int, n_batch: int) -> bool:
+        """Create the context."""
+        kind = type(C.llama_context_default_params())
+        return self._native.open(kind.from_buffer_copy(params), n_sequences, n_batch)
+
+    def state(self, size: int, sequence: int) -> bytes:
+        """Return the serialised cache of a sequence."""
+        buffer = (ctypes.c_uint8 * size)()
+        n = self._native.context(C.llama_state_seq_get_data, buffer, size, sequence)
+        return bytes(buffer[:n])
+
+    def restore(self, state: bytes, sequence: int) -> int:
+        """Restore the cache of a sequence."""
+        buffer = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
+        return int(self._native.context(C.llama_state_seq_set_data, buffer, len(state), sequence))
+
+    def decode(self, packed: Any) -> int:
+        """Decode a batch."""
+        self._native.batch.unpack(packed)
+        return self._native.decode()
+
+
+def _end_with_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_LOOK_S)
+    os._exit(1)
+
+
+def main(fd: str, is_verbose: str, *workers: str) -> None:
+    """Answer calls until the pipe is closed."""
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    pipe = Connection(int(fd))
+    if int(is_verbose):
+        verbose.set()
+    keep_lines()
+    C.llama_backend_init()
+    model = _Served(pipe, list(workers))
+    pipe.send("ready")
+    while True:
+        try:
+            call = pipe.recv()
+        except (EOFError, OSError):
+            os._exit(0)
+        log.clear()
+        value = model.answer(*call)
+        pipe.send(("result", value, list(log)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

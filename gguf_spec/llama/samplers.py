@@ -10,7 +10,7 @@ import ctypes
 import math
 import weakref
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,9 @@ from numpy.typing import NDArray
 from ..errors import ClosedError
 from ..options import K_MAX, Sampling
 from .bindings import C
+
+if TYPE_CHECKING:
+    from .model import Model
 
 # layout of llama_token_data
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
@@ -133,16 +136,6 @@ def distribution(
     }
 
 
-class Vocabulary(Protocol):
-    """Properties of a model that DRY needs; `gguf_spec.llama.model.Model` implements it."""
-
-    n_ctx: int
-
-    @property
-    def native(self) -> Any:
-        """Native objects of the model."""
-
-
 class _Fed:
     """A native sampler, freed with this object, and the tokens it has accepted."""
 
@@ -165,12 +158,12 @@ class _Fed:
 
 
 # model -> the options and the empty form of its last DRY sampler
-_blanks: weakref.WeakKeyDictionary[Vocabulary, tuple[tuple[Any, ...], _Fed]] = (
+_blanks: weakref.WeakKeyDictionary[Model, tuple[tuple[Any, ...], _Fed]] = (
     weakref.WeakKeyDictionary()
 )
 
 
-def _blank(model: Vocabulary, *options: Any) -> _Fed:
+def _blank(model: Model, *options: Any) -> _Fed:
     """Return an empty DRY sampler to clone.
 
     The last one of a model is cached, because llama.cpp searches every token of the vocabulary for
@@ -197,7 +190,7 @@ class Dry:
 
     def __init__(
         self,
-        model: Vocabulary,
+        model: Model,
         multiplier: float,
         base: float,
         allowed_length: int,

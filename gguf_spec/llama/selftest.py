@@ -1,116 +1,235 @@
-"""Self-tests of kernels in child processes, run once per library and machine.
+"""Self-tests that probes run in child processes, as llama.cpp may end the process (`llama.probe`).
 
-Some builds of llama.cpp crash, or could compute wrong results, in the kernels that repack weights
-for a CPU (AMX above all). The probe decodes with the bundled models, with and without repacking. If
-it fails, models are loaded with `use_extra_bufts=False`, which is slower but correct. The own
-kernels have a test of their own (`llama.kernel_checks`).
+`python -m gguf_spec.llama.selftest TEST ARGUMENT...` writes the result as JSON. Without arguments
+the kernels are tested and the results kept.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
-import logging
+import math
+import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
-from ..system.files import cache_file, read_json, this_machine, write_json
-from .bindings import identities, llama_parts
-from .child_process import ChildError, ask
+import numpy as np
 
-_LOG = logging.getLogger("gguf_spec.llama.selftest")  # `__name__` is __main__ in the child
-# Largest accepted change of a logit. Repacked kernels add the same products in another order:
-# logits moved by 0.0 with AVX2, and rounding cannot move them by more than a few hundredths
-# elsewhere. A broken kernel is off by whole units (the logits of a row spread by 2 to 3).
-_TOLERANCE = 0.5
-# Time limit of a child process in seconds.
-_PATIENCE_S = 300
-_PACKED = "a packed program cannot run the self-test"
+from ..arrays import Logits
+from ..errors import GgufSpecError
+from ..gguf.adapters import read_projector
+from ..gguf.heads import target_layers
+from ..gguf.validation import ModelFile
+from ..registry.download import local
+from ..registry.resolve import resolve
+from . import own_kernels
+from .backend import start_backend
+from .bindings import C, Tensors, attention, call
+from .head import open_head
+from .image_file import check_image
+from .model import Model
+from .native import Native
+from .options import NONE, ContextOptions, Placement
+from .projector import Chunk, Projector
+
+# rows of an operation, and threads that compute it
+_WIDTHS = ((2, 2), (3, 1), (5, 1), (8, 2), (9, 1), (16, 1), (17, 2), (17, 1))
+_MOST = 17
+# Columns and length of the tested matrices: whole and partial groups of columns and blocks.
+_SIZES = ((40, 512), (24, 256), (16, 768))
+# Pixels of a side of the test image of projectors.
+_SIDE = 64
+# Largest accepted difference from llama.cpp's kernels, relative to the root mean square of a row.
+# Sums in another order move it by 5e-6; some builds round activations to 16 bits.
+_MOST_OFF = 0.005
+# number of matrices, and of those that a row uses, in a mixture of experts
+_EXPERTS, _USED = 4, 2
+# ggml types of caches with an own kernel, F16, Q8_0 and BF16, and the tested lengths of their heads
+_CACHES, _LENGTHS = (1, 8, 30), (64, 128)
+# query heads, key-value heads, and cached positions of the tested attention
+_HEADS, _KV_HEADS, _CELLS = 4, 2, 576
+# largest slope of ALiBi and soft cap of the tested attention; 0 for none
+_VARIANTS = ((0.0, 0.0), (8.0, 0.0), (0.0, 30.0))
+# ggml types
+_F32, _F16, _I32 = 0, 1, 26
+# offset of the field `extra` of ggml's tensor; it is null if a type has no repacked form here
+_EXTRA = 320
 
 
-def extra_bufts_work() -> bool:
-    """Return whether repacked weights can be used, from the cache or from a probe.
+class Operation(NamedTuple):
+    """An operation to test.
 
-    A failure is logged as a warning when it is found.
+    Attributes:
+        name: What it is, for the message of a failure.
+        is_attention: Whether it is attention, or a product.
+        rows: Computes rows: from a first one on, their number, with a number of threads.
+        reference: The same with more exact inputs.
     """
-    return not _remembered(
-        result_file(),
-        probe,
-        "llama.cpp's repacked kernels fail on this machine (%s). "
-        "Models are loaded without them, which is slower but correct.",
-    )
+
+    name: str
+    is_attention: bool
+    rows: Callable[[int, int, int], Logits]
+    reference: Callable[[int, int, int], Logits]
 
 
-def kernels_problem(library: Path, wanted: str) -> str:
-    """Return why the own kernels cannot be used, from the cache or from a test; empty if they can.
-
-    Args:
-        library: Their library.
-        wanted: An instruction set, or `auto` for the best one.
-    """
-    if getattr(sys, "frozen", False):
-        return _PACKED
-
-    def test() -> str:
-        try:
-            return str(ask("kernel_checks", wanted, timeout_s=_PATIENCE_S))
-        except ChildError as error:
-            return f"the self-test failed: it {error}"
-
-    return _remembered(kernels_file(library, wanted), test, "Own kernels are not used: %s.")
-
-
-def kernels_file(library: Path, wanted: str) -> Path:
-    """Return the file of the result of `kernels_problem`."""
-    return cache_file("probe", [*this_machine(), *llama_parts(), *identities([library]), wanted])
+def problem_of(operation: Operation) -> str:
+    """Return what is wrong with an operation; empty if nothing is."""
+    computed = own_kernels.n_computed
+    with own_kernels.switched_off():
+        stock = np.concatenate([operation.reference(i, 1, 1) for i in range(_MOST)])
+    before = computed(operation.is_attention)
+    alone = np.concatenate([operation.rows(i, 1, 1) for i in range(_MOST)])
+    if computed(operation.is_attention) < before + _MOST:
+        return f"{operation.name} is not computed"
+    scale = np.sqrt(np.mean(stock**2, axis=1, keepdims=True))
+    moved = float(np.max(np.abs(alone - stock) / scale))
+    if not moved <= _MOST_OFF:
+        return f"{operation.name} is off by {moved:.2g}"
+    for width, threads in _WIDTHS:
+        if not np.array_equal(operation.rows(0, width, threads), alone[:width]):
+            return f"{operation.name} has other bits in passes of {width} rows"
+    return ""
 
 
-def _remembered(file: Path, test: Callable[[], str], warning: str) -> str:
-    """Return the problem in a file, or that which a test finds; empty if there is none."""
-    known = read_json(file)
-    if isinstance(known, dict) and "ok" in known:
-        return "" if known["ok"] else str(known.get("problem"))
-    problem = test()
-    if problem:
-        _LOG.warning(warning, problem)
-    # if the file cannot be written, the next load tests again
-    write_json(file, {"ok": not problem, "problem": problem})
-    return problem
+def operations() -> Iterator[Operation]:
+    """Yield all operations to test. Each may be computed until the next one is taken."""
+    random = np.random.default_rng(1)
+    for kind in sorted(own_kernels.TYPES):
+        for n_columns, length in _SIZES:
+            yield from _products(random, kind, n_columns, length)
+    for kind in _CACHES:
+        for length in _LENGTHS:
+            yield from _attentions(random, kind, length)
 
 
-def result_file() -> Path:
-    """Return the file of the result for repacked weights, for this library on this machine."""
-    return cache_file("probe", [*this_machine(), *llama_parts()])
+def _products(
+    random: np.random.Generator, kind: int, n_columns: int, length: int
+) -> Iterator[Operation]:
+    """Yield products with plain weights, with experts, and with repacked weights if they exist."""
+    tensors, name = Tensors(1 << 22), _type_name(kind)
+    # rows of very different sizes
+    scales = np.float32(10.0) ** random.integers(-3, 3, (_MOST, 1)).astype(np.float32)
+    inputs = scales * random.standard_normal((_MOST, length), dtype=np.float32)
+    shape, data = (length, n_columns), _weights(random, kind, _EXPERTS * n_columns, length)
+    first = data[: len(data) // _EXPERTS]
+    plain = tensors.new(kind, shape, first)
+    yield _product(f"a product with {name}", plain, n_columns, inputs)
+    experts = tensors.new(kind, (*shape, _EXPERTS), data)
+    yield _product(f"a product with experts of {name}", experts, n_columns, inputs, _USED)
+    without_memory = Tensors(1 << 12, no_alloc=True)
+    packed = without_memory.new(kind, shape)
+    if _repack(without_memory, packed, first):
+        yield _product(f"a product with repacked {name}", packed, n_columns, inputs)
 
 
-def probe() -> str:
-    """Test repacked weights in a child process; return a description of the failure, or nothing."""
-    # A packed program cannot start itself as Python: skip repacking only on machines with AMX.
-    if getattr(sys, "frozen", False):
-        has_amx = "amx" in "".join(this_machine())
-        return _PACKED if has_amx else ""
+def _product(name: str, weights: int, n_columns: int, inputs: Logits, n_used: int = 0) -> Operation:
+    def rows(start: int, n: int, threads: int) -> Logits:
+        tensors, some = Tensors(1 << 21), inputs[start : start + n]
+        length = some.shape[1]
+        if not n_used:
+            given = tensors.new(_F32, (length, n), some.tobytes())
+            result = call("ggml_mul_mat", tensors.context, weights, given)
+        else:
+            ids = [[i % _EXPERTS, (i // 2 + 1 + i) % _EXPERTS] for i in range(start, start + n)]
+            given = tensors.new(_F32, (length, 1, n), some.tobytes())
+            used = tensors.new(_I32, (n_used, n), np.array(ids, dtype=np.int32).tobytes())
+            result = call("ggml_mul_mat_id", tensors.context, weights, given, used)
+        return tensors.compute(result, n * max(1, n_used) * n_columns, threads).reshape(n, -1)
+
+    return Operation(name, False, rows, rows)
+
+
+def _attentions(random: np.random.Generator, kind: int, length: int) -> Iterator[Operation]:
+    """Yield attention with one cache; the reference reads its numbers in 32 bits."""
+    tensors, shape = Tensors(1 << 23), (length, _CELLS, _KV_HEADS)
+    data = [_weights(random, kind, _CELLS * _KV_HEADS, length) for _ in range(2)]
+    cache = [tensors.new(kind, shape, one) for one in data]
+    copies = []
+    for one in cache:
+        numbers = tensors.compute(call("ggml_cast", tensors.context, one, _F32), math.prod(shape))
+        copies.append(tensors.new(_F32, shape, numbers.tobytes()))
+    queries = random.standard_normal((_HEADS, _MOST, length), dtype=np.float32)
+    for variant in _VARIANTS:
+        name = f"attention with a cache of {_type_name(kind)}"
+        rows, reference = (partial(_attended, queries, two, variant) for two in (cache, copies))
+        yield Operation(name, True, rows, reference)
+
+
+def _attended(
+    queries: Logits,
+    cache: Sequence[int],
+    variant: Sequence[float],
+    start: int,
+    n: int,
+    threads: int,
+) -> Logits:
+    """Return rows of attention; each sees all cached positions but those of later rows."""
+    tensors, length = Tensors(1 << 23), queries.shape[2]
+    last = _CELLS - _MOST + np.arange(start, start + n)
+    mask = np.where(np.arange(_CELLS) > last[:, None], -np.inf, 0.0).astype(np.float16)
+    query = tensors.new(_F32, (length, n, _HEADS), queries[:, start : start + n].tobytes())
+    inputs = (query, *cache, tensors.new(_F16, (_CELLS, n), mask.tobytes()))
+    result = attention(tensors, inputs, 1 / math.sqrt(length), *variant)
+    if variant[1]:  # with attention sinks, too
+        sinks = tensors.new(_F32, (_HEADS,), np.linspace(-1, 1, _HEADS, dtype="<f4").tobytes())
+        call("ggml_flash_attn_ext_add_sinks", result, sinks, result=None)
+    return tensors.compute(result, n * _HEADS * length, threads).reshape(n, -1)
+
+
+def _weights(random: np.random.Generator, kind: int, n_rows: int, length: int) -> bytes:
+    """Return random rows of a ggml type."""
+    numbers = random.standard_normal((n_rows, length), dtype=np.float32)
+    row_bytes = call("ggml_row_size", kind, ctypes.c_int64(length), result=ctypes.c_size_t)
+    data = ctypes.create_string_buffer(n_rows * row_bytes)
+    sizes = map(ctypes.c_int64, (0, n_rows, length))
+    source, target = numbers.ctypes.data, ctypes.addressof(data)
+    call("ggml_quantize_chunk", kind, source, target, *sizes, None, result=ctypes.c_size_t)
+    return data.raw[: n_rows * row_bytes]
+
+
+def _repack(tensors: Tensors, tensor: int, data: bytes) -> bool:
+    """Give a tensor repacked contents; return False if its type has no such form here."""
     try:
-        difference = float(ask("selftest", "--child", timeout_s=_PATIENCE_S))
-    except ChildError as error:
-        return f"the self-test {error}"
-    except (TypeError, ValueError) as error:
-        return f"the self-test gave no number: {error}"
-    return "" if difference <= _TOLERANCE else f"logits differ by {difference:.2g}"
+        kind = call("_Z35ggml_backend_cpu_repack_buffer_typev")
+    except AttributeError:  # this build repacks no weights
+        return False
+    call("ggml_backend_alloc_ctx_tensors_from_buft", tensors.context, kind)
+    if not ctypes.c_void_p.from_address(tensor + _EXTRA).value:
+        return False
+    sizes = map(ctypes.c_size_t, (0, len(data)))
+    call("ggml_backend_tensor_set", tensor, ctypes.c_char_p(data), *sizes, result=None)
+    return True
 
 
-def largest_difference() -> float:
+def _type_name(kind: int) -> str:
+    return str(call("ggml_type_name", kind, result=ctypes.c_char_p).decode())
+
+
+# ---- the tests
+
+
+def kernels(wanted: str) -> str:
+    """Return why the own kernels cannot be used; empty if they can.
+
+    Each kernel is compared with llama.cpp's for one row, up to rounding, and rows of wider
+    operations with single rows, to the last bit. Operations that the library does not take are
+    failures, too. All operations are single ones with random numbers.
+    """
+    if refused := own_kernels.enter(wanted).reason:
+        return refused
+    problem = next(filter(None, map(problem_of, operations())), "")
+    return problem and f"the self-test failed: {problem}"
+
+
+def repacking() -> float:
     """Return the largest change of a logit through repacked weights.
 
     Compares batches of 1 and of 8 tokens with both bundled models.
     """
-    import numpy as np
-
-    from ..registry.download import local
-    from ..registry.resolve import resolve
-    from .model import Model
-    from .options import ContextOptions
-    from .placement import NONE, Placement
-
     worst = 0.0
     for name in ("tales", "tales-draft"):
         path = local(resolve(name))
@@ -131,11 +250,58 @@ def largest_difference() -> float:
     return worst
 
 
-if __name__ == "__main__":
-    if "--child" in sys.argv:
-        sys.stdout.write(f"{json.dumps(largest_difference())}\n")
-    else:
-        from . import own_kernels
+def head(target: str, path: str = "") -> bool:
+    """Return whether a prediction head proposes tokens.
 
+    Args:
+        target: The file of the target.
+        path: The head's own file; empty if it is in that of the target.
+    """
+    options = ContextOptions(n_ctx=64, threads=1, gpu_layers=0, extra_bufts=False)
+    file = ModelFile(Path(path)) if path else None
+    layers = target_layers(file.header) if file else ()
+    with_head = replace(options, head="file" if path else "own", head_layers=layers)
+    model = Model(Path(target), with_head)
+    one = open_head(model, options.for_draft(), file)
+    tokens = [model.start % model.n_vocab] * 4
+    model.read(tokens)
+    rows = [one.logits(tokens, 1).copy()]
+    rows += [one.logits(tokens[:1], 1).copy() for _ in range(2) if one.n_heads == 1]
+    # an EAGLE-3 head may know some tokens only
+    return bool(np.isfinite([row.max() for row in rows]).all())
+
+
+def projector(path: str, model: str) -> str:
+    """Encode a grey image; return the reason if that is not possible, otherwise nothing."""
+    params = C.llama_model_default_params()
+    params.vocab_only = True
+    native = Native()
+    start_backend()
+    if not native.load(model.encode(), params):
+        return "its model cannot be loaded"
+    try:
+        loaded = Projector(read_projector(Path(path)), native, threads=1, gpu=False)
+        for chunk in loaded.tokenize(check_image(_grey_image())):
+            if isinstance(chunk, Chunk):
+                loaded.compute(chunk)
+    except GgufSpecError as error:
+        return error.message.partition(": ")[2] or error.message
+    return ""
+
+
+def _grey_image() -> bytes:
+    """Return a BMP image."""
+    pixels = bytes([128]) * (3 * _SIDE * _SIDE)
+    head = struct.pack("<IiiHHIIiiII", 40, _SIDE, _SIDE, 1, 24, 0, len(pixels), 2835, 2835, 0, 0)
+    return b"BM" + struct.pack("<IHHI", 54 + len(pixels), 0, 0, 54) + head + pixels
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        tests: dict[str, Callable[..., object]] = {
+            test.__name__: test for test in (kernels, repacking, head, projector)
+        }
+        sys.stdout.write(f"{json.dumps(tests[sys.argv[1]](*sys.argv[2:]))}\n")
+    else:
         own_kernels.start()
-        sys.exit(0 if extra_bufts_work() else 1)
+        sys.exit(0 if own_kernels.extra_bufts_work() else 1)

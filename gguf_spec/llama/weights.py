@@ -15,8 +15,7 @@ from ..errors import ClosedError, UnsupportedModelError
 from ..gguf.validation import Header, ModelFile
 from .backend import LoadProgress, apart, run_with_large_stack, start_backend
 from .bindings import C
-from .load_errors import adapter_error, load_error, not_locked
-from .log import log
+from .log import adapter_error, load_error, log, not_locked
 from .native import Native
 from .options import ContextOptions
 

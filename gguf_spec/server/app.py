@@ -27,7 +27,7 @@ from .embeddings import EmbeddingRoutes
 from .errors import ApiError, as_refusal, ending, failure, gone, too_slow
 from .events import ChoiceEnded, ChunkEvent, ErrorEvent, Finished, Started
 from .jobs import Job
-from .messages_api import CountRoute, MessageReply, read_request
+from .messages_api import MessageReply, count_route, read_request
 from .metrics import Metrics
 from .model_pool import ModelPool, ServedModel, pool_of
 from .model_routes import ModelRoutes
@@ -37,7 +37,7 @@ from .openapi import describe
 from .page_files import PATHS, page_routes
 from .replies import Reply, ResponseBuilder
 from .requests import CompletionRequest, parse, read_chat, read_text
-from .responses_api.request import read_response
+from .responses_api import read_response
 from .responses_output import ResponseReply
 from .responses_store import ResponseRoutes, ResponseStore
 from .settings import Settings
@@ -138,7 +138,7 @@ class App:
             *ResponseRoutes(store).routes,
             *self._embeddings.routes,
             *self._ollama.routes,
-            CountRoute(self._models, self._open_body).route,
+            count_route(self._models, self._open_body),
             *self._models.routes,
             *(Route(path, self._health, methods=["GET"]) for path in HEALTH_PATHS),
             Route("/metrics", self._metrics, methods=["GET"]),

@@ -17,8 +17,7 @@ from ..tools.families import HARMONY, family_of
 from ..tools.grammar import ToolSchemaError, tool_grammar
 from ..tools.use import ToolUse
 from .errors import ApiError, bad
-from .reasoning import ReasoningFields
-from .requests import CompletionRequest, seed_of
+from .requests import CompletionRequest, ReasoningFields, seed_of
 from .truncation import newest_that_fit
 
 if TYPE_CHECKING:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +16,23 @@ from .errors import ApiError, bad
 from .metrics import Metrics
 from .model_routes import ModelRoutes
 from .requests import parse
+from .schema import (
+    COUNT,
+    FLAG,
+    TEXT,
+    Shape,
+    array,
+    array_of,
+    closed,
+    given,
+    is_count,
+    object_of,
+    one_of,
+    unread,
+    whole,
+)
 from .settings import Settings
 from .tasks import Task, TaskRunner
-from .values import check_known, count, flag, is_count, string
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,48 +42,77 @@ if TYPE_CHECKING:
 
 # Most texts of a request, as at OpenAI.
 TEXTS_MAX = 2048
-FORMATS = ("float", "base64")
 EMBEDDING_PATHS = ("/v1/embeddings",)
 RERANK_PATHS = ("/v1/rerank", "/rerank", "/v1/reranking", "/reranking")
-_EMBEDDING = frozenset({"model", "input", "encoding_format", "dimensions", "user"})
-_RERANK = frozenset({"model", "query", "documents", "top_n", "return_documents"})
-# Option or argument of the engine -> field of the request.
-_EMBEDDING_NAMES = {"texts": "input", "prompt": "input"}
-_RERANK_NAMES = {"texts": "documents", "prompt": "documents"}
-
 Text = str | list[int]
 
 
-@dataclass(frozen=True)
-class EmbeddingRequest:
-    """Validated request for embeddings.
+def texts_of(value: Any, at: str, ids: bool = True) -> list[Text]:
+    """Return the texts of a field: a string, token ids, or an array of these.
 
-    Attributes:
-        texts: Texts, or token ids of each.
-        dimensions: Demanded length of an embedding, or None.
-        as_base64: Whether an embedding is base64 of its numbers in place of an array.
+    Args:
+        value: The value.
+        at: Name of the field.
+        ids: Whether token ids are allowed.
+
+    Raises:
+        ApiError: The value has another form.
     """
+    several = isinstance(value, list) and not (ids and value and all(map(is_count, value)))
+    given = value if several else [value]
+    forms = "a string or an array of strings"
+    if ids:
+        forms = "a string, an array of token ids, or an array of these"
+    for one in given:
+        is_ids = ids and isinstance(one, list) and all(map(is_count, one))
+        if not (is_ids or isinstance(one, str)):
+            raise bad(at, f"must be {forms}.")
+    if not 0 < len(given) <= TEXTS_MAX:
+        raise bad(at, f"must contain 1 to {TEXTS_MAX:,} texts.")
+    return list(given)
 
-    texts: list[Text]
-    dimensions: int | None = None
-    as_base64: bool = False
+
+def _document(value: Any, at: str) -> str:
+    text = value.get("text") if isinstance(value, dict) and set(value) == {"text"} else value
+    if not isinstance(text, str):
+        raise bad(at, "must be a string, or an object with a text.")
+    return text
 
 
-@dataclass(frozen=True)
-class RerankRequest:
-    """Validated request for the ranks of documents.
-
-    Attributes:
-        query: The query.
-        documents: The documents.
-        top_n: Number of documents in the answer.
-        with_documents: Whether the answer repeats the documents.
-    """
-
-    query: str
-    documents: list[str]
-    top_n: int
-    with_documents: bool
+_IDS = array_of(COUNT, least=1)
+_SOME = [array_of(one, TEXTS_MAX, 1) for one in (TEXT, _IDS)]
+_NUMBER = Shape({"type": "integer", "minimum": 1}, whole(1, 1 << 20).read)
+DIMENSIONS = _NUMBER
+EMBEDDING = closed(
+    {
+        "model": given(TEXT.schema),
+        "input": Shape({"anyOf": [TEXT.schema, _IDS, *_SOME]}, texts_of),
+        "encoding_format": Shape(
+            {"enum": ["float", "base64"], "default": "float"},
+            one_of(("float", "base64"), "must be float or base64.").read,
+        ),
+        "dimensions": DIMENSIONS,
+        "user": unread({"description": "No effect. Identifies the user of the client."}),
+    },
+    "input",
+)
+_DOCUMENT = Shape({"anyOf": [TEXT.schema, object_of({"text": TEXT}, "text")]}, _document)
+RERANK = closed(
+    {
+        "model": given(TEXT.schema),
+        "query": TEXT,
+        "documents": array(
+            _DOCUMENT, f"must be an array of 1 to {TEXTS_MAX:,} documents.", 1, TEXTS_MAX
+        ),
+        "top_n": _NUMBER,
+        "return_documents": FLAG,
+    },
+    "query",
+    "documents",
+)
+# Option or argument of the engine -> field of the request.
+_EMBEDDING_NAMES = {"texts": "input", "prompt": "input"}
+_RERANK_NAMES = {"texts": "documents", "prompt": "documents"}
 
 
 class EmbeddingRoutes:
@@ -101,16 +143,12 @@ class EmbeddingRoutes:
         ]
 
     async def _embed(self, request: Request) -> Response:
-        data = _fields(await self._body(request), _EMBEDDING)
-        return await self._answer(
-            request, data, partial(self._embeddings, read_embedding(data)), _EMBEDDING_NAMES
-        )
+        data = EMBEDDING.read(parse(await self._body(request)), "")
+        return await self._answer(request, data, partial(self._embeddings, data), _EMBEDDING_NAMES)
 
     async def _rerank(self, request: Request) -> Response:
-        data = _fields(await self._body(request), _RERANK)
-        return await self._answer(
-            request, data, partial(self._ranks, read_rerank(data)), _RERANK_NAMES
-        )
+        data = RERANK.read(parse(await self._body(request)), "")
+        return await self._answer(request, data, partial(self._ranks, data), _RERANK_NAMES)
 
     async def _answer(
         self, request: Request, data: dict[str, Any], task: Task, names: dict[str, str]
@@ -119,25 +157,27 @@ class EmbeddingRoutes:
         body = await self._tasks.run(request, model, task, names)
         return Response(body, media_type="application/json")
 
-    def _embeddings(self, asked: EmbeddingRequest, llm: LLM, check: Callable[..., None]) -> bytes:
-        rows, n_tokens = vectors(llm, asked.texts, check, self._totals)
-        check_dimensions(asked.dimensions, rows.shape[1])
+    def _embeddings(self, asked: dict[str, Any], llm: LLM, check: Callable[..., None]) -> bytes:
+        rows, n_tokens = vectors(llm, asked["input"], check, self._totals)
+        as_base64 = asked.get("encoding_format") == "base64"
+        check_dimensions(asked.get("dimensions"), rows.shape[1])
         data = [
-            {"object": "embedding", "index": i, "embedding": _written(row, asked.as_base64)}
+            {"object": "embedding", "index": i, "embedding": _written(row, as_base64)}
             for i, row in enumerate(rows)
         ]
         usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
         return _json({"object": "list", "data": data, "model": llm.name, "usage": usage})
 
-    def _ranks(self, asked: RerankRequest, llm: LLM, check: Callable[..., None]) -> bytes:
-        tokens = llm.rank_tokens(asked.query, asked.documents)
+    def _ranks(self, asked: dict[str, Any], llm: LLM, check: Callable[..., None]) -> bytes:
+        documents = asked["documents"]
+        tokens = llm.rank_tokens(asked["query"], documents)
         scores = [float(row[0]) for row in llm.embed(tokens, on_pass=check)]
         n_tokens = sum(map(len, tokens))
         self._totals.embedded(n_tokens)
-        best = sorted(range(len(scores)), key=lambda i: -scores[i])[: asked.top_n]
+        best = sorted(range(len(scores)), key=lambda i: -scores[i])[: asked.get("top_n")]
         results = [
             {"index": i, "relevance_score": scores[i]}
-            | ({"document": {"text": asked.documents[i]}} if asked.with_documents else {})
+            | ({"document": {"text": documents[i]}} if asked.get("return_documents") else {})
             for i in best
         ]
         usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
@@ -196,86 +236,6 @@ def check_dimensions(wanted: int | None, has: int) -> None:
             f"must be {has}: the file of this model does not say that its embeddings may be "
             "shortened.",
         )
-
-
-def _fields(body: bytes, known: frozenset[str]) -> dict[str, Any]:
-    """Return the fields of a body that are not null.
-
-    Raises:
-        ApiError: A field is unknown.
-    """
-    data = {name: value for name, value in parse(body).items() if value is not None}
-    check_known(data, known)
-    return data
-
-
-def read_embedding(data: dict[str, Any]) -> EmbeddingRequest:
-    """Return the request of a body for embeddings.
-
-    Raises:
-        ApiError: A field is invalid.
-    """
-    form = data.get("encoding_format", "float")
-    if form not in FORMATS:
-        raise bad("encoding_format", "must be float or base64.")
-    dimensions = read_dimensions(data)
-    return EmbeddingRequest(texts_of(data.get("input"), "input"), dimensions, form == "base64")
-
-
-def read_dimensions(data: dict[str, Any]) -> int | None:
-    """Return the demanded length of an embedding; None without it.
-
-    Raises:
-        ApiError: It is not a whole number above 0, or too large.
-    """
-    given = data.get("dimensions")
-    return None if given is None else count(given, "dimensions", 1, 1 << 20)
-
-
-def texts_of(value: Any, name: str, ids: bool = True) -> list[Text]:
-    """Return the texts of a field: a string, token ids, or an array of these.
-
-    Args:
-        value: The value.
-        name: Name of the field.
-        ids: Whether token ids are allowed.
-
-    Raises:
-        ApiError: The value has another form.
-    """
-    several = isinstance(value, list) and not (ids and value and all(map(is_count, value)))
-    given = value if several else [value]
-    forms = "a string or an array of strings"
-    if ids:
-        forms = "a string, an array of token ids, or an array of these"
-    for one in given:
-        is_ids = ids and isinstance(one, list) and all(map(is_count, one))
-        if not (is_ids or isinstance(one, str)):
-            raise bad(name, f"must be {forms}.")
-    if not 0 < len(given) <= TEXTS_MAX:
-        raise bad(name, f"must contain 1 to {TEXTS_MAX:,} texts.")
-    return list(given)
-
-
-def read_rerank(data: dict[str, Any]) -> RerankRequest:
-    """Return the request of a body for ranks.
-
-    Raises:
-        ApiError: A field is invalid.
-    """
-    query, documents = string(data.get("query"), "query"), data.get("documents")
-    if not isinstance(documents, list) or not 0 < len(documents) <= TEXTS_MAX:
-        raise bad("documents", f"must be an array of 1 to {TEXTS_MAX:,} documents.")
-    texts = [_document(one, f"documents[{i}]") for i, one in enumerate(documents)]
-    most = count(data.get("top_n", len(texts)), "top_n", 1, 1 << 20)
-    return RerankRequest(query, texts, most, flag(data, "return_documents"))
-
-
-def _document(value: Any, at: str) -> str:
-    text = value.get("text") if isinstance(value, dict) and set(value) == {"text"} else value
-    if not isinstance(text, str):
-        raise bad(at, "must be a string, or an object with a text.")
-    return text
 
 
 def _written(row: NDArray[np.float32], as_base64: bool) -> Any:

@@ -1,14 +1,18 @@
-"""Tables of request fields from other APIs: without effect here, refused, or with another name.
+"""Fields of bodies that ask for an answer: those of all APIs, and tables of fields from other APIs.
 
-docs/server.md and the OpenAPI description are generated from these tables.
+Fields of other APIs are without effect here, refused, or have another name. docs/server.md and the
+OpenAPI description are generated from these tables.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
+from ..options import SAMPLING, SPECULATION, Sampling
 from .errors import ApiError, bad, unknown
+from .schema import FLAG, TEXT, Shape, array_of, given, object_of, published, whole
 
 Route = Literal["chat", "text", "responses", "messages"]
 ROUTES: tuple[Route, ...] = ("chat", "text", "responses", "messages")
@@ -95,40 +99,142 @@ OTHER_NAMES = {
 }
 
 
-def of_route(route: Route) -> dict[str, OtherField]:
-    """Return the other fields that a route knows."""
-    return {name: one for name, one in OTHER_FIELDS.items() if route in one.routes}
+# Limits: number of stop strings, characters of one, alternatives per token (logprobs), choices.
+STOPS_MAX, STOP_LENGTH_MAX, TOP_LOGPROBS_MAX, CHOICES_MAX = 16, 256, 20, 128
+STOP_FACT = (
+    f"must be a string of at most {STOP_LENGTH_MAX} characters, "
+    f"or an array of at most {STOPS_MAX} of them."
+)
+# Fields of `Sampling` that a body may hold under the same name.
+SAME = tuple(name for name, rule in SAMPLING.items() if rule.in_requests)
+LOGPROBS = whole(0, TOP_LOGPROBS_MAX)
 
 
-def read_fields(
-    data: dict[str, Any], known: frozenset[str], route: Route
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the known fields of a body under their names here, without those that are null.
+def _stops(value: Any, at: str) -> tuple[str, ...]:
+    """Return the stop strings; empty strings, which stop nothing, are left out."""
+    some = [value] if isinstance(value, str) else value
+    if (
+        not isinstance(some, list)
+        or len(some) > STOPS_MAX
+        or not all(isinstance(stop, str) and len(stop) <= STOP_LENGTH_MAX for stop in some)
+    ):
+        raise bad(at, STOP_FACT)
+    return tuple(filter(None, some))
 
-    Returns:
-        The fields, and for those with another name in the body: name here -> name in the body.
 
-    Raises:
-        ApiError: A field is unknown, or has an unsupported value. The error names the field.
+def _biases(value: Any, at: str) -> dict[int, Any]:
+    if not isinstance(value, dict) or not all(
+        token.isdecimal() and len(token) < 10 for token in value
+    ):
+        raise bad(at, "must be an object from token ids to numbers.")
+    return {int(token): bias for token, bias in value.items()}
+
+
+def _sampling() -> dict[str, Shape]:
+    """Return the fields that are those of `Sampling`, whose construction checks them.
+
+    `max_tokens` has no default: it is the server's. -1 and 0 mean as much as the server allows.
     """
-    others = of_route(route)
-    found: dict[str, Any] = {}
-    names: dict[str, str] = {}
-    for name, value in data.items():
-        if value is None:
-            continue
-        if name in known:
-            here = name
-        elif OTHER_NAMES.get(name) in known:
-            here = OTHER_NAMES[name]
-            names[here] = name
-        else:
-            _check_other(name, value, others)
-            continue
-        if here in found and not same(found[here], value):
-            raise bad(here, f"differs from {names.get(here, name)}.")
-        found[here] = value
-    return found, names
+    schemas = {name: SAMPLING[name].schema for name in SAME}
+    for name in schemas.keys() - {"max_tokens"}:
+        if (default := getattr(Sampling, name)) is not None:
+            schemas[name] |= {"default": default}
+    for name in ("max_tokens", "top_k"):
+        schemas[name] = schemas[name] | {"minimum": -1}
+    return {name: given(schema) for name, schema in schemas.items()}
+
+
+_STOP = {"type": "string", "maxLength": STOP_LENGTH_MAX}
+STOPS = Shape({"anyOf": [_STOP, array_of(_STOP, STOPS_MAX)]}, _stops)
+STOP_SEQUENCES = Shape(array_of(_STOP, STOPS_MAX), _stops)
+BIASES = Shape(
+    {
+        "type": "object",
+        "propertyNames": {"pattern": "^[0-9]{1,9}$"},
+        "additionalProperties": SAMPLING["logit_bias"].schema,
+    },
+    _biases,
+)
+_DRAFTING = object_of({name: rule.schema for name, rule in SPECULATION.items()})
+SHARED: dict[str, Shape] = {
+    "model": TEXT,
+    "stream": FLAG,
+    "stop": STOPS,
+    "logit_bias": BIASES,
+    "speculation": given({"anyOf": [{"const": "off"}, _DRAFTING]}),
+    **_sampling(),
+}
+
+
+def model_of(names: tuple[str, ...] | None) -> dict[str, Any]:
+    """Return the schema of the field `model`; `names` is None for any name."""
+    return {"type": "string"} if names is None else {"enum": [*names, ""]}
+
+
+def without_effect(fields: Mapping[str, OtherField]) -> dict[str, Any]:
+    """Return the schemas of the fields of other APIs that are accepted without effect."""
+    return {
+        name: {"description": f"No effect. {one.reason}"}
+        | ({} if one.accepted is None else {"enum": list(one.accepted)})
+        for name, one in fields.items()
+        if one.accepted is None or one.accepted
+    }
+
+
+class Body(NamedTuple):
+    """Description of a body that asks for an answer.
+
+    Attributes:
+        route: Its route.
+        fields: Descriptions of its fields, without those of other APIs.
+        needed: Name of the field that must be there.
+    """
+
+    route: Route
+    fields: Mapping[str, Shape]
+    needed: str
+
+    def read(self, data: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+        """Return the fields of a body under their names here, without those that are null.
+
+        Returns:
+            The fields, and for those with another name in the body: name here -> name in the body.
+
+        Raises:
+            ApiError: A field is invalid, unknown or not supported. The error names the field.
+        """
+        found, names = self._named(data)
+        for name, shape in self.fields.items():
+            if name in found or name == self.needed:
+                found[name] = shape.read(found.get(name), name)
+        return found, names
+
+    def _named(self, data: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+        others = {name: one for name, one in OTHER_FIELDS.items() if self.route in one.routes}
+        found: dict[str, Any] = {}
+        names: dict[str, str] = {}
+        for name, value in data.items():
+            if value is None:
+                continue
+            here = name if name in self.fields else OTHER_NAMES.get(name)
+            if here not in self.fields:
+                _check_other(name, value, others)
+                continue
+            assert here
+            if here != name:
+                names[here] = name
+            if here in found and not same(found[here], value):
+                raise bad(here, f"differs from {names.get(here, name)}.")
+            found[here] = value
+        return found, names
+
+    def schema(self, names: tuple[str, ...] | None) -> dict[str, Any]:
+        """Return the JSON schema; `names` are those of the models, None for any name."""
+        others = {name: one for name, one in OTHER_FIELDS.items() if self.route in one.routes}
+        own = published(self.fields)
+        own |= {name: own[here] for name, here in OTHER_NAMES.items() if here in own}
+        own["model"] = model_of(names)
+        return object_of(without_effect(others) | own, self.needed)
 
 
 def _check_other(name: str, value: Any, others: dict[str, OtherField]) -> None:

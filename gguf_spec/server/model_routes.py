@@ -19,8 +19,8 @@ from .events import Done, ErrorEvent
 from .jobs import Job
 from .model_pool import ModelPool, ServedModel
 from .requests import parse
+from .schema import COUNT, FLAG, TEXT, array_of, checked, given, is_count, obj, string
 from .settings import Settings
-from .values import flag, is_count, string
 from .worker import Worker
 
 if TYPE_CHECKING:
@@ -28,6 +28,24 @@ if TYPE_CHECKING:
     from ..runtime.llm import LLM
 
 Look = Callable[["LLM"], dict[str, Any]]
+TOKENIZE = obj(
+    {"content": TEXT, "model": given(TEXT.schema)}
+    | dict.fromkeys(("add_special", "parse_special", "with_pieces"), FLAG),
+    "content",
+    is_open=True,
+)
+DETOKENIZE = obj(
+    {
+        "tokens": checked(
+            array_of(COUNT),
+            lambda value: isinstance(value, list) and all(map(is_count, value)),
+            "must be an array of token ids.",
+        ),
+        "model": given(TEXT.schema),
+    },
+    "tokens",
+    is_open=True,
+)
 
 
 class ModelRoutes:
@@ -141,10 +159,9 @@ class ModelRoutes:
         }
 
     async def _tokenize(self, request: Request) -> Response:
-        data = parse(await self._body(request))
-        content = string(data.get("content"), "content")
-        special = data.get("parse_special") is None or flag(data, "parse_special")
-        start, pieces = flag(data, "add_special"), flag(data, "with_pieces")
+        data = TOKENIZE.read(parse(await self._body(request)), "")
+        content, special = data["content"], data.get("parse_special", True)
+        start, pieces = data.get("add_special", False), data.get("with_pieces", False)
 
         def look(llm: LLM) -> dict[str, Any]:
             ids = llm.vocabulary.tokenize(content, special=special, start=start)
@@ -153,10 +170,8 @@ class ModelRoutes:
         return await self.look(data.get("model"), look)
 
     async def _detokenize(self, request: Request) -> Response:
-        data = parse(await self._body(request))
-        tokens = data.get("tokens")
-        if not isinstance(tokens, list) or not all(map(is_count, tokens)):
-            raise bad("tokens", "must be an array of token ids.")
+        data = DETOKENIZE.read(parse(await self._body(request)), "")
+        tokens = data["tokens"]
 
         def look(llm: LLM) -> dict[str, Any]:
             n_vocab = llm.vocabulary.n_vocab

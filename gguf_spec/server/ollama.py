@@ -13,15 +13,29 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..options import Speculation
+from ..options import SAMPLING, Speculation
 from ..results import Part, Stats
 from ..tools.source import parse
-from .errors import ApiError, bad, unknown, unsupported
+from .errors import ApiError, bad, unknown
 from .events import ChoiceEnded, ChunkEvent, Started, TokenInfo
-from .fields import OtherField, same
+from .fields import LOGPROBS, STOPS, OtherField, same, without_effect
 from .replies import AnswerParts, finish_reason
 from .requests import CompletionRequest, read_chat, read_text
-from .values import flag, string
+from .schema import (
+    FLAG,
+    JSON_SCHEMA,
+    TEXT,
+    Shape,
+    array,
+    array_of,
+    checked,
+    closed,
+    const,
+    given,
+    obj,
+    object_of,
+    unread,
+)
 from .wire import ollama_error
 
 if TYPE_CHECKING:
@@ -60,81 +74,168 @@ OTHER_OPTIONS = {
     "mirostat_eta": OtherField("Mirostat sampling is off."),
     "tfs_z": OtherField(_SAMPLER, (1,)),
 }  # fmt: skip
-# Fields without effect on the answer: a setting of the server decides for all models.
-IGNORED = ("keep_alive",)
-
-
-def known_fields(data: dict[str, Any], known: frozenset[str]) -> dict[str, Any]:
-    """Return the fields of a body that are not null, without those that have no effect.
-
-    Raises:
-        ApiError: A field is unknown, or not supported. The error names it.
-    """
-    found = {}
-    for name, value in data.items():
-        if value is None or name in IGNORED:
-            continue
-        if name == "images" and value == []:
-            continue
-        if name in ("template", "context", "width", "height", "steps") and value:
-            raise ApiError(f"{name} is not supported.{_HINTS.get(name, '')}", name, "unsupported")
-        if name not in known:
-            raise unknown(name[:100])
-        found[name] = value
-    return found
-
-
 _HINTS = {
     "template": " The template of the model is used; raw=true uses none.",
     "context": " Send the conversation as messages to /api/chat.",
 }
+EFFORTS = ("low", "medium", "high")
 
 
-def read_options(value: Any) -> dict[str, Any]:
+def _refuse(value: Any, at: str) -> None:
+    if value:
+        raise ApiError(f"{at} is not supported.{_HINTS.get(at, '')}", at, "unsupported")
+    raise unknown(at)
+
+
+def _no_images(value: Any, at: str) -> None:
+    if value != []:
+        raise unknown(at)
+
+
+def _read_options(value: Any, at: str) -> dict[str, Any]:
     """Return the field `options` with the names of OpenAI's requests.
 
     Raises:
         ApiError: An option is unknown, or has a value that is not supported.
     """
-    if value is None:
-        return {}
     if not isinstance(value, dict):
-        raise bad("options", "must be an object.")
+        raise bad(at, "must be an object.")
     found = {}
-    for name, given in value.items():
-        if given is None:
+    for name, one in value.items():
+        if one is None:
             continue
         if name in OPTIONS:
-            found[OPTIONS[name]] = given
+            found[OPTIONS[name]] = one
         elif name not in OTHER_OPTIONS:
             raise unknown(f"options.{name[:100]}")
-        elif not OTHER_OPTIONS[name].accepts(given):
-            allowed = " or ".join(str(one) for one in OTHER_OPTIONS[name].accepted or ())
+        elif not OTHER_OPTIONS[name].accepts(one):
+            allowed = " or ".join(map(str, OTHER_OPTIONS[name].accepted or ()))
             param = f"options.{name}"
             raise ApiError(f"{param} is not supported but for {allowed}.", param, "unsupported")
-    return _in_range(found)
+    # Values that mean the default at Ollama.
+    if same(found.get("max_tokens"), -2):  # fill the context, as -1
+        found["max_tokens"] = -1
+    if isinstance(found.get("seed"), int) and found["seed"] < 0:  # draw one
+        del found["seed"]
+    return found
 
 
-def _in_range(options: dict[str, Any]) -> dict[str, Any]:
-    """Return options without the values that mean the default at Ollama."""
-    if same(options.get("max_tokens"), -2):  # fill the context, as -1
-        options["max_tokens"] = -1
-    if isinstance(options.get("seed"), int) and options["seed"] < 0:  # draw one
-        del options["seed"]
-    return options
+def _options() -> dict[str, Any]:
+    schemas = {name: SAMPLING[here].schema for name, here in OPTIONS.items()}
+    schemas |= {
+        "stop": STOPS.schema,
+        "num_predict": schemas["num_predict"] | {"minimum": -2},
+        "top_k": schemas["top_k"] | {"minimum": -1},
+    }
+    return object_of(schemas | without_effect(OTHER_OPTIONS))
 
 
-_SHARED = frozenset(
-    {"model", "stream", "options", "format", "think", "logprobs", "top_logprobs", "speculation"}
+def _read_format(value: Any, at: str) -> dict[str, Any]:
+    """Return `format` as a response format."""
+    if value == "":
+        return {}
+    if value == "json":
+        return {"response_format": {"type": "json_object"}}
+    if not isinstance(value, dict):
+        raise bad(at, "must be json or a JSON schema.")
+    form = {"name": "format", "schema": value}
+    return {"response_format": {"type": "json_schema", "json_schema": form}}
+
+
+def _read_think(value: Any, at: str) -> dict[str, Any]:
+    """Return `think` as the fields about reasoning."""
+    if value is True:  # an error where the model does not reason
+        return {"chat_template_kwargs": {"enable_thinking": True}}
+    if value is False:
+        return {"reasoning_effort": "none"}
+    if value not in EFFORTS:
+        raise bad(at, f"must be true, false, or one of {', '.join(EFFORTS)}.")
+    return {"reasoning_effort": value}
+
+
+_UNSUPPORTED = ("template", "context", "width", "height", "steps")
+# Fields of all routes. Some are checked as those of the chat that they become.
+SHARED: dict[str, Shape] = {
+    "model": given(TEXT.schema),
+    "options": Shape(_options(), _read_options),
+    # A setting of the server decides for all models.
+    "keep_alive": unread(
+        {"description": "No effect. A setting of the server unloads idle models."}
+    ),
+    **dict.fromkeys(_UNSUPPORTED, Shape({}, _refuse, is_hidden=True)),
+    "images": Shape({}, _no_images, is_hidden=True),
+}
+_IMAGES = checked(
+    array_of(TEXT),
+    lambda value: isinstance(value, list) and all(isinstance(one, str) for one in value),
+    "must be an array of images in base64.",
 )
-_CHAT = _SHARED | {"messages", "tools"}
-_GENERATE = _SHARED | {"prompt", "system", "suffix", "raw", "images"}
-_MESSAGE = frozenset({"role", "content", "thinking", "images", "tool_calls", "tool_name"})
-EFFORTS = ("low", "medium", "high")
+_ANSWERS: dict[str, Shape] = SHARED | {
+    "stream": given(FLAG.schema | {"default": True}),
+    "format": Shape({"anyOf": [{"enum": ["", "json"]}, {"type": "object"}]}, _read_format),
+    "think": Shape({"enum": [True, False, *EFFORTS]}, _read_think),
+    "logprobs": given(FLAG.schema),
+    "top_logprobs": given(LOGPROBS.schema),
+    "speculation": given({}).hidden,
+}
+_FUNCTION = {"name": TEXT, "description": TEXT, "parameters": JSON_SCHEMA}
+_TOOL = object_of({"type": const("function"), "function": object_of(_FUNCTION, "name")})
+
+
+def _is_call(call: Any) -> bool:
+    function = call.get("function") if isinstance(call, dict) else None
+    return isinstance(function, dict) and isinstance(function.get("arguments", {}), dict)
+
+
+_CALLED = object_of({"name": TEXT, "arguments": {"type": "object"}}, "name")
+_CALL = checked(
+    object_of({"function": _CALLED}, "function"),
+    _is_call,
+    "must have a function with a name and arguments.",
+)
+_MESSAGE_FIELDS = obj(
+    {
+        "role": given({"enum": ["system", "user", "assistant", "tool"]}),
+        "content": given(TEXT.schema),
+        "thinking": given(TEXT.schema),
+        "images": _IMAGES,
+        "tool_calls": array(_CALL, "must be an array of calls."),
+        "tool_name": TEXT,
+    },
+    "role",
+    "content",
+    empty=(None,),
+)
+
+
+def _read_message(value: Any, at: str) -> dict[str, Any]:
+    is_object = isinstance(value, dict)
+    some = {name: one for name, one in value.items() if one != []} if is_object else value
+    return dict(_MESSAGE_FIELDS.read(some, at))
+
+
+_MESSAGE = Shape(_MESSAGE_FIELDS.schema, _read_message)
+CHAT = closed(
+    _ANSWERS
+    | {
+        "messages": array(_MESSAGE, "must be an array of messages."),
+        "tools": given(array_of(_TOOL)),
+    },
+    "messages",
+)
+GENERATE = closed(
+    _ANSWERS
+    | {
+        "prompt": TEXT,
+        "system": TEXT,
+        "suffix": given(TEXT.schema),
+        "raw": FLAG,
+        "images": given(_IMAGES.schema),
+    }
+)
 # Name of an option here -> name in Ollama's requests, for errors.
-_NAMES = {here: f"options.{name}" for name, here in OPTIONS.items() if here not in ("stop", "seed")}
-_NAMES |= {"stop": "options.stop", "seed": "options.seed", "think": "think"}
-_NAMES |= {"json_schema": "format"}
+_NAMES = {here: f"options.{name}" for name, here in OPTIONS.items()}
+_NAMES |= {"think": "think", "json_schema": "format"}
 
 
 def read_ollama_chat(
@@ -145,8 +246,9 @@ def read_ollama_chat(
     Raises:
         ApiError: A field is invalid.
     """
-    given = known_fields(data, _CHAT)
-    body = _shared(given) | {"messages": _messages(given.get("messages"))}
+    given, ids = CHAT.read(data, ""), CallIds()
+    messages = [_message(one, f"messages[{i}]", ids) for i, one in enumerate(given["messages"])]
+    body = _shared(given) | {"messages": messages}
     if tools := given.get("tools"):
         body["tools"] = tools
     return _named(lambda: read_chat(body, default, most))
@@ -162,11 +264,10 @@ def read_ollama_generate(
     Raises:
         ApiError: A field is invalid.
     """
-    given = known_fields(data, _GENERATE)
-    prompt, system = (string(given.get(name, ""), name) for name in ("prompt", "system"))
+    given = GENERATE.read(data, "")
+    prompt, system, images = given.get("prompt", ""), given.get("system", ""), given.get("images")
     body = _shared(given)
-    images = given.get("images")
-    if flag(given, "raw") or given.get("suffix"):
+    if given.get("raw") or given.get("suffix"):
         if images:
             raise ApiError("images need a prompt without raw and suffix.", "images", "conflict")
         if system or body.keys() & {"response_format", "reasoning_effort", "chat_template_kwargs"}:
@@ -179,69 +280,22 @@ def read_ollama_generate(
             body["logprobs"] = body.pop("top_logprobs", 0)
         return _named(lambda: read_text(body, default, most))
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
-    content = _with_images(images, prompt, "prompt") if images else prompt
+    content = _with_images(_IMAGES.read(images, "prompt.images"), prompt) if images else prompt
     messages.append({"role": "user", "content": content})
     return _named(lambda: read_chat(body | {"messages": messages}, default, most))
 
 
 def _shared(given: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of both routes with the names of OpenAI's."""
-    body = read_options(given.get("options"))
-    body |= {
-        name: given[name] for name in ("logprobs", "top_logprobs", "speculation") if name in given
-    }
+    names = ("logprobs", "top_logprobs", "speculation")
+    body = given.get("options", {}) | {name: given[name] for name in names if name in given}
     body["stream"] = given.get("stream", True)
-    return body | _format(given.get("format")) | _think(given.get("think"))
+    return dict(body | given.get("format", {}) | given.get("think", {}))
 
 
-def _format(value: Any) -> dict[str, Any]:
-    """Return `format` as a response format."""
-    if value in (None, ""):
-        return {}
-    if value == "json":
-        return {"response_format": {"type": "json_object"}}
-    if not isinstance(value, dict):
-        raise bad("format", "must be json or a JSON schema.")
-    form = {"name": "format", "schema": value}
-    return {"response_format": {"type": "json_schema", "json_schema": form}}
-
-
-def _think(value: Any) -> dict[str, Any]:
-    """Return `think` as the fields about reasoning."""
-    if value is None:
-        return {}
-    if value is True:  # an error where the model does not reason
-        return {"chat_template_kwargs": {"enable_thinking": True}}
-    if value is False:
-        return {"reasoning_effort": "none"}
-    if value not in EFFORTS:
-        raise bad("think", f"must be true, false, or one of {', '.join(EFFORTS)}.")
-    return {"reasoning_effort": value}
-
-
-def _messages(value: Any) -> list[dict[str, Any]]:
-    """Return messages in OpenAI's form; the calls of tools get ids, which Ollama does not have."""
-    if not isinstance(value, list):
-        raise bad("messages", "must be an array of messages.")
-    found: list[dict[str, Any]] = []
-    ids = CallIds()
-    for i, message in enumerate(value):
-        at = f"messages[{i}]"
-        if not isinstance(message, dict):
-            raise bad(at, "must be an object.")
-        given = {name: one for name, one in message.items() if one not in (None, [])}
-        for name in given:
-            if name not in _MESSAGE:
-                raise unsupported(f"{at}.{name[:100]}")
-        found.append(_message(given, at, ids))
-    return found
-
-
-def _with_images(value: Any, text: Any, at: str) -> list[dict[str, Any]]:
+def _with_images(images: list[str], text: Any) -> list[dict[str, Any]]:
     """Return the content of a message with images, which come before its text."""
-    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-        raise bad(f"{at}.images", "must be an array of images in base64.")
-    urls = [{"url": f"data:image/any;base64,{one}"} for one in value]
+    urls = [{"url": f"data:image/any;base64,{one}"} for one in images]
     parts = [{"type": "image_url", "image_url": url} for url in urls]
     return [*parts, {"type": "text", "text": text}]
 
@@ -270,38 +324,27 @@ class CallIds:
 
 
 def _message(given: dict[str, Any], at: str, ids: CallIds) -> dict[str, Any]:
+    """Return a message in OpenAI's form; the calls of tools get ids, which Ollama does not have."""
     message = {"role": given.get("role"), "content": given.get("content", "")}
-    if "images" in given:
-        message["content"] = _with_images(given["images"], message["content"], at)
+    if images := given.get("images"):
+        message["content"] = _with_images(images, message["content"])
     if thinking := given.get("thinking"):
         message["reasoning_content"] = thinking
+    name = given.get("tool_name")
     if message["role"] == "tool":
-        name = given.get("tool_name")
-        if not isinstance(name, (str, type(None))):
-            raise bad(f"{at}.tool_name", "must be a string.")
         message["tool_call_id"] = ids.answer(name)
         message |= {"name": name} if name else {}
-    elif "tool_name" in given:
+    elif name is not None:
         raise bad(f"{at}.tool_name", "is only allowed in a message of the role tool.")
-    calls = given.get("tool_calls")
-    if calls is not None:
-        message["tool_calls"] = _calls(calls, f"{at}.tool_calls", ids)
+    if calls := given.get("tool_calls"):
+        message["tool_calls"] = [_call(call["function"], ids) for call in calls]
     return message
 
 
-def _calls(value: Any, at: str, ids: CallIds) -> list[dict[str, Any]]:
-    if not isinstance(value, list):
-        raise bad(at, "must be an array of calls.")
-    calls = []
-    for i, call in enumerate(value):
-        function = call.get("function") if isinstance(call, dict) else None
-        arguments = function.get("arguments", {}) if isinstance(function, dict) else None
-        if not isinstance(function, dict) or not isinstance(arguments, dict):
-            raise bad(f"{at}[{i}]", "must have a function with a name and arguments.")
-        name = function.get("name")
-        written = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
-        calls.append({"id": ids.call(str(name)), "type": "function", "function": written})
-    return calls
+def _call(function: dict[str, Any], ids: CallIds) -> dict[str, Any]:
+    name, arguments = function.get("name"), function.get("arguments", {})
+    written = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
+    return {"id": ids.call(str(name)), "type": "function", "function": written}
 
 
 def _named(read: Callable[[], CompletionRequest]) -> CompletionRequest:

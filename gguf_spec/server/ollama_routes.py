@@ -22,22 +22,38 @@ from ..gguf.header import Header
 from ..gguf.validation import embeds_only, read_header
 from ..options import Sampling
 from ..text.template_values import names_read
-from .embeddings import check_dimensions, check_pooling, read_dimensions, texts_of
+from .embeddings import DIMENSIONS, TEXTS_MAX, check_dimensions, check_pooling, texts_of
+from .errors import unknown
 from .metrics import Metrics
 from .model_pool import ModelPool, ServedModel
 from .model_routes import ModelRoutes
-from .ollama import OPTIONS, known_fields, nanoseconds, read_options
+from .ollama import OPTIONS, SHARED, nanoseconds
 from .requests import parse
+from .schema import FLAG, TEXT, Shape, array_of, closed, given, obj
 from .settings import Settings
 from .tasks import Task, TaskRunner
-from .values import check_known, flag, string
 
 if TYPE_CHECKING:
     from ..runtime.llm import LLM
 
-_EMBED = frozenset({"model", "input", "truncate", "options", "dimensions"})
-_SHOW = frozenset({"model", "name", "verbose", "system", "template", "options"})
-_EMBEDDINGS = frozenset({"model", "prompt", "options"})
+EMBED = closed(
+    SHARED
+    | {
+        "input": Shape(
+            {"anyOf": [TEXT.schema, array_of(TEXT, TEXTS_MAX, 1)]}, partial(texts_of, ids=False)
+        ),
+        "truncate": FLAG,
+        "dimensions": DIMENSIONS,
+    },
+    "input",
+)
+EMBEDDINGS = closed(SHARED | {"prompt": TEXT}, "prompt")
+SHOW = obj(
+    {"model": given(TEXT.schema), "name": given({}).hidden, "verbose": given(FLAG.schema)},
+    refuse=unknown,
+    empty=(),
+    ignored=("system", "template", "options"),
+)
 
 
 class OllamaRoutes:
@@ -80,10 +96,8 @@ class OllamaRoutes:
         return JSONResponse({"version": __version__})
 
     async def _show(self, request: Request) -> Response:
-        data = parse(await self._body(request))
-        names = [data[key] for key in ("model", "name") if data.get(key) is not None]
-        check_known(data, _SHOW)
-        model = self._models.find(names[0] if names else None, any_model=False)
+        data = SHOW.read(parse(await self._body(request)), "")
+        model = self._models.find(data.get("model", data.get("name")), any_model=False)
         loaded = self._pool.loaded(model)
         sampling = loaded.llm.sampling if loaded else Sampling()
         here = {name: getattr(sampling, option) for name, option in OPTIONS.items()}
@@ -91,18 +105,13 @@ class OllamaRoutes:
         return JSONResponse(await asyncio.to_thread(description_of, model, shown))
 
     async def _embed(self, request: Request) -> Response:
-        data = known_fields(parse(await self._body(request)), _EMBED)
-        read_options(data.get("options"))
-        texts = texts_of(data.get("input"), "input", ids=False)
-        dimensions = read_dimensions(data)
-        cut = flag(data, "truncate") if "truncate" in data else True
-        work = partial(self._vectors, texts, dimensions, cut, time.perf_counter())
+        data = EMBED.read(parse(await self._body(request)), "")
+        work = partial(self._vectors, data, time.perf_counter())
         return await self._answer(request, data, work, {"texts": "input", "prompt": "input"})
 
     async def _embeddings(self, request: Request) -> Response:
-        data = known_fields(parse(await self._body(request)), _EMBEDDINGS)
-        read_options(data.get("options"))
-        work = partial(self._vector, string(data.get("prompt"), "prompt"))
+        data = EMBEDDINGS.read(parse(await self._body(request)), "")
+        work = partial(self._vector, data["prompt"])
         return await self._answer(request, data, work, {"texts": "prompt"})
 
     async def _answer(
@@ -112,20 +121,14 @@ class OllamaRoutes:
         return JSONResponse(await self._tasks.run(request, model, work, names))
 
     def _vectors(
-        self,
-        texts: list[Any],
-        dimensions: int | None,
-        cut: bool,
-        began_s: float,
-        llm: LLM,
-        check: Callable[..., None],
+        self, data: dict[str, Any], began_s: float, llm: LLM, check: Callable[..., None]
     ) -> dict[str, Any]:
         check_pooling(llm)
         load_s = time.perf_counter() - began_s
-        ids = [llm.vocabulary.tokenize(text, special=True) for text in texts]
-        ids = [one[: llm.n_ctx] for one in ids] if cut else ids
+        ids = [llm.vocabulary.tokenize(text, special=True) for text in data["input"]]
+        ids = [one[: llm.n_ctx] for one in ids] if data.get("truncate", True) else ids
         rows = llm.embed(ids, on_pass=check)
-        check_dimensions(dimensions, len(rows[0]))
+        check_dimensions(data.get("dimensions"), len(rows[0]))
         n_tokens = sum(map(len, ids))
         self._totals.embedded(n_tokens)
         return {

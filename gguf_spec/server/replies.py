@@ -16,8 +16,7 @@ from ..tools.source import ArgumentPiece, CallBroken, CallEnded, CallStarted, Ev
 from ..tools.use import ToolUse
 from .errors import ApiError, ending, gone
 from .events import ChoiceEnded, ChunkEvent, Started, TokenInfo, Why
-from .reasoning import REASONING
-from .requests import CompletionRequest
+from .requests import REASONING, CompletionRequest
 from .wire import openai_error
 
 

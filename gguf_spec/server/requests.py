@@ -1,65 +1,103 @@
-"""Conversion of request bodies to options of the engine.
+"""Conversion of request bodies to options of the engine: chats and text completions.
 
 No field that changes the answer is silently ignored: an unknown or unsupported field is an error
-that names the field. `fields` has the tables of fields that have no effect.
+that names the field. `fields` has the tables of fields that have no effect. The other APIs convert
+their bodies to the fields of a chat, and `chat_request` makes the request of all.
 """
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..options import SAMPLING, Sampling, Speculation
+from ..errors import ImageError, InvalidOptionError
+from ..llama.image_file import Image
+from ..options import SPECULATION, Sampling, Speculation
+from ..runtime.images import image_of_base64, image_of_url
 from ..tools.use import NO_TOOLS, ToolUse
-from .errors import ApiError, bad
-from .fields import read_fields, same
-from .messages import read_messages
-from .reasoning import (
-    NO_REASONING_FIELDS,
-    REASONING_FIELDS,
-    ReasoningFields,
-    read_reasoning,
-)
-from .tools import read_tools
-from .values import (
-    CHOICES_MAX,
-    TOP_LOGPROBS_MAX,
-    biases,
-    count,
-    flag,
+from .errors import ApiError, bad, option_refusal, unknown
+from .fields import CHOICES_MAX, LOGPROBS, SAME, SHARED, TOP_LOGPROBS_MAX, Body, same
+from .schema import (
+    COUNT,
+    FLAG,
+    JSON_SCHEMA,
+    TEXT,
+    Read,
+    Shape,
+    array,
+    array_of,
+    checked,
+    const,
+    given,
     is_count,
-    made,
-    prompts,
-    schema,
-    speculation,
-    stops,
+    never,
+    obj,
+    object_of,
+    one_of,
+    or_empty,
     string,
+    tagged,
+    unread,
+    whole,
 )
+
+if TYPE_CHECKING:
+    from ..runtime.llm import LLM
 
 # Routes whose requests have a seed.
 SEEDED = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
-# Fields of `Sampling` that a body may hold under the same name.
-SAME = tuple(name for name, rule in SAMPLING.items() if rule.in_requests)
-# Fields of every route that completes text.
-SHARED = frozenset({"model", "stream", "stop", "logit_bias", "speculation", *SAME})
-_CHAT = SHARED | {
-    "n",
-    "stream_options",
-    "logprobs",
-    "messages",
-    "top_logprobs",
-    "response_format",
-    "tools",
-    "tool_choice",
-    "parallel_tool_calls",
-    *REASONING_FIELDS,
-}
-_TEXT = SHARED | {"n", "stream_options", "logprobs", "prompt", "echo", "suffix", "best_of"}
-# Keys of `stream_options`; the last one adds padding at OpenAI and has no effect here.
-_STREAM_OPTIONS = {"include_usage", "include_speculation", "include_obfuscation"}
 TEXT_MAX_TOKENS = 16  # OpenAI's default `max_tokens` of the completions endpoint
 SEEDS = 2**64  # number of seeds
+# Field of messages and deltas with the reasoning.
+REASONING = "reasoning_content"
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+# Efforts that switch reasoning on or off; `minimal` leaves it to the chat template.
+_THINK = {"none": False, "low": True, "medium": True, "high": True, "xhigh": True}
+# Fields of messages that change nothing: identifiers and marks of other servers and clients.
+IGNORED_FIELDS = ("annotations", "cache_control", "id", "status", "timestamp")
+
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ReasoningFields:
+    """Fields of a chat request about reasoning.
+
+    Attributes:
+        effort: `reasoning_effort`, or None.
+        values: `chat_template_kwargs`: variables of the chat template.
+        think: Whether the model reasons; None leaves it to the effort.
+        budget: Maximum number of reasoning tokens of a model that reasons, or None.
+    """
+
+    effort: str | None = None
+    values: Mapping[str, Any] = field(default_factory=dict)
+    think: bool | None = None
+    budget: int | None = None
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Option name -> field name, for errors."""
+        return {"think": "reasoning_effort" if self.effort else "chat_template_kwargs"}
+
+    def options(self, llm: LLM) -> dict[str, Any]:
+        """Return the options of a generation with a model.
+
+        A model without reasoning, or with a template that does not read the effort, ignores it.
+        """
+        values, effort = dict(self.values), self.effort
+        if effort not in (None, "none") and "reasoning_effort" in llm.template_variables:
+            values.setdefault("reasoning_effort", effort)
+        think = _THINK.get(effort or "") if self.think is None else self.think
+        think = think if llm.can_think else None
+        return {"think": think, "chat_template_kwargs": values or None}
+
+
+# Fields of a request without any.
+NO_REASONING_FIELDS = ReasoningFields()
 
 
 @dataclass(frozen=True)
@@ -162,6 +200,426 @@ def _no_number(text: str) -> float:
     raise ValueError(text)
 
 
+def made(make: Callable[[], Any], names: dict[str, str]) -> Any:
+    """Return the options that `make` creates.
+
+    Raises:
+        ApiError: An option is outside its range. The error names its field.
+    """
+    try:
+        return make()
+    except InvalidOptionError as error:
+        raise option_refusal(error, names) from None
+    except OverflowError:
+        raise ApiError("A number is too large.", None, "invalid_value") from None
+
+
+# ---- messages
+
+
+def _name(value: Any, at: str) -> str:
+    if not re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", string(value, at)):
+        raise bad(at, "must be 1 to 64 letters, digits, _ or -.")
+    return str(value)
+
+
+def read_arguments(value: Any, at: str) -> dict[str, Any]:
+    """Return the arguments of a call; they are an object as text, or empty.
+
+    Raises:
+        ApiError: They are not. The error names the field `at`.
+    """
+    try:
+        arguments = json.loads(string(value, at) or "{}")
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise bad(at, "must be a JSON object as text.")
+    return arguments
+
+
+def _image_of(form: str, decode: Callable[[str, str], Image]) -> Read:
+    def read(value: Any, at: str) -> Image:
+        if not isinstance(value, str):
+            raise bad(at, f"must be {form}.")
+        try:
+            return decode(value, at)
+        except ImageError as error:
+            hint = error.hint[:1].upper() + error.hint[1:]
+            raise ApiError(f"{error.message} {hint}", at, "invalid_image") from None
+
+    return read
+
+
+# Images are decoded before a request waits for its model; nothing is fetched.
+IMAGE_DATA = Shape(TEXT.schema, _image_of("an image in base64", image_of_base64))
+_URL = Shape(TEXT.schema, _image_of("a data: URL", image_of_url))
+_URL_OBJECT = obj({"url": _URL, "detail": unread(TEXT.schema)}, "url", empty=(None,))
+
+
+def _read_image_url(value: Any, at: str) -> Any:
+    """Return the image of a `data:` URL, or of an object with one in `url`, as at OpenAI."""
+    return _URL_OBJECT.read(value, at)["url"] if isinstance(value, dict) else _URL.read(value, at)
+
+
+IMAGE_URL = Shape({"anyOf": [_URL.schema, _URL_OBJECT.schema]}, _read_image_url)
+FUNCTION_NAME = Shape({"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,64}$"}, _name)
+
+
+def _part(kind: str, shape: Shape) -> Shape:
+    only = f"may contain only type and {kind}."
+    return obj({"type": const(kind), kind: shape}, "type", kind, only=only, ignored=IGNORED_FIELDS)
+
+
+def content_of(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """Return the content of a message: one text, or parts if there are images."""
+    if any(part["type"] == "image_url" for part in parts):
+        return parts
+    return "".join(part["text"] for part in parts)
+
+
+def text_part(text: str) -> dict[str, Any]:
+    """Return the part of a text."""
+    return {"type": "text", "text": text}
+
+
+def _content(may_be_empty: bool = False, **kinds: Shape) -> Shape:
+    """Return the description of a content; it is read as one text, or parts if there are images."""
+    parts = {kind: _part(kind, shape) for kind, shape in kinds.items()}
+    part = tagged("type", parts, f"must be {' or '.join(kinds)}: other parts are not supported.")
+    some = array(part, "must be a string, or an array of parts that is not empty.", 1)
+
+    def read(value: Any, at: str) -> Any:
+        if may_be_empty and (value is None or value == []):
+            return ""
+        return content_of(some.read(value, at)) if isinstance(value, list) else string(value, at)
+
+    return Shape({"anyOf": [TEXT.schema, some.schema]}, read)
+
+
+_FUNCTION_OF_CALL = object_of({"name": FUNCTION_NAME, "arguments": TEXT}, "name", "arguments")
+
+
+def _read_call(call: Any, at: str) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or call.get("type", "function") != "function":
+        raise bad(at, "must be a call of the type function.")
+    # The arguments stay an object: chat templates serialise them to JSON.
+    arguments = read_arguments(function.get("arguments"), f"{at}.function.arguments")
+    name = _name(function.get("name"), f"{at}.function.name")
+    id_ = string(call.get("id"), f"{at}.id")
+    return {"id": id_, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+_CALL = Shape(
+    object_of(
+        {"id": TEXT, "type": const("function"), "function": _FUNCTION_OF_CALL}, "id", "function"
+    ),
+    _read_call,
+)
+_CALLS = array(_CALL, "must be an array with at least one call.", 1)
+_OF_ASSISTANT = "is only allowed in a message of the assistant."
+_NO_CALLS = never(_OF_ASSISTANT, [])
+
+
+def _message(role: str, content: Shape, read_as: str = "", **own: Shape) -> Shape:
+    """Return the description of a message; templates read its role as `read_as`."""
+    fields = {
+        "role": Shape({"const": role}, lambda *_: read_as or role),
+        REASONING: never(_OF_ASSISTANT),
+        "name": or_empty(TEXT).hidden,
+        "tool_calls": _NO_CALLS,
+        "content": content,
+        "tool_call_id": never("is only allowed in a message of the role tool."),
+    }
+    id_ = ("tool_call_id",) if "tool_call_id" in own else ()
+    return obj(fields | own, "role", "content", *id_, ignored=IGNORED_FIELDS)
+
+
+_ONLY_TEXT = _content(text=TEXT)
+_ROLES = {
+    "system": _message("system", _ONLY_TEXT),
+    "developer": _message("developer", _ONLY_TEXT, "system"),  # templates do not know it
+    "user": _message("user", _content(text=TEXT, image_url=IMAGE_URL)),
+    "assistant": _message(
+        "assistant",
+        _content(may_be_empty=True, text=TEXT),
+        reasoning_content=TEXT,
+        tool_calls=Shape(_CALLS.schema, lambda v, at: _CALLS.read(v, at) if v != [] else None),
+    ),
+    "tool": _message("tool", _content(may_be_empty=True, text=TEXT), tool_call_id=TEXT),
+}
+# Messages, in the form that chat templates read: each has a role and a text as content, or an array
+# of parts if there are images. Calls have arguments that are objects.
+MESSAGES = array(
+    tagged(
+        "role",
+        _ROLES,
+        f"must be one of {', '.join(_ROLES)}.",
+        "invalid_value",
+        "must be an object.",
+    ),
+    "must be an array with at least one message.",
+    1,
+)
+
+
+# ---- tools
+
+
+FUNCTION_FIELDS = {
+    "name": FUNCTION_NAME,
+    "description": or_empty(TEXT, ""),
+    "parameters": or_empty(JSON_SCHEMA, {}),
+    "strict": FLAG,
+}
+_FUNCTION = obj(FUNCTION_FIELDS, "name", empty=())
+_ONLY = "may contain only type and function."
+_TOOL = obj(
+    {"type": const("function"), "function": given(_FUNCTION.schema)},
+    "type",
+    "function",
+    only=_ONLY,
+    ignored=("cache_control",),
+)
+_FACT = "must be function: other tools are not supported."
+_TYPED_TOOL = tagged("type", {"function": _TOOL}, _FACT, default="function")
+
+
+def _read_tool(tool: Any, at: str) -> dict[str, Any]:
+    function = _TYPED_TOOL.read(tool, at).get("function")
+    if not isinstance(function, dict):
+        raise bad(at, _ONLY)
+    return dict(_FUNCTION.read(function, f"{at}.function"))
+
+
+TOOLS = array(Shape(_TOOL.schema, _read_tool), "must be an array of tools.")
+
+
+def check_different(functions: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the names of functions.
+
+    Raises:
+        ApiError: Two have the same name.
+    """
+    names = [one["name"] for one in functions]
+    if len(set(names)) < len(names):
+        raise bad("tools", "must have different names.")
+    return names
+
+
+def given_name(value: Any, names: Collection[str], at: str) -> str:
+    """Return the name of a tool that a choice demands.
+
+    Args:
+        value: The name.
+        names: Names of the given tools.
+        at: Its place in the request.
+
+    Raises:
+        ApiError: There is no such tool. The error names the field `at`.
+    """
+    if not isinstance(value, str) or value not in names:
+        raise bad(at, f"names the tool {str(value)[:100]!r}, which is not in tools.")
+    return value
+
+
+def tool_use(
+    functions: list[dict[str, Any]], mode: str, only: str | None, parallel: bool
+) -> ToolUse:
+    """Return how the model may call tools.
+
+    Args:
+        functions: Functions with a name, and perhaps description, parameters and `strict`.
+        mode: `none`, `auto` or `required`.
+        only: Name of the single function that must be called, or None.
+        parallel: Whether the answer may have several calls.
+
+    Raises:
+        ApiError: A call is required, and there are no tools.
+    """
+    if mode == "required" and not functions:
+        raise bad("tool_choice", "requires tools.")
+    if mode == "none" or not functions:
+        return NO_TOOLS
+    strict = frozenset(
+        one["name"] for one in functions if one.get("strict") and only in (None, one["name"])
+    )
+    tools = [
+        {
+            "type": "function",
+            "function": {
+                "name": one["name"],
+                "description": one.get("description") or "",
+                "parameters": one.get("parameters") or {"type": "object", "properties": {}},
+            },
+        }
+        for one in functions
+    ]
+    return ToolUse(tools, mode == "required", only, parallel and only is None, strict)
+
+
+TOOL_CHOICES = ("none", "auto", "required")
+
+
+def _chosen(functions: list[dict[str, Any]], choice: Any, parallel: bool) -> ToolUse:
+    """Return how the model may call tools, from the field `tool_choice` of a chat."""
+    names = check_different(functions)
+    if not functions and choice not in ("none", "auto", None):
+        raise bad("tool_choice", "requires tools.")
+    if choice is None or choice in TOOL_CHOICES:
+        return tool_use(functions, choice or "auto", None, parallel)
+    function = choice.get("function") if isinstance(choice, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(choice, dict) or choice.get("type") != "function" or not name:
+        raise ApiError(
+            "tool_choice must be none, auto, required, or an object with the name of a function.",
+            "tool_choice",
+            "unsupported_parameter",
+        )
+    return tool_use(functions, "required", given_name(name, names, "tool_choice"), parallel)
+
+
+# ---- reasoning and the form of the answer
+
+
+EFFORT = one_of(EFFORTS)
+TEMPLATE_KWARGS = checked(
+    {
+        "type": "object",
+        "additionalProperties": {"type": ["string", "number", "boolean", "null"]},
+    },
+    lambda value: (
+        isinstance(value, dict)
+        and all(one is None or isinstance(one, (str, bool, int, float)) for one in value.values())
+    ),
+    "must be an object of plain values.",
+)
+_NAMED_SCHEMA_KEYS = {"name", "schema", "strict", "description"}
+
+
+def schema_of(value: Any, at: str) -> Any:
+    """Return the JSON schema of a response format, or None if it has none."""
+    if value is None or value == {"type": "text"}:
+        return None
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind == "json_object" and set(value) <= {"type", "schema"}:
+        # llama-server's form has the schema here.
+        inner: Any = value.get("schema") or {"type": "object"}
+        if not isinstance(inner, dict):
+            raise bad(f"{at}.schema", "must be a JSON schema.")
+        return inner
+    if kind != "json_schema" or set(value) != {"type", "json_schema"}:
+        raise bad(at, "must be of the type text, json_object or json_schema.")
+    inner = value["json_schema"]
+    if (
+        not isinstance(inner, dict)
+        or not isinstance(inner.get("name"), str)
+        or not isinstance(inner.get("schema"), (dict, bool))
+    ):
+        raise bad(f"{at}.json_schema", "must contain a name and a schema.")
+    if not (
+        isinstance(inner.get("strict"), (bool, type(None)))
+        and isinstance(inner.get("description"), (str, type(None)))
+        and set(inner) <= _NAMED_SCHEMA_KEYS
+    ):
+        raise bad(
+            f"{at}.json_schema",
+            "may contain only name, schema, strict and description.",
+        )
+    return inner["schema"]  # always enforced, whatever the value of `strict`
+
+
+NAMED_SCHEMA = {"name": TEXT, "schema": JSON_SCHEMA, "strict": FLAG, "description": TEXT}
+RESPONSE_FORMAT = Shape(
+    {
+        "oneOf": [
+            object_of({"type": {"enum": ["text", "json_object"]}}, "type"),
+            object_of(
+                {
+                    "type": const("json_schema"),
+                    "json_schema": object_of(NAMED_SCHEMA, "name", "schema"),
+                },
+                "type",
+                "json_schema",
+            ),
+        ]
+    },
+    schema_of,
+)
+
+
+# ---- bodies
+
+
+_N = whole(1, CHOICES_MAX)
+_STREAM_FACT = "may contain include_usage and include_speculation."
+# Fields of the routes that may have several choices; `include_obfuscation` adds padding at OpenAI.
+_CHOICES = {
+    "n": Shape(_N.schema | {"default": 1}, _N.read),
+    "stream_options": obj(
+        {
+            "include_usage": FLAG,
+            "include_speculation": FLAG,
+            "include_obfuscation": unread(FLAG.schema),
+        },
+        fact=_STREAM_FACT,
+        only=_STREAM_FACT,
+    ),
+}
+_CHOICE_OF_FUNCTION = object_of(
+    {"type": const("function"), "function": object_of({"name": FUNCTION_NAME}, "name")},
+    "type",
+    "function",
+)
+
+
+def _prompts(value: Any, at: str) -> tuple[str | list[int], ...]:
+    """Return the prompts: a text or token ids, or an array of these."""
+    several = isinstance(value, list) and value and isinstance(value[0], (str, list))
+    given = value if several else [value]
+    for one in given:
+        if not (isinstance(one, str) or (isinstance(one, list) and all(map(is_count, one)))):
+            raise bad(at, "must be a string, an array of token ids, or an array of these.")
+    if len(given) > CHOICES_MAX:
+        raise bad(at, f"may contain at most {CHOICES_MAX} prompts.")
+    return tuple(given)
+
+
+_IDS = array_of(COUNT, least=1)
+_PROMPT = {"anyOf": [TEXT.schema, _IDS, *(array_of(x, CHOICES_MAX, 1) for x in (TEXT, _IDS))]}
+TEXT_BODY = Body(
+    "text",
+    SHARED
+    | _CHOICES
+    | {
+        "prompt": Shape(_PROMPT, _prompts),
+        "suffix": given(TEXT.schema),
+        "best_of": given({"type": "integer", "description": "No effect. It must be equal to n."}),
+        "echo": FLAG,
+        "logprobs": LOGPROBS,
+    },
+    "prompt",
+)
+CHAT = Body(
+    "chat",
+    SHARED
+    | _CHOICES
+    | {
+        "messages": MESSAGES,
+        "logprobs": FLAG,
+        "top_logprobs": given(LOGPROBS.schema),
+        "tools": TOOLS,
+        "tool_choice": given({"anyOf": [{"enum": [*TOOL_CHOICES]}, _CHOICE_OF_FUNCTION]}),
+        "parallel_tool_calls": FLAG,
+        "reasoning_effort": EFFORT,
+        "chat_template_kwargs": TEMPLATE_KWARGS,
+        "response_format": RESPONSE_FORMAT,
+    },
+    "messages",
+)
+
+
 def read_chat(data: dict[str, Any], default: Speculation, most: int | None) -> CompletionRequest:
     """Convert the body of a chat request.
 
@@ -173,27 +631,43 @@ def read_chat(data: dict[str, Any], default: Speculation, most: int | None) -> C
     Raises:
         ApiError: A field is invalid or not supported. The error names the field.
     """
-    data, names = read_fields(data, _CHAT, "chat")
-    parallel = data.get("parallel_tool_calls") is None or flag(data, "parallel_tool_calls")
-    tools = read_tools(data.get("tools"), data.get("tool_choice"), parallel)
-    form = schema(data.get("response_format"))
-    if "grammar" in data and form is not None:
-        raise bad("grammar", "cannot be combined with response_format.")
-    if "grammar" in data and tools.has_grammar:
-        raise bad("grammar", "cannot be combined with calls that follow a schema.")
-    wants, top = flag(data, "logprobs"), data.get("top_logprobs", 0)
+    data, names = CHAT.read(data)
+    parallel = data.get("parallel_tool_calls", True)
+    tools = _chosen(data.get("tools", []), data.get("tool_choice"), parallel)
+    wants, top = data.get("logprobs", False), data.get("top_logprobs", 0)
     if not (is_count(top) and 0 <= top <= TOP_LOGPROBS_MAX) or (top and not wants):
         raise bad(
             "top_logprobs",
             f"must be a whole number from 0 to {TOP_LOGPROBS_MAX}, "
             "and requires logprobs to be true.",
         )
-    reasoning = read_reasoning(data)
-    sampling = {"json_schema": form, "logprobs": top if wants else None}
+    reasoning = ReasoningFields(data.get("reasoning_effort"), data.get("chat_template_kwargs", {}))
     names |= {"prompt": "messages", "json_schema": "response_format"} | reasoning.names
-    messages = read_messages(data.get("messages"))
-    request = completion_request(data, (messages,), sampling, default, most, names)
-    return replace(request, tools=tools, reasoning=reasoning)
+    data |= {"tools": tools, "reasoning": reasoning, "logprobs": top if wants else None}
+    return chat_request(data | {"json_schema": data.get("response_format")}, default, most, names)
+
+
+def chat_request(
+    data: dict[str, Any], default: Speculation, most: int | None, names: dict[str, str]
+) -> CompletionRequest:
+    """Return the request of a chat of any API.
+
+    Args:
+        data: Read fields: `SHARED`, `messages`, `tools` (a `ToolUse`), `reasoning` (as
+            `ReasoningFields`), `json_schema`, and `logprobs` (None for none).
+        default: Speculation options of the server.
+        most: Maximum length of an answer in tokens; None for no limit.
+        names: Option name -> field name, for options whose field has another name.
+
+    Raises:
+        ApiError: A field is invalid. The error names the field.
+    """
+    if "grammar" in data and data["json_schema"] is not None:
+        raise bad("grammar", f"cannot be combined with {names['json_schema']}.")
+    if "grammar" in data and data["tools"].has_grammar:
+        raise bad("grammar", "cannot be combined with calls that follow a schema.")
+    request = _request(data, (data["messages"],), default, most, names)
+    return replace(request, tools=data["tools"], reasoning=data["reasoning"])
 
 
 def read_text(data: dict[str, Any], default: Speculation, most: int | None) -> CompletionRequest:
@@ -207,21 +681,17 @@ def read_text(data: dict[str, Any], default: Speculation, most: int | None) -> C
     Raises:
         ApiError: A field is invalid or not supported. The error names the field.
     """
-    data, names = read_fields(data, _TEXT, "text")
+    data, names = TEXT_BODY.read(data)
     data.setdefault("max_tokens", min(TEXT_MAX_TOKENS, most or TEXT_MAX_TOKENS))
-    given, logprobs = prompts(data.get("prompt")), data.get("logprobs")
-    echo, suffix = flag(data, "echo"), data.get("suffix", "")
+    given, echo, suffix = data["prompt"], data.get("echo", False), data.get("suffix", "")
     are_texts = all(isinstance(prompt, str) for prompt in given)
-    if logprobs is not None:
-        count(logprobs, "logprobs", 0, TOP_LOGPROBS_MAX)
-    if echo and (logprobs is not None or not are_texts):
+    if echo and ("logprobs" in data or not are_texts):
         raise bad(
             "echo", "requires a prompt that is a string, and cannot be combined with logprobs."
         )
     if suffix != "" and not (isinstance(suffix, str) and are_texts and not echo):
         raise bad("suffix", "must be a string, requires a prompt that is one, and excludes echo.")
-    sampling, names = {"logprobs": logprobs}, names | {"prompt": "prompt"}
-    request = completion_request(data, given, sampling, default, most, names)
+    request = _request(data, given, default, most, names | {"prompt": "prompt"})
     if not same(data.get("best_of", request.n), request.n):
         raise ApiError(
             "best_of is not supported but for the value of n.", "best_of", "unsupported_parameter"
@@ -229,40 +699,20 @@ def read_text(data: dict[str, Any], default: Speculation, most: int | None) -> C
     return replace(request, echo=echo, suffix=suffix or None)
 
 
-def completion_request(
+def _request(
     data: dict[str, Any],
     given: tuple[Any, ...],
-    sampling: dict[str, Any],
     default: Speculation,
     most: int | None,
     names: dict[str, str],
 ) -> CompletionRequest:
-    """Return the request that the fields of any API have in common, without tools.
-
-    Args:
-        data: Fields under their names here.
-        given: The prompts.
-        sampling: Further options of `Sampling`.
-        default: Speculation options of the server.
-        most: Maximum length of an answer in tokens; None for no limit.
-        names: Option name -> field name, for options whose field has another name.
-
-    Raises:
-        ApiError: A field is invalid. The error names the field.
-    """
-    string(data.get("model", ""), "model")
-    stream, options = flag(data, "stream"), data.get("stream_options", {})
-    if not isinstance(options, dict) or not set(options) <= _STREAM_OPTIONS:
-        raise bad("stream_options", "may contain include_usage and include_speculation.")
-    n = count(data.get("n", 1), "n", 1, CHOICES_MAX)
+    """Return the request that all APIs have in common, without tools; `given` are the prompts."""
+    n, options = data.get("n", 1), data.get("stream_options", {})
     if n * len(given) > CHOICES_MAX:
         raise bad("n", f"times the number of prompts may be at most {CHOICES_MAX}.")
-    fields = {name: data[name] for name in SAME if name in data} | sampling
-    fields |= {
-        "stop": stops(data.get("stop")),
-        "logit_bias": biases(data.get("logit_bias", {})),
-        "max_tokens": _max_tokens(data.get("max_tokens"), most, names),
-    }
+    fields = {name: data[name] for name in (*SAME, "json_schema", "logprobs") if name in data}
+    fields |= {"stop": data.get("stop", ()), "logit_bias": data.get("logit_bias", {})}
+    fields["max_tokens"] = _max_tokens(data.get("max_tokens"), most, names)
     if names.get("repeat_penalty") == "repetition_penalty":  # it counts all tokens there
         fields.setdefault("penalty_last_n", -1)
     if is_count(fields.get("top_k")) and fields["top_k"] == -1:
@@ -271,10 +721,10 @@ def completion_request(
         given,
         n,
         made(lambda: Sampling(**fields), names),
-        speculation(data.get("speculation"), default, names),
-        stream,
-        flag(options, "include_usage", "stream_options."),
-        flag(options, "include_speculation", "stream_options."),
+        _speculation(data.get("speculation"), default, names),
+        data.get("stream", False),
+        options.get("include_usage", False),
+        options.get("include_speculation", False),
         echo=False,
         suffix=None,
         tools=NO_TOOLS,
@@ -292,3 +742,19 @@ def _max_tokens(value: Any, most: int | None, names: dict[str, str]) -> Any:
             f"is {value} but the limit of this server is {most}.",
         )
     return value
+
+
+def _speculation(value: Any, default: Speculation, names: dict[str, str]) -> Speculation | None:
+    """Return the speculation options of a request; None for those of the server."""
+    if value is None:
+        return None
+    if value == "off":
+        return replace(default, k=0)
+    if not isinstance(value, dict):
+        raise bad("speculation", 'must be an object, or "off".')
+    for name in value:
+        if name not in SPECULATION:
+            raise unknown(f"speculation.{name[:100]}")
+    given = {name: one for name, one in value.items() if one is not None}
+    options: Speculation = made(lambda: replace(default, **given), names)
+    return options

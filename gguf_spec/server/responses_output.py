@@ -12,8 +12,7 @@ from .errors import ApiError
 from .events import ChoiceEnded, ChunkEvent, Started, TokenInfo
 from .replies import AnswerParts, finish_reason, usage
 from .requests import CompletionRequest
-from .responses_api.items import new_id
-from .responses_api.request import ResponseRequest
+from .responses_api import ResponseRequest, new_id
 
 
 class ResponseReply:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +13,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from .errors import ApiError, bad
-from .responses_api.items import FindItem, Item
 
+Item = dict[str, Any]
+# Returns the item of a stored response with an id, or None.
+FindItem = Callable[[str], Item | None]
 MOST_RESPONSES = 1000
 MOST_BYTES = 64 << 20  # of all responses with their items, as JSON
 

@@ -16,9 +16,7 @@ from ..llama.options import ContextOptions, physical_cores
 from ..options import K_MAX
 from ..sampling.near_ties import NOISE_MARGIN
 from ..system.files import CacheFolder, cache_file, content_id, read_json, this_machine, write_json
-from .acceptance_rates import AcceptanceRates, fitted, shifted
-from .cost_model import CostModel, Overhead, Pace
-from .cost_tables import interpolate
+from .cost_model import CostModel, Overhead, Pace, interpolate
 from .drafters import (
     N_CONFIDENCE_BUCKETS,
     CoupledDraftSampler,
@@ -26,7 +24,7 @@ from .drafters import (
     RetryDrafter,
     StochasticDraftSampler,
 )
-from .pair_statistics import PairStatistics, expectations
+from .pair_statistics import AcceptanceRates, PairStatistics, expectations, fitted, shifted
 
 # Version of the stored files; files of another version are ignored.
 VERSION = 10
@@ -39,6 +37,9 @@ _SAMPLED_SHIFT = -1.0
 _MOST_NOISE = 1e3
 # Rows of a pass that are enough to show its rounding noise.
 _ENOUGH_ROWS = 12
+# Tables of a profile with their smallest valid values, and its numbers.
+_TABLES = {"target": 1e-9, "draft": 1e-9, "target_depth": 0.0, "draft_depth": 0.0, "noise": 0.0}
+_NUMBERS = ("seconds", "token_s", "proposal_s", "measured_at")
 
 
 @dataclass(frozen=True)
@@ -127,9 +128,8 @@ class Profile:
     @property
     def agreement(self) -> float:
         """Share of positions at which the draft model was right; 0 without a measurement of it."""
-        return sum(hits for hits, _ in self.right) / max(
-            1.0, sum(places for _, places in self.right)
-        )
+        hits, places = map(sum, zip(*self.right, strict=True))
+        return hits / max(1.0, places)
 
     def speedup(self, k: int, chance: float) -> float:
         """Return the speed-up over plain decoding at a fixed draft length, Python's time included.
@@ -174,12 +174,11 @@ class Profile:
 
         `drawn` is for acceptance rules that need the draft's distribution.
         """
-        pace = Pace()
-        n, (guess, draft_guess) = K_MAX + 1, self.guesses_depth
+        n, pace, (guess, draft_guess) = K_MAX + 1, Pace(), self.guesses_depth
         target = CostModel(self.target, self.target_depth, n, pace, guess)
-        draft = (
-            CostModel(self.draft, self.draft_depth, n, pace, draft_guess) if self.draft else None
-        )
+        draft = None
+        if self.draft:
+            draft = CostModel(self.draft, self.draft_depth, n, pace, draft_guess)
         texts = {one.name: list(one.priors) for one in (NgramDrafter, RetryDrafter)}
         sampled = texts | {
             NgramDrafter.name: [shifted(prior, _SAMPLED_SHIFT) for prior in NgramDrafter.priors]
@@ -216,50 +215,22 @@ class Profile:
         Raises:
             KeyError, TypeError, ValueError: The data has another form.
         """
-        tables = {
-            name: _table(data[name], 0.0) for name in ("target_depth", "draft_depth", "noise")
-        }
-        tables |= {name: _table(data[name], 1e-9) for name in ("target", "draft")}
-        right = tuple((float(hits), float(places)) for hits, places in data["right"])
-        if len(right) != N_CONFIDENCE_BUCKETS or not all(
-            0 <= hits <= places < 1e9 for hits, places in right
-        ):
+        fields: dict[str, Any] = {name: float(data[name]) for name in _NUMBERS}
+        is_valid = all(0 <= fields[name] < 1e12 for name in _NUMBERS)
+        fields |= {name: _table(data[name], least) for name, least in _TABLES.items()}
+        is_valid &= 1 in fields["target"]
+        is_valid &= all(noise <= _MOST_NOISE for noise in fields["noise"].values())
+        fields["right"] = right = tuple((float(a), float(b)) for a, b in data["right"])
+        is_valid &= len(right) == N_CONFIDENCE_BUCKETS
+        is_valid &= all(0 <= hits <= places < 1e9 for hits, places in right)
+        fields["exact_width"] = width = data["exact_width"]
+        is_valid &= isinstance(width, int) and 1 <= width <= K_MAX + 1
+        guess, draft_guess = fields["guesses_depth"] = tuple(data["guesses_depth"])
+        fields |= {name: data[name] for name in ("steady", "restores")}
+        flags = (fields["steady"], fields["restores"], guess, draft_guess)
+        if not (is_valid and all(isinstance(flag, bool) for flag in flags)):
             raise ValueError(data)
-        numbers = {
-            name: float(data[name]) for name in ("seconds", "token_s", "proposal_s", "measured_at")
-        }
-        if 1 not in tables["target"]:
-            raise ValueError(data)
-        if not (
-            1 <= (exact_width := data["exact_width"]) <= K_MAX + 1
-            and isinstance(exact_width, int)
-            and isinstance(data["steady"], bool)
-            and isinstance(data["restores"], bool)
-        ):
-            raise ValueError(data)
-        guess, draft_guess = data["guesses_depth"]
-        if not (isinstance(guess, bool) and isinstance(draft_guess, bool)):
-            raise ValueError(data)
-        if not all(0 <= number < 1e12 for number in numbers.values()) or any(
-            noise > _MOST_NOISE for noise in tables["noise"].values()
-        ):
-            raise ValueError(data)
-        return cls(
-            tables["target"],
-            tables["target_depth"],
-            tables["draft"],
-            tables["draft_depth"],
-            tables["noise"],
-            right,
-            numbers["seconds"],
-            numbers["token_s"],
-            numbers["proposal_s"],
-            exact_width,
-            data["steady"],
-            numbers["measured_at"],
-            data["restores"],
-            (guess, draft_guess),
-        )
+        return cls(**fields)
 
 
 def _table(data: Any, least: float) -> dict[int, float]:
@@ -353,19 +324,10 @@ def _file(
     target: Model | ModelKey, draft: Model | Head | ModelKey | None, kind: CacheFolder = "profiles"
 ) -> Path:
     parts: list[object] = [VERSION, *this_machine(), *library_parts()]
-    for model in (target, draft):
-        if model:
-            o = model.options
-            parts += [
-                model.file.content_id,
-                o.threads or physical_cores(),
-                o.flash_attention,
-                o.kv_type,
-                o.gpu_layers,
-                o.extra_bufts,
-                *o.rpc,
-                *([o.head] if o.head else []),
-                *o.placement.parts,
-            ]
-            parts += [(content_id(adapter.path), adapter.scale) for adapter in o.lora]
+    for model in [target, draft] if draft else [target]:
+        o = model.options
+        parts += [model.file.content_id, o.threads or physical_cores(), o.flash_attention]
+        parts += [o.kv_type, o.gpu_layers, o.extra_bufts, *o.rpc, *filter(None, [o.head])]
+        parts += [*o.placement.parts]
+        parts += [(content_id(adapter.path), adapter.scale) for adapter in o.lora]
     return cache_file(kind, parts)

@@ -1,18 +1,29 @@
-"""Profiler of a pair: pass costs, exact pass widths, and the acceptance of the draft model."""
+"""Profiler of a pair: pass costs, exact pass widths, and the acceptance of the draft model.
+
+Rows of wide passes are compared with those of single-token passes over the same tokens: that gives
+the exact widths and the logit noise. The stored profile is used as it is, unless it is old or was
+measured on a busy machine.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
 from ..arrays import Logits
+from ..llama.head import Head
+from ..llama.model import Model
 from ..options import K_MAX, Sampling
 from ..sampling.chain import Filters, Sampler
-from ..sampling.near_ties import SingleTokenReference
+from ..sampling.near_ties import NOISE_MARGIN, SingleTokenReference
 from ..sampling.rng import SeededRng
+from ..system.machine import cores_are_shared
 from .drafters import (
     N_CONFIDENCE_BUCKETS,
     CoupledDraftSampler,
@@ -21,8 +32,9 @@ from .drafters import (
     needs_rows,
 )
 from .interfaces import LanguageModel, read_on, return_to
-from .pass_rows import Generated, PassRows, repeated, restores_states, row_bits
-from .profile import Profile
+from .profile import Profile, read_profile, write_profile
+from .translated_model import in_target_ids
+from .translation import Translation
 
 # Widths of timed target passes, in tokens. The most informative come first, because the budget may
 # end the measurement.
@@ -99,20 +111,26 @@ def measure(
         for of in (_WIDTHS, _WIDTHS if thorough else _DRAFT_WIDTHS)
     )
     n_deep = _DEEP_PARTS * (1 + len(_DEEP_WIDTHS))
-    steps = _Steps(
-        on_step,
-        n_emitted + len(passes) + n_deep + (n_draft + len(draft_passes) + n_deep if draft else 0),
-    )
-    generated = _generate(target, n_emitted, half_s / 3, steps)
+    total = n_emitted + len(passes) + n_deep
+    total += n_draft + len(draft_passes) + n_deep if draft else 0
+    done = 0
+
+    def step(n: int = 1) -> None:
+        nonlocal done
+        done += n
+        if on_step:
+            on_step(done, total)
+
+    generated = _generate(target, n_emitted, half_s / 3, step)
     rows = PassRows(target, generated)
     target_s = {1: generated.single_s} | _time(
-        target, generated.tokens, passes, 1.5 * half_s, steps, judge=rows.compare
+        target, generated.tokens, passes, 1.5 * half_s, step, judge=rows.compare
     )
     exact_width = min(rows.exact_width(), target.most_exact_rows) if target.exact_attention else 1
     noise = rows.noise if target.exact_attention else rows.with_deep_noise()
     target_s = _with_copies(target, target_s, generated.tokens)
     restores = restores_states(target, generated.tokens, rows.noise)
-    target_depth, guess = _depth(target, generated.tokens, generated.single_s, thorough, steps)
+    target_depth, guess = _depth(target, generated.tokens, generated.single_s, thorough, step)
     right, proposal_s = [(0.0, 0.0)] * N_CONFIDENCE_BUCKETS, 0.0
     draft_s, draft_depth, draft_guess = dict[int, float](), dict[int, float](), False
     if draft:
@@ -122,9 +140,9 @@ def measure(
             read_on(target, repeated(generated.tokens, n), lambda: False)
         right, proposal_s = _ask(draft, generated.tokens)
         text = [min(token, draft.n_vocab - 1) for token in generated.tokens]
-        draft_s[1] = _generate(draft, n_draft, half_s / 4, steps).single_s
-        draft_s |= _time(draft, text, draft_passes, half_s / 4, steps, n_rows=1)
-        draft_depth, draft_guess = _depth(draft, text, draft_s[1], thorough, steps)
+        draft_s[1] = _generate(draft, n_draft, half_s / 4, step).single_s
+        draft_s |= _time(draft, text, draft_passes, half_s / 4, step, n_rows=1)
+        draft_depth, draft_guess = _depth(draft, text, draft_s[1], thorough, step)
         draft.rollback(0)
     target.rollback(0)
     return Profile(
@@ -191,19 +209,9 @@ def _order(widths: Sequence[int], n_times: int, n_ctx: int) -> list[int]:
     return [width for width in widths if width < n_ctx] * n_times
 
 
-class _Steps:
-    """Progress counter of passes."""
-
-    def __init__(self, on_step: Callable[[int, int], object] | None, total: int) -> None:
-        self._on_step, self._total, self._done = on_step, total, 0
-
-    def advance(self, n: int = 1) -> None:
-        self._done += n
-        if self._on_step:
-            self._on_step(self._done, self._total)
-
-
-def _generate(model: LanguageModel, n: int, budget_s: float, steps: _Steps) -> Generated:
+def _generate(
+    model: LanguageModel, n: int, budget_s: float, step: Callable[..., object]
+) -> Generated:
     """Let a model generate at most `n` tokens from an empty context."""
     sampler = Sampler(
         _SAID,
@@ -229,7 +237,7 @@ def _generate(model: LanguageModel, n: int, budget_s: float, steps: _Steps) -> G
         if len(rows) <= K_MAX:
             rows.append(row_bits(row))
             gaps.add(row)
-        steps.advance()
+        step()
     warm = took[2:] or took
     steady = statistics.median(warm) <= _STEADY * min(warm)
     return Generated(tokens[:-1], rows, gaps, _low(warm), steady, statistics.median(python_s))
@@ -245,7 +253,7 @@ def _time(
     generated: Sequence[int],
     widths: Sequence[int],
     budget_s: float,
-    steps: _Steps,
+    step: Callable[..., object],
     n_rows: int | None = None,
     judge: Callable[[int, Logits], object] | None = None,
 ) -> dict[int, float]:
@@ -258,7 +266,7 @@ def _time(
     if model.slow_first_pass:
         patience_s = max(budget_s, _WARM_UP_S)
         ready = set(_warm_up(model, generated, [*dict.fromkeys(widths)], patience_s, n_rows))
-        steps.advance(sum(width not in ready for width in widths))
+        step(sum(width not in ready for width in widths))
         widths = [width for width in widths if width in ready]
     began = time.perf_counter()
     for i, width in enumerate(widths):
@@ -270,7 +278,7 @@ def _time(
             took.setdefault(width, []).append(time.perf_counter() - started)
             if judge:
                 judge(width, logits)
-        steps.advance()
+        step()
     return {width: _low(seconds) for width, seconds in took.items()}
 
 
@@ -292,7 +300,11 @@ def _warm_up(
 
 
 def _depth(
-    model: LanguageModel, generated: Sequence[int], single_s: float, thorough: bool, steps: _Steps
+    model: LanguageModel,
+    generated: Sequence[int],
+    single_s: float,
+    thorough: bool,
+    step: Callable[..., object],
 ) -> tuple[dict[int, float], bool]:
     """Return the depth cost of some widths, and whether it is an estimate.
 
@@ -302,17 +314,17 @@ def _depth(
     """
     deep = min(_DEEP, model.n_ctx - max(_DEEP_WIDTHS) - 1)
     if not thorough or deep < _DEEP_ENOUGH:
-        steps.advance(_DEEP_PARTS * (1 + len(_DEEP_WIDTHS)))
+        step(_DEEP_PARTS * (1 + len(_DEEP_WIDTHS)))
         if model.depth_costs:
             return dict(model.depth_costs), False
         reading_s = single_s * model.cached_bytes / max(1, model.weight_bytes)
         return {width: more * reading_s for width, more in _MORE_THAN_MEMORY.items()}, True
     text = repeated(generated, deep + max(_DEEP_WIDTHS))
-    near = _time(model, generated, _DEEP_WIDTHS * _DEEP_PARTS, np.inf, _Steps(None, 0), n_rows=1)
+    near = _time(model, generated, _DEEP_WIDTHS * _DEEP_PARTS, np.inf, lambda *_: None, n_rows=1)
     model.rollback(0)
     for i in range(_DEEP_PARTS):
         model.read(text[deep * i // _DEEP_PARTS : deep * (i + 1) // _DEEP_PARTS])
-        steps.advance()
+        step()
     far: dict[int, list[float]] = {}
     for _ in range(_DEEP_PARTS):
         for width in _DEEP_WIDTHS:
@@ -320,7 +332,7 @@ def _depth(
             model.logits(text[deep : deep + width], 1)
             far.setdefault(width, []).append(time.perf_counter() - started)
             return_to(model, text, deep)
-            steps.advance()
+            step()
     return {width: max(0.0, _low(far[width]) - near[width]) / deep for width in _DEEP_WIDTHS}, False
 
 
@@ -347,3 +359,209 @@ def _ask(draft: LanguageModel, generated: Sequence[int]) -> tuple[list[tuple[flo
     return [(float(hits), float(places)) for hits, places in right], max(
         0.0, python_s / max(1, len(generated) - 1)
     )
+
+
+# Cached tokens from which flash attention is split over threads: 512 cells.
+_SPLIT = 520
+# Number of rows behind `_SPLIT` cached tokens that are compared.
+_DEEP_ROWS = 32
+# Number of tokens before the one that tests a rollback.
+_TESTED = 12
+# Largest number of widths between an exact and an inexact one that are tested one by one.
+_MANY = 7
+
+
+class Generated(NamedTuple):
+    """Text that a model generated in passes over one token, with its measurements.
+
+    Attributes:
+        tokens: The ids that the model read, in order.
+        rows: A hash of the bits of each row.
+        gaps: The best logits of each row, for the comparison with other rows.
+        single_s: Lower quartile of the time of a pass, in seconds.
+        steady: No other program appeared to run at the same time.
+        token_s: Python's time to choose a token from a row, in seconds.
+    """
+
+    tokens: list[int]
+    rows: list[bytes]
+    gaps: SingleTokenReference
+    single_s: float
+    steady: bool
+    token_s: float
+
+
+def row_bits(row: Logits) -> bytes:
+    """Return a hash of the bits of a row."""
+    return hashlib.blake2b(row.tobytes(), digest_size=16).digest()
+
+
+class PassRows:
+    """Comparison of rows of wide passes with those of single-token passes over the same tokens.
+
+    Attributes:
+        noise: Pass width in tokens -> shift of its logits against each other, in logits; 0 if all
+            rows have the same bits.
+    """
+
+    def __init__(self, model: LanguageModel, generated: Generated) -> None:
+        self._model, self._generated = model, generated
+        self.noise: dict[int, float] = {}
+
+    def compare(self, width: int, logits: Logits) -> None:
+        """Compare the rows of a pass over the first tokens, shape `(width, V)`, once per width."""
+        if width in self.noise:
+            return
+        same = all(
+            row_bits(row) == alone for row, alone in zip(logits, self._generated.rows, strict=False)
+        )
+        moved = (
+            0.0
+            if same
+            else max(self._generated.gaps.max_shift(logits), float(np.finfo(np.float32).tiny))
+        )
+        # The last rows may use other kernels: decode the last token again in a pass of its own.
+        if same and width > len(self._generated.rows):
+            last, token = row_bits(logits[-1]), self._text(width)[-1]
+            return_to(self._model, self._text(width), width - 1)
+            moved = (
+                0.0
+                if row_bits(self._model.logits([token], 1)[0]) == last
+                else float(np.finfo(np.float32).tiny)
+            )
+        self.noise[width] = moved
+
+    def exact_width(self) -> int:
+        """Return the widest pass up to which all passes have the bits of single rows.
+
+        Untested widths before an inexact one are tested too.
+        """
+        exact = 1
+        for width in sorted(self.noise):
+            if self.noise[width]:
+                if width - exact <= _MANY + 1:
+                    exact += self._n_exact(exact + 1, width)
+                break
+            exact = width
+        return exact
+
+    def _n_exact(self, first: int, end: int) -> int:
+        """Return the number of consecutive exact widths from `first` on, before `end`."""
+        for width in range(first, end):
+            self._model.rollback(0)
+            self.compare(width, self._model.logits(self._text(width), width))
+            if self.noise[width]:
+                return width - first
+        return end - first
+
+    def with_deep_noise(self) -> dict[int, float]:
+        """Return the noise, at least that behind many cached tokens.
+
+        Attention may round differently there. A short context allows only a smaller number of
+        tokens.
+        """
+        n_deep = max(0, min(_SPLIT, self._model.n_ctx - _DEEP_ROWS - 1))
+        text, alone = self._text(n_deep + _DEEP_ROWS), SingleTokenReference()
+        self._model.rollback(0)
+        self._model.read(text[:n_deep])
+        for token in text[n_deep:]:
+            alone.add(self._model.logits([token], 1)[0])
+        deep = 0.0
+        for width in (2, _DEEP_ROWS):
+            return_to(self._model, text, n_deep)
+            deep = max(
+                deep, alone.max_shift(self._model.logits(text[n_deep : n_deep + width], width))
+            )
+        return {width: max(noise, deep) for width, noise in self.noise.items()}
+
+    def _text(self, width: int) -> list[int]:
+        return repeated(self._generated.tokens, width)
+
+
+def restores_states(
+    model: LanguageModel, generated: Sequence[int], noise: Mapping[int, float]
+) -> bool:
+    """Return whether rows after a rollback are those of the text without the dropped tokens.
+
+    Models whose cache drops any number of tokens are not tested. Others depend on code of llama.cpp
+    that exists once for each architecture.
+
+    Args:
+        model: The model; its cache is changed.
+        generated: Token ids.
+        noise: Pass width in tokens -> shift of its logits, in logits.
+    """
+    free = model.free_rollback
+    if free >= K_MAX or model.n_ctx < _TESTED + free + 2:
+        return True
+    text, alone = repeated(generated, _TESTED + 1), SingleTokenReference()
+    model.rollback(0)
+    for token in text[:-1]:
+        model.logits([token], 1)
+    alone.add(model.logits(text[-1:], 1)[0])
+    # A snapshot drops a few tokens; more than that need a checkpoint.
+    for n in {min(2, free), free + 1} - {0}:
+        model.rollback(0)
+        model.read(text[:1])
+        # One wrong token and more follow the right ones.
+        model.logits([*text[1:_TESTED], *[text[0]] * n], n + 1)
+        return_to(model, text, _TESTED)
+        moved = alone.max_shift(model.logits(text[_TESTED:], 1))
+        if moved > NOISE_MARGIN * max(noise.values(), default=0.0):
+            return False
+    return True
+
+
+def repeated(tokens: Sequence[int], n: int) -> list[int]:
+    """Return the first `n` tokens of an endless repetition of `tokens`."""
+    return (list(tokens) * (n // len(tokens) + 1))[:n]
+
+
+# Budget in seconds while other programs run; such a profile is measured again later.
+_BUSY_BUDGET_S = 0.3
+# Age from which a profile is measured again, in seconds.
+_OLD_S = 30 * 24 * 3600.0
+
+
+def profile_of(
+    target: Model,
+    draft: Model | Head | None,
+    on_measure: Callable[[], object] | None = None,
+    translation: Translation | None = None,
+) -> Profile:
+    """Return the stored profile of these models, or measure and store it.
+
+    A profile is measured again if it is a month old or was measured beside another program. While
+    another program runs, only the fewest passes are made. `on_measure` is called before a
+    measurement. `translation` is that of a draft with other token ids.
+    """
+    kept, now = read_profile(target, draft), time.time()
+    if kept and kept.steady and 0 <= now - kept.measured_at < _OLD_S:
+        known = _with_depth(kept, target, draft)
+        if known != kept:
+            write_profile(target, draft, known)
+        return known
+    if on_measure:
+        on_measure()
+    view = draft and in_target_ids(draft, target, translation)
+    if cores_are_shared(target.threads):
+        profile = replace(
+            measure(target, view, budget_s=_BUSY_BUDGET_S), steady=False, measured_at=now
+        )
+    else:
+        profile = replace(measure(target, view), measured_at=now)
+    if kept and kept.steady and not profile.steady:
+        # The machine is busy now: the profile of the idle machine is more accurate.
+        profile = replace(kept, measured_at=now)
+    write_profile(target, draft, profile)
+    return profile
+
+
+def _with_depth(kept: Profile, target: Model, draft: Model | Head | None) -> Profile:
+    """Return a profile with the known depth costs in place of estimates."""
+    guess, draft_guess = kept.guesses_depth
+    if guess and target.depth_costs:
+        kept, guess = replace(kept, target_depth=dict(target.depth_costs)), False
+    if draft_guess and draft and draft.depth_costs:
+        kept, draft_guess = replace(kept, draft_depth=dict(draft.depth_costs)), False
+    return replace(kept, guesses_depth=(guess, draft_guess))

@@ -25,9 +25,8 @@ from ..arrays import Logits
 from ..options import BRANCHES_MAX, Speculation
 from ..sampling.chain import Sampler
 from .acceptance import Accept, Draft, Rows
-from .acceptance_rates import Kind
 from .draft_length import Prices
-from .drafters import Proposal
+from .drafters import Kind, Proposal
 from .interfaces import LanguageModel
 from .pair_statistics import SECOND
 from .round_state import RoundState

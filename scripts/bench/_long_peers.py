@@ -6,27 +6,18 @@ text of the ids after the chat template, and the number of tokens that a program
 
 import json
 import re
-import socket
 import statistics
 import subprocess
 import tempfile
-import time
-import urllib.error
-import urllib.request
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from _peers import DECODED, GREEDY, _setup, flags, load_ours, our_sampling, run
+from _peers import DECODED, GREEDY, OURS, _setup, flags, load_ours, our_sampling, post, run, started
 
-from gguf_spec import Speculation
 from gguf_spec.bench.workloads import LONG_WORKLOADS
 
 ENCODED = re.compile(r"encoded +(\d+) tokens in +([\d.]+) seconds")
-OURS = {"ours, plain": Speculation(k=0), "ours, adaptive": Speculation()}
-REFERENCE = "ours, adaptive"
-START_S = 300  # for a server to load a model
 
 
 class Prompt(NamedTuple):
@@ -95,19 +86,10 @@ HEADER = f"{'workload':<13}{'contender':<42}{'prompt/s':>9}{'first s':>9}{'tok/s
 def peers_of(args):
     """Return the contenders that are tried with each attention, and those that then run with the default and with the best one."""
     lookup = tuple(map(str, flags("draft", n_max=8)))
-    model = (
-        "-md",
-        str(args.draft),
-        "-td",
-        str(args.threads),
-        "-tbd",
-        str(args.threads),
-        "--spec-type",
-        "draft-simple",
-    )
-    plain = Contender(
-        "llama-lookup, no draft", "llama-lookup", None, tuple(map(str, flags("draft", n_max=0)))
-    )
+    threads = str(args.threads)
+    model = ("-md", str(args.draft), "-td", threads, "-tbd", threads, "--spec-type", "draft-simple")
+    no_draft = tuple(map(str, flags("draft", n_max=0)))
+    plain = Contender("llama-lookup, no draft", "llama-lookup", None, no_draft)
     others = [
         Contender("llama-lookup N=8", "llama-lookup", None, lookup),
         Contender("llama-server, plain", "llama-server"),
@@ -115,11 +97,8 @@ def peers_of(args):
     if args.draft:
         for n in args.lengths:
             options = (*model, *flags("draft", n_max=n))
-            others.append(
-                Contender(
-                    f"llama-speculative-simple N={n}", "llama-speculative-simple", None, options
-                )
-            )
+            name = "llama-speculative-simple"
+            others.append(Contender(f"{name} N={n}", name, None, options))
             others.append(Contender(f"llama-server, draft N={n}", "llama-server", None, options))
     others.append(Contender("llama-bench", "llama-bench"))
     return plain, [
@@ -163,41 +142,15 @@ class Programs:
 
     def words(self, contender):
         attention = ["-fa", contender.attention] if contender.attention else []
-        return [
-            self.folder / contender.program,
-            "-m",
-            self.args.model,
-            "-t",
-            self.args.threads,
-            *attention,
-        ]
+        command = [self.folder / contender.program, "-m", self.args.model]
+        return [*command, "-t", self.args.threads, *attention]
 
     def program(self, contender, prompt):
         args = self.args
-        words = [
-            *self.words(contender),
-            "-tb",
-            args.threads,
-            "-c",
-            args.ctx,
-            "-b",
-            args.ctx,
-            "-ub",
-            512,
-            "-fit",
-            "off",
-            "--no-escape",
-            "--ignore-eos",
-        ]
-        words += [
-            *GREEDY,
-            "-f",
-            prompt.path,
-            "-n",
-            args.tokens - 1,
-            *([] if args.extra_bufts else ["--no-repack"]),
-            *contender.options,
-        ]
+        words = [*self.words(contender), "-tb", args.threads, "-c", args.ctx, "-b", args.ctx]
+        words += ["-ub", 512, "-fit", "off", "--no-escape", "--ignore-eos", *GREEDY]
+        words += ["-f", prompt.path, "-n", args.tokens - 1]
+        words += [*([] if args.extra_bufts else ["--no-repack"]), *contender.options]
         for _ in range(5):  # once in a hundred runs they end before their log is written
             done = run(words)
             encoded, decoded = ENCODED.search(done.stderr), DECODED.search(done.stderr)
@@ -217,17 +170,8 @@ class Programs:
     def llama_bench(self, contender, prompt):
         """Time random tokens: the most that the library can do. Sampling and text are left out."""
         args = self.args
-        base = [
-            *self.words(contender),
-            "-r",
-            1,
-            "-ub",
-            512,
-            "-o",
-            "json",
-            "--repack",
-            int(args.extra_bufts),
-        ]
+        base = [*self.words(contender), "-r", 1, "-ub", 512, "-o", "json"]
+        base += ["--repack", int(args.extra_bufts)]
         speeds = []
         for more in (
             ["-p", len(prompt.ids), "-n", 0],
@@ -243,76 +187,18 @@ class Programs:
 
     def server(self, contender, prompt):
         args = self.args
-        words = [
-            *self.words(contender),
-            "-tb",
-            args.threads,
-            "-c",
-            args.ctx,
-            "-np",
-            1,
-            "-fit",
-            "off",
-            *([] if args.extra_bufts else ["--no-repack"]),
-        ]
-        with started([*words, *contender.options]) as address:
-            request = {
-                "prompt": prompt.ids,
-                "n_predict": args.tokens,
-                "temperature": 0,
-                "top_k": 1,
-                "ignore_eos": True,
-                "cache_prompt": False,
-                "stream": False,
-            }
-            done = answer(f"{address}/completion", request)
+        words = [*self.words(contender), "-tb", args.threads, "-c", args.ctx, "-np", 1]
+        words += ["-fit", "off", *([] if args.extra_bufts else ["--no-repack"])]
+        request = {"prompt": prompt.ids, "n_predict": args.tokens, "temperature": 0, "top_k": 1}
+        request |= {"ignore_eos": True, "cache_prompt": False, "stream": False}
+        with (
+            started([*words, *contender.options]) as address,
+            post(f"{address}/completion", request) as reply,
+        ):
+            done = json.load(reply)
         timings = done["timings"]
-        return Figures(
-            timings["prompt_n"],
-            timings["prompt_ms"] / 1000,
-            timings["predicted_per_second"],
-            done["content"],
-        )
-
-
-@contextmanager
-def started(words):
-    """Lend the address of a server that runs a command; it ends with the block."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
-    command = [str(word) for word in [*words, "--host", "127.0.0.1", "--port", port]]
-    with (
-        tempfile.TemporaryFile() as log,
-        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log) as child,
-    ):
-        try:
-            until = time.monotonic() + START_S
-            while not is_ready(f"http://127.0.0.1:{port}/health"):
-                if child.poll() is not None or time.monotonic() > until:
-                    log.seek(0)
-                    last = log.read().decode(errors="replace").splitlines()[-3:]
-                    raise RuntimeError(f"the server does not start: {' | '.join(last)}")
-                time.sleep(0.2)
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            child.kill()
-
-
-def is_ready(address):
-    try:
-        with urllib.request.urlopen(address, timeout=5) as reply:
-            return reply.status == 200
-    except (urllib.error.URLError, OSError):
-        return False
-
-
-def answer(address, request):
-    headers = {"Content-Type": "application/json"}
-    with urllib.request.urlopen(
-        urllib.request.Request(address, json.dumps(request).encode(), headers), timeout=3600
-    ) as reply:
-        return json.load(reply)
+        first_s, speed = timings["prompt_ms"] / 1000, timings["predicted_per_second"]
+        return Figures(timings["prompt_n"], first_s, speed, done["content"])
 
 
 def prompt_ids(llm, workload, n_tokens):

@@ -3,22 +3,28 @@
 Run as a program, it is one of the two that llama.cpp does not have: our generation, or the prompt lookup, once, in a process of its own.
 """
 
+import argparse
 import importlib.util
 import json
 import math
 import os
 import re
 import shutil
+import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+import urllib.request
+from contextlib import contextmanager
 from itertools import islice, product
 from pathlib import Path
 from typing import NamedTuple
 
 import gguf_spec
-from gguf_spec import Sampling
+from gguf_spec import Sampling, Speculation
+from gguf_spec.llama.options import physical_cores
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "build"))
 import _llama_wheel
@@ -43,6 +49,8 @@ SAMPLED = [
     "--samplers",
     "top_k;top_p;temperature",
 ]
+OURS = {"ours, plain": Speculation(k=0), "ours, adaptive": Speculation()}
+START_S = 300  # for a server to load a model
 DECODED = re.compile(r"decoded +(\d+) tokens in +[\d.]+ seconds, speed: +([\d.]+) t/s")
 
 
@@ -81,30 +89,11 @@ def build(args):
             f"Compiling llama.cpp's programs, once: about 8 min with 2 cores. The log: {log.name}"
         )
         generator = ["-G", "Ninja"] if shutil.which("ninja") else []
-        kind = [
-            "-DCMAKE_BUILD_TYPE=Release",
-            "-DBUILD_SHARED_LIBS=ON",
-        ]  # as scikit-build makes the wheel
-        configure = [
-            "cmake",
-            *generator,
-            "-S",
-            sources,
-            "-B",
-            folder / "build",
-            *kind,
-            *want["CMAKE_ARGS"],
-            *SLIM,
-        ]
-        make = [
-            "cmake",
-            "--build",
-            folder / "build",
-            "--parallel",
-            str(os.cpu_count() or 1),
-            "--target",
-            *PROGRAMS,
-        ]
+        kind = ["-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=ON"]  # as scikit-build's wheel
+        configure = ["cmake", *generator, "-S", sources, "-B", folder / "build", *kind]
+        configure += [*want["CMAKE_ARGS"], *SLIM]
+        jobs = str(os.cpu_count() or 1)
+        make = ["cmake", "--build", folder / "build", "--parallel", jobs, "--target", *PROGRAMS]
         if _setup.call(configure, log) or _setup.call(make, log, None, _llama_wheel.Progress()):
             raise _setup.failure("compiling llama.cpp's programs", log)
     marker.write_text(json.dumps(want), encoding="utf-8")
@@ -114,11 +103,8 @@ def build(args):
 def fetch_sources(sdist, folder, log):
     """Return the unpacked source distribution of llama-cpp-python."""
     if not sdist:
-        wanted = [
-            "--no-deps",
-            "--no-binary=llama-cpp-python",
-            f"llama-cpp-python=={_llama_wheel.llama_version()}",
-        ]
+        version = _llama_wheel.llama_version()
+        wanted = ["--no-deps", "--no-binary=llama-cpp-python", f"llama-cpp-python=={version}"]
         _setup.say("Fetching the sources of llama-cpp-python.")
         if _setup.call([sys.executable, "-m", "pip", "download", "--dest", folder, *wanted], log):
             raise _setup.failure("pip download llama-cpp-python", log)
@@ -248,83 +234,22 @@ class Peers:
 
     def command(self, setting, prompt, n_tokens, sampled=False, seed=42):
         args = self.args
+        common = [self.programs / setting.program, "-m", args.model, "-t", args.threads, "-ub", 512]
+        common += ["-fa", "auto"]
         if setting.program == "llama-bench":
-            words = [
-                "-p",
-                "0",
-                "-n",
-                n_tokens,
-                "-t",
-                args.threads,
-                "-r",
-                1,
-                "-ub",
-                512,
-                "-fa",
-                "auto",
-                "-o",
-                "json",
-            ]
-            return [
-                self.programs / setting.program,
-                "-m",
-                args.model,
-                *words,
-                "--repack",
-                int(args.extra_bufts),
-            ]
+            words = ["-p", 0, "-n", n_tokens, "-r", 1, "-o", "json"]
+            return [*common, *words, "--repack", int(args.extra_bufts)]
         if setting.program in ("python", "ours"):
-            text = prompt.read_text(encoding="utf-8")
-            words = {
-                "kind": setting.program,
-                "model": args.model,
-                "draft": args.draft,
-                "prompt": text,
-                "n_tokens": n_tokens,
-            }
-            words |= {
-                "threads": args.threads,
-                "ctx": args.ctx,
-                "extra_bufts": args.extra_bufts,
-                "n_draft": [int(n) for n in setting.options],
-            }
+            words = {name: getattr(args, name) for name in ("model", "draft", "threads", "ctx")}
+            words |= {"kind": setting.program, "extra_bufts": args.extra_bufts}
+            words |= {"prompt": prompt.read_text(encoding="utf-8"), "n_tokens": n_tokens}
+            words |= {"n_draft": [int(n) for n in setting.options]}
             return [sys.executable, Path(__file__).resolve(), json.dumps(words, default=str)]
-        common = [
-            "-c",
-            args.ctx,
-            "-b",
-            2048,
-            "-ub",
-            512,
-            "-t",
-            args.threads,
-            "-tb",
-            args.threads,
-            "-fa",
-            "auto",
-            "-fit",
-            "off",
-            "--no-escape",
-        ]
-        common += [
-            "--ignore-eos",
-            "-s",
-            seed,
-            *(SAMPLED if sampled else GREEDY),
-            *([] if args.extra_bufts else ["--no-repack"]),
-        ]
+        common += ["-tb", args.threads, "-c", args.ctx, "-b", 2048, "-fit", "off", "--no-escape"]
+        common += ["--ignore-eos", "-s", seed, *(SAMPLED if sampled else GREEDY)]
+        common += [] if args.extra_bufts else ["--no-repack"]
         # they stop when they have more than -n tokens
-        return [
-            self.programs / setting.program,
-            "-m",
-            args.model,
-            "-f",
-            prompt,
-            "-n",
-            n_tokens - 1,
-            *common,
-            *setting.options,
-        ]
+        return [*common, "-f", prompt, "-n", n_tokens - 1, *setting.options]
 
     def run(self, setting, prompt, n_tokens, sampled=False, seed=42):
         """Return what the program did; a speed of 0 where it does not live through it."""
@@ -404,13 +329,8 @@ def prompt_lookup(model, prompt, n_tokens, threads, ctx, extra_bufts, n_draft, *
     params.use_extra_bufts = extra_bufts
     llama_cpp.llama_model_default_params = lambda: params  # Llama() has no argument for it
     drafter = LlamaPromptLookupDecoding(num_pred_tokens=n_draft[0])
-    sizes = {
-        "n_ctx": ctx,
-        "n_batch": ctx,
-        "n_ubatch": 512,
-        "n_threads": threads,
-        "n_threads_batch": threads,
-    }  # more than n_batch tokens raise
+    sizes = {"n_ctx": ctx, "n_batch": ctx, "n_ubatch": 512}  # more than n_batch tokens raise
+    sizes |= {"n_threads": threads, "n_threads_batch": threads}
     llama = Llama(model, **sizes, flash_attn=True, draft_model=drafter, verbose=False)
     vocab = llama_cpp.llama_model_get_vocab(llama.model)
     ends = {
@@ -438,24 +358,71 @@ def prompt_lookup(model, prompt, n_tokens, threads, ctx, extra_bufts, n_draft, *
 
 
 def load_ours(model, draft, options):
-    return gguf_spec.load(
-        model,
-        draft,
-        n_ctx=options["ctx"],
-        threads=options["threads"],
-        extra_bufts=options["extra_bufts"],
-    )
+    names = {"n_ctx": "ctx", "threads": "threads", "extra_bufts": "extra_bufts"}
+    return gguf_spec.load(model, draft, **{name: options[key] for name, key in names.items()})
 
 
 def our_sampling(n_tokens, sampled, seed):
-    return Sampling(
-        temperature=0.8 if sampled else 0.0,
-        top_k=40,
-        top_p=0.95,
-        seed=seed,
-        max_tokens=n_tokens,
-        ignore_eos=True,
-    )
+    options = {"temperature": 0.8 if sampled else 0.0, "top_k": 40, "top_p": 0.95}
+    return Sampling(**options, seed=seed, max_tokens=n_tokens, ignore_eos=True)
+
+
+def parser_of(doc, *, n_tokens):
+    """Return a parser with the options that all comparisons with llama.cpp's programs have."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=doc, formatter_class=raw)
+    add, cores = parser.add_argument, physical_cores()
+    add("-m", "--model", required=True, type=Path, help="target, a GGUF file")
+    add("-d", "--draft", type=Path, help="its draft model; without one some rows are left out")
+    add("--tokens", type=int, default=n_tokens, help=f"tokens of a run ({n_tokens})")
+    add("--threads", type=int, default=cores, help="the physical cores, unless given")
+    add("--ctx", type=int, default=2048, help="tokens of a context (2048)")
+    add("--json", type=Path, help="write all figures into this file")
+    add("--sdist", type=Path, help="sources of llama-cpp-python, folder or .tar.gz")
+    add("--programs", type=Path, help="folder of programs that are already compiled")
+    return parser
+
+
+# llama-server
+
+
+@contextmanager
+def started(words):
+    """Lend the address of a server that runs a command; it ends with the block."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = one.getsockname()[1]
+    command = [str(word) for word in [*words, "--host", "127.0.0.1", "--port", port]]
+    with (
+        tempfile.TemporaryFile() as log,
+        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log) as child,
+    ):
+        try:
+            until = time.monotonic() + START_S
+            while not is_ready(f"http://127.0.0.1:{port}/health"):
+                if child.poll() is not None or time.monotonic() > until:
+                    log.seek(0)
+                    last = log.read().decode(errors="replace").splitlines()[-3:]
+                    raise RuntimeError(f"the server does not start: {' | '.join(last)}")
+                time.sleep(0.2)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            child.kill()
+
+
+def is_ready(address):
+    try:
+        with urllib.request.urlopen(address, timeout=5) as reply:
+            return reply.status == 200
+    except OSError:
+        return False
+
+
+def post(address, request):
+    """Return the open answer to a JSON body."""
+    headers = {"Content-Type": "application/json"}
+    body = urllib.request.Request(address, json.dumps(request).encode(), headers)
+    return urllib.request.urlopen(body, timeout=3600)
 
 
 if __name__ == "__main__":

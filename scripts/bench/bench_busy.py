@@ -5,7 +5,6 @@ A busy process is a Python loop on one core. All contenders take turns beside th
 loaded once, before the first busy process starts, as a program that is in use would be. llama.cpp's programs run with their default attention.
 """
 
-import argparse
 import json
 import statistics
 import subprocess
@@ -14,13 +13,9 @@ import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 
-from _peers import Peers, Setting, _setup, build, flags, load_ours, our_sampling
-
-from gguf_spec import Speculation
-from gguf_spec.llama.options import physical_cores
+from _peers import OURS, Peers, Setting, _setup, build, flags, load_ours, our_sampling, parser_of
 
 PROMPT = "Why is the sky blue? Explain it to a child, step by step.\n"
-OURS = {"ours, plain": Speculation(k=0), "ours, adaptive": Speculation()}
 
 
 @contextmanager
@@ -66,21 +61,9 @@ def measured(args, llm, peers, prompt):
 
 
 def arguments():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("-m", "--model", required=True, type=Path, help="target, a GGUF file")
-    parser.add_argument("-d", "--draft", type=Path, help="its draft model")
+    parser = parser_of(__doc__, n_tokens=24)
     parser.add_argument("--busy", type=int, nargs="*", default=[0, 1, 2], help="busy processes")
     parser.add_argument("--runs", type=int, default=3, help="runs of each contender (3)")
-    parser.add_argument("--tokens", type=int, default=24, help="tokens of a run (24)")
-    parser.add_argument(
-        "--threads", type=int, default=physical_cores(), help="the physical cores, unless given"
-    )
-    parser.add_argument("--ctx", type=int, default=2048, help="tokens of a context (2048)")
-    parser.add_argument("--sdist", type=Path, help="sources of llama-cpp-python")
-    parser.add_argument("--programs", type=Path, help="folder of llama.cpp's compiled programs")
-    parser.add_argument("--json", type=Path, help="write all figures into this file")
     args = parser.parse_args()
     args.extra_bufts = True
     return args
@@ -89,11 +72,10 @@ def arguments():
 def main():
     args = arguments()
     peers, tables = Peers(args, build(args)), {}
+    options = {"ctx": args.ctx, "threads": None, "extra_bufts": True}
     with (
         tempfile.TemporaryDirectory() as folder,
-        load_ours(
-            args.model, args.draft, {"ctx": args.ctx, "threads": None, "extra_bufts": True}
-        ) as llm,
+        load_ours(args.model, args.draft, options) as llm,
     ):
         prompt = Path(folder) / "prompt.txt"
         prompt.write_text(PROMPT, encoding="utf-8")

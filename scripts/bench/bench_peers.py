@@ -13,7 +13,6 @@ its default attention and with the faster of `-fa on` and `-fa off` (both if the
 and writes random tokens and samples none.
 """
 
-import argparse
 import json
 import os
 import statistics
@@ -35,12 +34,12 @@ from _peers import (
     load_ours,
     ngram_settings,
     our_sampling,
+    parser_of,
     wheel_libraries,
 )
 
 from gguf_spec import Speculation
 from gguf_spec.bench.workloads import LONG_WORKLOADS, WORKLOADS
-from gguf_spec.llama.options import physical_cores
 
 # Ratios that we want to reach at least against a peer at its best, on each workload and in the geometric mean; `useless` is a draft that is never
 # right, against plain decoding. Memory may be 80 MiB more.
@@ -209,72 +208,27 @@ def rows_of(name, args, peers, prompts):
 
 
 def arguments():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("-m", "--model", required=True, type=Path, help="target, a GGUF file")
-    parser.add_argument(
-        "-d",
-        "--draft",
-        type=Path,
-        help="its draft; without one there are only the sections plain and ngram",
-    )
-    parser.add_argument(
-        "--useless", type=Path, help="a draft of the same vocabulary that is never right"
-    )
-    parser.add_argument("--runs", type=int, default=3, help="pairs of runs for each prompt (3)")
-    parser.add_argument(
-        "--prompts", type=int, default=3, help="prompts of each workload, at most 3 (3)"
-    )
-    parser.add_argument("--tokens", type=int, default=128, help="tokens of a run (128)")
-    parser.add_argument(
-        "--threads", type=int, default=physical_cores(), help="the physical cores, unless given"
-    )
-    parser.add_argument("--ctx", type=int, default=2048, help="tokens of a context (2048)")
-    parser.add_argument(
-        "--only",
-        type=lambda text: text.split(","),
-        default=list(GOALS),
-        help="of " + ",".join(GOALS),
-    )
-    parser.add_argument(
-        "--no-extra-bufts",
-        dest="extra_bufts",
-        action="store_false",
-        help="no repacked weights, no AMX, on either side",
-    )
-    parser.add_argument(
-        "--coarse", action="store_true", help="try about a quarter of the peers' settings"
-    )
-    names = [one.name for one in LONG_WORKLOADS]
-    parser.add_argument(
-        "--long",
-        type=lambda text: text.split(","),
-        metavar="NAMES",
-        help=f"compare on these: {','.join(names)}, or all",
-    )
-    lengths = parser.add_argument(
-        "--lengths",
-        type=lambda text: [int(n) for n in text.split(",")],
-        default=[3],
-        help="with --long: of a draft (3)",
-    )
-    lengths.metavar = "N,N"
-    parser.add_argument(
-        "--contenders",
-        type=lambda text: text.split(","),
-        default=[],
-        help="with --long: words of the programs to run, such as server,N=3",
-    )
-    parser.add_argument("--json", type=Path, help="write all figures into this file")
-    parser.add_argument(
-        "--sdist",
-        type=Path,
-        help="sources of llama-cpp-python, folder or .tar.gz, in place of a download",
-    )
-    parser.add_argument(
-        "--programs", type=Path, help="folder of programs that are already compiled"
-    )
+    parser, names = parser_of(__doc__, n_tokens=128), [one.name for one in LONG_WORKLOADS]
+
+    def words(text):
+        return text.split(",")
+
+    def numbers(text):
+        return [int(n) for n in text.split(",")]
+
+    add = parser.add_argument
+    add("--useless", type=Path, help="a draft of the same vocabulary that is never right")
+    add("--runs", type=int, default=3, help="pairs of runs for each prompt (3)")
+    add("--prompts", type=int, default=3, help="prompts of each workload, at most 3 (3)")
+    add("--only", type=words, default=list(GOALS), help="of " + ",".join(GOALS))
+    add("--coarse", action="store_true", help="try about a quarter of the peers' settings")
+    no_repacking = "no repacked weights, no AMX, on either side"
+    add("--no-extra-bufts", dest="extra_bufts", action="store_false", help=no_repacking)
+    long_help = f"compare on these: {','.join(names)}, or all"
+    add("--long", type=words, metavar="NAMES", help=long_help)
+    add("--lengths", type=numbers, default=[3], metavar="N,N", help="with --long: of a draft (3)")
+    only_help = "with --long: words of the programs to run, such as server,N=3"
+    add("--contenders", type=words, default=[], help=only_help)
     args = parser.parse_args()
     args.long = names if args.long == ["all"] else args.long
     if unknown := set(args.long or ()) - set(names):

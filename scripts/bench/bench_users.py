@@ -9,24 +9,16 @@ llama-server has a slot for each user too: with its defaults, without flash atte
 all answer equally long. Leave the machine alone while it runs.
 """
 
-import argparse
 import json
-import subprocess
 import sys
 import threading
 import time
-import urllib.request
-from contextlib import contextmanager
-from pathlib import Path
 
-from _peers import build
+from _peers import build, parser_of, post, started
 
 import gguf_spec
 from gguf_spec import Sampling
 from gguf_spec.bench.workloads import LONG_WORKLOADS
-from gguf_spec.llama.options import physical_cores
-
-PORT = 18474
 
 
 def prompts_of(llm, n_users, n_tokens):
@@ -119,28 +111,13 @@ def ours(args, parallel, users, speculation=None):
         return summary(times, seconds), texts
 
 
-@contextmanager
 def server(args, folder, n_users, draft, attention):
     """Run llama-server with a slot for each user."""
-    command = [
-        str(folder / "llama-server"), "-m", args.model, "-np", str(n_users), "-c", str(n_users * args.ctx),
-        "-fa", attention, "-t", str(args.threads), "--port", str(PORT), "--host", "127.0.0.1", "--no-webui",
-    ]  # fmt: skip
+    command = [folder / "llama-server", "-m", args.model, "-np", n_users, "-c", n_users * args.ctx]
+    command += ["-fa", attention, "-t", args.threads, "--no-webui"]
     if draft:
-        command += ["-md", draft, "--spec-type", "draft-simple", "--spec-draft-n-max", "3"]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as child:
-        try:
-            for _ in range(600):
-                try:
-                    urllib.request.urlopen(f"http://127.0.0.1:{PORT}/health", timeout=1).read()
-                    break
-                except OSError:
-                    if child.poll() is not None:
-                        raise SystemExit(f"llama-server ended: {' '.join(command)}") from None
-                    time.sleep(0.5)
-            yield
-        finally:
-            child.kill()
+        command += ["-md", draft, "--spec-type", "draft-simple", "--spec-draft-n-max", 3]
+    return started(command)
 
 
 def theirs(args, folder, users, draft, attention="off"):
@@ -148,17 +125,10 @@ def theirs(args, folder, users, draft, attention="off"):
     texts = {}
 
     def ask(prompt, user):
-        body = {
-            "prompt": prompt, "n_predict": args.tokens, "temperature": 0.8, "seed": user, "stream": True,
-            "ignore_eos": True, "cache_prompt": False, "return_tokens": True,
-        }  # fmt: skip
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{PORT}/completion",
-            json.dumps(body).encode(),
-            {"Content-Type": "application/json"},
-        )
+        body = {"prompt": prompt, "n_predict": args.tokens, "temperature": 0.8, "seed": user}
+        body |= {"stream": True, "ignore_eos": True, "cache_prompt": False, "return_tokens": True}
         texts[user] = ""
-        with urllib.request.urlopen(request) as answer:
+        with post(f"{address}/completion", body) as answer:
             for line in answer:
                 if line.startswith(b"data: "):
                     data = json.loads(line[6:])
@@ -166,7 +136,7 @@ def theirs(args, folder, users, draft, attention="off"):
                     if n := len(data.get("tokens") or ()):
                         yield n
 
-    with server(args, folder, len(users), draft, attention):
+    with server(args, folder, len(users), draft, attention) as address:
         at_once([users[0][:20]], ask)
         times, seconds = at_once(users, ask)
         return summary(times, seconds), texts
@@ -174,22 +144,14 @@ def theirs(args, folder, users, draft, attention="off"):
 
 def main():
     """Print a table for each number of users."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("-m", "--model", required=True)
-    parser.add_argument("-d", "--draft")
+    parser = parser_of(__doc__, n_tokens=128)
+    parser.set_defaults(ctx=1024)
     parser.add_argument("--users", default="1,2,4,8")
-    parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--prompt", type=int, default=480, help="tokens of a prompt")
-    parser.add_argument("--ctx", type=int, default=1024)
-    parser.add_argument("--threads", type=int, default=physical_cores())
-    parser.add_argument("--programs", type=Path)
-    parser.add_argument(
-        "--only",
-        default="one by one,together,together plain,llama-server defaults,llama-server,llama-server with draft",
-    )
-    parser.add_argument("--json", type=Path)
+    names = ["one by one", "together", "together plain", "llama-server defaults", "llama-server"]
+    parser.add_argument("--only", default=",".join([*names, "llama-server with draft"]))
     args = parser.parse_args()
-    folder = args.programs or build(args)
+    folder = build(args)
     only, rows = args.only.split(","), []
     with gguf_spec.load(args.model, None, n_ctx=args.ctx) as llm:
         all_users = prompts_of(llm, max(map(int, args.users.split(","))), args.prompt)

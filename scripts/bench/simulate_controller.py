@@ -21,14 +21,14 @@ from gguf_spec.sampling.chain import Sampler
 from gguf_spec.sampling.rng import SeededRng
 from gguf_spec.speculative import controller
 from gguf_spec.speculative.acceptance import coupled
-from gguf_spec.speculative.cost_tables import interpolate
+from gguf_spec.speculative.cost_model import interpolate
 from gguf_spec.speculative.drafters import (
     N_CONFIDENCE_BUCKETS,
     ModelDrafter,
     NgramDrafter,
     RetryDrafter,
 )
-from gguf_spec.speculative.drafters.draft_sampler import DraftToken
+from gguf_spec.speculative.drafters.model import DraftToken
 from gguf_spec.speculative.engine import Rule, read_prompt, rounds
 from gguf_spec.speculative.profile import Profile
 

@@ -453,7 +453,7 @@ def load(path: Path) -> str:
     """Load a file and run it a little; return what came of it."""
     from gguf_spec.errors import GgufSpecError
     from gguf_spec.gguf.validation import ModelFile
-    from gguf_spec.llama.backend import check_room
+    from gguf_spec.llama.memory import check_room
     from gguf_spec.llama.model import Model
     from gguf_spec.llama.options import ContextOptions
 

@@ -1,28 +1,75 @@
 #!/usr/bin/env python3
-"""Plant realistic mistakes in a copy of the package, one at a time, and report whether the tests and `gguf-spec verify` notice them.
+"""Change a copy of the package in one place at a time, and report whether the tests or `gguf-spec verify` notice it.
 
-    .venv/bin/python scripts/checks/plant_bugs.py --control        # the tests on a copy without any: all must pass
-    .venv/bin/python scripts/checks/plant_bugs.py                  # all of them, with the tests
-    .venv/bin/python scripts/checks/plant_bugs.py --verify         # with `gguf-spec verify` on the bundled pair
-    .venv/bin/python scripts/checks/plant_bugs.py --only noise     # those whose name holds a word
+    .venv/bin/python scripts/checks/plant_bugs.py control                # nothing is changed: all tests must pass
+    .venv/bin/python scripts/checks/plant_bugs.py bugs [--only noise]    # the realistic mistakes below
+    .venv/bin/python scripts/checks/plant_bugs.py bugs --verify
 
-Ends with 1 where the tests miss one, and with an error where a line that a mistake replaces is no longer in the source exactly once.
+Mutants are cosmic-ray's small changes to the modules that exactness rests on. It is no dependency of ours: list them with a Python that has it.
+
+    python3 -m venv /tmp/cosmic && /tmp/cosmic/bin/pip install cosmic-ray
+    /tmp/cosmic/bin/python scripts/checks/plant_bugs.py list > mutants.jsonl
+    .venv/bin/python scripts/checks/plant_bugs.py mutants mutants.jsonl results.jsonl --seconds 240
+    .venv/bin/python scripts/checks/plant_bugs.py mutants mutants.jsonl results.jsonl --seconds 240 --survivors --slow
+
+`bugs` ends with 1 where the tests miss one, and with an error where a line that a mistake replaces is not in the source exactly once. `mutants`
+goes on where the results end. `--survivors` asks again about those that survived, `--slow` by tests that take longer. Tests run in a child that
+is forked from a process which has the libraries loaded already: most changes are noticed within a second.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
+import importlib
+import importlib.util
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
 import sys
 import tempfile
 import time
+import traceback
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from itertools import repeat
 from multiprocessing import get_context
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from _planted import ROOT, Copy, preload
+ROOT = Path(__file__).resolve().parents[2]
+PARTS = ("gguf_spec", "tests", "scripts", "models.yaml", "pyproject.toml", "README.md")
+# none that is a plugin of pytest, or needs one
+LIBRARIES = ("numpy", "llama_cpp", "jinja2", "yaml", "click", "rich.console")
+VERIFY = ("verify", "--count", "3", "--max-tokens", "48", "--draws", "400", "--threads", "1")
+SEED = 15
+ENUMERATION = "exactness/test_enumeration.py::test_every_path_together_gives_the_targets_law"
+TESTS = {  # of mutants of a module: those that are asked first, and those that are asked about survivors
+    name: (quick.split(), slow.split())
+    for name, quick, slow in (
+        ("speculative/acceptance",
+         "unit/test_accept.py unit/test_engine.py unit/test_llm.py properties/test_engine.py",
+         f"exactness/test_tree.py {ENUMERATION} properties/test_near_ties.py"),
+        ("speculative/engine",
+         "unit/test_engine.py unit/test_llm.py unit/test_progress.py properties/test_engine.py",
+         f"exactness/test_tree.py exactness/test_shift.py properties/test_near_ties.py gguf/test_near_ties.py {ENUMERATION}"),
+        ("speculative/tree", "unit/test_tree.py unit/test_engine.py", "exactness/test_tree.py properties/test_engine.py"),
+        ("system/files", "unit/test_cache.py", "gguf/test_chat.py gguf/test_profile.py unit/test_measured_profiles.py"),
+        ("sampling/chain",
+         "unit/test_sampling.py properties/test_sampling.py unit/test_llm.py properties/test_engine.py",
+         f"gguf/test_llama_samplers.py properties/test_near_ties.py gguf/test_grammar.py {ENUMERATION}"),
+        ("runtime/generation",
+         "unit/test_llm.py unit/test_stream.py unit/test_progress.py properties/test_engine.py",
+         "exactness/test_shift.py exactness/test_tree.py compat/test_llama.py gguf/test_chat.py"
+         " exactness/test_think_budget.py closing/test_parallel.py"),
+        ("runtime/stream", "unit/test_llm.py unit/test_stream.py unit/test_progress.py", "compat/test_llama.py gguf/test_chat.py"),
+        ("text/detokenizer", "unit/test_text.py properties/test_text.py", "unit/test_llm.py"),
+    )
+}  # fmt: skip
 
 
 class Bug(NamedTuple):
@@ -60,7 +107,7 @@ BUGS = (
         ("unit/test_text.py",)),
     # caches
     Bug("a rollback leaves one token in llama.cpp's cache", "llama/cache.py",
-        "llama_memory_seq_rm, 0, at, -1)", "llama_memory_seq_rm, 0, at + 1, -1)",
+        "llama_memory_seq_rm, self.index, at, -1)", "llama_memory_seq_rm, self.index, at + 1, -1)",
         ("gguf/test_model.py",)),
     Bug("a snapshot of an older pass is taken for one of the last", "llama/recurrent_state.py",
         "max(before + 1, self._n - self.n_snapshots)", "max(before, self._n - self.n_snapshots)",
@@ -96,13 +143,13 @@ BUGS = (
     Bug("a head takes the row of the token itself", "llama/head.py",
         "return self.n_past + self.skipped", "return 1 + self.n_past + self.skipped",
         ("gguf/test_heads.py",)),
-    Bug("a head judged on later text takes the rows of earlier text", "speculative/drafters/head.py",
+    Bug("a head judged on later text takes the rows of earlier text", "speculative/drafters/model.py",
         "self._head.skipped = max(", "self._head.skipped = 0 * max(",
         ("gguf/test_heads.py",)),
-    Bug("a draft is longer than a chain of heads", "speculative/drafters/head.py",
+    Bug("a draft is longer than a chain of heads", "speculative/drafters/model.py",
         "<= len(self._history) - self._n_known:", "< len(self._history) - self._n_known:",
         ("exactness/test_heads.py",)),
-    Bug("rows of hidden states are stored one place late", "llama/hidden_rows.py",
+    Bug("rows of hidden states are stored one place late", "llama/native_head.py",
         "self._rows[at : self.end] = rows", "self._rows[at + 1 : self.end + 1] = rows[: len(self._rows) - at - 1]",
         ("gguf/test_heads.py",)),
     Bug("the cells of dropped tokens stay in the cache of a head", "llama/head.py",
@@ -112,9 +159,9 @@ BUGS = (
         "self._own = native.last_row()", "self._own = native.last_row() if self._own is None else self._own",
         ("exactness/test_heads.py",)),
     Bug("the cache of a head is never cut", "llama/head.py",
-        "        super().rollback(n)\n\n    def _start_over", "\n    def _start_over",
+        "        super().rollback(self._kept(to))\n", "        self._kept(to)\n",
         ("gguf/test_heads.py",)),
-    Bug("a head without a cache of its own decodes over the last token of its target", "llama/shared_head.py",
+    Bug("a head without a cache of its own decodes over the last token of its target", "llama/head.py",
         "self._pass(end, [token], rows, 1, 0)", "self._pass(end - 1, [token], rows, 1, 0)",
         ("gguf/test_heads.py", "exactness/test_heads.py")),
     Bug("a draft of a head is accepted whatever the target says", "speculative/acceptance.py",
@@ -123,16 +170,16 @@ BUGS = (
     Bug("the table of an EAGLE-3 head may name tokens that are not in its vocabulary", "gguf/heads.py",
         "or ids.min() < 0 or ids.max() >= n_tokens:", "or ids.min() < 0:",
         ("gguf/test_eagle.py",)),
-    Bug("an EAGLE-3 head reads layers in another order", "llama/target_rows.py",
+    Bug("an EAGLE-3 head reads layers in another order", "llama/native_head.py",
         "for layer in self._layers], axis=1)", "for layer in self._layers[::-1]], axis=1)",
         ("gguf/test_eagle.py", "exactness/test_eagle.py")),
-    Bug("an EAGLE-3 head sees the first token, before which there is no row", "llama/eagle_head.py",
+    Bug("an EAGLE-3 head sees the first token, before which there is no row", "llama/head.py",
         "cast(\"NativeHead\", self.native).cache(C.llama_memory_seq_rm, 0, 0, 1)", "pass",
         ("gguf/test_eagle.py",)),
-    Bug("an EAGLE-3 head returns the first logits of a pass for the last ones", "llama/eagle_head.py",
+    Bug("an EAGLE-3 head returns the first logits of a pass for the last ones", "llama/head.py",
         "return results[n - n_rows :] if", "return results[:n_rows] if",
         ("gguf/test_eagle.py", "exactness/test_eagle.py")),
-    Bug("an EAGLE-3 head projects the first rows of a long text again", "llama/eagle_head.py",
+    Bug("an EAGLE-3 head projects the first rows of a long text again", "llama/head.py",
         "rows[i : i + MOST_ENCODED]", "rows[: min(n - i, MOST_ENCODED)]",
         ("gguf/test_eagle.py",)),
     # sampling
@@ -175,7 +222,7 @@ BUGS = (
     Bug("a key is compared as far as it is given", "server/access.py",
         "one.encode())", "one.encode()[: len(given)])",
         ("server/test_limits.py",)),
-    Bug("the offset of a token in the text is that of the next one", "server/responses.py",
+    Bug("the offset of a token in the text is that of the next one", "server/replies.py",
         "        return before\n", "        return self._n\n",
         ("server/test_api.py",)),
     Bug("all choices have one seed", "server/requests.py",
@@ -187,7 +234,7 @@ BUGS = (
     Bug("a strict tool is free in the text after a wrong start of a tag", "tools/notations.py",
         "parts.append(f\"{quoted(letter)} {rules[after]}\")", "parts.append(f\"{quoted(letter)} {again}\")",
         ("tools/test_families.py",)),
-    Bug("a call in a special token is not seen", "runtime/request.py",
+    Bug("a call in a special token is not seen", "runtime/generation.py",
         "call_tokens(target) if options.tools else {},", "{},",
         ("server/test_tool_families.py",)),
     Bug("a text of an argument is sent only at its end", "tools/notations.py",
@@ -208,10 +255,10 @@ BUGS = (
     Bug("the token of ps opens all routes", "server/access.py",
         "if path == STATUS else [key]", "if True else [key]",
         ("server/test_model_pool.py",)),
-    Bug("only errors of the exact path have the format of their API", "server/error_formats.py",
+    Bug("only errors of the exact path have the format of their API", "server/wire.py",
         "path == start or path.startswith(f\"{start}/\")", "path == start",
         ("server/test_faces.py",)),
-    Bug("the response that was stored first is removed, used or not", "server/responses_api/store.py",
+    Bug("the response that was stored first is removed, used or not", "server/responses_store.py",
         "        self._stored.move_to_end(id_)\n", "",
         ("server/test_responses_api.py",)),
     Bug("the instructions of a response stay in the conversation", "server/responses_api/request.py",
@@ -267,74 +314,317 @@ BUGS = (
 )  # fmt: skip
 
 
-def planted_text(bug: Bug) -> str:
+class Job(NamedTuple):
+    """A file of the package with its changed text, and the tests that should notice the change."""
+
+    name: str
+    file: str
+    text: str
+    tests: tuple[str, ...]
+
+
+def planted(bug: Bug) -> Job:
     """Return the source with the mistake in it."""
     text = (ROOT / "gguf_spec" / bug.file).read_text(encoding="utf-8")
-    if text.count(bug.old) != 1:
-        raise SystemExit(
-            f"{bug.name}: gguf_spec/{bug.file} holds {bug.old!r} {text.count(bug.old)} times, not once. Change scripts/checks/plant_bugs.py."
-        )
-    return text.replace(bug.old, bug.new)
+    if (n := text.count(bug.old)) != 1:
+        place = f"gguf_spec/{bug.file} holds {bug.old!r} {n} times, not once"
+        raise SystemExit(f"{bug.name}: {place}. Change scripts/checks/plant_bugs.py.")
+    return Job(bug.name, bug.file, text.replace(bug.old, bug.new), bug.tests)
 
 
-def ask(bug: Bug, how: str, limit_s: float) -> tuple[str, float]:
-    """Return what noticed the mistake, nothing where nothing did, and the seconds that took; `how` is `tests`, `verify` or `control`."""
+# ---- cosmic-ray's mutants
+
+
+class NoAnnotations(ast.NodeTransformer):
+    """Leaves out what is never evaluated, or only by type checkers."""
+
+    def visit_arg(self, node: ast.arg) -> ast.AST:
+        node.annotation = None
+        return node
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        node.returns = None
+        return self.generic_visit(node)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
+        node.annotation = ast.Constant(None)
+        return self.generic_visit(node)
+
+
+def meaning(code: str) -> str:
+    return ast.dump(NoAnnotations().visit(ast.parse(code)))
+
+
+def mutants(name: str) -> Iterator[dict[str, Any]]:
+    """Yield one change for each place of a module that cosmic-ray would change, and for each kind of operator there."""
+    from cosmic_ray.ast import ast_nodes, get_ast
+    from cosmic_ray.mutating import MutationVisitor
+    from cosmic_ray.plugins import get_operator, operator_names
+
+    code = (ROOT / f"gguf_spec/{name}.py").read_text(encoding="utf-8")
+    right, found = meaning(code), {}
+    for operator_name in operator_names():
+        if get_operator(operator_name).arguments():
+            continue
+        operator, kind = get_operator(operator_name)(), operator_name.split("/")[1].split("_")[0]
+        nodes = ast_nodes(get_ast(code))
+        places = [place for node in nodes for place in operator.mutation_positions(node)]
+        for i, (begin, _) in enumerate(places):
+            changed = MutationVisitor(i, operator).walk(get_ast(code)).get_code()
+            with contextlib.suppress(SyntaxError):
+                if meaning(changed) != right:
+                    which = i % 2 if kind == "NumberReplacer" else 0  # one more and one less
+                    ways = found.setdefault((begin, kind, which), [])
+                    ways.append((operator_name, changed))
+    rng, lines = random.Random(SEED), code.splitlines()
+    for (begin, kind, _), ways in sorted(found.items()):
+        operator_name, changed = rng.choice(ways)
+        new = [b for a, b in zip(lines, changed.splitlines(), strict=False) if a != b][:1]
+        yield {"module": name, "line": begin[0], "kind": kind, "operator": operator_name} | {
+            "old": lines[begin[0] - 1],
+            "new": new,
+            "code": changed,
+        }
+
+
+# ---- a copy of the package, and what notices a change to it
+
+
+class Once:
+    """A plugin of pytest: examples that fail are not made smaller, nor kept."""
+
+    def pytest_configure(self) -> None:
+        from hypothesis import Phase, settings
+
+        settings.register_profile("once", phases=(Phase.explicit, Phase.generate), database=None)
+        settings.load_profile("once")
+
+
+class Copy:
+    """The package and its tests in a folder of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for part in PARTS:
+            source = ROOT / part
+            if source.is_dir():
+                shutil.copytree(source, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy2(source, folder / part)
+        subprocess.run([sys.executable, "-m", "compileall", "-q", folder / "gguf_spec"], check=True)
+
+    @contextlib.contextmanager
+    def changed(self, file: str, text: str) -> Iterator[None]:
+        """Put another text into a file, and take it out again."""
+        path = self.folder / file
+        right, compiled = path.read_bytes(), Path(importlib.util.cache_from_source(str(path)))
+        path.write_text(text, encoding="utf-8")
+        compiled.unlink(missing_ok=True)
+        try:
+            yield
+        finally:
+            path.write_bytes(right)
+            compiled.unlink(missing_ok=True)
+
+    def test(self, tests: Sequence[str], limit_s: float) -> str:
+        """Return the first of the tests that fails, or that the time was up; nothing where all pass."""
+        shutil.rmtree(self.folder / ".hypothesis", ignore_errors=True)
+        output = self.folder / "output"
+        child = os.fork()
+        if not child:
+            code = 99
+            try:
+                code = self._pytest(tests, output)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(code)
+        status = self._wait(child, limit_s)
+        if status is None:
+            return "time limit"
+        if os.WIFSIGNALED(status):
+            return f"signal {os.WTERMSIG(status)}"
+        code, text = os.WEXITSTATUS(status), output.read_text(errors="replace")
+        if code == 0:
+            return ""
+        failed = re.search(r"^(?:FAILED|ERROR) (\S+)", text, re.MULTILINE)
+        if code not in (1, 2) or not failed:
+            raise RuntimeError(f"pytest ended with {code}:\n{text[-3000:]}")
+        return failed[1]
+
+    def _pytest(self, tests: Sequence[str], output: Path) -> int:
+        os.setsid()
+        out = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(out, 1)
+        os.dup2(out, 2)
+        os.chdir(self.folder)
+        os.environ["PYTHONPATH"] = str(self.folder)
+        sys.dont_write_bytecode = True
+        ours = (ROOT, Path(__file__).resolve().parent)
+        others = [path for path in sys.path if Path(path or ".").resolve() not in ours]
+        sys.path[:] = [str(self.folder), *others]
+        import gguf_spec
+
+        if Path(gguf_spec.__file__).parent != self.folder / "gguf_spec":
+            raise RuntimeError(f"{gguf_spec.__file__} is not the copy")
+        import pytest
+
+        options = ["-x", "-q", "--tb=short", "-p", "no:cacheprovider", f"--hypothesis-seed={SEED}"]
+        return int(pytest.main([*options, *(f"tests/{test}" for test in tests)], [Once()]))
+
+    @staticmethod
+    def _wait(child: int, limit_s: float) -> int | None:
+        until = time.monotonic() + limit_s
+        while time.monotonic() < until:
+            done, status = os.waitpid(child, os.WNOHANG)
+            if done:
+                return status
+            time.sleep(0.02)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        return None
+
+    def verify(self, limit_s: float) -> str:
+        """Return the last line of `gguf-spec verify` on the bundled pair; nothing where it finds no fault."""
+        own = {"PYTHONPATH": str(self.folder), "XDG_CACHE_HOME": str(self.folder / "cache")}
+        command = [sys.executable, "-B", "-m", "gguf_spec", *VERIFY]
+        try:
+            done = subprocess.run(
+                command,
+                cwd=self.folder,
+                env=os.environ | own,
+                capture_output=True,
+                text=True,
+                timeout=limit_s,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return "time limit"
+        last = (done.stdout.strip() or done.stderr.strip()).splitlines()[-1:]
+        return f"{done.returncode}: {''.join(last)}" if done.returncode else ""
+
+
+def noticed(job: Job, verify: bool, limit_s: float, until: float) -> tuple[str, float] | None:
+    """Return what notices a change, "" where nothing does, and the seconds; None where the time is over."""
+    started = time.monotonic()
+    if started > until:
+        return None
     with tempfile.TemporaryDirectory() as folder:
         copy = Copy(Path(folder))
-        started = time.monotonic()
-        with (
-            copy.planted(f"gguf_spec/{bug.file}", planted_text(bug))
-            if how != "control"
-            else contextlib.nullcontext()
-        ):
-            caught = (
-                copy.verify(limit_s)
-                if how == "verify"
-                else copy.test([f"tests/{test}" for test in bug.tests], limit_s)
-            )
-        return caught, time.monotonic() - started
+        change = copy.changed(f"gguf_spec/{job.file}", job.text) if job.file else None
+        with change or contextlib.nullcontext():
+            found = copy.verify(limit_s) if verify else copy.test(job.tests, limit_s)
+    return found, time.monotonic() - started
+
+
+def run(jobs: Sequence[Job], args: argparse.Namespace) -> Iterator[tuple[str, float] | None]:
+    """Yield the outcome of each job, in their order."""
+    for name in LIBRARIES:  # and none of our modules
+        importlib.import_module(name)
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    n, until = len(jobs), time.monotonic() + args.seconds
+    with ProcessPoolExecutor(args.workers, mp_context=get_context("fork")) as pool:
+        yield from pool.map(noticed, jobs, [args.verify] * n, [args.limit] * n, [until] * n)
+
+
+# ---- the commands
+
+
+def run_bugs(args: argparse.Namespace) -> int:
+    """Plant the mistakes; return whether the tests miss one."""
+    jobs = [planted(bug) for bug in BUGS]
+    jobs = [job for job in jobs if args.only in job.name][args.first :][: args.most]
+    n_caught = 0
+    for job, outcome in zip(jobs, run(jobs, args), strict=True):
+        caught, seconds = outcome or ("", 0)
+        n_caught += bool(caught)
+        print(
+            f"{job.file:<20} {job.name}\n    {caught or 'NOT CAUGHT'} ({seconds:.1f} s)", flush=True
+        )
+    print(f"{n_caught} of {len(jobs)} caught by {'verify' if args.verify else 'tests'}")
+    return int(not args.verify and n_caught < len(jobs))
+
+
+def run_control(args: argparse.Namespace) -> int:
+    """Run the tests on a copy that is as it should be; return whether one fails."""
+    lists = [bug.tests for bug in BUGS] + [
+        tuple(tests) for both in TESTS.values() for tests in both
+    ]
+    jobs = [Job("", "", "", tests) for tests in dict.fromkeys(lists)]
+    n_failed = 0
+    for job, outcome in zip(jobs, run(jobs, args), strict=True):
+        n_failed += bool(outcome and outcome[0])
+        print(f"{' '.join(job.tests)}: {(outcome and outcome[0]) or 'passes'}", flush=True)
+    return int(n_failed > 0)
+
+
+def run_mutants(args: argparse.Namespace) -> int:
+    """Run mutants without a result, in an order that the seed decides, and print the share that is caught."""
+    lines = args.results.read_text().splitlines() if args.results.exists() else []
+    results = [json.loads(line) for line in lines]
+    wanted = [json.loads(line) for line in args.mutants.read_text().splitlines()]
+    random.Random(SEED).shuffle(wanted)
+    if args.survivors:
+        wanted = [one for one in results if not one["caught"]]
+        results = [one for one in results if one["caught"]]
+    have = {one["code"] for one in results}
+    wanted = [one for one in wanted if one["code"] not in have][: args.most]
+    jobs = []
+    for one in wanted:
+        tests = tuple(TESTS[one["module"]][args.slow])
+        jobs.append(Job(one["operator"], f"{one['module']}.py", one["code"], tests))
+    with args.results.open("w") as file:
+        file.writelines(json.dumps(one) + "\n" for one in results)
+        for one, outcome in zip(wanted, run(jobs, args), strict=True):
+            if outcome:
+                one |= {"caught": outcome[0], "seconds": round(outcome[1], 1)}
+                results.append(one)
+            if outcome or args.survivors:  # without an outcome it stays a survivor
+                file.write(json.dumps(one) + "\n")
+                file.flush()
+    for name in TESTS:
+        of_it = [bool(one["caught"]) for one in results if one["module"] == name]
+        print(f"{name:<10} {sum(of_it):>4} of {len(of_it):>4} caught")
+    for one in results:
+        if not one["caught"]:
+            print(f"{one['module']}.py:{one['line']} {one['operator']}\n    {one['old'].strip()}")
+            print(f"    {(one['new'] or [''])[0].strip()}")
+    return 0
+
+
+def run_list(_args: argparse.Namespace) -> int:
+    for name in TESTS:
+        for one in mutants(name):
+            print(json.dumps(one))
+    return 0
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="", help="a word in the names of those that are wanted")
-    parser.add_argument(
-        "--verify",
-        action="store_const",
-        dest="how",
-        const="verify",
-        default="tests",
-        help="ask `gguf-spec verify`, not the tests",
-    )
-    parser.add_argument(
-        "--control",
-        action="store_const",
-        dest="how",
-        const="control",
-        help="plant nothing: all tests must pass",
-    )
-    parser.add_argument("--limit", type=float, default=120, help="seconds for each")
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--from", dest="first", type=int, default=0, help="leave out so many")
-    parser.add_argument("--most", type=int, help="and take so many")
-    args = parser.parse_args()
-    for bug in BUGS:
-        planted_text(bug)
-    bugs = [bug for bug in BUGS if args.only in bug.name][args.first :][: args.most]
-    preload()
-    n_caught = 0
-    with ProcessPoolExecutor(args.workers, mp_context=get_context("fork")) as pool:
-        for bug, (caught, seconds) in zip(
-            bugs, pool.map(ask, bugs, repeat(args.how), repeat(args.limit)), strict=True
-        ):
-            n_caught += bool(caught)
-            print(
-                f"{bug.file:<20} {bug.name}\n    {caught or 'NOT CAUGHT'} ({seconds:.1f} s)",
-                flush=True,
+    commands = parser.add_subparsers(required=True)
+    for run_command in (run_bugs, run_control, run_list, run_mutants):
+        command = commands.add_parser(run_command.__name__.removeprefix("run_"))
+        command.set_defaults(run=run_command)
+        command.add_argument("--verify", action="store_true", help="ask `gguf-spec verify`")
+        command.add_argument("--limit", type=float, default=120, help="seconds for each")
+        command.add_argument("--seconds", type=float, default=1e9, help="begin none after so long")
+        command.add_argument("--workers", type=int, default=2)
+        command.add_argument("--most", type=int, help="take so many")
+        if run_command is run_bugs:
+            command.add_argument("--only", default="", help="a word in the names of those wanted")
+            command.add_argument(
+                "--from", dest="first", type=int, default=0, help="leave out so many"
             )
-    print(f"{n_caught} of {len(bugs)} caught by {args.how}")
-    wanted = {"tests": len(bugs), "verify": n_caught, "control": 0}[args.how]
-    return int(n_caught != wanted)
+        if run_command is run_mutants:
+            command.add_argument("mutants", type=Path)
+            command.add_argument("results", type=Path)
+            command.add_argument("--survivors", action="store_true")
+            command.add_argument("--slow", action="store_true", help="the tests of survivors")
+    args = parser.parse_args()
+    return args.run(args)
 
 
 if __name__ == "__main__":

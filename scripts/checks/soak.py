@@ -20,11 +20,11 @@ import time
 from collections import Counter
 from pathlib import Path
 
-import _soak_together as together
 import numpy as np
 
 import gguf_spec
-from gguf_spec import Sampling
+from gguf_spec import Sampling, Speculation
+from gguf_spec.errors import NoTokenLeftError
 from gguf_spec.server import serve_in_thread
 
 PROMPTS = [
@@ -36,6 +36,8 @@ PROMPTS = [
 ]
 MOST_MB_A_MINUTE = 1.0
 MOST_MB_OF_LOADS = 20.0
+N_CTX = 256  # of requests that share passes
+WAYS = (Speculation(0), Speculation(), Speculation(4, adaptive=False), Speculation(drafter="ngram"))
 PREFIX_MEMORY = "4MB"  # full within seconds; a memory that is being filled looks like a leak
 
 
@@ -52,13 +54,8 @@ class Client:
     """One client: asks, reads some of the answer or all of it, and goes on."""
 
     def __init__(self, address, right, counts, until, seed):
-        self._address, self._right, self._counts, self._until, self._random = (
-            address,
-            right,
-            counts,
-            until,
-            random.Random(seed),
-        )
+        self._address, self._right, self._counts = address, right, counts
+        self._until, self._random = until, random.Random(seed)
 
     def run(self):
         while time.monotonic() < self._until:
@@ -70,20 +67,14 @@ class Client:
                 self._counts[f"failed: {error}"] += 1
 
     def _ask(self, prompt, seed, right, what):
-        body = {
-            "prompt": prompt,
-            "seed": seed,
-            "max_tokens": 40,
-            "temperature": 0.8,
-            "stream": what in ("stream", "leave"),
-        }
+        body = {"prompt": prompt, "seed": seed, "max_tokens": 40, "temperature": 0.8}
+        body["stream"] = what in ("stream", "leave")
         if what == "refused":
-            body["n"] = 2
+            body["temperature"] = -1
         connection = http.client.HTTPConnection(*self._address, timeout=300)
         try:
-            connection.request(
-                "POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"}
-            )
+            headers = {"content-type": "application/json"}
+            connection.request("POST", "/v1/completions", json.dumps(body), headers)
             answer = connection.getresponse()
             if answer.status == 429:
                 time.sleep(0.05)
@@ -95,11 +86,9 @@ class Client:
             if what == "leave":
                 answer.read(self._random.randrange(1, 2000))
                 return "left"
-            text = (
-                whole(answer.read())
-                if body["stream"]
-                else json.loads(answer.read())["choices"][0]["text"]
-            )
+            data = answer.read()
+            streams = body["stream"]
+            text = whole(data) if streams else json.loads(data)["choices"][0]["text"]
             return "right" if text == right else "WRONG TEXT"
         finally:
             connection.close()
@@ -115,6 +104,98 @@ def whole(events):
     return "".join(choice["text"] for line in lines for choice in json.loads(line)["choices"])
 
 
+class PlantedError(Exception):
+    """What a callback raises."""
+
+
+class Requests:
+    """One thread of requests of all kinds; each is counted under what became of it."""
+
+    def __init__(self, llm, right, counts, until, seed):
+        self._llm, self._right, self._counts, self._until = llm, right, counts, until
+        self._random, self._lock = random.Random(seed), threading.Lock()
+        self._endless = Sampling(seed=seed, max_tokens=None, ignore_eos=True)
+
+    def run(self):
+        kinds = [self.read] * 6 + [self.stream] * 4
+        kinds += [self.cancelled, self.dropped, self.failed, self.full, self.dead_end]
+        while time.monotonic() < self._until:
+            try:
+                found = self._random.choice(kinds)()
+            except Exception as error:
+                found = f"failed: {error!r}"
+            with self._lock:
+                self._counts[found] += 1
+
+    def _drawn(self):
+        prompt, sampling, text = self._random.choice(self._right)
+        way = self._random.choice(
+            [way for way in WAYS if self._llm.draft_name or not way.k or way.adaptive]
+        )
+        return prompt, sampling, way, text
+
+    def read(self):
+        prompt, sampling, way, text = self._drawn()
+        found = self._llm.generate(prompt, sampling, speculation=way)
+        return "right" if found.text == text else "WRONG TEXT"
+
+    def stream(self):
+        prompt, sampling, way, text = self._drawn()
+        with self._llm.stream(prompt, sampling, speculation=way) as stream:
+            found = "".join(chunk.text for chunk in stream)
+        return "right" if found == text else "WRONG TEXT"
+
+    def cancelled(self):
+        n = self._random.randrange(1, 30)
+        tokens = []
+        one = self._llm.generate(
+            self._drawn()[0], self._endless, on_token=lambda t: tokens.append(t) or len(tokens) == n
+        )
+        return "cancelled" if len(one.tokens) == n else "WRONG CANCEL"
+
+    def dropped(self):
+        stream = self._llm.stream(self._drawn()[0], self._endless)
+        for _ in range(self._random.randrange(3)):
+            next(stream)
+        return "dropped"
+
+    def failed(self):
+        def fail(_):
+            raise PlantedError
+
+        try:
+            self._llm.generate(self._drawn()[0], self._endless, on_token=fail)
+        except PlantedError:
+            return "failed as it should"
+        return "WRONG: its error is lost"
+
+    def full(self):
+        one = self._llm.generate(self._drawn()[0], self._endless)
+        return "full context" if one.finish_reason == "length" else "WRONG END"
+
+    def dead_end(self):
+        forbidden = {
+            i: float("-inf")
+            for i in range(self._llm.vocabulary.n_vocab)
+            if self._llm.token_bytes(i)[:1] == b"z"
+        }
+        try:
+            sampling = Sampling(seed=1, grammar='root ::= "q" "z"', logit_bias=forbidden)
+            self._llm.generate(self._drawn()[0], sampling)
+        except NoTokenLeftError:
+            return "dead end"
+        return "WRONG: a dead end went on"
+
+
+def is_idle(llm):
+    """Whether no request is left in a slot or in the queue."""
+    llm.snapshot()
+    scheduler = llm._runner._scheduler
+    return llm._runner.n_running == llm._runner.n_waiting == 0 and (
+        scheduler.free == scheduler.pairs
+    )
+
+
 def sessions(llm, folder, until, counts):
     """Save and restore a conversation beside the requests, every second."""
     chat = llm.chat(sampling=Sampling(max_tokens=20, seed=1))
@@ -124,11 +205,8 @@ def sessions(llm, folder, until, counts):
         chat.send("Tell me more of the fox.")
         chat.save(folder / "soak.session")
         data, why = llm.restore_session(folder / "soak.session")
-        counts[
-            "session restored"
-            if not why and data["messages"] == chat.messages
-            else f"WRONG SESSION {why}"
-        ] += 1
+        good = not why and data["messages"] == chat.messages
+        counts["session restored" if good else f"WRONG SESSION {why}"] += 1
         time.sleep(1)
 
 
@@ -144,23 +222,23 @@ def loads(model, n):
         if (i + 1) % (n // 10 or 1) == 0:
             print(f"{i + 1:5} loads  {sizes[-1]:7.1f} MB  {left()} files, threads", flush=True)
     first, last = np.median(sizes[10:60]), np.median(sizes[-50:])
-    print(
-        f"memory {first:.1f} MB after the first ten, {last:.1f} MB at the end; files and threads {before}, then {left()}"
-    )
+    print(f"memory {first:.1f} MB after the first ten, {last:.1f} MB at the end")
+    print(f"files and threads {before}, then {left()}")
     return last - first < MOST_MB_OF_LOADS and left() == before
 
 
 def watched(threads, minutes, counts):
-    """Wait for the threads; return (minutes, MB) of the memory meanwhile."""
+    """Run the threads; return (minutes, MB) of the memory meanwhile."""
+    for thread in threads:
+        thread.start()
     samples, began = [], time.monotonic()
     while any(thread.is_alive() for thread in threads):
         time.sleep(min(5, 2 * minutes))
         samples.append(((time.monotonic() - began) / 60, resident_mb()))
         if len(samples) % 12 == 0:
-            print(
-                f"{samples[-1][0]:5.1f} min  {samples[-1][1]:7.1f} MB  {left()} files, threads  {dict(counts)}",
-                flush=True,
-            )
+            minute, mb = samples[-1]
+            what = f"{left()} files, threads  {dict(counts)}"
+            print(f"{minute:5.1f} min  {mb:7.1f} MB  {what}", flush=True)
     return samples
 
 
@@ -169,15 +247,11 @@ def is_good(samples, minutes, counts, before, after):
     # llama.cpp's and Python's memory pools grow in steps during the first minute.
     warm = [(minute, mb) for minute, mb in samples if minutes / 2 < minute < minutes]
     slope = np.polyfit(*zip(*warm, strict=True), 1)[0] if len(warm) > 2 else 0.0
-    wrong = {
-        name: n
-        for name, n in counts.items()
-        if name.isupper() or name.startswith(("WRONG", "wrong", "failed:"))
-    }
+    bad = ("WRONG", "wrong", "failed:")
+    wrong = [name for name in counts if name.isupper() or name.startswith(bad)]
     print(f"{sum(counts.values())} requests: {dict(counts)}")
-    print(
-        f"memory {samples[0][1]:.1f} to {samples[-1][1]:.1f} MB, {slope:+.3f} MB a minute; files and threads before {before}, after {after}"
-    )
+    memory = f"memory {samples[0][1]:.1f} to {samples[-1][1]:.1f} MB, {slope:+.3f} MB a minute"
+    print(f"{memory}; files and threads before {before}, after {after}")
     return not (wrong or slope > MOST_MB_A_MINUTE or after[0] > before[0] or after[1] > before[1])
 
 
@@ -200,24 +274,19 @@ def served(args):
         with serve_in_thread(llm, port=0) as server:
             address = server.url.removeprefix("http://").split(":")
             until = time.monotonic() + 60 * args.minutes
-            threads = [
-                threading.Thread(target=Client(address, right, counts, until, i).run)
-                for i in range(args.clients)
-            ]
-            threads.append(
-                threading.Thread(target=sessions, args=(llm, Path(folder), until, counts))
-            )
-            for thread in threads:
-                thread.start()
+            clients = [Client(address, right, counts, until, i) for i in range(args.clients)]
+            threads = [threading.Thread(target=client.run) for client in clients]
+            arguments = llm, Path(folder), until, counts
+            threads.append(threading.Thread(target=sessions, args=arguments))
             samples = watched(threads, args.minutes, counts)
         after = left()
     return is_good(samples, args.minutes, counts, before, after)
 
 
-def in_company(args):
+def shared(args):
     """Soak requests that share passes; return whether it went well."""
     counts = Counter()
-    options = {"threads": 1, "n_ctx": together.N_CTX, "prefix_memory": PREFIX_MEMORY}
+    options = {"threads": 1, "n_ctx": N_CTX, "prefix_memory": PREFIX_MEMORY}
     with gguf_spec.load(args.model, args.draft, **options) as llm:
         right = [
             (prompt, Sampling(seed=seed, max_tokens=40, temperature=0.8), text)
@@ -226,9 +295,10 @@ def in_company(args):
     with gguf_spec.load(args.model, args.draft, parallel=args.parallel, **options) as llm:
         llm.generate("Once", Sampling(max_tokens=2))
         before, until = left(), time.monotonic() + 60 * args.minutes
-        threads = together.begin(llm, right, counts, until, args.clients)
+        kinds = [Requests(llm, right, counts, until, i) for i in range(args.clients)]
+        threads = [threading.Thread(target=one.run) for one in kinds]
         samples = watched(threads, args.minutes, counts)
-        counts["idle" if together.is_idle(llm) else "WRONG: a slot is left"] += 1
+        counts["idle" if is_idle(llm) else "WRONG: a slot is left"] += 1
         after = left()
     return is_good(samples, args.minutes, counts, before, after)
 
@@ -244,7 +314,7 @@ def main():
     args = parser.parse_args()
     if args.loads:
         sys.exit(0 if loads(args.model, args.loads) else 1)
-    sys.exit(0 if (in_company if args.parallel else served)(args) else 1)
+    sys.exit(0 if (shared if args.parallel else served)(args) else 1)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
 """Hooks of mkdocs (see .mkdocs.yml).
 
-Files of the repository that pages link to, such as examples, become part of the site, under files/. The entries of the Python API, which are plain
+Files of the repository that pages link to, such as examples, become part of the site, under files/. The page about
+the architecture ends with a list of the package's files. The entries of the Python API, which are plain
 Markdown in docs/python-api.md so that it can be read without a site, are replaced by those of mkdocstrings.
 """
 
+import ast
 import posixpath
 import re
 from pathlib import Path
@@ -39,7 +41,18 @@ def on_page_markdown(markdown, page, **_):
         return re.sub(r"\[([^\]]+)\]\((?!http)[^)]+\)", r"\1", markdown)
     if page.file.src_uri == "python-api.md":
         return ENTRY.sub(lambda found: found[1] + (INHERITED if found[2] else "") + "\n", markdown)
+    if page.file.src_uri == "architecture.md":
+        markdown += "\n## Files\n\n| file | what it is |\n|---|---|\n" + "\n".join(listed())
     return LINK.sub(lambda found: place(found[1]), markdown)
+
+
+def listed():
+    """Yield a row of a table for each file of the package: the first sentence of its docstring."""
+    package = ROOT / "gguf_spec"
+    for path in sorted(package.rglob("*.py"), key=lambda path: (len(path.parts), path)):
+        doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        sentence = re.split(r"(?<=[.?])\s", doc, maxsplit=1)[0].rstrip(".").replace("\n", " ")
+        yield f"| `{path.relative_to(package)}` | {sentence} |"
 
 
 def place(name):

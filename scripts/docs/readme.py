@@ -3,7 +3,6 @@
 .venv/bin/python scripts/docs/readme.py [--check]
 """
 
-import ast
 import json
 import re
 import sys
@@ -33,23 +32,6 @@ def models():
             f"| {names} | {format_bytes(entry.size_bytes)} | {entry.license} | {entry.context:,} | {draft} |"
         )
     return "\n".join(lines)
-
-
-def layers():
-    """The layers of the import contract, the highest first."""
-    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    rows = ast.literal_eval(re.search(r"(?m)^layers = (\[.*?^\])", text, re.DOTALL)[1])
-    names = [
-        ", ".join(f"`{name.removeprefix('gguf_spec.')}`" for name in re.split(r" [|:] ", row))
-        for row in rows
-    ]
-    return "\n".join(
-        [
-            "| layer | modules of `gguf_spec` |",
-            "|---|---|",
-            *(f"| {n} | {row} |" for n, row in zip(range(len(names), 0, -1), names, strict=True)),
-        ]
-    )
 
 
 def other_fields():
@@ -105,19 +87,6 @@ def tool_families():
     return "\n".join(lines)
 
 
-def files():
-    """What each file of the package is for, by the first sentence of its docstring."""
-    lines = ["| file | what it is |", "|---|---|"]
-    package = ROOT / "gguf_spec"
-    for path in sorted(
-        package.rglob("*.py"), key=lambda path: (len(path.relative_to(package).parts), path)
-    ):
-        doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-        phrase = re.split(r"(?<=[.?])\s", doc, maxsplit=1)[0].rstrip(".").replace("\n", " ")
-        lines.append(f"| [`{path.relative_to(package)}`](../{path.relative_to(ROOT)}) | {phrase} |")
-    return "\n".join(lines)
-
-
 # What is loaded and run by the tests: the names in tests/support/families.py, checked by a test.
 TRIED = (
     "falcon-h1", "gemma3", "gemma4", "gpt-oss", "granitehybrid", "jamba", "lfm2", "lfm2moe", "llama", "mamba", "mamba2",
@@ -153,7 +122,6 @@ def speculation():
 PARTS = {
     "docs/models.md": {"models": models, "speculation": speculation},
     "docs/server.md": {"other fields": other_fields, "tool families": tool_families},
-    "docs/architecture.md": {"layers": layers, "files": files},
 }
 
 

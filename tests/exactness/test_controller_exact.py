@@ -12,7 +12,6 @@ from gguf_spec.options import DRAFTERS, HEADS
 from gguf_spec.sampling.chain import Distribution
 from gguf_spec.speculative import controller as controller_module
 from gguf_spec.speculative.acceptance import RULES
-from gguf_spec.speculative.acceptance_rates import AcceptanceRates
 from gguf_spec.speculative.controller import DraftController
 from gguf_spec.speculative.cost_model import CostModel, Pace
 from gguf_spec.speculative.drafters import (
@@ -23,7 +22,7 @@ from gguf_spec.speculative.drafters import (
     StochasticDraftSampler,
 )
 from gguf_spec.speculative.engine import Rule, run_round
-from gguf_spec.speculative.pair_statistics import PairStatistics, expectations
+from gguf_spec.speculative.pair_statistics import AcceptanceRates, PairStatistics, expectations
 from gguf_spec.speculative.profile import DEFAULT_PROFILE
 from gguf_spec.verify import bundled_prompts
 from tests.exactness.test_enumeration import V, distance, exact_law

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from gguf_spec.gguf.validation import read_header
-from gguf_spec.llama import exact_kernels, own_kernels
-from gguf_spec.llama.exact_kernels import (
+from gguf_spec.llama import own_kernels
+from gguf_spec.llama.options import ContextOptions
+from gguf_spec.llama.own_kernels import (
     flash_on_cpu,
     has_exact_attention,
     has_exact_products,
     most_exact_rows,
 )
-from gguf_spec.llama.options import ContextOptions
 from gguf_spec.speculative.profiler import measure
 from tests.support import zoo
 from tests.support.fakes import FakeModel, random_table
@@ -37,7 +37,7 @@ def header(*types, output=F32):
 @pytest.fixture
 def use(monkeypatch):
     """Sets the kernels of this process; the own ones take attention with an f16 cache."""
-    monkeypatch.setattr(exact_kernels.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(own_kernels.platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(own_kernels, "_library_takes", lambda *size: size == (32, 32, 1))
     return lambda name: monkeypatch.setattr(own_kernels, "_decided", [own_kernels.Kernels(name)])
 
@@ -63,7 +63,7 @@ def test_the_types_of_the_matrices_decide(use, monkeypatch, types, options, feat
         use(name)
         assert most_exact_rows(header(*types), options, features) == most
         assert has_exact_products(header(*types), options, features) is (most is None)
-    monkeypatch.setattr(exact_kernels.platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(own_kernels.platform, "machine", lambda: "aarch64")
     assert most_exact_rows(header(*types), options, features) is None
 
 

@@ -9,7 +9,7 @@ from gguf_spec import Sampling, Speculation
 from gguf_spec.errors import InvalidOptionError
 from gguf_spec.gguf.architectures import architecture
 from gguf_spec.llama.model import Model
-from gguf_spec.speculative import pass_rows, stored_profile
+from gguf_spec.speculative import profiler
 from tests.support import families
 
 RECURRENT = [name for name in families.NAMES if architecture(name).cache != "attention"]
@@ -208,14 +208,14 @@ def test_strict_is_refused_where_passes_are_not_exact(folder, name, monkeypatch)
 @pytest.mark.parametrize("name", FEW)
 def test_a_state_that_is_not_restored_is_noticed(folder, name, monkeypatch):
     """As if llama.cpp's code for this architecture forgot a part of the state."""
-    monkeypatch.setattr(stored_profile, "read_profile", lambda *_: None)
-    monkeypatch.setattr(stored_profile, "write_profile", lambda *_: True)
+    monkeypatch.setattr(profiler, "read_profile", lambda *_: None)
+    monkeypatch.setattr(profiler, "write_profile", lambda *_: True)
 
     def wrong(model, text, n):
         model.rollback(0)
         model.read([5, *text[1:n]])
 
-    monkeypatch.setattr(pass_rows, "return_to", wrong)
+    monkeypatch.setattr(profiler, "return_to", wrong)
     with loaded(folder, name) as llm:
         assert not llm.profile.restores
         assert any("did not restore the state" in note for note in llm.notes)

@@ -154,7 +154,7 @@ def test_it_stops_when_the_time_is_up(tales, prompts):
 @pytest.mark.parametrize("flash_attention", ["off", "on"])
 def test_a_broken_batch_path_is_no_rounding_noise(monkeypatch, prompts, flash_attention):
     """It is there when the profile is measured, too: no pass is exact then, the noise is large, and nearly everything is a near tie."""
-    monkeypatch.setattr("gguf_spec.speculative.stored_profile.write_profile", lambda *_: True)
+    monkeypatch.setattr("gguf_spec.speculative.profiler.write_profile", lambda *_: True)
     rows_scaled(monkeypatch)
     with gguf_spec.load("tales", threads=1, n_ctx=1024, flash_attention=flash_attention) as llm:
         assert llm.profile.exact_width == 1

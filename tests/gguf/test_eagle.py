@@ -8,8 +8,9 @@ from gguf_spec.gguf import heads as files
 from gguf_spec.gguf.architectures import LAST_ROWS, LAYER_INPUTS
 from gguf_spec.gguf.heads import head_bytes, head_kind, is_head_alone, why_misfit, why_no_head
 from gguf_spec.gguf.validation import ModelFile
-from gguf_spec.llama import head_probe, target_rows
-from gguf_spec.llama.eagle_head import EagleHead, open_head
+from gguf_spec.llama import head as llama_head
+from gguf_spec.llama import native_head
+from gguf_spec.llama.head import EagleHead, open_head
 from gguf_spec.llama.memory import needs
 from gguf_spec.llama.model import Model
 from gguf_spec.llama.options import ContextOptions
@@ -285,12 +286,12 @@ def test_memory_of_a_head_is_estimated(tmp_path):
 
 
 def test_the_library_may_lack_the_functions(monkeypatch):
-    found = target_rows.layer_functions()
+    found = native_head.layer_functions()
     assert found
-    target_rows.layer_functions.cache_clear()
-    monkeypatch.setattr(target_rows, "_GET", ("_Zmissing",))
-    assert target_rows.layer_functions() is None
-    target_rows.layer_functions.cache_clear()
+    native_head.layer_functions.cache_clear()
+    monkeypatch.setattr(native_head, "_GET", ("_Zmissing",))
+    assert native_head.layer_functions() is None
+    native_head.layer_functions.cache_clear()
 
 
 def test_the_test_notices_that_llama_cpp_ends_the_process(tmp_path):
@@ -298,9 +299,9 @@ def test_the_test_notices_that_llama_cpp_ends_the_process(tmp_path):
     head = ModelFile(zoo.write(tmp_path / "head.gguf", eagle.head()))
     for name in ("llama", "qwen3"):
         assert (
-            head_probe.why_head_fails(ModelFile(families.write_family(tmp_path, name)), head) == ""
+            llama_head.why_head_fails(ModelFile(families.write_family(tmp_path, name)), head) == ""
         )
-    why = head_probe.why_head_fails(ModelFile(families.write_family(tmp_path, "qwen2")), head)
+    why = llama_head.why_head_fails(ModelFile(families.write_family(tmp_path, "qwen2")), head)
     assert "llama.cpp fails on the prediction head of head.gguf" in why
 
 

@@ -20,7 +20,7 @@ from gguf_spec.errors import (
     UnsupportedModelError,
 )
 from gguf_spec.gguf.validation import read_header
-from gguf_spec.llama import embedder, embedding_memory
+from gguf_spec.llama import embedder, memory
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.options import POOLING
 from tests.support import encoders, zoo
@@ -280,27 +280,27 @@ def test_generation_is_refused(folder):
 def test_not_enough_memory(folder, monkeypatch):
     with gguf_spec.load(folder / "llama.gguf", None, n_ctx=4096, **PLAIN) as llm:
         text = llm.generate("abc", GREEDY).tokens
-        monkeypatch.setattr(embedding_memory, "available_bytes", lambda: 8 << 20)
+        monkeypatch.setattr(memory, "available_bytes", lambda: 8 << 20)
         with pytest.raises(NotEnoughMemoryError, match="texts of 512 tokens would fit") as caught:
             llm.embed("a" * 4000)
         assert caught.value.needed_bytes > 8 << 20 and "shorten the texts" in caught.value.hint
-        monkeypatch.setattr(embedding_memory, "available_bytes", lambda: 1 << 20)
+        monkeypatch.setattr(memory, "available_bytes", lambda: 1 << 20)
         with pytest.raises(NotEnoughMemoryError, match="not even short texts fit"):
             llm.embed("a")
         monkeypatch.undo()
         assert llm.embed("a").shape == (1, 64)
         assert llm.generate("abc", GREEDY).tokens == text
-    monkeypatch.setattr(embedding_memory, "available_bytes", lambda: 1 << 20)
+    monkeypatch.setattr(memory, "available_bytes", lambda: 1 << 20)
     with pytest.raises(NotEnoughMemoryError, match=r"bert.gguf needs .* of memory; .* are free"):
         gguf_spec.load(folder / "bert.gguf", **PLAIN)
 
 
 def test_long_texts_take_flash_attention(folder):
     header = read_header(folder / "llama.gguf")
-    assert embedding_memory.flash_attention(header, ContextOptions(), 256) == "off"
-    assert embedding_memory.flash_attention(header, ContextOptions(), 1 << 14) == "on"
+    assert memory.flash_attention(header, ContextOptions(), 256) == "off"
+    assert memory.flash_attention(header, ContextOptions(), 1 << 14) == "on"
     forced = ContextOptions(flash_attention="off")
-    assert embedding_memory.flash_attention(header, forced, 1 << 14) == "off"
+    assert memory.flash_attention(header, forced, 1 << 14) == "off"
 
 
 def test_close(folder):

@@ -6,12 +6,11 @@ import pytest
 from gguf_spec.errors import DecodeError, InvalidOptionError
 from gguf_spec.gguf.heads import head_bytes, is_head_alone, n_heads, why_no_head
 from gguf_spec.gguf.validation import ModelFile
-from gguf_spec.llama import head_probe
-from gguf_spec.llama.eagle_head import open_head
-from gguf_spec.llama.head import Head
-from gguf_spec.llama.hidden_rows import HiddenRows
+from gguf_spec.llama import head as llama_head
+from gguf_spec.llama.head import Head, open_head
 from gguf_spec.llama.memory import needs
 from gguf_spec.llama.model import Model
+from gguf_spec.llama.native_head import HiddenRows
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.options import Sampling
 from gguf_spec.sampling.chain import Sampler
@@ -82,11 +81,11 @@ def test_a_head_without_all_of_its_tensors_is_none(folder):
 
 def test_the_test_notices_that_llama_cpp_ends_the_process(folder):
     """It asserts that a qwen35 has one head; in use the header is checked first."""
-    assert head_probe.why_head_fails(ModelFile(folder / "one.gguf"), None) == ""
-    why = head_probe.why_head_fails(ModelFile(folder / "two.gguf"), None)
+    assert llama_head.why_head_fails(ModelFile(folder / "one.gguf"), None) == ""
+    why = llama_head.why_head_fails(ModelFile(folder / "two.gguf"), None)
     assert "llama.cpp fails on the prediction head of two.gguf" in why
     alone = ModelFile(folder / "alone.gguf")
-    assert head_probe.why_head_fails(ModelFile(folder / "none.gguf"), alone) == ""
+    assert llama_head.why_head_fails(ModelFile(folder / "none.gguf"), alone) == ""
 
 
 def test_memory_of_a_head_is_estimated(folder):

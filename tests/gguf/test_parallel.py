@@ -7,7 +7,7 @@ import pytest
 import gguf_spec
 from gguf_spec import Sampling, Speculation
 from gguf_spec.gguf.validation import ModelFile
-from gguf_spec.llama import backend
+from gguf_spec.llama import backend, memory
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.speculative.profile import write_profile
 
@@ -49,7 +49,7 @@ def test_auto_is_one_where_the_memory_is_unknown(animals, monkeypatch):
     monkeypatch.setattr(backend, "offloads", lambda: True)
     path = animals / "llama.gguf"
     models = [(ModelFile(path).header, ContextOptions())]
-    assert backend.parallel_in_room(models, 16) is None
+    assert memory.parallel_in_room(models, 16) is None
     with gguf_spec.load(path, None, parallel="auto", **PLAIN) as llm:
         assert (llm.parallel, llm.parallel_reason) == (1, "the free memory is unknown")
 

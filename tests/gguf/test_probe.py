@@ -6,7 +6,7 @@ import sys
 import pytest
 
 import gguf_spec
-from gguf_spec.llama import child_process, selftest
+from gguf_spec.llama import own_kernels, probe, selftest
 from gguf_spec.system import files
 
 DIES = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
@@ -42,7 +42,7 @@ def child(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     def use(code: str) -> None:
-        monkeypatch.setattr(child_process, "command", lambda *_: [sys.executable, "-c", code])
+        monkeypatch.setattr(probe, "command", lambda *_: [sys.executable, "-c", code])
 
     return use
 
@@ -50,7 +50,7 @@ def child(monkeypatch, tmp_path):
 @pytest.mark.parametrize(("code", "said"), FAILS.values(), ids=FAILS)
 def test_a_child_that_fails(child, caplog, capfd, code, said):
     child(code)
-    assert selftest.extra_bufts_work() is False
+    assert own_kernels.extra_bufts_work() is False
     (record,) = caplog.records
     assert (record.name, record.levelname) == ("gguf_spec.llama.selftest", "WARNING")
     note = record.getMessage()
@@ -59,7 +59,7 @@ def test_a_child_that_fails(child, caplog, capfd, code, said):
     assert said in note
     caplog.clear()
     child(WORKS["exactly"])
-    assert selftest.extra_bufts_work() is False, "the answer was not remembered"
+    assert own_kernels.extra_bufts_work() is False, "the answer was not remembered"
     assert caplog.records == [], "said twice"
     assert capfd.readouterr() == ("", "")
 
@@ -67,28 +67,28 @@ def test_a_child_that_fails(child, caplog, capfd, code, said):
 @pytest.mark.parametrize("code", WORKS.values(), ids=WORKS)
 def test_a_child_that_computes_right(child, capfd, code):
     child(code)
-    assert selftest.extra_bufts_work() is True
+    assert own_kernels.extra_bufts_work() is True
     child(DIES)
-    assert selftest.extra_bufts_work() is True
+    assert own_kernels.extra_bufts_work() is True
     assert capfd.readouterr() == ("", "")
 
 
 def test_no_child_at_all(child, monkeypatch, caplog):
-    monkeypatch.setattr(child_process, "command", lambda *_: ["/nowhere/python"])
-    assert selftest.extra_bufts_work() is False
+    monkeypatch.setattr(probe, "command", lambda *_: ["/nowhere/python"])
+    assert own_kernels.extra_bufts_work() is False
     assert "did not run" in caplog.text
 
 
 @pytest.mark.parametrize("data", ["", "{", "[]", "null", '{"no": 1}'])
 def test_a_damaged_cache_is_asked_again(child, data):
     child(DIES)
-    assert selftest.extra_bufts_work() is False
-    selftest.result_file().write_text(data, encoding="utf-8")
+    assert own_kernels.extra_bufts_work() is False
+    own_kernels.repacking_result().write_text(data, encoding="utf-8")
     child(WORKS["exactly"])
-    assert selftest.extra_bufts_work() is True
-    assert json.loads(selftest.result_file().read_text(encoding="utf-8"))["ok"] is True
-    assert [path.name for path in selftest.result_file().parent.iterdir()] == [
-        selftest.result_file().name
+    assert own_kernels.extra_bufts_work() is True
+    assert json.loads(own_kernels.repacking_result().read_text(encoding="utf-8"))["ok"] is True
+    assert [path.name for path in own_kernels.repacking_result().parent.iterdir()] == [
+        own_kernels.repacking_result().name
     ]
 
 
@@ -96,15 +96,15 @@ def test_a_cache_that_cannot_be_written(child, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     child(WORKS["exactly"])
-    assert selftest.extra_bufts_work() is True
+    assert own_kernels.extra_bufts_work() is True
 
 
 def test_another_library_or_machine_is_asked_again(child, monkeypatch):
-    first = selftest.result_file()
+    first = own_kernels.repacking_result()
     monkeypatch.setattr(files, "_cpu", lambda: "flags: other")
-    second = selftest.result_file()
-    monkeypatch.setattr(selftest, "llama_parts", lambda: ["libllama.so 3 5"])
-    assert len({first, second, selftest.result_file()}) == 3
+    second = own_kernels.repacking_result()
+    monkeypatch.setattr(probe, "llama_parts", lambda: ["libllama.so 3 5"])
+    assert len({first, second, own_kernels.repacking_result()}) == 3
 
 
 @pytest.mark.parametrize(("code", "works"), [(DIES, False), (WORKS["exactly"], True)])
@@ -119,9 +119,9 @@ def test_it_is_not_asked_when_the_caller_decides(child, animals):
     child(DIES)
     with gguf_spec.load(animals / "llama.gguf", None, threads=1, extra_bufts=True) as llm:
         assert llm._target.options.extra_bufts is True
-    assert not selftest.result_file().exists()
+    assert not own_kernels.repacking_result().exists()
 
 
 def test_the_real_child_answers_with_a_small_number(stock_kernels):
-    assert child_process.command("selftest")[0] == sys.executable
-    assert 0 <= selftest.largest_difference() < 1
+    assert probe.command("repacking")[0] == sys.executable
+    assert 0 <= selftest.repacking() < 1

@@ -8,7 +8,7 @@ import pytest
 import gguf_spec
 from gguf_spec import Sampling
 from gguf_spec.runtime import load as load_module
-from gguf_spec.speculative import profiler, stored_profile
+from gguf_spec.speculative import profiler
 from gguf_spec.speculative.profile import Profile
 
 
@@ -22,9 +22,9 @@ def cache(tmp_path, monkeypatch):
 @pytest.fixture
 def measured(monkeypatch):
     """How often something was measured."""
-    real, calls = stored_profile.measure, []
+    real, calls = profiler.measure, []
     monkeypatch.setattr(
-        stored_profile, "measure", lambda *args, **kwargs: calls.append(1) or real(*args, **kwargs)
+        profiler, "measure", lambda *args, **kwargs: calls.append(1) or real(*args, **kwargs)
     )
     return calls
 
@@ -34,7 +34,7 @@ def load(**options):
 
 
 def test_a_second_load_measures_nothing_and_knows_the_same(cache, measured, monkeypatch):
-    monkeypatch.setattr(stored_profile, "cores_are_shared", lambda _: False)
+    monkeypatch.setattr(profiler, "cores_are_shared", lambda _: False)
     monkeypatch.setattr(profiler, "_STEADY", 1e9)  # whatever else runs
     with load() as llm:
         first = llm.profile

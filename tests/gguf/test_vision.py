@@ -21,7 +21,7 @@ from gguf_spec.errors import (
     TemplateError,
     UnsupportedModelError,
 )
-from gguf_spec.llama.mtmd import has_mtmd
+from gguf_spec.llama.projector import has_mtmd
 from gguf_spec.llama.vision import check_images_possible
 from gguf_spec.options import IMAGE_IDS
 from tests.support import projector_file, zoo

@@ -14,13 +14,12 @@ import gguf_spec
 from gguf_spec import Sampling, Speculation, errors
 from gguf_spec.doctor import ContextOptions, doctor
 from gguf_spec.gguf.validation import read_header
-from gguf_spec.llama import gpu_fit
+from gguf_spec.llama import memory
 from gguf_spec.llama.backend import offloads
-from gguf_spec.llama.cache_size import cache_bytes
 from gguf_spec.llama.devices import devices
 from gguf_spec.llama.model import Model
-from gguf_spec.llama.offload import offloaded
-from gguf_spec.llama.placement import LAYERS_MAX, Placement
+from gguf_spec.llama.options import LAYERS_MAX, Placement
+from gguf_spec.llama.sizes import cache_bytes, offloaded
 from tests.support import zoo
 
 pytestmark = pytest.mark.skipif(not offloads(), reason="llama.cpp finds no GPU")
@@ -90,7 +89,7 @@ def test_what_a_device_needs_is_not_underestimated(files, gpu, capfd, file):
         found = buffers(capfd, files / file, **options)
         used = sum(sizes.get(gpu, 0.0) for sizes in found.values()) * MIB
         how = ContextOptions(n_ctx=256, flash_attention="off", **options)
-        estimate = gpu_fit.device_bytes(read_header(files / file), how, 256, 1)
+        estimate = memory.device_bytes(read_header(files / file), how, 256, 1)
         assert used <= 1.02 * estimate + MIB
 
 
@@ -107,11 +106,11 @@ def test_auto_takes_what_fits(files, gpu, capfd, monkeypatch):
     assert everything == pytest.approx(
         offloaded(read_header(path), ContextOptions())[0] / MIB, abs=0.02
     )
-    every = gpu_fit.device_bytes(read_header(path), ContextOptions(n_ctx=256), 256, 1)
-    monkeypatch.setattr(gpu_fit, "room_of", lambda _: 0.8 * every)
+    every = memory.device_bytes(read_header(path), ContextOptions(n_ctx=256), 256, 1)
+    monkeypatch.setattr(memory, "room_of", lambda _: 0.8 * every)
     some = buffers(capfd, path, gpu_layers="auto")["model"][gpu]
     assert 0 < some < everything
-    monkeypatch.setattr(gpu_fit, "room_of", lambda _: 0.0)
+    monkeypatch.setattr(memory, "room_of", lambda _: 0.0)
     assert gpu not in buffers(capfd, path, gpu_layers="auto")["model"]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gguf_spec.llama import own_kernels, selftest
+from gguf_spec.llama import own_kernels
 from gguf_spec.quantize import quantize
 from gguf_spec.system.files import write_json
 from tests.gguf.test_near_ties import TALES
@@ -51,9 +51,9 @@ OF_ALL_ROWS = [
 ]  # fmt: skip
 PROBLEMS = """
 import json
-from gguf_spec.llama import kernel_checks, own_kernels
+from gguf_spec.llama import own_kernels, selftest
 assert own_kernels.enter("auto").name
-print(json.dumps({one.name: kernel_checks.problem_of(one) for one in kernel_checks.operations()}))
+print(json.dumps({one.name: selftest.problem_of(one) for one in selftest.operations()}))
 """
 # Files that `quantize` makes, and types that it has no name for: those are tested by the self-test alone.
 FILES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "Q2_K", "Q3_K_M", "Q4_K_M", "Q5_K_M", "Q6_K", "F16")  # fmt: skip
@@ -101,7 +101,7 @@ def test_verify_finds_each_bug(planted, kind, tmp_path, monkeypatch):
     monkeypatch.setenv("GGUF_SPEC_KERNELS_LIBRARY", str(library))
     monkeypatch.setenv("GGUF_SPEC_KERNELS", "auto")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    write_json(selftest.kernels_file(library, "auto"), {"ok": True, "problem": ""})
+    write_json(own_kernels.library_result("auto"), {"ok": True, "problem": ""})
     source = TALES / "tales-target-Q8_0.gguf"
     model = source if kind == "Q8_0" else tmp_path / f"{kind}.gguf"
     if kind == "F16":

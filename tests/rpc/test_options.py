@@ -7,7 +7,7 @@ import pytest
 import gguf_spec
 from gguf_spec import errors
 from gguf_spec.gguf.validation import ModelFile
-from gguf_spec.llama import memory, rpc
+from gguf_spec.llama import memory, remote
 from gguf_spec.llama.options import ContextOptions
 from gguf_spec.models import path
 from gguf_spec.worker import run_worker
@@ -15,7 +15,7 @@ from gguf_spec.worker import run_worker
 
 @pytest.fixture
 def with_rpc(monkeypatch):
-    monkeypatch.setattr(rpc, "has_rpc", lambda: True)
+    monkeypatch.setattr(remote, "has_rpc", lambda: True)
 
 
 @pytest.mark.parametrize("address", ["", "host", "host:", ":5", "host:0", "host:65536", "host:x", "[::1]:5", "host:٣", 5])  # fmt: skip
@@ -27,19 +27,19 @@ def test_wrong_addresses(address, with_rpc):
 
 
 def test_a_build_without_rpc_is_named_with_what_builds_one(monkeypatch):
-    monkeypatch.setattr(rpc, "has_rpc", lambda: False)
+    monkeypatch.setattr(remote, "has_rpc", lambda: False)
     for call in (
         lambda: gguf_spec.load("tales", rpc="127.0.0.1:5"),
         lambda: run_worker("127.0.0.1:5"),
     ):
         with pytest.raises(errors.InvalidOptionError, match="no RPC backend") as caught:
             call()
-        assert caught.value.hint == f"build one in a clone: {rpc.BUILD}."
+        assert caught.value.hint == f"build one in a clone: {remote.BUILD}."
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:50052", "192.0.2.1:50052"])
 def test_other_machines_need_the_flag(address, with_rpc, monkeypatch):
-    monkeypatch.setattr(rpc, "serve", lambda *_: pytest.fail("it listens"))
+    monkeypatch.setattr(remote, "serve", lambda *_: pytest.fail("it listens"))
     with pytest.raises(errors.InvalidOptionError, match="controls the process") as caught:
         run_worker(address)
     assert "ssh -L" in caught.value.hint
@@ -47,7 +47,7 @@ def test_other_machines_need_the_flag(address, with_rpc, monkeypatch):
 
 
 def test_a_worker_needs_a_free_port(with_rpc, monkeypatch):
-    monkeypatch.setattr(rpc, "serve", lambda *_: pytest.fail("it listens"))
+    monkeypatch.setattr(remote, "serve", lambda *_: pytest.fail("it listens"))
     with socket.create_server(("127.0.0.1", 0)) as one:
         with pytest.raises(errors.GgufSpecError, match="cannot listen"):
             run_worker(f"localhost:{one.getsockname()[1]}")
@@ -58,7 +58,7 @@ def test_a_worker_needs_a_free_port(with_rpc, monkeypatch):
 def test_a_worker_that_cannot_be_reached(with_rpc):
     with socket.create_server(("127.0.0.1", 0)) as one:
         port = one.getsockname()[1]
-        assert rpc.unreachable([f"127.0.0.1:{port}"]) == []
+        assert remote.unreachable([f"127.0.0.1:{port}"]) == []
     with pytest.raises(errors.WorkerError) as caught:
         gguf_spec.load("tales", rpc=[f"127.0.0.1:{port}"])
     assert caught.value.workers == (f"127.0.0.1:{port}",)

@@ -15,7 +15,7 @@ import pytest
 
 import gguf_spec
 from gguf_spec import Sampling, Speculation, errors
-from gguf_spec.llama import rpc
+from gguf_spec.llama import devices, remote
 from gguf_spec.llama.backend import offloads
 from gguf_spec.server import serve_in_thread
 from tests.server.conftest import ask, ask_text, until
@@ -23,7 +23,9 @@ from tests.support import children, encoders
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not rpc.has_rpc(), reason=f"llama.cpp has no RPC backend: {rpc.BUILD}"),
+    pytest.mark.skipif(
+        not devices.has_rpc(), reason=f"llama.cpp has no RPC backend: {remote.BUILD}"
+    ),
 ]
 ROOT = Path(__file__).resolve().parents[2]
 PROMPT = "The old king"
@@ -50,7 +52,7 @@ class Worker:
             command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)}
         )  # fmt: skip
         assert self.process.stdout.readline() == f"Listening at {self.address}\n"
-        until(lambda: not rpc.unreachable([self.address]))
+        until(lambda: not remote.unreachable([self.address]))
 
     def end(self, number=signal.SIGKILL):
         self.process.send_signal(number)
@@ -77,14 +79,14 @@ def held():
     found = []
     for one in psutil.Process().children():
         with contextlib.suppress(psutil.Error):  # it ends just now
-            if "gguf_spec.llama.remote_child" in one.cmdline():
+            if "gguf_spec.llama.remote" in one.cmdline():
                 found.append(one)
     return found
 
 
 def test_an_rpc_build_has_no_gpu():
     """llama.cpp says it can offload; that alone must not change local runs."""
-    assert not offloads() or rpc.has_gpu()
+    assert not offloads() or devices.has_gpu()
 
 
 def test_the_text_is_that_of_a_local_run(workers, tales):

@@ -268,10 +268,10 @@ def test_limits_of_access(files):
 
 
 def test_too_little_memory(files, monkeypatch):
-    from gguf_spec.llama import embedding_memory
+    from gguf_spec.llama import memory
 
     with gguf_spec.load("tales", threads=1) as llm, serve_in_thread(llm) as server:
-        monkeypatch.setattr(embedding_memory, "available_bytes", lambda: 1 << 20)
+        monkeypatch.setattr(memory, "available_bytes", lambda: 1 << 20)
         reply = embed(server, model="tales")
         assert (reply.status, reply.code) == (503, "not_enough_memory")
         monkeypatch.undo()

@@ -5,10 +5,9 @@ import pytest
 from gguf_spec.options import Speculation
 from gguf_spec.server.errors import ApiError
 from gguf_spec.server.fields import OTHER_FIELDS, OTHER_NAMES
-from gguf_spec.server.messages import IGNORED_FIELDS, read_messages
-from gguf_spec.server.messages_api.request import read_request
-from gguf_spec.server.requests import read_chat, read_text
-from gguf_spec.server.responses_api.request import read_response
+from gguf_spec.server.messages_api import read_request
+from gguf_spec.server.requests import IGNORED_FIELDS, MESSAGES, read_chat, read_text
+from gguf_spec.server.responses_api import read_response
 from gguf_spec.server.responses_store import ResponseStore
 from tests.server.conftest import ask_chat
 
@@ -45,6 +44,10 @@ def test_fields_without_effect(name):
     for route in set(READ) - set(field.routes) - KNOWN.get(name, set()):
         with pytest.raises(ApiError, match="Unknown field"):
             read(route, **{name: "x"})
+
+
+def read_messages(value):
+    return MESSAGES.read(value, "messages")
 
 
 def test_true_is_not_1():

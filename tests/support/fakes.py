@@ -15,7 +15,7 @@ from gguf_spec.runtime.llm import LLM
 from gguf_spec.sampling.chain import NO_FILTERS, Sampler
 from gguf_spec.speculative.acceptance import Draft
 from gguf_spec.speculative.controller import DraftController
-from gguf_spec.speculative.cost_tables import interpolate
+from gguf_spec.speculative.cost_model import interpolate
 from gguf_spec.speculative.drafters import ModelDrafter
 from gguf_spec.speculative.pair import ModelPair
 from gguf_spec.speculative.profile import DEFAULT_PROFILE
@@ -79,7 +79,7 @@ class FakeModel:
     """
 
     start, weight_bytes, cached_bytes, reads_at_once = 1, 10**9, 1.0, 32
-    parallel = 1
+    parallel, index = 1, 0
     free_rollback, why_plain = 10**6, ""
     grid, exact_attention, most_exact_rows, depth_costs = 0, True, 65, {}
     exact_branches = True

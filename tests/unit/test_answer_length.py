@@ -2,9 +2,8 @@
 
 import pytest
 
-from gguf_spec.speculative.acceptance_rates import AcceptanceRates
 from gguf_spec.speculative.cost_model import CostModel, Pace
-from gguf_spec.speculative.pair_statistics import PairStatistics
+from gguf_spec.speculative.pair_statistics import AcceptanceRates, PairStatistics
 
 
 @pytest.fixture

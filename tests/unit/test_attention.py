@@ -7,9 +7,8 @@ import pytest
 
 from gguf_spec.gguf.validation import Header
 from gguf_spec.llama import attention
-from gguf_spec.llama.attention import attention_shape, depth_costs
+from gguf_spec.llama.attention import N_LAYERS, AttentionShape, attention_shape, depth_costs
 from gguf_spec.llama.options import ContextOptions
-from gguf_spec.llama.probe_model import N_LAYERS, AttentionShape
 from gguf_spec.system.files import write_json
 
 WIDTHS = (1, 2, 4, 8, 32)

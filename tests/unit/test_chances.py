@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gguf_spec.speculative.acceptance_rates import AcceptanceRates, RequestAcceptance, fitted
+from gguf_spec.speculative.pair_statistics import AcceptanceRates, RequestAcceptance, fitted
 
 BELIEFS = {"ngram": (0.2, 0.9), "model": (0.5,)}
 

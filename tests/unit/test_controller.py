@@ -19,8 +19,7 @@ from gguf_spec.speculative.draft_length import Prices
 from gguf_spec.speculative.drafters import NgramDrafter, Proposal
 from gguf_spec.speculative.engine import Rule, read_prompt, rounds
 from gguf_spec.speculative.pair import ModelPair
-from gguf_spec.speculative.round_state import RoundState, Step
-from gguf_spec.speculative.search_budget import SearchBudget
+from gguf_spec.speculative.round_state import RoundState, SearchBudget, Step
 from tests.support.fakes import Clock, FakeModel, costing, random_table, sampler
 
 V, N = 30, 600

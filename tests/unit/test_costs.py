@@ -6,8 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gguf_spec.speculative.cost_model import CostModel, Overhead, Pace
-from gguf_spec.speculative.cost_tables import interpolate, interpolate_depth, repaired
+from gguf_spec.speculative.cost_model import (
+    CostModel,
+    Overhead,
+    Pace,
+    interpolate,
+    interpolate_depth,
+    repaired,
+)
 
 STAIRS = {1: 40.0, 2: 78.0, 3: 82.0, 4: 87.0, 8: 110.0, 16: 192.0, 33: 324.0}
 tables = st.dictionaries(st.integers(2, 40), st.floats(0.001, 100.0), max_size=8).map(

@@ -7,8 +7,7 @@ import pytest
 
 from gguf_spec.gguf.validation import ModelFile
 from gguf_spec.llama import own_kernels
-from gguf_spec.llama.options import Adapter, ContextOptions
-from gguf_spec.llama.placement import Placement
+from gguf_spec.llama.options import Adapter, ContextOptions, Placement
 from gguf_spec.runtime import session_file
 from gguf_spec.speculative import profile
 from gguf_spec.speculative.profile import ModelKey

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gguf_spec import Sampling, Speculation
-from gguf_spec.runtime import stats_recorder
+from gguf_spec.runtime import generation
 from tests.support import children
 from tests.support.fakes import FakeModel, fake_llm, random_table
 
@@ -19,18 +19,18 @@ SAMPLING = Sampling(seed=1, max_tokens=30, ignore_eos=True)
 LOAD = """
 import os, sys
 os.environ["GGUF_SPEC_KERNELS"] = "stock"
-from gguf_spec.llama import child_process
+from gguf_spec.llama import probe
 {}
 from gguf_spec import Sampling, load
 with load("tales", threads=1) as llm:
     llm.generate("Once", Sampling(seed=1, max_tokens=8))
 """
-DIES = "child_process.command = lambda *_: [sys.executable, '-c', 'import os; os.abort()']"
-WORKS = """child_process.command = lambda *_: [sys.executable, "-c", "print(0.0)"]"""
+DIES = "probe.command = lambda *_: [sys.executable, '-c', 'import os; os.abort()']"
+WORKS = """probe.command = lambda *_: [sys.executable, "-c", "print(0.0)"]"""
 COMMAND = """
 import os, sys
 os.environ["GGUF_SPEC_KERNELS"] = "stock"
-from gguf_spec.llama import child_process
+from gguf_spec.llama import probe
 {}
 from gguf_spec.cli import main
 sys.argv = ["gguf-spec", "generate", "-m", "tales", "Once", "--threads", "1", "--seed", "1", "-n", "8"]
@@ -78,8 +78,8 @@ def test_plain_decoding_is_logged_too(llm, caplog):
 
 def test_without_debug_it_is_asked_once_a_request(llm, monkeypatch):
     asked = []
-    monkeypatch.setattr(stats_recorder, "_log_round", lambda *_: pytest.fail("logged"))
-    monkeypatch.setattr(stats_recorder._LOG, "isEnabledFor", asked.append)
+    monkeypatch.setattr(generation, "_log_round", lambda *_: pytest.fail("logged"))
+    monkeypatch.setattr(generation._LOG, "isEnabledFor", asked.append)
     for _ in range(2):
         llm.generate("ab", SAMPLING)
     assert asked == [logging.DEBUG] * 2

@@ -6,11 +6,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from gguf_spec.speculative import profiler, stored_profile
+from gguf_spec.speculative import profiler
 from gguf_spec.speculative.interfaces import read_on, retain_prefix
 from gguf_spec.speculative.profile import DEFAULT_PROFILE
-from gguf_spec.speculative.profiler import plausible
-from gguf_spec.speculative.stored_profile import profile_of
+from gguf_spec.speculative.profiler import plausible, profile_of
 from tests.support.fakes import FakeModel, random_table
 
 NOW = 1.8e9
@@ -29,14 +28,14 @@ def store(monkeypatch):
         store.budgets.append(budget_s)
         return store.found
 
-    monkeypatch.setattr(stored_profile, "read_profile", lambda *_: store.kept)
+    monkeypatch.setattr(profiler, "read_profile", lambda *_: store.kept)
     monkeypatch.setattr(
-        stored_profile,
+        profiler,
         "write_profile",
         lambda _target, _draft, profile: setattr(store, "kept", profile),
     )
-    monkeypatch.setattr(stored_profile, "measure", measure)
-    monkeypatch.setattr(stored_profile, "time", SimpleNamespace(time=lambda: NOW))
+    monkeypatch.setattr(profiler, "measure", measure)
+    monkeypatch.setattr(profiler, "time", SimpleNamespace(time=lambda: NOW))
     return store
 
 
@@ -88,11 +87,9 @@ def test_a_busy_moment_does_not_replace_what_an_idle_one_gave(store):
 
 def test_beside_another_program_few_passes_are_made_and_measured_again_later(store, monkeypatch):
     store.kept = None
-    monkeypatch.setattr(
-        stored_profile, "cores_are_shared", lambda threads: threads == TARGET.threads
-    )
+    monkeypatch.setattr(profiler, "cores_are_shared", lambda threads: threads == TARGET.threads)
     assert not profile_of(TARGET, None).steady
-    monkeypatch.setattr(stored_profile, "cores_are_shared", lambda threads: False)
+    monkeypatch.setattr(profiler, "cores_are_shared", lambda threads: False)
     assert profile_of(TARGET, None).steady
     assert profile_of(TARGET, None).steady
     assert store.n == 2

@@ -8,16 +8,16 @@ import pytest
 from gguf_spec.errors import NotEnoughMemoryError
 from gguf_spec.gguf.validation import ArrayLength, Header, Tensor
 from gguf_spec.llama import memory
-from gguf_spec.llama.cache_size import cache_bytes
+from gguf_spec.llama.backend import features_of
 from gguf_spec.llama.memory import (
-    ample_parallel,
-    check_memory,
-    features_of,
+    check_room,
     largest_ctx,
     needs,
-    usual_prefix_memory,
+    parallel_in_room,
+    prefix_memory_in_room,
 )
 from gguf_spec.llama.options import ContextOptions
+from gguf_spec.llama.sizes import cache_bytes
 
 MIB, GIB = 1 << 20, 1 << 30
 F16 = ContextOptions(n_ctx=1000)
@@ -266,15 +266,15 @@ def test_a_draft_with_a_cache_of_its_own_type():
 def test_what_is_refused_names_the_context_that_fits(machine):
     machine(3 * GIB)
     with pytest.raises(NotEnoughMemoryError) as caught:
-        check_memory(models(), {})
+        check_room(models(), {})
     said = str(caught.value)
     assert said.startswith("llama.gguf needs 8.")
     assert "6.0 GiB of it for a context of 32,768; 3.0 GiB are free: a context of " in said
     n_ctx = int(said.rpartition("context of ")[2].split()[0].replace(",", ""))
     assert said.endswith(" would fit.")
-    check_memory(models(n_ctx), {})
+    check_room(models(n_ctx), {})
     with pytest.raises(NotEnoughMemoryError):
-        check_memory(models(n_ctx + 256), {})
+        check_room(models(n_ctx + 256), {})
     assert caught.value.available_bytes == 3 * GIB
     assert caught.value.needed_bytes > 8 * GIB
 
@@ -284,7 +284,7 @@ def test_weights_that_do_not_fit_alone(machine):
     with pytest.raises(
         NotEnoughMemoryError, match=r"this machine has 4\.0 GiB: the weights alone do not fit\.$"
     ):
-        check_memory(models(4096, file_bytes=5 * GIB), {})
+        check_room(models(4096, file_bytes=5 * GIB), {})
 
 
 def test_weights_that_fit_without_their_copies(machine):
@@ -295,28 +295,28 @@ def test_weights_that_fit_without_their_copies(machine):
         NotEnoughMemoryError,
         match=r"weights alone do not fit; with extra_bufts=False, .* a context of 4,096 would fit\.",
     ):
-        check_memory([(large, ContextOptions(n_ctx=4096))], AVX2)
-    check_memory([(large, ContextOptions(n_ctx=4096, extra_bufts=False))], AVX2)
+        check_room([(large, ContextOptions(n_ctx=4096))], AVX2)
+    check_room([(large, ContextOptions(n_ctx=4096, extra_bufts=False))], AVX2)
 
 
 def test_weights_may_push_others_out_but_caches_may_not(machine):
     machine(2 * GIB, total=8 * GIB)
-    check_memory(models(4096, file_bytes=6 * GIB), {})
+    check_room(models(4096, file_bytes=6 * GIB), {})
     with pytest.raises(NotEnoughMemoryError):
-        check_memory(models(16384, file_bytes=GIB), {})
+        check_room(models(16384, file_bytes=GIB), {})
     with pytest.raises(NotEnoughMemoryError):
-        check_memory(models(4096, file_bytes=8 * GIB), {})
+        check_room(models(4096, file_bytes=8 * GIB), {})
 
 
 def test_where_nothing_is_known_nothing_is_refused(machine):
     machine(None, None)
-    check_memory(models(file_bytes=1 << 60), {})
+    check_room(models(file_bytes=1 << 60), {})
 
 
 def test_a_pair_is_refused_by_both_names(machine):
     machine(GIB)
     with pytest.raises(NotEnoughMemoryError, match=r"^llama\.gguf and llama\.gguf need "):
-        check_memory(models() * 2, {})
+        check_room(models() * 2, {})
 
 
 @pytest.mark.parametrize("free", [0, 200 * MIB, GIB, 3 * GIB, 100 * GIB])
@@ -336,19 +336,19 @@ def test_the_longest_context_fits_and_no_longer_one_does(machine, free):
 def test_what_is_refused_names_the_requests_that_fit(machine):
     machine(GIB)
     with pytest.raises(NotEnoughMemoryError) as caught:
-        check_memory(models(1024, parallel=8), {})
+        check_room(models(1024, parallel=8), {})
     said = str(caught.value)
     assert (
         "1.5 GiB of it for a context of 1,024 for each of 8 parallel requests; 1.0 GiB are" in said
     )
     assert said.endswith(" would fit, or 4 parallel requests with the whole context.")
     assert caught.value.suggested["parallel"] == 4
-    check_memory(models(1024, parallel=4), {})
+    check_room(models(1024, parallel=4), {})
     with pytest.raises(NotEnoughMemoryError):
-        check_memory(models(1024, parallel=5), {})
+        check_room(models(1024, parallel=5), {})
     machine(GIB // 2)
     with pytest.raises(NotEnoughMemoryError) as caught:
-        check_memory(models(4096, parallel=8), {})
+        check_room(models(4096, parallel=8), {})
     assert "with the whole context" not in str(caught.value)
     assert "parallel" not in caught.value.suggested
 
@@ -368,7 +368,7 @@ def test_what_is_refused_names_the_requests_that_fit(machine):
 def test_ample_requests_take_a_quarter_of_the_free_memory(machine, free, n):
     """The cache of one of them has 192 MiB."""
     machine(free)
-    assert ample_parallel(models(1024, file_bytes=MIB), {}, 16) == n
+    assert parallel_in_room(models(1024, file_bytes=MIB), 16, {}) == n
 
 
 @pytest.mark.parametrize(
@@ -377,5 +377,5 @@ def test_ample_requests_take_a_quarter_of_the_free_memory(machine, free, n):
 def test_kept_prefixes_take_an_eighth_of_what_stays_free(machine, free, kept):
     """The cache has 192 MiB."""
     machine(free)
-    found = usual_prefix_memory(models(1024, file_bytes=MIB), {}) / GIB
+    found = prefix_memory_in_room(models(1024, file_bytes=MIB), {}) / GIB
     assert found == pytest.approx(kept, abs=0.02)

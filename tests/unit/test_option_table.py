@@ -181,8 +181,9 @@ def test_the_description(owner, name, rule):
         2 if owner is Speculation or rule.in_requests or name in ("logit_bias", "logprobs") else 0
     )
     for schema in found:
-        default = schema.pop("default", None)
-        assert schema == rule.schema | ({"minimum": -1} if name in NO_LIMIT else {})
+        default = schema.get("default")
+        limits = {key: value for key, value in schema.items() if key != "default"}
+        assert limits == rule.schema | ({"minimum": -1} if name in NO_LIMIT else {})
         assert default == (
             None
             if name in ("max_tokens", "logprobs", "logit_bias") or owner is Speculation

@@ -9,9 +9,9 @@ import pytest
 
 import gguf_spec
 from gguf_spec.errors import InvalidOptionError
-from gguf_spec.llama import kernel_checks, own_kernels, selftest
-from gguf_spec.llama.kernel_checks import Operation, problem_of
+from gguf_spec.llama import own_kernels, probe, selftest
 from gguf_spec.llama.own_kernels import Kernels
+from gguf_spec.llama.selftest import Operation, problem_of
 from tests.support import children
 
 ASK = """
@@ -102,12 +102,13 @@ def test_another_library_is_tested_again(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     library, problems = tmp_path / "a.so", ["it fails", ""]
     library.write_text("a")
-    monkeypatch.setattr(selftest, "ask", lambda *_, **__: problems.pop(0))
-    assert [selftest.kernels_problem(library, "auto") for _ in range(2)] == ["it fails"] * 2
+    monkeypatch.setenv("GGUF_SPEC_KERNELS_LIBRARY", str(library))
+    monkeypatch.setattr(probe, "run", lambda *_, **__: problems.pop(0))
+    assert [own_kernels.library_problem("auto") for _ in range(2)] == ["it fails"] * 2
     library.write_text("another")
-    assert selftest.kernels_problem(library, "auto") == ""
+    assert own_kernels.library_problem("auto") == ""
     monkeypatch.setattr(sys, "frozen", True, raising=False)
-    assert "packed program" in selftest.kernels_problem(library, "auto")
+    assert "packed program" in own_kernels.library_problem("auto")
 
 
 @pytest.mark.parametrize("machine", [("aarch64", "linux"), ("x86_64", "darwin")])
@@ -185,8 +186,8 @@ def test_what_a_planted_fault_is_called(monkeypatch, spoil, said):
 
 
 def test_every_type_and_cache_is_tested():
-    names = {operation.name for operation in kernel_checks.operations()}
+    names = {operation.name for operation in selftest.operations()}
     for kind in own_kernels.TYPES:
-        name = kernel_checks._type_name(kind)
+        name = selftest._type_name(kind)
         assert {f"a product with {name}", f"a product with experts of {name}"} <= names
     assert {f"attention with a cache of {name}" for name in ("f16", "bf16", "q8_0")} <= names

@@ -1,20 +1,28 @@
 """Devices and tensors with a place of their own: what is refused, and how many layers fit; no GPU is needed."""
 
+import inspect
 import re
 from types import SimpleNamespace
 
 import pytest
 
+import gguf_spec
 from gguf_spec.cli import cli
+from gguf_spec.cli.options import PARAMETERS
 from gguf_spec.errors import InvalidOptionError
 from gguf_spec.gguf.validation import read_header
-from gguf_spec.llama import devices, gpu_fit
+from gguf_spec.llama import devices, memory
 from gguf_spec.llama.devices import Device, check_placement, devices_in_use
 from gguf_spec.llama.memory import needs
-from gguf_spec.llama.offload import offloaded
-from gguf_spec.llama.options import ContextOptions
-from gguf_spec.llama.placement import LAYERS_MAX, Placement, expression, read_placement
-from gguf_spec.load_options import LOADING
+from gguf_spec.llama.options import (
+    LAYERS_MAX,
+    ContextOptions,
+    Placement,
+    expression,
+    read_placement,
+)
+from gguf_spec.llama.sizes import offloaded
+from gguf_spec.load_options import LOADING, REQUESTS
 from tests.support import zoo
 
 GIB = 1 << 30
@@ -168,7 +176,7 @@ def mixture_header(tmp_path, n_layer=8, n_ff=4096):
 def with_room(header, options, n_bytes):
     """Return the options with `auto` replaced, for a GPU with this room."""
     device = Device("Gpu0", "", False, int(n_bytes / 0.875), int(n_bytes / 0.875))
-    ((_, fitted),) = gpu_fit.fit_layers([(header, options)], lambda _: [device])
+    ((_, fitted),) = memory.fit_layers([(header, options)], lambda _: [device])
     return fitted
 
 
@@ -192,15 +200,15 @@ def test_the_output_comes_first_and_then_the_last_layers(tmp_path):
 
 def test_experts_stay_first_and_then_layers(tmp_path):
     header, options = mixture_header(tmp_path), ContextOptions(n_ctx=256, gpu_layers="auto")
-    every = gpu_fit.device_bytes(header, ContextOptions(n_ctx=256), 256, 1)
+    every = memory.device_bytes(header, ContextOptions(n_ctx=256), 256, 1)
     assert with_room(header, options, 1.01 * every).placement.n_cpu_moe == 0
     seen = []
     for share in (0.9, 0.7, 0.5, 0.4, 0.38):
         fitted = with_room(header, options, share * every)
         seen.append((fitted.gpu_layers, fitted.placement.n_cpu_moe))
-        assert gpu_fit.device_bytes(header, fitted, 256, 1) <= share * every
+        assert memory.device_bytes(header, fitted, 256, 1) <= share * every
         more = replace_experts(fitted, fitted.placement.n_cpu_moe - 1)
-        assert gpu_fit.device_bytes(header, more, 256, 1) > share * every
+        assert memory.device_bytes(header, more, 256, 1) > share * every
     assert all(layers == -1 for layers, _ in seen)
     assert [n for _, n in seen] == sorted(n for _, n in seen)
     assert seen[0][1] < seen[-1][1]
@@ -218,7 +226,7 @@ def test_a_plain_model_gives_up_layers(tmp_path):
 
     def size(layers):
         one = ContextOptions(n_ctx=256, gpu_layers=layers)
-        return gpu_fit.device_bytes(header, one, 256, 1)
+        return memory.device_bytes(header, one, 256, 1)
 
     assert with_room(header, options, size(-1) + 8).gpu_layers == -1
     for n in (1, 4, 8):
@@ -229,18 +237,18 @@ def test_a_plain_model_gives_up_layers(tmp_path):
 def test_the_draft_comes_first_and_only_auto_changes(tmp_path):
     header = mixture_header(tmp_path)
     auto = ContextOptions(n_ctx=256, gpu_layers="auto")
-    one = gpu_fit.device_bytes(header, ContextOptions(n_ctx=256), 256, 1)
+    one = memory.device_bytes(header, ContextOptions(n_ctx=256), 256, 1)
     gpu = Device("Gpu0", "", False, int(1.7 * one / 0.875), int(1.7 * one / 0.875))
-    models = gpu_fit.fit_layers([(header, auto), (header, auto.for_draft())], lambda _: [gpu])
+    models = memory.fit_layers([(header, auto), (header, auto.for_draft())], lambda _: [gpu])
     assert models[1][1].placement.n_cpu_moe == 0
     assert models[0][1].placement.n_cpu_moe > 0
     fixed = [(header, auto), (header, auto.for_draft(gpu_layers=0))]
-    models = gpu_fit.fit_layers(fixed, lambda _: [gpu])
+    models = memory.fit_layers(fixed, lambda _: [gpu])
     assert (models[0][1].gpu_layers, models[1][1].gpu_layers) == (-1, 0)
     assert models[0][1].placement.n_cpu_moe == 0
     nothing = [(header, ContextOptions(gpu_layers=2))]
-    assert gpu_fit.fit_layers(nothing, lambda _: pytest.fail("asked")) == nothing
-    assert gpu_fit.fit_layers([(header, auto)], lambda _: [])[0][1].gpu_layers == -1
+    assert memory.fit_layers(nothing, lambda _: pytest.fail("asked")) == nothing
+    assert memory.fit_layers([(header, auto)], lambda _: [])[0][1].gpu_layers == -1
 
 
 def test_devices_that_llama_takes_by_itself(monkeypatch):
@@ -253,9 +261,9 @@ def test_devices_that_llama_takes_by_itself(monkeypatch):
 
 
 def test_a_margin_stays_free():
-    assert gpu_fit.room_of(BIG) == 23 * GIB
-    assert gpu_fit.room_of(SMALL) == 1.75 * GIB
-    assert gpu_fit.room_of(Device("Odd0", "", False, 0, 0)) > 1 << 50
+    assert memory.room_of(BIG) == 23 * GIB
+    assert memory.room_of(SMALL) == 1.75 * GIB
+    assert memory.room_of(Device("Odd0", "", False, 0, 0)) > 1 << 50
 
 
 # ---- main memory
@@ -276,12 +284,21 @@ def test_files_that_are_read_or_locked_are_memory_of_their_own(tmp_path):
 # ---- the table
 
 
-def test_the_command_line_has_the_table():
-    options = {one.name: one for one in cli.commands["generate"].params}
-    shown = {name: options[name] for name in LOADING}
+@pytest.mark.parametrize(
+    ("command", "table"), [("generate", LOADING), ("serve", LOADING | REQUESTS)]
+)
+def test_the_command_line_has_the_table(command, table):
+    options = {one.name: one for one in cli.commands[command].params}
+    shown = {name: options[PARAMETERS[name]] for name in table}
     assert {name: one.help for name, one in shown.items()} == {
-        name: rule.help for name, rule in LOADING.items()
+        name: rule.help for name, rule in table.items()
     }
     assert {name for name, one in shown.items() if one.multiple} == {
-        name for name, rule in LOADING.items() if rule.shape == "sequence"
+        name for name, rule in table.items() if rule.shape == "sequence"
     }
+
+
+def test_the_tables_have_every_argument_of_load():
+    """Beside the models, the callbacks and the draft options, which have a table of their own."""
+    others = {"model", "draft", "models_file", "speculation", "progress", "on_measure", "verbose"}
+    assert {*LOADING, *REQUESTS} == {*inspect.signature(gguf_spec.load).parameters} - others

@@ -12,6 +12,9 @@ def test_each_mistake_can_be_planted(monkeypatch):
     assert len(module.BUGS) > 40
     for bug in module.BUGS:
         source = (ROOT / "gguf_spec" / bug.file).read_text(encoding="utf-8")
-        assert module.planted_text(bug) != source  # it ends with an error where the place is gone
+        assert module.planted(bug).text != source  # it ends with an error where the place is gone
         for test in bug.tests:
             assert (ROOT / "tests" / test).is_file(), bug.name
+    for name, (quick, slow) in module.TESTS.items():
+        assert (ROOT / "gguf_spec" / f"{name}.py").is_file()
+        assert all((ROOT / "tests" / test.partition("::")[0]).is_file() for test in quick + slow)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gguf_spec.options import BRANCHES_MAX, Speculation
-from gguf_spec.speculative.cost_tables import interpolate
+from gguf_spec.speculative.cost_model import interpolate
 from gguf_spec.speculative.draft_length import Prices, best_length
 from gguf_spec.speculative.drafters import Proposal
 from gguf_spec.speculative.pair_statistics import SECOND

@@ -10,7 +10,7 @@ from gguf_spec import Sampling, Speculation
 from gguf_spec import tune as module
 from gguf_spec.errors import BusyError, ClosedError, UnsupportedModelError
 from gguf_spec.speculative import pair as pair_module
-from gguf_spec.speculative import profiler, stored_profile
+from gguf_spec.speculative import profiler
 from gguf_spec.speculative.drafters import N_CONFIDENCE_BUCKETS
 from gguf_spec.speculative.profile import DEFAULT_PROFILE, Profile, read_profile
 from gguf_spec.speculative.profiler import measure
@@ -262,7 +262,7 @@ def test_the_bundled_pair_and_the_next_load(monkeypatch, tmp_path):
     assert 0.2 < got.profile.agreement < 1
     assert got.profile.token_s > 0
     assert got.profile.proposal_s > 0
-    monkeypatch.setattr(stored_profile, "measure", None)
+    monkeypatch.setattr(profiler, "measure", None)
     with gguf_spec.load("tales", **options) as llm:
         assert llm.profile == got.profile
 

@@ -1,11 +1,15 @@
-"""Size of llama.cpp's cache by its own formulas: keys and values, or the states of layers."""
+"""Sizes by llama.cpp's own formulas: its cache, copies of repacked weights, and offloaded parts."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
 from ..gguf.heads import n_heads, shares_cache
 from ..gguf.validation import Header
-from .exact_kernels import flash_on_cpu
 from .options import KV_TYPES, ContextOptions
+from .own_kernels import flash_on_cpu
 
 # positions; llama.cpp rounds contexts up to a multiple
 PAD = 256
@@ -134,3 +138,96 @@ def _state(header: Header, n_heads: int) -> int:
 def padded(n_ctx: int) -> int:
     """Return a context length as llama.cpp rounds it up."""
     return -(-n_ctx // PAD) * PAD
+
+
+# Repacked ggml types -> divisor of the number of rows of a matrix. For AMX: divisor of the number
+# of columns, and size of the copy relative to the original.
+_AVX2 = {2: 8, 12: 8, 20: 8, 39: 8}
+_AVX512 = {10: 8}
+_DOTPROD = {2: 4, 8: 4, 12: 8, 13: 8, 14: 8, 20: 4, 39: 4}
+_AMX = {
+    1: (16, 1.0),
+    2: (32, 1.0),
+    3: (32, 1.0),
+    8: (32, 38 / 34),
+    12: (256, 148 / 144),
+    13: (256, 180 / 176),
+    14: (256, 1.0),
+    23: (256, 138 / 136),
+}
+# tensors that are looked up or added, not multiplied
+_NOT_MULTIPLIED = re.compile(
+    r"^(token_embd(_norm)?|token_types|position_embd|per_layer_token_embd|rope_.*)\."
+    r"|norm\.|\.bias$|conv1d|rope_freqs|shortconv\.conv\."
+)
+
+
+def repacked_bytes(header: Header, features: Mapping[str, str]) -> tuple[int, int]:
+    """Return the bytes of repacked copies and the bytes of the file that are not read again."""
+    has = {name for name, value in features.items() if value != "0"}
+    rows: dict[int, int] = {}
+    if "REPACK" in has:
+        rows = (
+            (_AVX2 if "AVX2" in has else {})
+            | (_AVX512 if "AVX512" in has else {})
+            | (_DOTPROD if {"NEON", "DOTPROD"} <= has else {})
+        )
+    amx = _AMX if {"AMX_INT8", "AVX512_VNNI"} <= has else {}
+    copies = idle = 0
+    tied = not any(tensor.name == "output.weight" for tensor in header.tensors)
+    for tensor in header.tensors:
+        # tied embeddings are multiplied, too, so they are both mapped and copied
+        is_output = tied and tensor.name == "token_embd.weight"
+        n_dims = len(tensor.shape)
+        if n_dims < 2 or (_NOT_MULTIPLIED.search(tensor.name) and not is_output):
+            continue
+        columns, growth = amx.get(tensor.type, (0, 0.0))
+        if columns and n_dims == 2 and not (tensor.shape[1] % 32 or tensor.shape[0] % columns):
+            copies += int(tensor.n_bytes * growth)
+        elif tensor.type in rows and not tensor.shape[1] % rows[tensor.type]:
+            copies += tensor.n_bytes
+        else:
+            continue
+        idle += 0 if is_output else tensor.n_bytes
+    return copies, idle
+
+
+class Offloaded(NamedTuple):
+    """The part of a model that is on devices.
+
+    Attributes:
+        n_bytes: Bytes of its weights.
+        share: Share of the layers, and so of the cache, from 0 to 1.
+        has_output: Whether the output matrix is there, which computes the logits.
+    """
+
+    n_bytes: int
+    share: float
+    has_output: bool
+
+
+def offloaded(header: Header, options: ContextOptions) -> Offloaded:
+    """Return the part of a model that is on devices with a number of layers; all layers for `auto`.
+
+    llama.cpp offloads the output first, as if it were the last layer, then the layers from the last
+    to the first. The token embeddings stay here; tied ones are copied for the output.
+    """
+    n_layers = max(1, header.whole("block_count"))
+    n = options.gpu_layers
+    n_there = n if isinstance(n, int) and 0 <= n <= n_layers else n_layers + 1
+    first = n_layers + 1 - n_there
+    places = options.placement.places(tensor.name for tensor in header.tensors)
+    tied = not any(tensor.name == "output.weight" for tensor in header.tensors)
+    n_bytes = 0
+    for tensor in header.tensors:
+        kind, _, rest = tensor.name.partition(".")
+        number = rest.partition(".")[0]
+        if tensor.name in places:
+            there = places[tensor.name] != "CPU"
+        elif kind == "blk" and number.isdecimal():
+            there = int(number) >= first
+        else:
+            is_output = kind.startswith("output") or (tied and kind == "token_embd")
+            there = is_output and n_there > 0
+        n_bytes += tensor.n_bytes if there else 0
+    return Offloaded(n_bytes, (n_layers - min(first, n_layers)) / n_layers, n_there > 0)

@@ -1,0 +1,110 @@
+"""One runner of probes: tests in a child process, because llama.cpp may end the process.
+
+The tests are functions of `llama.selftest`. What one finds is kept in a file, for this machine,
+this build of llama.cpp and everything else that the result depends on.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..system.files import cache_file, read_json, this_machine, write_json
+from .bindings import llama_parts
+
+_LOG = logging.getLogger("gguf_spec.llama.selftest")
+
+
+class ProbeError(Exception):
+    """A test did not run to its end; the message has no subject."""
+
+
+def run(test: str, *arguments: object, timeout_s: float = 600) -> Any:
+    """Run a test in a child process and return its result.
+
+    Args:
+        test: Name of the test in `llama.selftest`.
+        arguments: Its arguments, as texts.
+        timeout_s: Time limit in seconds; the process is killed after it.
+
+    Returns:
+        The JSON value in the last line of the process's output.
+
+    Raises:
+        ProbeError: The process cannot be started, exceeds the time limit or ends without a value.
+    """
+    try:
+        child = subprocess.run(
+            command(test, *map(str, arguments)),
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",  # logs of llama.cpp may have parts of characters
+            timeout=timeout_s,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ProbeError(f"did not run: {error}") from None
+    if child.returncode < 0:
+        raise ProbeError(f"was ended by signal {-child.returncode}")
+    try:
+        return json.loads(child.stdout.splitlines()[-1])
+    except (ValueError, IndexError):
+        raise ProbeError(f"ended with code {child.returncode}") from None
+
+
+def command(*arguments: str) -> list[str]:
+    """Return the command of a child process."""
+    return [sys.executable, "-m", "gguf_spec.llama.selftest", *arguments]
+
+
+def is_packed() -> bool:
+    """Return whether this is a packed program, which cannot start itself as Python."""
+    return bool(getattr(sys, "frozen", False))
+
+
+def result_file(test: str, *key: object) -> Path:
+    """Return the file of a result.
+
+    Args:
+        test: Name of the test.
+        key: What the result depends on, beside the machine and the build of llama.cpp.
+    """
+    return cache_file("probe", [test, *this_machine(), *llama_parts(), *key])
+
+
+def remembered(
+    file: Path,
+    find: Callable[[], str],
+    warning: str = "",
+    keep: bool = True,
+    packed: str | None = None,
+) -> str:
+    """Return the problem in a result file, or the one that is found now; empty if there is none.
+
+    A file that is damaged or of another version counts as missing.
+
+    Args:
+        file: The file.
+        find: Runs the test and returns the problem.
+        warning: What to log when a problem is found, with a place for it; empty to log nothing.
+        keep: Whether a problem is kept. A success is kept in any case.
+        packed: The problem in a packed program without a result; None to ask `find`.
+    """
+    known = read_json(file)
+    if isinstance(known, dict) and "ok" in known and (keep or known["ok"]):
+        return "" if known["ok"] else str(known.get("problem"))
+    if packed is not None and is_packed():
+        return packed
+    problem = find()
+    if problem and warning:
+        _LOG.warning(warning, problem)
+    if keep or not problem:
+        # if the file cannot be written, the next load tests again
+        write_json(file, {"ok": not problem, "problem": problem})
+    return problem

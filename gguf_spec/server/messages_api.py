@@ -1,0 +1,512 @@
+"""The Messages API of Anthropic: bodies become those of a chat, and answers messages and events."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ..errors import ClosedError
+from ..options import Speculation
+from ..results import Completion
+from ..tools.source import parse as parse_arguments
+from ..tools.use import ToolUse
+from .errors import ApiError, as_refusal, bad
+from .events import ChoiceEnded, ChunkEvent, Started
+from .fields import SHARED, STOP_SEQUENCES, Body
+from .replies import AnswerParts, finish_reason, usage
+from .requests import (
+    FUNCTION_FIELDS,
+    FUNCTION_NAME,
+    IMAGE_DATA,
+    REASONING,
+    TEMPLATE_KWARGS,
+    CompletionRequest,
+    Message,
+    ReasoningFields,
+    chat_request,
+    check_different,
+    content_of,
+    given_name,
+    parse,
+    tool_use,
+)
+from .schema import (
+    FLAG,
+    ID,
+    JSON_SCHEMA,
+    TEXT,
+    Shape,
+    array,
+    checked,
+    const,
+    given,
+    is_count,
+    obj,
+    object_of,
+    one_of,
+    tagged,
+    unread,
+)
+from .wire import NO_THREADS, anthropic_error
+
+if TYPE_CHECKING:
+    from ..runtime.llm import LLM
+    from .model_routes import ModelRoutes
+
+# ---- bodies
+
+# Fields of blocks that change nothing: marks for the caches and clients of Anthropic.
+_IGNORED = ("cache_control", "caller", "citations", "signature", "toolset_name")
+# Effort of this API -> effort of the chat route.
+EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "xhigh", "max": "xhigh"}
+_CHOICES = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
+_THINK = {"enabled": True, "disabled": False, "adaptive": None}
+
+
+def _block(kind: str, *needed: str, **fields: Shape) -> Shape:
+    marks = {"type": const(kind), "cache_control": unread({"type": "object"})}
+    return obj(marks | fields, "type", *(needed or fields), ignored=_IGNORED)
+
+
+def _blocks(*blocks: Shape) -> Shape:
+    """Return the description of blocks of some types."""
+    kinds = {one.schema["properties"]["type"]["const"]: one for one in blocks}
+    return tagged(
+        "type", kinds, f"must be {' or '.join(kinds)}: other blocks are not supported here."
+    )
+
+
+_TEXT = _block("text", text=TEXT)
+_BASE64 = obj(
+    {"type": const("base64"), "media_type": unread(TEXT.schema), "data": IMAGE_DATA},
+    "type",
+    "data",
+    ignored=_IGNORED,
+)
+_IMAGE = _block(
+    "image", source=tagged("type", {"base64": _BASE64}, "must be base64: nothing is fetched.")
+)
+_SOME_TEXTS = array(_blocks(_TEXT), "must be a string, or an array of blocks.")
+
+
+def _read_text(value: Any, at: str) -> str:
+    """Return a text, or the text of blocks."""
+    if isinstance(value, str):
+        return value
+    return "".join(block["text"] for block in _SOME_TEXTS.read(value, at))
+
+
+_TEXTS = Shape({"anyOf": [TEXT.schema, _SOME_TEXTS.schema]}, _read_text)
+_RESULT = _block("tool_result", "tool_use_id", tool_use_id=ID, content=_TEXTS, is_error=FLAG)
+_THOUGHT = _block("thinking", "thinking", thinking=TEXT, signature=unread(TEXT.schema))
+_INPUT = checked({"type": "object"}, lambda value: isinstance(value, dict), "must be an object.")
+_CALL = _block("tool_use", id=ID, name=FUNCTION_NAME, input=_INPUT)
+
+
+def _message(role: str, least: int, *blocks: Shape) -> Shape:
+    fact = "must be a string, or an array of blocks that is not empty."
+    some = array(_blocks(*blocks), fact, least)
+    content = Shape(
+        {"anyOf": [TEXT.schema, some.schema]},
+        lambda value, at: value if isinstance(value, str) else some.read(value, at),
+    )
+    fields = {"role": const(role), "content": content}
+    return obj(fields, "role", "content", ignored=("id", "type", *_IGNORED))
+
+
+_ROLES = {
+    "user": _message("user", 1, _TEXT, _IMAGE, _RESULT),
+    "assistant": _message("assistant", 0, _TEXT, _THOUGHT, _CALL),
+    "system": _message("system", 1, _TEXT).hidden,
+}
+_MESSAGES = array(
+    tagged(
+        "role",
+        _ROLES,
+        f"must be one of {', '.join(_ROLES)}.",
+        "invalid_value",
+        "must be an object.",
+    ),
+    "must be an array with at least one message.",
+    1,
+)
+_TOOL = obj(
+    {name: FUNCTION_FIELDS[name] for name in ("name", "description", "strict")}
+    | {"input_schema": JSON_SCHEMA},
+    "name",
+    "input_schema",
+    empty=(None, False),
+    ignored=("type", "cache_control", "eager_input_streaming", "input_examples"),
+)
+_CHOICE_FACT = "may contain only type, name and disable_parallel_tool_use."
+_CHOICE = obj(
+    {
+        "type": given({"enum": [*_CHOICES]}),
+        "name": given(TEXT.schema),
+        "disable_parallel_tool_use": FLAG,
+    },
+    "type",
+    only=_CHOICE_FACT,
+)
+_BUDGET = checked(
+    {"type": "integer", "minimum": 1, "maximum": 10**9},
+    lambda value: is_count(value) and 0 < value <= 10**9,
+    "must be a whole number above 0.",
+)
+_FORMAT = checked(
+    object_of({"type": const("json_schema"), "schema": JSON_SCHEMA}, "type", "schema"),
+    lambda value: (
+        isinstance(value, dict)
+        and value.get("type") == "json_schema"
+        and isinstance(value.get("schema"), dict)
+        and len(value) == 2
+    ),
+    "must be of the type json_schema, with a schema.",
+)
+
+
+def _thinking(kind: str, **more: Shape) -> Shape:
+    shown = one_of(("summarized",), "must be summarized: the whole reasoning is sent.").hidden
+    only = f"of the type {kind} has a field that is not supported."
+    return obj({"type": const(kind), "display": shown, **more}, "type", only=only)
+
+
+_CONFIG_FACT = "may contain only effort and format."
+# Fields that decide the prompt: those of a request to count its tokens.
+_PROMPT_FIELDS: dict[str, Shape] = {
+    "model": TEXT,
+    "messages": _MESSAGES,
+    "system": _TEXTS,
+    "tools": array(
+        tagged(
+            "type",
+            {None: _TOOL, "custom": _TOOL.hidden},
+            "must be custom: tools of the server are not supported.",
+        ),
+        "must be an array of tools.",
+    ),
+    "tool_choice": tagged(
+        "type",
+        dict.fromkeys(_CHOICES, _CHOICE),
+        f"must be an object of the type {', '.join(_CHOICES)}.",
+        "invalid_value",
+        at_key=False,
+    )._replace(schema=_CHOICE.schema),
+    "thinking": tagged(
+        "type",
+        {
+            "enabled": _thinking("enabled", budget_tokens=_BUDGET),
+            **{kind: _thinking(kind) for kind in ("disabled", "adaptive")},
+        },
+        f"must be an object of the type {', '.join(_THINK)}.",
+        "invalid_value",
+        at_key=False,
+    ),
+    "output_config": obj(
+        {"effort": one_of(EFFORTS), "format": _FORMAT}, fact=_CONFIG_FACT, only=_CONFIG_FACT
+    ),
+    "chat_template_kwargs": TEMPLATE_KWARGS,
+}
+PROMPT = Body("messages", _PROMPT_FIELDS, "messages")
+_SHARED = {name: one for name, one in SHARED.items() if name != "stop"}
+BODY = Body("messages", _SHARED | {"stop_sequences": STOP_SEQUENCES} | _PROMPT_FIELDS, "messages")
+# Name of an option or of a field of the chat route -> field here.
+_NAMES = {
+    "prompt": "messages",
+    "stop": "stop_sequences",
+    "json_schema": "output_config.format",
+    "response_format": "output_config.format",
+    "tools[].function.parameters": "tools[].input_schema",
+    "think_budget": "thinking.budget_tokens",
+}
+
+
+def read_request(
+    data: dict[str, Any], default: Speculation, most: int | None, described: Body = BODY
+) -> CompletionRequest:
+    """Convert the body of a request.
+
+    Args:
+        data: The body.
+        default: Speculation options of the server.
+        most: Maximum length of an answer in tokens; None for no limit.
+        described: Description of the body: `BODY`, or `PROMPT` to count tokens.
+
+    Raises:
+        ApiError: A field is invalid or not supported. The error names the field.
+    """
+    if data.get("thread") is not None:
+        fact = "thread is not supported: send all messages of the conversation."
+        raise ApiError(fact, "thread", NO_THREADS)
+    data, names = described.read(data)
+    system = [{"role": "system", "content": data["system"]}] if data.get("system") else []
+    messages = [*system, *(one for message in data["messages"] for one in _converted(message))]
+    if messages[-1]["role"] == "assistant":
+        fact = "must end with a message of the user: an answer cannot be continued."
+        raise bad("messages", fact)
+    config, thinking = data.get("output_config", {}), data.get("thinking", {})
+    effort, kwargs = EFFORTS.get(config.get("effort")), data.get("chat_template_kwargs", {})
+    think, budget = _THINK.get(thinking.get("type")), thinking.get("budget_tokens")
+    # The field that decides whether the model reasons.
+    decides = (name for name in ("thinking", "output_config") if data.get(name))
+    names |= _NAMES | {"think": next(decides, "chat_template_kwargs")}
+    if "think_budget" in data:
+        del names["think_budget"]
+    chat = {
+        "messages": messages,
+        "stop": data.get("stop_sequences", ()),
+        "tools": _tools(data),
+        "reasoning": ReasoningFields(effort, kwargs, think, budget),
+        "json_schema": config.get("format", {}).get("schema"),
+    }
+    return chat_request(data | chat, default, most, names)
+
+
+def _tools(data: dict[str, Any]) -> ToolUse:
+    choice = data.get("tool_choice", {"type": "auto"})
+    functions = [one | {"parameters": one["input_schema"]} for one in data.get("tools", [])]
+    names, only = check_different(functions), None
+    if choice["type"] == "tool":
+        only = given_name(choice.get("name"), names, "tool_choice.name")
+    parallel = not choice.get("disable_parallel_tool_use")
+    return tool_use(functions, _CHOICES[choice["type"]], only, parallel)
+
+
+def _converted(message: dict[str, Any]) -> list[Message]:
+    """Return messages in the form that chat templates read.
+
+    The results of tools, which are blocks of a message of the user, become messages of their own.
+    """
+    role, content = message["role"], message["content"]
+    if isinstance(content, str):
+        return [message]
+    if role == "assistant":
+        return [_answer(content)]
+    read: list[Message] = []
+    for block in content:
+        if block["type"] == "tool_result":
+            text = block.get("content", "")
+            # Chat templates have no field for an error.
+            text = f"Error: {text}" if block.get("is_error") else text
+            read.append({"role": "tool", "content": text, "tool_call_id": block["tool_use_id"]})
+            continue
+        if not read or read[-1]["role"] != role:
+            read.append({"role": role, "content": []})
+        image = block.get("source")
+        part = {"type": "image_url", "image_url": image["data"]} if image else block
+        read[-1]["content"].append(part)
+    for one in read:
+        if isinstance(one["content"], list):
+            one["content"] = content_of(one["content"])
+    return read
+
+
+def _answer(blocks: list[dict[str, Any]]) -> Message:
+    """Return a message of the assistant: its reasoning, its text and its calls."""
+    read: Message = {"role": "assistant", "content": ""}
+    for block in blocks:
+        if block["type"] == "text":
+            read["content"] += block["text"]
+        elif block["type"] == "thinking":
+            read[REASONING] = read.get(REASONING, "") + block["thinking"]
+        else:
+            function = {"name": block["name"], "arguments": block["input"]}
+            call = {"id": block["id"], "type": "function", "function": function}
+            read.setdefault("tool_calls", []).append(call)
+    return read
+
+
+def count_route(models: ModelRoutes, read_body: Callable[[Request], Awaitable[bytes]]) -> Route:
+    """Return the route that counts the tokens of a prompt.
+
+    Args:
+        models: Looks models up.
+        read_body: Reads the body of a request.
+    """
+
+    async def count(request: Request) -> Response:
+        data = parse(await read_body(request))
+        asked = read_request(data, Speculation(), None, PROMPT)
+
+        def look(llm: LLM) -> dict[str, Any]:
+            options = asked.reasoning.options(llm) | {"tools": asked.tools.tools or None}
+            try:
+                return {"input_tokens": len(llm.tokenize(asked.prompts[0], **options))}
+            except ClosedError:
+                raise
+            except Exception as error:
+                raise as_refusal(error, asked.names) from None
+
+        return await models.look(data.get("model"), look)
+
+    return Route("/v1/messages/count_tokens", count, methods=["POST"])
+
+
+# ---- answers
+
+# Kind of a part -> type of its block and of its deltas, and their field with the text.
+_BLOCKS = {
+    "text": ("text", "text_delta", "text"),
+    "reasoning": ("thinking", "thinking_delta", "thinking"),
+}
+
+
+class MessageReply:
+    """Converts the events of one job to a message and its events."""
+
+    def __init__(self, asked: CompletionRequest, started: Started) -> None:
+        """Create a reply.
+
+        Args:
+            asked: The request.
+            started: The first event of its job.
+        """
+        self._parts = AnswerParts(started.family, asked.tools)
+        self._kind: str | None = None  # of the open block
+        self._text = ""
+        self._message: dict[str, Any] = {
+            "id": f"msg_{secrets.token_hex(12)}",
+            "type": "message",
+            "role": "assistant",
+            "model": started.model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": _counts(started.n_prompt, 0, 0),
+        }
+
+    # ---- complete messages
+
+    def whole(self, said: Iterable[ChunkEvent], ended: Iterable[ChoiceEnded]) -> dict[str, Any]:
+        """Return the complete message.
+
+        Raises:
+            ApiError: The answer was cancelled.
+        """
+        for one in said:
+            self.said(one)
+        for last in ended:
+            self.ended(last)
+        return self._message
+
+    # ---- streamed messages
+
+    def first(self) -> list[dict[str, Any]]:
+        """Return the events before the first text."""
+        return [{"type": "message_start", "message": self._message | {"content": []}}, _PING]
+
+    def said(self, said: ChunkEvent) -> list[dict[str, Any]]:
+        """Return the events for a chunk."""
+        return [
+            event
+            for part in self._parts.push(said.chunk)
+            for event in self._add(part.kind, part.text)
+        ]
+
+    def ended(self, ended: ChoiceEnded) -> list[dict[str, Any]]:
+        """Return the events of the last blocks, and why the answer ended.
+
+        Raises:
+            ApiError: The answer was cancelled.
+        """
+        result = ended.result
+        finish = finish_reason(result.finish_reason, ended.why)
+        events = [e for part in self._parts.finish() for e in self._add(part.kind, part.text)]
+        events += self._close()
+        for call in self._parts.calls:
+            events += self._call(call["id"], call["function"])
+        reason = "max_tokens" if finish == "length" else "end_turn"
+        if self._parts.calls:
+            reason = "tool_use"
+        elif result.stop_string is not None:
+            reason = "stop_sequence"
+        stop = {
+            "stop_reason": reason,
+            "stop_sequence": result.stop_string if reason == "stop_sequence" else None,
+        }
+        used = _usage(result)
+        self._message |= stop | {"usage": used, "seed": result.seed}
+        return [*events, {"type": "message_delta", "delta": stop, "usage": used}]
+
+    def finished(self) -> list[dict[str, Any]]:
+        """Return the last event."""
+        return [{"type": "message_stop"}]
+
+    def failed(self, refusal: ApiError) -> list[dict[str, Any]]:
+        """Return the event for an error that ends the stream."""
+        return [anthropic_error(refusal)]
+
+    # ---- blocks
+
+    def _add(self, kind: str, text: str) -> list[dict[str, Any]]:
+        """Return the events for a piece of text."""
+        block_type, delta_type, name = _BLOCKS[kind]
+        events = []
+        if self._kind != kind:
+            events = self._close()
+            self._kind, self._text = kind, ""
+            events.append(self._start({"type": block_type, name: ""} | _more(kind)))
+        self._text += text
+        return [*events, self._delta({"type": delta_type, name: text})]
+
+    def _close(self) -> list[dict[str, Any]]:
+        """Return the events of the end of the open block, and keep it."""
+        if self._kind is None:
+            return []
+        kind, self._kind = self._kind, None
+        block_type, _, name = _BLOCKS[kind]
+        more = _more(kind)
+        signature = [self._delta({"type": "signature_delta"} | more)] if more else []
+        return [*signature, self._stop({"type": block_type, name: self._text} | more)]
+
+    def _call(self, id_: str, function: dict[str, Any]) -> list[dict[str, Any]]:
+        id_ = f"toolu_{id_.removeprefix('call_')}"
+        block = {"type": "tool_use", "id": id_, "name": function["name"], "input": {}}
+        arguments = function["arguments"]
+        return [
+            self._start(block),
+            self._delta({"type": "input_json_delta", "partial_json": arguments}),
+            self._stop(block | {"input": parse_arguments(arguments)}),
+        ]
+
+    def _start(self, block: dict[str, Any]) -> dict[str, Any]:
+        return {"type": "content_block_start", "index": self._index, "content_block": block}
+
+    def _delta(self, delta: dict[str, Any]) -> dict[str, Any]:
+        return {"type": "content_block_delta", "index": self._index, "delta": delta}
+
+    def _stop(self, block: dict[str, Any]) -> dict[str, Any]:
+        index = self._index
+        self._message["content"].append(block)
+        return {"type": "content_block_stop", "index": index}
+
+    @property
+    def _index(self) -> int:
+        """Index of the open block."""
+        return len(self._message["content"])
+
+
+_PING = {"type": "ping"}
+
+
+def _more(kind: str) -> dict[str, Any]:
+    """Return the further fields of a block: reasoning is not signed."""
+    return {"signature": ""} if kind == "reasoning" else {}
+
+
+def _counts(n_prompt: int, n_cached: int, n_generated: int) -> dict[str, Any]:
+    """Return the token counts of a usage object; `input_tokens` leaves out cached tokens."""
+    cached = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": n_cached}
+    return {"input_tokens": n_prompt - n_cached, "output_tokens": n_generated} | cached
+
+
+def _usage(result: Completion) -> dict[str, Any]:
+    """Return the usage object: token counts, and statistics of the speculation."""
+    stats = result.stats
+    counts = _counts(stats.n_prompt, stats.n_cached, stats.n_generated)
+    return counts | {"speculation": usage([result])["speculation"]}

@@ -1,1 +1,0 @@
-"""The Responses API of OpenAI: `/v1/responses`."""

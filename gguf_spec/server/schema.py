@@ -1,0 +1,306 @@
+"""Descriptions of JSON values: each makes the check of a part of a request, and its OpenAPI schema.
+
+A reader returns the value in the form that the server uses. Its error names the place of the value
+in the request, such as `messages[0].content`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from .errors import ApiError, bad, unknown, unsupported
+
+Read = Callable[[Any, str], Any]
+# Values of unknown fields that change nothing.
+EMPTY: tuple[Any, ...] = (None, "", [], {})
+ID_LENGTH_MAX = 256  # characters of the id of a tool call or of an item
+
+
+class Shape(NamedTuple):
+    """Description of a JSON value.
+
+    Attributes:
+        schema: JSON schema.
+        read: Returns the value for the server, from the value and its place. None leaves a field
+            of an object out. Raises `ApiError` for an invalid value.
+        is_hidden: Whether the OpenAPI description leaves a field with it out.
+    """
+
+    schema: dict[str, Any]
+    read: Read
+    is_hidden: bool = False
+
+    @property
+    def hidden(self) -> Shape:
+        """The same, left out of the OpenAPI description."""
+        return self._replace(is_hidden=True)
+
+
+# ---- JSON schemas
+
+
+def object_of(
+    fields: Mapping[str, Shape | dict[str, Any]], *needed: str, more: bool = False
+) -> dict[str, Any]:
+    """Return the schema of an object; `more` allows other properties."""
+    return {
+        "type": "object",
+        "properties": published(fields),
+        "required": list(needed),
+        "additionalProperties": more,
+    }
+
+
+def array_of(
+    items: Shape | dict[str, Any], most: int | None = None, least: int = 0
+) -> dict[str, Any]:
+    """Return the schema of an array of `least` to `most` items."""
+    schema = items.schema if isinstance(items, Shape) else items
+    return {"type": "array", "items": schema, "minItems": least} | (
+        {} if most is None else {"maxItems": most}
+    )
+
+
+def published(fields: Mapping[str, Shape | dict[str, Any]]) -> dict[str, Any]:
+    """Return the schemas of fields, without hidden ones."""
+    shown = {name: one for name, one in fields.items() if not getattr(one, "is_hidden", False)}
+    return {name: one.schema if isinstance(one, Shape) else one for name, one in shown.items()}
+
+
+# ---- single values
+
+
+def string(value: Any, at: str) -> str:
+    """Return a text.
+
+    Raises:
+        ApiError: It is not a string. The error names the field `at`.
+    """
+    if not isinstance(value, str):
+        raise bad(at, "must be a string.")
+    return value
+
+
+def flag(value: Any, at: str) -> bool:
+    """Return a boolean; False for None.
+
+    Raises:
+        ApiError: It is neither. The error names the field `at`.
+    """
+    if not (value is None or isinstance(value, bool)):
+        raise bad(at, "must be true or false.")
+    return bool(value)
+
+
+def is_count(value: Any) -> bool:
+    """Return whether a value is a whole number."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _identifier(value: Any, at: str) -> str:
+    if not isinstance(value, str) or not 0 < len(value) <= ID_LENGTH_MAX:
+        raise bad(at, f"must be a string of at most {ID_LENGTH_MAX} characters.")
+    return value
+
+
+def _same(value: Any, _at: str) -> Any:
+    return value
+
+
+COUNT, NUMBER = {"type": "integer", "minimum": 0}, {"type": "number"}
+TEXT = Shape({"type": "string"}, string)
+FLAG = Shape({"type": "boolean"}, flag)
+# Id of a tool call or of an item.
+ID = Shape({"type": "string", "minLength": 1, "maxLength": ID_LENGTH_MAX}, _identifier)
+
+
+def checked(schema: dict[str, Any], is_valid: Callable[[Any], bool], fact: str) -> Shape:
+    """Return the description of values that a function accepts.
+
+    Args:
+        schema: Their JSON schema.
+        is_valid: Returns whether a value is valid.
+        fact: What is said of other values, such as `must be a string.`
+    """
+
+    def read(value: Any, at: str) -> Any:
+        if not is_valid(value):
+            raise bad(at, fact)
+        return value
+
+    return Shape(schema, read)
+
+
+# Schema of an answer or of the arguments of a function.
+JSON_SCHEMA = checked(
+    {"type": "object"}, lambda value: isinstance(value, dict), "must be a JSON schema."
+)
+
+
+def whole(least: int, most: int) -> Shape:
+    """Return the description of a whole number within limits."""
+    return checked(
+        {"type": "integer", "minimum": least, "maximum": most},
+        lambda value: is_count(value) and least <= value <= most,
+        f"must be a whole number from {least} to {most}.",
+    )
+
+
+def one_of(values: Collection[Any], fact: str = "") -> Shape:
+    """Return the description of a value from a list."""
+    fact = fact or f"must be one of {', '.join(values)}."
+    return checked({"enum": [*values]}, lambda value: value in [*values], fact)
+
+
+def given(schema: dict[str, Any]) -> Shape:
+    """Return the description of a value that is not checked here."""
+    return Shape(schema, _same)
+
+
+def const(value: str) -> Shape:
+    """Return the description of the field that tells the type of an object."""
+    return given({"const": value})
+
+
+def unread(schema: dict[str, Any]) -> Shape:
+    """Return the description of a field without effect."""
+    return Shape(schema, lambda *_: None)
+
+
+def never(fact: str, *but: Any) -> Shape:
+    """Return the description of a field that must not be there, but for some values."""
+
+    def read(value: Any, at: str) -> None:
+        if value not in but:
+            raise bad(at, fact)
+
+    return Shape({}, read, is_hidden=True)
+
+
+def or_empty(shape: Shape, empty: Any = None) -> Shape:
+    """Return a description with a value for all that is empty, zero or false."""
+    return Shape(shape.schema, lambda value, at: shape.read(value, at) if value else empty)
+
+
+# ---- arrays, objects and alternatives
+
+
+def array(item: Shape, fact: str, least: int = 0, most: int | None = None) -> Shape:
+    """Return the description of an array.
+
+    Args:
+        item: Description of its items.
+        fact: What is said of values that are none, or too long or too short.
+        least: Minimum number of items.
+        most: Maximum number of items, or None.
+    """
+    read_item = item.read
+
+    def read(value: Any, at: str) -> list[Any]:
+        if not isinstance(value, list) or not least <= len(value) <= (most or len(value)):
+            raise bad(at, fact)
+        return [read_item(one, f"{at}[{i}]") for i, one in enumerate(value)]
+
+    return Shape(array_of(item, most, least), read)
+
+
+def obj(
+    fields: Mapping[str, Shape],
+    *needed: str,
+    fact: str = "must be an object.",
+    only: str = "",
+    refuse: Callable[[str], ApiError] = unsupported,
+    empty: tuple[Any, ...] = EMPTY,
+    ignored: Iterable[str] = (),
+    is_open: bool = False,
+) -> Shape:
+    """Return the description of an object; fields that are null count as left out.
+
+    Args:
+        fields: Descriptions of its fields.
+        needed: Names of the fields that must be there.
+        fact: What is said of other values.
+        only: What is said of an object with other fields; empty if the error names the field.
+        refuse: Makes the error for another field.
+        empty: Values of other fields that are allowed.
+        ignored: Names of fields that may have any value.
+        is_open: Whether all other fields are allowed, but not published.
+    """
+    known, reads = {*fields, *ignored}, [(name, one.read) for name, one in fields.items()]
+
+    def read(value: Any, at: str) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise bad(at, fact)
+        start = f"{at}." if at else ""
+        if not (is_open or value.keys() <= known):
+            for name, one in value.items():
+                if name not in known and (only or one not in empty):
+                    raise bad(at, only) if only else refuse(f"{start}{name[:100]}")
+        found = {}
+        for name, read_field in reads:
+            one = value.get(name)
+            if one is not None or name in needed:
+                one = read_field(one, start + name)
+                if one is not None:
+                    found[name] = one
+        return found
+
+    return Shape(object_of(fields, *needed), read)
+
+
+def tagged(
+    key: str,
+    variants: Mapping[Any, Shape],
+    fact: str,
+    code: str = "unsupported_parameter",
+    fact_of_object: str = "",
+    default: str | None = None,
+    at_key: bool = True,
+) -> Shape:
+    """Return the description of objects of several types.
+
+    Args:
+        key: Field with the type.
+        variants: Type -> description.
+        fact: What is said of another type.
+        code: Error code of another type.
+        fact_of_object: What is said of values that are no objects; by default, `fact`.
+        default: Type of an object without the field.
+        at_key: Whether the error names the field with the type, not the object.
+    """
+
+    def read(value: Any, at: str) -> Any:
+        if not isinstance(value, dict) and fact_of_object:
+            raise bad(at, fact_of_object)
+        kind = value.get(key, default) if isinstance(value, dict) else []
+        if not isinstance(kind, (str, type(None))) or kind not in variants:
+            at = f"{at}.{key}" if at_key else at
+            raise ApiError(f"{at} {fact}", at, code)
+        return variants[kind].read(value, at)
+
+    shown = [one.schema for one in variants.values() if not one.is_hidden]
+    return Shape(shown[0] if len(shown) == 1 else {"anyOf": shown}, read)
+
+
+def either(fact: str, *shapes: tuple[type, Shape]) -> Shape:
+    """Return the description of values of several JSON types.
+
+    Args:
+        fact: What is said of other values.
+        shapes: Python types with their descriptions.
+    """
+    by_type = dict(shapes)
+
+    def read(value: Any, at: str) -> Any:
+        shape = by_type.get(type(value))
+        if shape is None:
+            raise bad(at, fact)
+        return shape.read(value, at)
+
+    return Shape({"anyOf": [one.schema for one in by_type.values()]}, read)
+
+
+def closed(fields: Mapping[str, Shape], *needed: str) -> Shape:
+    """Return the description of a body whose other fields are unknown, unless they are null."""
+    return obj(fields, *needed, refuse=unknown, empty=(None,))
