@@ -103,10 +103,10 @@ class Command(_OptionHints):
         options = args[: args.index("--")] if "--" in args else args
         is_for_help = {"-h", "--help"} & set(options)  # which works with any config file
         if self.reads_config and not (extra.get("resilient_parsing") or is_for_help):
-            from . import config_file
+            from . import config
 
             built_in = self.context_settings.get("default_map", {})
-            extra["default_map"] = built_in | config_file.defaults(self)
+            extra["default_map"] = built_in | config.defaults(self)
         context = super().make_context(info_name, args, parent, **extra)
         CommandGroup.context = context
         return context
