@@ -21,7 +21,7 @@ from gguf_spec.llama.options import (
     expression,
     read_placement,
 )
-from gguf_spec.load_options import LOADING, REQUESTS
+from gguf_spec.options import LOADING, REQUESTS
 from tests.support import zoo
 
 GIB = 1 << 30
