@@ -8,7 +8,6 @@ import pytest
 
 import gguf_spec
 from gguf_spec.cli import cli
-from gguf_spec.cli.options import PARAMETERS
 from gguf_spec.errors import InvalidOptionError
 from gguf_spec.gguf.validation import read_header
 from gguf_spec.llama import devices, memory
@@ -21,7 +20,7 @@ from gguf_spec.llama.options import (
     expression,
     read_placement,
 )
-from gguf_spec.options import LOADING, REQUESTS
+from gguf_spec.options import LOADING, PARAMETERS, REQUESTS
 from tests.support import zoo
 
 GIB = 1 << 30
