@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 from ..errors import ClosedError, GgufSpecError
 from ..options import Sampling, Speculation
 from ..runtime.many import Cancellation, CancelledGenerationError
-from ..server.choices import requests_of
 from ..server.errors import ApiError, as_refusal, bad, refusal_of, unknown
 from ..server.events import ChoiceEnded, ChunkEvent, Started, named
 from ..server.fields import OTHER_NAMES
+from ..server.jobs import requests_of
 from ..server.replies import ResponseBuilder, usage
 from ..server.requests import (
     SEEDS,
