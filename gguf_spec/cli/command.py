@@ -25,8 +25,7 @@ def _groups() -> dict[str, Sequence[str]]:
 
     A parameter is in the first group that names it.
     """
-    from ..load_options import LOADING, REQUESTS
-    from ..options import SAMPLING, SPECULATION
+    from ..options import LOADING, REQUESTS, SAMPLING, SPECULATION
     from .options import PARAMETERS
 
     def of(table: Iterable[str]) -> list[str]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..load_options import PLACEMENT
+from ..options import PLACEMENT
 from .command import Command
 from .error_text import in_command
 from .options import json_option, load_models, model_options

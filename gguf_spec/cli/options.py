@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from ..load_options import LOADING, REQUESTS
-from ..option_rule import Rule
-from ..options import SAMPLING, SPECULATION, Sampling, Speculation
+from ..options import LOADING, REQUESTS, SAMPLING, SPECULATION, Rule, Sampling, Speculation
 from .completion import model_names
 from .error_text import in_command
 from .missing_models import default_model, offer_download

@@ -22,11 +22,10 @@ from ..errors import ClosedError
 from ..options import Speculation
 from .access import HEALTH_PATHS, JOB, AccessMiddleware
 from .answer_stream import AnswerStream
-from .choices import with_grammar
 from .embeddings import EMBEDDING_ROUTES, TaskRoute, TaskRun
 from .errors import ApiError, as_refusal, ending, failure, gone, too_slow
 from .events import ChoiceEnded, ChunkEvent, ErrorEvent, Finished, Started
-from .jobs import Job
+from .jobs import Job, with_grammar
 from .messages_api import MessageReply, count_route, read_request
 from .metrics import Metrics
 from .model_pool import ModelPool, ServedModel, pool_of
@@ -41,7 +40,6 @@ from .responses_api import read_response
 from .responses_output import ResponseReply
 from .responses_store import ResponseRoutes, ResponseStore
 from .settings import Settings
-from .tasks import TaskRunner, cancel_on_disconnect
 from .wire import (
     DATA_EVENTS,
     JSON_LINES,
@@ -51,7 +49,7 @@ from .wire import (
     read_body,
     refused,
 )
-from .worker import Worker
+from .worker import TaskRunner, Worker, cancel_on_disconnect
 
 if TYPE_CHECKING:
     from ..runtime.llm import LLM

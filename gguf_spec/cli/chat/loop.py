@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import GgufSpecError, InvalidOptionError, SessionError
 from ...models import format_bytes
-from ...option_rule import Rule
-from ...options import SAMPLING, SPECULATION
+from ...options import SAMPLING, SPECULATION, Rule
 from ..error_text import in_command, message_and_hint
 from ..generate import check_image, plain
 from ..habits import HIDDEN_NAMES, nearest
