@@ -9,8 +9,7 @@ import sys
 import click
 
 from .. import __version__, errors
-from .command import CommandGroup, UnknownNameError
-from .lazy import LazyCommands, Place
+from .command import CommandGroup, LazyCommands, Place, UnknownNameError
 from .output import CONTROL
 
 __all__ = ["cli", "main"]

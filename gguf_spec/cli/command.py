@@ -1,14 +1,14 @@
-"""Commands and command groups: help in groups, hidden names of options, hints for wrong names."""
+"""Commands and command groups: imported when used, help in groups, hidden names, hints."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from importlib import import_module
+from typing import Any, NamedTuple
 
 import click
 
 from .habits import HIDDEN_NAMES, SHORT_COMMANDS, nearest_command, nearest_option
-from .lazy import LazyCommands
 
 # Options of an answer that the table of sampling options has, too, and of its prompt.
 _ANSWER = (
@@ -36,6 +36,57 @@ def _groups() -> dict[str, Sequence[str]]:
         "Sampling": of(SAMPLING),
         "Model and machine": ("model", "models_file", *of(LOADING), *of(REQUESTS), "verbose"),
     }
+
+
+class Place(NamedTuple):
+    """Where a command is, and its line in the list of commands.
+
+    Attributes:
+        module: Module of this package that defines the command.
+        name: Name of the command in the module.
+        help: Short help.
+    """
+
+    module: str
+    name: str
+    help: str
+
+
+class LazyCommands(MutableMapping[str, click.Command]):
+    """Commands of a group by their names; a module is imported when its command is looked up.
+
+    Attributes:
+        places: Name of a command -> where it is.
+    """
+
+    def __init__(self, places: Mapping[str, Place]) -> None:
+        self.places = dict(places)
+        self._found: dict[str, click.Command] = {}
+
+    def __getitem__(self, name: str) -> click.Command:
+        if name not in self._found:
+            place = self.places[name]
+            command = getattr(import_module(f".{place.module}", __package__), place.name)
+            command.short_help = place.help
+            self._found[name] = command
+        return self._found[name]
+
+    def __setitem__(self, name: str, command: click.Command) -> None:
+        self.places[name] = Place("", "", command.get_short_help_str())
+        self._found[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self.places[name]
+        self._found.pop(name, None)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.places
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.places)
+
+    def __len__(self) -> int:
+        return len(self.places)
 
 
 class UnknownNameError(click.UsageError):

@@ -96,7 +96,7 @@ def check_constructor(others: Mapping[str, Any]) -> None:
             continue
         if name not in USUAL:
             fact = f"Llama has no argument {name}."
-            raise InvalidOptionError(name, value, "", "check the spelling.", message=fact)
+            raise InvalidOptionError(name, value, hint="check the spelling.", message=fact)
         refuse_unless(name, value, USUAL[name])
 
 

@@ -370,7 +370,7 @@ class Llama:
             names = [tool["function"]["name"] for tool in shown]
             fact = "the model's chat template does not support tools."
             hint = "omit tools, or use a model whose chat template supports them."
-            raise InvalidOptionError("tools", names, "", hint, message=fact)
+            raise InvalidOptionError("tools", names, hint=hint, message=fact)
         opened = partial(self._alive.stream, as_messages(messages), sampling, **with_tools)
         head, tool = Head(model or self.model_path, self._shown), called["name"] if called else None
         calls = None

@@ -6,7 +6,7 @@ import click
 import pytest
 
 from gguf_spec.cli import _COMMANDS, cli
-from gguf_spec.cli.lazy import LazyCommands, Place
+from gguf_spec.cli.command import LazyCommands, Place
 from tests.support import children
 
 
