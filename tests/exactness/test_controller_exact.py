@@ -25,7 +25,7 @@ from gguf_spec.speculative.engine import Rule, run_round
 from gguf_spec.speculative.pair_statistics import AcceptanceRates, PairStatistics, expectations
 from gguf_spec.speculative.profile import DEFAULT_PROFILE
 from gguf_spec.verify import bundled_prompts
-from tests.exactness.test_enumeration import V, distance, exact_law
+from tests.exactness.test_enumeration import V, distance, exact_distribution
 from tests.support.fakes import Clock, FakeModel, every_path, random_table, sampler
 
 N = 2  # tokens; more have too many paths
@@ -99,7 +99,7 @@ def right_law(table, prompt):
 @pytest.mark.parametrize("cost", COSTS)
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 @pytest.mark.parametrize("prompt", [[1, 2], [1, 2, 0, 1, 2, 0, 1, 2]], ids=["short", "repeated"])
-def test_every_path_of_an_adaptive_controller_follows_the_targets_law(
+def test_every_path_of_an_adaptive_controller_follows_the_targets_distribution(
     rule, cost, prompt, monkeypatch
 ):
     rng = np.random.default_rng(5)
@@ -203,7 +203,7 @@ def test_cutting_a_drawn_token_by_what_it_is_would_be_caught(monkeypatch):
 def test_the_right_law_is_that_of_the_other_enumeration():
     table = random_table(np.random.default_rng(5), V)
     distribution = {}
-    for tokens, weight in exact_law(table, {}).items():
+    for tokens, weight in exact_distribution(table, {}).items():
         distribution[tokens[:N]] = distribution.get(tokens[:N], 0.0) + weight
     assert distance(distribution, right_law(table, [1, 2])) < 1e-12
 

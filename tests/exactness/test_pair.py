@@ -26,7 +26,7 @@ CHAIN = {"temperature": 0.9, "top_k": 4, "repeat_penalty": 1.2}
 M, K = 3, 2
 
 
-def exact_law(target, prompt):
+def exact_distribution(target, prompt):
     """The target's own law of the first M tokens, from its logits; the law of each depends on those before it."""
     chain = sampler(None, **CHAIN)
     distribution = {(): 1.0}
@@ -79,7 +79,7 @@ def excess(counts, distribution, n):
 @pytest.fixture(scope="module")
 def opening(tales):
     prompt = tales.tokenize("Once upon a time there was a")
-    return prompt, exact_law(tales._target, prompt)
+    return prompt, exact_distribution(tales._target, prompt)
 
 
 def test_the_law_depends_on_earlier_tokens(opening):

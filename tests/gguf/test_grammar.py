@@ -220,7 +220,7 @@ def test_each_state_is_worked_out_once(model, monkeypatch):
     assert len(accepted) == 5
 
 
-def test_a_long_answer_keeps_few_states_and_goes_back_far(model):
+def test_a_long_answer_keeps_few_states_and_can_roll_back_far(model):
     grammar, (a, b) = Grammar(model, 'root ::= ("a" "b")*', 0), [ids_of(model, c)[0] for c in "ab"]
     answer = [a, b] * 400
     for n in range(0, 800, 7):

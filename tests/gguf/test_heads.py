@@ -54,7 +54,7 @@ def pair(folder):
     model.close()
 
 
-def test_what_a_file_says(folder):
+def test_fields_of_the_header(folder):
     names = ("one", "alone", "none", "two", "chain", "other")
     assert [n_heads(header(folder, name)) for name in names] == [1, 1, 0, 2, 3, 1]
     assert [name for name in names if is_head_alone(header(folder, name))] == ["alone"]
@@ -73,7 +73,7 @@ def test_a_pass_of_a_head_reads_its_layer_and_the_output(folder):
     assert head_bytes(header(folder, "one")) == layer + sizes["output.weight"]
 
 
-def test_a_head_without_all_of_its_tensors_is_none(folder):
+def test_a_head_that_lacks_tensors_is_not_a_head(folder):
     model = families.with_head(families.family("qwen35"))
     path = zoo.write(folder / "damaged.gguf", model, tensors={"blk.2.nextn.hnorm.weight": None})
     assert n_heads(ModelFile(path).header) == 0

@@ -22,7 +22,7 @@ def overridden(text):
     return re.findall(r"tensor (\S+) \(.*\) buffer type overridden to CPU", text)
 
 
-def test_experts_go_where_the_options_say(animals, capfd):
+def test_experts_are_placed_by_the_options(animals, capfd):
     texts = set()
     for options, wanted in (
         ({}, []),

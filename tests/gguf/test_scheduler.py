@@ -186,7 +186,7 @@ def test_no_pass_is_wider_than_the_widest(models, passes):
 @pytest.mark.parametrize("code", [1, -3])
 @pytest.mark.parametrize("at", [2, 3, 5])
 @pytest.mark.parametrize("places", [(0, 1, 2, 3), (0, 2, 3)])
-def test_a_common_pass_that_fails_once_costs_nobody_its_text(models, passes, code, at, places):
+def test_a_common_pass_that_fails_once_changes_no_text(models, passes, code, at, places):
     scheduler = scheduler_of(models[0])
     passes[1][at] = code
     tasks = [
@@ -199,7 +199,7 @@ def test_a_common_pass_that_fails_once_costs_nobody_its_text(models, passes, cod
     assert all(task.is_right(models[1]) for task in tasks)
 
 
-def test_a_pass_that_fails_leaves_the_task_in_a_gap_alone(models, passes, monkeypatch):
+def test_a_failed_pass_does_not_affect_a_task_between_passes(models, passes, monkeypatch):
     """Slot 1 is in the middle of its prompt when the pass of the others, filled across it, fails."""
     monkeypatch.setattr(Side, "move_s", lambda _: 1.0)
     # Pieces of 64 tokens, whatever the passes take on a busy machine.
@@ -219,7 +219,7 @@ def test_a_pass_that_fails_leaves_the_task_in_a_gap_alone(models, passes, monkey
     assert all(task.is_right(models[1]) for task in (*tasks, reading))
 
 
-def test_an_error_of_one_task_is_its_own(models, passes, monkeypatch):
+def test_an_error_of_one_task_ends_only_that_task(models, passes, monkeypatch):
     """Its passes fail in company and alone."""
     decode = Model.decode_sequences
     monkeypatch.setattr(
@@ -252,7 +252,7 @@ def test_a_full_context_is_an_error_of_one_task(models):
     assert tasks[1].is_right(models[1])
 
 
-def test_a_parked_task_stops_nobody(models):
+def test_a_parked_task_does_not_block_others(models):
     scheduler = scheduler_of(models[0])
     other = Task(scheduler, 1, [1, 2], 5)
     events = []
@@ -326,7 +326,7 @@ def test_tasks_that_compute_long_delay_the_others_by_a_share(models, clock, n_wo
         assert one.n_done == 60
 
 
-def test_a_task_that_computes_long_alone_is_left_regularly(models, clock):
+def test_a_single_task_that_computes_long_yields_regularly(models, clock):
     """New requests are admitted between two steps."""
     scheduler = scheduler_of(models[0])
     work, n_steps = Work(clock, scheduler, 0, 100, 1), 0
@@ -394,7 +394,7 @@ def test_a_piece_of_a_prompt_overwrites_no_rows(models, rows_of_one_pass):
     assert all(task.is_right(models[1]) for task in tasks)
 
 
-def test_random_tasks_come_and_go(models, rows_of_one_pass):
+def test_random_tasks_start_and_end(models, rows_of_one_pass):
     rng, scheduler, done = random.Random(4), scheduler_of(models[0]), []
     for _ in range(40):
         free = [pair.target.index for pair in scheduler.free]

@@ -61,7 +61,7 @@ def some_tokens(rng, n):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_rows_of_ragged_parts_with_gaps_are_those_of_a_model_alone(pair, slots, seed):
+def test_rows_of_ragged_parts_with_gaps_are_those_of_a_single_sequence(pair, slots, seed):
     """Random parts of random slots, cut back at random, for many passes."""
     rng = random.Random(seed)
     for slot in slots.all:
@@ -207,7 +207,7 @@ def test_a_failed_pass_empties_the_caches_of_its_parts_only(pair, slots, monkeyp
     check_books(slots)
 
 
-def test_a_moved_sequence_goes_on_with_its_bits(pair, slots):
+def test_a_moved_sequence_continues_with_the_same_bits(pair, slots):
     """Its place is another one, the place it left is empty, and no other slot changes."""
     rng = random.Random(8)
     texts = [some_tokens(rng, 30 + 5 * i) for i in range(3)]

@@ -203,7 +203,7 @@ def slow(files, monkeypatch):
         may_end.set()
 
 
-def test_a_client_that_leaves_ends_its_request(slow, monkeypatch):
+def test_a_closed_connection_ends_its_request(slow, monkeypatch):
     server, running, may_end = slow
     cancelled, real = threading.Event(), Worker.cancel
 

@@ -207,7 +207,7 @@ def test_requests_wait_for_a_load_and_closing_ends_it(files):
         assert cancelled == [True]
 
 
-def test_a_client_that_leaves_ends_the_load(files):
+def test_a_closed_connection_ends_the_load(files):
     pool = pool_of(files, "one")
 
     def cancelled():

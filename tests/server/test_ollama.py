@@ -286,7 +286,7 @@ def test_ids_of_calls():
 # ---- cancellation, several at once, schema
 
 
-def test_a_client_that_leaves_frees_the_engine(endless):
+def test_a_closed_connection_frees_the_engine(endless):
     with serve_in_thread(endless) as server:
         connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=30)
         connection.request(

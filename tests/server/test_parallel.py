@@ -121,7 +121,7 @@ def test_they_share_passes(four):
     assert metrics(four)["queue_length"] == metrics(four)["requests_running"] == 0
 
 
-def test_clients_that_leave_and_requests_that_fail_harm_nobody(four, tales):
+def test_disconnects_and_failed_requests_do_not_affect_other_requests(four, tales):
     wrong = [
         ({"temperature": -1}, 400), ({"prompt": "fox " * 5000}, 400), ({"grammar": "root ::= ("}, 400),
         ({"n": 3, "prompt": ["a", "fox " * 5000]}, 400), ({"speculation": {"tree": True}}, 400),
@@ -286,7 +286,7 @@ def test_the_only_slot(letters):
         llm.slots()
 
 
-def test_what_runs_out_of_time_is_cut_alone(letters):
+def test_a_timeout_ends_only_its_own_request(letters):
     with (
         gguf_spec.load(letters[0], None, parallel=2, **PLAIN) as llm,
         serve_in_thread(llm, timeout=0.5) as server,

@@ -135,7 +135,7 @@ def test_all_that_is_looked_for_is_there():
     assert [name for name in installation._NEEDED if not hasattr(llama_cpp, name)] == []
 
 
-def test_layers_for_a_gpu_that_the_build_does_not_know():
+def test_layers_for_a_gpu_with_a_build_without_one():
     build = found("build", doctor(options=ContextOptions(n_ctx=64, threads=1, gpu_layers=4)))
     assert build.status == "fail"
     assert "it has no GPU backend, which gpu_layers=4 needs" in build.found
@@ -519,7 +519,7 @@ def test_a_hub_that_cannot_be_reached(monkeypatch):
     assert "HF_ENDPOINT" in hub.todo
 
 
-def test_nothing_is_asked_unless_it_is_wanted(served):
+def test_no_request_without_the_option(served):
     asked = served(200)
     assert "hub" not in [one.name for one in doctor(options=OPTIONS).checks]
     assert asked == []

@@ -284,7 +284,7 @@ def test_a_failure_is_logged_once(caplog):
     ]
 
 
-def test_what_an_error_says_is_one_short_line():
+def test_the_message_of_an_error_is_one_short_line():
     reason = team.failure("model", ValueError("a\nb  c. " + "d" * 1000))
     assert reason.startswith(
         "the model drafter failed and was switched off (ValueError: a b c. ddd"

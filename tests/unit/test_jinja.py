@@ -173,7 +173,9 @@ def of_ours(template, messages):
 
 @pytest.mark.parametrize("name", SIMPLE)
 @pytest.mark.parametrize("messages", CHATS, ids=range(len(CHATS)))
-def test_well_known_shapes_are_rendered_here_and_as_ever(name, messages, monkeypatch):
+def test_well_known_templates_are_rendered_in_process_with_the_same_text(
+    name, messages, monkeypatch
+):
     monkeypatch.setattr(
         jinja_sandbox,
         "_render_apart",

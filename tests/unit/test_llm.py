@@ -191,7 +191,7 @@ def test_a_row_in_which_most_cannot_come_has_finite_log_probabilities():
     assert np.isfinite(logprob(row, 1, 0).logprob)
 
 
-def test_strict_is_asked_for_in_vain_where_nothing_wobbles(llm):
+def test_strict_changes_nothing_without_rounding_noise(llm):
     result = llm.generate("ab", FREE, speculation=fixed(3, strict=True))
     assert (result.tokens, result.stats.n_decided_again) == (llm.generate("ab", FREE).tokens, 0)
 
@@ -284,7 +284,7 @@ def test_cancel_from_another_thread(llm):
     assert stream.result.text == first.text
 
 
-def test_errors_come_before_anything_runs(llm):
+def test_errors_are_raised_before_any_pass(llm):
     for bad, error in (
         ([], EmptyPromptError),
         ([1] * 64, PromptTooLongError),
@@ -306,7 +306,7 @@ def test_errors_come_before_anything_runs(llm):
     assert len(llm.generate_tokens([1] * 63).tokens) == 1
 
 
-def test_the_thread_that_streams_is_told_and_others_wait(llm):
+def test_the_streaming_thread_gets_an_error_and_other_threads_wait(llm):
     done = []
     with llm.stream("ab", FREE) as stream:
         next(stream)
@@ -450,7 +450,7 @@ def test_close():
 # ---- the models, and what is learned
 
 
-def test_without_a_draft_there_is_none():
+def test_without_a_draft_no_tokens_are_drafted():
     target, draft = FakeModel(TABLES[0]), FakeModel(TABLES[1])
     with fake_llm(target, None, fixed(3)) as llm, llm.models() as models:
         assert models == (target, None)
@@ -586,7 +586,7 @@ def test_all_prompts_take_all_options(llm, asked, call, kind):
 
 
 @pytest.mark.parametrize("call", CALLS + ALIASES)
-def test_empty_prompts_and_ids_that_are_none(llm, call):
+def test_empty_prompts_and_invalid_ids(llm, call):
     with pytest.raises(EmptyPromptError):
         call(llm, prompt=[])
     for bad in ([6], [-1], [0, "a"], [1.0], [None]):

@@ -76,7 +76,7 @@ def test_plain_decoding_is_logged_too(llm, caplog):
     assert [LINE.fullmatch(one)[3] for one in caplog.messages] == ["no drafter"] * 30
 
 
-def test_without_debug_it_is_asked_once_a_request(llm, monkeypatch):
+def test_without_debug_the_level_is_read_once_a_request(llm, monkeypatch):
     asked = []
     monkeypatch.setattr(stats_recorder, "_log_round", lambda *_: pytest.fail("logged"))
     monkeypatch.setattr(stats_recorder._LOG, "isEnabledFor", asked.append)
