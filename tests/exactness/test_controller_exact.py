@@ -48,7 +48,7 @@ def nothing_known():
 
 
 def law_of(table, draft_table, rule, cost, monkeypatch, prompt, known=nothing_known, who="hybrid"):
-    """The law of the first tokens over all paths; the controller knows what it learned on this path, and no real clock."""
+    """The distribution of the first tokens over all paths; the controller learns on its path only, without a real clock."""
     distribution, drafted = {}, set()
     by_text, by_model = WHO[who]
 
@@ -170,7 +170,7 @@ def test_so_does_one_whose_draft_model_fails(rule, who, after, monkeypatch):
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 def test_a_token_of_the_text_that_passes_for_a_drawn_one_would_be_caught(rule, monkeypatch):
-    """What the text proposes was no choice: its law is that token alone."""
+    """A proposal from the text is no random choice: its distribution has only that token."""
     rng, prompt = np.random.default_rng(5), [1, 2, 0, 1, 2, 0, 1, 2]
     table = random_table(rng, V)
     monkeypatch.setattr(

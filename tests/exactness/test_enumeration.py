@@ -60,7 +60,7 @@ def exact_distribution(target_table, options, m=M):
 
 
 def engine_law(target_table, draft_table, k, options, rule=rejection, drafts=None, m=M):
-    """The engine's law of the first `m` tokens, over all its random paths; and how many paths there are.
+    """Return the engine's distribution of the first `m` tokens over all random paths, and the number of paths.
 
     Under the rule `coupled` nothing is asked of the draft, so every draft there can be is tried.
     """
@@ -138,7 +138,7 @@ def test_a_wrong_rule_is_caught(tables, rule):
 
 
 def kept_unseen(draft, rows):
-    """Coupling that trusts the first drafted token."""
+    """Coupling that accepts the first drafted token always."""
     return [
         *draft.tokens[:1],
         *coupled(
@@ -171,7 +171,7 @@ def test_a_drafter_that_forgets_too_much_costs_only_speed(tables, monkeypatch):
 
 
 def test_penalties_from_a_stale_history_are_caught(tables, monkeypatch):
-    """The rows of a burst must see the tokens drafted before them; here they see only the prompt."""
+    """The rows of a pass must depend on the tokens drafted before them; here they depend on the prompt only."""
     target, draft = tables
     options = CHAINS["penalties"]
     right = Sampler.distribution

@@ -1,4 +1,4 @@
-"""Second guesses beside the first: the text stays what the target alone says, and they are of use."""
+"""Second guesses beside the first: the text is that of the target, and some of them are accepted."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""How models are put into memory: number types of the cache, flash attention and layers on a GPU, for target and draft apart."""
+"""Options for memory: types of the cache, flash attention and layers on a GPU, separately for target and draft."""
 
 import numpy as np
 import pytest
@@ -70,7 +70,7 @@ def test_a_cache_in_blocks_needs_flash_attention(kind):
 
 @pytest.mark.parametrize("kind", KV_TYPES)
 def test_blocks_must_divide_heads(narrow, kind):
-    """Where we refuse, llama.cpp would have, and nowhere else."""
+    """We refuse exactly where llama.cpp would."""
     options = ContextOptions(n_ctx=64, threads=1, extra_bufts=False, kv_type=kind)
     if KV_TYPES[kind][1] >= 2:
         options.check_heads(read_header(narrow))

@@ -1,4 +1,4 @@
-"""EAGLE-3 heads: what a file says of them, and what they compute from the inputs of layers."""
+"""EAGLE-3 heads: fields of their headers, and their outputs from the inputs of layers."""
 
 import numpy as np
 import pytest

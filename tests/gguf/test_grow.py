@@ -1,4 +1,4 @@
-"""scripts/models/grow_gguf.py: a small model in a larger shape says the same; a random one does not."""
+"""scripts/models/grow_gguf.py: a small model in a larger shape gives the same text; a random one does not."""
 
 import sys
 from pathlib import Path
@@ -59,7 +59,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def small(folder):
-    """The bundled draft with weights that lose nothing more, and what it says."""
+    """The bundled draft with lossless weights, and its text."""
     path = zoo.as_float16(SMALL, folder / "small.gguf")
     return path, *rows(path)
 

@@ -1,4 +1,4 @@
-"""Prediction heads: what a file says of them, and what they compute from which rows."""
+"""Prediction heads: fields of their headers, and their outputs from the rows of the target."""
 
 import numpy as np
 import pytest
@@ -187,7 +187,7 @@ def test_a_head_predicts_from_a_token_and_the_row_before_it(folder):
 
 @pytest.mark.parametrize("offset", [0, 30])
 def test_a_head_takes_the_rows_of_the_place_in_the_text(folder, offset):
-    """Whatever of the text the head has read; without attention the place decides alone."""
+    """The output does not depend on the part of the text that the head has read; without attention only the position decides."""
     metadata, tensors = families.with_head(families.family("qwen35"))
     for part in ("attn_output", "ffn_down"):
         tensors[f"blk.2.{part}.weight"] *= 0
@@ -256,7 +256,7 @@ def test_the_state_of_a_head_is_restored(pair):
 
 
 def test_a_chain_runs_each_head_over_the_draft(folder):
-    """Head i sees the tokens of the draft and the rows of the heads before it."""
+    """Head i reads the tokens of the draft and the rows of the heads before it."""
     model = Model(folder / "chain.gguf", OPTIONS)
     head = Head(model, OPTIONS.for_draft(), None)
     assert head.n_heads == 3

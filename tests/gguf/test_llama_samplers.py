@@ -192,7 +192,7 @@ def penalties(dry, history):
 
 
 def walk(rnd, alphabet, steps):
-    """Histories as a speculative generation asks for them: grown by up to 5, cut by up to 4, now and then another one."""
+    """Histories of a speculative generation: grown by up to 5, cut by up to 4, sometimes replaced."""
     history = []
     for _ in range(steps):
         jump = rnd.random()
@@ -372,7 +372,7 @@ def test_closing(animals):
 
 
 def applied(native, logits, history=()):
-    """What a native sampler leaves of a whole vocabulary after a history; frees it."""
+    """Return what a native sampler leaves of the vocabulary after a history; frees the sampler."""
     candidates = np.zeros(len(logits), samplers._CANDIDATE)
     candidates["id"], candidates["logit"] = np.arange(len(logits)), logits
     array = C.llama_token_data_array(
@@ -387,7 +387,7 @@ def applied(native, logits, history=()):
 
 
 def llama_chain(logits, history, s):
-    """The law by llama.cpp alone, without DRY; XTC either always or never takes effect."""
+    """The distribution by llama.cpp only, without DRY; XTC takes effect always or never."""
     chain = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
     last_n = len(history) if s.penalty_last_n < 0 else s.penalty_last_n
     for native in (

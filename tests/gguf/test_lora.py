@@ -1,4 +1,4 @@
-"""LoRA adapters: a model with one is the model with its matrices added to the weights; what does not fit is refused before llama.cpp dies of it."""
+"""LoRA adapters: their matrices are added to the weights; unsuitable files are refused before they crash llama.cpp."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Several requests at once, for each kind of cache: the tokens are those alone."""
+"""Several requests at once, for each kind of cache: the tokens are those of separate requests."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What the options for devices and memory do, as llama.cpp and the system say it."""
+"""Effects of the options for devices and memory, by llama.cpp's log and the system's figures."""
 
 import re
 import resource

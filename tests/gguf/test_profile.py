@@ -1,4 +1,4 @@
-"""What was measured is kept, recalled, and measured anew where it cannot be trusted."""
+"""Measurements are stored, loaded, and repeated where the file is not valid."""
 
 import json
 from dataclasses import replace
@@ -21,7 +21,7 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def measured(monkeypatch):
-    """How often something was measured."""
+    """Count the measurements."""
     real, calls = profiler.measure, []
     monkeypatch.setattr(
         profiler, "measure", lambda *args, **kwargs: calls.append(1) or real(*args, **kwargs)

@@ -63,7 +63,7 @@ def tensors(path):
 
 
 def fields(path):
-    """What another reader finds in the header, but for what counts or must change."""
+    """Return the header by another reader, without counts and fields that must change."""
     changed = ("GGUF.", "general.file_type", "general.quantization_version")
     return {
         name: field.contents()
@@ -344,7 +344,7 @@ def test_a_full_disk_is_reported_before_the_work(model, tmp_path, monkeypatch):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems limit files otherwise")
 def test_a_disk_that_runs_full(model, tmp_path):
-    """llama.cpp says nothing when a write fails; no file of half a model is to be left."""
+    """llama.cpp reports no error when a write fails; no incomplete file may be left."""
     code = (
         "import resource, sys\nfrom gguf_spec.errors import QuantizeError\nfrom gguf_spec.quantize import quantize\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
@@ -412,7 +412,7 @@ def large():
 
 @pytest.mark.skipif(os.name == "nt", reason="no such signals there")
 def test_the_caller_handles_ctrl_c(model, tmp_path):
-    """A terminal sends it to the whole group; the quantiser goes on as long as its parent does."""
+    """A terminal signals the process group; the quantiser runs as long as its parent."""
     code = (
         "import signal, sys\nsignal.signal(signal.SIGINT, lambda *_: None)\nfrom gguf_spec.quantize import quantize\n"
         "quantize(*sys.argv[1:3], 'Q4_0', threads=1)\nsys.stdin.read()"  # Python no longer handles signals when it ends: not before the last one

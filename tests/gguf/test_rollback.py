@@ -163,7 +163,7 @@ def test_several_sequences_cannot_roll_back(files, name):
 
 
 def test_the_documentation_names_what_is_tried():
-    """The table of docs/models.md is generated from the table of architectures; it says which have files here."""
+    """The table of docs/models.md is generated from the table of architectures; it marks those with files here."""
     spec = importlib.util.spec_from_file_location("readme", SCRIPTS / "readme.py")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(SCRIPTS))

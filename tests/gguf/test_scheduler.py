@@ -1,4 +1,4 @@
-"""The scheduler on a small real file: order, common passes, and failed passes that cost nobody else its text."""
+"""The scheduler on a small real file: order, common passes, and failed passes that change no other text."""
 
 import random
 from collections import Counter
@@ -76,7 +76,7 @@ class Task:
             self.error = error
 
     def rows_alone(self, model):
-        """The rows of the same tokens from the model alone."""
+        """The rows of the same tokens from the model without slots."""
         model.rollback(0)
         model.read(self.prompt[:-1])
         tokens, found = self.prompt[-1:], []
@@ -125,7 +125,7 @@ def test_passes_are_joined(models, passes):
 
 
 def test_a_prompt_is_read_in_pieces_between_the_passes_of_others(models, passes):
-    """The first that came is read to its end before the next begins; those that decode go on meanwhile."""
+    """The first prompt is read to its end before the next begins; decoding tasks continue."""
     scheduler, events = scheduler_of(models[0], costs=Costs(a_token=1e-2)), []
     first = Task(scheduler, 3, [1, 2], 12, events=events)
     while not first.rows:
@@ -220,7 +220,7 @@ def test_a_failed_pass_does_not_affect_a_task_between_passes(models, passes, mon
 
 
 def test_an_error_of_one_task_ends_only_that_task(models, passes, monkeypatch):
-    """Its passes fail in company and alone."""
+    """Its passes fail in a batch and by themselves."""
     decode = Model.decode_sequences
     monkeypatch.setattr(
         Model,
@@ -308,7 +308,7 @@ class Work:
 
 @pytest.mark.parametrize("n_working", [1, 3])
 def test_tasks_that_compute_long_delay_the_others_by_a_share(models, clock, n_working):
-    """Half of the time of the passes, and one piece; they read their own rows, though others have passes meanwhile."""
+    """Half of the time of the passes, and one piece; tasks read their own rows between passes of others."""
     scheduler = scheduler_of(models[0])
     neighbour = Task(scheduler, 0, [1, 9], 40)
     workers = [Work(clock, scheduler, i, 30, 2) for i in range(1, 1 + n_working)]
@@ -337,7 +337,7 @@ def test_a_single_task_that_computes_long_yields_regularly(models, clock):
 
 
 def test_first_slots_are_shared_with_the_model(models):
-    """What the model read alone is not read again, and what a task left is the model's."""
+    """Tokens read without tasks are not read again, and the cache of a task stays with the model."""
     model = models[0]
     scheduler = scheduler_of(model)
     model.adopt([], 0, 0)

@@ -1,4 +1,4 @@
-"""Slots on a small real file: the rows and caches of a slot are those of a model alone, whatever is decoded beside it."""
+"""Slots on a small real file: rows and caches of a slot do not depend on the other slots."""
 
 import random
 
@@ -37,7 +37,7 @@ def slots(pair):
 
 
 def alone(pair, past, tokens, n_rows):
-    """Rows of the model alone, behind tokens that were read."""
+    """Rows of the model without other slots, behind tokens that were read."""
     model = pair[1]
     model.rollback(0)
     model.read(past)
@@ -45,7 +45,7 @@ def alone(pair, past, tokens, n_rows):
 
 
 def n_cells(slot):
-    """Number of tokens that llama.cpp holds of a slot; -1 for a gap or for wrong books."""
+    """Return the number of tokens in llama.cpp's cache of a slot; -1 for a gap or a different list."""
     native = slot.model.native
     first = native.cache(C.llama_memory_seq_pos_min, slot.index)
     last = native.cache(C.llama_memory_seq_pos_max, slot.index)
@@ -85,7 +85,7 @@ def test_rows_of_ragged_parts_with_gaps_are_those_of_a_single_sequence(pair, slo
 
 
 def test_equal_parts_of_all_slots_are_one_pass(slots, monkeypatch):
-    """Shorter parts and gaps are filled, so that llama.cpp sees equal numbers of neighbours."""
+    """Shorter parts and gaps are filled, so that llama.cpp gets equal numbers of rows."""
     seen = []
     decode = Model.decode_sequences
     monkeypatch.setattr(

@@ -425,7 +425,7 @@ def test_wrong_files(files, tmp_path, name):
 
 
 def test_tensors_that_crash_llama_cpp(files, tmp_path):
-    """What only llama.cpp knows ends a child process, not this one."""
+    """A fault that only llama.cpp detects ends a child process, not this one."""
     narrow = np.zeros((7, 7), np.float32)
     path = projector_file.write(tmp_path / "mmproj.gguf", tensors={"v.blk.0.attn_q.weight": narrow})
     with pytest.raises(UnsupportedModelError, match="cannot use the projector mmproj"):

@@ -1,4 +1,4 @@
-"""Our attention against float64, and the bits of a row in company."""
+"""The own attention against float64, and the bits of a row in a batch."""
 
 import numpy as np
 import pytest

@@ -85,7 +85,7 @@ def held():
 
 
 def test_an_rpc_build_has_no_gpu():
-    """llama.cpp says it can offload; that alone must not change local runs."""
+    """llama.cpp reports that it can offload; this must not change local runs."""
     assert not offloads() or devices.has_gpu()
 
 

@@ -1,4 +1,4 @@
-"""Every call of the official client, whole and in pieces: the answer is the one that the library gives alone."""
+"""Every call of the official client, complete and streamed: the answer is that of the library."""
 
 import math
 

@@ -68,7 +68,7 @@ class Child:
 
     @property
     def err(self):
-        """What stderr holds so far."""
+        """Return the output on stderr so far."""
         self._err.seek(0)
         return self._err.read()
 

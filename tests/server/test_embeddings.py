@@ -157,7 +157,7 @@ def test_no_text_from_an_embedding_model(several):
 
 
 def test_beside_chats(several, vectors):
-    """Mixed requests at once: each answer is that of the request alone."""
+    """Mixed requests at once: each answer is that of a separate request."""
     text = ask_chat(several, model="tales", seed=3, max_tokens=12).json()["choices"][0]["message"]
     scores, found, before = rerank(several).json(), [], metrics(several)["embedded_tokens_total"]
 

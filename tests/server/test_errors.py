@@ -1,4 +1,4 @@
-"""What is refused: by class, status, code, and the name of the field."""
+"""Errors: class, status, code, and the name of the field."""
 
 from dataclasses import replace
 

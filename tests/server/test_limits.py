@@ -1,4 +1,4 @@
-"""Who is let in, and how much of anything is taken on."""
+"""Access control and limits of the server."""
 
 import http.client
 import json
@@ -303,7 +303,7 @@ def test_a_schema_that_takes_too_long(server, monkeypatch, path, fields, field, 
 
 
 def test_a_conversion_takes_no_slot_and_can_be_cancelled(tales, monkeypatch):
-    """Others are answered meanwhile; a client that leaves before its turn is never converted."""
+    """Other requests are answered during a conversion; the request of a closed connection is not converted."""
     begun, goes_on, converted = threading.Event(), threading.Event(), []
     real = choices.with_grammar
 

@@ -1,4 +1,4 @@
-"""Many clients, slow ones, and ones that go away: the engine waits for none of them, and every answer is the one given alone."""
+"""Many clients, slow ones and closed connections: the engine is not blocked, and every answer is that of a separate request."""
 
 import asyncio
 import gc
@@ -101,7 +101,7 @@ def test_the_official_client_can_stop_a_stream(idle):
 
 
 def test_a_full_queue(idle):
-    """One runs, two wait, the fourth is told to come again."""
+    """One request runs, two wait, the fourth gets 429."""
     held = [connect(idle, **LONG) for _ in range(3)]
     until(lambda: n_waiting(idle) == 2)
     reply = ask_text(idle)
@@ -216,7 +216,7 @@ def test_the_program_may_use_the_llm_itself(server, tales):
 
 
 def test_200_requests_of_8_clients_three_in_ten_cancelled(tales):
-    """Every answer that is finished is the one given alone with the same seed; none is lost, no memory, no thread."""
+    """Every finished answer is that of a separate request with the same seed; no answer, memory or thread is lost."""
     prompts = [
         START,
         "The king said to the fox:",

@@ -1,4 +1,4 @@
-"""Mixed requests over all APIs at once: each answer is the one that the request gets alone, without drafts, on a server of its own."""
+"""Mixed requests over all APIs at once: each answer is that of a separate request without drafts, on a server of its own."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace

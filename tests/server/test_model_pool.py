@@ -296,7 +296,7 @@ def test_options_of_one_model(files):
 
 
 def test_a_model_in_use_stays(files):
-    """An answer is under way while other models are asked for and time goes by."""
+    """An answer is being generated while other models are requested and the time limit passes."""
     clock = Clock()
     options = {**PLAIN, "n_ctx": 50_000}
     models = [served_model(files[name], **options) for name in ("one", "two")]

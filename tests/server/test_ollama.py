@@ -240,7 +240,7 @@ def caller(tmp_path_factory):
 
 
 def conversation(call, stream):
-    """Ask, run the tool, and ask again; return all messages of the model."""
+    """Send a question, run the tool, and send its result; return all messages of the model."""
     messages, said = [{"role": "user", "content": "Weather in Rome?"}], []
     for _ in range(2):
         found = call(messages, stream)

@@ -126,7 +126,7 @@ class TestChat:
         assert [name for name in names if name in order] == order
 
     def test_reduced_motion_is_respected(self, page):
-        """The caret blinks, but not where less motion is asked for."""
+        """The caret blinks, but not with `prefers-reduced-motion`."""
         caret = """const [one, two] = [document.createElement("div"), document.createElement("div")];
             one.className = "message"; one.setAttribute("aria-busy", "true"); two.className = "text";
             one.append(two); document.querySelector("#thread").append(one);
@@ -347,7 +347,7 @@ class TestStop:
         assert page.text(".cost").startswith("Stopped")
 
     def test_reading_on_is_not_disturbed(self, page):
-        """Who scrolls up while the answer grows stays there."""
+        """A user's scroll position stays while the answer grows."""
         page.set(max_tokens=40_000)
         page.say("a")
         until(lambda: page.script("return document.documentElement.scrollTop") > 300, 30)

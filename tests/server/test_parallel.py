@@ -1,4 +1,4 @@
-"""Several requests at once: each text is the one given alone, and nobody is harmed by what others do."""
+"""Several requests at once: each text is that of a separate request, whatever other requests do."""
 
 import itertools
 import json
@@ -77,7 +77,7 @@ def n_running(server):
 
 
 def answer(server, prompt, **fields):
-    """Return the text of an answer, whole or in pieces."""
+    """Return the text of an answer, complete or streamed."""
     chat = isinstance(prompt, list)
     ask_it = ask_chat if chat else ask_text
     reply = ask_it(server, **{"messages" if chat else "prompt": prompt}, **fields)
@@ -359,7 +359,7 @@ def test_kept_prefixes_are_shown(four):
 
 
 def test_the_official_client_with_eight_threads(four, tales):
-    """One client, which the threads share; each answer is the one given alone."""
+    """One client, which the threads share; each answer is that of a separate request."""
     with openai.OpenAI(base_url=f"{four.url}/v1", api_key="none", max_retries=0) as client:
 
         def ask_it(seed):

@@ -11,7 +11,7 @@ from tests.support.fakes import sampler
 
 
 class ChunkEvent:
-    """A random source that says what it was told to, and notes the questions."""
+    """A random source with given outcomes that records its calls."""
 
     def __init__(self, *answers):
         self.answers, self.asked = list(answers), []
@@ -26,7 +26,7 @@ class ChunkEvent:
 
 
 class Laws:
-    """Rows of laws, which notes the ones it was asked for."""
+    """Rows of distributions, which record their reads."""
 
     def __init__(self, laws, rng):
         self.laws, self.sampler, self.asked = laws, sampler(rng), []
@@ -73,7 +73,7 @@ def test_a_draft_without_a_distribution_is_refused(rule):
 
 
 def test_a_block_that_only_rounding_refuses():
-    """Target and draft agree, so nothing is left to be refused; should rounding say so all the same, what was kept before stays kept."""
+    """Target and draft agree, so nothing can be rejected; if rounding gives a rejection, earlier accepted tokens stay."""
     q = distribution(a=0.5, b=0.5)
     rng = ChunkEvent(False, True, 0)
     assert block(Draft([1, 1], [q, q]), Laws([q] * 3, rng)) == [1, 0]

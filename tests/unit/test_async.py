@@ -1,4 +1,4 @@
-"""AsyncLLM: texts as alone, cancelled with the task, and a reader that does not read stops the generation."""
+"""AsyncLLM: the same texts, cancellation with the task, and a generation that waits for its reader."""
 
 import asyncio
 import gc
@@ -300,7 +300,7 @@ def test_threads_end(llm):
 
 
 def test_a_loop_that_ends_meanwhile(llm, rounds):
-    """The generation ends as nobody can read it any more."""
+    """The generation ends because it has no reader any more."""
 
     async def main():
         main.stream = AsyncLLM(llm).stream("ab", LONG)

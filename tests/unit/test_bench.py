@@ -1,4 +1,4 @@
-"""What `bench` counts and computes, by numbers made by hand; that copying is copied."""
+"""Figures of `bench` from given numbers, and the workload of copying."""
 
 import json
 from types import SimpleNamespace

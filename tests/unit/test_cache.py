@@ -1,4 +1,4 @@
-"""What measurements are kept under: names that must not change from one version to the next, and that tell contents apart."""
+"""Names of stored measurements: the same in each version, and different for different contents."""
 
 import hashlib
 import json

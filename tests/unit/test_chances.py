@@ -1,4 +1,4 @@
-"""How often proposals are right, by kind."""
+"""Acceptance rates by kind of proposal."""
 
 import numpy as np
 import pytest
@@ -84,7 +84,7 @@ def test_rates_of_a_request_stay_between_0_and_1(seen):
 
 
 def test_what_a_pair_is_like_is_seen_from_few_places():
-    """0 of 17 right in one bucket: the others are believed less too. Without any place nothing changes."""
+    """0 of 17 accepted in one bucket lowers the estimates of the others. Without a position nothing changes."""
     priors = [0.4, 0.7, 0.9]
     assert fitted(priors, [(0, 0)] * 3) == pytest.approx(priors)
     useless = fitted(priors, [(0.0, 17.0), (0.0, 0.0), (0.0, 0.0)])

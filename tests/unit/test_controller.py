@@ -183,7 +183,7 @@ def test_looking_for_drafts_in_vain_costs_next_to_nothing(scene, slow_searches, 
 
 
 def test_a_first_request_looks_in_its_first_rounds(scene, slow_searches):
-    """A program of one request has no earlier one that knows what a search costs."""
+    """A program of one request has no earlier measurement of a search."""
     one = slow_searches(scene(linear))
     one.run(n=4)
     assert one.n_searches == 1 + 3, "of the prompt, and of three rounds"
@@ -369,7 +369,7 @@ def test_second_guesses_are_checked_where_that_is_cheap_and_only_there(scene):
 
 
 def n_checked(*steps):
-    """How many tokens of a draft are checked, where each costs almost as much as one said."""
+    """Return the number of checked draft tokens, where each costs almost as much as a decoded one."""
     target = SimpleNamespace(n_past=0, busy_s=0.0)
     controller = DraftController(
         target, [], None, profile.DEFAULT_PROFILE.experiences()["drawn"], 9

@@ -1,4 +1,4 @@
-"""What passes cost: a table, what lies between its widths, and how it follows the machine."""
+"""Costs of passes: a table, interpolation between its widths, and its correction by measurements."""
 
 import math
 
@@ -60,7 +60,7 @@ def test_the_cost_of_attention_is_for_each_row_and_each_cached_token():
 
 
 def after(n_passes, costs, seconds, widths=(1, 4, 8), n_past=0):
-    """Let passes of some widths take what `seconds` says."""
+    """Let passes of some widths take `seconds`."""
     for i in range(n_passes):
         n = widths[i % len(widths)]
         costs.learn(n, n_past, seconds(n))

@@ -1,4 +1,4 @@
-"""Each check of the doctor is well here, or says why not, and can be made to say so."""
+"""Each check of the doctor passes here or gives a reason, and can be made to fail."""
 
 import http.server
 import importlib.metadata
@@ -39,7 +39,7 @@ FLAGS = {processor._FEATURES[name] for name in AVX2}
 
 @pytest.fixture(autouse=True)
 def machine(monkeypatch, tmp_path):
-    """A machine on which all is well: nothing of the real one is asked but llama.cpp."""
+    """A machine without faults: only llama.cpp is that of the real machine."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setattr(hub_module, "folder", lambda: tmp_path / "hub")
@@ -471,7 +471,7 @@ def test_a_models_file_that_is_not_there(tmp_path):
 
 @pytest.fixture
 def served(monkeypatch):
-    """Serve a status to the hub's library; return the paths that were asked for."""
+    """Serve a status to the hub's library; return the requested paths."""
     from huggingface_hub import constants
 
     asked, servers = [], []

@@ -89,7 +89,7 @@ def test_the_draft_length_can_exceed_a_step_of_the_costs():
 
 
 def test_drafting_one_token_pays_where_its_confidence_is_informative():
-    """On average drafting does not pay; if half of the tokens are certain, it pays to see which."""
+    """On average drafting does not pay; if half of the tokens are certain, it pays to draft one token first."""
     cost = Prices(1.0, [1.0, 1.6])
     told = Outlook(np.array([0.5, 0.5]), np.array([0.05, 0.95]), 0.02, 0.02)
     mean = Outlook(np.array([1.0]), np.array([0.5]), 0.02, 0.02)

@@ -1,4 +1,4 @@
-"""Chat templates: the same text as llama-cpp-python writes, and an end within seconds and megabytes for those that mean harm."""
+"""Chat templates: the same text as llama-cpp-python's, and limits of time and memory for hostile ones."""
 
 import json
 import sys
@@ -296,7 +296,7 @@ print(json.dumps([len(text), said, time.monotonic() - started, kib / 1024]))
 
 @pytest.fixture(scope="module")
 def harmed():
-    """Begin all renderings, two at a time, and return what each will say: most wait for the limit of their time."""
+    """Begin all renderings, two at a time, and return their outcomes: most wait for their time limit."""
 
     def render(template):
         task = json.dumps([template, values([{"role": "user", "content": "x" * 5000}])])

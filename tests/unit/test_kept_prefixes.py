@@ -1,4 +1,4 @@
-"""The store of kept prefixes, on caches that only keep books."""
+"""The store of kept prefixes, on caches that only list tokens."""
 
 import random
 from types import SimpleNamespace

@@ -415,7 +415,7 @@ def test_close_ends_a_stream_that_another_thread_holds_and_does_not_read():
 
 
 def test_close_while_a_round_runs_gives_the_llm_back_after_it(llm, monkeypatch):
-    """The reader takes its chunk and reads no more; nobody has to wait for it."""
+    """The reader takes its chunk and reads no more; other requests do not wait for it."""
     running, closed, piece = threading.Event(), threading.Event(), llm._target.piece
     stream = llm.stream("ab", FREE)
     monkeypatch.setattr(
@@ -539,7 +539,7 @@ ALIASES = [by_alias, streamed_by_alias]
 
 @pytest.fixture
 def asked(llm, monkeypatch):
-    """What the template was given; it writes the same prompt as the text and the ids."""
+    """The messages of the template; it writes the same prompt as the text and the ids."""
     seen = []
 
     def encode(model, messages, options):

@@ -1,4 +1,4 @@
-"""What the library logs: warnings, and one line a round at DEBUG; it writes nothing itself."""
+"""Logs of the library: warnings, and one line a round at DEBUG; it prints nothing."""
 
 import logging
 import re

@@ -1,4 +1,4 @@
-"""What a header says of the memory that a model takes, by hand for one model of each kind, and what fits."""
+"""Memory of a model by its header, with figures by hand for one model of each kind, and what fits."""
 
 from dataclasses import replace
 from pathlib import Path

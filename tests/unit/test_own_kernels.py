@@ -1,4 +1,4 @@
-"""The own kernels: which are used, what is said where they are not, and what their self-test finds."""
+"""The own kernels: which are used, the reason where they are not, and their self-test."""
 
 import json
 import shutil

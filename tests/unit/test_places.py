@@ -1,4 +1,4 @@
-"""Files appear whole or not at all, and what a killed process left is removed by the next one."""
+"""Files appear complete or not at all, and leftovers of a killed process are removed by the next one."""
 
 import os
 import signal

@@ -136,7 +136,7 @@ def at(done, total):
 
 
 class Terminal(io.StringIO):
-    """A terminal that knows what can be seen in its last line."""
+    """A terminal that records its last visible line."""
 
     def isatty(self):
         return True

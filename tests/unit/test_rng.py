@@ -25,7 +25,7 @@ FILTERS = {
 
 
 def deviations(counts, probs, n):
-    """How many standard deviations chi-square is above what chance gives; cells with few expected are pooled."""
+    """Return by how many standard deviations chi-square exceeds its mean; cells with few expected are pooled."""
     rare = probs * n < 5
     counts = np.append(counts[~rare], counts[rare].sum())
     expected = np.append(probs[~rare], probs[rare].sum()) * n

@@ -1,4 +1,4 @@
-"""Which slots a new request gets, on slots that only keep books."""
+"""The slots of new requests, on slots that only list tokens."""
 
 from itertools import takewhile
 

@@ -48,7 +48,7 @@ def no_sleep(monkeypatch):
 
 
 def entry_of(file=None, name="one", revision=COMMIT, repo=REPO, **fields):
-    """Return the entry of a file on the hub, as it is declared there unless `fields` say otherwise."""
+    """Return the entry of a file on the hub, with its own values unless `fields` has others."""
     size, digest = (None, None) if file is None else (len(file.body), file.sha256)
     return Entry(
         name,
@@ -379,7 +379,7 @@ def test_another_file_on_the_hub_is_not_even_downloaded(hub, field, wrong):
 
 
 def test_a_body_that_is_too_short(hub, tmp_path):
-    """The hub says how long it is, and sends less as if that were all."""
+    """The hub announces a length and sends less."""
     with pytest.raises(errors.HubError, match=r"did not send all of tales\.gguf"):
         download.pull(entry_of(hub.add(FILE, BODY, sent=BODY[:-9])))
     assert files_in(tmp_path / "hub") == []
@@ -562,7 +562,7 @@ def test_a_hub_that_stays_busy(hub, no_sleep, status, said):
 @pytest.mark.parametrize("force", [False, True])
 @pytest.mark.parametrize("answers", [0, 1])
 def test_a_hub_that_breaks_down_between(hub, no_sleep, answers, force):
-    """It says what there is, and then it does not, or cannot send it."""
+    """It announces a file, and then refuses or fails to send it."""
     hub.add(FILE, BODY)
 
     def then_break(now):

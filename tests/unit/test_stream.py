@@ -1,4 +1,4 @@
-"""What a stream reports of time, by a clock that moves only where the test says so; seeds, parts of a long text, and text that was held back."""
+"""Times of a stream by a simulated clock; seeds, parts of a long text, and text that was held back."""
 
 import itertools
 from dataclasses import FrozenInstanceError, asdict, replace

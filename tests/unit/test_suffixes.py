@@ -38,7 +38,7 @@ def followers(part, text):
 
 
 def is_known_follower(suffixes, state, part, text):
-    """What an automaton says of a state against all that followed `part`: never more than there was, and something where there was something."""
+    """Counts of a state against all tokens that followed `part`: never larger, and not empty where there were some."""
     followed, true = suffixes.follow(state), followers(part, text)
     if followed is None:
         return not true

@@ -17,7 +17,7 @@ class Machine:
         self._random = random.Random(seed)
 
     def seconds(self, threads, work_s=0.010):
-        """What a pass takes: each thread that shares its core may keep all others waiting."""
+        """Seconds of a pass: each thread that shares its core may delay all others."""
         share = 1 + max(0, threads + self.busy - self.cores) / self.cores
         late = self.busy and threads + self.busy > self.cores
         wait = (

@@ -168,7 +168,7 @@ def test_a_failed_pass_loses_nothing():
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("k", [1, 2])
 def test_the_text_has_the_distribution_of_the_target(rule, k):
-    """Every random path, with a draft that knows two of the target's three tokens under other ids."""
+    """Every random path, with a draft that has two of the target's three tokens under other ids."""
     rng = np.random.default_rng(3)
     table, draft_table = random_table(rng, 3), random_table(rng, 4)
     pieces = [b"a", b"b", b"c"]

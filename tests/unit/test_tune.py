@@ -1,4 +1,4 @@
-"""Measuring thoroughly, on fakes whose passes take what a table says, and what is made of it."""
+"""Thorough measurement, on fakes with a table of costs, and its results."""
 
 import json
 import math
@@ -197,7 +197,7 @@ def test_a_program_may_read_it(draft):
 
 @pytest.fixture
 def kept(monkeypatch):
-    """What was kept, in place of a file."""
+    """The stored result, in place of a file."""
     seen = []
     monkeypatch.setattr(pair_module, "write_statistics", lambda *args: None)
     monkeypatch.setattr(module, "write_profile", lambda *args: seen.append(args) or True)
